@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks Capstan against Python peers: Transformers, PEFT, gguf, Hugging Face tokenizers and safetensors, TensorBoard, megatron-core.
+# Checks Capstan against Python peers: Transformers, PEFT, gguf, llama.cpp, Hugging Face tokenizers and safetensors, TensorBoard, megatron-core.
 # Outside CI, which uses the committed fixtures. Needs Python 3.11 or later with venv, and the network for the first call.
 #
 #   scripts/peers.sh               makes build/peers (about 6 GB), runs scripts/peers/*.py
