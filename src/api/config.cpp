@@ -1,6 +1,5 @@
 #include "capstan/config.hpp"
-
-#include <nlohmann/json.hpp>
+#include "base/json.hpp"
 
 #include "api/config_impl.hpp"
 #include "config/tools/show.hpp"
@@ -66,7 +65,7 @@ std::string Config::json(std::string_view path) const {
 }
 
 std::string Config::value(std::string_view path) const {
-  const auto value = nlohmann::ordered_json::parse(json(path));
+  const auto value = OrderedJson::parse(json(path));
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/checked.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
-#include "checkpoint/strict_json.hpp"
 
 namespace capstan::checkpoint {
 
@@ -178,7 +178,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
   if (const std::string actual = hash_of(body); actual != hash)
     fail(ErrorCode::format, file + ": the manifest's own hash is " + std::string(hash) +
                                 ", its content gives " + actual + ": the file was changed or damaged");
-  const json document = parse_strict_json(text, file);
+  const json document = parse_json(text, file);
   const JsonView view(document, file);
   const std::string& schema = view.at("schema").string();
   if (schema != kSchema) {
@@ -213,7 +213,7 @@ std::string rank_manifest_text(const RankManifest& part) {
 }
 
 RankManifest parse_rank_manifest(std::string_view text, const std::string& file) {
-  const json document = parse_strict_json(text, file);
+  const json document = parse_json(text, file);
   const JsonView view(document, file);
   if (view.at("schema").string() != kRankSchema)
     view.at("schema").refuse("is not " + capstan::quoted(kRankSchema));

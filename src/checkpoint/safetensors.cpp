@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <tuple>
 #include <unordered_set>
@@ -12,6 +11,7 @@
 
 #include "base/checked.hpp"
 #include "base/cursor.hpp"
+#include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
@@ -103,11 +103,11 @@ class CountingIterator {
 // Accepts the parser's events only in the order that the format allows.
 class HeaderReader {
  public:
-  using number_integer_t = nlohmann::json::number_integer_t;
-  using number_unsigned_t = nlohmann::json::number_unsigned_t;
-  using number_float_t = nlohmann::json::number_float_t;
-  using string_t = nlohmann::json::string_t;
-  using binary_t = nlohmann::json::binary_t;
+  using number_integer_t = Json::number_integer_t;
+  using number_unsigned_t = Json::number_unsigned_t;
+  using number_float_t = Json::number_float_t;
+  using string_t = Json::string_t;
+  using binary_t = Json::binary_t;
 
   HeaderReader(const std::string& file, const char* begin, const char* const* seen)
       : file_(file), begin_(begin), seen_(seen) {}
@@ -321,8 +321,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   const char* begin = text.data();
   const char* seen = begin;
   HeaderReader reader(file, begin, &seen);
-  nlohmann::json::sax_parse(CountingIterator(begin, &seen), CountingIterator(begin + last + 1, &seen),
-                            &reader);
+  Json::sax_parse(CountingIterator(begin, &seen), CountingIterator(begin + last + 1, &seen), &reader);
   SafetensorsHeader header = std::move(reader.header);
   header.data_begin = static_cast<int64_t>(8 + length);
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/json.hpp"
 #include "cli/terminal.hpp"
 #include "comm/world.hpp"
 
@@ -43,12 +43,11 @@ static std::string help_with_flags(std::string help) {
 std::string render_error(const Error& error, const std::vector<std::string>& command,
                          const MessageStyle& style) {
   if (style.messages == MessageFormat::json) {
-    nlohmann::ordered_json object = {
-        {"level", "error"}, {"code", name_of(error.code())}, {"message", error.message()}};
+    OrderedJson object = {{"level", "error"}, {"code", name_of(error.code())}, {"message", error.message()}};
     if (!error.context().empty()) object["context"] = error.context();
     if (!error.help().empty()) object["help"] = help_with_flags(error.help());
     object["exit_code"] = exit_code_of(error.code());
-    return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    return dump_json(object) + "\n";
   }
   std::string text = (style.color ? "\x1b[1;31merror\x1b[0m: " : "error: ") + error.message() + "\n";
   if (style.messages == MessageFormat::compact) {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "data/indexed_dataset.hpp"
 #include "text/tokenizer/tokenizer.hpp"
@@ -19,19 +19,19 @@ constexpr const char* kSchema = "capstan.dataset_meta/1";
 constexpr uint64_t kMaxBytes = 64 << 10;
 constexpr size_t kMaxName = 4096;
 
-const nlohmann::json& member(const nlohmann::json& object, const char* key, const std::string& path) {
+const Json& member(const Json& object, const char* key, const std::string& path) {
   const auto found = object.is_object() ? object.find(key) : object.end();
   if (!object.is_object() || found == object.end()) fail(ErrorCode::format, path + ": no `" + key + "`");
   return *found;
 }
 
-std::string text_of(const nlohmann::json& object, const char* key, const std::string& path) {
+std::string text_of(const Json& object, const char* key, const std::string& path) {
   const auto& value = member(object, key, path);
   if (!value.is_string()) fail(ErrorCode::format, path + ": `" + key + "` is not a text");
   return value.get<std::string>();
 }
 
-int64_t count_of(const nlohmann::json& object, const char* key, int64_t most, const std::string& path) {
+int64_t count_of(const Json& object, const char* key, int64_t most, const std::string& path) {
   const auto& value = member(object, key, path);
   if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(most))
     fail(ErrorCode::format, path + ": `" + key + "` is not a number from 0 to " + std::to_string(most));
@@ -58,7 +58,7 @@ std::string meta_path(const std::string& prefix) {
 }
 
 std::string to_json(const DatasetMeta& meta) {
-  nlohmann::ordered_json json;
+  OrderedJson json;
   json["schema"] = kSchema;
   json["tokenizer"] = {{"name", meta.tokenizer.name},
                        {"vocab_size", meta.tokenizer.vocab_size},
@@ -66,11 +66,11 @@ std::string to_json(const DatasetMeta& meta) {
   json["documents"] = meta.documents;
   json["sequences"] = meta.sequences;
   json["tokens"] = meta.tokens;
-  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return dump_json(json, 2) + "\n";
 }
 
 DatasetMeta parse_meta(std::string_view text, const std::string& path) {
-  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto json = Json::parse(text, nullptr, false);
   if (!json.is_object()) fail(ErrorCode::format, path + ": not a JSON object", kPrepareAgain);
   if (const std::string schema = text_of(json, "schema", path); schema != kSchema)
     fail(ErrorCode::format, path + ": schema " + capstan::quoted(schema.substr(0, 64)) + " is not " + kSchema,

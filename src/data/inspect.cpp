@@ -4,8 +4,8 @@
 #include <bit>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
@@ -149,7 +149,7 @@ std::string to_text_report(const DatasetReport& report) {
 }
 
 std::string to_json_report(const DatasetReport& report) {
-  nlohmann::ordered_json json;
+  OrderedJson json;
   json["schema"] = "capstan.dataset/1";
   json["prefix"] = report.prefix;
   json["documents"] = report.documents;
@@ -167,20 +167,20 @@ std::string to_json_report(const DatasetReport& report) {
   json["shortest"] = report.shortest;
   json["longest"] = report.longest;
   json["mean"] = report.mean;
-  json["lengths"] = nlohmann::ordered_json::array();
+  json["lengths"] = OrderedJson::array();
   for (size_t bin = 0; bin < report.length_counts.size(); ++bin)
     if (report.length_counts[bin] > 0)
       json["lengths"].push_back({{"from", bounds(bin).first},
                                  {"to", bounds(bin).second},
                                  {"documents", report.length_counts[bin]}});
-  json["samples"] = nlohmann::ordered_json::array();
+  json["samples"] = OrderedJson::array();
   for (const auto& sample : report.samples) {
-    nlohmann::ordered_json one{{"document", sample.document}, {"tokens", sample.tokens}, {"ids", sample.ids}};
+    OrderedJson one{{"document", sample.document}, {"tokens", sample.tokens}, {"ids", sample.ids}};
     if (!sample.text.empty()) one["text"] = sample.text;
     json["samples"].push_back(std::move(one));
   }
   // Decoded text may end inside a character: what is not UTF-8 is replaced.
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return dump_json(json);
 }
 
 }  // namespace capstan::data

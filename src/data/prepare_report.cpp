@@ -1,8 +1,8 @@
 #include "data/prepare_report.hpp"
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
+#include "base/json.hpp"
 #include "base/text.hpp"
 
 namespace capstan::data {
@@ -62,8 +62,8 @@ std::string to_text(const PrepareResult& result) {
 }
 
 std::string to_json(const PrepareResult& result) {
-  nlohmann::ordered_json json;
-  json["datasets"] = nlohmann::ordered_json::array();
+  OrderedJson json;
+  json["datasets"] = OrderedJson::array();
   for (const auto& key : result.keys)
     json["datasets"].push_back({{"key", key.key},
                                 {"prefix", key.prefix},
@@ -79,7 +79,7 @@ std::string to_json(const PrepareResult& result) {
   json["skipped"] = result.skipped;
   json["reports"] = result.reports;
   json["seconds"] = result.seconds;
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return dump_json(json);
 }
 
 }  // namespace capstan::data

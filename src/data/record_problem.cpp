@@ -1,8 +1,8 @@
 #include "data/record_problem.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "base/json.hpp"
 #include "base/utf8.hpp"
 
 namespace capstan::data {
@@ -21,13 +21,13 @@ std::string place_of(const Record& record, std::string_view text, size_t byte, c
 RecordProblem json_problem(std::string_view text, simdjson::error_code error) {
   if (const auto at = first_invalid_utf8(text)) return {*at, "invalid UTF-8"};
   try {
-    [[maybe_unused]] const auto value = nlohmann::json::parse(text.begin(), text.end());
-  } catch (const nlohmann::json::parse_error& found) {
+    [[maybe_unused]] const auto value = Json::parse(text.begin(), text.end());
+  } catch (const Json::parse_error& found) {
     // "[json.exception.parse_error.101] parse error at line 1, column 5: reason".
     std::string reason = found.what();
     if (const auto at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
     return {found.byte > 0 ? found.byte - 1 : 0, "not JSON: " + reason};
-  } catch (const nlohmann::json::exception& found) {
+  } catch (const Json::exception& found) {
     return {0, std::string("not JSON: ") + found.what()};
   }
   return {0, std::string("not JSON: ") + simdjson::error_message(error)};

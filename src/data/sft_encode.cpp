@@ -1,10 +1,10 @@
 #include "data/sft_encode.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "data/chat_prompt.hpp"
 #include "text/chat/assistant_turns.hpp"
 
@@ -100,15 +100,15 @@ std::shared_ptr<const text::chat::ChatTemplate> own_chat_template(const text::To
   const auto* config = file("tokenizer_config.json");
   if (!config) return nullptr;
   const std::string name = place(*config) + ": chat_template";
-  const auto json = nlohmann::json::parse(content(*config, uint64_t{64} << 20), nullptr, false);
+  const auto json = Json::parse(content(*config, uint64_t{64} << 20), nullptr, false);
   if (!json.is_object() || !json.contains("chat_template")) return nullptr;
   const auto& value = json["chat_template"];
   if (value.is_string()) return text::chat::ChatTemplate::parse(name, value.get_ref<const std::string&>());
   // Several, by name.
   if (value.is_array())
     for (const auto& one : value)
-      if (one.is_object() && one.value("name", nlohmann::json()) == "default" &&
-          one.value("template", nlohmann::json()).is_string())
+      if (one.is_object() && one.value("name", Json()) == "default" &&
+          one.value("template", Json()).is_string())
         return text::chat::ChatTemplate::parse(name, one["template"].get_ref<const std::string&>());
   if (value.is_null()) return nullptr;
   fail(ErrorCode::format, name + " is neither a text nor a list with one named `default`",

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
@@ -117,7 +117,7 @@ std::string to_text_report(const SftReport& report, bool color) {
 }
 
 std::string to_json_report(const SftReport& report) {
-  nlohmann::ordered_json json;
+  OrderedJson json;
   const SftCounts& counts = report.counts;
   json["schema"] = "capstan.sft/1";
   json["records"] = counts.records;
@@ -134,10 +134,9 @@ std::string to_json_report(const SftReport& report) {
   json["empty_places"] = counts.empty_places;
   json["rows"] = report.rows;
   json["row_length"] = report.row_length;
-  json["shown"] = nlohmann::ordered_json::array();
+  json["shown"] = OrderedJson::array();
   for (const auto& row : report.shown) {
-    nlohmann::ordered_json one{
-        {"row", row.number}, {"filled", row.filled}, {"documents", nlohmann::ordered_json::array()}};
+    OrderedJson one{{"row", row.number}, {"filled", row.filled}, {"documents", OrderedJson::array()}};
     for (const auto& document : row.documents) {
       std::vector<int> loss(document.loss.begin(), document.loss.end());
       std::string text;
@@ -152,7 +151,7 @@ std::string to_json_report(const SftReport& report) {
     }
     json["shown"].push_back(std::move(one));
   }
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return dump_json(json);
 }
 
 }  // namespace capstan::data

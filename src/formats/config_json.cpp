@@ -58,7 +58,7 @@ bool is_off(const json& value) {
 }
 
 std::string shown(const json& value) {
-  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string text = dump_json(value);
   if (text.size() > 60) text.resize(60), text += "…";
   return text;
 }

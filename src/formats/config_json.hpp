@@ -4,19 +4,20 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/json.hpp"
+
 namespace capstan::formats {
 
 class ConfigJson {
  public:
   // object: outlives the reader. place: its name in messages, "DIR/config.json" or a path inside of it.
-  ConfigJson(const nlohmann::json& object, std::string place);
+  ConfigJson(const Json& object, std::string place);
 
   const std::string& place() const { return place_; }
   bool has(const char* key) const;  // present and not null
@@ -30,10 +31,10 @@ class ConfigJson {
   std::string text(const char* key, std::optional<std::string> otherwise = {});
   std::vector<double> numbers(const char* key);
   std::vector<std::string> texts(const char* key);
-  const nlohmann::json& value(const char* key);  // null where it is missing
+  const Json& value(const char* key);  // null where it is missing
   // Requires this value where the key is present; Capstan does not support the computation of any other
   // value.
-  void only(const char* key, const nlohmann::json& value, const std::string& why);
+  void only(const char* key, const Json& value, const std::string& why);
   void changes_nothing(std::initializer_list<const char*> keys);
 
   void refuse(const std::string& problem);  // collected for finish()
@@ -41,10 +42,10 @@ class ConfigJson {
   void finish();
 
  private:
-  const nlohmann::json* find(const char* key);
-  [[noreturn]] void wrong_type(const char* key, const nlohmann::json& value, const char* expected) const;
+  const Json* find(const char* key);
+  [[noreturn]] void wrong_type(const char* key, const Json& value, const char* expected) const;
 
-  const nlohmann::json& object_;
+  const Json& object_;
   std::string place_;
   std::set<std::string, std::less<>> read_;
   std::vector<std::string> problems_;

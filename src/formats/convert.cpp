@@ -5,8 +5,8 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
-#include "checkpoint/strict_json.hpp"
 #include "checkpoint/writer.hpp"
 #include "config/core/hash.hpp"
 #include "config/tools/show.hpp"
@@ -105,7 +105,7 @@ std::map<std::string, std::string> shards(const Exported& from, const std::vecto
 
 // The metadata of Transformers' index.
 std::string index_text(const std::map<std::string, std::string>& shard_of, int64_t bytes, int64_t elements) {
-  nlohmann::json index;
+  Json index;
   index["metadata"]["total_parameters"] = elements;
   index["metadata"]["total_size"] = bytes;
   index["weight_map"] = shard_of;
@@ -113,12 +113,11 @@ std::string index_text(const std::map<std::string, std::string>& shard_of, int64
 }
 
 bool says_the_same(const std::string& kept, const std::string& made) {
-  const auto a = checkpoint::parse_strict_json(kept, std::string(kIndexFile)),
-             b = nlohmann::json::parse(made);
-  const auto size = [](const nlohmann::json& index) {
+  const auto a = parse_json(kept, std::string(kIndexFile)), b = Json::parse(made);
+  const auto size = [](const Json& index) {
     return index.contains("metadata") && index["metadata"].is_object()
-               ? index["metadata"].value("total_size", nlohmann::json())
-               : nlohmann::json();
+               ? index["metadata"].value("total_size", Json())
+               : Json();
   };
   return a["weight_map"] == b["weight_map"] && size(a) == size(b);
 }
@@ -127,11 +126,11 @@ bool says_the_same(const std::string& kept, const std::string& made) {
 // Transformers; null means no such token.
 std::string with_special_ids(const std::string& config, const Assets& assets) {
   const std::string* settings = asset_file(assets, "generation_config.json");
-  const auto generation = settings ? nlohmann::json::parse(*settings, nullptr, false) : nlohmann::json();
+  const auto generation = settings ? Json::parse(*settings, nullptr, false) : Json();
   const auto value = [&](const char* key) {
-    return generation.is_object() ? generation.value(key, nlohmann::json()) : nlohmann::json();
+    return generation.is_object() ? generation.value(key, Json()) : Json();
   };
-  auto parsed = nlohmann::json::parse(config);
+  auto parsed = Json::parse(config);
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) parsed[key] = value(key);
   // Transformers does not train the padding row of the embedding; an end-of-text token used for padding must
   // not become that row.
@@ -166,10 +165,10 @@ TensorNames class_names(const config::ModelConfig& model, const Assets& assets) 
 }
 
 std::string first_state(const std::string& base) {
-  nlohmann::ordered_json state{{"schema", "capstan.state/1"}, {"step", 0},
-                               {"consumed_samples", 0},       {"consumed_tokens", 0},
-                               {"schedule_samples", 0},       {"optimizer_steps", 0},
-                               {"optimizer", false}};
+  OrderedJson state{{"schema", "capstan.state/1"}, {"step", 0},
+                    {"consumed_samples", 0},       {"consumed_tokens", 0},
+                    {"schedule_samples", 0},       {"optimizer_steps", 0},
+                    {"optimizer", false}};
   if (!base.empty()) state["base"] = base;
   return state.dump(2) + "\n";
 }

@@ -2,13 +2,13 @@
 // family is one file of families/. Included only by .cpp files (nlohmann/json is heavy).
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/json.hpp"
 #include "config/sections/model.hpp"
 #include "formats/config_json.hpp"
 #include "formats/parameter_table.hpp"
@@ -22,7 +22,7 @@ struct Family {
   void (*read)(ConfigJson& json, config::ModelConfig& model);
   // Writes the keys that `read` reads and omits what the family cannot express; the caller reads the result
   // back and compares.
-  void (*write)(const config::ModelConfig& model, nlohmann::ordered_json& json);
+  void (*write)(const config::ModelConfig& model, OrderedJson& json);
   TensorNames names;
   // A prefix of tensor names that some files omit (the first GPT-2's); empty: never omitted.
   const char* prefix;
@@ -62,13 +62,13 @@ struct LlamaLike {
   bool partial_rotary = false;
 };
 void read_llama_like(ConfigJson& json, config::ModelConfig& model, const LlamaLike& how);
-void write_llama_like(const config::ModelConfig& model, nlohmann::ordered_json& json, const LlamaLike& how);
+void write_llama_like(const config::ModelConfig& model, OrderedJson& json, const LlamaLike& how);
 
 // window: tokens, where some layer has one. types: a word for each layer; without them every layer has the
 // window from first_layer on. Refuses a pattern that is not "every n-th layer sees all".
 void read_layer_types(ConfigJson& json, config::ModelConfig& model, std::optional<int64_t> window,
                       std::vector<std::string> types);
-void write_layer_types(const config::ModelConfig& model, nlohmann::ordered_json& json);
+void write_layer_types(const config::ModelConfig& model, OrderedJson& json);
 
 void read_activation(ConfigJson& json, config::ModelConfig& model, const char* key, const char* otherwise);
 const char* activation_name(const config::ModelConfig& model);  // "silu", "gelu_pytorch_tanh" …

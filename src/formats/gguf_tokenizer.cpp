@@ -1,10 +1,10 @@
 #include "formats/gguf_tokenizer.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "formats/gguf_vocabulary.hpp"
 
@@ -205,7 +205,7 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
                               {"post_processor", post_processor},
                               {"decoder", decoder},
                               {"model", model}};
-  return whole.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+  return dump_json(whole, 1) + "\n";
 }
 
 std::string tokenizer_config_of(const GgufMetadata& metadata) {
@@ -225,7 +225,7 @@ std::string tokenizer_config_of(const GgufMetadata& metadata) {
     config["add_bos_token"] = is_true(metadata, "tokenizer.ggml.add_bos_token", false);
   const auto chat = metadata.find("tokenizer.chat_template");
   if (chat != metadata.end() && chat->second.kind == Kind::text) config["chat_template"] = chat->second.text;
-  return config.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return dump_json(config, 2) + "\n";
 }
 
 std::string generation_config_of(const GgufMetadata& metadata) {

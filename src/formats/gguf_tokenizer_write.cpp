@@ -2,12 +2,11 @@
 // is equivalent, or an error.
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
-#include "checkpoint/strict_json.hpp"
 #include "formats/config_json.hpp"
 #include "formats/gguf_tokenizer.hpp"
 #include "formats/gguf_vocabulary.hpp"
@@ -17,7 +16,6 @@
 
 namespace capstan::formats {
 
-using checkpoint::JsonView;
 using nlohmann::json;
 using Kind = GgufValue::Kind;
 
@@ -208,7 +206,7 @@ void add_ends(std::string_view generation, int64_t rows, std::map<std::string, i
 }
 
 json settings_in(std::string_view config) {
-  json settings = config.empty() ? json::object() : checkpoint::parse_strict_json(config, kConfig);
+  json settings = config.empty() ? json::object() : parse_json(config, kConfig);
   ConfigJson(settings, kConfig);  // an object
   return settings;
 }
@@ -285,7 +283,7 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
                                                               std::string_view generation,
                                                               const std::string& chat_template,
                                                               int64_t rows) {
-  const json parsed = checkpoint::parse_strict_json(tokenizer_json, kFile);
+  const json parsed = parse_json(tokenizer_json, kFile);
   const JsonView view(parsed, kFile), model_view = view.at("model");
   ConfigJson top(parsed, kFile), model(model_view.object(), kFile + ": model");
   if (const std::string type = model.text("type", "BPE"); type != "BPE")

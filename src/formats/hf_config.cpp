@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
-#include "checkpoint/strict_json.hpp"
 #include "formats/family.hpp"
 #include "formats/model_section.hpp"
 
@@ -36,7 +36,7 @@ std::string_view torch_name(DType type) {
 }  // namespace
 
 HfModel read_hf_config(std::string_view text, const std::string& place) {
-  const json parsed = checkpoint::parse_strict_json(text, place, 16);
+  const json parsed = parse_json(text, place, 16);
   ConfigJson c(parsed, place);
   HfModel result;
   result.family = &family_of(c);
@@ -58,7 +58,7 @@ HfModel read_hf_config(std::string_view text, const std::string& place) {
 namespace {
 
 std::string config_text(const Family& family, const ModelConfig& model, DType dtype) {
-  nlohmann::ordered_json made;
+  OrderedJson made;
   family.write(model, made);
   made["architectures"] = {family.architecture};
   made["model_type"] = family.model_type;
@@ -86,7 +86,7 @@ HfConfig write_hf_config(const ModelConfig& model, DType dtype) {
 }
 
 std::string with_dtype(const std::string& text, DType dtype) {
-  auto parsed = nlohmann::ordered_json::parse(text);
+  auto parsed = OrderedJson::parse(text);
   bool changed = false;
   for (const char* key : {"torch_dtype", "dtype"})
     if (parsed.contains(key) && parsed[key] != torch_name(dtype))

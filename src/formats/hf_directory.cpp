@@ -6,10 +6,10 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
-#include "checkpoint/strict_json.hpp"
 
 namespace capstan::formats {
 
@@ -66,8 +66,8 @@ fs::path file_inside(const fs::path& directory, const std::string& name) {
 }
 
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file) {
-  const nlohmann::json parsed = checkpoint::parse_strict_json(text, file, 8);
-  const checkpoint::JsonView weight_map = checkpoint::JsonView(parsed, file).at("weight_map");
+  const Json parsed = parse_json(text, file, 8);
+  const JsonView weight_map = JsonView(parsed, file).at("weight_map");
   std::map<std::string, std::string> result;
   for (const auto& [tensor, value] : weight_map.object().items()) {
     const std::string& name = weight_map.item(tensor, value).string();

@@ -9,10 +9,10 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
-#include "checkpoint/strict_json.hpp"
 #include "formats/config_json.hpp"
 #include "formats/hf_directory.hpp"
 #include "formats/new_directory.hpp"
@@ -92,7 +92,7 @@ bool PeftConfig::adapts(std::string_view module) const {
 }
 
 PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
-  const json parsed = checkpoint::parse_strict_json(text, place, 16);
+  const json parsed = parse_json(text, place, 16);
   ConfigJson c(parsed, place);
   PeftConfig result;
   c.only("peft_type", "LORA", "only LORA is read");
@@ -147,33 +147,33 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
 }
 
 std::string peft_config_text(const PeftConfig& config) {
-  const nlohmann::ordered_json none = nlohmann::ordered_json::object();
-  nlohmann::ordered_json j = {{"alpha_pattern", none},
-                              {"auto_mapping", nullptr},
-                              {"base_model_name_or_path", config.base_model},
-                              {"bias", "none"},
-                              {"exclude_modules", nullptr},
-                              {"fan_in_fan_out", config.fan_in_fan_out},
-                              {"inference_mode", true},
-                              {"init_lora_weights", true},
-                              {"layer_replication", nullptr},
-                              {"layers_pattern", nullptr},
-                              {"layers_to_transform", nullptr},
-                              {"loftq_config", none},
-                              {"lora_alpha", config.alpha},
-                              {"lora_bias", false},
-                              {"lora_dropout", config.dropout},
-                              {"megatron_config", nullptr},
-                              {"megatron_core", "megatron.core"},
-                              {"modules_to_save", nullptr},
-                              {"peft_type", "LORA"},
-                              {"r", config.rank},
-                              {"rank_pattern", none},
-                              {"revision", nullptr},
-                              {"target_modules", config.target_modules},
-                              {"task_type", config.task},
-                              {"use_dora", config.dora},
-                              {"use_rslora", config.rank_stabilized}};
+  const OrderedJson none = OrderedJson::object();
+  OrderedJson j = {{"alpha_pattern", none},
+                   {"auto_mapping", nullptr},
+                   {"base_model_name_or_path", config.base_model},
+                   {"bias", "none"},
+                   {"exclude_modules", nullptr},
+                   {"fan_in_fan_out", config.fan_in_fan_out},
+                   {"inference_mode", true},
+                   {"init_lora_weights", true},
+                   {"layer_replication", nullptr},
+                   {"layers_pattern", nullptr},
+                   {"layers_to_transform", nullptr},
+                   {"loftq_config", none},
+                   {"lora_alpha", config.alpha},
+                   {"lora_bias", false},
+                   {"lora_dropout", config.dropout},
+                   {"megatron_config", nullptr},
+                   {"megatron_core", "megatron.core"},
+                   {"modules_to_save", nullptr},
+                   {"peft_type", "LORA"},
+                   {"r", config.rank},
+                   {"rank_pattern", none},
+                   {"revision", nullptr},
+                   {"target_modules", config.target_modules},
+                   {"task_type", config.task},
+                   {"use_dora", config.dora},
+                   {"use_rslora", config.rank_stabilized}};
   if (config.alpha == std::round(config.alpha) && std::abs(config.alpha) < 1e15)
     j["lora_alpha"] = static_cast<int64_t>(config.alpha);
   for (const auto& [key, value] : config.rank_pattern) j["rank_pattern"][key] = value;

@@ -1,10 +1,10 @@
 #include "sweep/ask_tell.hpp"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "train/records/metrics.hpp"
 
@@ -31,7 +31,7 @@ Json object_of(std::string_view line, std::initializer_list<const char*> known, 
 }
 
 std::string dumped(const Json& object) {
-  return object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_json(object) + "\n";
 }
 
 std::optional<int64_t> integer_of(const Json& object, const char* key) {
@@ -167,8 +167,7 @@ std::string tell(Store& store, std::string_view line) {
   std::string reason = text_of(request, "reason");
   if (reason.empty() && state != State::done) reason = "reported by sweep tell";
   const Json result{{"state", name_of(state)}, {"reason", reason}, {"reported", true}};
-  write_file_durably(store.attempt(trial->id, attempt) / "result.json",
-                     result.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_file_durably(store.attempt(trial->id, attempt) / "result.json", dump_json(result, 1) + "\n");
   store.change(trial->id, {state, attempt, reason, std::nullopt});
   return dumped(standing(store, *trial));
 }

@@ -5,15 +5,14 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/file_system.hpp"
-#include "checkpoint/strict_json.hpp"
 #include "sweep/compose.hpp"
 #include "sweep/points.hpp"
 #include "sweep/values.hpp"
@@ -599,7 +598,7 @@ Plan read_plan(const fs::path& directory) {
     fail(ErrorCode::not_found, "`" + directory.string() + "` is no sweep: it has no plan.json",
          "`capstan sweep plan FILE --out DIR` makes one");
   const std::string file = (directory / "plan.json").string();
-  const nlohmann::json json = checkpoint::parse_strict_json(read_file(file, 1 << 30), file);
+  const nlohmann::json json = parse_json(read_file(file, 1 << 30), file);
   Plan plan;
   try {
     if (json.at("schema") != kPlanSchema)

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "sweep/report_page.hpp"
 #include "sweep/table.hpp"
@@ -23,7 +23,7 @@ constexpr size_t kPointsOfAll = 150'000, kMostPoints = 300, kFewestPoints = 12;
 constexpr size_t kMostRows = 1000;
 
 std::string dumped(const ordered_json& value) {
-  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return dump_json(value);
 }
 
 ordered_json finite_or_null(const std::optional<double>& value) {

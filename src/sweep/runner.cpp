@@ -14,11 +14,11 @@
 #include <ctime>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "base/thread_pool.hpp"
 #include "sweep/pruning.hpp"
@@ -254,8 +254,7 @@ class Runner {
     for (const char* name :
          {"SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "CUDA_VISIBLE_DEVICES"})
       if (const char* value = std::getenv(name)) about[name] = value;
-    write_file_durably(attempt / "env.json",
-                       about.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+    write_file_durably(attempt / "env.json", dump_json(about, 1) + "\n");
 
     std::vector<char*> argv, envp;
     for (std::string& word : command) argv.push_back(word.data());

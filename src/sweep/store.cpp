@@ -12,11 +12,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_dir.hpp"
@@ -105,7 +105,7 @@ std::string journal_line(std::string_view id, const StateChange& transition) {
   if (!transition.reason.empty()) line["reason"] = transition.reason;
   line["host"] = host_name();
   line["pid"] = ::getpid();
-  return line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_json(line) + "\n";
 }
 
 int64_t newest_attempt(const fs::path& trial) {
@@ -400,7 +400,7 @@ std::optional<TrialLock> TrialLock::try_take(const fs::path& trial) {
   Json claim{{"host", host_name()}, {"pid", ::getpid()}, {"since", records::utc_now()}};
   if (const SlurmJob job = current_slurm_job(); !job.id.empty())
     claim["job"] = job.id, claim["restarts"] = job.restarts;
-  const std::string text = claim.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  const std::string text = dump_json(claim) + "\n";
   if (::ftruncate(fd, 0) != 0 ||
       ::pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
     fail(ErrorCode::io, "cannot write `" + path.string() + "`: " + system_error_text(errno));

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "sweep/values.hpp"
 
@@ -439,7 +439,7 @@ std::string table_json(const Table& table, const Results& results) {
     root["invalid"].push_back(std::move(item));
   }
   root["hidden"] = table.hidden;
-  return root.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  return dump_json(root, 2) + "\n";
 }
 
 std::string table_markdown(const Table& table, const Results& results) {

@@ -3,11 +3,13 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <set>
 
 #include "base/checked.hpp"
 #include "base/cursor.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/philox.hpp"
 #include "base/text.hpp"
@@ -16,6 +18,22 @@
 #include "support/temporary_directory.hpp"
 
 using namespace capstan;
+
+TEST_CASE("JSON errors name file, line, column and key; what is no UTF-8 is replaced in the output") {
+  CHECK(test::error_of([] {
+          parse_json("{\"a\": 1,\n \"é\": }", "f.json");
+        }).starts_with("format: f.json:2:7: bad JSON"));
+  CHECK(test::error_of([] { parse_json(R"({"a": 1, "a": 2})", "f.json"); }) ==
+        "format: f.json: duplicate key \"a\"");
+  CHECK(test::error_of([] { parse_json("[[[]]]", "f.json", 2); }) ==
+        "format: f.json: JSON nested deeper than 2");
+  const Json json = parse_json(R"({"a": {"b": -1}})", "f.json");
+  CHECK(test::error_of([&] { JsonView(json, "f.json").at("a").at("b").count(); }) ==
+        "format: f.json: `.a.b` is not a whole number in [0, 2^63)");
+  CHECK(test::error_of([&] { JsonView(json, "f.json").at("c"); }) == "format: f.json: `.` lacks `c`");
+  CHECK(dump_json(OrderedJson{{"b", "\xff"}, {"a", std::numeric_limits<double>::infinity()}}) ==
+        "{\"b\":\"\uFFFD\",\"a\":null}");
+}
 
 TEST_CASE("philox4x32-10 equals the known answers of Random123") {
   const auto zero = philox4x32({0, 0}, 0, 0);

@@ -1,9 +1,9 @@
 // capstan bench
 #include <array>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/measured_step.hpp"
@@ -25,8 +25,8 @@ void put_unless_json(const Arguments& args, const std::string& text) {
   if (!args.has("json")) put(text);
 }
 
-nlohmann::ordered_json memory_json(const MemoryUse& use) {
-  nlohmann::ordered_json object;
+OrderedJson memory_json(const MemoryUse& use) {
+  OrderedJson object;
   for (size_t category = 0; category < kMemoryCategories; ++category)
     object[std::string(name_of(static_cast<MemoryCategory>(category)))] = use.peak_by_category[category];
   object["peak"] = use.peak;
@@ -57,7 +57,7 @@ int run_bench(Context& context) {
   Progress progress(!context.quiet() && !args.has("json"), context.color_err);
   const auto device = train::make_device(config.train.device, config.train.threads.value_or(0), 1);
   const auto features = kernels::cpu_features();
-  nlohmann::ordered_json object = {{"schema", "capstan.bench/1"}};
+  OrderedJson object = {{"schema", "capstan.bench/1"}};
   object["machine"] = {{"cores", available_cores()},
                        {"threads", device->context().pool->size()},
                        {"instruction_set", features.instruction_set},
@@ -80,7 +80,7 @@ int run_bench(Context& context) {
                             "\ncopy:    " + fixed(copy, 1) + " GB/s read and written\n");
   flush_output();
 
-  object["kernels"] = nlohmann::ordered_json::array();
+  object["kernels"] = OrderedJson::array();
   if (any_kernel) {
     progress.status("measuring kernels");
     Table table;
@@ -112,7 +112,7 @@ int run_bench(Context& context) {
     progress.status("measuring a training step");
     const StepMeasurement step =
         measure_step(shortened(config, step_gemm), step_gemm, std::max(2.0, 10 * seconds));
-    nlohmann::ordered_json phases;
+    OrderedJson phases;
     Table table;
     for (size_t p = 0; p < train::kPhases; ++p) {
       const std::string name(train::name_of(static_cast<train::Phase>(p)));
@@ -121,7 +121,7 @@ int run_bench(Context& context) {
         table.add({"  " + name, fixed(1e3 * step.phases[p], 1) + " ms",
                    fixed(100 * step.phases[p] / step.seconds, 0) + "%"});
     }
-    nlohmann::ordered_json operations = nlohmann::ordered_json::array();
+    OrderedJson operations = OrderedJson::array();
     Table by_operation;
     for (const auto& row : step.operations) {
       const double rate = row.seconds > 0 ? row.cost.flops / row.seconds * 1e-9 : 0;

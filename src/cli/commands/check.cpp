@@ -1,8 +1,8 @@
 // capstan check
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/named_files.hpp"
@@ -59,17 +59,17 @@ int run_check(Context& context) {
   if (context.args.has("json")) {
     config::RenderOptions options;
     options.format = config::DiagnosticFormat::json;
-    nlohmann::ordered_json object = {{"schema", "capstan.check/1"},
-                                     {"recipe", resolution.recipe_name},
-                                     {"ok", resolution.ok() && !refused},
-                                     {"errors", errors},
-                                     {"warnings", warnings}};
+    OrderedJson object = {{"schema", "capstan.check/1"},
+                          {"recipe", resolution.recipe_name},
+                          {"ok", resolution.ok() && !refused},
+                          {"errors", errors},
+                          {"warnings", warnings}};
     object["diagnostics"] =
-        nlohmann::ordered_json::parse(config::render(resolution.diagnostics, resolution.sources, options));
-    object["refused_by_train"] = nlohmann::ordered_json::array();
+        OrderedJson::parse(config::render(resolution.diagnostics, resolution.sources, options));
+    object["refused_by_train"] = OrderedJson::array();
     for (const auto& feature : missing)
       object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});
-    object["missing_files"] = nlohmann::ordered_json::array();
+    object["missing_files"] = OrderedJson::array();
     for (const auto& file : files)
       object["missing_files"].push_back({{"path", file.path}, {"message", file.message}});
     if (too_large) object["does_not_fit"] = {{"reason", refused->message()}, {"help", refused->help()}};

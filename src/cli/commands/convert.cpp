@@ -1,13 +1,13 @@
 // capstan convert
-#include <nlohmann/json.hpp>
 
+#include "formats/convert.hpp"
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "checkpoint/reader.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
-#include "formats/convert.hpp"
 #include "train/adapters/export_files.hpp"
 #include "train/adapters/peft_files.hpp"
 #include "train/trainer/recipe.hpp"
@@ -127,13 +127,13 @@ int run_convert(Context& context) {
                           : formats::is_external(from) ? convert_external(context, from, to)
                                                        : convert_checkpoint(context, from, to);
   if (context.args.has("json")) {
-    put(nlohmann::ordered_json{{"schema", "capstan.convert/1"},
-                               {"from", from},
-                               {"to", to},
-                               {"model", written.kind},
-                               {"tensors", written.tensors},
-                               {"bytes", written.bytes},
-                               {"files", written.files}}
+    put(OrderedJson{{"schema", "capstan.convert/1"},
+                    {"from", from},
+                    {"to", to},
+                    {"model", written.kind},
+                    {"tensors", written.tensors},
+                    {"bytes", written.bytes},
+                    {"files", written.files}}
             .dump() +
         "\n");
   } else if (!context.quiet()) {

@@ -1,8 +1,8 @@
 // capstan diff
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
@@ -15,8 +15,8 @@ namespace capstan::cli {
 
 namespace {
 
-nlohmann::ordered_json as_json(const std::vector<config::Change>& changes) {
-  auto json = nlohmann::ordered_json::array();
+OrderedJson as_json(const std::vector<config::Change>& changes) {
+  auto json = OrderedJson::array();
   for (const auto& c : changes)
     json.push_back({{"path", c.path},
                     {"effect", config::effect_name(c.effect)},
@@ -27,16 +27,11 @@ nlohmann::ordered_json as_json(const std::vector<config::Change>& changes) {
   return json;
 }
 
-nlohmann::ordered_json as_json(const train::Comparison& c) {
-  nlohmann::ordered_json json = {{"schema", "capstan.diff/1"},
-                                 {"same_numbers", c.same_numbers()},
-                                 {"steps", c.steps},
-                                 {"steps_only_a", c.only_a},
-                                 {"steps_only_b", c.only_b},
-                                 {"not_compared", c.not_compared},
-                                 {"checkpoints", c.checkpoints},
-                                 {"recipe", as_json(c.recipe)},
-                                 {"tensors", nlohmann::ordered_json::array()}};
+OrderedJson as_json(const train::Comparison& c) {
+  OrderedJson json = {
+      {"schema", "capstan.diff/1"},   {"same_numbers", c.same_numbers()}, {"steps", c.steps},
+      {"steps_only_a", c.only_a},     {"steps_only_b", c.only_b},         {"not_compared", c.not_compared},
+      {"checkpoints", c.checkpoints}, {"recipe", as_json(c.recipe)},      {"tensors", OrderedJson::array()}};
   if (c.first_number)
     json["first_step"] = {{"step", c.first_number->step},
                           {"name", c.first_number->name},
@@ -107,7 +102,7 @@ int diff_recipes(const Context& context, const std::string& a, bool a_stored, co
   const config::Resolution first = recipe_of(context, a, a_stored), second = recipe_of(context, b, b_stored);
   const auto changes = config::diff(first, second);
   if (context.args.has("json"))
-    put(nlohmann::ordered_json(
+    put(OrderedJson(
             {{"schema", "capstan.diff/1"}, {"same_recipe", changes.empty()}, {"recipe", as_json(changes)}})
             .dump(2) +
         "\n");

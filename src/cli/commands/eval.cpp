@@ -1,10 +1,10 @@
 // capstan eval
 #include <array>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
@@ -37,11 +37,11 @@ int run_eval(Context& context) {
     const train::EvalResult result = train::evaluate_text(model, options);
     if (!is_rank0) return 0;
     if (args.has("json") && !per_token) {
-      const nlohmann::ordered_json object = {{"schema", "capstan.eval/1"},
-                                             {"loss", result.loss},
-                                             {"perplexity", result.perplexity},
-                                             {"tokens", result.tokens},
-                                             {"bits_per_byte", result.bits_per_byte}};
+      const OrderedJson object = {{"schema", "capstan.eval/1"},
+                                  {"loss", result.loss},
+                                  {"perplexity", result.perplexity},
+                                  {"tokens", result.tokens},
+                                  {"bits_per_byte", result.bits_per_byte}};
       put(object.dump() + "\n");
       return 0;
     }

@@ -1,8 +1,8 @@
 // capstan generate
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/stored_model.hpp"
@@ -58,11 +58,11 @@ int run_generate(Context& context) {
             " fewer than --max-tokens asks for\n");
     };
     if (json) {
-      const nlohmann::ordered_json object = {
+      const OrderedJson object = {
           {"schema", "capstan.generate/1"},        {"prompt", options.prompt}, {"text", text},
           {"prompt_tokens", result.prompt_tokens}, {"tokens", result.tokens},  {"ended", result.ended},
           {"context_full", result.context_full},   {"seconds", result.seconds}};
-      put(object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+      put(dump_json(object) + "\n");
       note_full();
       return 0;
     }

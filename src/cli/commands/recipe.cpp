@@ -1,9 +1,9 @@
 // capstan recipe ls | cp | new
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
@@ -39,11 +39,11 @@ int run_recipe_ls(Context& context) {
   }
   const auto entries = section.empty() ? library.recipes() : library.presets(section);
   if (context.args.has("json")) {
-    nlohmann::ordered_json object = {{"schema", "capstan.recipes/1"}};
+    OrderedJson object = {{"schema", "capstan.recipes/1"}};
     const char* kind = section.empty() ? "recipes" : "presets";
-    object[kind] = nlohmann::ordered_json::array();
+    object[kind] = OrderedJson::array();
     for (const auto& entry : entries) {
-      nlohmann::ordered_json item = {{"name", entry.name}, {"description", entry.description}};
+      OrderedJson item = {{"name", entry.name}, {"description", entry.description}};
       if (!entry.file.empty()) item["file"] = entry.file;
       object[kind].push_back(std::move(item));
     }

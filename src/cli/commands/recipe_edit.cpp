@@ -1,9 +1,9 @@
 // capstan recipe fix | trim
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
@@ -50,17 +50,17 @@ int finish(Context& context, const std::string& file, const std::string& before,
   const bool only_look = args.has("check") || args.has("diff");
   if (changed && !only_look) write_back(file, result.text);
   if (args.has("json")) {
-    nlohmann::ordered_json object = {{"schema", "capstan.recipe-edit/1"},
-                                     {"file", file},
-                                     {"changed", changed},
-                                     {"written", changed && !only_look}};
-    object["changes"] = nlohmann::ordered_json::array();
+    OrderedJson object = {{"schema", "capstan.recipe-edit/1"},
+                          {"file", file},
+                          {"changed", changed},
+                          {"written", changed && !only_look}};
+    object["changes"] = OrderedJson::array();
     for (const auto& step : result.steps)
       object["changes"].push_back({{"line", step.line}, {"column", step.column}, {"what", step.what}});
     config::RenderOptions options;
     options.format = config::DiagnosticFormat::json;
-    object["left"] = nlohmann::ordered_json::parse(
-        config::render(result.resolved.diagnostics, result.resolved.sources, options));
+    object["left"] =
+        OrderedJson::parse(config::render(result.resolved.diagnostics, result.resolved.sources, options));
     put(object.dump(2) + "\n");
   } else if (args.has("diff")) {
     put(unified_diff(before, result.text, file));

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <iostream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
@@ -102,32 +102,32 @@ std::string summary(const Imported& imported) {
   return text;
 }
 
-nlohmann::ordered_json as_json(const Imported& imported, const std::string& to) {
+OrderedJson as_json(const Imported& imported, const std::string& to) {
   const auto& resolution = imported.resolution;
-  nlohmann::ordered_json object = {{"schema", "capstan.import/1"},
-                                   {"file", imported.sources[0].name},
-                                   {"format", importers::info_of(imported.format).name},
-                                   {"ok", resolution.ok() && !imported.undecided}};
+  OrderedJson object = {{"schema", "capstan.import/1"},
+                        {"file", imported.sources[0].name},
+                        {"format", importers::info_of(imported.format).name},
+                        {"ok", resolution.ok() && !imported.undecided}};
   if (!to.empty()) object["written"] = to;
   object["recipe"] = imported.recipe;
-  const auto put_location = [](nlohmann::ordered_json& item, const config::SourceLocation& location) {
+  const auto put_location = [](OrderedJson& item, const config::SourceLocation& location) {
     if (location.known()) item["line"] = location.line, item["column"] = location.column;
   };
-  auto& taken = object["taken"] = nlohmann::ordered_json::array();
+  auto& taken = object["taken"] = OrderedJson::array();
   for (const importers::Taken& one : imported.taken) {
-    nlohmann::ordered_json item = {{"key", one.key}, {"path", one.path}, {"value", one.value}};
+    OrderedJson item = {{"key", one.key}, {"path", one.path}, {"value", one.value}};
     put_location(item, one.location);
     taken.push_back(std::move(item));
   }
-  auto& assumed = object["assumed"] = nlohmann::ordered_json::array();
+  auto& assumed = object["assumed"] = OrderedJson::array();
   for (const importers::Assumed& one : imported.assumed)
     assumed.push_back({{"path", one.path}, {"value", one.value}, {"reason", one.reason}});
-  auto& left = object["left"] = nlohmann::ordered_json::array();
+  auto& left = object["left"] = OrderedJson::array();
   for (const importers::Left& one : imported.left) {
-    nlohmann::ordered_json item = {{"key", one.key},
-                                   {"value", one.value},
-                                   {"why", importers::why_name(one.why)},
-                                   {"reason", one.reason}};
+    OrderedJson item = {{"key", one.key},
+                        {"value", one.value},
+                        {"why", importers::why_name(one.why)},
+                        {"reason", one.reason}};
     if (!one.near.empty()) item["near"] = one.near;
     put_location(item, one.location);
     left.push_back(std::move(item));
@@ -135,8 +135,8 @@ nlohmann::ordered_json as_json(const Imported& imported, const std::string& to) 
   config::RenderOptions options;
   options.format = config::DiagnosticFormat::json;
   object["diagnostics"] =
-      nlohmann::ordered_json::parse(config::render(resolution.diagnostics, resolution.sources, options));
-  object["refused_by_train"] = nlohmann::ordered_json::array();
+      OrderedJson::parse(config::render(resolution.diagnostics, resolution.sources, options));
+  object["refused_by_train"] = OrderedJson::array();
   if (resolution.ok())
     for (const auto& feature : config::missing_features(config::schema(), &resolution.config))
       object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});

@@ -1,9 +1,9 @@
 // capstan runs ls | show
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"

@@ -1,14 +1,14 @@
 // capstan show
-#include <nlohmann/json.hpp>
 
+#include "config/tools/show.hpp"
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/grid_text.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/step_text.hpp"
 #include "cli/terminal.hpp"
-#include "config/tools/show.hpp"
 #include "parallel/schedule.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/model_setup.hpp"
@@ -89,13 +89,12 @@ int run_show(Context& context) {
   }
 
   options.format = config::ShowFormat::json;
-  nlohmann::ordered_json object = {{"schema", "capstan.show/1"}, {"recipe", resolution.recipe_name}};
+  OrderedJson object = {{"schema", "capstan.show/1"}, {"recipe", resolution.recipe_name}};
   if (!options.path.empty()) object["path"] = options.path;
-  object[options.path.empty() ? "config" : "value"] =
-      nlohmann::ordered_json::parse(config::show(resolution, options));
+  object[options.path.empty() ? "config" : "value"] = OrderedJson::parse(config::show(resolution, options));
   object["presets"] = resolution.presets;
   if (options.path.empty()) {
-    nlohmann::ordered_json origins = nlohmann::ordered_json::object();
+    OrderedJson origins = OrderedJson::object();
     for (const auto& [path, origin] : resolution.origins) origins[path] = origin.text;
     object["origins"] = std::move(origins);
   }

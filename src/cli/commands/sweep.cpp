@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"
@@ -386,7 +386,7 @@ int run_sweep_status(Context& context) {
       out["trials"].push_back(std::move(one));
     }
     out["invalid"] = invalid_json(store.plan());
-    put(out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+    put(dump_json(out, 1) + "\n");
     return 0;
   }
   Table table;

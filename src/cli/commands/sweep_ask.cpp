@@ -1,8 +1,8 @@
 // capstan sweep ask | tell: the ask-and-tell interface for external optimizers, as JSON lines.
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/report.hpp"
@@ -27,7 +27,7 @@ int serve_lines(Reply reply) {
     } catch (const Error& error) {
       ordered_json failure{{"error", error.message()}};
       if (!error.help().empty()) failure["help"] = error.help();
-      put(failure.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+      put(dump_json(failure) + "\n");
       code = exit_code_of(error.code());
     }
     flush_output();

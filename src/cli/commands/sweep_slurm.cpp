@@ -1,8 +1,8 @@
 // capstan sweep slurm
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"
@@ -24,7 +24,7 @@ int run_sweep_slurm(Context& context) {
   options.max_parallel = args.integer("max-parallel", 1);
   const sweep::SlurmPlan plan = sweep::write_slurm(store, options);
   const bool submit = args.has("submit"), json = args.has("json");
-  nlohmann::ordered_json arrays = nlohmann::ordered_json::array();
+  OrderedJson arrays = OrderedJson::array();
   size_t trials = 0;
   for (size_t i = 0; i < plan.arrays.size(); ++i) {
     const sweep::SlurmArray& array = plan.arrays[i];
@@ -37,14 +37,13 @@ int run_sweep_slurm(Context& context) {
                         {"ranks", array.ranks},
                         {"tasks", array.tasks},
                         {"command", plan.commands[i]},
-                        {"job", submit ? nlohmann::ordered_json(job) : nlohmann::ordered_json(nullptr)}});
+                        {"job", submit ? OrderedJson(job) : OrderedJson(nullptr)}});
     else
       put(submit ? "job " + job + ": " + plan.scripts[i] + "\n" : command_text(plan.commands[i]) + "\n");
   }
   if (json) {
-    put(nlohmann::ordered_json{
-            {"schema", "capstan.sweep-slurm/1"}, {"arrays", arrays}, {"queued", plan.queued}}
-            .dump(2) +
+    put(OrderedJson{{"schema", "capstan.sweep-slurm/1"}, {"arrays", arrays}, {"queued", plan.queued}}.dump(
+            2) +
         "\n");
     return 0;
   }

@@ -1,9 +1,9 @@
 // capstan tokenizer train | encode | decode
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "base/thread_pool.hpp"
 #include "cli/commands/commands.hpp"
@@ -39,7 +39,7 @@ class Documents {
     if (!record.problem.empty()) fail(ErrorCode::format, place + ": " + record.problem);
     const std::string_view text = batch_.of(record);
     if (!record.json) return document.assign(text), true;
-    const auto value = nlohmann::json::parse(text, nullptr, false);
+    const auto value = Json::parse(text, nullptr, false);
     if (value.is_discarded()) fail(ErrorCode::format, place + ": this is not a JSON value");
     if (!value.is_object() || !value.contains(key_) || !value[key_].is_string())
       fail(ErrorCode::format, place + ": no text under `" + key_ + "`",

@@ -1,7 +1,7 @@
 // capstan version
-#include <nlohmann/json.hpp>
 
 #include "base/commit.hpp"
+#include "base/json.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/terminal.hpp"
 
@@ -23,9 +23,9 @@ int run_version(Context& context) {
           "\ndevices   cpu\n");
     return 0;
   }
-  const nlohmann::ordered_json object = {{"schema", "capstan.version/1"}, {"version", CAPSTAN_VERSION},
-                                         {"commit", program_commit()},    {"build", CAPSTAN_BUILD_TYPE},
-                                         {"compiler", kCompiler},         {"devices", {"cpu"}}};
+  const OrderedJson object = {{"schema", "capstan.version/1"}, {"version", CAPSTAN_VERSION},
+                              {"commit", program_commit()},    {"build", CAPSTAN_BUILD_TYPE},
+                              {"compiler", kCompiler},         {"devices", {"cpu"}}};
   put(object.dump(2) + "\n");
   return 0;
 }

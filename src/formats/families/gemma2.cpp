@@ -35,7 +35,7 @@ static void read_gemma2(ConfigJson& c, config::ModelConfig& m) {
   c.changes_nothing({"cache_implementation"});
 }
 
-static void write_gemma2(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+static void write_gemma2(const config::ModelConfig& m, OrderedJson& j) {
   using nlohmann::ordered_json;
   write_llama_like(m, j, kGemma2Keys);
   const double scalar = 1 / (*m.softmax_scale * *m.softmax_scale), whole = std::round(scalar);

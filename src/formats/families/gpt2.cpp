@@ -31,7 +31,7 @@ static void read_gpt2(ConfigJson& c, config::ModelConfig& m) {
                      "summary_proj_to_labels", "summary_first_dropout", "n_ctx"});
 }
 
-static void write_gpt2(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+static void write_gpt2(const config::ModelConfig& m, OrderedJson& j) {
   j["n_layer"] = m.num_layers;
   j["n_embd"] = m.hidden_size;
   j["n_head"] = m.num_attention_heads;

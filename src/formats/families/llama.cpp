@@ -9,7 +9,7 @@ static void read_llama(ConfigJson& c, config::ModelConfig& m) {
   read_llama_like(c, m, kLlamaKeys);
 }
 
-static void write_llama(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+static void write_llama(const config::ModelConfig& m, OrderedJson& j) {
   write_llama_like(m, j, kLlamaKeys);
 }
 

@@ -10,9 +10,9 @@ static void read_mistral(ConfigJson& c, config::ModelConfig& m) {
   m.window_size = read_window(c, 4096);
 }
 
-static void write_mistral(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+static void write_mistral(const config::ModelConfig& m, OrderedJson& j) {
   write_llama_like(m, j, kMistralKeys);
-  j["sliding_window"] = m.window_size ? nlohmann::ordered_json(*m.window_size) : nullptr;
+  j["sliding_window"] = m.window_size ? OrderedJson(*m.window_size) : nullptr;
 }
 
 extern const Family kMistral;

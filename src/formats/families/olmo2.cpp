@@ -12,7 +12,7 @@ static void read_olmo2(ConfigJson& c, config::ModelConfig& m) {
   m.qk_layernorm_across_heads = true;
 }
 
-static void write_olmo2(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+static void write_olmo2(const config::ModelConfig& m, OrderedJson& j) {
   write_llama_like(m, j, kOlmo2Keys);
 }
 

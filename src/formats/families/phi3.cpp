@@ -15,13 +15,13 @@ static void read_phi3(ConfigJson& c, config::ModelConfig& m) {
   c.only("attention_bias", false, "Phi-3 has no biases");
 }
 
-static void write_phi3(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+static void write_phi3(const config::ModelConfig& m, OrderedJson& j) {
   write_llama_like(m, j, kPhi3Keys);
   if (*m.kv_channels * m.num_attention_heads == m.hidden_size) j.erase("head_dim");
   if (m.rope_scaling) j["original_max_position_embeddings"] = m.rope_scaling_original_max_position_embeddings;
   j["resid_pdrop"] = m.hidden_dropout;
   j["embd_pdrop"] = m.hidden_dropout;
-  j["sliding_window"] = m.window_size ? nlohmann::ordered_json(*m.window_size) : nullptr;
+  j["sliding_window"] = m.window_size ? OrderedJson(*m.window_size) : nullptr;
 }
 
 static TensorNames phi3_names() {

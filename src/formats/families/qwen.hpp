@@ -14,7 +14,7 @@ inline void read_qwen_windows(ConfigJson& c, config::ModelConfig& m) {
     c.changes_nothing({"layer_types"});
     return;
   }
-  const nlohmann::json first = c.missing("max_window_layers") ? nlohmann::json(28) : given;
+  const Json first = c.missing("max_window_layers") ? Json(28) : given;
   if (!first.is_number_integer() || first < 0 || first > (1 << 20))
     return c.refuse("`max_window_layers` is no number of layers");
   std::vector<std::string> types = c.texts("layer_types");
@@ -24,9 +24,9 @@ inline void read_qwen_windows(ConfigJson& c, config::ModelConfig& m) {
   read_layer_types(c, m, window, std::move(types));
 }
 
-inline void write_qwen_windows(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+inline void write_qwen_windows(const config::ModelConfig& m, OrderedJson& j) {
   j["use_sliding_window"] = m.window_size.has_value();
-  j["sliding_window"] = m.window_size ? nlohmann::ordered_json(*m.window_size) : nullptr;
+  j["sliding_window"] = m.window_size ? OrderedJson(*m.window_size) : nullptr;
   j["max_window_layers"] = m.window_size ? 0 : m.num_layers;
   write_layer_types(m, j);
 }

@@ -11,7 +11,7 @@ static void read_qwen3(ConfigJson& c, config::ModelConfig& m) {
   read_qwen_windows(c, m);
 }
 
-static void write_qwen3(const config::ModelConfig& m, nlohmann::ordered_json& j) {
+static void write_qwen3(const config::ModelConfig& m, OrderedJson& j) {
   write_llama_like(m, j, kQwen3Keys);
   write_qwen_windows(m, j);
 }

@@ -1,9 +1,9 @@
 #include "text/tokenizer/json_reader.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
@@ -12,7 +12,7 @@ namespace capstan::text {
 namespace {
 
 // Walks the text with the other parser, which knows where it stopped.
-struct Locator : nlohmann::json::json_sax_t {
+struct Locator : Json::json_sax_t {
   size_t position = 0;
   std::string reason;
   bool null() override { return true; }
@@ -27,7 +27,7 @@ struct Locator : nlohmann::json::json_sax_t {
   bool end_object() override { return true; }
   bool start_array(size_t) override { return true; }
   bool end_array() override { return true; }
-  bool parse_error(size_t at, const std::string&, const nlohmann::json::exception& error) override {
+  bool parse_error(size_t at, const std::string&, const Json::exception& error) override {
     position = at > 0 ? at - 1 : 0;
     reason = error.what();
     // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …": only the last
@@ -93,7 +93,7 @@ JsonFile::JsonFile(std::string text, std::string name) : text_(std::move(text)),
     fail(ErrorCode::format,
          name_ + ":" + place(text_, *invalid) + ": invalid UTF-8 at byte " + std::to_string(*invalid));
   Locator locator;
-  nlohmann::json::sax_parse(text_, &locator, nlohmann::json::input_format_t::json, true);
+  Json::sax_parse(text_, &locator, Json::input_format_t::json, true);
   if (locator.reason.empty()) fail(ErrorCode::format, name_ + ": " + simdjson::error_message(error));
   fail(ErrorCode::format, name_ + ":" + place(text_, locator.position) + ": " + locator.reason);
 }

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "data/chat_prompt.hpp"
 #include "data/sft_encode.hpp"
 #include "formats/hf_directory.hpp"
@@ -41,7 +41,7 @@ ordered_json object_in(const Assets& files, const char* name) {
   return parsed.is_object() ? parsed : ordered_json();
 }
 std::string text_of(const ordered_json& json) {
-  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return dump_json(json, 2) + "\n";
 }
 
 // That of the checkpoint; the byte tokenizer, which lies in no file, is put beside the others.

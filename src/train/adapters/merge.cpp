@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "checkpoint/writer.hpp"
 #include "config/core/hash.hpp"
@@ -247,7 +247,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
   }
   if (const checkpoint::Reader* counts = run ? &*run : base_checkpoint) {
     // What goes on from here is the base's model; the optimizer's state is of the adapters alone.
-    auto state = nlohmann::ordered_json::parse(counts->read_text(checkpoint::kStateFile));
+    auto state = OrderedJson::parse(counts->read_text(checkpoint::kStateFile));
     state["optimizer"] = false;
     state.erase("base");
     writer.add_text(checkpoint::kStateFile, state.dump(2) + "\n");

@@ -1,9 +1,9 @@
 #include "train/inference/loaded_model.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "checkpoint/reader.hpp"
 #include "config/core/external.hpp"
 #include "parallel/pipeline.hpp"
@@ -54,12 +54,12 @@ std::vector<int32_t> end_tokens_of(const BaseModel& weights) {
         std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
     if (file == files.end()) continue;
     const std::string place = "`" + weights.path() + "`: " + name;
-    const auto json = nlohmann::json::parse(file->second, nullptr, false);
+    const auto json = Json::parse(file->second, nullptr, false);
     if (!json.is_object()) fail(ErrorCode::format, place + " is no JSON object");
     const auto found = json.find("eos_token_id");
     std::vector<int32_t> ids;
     if (found == json.end() || found->is_null()) return ids;
-    for (const auto& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
+    for (const auto& id : found->is_array() ? *found : Json::array({*found})) {
       if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
         fail(ErrorCode::format, place + ": `eos_token_id` is neither an id nor a list of ids");
       ids.push_back(id.get<int32_t>());

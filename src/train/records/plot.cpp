@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "train/records/curve.hpp"
 #include "train/records/metrics.hpp"
@@ -37,7 +37,7 @@ constexpr std::array kCharts{
 constexpr size_t kPointsOfAll = 300'000, kMostPoints = 1500, kFewestPoints = 60;  // of a curve
 
 std::string dumped(const ordered_json& value) {
-  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return dump_json(value);
 }
 
 ordered_json or_null(const std::optional<double>& value) {

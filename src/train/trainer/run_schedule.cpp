@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "config/core/field.hpp"
 #include "train/trainer/schedule_setup.hpp"
@@ -176,7 +176,7 @@ std::string schedule_text(const RunSchedule& s) {
 }
 
 RunSchedule parse_schedule(const std::string& text, const std::string& place) {
-  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto json = Json::parse(text, nullptr, false);
   const auto wrong = [&](const std::string& key) {
     fail(ErrorCode::format, place + ": `schedule." + key + "` is missing or of the wrong type");
   };

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "comm/together.hpp"
 #include "tensor/host_view.hpp"
@@ -76,23 +76,23 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
       before_commit_(plan.before_commit) {
   retention_.just_written = state.step;
   if (world.rank() != 0) return;
-  nlohmann::ordered_json json{{"schema", "capstan.state/1"},
-                              {"step", state.step},
-                              {"consumed_samples", state.consumed_samples},
-                              {"consumed_tokens", state.consumed_tokens},
-                              {"schedule_samples", state.schedule_samples},
-                              {"optimizer_steps", optimizer.steps()},
-                              {"optimizer", plan.optimizer}};
+  OrderedJson json{{"schema", "capstan.state/1"},
+                   {"step", state.step},
+                   {"consumed_samples", state.consumed_samples},
+                   {"consumed_tokens", state.consumed_tokens},
+                   {"schedule_samples", state.schedule_samples},
+                   {"optimizer_steps", optimizer.steps()},
+                   {"optimizer", plan.optimizer}};
   if (!state.recent_losses.empty()) json["recent_losses"] = state.recent_losses;
   if (!state.recent_norms.empty()) json["recent_norms"] = state.recent_norms;
-  if (!plan.schedule.empty()) json["schedule"] = nlohmann::ordered_json::parse(plan.schedule);
+  if (!plan.schedule.empty()) json["schedule"] = OrderedJson::parse(plan.schedule);
   if (!plan.data.empty()) json["data"] = plan.data;
   if (!plan.base.empty()) json["base"] = plan.base;
   if (state.rewinds > 0) json["rewinds"] = state.rewinds;
   for (const auto& [key, means] :
        {std::pair{"since_log", state.since_log}, {"since_events", state.since_events}})
     if (means.steps > 0)
-      json[key] = nlohmann::ordered_json::array({means.steps, means.tokens, means.loss, means.grad_norm});
+      json[key] = OrderedJson::array({means.steps, means.tokens, means.loss, means.grad_norm});
   writer_.add_text(checkpoint::kStateFile, json.dump(2) + "\n");
   writer_.add_text(checkpoint::kRecipeFile, plan.recipe);
   std::set<std::string> there;
@@ -251,7 +251,7 @@ void read_into(TensorSource& source, const std::string& name,
 }  // namespace
 
 static std::string text_of_state(const Reader& reader, const char* key) {
-  const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  const auto json = Json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
   return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
 }
 std::string data_of(const Reader& reader) {
@@ -262,12 +262,12 @@ std::string base_of(const Reader& reader) {
 }
 
 std::string schedule_text_of(const Reader& reader) {
-  const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  const auto json = Json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
   return json.is_object() && json.contains("schedule") ? json["schedule"].dump() : "";
 }
 
 TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer) {
-  const auto json = nlohmann::json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  const auto json = Json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
   const auto number = [&](const char* key) -> int64_t {
     if (!json.is_object() || !json.contains(key) || !json[key].is_number_integer() ||
         json[key].get<int64_t>() < 0)

@@ -1,4 +1,4 @@
-#include "checkpoint/strict_json.hpp"
+#include "base/json.hpp"
 
 #include <algorithm>
 #include <unordered_set>
@@ -7,26 +7,25 @@
 #include "base/error.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
+#include "base/utf8.hpp"
 
-namespace capstan::checkpoint {
+namespace capstan {
 
-using nlohmann::json;
-
-json parse_strict_json(std::string_view text, const std::string& file, int max_depth) {
+Json parse_json(std::string_view text, const std::string& file, int max_depth) {
   std::vector<std::unordered_set<std::string>> keys;
-  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
     switch (event) {
-      case json::parse_event_t::object_start:
+      case Json::parse_event_t::object_start:
         keys.emplace_back();
         [[fallthrough]];
-      case json::parse_event_t::array_start:
+      case Json::parse_event_t::array_start:
         if (depth >= max_depth)
           fail(ErrorCode::format, file + ": JSON nested deeper than " + std::to_string(max_depth));
         break;
-      case json::parse_event_t::object_end:
+      case Json::parse_event_t::object_end:
         keys.pop_back();
         break;
-      case json::parse_event_t::key:
+      case Json::parse_event_t::key:
         if (!keys.back().insert(value.get_ref<const std::string&>()).second)
           fail(ErrorCode::format,
                file + ": duplicate key " + capstan::quoted(value.get_ref<const std::string&>()));
@@ -37,16 +36,26 @@ json parse_strict_json(std::string_view text, const std::string& file, int max_d
     return true;
   };
   try {
-    return json::parse(text.begin(), text.end(), watch);
-  } catch (const json::exception& error) {
+    return Json::parse(text.begin(), text.end(), watch);
+  } catch (const Json::exception& error) {
     refuse_placeholder(text, file);
     std::string reason = error.what();
     if (const size_t at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
-    const auto* place = dynamic_cast<const json::parse_error*>(&error);
-    fail(ErrorCode::format, file + ": offset " +
-                                std::to_string(place && place->byte > 0 ? place->byte - 1 : 0) +
+    const auto* found = dynamic_cast<const Json::parse_error*>(&error);
+    const auto before = text.substr(0, found && found->byte > 0 ? found->byte - 1 : 0);
+    const auto line_start = before.rfind('\n') + 1;  // 0 without a line break
+    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+    const auto column = 1 + count_code_points(before.substr(line_start));
+    fail(ErrorCode::format, file + ":" + std::to_string(line) + ":" + std::to_string(column) +
                                 ": bad JSON: " + reason.substr(0, 200));
   }
+}
+
+std::string dump_json(const Json& value, int indent) {
+  return value.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+std::string dump_json(const OrderedJson& value, int indent) {
+  return value.dump(indent, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 JsonView JsonView::at(const char* key) const {
@@ -55,11 +64,11 @@ JsonView JsonView::at(const char* key) const {
   if (found == map.end()) refuse("lacks `" + std::string(key) + "`");
   return {*found, file_, path_ + "." + key};
 }
-const json& JsonView::object() const {
+const Json& JsonView::object() const {
   if (!value_->is_object()) refuse("is not an object");
   return *value_;
 }
-const json& JsonView::array() const {
+const Json& JsonView::array() const {
   if (!value_->is_array()) refuse("is not an array");
   return *value_;
 }
@@ -81,4 +90,4 @@ void JsonView::refuse(const std::string& what) const {
   fail(ErrorCode::format, file_ + ": `" + (path_.empty() ? "." : path_) + "` " + what);
 }
 
-}  // namespace capstan::checkpoint
+}  // namespace capstan
