@@ -344,8 +344,10 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   need(m.qk_layernorm == (a == "qwen3" || a == "olmo2"), "model.qk_layernorm");
   need(!m.qk_layernorm || m.qk_layernorm_across_heads == (a == "olmo2"), "model.qk_layernorm_across_heads");
   need(m.gated_linear_unit == !gpt2, "model.gated_linear_unit");
-  need(m.activation_func == (gpt2 || a == "gemma2" ? Activation::gelu_tanh : Activation::silu),
-       "model.activation_func");
+  const Activation activation = gpt2 || a == "gemma2" ? Activation::gelu_tanh : Activation::silu;
+  need(m.activation_func == activation, "model.activation_func=" + std::string(enum_name(m.activation_func)) +
+                                            " (" + a + " always computes " +
+                                            std::string(enum_name(activation)) + ")");
   need((m.normalization == config::Normalization::layer_norm) == gpt2, "model.normalization");
   need(m.add_bias_linear == gpt2, "model.add_bias_linear");
   need(gpt2 || a == "llama" || (!*m.add_attention_output_bias && !*m.add_mlp_bias),

@@ -293,6 +293,14 @@ TEST_CASE("numbers that a type cannot hold are refused, with the tensor") {
   CHECK(!fs::exists(home.path() / "other.gguf"));
 }
 
+TEST_CASE("a GGUF file of an activation function that its architecture does not compute is refused by name") {
+  test::TemporaryDirectory home;
+  config::ModelConfig model = AsGguf("smollm2", home.path() / "model.gguf").model;
+  model.activation_func = config::Activation::relu;
+  CHECK(
+      holds(error_of([&] { plan_gguf(model); }), "model.activation_func=relu (llama always computes silu)"));
+}
+
 TEST_CASE("a GGUF file that lies is refused with the place") {
   CHECK(holds(Bytes{"GGML"}.error(), "does not begin with GGUF"));
   CHECK(holds(head(0, 0, 2).error(), "version 2"));
