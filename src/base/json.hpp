@@ -12,12 +12,12 @@ namespace capstan {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;  // keys in the order in which they were added
 
-// Refuses duplicate keys and deeper nesting than `max_depth`. Throws ErrorCode::format: `file:line:column` where
-// the text is no JSON, `file` and the reason otherwise.
+// Refuses duplicate keys and deeper nesting than `max_depth`. Throws ErrorCode::format that begins with
+// `file:line:column` where the text is not JSON, and with `file` where it breaks one of the two rules.
 Json parse_json(std::string_view text, const std::string& file, int max_depth = 64);
 
-// indent: blanks for each level; -1 for one line. Bytes that are not UTF-8 become U+FFFD, and numbers that are
-// not finite become null.
+// indent: blanks for each level; -1 for one line. Bytes that are not UTF-8 become U+FFFD, and numbers that
+// are not finite become null.
 std::string dump_json(const Json& value, int indent = -1);
 std::string dump_json(const OrderedJson& value, int indent = -1);
 
