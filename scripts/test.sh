@@ -102,6 +102,9 @@ if [ "$full" = yes ]; then
     scripts/format.sh --check || status=$?
     result style "$status"
   fi
+  status=0
+  scripts/messages.sh || status=$?
+  result messages "$status"
   for tool in groff strace mpirun ccache; do require_tool "$tool" || true; done
   status=0
   scripts/figures.sh || status=$?

@@ -34,6 +34,11 @@ static std::string help_with_flags(std::string help) {
       {"resume from step 0", "resume from step 0 with --resume"},
       {"resume the run", "resume the run, with --resume,"},
       {"another run directory", "another run directory with --run-dir DIR"},
+      {"another sweep directory", "another sweep directory with --out DIR"},
+      {"`capstan sweep plan`", "`capstan sweep plan FILE --out DIR`"},
+      {"allow it to be replaced", "allow it to be replaced with --overwrite"},
+      {"convert the base to", "convert the base with --dtype"},
+      {"name the base of the adapters", "name the base of the adapters: --base CHECKPOINT|RUN|hf:DIR"},
   };
   for (const auto& [text, with_flag] : kFlags)
     if (const size_t at = help.find(text); at != std::string::npos) help.replace(at, text.size(), with_flag);

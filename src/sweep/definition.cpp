@@ -360,7 +360,7 @@ class Reader {
     if (drawn && !d_.trials)
       error(root_.find("method") ? root_.find("method")->location : root_.location,
             "`trials` is missing: method " + method + " draws so many points")
-          .help("write `trials: 20`, on the command line `--trials 20`");
+          .help("write `trials: 20`");
     if (!drawn)
       for (const Axis& axis : d_.axes)
         if (axis.continuous())

@@ -171,7 +171,7 @@ class OverrideReader {
     }
     if (same->continuous() || axis.continuous()) {
       error("the axis `" + axis.path + "` takes any value of its range: there is none to add")
-          .help("`--trials N` draws more points");
+          .help("more `trials` draw more points");
       return;
     }
     for (std::string& value : axis.values)

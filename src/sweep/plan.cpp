@@ -456,10 +456,10 @@ void write_plan(const fs::path& directory, const ComposedPlan& planned) {
   std::error_code error;
   if (is_sweep(directory))
     fail(ErrorCode::failed, "`" + directory.string() + "` holds a sweep already",
-         "`capstan sweep add` extends it; `--out DIR` names another directory");
+         "`capstan sweep add` extends it; or choose another sweep directory");
   if (fs::exists(directory, error) && !(fs::is_directory(directory, error) && fs::is_empty(directory, error)))
     fail(ErrorCode::failed, "`" + directory.string() + "` exists and is no sweep",
-         "`--out DIR` names another directory");
+         "choose another sweep directory");
   const fs::path target = fs::absolute(directory).lexically_normal();
   const fs::path clean = target.has_filename() ? target : target.parent_path();
   checkpoint::real_file_system().make_directories(clean.parent_path());
@@ -593,10 +593,10 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
 Plan read_plan(const fs::path& directory) {
   std::error_code unknown;
   if (!fs::exists(directory, unknown))
-    fail_not_found("", directory.string(), "`capstan sweep plan FILE --out DIR` makes one");
+    fail_not_found("", directory.string(), "`capstan sweep plan` makes one");
   if (!is_sweep(directory))
     fail(ErrorCode::not_found, "`" + directory.string() + "` is no sweep: it has no plan.json",
-         "`capstan sweep plan FILE --out DIR` makes one");
+         "`capstan sweep plan` makes one");
   const std::string file = (directory / "plan.json").string();
   const nlohmann::json json = parse_json(read_file(file, 1 << 30), file);
   Plan plan;

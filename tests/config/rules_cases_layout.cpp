@@ -150,7 +150,7 @@ const std::vector<RuleCase>& layout_cases() {
       {"one_source_of_data",
        {"dataset.kind=gpt", "dataset.data_path=a", "dataset.blend={b: 1}"},
        "more than one place",
-       "--unset dataset.data_path",
+       "~dataset.data_path",
        {"dataset.kind=gpt", "dataset.blend={b: 1, c: 2}"}},
       {"data_paths_alternate",
        {"dataset.kind=gpt", "dataset.data_path=[0.3, a, b]"},

@@ -178,7 +178,7 @@ TEST_CASE("data prepare replaces a dataset only when asked to, and its record wi
   const std::string before = read_file(prefix + ".bin");
   const std::string refused = error_of([&] { prepare_text(directory, "d", longer_tokenizer()); });
   CHECK(refused.starts_with("usage: `" + prefix + ".bin` exists already"));
-  CHECK(refused.find("--overwrite") != std::string::npos);
+  CHECK(refused.find("allow it to be replaced") != std::string::npos);
   CHECK(read_file(prefix + ".bin") == before);
   prepare_text(directory, "d", longer_tokenizer(), true);
   CHECK(read_meta(IndexedDataset(prefix))->tokenizer.vocab_size == 258);

@@ -41,7 +41,7 @@ void describe(Section<PeftConfig>& s) {
   s.field("random_base", &P::random_base)
       .doc(
           "initialize the frozen weights from the seed instead of checkpoint.pretrained_checkpoint, to test "
-          "a recipe (`--shrink`)");
+          "a recipe");
   const auto nf4 = [](const Config& c) {
     return c.peft && c.peft->base_quantization == BaseQuantization::nf4;
   };

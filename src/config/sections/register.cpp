@@ -5,7 +5,7 @@ namespace capstan::config {
 void register_sections(Schema& s) {
   s.root<Config>([](Section<Config>& root) {
     root.field("name", &Config::name)
-        .doc("name of the recipe; names the run directory where --run-dir does not")
+        .doc("name of the recipe, and of the run directory if none is given")
         .effect(Effect::io);
     root.field("description", &Config::description).doc("one line about the recipe").effect(Effect::log);
   });

@@ -144,7 +144,7 @@ RULE("R0206", one_source_of_data,
         .error(
             "data is named in more than one place: data_path, blend and train/valid/test_blend exclude each "
             "other")
-        .help("keep one of them, for instance with --unset dataset.data_path");
+        .help("keep one of them, for instance with `~dataset.data_path`");
 }
 
 RULE("R0207", data_paths_alternate, "data_path lists prefixes, or a weight before each of them",

@@ -39,7 +39,7 @@ void store_as(DType type, const std::vector<float>& values, const std::string& n
     if (!std::isfinite(half_to_float(half)))
       fail(ErrorCode::unsupported,
            "the merged `" + name + "` holds " + to_text(values[i]) + ", which fp16 cannot: the base's type",
-           "convert the base with --dtype bf16 or fp32, and merge into that");
+           "convert the base to bf16 or fp32, and merge into that");
     std::memcpy(to.data() + 2 * i, &half, 2);
   }
 }

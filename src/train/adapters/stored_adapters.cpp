@@ -41,7 +41,7 @@ StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Ov
   return stored;
 }
 
-constexpr const char* kNameIt = "the base of the adapters: --base CHECKPOINT|RUN|hf:DIR";
+constexpr const char* kNameIt = "name the base of the adapters";
 
 // Looks whether the weights that `field` names are there, before anything is read.
 void require_base(const char* field, const std::string& name, const std::string& otherwise) {
