@@ -17,6 +17,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "cli/recipe_input.hpp"
 #include "cli/report.hpp"
 #include "cli/terminal.hpp"
 #include "comm/watchdog/rank_status.hpp"
@@ -153,10 +154,12 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   g_signals = saves_on_signal ? 0 : 1;
   if (ranks < 1 || ranks > kMostRanks)
     fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMostRanks));
-  if (const auto launched = comm::launched_as(); !launched.source.empty())
+  if (const auto launched = comm::launched_as(); !launched.source.empty()) {
+    if (launched.rank > 0) throw Exit{exit_code_of(ErrorCode::usage)};  // rank 0 reports it
     fail(ErrorCode::usage, "`--nproc` inside a world that " + launched.source + " has launched",
          "leave `--nproc` out: this process is rank " + std::to_string(launched.rank) + " of " +
              std::to_string(launched.size));
+  }
 
   // Binding is left to the ranks' own thread pools: by default mpirun would pin each of two ranks to one
   // core.

@@ -176,7 +176,8 @@ void reset_epochs_of_base(Draft& draft, const std::string& base) {
   config::Request request;
   request.recipe = base;
   if (config::resolve(request).config.train.epochs)
-    draft.assume("train.epochs", "null", "the length is given in steps");
+    draft.assume("train.epochs", "null",
+                 "the file gives the length in steps; the epochs of the base recipe do not apply");
 }
 
 // What other trainers set whether it is used or not would be an error in a recipe: it moves to the list.

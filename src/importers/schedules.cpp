@@ -112,7 +112,8 @@ void transformers_length(Reader& reader, std::string_view epochs, const DefaultE
   if (steps && *steps > 0) {
     draft.set("train.train_iters", *reader.find("max_steps"), reader.from("max_steps"));
     if (reader.given(epochs))
-      draft.leave(reader.from(epochs), *reader.find(epochs), Why::no_effect, "max_steps is given");
+      draft.leave(reader.from(epochs), *reader.find(epochs), Why::no_effect,
+                  "max_steps sets the length, whatever the number of epochs");
     return;
   }
   if (steps) draft.leave(reader.from("max_steps"), std::to_string(*steps), Why::off, "");

@@ -181,6 +181,17 @@ TEST_CASE("ranks of different recipes are told apart before the first step: code
   CHECK_FALSE(std::filesystem::exists(scratch.file("a") + "/run.json"));
 }
 
+TEST_CASE("`mpirun … --nproc` is refused by rank 0 alone") {
+  for (const char* rank : {"0", "1"}) {
+    Launch launch;
+    launch.arguments = train_tiny({"--nproc", "2"});
+    launch.environment = {"OMPI_COMM_WORLD_SIZE=2", std::string("OMPI_COMM_WORLD_RANK=") + rank};
+    const Finished ended = run(launch);
+    CHECK(ended.code == 2);
+    CHECK_MESSAGE(times(ended.err, "error: `--nproc` inside a world") == (*rank == '0' ? 1 : 0), ended.err);
+  }
+}
+
 TEST_CASE("a second SIGTERM ends ranks that do not answer: code 143") {
   ScratchDirectory scratch;
   bool sent = false;

@@ -346,6 +346,9 @@ TEST_CASE("lengths in epochs stay epochs, with the other trainer's default where
     CHECK(value_of(steps, "train.epochs") == "unset");
     CHECK(value_of(steps, "train.train_iters") == "7");
     CHECK(left_as(steps, "num_train_epochs", Why::no_effect));
+    CHECK(std::any_of(steps.left.begin(), steps.left.end(), [](const auto& left) {
+      return left.reason == "max_steps sets the length, whatever the number of epochs";
+    }));
   }
   const auto sampled = [](const std::string& more, const std::string& data) {
     return import_recipe(
