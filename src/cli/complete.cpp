@@ -107,7 +107,9 @@ class Completer {
   void kind(std::string_view kind, const Command* command, const std::string& prefix = {}) {
     if (kind == "RECIPE" || kind == "A" || kind == "B") {
       if (!at_path(prefix))
-        for (const auto& entry : config::recipes()) add(prefix + entry.name, entry.description);
+        for (const auto& library = config::Library::standard();
+             const auto& entries : {library.methods(), library.recipes()})
+          for (const auto& entry : entries) add(prefix + entry.name, entry.description);
       files(prefix, {".yaml", ".yml"});
       if (kind != "RECIPE") runs(prefix);
     } else if (kind == "RUN" || kind == "CHECKPOINT") {

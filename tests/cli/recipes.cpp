@@ -140,6 +140,26 @@ TEST_CASE("a recipe from standard input and from files") {
   CHECK(run({"-C", scratch.path(), "show", "quickstart", "model.num_layers", "@more.yaml"}).out == "7\n");
 }
 
+TEST_CASE("methods are listed with their models, and their short names are recipes") {
+  const Finished listed = run({"recipe", "ls"});
+  CHECK(contains(listed.out, "\nlora model=MODEL  "));
+  CHECK(contains(listed.out, "\nmodels of dora lora qlora sft: gemma2-27b "));
+  CHECK_FALSE(contains(listed.out, "llama3.1-8b-lora"));
+  const auto all = nlohmann::json::parse(run({"recipe", "ls", "--json"}).out);
+  CHECK(all["methods"].size() == 4);
+  CHECK(all["methods"][1]["name"] == "lora");
+  CHECK(all["methods"][1]["models"].size() == 35);
+  const auto values = [](const std::vector<std::string>& recipe) {
+    std::vector<std::string> words = {"show", "--json"};
+    words.insert(words.end(), recipe.begin(), recipe.end());
+    return nlohmann::json::parse(run(words).out)["config"];
+  };
+  CHECK(values({"llama3-70b-lora"}) == values({"lora", "model=llama3-70b"}));
+  const Finished none = run({"train", "sft"});
+  CHECK(none.code == 2);
+  CHECK_MESSAGE(contains(none.err, "write `model=NAME`; there are settings for gemma2-27b, "), none.err);
+}
+
 TEST_CASE("recipe new and cp make recipes that check") {
   ScratchDirectory scratch;
   const std::string mine = scratch.file("mine.yaml"), copy = scratch.file("copy.yaml");

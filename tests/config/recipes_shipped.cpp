@@ -2,9 +2,16 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
 #include <set>
 
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "config/core/hash.hpp"
+#include "config/tools/show.hpp"
 #include "request.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan;
 using namespace capstan::config;
@@ -21,6 +28,16 @@ std::string problems(const Resolution& r) {
   return render(r.diagnostics, r.sources);
 }
 
+// The recipes that have ever been listed as files of their own.
+std::vector<std::string> golden_names() {
+  const std::string file = std::string(test::kSourceDirectory) + "/tests/config/golden/recipes.txt";
+  std::vector<std::string> names;
+  const std::string text = read_file(file, 1 << 20);
+  for (const auto line : split(text, '\n'))
+    if (!line.empty()) names.emplace_back(line.substr(0, line.find(' ')));
+  return names;
+}
+
 const char* const kRecipes[] = {"quickstart", "gpt2-124m",     "llama3-8b",
                                 "llama3-70b", "llama3.1-405b", "gpt3-175b"};
 
@@ -28,7 +45,7 @@ const char* const kRecipes[] = {"quickstart", "gpt2-124m",     "llama3-8b",
 
 TEST_CASE("every shipped recipe checks without errors or warnings, and is described") {
   const auto entries = recipes();
-  CHECK(entries.size() >= 100);
+  CHECK(entries.size() >= 170);
   for (const auto& entry : entries) {
     CAPTURE(entry.name);
     CHECK_FALSE(entry.description.empty());
@@ -40,6 +57,89 @@ TEST_CASE("every shipped recipe checks without errors or warnings, and is descri
   }
   for (const char* name : kRecipes)
     CHECK(std::any_of(entries.begin(), entries.end(), [&](const auto& entry) { return entry.name == name; }));
+}
+
+TEST_CASE("every named recipe resolves to the values that it had when each was a file of its own") {
+  const std::string file = std::string(test::kSourceDirectory) + "/tests/config/golden/recipes.txt";
+  const Config defaults;
+  std::string text;
+  for (const std::string& name : golden_names()) {
+    CAPTURE(name);
+    const auto values = [&](const std::string& recipe, const std::vector<std::string>& overrides) {
+      Request request = request_of(recipe, overrides);
+      request.directory = "/recipes";
+      const Resolution r = resolve(request);
+      CHECK_MESSAGE(r.ok(), problems(r));
+      CHECK(r.config.name == name);
+      std::string out;  // a new field with its default changes nothing
+      const std::string by_default = canonical_form(schema(), &defaults);
+      const std::string all = canonical_form(schema(), &r.config);
+      for (const auto line : split(all, '\n'))
+        if (by_default.find(line) == std::string::npos) out += std::string(line) + "\n";
+      return out;
+    };
+    const std::string now = values(name, {});
+    text += name + " " + hash_of(now) + "\n";
+    for (const auto& entry : recipes())
+      if (entry.name == name && !entry.method.empty())
+        CHECK(values(entry.method, {"model=" + name.substr(0, name.size() - entry.method.size() - 1)}) ==
+              now);
+  }
+  if (std::getenv("CAPSTAN_WRITE_GOLDEN")) std::ofstream(file, std::ios::binary) << text;
+  CHECK(text == read_file(file, 1 << 20));
+}
+
+TEST_CASE("a method takes a model on the command line, in a recipe that extends it, and by its short name") {
+  const Resolution none = resolved("lora");
+  CHECK_FALSE(none.ok());
+  CHECK(count(none.diagnostics, Level::error) == 1);
+  CHECK(problems(none).find("write `model=NAME`; there are settings for gemma2-27b, ") != std::string::npos);
+
+  // What the entry of the model says is stronger than the method, and weaker than a recipe that extends it.
+  const Resolution large = resolved("sft", {"model=llama3-70b"});
+  CHECK(large.config.dist.tensor_model_parallel_size == 8);
+  CHECK(large.presets.at("ddp") == "zero1");
+  CHECK(resolved("sft", {"model=llama3-8b"}).presets.at("ddp") == "zero2");
+  Request mine;
+  mine.recipe = "./mine.yaml";
+  for (const char* base : {"extends: sft\nmodel: llama3-70b\n", "extends: llama3-70b-sft\n"}) {
+    const Resolution r = resolve_text(std::string(base) + "dist: {world_size: 64}\n", mine);
+    CHECK_MESSAGE(r.ok(), problems(r));
+    CHECK(r.config.name == (std::string(base).starts_with("extends: sft") ? "mine" : "llama3-70b-sft"));
+    CHECK(r.config.dist.world_size == 64);
+    CHECK(r.config.dist.pipeline_model_parallel_size == 4);
+    // A run stores what differs from the recipe that it extends.
+    CHECK(resolve_text(show(r, {ShowFormat::minimal, ""}), mine).config.dist.world_size == 64);
+  }
+  // The entry stays when the model itself is read from a directory.
+  const Resolution directory = resolved("llama3-70b-lora", {"model=gpt2-355m"});
+  CHECK(directory.config.name == "llama3-70b-lora");
+  CHECK(directory.config.dist.tensor_model_parallel_size == 8);
+  // Without an entry, the method alone.
+  const Resolution other =
+      resolved("lora", {"model=gpt2-355m", "checkpoint.pretrained_checkpoint=hf:gpt2-medium",
+                        "tokenizer.chat_template=chatml"});
+  CHECK_MESSAGE(other.ok(), problems(other));
+  CHECK(other.config.name == "gpt2-355m-lora");
+  CHECK(other.config.dist.world_size == 1);
+  CHECK_THROWS_AS(resolved("gpt2-355m-lora"), Error);
+}
+
+TEST_CASE("`models` of a recipe: presets of `model` with the keys that hold for each") {
+  Request mine;
+  mine.recipe = "./mine.yaml";
+  const auto with = [&](const std::string& models) {
+    return resolve_text("extends: gpt2-124m\nmodel: gpt2-355m\n" + models, mine);
+  };
+  const Resolution r = with("optimizer: {lr: 1e-3}\nmodels: {gpt2-355m: {optimizer.lr: 2e-3}, other: {}}\n");
+  CHECK_MESSAGE(r.ok(), problems(r));
+  CHECK(r.config.optimizer.lr == 2e-3);
+  CHECK(problems(with("models: {gpt2-355m: {optimizer.lrr: 2e-3}}\n")).find("optimizer.lr") !=
+        std::string::npos);
+  for (const char* wrong : {"models: [gpt2-355m]\n", "models: {gpt2-355m: zero1}\n",
+                            "models: {gpt2-355m: {extends: quickstart}}\n",
+                            "models: {gpt2-355m: {model: gpt2-124m}, gpt2-124m: {}}\n"})
+    CHECK_MESSAGE(problems(with(wrong)).find("`models` ") != std::string::npos, wrong);
 }
 
 TEST_CASE("what recipes share is found by its name and not listed") {
@@ -221,7 +321,7 @@ TEST_CASE("gpt3-175b fits 128, 256 and 512 ranks, and not 100") {
 }
 
 TEST_CASE("train_iters alone is legal in every shipped recipe and schedule") {
-  for (const auto& [name, ignored, file] : recipes())
+  for (const std::string& name : golden_names())
     for (const char* iters : {"1", "2", "3", "100"})
       for (const char* schedule : {"", "constant", "linear", "inverse_square_root", "wsd"}) {
         std::vector<std::string> overrides = {std::string("train.train_iters=") + iters};
@@ -232,11 +332,11 @@ TEST_CASE("train_iters alone is legal in every shipped recipe and schedule") {
 }
 
 TEST_CASE("the learning rate alone can be changed in every shipped recipe") {
-  for (const auto& entry : recipes())
+  for (const std::string& name : golden_names())
     for (const double factor : {0.1, 10.0}) {
-      const double lr = resolved(entry.name).config.optimizer.lr * factor;
-      const auto r = resolved(entry.name, {"optimizer.lr=" + std::to_string(lr)});
-      CHECK_MESSAGE(r.ok(), entry.name << " times " << factor << "\n" << problems(r));
+      const double lr = resolved(name).config.optimizer.lr * factor;
+      const auto r = resolved(name, {"optimizer.lr=" + std::to_string(lr)});
+      CHECK_MESSAGE(r.ok(), name << " times " << factor << "\n" << problems(r));
     }
 }
 
@@ -263,11 +363,11 @@ TEST_CASE("the usual overrides are legal on every shipped recipe") {
 
 TEST_CASE("fewer layers are legal on every shipped recipe whose pipeline they divide") {
   size_t alone = 0;
-  for (const auto& entry : recipes()) {
-    const int64_t stages = resolved(entry.name).config.dist.pipeline_model_parallel_size;
+  for (const std::string& name : golden_names()) {
+    const int64_t stages = resolved(name).config.dist.pipeline_model_parallel_size;
     for (const char* layers : {"1", "4"}) {
-      const auto r = resolved(entry.name, {std::string("model.num_layers=") + layers});
-      CAPTURE(entry.name);
+      const auto r = resolved(name, {std::string("model.num_layers=") + layers});
+      CAPTURE(name);
       if (stages == 1) {
         CHECK_MESSAGE(r.ok(), problems(r));
         ++alone;
@@ -316,8 +416,7 @@ TEST_CASE("targets of adapters are not looked for in a model without layers") {
 }
 
 TEST_CASE("recipes choose presets and do not spell what a preset owns") {
-  for (const auto& entry : recipes()) {
-    const std::string& name = entry.name;
+  for (const std::string& name : golden_names()) {
     if (name == "quickstart-lora") continue;  // smaller than the preset, to learn in a minute
     const auto r = resolved(name);
     std::set<std::string> of_preset;

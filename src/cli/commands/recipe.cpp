@@ -1,9 +1,11 @@
 // capstan recipe ls | cp | new
 #include <filesystem>
+#include <map>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
@@ -38,22 +40,34 @@ int run_recipe_ls(Context& context) {
       fail(ErrorCode::usage, "no presets for `" + section + "`", did_you_mean(section, sections));
   }
   const auto entries = section.empty() ? library.recipes() : library.presets(section);
+  const auto methods = section.empty() ? library.methods() : std::vector<config::Library::Entry>();
   if (context.args.has("json")) {
     OrderedJson object = {{"schema", "capstan.recipes/1"}};
-    const char* kind = section.empty() ? "recipes" : "presets";
-    object[kind] = OrderedJson::array();
-    for (const auto& entry : entries) {
-      OrderedJson item = {{"name", entry.name}, {"description", entry.description}};
-      if (!entry.file.empty()) item["file"] = entry.file;
-      object[kind].push_back(std::move(item));
-    }
+    const auto add = [&](const char* kind, const std::vector<config::Library::Entry>& list) {
+      object[kind] = OrderedJson::array();
+      for (const auto& entry : list) {
+        OrderedJson item = {{"name", entry.name}, {"description", entry.description}};
+        if (!entry.file.empty()) item["file"] = entry.file;
+        if (!entry.models.empty()) item["models"] = entry.models;
+        object[kind].push_back(std::move(item));
+      }
+    };
+    add(section.empty() ? "recipes" : "presets", entries);
+    if (section.empty()) add("methods", methods);
     put(object.dump(2) + "\n");
     return 0;
   }
   Table table;
+  const auto add = [&](const std::string& name, const config::Library::Entry& entry) {
+    table.add({name, entry.description + (entry.file.empty() ? "" : " [" + entry.file + "]")});
+  };
   for (const auto& entry : entries)
-    table.add({entry.name, entry.description + (entry.file.empty() ? "" : " [" + entry.file + "]")});
+    if (entry.method.empty()) add(entry.name, entry);
+  for (const auto& entry : methods) add(entry.name + " model=MODEL", entry);
   put(table.text());
+  std::map<std::vector<std::string>, std::string> methods_of;  // these models
+  for (const auto& entry : methods) methods_of[entry.models] += " " + entry.name;
+  for (const auto& [models, names] : methods_of) put("\nmodels of" + names + ": " + join(models, " ") + "\n");
   if (section.empty() && !context.quiet()) {
     std::string line = "\npresets (capstan recipe ls SECTION):";
     for (const std::string& name : preset_sections()) line += " " + name;
@@ -68,7 +82,7 @@ int run_recipe_cp(Context& context) {
   const config::Library library = config::Library::standard();
   const auto found = library.recipe(name);
   if (!found) config::fail_no_recipe(library, name);
-  write_new(to, found->file.empty() ? std::string(found->text) : read_file(found->file, uint64_t{4} << 20));
+  write_new(to, found->file.empty() ? found->text : read_file(found->file, uint64_t{4} << 20));
   put(to + ": a copy of " + found->name + "\n");
   return 0;
 }

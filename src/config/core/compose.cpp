@@ -21,8 +21,8 @@ std::string shortened(std::string_view text) {
 }
 
 Composer::Composer(const Schema& schema, const Library& library, const Request& request,
-                   const std::string* text)
-    : schema_(schema), library_(library), request_(request), text_(text) {
+                   const std::string* text, std::string model)
+    : schema_(schema), library_(library), request_(request), text_(text), model_(std::move(model)) {
   out_.choices.resize(schema.sections().size());
   out_.preset_of.resize(schema.sections().size());
   out_.unknown_presets.resize(schema.sections().size());
@@ -40,6 +40,7 @@ Composition Composer::run() {
   unset_requested();
   read_overrides(request_.overrides, "<cli>", Layer::Rank::cli);
   read_overrides(request_.imposed, request_.imposed_by, Layer::Rank::imposed);
+  if (models_location_.known()) choose_entry();
   choose_presets();
   return std::move(out_);
 }
@@ -263,8 +264,13 @@ bool Composer::equal(const FieldInfo& field, const Node& a, const Node& b) const
   return x && y ? *x == *y : a.text == b.text && a.kind == b.kind;
 }
 
-Composition compose(const Schema& schema, const Library& library, const Request& request) {
-  return Composer(schema, library, request).run();
+Composition compose(const Schema& schema, const Library& library, const Request& request,
+                    const std::string* text) {
+  Composer composer(schema, library, request, text);
+  Composition out = composer.run();
+  if (composer.model_with_entry().empty()) return out;
+  const std::string given = out.sources.front().text;  // standard input is read once
+  return Composer(schema, library, request, &given, composer.model_with_entry()).run();
 }
 
 }  // namespace capstan::config

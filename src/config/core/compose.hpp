@@ -104,8 +104,10 @@ struct Composition {
   bool incomplete = false;
 };
 
+// text: of the recipe, instead of what its file holds.
 // Throws Error only when the recipe itself cannot be read (ErrorCode::not_found, format, io).
-Composition compose(const Schema& schema, const Library& library, const Request& request);
+Composition compose(const Schema& schema, const Library& library, const Request& request,
+                    const std::string* text = nullptr);
 
 // "unknown key" with at most three near matches, other sections included. `section`: where it stood, empty at
 // the top.

@@ -110,9 +110,11 @@ void Composer::read_recipe() {
   Origin origin;
   std::string identity;
   if (name == "-") {
-    std::string text(TreeLimits::kFileBytes + 1, '\0');
-    std::cin.read(text.data(), static_cast<std::streamsize>(text.size()));
-    text.resize(static_cast<size_t>(std::cin.gcount()));
+    std::string text = text_ ? *text_ : std::string(TreeLimits::kFileBytes + 1, '\0');
+    if (!text_) {
+      std::cin.read(text.data(), static_cast<std::streamsize>(text.size()));
+      text.resize(static_cast<size_t>(std::cin.gcount()));
+    }
     if (static_cast<int64_t>(text.size()) > TreeLimits::kFileBytes)
       fail(ErrorCode::format, "the recipe on standard input is larger than 4 MiB");
     source = add_source(Source::Kind::file, "<stdin>", std::move(text), current_directory_);
@@ -150,7 +152,7 @@ void Composer::read_recipe() {
 
 int Composer::add_found(const Library::Found& found) {
   if (found.file.empty())
-    return add_source(Source::Kind::embedded, found.name, std::string(found.text), current_directory_);
+    return add_source(Source::Kind::embedded, found.name, found.text, current_directory_);
   return add_source(Source::Kind::file, found.name, read_file(found.file, TreeLimits::kFileBytes),
                     directory_of(found.file));
 }
@@ -192,6 +194,11 @@ void Composer::read_tree(const Node& tree, int source, const Origin& origin,
     error("C0504", "`" + shortened(version->text) + "` is not a recipe format that this version reads",
           version->location)
         .help("write `schema: capstan/1`");
+  read_layer(tree, origin);
+  if (const Node* models = tree.find("models")) read_models(*models, origin);
+}
+
+void Composer::read_layer(const Node& tree, const Origin& origin) {
   out_.layers.push_back({origin.rank, {}, origin.base});
   layer_ = out_.layers.size() - 1;
   origin_ = &origin;
@@ -199,6 +206,45 @@ void Composer::read_tree(const Node& tree, int source, const Origin& origin,
   collect(tree);
   find_duplicates();
   origin_ = nullptr;
+}
+
+void Composer::read_models(const Node& models, const Origin& origin) {
+  models_location_ = models.location;
+  models_.insert(models.keys.begin(), models.keys.end());
+  const auto is_entry = [](const Node& entry) {
+    return entry.kind == Node::Kind::map && !entry.find("extends") && !entry.find("schema") &&
+           !entry.find("models");
+  };
+  if (models.kind != Node::Kind::map || !std::all_of(models.items.begin(), models.items.end(), is_entry)) {
+    error("C0501", "`models` expects a mapping from presets of `model` to the sections and fields for them",
+          models.location);
+    return;
+  }
+  if (const Node* entry = models.find(model_)) read_layer(*entry, origin);
+}
+
+// The last choice of `model` that has an entry: weights in a directory that are chosen after it keep it.
+void Composer::choose_entry() {
+  const SectionInfo* section = schema_.find_section("model");
+  if (!section) return;
+  const auto& choices = out_.choices[section->index];
+  for (const Choice& choice : choices)
+    if (models_.contains(choice.preset)) model_with_entry_ = choice.preset;
+  if (!model_.empty() && model_with_entry_ != model_)
+    error("C0501", "`models` chooses another preset of `model` for `" + model_ + "`", models_location_);
+  const bool described = std::any_of(out_.writes.begin(), out_.writes.end(), [&](const Write& write) {
+    return write.field->required && write.field->section == section->name && !write.dead;
+  });
+  if (choices.empty() && !described) {
+    const std::vector<std::string> names(models_.begin(), models_.end());
+    error("C0507", "`" + out_.recipe_name + "` trains a model that you choose, and none is chosen", {})
+        .help("write `model=NAME`; there are settings for " + join(names, ", "))
+        .help("another preset of `model` takes the settings that all models share");
+  }
+  // A method that is given alone is named with its model.
+  if (!is_path(request_.recipe) && !choices.empty() && library_.preset("model", choices.back().preset) &&
+      out_.layers[choices.front().layer].rank >= Layer::Rank::file)
+    out_.recipe_name = choices.back().preset + "-" + out_.recipe_name;
 }
 
 void Composer::extend(const Node& item, int source, const Origin& origin,
@@ -223,7 +269,8 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
     const auto found = library_.recipe(item.text);
     if (!found) {
       std::vector<std::string> names;
-      for (const auto& entry : library_.recipes()) names.push_back(entry.name);
+      for (const auto& entries : {library_.recipes(), library_.methods()})
+        for (const auto& entry : entries) names.push_back(entry.name);
       auto& problem = error("C0501", not_found_text("recipe", shortened(item.text)), item.location);
       for (const auto& near : near_matches(item.text, names)) problem.help("did you mean `" + near + "`?");
       std::error_code ignored;
@@ -273,7 +320,7 @@ bool Composer::cycle(const std::string& identity, const Node& item,
 void Composer::collect(const Node& tree) {
   for (size_t i = 0; i < tree.items.size(); ++i) {
     std::string key = tree.keys[i];
-    if (key == "extends" || key == "schema" || key == "unset") continue;
+    if (key == "extends" || key == "schema" || key == "unset" || key == "models") continue;
     const auto op = take_plus(key) ? Write::Op::append : Write::Op::set;
     const SourceLocation location = tree.key_locations[i];
     if (key.find('.') != std::string::npos || key.find('[') != std::string::npos) {

@@ -26,10 +26,12 @@ std::string shortened(std::string_view text);  // at most 80 bytes on one line, 
 
 class Composer {
  public:
-  // text: of the recipe, instead of what its file holds.
-  Composer(const Schema& schema, const Library& library, const Request& request,
-           const std::string* text = nullptr);
+  // model: whose entries of `models` are read; empty: not known yet.
+  Composer(const Schema& schema, const Library& library, const Request& request, const std::string* text,
+           std::string model = {});
   Composition run();
+  // After run(): the model whose entries of `models` a second run reads; empty: none.
+  const std::string& model_with_entry() const { return model_with_entry_; }
 
  private:
   // The directory that `extends` and `@file` inside a file may not leave; empty for embedded files: names
@@ -83,6 +85,10 @@ class Composer {
               std::vector<std::pair<std::string, SourceLocation>>& ring);
   bool cycle(const std::string& identity, const Node& item,
              const std::vector<std::pair<std::string, SourceLocation>>& ring);
+  // The keys of a file, or of an entry of `models`, as one layer.
+  void read_layer(const Node& tree, const Origin& origin);
+  void read_models(const Node& models, const Origin& origin);
+  void choose_entry();
   void collect(const Node& tree);
   void unset_list(const Node& unset);
   void unset_requested();
@@ -114,6 +120,11 @@ class Composer {
   const Library& library_;
   const Request& request_;
   const std::string* text_;
+  const std::string model_;
+  // Where the last `models` is written, and the keys of all.
+  SourceLocation models_location_;
+  std::set<std::string> models_;
+  std::string model_with_entry_;
   Composition out_;
   std::string current_directory_;
   // `parallel` of `parallel.tp`

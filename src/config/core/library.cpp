@@ -15,7 +15,7 @@ namespace capstan::config {
 
 namespace fs = std::filesystem;
 
-// `_name` is what others extend and no run by itself: found, and not listed.
+// `_name` is extended by others and is no run by itself: found, and not listed.
 static bool is_base(std::string_view name) {
   return name.starts_with('_');
 }
@@ -42,14 +42,50 @@ std::optional<Library::Found> Library::find(const std::string& in_directory,
     if (fs::is_regular_file(path, ignored)) return Found{path.string(), path.string(), {}};
   }
   for (const auto& file : embedded_)
-    if (file.path == embedded) return Found{std::string(file.path), {}, file.text};
+    if (file.path == embedded) return Found{std::string(file.path), {}, std::string(file.text)};
   return std::nullopt;
 }
 
-std::optional<Library::Found> Library::recipe(std::string_view name) const {
+std::optional<Library::Found> Library::recipe_file(std::string_view name) const {
   if (!is_name(name)) return std::nullopt;
   return find(std::string(name) + ".yaml", "recipes/" + std::string(name) + ".yaml");
 }
+
+std::optional<Library::Found> Library::recipe(std::string_view name) const {
+  if (auto found = recipe_file(name)) return found;
+  for (size_t dash = name.rfind('-'); dash != std::string_view::npos && dash > 0;
+       dash = name.rfind('-', dash - 1)) {
+    const std::string model(name.substr(0, dash)), method(name.substr(dash + 1));
+    std::set<std::string> models;
+    add_models(method, models);
+    if (models.contains(model))
+      return Found{std::string(name),
+                   {},
+                   "extends: " + method + "\nname: " + std::string(name) + "\nmodel: " + model + "\n"};
+  }
+  return std::nullopt;
+}
+
+void Library::add_models(const std::string& recipe, std::set<std::string>& models, int depth) const {
+  constexpr int kMostParents = 10;
+  const auto found = recipe_file(recipe);
+  if (!found || depth > kMostParents) return;
+  std::string text = found->text;
+  try {
+    if (!found->file.empty()) text = read_file(found->file, TreeLimits::kFileBytes);
+  } catch (const Error&) {
+    return;  // reported when the recipe is resolved
+  }
+  std::vector<Diagnostic> ignored;
+  const auto tree = parse_yaml(0, {{Source::Kind::file, found->name, normalized(text), {}}}, ignored);
+  if (!tree) return;
+  if (const Node* entries = tree->find("models")) models.insert(entries->keys.begin(), entries->keys.end());
+  if (const Node* extends = tree->find("extends")) {
+    if (extends->kind == Node::Kind::scalar) add_models(extends->text, models, depth + 1);
+    for (const Node& parent : extends->items) add_models(parent.text, models, depth + 1);
+  }
+}
+
 std::optional<Library::Found> Library::preset(std::string_view section, std::string_view name) const {
   if (!is_name(name)) return std::nullopt;
   const std::string path = "configs/" + std::string(section) + "/" + std::string(name) + ".yaml";
@@ -71,7 +107,7 @@ std::vector<Library::Entry> Library::list(const std::string& subdirectory,
       if (it->path().extension() != ".yaml" || !it->is_regular_file(ignored)) continue;
       const std::string name = it->path().stem().string();
       if (!is_name(name) || is_base(name) || known(name)) continue;
-      Entry entry{name, {}, it->path().string()};
+      Entry entry{name, {}, it->path().string(), {}, {}};
       try {
         entry.description = leading_comment(read_file(it->path(), TreeLimits::kFileBytes));
       } catch (const Error&) {
@@ -85,15 +121,35 @@ std::vector<Library::Entry> Library::list(const std::string& subdirectory,
     std::string_view name = file.path.substr(embedded_prefix.size());
     name.remove_suffix(5);
     if (is_name(name) && !is_base(name) && !known(name))
-      entries.push_back({std::string(name), leading_comment(file.text), {}});
+      entries.push_back({std::string(name), leading_comment(file.text), {}, {}, {}});
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.name < b.name; });
   return entries;
 }
 
-std::vector<Library::Entry> Library::recipes() const {
-  return list("", "recipes/");
+std::vector<Library::Entry> Library::methods() const {
+  std::vector<Entry> entries = list("", "recipes/");
+  for (Entry& entry : entries) {
+    std::set<std::string> models;
+    add_models(entry.name, models);
+    entry.models.assign(models.begin(), models.end());
+  }
+  std::erase_if(entries, [](const Entry& entry) { return entry.models.empty(); });
+  return entries;
 }
+
+std::vector<Library::Entry> Library::recipes() const {
+  std::vector<Entry> entries = list("", "recipes/");
+  for (const Entry& method : methods()) {
+    std::erase_if(entries, [&](const Entry& entry) { return entry.name == method.name; });
+    for (const std::string& model : method.models)
+      if (const std::string name = model + "-" + method.name; !recipe_file(name))
+        entries.push_back({name, method.name + " model=" + model, {}, {}, method.name});
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.name < b.name; });
+  return entries;
+}
+
 std::vector<Library::Entry> Library::presets(std::string_view section) const {
   const std::string path = "configs/" + std::string(section);
   return list(path, path + "/");
@@ -101,7 +157,8 @@ std::vector<Library::Entry> Library::presets(std::string_view section) const {
 
 void fail_no_recipe(const Library& library, std::string_view name, std::string otherwise) {
   std::vector<std::string> names;
-  for (const auto& entry : library.recipes()) names.push_back(entry.name);
+  for (const auto& entries : {library.recipes(), library.methods()})
+    for (const auto& entry : entries) names.push_back(entry.name);
   const std::string near = near_paths_help(near_matches(name, names));
   if (otherwise.empty()) otherwise = "`capstan recipe ls` lists the names";
   fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), near.empty() ? otherwise : near);

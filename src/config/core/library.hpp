@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,13 +24,17 @@ class Library {
   struct Found {
     // As printed: the path of a file, "recipes/x.yaml" for an embedded one.
     std::string name;
-    // Path to read; empty: embedded.
+    // Path to read; empty: embedded, or MODEL-METHOD.
     std::string file;
-    std::string_view text;  // embedded only
+    std::string text;  // without a file
   };
   struct Entry {
     // file: empty for an embedded one.
     std::string name, description, file;
+    // Of a method: the presets of `model` for which it, or a recipe that it extends, has an entry in `models`.
+    std::vector<std::string> models;
+    // Of MODEL-METHOD, the short name of a method with a model.
+    std::string method;
   };
   Library() = default;
   Library(std::span<const LibraryFile> embedded, std::vector<std::string> directories)
@@ -38,13 +43,18 @@ class Library {
   static Library standard();
   const std::vector<std::string>& directories() const { return directories_; }
 
+  // A file, or MODEL-METHOD.
   std::optional<Found> recipe(std::string_view name) const;
   std::optional<Found> preset(std::string_view section, std::string_view name) const;
-  // Sorted by name, without those that begin with `_`: what others extend. description: the first comment.
+  // Sorted by name, without those that begin with `_`, which others extend. description: the first comment.
+  // recipes: every name that runs as it is, MODEL-METHOD included. methods: those to which a model is given.
   std::vector<Entry> recipes() const;
+  std::vector<Entry> methods() const;
   std::vector<Entry> presets(std::string_view section) const;
 
  private:
+  std::optional<Found> recipe_file(std::string_view name) const;
+  void add_models(const std::string& recipe, std::set<std::string>& models, int depth = 0) const;
   std::optional<Found> find(const std::string& in_directory, const std::string& embedded) const;
   std::vector<Entry> list(const std::string& subdirectory, const std::string& embedded_prefix) const;
   std::span<const LibraryFile> embedded_;
@@ -54,7 +64,6 @@ class Library {
 // ErrorCode::not_found, "not found: recipe = NAME", with near names, else `otherwise`.
 [[noreturn]] void fail_no_recipe(const Library& library, std::string_view name, std::string otherwise = {});
 
-// Names for `recipe ls`, completion and near matches.
-std::vector<Library::Entry> recipes();
+std::vector<Library::Entry> recipes();  // of Library::standard()
 
 }  // namespace capstan::config

@@ -28,10 +28,7 @@ class Resolver {
  public:
   Resolver(const Schema& schema, const Library& library, void* root, const Request& request,
            const std::string* text = nullptr)
-      : schema_(schema),
-        root_(root),
-        request_(request),
-        composed_(Composer(schema, library, request, text).run()) {
+      : schema_(schema), root_(root), request_(request), composed_(compose(schema, library, request, text)) {
     now_ = request.now ? *request.now : static_cast<int64_t>(std::time(nullptr));
     out_.recipe_name = composed_.recipe_name;
     entries_.resize(schema.fields().size());

@@ -32,11 +32,11 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
     if (offered == 0) diagnostic.path = field.path;
     offer(std::move(text), field.section == section ? field.name : "");
   };
-  if (section.empty() && (key == "extends" || key == "schema" || key == "unset")) {
+  if (section.empty() && (key == "extends" || key == "schema" || key == "unset" || key == "models")) {
     diagnostic.label = "a line of a recipe file, not a field";
     diagnostic.help(key == "extends"
-                        ? "to read one more file write `-f file`; another recipe is the first argument"
-                    : key == "unset" ? "to reset a field write `~section.field` or `--unset section.field`"
+                        ? "to read one more file write `@file`; another recipe is the first argument"
+                    : key == "unset" ? "to reset a field write `~section.field`"
                                      : "leave it out");
     return diagnostic;
   }

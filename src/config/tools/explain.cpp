@@ -55,6 +55,7 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0504", "a recipe format that this version does not read"},
       {"C0505", "a preset that does not exist or sets what it may not"},
       {"C0506", "two presets set one field differently"},
+      {"C0507", "a recipe for many models, and none is chosen"},
       {"C0601", "none_as_text: the text `None` where null may have been meant"},
       {"C0602", "deprecated_key: an old name or a deprecated field"},
       {"C0603",

@@ -187,8 +187,10 @@ FixResult trim_recipe(const std::string& file, std::string text) {
     const auto tree = tree_of(text);
     CAPSTAN_ASSERT(tree.has_value(), "a recipe that resolved is a tree");
     for (const Entry& entry : entries_of(*tree)) {
-      const bool special = entry.section.empty() && (entry.key == "extends" || entry.key == "schema" ||
-                                                     entry.key == "unset" || entry.key == "name");
+      const auto is_special = [](const std::string& key) {
+        return key == "extends" || key == "schema" || key == "unset" || key == "name" || key == "models";
+      };
+      const bool special = is_special(entry.section.empty() ? entry.key : entry.section);
       // A section that is a mapping goes with its last entry.
       const bool whole = entry.section.empty() && entry.value->kind == Node::Kind::map &&
                          !entry.value->items.empty() && fields.find_section(entry.key);

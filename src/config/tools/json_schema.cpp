@@ -285,11 +285,12 @@ Json section_object(const Schema& schema, const SectionInfo& section) {
 
 constexpr const char* kDialect = "https://json-schema.org/draft/2020-12/schema";
 
-// `extends` and `unset`.
+// `extends`, `unset` and `models`.
 void add_lists_of_names(Json& properties, const Library& library) {
   const Json one = Json::object().text("type", "string");
   Json names = Json::array();
-  for (const auto& recipe : library.recipes()) names.item_text(recipe.name);
+  for (const auto& entries : {library.methods(), library.recipes()})
+    for (const auto& recipe : entries) names.item_text(recipe.name);
   Json extends = Json::array();
   extends.item(Json::object().text("type", "string").child("examples", names));
   extends.item(Json::object().text("type", "array").child("items", one));
@@ -302,6 +303,11 @@ void add_lists_of_names(Json& properties, const Library& library) {
   properties.child(
       "unset",
       Json::object().text("description", "paths that go back to preset or default").child("anyOf", unset));
+  properties.child(
+      "models", Json::object()
+                    .text("description", "presets of `model`, and the sections and fields that hold for each")
+                    .text("type", "object")
+                    .child("additionalProperties", Json::object().text("type", "object")));
 }
 
 // A mapping of fields, a preset or its file, or null for a section that may be switched off.

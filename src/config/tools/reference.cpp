@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/text.hpp"
@@ -128,16 +129,51 @@ std::string layout_text(const DistConfig& dist) {
   return out + axes;
 }
 
+Resolved resolve_named(const Schema& schema, const Library& library, Config& config,
+                       const std::string& recipe) {
+  Request request;
+  request.recipe = recipe;
+  return resolve_into(schema, library, &config, request);
+}
+
+// The methods, and the layout that each chooses for each model.
+std::string methods_part(const Schema& schema, const Library& library) {
+  std::string out =
+      "\n## Methods\n\nA method takes a model: `capstan train sft model=llama3.1-8b`, with the short name "
+      "`llama3.1-8b-sft`. A preset of `model` that\nis not in the table takes the settings that all models "
+      "share, on one rank.\n\n";
+  std::vector<std::string> methods;
+  std::set<std::string> models;
+  for (const auto& entry : library.methods()) {
+    methods.push_back(entry.name);
+    models.insert(entry.models.begin(), entry.models.end());
+    out += "- " + code(entry.name) + ": " + entry.description + "\n";
+  }
+  std::string rule = "|---|";
+  out += "\n| model |";
+  for (const std::string& method : methods) out += " " + code(method) + " |", rule += "---|";
+  out += "\n" + rule + "\n";
+  for (const std::string& model : models) {
+    out += "| " + code(model) + " |";
+    for (const std::string& method : methods) {
+      Config config;
+      const bool ok = resolve_named(schema, library, config, model + "-" + method).ok();
+      out += " " + (ok ? layout_text(config.dist) : std::string()) + " |";
+    }
+    out += "\n";
+  }
+  return out;
+}
+
 std::string recipes_page(const Schema& schema, const Library& library) {
   std::string out =
       "# Recipes and presets\n\nThey are included with Capstan; your own recipe extends one of them "
       "(`capstan recipe new my.yaml --from NAME`).\n\n| recipe | | layers × hidden size | sequence length | "
       "global batch size | world size |\n|---|---|---|---|---|---|\n";
   for (const auto& entry : library.recipes()) {
-    Request request;
-    request.recipe = entry.name;
+    if (!entry.method.empty()) continue;
     Config config;
-    const Resolved resolved = resolve_into(schema, library, &config, request);
+    const Resolved resolved = resolve_named(schema, library, config, entry.name);
     out += "| " + code(entry.name) + " | " + cell(entry.description) + " | ";
     if (!resolved.ok()) {
       out += "| | | |\n";  // a test keeps all of them sound
@@ -148,6 +184,7 @@ std::string recipes_page(const Schema& schema, const Library& library) {
            std::to_string(config.train.global_batch_size.value_or(config.train.micro_batch_size)) + " | " +
            layout_text(config.dist) + " |\n";
   }
+  out += methods_part(schema, library);
   for (const auto& section : schema.sections()) {
     if (section.name.empty()) continue;
     const auto presets = library.presets(section.name);
@@ -170,7 +207,8 @@ std::string index_page(const Schema& schema) {
       "- [rules](rules.md): constraints between fields, and the codes of diagnostics\n- "
       "[recipes](recipes.md): the recipes and presets included with Capstan\n\nThe top level of a recipe "
       "holds `schema: capstan/1` (the format), `extends` (the recipes to start from), `unset` (paths that "
-      "go\nback to preset or default), the sections above, and:\n\n";
+      "go\nback to preset or default), `models` (presets of `model`, and the keys that hold for each), the "
+      "sections above, and:\n\n";
   for (const auto& section : schema.sections())
     if (section.name.empty())
       for (const auto& field : section.fields) out += field_entry(schema, field);

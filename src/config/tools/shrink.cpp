@@ -153,13 +153,14 @@ class Shrinker {
 
   void widths() {
     const int64_t width = m_.kv_channels.value_or(1) * m_.num_attention_heads;
-    // Blocks of quantized weights may not be cut by tensor parallelism.
+    // Tensor parallelism does not divide blocks of quantized weights.
     const bool quantized =
         recipe_.config.peft && recipe_.config.peft->base_quantization != BaseQuantization::none;
     const int64_t unit = std::lcm(int64_t{quantized ? 64 : 8}, tp_);
     hidden_ = m_.hidden_size == width
                   ? heads_ * head_
                   : rounded(static_cast<double>(heads_ * head_) * ratio(m_.hidden_size, width), unit);
+    if (m_.hidden_size != width && hidden_ == heads_ * head_) hidden_ += unit;  // they stay different
     hidden_ = set("model.hidden_size", std::min(hidden_, m_.hidden_size), m_.hidden_size);
     const int64_t ffn = m_.ffn_hidden_size.value_or(4 * m_.hidden_size);
     set("model.ffn_hidden_size",
