@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int64_t kArrayMax = 1000;   // MaxArraySize is 1001 where nobody changed it, and task 0 is not used
+constexpr int64_t kArrayMax = 1000;   // MaxArraySize is 1001 by default, and task 0 is not used
 constexpr double kSlurmTimeout = 20;  // seconds for an answer of Slurm
 
 std::string file_of(int64_t number, const char* suffix) {

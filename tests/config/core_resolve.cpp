@@ -222,7 +222,7 @@ TEST_CASE("unknown keys: at most three near matches, other sections and other to
   CHECK(w.text("optimiser: {lr: 1}\n").says("a section with a similar name exists: `optimizer`"));
   CHECK(w.text("zzzzzz: 1\n").says("`capstan explain` lists the sections"));
   // Lines of a file that are no fields; a name with an exact match elsewhere gets no further guesses.
-  CHECK(w.text("name: x\n", {"extends=base"}).says("write `-f file`"));
+  CHECK(w.text("name: x\n", {"extends=base"}).says("write `@file`"));
   CHECK(w.text("name: x\n", {"unset=train.iters"}).says("write `~section.field`"));
   CHECK(w.text("name: x\n", {"schema=capstan/1"}).codes() == "C0102");
   const auto out = w.text("optimiser.lr: 1\n");

@@ -1,4 +1,4 @@
-// Who says what: reads the recipe, the files it extends, `-f` files and the command line, and lists every
+// Reads the recipe, the files it extends, `-f` files and the command line, and lists every
 // write to every field in the order of its rank. Nothing is decided here; merge and conversion follow in
 // resolve.cpp.
 #pragma once

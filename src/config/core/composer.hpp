@@ -6,7 +6,7 @@
 //   compose_presets.cpp    the presets that sections chose
 //   unknown_key.cpp        what a key that does not exist was meant to be
 //
-// Internal to the room; others include compose.hpp.
+// Internal to the module; others include compose.hpp.
 #pragma once
 
 #include <cstdint>

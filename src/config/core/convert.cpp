@@ -255,7 +255,7 @@ class Converter {
     if (!decimal.replacement.empty()) problem.replace(node.location, decimal.replacement);
   }
 
-  // Python's None is a text here, and a directory of that name is nobody's wish.
+  // Python's None is a text here, and hardly the name of a directory.
   void none_as_text(const Type& type, const Node& node, const std::string& path) {
     if (node.quoted || node.raw || !type.optional || (node.text != "None" && node.text != "none")) return;
     auto& lint = error("C0601", "`" + path + "` is the text `" + node.text + "`", node,

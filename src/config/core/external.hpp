@@ -1,5 +1,5 @@
 // `model: hf:DIR` and `model: gguf:FILE`: a model section taken from what another program's model says of
-// itself. Who can read such models says so once, at the start of the program; this room knows none.
+// itself. The module that reads such models registers itself at the start of the program.
 #pragma once
 
 #include <filesystem>

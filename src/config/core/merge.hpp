@@ -12,7 +12,7 @@
 
 namespace capstan::config {
 
-// A value that nobody wrote (a default) as a node, so that it can be appended to.
+// A default value as a node, so that it can be appended to.
 Node node_from_value(const Type& type, const Value& value);
 
 // Applies `write` to `node` (nullopt: still the default). False: reported.

@@ -9,7 +9,7 @@ namespace capstan::config {
 namespace {
 
 // Follows quotes, comments, block scalars and flow brackets. It need not agree with YAML to the last corner:
-// what it misses yaml-cpp's own depth guard and the node budget still catch.
+// what it misses yaml-cpp's own depth limit and the node budget still catch.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}

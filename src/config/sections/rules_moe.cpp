@@ -55,7 +55,7 @@ RULE("R0704", shared_width_divides_tensor, "the shared expert's width divides ov
       .help("nearest legal value: " + nearest_multiples(*width, c.dist.tensor_model_parallel_size));
 }
 
-RULE("R0705", expert_biases_are_whole, "experts with biases are not split over ranks",
+RULE("R0705", expert_biases_are_unsharded, "experts with biases are not split over ranks",
      "dist.expert_tensor_parallel_size", "model.add_bias_linear") {
   if (!experts(c) || !c.model.add_bias_linear || c.dist.expert_tensor_parallel_size.value_or(1) == 1) return;
   report

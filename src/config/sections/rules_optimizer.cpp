@@ -247,7 +247,7 @@ RULE("R0614", offload_needs_precision_aware, "optimizer offload needs the precis
       .help("set optimizer.use_precision_aware_optimizer=true");
 }
 
-RULE("R0615", matrices_stay_whole, "muon excludes sharded gradients", "optimizer.optimizer",
+RULE("R0615", muon_excludes_sharded_gradients, "muon excludes sharded gradients", "optimizer.optimizer",
      "ddp.data_parallel_sharding_strategy") {
   const auto strategy = c.ddp.data_parallel_sharding_strategy;
   if (c.optimizer.optimizer != OptimizerKind::muon ||

@@ -1,4 +1,4 @@
-// Checkpoints, tokenizer, adapters and guards of a run.
+// Checkpoints, tokenizer, adapters and anomaly detection of a run.
 #include <algorithm>
 
 #include "base/text.hpp"
@@ -133,20 +133,20 @@ struct QuantizedShard {
   int64_t elements;  // from one boundary to the next, in the order of the matrix
 };
 
-std::vector<QuantizedShard> quantized_cuts(const Config& c, int64_t ranks) {
+std::vector<QuantizedShard> quantized_shards(const Config& c, int64_t ranks) {
   const ModelConfig& m = c.model;
   const int64_t hidden = m.hidden_size, d = m.kv_channels.value_or(0), heads = m.num_attention_heads * d;
   const int64_t ffn = m.ffn_hidden_size.value_or(0),
                 groups = m.num_query_groups.value_or(m.num_attention_heads);
-  std::vector<QuantizedShard> cuts;
+  std::vector<QuantizedShard> shards;
   const auto rows = [&](const char* layer, int64_t count, int64_t of, const char* what) {
-    cuts.push_back({layer, text_of(count) + " of " + text_of(of) + " rows" + what, count * hidden});
+    shards.push_back({layer, text_of(count) + " of " + text_of(of) + " rows" + what, count * hidden});
   };
   const auto columns = [&](const char* layer, int64_t of) {
-    cuts.push_back({layer, text_of(of / ranks) + " of " + text_of(of) + " columns", of / ranks});
+    shards.push_back({layer, text_of(of / ranks) + " of " + text_of(of) + " columns", of / ranks});
   };
-  // What does not divide is another rule's error.
-  if (heads % ranks != 0 || ffn % ranks != 0) return cuts;
+  // Another rule reports a size that the ranks do not divide.
+  if (heads % ranks != 0 || ffn % ranks != 0) return shards;
   const int64_t qkv = heads + 2 * groups * d;
   if (ranks <= groups) {
     rows("linear_qkv", qkv / ranks, qkv, "");
@@ -157,43 +157,44 @@ std::vector<QuantizedShard> quantized_cuts(const Config& c, int64_t ranks) {
   columns("linear_proj", heads);
   rows("linear_fc1", ffn / ranks, m.gated_linear_unit ? 2 * ffn : ffn, "");
   columns("linear_fc2", ffn);
-  return cuts;
+  return shards;
 }
 
-RULE("R0915", quantized_blocks_are_whole,
+RULE("R0915", tensor_shards_hold_full_quantized_blocks,
      "tensor parallelism shards quantized weights at the boundaries of quantization blocks",
      "peft.quantization_block", "dist.tensor_model_parallel_size") {
   const int64_t ranks = c.dist.tensor_model_parallel_size;
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none || ranks < 2) return;
   const int64_t block = c.peft->quantization_block;
-  const auto whole = [](const std::vector<QuantizedShard>& cuts, int64_t of) {
-    return std::all_of(cuts.begin(), cuts.end(), [&](const auto& cut) { return cut.elements % of == 0; });
+  const auto all_full = [](const std::vector<QuantizedShard>& shards, int64_t of) {
+    return std::all_of(shards.begin(), shards.end(),
+                       [&](const auto& shard) { return shard.elements % of == 0; });
   };
-  const auto cuts = quantized_cuts(c, ranks);
-  if (whole(cuts, block)) return;
+  const auto shards = quantized_shards(c, ranks);
+  if (all_full(shards, block)) return;
   std::vector<std::string> ways;
   for (int64_t smaller = block / 2; smaller >= 32; smaller /= 2)
-    if (whole(cuts, smaller)) {
+    if (all_full(shards, smaller)) {
       ways.push_back("peft.quantization_block=" + text_of(smaller));
       break;
     }
   for (int64_t fewer = ranks - 1; fewer > 0; --fewer)
-    if (ranks % fewer == 0 && (fewer == 1 || whole(quantized_cuts(c, fewer), block))) {
+    if (ranks % fewer == 0 && (fewer == 1 || all_full(quantized_shards(c, fewer), block))) {
       ways.push_back("dist.tensor_model_parallel_size=" + text_of(fewer));
       break;
     }
-  for (const QuantizedShard& cut : cuts)
-    if (cut.elements % block != 0) {
+  for (const QuantizedShard& shard : shards)
+    if (shard.elements % block != 0) {
       report
-          .error(std::string("`") + cut.layer + ".weight`: each of " + text_of(ranks) +
-                 " tensor-parallel ranks holds " + cut.part + ", runs of " + text_of(cut.elements) +
+          .error(std::string("`") + shard.layer + ".weight`: each of " + text_of(ranks) +
+                 " tensor-parallel ranks holds " + shard.part + ", runs of " + text_of(shard.elements) +
                  " elements: no multiple of `peft.quantization_block` " + text_of(block) +
                  ", whose elements share a scale")
           .help("set " + join(ways, " or "));
     }
 }
 
-RULE("R0916", quantized_weights_are_not_cut, "quantized weights are not sharded over data-parallel ranks",
+RULE("R0916", quantized_weights_are_unsharded, "quantized weights are not sharded over data-parallel ranks",
      "ddp.data_parallel_sharding_strategy", "peft.base_quantization") {
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none ||
       c.ddp.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params)

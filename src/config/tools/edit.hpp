@@ -45,7 +45,7 @@ struct Entry {
 std::vector<Entry> entries_of(const Node& recipe);
 
 // What takes an entry out of the text: its lines, or its part of a mapping in braces; with the last one of a
-// section goes the section. Empty where the layout is too unusual to cut safely.
+// section goes the section. Empty where the layout is too unusual to remove it safely.
 enum class CommentsOfEntry : unsigned char {
   stay,
   // Remove those behind the value, inside of it, and on the lines directly above it, except the head of the

@@ -48,13 +48,13 @@ struct Change {
   std::string before, after;
   std::string before_origin, after_origin;
 };
-// Leaves that differ, by effect (math first), then in the order of the schema.
+// Fields that differ, by effect (math first), then in the order of the schema.
 std::vector<Change> diff(const Schema& schema, const void* before_root, const Resolved& before,
                          const void* after_root, const Resolved& after);
 std::vector<Change> diff(const Resolution& before, const Resolution& after);
 std::string render_diff(const std::vector<Change>& changes);  // grouped, human; empty when equal
 
-// One line for each diagnostic code of this room, for `explain` and the documentation.
+// One line for each diagnostic code of this module, for `explain` and the documentation.
 struct CodeInfo {
   const char* code;
   const char* title;

@@ -135,7 +135,7 @@ class Shrinker {
       groups_ = groups < d_.tensor_model_parallel_size ? 1 : std::min(groups, kGroups);
       if (by_user("model.num_query_groups")) groups_ = groups;
       groups_ = rounded_up(groups_, among / std::gcd(among, of_one));
-      // Each tensor rank has whole groups, or each group whole ranks.
+      // A tensor rank has an integral number of groups, or a group has one of ranks.
       if (groups_ % tp_ != 0 && tp_ % groups_ != 0) groups_ = rounded_up(groups_, std::lcm(among, tp_));
       heads_ = groups_ * of_one;
     }
