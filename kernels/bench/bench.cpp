@@ -107,139 +107,182 @@ const std::vector<ProductShape>& product_shapes() {
   return shapes;
 }
 
-std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps,
-                                        double seconds) {
-  const Table& table = device.table();
-  std::vector<KernelRate> rates;
-  auto bound_by_memory = [&](std::string name, int64_t bytes, auto&& run) {
-    const double rate = static_cast<double>(bytes) / shortest(device, seconds, run) * 1e-9;
-    rates.push_back({std::move(name), Peak::copy, rate, rate / copy_gbps});
-  };
-  auto bound_by_products = [&](std::string name, double flops, auto&& run) {
-    const double rate = flops / shortest(device, seconds, run) * 1e-9;
-    rates.push_back({std::move(name), Peak::gemm, rate, rate / gemm_gflops});
-  };
+namespace {
 
-  struct Model {
-    const char* name;
-    int64_t batch, seq, groups, heads_per_group, head_dim, width, inner, vocabulary;
-    bool gated;
-  };
-  for (const Model& m : {Model{"gpt2-124m", 4, 1024, 12, 1, 64, 768, 3072, 50304, false},
-                         Model{"quickstart", 16, 128, 4, 2, 32, 256, 1024, 8192, true}}) {
+struct BenchModel {
+  const char* name;
+  int64_t batch, seq, groups, heads_per_group, head_dim, width, inner, vocabulary;
+  bool gated;
+  int64_t tokens() const { return batch * seq; }
+  int64_t heads() const { return groups * heads_per_group; }
+};
+
+class KernelBench {
+ public:
+  KernelBench(Device& device, double gemm_gflops, double copy_gbps, double seconds)
+      : device_(device), gemm_gflops_(gemm_gflops), copy_gbps_(copy_gbps), seconds_(seconds) {}
+
+  void attention(const BenchModel& m) {
     const std::string prefix = std::string(m.name) + " ";
-    const int64_t tokens = m.batch * m.seq, n = tokens * m.width, heads = m.groups * m.heads_per_group;
+    const int64_t tokens = m.tokens(), heads = m.heads();
     const QkvLayout layout{m.groups, m.heads_per_group, m.head_dim};
-    {
-      AttentionShape a;
-      a.qkv = layout;
-      a.batch = m.batch;
-      a.seq = m.seq;
-      a.scale = 1 / std::sqrt(static_cast<float>(m.head_dim));
-      const Tensor qkv = noise(device, tokens * layout.row()),
-                   out = Tensor::zeros(device, {tokens * heads * m.head_dim}),
-                   dout = noise(device, tokens * heads * m.head_dim),
-                   dqkv = Tensor::zeros(device, {tokens * layout.row()}),
-                   lse = Tensor::zeros(device, {m.batch * heads * m.seq}), none;
-      // Two GEMMs of seq x seq x head_dim forward, five backward; half of the square is masked.
-      const double product = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) *
-                             static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
-      bound_by_products(prefix + "attention forward", 2 * product,
-                        [&] { launch(device, table.attention->forward, a, qkv, none, none, out, lse); });
-      bound_by_products(prefix + "attention backward", 5 * product, [&] {
-        launch(device, table.attention->backward, a, qkv, out, lse, dout, none, none, dqkv);
-      });
-      const Tensor angles = noise(device, m.seq * m.head_dim / 2);
-      std::vector<int32_t> places(static_cast<size_t>(tokens));
-      for (size_t i = 0; i < places.size(); ++i)
-        places[i] = static_cast<int32_t>(i % static_cast<size_t>(m.seq));
-      const Tensor positions = Tensor::from_host<int32_t>(device, {tokens}, places);
-      bound_by_memory(prefix + "rope", 8 * tokens * (layout.row() - m.groups * m.head_dim), [&] {
-        launch(device, table.attention->rope, layout, qkv, angles, angles, positions, tokens, m.head_dim,
-               false, false);
-      });
-    }
-    {
-      const Tensor x = noise(device, n), y = Tensor::zeros(device, {n}), z = noise(device, n),
-                   gamma = noise(device, m.width), mean = Tensor::zeros(device, {tokens}),
-                   rstd = Tensor::zeros(device, {tokens}), dgamma = Tensor::zeros(device, {m.width}), none;
-      const NormRows rows{tokens, m.width, 1, 0, m.width};
-      bound_by_memory(prefix + "norm forward", 8 * n, [&] {
-        launch(device, table.norm->forward, false, rows, x, none, none, gamma, 0.0f, gamma, 1e-5f, y, mean,
-               rstd);
-      });
-      bound_by_memory(prefix + "residual + norm forward", 16 * n, [&] {
-        launch(device, table.norm->forward, true, rows, x, z, x, gamma, 0.0f, none, 1e-5f, y, none, rstd);
-      });
-      bound_by_memory(prefix + "norm backward, accumulated", 16 * n, [&] {
-        launch(device, table.norm->backward, false, rows, z, x, gamma, 0.0f, mean, rstd, y, true, dgamma,
-               dgamma);
-      });
-      bound_by_memory(prefix + "bias + residual", 12 * n, [&] {
-        launch(device, table.elementwise->bias_dropout_add, x, gamma, z, y, tokens, m.width, 0.0f,
-               PhiloxKey{1, 2}, none);
-      });
-    }
-    {
-      const int64_t wide = tokens * m.inner, in = m.gated ? 2 * wide : wide;
-      const auto kind = m.gated ? ActivationKind::silu : ActivationKind::gelu_tanh;
-      const Tensor x = noise(device, in), y = noise(device, wide), dx = Tensor::zeros(device, {in}), none;
-      bound_by_memory(prefix + (m.gated ? "swiglu forward" : "gelu forward"), 4 * (in + wide), [&] {
-        launch(device, table.activation->forward, kind, m.gated, x, none, y, tokens, m.inner);
-      });
-      bound_by_memory(prefix + (m.gated ? "swiglu backward" : "gelu backward"), 4 * (2 * in + wide), [&] {
-        launch(device, table.activation->backward, kind, m.gated, y, x, none, dx, tokens, m.inner);
-      });
-      const Tensor sums = Tensor::zeros(device, {m.inner});
-      bound_by_memory(prefix + "column sum", 4 * wide, [&] {
-        launch(device, table.gemm->column_sum, y, sums, tokens, m.inner, m.inner, true);
-      });
-    }
-    {
-      const int64_t rows = 256;
-      const Tensor logits = noise(device, rows * m.vocabulary),
-                   labels = Tensor::zeros(device, {rows}, DType::i32), losses = Tensor::zeros(device, {rows}),
-                   weight = noise(device, rows), none;
-      // In place, as in the head: reads logits, writes gradients.
-      bound_by_memory(prefix + "cross-entropy and gradient (256 rows)", 8 * rows * m.vocabulary, [&] {
-        launch(device, table.cross_entropy->full, logits, labels, weight, rows, m.vocabulary, m.vocabulary,
-               0.0f, losses, logits, m.vocabulary);
-      });
-      bound_by_memory(prefix + "cross-entropy alone (256 rows)", 4 * rows * m.vocabulary, [&] {
-        launch(device, table.cross_entropy->full, logits, labels, weight, rows, m.vocabulary, m.vocabulary,
-               0.0f, losses, none, 0);
-      });
-      const Tensor wte = noise(device, m.vocabulary * m.width),
-                   ids = Tensor::zeros(device, {tokens}, DType::i32), out_rows = noise(device, n);
-      bound_by_memory(prefix + "embedding forward", 8 * n, [&] {
-        launch(device, table.embedding->forward, wte, ids, none, none, out_rows, tokens, m.width, 0,
-               m.vocabulary);
-      });
-      bound_by_memory(prefix + "embedding backward", 12 * n, [&] {
-        launch(device, table.embedding->backward, out_rows, ids, wte, tokens, m.width, 0, m.vocabulary);
-      });
-    }
+    AttentionShape a;
+    a.qkv = layout;
+    a.batch = m.batch;
+    a.seq = m.seq;
+    a.scale = 1 / std::sqrt(static_cast<float>(m.head_dim));
+    const Tensor qkv = noise(device_, tokens * layout.row()),
+                 out = Tensor::zeros(device_, {tokens * heads * m.head_dim}),
+                 dout = noise(device_, tokens * heads * m.head_dim),
+                 dqkv = Tensor::zeros(device_, {tokens * layout.row()}),
+                 lse = Tensor::zeros(device_, {m.batch * heads * m.seq}), none;
+    // Two GEMMs of seq x seq x head_dim forward, five backward; half of the square is masked.
+    const double product = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) *
+                           static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
+    bound_by_products(prefix + "attention forward", 2 * product, [&] {
+      launch(device_, device_.table().attention->forward, a, qkv, none, none, out, lse);
+    });
+    bound_by_products(prefix + "attention backward", 5 * product, [&] {
+      launch(device_, device_.table().attention->backward, a, qkv, out, lse, dout, none, none, dqkv);
+    });
+    const Tensor angles = noise(device_, m.seq * m.head_dim / 2);
+    std::vector<int32_t> row_positions(static_cast<size_t>(tokens));
+    for (size_t i = 0; i < row_positions.size(); ++i)
+      row_positions[i] = static_cast<int32_t>(i % static_cast<size_t>(m.seq));
+    const Tensor positions = Tensor::from_host<int32_t>(device_, {tokens}, row_positions);
+    bound_by_memory(prefix + "rope", 8 * tokens * (layout.row() - m.groups * m.head_dim), [&] {
+      launch(device_, device_.table().attention->rope, layout, qkv, angles, angles, positions, tokens,
+             m.head_dim, false, false);
+    });
   }
-  {
+
+  void norms(const BenchModel& m) {
+    const std::string prefix = std::string(m.name) + " ";
+    const int64_t tokens = m.tokens(), n = m.tokens() * m.width;
+    const Tensor x = noise(device_, n), y = Tensor::zeros(device_, {n}), z = noise(device_, n),
+                 gamma = noise(device_, m.width), mean = Tensor::zeros(device_, {tokens}),
+                 rstd = Tensor::zeros(device_, {tokens}), dgamma = Tensor::zeros(device_, {m.width}), none;
+    const NormRows rows{tokens, m.width, 1, 0, m.width};
+    bound_by_memory(prefix + "norm forward", 8 * n, [&] {
+      launch(device_, device_.table().norm->forward, false, rows, x, none, none, gamma, 0.0f, gamma, 1e-5f, y,
+             mean, rstd);
+    });
+    bound_by_memory(prefix + "residual + norm forward", 16 * n, [&] {
+      launch(device_, device_.table().norm->forward, true, rows, x, z, x, gamma, 0.0f, none, 1e-5f, y, none,
+             rstd);
+    });
+    bound_by_memory(prefix + "norm backward, accumulated", 16 * n, [&] {
+      launch(device_, device_.table().norm->backward, false, rows, z, x, gamma, 0.0f, mean, rstd, y, true,
+             dgamma, dgamma);
+    });
+    bound_by_memory(prefix + "bias + residual", 12 * n, [&] {
+      launch(device_, device_.table().elementwise->bias_dropout_add, x, gamma, z, y, tokens, m.width, 0.0f,
+             PhiloxKey{1, 2}, none);
+    });
+  }
+
+  void mlp(const BenchModel& m) {
+    const std::string prefix = std::string(m.name) + " ";
+    const int64_t tokens = m.tokens();
+    const int64_t wide = tokens * m.inner, in = m.gated ? 2 * wide : wide;
+    const auto kind = m.gated ? ActivationKind::silu : ActivationKind::gelu_tanh;
+    const Tensor x = noise(device_, in), y = noise(device_, wide), dx = Tensor::zeros(device_, {in}), none;
+    bound_by_memory(prefix + (m.gated ? "swiglu forward" : "gelu forward"), 4 * (in + wide), [&] {
+      launch(device_, device_.table().activation->forward, kind, m.gated, x, none, y, tokens, m.inner);
+    });
+    bound_by_memory(prefix + (m.gated ? "swiglu backward" : "gelu backward"), 4 * (2 * in + wide), [&] {
+      launch(device_, device_.table().activation->backward, kind, m.gated, y, x, none, dx, tokens, m.inner);
+    });
+    const Tensor sums = Tensor::zeros(device_, {m.inner});
+    bound_by_memory(prefix + "column sum", 4 * wide, [&] {
+      launch(device_, device_.table().gemm->column_sum, y, sums, tokens, m.inner, m.inner, true);
+    });
+  }
+
+  void vocabulary(const BenchModel& m) {
+    const std::string prefix = std::string(m.name) + " ";
+    const int64_t tokens = m.tokens(), n = m.tokens() * m.width;
+    const int64_t rows = 256;
+    const Tensor logits = noise(device_, rows * m.vocabulary),
+                 labels = Tensor::zeros(device_, {rows}, DType::i32), losses = Tensor::zeros(device_, {rows}),
+                 weight = noise(device_, rows), none;
+    // In place, as in the head: reads logits, writes gradients.
+    bound_by_memory(prefix + "cross-entropy and gradient (256 rows)", 8 * rows * m.vocabulary, [&] {
+      launch(device_, device_.table().cross_entropy->full, logits, labels, weight, rows, m.vocabulary,
+             m.vocabulary, 0.0f, losses, logits, m.vocabulary);
+    });
+    bound_by_memory(prefix + "cross-entropy alone (256 rows)", 4 * rows * m.vocabulary, [&] {
+      launch(device_, device_.table().cross_entropy->full, logits, labels, weight, rows, m.vocabulary,
+             m.vocabulary, 0.0f, losses, none, 0);
+    });
+    const Tensor wte = noise(device_, m.vocabulary * m.width),
+                 ids = Tensor::zeros(device_, {tokens}, DType::i32), out_rows = noise(device_, n);
+    bound_by_memory(prefix + "embedding forward", 8 * n, [&] {
+      launch(device_, device_.table().embedding->forward, wte, ids, none, none, out_rows, tokens, m.width, 0,
+             m.vocabulary);
+    });
+    bound_by_memory(prefix + "embedding backward", 12 * n, [&] {
+      launch(device_, device_.table().embedding->backward, out_rows, ids, wte, tokens, m.width, 0,
+             m.vocabulary);
+    });
+  }
+
+  void optimizer() {
     const int64_t n = 16 << 20;
-    const Tensor grad = noise(device, n), main = noise(device, n), m = noise(device, n),
-                 v = Tensor::zeros(device, {n}), none;
+    const Tensor grad = noise(device_, n), main = noise(device_, n), m = noise(device_, n),
+                 v = Tensor::zeros(device_, {n}), none;
     AdamStep step;
     step.lr = 1e-3f, step.beta1 = 0.9f, step.beta2 = 0.95f, step.eps = 1e-8f, step.weight_decay = 0.1f;
-    bound_by_memory("adam (16 Mi parameters)", 28 * n,
-                    [&] { launch(device, table.optimizers->adam, step, grad, 1.0f, main, m, v, none, n); });
-    const Tensor sum = Tensor::zeros(device, {1}, DType::f64);
-    bound_by_memory("sum of squares (16 Mi)", 4 * n,
-                    [&] { launch(device, table.elementwise->sum_of_squares, grad, n, sum, false); });
+    bound_by_memory("adam (16 Mi parameters)", 28 * n, [&] {
+      launch(device_, device_.table().optimizers->adam, step, grad, 1.0f, main, m, v, none, n);
+    });
+    const Tensor sum = Tensor::zeros(device_, {1}, DType::f64);
+    bound_by_memory("sum of squares (16 Mi)", 4 * n, [&] {
+      launch(device_, device_.table().elementwise->sum_of_squares, grad, n, sum, false);
+    });
     const int64_t rows = 4096, cols = 4096;
     std::vector<int64_t> ids(static_cast<size_t>(rows));
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
-    const Tensor row_ids = Tensor::from_host<int64_t>(device, {rows}, ids);
+    const Tensor row_ids = Tensor::from_host<int64_t>(device_, {rows}, ids);
     bound_by_memory("dropout (16 Mi)", 8 * n, [&] {
-      launch(device, table.elementwise->dropout, grad, v, rows, cols, 0, 0.1f, PhiloxKey{1, 2}, row_ids);
+      launch(device_, device_.table().elementwise->dropout, grad, v, rows, cols, 0, 0.1f, PhiloxKey{1, 2},
+             row_ids);
     });
   }
-  return rates;
+
+  std::vector<KernelRate> take() { return std::move(rates_); }
+
+ private:
+  template <class Run>
+  void bound_by_memory(std::string name, int64_t bytes, Run&& run) {
+    const double rate = static_cast<double>(bytes) / shortest(device_, seconds_, run) * 1e-9;
+    rates_.push_back({std::move(name), Peak::copy, rate, rate / copy_gbps_});
+  }
+  template <class Run>
+  void bound_by_products(std::string name, double flops, Run&& run) {
+    const double rate = flops / shortest(device_, seconds_, run) * 1e-9;
+    rates_.push_back({std::move(name), Peak::gemm, rate, rate / gemm_gflops_});
+  }
+
+  Device& device_;
+  double gemm_gflops_, copy_gbps_, seconds_;
+  std::vector<KernelRate> rates_;
+};
+
+}  // namespace
+
+std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps,
+                                        double seconds) {
+  KernelBench bench(device, gemm_gflops, copy_gbps, seconds);
+  for (const BenchModel& m : {BenchModel{"gpt2-124m", 4, 1024, 12, 1, 64, 768, 3072, 50304, false},
+                              BenchModel{"quickstart", 16, 128, 4, 2, 32, 256, 1024, 8192, true}}) {
+    bench.attention(m);
+    bench.norms(m);
+    bench.mlp(m);
+    bench.vocabulary(m);
+  }
+  bench.optimizer();
+  return bench.take();
 }
 
 }  // namespace capstan::kernels

@@ -44,17 +44,17 @@ constexpr std::array<float, 256> nf4_scale_map() {
   constexpr float kDecades[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
   std::array<float, 256> map{};
   map[255] = 1;
-  for (int decade = 0, place = 1; decade < 7; ++decade) {
+  for (int decade = 0, offset = 1; decade < 7; ++decade) {
     const int middles = 1 << decade;
     const float step = (1.0f - 0.1f) / static_cast<float>(middles);
     const auto edge = [&](int i) {  // rounded once, as a fused multiply-add does
       return static_cast<float>(2 * i <= middles ? static_cast<double>(0.1f) + static_cast<double>(step) * i
                                                  : 1.0 - static_cast<double>(step) * (middles - i));
     };
-    for (int i = 0; i < middles; ++i, ++place) {
+    for (int i = 0; i < middles; ++i, ++offset) {
       const float value = kDecades[decade] * ((edge(i) + edge(i + 1)) / 2);
-      map[static_cast<size_t>(127 + place)] = value;
-      map[static_cast<size_t>(127 - place)] = -value;
+      map[static_cast<size_t>(127 + offset)] = value;
+      map[static_cast<size_t>(127 - offset)] = -value;
     }
   }
   return map;

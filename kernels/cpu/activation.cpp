@@ -101,8 +101,8 @@ struct Row {
 
 // body(put, v …) for each vector of the rows: v are their values there, and put(y, at, w) writes w to the
 // same columns of the row of y that begins at `at`.
-template <class Whole, class... Rows>
-HWY_INLINE void for_row(int64_t cols, Whole&& body, Rows... rows) {
+template <class Full, class... Rows>
+HWY_INLINE void for_row(int64_t cols, Full&& body, Rows... rows) {
   int64_t i = 0;
   for (; i + kStep <= cols; i += kStep)
     body([&](auto y, int64_t at, VF v) HWY_ATTR { y.put(at + i, v); }, rows(i)...);
@@ -222,10 +222,5 @@ Activation activation_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-const Activation& cpu_activation() {
-  static const Activation family = CAPSTAN_BEST(activation_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(Activation, activation)
 #endif

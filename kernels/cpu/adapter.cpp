@@ -125,7 +125,7 @@ void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int
 
 void nf4_quantize(Context& c, const float* x, int64_t n, int64_t block, uint8_t* codes, float* scales) {
   static constexpr std::array<float, 15> kLimits = nf4_limits();
-  parallel_blocks(c, blocks_of(n, block), 256, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+  parallel_blocks(c, ceil_div(n, block), 256, [&](int64_t begin, int64_t end, int) HWY_ATTR {
     HWY_ALIGN float found[64 + 1];
     for (int64_t i = begin; i < end; ++i) {
       const int64_t last = std::min(n, (i + 1) * block);
@@ -177,7 +177,7 @@ void nf4_expand(Context& c, Region region, int64_t matrix_columns, int64_t block
   // blocks.
   const bool full_rows = columns == matrix_columns;
   const int64_t first = first_row * matrix_columns / block;
-  parallel_blocks(c, blocks_of(n, block), 256, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+  parallel_blocks(c, ceil_div(n, block), 256, [&](int64_t begin, int64_t end, int) HWY_ATTR {
     HWY_ALIGN float values[64];
     for (int64_t i = begin; i < end; ++i) {
       float scale = 0;
@@ -217,10 +217,5 @@ Adapter adapter_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-const Adapter& cpu_adapter() {
-  static const Adapter family = CAPSTAN_BEST(adapter_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(Adapter, adapter)
 #endif

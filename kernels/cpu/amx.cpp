@@ -35,27 +35,24 @@ constexpr int64_t kTiles = 32;
 // cache lines.
 constexpr int64_t kStreamed = int64_t{4} << 20;
 
-int64_t even(int64_t n, int64_t parts, int64_t unit) {  // the size of each of `parts`, in whole units
-  return std::max(unit, ((n + parts - 1) / parts + unit - 1) / unit * unit);
-}
-
 struct Plan {
   int64_t chunk_k, chunk_n, rows, cols;
   explicit Plan(const GemmShape& s) {
-    chunk_k = std::min(s.k, even(s.k, blocks_of(s.k, kMaxDepth), kDepth));
-    chunk_n = std::min(s.n, even(s.n, blocks_of(s.n, kPackedValues / (steps_of(chunk_k) * kDepth)), kPanel));
+    chunk_k = std::min(s.k, even_size(s.k, ceil_div(s.k, kMaxDepth), kDepth));
+    chunk_n =
+        std::min(s.n, even_size(s.n, ceil_div(s.n, kPackedValues / (steps_of(chunk_k) * kDepth)), kPanel));
     const double work = static_cast<double>(s.m) * static_cast<double>(chunk_n) * static_cast<double>(s.k);
     const auto wanted = static_cast<int64_t>(
         std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
     // Divides rows further only where columns do not give enough tiles, because a panel of B is loaded once
     // for all rows of a tile.
-    int64_t down = blocks_of(
+    int64_t down = ceil_div(
         s.m, std::clamp(kRowValues / (steps_of(chunk_k) * kDepth) / kPanel * kPanel, kMinRows, kMaxRows));
-    const int64_t across = std::max(blocks_of(chunk_n, kMaxCols),
-                                    std::min(blocks_of(chunk_n, kMinCols), blocks_of(wanted, down)));
-    down = std::max(down, std::min(blocks_of(s.m, kMinRows), blocks_of(wanted, 2 * across)));
-    rows = even(s.m, down, kPanel);
-    cols = even(chunk_n, across, 2 * kPanel);
+    const int64_t across =
+        std::max(ceil_div(chunk_n, kMaxCols), std::min(ceil_div(chunk_n, kMinCols), ceil_div(wanted, down)));
+    down = std::max(down, std::min(ceil_div(s.m, kMinRows), ceil_div(wanted, 2 * across)));
+    rows = even_size(s.m, down, kPanel);
+    cols = even_size(chunk_n, across, 2 * kPanel);
   }
 };
 
@@ -71,7 +68,7 @@ struct Scratch {
       : copy(out == DType::bf16 && p.chunk_k < s.k),
         a(static_cast<size_t>(p.rows * steps_of(p.chunk_k) * kDepth) * sizeof(bf16)),
         sums(static_cast<size_t>(2 * p.rows * kPanel) * sizeof(float)),
-        b(static_cast<size_t>(blocks_of(p.chunk_n, kPanel) * kPanel * steps_of(p.chunk_k) * kDepth) *
+        b(static_cast<size_t>(ceil_div(p.chunk_n, kPanel) * kPanel * steps_of(p.chunk_k) * kDepth) *
           sizeof(bf16)),
         c_copy(copy ? static_cast<size_t>(s.m * p.chunk_n) * sizeof(float) : 0) {}
   WorkspaceSize need() const { return {b + c_copy, sizeof(PackedRows) + a + sums}; }
@@ -90,9 +87,9 @@ CAPSTAN_AMX_CALLED void pack_columns(const GemmShape& s, const bf16* b, int64_t 
 // The same by all threads together, divided into chunks that are long along the rows of the array.
 void pack_together(ThreadPool& pool, const GemmShape& s, const bf16* b, int64_t n0, int64_t n, int64_t k0,
                    int64_t k, bf16* to) {
-  const int64_t slab = s.trans_b ? 1024 : 256, group = s.trans_b ? 256 : 1024, slabs = blocks_of(k, slab);
+  const int64_t slab = s.trans_b ? 1024 : 256, group = s.trans_b ? 256 : 1024, slabs = ceil_div(k, slab);
   const int64_t stride = steps_of(k) * kStepValues;
-  pool.parallel_for(blocks_of(n, group) * slabs, [&](int64_t tile, int) {
+  pool.parallel_for(ceil_div(n, group) * slabs, [&](int64_t tile, int) {
     const int64_t i = tile / slabs * group, from = tile % slabs * slab;
     pack_columns(s, b, n0 + i, std::min(group, n - i), k0 + from, std::min(slab, k - from),
                  to + i / kPanel * stride + from * kPanel, stride);
@@ -145,7 +142,7 @@ bool streams(const GemmShape& s, Out out, float beta) {
 // sums = rows of A, panels `apart` values apart, times one panel of B; `next` is wanted after that.
 CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, int64_t apart, const bf16* b, const bf16* next,
                                       int64_t panels, int64_t steps, float* sums) {
-  const int64_t lines = (32 + panels - 1) / panels;
+  const int64_t lines = ceil_div(32, panels);
   for (int64_t s = 0; s < steps; s += kPassSteps) {
     const int64_t count = std::min(kPassSteps, steps - s);
     const bf16* fetched = s + count < steps ? b + (s + count) * kStepValues : next;
@@ -187,8 +184,8 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
       const int64_t apart = steps * kStepValues;  // panels
       const bool last = k0 + k == s.k;
       pack_together(*c.pool, s, b, n0, n, k0, k, packed_b);
-      const int64_t across = blocks_of(n, p.cols);
-      c.pool->parallel_for(across * blocks_of(s.m, p.rows), [&](int64_t tile, int worker) {
+      const int64_t across = ceil_div(n, p.cols);
+      c.pool->parallel_for(across * ceil_div(s.m, p.rows), [&](int64_t tile, int worker) {
         const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
         const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
         std::byte* own = c.scratch(worker, scratch.need().each_worker);
@@ -205,7 +202,7 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
           const int64_t width = std::min(together, j0 + cols - j), at = i0 * s.ldc + n0 + j;
           for (int64_t q = 0; q * kPanel < width; ++q) {
             const bf16* panel = packed_b + (j / kPanel + q) * apart;
-            multiply_rows(packed_a, apart, panel, panel + apart, blocks_of(rows, kPanel), steps,
+            multiply_rows(packed_a, apart, panel, panel + apart, ceil_div(rows, kPanel), steps,
                           sums + q * sums_apart);
           }
           if (scratch.copy) {

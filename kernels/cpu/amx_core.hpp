@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/checked.hpp"
 #include "kernels/cpu/amx.hpp"
 #include "tensor/dtype.hpp"
 
@@ -34,7 +35,7 @@ constexpr int64_t kStepValues = kPanel * kDepth;  // bf16 of a step
 constexpr int64_t kTileValues = kStepValues / 2;
 
 inline int64_t steps_of(int64_t k) {
-  return (k + kDepth - 1) / kDepth;
+  return ceil_div(k, kDepth);
 }
 
 // All eight tiles are 16 rows of 64 bytes. For the calling thread, until release().
@@ -81,17 +82,17 @@ CAPSTAN_AMX void transpose(__m512i* x) {
   }
 }
 
-// A tile from `rows` rows with `depth` values each, padded with zeros. `whole`: 16 rows of 32 values.
-template <bool whole>
+// A tile from `rows` rows with `depth` values each, padded with zeros. `full`: 16 rows of 32 values.
+template <bool full>
 CAPSTAN_AMX void load_rows(const bf16* from, int64_t ld, int64_t rows, int64_t depth, __m512i* x) {
-  const __mmask32 mask = whole ? ~__mmask32{0} : first32(depth);
+  const __mmask32 mask = full ? ~__mmask32{0} : first32(depth);
   for (int64_t r = 0; r < 16; ++r)
-    x[r] = whole || r < rows ? _mm512_maskz_loadu_epi16(mask, from + r * ld) : _mm512_setzero_si512();
+    x[r] = full || r < rows ? _mm512_maskz_loadu_epi16(mask, from + r * ld) : _mm512_setzero_si512();
 }
 // Two tiles of pairs of rows 2p, 2p + 1 for 32 columns of an array with k as its rows.
-template <bool whole>
+template <bool full>
 CAPSTAN_AMX void load_pairs(const bf16* from, int64_t ld, int64_t depth, int64_t cols, __m512i* x) {
-  const __mmask32 mask = whole ? ~__mmask32{0} : first32(cols);
+  const __mmask32 mask = full ? ~__mmask32{0} : first32(cols);
   // 16-bit words of both rows, interleaved: 0, 32, 1, 33, …
   alignas(64) static constexpr uint16_t kLower[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
                                                       37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
@@ -99,8 +100,8 @@ CAPSTAN_AMX void load_pairs(const bf16* from, int64_t ld, int64_t depth, int64_t
   const __m512i lower = _mm512_load_si512(kLower), upper = _mm512_add_epi16(lower, _mm512_set1_epi16(16));
   for (int64_t p = 0; p < 16; ++p) {
     __m512i even = _mm512_setzero_si512(), odd = even;
-    if (whole || 2 * p < depth) even = _mm512_maskz_loadu_epi16(mask, from + 2 * p * ld);
-    if (whole || 2 * p + 1 < depth) odd = _mm512_maskz_loadu_epi16(mask, from + (2 * p + 1) * ld);
+    if (full || 2 * p < depth) even = _mm512_maskz_loadu_epi16(mask, from + 2 * p * ld);
+    if (full || 2 * p + 1 < depth) odd = _mm512_maskz_loadu_epi16(mask, from + (2 * p + 1) * ld);
     x[p] = _mm512_permutex2var_epi16(even, lower, odd);
     x[16 + p] = _mm512_permutex2var_epi16(even, upper, odd);
   }
@@ -111,21 +112,21 @@ CAPSTAN_AMX void store_tile(const __m512i* x, bf16* to) {
 
 // One step of a panel: rows (columns) [0, n) of up to 32 and k [0, depth). `k_inside`: k runs along a row of
 // the array. Tiles of A have k along their rows, tiles of B pairs of k across.
-template <bool whole>
+template <bool full>
 CAPSTAN_AMX void pack_step(bool for_a, bool k_inside, const bf16* from, int64_t ld, int64_t n, int64_t depth,
                            bf16* to) {
   const bool turned = for_a != k_inside;
   if (k_inside) {
     for (int64_t half = 0; half < 2; ++half) {
       __m512i x[16];
-      load_rows<whole>(from + half * 16 * ld, ld, n - half * 16, depth, x);
+      load_rows<full>(from + half * 16 * ld, ld, n - half * 16, depth, x);
       if (turned) transpose(x);
       store_tile(x, to + half * kTileValues);
     }
     return;
   }
   __m512i x[32];
-  load_pairs<whole>(from, ld, depth, n, x);
+  load_pairs<full>(from, ld, depth, n, x);
   for (int64_t half = 0; half < 2; ++half) {
     if (turned) transpose(x + half * 16);
     store_tile(x + half * 16, to + half * kTileValues);
@@ -136,7 +137,7 @@ CAPSTAN_AMX void pack_step(bool for_a, bool k_inside, const bf16* from, int64_t 
 // its rows.
 CAPSTAN_AMX void pack_panels(bool for_a, bool k_inside, const bf16* from, int64_t ld, int64_t n, int64_t k,
                              bf16* to, int64_t stride) {
-  const int64_t panels = (n + kPanel - 1) / kPanel, steps = steps_of(k);
+  const int64_t panels = ceil_div(n, kPanel), steps = steps_of(k);
   for (int64_t turn = 0; turn < panels * steps; ++turn) {
     const int64_t i = k_inside ? turn / steps : turn % panels, s = k_inside ? turn % steps : turn / panels;
     const bf16* at = from + (k_inside ? i * kPanel * ld + s * kDepth : s * kDepth * ld + i * kPanel);

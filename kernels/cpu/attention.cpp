@@ -24,25 +24,25 @@ namespace HWY_NAMESPACE {
 // ---- forward
 
 // The output of one block of queries of one head.
-template <class Products>
-void forward_block(const ForwardScratch<Products>& s, Block<Products>& b, const Rows& q_rows,
-                   const PackedKeys<Products>& kv, int64_t d, Logits logits, const DropoutMask& drop,
+template <class Gemms>
+void forward_block(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const Rows& q_rows,
+                   const PackedKeys<Gemms>& kv, int64_t d, Logits logits, const DropoutMask& drop,
                    const int64_t* row_ids, Out out, int64_t out_at, int64_t out_stride, float* lse) {
   begin_rows(s, b, d);
-  attend(s, b, Products::pack_left(q_rows.from(b.q0), b.nq, d, s.q), kv, d, logits, drop, row_ids);
+  attend(s, b, Gemms::pack_left(q_rows.from(b.q0), b.nq, d, s.q), kv, d, logits, drop, row_ids);
   for (int64_t i = 0; i < b.nq; ++i) {
     const bool nothing = s.max[i] == -kInfinity;
-    write_row(out, out_at + (b.q0 + i) * out_stride, s.out + i * Products::padded(d),
+    write_row(out, out_at + (b.q0 + i) * out_stride, s.out + i * Gemms::padded(d),
               nothing ? 0.0f : 1.0f / s.sum[i], d);
     if (lse) lse[b.q0 + i] = nothing ? -kInfinity : s.max[i] + std::log(s.sum[i]);
   }
 }
 
-template <class Products>
+template <class Gemms>
 WorkspaceSize forward_scratch_of(const AttentionShape& a) {
-  const int64_t d = a.qkv.head_dim, size = Products::columns_size(a.seq, d) + Products::depth_size(a.seq, d);
-  return {static_cast<size_t>(a.batch * a.qkv.groups * size) * sizeof(typename Products::Value),
-          ForwardScratch<Products>(nullptr, d).floats * sizeof(float)};
+  const int64_t d = a.qkv.head_dim, size = Gemms::columns_size(a.seq, d) + Gemms::depth_size(a.seq, d);
+  return {static_cast<size_t>(a.batch * a.qkv.groups * size) * sizeof(typename Gemms::Value),
+          ForwardScratch<Gemms>(nullptr, d).floats * sizeof(float)};
 }
 WorkspaceSize forward_scratch(AttentionShape a, DType type) {
   return with_products(on_tiles(type),
@@ -51,37 +51,37 @@ WorkspaceSize forward_scratch(AttentionShape a, DType type) {
 
 // First, all threads together pack the keys and values of all groups, because every block of queries uses
 // them.
-template <class Products>
+template <class Gemms>
 void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* document_start,
                   const int64_t* row_ids, Out out, float* lse) {
-  using Value = typename Products::Value;
+  using Value = typename Gemms::Value;
   const int64_t heads = a.qkv.heads(), groups = a.qkv.groups, per_group = a.qkv.heads_per_group,
                 d = a.qkv.head_dim, row = a.qkv.row(), seq = a.seq;
-  const int64_t k_size = Products::columns_size(seq, d), size = k_size + Products::depth_size(seq, d);
-  const WorkspaceSize need = forward_scratch_of<Products>(a);
+  const int64_t k_size = Gemms::columns_size(seq, d), size = k_size + Gemms::depth_size(seq, d);
+  const WorkspaceSize need = forward_scratch_of<Gemms>(a);
   auto* packed = reinterpret_cast<Value*>(reserve_scratch(c, need));
 
-  const int64_t slab = 8 * Products::kPanel, slabs = blocks_of(seq, slab);
+  const int64_t slab = 8 * Gemms::kPanel, slabs = ceil_div(seq, slab);
   c.pool->parallel_for(a.batch * groups * slabs, [&](int64_t tile, int) HWY_ATTR {
     const int64_t first = tile % slabs * slab, n = std::min(slab, seq - first), group = tile / slabs % groups;
     const int64_t token = tile / slabs / groups * seq;
     Value* to = packed + tile / slabs * size;
-    Products::pack_columns({qkv, token * row + a.qkv.key(group), row}, first, n, seq, d, to);
-    Products::pack_depth({qkv, token * row + a.qkv.value(group), row}, first, n, seq, d, to + k_size);
+    Gemms::pack_columns({qkv, token * row + a.qkv.key(group), row}, first, n, seq, d, to);
+    Gemms::pack_depth({qkv, token * row + a.qkv.value(group), row}, first, n, seq, d, to + k_size);
   });
 
   // Neighboring tiles share keys and values. Later blocks see more keys and run first, so that the last tiles
   // are short.
-  const int64_t blocks = blocks_of(seq, Products::kQueries);
+  const int64_t blocks = ceil_div(seq, Gemms::kQueries);
   c.pool->parallel_for(a.batch * heads * blocks, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
     const int64_t group = tile / per_group / blocks % groups, b = tile / per_group / blocks / groups;
-    const int64_t head = group * per_group + head_in_group, token = b * seq, q0 = block * Products::kQueries;
-    const ForwardScratch<Products> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), d);
-    [[maybe_unused]] const typename Products::Unit unit;
+    const int64_t head = group * per_group + head_in_group, token = b * seq, q0 = block * Gemms::kQueries;
+    const ForwardScratch<Gemms> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), d);
+    [[maybe_unused]] const typename Gemms::Unit unit;
     const Value* keys = packed + (b * groups + group) * size;
-    Block<Products> scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, q0,
-                           std::min(Products::kQueries, seq - q0), q0);
+    Block<Gemms> scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, q0,
+                        std::min(Gemms::kQueries, seq - q0), q0);
     forward_block(s, scores, {qkv, token * row + a.qkv.query(head), row}, {keys, keys + k_size, seq}, d,
                   {a.scale, a.softcap},
                   {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)},
@@ -98,9 +98,9 @@ void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start
 
 // ---- backward
 
-template <class Products>
+template <class Gemms>
 WorkspaceSize backward_scratch_of(const AttentionShape& a) {
-  return {0, BackwardScratch<Products>(nullptr, a.seq, a.seq, a.qkv.head_dim).floats * sizeof(float)};
+  return {0, BackwardScratch<Gemms>(nullptr, a.seq, a.seq, a.qkv.head_dim).floats * sizeof(float)};
 }
 WorkspaceSize backward_scratch(AttentionShape a, DType type) {
   return with_products(on_tiles(type),
@@ -109,19 +109,19 @@ WorkspaceSize backward_scratch(AttentionShape a, DType type) {
 
 // One tile computes all heads of one group of one sequence, so that no two tiles add to the same elements;
 // the order of its sums is fixed.
-template <class Products>
+template <class Gemms>
 void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const float* lse, In dout,
                    const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
   const int64_t heads = a.qkv.heads(), per_group = a.qkv.heads_per_group, d = a.qkv.head_dim,
                 row = a.qkv.row(), seq = a.seq;
-  const WorkspaceSize need = backward_scratch_of<Products>(a);
+  const WorkspaceSize need = backward_scratch_of<Gemms>(a);
   reserve_scratch(c, need.each_worker);
 
   c.pool->parallel_for(a.batch * a.qkv.groups, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t b = tile / a.qkv.groups, group = tile % a.qkv.groups, token = b * seq;
-    const BackwardScratch<Products> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), seq, seq,
-                                      d);
-    [[maybe_unused]] const typename Products::Unit unit;
+    const BackwardScratch<Gemms> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), seq, seq,
+                                   d);
+    [[maybe_unused]] const typename Gemms::Unit unit;
     const Mask mask{a.causal, a.window, seq, document_start ? document_start + token : nullptr};
     pack_keys(s, {qkv, token * row + a.qkv.key(group), row}, {qkv, token * row + a.qkv.value(group), row},
               seq, d);
@@ -135,11 +135,11 @@ void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const fl
                            seq};
       const DropoutMask drop{a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)};
       pack_queries(s, rows, d);
-      for (int64_t q0 = 0; q0 < seq; q0 += Products::kQueries) {
-        Block<Products> block(mask, q0, std::min(Products::kQueries, seq - q0), q0);
+      for (int64_t q0 = 0; q0 < seq; q0 += Gemms::kQueries) {
+        Block<Gemms> block(mask, q0, std::min(Gemms::kQueries, seq - q0), q0);
         backward_block(s, block, rows, seq, d, {a.scale, a.softcap}, drop);
         for (int64_t i = 0; i < block.nq; ++i)
-          write_row(dqkv, (token + q0 + i) * row + a.qkv.query(head), s.dq + i * Products::padded(d), a.scale,
+          write_row(dqkv, (token + q0 + i) * row + a.qkv.query(head), s.dq + i * Gemms::padded(d), a.scale,
                     d);
       }
     }
@@ -193,16 +193,16 @@ HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, 
   for (int64_t i = 0; i < d; ++i) out[i] *= factor;
 }
 
-template <class Products>
+template <class Gemms>
 void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v_cache, int64_t past,
                  int64_t capacity, Out out) {
-  using Value = typename Products::Value;
+  using Value = typename Gemms::Value;
   const int64_t heads = a.qkv.heads(), d = a.qkv.head_dim, row = a.qkv.row(), groups = a.qkv.groups,
                 keys = past + a.seq;
   const auto x = array_of<Any>(qkv), kc = array_of<Any>(k_cache), vc = array_of<Any>(v_cache);
   const bool few = a.seq < kMr;
   struct Panels {
-    ForwardScratch<Products> rows;
+    ForwardScratch<Gemms> rows;
     float *query, *scores;  // for few queries, one at a time
     Value *k, *v;           // for many queries
     size_t floats;
@@ -210,8 +210,8 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
       ScratchAllocator t{base, rows.floats};
       query = t.take(few ? d : 0);
       scores = t.take(few ? keys : 0);
-      k = t.template take<Value>(few ? 0 : Products::columns_size(keys, d));
-      v = t.template take<Value>(few ? 0 : Products::depth_size(keys, d));
+      k = t.template take<Value>(few ? 0 : Gemms::columns_size(keys, d));
+      v = t.template take<Value>(few ? 0 : Gemms::depth_size(keys, d));
       floats = t.floats;
     }
   };
@@ -230,12 +230,12 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
       }
     }
     const Panels panels(c.scratch_of<float>(worker, floats), few, keys, d);
-    const ForwardScratch<Products>& s = panels.rows;
-    [[maybe_unused]] const typename Products::Unit unit;
+    const ForwardScratch<Gemms>& s = panels.rows;
+    [[maybe_unused]] const typename Gemms::Unit unit;
     const Mask mask{a.causal, a.window, keys, nullptr};
     if (!few) {
-      Products::pack_columns({k_cache, cache, d}, 0, keys, keys, d, panels.k);
-      Products::pack_depth({v_cache, cache, d}, 0, keys, keys, d, panels.v);
+      Gemms::pack_columns({k_cache, cache, d}, 0, keys, keys, d, panels.k);
+      Gemms::pack_depth({v_cache, cache, d}, 0, keys, keys, d, panels.v);
     }
     for (int64_t h = 0; h < a.qkv.heads_per_group; ++h) {
       const int64_t head = group * a.qkv.heads_per_group + h, out_at = token * heads * d + head * d;
@@ -255,8 +255,8 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
         }
         continue;
       }
-      for (int64_t q0 = 0; q0 < a.seq; q0 += Products::kQueries) {
-        Block<Products> block(mask, q0, std::min(Products::kQueries, a.seq - q0), past + q0);
+      for (int64_t q0 = 0; q0 < a.seq; q0 += Gemms::kQueries) {
+        Block<Gemms> block(mask, q0, std::min(Gemms::kQueries, a.seq - q0), past + q0);
         forward_block(s, block, q, {panels.k, panels.v, keys}, d, {a.scale, a.softcap}, DropoutMask{},
                       nullptr, out, out_at, heads * d, nullptr);
       }
@@ -278,13 +278,13 @@ HWY_INLINE void rotate_head(const Array<T>& x, int64_t at, const float* cos, con
   if (!interleaved) {
     for (int64_t i = 0; i < half; i += kStep) {
       const int64_t n = std::min(kStep, half - i);
-      const bool whole = n == kStep;
-      const VF a = whole ? x.at(at + i) : x.part(at + i, n);
-      const VF b = whole ? x.at(at + half + i) : x.part(at + half + i, n);
-      const VF c = whole ? load(cos + i) : load_part(cos + i, n);
-      const VF s = hn::Mul(sign, whole ? load(sin + i) : load_part(sin + i, n));
+      const bool full = n == kStep;
+      const VF a = full ? x.at(at + i) : x.part(at + i, n);
+      const VF b = full ? x.at(at + half + i) : x.part(at + half + i, n);
+      const VF c = full ? load(cos + i) : load_part(cos + i, n);
+      const VF s = hn::Mul(sign, full ? load(sin + i) : load_part(sin + i, n));
       const VF first = hn::NegMulAdd(b, s, hn::Mul(a, c)), second = hn::MulAdd(a, s, hn::Mul(b, c));
-      if (whole) {
+      if (full) {
         x.put(at + i, first);
         x.put(at + half + i, second);
       } else {
@@ -343,10 +343,5 @@ Attention attention_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-const Attention& cpu_attention() {
-  static const Attention family = CAPSTAN_BEST(attention_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(Attention, attention)
 #endif

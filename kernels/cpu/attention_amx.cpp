@@ -95,7 +95,7 @@ CAPSTAN_AMX_CALLED void narrow_rows(const float* s, int64_t ld, int64_t rows, in
 }
 
 CAPSTAN_AMX_CALLED void narrow_columns(const float* s, int64_t ld, int64_t depth, bf16* to, bf16* rest) {
-  for (int64_t p = 0; p < (depth + kDepth - 1) / kDepth * kDepth; p += 2)
+  for (int64_t p = 0; p < round_up(depth, kDepth); p += 2)
     for (int64_t j = 0; j < kPanel; j += 16) {
       const int64_t at = p / kDepth * kStepValues + j / 16 * kTileValues + p % kDepth * 16;
       const float* row = s + p * ld + j;
@@ -116,11 +116,11 @@ constexpr float kLog2E = 1.44269504088896341f;
 // 2^x for x <= 0, at least 2^-126: a polynomial for the fraction (common/exp2.hpp). Keeps NaN.
 CAPSTAN_AMX __m512 exp2_not_positive(__m512 x) {
   x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(x, whole);
+  const __m512 integer = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, integer);
   __m512 p = _mm512_set1_ps(kExp2[5]);
   for (int i = 4; i >= 0; --i) p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2[i]));
-  return _mm512_scalef_ps(p, whole);
+  return _mm512_scalef_ps(p, integer);
 }
 
 // The mask of the keys [j, j + 16) that are visible to row i.
@@ -258,14 +258,14 @@ CAPSTAN_AMX void score_gradients_of(const ScoreRows& r, const float* dp, const f
 
 CAPSTAN_AMX_CALLED bool softmax_rows(const ScoreRows& r, float* max, float* sum, float* correction,
                                      bf16* weights, bf16* rest) {
-  return r.whole ? softmax_of_width<true>(r, max, sum, correction, weights, rest)
-                 : softmax_of_width<false>(r, max, sum, correction, weights, rest);
+  return r.full ? softmax_of_width<true>(r, max, sum, correction, weights, rest)
+                : softmax_of_width<false>(r, max, sum, correction, weights, rest);
 }
 
 CAPSTAN_AMX_CALLED void score_gradient_rows(const ScoreRows& r, const float* dp, const float* lse,
                                             const float* delta, bf16* ds_rows, bf16* p_columns, bf16* p_rest,
                                             bf16* ds_columns, int64_t panel) {
-  if (r.whole)
+  if (r.full)
     score_gradients_of<true>(r, dp, lse, delta, ds_rows, p_columns, p_rest, ds_columns, panel);
   else
     score_gradients_of<false>(r, dp, lse, delta, ds_rows, p_columns, p_rest, ds_columns, panel);

@@ -1,4 +1,4 @@
-// The functions of attention on the tile unit (attention_core-inl.hpp, Tiles). Panels and steps are those of
+// The functions of attention on the tile unit (attention_block-inl.hpp, Tiles). Panels and steps are those of
 // amx_core.hpp; their arrays are aligned to 64 bytes. Needs runs_amx().
 #pragma once
 
@@ -40,12 +40,12 @@ void narrow_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* 
 void narrow_columns(const float* s, int64_t ld, int64_t depth, bf16* to, bf16* rest);
 
 // 32 rows of scores over `width` keys, a multiple of 32 up to 128, rows of `ld` floats. Keys [from[i], to[i])
-// are visible to row i; `whole`: all keys to all rows. Logits are scores times scale > 0.
+// are visible to row i; `full`: all keys to all rows. Logits are scores times scale > 0.
 struct ScoreRows {
   const float* scores;
   int64_t ld, width;
   const int64_t *from, *to;
-  bool whole;
+  bool full;
   float scale;
 };
 // Updates the running maximum of 32 rows of logits and the running sum of their exponentials; correction[i]

@@ -88,7 +88,7 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
   for (int r = 0; r < 2; ++r) {
     const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
     if (!seen(a, run)) continue;
-    const int64_t slab = 8 * kNr, slabs = blocks_of(run.count, slab);
+    const int64_t slab = 8 * kNr, slabs = ceil_div(run.count, slab);
     c.pool->parallel_for(a.shape.batch * groups * slabs, [&](int64_t tile, int) HWY_ATTR {
       const int64_t first = tile % slabs * slab, n = std::min(slab, run.count - first),
                     group = tile / slabs % groups;
@@ -102,8 +102,8 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
   }
 
   // As in attention.cpp: neighboring tiles share keys and values, later blocks run first.
-  const int64_t blocks_before = blocks_of(a.queries.runs[0].count, Vectors::kQueries),
-                blocks = blocks_before + blocks_of(a.queries.runs[1].count, Vectors::kQueries);
+  const int64_t blocks_before = ceil_div(a.queries.runs[0].count, Vectors::kQueries),
+                blocks = blocks_before + ceil_div(a.queries.runs[1].count, Vectors::kQueries);
   c.pool->parallel_for(a.shape.batch * heads * blocks, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
     const int64_t group = tile / per_group / blocks % groups, b = tile / per_group / blocks / groups;
@@ -240,10 +240,5 @@ ContextAttention context_attention_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-const ContextAttention& cpu_context_attention() {
-  static const ContextAttention family = CAPSTAN_BEST(context_attention_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(ContextAttention, context_attention)
 #endif

@@ -226,10 +226,5 @@ CrossEntropy cross_entropy_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-const CrossEntropy& cpu_cross_entropy() {
-  static const CrossEntropy family = CAPSTAN_BEST(cross_entropy_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(CrossEntropy, cross_entropy)
 #endif

@@ -223,7 +223,7 @@ void copy_rows(Context& c, In x, int64_t x_stride, Out y, int64_t y_stride, int6
 
 template <class Chunk>
 HWY_INLINE void reduce(Context& c, int64_t n, double* out, bool accumulate, Chunk&& chunk) {
-  const int64_t blocks = blocks_of(n, kBlock);
+  const int64_t blocks = ceil_div(n, kBlock);
   auto* partial = c.scratch_of<double>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1)));
   parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
     double sum = 0;
@@ -262,7 +262,7 @@ void sum_of_squares(Context& c, In x, int64_t n, double* out, bool accumulate) {
   using Wide = hn::Rebind<double, Half>;
   by_type({x}, [&](auto type) HWY_ATTR {
     const auto a = array_of<decltype(type)>(x);
-    const int64_t blocks = blocks_of(n, kBlock);
+    const int64_t blocks = ceil_div(n, kBlock);
     auto* partial = c.scratch_of<double>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1)));
     parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
       auto lower = hn::Zero(Wide()), upper = lower;
@@ -289,7 +289,7 @@ void weighted_sum(Context& c, const float* x, const float* weight, int64_t n, do
 }
 
 void count_nonfinite(Context& c, In x, int64_t n, int64_t* out, bool accumulate) {
-  const int64_t blocks = blocks_of(n, kBlock);
+  const int64_t blocks = ceil_div(n, kBlock);
   auto* partial = c.scratch_of<int64_t>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1)));
   by_type({x}, [&](auto type) HWY_ATTR {
     const auto a = array_of<decltype(type)>(x);
@@ -368,19 +368,19 @@ void sgd(Context& c, float lr, float momentum, bool nesterov, float weight_decay
   parallel_blocks(c, n, kBlock / 2, [&](int64_t begin, int64_t end, int) HWY_ATTR {
     for (int64_t i = begin; i < end; i += kStep) {
       const int64_t k = std::min(kStep, end - i);
-      const bool whole = k == kStep;
-      VF w = whole ? load(main + i) : load_part(main + i, k);
+      const bool full = k == kStep;
+      VF w = full ? load(main + i) : load_part(main + i, k);
       const VF g = hn::MulAdd(splat(weight_decay), w,
-                              hn::Mul(splat(grad_scale), whole ? load(grad + i) : load_part(grad + i, k)));
+                              hn::Mul(splat(grad_scale), full ? load(grad + i) : load_part(grad + i, k)));
       VF update = g;
       if (momentum != 0) {
-        const VF b = hn::MulAdd(splat(momentum), whole ? load(buf + i) : load_part(buf + i, k), g);
-        whole ? store(b, buf + i) : store_part(b, buf + i, k);
+        const VF b = hn::MulAdd(splat(momentum), full ? load(buf + i) : load_part(buf + i, k), g);
+        full ? store(b, buf + i) : store_part(b, buf + i, k);
         update = nesterov ? hn::MulAdd(splat(momentum), b, g) : b;
       }
       w = hn::NegMulAdd(splat(lr), update, w);
-      whole ? store(w, main + i) : store_part(w, main + i, k);
-      if (has_copy) whole ? copy.put(i, w) : copy.put_part(i, w, k);
+      full ? store(w, main + i) : store_part(w, main + i, k);
+      if (has_copy) full ? copy.put(i, w) : copy.put_part(i, w, k);
     }
   });
 }
@@ -401,7 +401,7 @@ Elementwise elementwise_family() {
           .weighted_sum = weighted_sum,
           .count_nonfinite = count_nonfinite};
 }
-Optimizers optimizer_family() {
+Optimizers optimizers_family() {
   return {.adam = adam, .sgd = sgd};
 }
 
@@ -410,14 +410,6 @@ Optimizers optimizer_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-const Elementwise& cpu_elementwise() {
-  static const Elementwise family = CAPSTAN_BEST(elementwise_family)();
-  return family;
-}
-const Optimizers& cpu_optimizers() {
-  static const Optimizers family = CAPSTAN_BEST(optimizer_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(Elementwise, elementwise)
+CAPSTAN_FAMILY(Optimizers, optimizers)
 #endif

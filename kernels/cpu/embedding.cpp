@@ -19,7 +19,7 @@ void forward(Context& c, In table_in, const int32_t* ids, In position_in, const 
              Out out_out, int64_t rows, int64_t cols, int64_t first_row, int64_t rows_here) {
   by_type({table_in, position_in, out_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
-    const auto table = array_of<T>(table_in), place = array_of<T>(position_in), out = array_of<T>(out_out);
+    const auto table = array_of<T>(table_in), position = array_of<T>(position_in), out = array_of<T>(out_out);
     parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t r = begin; r < end; ++r) {
         const int64_t id = ids[r] - first_row;
@@ -29,12 +29,12 @@ void forward(Context& c, In table_in, const int32_t* ids, In position_in, const 
             cols,
             [&](int64_t i) HWY_ATTR {
               VF v = here ? table.alone(from + i) : hn::Zero(DF());
-              if (position_in) v = hn::Add(v, place.at(with + i));
+              if (position_in) v = hn::Add(v, position.at(with + i));
               out.put(to + i, v);
             },
             [&](int64_t i, int64_t n) HWY_ATTR {
               VF v = here ? table.part(from + i, n) : hn::Zero(DF());
-              if (position_in) v = hn::Add(v, place.part(with + i, n));
+              if (position_in) v = hn::Add(v, position.part(with + i, n));
               out.put_part(to + i, v, n);
             });
       }
@@ -73,10 +73,5 @@ Embedding embedding_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-const Embedding& cpu_embedding() {
-  static const Embedding family = CAPSTAN_BEST(embedding_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(Embedding, embedding)
 #endif

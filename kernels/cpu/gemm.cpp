@@ -37,25 +37,20 @@ constexpr int64_t kTileWork = int64_t{1} << 20;  // multiply-adds below which a 
 // times: with fewer than 64 rows fetching B would cost more than multiplying.
 constexpr int64_t kMaxRows = 128, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
 
-HWY_INLINE int64_t even(int64_t n, int64_t parts,
-                        int64_t unit) {  // the size of each of `parts`, in whole units
-  return std::max(unit, ((n + parts - 1) / parts + unit - 1) / unit * unit);
-}
-
 HWY_INLINE Plan plan_for(const GemmShape& s, bool narrow) {
   Plan p;
   // Between two chunks of k the sums lie in C. bf16 cannot hold them, so there a chunk is as deep as can be.
-  p.chunk_k = std::min(s.k, even(s.k, blocks_of(s.k, narrow ? 16 * kKc : 2 * kKc), 4));
+  p.chunk_k = std::min(s.k, even_size(s.k, ceil_div(s.k, narrow ? 16 * kKc : 2 * kKc), 4));
   p.chunk_n = std::min(s.n, std::max(8 * kNr, kPackedFloats / p.chunk_k / kNr * kNr));
   const double work = static_cast<double>(s.m) * static_cast<double>(p.chunk_n) * static_cast<double>(s.k);
   const auto wanted = static_cast<int64_t>(
       std::clamp(work / static_cast<double>(kTileWork), 1.0, static_cast<double>(kTiles)));
-  int64_t across = blocks_of(p.chunk_n, kMaxCols);
+  int64_t across = ceil_div(p.chunk_n, kMaxCols);
   const int64_t down =
-      std::max(blocks_of(s.m, kMaxRows), std::min(blocks_of(s.m, kMinRows), blocks_of(wanted, across)));
-  across = std::max(across, std::min(blocks_of(p.chunk_n, kMinCols), blocks_of(wanted, down)));
-  p.rows = even(s.m, down, kMr);
-  p.cols = even(p.chunk_n, across, kNr);
+      std::max(ceil_div(s.m, kMaxRows), std::min(ceil_div(s.m, kMinRows), ceil_div(wanted, across)));
+  across = std::max(across, std::min(ceil_div(p.chunk_n, kMinCols), ceil_div(wanted, down)));
+  p.rows = even_size(s.m, down, kMr);
+  p.cols = even_size(p.chunk_n, across, kNr);
   return p;
 }
 
@@ -65,8 +60,8 @@ HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, i
                        int64_t k, float* to) {
   const int64_t group = 4 * kNr,
                 slab = std::max<int64_t>(256, 65536 / group);  // a tile: four panels, neighbors in memory
-  const int64_t slabs = blocks_of(k, slab);
-  c.pool->parallel_for(blocks_of(n, group) * slabs, [&](int64_t tile, int) HWY_ATTR {
+  const int64_t slabs = ceil_div(k, slab);
+  c.pool->parallel_for(ceil_div(n, group) * slabs, [&](int64_t tile, int) HWY_ATTR {
     const int64_t first = tile / slabs * group, from_k = tile % slabs * slab,
                   count = std::min(slab, k - from_k);
     constexpr int64_t kRun = 32;  // rows of B read across the panels of the group before going on
@@ -137,8 +132,8 @@ struct alignas(64) PackedRows {
 };
 static_assert(sizeof(PackedRows) == 16 * sizeof(float));
 
-// How a product's scratch is cut, in floats: a worker's PackedRows, panels of A and sums, then all workers' B
-// and copy of C.
+// How the scratch of a GEMM is divided, in floats: a worker's PackedRows, panels of A and sums, then all
+// workers' B and copy of C.
 struct ProductScratch {
   static constexpr size_t held = sizeof(PackedRows) / sizeof(float);
   bool copy;
@@ -147,7 +142,7 @@ struct ProductScratch {
       // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy
       // of C's columns.
       : copy(narrow && p.chunk_k < s.k),
-        a(static_cast<size_t>(blocks_of(p.rows, kMr) * kPanelA)),
+        a(static_cast<size_t>(ceil_div(p.rows, kMr) * kPanelA)),
         c(static_cast<size_t>(narrow && !copy ? p.rows * p.cols : 0)),
         b(static_cast<size_t>((p.chunk_n + kNr) * p.chunk_k)),
         c_copy(static_cast<size_t>(copy ? s.m * p.chunk_n : 0)) {}
@@ -171,7 +166,7 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
     for (int64_t k0 = 0; k0 < s.k; k0 += p.chunk_k) {
       const int64_t n = std::min(p.chunk_n, s.n - n0), k = std::min(p.chunk_k, s.k - k0);
       pack_b(c, s, b, n0, n, k0, k, packed_b);
-      const int64_t across = blocks_of(n, p.cols), down = blocks_of(s.m, p.rows);
+      const int64_t across = ceil_div(n, p.cols), down = ceil_div(s.m, p.rows);
       c.pool->parallel_for(across * down, [&](int64_t tile, int worker) HWY_ATTR {
         const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
         const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
@@ -188,7 +183,7 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
           else
             read_block(out.as<bf16>() + at, s.ldc, rows, cols, to);
         }
-        const int64_t deep = even(k, blocks_of(k, kKc), 4);
+        const int64_t deep = even_size(k, ceil_div(k, kKc), 4);
         for (int64_t pass = 0; pass < k; pass += deep) {
           const int64_t depth = std::min(deep, k - pass);
           if (held.row != i0 || held.depth != k0 + pass) {
@@ -246,9 +241,9 @@ void few_rows(Context& c, const GemmShape& s, const T* a, const T* b, Out out, f
 
 // bf16 on a processor that multiplies it: oneDNN on tiles of fixed size, one thread each.
 void native_product(Context& c, const GemmShape& s, In a, In b, Out out, float beta) {
-  const int64_t rows = even(s.m, blocks_of(s.m, 256), 32), cols = even(s.n, blocks_of(s.n, 768), 64);
-  const int64_t across = blocks_of(s.n, cols), size = size_of(out.dtype);
-  c.pool->parallel_for(blocks_of(s.m, rows) * across, [&](int64_t tile, int) {
+  const int64_t rows = even_size(s.m, ceil_div(s.m, 256), 32), cols = even_size(s.n, ceil_div(s.n, 768), 64);
+  const int64_t across = ceil_div(s.n, cols), size = size_of(out.dtype);
+  c.pool->parallel_for(ceil_div(s.m, rows) * across, [&](int64_t tile, int) {
     const int64_t i = tile / across * rows, j = tile % across * cols;
     GemmShape t = s;
     t.m = std::min(rows, s.m - i);
@@ -358,9 +353,9 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
 struct ColumnParts {
   int64_t block, blocks, width;
   ColumnParts(int64_t rows, int64_t cols)
-      : block(std::max(rows_per_block(cols), blocks_of(std::max<int64_t>(rows, 1), 64))),
-        blocks(blocks_of(rows, block)),
-        width((cols + kStep - 1) / kStep * kStep) {}
+      : block(std::max(rows_per_block(cols), ceil_div(std::max<int64_t>(rows, 1), 64))),
+        blocks(ceil_div(rows, block)),
+        width(round_up(cols, kStep)) {}
   WorkspaceSize need() const {
     return {static_cast<size_t>(std::max<int64_t>(blocks, 1) * width) * sizeof(float), 0};
   }
@@ -409,11 +404,5 @@ Gemm gemm_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-
-const Gemm& cpu_gemm() {
-  static const Gemm family = CAPSTAN_BEST(gemm_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(Gemm, gemm)
 #endif

@@ -90,7 +90,7 @@ HWY_INLINE void pack_transposed(const T* from, int64_t ld, int64_t k, int64_t n,
 
 // Width of the panel of B that begins at column j of n, in full vectors.
 HWY_INLINE int64_t panel_width(int64_t n, int64_t j) {
-  return std::min(kNr, (n - j + kStep - 1) / kStep * kStep);
+  return std::min(kNr, round_up(n - j, kStep));
 }
 
 // The layout of kMr rows of A. Columns: element (i, p) at a[p * step + i], a packed panel (step = kMr) or a
@@ -137,7 +137,7 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
   if constexpr (kFetch) {
     // Prefetches the lines of C, which are needed at the end.
     constexpr int64_t kLines = (NV * kStep + 15) / 16;  // of a row of C
-    const int64_t c_lines = m * kLines, each = blocks_of(c_lines, std::max<int64_t>(1, k / kFetchDepth));
+    const int64_t c_lines = m * kLines, each = ceil_div(c_lines, std::max<int64_t>(1, k / kFetchDepth));
     int64_t line = 0;
     const float* next = ahead->next;
     for (; done + kFetchDepth <= k; done += kFetchDepth) {
@@ -205,9 +205,9 @@ HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k,
     // Prefetches the beginning of the next panel of A, and gradually the next panel of B into the L2 cache.
     Prefetch ahead;
     if (j + kNr < n) {
-      const int64_t turns = blocks_of(m, kMr) * std::max<int64_t>(1, k / kFetchDepth);
+      const int64_t turns = ceil_div(m, kMr) * std::max<int64_t>(1, k / kFetchDepth);
       const float* next = b + x.b_stride + x.b_first * kNr;
-      ahead = {next, next + k * kNr, blocks_of(k * kNr / 16, turns)};
+      ahead = {next, next + k * kNr, ceil_div(k * kNr / 16, turns)};
     }
     for (int64_t i = 0; i < m; i += kMr, pa += x.a_stride) {
       const int64_t rows = std::min<int64_t>(kMr, m - i);

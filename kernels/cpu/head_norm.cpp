@@ -154,8 +154,7 @@ void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* square
   const int64_t row = s.qkv.row();
   if (s.rows <= 0) return;
   // As in norm.cpp: at most 64 partial rows, whose number depends on the shape only.
-  const int64_t block = std::max(rows_per_block(row), blocks_of(s.rows, 64)),
-                blocks = blocks_of(s.rows, block);
+  const int64_t block = std::max(rows_per_block(row), ceil_div(s.rows, 64)), blocks = ceil_div(s.rows, block);
   const bool partials = dquery_gamma || dkey_gamma;
   float* gamma =
       c.scratch_of<float>(Context::kShared, static_cast<size_t>(row * (1 + (partials ? blocks : 0))));
@@ -224,10 +223,5 @@ HeadNorm head_norm_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-const HeadNorm& cpu_head_norm() {
-  static const HeadNorm family = CAPSTAN_BEST(head_norm_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(HeadNorm, head_norm)
 #endif

@@ -24,7 +24,7 @@ HWY_INLINE int64_t row_start(const NormRows& r, int64_t row) {
 }
 // Scratch rows are padded with zeros to full vectors, so that sums need no tail.
 HWY_INLINE int64_t padded(int64_t cols) {
-  return (cols + kStep - 1) / kStep * kStep;
+  return round_up(cols, kStep);
 }
 
 template <class T>
@@ -108,8 +108,8 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
   const int64_t cols = rows.cols, width = padded(cols);
   if (rows.rows <= 0) return;
   // Parameter gradients: at most 64 partial rows, whose number depends on the shape only.
-  const int64_t block = std::max(rows_per_block(cols), blocks_of(rows.rows, 64));
-  const int64_t blocks = blocks_of(rows.rows, block);
+  const int64_t block = std::max(rows_per_block(cols), ceil_div(rows.rows, 64));
+  const int64_t blocks = ceil_div(rows.rows, block);
   const bool partials = dgamma || dbeta;
   float* g =
       c.scratch_of<float>(Context::kShared, static_cast<size_t>(width * (1 + (partials ? 2 * blocks : 0))));
@@ -189,10 +189,5 @@ Norm norm_family() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace capstan::kernels {
-const Norm& cpu_norm() {
-  static const Norm family = CAPSTAN_BEST(norm_family)();
-  return family;
-}
-}  // namespace capstan::kernels
+CAPSTAN_FAMILY(Norm, norm)
 #endif

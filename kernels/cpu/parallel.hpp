@@ -5,19 +5,21 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/checked.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 
-inline int64_t blocks_of(int64_t n, int64_t block) {
-  return (n + block - 1) / block;
+// The size of each of `parts` of n, a multiple of `unit`.
+inline int64_t even_size(int64_t n, int64_t parts, int64_t unit) {
+  return std::max(unit, round_up(ceil_div(n, parts), unit));
 }
 
 // body(begin, end, worker) for consecutive blocks of [0, n).
 template <class Body>
 void parallel_blocks(Context& context, int64_t n, int64_t block, Body&& body) {
   if (n <= 0) return;
-  context.pool->parallel_for(blocks_of(n, block), [&](int64_t tile, int worker) {
+  context.pool->parallel_for(ceil_div(n, block), [&](int64_t tile, int worker) {
     body(tile * block, std::min(n, (tile + 1) * block), worker);
   });
 }

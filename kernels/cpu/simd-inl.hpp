@@ -145,10 +145,10 @@ HWY_INLINE void by_type(std::initializer_list<In> arrays, Body&& body) {
 }
 
 // body(i, n) over [0, count): n = kStep for full vectors, fewer for the last one.
-template <class Whole, class Part>
-HWY_INLINE void for_vectors(int64_t count, Whole&& whole, Part&& part) {
+template <class Full, class Part>
+HWY_INLINE void for_vectors(int64_t count, Full&& full, Part&& part) {
   int64_t i = 0;
-  for (; i + kStep <= count; i += kStep) whole(i);
+  for (; i + kStep <= count; i += kStep) full(i);
   if (i < count) part(i, count - i);
 }
 

@@ -24,3 +24,12 @@ F* best_of(F* avx512, F* avx2, F* fallback) {
 // CAPSTAN_BEST(f): `f` compiled for the instruction set of cpu_level() (after hwy/highway.h).
 #define CAPSTAN_BEST(f) \
   best_of<decltype(HWY_STATIC_DISPATCH(f))>(HWY_CHOOSE_AVX3(f), HWY_CHOOSE_AVX2(f), HWY_CHOOSE_FALLBACK(f))
+
+// CAPSTAN_FAMILY(Norm, norm) at the end of a file: cpu_norm(), which gives norm_family() of CAPSTAN_BEST.
+#define CAPSTAN_FAMILY(Type, name)                            \
+  namespace capstan::kernels {                                \
+  const Type& cpu_##name() {                                  \
+    static const Type family = CAPSTAN_BEST(name##_family)(); \
+    return family;                                            \
+  }                                                           \
+  }

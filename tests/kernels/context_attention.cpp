@@ -1,4 +1,4 @@
-// Parts of attention put together against the scalar reference of the whole sequence.
+// Shards of attention combined, against the scalar reference of the full sequence.
 #include "tests/kernels/support.hpp"
 
 using namespace capstan;
@@ -15,7 +15,7 @@ const kernels::ContextAttention& parts() {
 }
 
 // Who holds which positions of the sequence: ranks with up to two runs each, of any lengths.
-using Cut = Vec<PositionRuns>;
+using Shards = Vec<PositionRuns>;
 
 // Values of x[batch * seq][width] in the rows of `runs`, sequence by sequence.
 template <class T>
@@ -44,41 +44,41 @@ Vec<double> kv_of(const Vec<double>& qkv, const QkvLayout& l) {
   return kv;
 }
 
-void check_parts(const AttentionShape& a, DType type, const Cut& cut, const Vec<int32_t>& documents,
-                 uint64_t seed) {
+void check_shards(const AttentionShape& a, DType type, const Shards& shards, const Vec<int32_t>& documents,
+                  uint64_t seed) {
   INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim,
        " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
-       " dropout=", a.dropout, " packed=", !documents.empty(), " ranks=", cut.size(), " ", text(type));
+       " dropout=", a.dropout, " packed=", !documents.empty(), " ranks=", shards.size(), " ", text(type));
   const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), width = heads * a.qkv.head_dim,
                 row = a.qkv.row(), kv_row = a.qkv.groups * 2 * a.qkv.head_dim;
   const auto qkv = Array(type, random_values(tokens * row, seed)).rounded(),
              dout = Array(type, random_values(tokens * width, seed + 1)).rounded();
   const auto ids = row_ids(tokens);
   Vec<double> out(static_cast<size_t>(tokens * width)), gradient(qkv.size());
-  for (size_t rank = 0; rank < cut.size(); ++rank) {
-    AttentionBlock part{a, cut[rank], {}};
+  for (size_t rank = 0; rank < shards.size(); ++rank) {
+    AttentionBlock part{a, shards[rank], {}};
     part.shape.seq = part.queries.rows();
     const int64_t mine = a.batch * part.shape.seq;
-    const Array my_qkv(type, rows_of(qkv, a, cut[rank], row)),
-        my_dout(type, rows_of(dout, a, cut[rank], width));
-    const auto my_ids = rows_of(ids, a, cut[rank], 1);
-    const auto my_documents = documents.empty() ? Vec<int32_t>() : rows_of(documents, a, cut[rank], 1);
+    const Array my_qkv(type, rows_of(qkv, a, shards[rank], row)),
+        my_dout(type, rows_of(dout, a, shards[rank], width));
+    const auto my_ids = rows_of(ids, a, shards[rank], 1);
+    const auto my_documents = documents.empty() ? Vec<int32_t>() : rows_of(documents, a, shards[rank], 1);
     const int32_t* document_start = documents.empty() ? nullptr : my_documents.data();
     const int64_t* row_id = a.dropout > 0 ? my_ids.data() : nullptr;
     Vec<Array> y{Array::zeros(DType::f32, mine * width, NAN), Array::zeros(DType::f32, mine * heads, NAN)};
     // As in a ring: the own keys first, then those of the rank before.
-    for (size_t step = 0; step < cut.size(); ++step) {
-      part.keys = cut[(rank + cut.size() - step) % cut.size()];
+    for (size_t step = 0; step < shards.size(); ++step) {
+      part.keys = shards[(rank + shards.size() - step) % shards.size()];
       const Array kv(type, kv_of(rows_of(qkv, a, part.keys, row), a.qkv));
       if (step > 0 && !part.sees_anything()) continue;
       y = run_kernel(y, [&](kernels::Context& c, Vec<Array>& o) {
         parts().forward(c, part, my_qkv, kv, document_start, row_id, step > 0, o[0].f32(), o[1].f32());
       });
     }
-    put_rows(out, y[0].rounded(), a, cut[rank], width);
+    put_rows(out, y[0].rounded(), a, shards[rank], width);
     const Array saved(type, y[0].rounded());
     Array lse = y[1], dqkv = Array::zeros(DType::f32, mine * row);
-    for (const PositionRuns& keys : cut) {
+    for (const PositionRuns& keys : shards) {
       part.keys = keys;
       const Array kv(type, kv_of(rows_of(qkv, a, keys, row), a.qkv));
       const auto g = run_kernel({dqkv, Array::zeros(DType::f32, a.batch * keys.rows() * kv_row, NAN)},
@@ -98,7 +98,7 @@ void check_parts(const AttentionShape& a, DType type, const Cut& cut, const Vec<
             spread[static_cast<size_t>(t * row + a.qkv.key(group) + i)] = dkv[from++];
       put_rows(gradient, spread, a, keys, row);
     }
-    put_rows(gradient, dqkv.rounded(), a, cut[rank], row);
+    put_rows(gradient, dqkv.rounded(), a, shards[rank], row);
   }
   CHECK(error(out, reference::attention(a, qkv, documents, ids, nullptr)) < 1e-5);
   CHECK(error(gradient, reference::attention_gradient(a, qkv, dout, documents, ids)) <
@@ -106,40 +106,41 @@ void check_parts(const AttentionShape& a, DType type, const Cut& cut, const Vec<
 }
 
 // Chunks r and 2 ranks - 1 - r of 2 ranks equal ones.
-Cut balanced(int64_t ranks, int64_t seq) {
+Shards balanced(int64_t ranks, int64_t seq) {
   const int64_t n = seq / (2 * ranks);
-  Cut cut;
-  for (int64_t r = 0; r < ranks; ++r) cut.push_back({{{{r * n, n}, {(2 * ranks - 1 - r) * n, n}}}});
-  return cut;
+  Shards shards;
+  for (int64_t r = 0; r < ranks; ++r) shards.push_back({{{{r * n, n}, {(2 * ranks - 1 - r) * n, n}}}});
+  return shards;
 }
 }  // namespace
 
-TEST_CASE("parts of a sequence are attention of the whole: load-balanced chunks") {
+TEST_CASE("shards of a sequence give the attention of the full sequence: load-balanced chunks") {
   uint64_t seed = 300;
   for (const DType type : {DType::f32, DType::bf16})
     for (const auto& [ranks, seq] : {std::array<int64_t, 2>{2, 12}, {2, 300}, {3, 66}, {4, 264}}) {
       AttentionShape a = attention_shape(2, 3, 20, 2, seq);
-      check_parts(a, type, balanced(ranks, seq), {}, seed++);
+      check_shards(a, type, balanced(ranks, seq), {}, seed++);
       a.dropout = 0.3f;
       a.head_offset = 7;
-      check_parts(a, type, balanced(ranks, seq), {}, seed++);
+      check_shards(a, type, balanced(ranks, seq), {}, seed++);
       a.causal = false;
-      check_parts(a, type, balanced(ranks, seq), {}, seed++);
+      check_shards(a, type, balanced(ranks, seq), {}, seed++);
       a.causal = true;
       a.dropout = 0;
       for (const int64_t window : {1, 5, 40}) {
         a.window = window;
-        check_parts(a, type, balanced(ranks, seq), {}, seed++);
+        check_shards(a, type, balanced(ranks, seq), {}, seed++);
       }
       a.softcap = 0.8f;
-      check_parts(a, type, balanced(ranks, seq), {}, seed++);
+      check_shards(a, type, balanced(ranks, seq), {}, seed++);
     }
 }
 
-TEST_CASE("parts of a sequence are attention of the whole: any runs, documents that begin anywhere") {
+TEST_CASE(
+    "shards of a sequence give the attention of the full sequence: any runs, documents that begin anywhere") {
   uint64_t seed = 400;
   const int64_t seq = 210;
-  const Cut cut{
+  const Shards shards{
       {{{{0, 70}, {0, 0}}}}, {{{{71, 3}, {140, 69}}}}, {{{{70, 1}, {74, 66}}}}, {{{{0, 0}, {209, 1}}}}};
   Vec<int32_t> documents;
   for (int64_t i = 0; i < 2 * seq; ++i)
@@ -149,8 +150,8 @@ TEST_CASE("parts of a sequence are attention of the whole: any runs, documents t
       AttentionShape a = attention_shape(1, 2, 9, 2, seq);
       a.window = window;
       a.dropout = dropout;
-      check_parts(a, DType::f32, cut, documents, seed++);
-      check_parts(a, DType::f32, cut, {}, seed++);
-      check_parts(a, DType::bf16, cut, documents, seed++);
+      check_shards(a, DType::f32, shards, documents, seed++);
+      check_shards(a, DType::f32, shards, {}, seed++);
+      check_shards(a, DType::bf16, shards, documents, seed++);
     }
 }

@@ -233,7 +233,7 @@ TEST_CASE("embedding with positions and shards, and its gradient") {
     }
 }
 
-TEST_CASE("cross-entropy in pieces, whole and split over vocabulary shards") {
+TEST_CASE("cross-entropy in chunks, full and split over vocabulary shards") {
   const auto& ce = *kernels::cpu_table().cross_entropy;
   for (DType type : kTypes)
     for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {3, 5}, {17, 37}, {5, 257}, {40, 1000}}) {

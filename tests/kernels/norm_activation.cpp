@@ -76,7 +76,7 @@ TEST_CASE("norms across heads: values, sums and gradients, many rows and few") {
       }
       CHECK(g[1].rounded()[static_cast<size_t>(s.qkv.value(0))] == wd[static_cast<size_t>(s.qkv.value(0))]);
 
-      // Two shares of the heads, and ranks that share keys: sums and gradients add up to those of the whole.
+      // Two shares of the heads, and ranks that share keys: sums and gradients add up to those of all heads.
       s.counts_keys = false;
       const auto other = run_kernel({sums, sums, zeros, Array::zeros(DType::f32, s.key_cols)},
                                     [&](kernels::Context& c, Vec<Array>& out) {
@@ -168,7 +168,7 @@ TEST_CASE("norms and their gradients") {
         }
 }
 
-TEST_CASE("norm with a residual: the sum is written, normalised and may lie in x") {
+TEST_CASE("norm with a residual: the sum is written, normalized and may lie in x") {
   const auto& norm = *kernels::cpu_table().norm;
   for (DType type : kTypes) {
     const int64_t rows = 19, cols = 37;
