@@ -13,7 +13,7 @@ endif()
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1")
 
-# FMA contraction is left to explicit code: the same source gives the same bits at every optimisation level.
+# FMA contraction is left to explicit code: the same source gives the same bits at every optimization level.
 add_compile_options(-Wall -Wextra -Wshadow -Wno-missing-field-initializers
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -ffp-contract=off -fno-math-errno)
 add_link_options(-Wl,--as-needed)  # a library loaded for nothing delays every command

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to a language model that has learnt English from fortune cookies, in a few minutes on two cores: installs what
+# From nothing to a language model that has learned English from fortune cookies, in a few minutes on two cores: installs what
 # is missing, builds, learns a tokenizer, prepares the data, trains the recipe `quickstart`, evaluates and prints text.
 #
 #   scripts/quickstart.sh            begins, or continues what an earlier call left unfinished

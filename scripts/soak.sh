@@ -2,7 +2,7 @@
 # Long proofs that the test tiers run in short. Each ends with one line of figures and fails when anything was lost.
 #
 #   scripts/soak.sh kills [N]      kill -9 at N random moments (default 1000): every run resumes, and its losses are those of
-#                                  the run that nobody killed, bit for bit
+#                                  the run that was not killed, bit for bit
 #   scripts/soak.sh faults         every operation of every save fails, tears, fills the disk or loses the power
 #   scripts/soak.sh fuzz [N] [T…]  N executions (default 2000000) of each reader's fuzz target (or of the targets T…), one
 #                                  after the other, in 2 GiB and 10 s for an input at most; a finding does not stop the rest

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds Capstan and runs its tests. Ends with one line "N passed, N failed".
 #
-#   scripts/test.sh           fast: release build with warnings as errors, all tests but those labelled `slow`
+#   scripts/test.sh           fast: release build with warnings as errors, all tests but those labeled `slow`
 #   scripts/test.sh --full    also the form of the sources, the slow tests, clang-tidy of what changed, installation, the
-#                             quickstart, one build with address and undefined-behaviour sanitizers, the tests labelled
+#                             quickstart, one build with address and undefined-behavior sanitizers, the tests labeled
 #                             `threaded` under the thread sanitizer, and each fuzz target for a while; the time of each
 #                             stage at the end
 #   -j N                      compile and test jobs; default: the cores
@@ -144,7 +144,7 @@ if [ "$full" = yes ]; then
   result "quickstart (see $logs/quickstart.txt)" "$status"
 
   # Leaks: Open MPI and the loader keep some memory until the end; scripts/lsan.supp names them. Threads: Open MPI and
-  # libgomp synchronise in ways that the sanitizer cannot see; scripts/tsan.supp names them.
+  # libgomp synchronize in ways that the sanitizer cannot see; scripts/tsan.supp names them.
   export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1"
   export LSAN_OPTIONS="suppressions=$PWD/scripts/lsan.supp:print_suppressions=0"
   export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"

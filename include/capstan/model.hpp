@@ -56,7 +56,7 @@ struct TextLoss {
   int64_t tokens = 0;        // predicted tokens: all but the first
 };
 
-// The whole model in this process. A copy refers to the same model. One call at a time on a model and its
+// The full model in this process. A copy refers to the same model. One call at a time on a model and its
 // copies; the calls may come from different threads. Failed calls leave the model usable.
 class Model {
  public:
@@ -93,7 +93,8 @@ class Model {
   // vocabulary and for no ids.
   Generated generate(std::span<const int32_t> prompt, const GenerateOptions& options = {});
   // One result for each prompt, in order, each as generate() gives it; on_token sees one prompt after the
-  // other, and ends the current prompt's generation only. The prompts run one after the other.
+  // other, and ends the current prompt's generation only. The prompts run one after the other, in the time of
+  // as many calls: the cache of keys and values has one length for all its sequences.
   std::vector<Generated> generate_batch(const std::vector<std::string>& prompts,
                                         const GenerateOptions& options = {});
   std::vector<Generated> generate_batch_from_ids(const std::vector<std::vector<int32_t>>& prompts,

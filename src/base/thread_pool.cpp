@@ -38,7 +38,7 @@ struct ThreadPool::State {
   std::atomic<int> busy{0};  // workers that have not finished the current job
   std::atomic<bool> stop{false};
 
-  // The current job. Each worker begins with its own run of neighbouring tiles, so that what a tile left in
+  // The current job. Each worker begins with its own run of neighboring tiles, so that what a tile left in
   // its caches serves the next one, and then takes what others have left.
   struct alignas(64) Run {
     std::atomic<int64_t> next{0};

@@ -22,7 +22,7 @@ class ThreadPool {
 
   // Runs body(tile, worker) for every tile in [0, tiles), 0 <= worker < size(), and returns when all are
   // done. The caller works too. The first exception is rethrown here after the others have ended. A call from
-  // within a body runs inline. Calls from several threads at once are serialised.
+  // within a body runs inline. Calls from several threads at once are serialized.
   void parallel_for(int64_t tiles, FunctionRef<void(int64_t tile, int worker)> body);
 
  private:

@@ -52,8 +52,8 @@ void Hasher::update(std::span<const std::byte> bytes) {
   s.hash.bytes += static_cast<int64_t>(bytes.size());
   while (!bytes.empty()) {
     // In slices that stay in the cache, because two hashes read them.
-    const size_t room = static_cast<size_t>(s.block_bytes - s.in_block);
-    const auto slice = bytes.first(std::min({bytes.size(), room, size_t{1} << 16}));
+    const size_t left = static_cast<size_t>(s.block_bytes - s.in_block);
+    const auto slice = bytes.first(std::min({bytes.size(), left, size_t{1} << 16}));
     XXH3_128bits_update(s.full, slice.data(), slice.size());
     XXH3_64bits_update(s.part, slice.data(), slice.size());
     s.in_block += static_cast<int64_t>(slice.size());

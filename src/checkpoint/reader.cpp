@@ -39,7 +39,7 @@ const StoredTensor* Reader::find(std::string_view name) const {
   return found == manifest_.tensors.end() ? nullptr : &found->second;
 }
 
-std::string Reader::place() const {
+std::string Reader::description() const {
   return "checkpoint `" + directory_.string() + "`";
 }
 

@@ -32,7 +32,7 @@ class Reader final : public TensorSource {
   const std::filesystem::path& directory() const { return directory_; }
   const Manifest& manifest() const { return manifest_; }
   const SaveInfo& info() const { return manifest_.info; }
-  std::string place() const override;
+  std::string description() const override;
   std::vector<std::string> names() const override;
   const StoredTensor* find(std::string_view name) const override;
   // Reads from all chunks that overlap the region. Maps only the files it needs; a file that contradicts the

@@ -54,6 +54,24 @@ static std::string block_text(const std::string& file, int64_t block, int64_t bl
          std::to_string(std::min((block + 1) * block_bytes, file_bytes)) + ")";
 }
 
+static void compare_content(const std::string& name, const fs::path& path, const FileHash& expected,
+                            int64_t block_bytes, std::vector<Problem>& problems) {
+  try {
+    const FileHash actual = hash_file(path, block_bytes);
+    bool named = false;
+    for (size_t i = 0; i < std::min(actual.blocks.size(), expected.blocks.size()); ++i) {
+      if (actual.blocks[i] == expected.blocks[i]) continue;
+      const auto block = static_cast<int64_t>(i);
+      problems.push_back({name, block, block_text(name, block, block_bytes, expected.bytes)});
+      named = true;
+    }
+    if (!named && (actual.full != expected.full || actual.bytes != expected.bytes))
+      problems.push_back({name, {}, "`" + name + "` differs from what was written"});
+  } catch (const Error& error) {
+    problems.push_back({name, {}, error.message()});
+  }
+}
+
 std::vector<Problem> verify(const fs::path& directory, Depth depth, int part, int parts) {
   std::vector<Problem> problems;
   Manifest manifest;
@@ -101,20 +119,7 @@ std::vector<Problem> verify(const fs::path& directory, Depth depth, int part, in
       continue;
     }
     if (depth != Depth::content || !mine) continue;
-    try {
-      const FileHash actual = hash_file(path, manifest.block_bytes);
-      bool named = false;
-      for (size_t i = 0; i < std::min(actual.blocks.size(), hash.blocks.size()); ++i) {
-        if (actual.blocks[i] == hash.blocks[i]) continue;
-        const auto block = static_cast<int64_t>(i);
-        problems.push_back({name, block, block_text(name, block, manifest.block_bytes, hash.bytes)});
-        named = true;
-      }
-      if (!named && (actual.full != hash.full || actual.bytes != hash.bytes))
-        problems.push_back({name, {}, "`" + name + "` differs from what was written"});
-    } catch (const Error& error_reading) {
-      problems.push_back({name, {}, error_reading.message()});
-    }
+    compare_content(name, path, hash, manifest.block_bytes, problems);
   }
   return problems;
 }

@@ -31,7 +31,7 @@ class TensorSource {
  public:
   virtual ~TensorSource() = default;
 
-  virtual std::string place() const = 0;  // "checkpoint `runs/a`", for messages
+  virtual std::string description() const = 0;  // "checkpoint `runs/a`", for messages
   virtual std::vector<std::string> names() const = 0;
   virtual const TensorInfo* find(std::string_view name) const = 0;  // nullptr: not there
   // Fills `out` (row-major, the size of `wanted` in `dtype`) and converts where can_convert allows. Errors:

@@ -28,9 +28,9 @@ Writer::Writer(FileSystem& files, fs::path root, SaveInfo info, const std::strin
                  "name of the attempt");
   CAPSTAN_ASSERT(info_.step >= 0 && rank >= 0 && rank < world, "step and rank of a save");
   temporary_ = root_ / (".tmp-" + step_directory_name(info_.step) + "-" + attempt);
-  part_.step = info_.step;
-  part_.rank = rank;
-  part_.world = world;
+  rank_manifest_.step = info_.step;
+  rank_manifest_.rank = rank;
+  rank_manifest_.world = world;
 }
 
 void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Region& where,
@@ -42,7 +42,7 @@ void Writer::add(const std::string& name, DType dtype, const Shape& shape, const
                  ByteSource source) {
   CAPSTAN_ASSERT(fits(where, shape),
                  "tensor " + capstan::quoted(name) + ": a region outside of shape " + shape.text());
-  StoredTensor& tensor = part_.tensors[name];
+  StoredTensor& tensor = rank_manifest_.tensors[name];
   if (tensor.chunks.empty()) {
     tensor.dtype = dtype;
     tensor.shape = shape;
@@ -71,7 +71,7 @@ std::string Writer::finish_rank() {
   files_.make_directories(temporary_);
   if (!tensors_.empty() || rank_ == 0) {
     const std::string name = "rank-" + zero_padded(rank_, 5) + ".safetensors";
-    part_.files[name] = write_safetensors(files_, temporary_ / name, tensors_, {{"format", "pt"}});
+    rank_manifest_.files[name] = write_safetensors(files_, temporary_ / name, tensors_, {{"format", "pt"}});
   }
   for (const auto& [name, content] : texts_) {
     Hasher hasher;
@@ -79,45 +79,46 @@ std::string Writer::finish_rank() {
     const auto file = files_.create(temporary_ / name);
     file->write_text(content);
     file->finish();
-    CAPSTAN_ASSERT(part_.files.emplace(name, hasher.finish()).second,
+    CAPSTAN_ASSERT(rank_manifest_.files.emplace(name, hasher.finish()).second,
                    "file " + capstan::quoted(name) + " twice in a checkpoint");
   }
   // Sync the directory entries of this rank's files here too, because rank 0 may be on another machine.
   files_.sync_directory(temporary_);
   tensors_.clear();
   texts_.clear();
-  return rank_manifest_text(part_);
+  return rank_manifest_text(rank_manifest_);
 }
 
-fs::path Writer::commit(const std::vector<std::string>& parts) {
+// The manifest of all ranks. Each rank must be there once, and every element of every tensor.
+static Manifest join_manifests(const SaveInfo& info, int world,
+                               const std::vector<std::string>& rank_manifests) {
   Manifest manifest;
-  manifest.info = info_;
-  manifest.world = world_;
-  std::vector<bool> seen(static_cast<size_t>(world_));
-  for (const auto& text : parts) {
-    RankManifest part = parse_rank_manifest(text, "the list of a rank");
-    if (part.step != info_.step || part.world != world_ || part.rank >= world_ ||
-        seen[static_cast<size_t>(part.rank)])
-      fail(ErrorCode::internal, "rank " + std::to_string(part.rank) + " of " + std::to_string(part.world) +
-                                    " sent a list for step " + std::to_string(part.step) +
-                                    " that does not belong to this save (step " + std::to_string(info_.step) +
-                                    ", " + std::to_string(world_) + " ranks, each once)");
-    seen[static_cast<size_t>(part.rank)] = true;
-    for (auto& [name, hash] : part.files)
+  manifest.info = info;
+  manifest.world = world;
+  std::vector<bool> seen(static_cast<size_t>(world));
+  for (const auto& text : rank_manifests) {
+    RankManifest rank = parse_rank_manifest(text, "the manifest of a rank");
+    if (rank.step != info.step || rank.world != world || rank.rank >= world ||
+        seen[static_cast<size_t>(rank.rank)])
+      fail(ErrorCode::internal, "rank " + std::to_string(rank.rank) + " of " + std::to_string(rank.world) +
+                                    " sent a manifest for step " + std::to_string(rank.step) +
+                                    " that does not belong to this save (step " + std::to_string(info.step) +
+                                    ", " + std::to_string(world) + " ranks, each once)");
+    seen[static_cast<size_t>(rank.rank)] = true;
+    for (auto& [name, hash] : rank.files)
       if (!manifest.files.emplace(name, std::move(hash)).second)
         fail(ErrorCode::internal, "file " + capstan::quoted(name) + " was written by two ranks");
-    for (auto& [name, tensor] : part.tensors) {
-      const auto [place, added] = manifest.tensors.try_emplace(name, tensor);
+    for (auto& [name, tensor] : rank.tensors) {
+      const auto [stored, added] = manifest.tensors.try_emplace(name, tensor);
       if (added) continue;
-      if (place->second.dtype != tensor.dtype || place->second.shape != tensor.shape)
+      if (stored->second.dtype != tensor.dtype || stored->second.shape != tensor.shape)
         fail(ErrorCode::internal, "tensor " + capstan::quoted(name) + " has another shape or type on rank " +
-                                      std::to_string(part.rank));
-      std::move(tensor.chunks.begin(), tensor.chunks.end(), std::back_inserter(place->second.chunks));
+                                      std::to_string(rank.rank));
+      std::move(tensor.chunks.begin(), tensor.chunks.end(), std::back_inserter(stored->second.chunks));
     }
   }
   for (size_t rank = 0; rank < seen.size(); ++rank)
-    if (!seen[rank])
-      fail(ErrorCode::internal, "rank " + std::to_string(rank) + " sent no list of its pieces");
+    if (!seen[rank]) fail(ErrorCode::internal, "rank " + std::to_string(rank) + " sent no manifest");
   for (auto& [name, tensor] : manifest.tensors) {
     std::sort(tensor.chunks.begin(), tensor.chunks.end(), [](const Chunk& a, const Chunk& b) {
       return a.where.offsets != b.where.offsets ? a.where.offsets < b.where.offsets : a.file < b.file;
@@ -128,6 +129,11 @@ fs::path Writer::commit(const std::vector<std::string>& parts) {
       fail(ErrorCode::internal,
            "tensor " + capstan::quoted(name) + " of shape " + tensor.shape.text() + ": " + *problem);
   }
+  return manifest;
+}
+
+fs::path Writer::commit(const std::vector<std::string>& rank_manifests) {
+  const Manifest manifest = join_manifests(info_, world_, rank_manifests);
   for (const auto& [name, hash] : manifest.files) {
     std::error_code error;
     const auto size = fs::file_size(temporary_ / name, error);
@@ -137,7 +143,6 @@ fs::path Writer::commit(const std::vector<std::string>& parts) {
                " bytes that its rank wrote",
            "checkpoint.save must be a directory that all ranks share");
   }
-
   const auto file = files_.create(temporary_ / kManifestFile);
   file->write_text(manifest_text(manifest));
   file->finish();

@@ -57,7 +57,7 @@ class Writer {
   int rank_, world_;
   std::vector<SafetensorsTensor> tensors_;
   std::vector<std::pair<std::string, std::string>> texts_;
-  RankManifest part_;
+  RankManifest rank_manifest_;
   // temporary_ holds the checkpoint that this one replaced.
   bool swapped_ = false;
 };

@@ -63,7 +63,7 @@ std::string field_of_flag(std::string name) {
 }
 
 // `--model.layers=4`, `--num-layers 4`: a field written as a flag. A name near a flag of the command counts
-// as that flag misspelt.
+// as that flag misspelled.
 std::string as_override(const std::string& token, const std::string* next,
                         const std::vector<std::string>& flags) {
   const size_t name = token.find_first_not_of('-');

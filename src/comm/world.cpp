@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "comm/together.hpp"
+#include "comm/collective_errors.hpp"
 #include "comm/watchdog/publishing_communicator.hpp"
 #include "comm/watchdog/rank_status_files.hpp"
 #include "comm/watchdog/watchdog.hpp"
@@ -229,7 +229,7 @@ class MpiWorld final : public World {
   }
   void share_rank_status(const std::filesystem::path& directory) override {
     if (hosts_.size() == 1) return;
-    together(*world_, "sharing the rank status", [&] {
+    run_collectively(*world_, "sharing the rank status", [&] {
       if (world_->rank() == 0) RankStatusFiles::clear(directory);
     });
     if (local_rank_ == 0)

@@ -13,7 +13,7 @@
 namespace capstan::comm {
 
 // How rank failures are handled. The first rank that detects a dead rank, or a rank that keeps others waiting
-// for longer than `timeout`, reports it once for the whole world. Every process then ends with exit code 4.
+// for longer than `timeout`, reports it once for all ranks. Every process then ends with exit code 4.
 struct FailureWatch {
   double timeout = 600;  // seconds
   // Called on the rank that detected the failure, from the watchdog's thread. Not called where a parent

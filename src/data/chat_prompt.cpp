@@ -17,16 +17,16 @@ text::chat::Value message(const char* role, const std::string& content) {
   return *text::chat::Value::map(std::move(map));
 }
 
-// What follows the words of an answer; empty where the template does not let it be told.
+// The text after an answer, which ends its turn; empty where the template does not show it.
 std::string behind_answer(const text::chat::ChatTemplate& chat_template,
                           text::chat::Conversation conversation, const text::chat::RenderOptions& options) {
   const std::string words = "answer";
   conversation.messages.push_back(message("assistant", words));
   try {
-    const text::chat::Rendered whole = chat_template.render(conversation, options);
+    const text::chat::Rendered rendered = chat_template.render(conversation, options);
     const auto turns = text::chat::assistant_turns(
-        chat_template, conversation, options, whole, [](size_t offset) { return offset; }, true);
-    const std::string turn = whole.text.substr(turns.back().begin, turns.back().end - turns.back().begin);
+        chat_template, conversation, options, rendered, [](size_t offset) { return offset; }, true);
+    const std::string turn = rendered.text.substr(turns.back().begin, turns.back().end - turns.back().begin);
     const size_t at = turn.rfind(words);
     return at == std::string::npos ? "" : turn.substr(at + words.size());
   } catch (const Error& error) {
@@ -67,8 +67,8 @@ ChatPrompt chat_prompt(const text::Tokenizer& tokenizer, const text::chat::ChatT
   const std::string_view bare = trim(end);
   if (special != ids.end())
     prompt.end_token = *special;
-  else if (const auto whole = tokenizer.id_of(bare); whole && !bare.empty())
-    prompt.end_token = whole;
+  else if (const auto token = tokenizer.id_of(bare); token && !bare.empty())
+    prompt.end_token = token;
   else
     prompt.end_text = bare;
   return prompt;

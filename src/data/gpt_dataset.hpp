@@ -24,7 +24,7 @@ enum class Wanted : uint8_t {
 };
 
 struct GptDatasetOptions {
-  // One of: `mock`; `blend` with `split`; `blend_per_split` (each of its datasets is used whole).
+  // One of: `mock`; `blend` with `split`; `blend_per_split` (each of its datasets is used in full).
   bool mock = false;
   Blend blend;
   std::string split = "969,30,1";

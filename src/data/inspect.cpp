@@ -78,8 +78,8 @@ DatasetReport inspect(const std::string& prefix, const InspectOptions& options) 
     for (int64_t s = dataset.document_begin(document); s < dataset.document_begin(document + 1); ++s) {
       const int64_t tokens = dataset.length(s);
       sample.tokens += tokens;
-      const auto room = options.sample_tokens - static_cast<int64_t>(sample.ids.size());
-      const auto take = static_cast<size_t>(std::clamp<int64_t>(room, 0, tokens));
+      const auto left = options.sample_tokens - static_cast<int64_t>(sample.ids.size());
+      const auto take = static_cast<size_t>(std::clamp<int64_t>(left, 0, tokens));
       sample.ids.resize(sample.ids.size() + take);
       dataset.read(s, 0, std::span(sample.ids).last(take));
     }

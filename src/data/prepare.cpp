@@ -23,13 +23,13 @@ constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kBatchBytes = 8 << 20;
 
 // The part of a dataset that one tile makes, for one key.
-struct KeyPart {
+struct EncodedKey {
   std::string tokens;  // encoded
   std::vector<int32_t> sequence_lengths, sequences_per_document;
   int64_t empty_documents = 0, text_bytes = 0;
 };
-struct TilePart {
-  std::vector<KeyPart> keys;
+struct EncodedTile {
+  std::vector<EncodedKey> keys;
   std::vector<std::string> bad;  // "file:line:column: reason"
 };
 
@@ -40,7 +40,7 @@ class TileWorker {
       : options_(options), encode_(encode), type_(type) {}
 
   void run(const RecordBatch& batch, const std::vector<InputFile>& files, size_t begin, size_t end,
-           TilePart& out) {
+           EncodedTile& out) {
     out.keys.assign(options_.json_keys.size(), {});
     out.bad.clear();
     for (size_t i = begin; i < end; ++i) {
@@ -58,7 +58,7 @@ class TileWorker {
   }
 
  private:
-  std::optional<RecordProblem> add(const Record& record, std::string_view text, TilePart& out) {
+  std::optional<RecordProblem> add(const Record& record, std::string_view text, EncodedTile& out) {
     if (!record.problem.empty()) return RecordProblem{0, record.problem};
     if (!record.json) {
       if (const auto at = first_invalid_utf8(text)) return RecordProblem{*at, "invalid UTF-8"};
@@ -104,7 +104,7 @@ class TileWorker {
     return std::nullopt;
   }
 
-  void add_document(std::span<const std::string_view> sentences, KeyPart& out) {
+  void add_document(std::span<const std::string_view> sentences, EncodedKey& out) {
     int32_t sequences = 0;
     for (const auto sentence : sentences) {
       ids_.clear();
@@ -125,7 +125,7 @@ class TileWorker {
     out.sequences_per_document.push_back(sequences);
   }
 
-  void put(int32_t id, KeyPart& out) const {
+  void put(int32_t id, EncodedKey& out) const {
     if (!append_token(out.tokens, type_, id))
       fail(ErrorCode::internal, "the tokenizer of " + std::to_string(options_.vocab_size) +
                                     " tokens gave token " + std::to_string(id) + ", which " +
@@ -170,6 +170,41 @@ void check(const PrepareOptions& options) {
          "name one, or leave append_eod out");
 }
 
+using Writers = std::vector<std::unique_ptr<IndexedWriter>>;  // one for each key
+
+void append(const EncodedTile& tile, const PrepareOptions& options, const Writers& writers,
+            PrepareResult& result) {
+  if (!tile.bad.empty() && options.on_bad_line == OnBadLine::fail)
+    fail(ErrorCode::format, tile.bad[0], "--on-bad-line skip leaves such records out and counts them");
+  for (const auto& report : tile.bad)
+    if (static_cast<int64_t>(result.reports.size()) < options.max_reports) result.reports.push_back(report);
+  result.skipped += static_cast<int64_t>(tile.bad.size());
+  for (size_t k = 0; k < writers.size(); ++k) {
+    const EncodedKey& of = tile.keys[k];
+    writers[k]->add_encoded(std::as_bytes(std::span(of.tokens.data(), of.tokens.size())), of.sequence_lengths,
+                            of.sequences_per_document);
+    result.keys[k].empty_documents += of.empty_documents;
+    result.keys[k].text_bytes += of.text_bytes;
+  }
+}
+
+PrepareProgress progress_of(const PrepareResult& result, const Writers& writers, int64_t file_bytes_total) {
+  PrepareProgress now;
+  now.documents = writers[0]->documents();
+  for (size_t k = 0; k < writers.size(); ++k) {
+    now.tokens += writers[k]->tokens();
+    now.text_bytes += result.keys[k].text_bytes;
+  }
+  now.skipped = result.skipped;
+  now.file_bytes = result.file_bytes;
+  now.file_bytes_total = std::max(file_bytes_total, now.file_bytes);
+  now.seconds = result.seconds;
+  now.text_bytes_per_second = static_cast<double>(now.text_bytes) / std::max(now.seconds, 1e-9);
+  now.seconds_left = now.seconds * static_cast<double>(now.file_bytes_total - now.file_bytes) /
+                     static_cast<double>(std::max<int64_t>(now.file_bytes, 1));
+  return now;
+}
+
 }  // namespace
 
 PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encode, ThreadPool& pool) {
@@ -185,7 +220,7 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
     std::error_code error;  // what is wrong with it is said when the first file is created
     std::filesystem::create_directories(parent, error);
   }
-  std::vector<std::unique_ptr<IndexedWriter>> writers;
+  Writers writers;
   for (const auto& key : options.json_keys) {
     result.keys.push_back({key, options.output_prefix + "_" + key + "_document"});
     if (!options.overwrite) IndexedWriter::refuse_existing(result.keys.back().prefix);
@@ -197,7 +232,7 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
 
   const int64_t batch_bytes = std::max(kBatchBytes, 4 * kTileBytes * pool.size());
   auto batch = std::make_unique<RecordBatch>(), following = std::make_unique<RecordBatch>();
-  std::vector<TilePart> parts;
+  std::vector<EncodedTile> encoded;
   bool more = reader.next(*batch, batch_bytes);
   while (more) {
     // The next batch is read while this one is tokenized.
@@ -205,46 +240,17 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
     if (!reader.at_end())
       reading = std::async(std::launch::async, [&] { return reader.next(*following, batch_bytes); });
     const auto tiles = tiles_of(*batch);
-    if (parts.size() < tiles.size()) parts.resize(tiles.size());
+    if (encoded.size() < tiles.size()) encoded.resize(tiles.size());
     pool.parallel_for(static_cast<int64_t>(tiles.size()) - 1, [&](int64_t tile, int worker) {
       const auto at = static_cast<size_t>(tile);
-      workers[static_cast<size_t>(worker)]->run(*batch, reader.files(), tiles[at], tiles[at + 1], parts[at]);
+      workers[static_cast<size_t>(worker)]->run(*batch, reader.files(), tiles[at], tiles[at + 1],
+                                                encoded[at]);
     });
-    for (size_t tile = 0; tile + 1 < tiles.size(); ++tile) {
-      const TilePart& part = parts[tile];
-      if (!part.bad.empty() && options.on_bad_line == OnBadLine::fail)
-        fail(ErrorCode::format, part.bad[0], "--on-bad-line skip leaves such records out and counts them");
-      for (const auto& report : part.bad)
-        if (static_cast<int64_t>(result.reports.size()) < options.max_reports)
-          result.reports.push_back(report);
-      result.skipped += static_cast<int64_t>(part.bad.size());
-      for (size_t k = 0; k < writers.size(); ++k) {
-        const KeyPart& of = part.keys[k];
-        writers[k]->add_encoded(std::as_bytes(std::span(of.tokens.data(), of.tokens.size())),
-                                of.sequence_lengths, of.sequences_per_document);
-        result.keys[k].empty_documents += of.empty_documents;
-        result.keys[k].text_bytes += of.text_bytes;
-      }
-    }
+    for (size_t tile = 0; tile + 1 < tiles.size(); ++tile) append(encoded[tile], options, writers, result);
     result.records += static_cast<int64_t>(batch->records.size());
     result.file_bytes = batch->file_bytes;
     result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (options.progress) {
-      PrepareProgress now;
-      now.documents = writers[0]->documents();
-      for (size_t k = 0; k < writers.size(); ++k) {
-        now.tokens += writers[k]->tokens();
-        now.text_bytes += result.keys[k].text_bytes;
-      }
-      now.skipped = result.skipped;
-      now.file_bytes = batch->file_bytes;
-      now.file_bytes_total = std::max(reader.file_bytes_total(), now.file_bytes);
-      now.seconds = result.seconds;
-      now.text_bytes_per_second = static_cast<double>(now.text_bytes) / std::max(now.seconds, 1e-9);
-      now.seconds_left = now.seconds * static_cast<double>(now.file_bytes_total - now.file_bytes) /
-                         static_cast<double>(std::max<int64_t>(now.file_bytes, 1));
-      options.progress(now);
-    }
+    if (options.progress) options.progress(progress_of(result, writers, reader.file_bytes_total()));
     more = reading.valid() && reading.get();
     std::swap(batch, following);
   }

@@ -81,7 +81,7 @@ struct RecordReader::State {
   std::unique_ptr<char[]> memory = std::make_unique_for_overwrite<char[]>(kBuffer);
   std::span<char> buffer{memory.get(), kBuffer};
   size_t begin = 0, end = 0;     // unread bytes of the buffer
-  int64_t line = 1, column = 1;  // of the next byte; the column is kept where JSON is cut
+  int64_t line = 1, column = 1;  // of the next byte; the column is kept where JSON is split
   int64_t done_bytes = 0, total_bytes = 0;
   enum class Array { none, before_element, after_element, closed } array = Array::none;
   bool first_element = true;
@@ -134,18 +134,18 @@ struct RecordReader::State {
   }
 
   // Reads to the next line break (not included) and appends to the batch's text. False at the end of the file
-  // without any byte. `cut`: the line was longer than allowed and only its beginning was kept.
-  bool take_line(size_t start, bool& cut, bool& ended_by_break) {
+  // without any byte. `truncated`: the line was longer than allowed and only its beginning was kept.
+  bool take_line(size_t start, bool& truncated, bool& ended_by_break) {
     bool any = false;
-    cut = ended_by_break = false;
+    truncated = ended_by_break = false;
     while (fill()) {
       any = true;
       const char* from = buffer.data() + begin;
       const auto* at = static_cast<const char*>(std::memchr(from, '\n', end - begin));
       const size_t count = at ? static_cast<size_t>(at - from) : end - begin;
       if (batch->text.size() - start + count > static_cast<size_t>(options.max_record_bytes))
-        cut = true;
-      else if (!cut)
+        truncated = true;
+      else if (!truncated)
         batch->text.append(from, count);
       begin += count;
       if (at) {
@@ -172,11 +172,11 @@ struct RecordReader::State {
   bool next_json_line() {
     for (;;) {
       const size_t start = batch->text.size();
-      bool cut, ended;
-      if (!take_line(start, cut, ended)) return false;
+      bool truncated, ended;
+      if (!take_line(start, truncated, ended)) return false;
       const int64_t at = line++, at_column = column;
       column = 1;
-      if (cut) {
+      if (truncated) {
         emit_too_long(start, at, at_column);
         return true;
       }
@@ -197,7 +197,8 @@ struct RecordReader::State {
     return c;
   }
 
-  bool next_element() {
+  // Moves to the first character of the next element; false at the end of the array.
+  bool find_element() {
     for (;;) {
       if (!fill()) {
         if (array == Array::closed) return false;
@@ -222,20 +223,24 @@ struct RecordReader::State {
         continue;
       }
       if (c == ',' || c == ']') bad(line, column, "expected an element of the JSON array");
-      break;
+      return true;
     }
+  }
+
+  bool next_element() {
+    if (!find_element()) return false;
     const size_t start = batch->text.size();
     const int64_t at_line = line, at_column = column;
     int64_t depth = 0;
-    bool in_string = false, escaped = false, cut = false;
+    bool in_string = false, escaped = false, truncated = false;
     for (;;) {
       if (!fill()) bad(at_line, at_column, "the JSON array ends inside the element that begins here");
       const char c = buffer[begin];
       // A number or a word ends before what follows it, everything else with its own last character.
       if (!in_string && depth == 0 && (c == ',' || c == ']' || is_blank(c))) break;
       take();
-      if (!cut) batch->text.push_back(c);
-      if (static_cast<int64_t>(batch->text.size() - start) > options.max_record_bytes) cut = true;
+      if (!truncated) batch->text.push_back(c);
+      if (static_cast<int64_t>(batch->text.size() - start) > options.max_record_bytes) truncated = true;
       if (in_string) {
         if (escaped)
           escaped = false;
@@ -254,7 +259,7 @@ struct RecordReader::State {
       }
     }
     array = Array::after_element;
-    if (cut)
+    if (truncated)
       emit_too_long(start, at_line, at_column);
     else
       emit(start, at_line, at_column);
@@ -265,17 +270,17 @@ struct RecordReader::State {
     const size_t start = batch->text.size();
     int64_t at_line = line;
     if (split == TextSplit::file) {
-      bool cut = false, any = false;
+      bool truncated = false, any = false;
       while (fill()) {
         any = true;
         if (batch->text.size() - start + (end - begin) > static_cast<size_t>(options.max_record_bytes))
-          cut = true;
-        else if (!cut)
+          truncated = true;
+        else if (!truncated)
           batch->text.append(buffer.data() + begin, end - begin);
         begin = end;
       }
       if (!any) return false;
-      if (cut)
+      if (truncated)
         emit_too_long(start, at_line, 1);
       else if (is_blank(std::string_view(batch->text).substr(start)))
         batch->text.resize(start);
@@ -286,15 +291,16 @@ struct RecordReader::State {
     bool too_long = false;
     for (;;) {
       const size_t line_start = batch->text.size();
-      bool cut, ended;
-      const bool any = take_line(start, cut, ended);
+      bool truncated, ended;
+      const bool any = take_line(start, truncated, ended);
       if (any) ++line;
-      too_long |= cut;
+      too_long |= truncated;
       std::string_view text = std::string_view(batch->text).substr(line_start);
       if (text.ends_with('\r')) text.remove_suffix(1);
       const bool boundary =
-          !any || (!cut && (split == TextSplit::blank_line ? is_blank(text)
-                                                           : text == std::string_view(options.separator)));
+          !any ||
+          (!truncated &&
+           (split == TextSplit::blank_line ? is_blank(text) : text == std::string_view(options.separator)));
       if (!boundary) {
         if (ended && !too_long) batch->text.push_back('\n');
         continue;

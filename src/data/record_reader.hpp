@@ -47,7 +47,7 @@ struct Record {
   int64_t line;           // from 1, where the record begins
   int64_t column;         // from 1, in characters
   bool json;              // else text
-  // Not empty: the record could not be cut out, and why; it has no text then.
+  // Not empty: the record could not be separated, and why; it has no text then.
   std::string problem;
 };
 

@@ -1,5 +1,5 @@
 // Which tokens a sample of an indexed dataset holds. Both orders lay the sequences of a split end to end, in
-// some order, and sample i of that stream is its tokens [i·T, i·T + T], T = sequence length (neighbours share
+// some order, and sample i of that stream is its tokens [i·T, i·T + T], T = sequence length (neighbors share
 // one token: the last label of one is the first input of the next). No separator is put between sequences: an
 // end-of-document token is there if preparation appended one.
 //

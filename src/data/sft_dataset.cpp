@@ -31,7 +31,7 @@ std::span<const uint32_t> SftSamples::tokens(int64_t sample) const {
   return std::span(tokens_).subspan(starts_[i], starts_[i + 1] - starts_[i]);
 }
 
-std::string SftSamples::place(int64_t sample) const {
+std::string SftSamples::location(int64_t sample) const {
   const auto& [file, line] = places_[static_cast<size_t>(sample)];
   return files[static_cast<size_t>(file)] + ":" + std::to_string(line);
 }
@@ -100,7 +100,7 @@ class FileReader {
       if (format != SftFormat::automatic || !record.problem.empty()) continue;
       try {
         format = parsers_[0].parse(batch.of(record), SftFormat::automatic).format;
-      } catch (const Error&) {  // told when its turn comes
+      } catch (const Error&) {  // reported when it is read
       }
     }
   }
@@ -144,18 +144,19 @@ class FileReader {
       if (counts.reports.size() < kMaxReports) counts.reports.push_back(result.problem);
       return;
     }
-    const auto place = [&](std::vector<std::string>& places) {
-      if (places.size() < kMaxReports)
-        places.push_back(samples.files[static_cast<size_t>(record.file)] + ":" + std::to_string(record.line));
+    const auto note = [&](std::vector<std::string>& locations) {
+      if (locations.size() < kMaxReports)
+        locations.push_back(samples.files[static_cast<size_t>(record.file)] + ":" +
+                            std::to_string(record.line));
     };
-    if (result.empty_answer) ++counts.empty_answers, place(counts.empty_places);
+    if (result.empty_answer) ++counts.empty_answers, note(counts.empty_locations);
     const EncodedSample& sample = result.sample;
-    const auto room = static_cast<size_t>(options_.sequence_length) + 1;
-    if (sample.ids.size() > room && !options_.truncate) {
+    const auto space = static_cast<size_t>(options_.sequence_length) + 1;
+    if (sample.ids.size() > space && !options_.truncate) {
       ++counts.dropped;
       return;
     }
-    const size_t kept = std::min(sample.ids.size(), room);
+    const size_t kept = std::min(sample.ids.size(), space);
     // The first token is nothing to predict.
     const auto learned = kept < 2
                              ? 0
@@ -163,7 +164,7 @@ class FileReader {
                                           sample.learned.begin() + static_cast<std::ptrdiff_t>(kept), true);
     if (learned == 0) {
       ++counts.unlearned;
-      place(counts.unlearned_places);
+      note(counts.unlearned_locations);
       return;
     }
     if (kept < sample.ids.size()) ++counts.truncated;
@@ -239,7 +240,7 @@ std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOpt
     if (!shares[split]) continue;
     auto [begin, end] = split_range(*shares[split], samples->count());
     if (split == 0 && options.max_train_samples) end = std::min(end, begin + *options.max_train_samples);
-    // Tokens are this split's own; what was left out is told once, of all files.
+    // Tokens are this split's own; what was left out is reported once, for all files.
     SftCounts own = split == 0 ? counts : SftCounts{};
     own.samples = end - begin, own.tokens = own.learned = 0;
     for (int64_t i = begin; i < end; ++i) {
@@ -286,7 +287,7 @@ std::shared_ptr<const SftDataset::Epoch> SftDataset::build(int64_t number) const
     return philox_key(seed_, purpose::data_shuffle, 2 * static_cast<uint64_t>(number) + use);
   };
   const Permutation order(count_, key(0));
-  const auto places = [&](int64_t sample) { return static_cast<int64_t>(tokens(sample).size()) - 1; };
+  const auto length = [&](int64_t sample) { return static_cast<int64_t>(tokens(sample).size()) - 1; };
   std::vector<std::vector<int64_t>> rows;
   std::vector<int64_t> window;
   for (int64_t first = 0; first < count_; first += kWindow) {
@@ -297,19 +298,19 @@ std::shared_ptr<const SftDataset::Epoch> SftDataset::build(int64_t number) const
       continue;
     }
     std::stable_sort(window.begin(), window.end(),
-                     [&](int64_t a, int64_t b) { return places(a) > places(b); });
-    std::set<std::pair<int64_t, size_t>> open;  // room left, row
+                     [&](int64_t a, int64_t b) { return length(a) > length(b); });
+    std::set<std::pair<int64_t, size_t>> open;  // space left, row
     for (const int64_t sample : window) {
-      int64_t room = sequence_length_;
+      int64_t space = sequence_length_;
       size_t row = rows.size();
-      if (const auto found = open.lower_bound({places(sample), 0}); found != open.end()) {
-        std::tie(room, row) = *found;
+      if (const auto found = open.lower_bound({length(sample), 0}); found != open.end()) {
+        std::tie(space, row) = *found;
         open.erase(found);
         rows[row].push_back(sample);
       } else {
         rows.push_back({sample});
       }
-      if (room > places(sample)) open.emplace(room - places(sample), row);
+      if (space > length(sample)) open.emplace(space - length(sample), row);
     }
   }
   auto epoch = std::make_shared<Epoch>();
@@ -404,11 +405,11 @@ int64_t SftDataset::samples_in(double epochs) const {
 
 std::vector<std::string> SftDataset::warnings() const {
   std::vector<std::string> result;
-  const auto add = [&](int64_t count, const std::string& what, const std::vector<std::string>& places) {
+  const auto add = [&](int64_t count, const std::string& what, const std::vector<std::string>& locations) {
     if (count == 0) return;
     constexpr size_t kNamed = 5;
     std::string text = with_separators(count) + " " + what + ":";
-    for (size_t i = 0; i < std::min(kNamed, places.size()); ++i) text += "\n    " + places[i];
+    for (size_t i = 0; i < std::min(kNamed, locations.size()); ++i) text += "\n    " + locations[i];
     if (count > static_cast<int64_t>(kNamed)) text += "\n    …";
     result.push_back(std::move(text));
   };
@@ -418,10 +419,10 @@ std::vector<std::string> SftDataset::warnings() const {
   add(counts_.unlearned,
       counts_.unlearned == 1 ? "sample has nothing to learn and was left out"
                              : "samples have nothing to learn and were left out",
-      counts_.unlearned_places);
+      counts_.unlearned_locations);
   add(counts_.empty_answers,
       counts_.empty_answers == 1 ? "sample has an empty answer" : "samples have an empty answer",
-      counts_.empty_places);
+      counts_.empty_locations);
   return result;
 }
 

@@ -3,7 +3,7 @@
 //
 // Epoch e takes the samples of a split in the order Permutation(N, key(seed, 2e)), kWindow at a time. With
 // packing, the samples of a window are placed by best fit, from the longest to the shortest: each goes into
-// the fullest row of the window that has room for it, else into a new row. Without packing each sample has
+// the fullest row of the window that has space for it, else into a new row. Without packing each sample has
 // its own row. Rows are read in the order Permutation(rows, key(seed, 2e + 1)). A sample of n tokens takes n
 // - 1 positions of a row, because its last token is a label only. Documents of a row do not attend to each
 // other, their position ids start at 0, and the padding of the row has no loss. A row therefore depends on
@@ -28,12 +28,12 @@ namespace capstan::data {
 
 struct SftOptions {
   std::vector<std::string> train_files;
-  std::vector<std::string> valid_files, test_files;  // both empty: `split` cuts the samples of train_files
+  std::vector<std::string> valid_files, test_files;  // both empty: `split` divides the samples of train_files
   std::string split = "969,30,1";
   SftFormat format = SftFormat::automatic;
   SftLoss loss = SftLoss::assistant;
   bool packing = true;
-  bool truncate = true;  // samples too long are cut; false: left out
+  bool truncate = true;  // too long samples are truncated; false: left out
   std::optional<int64_t> max_train_samples;
   int64_t sequence_length = 0;
   uint64_t seed = 1234;
@@ -59,7 +59,7 @@ struct SftCounts {
   int64_t tokens = 0;                // of the samples
   int64_t learned = 0;               // of the tokens
   std::vector<std::string> reports;  // "file:line:column: reason" of the first bad lines
-  std::vector<std::string> unlearned_places, empty_places;  // "file:line" of the first of each
+  std::vector<std::string> unlearned_locations, empty_locations;  // "file:line" of the first of each
 };
 
 // The samples of some files: tokens back to back.
@@ -70,7 +70,7 @@ class SftSamples {
   void add(const EncodedSample& sample, size_t tokens, int32_t file, int64_t line);
   int64_t count() const { return static_cast<int64_t>(starts_.size()) - 1; }
   std::span<const uint32_t> tokens(int64_t sample) const;  // id | kLearned
-  std::string place(int64_t sample) const;                 // "file:line"
+  std::string location(int64_t sample) const;              // "file:line"
 
   std::vector<std::string> files;
 
@@ -100,7 +100,7 @@ class SftDataset final : public Dataset {
   const SftCounts& counts() const { return counts_; }
   // The samples of a row, in their order; numbers within the split.
   std::vector<int64_t> samples_of(int64_t number) const;
-  std::string place(int64_t sample) const { return all_->place(begin_ + sample); }
+  std::string location(int64_t sample) const { return all_->location(begin_ + sample); }
   std::span<const uint32_t> tokens(int64_t sample) const { return all_->tokens(begin_ + sample); }
 
  private:

@@ -65,11 +65,11 @@ EncodedSample SftEncoder::encode_dialogue(const SftDialogue& dialogue, SftFormat
   if (!template_ && format != SftFormat::alpaca)
     fail(ErrorCode::config, "conversations need a chat template, and the tokenizer comes without one",
          "tokenizer.chat_template=chatml, another known template, or a .jinja file");
-  const text::chat::Rendered whole = chat_template->render(dialogue.conversation, render_);
-  text::Encoding tokens = tokenize(tokenizer_, whole.text);
+  const text::chat::Rendered rendered = chat_template->render(dialogue.conversation, render_);
+  text::Encoding tokens = tokenize(tokenizer_, rendered.text);
   Spans spans;
   if (loss_ == SftLoss::all) {
-    spans.emplace_back(0, whole.text.size());
+    spans.emplace_back(0, rendered.text.size());
   } else {
     const auto boundary = [&](size_t offset) {
       const auto next = std::upper_bound(tokens.places.begin(), tokens.places.end(), offset,
@@ -77,7 +77,7 @@ EncodedSample SftEncoder::encode_dialogue(const SftDialogue& dialogue, SftFormat
       return next == tokens.places.begin() ? 0 : (next - 1)->end;
     };
     for (const text::chat::AssistantTurn& turn : text::chat::assistant_turns(
-             *chat_template, dialogue.conversation, render_, whole, boundary, loss_ == SftLoss::last_turn))
+             *chat_template, dialogue.conversation, render_, rendered, boundary, loss_ == SftLoss::last_turn))
       if (dialogue.learned[turn.message]) spans.emplace_back(turn.begin, turn.end);
   }
   return with_spans(std::move(tokens), spans);

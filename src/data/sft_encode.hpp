@@ -29,8 +29,8 @@ class SftEncoder {
   SftEncoder(const text::Tokenizer& tokenizer, std::shared_ptr<const text::chat::ChatTemplate> chat_template,
              SftLoss loss, std::optional<int32_t> eod);
 
-  // A conversation becomes its template's text, whole, then tokens: those that the template names are
-  // recognised, none is added. A token is learned where a learned text has a part in it. ErrorCode::format
+  // A conversation becomes its template's text, then tokens: those that the template names are
+  // recognized, none is added. A token is learned where a learned text has a part in it. ErrorCode::format
   // where the template refuses the conversation.
   EncodedSample encode(const SftRecord& record) const;
 

@@ -19,7 +19,7 @@ SftReport::Document document_of(const SftDataset& dataset, const text::Tokenizer
                                 int64_t begin, int64_t& tokens_left) {
   const auto all = dataset.tokens(sample);
   SftReport::Document document;
-  document.place = dataset.place(sample);
+  document.location = dataset.location(sample);
   document.begin = begin;
   document.tokens = static_cast<int64_t>(all.size());
   // The first token is nothing to predict.
@@ -91,20 +91,20 @@ std::string to_text_report(const SftReport& report, bool color) {
              *end_rule = color ? "\x1b[0m" : "";
   std::string out = report.summary + "\n";
   for (const std::string& bad : report.counts.reports) out += "skipped: " + harmless(bad) + "\n";
-  for (const std::string& place : report.counts.unlearned_places)
-    out += "nothing to learn, left out: " + harmless(place) + "\n";
-  for (const std::string& place : report.counts.empty_places)
-    out += "empty answer: " + harmless(place) + "\n";
+  for (const std::string& location : report.counts.unlearned_locations)
+    out += "nothing to learn, left out: " + harmless(location) + "\n";
+  for (const std::string& location : report.counts.empty_locations)
+    out += "empty answer: " + harmless(location) + "\n";
   for (const auto& row : report.shown) {
     int64_t learned = 0;
     for (const auto& document : row.documents) learned += document.learned;
     out += "\nrow " + std::to_string(row.number) + ": " + std::to_string(row.documents.size()) +
            (row.documents.size() == 1 ? " document, " : " documents, ") + with_separators(row.filled) +
-           " of " + with_separators(report.row_length) + " places, " + with_separators(learned) +
+           " of " + with_separators(report.row_length) + " positions, " + with_separators(learned) +
            " learned\n";
     for (const auto& document : row.documents) {
       out += std::string(rule) + "--- at " + std::to_string(document.begin) + ": " +
-             harmless(document.place) + ", " + with_separators(document.tokens) + " tokens, " +
+             harmless(document.location) + ", " + with_separators(document.tokens) + " tokens, " +
              with_separators(document.learned) + " learned" + end_rule + "\n";
       for (const auto& run : document.runs)
         out += run.learned ? on + harmless(run.text) + off : harmless(run.text);
@@ -129,9 +129,9 @@ std::string to_json_report(const SftReport& report) {
   json["unlearned"] = counts.unlearned;
   json["bad"] = counts.bad;
   json["reports"] = counts.reports;
-  json["unlearned_places"] = counts.unlearned_places;
+  json["unlearned_locations"] = counts.unlearned_locations;
   json["empty_answers"] = counts.empty_answers;
-  json["empty_places"] = counts.empty_places;
+  json["empty_locations"] = counts.empty_locations;
   json["rows"] = report.rows;
   json["row_length"] = report.row_length;
   json["shown"] = OrderedJson::array();
@@ -141,7 +141,7 @@ std::string to_json_report(const SftReport& report) {
       std::vector<int> loss(document.loss.begin(), document.loss.end());
       std::string text;
       for (const auto& run : document.runs) text += run.text;
-      one["documents"].push_back({{"place", document.place},
+      one["documents"].push_back({{"place", document.location},
                                   {"begin", document.begin},
                                   {"tokens", document.tokens},
                                   {"learned", document.learned},

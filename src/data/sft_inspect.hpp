@@ -15,8 +15,8 @@ struct SftReport {
   SftCounts counts;
   int64_t rows = 0, row_length = 0;  // of the first epoch
   struct Document {
-    std::string place;                // "file:line"
-    int64_t begin = 0;                // first place in the row
+    std::string location;             // "file:line"
+    int64_t begin = 0;                // first position in the row
     int64_t tokens = 0, learned = 0;  // of the whole document
     std::vector<int32_t> ids;         // its beginning
     std::vector<bool> loss;           // of each id: it is learned
@@ -24,7 +24,7 @@ struct SftReport {
       std::string text;
       bool learned;
     };
-    std::vector<Run> runs;  // the ids as text, cut where learning begins and ends
+    std::vector<Run> runs;  // the ids as text, split where learning begins and ends
   };
   struct Row {
     int64_t number = 0;
@@ -39,7 +39,7 @@ struct SftReport {
 SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t rows,
                       int64_t tokens);
 
-// What is learned is green, or without colours between ⟦ and ⟧; control characters are shown, not sent.
+// What is learned is green, or without colors between ⟦ and ⟧; control characters are shown, not sent.
 std::string to_text_report(const SftReport& report, bool color);
 std::string to_json_report(const SftReport& report);  // one JSON object
 

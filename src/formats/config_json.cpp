@@ -170,7 +170,7 @@ void ConfigJson::refuse(const std::string& problem) {
 void ConfigJson::finish() {
   for (const IgnoredKey& one : kHarmless) read_.insert(one.key);
   if (has("quantization_config"))
-    refuse("`quantization_config`: the weights are quantised; only plain fp32, bf16 and fp16 ones are read"),
+    refuse("`quantization_config`: the weights are quantized; only plain fp32, bf16 and fp16 ones are read"),
         read_.insert("quantization_config");
   std::vector<std::string> known(read_.begin(), read_.end());
   for (const auto& [key, value] : object_.items()) {

@@ -19,7 +19,7 @@ class ConfigJson {
   // object: outlives the reader. place: its name in messages, "DIR/config.json" or a path inside of it.
   ConfigJson(const Json& object, std::string place);
 
-  const std::string& place() const { return place_; }
+  const std::string& location() const { return place_; }
   bool has(const char* key) const;  // present and not null
   bool missing(const char* key) const { return !object_.contains(key); }
   // Each marks the key as read. A value of another type is ErrorCode::format. `otherwise`: where the key is

@@ -51,7 +51,7 @@ void ExternalModel::take_tensors(const std::function<bool(std::string_view)>& be
     if (count > elements[dtype_]) dtype_ = type;
   if (left.empty()) return;
   const size_t count = left.size();
-  fail(ErrorCode::unsupported, files().place() + ": " + std::to_string(count) +
+  fail(ErrorCode::unsupported, files().description() + ": " + std::to_string(count) +
                                    (count == 1 ? " tensor has" : " tensors have") +
                                    " no place in the model that the file describes (" + kind() + "):\n    " +
                                    join_some(left, "\n    ", 8));

@@ -94,10 +94,10 @@ class Keys {
       if (key.starts_with(prefix_) && !read_.count(key)) left.push_back("`" + key + "`");
     if (!left.empty())
       fail(ErrorCode::unsupported,
-           file_.place() + ": this version does not know what " + join(left, ", ") + " would change");
+           file_.description() + ": this version does not know what " + join(left, ", ") + " would change");
   }
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const {
-    fail(ErrorCode::format, file_.place() + ": `" + prefix_ + key + "` " + what);
+    fail(ErrorCode::format, file_.description() + ": `" + prefix_ + key + "` " + what);
   }
 
  private:
@@ -105,7 +105,7 @@ class Keys {
     read_.insert(prefix_ + key);
     const auto found = file_.metadata().find(prefix_ + key);
     if (found != file_.metadata().end()) return &found->second;
-    if (!optional) fail(ErrorCode::format, file_.place() + ": `" + prefix_ + key + "` is missing");
+    if (!optional) fail(ErrorCode::format, file_.description() + ": `" + prefix_ + key + "` is missing");
     return nullptr;
   }
   const GgufFile& file_;
@@ -118,7 +118,7 @@ class Keys {
 void read_rope_factors(GgufFile& file, ModelConfig& m) {
   const auto& info = file.at(kRopeFactors);
   if (info.shape.size() != 1)
-    fail(ErrorCode::format, file.place() + ": the tensor " + capstan::quoted(kRopeFactors) + " is " +
+    fail(ErrorCode::format, file.description() + ": the tensor " + capstan::quoted(kRopeFactors) + " is " +
                                 info.shape.text() + ", and should be a vector");
   std::vector<float> stored(static_cast<size_t>(info.shape.elements()));
   file.read_all(kRopeFactors, DType::f32, std::as_writable_bytes(std::span(stored)));
@@ -141,7 +141,7 @@ void read_rope_factors(GgufFile& file, ModelConfig& m) {
   }
   m.rope_scaling_original_max_position_embeddings = nearest;
   if (nearest > 0) return;
-  fail(ErrorCode::unsupported, file.place() + ": the tensor " + capstan::quoted(kRopeFactors) +
+  fail(ErrorCode::unsupported, file.description() + ": the tensor " + capstan::quoted(kRopeFactors) +
                                    " holds factors that are not those of Llama 3.1's scaling");
 }
 
@@ -159,7 +159,7 @@ void read_rope(GgufFile& file, Keys& keys, ModelConfig& m) {
     m.rope_scaling_type = RopeScaling::linear;
     m.rope_scaling_factor = keys.real("rope.scaling.factor");
   } else if (scaling != "none") {
-    fail(ErrorCode::unsupported, file.place() + ": `rope.scaling.type` is " + capstan::quoted(scaling) +
+    fail(ErrorCode::unsupported, file.description() + ": `rope.scaling.type` is " + capstan::quoted(scaling) +
                                      "; none and linear are read");
   }
   if (file.find(kRopeFactors)) read_rope_factors(file, m);
@@ -193,12 +193,12 @@ GgufModel read_gguf_model(GgufFile& file) {
   ModelConfig& m = result.model;
   const auto found = file.metadata().find("general.architecture");
   if (found == file.metadata().end() || found->second.kind != Kind::text)
-    fail(ErrorCode::format, file.place() + ": `general.architecture` is missing");
+    fail(ErrorCode::format, file.description() + ": `general.architecture` is missing");
   const std::string& a = result.architecture = found->second.text;
   if (std::find(kArchitectures.begin(), kArchitectures.end(), a) == kArchitectures.end()) {
     const std::vector<std::string> known(kArchitectures.begin(), kArchitectures.end());
-    fail(ErrorCode::unsupported, file.place() + ": `general.architecture` is " + capstan::quoted(a) + "; " +
-                                     join(known, ", ") + " are read");
+    fail(ErrorCode::unsupported, file.description() + ": `general.architecture` is " + capstan::quoted(a) +
+                                     "; " + join(known, ", ") + " are read");
   }
   result.names = names_of(a);
   Keys keys(file, a);
@@ -265,7 +265,7 @@ GgufModel read_gguf_model(GgufFile& file) {
   int64_t rows = m.num_attention_heads * *m.kv_channels;
   if (!result.names.qkv.empty()) rows += 2 * *m.num_query_groups * *m.kv_channels;
   if (m.num_layers > count || rows != query[0])
-    fail(ErrorCode::format, file.place() + ": its layers and heads are not those of its tensors");
+    fail(ErrorCode::format, file.description() + ": its layers and heads are not those of its tensors");
   return result;
 }
 

@@ -260,7 +260,7 @@ void GgufFile::read(std::string_view name, DType dtype, const Region& wanted, st
   CAPSTAN_ASSERT(fits(wanted, stored.shape) && wanted.sizes.size() <= 2,
                  "a rectangle of " + std::string(name));
   if (!can_convert(stored.dtype, dtype))
-    fail(ErrorCode::unsupported, place() + ": the tensor " + capstan::quoted(name) + " is " +
+    fail(ErrorCode::unsupported, description() + ": the tensor " + capstan::quoted(name) + " is " +
                                      std::string(stored.type->name) + " and cannot be read as " +
                                      std::string(name_of(dtype)));
   const auto bytes = map_.bytes().subspan(static_cast<size_t>(header_.data_begin + stored.tensor->offset),

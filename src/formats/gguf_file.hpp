@@ -59,7 +59,7 @@ class GgufFile final : public checkpoint::MapSource<StoredGguf> {
   const std::filesystem::path& path() const { return map_.path(); }
   const GgufMetadata& metadata() const { return header_.metadata; }
 
-  std::string place() const override { return "`" + map_.path().string() + "`"; }
+  std::string description() const override { return "`" + map_.path().string() + "`"; }
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
  private:

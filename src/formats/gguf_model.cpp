@@ -36,7 +36,7 @@ class GgufModelFile final : public ExternalModel {
   }
   std::vector<std::pair<std::string, std::string>> assets() const override {
     std::vector<std::pair<std::string, std::string>> files;
-    if (std::string text = tokenizer_json_of(file_.metadata(), file_.place()); !text.empty())
+    if (std::string text = tokenizer_json_of(file_.metadata(), file_.description()); !text.empty())
       files.emplace_back("tokenizer.json", std::move(text));
     if (std::string text = tokenizer_config_of(file_.metadata()); !text.empty())
       files.emplace_back("tokenizer_config.json", std::move(text));

@@ -63,16 +63,16 @@ struct TokenList {
 std::vector<ConfigJson> steps_of(ConfigJson& top, const char* stage, const char* list) {
   const json& value = top.value(stage);
   if (value.is_null()) return {};
-  ConfigJson one(value, top.place() + ": " + stage);
+  ConfigJson one(value, top.location() + ": " + stage);
   if (one.text("type") != "Sequence") return {one};
   std::vector<ConfigJson> steps;
-  for (const json& step : JsonView(one.value(list), one.place(), list).array())
-    steps.emplace_back(step, one.place() + "[" + std::to_string(steps.size()) + "]");
+  for (const json& step : JsonView(one.value(list), one.location(), list).array())
+    steps.emplace_back(step, one.location() + "[" + std::to_string(steps.size()) + "]");
   return steps;
 }
 
 std::string pattern_of(ConfigJson& step, const char* kind) {
-  ConfigJson pattern(step.value("pattern"), step.place() + ": pattern");
+  ConfigJson pattern(step.value("pattern"), step.location() + ": pattern");
   return pattern.text(kind, "");
 }
 

@@ -25,7 +25,7 @@ const Family& family_of(ConfigJson& c) {
   std::vector<std::string> names;
   for (const Family* family : all_families()) names.emplace_back(family->model_type);
   fail(ErrorCode::unsupported,
-       c.place() + ": `model_type` is " + capstan::quoted(type) + ", a family that this version lacks",
+       c.location() + ": `model_type` is " + capstan::quoted(type) + ", a family that this version lacks",
        "it has " + join(names, ", "));
 }
 

@@ -190,7 +190,7 @@ void HfDirectory::read(std::string_view name, DType dtype, const Region& wanted,
   const HfTensor& tensor = entry(name);
   if (!tensor.entry->dtype || !can_convert(tensor.dtype, dtype))
     fail(ErrorCode::unsupported,
-         place() + ": the tensor " + capstan::quoted(name) + " is " + tensor.entry->dtype_name +
+         description() + ": the tensor " + capstan::quoted(name) + " is " + tensor.entry->dtype_name +
              " and cannot be read as " + std::string(name_of(dtype)),
          "weights are read as F32, BF16 and F16");
   CAPSTAN_ASSERT(fits(wanted, tensor.shape) &&

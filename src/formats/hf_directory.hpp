@@ -46,7 +46,7 @@ class HfDirectory final : public checkpoint::MapSource<HfTensor> {
   std::vector<std::string> assets() const;             // those of asset_files() that are there
 
   // The tensors as the files name them.
-  std::string place() const override { return "`" + directory_.string() + "`"; }
+  std::string description() const override { return "`" + directory_.string() + "`"; }
   std::span<const std::byte> bytes(std::string_view name) const;  // in the mapped file
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 

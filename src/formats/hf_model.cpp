@@ -62,7 +62,7 @@ class HfModelFiles final : public ExternalModel {
     const auto a = directory_.bytes(head()), b = directory_.bytes(embedding);
     if (x->dtype != y->dtype || a.size() != b.size() || std::memcmp(a.data(), b.data(), a.size()) != 0)
       fail(ErrorCode::unsupported,
-           directory_.place() + ": `tie_word_embeddings` says that the head is the embedding, and " +
+           directory_.description() + ": `tie_word_embeddings` says that the head is the embedding, and " +
                capstan::quoted(head()) + " differs from " + capstan::quoted(embedding),
            "say `\"tie_word_embeddings\": false` in config.json if the head is one of its own");
   }

@@ -321,7 +321,7 @@ class AdapterTensors final : public checkpoint::MapSource<InMemoryTensor> {
       if (!m.magnitude.empty()) add(around + "magnitude", {m.out}, m.magnitude);
     }
   }
-  std::string place() const override { return place_; }
+  std::string description() const override { return place_; }
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override {
     const InMemoryTensor& tensor = entry(name);
     if (!fits(wanted, tensor.shape))
@@ -378,7 +378,7 @@ AdapterSet read_adapters(checkpoint::TensorSource& tensors, const config::PeftCo
                          std::to_string(peft.dim));
     result.modules.push_back(std::move(m));
   }
-  fail_with(ErrorCode::format, tensors.place(), problems);
+  fail_with(ErrorCode::format, tensors.description(), problems);
   return result;
 }
 

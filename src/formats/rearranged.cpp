@@ -44,7 +44,7 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
   if (!problems.empty()) {
     const size_t count = problems.size();
     fail(ErrorCode::format,
-         source_.place() + ": " + std::to_string(count) + (count == 1 ? " tensor is" : " tensors are") +
+         source_.description() + ": " + std::to_string(count) + (count == 1 ? " tensor is" : " tensors are") +
              " not what the model's sizes ask for:\n    " + join_some(problems, "\n    ", 8));
   }
   for (auto& [name, target] : table.targets) {
@@ -93,14 +93,14 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Region& wa
   const Arrangement& target = entry(name).arrangement;
   if (!fits(wanted, target.shape))
     fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " + target.shape.text() + " in " +
-                                place() + ", but " + wanted.text() + " of it is wanted");
+                                description() + ", but " + wanted.text() + " of it is wanted");
   const int64_t element = size_of(dtype);
   CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == wanted.sizes.elements() * element,
                  "size of the destination");
   if (target.add == 0) return read_runs(target, dtype, wanted, out);
   // In fp32, because 1 + w in a narrower type loses nearly all bits of a small w.
   if (!can_convert(DType::f32, dtype))
-    fail(ErrorCode::unsupported, place() + ": " + capstan::quoted(name) +
+    fail(ErrorCode::unsupported, description() + ": " + capstan::quoted(name) +
                                      " is a sum in fp32 and cannot be read as " +
                                      std::string(name_of(dtype)));
   std::vector<float> values(static_cast<size_t>(wanted.sizes.elements()));

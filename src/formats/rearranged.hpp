@@ -43,7 +43,7 @@ class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
   // ErrorCode::format with all tensors that are missing or of another shape. Keeps a reference to `source`.
   RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table);
 
-  std::string place() const override { return source_.place(); }
+  std::string description() const override { return source_.description(); }
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
  private:

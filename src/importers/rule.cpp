@@ -103,7 +103,7 @@ bool one_slip(std::string_view a, std::string_view b) {
 }  // namespace
 
 // A key that only a rule for many keys takes, and that is one slip away from a key with a rule of its own.
-bool Reader::misspelt(const Rule& rule, const Item& item) const {
+bool Reader::misspelled(const Rule& rule, const Item& item) const {
   if (!rule.key.ends_with('*')) return false;
   return std::any_of(
              table.begin(), table.end(),
@@ -135,7 +135,7 @@ void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise
     const bool section = !whole && std::any_of(table.begin(), table.end(), [&](const Rule& other) {
       return other.key.starts_with(item.key + ".");
     });
-    if (rule && misspelt(*rule, item)) {
+    if (rule && misspelled(*rule, item)) {
       unknown(item);
     } else if (rule && (!section || rule->how != Rule::How::later)) {
       apply_rule(*rule, item);

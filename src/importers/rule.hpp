@@ -115,7 +115,7 @@ class Reader {
  private:
   void visit(const config::Node& node, const std::string& prefix, bool (*otherwise)(Reader&, const Item&));
 
-  bool misspelt(const Rule& rule, const Item& item) const;
+  bool misspelled(const Rule& rule, const Item& item) const;
 
   // Unknown keys for which similar ones are sought.
   static constexpr int kMostLookedUp = 200;

@@ -123,27 +123,34 @@ Tensor positions_tensor(Device& device, int64_t batch, int64_t seq, int64_t firs
   return Tensor::from_host<int32_t>(device, {batch * seq}, positions);
 }
 
-}  // namespace
-
-GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
-    : stages_(shard.stages), parallel_(shard.parallel), adapters_(shard.adapters) {
-  refuse_unsupported(config);
-  hidden_ = config.hidden_size;
-  vocab_ = config.vocab_size;
-  const int64_t padded_vocab = resolved(config.padded_vocab_size, "padded_vocab_size");
+void check_sizes(const ModelConfig& config) {
   require(!config.qk_layernorm_across_heads || config.normalization == config::Normalization::rms_norm,
           "model.qk_layernorm_across_heads=true needs model.normalization=RMSNorm");
   require(!config.apply_residual_connection_post_layernorm ||
               config.norm_placement == config::NormPlacement::input,
           "model.apply_residual_connection_post_layernorm=true needs model.norm_placement=input");
-  require(config.num_layers > 0 && hidden_ > 0 && config.num_attention_heads > 0 && vocab_ > 0,
+  require(config.num_layers > 0 && config.hidden_size > 0 && config.num_attention_heads > 0 &&
+              config.vocab_size > 0,
           "a model needs model.num_layers, hidden_size, num_attention_heads and vocab_size above 0");
-  require(vocab_ <= padded_vocab, "model.padded_vocab_size=" + std::to_string(padded_vocab) +
-                                      " is below model.vocab_size=" + std::to_string(vocab_));
+  const int64_t padded_vocab = resolved(config.padded_vocab_size, "padded_vocab_size");
+  require(config.vocab_size <= padded_vocab,
+          "model.padded_vocab_size=" + std::to_string(padded_vocab) +
+              " is below model.vocab_size=" + std::to_string(config.vocab_size));
   const int64_t groups = resolved(config.num_query_groups, "num_query_groups");
   require(groups > 0 && config.num_attention_heads % groups == 0,
           "model.num_attention_heads=" + std::to_string(config.num_attention_heads) +
               " is not a multiple of model.num_query_groups=" + std::to_string(groups));
+}
+
+}  // namespace
+
+GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
+    : stages_(shard.stages), parallel_(shard.parallel), adapters_(shard.adapters) {
+  refuse_unsupported(config);
+  check_sizes(config);
+  hidden_ = config.hidden_size;
+  vocab_ = config.vocab_size;
+  const int64_t padded_vocab = resolved(config.padded_vocab_size, "padded_vocab_size");
   if (const auto rope = rope_of(config)) rope_tables_ = std::make_unique<nn::RopeTables>(*rope);
 
   if (stages_.empty()) stages_ = {{0, config.num_layers, true, true}};
@@ -306,7 +313,7 @@ StageResult GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch
   hidden_states = through_layers(tape, stage, std::move(hidden_states), context, options.recompute);
   if (!stage.head) {
     StageResult result{nn::materialize(tape, std::move(hidden_states)), {}};
-    tape.output("stream", result.hidden_states);
+    tape.output("hidden_states", result.hidden_states);
     return result;
   }
   const Var x = ops::copy_to_tensor_parallel(

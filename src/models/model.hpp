@@ -72,7 +72,7 @@ struct KvCache {
 
 // The result of a stage: hidden states for the next stage, or the loss.
 struct StageResult {
-  // [rows, hidden], also the tape's output "stream"; rows: N, or a tensor-parallel shard of N.
+  // [rows, hidden], also the tape's output "hidden_states"; rows: N, or a tensor-parallel shard of N.
   Var hidden_states;
   Loss loss;
 };

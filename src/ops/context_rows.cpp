@@ -15,8 +15,8 @@ kernels::PositionRuns context_rows(int64_t ranks, int64_t rank, int64_t seq) {
     std::string nearest = std::to_string((chunk + 1) * chunks);
     if (chunk > 0) nearest = std::to_string(chunk * chunks) + " and " + nearest;
     fail(ErrorCode::config,
-         "a sequence of " + std::to_string(seq) + " tokens cannot be cut into 2 * " + std::to_string(ranks) +
-             " = " + std::to_string(chunks) + " equal chunks for context parallelism",
+         "a sequence of " + std::to_string(seq) + " tokens cannot be split into 2 * " +
+             std::to_string(ranks) + " = " + std::to_string(chunks) + " equal chunks for context parallelism",
          "the nearest legal model.seq_length: " + nearest);
   }
   return {{{{rank * chunk, chunk}, {(chunks - 1 - rank) * chunk, chunk}}}};

@@ -31,6 +31,38 @@ Tensor pinned(Tape& tape, const Parameter* parameter, std::vector<std::unique_pt
   return **pins.back();
 }
 
+void norm_backward(BackwardStep& step, const Parameter& gamma, const Parameter* beta,
+                   const NormOptions& options, const kernels::NormRows& layout, bool adds) {
+  Tensor dsum = std::move(step.output_gradient(0));
+  const Tensor dy = std::move(step.output_gradient(1));
+  Device& dev = step.device();
+  if (!dy.defined()) {  // only the sum is used
+    hand_over(step, &gamma, {});
+    hand_over(step, beta, {});
+    if (adds) step.give(1, dsum);
+    step.give(0, std::move(dsum));
+    return;
+  }
+  const ParamStore& store = step.context().store;
+  const Tensor dgamma = partial_for(dev, store, &gamma, layout.cols),
+               dbeta = partial_for(dev, store, beta, layout.cols);
+  Tensor dx;
+  if (dsum.defined())
+    dx = dsum.unique() ? dsum : copy_of(dsum);
+  else
+    dx = reuse_or_empty(dy);
+  {
+    const auto g = step.pin(gamma);
+    launch(dev, dev.table().norm->backward, options.rms, layout, dy, step.saved(0), *g, options.gamma_offset,
+           step.saved(1), step.saved(2), dx, dsum.defined(), dgamma, dbeta);
+  }
+  dsum = Tensor();
+  hand_over(step, &gamma, dgamma);
+  hand_over(step, beta, dbeta);
+  if (adds) step.give(1, dx);
+  step.give(0, std::move(dx));
+}
+
 }  // namespace
 
 NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta,
@@ -67,34 +99,7 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
   record.cost = {0, bytes * (adds ? 4 : 2)};
   record.backward_cost = {0, bytes * 4};
   record.backward = [&gamma, beta, options, layout, adds](BackwardStep& step) {
-    Tensor dsum = std::move(step.output_gradient(0));
-    const Tensor dy = std::move(step.output_gradient(1));
-    Device& dev = step.device();
-    if (!dy.defined()) {  // only the sum is used
-      hand_over(step, &gamma, {});
-      hand_over(step, beta, {});
-      if (adds) step.give(1, dsum);
-      step.give(0, std::move(dsum));
-      return;
-    }
-    const ParamStore& store = step.context().store;
-    const Tensor dgamma = partial_for(dev, store, &gamma, layout.cols),
-                 dbeta = partial_for(dev, store, beta, layout.cols);
-    Tensor dx;
-    if (dsum.defined())
-      dx = dsum.unique() ? dsum : copy_of(dsum);
-    else
-      dx = reuse_or_empty(dy);
-    {
-      const auto g = step.pin(gamma);
-      launch(dev, dev.table().norm->backward, options.rms, layout, dy, step.saved(0), *g,
-             options.gamma_offset, step.saved(1), step.saved(2), dx, dsum.defined(), dgamma, dbeta);
-    }
-    dsum = Tensor();
-    hand_over(step, &gamma, dgamma);
-    hand_over(step, beta, dbeta);
-    if (adds) step.give(1, dx);
-    step.give(0, std::move(dx));
+    norm_backward(step, gamma, beta, options, layout, adds);
   };
   std::vector<Var> results = tape.record(std::move(record));
   return {std::move(results[0]), std::move(results[1])};

@@ -17,18 +17,19 @@ namespace {
 
 // The rows of one block of a GEMM, on all ranks: with sharded rows, [begin, begin + count) of each rank's
 // rows; else of all rows.
-struct Part {
+struct RowRange {
   int64_t begin, count;
 };
-std::vector<Part> parts_of(int64_t rows, int64_t splits) {
-  std::vector<Part> parts;
+std::vector<RowRange> chunks_of(int64_t rows, int64_t splits) {
+  std::vector<RowRange> chunks;
   const int64_t size = ceil_div(rows, std::max<int64_t>(1, std::min(splits, rows)));
-  for (int64_t begin = 0; begin < rows; begin += size) parts.push_back({begin, std::min(size, rows - begin)});
-  return parts;
+  for (int64_t begin = 0; begin < rows; begin += size)
+    chunks.push_back({begin, std::min(size, rows - begin)});
+  return chunks;
 }
 
-Tensor rows_of(const Tensor& x, Part part) {
-  return x.slice(0, part.begin, part.count);
+Tensor rows_of(const Tensor& x, RowRange range) {
+  return x.slice(0, range.begin, range.count);
 }
 
 double sent(const Tensor& x, const TensorParallel& parallel, int times) {
@@ -38,9 +39,9 @@ double sent(const Tensor& x, const TensorParallel& parallel, int times) {
 // A section of an operation as a nested event, for traces and tests of overlap.
 template <class Work>
 void traced(StepContext& context, char phase, const char* name, Work&& work) {
-  TraceScope part(context, phase, name);
+  TraceScope scope(context, phase, name);
   work();
-  part.end();
+  scope.end();
 }
 
 // Gathers the rows of a row-sharded tensor, block by block. A block is ordered by rank: [T, count, columns].
@@ -49,32 +50,32 @@ class Gather {
   Gather(StepContext& context, const Tensor& mine, const TensorParallel& parallel)
       : context_(context), mine_(mine), parallel_(parallel) {}
   // Starts the transfer of a block.
-  void start(Part part) {
+  void start(RowRange range) {
     CategoryScope scope(MemoryCategory::workspace);
-    pieces_.push_back(
-        {part, Tensor::empty(mine_.device(), {parallel_.size() * part.count, mine_.size(1)}, mine_.dtype()),
+    transfers_.push_back(
+        {range, Tensor::empty(mine_.device(), {parallel_.size() * range.count, mine_.size(1)}, mine_.dtype()),
          comm::Exchange(*parallel_.group)});
     traced(context_, 'C', "start gather of rows",
-           [&] { pieces_.back().exchange.all_gather(rows_of(mine_, part), pieces_.back().all); });
+           [&] { transfers_.back().exchange.all_gather(rows_of(mine_, range), transfers_.back().all); });
   }
   // The oldest block whose transfer was started.
   Tensor take() {
-    Piece piece = std::move(pieces_.front());
-    pieces_.pop_front();
-    traced(context_, 'C', "wait for gather of rows", [&] { piece.exchange.wait(); });
-    return std::move(piece.all);
+    Transfer transfer = std::move(transfers_.front());
+    transfers_.pop_front();
+    traced(context_, 'C', "wait for gather of rows", [&] { transfer.exchange.wait(); });
+    return std::move(transfer.all);
   }
 
  private:
   StepContext& context_;
-  struct Piece {
-    Part part;
+  struct Transfer {
+    RowRange range;
     Tensor all;
     comm::Exchange exchange;
   };
   Tensor mine_;
   const TensorParallel& parallel_;
-  std::deque<Piece> pieces_;
+  std::deque<Transfer> transfers_;
 };
 
 Tensor gathered(StepContext& context, const Tensor& mine, const TensorParallel& parallel) {
@@ -90,19 +91,19 @@ Tensor product_of_gathered(StepContext& context, const Tensor& mine, int64_t col
                            const TensorParallel& parallel, Product&& product) {
   const int64_t here = mine.size(0);
   const Tensor y = Tensor::empty(mine.device(), {here * parallel.size(), columns}, mine.dtype());
-  const auto parts = parts_of(here, parallel.splits);
+  const auto chunks = chunks_of(here, parallel.splits);
   Gather gather(context, mine, parallel);
-  gather.start(parts[0]);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (i + 1 < parts.size()) gather.start(parts[i + 1]);
+  gather.start(chunks[0]);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (i + 1 < chunks.size()) gather.start(chunks[i + 1]);
     const Tensor all = gather.take();
-    if (parts.size() == 1)  // one block: all rows
+    if (chunks.size() == 1)  // one block: all rows
       product(all, y);
     else
-      traced(context, 'F', "part of a product", [&] {
+      traced(context, 'F', "GEMM of a chunk", [&] {
         for (int r = 0; r < parallel.size(); ++r)
-          product(all.slice(0, r * parts[i].count, parts[i].count),
-                  y.slice(0, r * here + parts[i].begin, parts[i].count));
+          product(all.slice(0, r * chunks[i].count, chunks[i].count),
+                  y.slice(0, r * here + chunks[i].begin, chunks[i].count));
       });
   }
   return y;
@@ -119,31 +120,32 @@ class SummedProduct {
     const int64_t rows = x.size(0), ranks = parallel.shards_rows() ? parallel.size() : 1, here = rows / ranks;
     CAPSTAN_ASSERT(rows % ranks == 0, "rows of " + x.text() + " over " + std::to_string(ranks) + " ranks");
     sum_ = Tensor::empty(x.device(), {here, columns}, x.dtype());
-    for (const Part part : parts_of(here, parallel.splits)) {
+    for (const RowRange range : chunks_of(here, parallel.splits)) {
       if (!parallel.shards_rows()) {
-        const Tensor y = rows_of(sum_, part);
-        product(rows_of(x, part), y);
+        const Tensor y = rows_of(sum_, range);
+        product(rows_of(x, range), y);
         finish_last();
         // Rows that do not divide evenly over the ranks are summed in one call.
         if (y.elements() % parallel.size() == 0)
-          traced(context, 'C', "start sum of a product",
+          traced(context, 'C', "start sum of a chunk",
                  [&] { last_.emplace(comm::Reduction::everywhere(*parallel.group, y)); });
         else
           comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));
         continue;
       }
       CategoryScope scope(MemoryCategory::workspace);
-      const Tensor y = Tensor::empty(x.device(), {ranks * part.count, columns}, x.dtype());
-      if (part.count == here)
+      const Tensor y = Tensor::empty(x.device(), {ranks * range.count, columns}, x.dtype());
+      if (range.count == here)
         product(x, y);
       else
-        traced(context, 'F', "part of a product", [&] {
+        traced(context, 'F', "GEMM of a chunk", [&] {
           for (int64_t r = 0; r < ranks; ++r)
-            product(x.slice(0, r * here + part.begin, part.count), y.slice(0, r * part.count, part.count));
+            product(x.slice(0, r * here + range.begin, range.count),
+                    y.slice(0, r * range.count, range.count));
         });
       finish_last();
-      traced(context, 'C', "start sum of a product",
-             [&] { last_.emplace(comm::Reduction::scatter(*parallel.group, y, rows_of(sum_, part))); });
+      traced(context, 'C', "start sum of a chunk",
+             [&] { last_.emplace(comm::Reduction::scatter(*parallel.group, y, rows_of(sum_, range))); });
     }
   }
   Tensor finish() {
@@ -153,7 +155,7 @@ class SummedProduct {
 
  private:
   void finish_last() {
-    if (last_) traced(context_, 'C', "wait for sum of a product", [&] { last_->finish(); });
+    if (last_) traced(context_, 'C', "wait for sum of a chunk", [&] { last_->finish(); });
     last_.reset();
   }
   StepContext& context_;
@@ -281,20 +283,20 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
 
 Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel) {
   if (parallel.alone()) return x;
-  const bool cut = parallel.shards_rows();
-  const double one = sent(x.value, parallel, cut ? parallel.size() : 2);
+  const bool sharded = parallel.shards_rows();
+  const double one = sent(x.value, parallel, sharded ? parallel.size() : 2);
   Cost forward, backward;
-  if (cut) forward.sent = one;
+  if (sharded) forward.sent = one;
   backward.sent = one;
   return tape.record(
-      {.name = "enter_product",
+      {.name = "copy_to_tensor_parallel",
        .inputs = {x},
-       .outputs = {cut ? gathered(tape.context(), x.value, parallel) : x.value},
+       .outputs = {sharded ? gathered(tape.context(), x.value, parallel) : x.value},
        .cost = forward,
        .backward_cost = backward,
-       .backward = [parallel, cut](BackwardStep& step) {
+       .backward = [parallel, sharded](BackwardStep& step) {
          Tensor dy = std::move(step.output_gradient());
-         if (!cut) {
+         if (!sharded) {
            if (!dy.unique()) dy = copy_of(dy);
            comm::all_reduce_sum_any(*parallel.group, dy.view({dy.elements()}));
            return step.give(0, std::move(dy));
@@ -307,12 +309,12 @@ Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& para
 
 Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel) {
   if (parallel.alone()) return x;
-  const bool cut = parallel.shards_rows();
+  const bool sharded = parallel.shards_rows();
   Cost forward, backward;
-  forward.sent = sent(x.value, parallel, cut ? 1 : 2);
-  if (cut) backward.sent = forward.sent;
+  forward.sent = sent(x.value, parallel, sharded ? 1 : 2);
+  if (sharded) backward.sent = forward.sent;
   Tensor y;
-  if (cut) {
+  if (sharded) {
     CAPSTAN_ASSERT(x.size(0) % parallel.size() == 0, "rows of " + x.value.text() + " over the tensor ranks");
     y = Tensor::empty(tape.device(), {x.size(0) / parallel.size(), x.size(1)}, x.dtype());
     comm::Reduction::scatter(*parallel.group, x.value, y).finish();
@@ -320,14 +322,14 @@ Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& 
     y = copy_of(x.value);
     comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));
   }
-  return tape.record({.name = "leave_product",
+  return tape.record({.name = "reduce_from_tensor_parallel",
                       .inputs = {x},
                       .outputs = {y},
                       .cost = forward,
                       .backward_cost = backward,
-                      .backward = [parallel, cut](BackwardStep& step) {
+                      .backward = [parallel, sharded](BackwardStep& step) {
                         const Tensor& dy = step.output_gradient();
-                        step.give(0, cut ? gathered(step.context(), dy, parallel) : dy);
+                        step.give(0, sharded ? gathered(step.context(), dy, parallel) : dy);
                       }})[0];
 }
 

@@ -1,8 +1,8 @@
-// Linear layers and rows that are cut over tensor-parallel ranks (Shoeybi et al. 2019; sequence parallelism:
-// Korthikanti et al. 2022). N rows in all, T ranks.
+// Linear layers and rows that are sharded over tensor-parallel ranks (Shoeybi et al. 2019; sequence
+// parallelism: Korthikanti et al. 2022). N rows in all, T ranks.
 //
-//   column  each rank holds out/T features: every rank needs all rows of x, and its dx is a part of a sum
-//   row     each rank holds in/T features: its y is a part of a sum
+//   column  each rank holds out/T features: every rank needs all rows of x, and its dx is a partial sum
+//   row     each rank holds in/T features: its y is a partial sum
 //
 // Between the two, rows are either all on every rank (sums: all-reduce), or each rank has its run of N/T
 // (`sequence`; all-gather before, reduce-scatter after). Sums are made in rank order. Bytes that a rank sends

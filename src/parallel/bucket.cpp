@@ -22,15 +22,15 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     if (found == layout.blocks.end()) found = layout.blocks.insert(found, block);
     block_of.push_back(static_cast<size_t>(found - layout.blocks.begin()));
   }
-  layout.places.resize(parameters.size());
+  layout.positions.resize(parameters.size());
   std::optional<size_t> open[2];  // the bucket that takes what is frozen, and what trains
   for (size_t i = parameters.size(); i-- > 0;) {
     const Parameter& parameter = *parameters[i];
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
-                   "parameters are indexed by their place in the list");
+                   "parameters are indexed by their position in the list");
     layout.elements += parameter.shape().elements();
     if (options.apart && options.apart(parameter)) {
-      layout.places[i] = {BucketLayout::kNoBucket, 0};
+      layout.positions[i] = {BucketLayout::kNoBucket, 0};
       continue;
     }
     const bool trains = !options.trains || options.trains(parameter);
@@ -45,14 +45,14 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
       layout.buckets.push_back({.trains = trains, .block = block_of[i]});
     }
     BucketPlan& bucket = layout.buckets[*current];
-    layout.places[i] = {*current, bucket.elements};
+    layout.positions[i] = {*current, bucket.elements};
     bucket.parameters.push_back(&parameter);
     bucket.begins.push_back(bucket.elements);
     bucket.elements += round_up(parameter.shape().elements(), kAlignment);
     if (tied) current.reset();
   }
   for (BucketPlan& bucket : layout.buckets)
-    bucket.elements = round_up(bucket.elements, kAlignment * options.cuts);
+    bucket.elements = round_up(bucket.elements, kAlignment * options.shards);
   return layout;
 }
 
@@ -75,9 +75,9 @@ std::vector<FlatRange> elements_of_run(const Shard& shard, size_t run) {
   return ranges;
 }
 
-FlatRange share_of(const FlatRange& range, int64_t place, int64_t holders, int64_t turn) {
+FlatRange share_of(const FlatRange& range, int64_t holder, int64_t holders, int64_t turn) {
   const int64_t share = std::max(round_up(ceil_div(range.count, holders), kAlignment), kSmallestShare);
-  const int64_t begin = std::min(range.count, (place + turn) % holders * share);
+  const int64_t begin = std::min(range.count, (holder + turn) % holders * share);
   return {range.begin + begin, std::min(share, range.count - begin)};
 }
 

@@ -33,18 +33,18 @@ struct BucketPlan {
 struct BucketLayout {
   std::vector<BucketPlan> buckets;
   std::vector<std::string> blocks;  // ParamSpec::block, in the order of the list
-  struct Place {
+  struct Position {
     size_t bucket;
     int64_t begin;
   };
   static constexpr size_t kNoBucket = static_cast<size_t>(-1);
-  std::vector<Place> places;  // by Parameter::index(); kNoBucket: kept apart
-  int64_t elements = 0;       // of all parameters, without padding
+  std::vector<Position> positions;  // by Parameter::index(); kNoBucket: kept apart
+  int64_t elements = 0;             // of all parameters, without padding
 };
 
 struct BucketOptions {
   int64_t bucket_elements = 40'000'000;          // a bucket is full when it has as many
-  int64_t cuts = 1;                              // ranks that a bucket may be cut over
+  int64_t shards = 1;                            // ranks that a bucket may be sharded over
   bool by_block = false;                         // a bucket ends where its ParamSpec::block does
   std::function<bool(const Parameter&)> trains;  // null: all
   std::function<bool(const Parameter&)> apart;   // in no bucket; null: none
@@ -59,9 +59,9 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b);
 // The elements of a local shard, row-major, that lie in its `run`-th run, as ranges in their order.
 std::vector<FlatRange> elements_of_run(const Shard& shard, size_t run);
 
-// The part of `range` that rank `place` of `holders` ranks with the same elements writes. The parts are
+// The part of `range` that rank `holder` of `holders` ranks with the same elements writes. The parts are
 // disjoint, cover the range, and are large enough to be worth a file entry. `turn` distributes small ranges
 // over the holders.
-FlatRange share_of(const FlatRange& range, int64_t place, int64_t holders, int64_t turn);
+FlatRange share_of(const FlatRange& range, int64_t holder, int64_t holders, int64_t turn);
 
 }  // namespace capstan::parallel

@@ -10,7 +10,7 @@ namespace capstan::parallel {
 using config::ShardingStrategy;
 
 namespace {
-bool whole_on_tensor_ranks(const Parameter& parameter) {
+bool full_on_tensor_ranks(const Parameter& parameter) {
   return parameter.spec().sharding.axis != MeshAxis::tensor;
 }
 }  // namespace
@@ -29,7 +29,7 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
       shards_over_replicas_(options.sharding != ShardingStrategy::no_shard && options.shard_over_replicas &&
                             replicas_ > 1) {
   layout_ = plan_buckets(parameters, {.bucket_elements = options.bucket_elements,
-                                      .cuts = shards_ * replicas_,
+                                      .shards = shards_ * replicas_,
                                       .by_block = shards_parameters_,
                                       .trains =
                                           [&options](const Parameter& parameter) {
@@ -92,7 +92,7 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
 
 void FlatStore::make_quantized() {
   CAPSTAN_ASSERT(!shards_parameters_,
-                 "parameters in 4 bits cut over data-parallel ranks, which the rules refuse");
+                 "parameters in 4 bits sharded over data-parallel ranks, which the rules refuse");
   CategoryScope scope(MemoryCategory::parameters);
   const Tensor map = options_.nf4.two_stage ? nf4_scale_map(device_) : Tensor();
   quantized_.resize(parameters_.size());
@@ -110,34 +110,34 @@ void FlatStore::set_quantized(const Parameter& parameter, std::span<const float>
 void FlatStore::make_parameter_shards() {
   for (const auto& parameter : parameters_) {
     if (quantized(*parameter)) continue;
-    const auto& [index, begin] = layout_.places[static_cast<size_t>(parameter->index())];
+    const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter->index())];
     const Bucket& bucket = buckets_[index];
     const FlatRange here = intersection({begin, parameter->shape().elements()}, bucket.owned);
     if (here.count == 0) continue;
-    ParameterShard piece{parameter.get(), {here.begin - begin, here.count}, {}, {}, bucket.buffer, 0};
-    piece.begin = here.begin - bucket.owned.begin;
-    piece.values = (bucket.main.defined() ? bucket.main : owned_values(bucket))
-                       .flat_range(piece.begin, here.count, {here.count});
+    ParameterShard shard{parameter.get(), {here.begin - begin, here.count}, {}, {}, bucket.buffer, 0};
+    shard.begin = here.begin - bucket.owned.begin;
+    shard.values = (bucket.main.defined() ? bucket.main : owned_values(bucket))
+                       .flat_range(shard.begin, here.count, {here.count});
     // The ranks that hold the same elements share the work of writing them.
-    int64_t holders = 1, place = 0;
+    int64_t holders = 1, holder = 0;
     const auto held_alike = [&](const comm::Communicator* group) {
       holders *= ranks_of(group);
-      place = place * ranks_of(group) + rank_in(group);
+      holder = holder * ranks_of(group) + rank_in(group);
     };
     if (!(bucket.plan->trains ? shards_state_ : shards_parameters_)) held_alike(groups_.shard);
     if (!(bucket.plan->trains && shards_over_replicas_)) held_alike(groups_.replica);
-    if (whole_on_tensor_ranks(*parameter)) held_alike(groups_.tensor);
-    piece.write = parameter->spec().tied == ParamSpec::Tied::copy
-                      ? FlatRange{piece.range.begin, 0}
-                      : share_of(piece.range, place, holders, parameter->index());
-    parameter_shards_.push_back(std::move(piece));
+    if (full_on_tensor_ranks(*parameter)) held_alike(groups_.tensor);
+    shard.write = parameter->spec().tied == ParamSpec::Tied::copy
+                      ? FlatRange{shard.range.begin, 0}
+                      : share_of(shard.range, holder, holders, parameter->index());
+    parameter_shards_.push_back(std::move(shard));
   }
 }
 
-Tensor FlatStore::part(const ParameterShard& piece, const FlatRange& part,
-                       const std::vector<Tensor>& buffers) {
-  return buffers[static_cast<size_t>(piece.buffer)].flat_range(piece.begin + part.begin - piece.range.begin,
-                                                               part.count, {part.count});
+Tensor FlatStore::range_of(const ParameterShard& shard, const FlatRange& range,
+                           const std::vector<Tensor>& buffers) {
+  return buffers[static_cast<size_t>(shard.buffer)].flat_range(shard.begin + range.begin - shard.range.begin,
+                                                               range.count, {range.count});
 }
 
 double FlatStore::clock() const {
@@ -163,7 +163,7 @@ void FlatStore::note_wait(const std::string& what, double started) const {
 
 Tensor FlatStore::view(const Tensor& flat, const Parameter& parameter) const {
   const Shape& shape = parameter.shape();
-  return flat.flat_range(layout_.places[static_cast<size_t>(parameter.index())].begin, shape.elements(),
+  return flat.flat_range(layout_.positions[static_cast<size_t>(parameter.index())].begin, shape.elements(),
                          shape);
 }
 Tensor FlatStore::owned_values(const Bucket& bucket) const {
@@ -194,7 +194,7 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
                            spec.name.find(".k_layernorm.") != std::string::npos;
       if (options_.decay_qk_norm && qk_norm) range.weight_decay = true;
       const bool counts = spec.tied != ParamSpec::Tied::copy &&
-                          !(whole_on_tensor_ranks(parameter) && rank_in(groups_.tensor) > 0);
+                          !(full_on_tensor_ranks(parameter) && rank_in(groups_.tensor) > 0);
       const auto add = [&](const FlatRange& elements, bool owned) {
         const FlatRange here =
             intersection({bucket.plan->begins[i] + elements.begin, elements.count}, bucket.owned);
@@ -227,7 +227,7 @@ Tensor FlatStore::acquire(const Parameter& parameter) {
     if (own.pins++ == 0) own.full = own.kept.expand(options_.compute);
     return own.full;
   }
-  const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
+  const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
   Bucket& bucket = buckets_[index];
   if (!shards_parameters_) {
     finish_gather(index);
@@ -243,7 +243,7 @@ void FlatStore::release(const Parameter& parameter) {
   if (quantized(parameter)) {
     Quantized& own = *quantized_[static_cast<size_t>(parameter.index())];
     if (--own.pins > 0) return;
-    CAPSTAN_ASSERT(own.full.unique(), "somebody keeps the expanded `" + parameter.name() + "`");
+    CAPSTAN_ASSERT(own.full.unique(), "an operation keeps the expanded `" + parameter.name() + "`");
     own.full = Tensor();
     return;
   }
@@ -308,7 +308,7 @@ void FlatStore::drop(int block) {
     finish_gather(index);
     CAPSTAN_ASSERT(
         !bucket.full.defined() || bucket.full.unique(),
-        "somebody keeps a gathered parameter of `" + layout_.blocks[static_cast<size_t>(block)] + "`");
+        "an operation keeps a gathered parameter of `" + layout_.blocks[static_cast<size_t>(block)] + "`");
     bucket.full = Tensor();
   }
 }

@@ -15,7 +15,7 @@
 //
 //   *      none in fp32: the model computes with the main parameters.
 //   full   P b of the block that computes and, with overlap_param_gather, of the one that is prefetched.
-//   open   4 b of the bucket whose weight gradients run and, with overlap_grad_reduce, of the one being reduced.
+//   open   4 b of the bucket whose weight gradients run and, with overlap_grad_reduce, of one being reduced.
 //   With shard_over_replicas main copies and moments are 1 / (S R) of b.
 //
 // It sends, in a step of M micro-batches, G bytes an element of the gradients (4, or 2 when they are reduced
@@ -131,7 +131,8 @@ class FlatStore final : public ParamStore {
   // of `shard`, `replica` and `model`.
   void sum_over_owners(std::span<double> values);
 
-  // A part of a parameter that this rank holds between steps. It is initialized, checked, saved and loaded.
+  // The shard of a parameter that this rank holds between steps. It is initialized, checked, saved and
+  // loaded.
   struct ParameterShard {
     const Parameter* parameter;
     FlatRange range;  // elements of the local shard (Parameter::shape(), row-major)
@@ -144,9 +145,10 @@ class FlatStore final : public ParamStore {
   const std::vector<ParameterShard>& parameter_shards() const {
     return parameter_shards_;
   }  // in the model's order
-  // The elements `part` of the parameter's shard, within tensors made in the buffers' shapes (optimizer
+  // The elements `range` of the parameter's shard, within tensors made in the buffers' shapes (optimizer
   // state).
-  static Tensor part(const ParameterShard& shard, const FlatRange& part, const std::vector<Tensor>& buffers);
+  static Tensor range_of(const ParameterShard& shard, const FlatRange& range,
+                         const std::vector<Tensor>& buffers);
   std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   const StoreGroups& groups() const { return groups_; }
   // Some parameters train and some do not.
@@ -197,10 +199,10 @@ class FlatStore final : public ParamStore {
     comm::Reduction reduction;
   };
   Bucket& bucket_of(const Parameter& parameter) {
-    return buckets_[layout_.places[static_cast<size_t>(parameter.index())].bucket];
+    return buckets_[layout_.positions[static_cast<size_t>(parameter.index())].bucket];
   }
   const Bucket& bucket_of(const Parameter& parameter) const {
-    return buckets_[layout_.places[static_cast<size_t>(parameter.index())].bucket];
+    return buckets_[layout_.positions[static_cast<size_t>(parameter.index())].bucket];
   }
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
   FlatRange slice_of(const BucketPlan& plan) const;  // this rank's of `shard`

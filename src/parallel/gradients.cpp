@@ -47,7 +47,7 @@ void FlatStore::zero_gradients() {
 // Sums that another tape has added already are reduced with them.
 void FlatStore::tape_gradient_done(const Parameter& parameter, const UsesLeft& left) {
   if (!shards_gradients_) return;
-  const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
+  const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
   for (const Parameter* other : buckets_[index].plan->parameters) {
     const auto i = static_cast<size_t>(other->index());
     if (i < left.size() && left[i] > 0) return;
@@ -56,7 +56,7 @@ void FlatStore::tape_gradient_done(const Parameter& parameter, const UsesLeft& l
 }
 
 void FlatStore::gradient_ready(const Parameter& parameter) {
-  const size_t index = layout_.places[static_cast<size_t>(parameter.index())].bucket;
+  const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
   if (--buckets_[index].waiting == 0 && options_.overlap_grad_reduce && !shards_gradients_)
     start_reduce(index);
 }

@@ -64,12 +64,12 @@ Nf4Weight::Nf4Weight(Device& device, const Parameter& parameter, const Nf4Option
   for (const Region& region : regions_of(parameter)) {
     if (!has_full_blocks(region, parameter.spec().shape, options.block))
       fail(ErrorCode::config, "`" + parameter.name() + "` " + parameter.spec().shape.text() +
-                                  ": tensor parallelism cuts it inside a block of " +
+                                  ": tensor parallelism splits it inside a block of " +
                                   std::to_string(options.block) + " elements that share a scale");
     const int64_t count = region.sizes.elements();
-    parts_.push_back({region, {elements, count}, {blocks_, ceil_div(count, options.block)}});
+    regions_.push_back({region, {elements, count}, {blocks_, ceil_div(count, options.block)}});
     elements += count;
-    blocks_ += parts_.back().blocks.count;
+    blocks_ += regions_.back().blocks.count;
   }
   codes_ = Tensor::zeros(device, {ceil_div(elements, int64_t{2})}, DType::u8);
   if (!options.two_stage) {
@@ -81,10 +81,10 @@ Nf4Weight::Nf4Weight(Device& device, const Parameter& parameter, const Nf4Option
   nested_ = Tensor::zeros(device, {ceil_div(all, kNf4NestedBlock) + 1});
 }
 
-int64_t Nf4Weight::block_number(const Part& part, int64_t block) const {
+int64_t Nf4Weight::block_number(const LocalRegion& local, int64_t block) const {
   const int64_t element = block * options_.block;
-  const int64_t row = part.region.offsets[0] + element / part.region.sizes[1],
-                column = part.region.offsets[1] + element % part.region.sizes[1];
+  const int64_t row = local.region.offsets[0] + element / local.region.sizes[1],
+                column = local.region.offsets[1] + element % local.region.sizes[1];
   return (row * parameter_->spec().shape[1] + column) / options_.block;
 }
 
@@ -102,25 +102,25 @@ void Nf4Weight::set(std::span<const float> values, comm::Communicator* tensor) {
     CategoryScope scope(MemoryCategory::workspace);
     const Tensor full = Tensor::from_host<float>(*device_, {static_cast<int64_t>(values.size())}, values);
     if (options_.two_stage) found = Tensor::empty(*device_, {blocks_});
-    for (const Part& part : parts_)
+    for (const LocalRegion& local : regions_)
       launch(*device_, device_->table().adapter->nf4_quantize,
-             full.flat_range(part.elements.begin, part.elements.count, {part.elements.count}),
-             part.elements.count, options_.block,
-             codes_.flat_range(part.elements.begin / 2, ceil_div(part.elements.count, int64_t{2}),
-                               {ceil_div(part.elements.count, int64_t{2})}),
-             found.flat_range(part.blocks.begin, part.blocks.count, {part.blocks.count}));
+             full.flat_range(local.elements.begin, local.elements.count, {local.elements.count}),
+             local.elements.count, options_.block,
+             codes_.flat_range(local.elements.begin / 2, ceil_div(local.elements.count, int64_t{2}),
+                               {ceil_div(local.elements.count, int64_t{2})}),
+             found.flat_range(local.blocks.begin, local.blocks.count, {local.blocks.count}));
   }
   if (options_.two_stage) set_scales(found.to_host<float>(), tensor);
 }
 
-// Every rank sees the scales of the whole matrix, so that their mean and their blocks do not depend on who
+// Every rank sees the scales of the full matrix, so that their mean and their blocks do not depend on who
 // holds what.
 void Nf4Weight::set_scales(const std::vector<float>& scales, comm::Communicator* tensor) {
   std::vector<double> all(static_cast<size_t>(ceil_div(parameter_->spec().shape.elements(), options_.block)));
-  for (const Part& part : parts_)
-    for (int64_t i = 0; i < part.blocks.count; ++i)
-      all[static_cast<size_t>(block_number(part, i))] =
-          static_cast<double>(scales[static_cast<size_t>(part.blocks.begin + i)]);
+  for (const LocalRegion& local : regions_)
+    for (int64_t i = 0; i < local.blocks.count; ++i)
+      all[static_cast<size_t>(block_number(local, i))] =
+          static_cast<double>(scales[static_cast<size_t>(local.blocks.begin + i)]);
   if (tensor) comm::all_reduce(*tensor, all, comm::ReduceOp::max);
   double sum = 0;
   for (const double scale : all) sum += scale;
@@ -133,10 +133,10 @@ void Nf4Weight::set_scales(const std::vector<float>& scales, comm::Communicator*
     largest = std::max(largest, std::abs(static_cast<float>(all[i]) - mean));
   }
   std::vector<uint8_t> codes(scales.size());
-  for (const Part& part : parts_)
-    for (int64_t i = 0; i < part.blocks.count; ++i) {
-      const auto here = static_cast<size_t>(part.blocks.begin + i);
-      const float largest = nested[static_cast<size_t>(block_number(part, i) / kNf4NestedBlock)];
+  for (const LocalRegion& local : regions_)
+    for (int64_t i = 0; i < local.blocks.count; ++i) {
+      const auto here = static_cast<size_t>(local.blocks.begin + i);
+      const float largest = nested[static_cast<size_t>(block_number(local, i) / kNf4NestedBlock)];
       codes[here] = scale_code((scales[here] - mean) * (1.0f / std::max(largest, 1e-38f)));
     }
   scale_codes_.copy_from_host_bytes(std::as_bytes(std::span(codes)));
@@ -147,18 +147,18 @@ Tensor Nf4Weight::expand(DType type) const {
   const Tensor full = Tensor::empty(*device_, parameter_->shape(), type);
   Tensor offset;
   if (options_.two_stage) offset = nested_.flat_range(nested_.elements() - 1, 1, {1});
-  const auto blocks_of = [](const Part& part, const Tensor& tensor) {
-    return tensor.defined() ? tensor.flat_range(part.blocks.begin, part.blocks.count, {part.blocks.count})
+  const auto blocks_of = [](const LocalRegion& local, const Tensor& tensor) {
+    return tensor.defined() ? tensor.flat_range(local.blocks.begin, local.blocks.count, {local.blocks.count})
                             : Tensor();
   };
-  for (const Part& part : parts_)
-    launch(*device_, device_->table().adapter->nf4_expand, part.region, parameter_->spec().shape[1],
+  for (const LocalRegion& local : regions_)
+    launch(*device_, device_->table().adapter->nf4_expand, local.region, parameter_->spec().shape[1],
            options_.block,
-           codes_.flat_range(part.elements.begin / 2, ceil_div(part.elements.count, int64_t{2}),
-                             {ceil_div(part.elements.count, int64_t{2})}),
-           blocks_of(part, scales_), blocks_of(part, scale_codes_), nested_,
+           codes_.flat_range(local.elements.begin / 2, ceil_div(local.elements.count, int64_t{2}),
+                             {ceil_div(local.elements.count, int64_t{2})}),
+           blocks_of(local, scales_), blocks_of(local, scale_codes_), nested_,
            options_.two_stage ? map_ : Tensor(), offset,
-           full.flat_range(part.elements.begin, part.elements.count, {part.elements.count}));
+           full.flat_range(local.elements.begin, local.elements.count, {local.elements.count}));
   return full;
 }
 

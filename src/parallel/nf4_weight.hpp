@@ -1,7 +1,7 @@
-// A frozen matrix in 4 bits (QLoRA): NF4 codes, and a scale for each block of neighbouring elements
+// A frozen matrix in 4 bits (QLoRA): NF4 codes, and a scale for each block of neighboring elements
 // (kernels/common/nf4.hpp).
 //
-// Blocks are counted over the whole matrix, row-major, whatever part of it this rank holds, and so are the
+// Blocks are counted over the full matrix, row-major, whatever part of it this rank holds, and so are the
 // mean and the blocks of 256 of scales that are quantized in turn: the numbers are the same on every layout.
 // It takes, for n elements in blocks of b, n / 2 + 4 n / b bytes, or with quantized scales n / 2 + n / b + n
 // / (64 b).
@@ -48,18 +48,19 @@ class Nf4Weight {
   const Tensor& nested() const { return nested_; }
 
  private:
-  struct Part {  // a region of the matrix; its blocks are consecutive in the shard
+  struct LocalRegion {  // a region of the matrix; its blocks are consecutive in the shard
     Region region;
     FlatRange elements;  // of the shard
     FlatRange blocks;
   };
-  int64_t block_number(const Part& part, int64_t block) const;  // in the matrix, of a block of the part
+  int64_t block_number(const LocalRegion& local,
+                       int64_t block) const;  // in the matrix, of a block of the region
   void set_scales(const std::vector<float>& scales, comm::Communicator* tensor);
 
   Device* device_;
   const Parameter* parameter_;
   Nf4Options options_;
-  std::vector<Part> parts_;
+  std::vector<LocalRegion> regions_;
   int64_t blocks_ = 0;  // of this shard
   Tensor codes_, scales_, scale_codes_, nested_, map_;
 };

@@ -21,17 +21,17 @@ class Runner {
     for (size_t i = 0; i < steps.size(); ++i) {
       const ScheduleStep& step = steps[i];
       const Tensor input = arrived(step);
-      if (links_.early_receive && i + 1 < steps.size()) ask(steps[i + 1]);
+      if (links_.early_receive && i + 1 < steps.size()) start_receive(steps[i + 1]);
       if (step.work == Work::weight) {
         work_.weight(step.micro_batch, step.chunk);
       } else {
         const Tensor output = step.work == Work::forward
                                   ? work_.forward(step.micro_batch, step.chunk, input)
                                   : work_.backward(step.micro_batch, step.chunk, input);
-        hand_on(step, output);
+        send_on(step, output);
       }
       // The last one of each direction stays, done or not: what is held then does not depend on the
-      // neighbours' pace, unless they are more than a step behind.
+      // neighbors' pace, unless they are more than a step behind.
       for (auto* sent : {&sent_forward_, &sent_backward_})
         while (sent->size() > 1 && sent->front().done()) sent->pop_front();
     }
@@ -43,7 +43,7 @@ class Runner {
   using Key = std::tuple<Work, int32_t, int32_t>;  // of the step that needs it
   struct Incoming {
     comm::Exchange exchange;
-    Tensor piece, full;
+    Tensor shard, full;
   };
   struct Neighbor {
     int64_t rank, chunk;
@@ -67,7 +67,7 @@ class Runner {
     return static_cast<int>((micro_batch * shape_.chunks + chunk) % 8192 * 2 +
                             (work == Work::forward ? 0 : 1));
   }
-  bool in_pieces(const Tensor& hidden_states) const {
+  bool sharded_transfer(const Tensor& hidden_states) const {
     return !links_.tensor.alone() && !links_.tensor.sequence &&
            hidden_states.size(0) % links_.tensor.size() == 0;
   }
@@ -75,25 +75,25 @@ class Runner {
   template <class Transfer>
   void traced(const char* what, const ScheduleStep& step, Transfer&& transfer) {
     if (!links_.context || !links_.context->observer) return transfer();
-    TraceScope part(*links_.context, 'C',
-                    std::string(what) + (step.work == Work::forward ? " stream " : " gradient ") +
-                        std::to_string(step.micro_batch));
+    TraceScope scope(*links_.context, 'C',
+                     std::string(what) + (step.work == Work::forward ? " hidden states " : " gradient ") +
+                         std::to_string(step.micro_batch));
     transfer();
-    part.end();
+    scope.end();
   }
 
-  void ask(const ScheduleStep& step) {
+  void start_receive(const ScheduleStep& step) {
     const auto from = source(step);
     if (!from || from->rank == rank_) return;
     const Key key{step.work, step.micro_batch, step.chunk};
     if (incoming_.count(key)) return;
     const Tensor full = work_.boundary(step.micro_batch);
-    Tensor piece = full;
-    if (in_pieces(full))
-      piece = Tensor::empty(full.device(), {full.size(0) / links_.tensor.size(), full.size(1)}, full.dtype());
-    Incoming incoming{comm::Exchange(*links_.stages), piece, full};
-    traced("ask for", step, [&] {
-      incoming.exchange.receive(piece, static_cast<int>(from->rank),
+    Tensor shard = full;
+    if (sharded_transfer(full))
+      shard = Tensor::empty(full.device(), {full.size(0) / links_.tensor.size(), full.size(1)}, full.dtype());
+    Incoming incoming{comm::Exchange(*links_.stages), shard, full};
+    traced("start receive of", step, [&] {
+      incoming.exchange.receive(shard, static_cast<int>(from->rank),
                                 tag(step.work, step.micro_batch, step.chunk));
     });
     incoming_.emplace(key, std::move(incoming));
@@ -110,19 +110,19 @@ class Runner {
       own_.erase(found);
       return hidden_states;
     }
-    ask(step);
+    start_receive(step);
     const auto found = incoming_.find(key);
     Incoming incoming = std::move(found->second);
     incoming_.erase(found);
     traced("wait for", step, [&] { incoming.exchange.wait(); });
-    if (!in_pieces(incoming.full)) return incoming.full;
+    if (!sharded_transfer(incoming.full)) return incoming.full;
     comm::Exchange gather(*links_.tensor.group);
-    gather.all_gather(incoming.piece, incoming.full);
+    gather.all_gather(incoming.shard, incoming.full);
     gather.wait();
     return incoming.full;
   }
 
-  void hand_on(const ScheduleStep& step, const Tensor& hidden_states) {
+  void send_on(const ScheduleStep& step, const Tensor& hidden_states) {
     const auto to = target(step);
     if (!to) return;
     CAPSTAN_ASSERT(hidden_states.defined(), "a pipeline stage that is not the last gave nothing");
@@ -130,15 +130,15 @@ class Runner {
       own_[{step.work, step.micro_batch, static_cast<int32_t>(to->chunk)}] = hidden_states;
       return;
     }
-    Tensor piece = hidden_states;
-    if (in_pieces(hidden_states)) {
+    Tensor shard = hidden_states;
+    if (sharded_transfer(hidden_states)) {
       const int64_t rows = hidden_states.size(0) / links_.tensor.size();
-      piece = hidden_states.slice(0, links_.tensor.rank() * rows, rows);
+      shard = hidden_states.slice(0, links_.tensor.rank() * rows, rows);
     }
     auto& sent = step.work == Work::forward ? sent_forward_ : sent_backward_;
     sent.emplace_back(*links_.stages);
     traced("send", step, [&] {
-      sent.back().send(piece, static_cast<int>(to->rank), tag(step.work, step.micro_batch, to->chunk));
+      sent.back().send(shard, static_cast<int>(to->rank), tag(step.work, step.micro_batch, to->chunk));
     });
   }
 

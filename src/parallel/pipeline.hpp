@@ -25,7 +25,8 @@ struct PipelineLinks {
   ops::TensorParallel tensor;
   // The input of the next step is received while this one is computed.
   bool early_receive = true;
-  // Its observer sees "ask for stream 3", "wait for gradient 0", "send stream 2" as events; may be null.
+  // Its observer sees "start receive of hidden states 3", "wait for gradient 0", "send hidden states 2" as
+  // events; may be null.
   StepContext* context = nullptr;
 };
 

@@ -8,14 +8,14 @@ namespace capstan::parallel {
 
 namespace {
 
-struct Place {
+struct Position {
   int32_t micro_batch, chunk;
 };
 
 // The order in which (micro-batch, chunk) pairs go forward on a rank: a group of micro-batches through chunk
 // 0, the same through chunk 1 and so on, then the next group.
-std::vector<Place> forward_order(const PipelineShape& s) {
-  std::vector<Place> order;
+std::vector<Position> forward_order(const PipelineShape& s) {
+  std::vector<Position> order;
   order.reserve(static_cast<size_t>(s.micro_batches * s.chunks));
   for (int64_t first = 0; first < s.micro_batches; first += s.group)
     for (int64_t chunk = 0; chunk < s.chunks; ++chunk)
@@ -52,7 +52,7 @@ Schedule make_schedule(const PipelineShape& shape) {
   check(shape);
   PipelineShape s = shape;
   if (s.chunks == 1) s.group = s.micro_batches;
-  const std::vector<Place> order = forward_order(s);
+  const std::vector<Position> order = forward_order(s);
   const auto total = static_cast<int64_t>(order.size());
   Schedule schedule(static_cast<size_t>(s.ranks));
   for (int64_t rank = 0; rank < s.ranks; ++rank) {
@@ -64,11 +64,11 @@ Schedule make_schedule(const PipelineShape& shape) {
                             : std::min(total, s.chunks == 1 ? after : 2 * after + (s.chunks - 1) * s.group);
     int64_t forward = 0, backward = 0;
     const auto go_forward = [&] {
-      const Place p = order[static_cast<size_t>(forward++)];
+      const Position p = order[static_cast<size_t>(forward++)];
       steps.push_back({Work::forward, p.micro_batch, p.chunk});
     };
     const auto go_backward = [&] {  // the same order, from the last chunk to the first
-      const Place p = order[static_cast<size_t>(backward++)];
+      const Position p = order[static_cast<size_t>(backward++)];
       steps.push_back({Work::backward, p.micro_batch, static_cast<int32_t>(s.chunks - 1 - p.chunk)});
     };
     while (forward < warm_up) go_forward();
@@ -76,6 +76,14 @@ Schedule make_schedule(const PipelineShape& shape) {
     while (backward < total) go_backward();
   }
   return schedule;
+}
+
+static std::string step_text(size_t rank, const ScheduleStep& step) {
+  const char* work = step.work == Work::forward    ? "forward"
+                     : step.work == Work::backward ? "backward"
+                                                   : "weight";
+  return std::string(work) + " of micro-batch " + std::to_string(step.micro_batch) + ", chunk " +
+         std::to_string(step.chunk) + " on rank " + std::to_string(rank);
 }
 
 ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks ticks) {
@@ -95,14 +103,6 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
   };
   std::vector<int64_t> forward(static_cast<size_t>(stages * s.micro_batches), kNever), backward = forward,
                                                                                        weight = forward;
-  const auto name = [&](size_t rank, const ScheduleStep& step) {
-    const char* work = step.work == Work::forward    ? "forward"
-                       : step.work == Work::backward ? "backward"
-                                                     : "weight";
-    return std::string(work) + " of micro-batch " + std::to_string(step.micro_batch) + ", chunk " +
-           std::to_string(step.chunk) + " on rank " + std::to_string(rank);
-  };
-
   run.start.resize(ranks);
   run.idle.assign(ranks, 0);
   run.live.assign(ranks, 0);
@@ -115,7 +115,7 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
         const ScheduleStep& step = schedule[rank][next[rank]];
         if (step.micro_batch < 0 || step.micro_batch >= s.micro_batches || step.chunk < 0 ||
             step.chunk >= s.chunks) {
-          run.problem = name(rank, step) + " does not exist";
+          run.problem = step_text(rank, step) + " does not exist";
           return run;
         }
         const int64_t stage = step.chunk * s.ranks + static_cast<int64_t>(rank);
@@ -133,7 +133,7 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
           needed = backward[here];
         }
         if ((*ended)[here] != kNever) {
-          run.problem = name(rank, step) + " comes twice";
+          run.problem = step_text(rank, step) + " comes twice";
           return run;
         }
         if (needed == kNever) break;
@@ -149,7 +149,7 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
   }
   for (size_t rank = 0; rank < ranks && run.problem.empty(); ++rank)
     if (next[rank] < schedule[rank].size())
-      run.problem = name(rank, schedule[rank][next[rank]]) + " waits for ever";
+      run.problem = step_text(rank, schedule[rank][next[rank]]) + " waits for ever";
   for (size_t i = 0; i < forward.size() && run.problem.empty(); ++i)
     if (forward[i] == kNever || backward[i] == kNever)
       run.problem = "micro-batch " + std::to_string(static_cast<int64_t>(i) % s.micro_batches) +

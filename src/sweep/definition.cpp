@@ -474,7 +474,7 @@ class Reader {
     }
   }
 
-  // Another program can report any metric; a name that `train` does not write may be misspelt.
+  // Another program can report any metric; a name that `train` does not write may be misspelled.
   void check_metric_name(const Node& node) {
     static const std::vector<std::string> written{"loss",
                                                   "grad_norm",

@@ -20,7 +20,7 @@ Results read_results(const Store& store, const std::optional<Metric>& metric) {
     trial.status = statuses[i];
     trial.measured = store.measured(id);
     trial.curve = store.read_curve(id, results.metric().name);
-    if (metric) trial.status.metric = summarised(trial.curve, *metric);
+    if (metric) trial.status.metric = summarized(trial.curve, *metric);
   }
   return results;
 }

@@ -348,7 +348,7 @@ class Runner {
     const auto curve = store_.read_curve(active.trial.id, d.metric.name);
     const auto row = records::last_logged_step(store_.run(active.trial.id) / "metrics.jsonl");
     if (row) active.last_step = row->step;
-    const auto metric = summarised(curve, d.metric);
+    const auto metric = summarized(curve, d.metric);
     listener_.progress(active.slot, active.trial, active.last_step, store_.total_steps(active.trial), metric);
     if (active.asked) return;
     // The last row's step is not over: its validation may follow.
@@ -439,7 +439,7 @@ class Runner {
     const StateChange how = classify_exit(active, code);
     const double seconds = seconds_since(active.begun);
     device_seconds_ += seconds * static_cast<double>(active.trial.ranks);
-    const auto metric = summarised(store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
+    const auto metric = summarized(store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
                                    store_.plan().definition.metric);
     const fs::path attempt = store_.attempt(active.trial.id, active.attempt);
     Json result{{"state", name_of(how.state)}, {"code", code},
@@ -471,7 +471,7 @@ class Runner {
 
   int64_t newest_checkpoint(const std::string& id) const {
     if (!records::is_run(store_.run(id))) return 0;
-    const auto checkpoints = records::summarise(store_.run(id)).checkpoints;
+    const auto checkpoints = records::summarize(store_.run(id)).checkpoints;
     return checkpoints.empty() ? 0 : checkpoints.front();
   }
 

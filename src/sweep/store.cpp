@@ -190,7 +190,7 @@ TrialStatus Store::status(const TrialPlan& planned) const {
     out.step = row->step;
   else if (!curve.empty())  // a value that another program reported
     out.step = curve.back().step;
-  out.metric = summarised(curve, plan_.definition.metric);
+  out.metric = summarized(curve, plan_.definition.metric);
   return out;
 }
 std::vector<TrialStatus> Store::statuses() const {
@@ -314,7 +314,7 @@ RunProgress Store::progress(const TrialPlan& planned) const {
   return out;
 }
 
-std::optional<double> summarised(const std::vector<CurvePoint>& curve, const Metric& metric) {
+std::optional<double> summarized(const std::vector<CurvePoint>& curve, const Metric& metric) {
   if (curve.empty()) return std::nullopt;
   double value = curve.back().value;
   if (metric.at == Metric::At::best) {

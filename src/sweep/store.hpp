@@ -113,7 +113,7 @@ class Store {
 };
 
 // The metric's one number of a curve: last, best, or mean of the last rows. nullopt: empty, or not finite.
-std::optional<double> summarised(const std::vector<CurvePoint>& curve, const Metric& metric);
+std::optional<double> summarized(const std::vector<CurvePoint>& curve, const Metric& metric);
 
 // A trial for one process and what it starts: the lock is inherited by the trial's own process, so that a
 // trial whose runner was killed stays taken until its last process is gone. Holds host, pid and time; another

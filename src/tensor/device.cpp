@@ -160,7 +160,8 @@ constexpr int64_t kLargestFromHeap = kSmallBlock;
 // saves page faults and TLB misses. Null when the system refuses.
 std::byte* allocate_aligned(size_t bytes) {
   const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-  void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  const int64_t size = round_up(static_cast<int64_t>(bytes), static_cast<int64_t>(alignment));
+  void* data = std::aligned_alloc(alignment, static_cast<size_t>(size));
   if (data && alignment == kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(data);
 }

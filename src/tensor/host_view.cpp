@@ -18,9 +18,9 @@ HostView::HostView(const Tensor& tensor, Contents contents)
   data_ = copy_.data();
 }
 
-void read_in_pieces(const Tensor& tensor, int64_t chunk_bytes,
+void read_in_chunks(const Tensor& tensor, int64_t chunk_bytes,
                     const std::function<void(std::span<const std::byte>)>& take) {
-  CAPSTAN_ASSERT(tensor.is_contiguous(), "pieces of " + tensor.text());
+  CAPSTAN_ASSERT(tensor.is_contiguous(), "chunks of " + tensor.text());
   Device& device = tensor.device();
   if (const std::byte* data = device.host_address(tensor.address())) {
     device.synchronize();

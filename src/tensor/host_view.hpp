@@ -37,7 +37,7 @@ class HostView {
 
 // Passes a contiguous tensor's bytes to `take`, in order: directly where the host can access them, else
 // through a buffer of at most `chunk_bytes`. Waits for the device; no kernel may use the tensor meanwhile.
-void read_in_pieces(const Tensor& tensor, int64_t chunk_bytes,
+void read_in_chunks(const Tensor& tensor, int64_t chunk_bytes,
                     const std::function<void(std::span<const std::byte>)>& take);
 
 }  // namespace capstan

@@ -47,7 +47,7 @@ TEST_CASE("values by path, as text, JSON and YAML") {
   CHECK(copy.yaml() == config.yaml());
 }
 
-TEST_CASE("mistakes are told with their place, all at once, as text and as JSON") {
+TEST_CASE("mistakes are reported with their location, all at once, as text and as JSON") {
   const Config config =
       Config::resolve("quickstart", {"dataset=mock", "model.hiden_size=3", "optimizer.lr=fast"});
   CHECK(!config.ok());

@@ -113,9 +113,9 @@ TEST_CASE("train, go on, generate, and the loss of a text") {
   throwing.on_token = [](int32_t, const std::string&) -> bool { throw std::runtime_error("enough"); };
   CHECK_THROWS_AS(model.generate("ab", throwing), std::runtime_error);
   watched.on_token = [count = 0](int32_t, const std::string&) mutable { return ++count < 4; };
-  const Generated cut = model.generate("ab", watched);
-  CHECK(cut.stopped);
-  CHECK(cut.ids == std::vector<int32_t>(first.ids.begin(), first.ids.begin() + 4));
+  const Generated stopped = model.generate("ab", watched);
+  CHECK(stopped.stopped);
+  CHECK(stopped.ids == std::vector<int32_t>(first.ids.begin(), first.ids.begin() + 4));
 
   const std::vector<int32_t> prompt = model.encode("ab");
   CHECK(prompt == std::vector<int32_t>{'a', 'b'});
@@ -147,7 +147,7 @@ TEST_CASE("train, go on, generate, and the loss of a text") {
 
   const TextLoss loss = model.loss("the quick brown fox jumps");
   CHECK(loss.tokens == 24);
-  CHECK(loss.loss == doctest::Approx(std::log(257.0)).epsilon(0.1));  // it has learnt next to nothing
+  CHECK(loss.loss == doctest::Approx(std::log(257.0)).epsilon(0.1));  // it has learned next to nothing
   CHECK(loss.perplexity == doctest::Approx(std::exp(loss.loss)));
   CHECK(loss.bits_per_byte == doctest::Approx(loss.loss / std::log(2.0) * 24 / 25));
   CHECK(Model::load(finished.checkpoint).loss("the quick brown fox jumps").loss == loss.loss);

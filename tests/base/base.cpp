@@ -44,7 +44,7 @@ TEST_CASE("philox4x32-10 equals the known answers of Random123") {
   CHECK(pi == std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST_CASE("normal variates have mean 0, variance 1 and no neighbours in common") {
+TEST_CASE("normal variates have mean 0, variance 1 and no neighbors in common") {
   const auto key = philox_key(1234, purpose::test, 0);
   double sum = 0, squares = 0, product = 0, last = 0;
   const int n = 100000;

@@ -35,7 +35,7 @@ TEST_CASE("an exception in a tile reaches the caller and the pool goes on") {
   CHECK(count.load() == 10);
 }
 
-TEST_CASE("a nested call runs inline; calls from several threads are serialised") {
+TEST_CASE("a nested call runs inline; calls from several threads are serialized") {
   ThreadPool pool(2);
   std::atomic<int> count{0};
   const auto job = [&] {

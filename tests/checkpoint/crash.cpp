@@ -17,7 +17,7 @@ float newest(const fs::path& root) {
   if (!search.found) return -1;
   Reader reader = Reader::open(search.found->path, Depth::content);
   std::vector<float> w(15);
-  reader.read_all("w", DType::f32, room_of(w));
+  reader.read_all("w", DType::f32, writable_bytes_of(w));
   REQUIRE(w == ramp({3, 5}, w[0]));
   return w[0];
 }

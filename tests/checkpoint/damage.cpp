@@ -60,7 +60,7 @@ TEST_CASE(
       error_of([&] {
         Reader reader = Reader::open(path, Depth::structure);
         std::vector<float> w(15);
-        reader.read_all("w", DType::f32, room_of(w));
+        reader.read_all("w", DType::f32, writable_bytes_of(w));
         reader.read_text(kStateFile);
       });
     }
@@ -135,6 +135,6 @@ TEST_CASE("a shard that contradicts the manifest is refused on reading") {
   spill(path / "manifest.json", manifest_text(manifest));
   Reader reader = Reader::open(path, Depth::content);
   std::vector<float> w(15);
-  CHECK(holds(error_of([&] { reader.read_all("w", DType::f32, room_of(w)); }),
+  CHECK(holds(error_of([&] { reader.read_all("w", DType::f32, writable_bytes_of(w)); }),
               "tensor \"w\" is F32 [5,3], but the manifest promises fp32 [3,5]"));
 }

@@ -1,14 +1,12 @@
-// What the tests of the checkpoint room share: a directory that goes away, bytes of known values, the text of
+// What the tests of the checkpoint module share: a directory that goes away, bytes of known values, the text of
 // an error.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <span>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -18,6 +16,7 @@
 #include "support/paths.hpp"
 #include "tensor/region.hpp"
 #include "tests/support/errors.hpp"
+#include "tests/support/files.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace capstan::checkpoint::test {
@@ -25,20 +24,12 @@ namespace capstan::checkpoint::test {
 namespace fs = std::filesystem;
 using capstan::test::error_of;
 using capstan::test::holds;
-
+using capstan::test::slurp;
+using capstan::test::spill;
 using capstan::test::TemporaryDirectory;
 
 inline fs::path golden(const std::string& name) {
   return fs::path(capstan::test::kSourceDirectory) / "tests/golden/checkpoint" / name;
-}
-inline std::string slurp(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-inline void spill(const fs::path& path, const std::string& content) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
 }
 inline std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -48,7 +39,7 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
 }
 template <class T>
-std::span<std::byte> room_of(std::vector<T>& values) {
+std::span<std::byte> writable_bytes_of(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 

@@ -136,7 +136,8 @@ TEST_CASE("elements are copied between regions of any rank and offset") {
     if (!part) continue;
     const auto from = values_of(values, shape, source);
     std::vector<float> to(static_cast<size_t>(target.sizes.elements()), -1);
-    copy_region(*part, source, bytes_of(from).data(), DType::f32, target, room_of(to).data(), DType::f32);
+    copy_region(*part, source, bytes_of(from).data(), DType::f32, target, writable_bytes_of(to).data(),
+                DType::f32);
     auto expected = values_of(values, shape, target);
     const auto inside = values_of(values, shape, *part);
     for (auto& value : expected)
@@ -152,7 +153,7 @@ TEST_CASE("an empty region copies nothing, whichever dimension is empty") {
     copy_region(empty, full_region({3, 4}), bytes_of(values).data(), DType::f32, empty, nullptr, DType::f32);
     std::vector<float> kept(12, -1);
     copy_region(empty, full_region({3, 4}), bytes_of(values).data(), DType::f32, full_region({3, 4}),
-                room_of(kept).data(), DType::f32);
+                writable_bytes_of(kept).data(), DType::f32);
     CHECK(kept == std::vector<float>(12, -1));
   }
 }
@@ -161,12 +162,14 @@ TEST_CASE("conversions: bf16 rounds to nearest even, fp16 widens exactly") {
   const std::vector<float> values{1.0f, 1.00390625f, 1.01171875f, -3.0e38f, 3.4e38f, std::nanf(""), 1e-40f};
   const Region all = full_region({7});
   std::vector<bf16> narrow(7);
-  copy_region(all, all, bytes_of(values).data(), DType::f32, all, room_of(narrow).data(), DType::bf16);
+  copy_region(all, all, bytes_of(values).data(), DType::f32, all, writable_bytes_of(narrow).data(),
+              DType::bf16);
   for (size_t i = 0; i < 7; ++i) CHECK(narrow[i].bits == bf16(values[i]).bits);
   CHECK(narrow[1].bits == 0x3F80);  // half way: to the even one
   CHECK(narrow[2].bits == 0x3F82);
   std::vector<float> wide(7);
-  copy_region(all, all, bytes_of(narrow).data(), DType::bf16, all, room_of(wide).data(), DType::f32);
+  copy_region(all, all, bytes_of(narrow).data(), DType::bf16, all, writable_bytes_of(wide).data(),
+              DType::f32);
   CHECK(wide[0] == 1.0f);
   CHECK(std::isnan(wide[5]));
 
@@ -175,7 +178,7 @@ TEST_CASE("conversions: bf16 rounds to nearest even, fp16 widens exactly") {
   const int64_t count = file.at("half").shape[0];
   const Region range = full_region({count});
   std::vector<float> widened(static_cast<size_t>(count));
-  copy_region(range, range, half.data(), DType::f16, range, room_of(widened).data(), DType::f32);
+  copy_region(range, range, half.data(), DType::f16, range, writable_bytes_of(widened).data(), DType::f32);
   for (size_t i = 0; i < widened.size(); ++i) {
     float expected;
     std::memcpy(&expected, truth.data() + i * 4, 4);

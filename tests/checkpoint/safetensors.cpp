@@ -66,7 +66,7 @@ TEST_CASE("what we write is what the reference writes, byte for byte") {
   }
 }
 
-TEST_CASE("hashes are those of xxhsum, whole and by block, however the bytes arrive") {
+TEST_CASE("hashes are those of xxhsum, of the file and of its blocks, however the bytes arrive") {
   // echo -n abc | xxhsum -H2
   CHECK(hash_of(std::string_view("abc")) == "06b05ab6733a618578af5f94892f3950");
   CHECK(hash_of(std::string_view("")) == "99aa06d3014798d86001c324468d497f");

@@ -19,7 +19,7 @@ static FileSystem& disk() {
 
 static std::vector<float> read_all(Reader& reader, const std::string& name) {
   std::vector<float> values(static_cast<size_t>(reader.at(name).shape.elements()));
-  reader.read_all(name, DType::f32, room_of(values));
+  reader.read_all(name, DType::f32, writable_bytes_of(values));
   return values;
 }
 static std::vector<int64_t> steps(const fs::path& root) {
@@ -49,7 +49,7 @@ TEST_CASE("a checkpoint comes back as it was saved") {
   CHECK(reader.has_file(kStateFile));
   CHECK(!reader.has_file(kRecipeFile));
   CHECK(holds(error_of([&] { reader.at("weight"); }), "has no tensor \"weight\""));
-  // A whole tensor keeps its name in the shard, which any safetensors reader opens.
+  // A full tensor keeps its name in the shard, which any safetensors reader opens.
   CHECK(SafetensorsFile(path / "rank-00000.safetensors").at("w").shape == Shape{3, 5});
   // The same save gives the same bytes.
   const TemporaryDirectory other;
@@ -59,7 +59,7 @@ TEST_CASE("a checkpoint comes back as it was saved") {
 }
 
 TEST_CASE("any layout reads what any layout wrote, element by element") {
-  // Tensors of rank 0 to 4, written by flat ranges, rows, columns or whole; read by other rectangles.
+  // Tensors of rank 0 to 4, written by flat ranges, rows, columns or in full; read by other regions.
   const std::vector<std::pair<std::string, Shape>> tensors{{"scalar", {}},         {"vector", {13}},
                                                            {"matrix", {7, 9}},     {"cube", {3, 4, 5}},
                                                            {"four", {2, 3, 2, 5}}, {"empty", {0, 3}}};
@@ -107,7 +107,7 @@ TEST_CASE("any layout reads what any layout wrote, element by element") {
           for (int rank = 0; rank < 3; ++rank)
             for (const auto& wanted : regions_of(shape, read_kind, rank, 3)) {
               std::vector<float> got(static_cast<size_t>(wanted.sizes.elements()), -1);
-              reader.read(name, DType::f32, wanted, room_of(got));
+              reader.read(name, DType::f32, wanted, writable_bytes_of(got));
               REQUIRE(got == values_of(ramp(shape), shape, wanted));
             }
       }
@@ -126,9 +126,9 @@ TEST_CASE("a rank opens only the shards it needs") {
   Reader reader = Reader::open(path, Depth::structure);
   spill(path / "rank-00001.safetensors", "gone bad");
   std::vector<float> got(4);
-  reader.read("a", DType::f32, {{0}, {4}}, room_of(got));
+  reader.read("a", DType::f32, {{0}, {4}}, writable_bytes_of(got));
   CHECK(got == values);
-  CHECK(!error_of([&] { reader.read("a", DType::f32, {{1}, {4}}, room_of(got)); }).empty());
+  CHECK(!error_of([&] { reader.read("a", DType::f32, {{1}, {4}}, writable_bytes_of(got)); }).empty());
 }
 
 TEST_CASE("element types convert on reading where that is sound") {
@@ -140,12 +140,15 @@ TEST_CASE("element types convert on reading where that is sound") {
   writer.add("ids", DType::i64, {2}, full_region({2}), bytes_of(ids));
   Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
   std::vector<bf16> narrow(3);
-  reader.read_all("w", DType::bf16, room_of(narrow));
+  reader.read_all("w", DType::bf16, writable_bytes_of(narrow));
   for (size_t i = 0; i < 3; ++i) CHECK(narrow[i].bits == bf16(values[i]).bits);
   std::vector<float> wrong(2);
-  CHECK(holds(error_of([&] { reader.read_all("ids", DType::f32, room_of(wrong)); }),
+  CHECK(holds(error_of([&] { reader.read_all("ids", DType::f32, writable_bytes_of(wrong)); }),
               "is stored as i64 and cannot be read as fp32"));
-  CHECK(holds(error_of([&] { reader.read("w", DType::f32, {{2}, {2}}, room_of(wrong)); }), "has shape [3]"));
+  CHECK(holds(error_of([&] {
+                reader.read("w", DType::f32, {{2}, {2}}, writable_bytes_of(wrong));
+              }),
+              "has shape [3]"));
 }
 
 TEST_CASE("bytes may be made when their turn comes") {
@@ -158,7 +161,7 @@ TEST_CASE("bytes may be made when their turn comes") {
                  staging = ramp({4}, static_cast<float>(k) * 10);
                  sink(bytes_of(staging).first(5));
                  sink(bytes_of(staging).subspan(5));
-                 staging.assign(4, -1);  // nobody looks at it any more
+                 staging.assign(4, -1);  // the writer no longer reads it
                });
   Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
   for (int k = 0; k < 3; ++k)
@@ -187,7 +190,7 @@ TEST_CASE("tensors larger than a piece are read and written in pieces") {
   Reader reader = Reader::open(writer.commit({writer.finish_rank()}), Depth::content);
   CHECK((read_all(reader, "w") == values));
   std::vector<float> part(4900 * 900);
-  reader.read("w", DType::f32, {{60, 70}, {4900, 900}}, room_of(part));
+  reader.read("w", DType::f32, {{60, 70}, {4900, 900}}, writable_bytes_of(part));
   bool same = true;
   for (size_t row = 0; row < 4900; ++row)
     same &= std::equal(part.begin() + static_cast<int64_t>(row) * 900,

@@ -139,9 +139,9 @@ TEST_CASE("the base is known by its hash; adapters without one, or without a lay
       {"eval", "base", "--text", "text.txt", "peft=lora", "checkpoint.pretrained_checkpoint=base", "--json"});
   CHECK(described.code == 2);
   CHECK_MESSAGE(contains(described.err, "whole model, and no adapters"), described.err);
-  const Finished misspelt = b.adapt("lora", {"peft.target_modules=[linear_qvk]", "--run-dir", "x"});
-  CHECK(misspelt.code == 2);
-  CHECK_MESSAGE(contains(misspelt.err, "did you mean `linear_qkv`?"), misspelt.err);
+  const Finished misspelled = b.adapt("lora", {"peft.target_modules=[linear_qvk]", "--run-dir", "x"});
+  CHECK(misspelled.code == 2);
+  CHECK_MESSAGE(contains(misspelled.err, "did you mean `linear_qkv`?"), misspelled.err);
   CHECK(b.adapt("lora",
                 {"peft.exclude_modules=[linear_qkv,linear_proj,linear_fc1,linear_fc2]", "--run-dir", "x"})
             .code == 2);

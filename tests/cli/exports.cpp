@@ -51,7 +51,7 @@ struct Home : ScratchDirectory {
   json read(const std::string& name) const { return json::parse(read_text(file(name))); }
 };
 
-// A model that has learnt that documents are "ab cd ef".
+// A model that has learned that documents are "ab cd ef".
 struct Trained : Home {
   Trained() {
     std::string text;

@@ -36,7 +36,7 @@ std::vector<double> losses_of(const ScratchDirectory& scratch, const std::string
   return losses;
 }
 
-// Two steps whose losses are those of guessing among 512 ids, since nothing is learnt by then.
+// Two steps whose losses are those of guessing among 512 ids, since nothing is learned by then.
 void check_trains(const ScratchDirectory& scratch, const std::string& recipe,
                   const std::string& ranks = "1") {
   CAPTURE(recipe);

@@ -220,7 +220,7 @@ TEST_CASE("CAPSTAN_CPU limits the instruction set; unknown and absent ones are r
   }
 }
 
-TEST_CASE("colour only where it is wanted") {
+TEST_CASE("color only where it is wanted") {
   const std::vector<std::string> wrong = {"check", "quickstart", "model.num_layer=4"};
   const auto colored = [&](std::vector<std::string> words, std::vector<std::string> environment) {
     Launch launch;

@@ -81,7 +81,7 @@ TEST_CASE("each launcher's variables name the rank") {
   CHECK(launched(kSlurm).rank == 2);
   CHECK(launched(kSlurm).local_rank == 1);
   CHECK(launched(with(kSlurm, {{"PMIX_RANK", "2"}})).rank == 2);
-  // A world of one is still a world that somebody has launched.
+  // A world of one is still a launched world.
   CHECK(launched({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}).source == "Open MPI");
 }
 

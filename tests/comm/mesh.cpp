@@ -55,7 +55,7 @@ TEST_CASE("16 ranks, TP 2, CP 2, DP 2, PP 2: the worked example") {
   CHECK(mesh.index(Axis::pp) == 0);
 }
 
-TEST_CASE("the other order of axes: pipeline stages are neighbours, data replicas apart") {
+TEST_CASE("the other order of axes: pipeline stages are neighbors, data replicas apart") {
   const MeshSizes sizes{.world = 16, .tp = 2, .pp = 2, .pp_before_dp = true};
   CHECK(groups_of(sizes, "tp").front() == std::vector<int64_t>{0, 1});
   CHECK(groups_of(sizes, "pp") ==
@@ -69,7 +69,7 @@ TEST_CASE("the other order of axes: pipeline stages are neighbours, data replica
   CHECK(groups_of(experts, "edp") == groups_of(sizes, "dp"));
 }
 
-TEST_CASE("stages, hierarchical context parallelism and instances of the optimizer cut groups further") {
+TEST_CASE("stages, hierarchical context parallelism and instances of the optimizer split groups further") {
   const MeshSizes stages{.world = 8, .pp = 4};
   CHECK(groups_of(stages, "embedding") == Groups{{0, 6}, {1, 7}, {2}, {3}, {4}, {5}});
   const MeshSizes context{.world = 16, .tp = 2, .cp = 8, .hierarchical_cp = {2, 4}};

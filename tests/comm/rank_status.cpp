@@ -42,7 +42,7 @@ bool has(const std::string& text, const std::string& part) {
 
 TEST_CASE("who is to blame") {
   using enum RankState;
-  // Work goes on: nobody waits for long, whatever somebody computes.
+  // Work goes on: no rank waits for long, however long another computes.
   CHECK(judged({status(0, working, 100), status(1, working, 100)}).empty());
   CHECK(judged({status(0, waiting, 9), status(1, working, 100)}).empty());
   CHECK(judged({status(0, waiting, 11), status(1, working, 9)}).empty());
@@ -70,7 +70,7 @@ TEST_CASE("who is to blame") {
   gone.state = ended;
   CHECK(judged({status(0, working, 1), gone}).empty());
 
-  // All wait: somebody has not entered what another waits for.
+  // All wait: one has not entered the collective that another waits in.
   const std::string crossed = judged({status(0, waiting, 11), status(1, waiting, 12, Call::barrier, 30)});
   CHECK(has(crossed, "rank 1 on host `h1` (process 101) waits in barrier 30 of group `dp` for 12.0 s"));
   auto receive = status(0, waiting, 15, Call::receive, 0);
@@ -125,7 +125,7 @@ TEST_CASE("the board is shared memory; the first to claim tells") {
   CHECK(report->message() == "what");
   CHECK(report->help() == "help");
   CHECK(report->context() == std::vector<std::string>{"first", "second"});
-  shared->write_report(Error(ErrorCode::rank_failure, std::string(100'000, 'x')));  // cut, not overrun
+  shared->write_report(Error(ErrorCode::rank_failure, std::string(100'000, 'x')));  // truncated, not overrun
   CHECK(shared->report()->message().size() < 10'000);
 }
 
@@ -138,7 +138,7 @@ TEST_CASE("a post survives the way through a file; what is none is left out") {
   CHECK(back->groups.size() == 1);
   CHECK(back->call == Call::broadcast);
   const std::string line = line_of(one);
-  for (size_t cut = 0; cut < line.size(); ++cut) static_cast<void>(parse_line(line.substr(0, cut)));
+  for (size_t n = 0; n < line.size(); ++n) static_cast<void>(parse_line(line.substr(0, n)));
   CHECK_FALSE(parse_line(""));
   CHECK_FALSE(parse_line("a\tb"));
   CHECK_FALSE(parse_line("99999999999999999999" + line));

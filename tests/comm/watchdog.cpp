@@ -26,7 +26,7 @@ bool has(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("hosts see each other through files: one that falls silent is told, once") {
+TEST_CASE("hosts see each other through files: one that falls silent is reported, once") {
   const auto directory =
       std::filesystem::temp_directory_path() / ("capstan-hosts-" + std::to_string(::getpid()));
   RankStatusFiles::clear(directory);
@@ -35,7 +35,7 @@ TEST_CASE("hosts see each other through files: one that falls silent is told, on
     std::shared_ptr<RankStatusTable> status_table = RankStatusTable::create(1, false);
     std::unique_ptr<StatusPublisher> publisher;
     std::unique_ptr<Watchdog> watchdog;
-    std::string told;
+    std::string reported;
     std::atomic<bool> left = false;
     Host(const std::filesystem::path& directory, int rank) {
       status_table->unlink();
@@ -44,7 +44,8 @@ TEST_CASE("hosts see each other through files: one that falls silent is told, on
           "host" + std::to_string(rank));
       watchdog = std::make_unique<Watchdog>(
           *status_table, 0,
-          WatchOptions{0.4, [this](const Error& error) { told = error.what(); }, [this] { left = true; }});
+          WatchOptions{0.4, [this](const Error& error) { reported = error.what(); },
+                       [this] { left = true; }});
       watchdog->share(std::make_unique<RankStatusFiles>(directory, rank, std::vector<int>{0, 1}));
     }
   };
@@ -59,8 +60,8 @@ TEST_CASE("hosts see each other through files: one that falls silent is told, on
     b.watchdog.reset();  // as if the host had gone down
     wait_for([&] { return a.left.load(); });
     REQUIRE(a.left);
-    CHECK_MESSAGE(has(a.told, "rank 1 on host `host1`"), a.told);
-    CHECK_MESSAGE(has(a.told, "gives no sign of life"), a.told);
+    CHECK_MESSAGE(has(a.reported, "rank 1 on host `host1`"), a.reported);
+    CHECK_MESSAGE(has(a.reported, "gives no sign of life"), a.reported);
   }
   RankStatusFiles::clear(directory);
   {
@@ -68,10 +69,10 @@ TEST_CASE("hosts see each other through files: one that falls silent is told, on
     a.publisher->state(RankState::waiting);  // for rank 1, which lives and does not come
     wait_for([&] { return a.left && b.left; });
     REQUIRE((a.left && b.left));
-    const int told = !a.told.empty() + !b.told.empty();
-    CHECK(told == 1);
-    CHECK_MESSAGE(has(a.told + b.told, "rank 1 on host `host1`"), (a.told + b.told));
-    CHECK_MESSAGE(has(a.told + b.told, " lags at step 0"), (a.told + b.told));
+    const int reported = !a.reported.empty() + !b.reported.empty();
+    CHECK(reported == 1);
+    CHECK_MESSAGE(has(a.reported + b.reported, "rank 1 on host `host1`"), (a.reported + b.reported));
+    CHECK_MESSAGE(has(a.reported + b.reported, " lags at step 0"), (a.reported + b.reported));
   }
   std::filesystem::remove_all(directory);
 }

@@ -84,7 +84,7 @@ TEST_CASE("null is written, nothing is not null") {
   CHECK_FALSE(t.find("h")->empty);
   CHECK_FALSE(t.find("i")->empty);
   CHECK(t.find("j")->empty);
-  // A missing value whose neighbour happens to be spelled `null`.
+  // A missing value whose neighbor happens to be spelled `null`.
   const auto tricky = parse("a:\nnull: 3\n");
   REQUIRE(tricky.diagnostics.size() == 1);
   CHECK(tricky.message() == "a key must be plain text, not null");

@@ -54,7 +54,7 @@ inline void write_dataset(const std::string& prefix, const std::vector<std::vect
   writer.finish();
 }
 
-// `count` documents whose tokens count up from 0 over the whole dataset: a token is its own place. lengths(i)
+// `count` documents whose tokens count up from 0 over the dataset: a token is its own position. lengths(i)
 // in tokens.
 template <class Lengths>
 std::shared_ptr<const IndexedDataset> counting_dataset(const std::string& prefix, int64_t count,

@@ -65,7 +65,7 @@ TEST_CASE("masks, positions and document bounds are megatron-core's") {
   }
 }
 
-TEST_CASE("whole builds in Megatron's order: blends by weight, by size, per split") {
+TEST_CASE("complete builds in Megatron's order: blends by weight, by size, per split") {
   const auto fixtures = nlohmann::json::parse(read_file(fixture("megatron.json")));
   const std::string a = fixture("a"), b = fixture("b");
   for (const auto& test : fixtures["builds"]) {
@@ -110,7 +110,7 @@ TEST_CASE("our order: splits do not share tokens, absent splits are null, blends
   for (int64_t i = 0; i < 3 * splits[1]->epoch_samples(); ++i)
     for (const int32_t token : text_of(*splits[1], i)) REQUIRE(token >= boundary);
 
-  // Two datasets that can be told apart: 0… and 1000000….
+  // Two datasets that differ: 0… and 1000000….
   std::vector<std::vector<int32_t>> high;
   for (int i = 0; i < 100; ++i) high.push_back(std::vector<int32_t>(20, 1'000'000 + i));
   write_dataset(directory / "h", high, TokenType::i32);

@@ -214,7 +214,7 @@ TEST_CASE("hostile .idx and .bin: a clear error with file and offset, never a cr
     }
 }
 
-TEST_CASE("a multimodal index is recognised by its size") {
+TEST_CASE("a multimodal index is recognized by its size") {
   const TempDirectory directory;
   write_dataset(directory / "m", {{1, 2, 3}, {4, 5}});
   std::string index = read_file(directory / "m.idx");

@@ -75,9 +75,9 @@ TEST_CASE("a loader continues where another one stood") {
   LoaderOptions options;
   options.micro_batch_size = 2;
   options.global_batch_size = 4;
-  Loader whole(dataset, options);
-  for (int i = 0; i < 37; ++i) whole.next();
-  options.consumed_samples = whole.consumed_samples();
+  Loader uninterrupted(dataset, options);
+  for (int i = 0; i < 37; ++i) uninterrupted.next();
+  options.consumed_samples = uninterrupted.consumed_samples();
   CHECK(options.consumed_samples == 74);
   for (const int workers : {0, 3}) {
     options.num_workers = workers;
@@ -172,10 +172,10 @@ TEST_CASE("longer runs begin with shorter ones") {
   const auto dataset = fixture_dataset();
   LoaderOptions options;
   options.global_batch_size = 1;
-  Loader whole(dataset, options);
+  Loader uninterrupted(dataset, options);
   std::vector<int32_t> expected;
   for (int i = 0; i < 240; ++i) {
-    const auto batch = whole.next();
+    const auto batch = uninterrupted.next();
     expected.insert(expected.end(), batch.tokens.begin(), batch.tokens.end());
   }
   std::vector<int32_t> found;

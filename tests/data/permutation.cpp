@@ -70,8 +70,8 @@ TEST_CASE("all orders of few elements are equally likely over seeds") {
   }
 }
 
-TEST_CASE("images and distances of neighbours are uniform") {
-  // Where positions 0, 1 and n/2 go, over seeds; and how far apart neighbours land within one permutation.
+TEST_CASE("images and distances of neighbors are uniform") {
+  // Where positions 0, 1 and n/2 go, over seeds; and how far apart neighbors land within one permutation.
   for (const int64_t n : {12, 50, 97}) {
     for (const int64_t position : {int64_t{0}, int64_t{1}, n / 2}) {
       std::vector<int64_t> counts(static_cast<size_t>(n), 0);

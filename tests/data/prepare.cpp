@@ -257,7 +257,7 @@ TEST_CASE("depth and length have budgets") {
   CHECK(prepared.result.reports[0].find("l.txt:3:1: longer") != std::string::npos);
 }
 
-TEST_CASE("plain text: blank lines, a separator, whole files") {
+TEST_CASE("plain text: blank lines, a separator, files") {
   Prepared prepared;
   const std::string text = "\n\nfirst line\nsecond line\n\n  \nnext\r\n\r\nlast \xC3\xA9";
   CHECK(prepared.run("a.txt", text) == Documents{"first line\nsecond line", "next", "last \xC3\xA9"});
@@ -321,14 +321,14 @@ TEST_CASE("gzip and zstd: members and frames in a row, truncation, damage, bombs
     CHECK(packed.run("b.jsonl." + kind, pack(kind, text.substr(0, half)) + pack(kind, text.substr(half))) ==
           expected);
     CHECK(packed.run("t.txt." + kind, pack(kind, "one\n\ntwo\n")) == Documents{"one", "two"});
-    const std::string whole = pack(kind, text);
-    for (const size_t size : {size_t{5}, whole.size() / 2, whole.size() - 1}) {
-      const auto error = packed.error("c.jsonl." + kind, whole.substr(0, size));
+    const std::string compressed = pack(kind, text);
+    for (const size_t size : {size_t{5}, compressed.size() / 2, compressed.size() - 1}) {
+      const auto error = packed.error("c.jsonl." + kind, compressed.substr(0, size));
       CHECK(error.find("c.jsonl." + kind + ": offset " + std::to_string(size) +
                        ": the compressed data end too early") != std::string::npos);
     }
-    std::string damaged = whole;
-    for (size_t i = whole.size() / 2; i < whole.size() / 2 + 64; ++i)
+    std::string damaged = compressed;
+    for (size_t i = compressed.size() / 2; i < compressed.size() / 2 + 64; ++i)
       damaged[i] = static_cast<char>(damaged[i] ^ 0x5a);
     const auto error = packed.error("d.jsonl." + kind, damaged);
     CHECK(error.starts_with("format: "));
@@ -368,20 +368,20 @@ TEST_CASE("the bytes do not depend on the number of threads, nor documents on th
   }
 }
 
-TEST_CASE("progress is told; a tokenizer's failure names the record; a wrong token is a bug of ours") {
+TEST_CASE("progress is reported; a tokenizer's failure names the record; a wrong token is a bug of ours") {
   Prepared prepared;
-  std::vector<PrepareProgress> told;
-  prepared.options.progress = [&](const PrepareProgress& progress) { told.push_back(progress); };
+  std::vector<PrepareProgress> reports;
+  prepared.options.progress = [&](const PrepareProgress& progress) { reports.push_back(progress); };
   std::string text;
   for (int i = 0; i < 12; ++i) text += "{\"text\": \"" + std::string(1 << 20, 'x') + "\"}\n";
   prepared.run("a.jsonl", text, 1);
-  REQUIRE(told.size() >= 2);
-  CHECK(told.back().documents == 12);
-  CHECK(told.back().file_bytes == static_cast<int64_t>(text.size()));
-  CHECK(told.back().file_bytes_total == static_cast<int64_t>(text.size()));
-  CHECK(told.front().documents < 12);
-  CHECK(told.back().text_bytes_per_second > 0);
-  CHECK(to_text(told.back()).find("100 %") != std::string::npos);
+  REQUIRE(reports.size() >= 2);
+  CHECK(reports.back().documents == 12);
+  CHECK(reports.back().file_bytes == static_cast<int64_t>(text.size()));
+  CHECK(reports.back().file_bytes_total == static_cast<int64_t>(text.size()));
+  CHECK(reports.front().documents < 12);
+  CHECK(reports.back().text_bytes_per_second > 0);
+  CHECK(to_text(reports.back()).find("100 %") != std::string::npos);
   CHECK(to_text(prepared.result).find("12 documents") != std::string::npos);
   CHECK(nlohmann::json::parse(to_json(prepared.result))["datasets"][0]["documents"] == 12);
 

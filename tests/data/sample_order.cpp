@@ -133,7 +133,7 @@ TEST_CASE("our order does not depend on what was read before, and differs by see
   CHECK(same < 4);
   const std::set<std::vector<int32_t>> first(rows.begin(), rows.begin() + n),
       last(rows.end() - n, rows.end());
-  CHECK(first != last);  // epochs cut the text elsewhere
+  CHECK(first != last);  // epochs split the text elsewhere
 }
 
 TEST_CASE("a split smaller than a sample is read around its end") {

@@ -217,17 +217,17 @@ TEST_CASE("the loader gives the same rows to any number of workers, ranks and st
   CHECK(rows(1, 2, 80) == one);
 }
 
-TEST_CASE("long samples are cut or left out, and counted") {
+TEST_CASE("long samples are truncated or left out, and counted") {
   const TempDirectory directory;
   write_text(directory / "a.jsonl", line_of(3, 4, 'a') + line_of(3, 40, 'b') + line_of(40, 3, 'c'));
   SftOptions options = options_for({directory / "a.jsonl"}, 20);
-  const auto cut = build_sft_datasets(options)[0];
-  CHECK(cut->counts().records == 3);
-  CHECK(cut->counts().samples == 2);
-  CHECK(cut->counts().truncated == 1);
-  CHECK(cut->counts().unlearned == 1);  // nothing of its completion is left
-  CHECK(cut->tokens(1).size() == 21);
-  CHECK(cut->summary().find("1 truncated; 1 left out with nothing to learn") != std::string::npos);
+  const auto truncated = build_sft_datasets(options)[0];
+  CHECK(truncated->counts().records == 3);
+  CHECK(truncated->counts().samples == 2);
+  CHECK(truncated->counts().truncated == 1);
+  CHECK(truncated->counts().unlearned == 1);  // nothing of its completion is left
+  CHECK(truncated->tokens(1).size() == 21);
+  CHECK(truncated->summary().find("1 truncated; 1 left out with nothing to learn") != std::string::npos);
   options.truncate = false;
   const auto dropped = build_sft_datasets(options)[0];
   CHECK(dropped->counts().samples == 1);
@@ -248,7 +248,7 @@ TEST_CASE("splits: shares of one list, or files") {
   CHECK(!splits[2]);
   CHECK(splits[0]->counts().samples == 180);
   CHECK(splits[1]->counts().samples == 20);
-  CHECK(splits[1]->place(0) == file + ":181");
+  CHECK(splits[1]->location(0) == file + ":181");
   options.max_train_samples = 50;
   CHECK(build_sft_datasets(options)[0]->counts().samples == 50);
   write_text(directory / "v.jsonl", line_of(3, 4, 'v'));
@@ -311,8 +311,8 @@ TEST_CASE("empty answers, samples with nothing to learn and bad lines are named 
   options.format = SftFormat::messages;
   options.on_bad_line = OnBadLine::skip;
   const auto dataset = build_sft_datasets(options)[0];
-  CHECK(dataset->counts().empty_places == std::vector<std::string>{file + ":2", file + ":6"});
-  CHECK(dataset->counts().unlearned_places == std::vector<std::string>{file + ":4"});
+  CHECK(dataset->counts().empty_locations == std::vector<std::string>{file + ":2", file + ":6"});
+  CHECK(dataset->counts().unlearned_locations == std::vector<std::string>{file + ":4"});
   const auto warnings = dataset->warnings();
   REQUIRE(warnings.size() == 3);
   CHECK(warnings[0].starts_with("1 line is no sample and was skipped:\n    " + file + ":5:1: "));

@@ -100,13 +100,13 @@ TEST_CASE("what is learned is found in text that a tokenizer changes") {
   CHECK(learned("mistral", "mistral.jinja", 0) == Texts{"Hi there.</s>"});
   CHECK(learned("gemma", "gemma2.jinja", 0) == Texts{"Hi there.<end_of_turn>"});
 
-  // A prompt and its completion are one text: ids of the whole with the end behind them.
+  // A prompt and its completion are one text: ids of both with the end behind them.
   const auto tokenizer = family("llama2");
   const SftEncoder encoder(*tokenizer, nullptr, SftLoss::assistant, tokenizer->id_of("</s>"));
   const EncodedSample sample =
       encoder.encode({SftFormat::prompt_completion, SftText{"What is this?", " A cat."}});
-  std::vector<int32_t> whole = tokenizer->encode("What is this? A cat.");
-  whole.push_back(2);
-  CHECK(sample.ids == whole);
+  std::vector<int32_t> both = tokenizer->encode("What is this? A cat.");
+  both.push_back(2);
+  CHECK(sample.ids == both);
   CHECK(learned_texts(*tokenizer, sample) == Texts{"A cat.</s>"});
 }

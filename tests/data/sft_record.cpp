@@ -43,7 +43,7 @@ std::string error_for(const std::string& json, SftFormat format = SftFormat::aut
 
 }  // namespace
 
-TEST_CASE("samples of every form are told by their keys") {
+TEST_CASE("samples of every form are recognized by their keys") {
   const auto messages =
       parsed(R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"},
       {"role": "assistant", "content": "A", "weight": 0}, {"role": "user", "content": [{"type": "text", "text": "x"},
@@ -98,7 +98,7 @@ TEST_CASE("tools, calls and thoughts reach the template") {
   CHECK(render("{{ messages[2].reasoning_content }}{{ messages[2].thinking }}") == "hmhm");
 }
 
-TEST_CASE("a wrong sample is told with what would be right") {
+TEST_CASE("a wrong sample is reported with what would be right") {
   CHECK(error_for("[]").starts_with("expected an object, not a list / one sample on each line"));
   CHECK(error_for("{\"a\": 1,").find("not JSON") != std::string::npos);
   CHECK(error_for(R"({"a": 1, "b": 2})") ==

@@ -40,7 +40,7 @@ class Gradients final : public checkpoint::TensorSource {
     for (const auto& name : fixture.names("grad."))
       info_[name] = {DType::f32, Shape(std::span<const int64_t>(fixture.shape("grad." + name)))};
   }
-  std::string place() const override { return "the fixture"; }
+  std::string description() const override { return "the fixture"; }
   std::vector<std::string> names() const override { return fixture_.names("grad."); }
   const checkpoint::TensorInfo* find(std::string_view name) const override {
     const auto found = info_.find(std::string(name));

@@ -93,7 +93,7 @@ void edit(const fs::path& path, const std::function<void(Entries&, std::vector<G
 
 }  // namespace
 
-TEST_CASE("blocks of every type are dequantised as the reference does, in any rectangle") {
+TEST_CASE("blocks of every type are dequantized as the reference does, in any rectangle") {
   const test::Fixture expected((kHere / "gguf/blocks.safetensors").string());
   GgufFile file(kHere / "gguf/blocks.gguf");
   for (const std::string& name : expected.names("")) {
@@ -271,7 +271,7 @@ TEST_CASE("numbers that a type cannot hold are refused, with the tensor") {
   class Diverged final : public checkpoint::TensorSource {
    public:
     explicit Diverged(checkpoint::TensorSource& source) : source_(source) {}
-    std::string place() const override { return source_.place(); }
+    std::string description() const override { return source_.description(); }
     std::vector<std::string> names() const override { return source_.names(); }
     const checkpoint::TensorInfo* find(std::string_view name) const override { return source_.find(name); }
     void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override {

@@ -66,7 +66,7 @@ json sentencepiece(const json& fixture, const std::string& kind) {
   return result;
 }
 
-// llama.cpp's llm_tokenizer_spm: of all neighbours that make a token the one with the highest score, the
+// llama.cpp's llm_tokenizer_spm: of all neighbors that make a token the one with the highest score, the
 // leftmost of equal ones.
 std::vector<int64_t> as_llama_cpp(const GgufMetadata& metadata, const std::string& text) {
   const auto& tokens = metadata.at("tokenizer.ggml.tokens").texts;

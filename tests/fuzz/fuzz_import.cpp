@@ -1,6 +1,6 @@
 // Any bytes as a configuration of another trainer: never a crash, never slow; what comes out is a recipe that
 // reads as YAML, and every diagnostic and list can be printed. The first byte chooses the format, `9` leaves
-// it to be recognised.
+// it to be recognized.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -146,7 +146,7 @@ REPLACEMENTS = {"ﬁ": "fi", "①": "1", "\u3000": " ", "\u00a0": " ", "é": "e"
 
 
 def write_with_added(name, base, tokens, single_words):
-    """The family `base` with more added tokens, that are looked for in the normalised text."""
+    """The family `base` with more added tokens, that are looked for in the normalized text."""
     tokenizer = Tokenizer.from_file(str(HERE / f"{base}.json"))
     tokenizer.add_tokens([AddedToken(token, normalized=True) for token in tokens])
     tokenizer.add_tokens([AddedToken(token, normalized=True, single_word=True) for token in single_words])
@@ -154,7 +154,7 @@ def write_with_added(name, base, tokens, single_words):
 
 
 def write_added():
-    """Added tokens whose normalised form is another text: with a blank before, lower case, another composition, no bytes."""
+    """Added tokens whose normalized form is another text: with a blank before, lower case, another composition, no bytes."""
     write_with_added("llama2_added", "llama2", ["The", "<x y>", "naïve", "ﬁ", "ÿ"], ["and"])
     write_with_added("some_bytes_added", "some_bytes", ["Ａ", "ﬁ", "①②", "the "], ["É"])
     write_with_added("t5_added", "t5", ["ﬁ", "…", "The  ", "é"], ["™"])

@@ -543,7 +543,7 @@ TEST_CASE("floors of the learning rate go to the field that means them") {
   CHECK(value_of(megatron, "scheduler.lr_decay_style") == "cosine");
 }
 
-TEST_CASE("megatron: misspelt options are listed with the options that are near") {
+TEST_CASE("megatron: misspelled options are listed with the options that are near") {
   const auto near = [](const std::string& option, const std::string& meant) {
     const Imported result = command(option + " 1");
     const Left* found = left(result, option);

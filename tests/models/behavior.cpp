@@ -361,7 +361,7 @@ TEST_CASE_TEMPLATE("frozen parameters get no gradient, and the others the same o
 }
 
 TEST_CASE_TEMPLATE(
-    "residual variants run: dropout without biases, the residual after the norm, zero-centred gamma", D,
+    "residual variants run: dropout without biases, the residual after the norm, zero-centered gamma", D,
     EVERY_DEVICE) {
   const auto device = D::make(1);
   const Data data = random_batch(19, 10);
@@ -370,9 +370,9 @@ TEST_CASE_TEMPLATE(
   config::ModelConfig after = c;
   after.apply_residual_connection_post_layernorm = true;
   CHECK(run_step(*device, after, DType::f32, 1, 19, data).loss != plain.loss);
-  config::ModelConfig centred = c;
-  centred.layernorm_zero_centered_gamma = true;  // gamma begins at 0 and means 1: the same function
-  const Step same = run_step(*device, centred, DType::f32, 1, 19, data);
+  config::ModelConfig centered = c;
+  centered.layernorm_zero_centered_gamma = true;  // gamma begins at 0 and means 1: the same function
+  const Step same = run_step(*device, centered, DType::f32, 1, 19, data);
   CHECK(same.loss == plain.loss);
   CHECK(same.gradients == plain.gradients);
   config::ModelConfig skipping = larger_init(tiny_llama_variant());

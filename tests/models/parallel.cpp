@@ -1,4 +1,4 @@
-// Models cut over tensor-parallel ranks and into stages, against the whole model on one rank. Runs with any
+// Models sharded over tensor-parallel ranks and into stages, against the full model on one rank. Runs with any
 // number of ranks.
 #include <doctest/doctest.h>
 
@@ -70,7 +70,7 @@ using Gradients = std::map<std::string, std::vector<float>>;
 struct Step {
   double loss = 0;
   std::vector<float> per_token;
-  Gradients gradients;  // whole tensors
+  Gradients gradients;  // full tensors
 };
 
 Tensor one(Device& device) {
@@ -100,7 +100,7 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
     h.store->initialize(h.model->parameters(), 7);
     h.context = std::make_unique<StepContext>(StepContext{device, *h.store});
     h.tape = std::make_unique<Tape>(*h.context);
-    const Var input = hidden_states.defined() ? h.tape->input("stream", hidden_states, true) : Var{};
+    const Var input = hidden_states.defined() ? h.tape->input("hidden_states", hidden_states, true) : Var{};
     const auto output = h.model->forward_stage(*h.tape, 0, upload(device, data), input, options);
     hidden_states = output.hidden_states.value;
     if (output.loss.exact_sum.defined()) {
@@ -113,23 +113,23 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
   for (size_t i = holders.size(); i-- > 0;) {
     Holder& h = holders[i];
     if (gradient.defined())
-      h.tape->backward({{"stream", gradient}}, {.delay_weight_gradients = delayed});
+      h.tape->backward({{"hidden_states", gradient}}, {.delay_weight_gradients = delayed});
     else
       h.tape->backward({{"loss", one(device)}}, {.delay_weight_gradients = delayed});
     h.tape->run_weight_gradients();
-    if (i > 0) gradient = h.tape->input_gradient("stream");
+    if (i > 0) gradient = h.tape->input_gradient("hidden_states");
   }
 
-  // Whole gradients from the ranks' parts: sums over the world, which is the tensor group, of what each rank
+  // Full gradients from the ranks' shards: sums over the world, which is the tensor group, of what each rank
   // answers for.
   comm::Communicator& group = world().communicator();
   for (const Holder& h : holders)
     for (const auto& p : h.model->parameters()) {
       const std::vector<float> mine = h.store->gradient(*p).to_floats();
       std::vector<double> full(static_cast<size_t>(p->spec().shape.elements()));
-      const bool cut = p->spec().sharding.axis == MeshAxis::tensor;
+      const bool sharded = p->spec().sharding.axis == MeshAxis::tensor;
       const bool counts =
-          parallel.tensor.alone() || cut || p->spec().partial_over_tensor || parallel.tensor.rank() == 0;
+          parallel.tensor.alone() || sharded || p->spec().partial_over_tensor || parallel.tensor.rank() == 0;
       if (counts)
         for_each_element(*p, [&](int64_t local, int64_t global, const ShardRun&) {
           full[static_cast<size_t>(global)] = static_cast<double>(mine[static_cast<size_t>(local)]);
@@ -168,7 +168,7 @@ void check_equal(const Step& got, const Step& expected, double tolerance) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("layers over tensor-parallel ranks give the loss and gradients of the whole model", D,
+TEST_CASE_TEMPLATE("layers over tensor-parallel ranks give the loss and gradients of the full model", D,
                    EVERY_DEVICE) {
   comm::Communicator& group = world().communicator();
   const auto device = D::make(1);
@@ -199,13 +199,13 @@ TEST_CASE_TEMPLATE("layers over tensor-parallel ranks give the loss and gradient
   }
 }
 
-TEST_CASE_TEMPLATE("a model in stages gives the bits of the whole model", D, EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("a model in stages gives the bits of the full model", D, EVERY_DEVICE) {
   const auto device = D::make(1);
   const Data data = token_data(5);
   for (config::ModelConfig c : models_for(world().size())) {
     c.num_layers = 3;
     c.hidden_dropout = c.attention_dropout = 0.1;
-    // Whole layers are closed at the boundary: the same operations as where each layer is recomputed.
+    // Layers end at the boundary: the same operations as where each layer is recomputed.
     c.recompute_granularity = config::RecomputeGranularity::full;
     c.recompute_method = config::RecomputeMethod::uniform;
     const Step expected = run(*device, c, DType::f32, data, {}, {});
@@ -224,9 +224,9 @@ TEST_CASE_TEMPLATE("generation over tensor-parallel ranks gives the logits of on
   const auto device = D::make(1);
   for (const config::ModelConfig& c : models_for(group.size())) {
     std::vector<std::vector<float>> logits[2];
-    for (const bool cut : {false, true}) {
+    for (const bool sharded : {false, true}) {
       models::ModelShard part;
-      if (cut) part.parallel = {{&group, false, 1}};
+      if (sharded) part.parallel = {{&group, false, 1}};
       const auto model = models::build(c, part);
       SimpleStore store(*device, model->parameters(), DType::f32, true);
       store.initialize(model->parameters(), 7);
@@ -235,7 +235,7 @@ TEST_CASE_TEMPLATE("generation over tensor-parallel ranks gives the logits of on
       for (const std::vector<int32_t>& tokens : {std::vector<int32_t>{3, 99, 130, 5}, {17}, {2}}) {
         Tape tape(context, Tape::Mode::inference);
         const Shape shape{1, static_cast<int64_t>(tokens.size())};
-        logits[cut].push_back(
+        logits[sharded].push_back(
             model->next_logits(tape, Tensor::from_host<int32_t>(*device, shape, tokens), cache).to_floats());
       }
     }
@@ -252,7 +252,7 @@ TEST_CASE("what travels is started before what runs beside it") {
   if (group.alone()) return;
   struct Order final : TapeObserver {
     void observe(const TapeEvent& event) override {
-      if (event.phase == 'C' || event.phase == 'W' || event.name == "part of a product")
+      if (event.phase == 'C' || event.phase == 'W' || event.name == "GEMM of a chunk")
         order.push_back(event.phase == 'W' ? "weight gradient" : event.name);
       else if (event.phase == 'F' || event.phase == 'B')
         order.push_back(std::string(1, event.phase) + " " + event.name);
@@ -279,10 +279,10 @@ TEST_CASE("what travels is started before what runs beside it") {
     return Names(at - static_cast<std::ptrdiff_t>(count), at);
   };
   const std::string start = "start gather of rows", wait = "wait for gather of rows",
-                    product = "part of a product";
+                    product = "GEMM of a chunk";
   CHECK(before("F column_linear", 9) ==
         Names{start, start, wait, product, start, wait, product, wait, product});
-  const std::string sum = "start sum of a product", summed = "wait for sum of a product";
+  const std::string sum = "start sum of a chunk", summed = "wait for sum of a chunk";
   CHECK(before("F row_linear", 9) == Names{product, sum, product, summed, sum, product, summed, sum, summed});
   // Backward: the rows of x travel under the product of dx, its sum under the weight gradient.
   CHECK(before("B column_linear", 12) == Names{start, product, sum, product, summed, sum, product, summed,

@@ -1,5 +1,5 @@
 // Adapters' operations against scalar references: LoRA on all or on some columns, DoRA's magnitudes, dropout
-// of a cut input.
+// of a sharded input.
 #include "ops/adapter.hpp"
 
 #include <cmath>

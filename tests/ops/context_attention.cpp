@@ -1,4 +1,4 @@
-// Run with 2, 3 and 4 ranks: attention of sequences that are cut over the ranks equals attention of the whole
+// Run with 2, 3 and 4 ranks: attention of sequences that are sharded over the ranks equals attention of the full
 // sequences on one.
 #include "ops/context_attention.hpp"
 
@@ -197,10 +197,10 @@ struct Inputs {
         documents(documents_of(c)) {}
 };
 
-// On these rows alone (context given), or on whole sequences.
+// On these rows alone (context given), or on full sequences.
 Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* context,
         RegionKind region = RegionKind::plain, TapeObserver* observer = nullptr) {
-  const auto cut = [&](const auto& x) { return context ? mine(x, c) : x; };
+  const auto local = [&](const auto& x) { return context ? mine(x, c) : x; };
   ops::AttentionOptions options;
   options.layout = c.layout();
   options.batch = c.batch;
@@ -212,12 +212,12 @@ Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* 
   options.dropout_key = philox_key(3, purpose::attention_dropout, 2);
   options.head_offset = 5;
   const int64_t rows = c.batch * options.seq;
-  if (c.documents) options.document_start = Tensor::from_host<int32_t>(device, {rows}, cut(in.documents));
-  if (c.dropout > 0) options.row_ids = Tensor::from_host<int64_t>(device, {rows}, cut(in.row_ids));
+  if (c.documents) options.document_start = Tensor::from_host<int32_t>(device, {rows}, local(in.documents));
+  if (c.dropout > 0) options.row_ids = Tensor::from_host<int64_t>(device, {rows}, local(in.row_ids));
   SimpleStore store(device);
   StepContext step{device, store, observer};
   Tape tape(step);
-  const Var qkv = tape.input("qkv", typed(device, rows, cut(in.qkv), c.type), true);
+  const Var qkv = tape.input("qkv", typed(device, rows, local(in.qkv), c.type), true);
   const Tape::Body body = [&](Tape& t, std::span<const Var> x) -> std::vector<Var> {
     return {context ? ops::context_attention(t, x[0], options, *context) : ops::attention(t, x[0], options)};
   };
@@ -225,7 +225,7 @@ Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* 
                                                    : body(tape, std::vector<Var>{qkv})[0];
   tape.output("out", out);
   const Tensor values = out.value;
-  tape.backward({{"out", typed(device, rows, cut(in.dout), c.type)}}, {.delay_weight_gradients = true});
+  tape.backward({{"out", typed(device, rows, local(in.dout), c.type)}}, {.delay_weight_gradients = true});
   CHECK(tape.pending_weight_gradients() == 0);
   if (device.is_meta()) return {};
   return {values.to_floats(), tape.input_gradient("qkv").to_floats()};
@@ -303,7 +303,7 @@ TEST_CASE("a rank holds its chunk from the front and its chunk from the back") {
   }
 }
 
-TEST_CASE("every exchange equals the whole sequence: grouped, shared and single keys, odd sizes") {
+TEST_CASE("every exchange equals the full sequence: grouped, shared and single keys, odd sizes") {
   uint64_t seed = 10;
   using Choice = std::pair<DType, int64_t>;
   for (const auto& [type, chunk] :
@@ -321,7 +321,7 @@ TEST_CASE("every exchange equals the whole sequence: grouped, shared and single 
 }
 
 TEST_CASE(
-    "every exchange equals the whole sequence: windows, documents, dropout, no causality, every device") {
+    "every exchange equals the full sequence: windows, documents, dropout, no causality, every device") {
   uint64_t seed = 100;
   const int64_t n = ranks();
   for (const DType type : {DType::f32, DType::bf16})

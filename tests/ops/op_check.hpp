@@ -1,8 +1,8 @@
 // Holds an operation to a scalar reference: values in double, gradients by complex step
-// (tests/kernels/reference.hpp). Each case runs plain, on inputs that nobody else holds (which it may
+// (tests/kernels/reference.hpp). Each case runs plain, on inputs that nothing else holds (which it may
 // overwrite), with delayed weight gradients and inside a recomputed region: the same bits always. Parameters
 // are taken away when the operation releases them, gradient buffers begin with something in them, and inputs
-// that somebody holds must stay as they are.
+// that are held elsewhere must stay as they are.
 #pragma once
 
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// The cut of parameters over tensor-parallel ranks: every slice is held, owned once, and where it should be.
+// The sharding of parameters over tensor-parallel ranks: every slice is held, owned once, and where it should be.
 #include "ops/shard.hpp"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@ std::vector<std::pair<int64_t, int64_t>> ranges(const Shard& shard) {
 using Ranges = std::vector<std::pair<int64_t, int64_t>>;
 }  // namespace
 
-TEST_CASE("an even cut, by rows and by columns, and one of two blocks") {
+TEST_CASE("an even split, by rows and by columns, and one of two blocks") {
   const Sharding rows{MeshAxis::tensor, 0, 1}, columns{MeshAxis::tensor, 1, 1}, gated{MeshAxis::tensor, 0, 2};
   const Shape shape{12, 8};
   CHECK(ranges(shard_of("w", shape, rows, 1, 3)) == Ranges{{4, 4}});
@@ -32,7 +32,7 @@ TEST_CASE("an even cut, by rows and by columns, and one of two blocks") {
   CHECK_THROWS_AS(shard_of("w", shape, gated, 0, 4), Error);
 }
 
-TEST_CASE("groups of heads: whole ones, or one shared by several ranks") {
+TEST_CASE("groups of heads: full ones, or one shared by several ranks") {
   // 3 groups of 4 query heads, a key head and a value head, 2 elements each.
   const Sharding groups{MeshAxis::tensor, 0, 1, 3, 4};
   const Shape shape{36, 5};

@@ -2,7 +2,7 @@
 """NF4 codes and scales after bitsandbytes' formulas: python3 tests/parallel/make_nf4.py
 
 Writes tests/parallel/nf4.safetensors. For each case the matrix `values`, its `codes` (two to a byte), the `scales` of its
-blocks, what they give back (`expanded`), and with double quantisation `scale_codes`, `nested`, `offset` and
+blocks, what they give back (`expanded`), and with double quantization `scale_codes`, `nested`, `offset` and
 `expanded_double`; `map` is the 8-bit dynamic map. Needs numpy, torch, safetensors; where bitsandbytes is installed its own
 functions must agree.
 """

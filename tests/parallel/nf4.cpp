@@ -1,5 +1,5 @@
 // Matrices in 4 bits: codes and scales are those of a reference (make_nf4.py), on every device and however
-// the matrix is cut.
+// the matrix is sharded.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -57,8 +57,8 @@ std::vector<float> random_matrix(int64_t elements) {
   return values;
 }
 
-// The elements of a shard, from the whole matrix.
-std::vector<float> cut(const Parameter& parameter, const std::vector<float>& full) {
+// The elements of a shard, from the full matrix.
+std::vector<float> shard_of(const Parameter& parameter, const std::vector<float>& full) {
   const Shape& global = parameter.spec().shape;
   const Shard& shard = parameter.shard();
   std::vector<float> values;
@@ -120,7 +120,7 @@ TEST_CASE_TEMPLATE("codes, scales and what they give back are the reference's", 
   }
 }
 
-TEST_CASE("however a matrix is cut, each part expands to what the whole one does") {
+TEST_CASE("however a matrix is sharded, each shard expands to the values of the full one") {
   const int ranks = world().size(), rank = world().rank();
   comm::Communicator& group = world().communicator();
   const auto device = test::Cpu::make(1);
@@ -136,7 +136,7 @@ TEST_CASE("however a matrix is cut, each part expands to what the whole one does
       {96,
        64,
        {MeshAxis::tensor, 0, 1, 2, 16}},  // two groups of heads, whose keys and values more ranks share
-      {31, 97, {}},                       // not cut
+      {31, 97, {}},                       // not sharded
   };
   for (const Case& c : cases)
     for (const bool two_stage : {false, true}) {
@@ -148,8 +148,8 @@ TEST_CASE("however a matrix is cut, each part expands to what the whole one does
       const Nf4Options options{.block = 64, .two_stage = two_stage};
       Nf4Weight one(*device, full, options, map), mine(*device, part, options, map);
       one.set(values, nullptr);
-      mine.set(cut(part, values), &group);
-      check_equal(mine.expand(DType::f32).to_floats(), cut(part, one.expand(DType::f32).to_floats()));
+      mine.set(shard_of(part, values), &group);
+      check_equal(mine.expand(DType::f32).to_floats(), shard_of(part, one.expand(DType::f32).to_floats()));
     }
 }
 

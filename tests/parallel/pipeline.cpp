@@ -1,4 +1,4 @@
-// Schedules carried out by real ranks: what arrives is what the neighbour sent, whatever the order. Any
+// Schedules carried out by real ranks: what arrives is what the neighbor sent, whatever the order. Any
 // number of ranks.
 #include "parallel/pipeline.hpp"
 
@@ -66,7 +66,8 @@ class Counting final : public PipelineWork {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("streams arrive in every schedule, and no more are held than it says", D, EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("hidden states arrive in every schedule, and no more are held than it says", D,
+                   EVERY_DEVICE) {
   comm::Communicator& stages = world().communicator();
   const auto device = D::make(1);
   const int64_t ranks = stages.size();
@@ -137,12 +138,14 @@ TEST_CASE("what a step needs is asked for before the step before it is computed,
             work);
   using Names = std::vector<std::string>;
   if (stages.rank() + 1 == ranks)
-    CHECK(observer.order == Names{"ask for stream 0", "wait for stream 0", "F0", "ask for stream 1", "B0",
-                                  "send gradient 0", "wait for stream 1", "F1", "ask for stream 2", "B1",
-                                  "send gradient 1", "wait for stream 2", "F2", "B2", "send gradient 2"});
+    CHECK(observer.order == Names{"start receive of hidden states 0", "wait for hidden states 0", "F0",
+                                  "start receive of hidden states 1", "B0", "send gradient 0",
+                                  "wait for hidden states 1", "F1", "start receive of hidden states 2", "B1",
+                                  "send gradient 1", "wait for hidden states 2", "F2", "B2",
+                                  "send gradient 2"});
   if (stages.rank() == 0 && ranks == 2)
-    CHECK(observer.order == Names{"F0", "send stream 0", "ask for gradient 0", "F1", "send stream 1",
-                                  "wait for gradient 0", "B0", "ask for gradient 1", "F2", "send stream 2",
-                                  "wait for gradient 1", "ask for gradient 2", "B1", "wait for gradient 2",
-                                  "B2"});
+    CHECK(observer.order ==
+          Names{"F0", "send hidden states 0", "start receive of gradient 0", "F1", "send hidden states 1",
+                "wait for gradient 0", "B0", "start receive of gradient 1", "F2", "send hidden states 2",
+                "wait for gradient 1", "start receive of gradient 2", "B1", "wait for gradient 2", "B2"});
 }

@@ -52,7 +52,7 @@ struct Ended {
   std::vector<std::vector<double>> values;
 };
 
-// The whole of each parameter, or of a state tensor, from the pieces of the world's ranks.
+// The full values of each parameter, or of a state tensor, from the shards of all ranks.
 std::vector<std::vector<double>> gathered(comm::Communicator& group, const FlatStore& store,
                                           const std::vector<Tensor>* buffers) {
   std::vector<std::vector<double>> all;
@@ -60,7 +60,8 @@ std::vector<std::vector<double>> gathered(comm::Communicator& group, const FlatS
     all.emplace_back(static_cast<size_t>(parameter->shape().elements()),
                      -std::numeric_limits<double>::infinity());
   for (const auto& piece : store.parameter_shards()) {
-    const auto values = (buffers ? FlatStore::part(piece, piece.range, *buffers) : piece.values).to_floats();
+    const auto values =
+        (buffers ? FlatStore::range_of(piece, piece.range, *buffers) : piece.values).to_floats();
     std::copy(values.begin(), values.end(),
               all[static_cast<size_t>(piece.parameter->index())].begin() + piece.range.begin);
   }
@@ -163,7 +164,7 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
         for (const auto strategy : kCut) {
           CAPTURE(text_of(strategy));
           config.ddp.data_parallel_sharding_strategy = strategy;
-          // Cut gradients are summed over ranks first, then over micro-batches.
+          // Sharded gradients are summed over ranks first, then over micro-batches.
           const bool same_order = micro_batches == 1 || strategy == ShardingStrategy::optim || ranks == 1;
           check_same(run(config, world()), plain, same_order ? 0 : 1e-6);
         }
@@ -197,8 +198,8 @@ TEST_CASE_TEMPLATE("bf16 parameters, gradients that travel in bf16, tied embeddi
     }
 }
 
-TEST_CASE_TEMPLATE("instances of the optimizer (HSDP): cut within, reduced between, or cut over both", D,
-                   EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("instances of the optimizer (HSDP): sharded within, reduced between, or sharded over both",
+                   D, EVERY_DEVICE) {
   const int64_t ranks = world().size();
   if (ranks != 4) return;
   for (const int64_t micro_batches : {1, 3})
@@ -280,12 +281,12 @@ TEST_CASE_TEMPLATE("a rank holds what flat_store.hpp says, by owner", D, EVERY_D
         timers.start_step();
         runner.train_step(loader, timers);
 
-        const bool cut = strategy != ShardingStrategy::no_shard && ranks > 1,
-                   cut_gradients = cut && strategy != ShardingStrategy::optim,
-                   cut_parameters = cut && strategy == ShardingStrategy::optim_grads_params;
+        const bool sharded = strategy != ShardingStrategy::no_shard && ranks > 1,
+                   shards_gradients = sharded && strategy != ShardingStrategy::optim,
+                   shards_parameters = sharded && strategy == ShardingStrategy::optim_grads_params;
         const auto layout = parallel::plan_buckets(
             runner.model().parameters(),
-            {.bucket_elements = 150'000, .cuts = ranks, .by_block = cut_parameters, .trains = nullptr});
+            {.bucket_elements = 150'000, .shards = ranks, .by_block = shards_parameters, .trains = nullptr});
         int64_t b = 0, largest = 0, two_blocks = 0, two_buckets = 0;
         std::vector<int64_t> block(layout.blocks.size());
         for (size_t i = 0; i < layout.buckets.size(); ++i) {
@@ -298,7 +299,7 @@ TEST_CASE_TEMPLATE("a rank holds what flat_store.hpp says, by owner", D, EVERY_D
         for (size_t i = 0; i + 1 < block.size(); ++i)
           two_blocks = std::max(two_blocks, block[i] + block[i + 1]);
         const int64_t widest_block = *std::max_element(block.begin(), block.end());
-        const int64_t P = half ? 2 : 4, S = cut ? ranks : 1;
+        const int64_t P = half ? 2 : 4, S = sharded ? ranks : 1;
         const auto owner = [](MemoryCategory o) { return static_cast<size_t>(o); };
         const auto near = [&](int64_t got, int64_t formula, const char* what) {
           CAPTURE(what);
@@ -307,10 +308,10 @@ TEST_CASE_TEMPLATE("a rank holds what flat_store.hpp says, by owner", D, EVERY_D
           CHECK(static_cast<double>(got) <= 1.02 * static_cast<double>(formula) * 1.125 + 512.0 * 64);
         };
         near(events.most[owner(MemoryCategory::parameters)],
-             cut_parameters ? P * b / S + P * (overlap ? two_blocks : widest_block) : P * b, "parameters");
+             shards_parameters ? P * b / S + P * (overlap ? two_blocks : widest_block) : P * b, "parameters");
         near(events.most[owner(MemoryCategory::main_parameters)], half ? 4 * b / S : 0, "main copies");
         near(events.most[owner(MemoryCategory::gradients)],
-             cut_gradients ? 4 * b / S + 4 * (overlap ? two_buckets : largest) : 4 * b, "gradients");
+             shards_gradients ? 4 * b / S + 4 * (overlap ? two_buckets : largest) : 4 * b, "gradients");
         near(events.most[owner(MemoryCategory::moments)], 8 * b / S, "moments");
       }
 }
@@ -352,7 +353,7 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
           const bool blocks = strategy == ShardingStrategy::optim_grads_params && ranks > 1;
           const auto layout = parallel::plan_buckets(
               runner.model().parameters(),
-              {.bucket_elements = 3000, .cuts = ranks, .by_block = blocks, .trains = nullptr});
+              {.bucket_elements = 3000, .shards = ranks, .by_block = blocks, .trains = nullptr});
           int64_t b = 0;
           std::vector<int64_t> block(layout.blocks.size());
           for (const auto& bucket : layout.buckets)
@@ -401,7 +402,7 @@ TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, g
       Events events;
       run(config, world(), 1, &events);
       // Bucket 0 holds the last layers: its sum starts while earlier layers' backward is still to come, and
-      // nobody waits for it before that.
+      // nothing waits for it before that.
       const size_t start = events.first("C start reduce bucket 0"),
                    wait = events.first("C wait reduce bucket 0");
       REQUIRE(wait < events.names.size());
@@ -492,9 +493,8 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
   }
 }
 
-TEST_CASE_TEMPLATE(
-    "what a product sets is not zeroed first, what is added to and what nobody touches is zero", D,
-    EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("what a product sets is not zeroed first, what is added to and what has no writer is zero",
+                   D, EVERY_DEVICE) {
   const auto device = D::make(1);
   const auto model = models::build(config_of<D>(world().size(), 1).model);
   const auto fill = [&](const Tensor& t, float value) {
@@ -509,7 +509,7 @@ TEST_CASE_TEMPLATE(
     groups.shard = &world().communicator();
     FlatStore store(*device, model->parameters(), groups, options);
     const auto& parameters = model->parameters();
-    const bool cut = strategy != ShardingStrategy::no_shard && world().size() > 1;
+    const bool sharded = strategy != ShardingStrategy::no_shard && world().size() > 1;
     const auto exchanged = static_cast<float>(world().size());
     const auto step = [&](const std::function<void()>& gradients) {
       store.zero_gradients();
@@ -526,7 +526,7 @@ TEST_CASE_TEMPLATE(
     const auto sums = step([&] {
       bool fresh;
       const Tensor set = store.gradient_to_set(*parameters[0], fresh);
-      CHECK(fresh == !cut);
+      CHECK(fresh == !sharded);
       fill(set, 3);
       store.gradient_to_set(*parameters[0], fresh);
       CHECK_FALSE(fresh);
@@ -541,6 +541,6 @@ TEST_CASE_TEMPLATE(
         ++(value == 0 ? others : threes);
       }
     CHECK(others > 0);
-    if (!cut) CHECK(threes == parameters[0]->shape().elements());
+    if (!sharded) CHECK(threes == parameters[0]->shape().elements());
   }
 }

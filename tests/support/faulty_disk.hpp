@@ -21,7 +21,7 @@ namespace capstan::checkpoint::test {
 namespace fs = std::filesystem;
 
 // Counts operations. At the n-th the disk refuses: once (an error), from then on (the process died, its last
-// write torn or not), or it is full from then on until cure(): what needs room fails, a write after half of
+// write torn or not), or it is full from then on until cure(): what needs space fails, a write after half of
 // it, removing works.
 class FailingDisk final : public FileSystem {
  public:
@@ -162,7 +162,7 @@ class ForgetfulDisk final : public FileSystem {
   }
 
   // One possible state after the power came back: every unsynced directory change and file content is there,
-  // gone or (a file) cut anywhere, by chance. A rename within one directory is one change: on the disk or
+  // gone or (a file) truncated anywhere, by chance. A rename within one directory is one change: on the disk or
   // not.
   void materialise(const fs::path& into, std::mt19937& random) const { put(*top_, into, random); }
 

@@ -1,4 +1,4 @@
-// Whole tensors and their tensor-parallel shards, as host values: the plain arithmetic that parallel layers
+// Full tensors and their tensor-parallel shards, as host values: the plain arithmetic that parallel layers
 // are held to.
 #pragma once
 
@@ -27,10 +27,10 @@ void for_each_element(const Parameter& parameter, Visit&& visit) {
   }
 }
 
-inline std::vector<float> cut(const Parameter& parameter, const std::vector<float>& whole) {
+inline std::vector<float> shard_of(const Parameter& parameter, const std::vector<float>& full) {
   std::vector<float> part(static_cast<size_t>(parameter.shape().elements()));
   for_each_element(parameter, [&](int64_t local, int64_t global, const ShardRun&) {
-    part[static_cast<size_t>(local)] = whole[static_cast<size_t>(global)];
+    part[static_cast<size_t>(local)] = full[static_cast<size_t>(global)];
   });
   return part;
 }

@@ -1,4 +1,4 @@
-// The simplest ParamStore, for tests: every parameter whole on one device, in the compute type, with an fp32
+// The simplest ParamStore, for tests: every parameter unsharded on one device, in the compute type, with an fp32
 // main copy, an fp32 gradient and Adam's moments.
 #pragma once
 
@@ -49,7 +49,7 @@ class SimpleStore : public ParamStore {
   }
   void initialize(std::span<const std::unique_ptr<Parameter>> parameters, uint64_t seed) {
     for (const auto& parameter : parameters)
-      set(*parameter, cut(*parameter, initial_values(parameter->spec(), seed)));
+      set(*parameter, shard_of(*parameter, initial_values(parameter->spec(), seed)));
   }
   void freeze(const Parameter& parameter) { frozen_.insert(parameter.index()); }
   // Begins a step: use counts and gradients are zero.
@@ -84,7 +84,7 @@ class SimpleStore : public ParamStore {
     Slot& slot = at(parameter);
     --pins;
     if (!gathered_ || --slot.pins > 0) return;
-    CAPSTAN_ASSERT(slot.gathered.unique(), "somebody keeps the gathered `" + parameter.name() + "`");
+    CAPSTAN_ASSERT(slot.gathered.unique(), "an operation keeps the gathered `" + parameter.name() + "`");
     launch(device_, device_.table().elementwise->fill, slot.gathered, std::numeric_limits<float>::quiet_NaN(),
            slot.gathered.elements());
     slot.gathered = Tensor();

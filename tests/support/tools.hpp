@@ -9,7 +9,7 @@
 namespace capstan::test {
 
 // Whether the test can run. Where it cannot, a line says so; under CI (the environment variable CI is set,
-// and not to 0) the test fails, because nobody would read the line.
+// and not to 0) the test fails, because the line would not be read.
 inline bool require_present(bool present, const std::string& what) {
   if (present) return true;
   const char* const ci = std::getenv("CI");

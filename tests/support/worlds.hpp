@@ -44,10 +44,10 @@ struct EndTogether final : doctest::IReporter {
 };
 REGISTER_LISTENER("end_together", 1, EndTogether);
 
-// Some of another world's ranks, those of the same colour. Collective over that world.
+// Some of another world's ranks, those of the same color. Collective over that world.
 struct PartWorld final : comm::World {
-  PartWorld(comm::World& whole, int color)
-      : real(whole), part(whole.communicator().split(color, whole.rank(), "world")) {}
+  PartWorld(comm::World& world, int color)
+      : real(world), part(world.communicator().split(color, world.rank(), "world")) {}
   comm::World& real;
   std::unique_ptr<comm::Communicator> part;
   comm::Communicator& communicator() override { return *part; }

@@ -130,7 +130,7 @@ stop: {asha: {steps: [20, 10], keep: 3}}
   CHECK(contains(all, "`stop.asha.keep` takes a fraction between 0 and 1"));
 }
 
-TEST_CASE("a metric that no run writes is perhaps misspelt") {
+TEST_CASE("a metric that no run writes is perhaps misspelled") {
   const auto warning = [](const std::string& metric) {
     const ParsedDefinition reading = read("axes: {optimizer.lr: [1e-3, 1e-2]}\nmetric: " + metric);
     CHECK(reading.ok());

@@ -315,15 +315,15 @@ TEST_CASE("curves, their one number, and when a trial is not worth going on with
   CHECK(store.read_curve(id, "validation/loss")[0].value == 4.5);
   CHECK(store.read_curve(id, "nothing").empty());
   Metric metric;
-  CHECK(summarised(curve, metric) == 3);
+  CHECK(summarized(curve, metric) == 3);
   metric.at = Metric::At::best;
   metric.goal = Metric::Goal::max;
-  CHECK(summarised(curve, metric) == 5);
+  CHECK(summarized(curve, metric) == 5);
   metric.at = Metric::At::mean;
   metric.window = 2;
-  CHECK(summarised(curve, metric) == 3.5);
-  CHECK(!summarised({}, metric));
-  CHECK(!summarised({{1, NAN}}, Metric{}));
+  CHECK(summarized(curve, metric) == 3.5);
+  CHECK(!summarized({}, metric));
+  CHECK(!summarized({{1, NAN}}, Metric{}));
 
   CHECK(value_at_rung(curve, 2) == 4);
   CHECK(!value_at_rung(curve, 4));

@@ -161,7 +161,7 @@ TEST_CASE("before its time is over a task saves and goes back to the queue") {
                "scontrol"));
 }
 
-TEST_CASE("a cancelled task saves and does not come back") {
+TEST_CASE("a canceled task saves and does not come back") {
   const std::string saves =
       "trap 'echo saved; exit 75' TERM\ntouch begun\nfor i in {1..500}; do sleep 0.02; done";
   const std::string said = played(saves, "begun; kill -TERM $job");

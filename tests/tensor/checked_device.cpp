@@ -117,7 +117,7 @@ TEST_CASE("checked device: a kernel that runs past its block, or into what was g
   const auto device = checked();
   std::byte* gone = nullptr;
   {
-    const Tensor x = Tensor::empty(*device, {128});  // 512 bytes: a whole block
+    const Tensor x = Tensor::empty(*device, {128});  // 512 bytes: a full block
     const Tensor y = Tensor::empty(*device, {1 << 20});
     CHECK(run_on(*device, x.address(), 127) == 0);
     CHECK(run_on(*device, x.address(), 128) == kCrashed);
@@ -132,7 +132,7 @@ TEST_CASE("checked device: a kernel that runs past its block, or into what was g
   CHECK(Tensor::empty(*device, {1 << 20}).address() != gone);
 }
 
-TEST_CASE("checked device: memory that nobody wrote is NaN in every type, also when it was used before") {
+TEST_CASE("checked device: memory that was not written is NaN in every type, also when it was used before") {
   const auto device = checked();
   std::byte* before = nullptr;
   for (int round = 0; round < 2; ++round) {
@@ -238,7 +238,7 @@ TEST_CASE(
     }
     CHECK(x.to_host<float>() == counting(4));
   }
-  launch(*device, &break_down, int32_t{5});  // nobody waits: the device ends in peace
+  launch(*device, &break_down, int32_t{5});  // without a wait the device ends without an error
 }
 
 TEST_CASE("checked device: a kernel takes tensors of its own device only") {

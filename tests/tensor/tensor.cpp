@@ -118,8 +118,8 @@ TEST_CASE("blocks are hardly larger than what is asked for, and serve again what
       const Tensor much_smaller = take(80 * kMiB);
       CHECK(much_smaller.address() != address);
       CHECK(device->memory().reserved == 180 * kMiB + 4096);
-      const Tensor whole = take(100 * kMiB + 3);  // the block has kept its size
-      CHECK(whole.address() == address);
+      const Tensor full = take(100 * kMiB + 3);  // the block has kept its size
+      CHECK(full.address() == address);
     }
     CHECK(device->memory().system_requests == 2);
     CHECK(device->memory().cached() == 0);
@@ -135,7 +135,7 @@ TEST_CASE("a tensor is read in pieces, on a device that the host cannot read too
     std::iota(values.begin(), values.end(), 0.0f);
     const Tensor t = Tensor::from_host<float>(*device, {1000}, values);
     size_t pieces = 0;
-    read_in_pieces(t, 1024, [&](std::span<const std::byte> bytes) {
+    read_in_chunks(t, 1024, [&](std::span<const std::byte> bytes) {
       ++pieces;
       CHECK((!checked || bytes.size() <= 1024));
       const auto* first = reinterpret_cast<const float*>(bytes.data());

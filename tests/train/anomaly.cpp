@@ -13,8 +13,8 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
-#include "comm/together.hpp"
 #include "support/faulty_disk.hpp"
 #include "support/main_parameters.hpp"
 #include "support/tiny.hpp"
@@ -164,7 +164,7 @@ TEST_CASE("an asynchronous save holds the state at its step, whatever training d
 }
 
 namespace {
-// Lets no thread but its own create a file before it is told to: a disk as slow as a test needs it.
+// Lets no thread but its own create a file before it may: a disk as slow as a test needs it.
 class HeldDisk final : public checkpoint::FileSystem {
  public:
   void release() {
@@ -245,7 +245,7 @@ TEST_CASE("an asynchronous save on the checked device writes the CPU's bytes whi
   }
 }
 
-TEST_CASE("the save ends at step boundaries; a failing rank is told on all ranks and leaves nothing") {
+TEST_CASE("the save ends at step boundaries; a failing rank is reported on all ranks and leaves nothing") {
   const auto config = tiny_config(true, world().size());
   const Shared root;
   Running r(config);
@@ -380,7 +380,7 @@ TEST_CASE(
     plain.step();
     REQUIRE(result.events.size() == 2);
     CHECK(result.events[1].event == "rerun");
-    CHECK(text_of(result.events[1], "verdict") == "data");
+    CHECK(text_of(result.events[1], "cause") == "data");
     CHECK(sound.parameters() == plain.parameters());  // computing again changes nothing
 
     Running broken(config);
@@ -399,7 +399,7 @@ TEST_CASE(
                     error.message());
     }
     REQUIRE(broken.runner.failure_anomalies().size() == 2);
-    CHECK(text_of(broken.runner.failure_anomalies()[1], "verdict") == "machine");
+    CHECK(text_of(broken.runner.failure_anomalies()[1], "cause") == "machine");
     CHECK(broken.runner.failure_anomalies()[1].numbers.size() ==
           (mode == config::RerunMode::report_stats ? 6 : 2));
     CHECK(broken.parameters() == before);
@@ -457,13 +457,13 @@ TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resum
   config.optimizer.min_lr = 1e-5;
   const Shared root;
   Silent sink;
-  CHECK(train_in(root.path() / "whole", config, false, sink).step == 24);
-  const Rows full = rows_of(root.path() / "whole");
+  CHECK(train_in(root.path() / "uninterrupted", config, false, sink).step == 24);
+  const Rows full = rows_of(root.path() / "uninterrupted");
   REQUIRE(full.rewinds.size() > 0);
   CHECK(full.spikes.size() == full.rewinds.size());
   // A file of events for the start and for each rewind, which hides the events of the steps that it undoes.
   size_t event_files = 0;
-  for (const auto& entry : fs::directory_iterator(root.path() / "whole"))
+  for (const auto& entry : fs::directory_iterator(root.path() / "uninterrupted"))
     event_files += entry.path().filename().string().starts_with("events.out");
   CHECK(event_files == 1 + full.rewinds.size());
   REQUIRE(full.losses.size() == 48);  // every step once

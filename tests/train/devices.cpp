@@ -1,4 +1,4 @@
-// The whole trainer on every device: training, validation, saves of both kinds, a stop, a resume, generation
+// The trainer on every device: training, validation, saves of both kinds, a stop, a resume, generation
 // and evaluation, with the numbers of the CPU.
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -74,7 +74,7 @@ Result run_on(DeviceType device, bool async_save, const fs::path& root) {
   options.recipe = {.name = "tiny", .given = "", .resolved = "name: tiny\n", .hash = "0", .command = "test"};
   auto config = small(device, async_save);
   Result result;
-  options.run_dir = root / "whole";
+  options.run_dir = root / "uninterrupted";
   const Outcome full = train::train(config, *world, options, sink);
   CHECK(full.step == 6);
   result.full = numbers_of(options.run_dir);

@@ -108,10 +108,10 @@ TEST_CASE(
         FailingDisk disk(mode, n);
         Report sink;
         const std::string error = train_in(root.path() / "run", config, false, &disk, &sink);
-        // Nothing is hidden: a save that failed was told, or it ended the run because it was the last. (The
-        // last operations of all delete, which needs no room.)
-        const bool room = mode == FailingDisk::Mode::full && n > total - 16;
-        REQUIRE((holds(error, "injected") || !sink.warnings.empty() || room));
+        // Nothing is hidden: a save that failed was reported, or it ended the run because it was the last. (The
+        // last operations of all delete, which needs no space.)
+        const bool space = mode == FailingDisk::Mode::full && n > total - 16;
+        REQUIRE((holds(error, "injected") || !sink.warnings.empty() || space));
         check_resume(root.path() / "run", config);
       }
   }
@@ -127,7 +127,7 @@ TEST_CASE("the power fails at every operation of every save, unsynced writes are
       ForgetfulDisk disk(root.path() / "run/checkpoints");
       disk.power_fails_at(n);
       train_in(root.path() / "run", config, false, &disk);
-      const auto told = count_events(root.path() / "run", "save");
+      const auto reported = count_events(root.path() / "run", "save");
       for (int chance = 0; chance < 3; ++chance) {
         CAPTURE(async);
         CAPTURE(n);
@@ -138,7 +138,8 @@ TEST_CASE("the power fails at every operation of every save, unsynced writes are
           if (entry.path().filename() != "checkpoints") fs::copy(entry.path(), after);
         disk.materialise(after / "checkpoints", random);
         const auto search = checkpoint::find_latest(after / "checkpoints", Depth::content);
-        REQUIRE((search.found ? search.found->step : 0) >= 2 * told);  // what was told as saved is there
+        REQUIRE((search.found ? search.found->step : 0) >=
+                2 * reported);  // what was reported as saved is there
         check_resume(after, config);
       }
     }
@@ -209,7 +210,7 @@ TEST_CASE(
       CHECK(search.found);
       CHECK(search.found->step == 2);
       for (const auto& entry :
-           fs::directory_iterator(root.path() / "run/checkpoints"))  // its room is free again
+           fs::directory_iterator(root.path() / "run/checkpoints"))  // its space is free again
         CHECK_MESSAGE(entry.path().filename() == "step-00000002", entry.path().string());
       if (sink.warnings.size() == 3) disk.cure();
     };

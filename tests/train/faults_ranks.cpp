@@ -134,9 +134,9 @@ void check_failure(Shared& shared, const Saving& saving, FailingDisk::Mode mode,
   const std::string error = train_in(run, saving.resolution, false, report, &disk);
   if (first) {
     // A save that failed was reported, or it ended the run because it was the last. (The last operations of
-    // all delete, which needs no room.)
-    const bool room = mode == FailingDisk::Mode::full && n > saving.operations - 24;
-    REQUIRE((error.find("injected") != std::string::npos || !report.warnings.empty() || room));
+    // all delete, which needs no space.)
+    const bool space = mode == FailingDisk::Mode::full && n > saving.operations - 24;
+    REQUIRE((error.find("injected") != std::string::npos || !report.warnings.empty() || space));
     const auto search = checkpoint::find_latest(run / "checkpoints", Depth::content);
     REQUIRE_MESSAGE(search.refused.empty(), search.refused.front().reason);
   }

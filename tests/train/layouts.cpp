@@ -1,6 +1,6 @@
 // The equivalence matrix: the same recipe gives the same losses and parameters on every layout as on one
 // rank. Runs on any number of ranks and takes the layouts of that size: some, or with CAPSTAN_EVERY_LAYOUT
-// the whole matrix. The environment variable CAPSTAN_LAYOUTS selects those that contain it in "RECIPE
+// the full matrix. The environment variable CAPSTAN_LAYOUTS selects those that contain it in "RECIPE
 // OVERRIDES".
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -271,7 +271,7 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   const MemoryUse planned = estimate_step(config, on.rank()).memory, used = runner.device().memory();
   INFO("planned: ", memory_text(planned));
   INFO("used: ", memory_text(used));
-  // Streams and their gradients that a slower neighbour has not taken yet come on top: one of each, or
+  // Streams and their gradients that a slower neighbor has not taken yet come on top: one of each, or
   // several where the forward passes of many micro-batches follow one another.
   const int64_t waiting = config.dist.pipeline_model_parallel_size == 1                      ? 0
                           : config.dist.pipeline_schedule == config::PipelineSchedule::gpipe ? 4
@@ -281,7 +281,7 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   const auto slack = static_cast<double>(waiting * hidden_states);
   CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(planned.peak) + slack);
   CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(planned.peak));
-  // What waits for a neighbour can also make another moment the highest: whose memory it was then is another
+  // What waits for a neighbor can also make another moment the highest: whose memory it was then is another
   // question.
   const bool same_moment = waiting == 0 || used.peak == planned.peak;
   for (size_t owner = 0; same_moment && owner < kMemoryCategories; ++owner) {

@@ -131,7 +131,7 @@ TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss b
   // The same on one rank: rank 0 runs it alone and tells the others.
   const auto alone = comm::World::alone();
   // bf16 activations round to 8 bits: sums that differ in their last fp32 bit now and then round to
-  // neighbours.
+  // neighbors.
   for (const auto& [precision, bound] :
        {std::pair(config::Precision::fp32, 1e-6), {config::Precision::bf16, 5e-5}}) {
     auto single = tiny_config<D>(true, 1), several = tiny_config<D>(true, world().size());
@@ -204,7 +204,7 @@ TEST_CASE_TEMPLATE("weight decay of SGD through the runner: w loses lr * decay *
   CHECK(traces[2] != traces[1]);
 }
 
-TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the whole model under every layout", D,
+TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the full model under every layout", D,
                    EVERY_DEVICE) {
   const auto alone = comm::World::alone();
   const auto measured = [](StepRunner& runner, const config::Config& config) {

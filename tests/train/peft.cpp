@@ -140,7 +140,7 @@ struct Scratch {
 class Moments final : public checkpoint::TensorSource {
  public:
   explicit Moments(checkpoint::TensorSource& from) : from_(from) {}
-  std::string place() const override { return from_.place(); }
+  std::string description() const override { return from_.description(); }
   std::vector<std::string> names() const override { return {}; }
   const checkpoint::TensorInfo* find(std::string_view name) const override { return from_.find(of(name)); }
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override {

@@ -43,7 +43,7 @@ std::vector<double> losses(const config::Config& config) {
 
 }  // namespace
 
-TEST_CASE("weights in 4 bits take an eighth of fp32, and one of them at a time is whole") {
+TEST_CASE("weights in 4 bits take an eighth of fp32, and one of them at a time is expanded") {
   config::Config config = capstan::testing::tiny_config(true);
   config.model.num_layers = 6, config.model.hidden_size = 128, config.model.ffn_hidden_size = 512;
   config.model.num_attention_heads = 16, config.model.num_query_groups = 16;

@@ -44,7 +44,7 @@ TEST_CASE("tags cannot break out of their line") {
   CHECK(event(std::string(511, 't') + "é") == event(std::string(511, 't')));
 }
 
-TEST_CASE("a file begins with the version and grows by whole records") {
+TEST_CASE("a file begins with the version and grows by complete records") {
   const TemporaryDirectory directory;
   const std::vector<Scalar> scalars{{"loss", 2.5}};
   const fs::path nested = directory.path() / "tensorboard";

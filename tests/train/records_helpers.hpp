@@ -2,12 +2,10 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
-#include <string>
 
 #include "base/error.hpp"
 #include "tests/support/errors.hpp"
+#include "tests/support/files.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace capstan::records::test {
@@ -16,16 +14,8 @@ namespace fs = std::filesystem;
 
 using capstan::test::error_of;
 using capstan::test::holds;
+using capstan::test::slurp;
+using capstan::test::spill;
 using capstan::test::TemporaryDirectory;
-
-inline std::string slurp(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-inline void spill(const fs::path& path, const std::string& content) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
-}
 
 }  // namespace capstan::records::test

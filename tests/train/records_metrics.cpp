@@ -76,7 +76,7 @@ TEST_CASE("rows are there at once, in order, and are appended to") {
   CHECK(holds(error_of([&] { rows_of(directory.path() / "none"); }), "not found: "));
 }
 
-TEST_CASE("a resume cuts the file back to its step, and a torn line off") {
+TEST_CASE("a resume truncates the file to its step, and a torn line off") {
   const TemporaryDirectory directory;
   const fs::path path = directory.path() / "metrics.jsonl";
   CHECK(truncate_after_step(path, 5) == 0);
@@ -108,7 +108,7 @@ TEST_CASE("a resume cuts the file back to its step, and a torn line off") {
   spill(path, damaged);
   CHECK(truncate_after_step(path, 8) == 3);
   CHECK(slurp(path) == without);
-  // Every cut of the file, wherever a crash left it, gives a prefix of whole rows.
+  // Every truncation of the file, wherever a crash left it, gives a prefix of complete rows.
   for (size_t size = 0; size <= text.size(); ++size) {
     spill(path, text.substr(0, size));
     truncate_after_step(path, 100);
@@ -144,7 +144,7 @@ TEST_CASE("the last step of a long file is found from its end") {
   CHECK(last_logged_step(path)->step == 20000);
 }
 
-TEST_CASE("a full disk leaves whole rows, and writing goes on when there is room again") {
+TEST_CASE("a full disk leaves complete rows, and writing goes on when there is space again") {
   const TemporaryDirectory directory;
   const fs::path path = directory.path() / "metrics.jsonl";
   MetricsWriter writer(path);

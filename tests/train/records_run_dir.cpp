@@ -123,19 +123,19 @@ TEST_CASE("a second process is refused while the first lives, and not after it w
   REQUIRE(::read(ready[0], &byte, 1) == 1);
   const std::string text = error_of([&] { RunDirectory(path, true); });
   CHECK(holds(text, "is in use by process " + std::to_string(child) + " on "));
-  CHECK(summarise(path).state == RunState::running);
+  CHECK(summarize(path).state == RunState::running);
   CHECK(error_of([&] { RunDirectory(path, false); }).size() > 0);
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   ::close(ready[0]);
   ::close(ready[1]);
-  CHECK(summarise(path).state == RunState::killed);
+  CHECK(summarize(path).state == RunState::killed);
   RunDirectory again(path, true);
   CHECK(again.resumed());
   CHECK(again.killed());
   again.begin(texts());
   again.end(RunEnd::stopped, "SIGTERM");
-  CHECK(summarise(path).file.state == "stopped");
+  CHECK(summarize(path).file.state == "stopped");
 }
 
 TEST_CASE("runs are listed with state, step, loss and checkpoints") {
@@ -177,5 +177,5 @@ TEST_CASE("runs are listed with state, step, loss and checkpoints") {
   CHECK(json.size() == 4);
   for (const auto& run : json)
     if (run["name"] == "b") CHECK(run["reason"] == "loss is \"NaN\"");
-  CHECK(summarise(root.path() / "a/").name == "a");
+  CHECK(summarize(root.path() / "a/").name == "a");
 }

@@ -61,7 +61,7 @@ double step(StepRunner& runner, const config::Config& config) {
   return runner.train_step(loader, timers).loss;
 }
 
-// Parameters and moments, whole, from the pieces of all ranks.
+// Full parameters and moments, from the shards of all ranks.
 std::vector<std::vector<double>> gathered(StepRunner& runner) {
   std::vector<std::vector<double>> all;
   const auto add = [&](const std::vector<Tensor>* buffers) {
@@ -71,7 +71,7 @@ std::vector<std::vector<double>> gathered(StepRunner& runner) {
                        -std::numeric_limits<double>::infinity());
     for (const auto& piece : runner.store().parameter_shards()) {
       const auto values =
-          (buffers ? parallel::FlatStore::part(piece, piece.range, *buffers) : piece.values).to_floats();
+          (buffers ? parallel::FlatStore::range_of(piece, piece.range, *buffers) : piece.values).to_floats();
       std::copy(values.begin(), values.end(),
                 all[first + static_cast<size_t>(piece.parameter->index())].begin() + piece.range.begin);
     }
@@ -140,7 +140,7 @@ TEST_CASE(
   if (world().rank() == 0) std::filesystem::remove_all(root);
 }
 
-TEST_CASE("initial values do not depend on how parameters are cut") {
+TEST_CASE("initial values do not depend on how parameters are sharded") {
   std::vector<std::vector<double>> expected;
   for (const Layout& layout : layouts()) {
     const auto config = config_of(layout);
@@ -204,13 +204,13 @@ TEST_CASE(
           global_of[static_cast<size_t>(local)] = global;
         });
       // Data ranks hold ranges of any size.
-      std::vector<int64_t> cuts{0, count};
-      for (int64_t r = 1; r < data; ++r) cuts.push_back(draw(0, count));
-      std::sort(cuts.begin(), cuts.end());
-      for (size_t r = 0; r + 1 < cuts.size(); ++r) {
-        int64_t at = cuts[r];
+      std::vector<int64_t> bounds{0, count};
+      for (int64_t r = 1; r < data; ++r) bounds.push_back(draw(0, count));
+      std::sort(bounds.begin(), bounds.end());
+      for (size_t r = 0; r + 1 < bounds.size(); ++r) {
+        int64_t at = bounds[r];
         for (const ShardRegion& part :
-             shard_regions(spec.shape, parameter.shard(), {cuts[r], cuts[r + 1] - cuts[r]})) {
+             shard_regions(spec.shape, parameter.shard(), {bounds[r], bounds[r + 1] - bounds[r]})) {
           REQUIRE(fits(part.where, spec.shape));
           REQUIRE(part.elements.begin == at);
           REQUIRE(part.elements.count == part.where.sizes.elements());
@@ -230,7 +230,7 @@ TEST_CASE(
           CHECK(same);
           at += part.elements.count;
         }
-        REQUIRE(at == cuts[r + 1]);
+        REQUIRE(at == bounds[r + 1]);
       }
     }
     const auto problem = tiling_problem(spec.shape, written);

@@ -109,7 +109,7 @@ TEST_CASE("a longer train_iters does not move the learning rate, until the recip
   CHECK(holds(b.said.all, "schedule of this recipe (scheduler.override_opt_param_scheduler)"));
 }
 
-TEST_CASE("peak and floor: refused where they are given anew, kept where they are left out or told to be") {
+TEST_CASE("peak and floor: refused where they are given anew, kept where they are left out or asked for") {
   Bench b;
   const std::vector<std::string> begun = {"optimizer.lr=2e-2", "scheduler.lr_decay_style=linear",
                                           "train.exit_interval=4"};

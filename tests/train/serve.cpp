@@ -142,7 +142,7 @@ void check_near(const std::vector<T>& got, const std::vector<T>& expected) {
   CHECK(apart <= 1e-5 * std::max(most, 1.0));
 }
 
-// On every rank: the whole world's answers against those of one rank that holds the whole model.
+// On every rank: the answers of all ranks against those of one rank that holds the full model.
 void check_served(const fs::path& checkpoint, const std::string& overrides) {
   INFO(checkpoint.filename(), " served with: ", overrides);
   const auto alone = comm::World::alone();
@@ -202,7 +202,7 @@ TEST_CASE("what many ranks have trained, one rank and other layouts serve alike"
   }
 }
 
-TEST_CASE("the keys and values of a sequence are cut over tensor and pipeline ranks") {
+TEST_CASE("the keys and values of a sequence are sharded over tensor and pipeline ranks") {
   const fs::path checkpoint = trained_by_rank_0("gpt", "", "cache");
   for (const std::string& layout : layouts()) {
     if (layout.find("Ettt") != std::string::npos) continue;

@@ -49,7 +49,7 @@ std::string write_samples(const test::TemporaryDirectory& directory, int count) 
   return path;
 }
 
-// The first step over a whole epoch.
+// The first step over an epoch.
 StepResult epoch_step(config::Config config) {
   const auto tokenizer = load_tokenizer(config);
   const auto data = open_datasets(config, tokenizer.get());

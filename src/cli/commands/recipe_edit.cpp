@@ -117,11 +117,11 @@ const Command kRecipeFix = {
     .name = "recipe fix",
     .purpose = "fix errors in a recipe file that have a unique correction",
     .usage = "FILE [--check | --diff]",
-    .examples = {{"recipe fix my.yaml", "renamed and misspelt keys, values in the wrong spelling"},
+    .examples = {{"recipe fix my.yaml", "renamed and misspelled keys, values in the wrong spelling"},
                  {"recipe fix my.yaml --diff", "show the changes only"}},
     .options = kEditOptions,
     .details =
-        "Applies a correction that `check` suggests where it is the only one: renamed and misspelt keys, "
+        "Applies a correction that `check` suggests where it is the only one: renamed and misspelled keys, "
         "keys of "
         "another\n"
         "section or of another tool, quotes around a number, `yes` for true. Comments and layout stay. "

@@ -78,7 +78,7 @@ int run_runs_plot(Context& context) {
 
 int run_runs_show(Context& context) {
   const std::filesystem::path path = run_named(context.args.word(0, "RUN"));
-  const records::RunSummary run = records::summarise(path);
+  const records::RunSummary run = records::summarize(path);
   const records::RunDetails details = records::details_of(path);
   if (context.args.has("json")) {
     put("{\"schema\":\"capstan.run_summary/1\",\"run\":" + records::to_json(run, details) + "}\n");

@@ -86,7 +86,7 @@ std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent)
     // Reserve the space now; a full file system would otherwise kill the process at a store.
     if (const int code = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes)); code != 0) {
       errno = code;
-      fail_system("no room for the rank status table", name);
+      fail_system("no space for the rank status table", name);
     }
     memory = map_shared(fd, bytes, name);
   } catch (...) {

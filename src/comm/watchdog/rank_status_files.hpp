@@ -21,7 +21,7 @@ class RankStatusFiles {
   // The ranks of the other hosts. A rank whose heartbeat has not changed for `timeout` seconds of the local
   // clock is `gone`. Omits ranks that have not written yet.
   std::vector<RankStatus> read(double timeout);
-  // True for the first caller in the whole world.
+  // True for the first caller of all ranks.
   bool claim();
 
   // Removes the files of an earlier start. Call it on one rank before the others construct a RankStatusFiles.

@@ -110,7 +110,7 @@ void Watchdog::share(std::unique_ptr<RankStatusFiles> others) {
 
 void Watchdog::found(const Error& error) {
   if (!status_table_.claim()) return;
-  bool first = true;  // in the whole world
+  bool first = true;  // of all ranks
   {
     const std::lock_guard lock(mutex_);
     if (others_) first = others_->claim();

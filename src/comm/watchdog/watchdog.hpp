@@ -1,4 +1,4 @@
-// A thread of each rank that reads the rank status table and reports a failure once for the whole world. It
+// A thread of each rank that reads the rank status table and reports a failure once for all ranks. It
 // never calls MPI; it ends its process with exit code 4, and the launcher ends the other processes.
 #pragma once
 

@@ -70,7 +70,7 @@ struct FixResult {
 };
 using ResolveText = std::function<Resolved(const std::string& text)>;
 
-// Applies what diagnostics offer as certain: renamed and misspelt keys, values in the wrong spelling, keys
+// Applies what diagnostics offer as certain: renamed and misspelled keys, values in the wrong spelling, keys
 // that belong to another section. Each one only when its diagnostic then is gone and no key is given twice.
 FixResult fix_recipe(const Schema& schema, std::string text, const ResolveText& resolve);
 

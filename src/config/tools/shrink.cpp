@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/checked.hpp"
 #include "base/text.hpp"
 
 namespace capstan::config {
@@ -18,9 +19,6 @@ constexpr int64_t kHeadWidth = 16, kGroups = 2, kHeadsOfOne = 8, kHeads = 4, kVo
 
 int64_t rounded(double value, int64_t multiple) {
   return std::max<int64_t>(1, std::llround(value / static_cast<double>(multiple))) * multiple;
-}
-int64_t rounded_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
 }
 double ratio(int64_t a, int64_t b) {
   return static_cast<double>(a) / static_cast<double>(b);
@@ -128,15 +126,15 @@ class Shrinker {
     const int64_t all = m_.num_attention_heads, groups = m_.num_query_groups.value_or(all);
     const int64_t among = tp_ * (exchanges_heads() ? cp_ : 1);
     if (groups == all) {
-      groups_ = heads_ = rounded_up(std::min(all, kHeads), among);
+      groups_ = heads_ = round_up(std::min(all, kHeads), among);
     } else {
       // The same queries for a key as far as that is few; keys on several ranks stay so.
       int64_t of_one = std::min(all / groups, kHeadsOfOne);
       groups_ = groups < d_.tensor_model_parallel_size ? 1 : std::min(groups, kGroups);
       if (by_user("model.num_query_groups")) groups_ = groups;
-      groups_ = rounded_up(groups_, among / std::gcd(among, of_one));
+      groups_ = round_up(groups_, among / std::gcd(among, of_one));
       // A tensor rank has an integral number of groups, or a group has one of ranks.
-      if (groups_ % tp_ != 0 && tp_ % groups_ != 0) groups_ = rounded_up(groups_, std::lcm(among, tp_));
+      if (groups_ % tp_ != 0 && tp_ % groups_ != 0) groups_ = round_up(groups_, std::lcm(among, tp_));
       heads_ = groups_ * of_one;
     }
     heads_ = set("model.num_attention_heads", heads_, all);
@@ -170,8 +168,7 @@ class Shrinker {
     const bool padded = m_.padded_vocab_size && *m_.padded_vocab_size != m_.vocab_size;
     int64_t vocabulary = kVocabulary;
     const int64_t multiple = m_.make_vocab_size_divisible_by;
-    if (rounded_up(vocabulary, multiple) % tp_ != 0)
-      vocabulary = rounded_up(vocabulary, std::lcm(multiple, tp_));
+    if (round_up(vocabulary, multiple) % tp_ != 0) vocabulary = round_up(vocabulary, std::lcm(multiple, tp_));
     if (m_.vocab_size > vocabulary) set("model.vocab_size", vocabulary - (padded ? 7 : 0), m_.vocab_size);
     leave_open("model.padded_vocab_size");
     if (m_.embedding_multiplier)
@@ -192,7 +189,7 @@ class Shrinker {
     const int64_t besides = pp_ == 1 ? 0
                                      : int64_t{d_.account_for_embedding_in_pipeline_split} +
                                            int64_t{d_.account_for_loss_in_pipeline_split};
-    const int64_t few = rounded_up(least + besides, pp_ * vp_) - besides;
+    const int64_t few = round_up(least + besides, pp_ * vp_) - besides;
     layers_ = set("model.num_layers", std::min(few, m_.num_layers), m_.num_layers);
     if (written("model.recompute_num_layers") && m_.recompute_num_layers)
       set("model.recompute_num_layers", std::min<int64_t>(*m_.recompute_num_layers, 1),
@@ -201,7 +198,7 @@ class Shrinker {
 
   void tokens() {
     const int64_t large = m_.seq_length;
-    seq_ = set("model.seq_length", std::min(large, rounded_up(kTokens, std::lcm(tp_, 2 * cp_))), large);
+    seq_ = set("model.seq_length", std::min(large, round_up(kTokens, std::lcm(tp_, 2 * cp_))), large);
     if (m_.window_size && *m_.window_size < large) {
       set("model.window_size", std::clamp<int64_t>(scaled(*m_.window_size), 1, seq_ - 1), *m_.window_size);
     } else if (m_.window_size) {  // it hides nothing

@@ -107,7 +107,7 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
     c.refuse("`rope_scaling` and `rope_parameters` differ");
   if (!scaling.is_null() || !parameters.is_null()) {
     const std::string name = parameters.is_null() ? "rope_scaling" : "rope_parameters";
-    ConfigJson inner(parameters.is_null() ? scaling : parameters, c.place() + ": " + name);
+    ConfigJson inner(parameters.is_null() ? scaling : parameters, c.location() + ": " + name);
     // Each may be in either place, or in both in edited files.
     const auto take = [&](const char* key, double& value) {
       const double here = inner.number(key, value);
@@ -128,7 +128,7 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
              ": the classes of this family turn whole heads (Phi-3 knows the key)");
   if (!m.rope_scaling) c.changes_nothing({"original_max_position_embeddings"});
   if (!(m.rotary_base > 1)) c.refuse("`rope_theta` is " + to_text(m.rotary_base) + ", not above 1");
-  c.only("rope_interleaved", false, "pairs of neighbours are another model");
+  c.only("rope_interleaved", false, "pairs of neighbors are another model");
 }
 
 void write_rope(const ModelConfig& m, ordered_json& j, const LlamaLike& how) {
@@ -205,12 +205,12 @@ void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.num_query_groups =
       c.integer("num_key_value_heads", of_class(c, "num_key_value_heads", how.groups, m.num_attention_heads));
   if (m.num_attention_heads % *m.num_query_groups != 0)
-    fail(ErrorCode::format, c.place() + ": `num_attention_heads` (" + std::to_string(m.num_attention_heads) +
-                                ") is not a multiple of `num_key_value_heads` (" +
-                                std::to_string(*m.num_query_groups) + ")");
+    fail(ErrorCode::format,
+         c.location() + ": `num_attention_heads` (" + std::to_string(m.num_attention_heads) +
+             ") is not a multiple of `num_key_value_heads` (" + std::to_string(*m.num_query_groups) + ")");
   const int64_t head = of_class<int64_t>(c, "head_dim", how.head, 0);
   if (!c.has("head_dim") && head == 0 && m.hidden_size % m.num_attention_heads != 0)
-    fail(ErrorCode::format, c.place() + ": `hidden_size` (" + std::to_string(m.hidden_size) +
+    fail(ErrorCode::format, c.location() + ": `hidden_size` (" + std::to_string(m.hidden_size) +
                                 ") is not a multiple of `num_attention_heads` (" +
                                 std::to_string(m.num_attention_heads) + "), and there is no `head_dim`");
   m.kv_channels = c.integer("head_dim", head != 0 ? head : m.hidden_size / m.num_attention_heads);

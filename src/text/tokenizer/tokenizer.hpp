@@ -80,7 +80,7 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   // Appends the ids of the text to `out`. Without `add_special` no tokens are added around it; tokens inside
-  // the text (<|endoftext|>) are recognised as Hugging Face does. Bytes that are not UTF-8 are encoded as
+  // the text (<|endoftext|>) are recognized as Hugging Face does. Bytes that are not UTF-8 are encoded as
   // they are, where the vocabulary has bytes, else as unknown characters.
   void encode(std::string_view text, std::vector<int32_t>& out, const EncodeOptions& options = {}) const;
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;

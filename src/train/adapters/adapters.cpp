@@ -84,14 +84,14 @@ void initialize_magnitudes(const config::Config& config, Device& device, paralle
     for (float& value : values) value = std::sqrt(value);
   }
   store.before_load();
-  for (const auto& piece : store.parameter_shards()) {
-    const auto found = lengths.find(piece.parameter);
+  for (const auto& shard : store.parameter_shards()) {
+    const auto found = lengths.find(shard.parameter);
     if (found == lengths.end()) continue;
-    const auto part =
+    const auto values =
         std::span<const float>(found->second)
-            .subspan(static_cast<size_t>(piece.range.begin), static_cast<size_t>(piece.range.count));
-    CAPSTAN_ASSERT(piece.values.dtype() == DType::f32, "main parameters of adapters are fp32");
-    piece.values.copy_from_host_bytes(std::as_bytes(part));
+            .subspan(static_cast<size_t>(shard.range.begin), static_cast<size_t>(shard.range.count));
+    CAPSTAN_ASSERT(shard.values.dtype() == DType::f32, "main parameters of adapters are fp32");
+    shard.values.copy_from_host_bytes(std::as_bytes(values));
   }
   store.after_load();
 }

@@ -1,7 +1,7 @@
 #include "train/adapters/base_model.hpp"
 
 #include "checkpoint/store.hpp"
-#include "comm/together.hpp"
+#include "comm/collective_errors.hpp"
 #include "formats/hf_directory.hpp"
 #include "train/records/run_list.hpp"
 

@@ -164,7 +164,7 @@ void add_generation_config(const config::Config& config, const SpecialTokens& to
 Assets export_files(const checkpoint::Reader& reader, const config::Config& config) {
   Assets files = assets_in(reader);
   if (reader.info().run_id == formats::kImportedRun) return files;
-  const auto tokenizer = tokenizer_of(config, files, reader.place());
+  const auto tokenizer = tokenizer_of(config, files, reader.description());
   if (!tokenizer) return files;
   const auto chat = template_of(config, *tokenizer);
   if (chat && config.tokenizer.chat_template) put(files, kChatTemplate, chat->text());

@@ -73,7 +73,7 @@ Tensor read_matrix(Device& device, TensorSource& source, const std::string& name
   else
     shape = {stored.shape[0], stored.shape[1]};
   if (expected.rank() > 0 && shape != expected)
-    fail(ErrorCode::format, source.place() + ": `" + name + "` is " + shape.text() +
+    fail(ErrorCode::format, source.description() + ": `" + name + "` is " + shape.text() +
                                 ", and beside this base " + expected.text() + " is expected");
   std::vector<float> values(static_cast<size_t>(shape.elements()));
   source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
@@ -192,24 +192,39 @@ std::map<std::string, std::string> merged_files(const std::optional<checkpoint::
   return files;
 }
 
+checkpoint::SaveInfo merged_info(const std::optional<checkpoint::Reader>& run, const StoredBase& base) {
+  const config::Config& config = base.recipe.resolution.config;
+  const checkpoint::Reader* stored = base.weights.checkpoint();
+  checkpoint::SaveInfo info;
+  if (run)
+    info = run->info();
+  else if (stored)
+    info = stored->info();
+  else
+    info.recipe_hash = config::config_hash(config::schema(), &config);
+  if (!run) info.run_id = "merged", info.layout = "tp1 pp1 dp1", info.version = CAPSTAN_VERSION;
+  info.parent = run ? run->directory().string() : stored ? base.weights.path() : "";
+  return info;
+}
+
+// The counters of `from`, null: of a start. The optimizer state, which is of the adapters alone, is left out.
+std::string merged_state(const checkpoint::Reader* from) {
+  if (!from) return formats::first_state("");
+  auto state = OrderedJson::parse(from->read_text(checkpoint::kStateFile));
+  state["optimizer"] = false;
+  state.erase("base");
+  return state.dump(2) + "\n";
+}
+
 }  // namespace
 
 Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const std::filesystem::path& root,
                       checkpoint::FileSystem& files) {
   require_own_base(adapters, base.weights);
   const config::Config& config = base.recipe.resolution.config;
-  const checkpoint::Reader* base_checkpoint = base.weights.checkpoint();
   std::optional<checkpoint::Reader> run;
   if (adapters.run) run = checkpoint::Reader::open(adapters.run->checkpoint, checkpoint::Depth::structure);
-  checkpoint::SaveInfo info;
-  if (run)
-    info = run->info();
-  else if (base_checkpoint)
-    info = base_checkpoint->info();
-  else
-    info.recipe_hash = config::config_hash(config::schema(), &config);
-  if (!run) info.run_id = "merged", info.layout = "tp1 pp1 dp1", info.version = CAPSTAN_VERSION;
-  info.parent = run ? run->directory().string() : base_checkpoint ? base.weights.path() : "";
+  const checkpoint::SaveInfo info = merged_info(run, base);
   if (std::filesystem::exists(root / checkpoint::step_directory_name(info.step)))
     fail(ErrorCode::failed,
          "`" + (root / checkpoint::step_directory_name(info.step)).string() + "` exists already",
@@ -245,15 +260,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
                  sink(bytes);
                });
   }
-  if (const checkpoint::Reader* counts = run ? &*run : base_checkpoint) {
-    // What goes on from here is the base's model; the optimizer's state is of the adapters alone.
-    auto state = OrderedJson::parse(counts->read_text(checkpoint::kStateFile));
-    state["optimizer"] = false;
-    state.erase("base");
-    writer.add_text(checkpoint::kStateFile, state.dump(2) + "\n");
-  } else {
-    writer.add_text(checkpoint::kStateFile, formats::first_state(""));
-  }
+  writer.add_text(checkpoint::kStateFile, merged_state(run ? &*run : base.weights.checkpoint()));
   auto files_beside = merged_files(run, base);
   files_beside[std::string(checkpoint::kRecipeFile)] = merged_recipe(adapters, base);
   for (auto& [file, text] : files_beside) writer.add_text(file, std::move(text));

@@ -32,7 +32,7 @@ Written write_peft_files(const std::string& from, const std::filesystem::path& t
   run.resolution.require_ok();
   const config::Config& config = run.resolution.config;
   if (!config.peft)
-    fail(ErrorCode::usage, "`" + from + "` holds a whole model, and no adapters",
+    fail(ErrorCode::usage, "`" + from + "` holds a full model, and no adapters",
          "convert it as one: capstan convert " + from + " hf:DIRECTORY");
   auto reader = checkpoint::Reader::open(run.checkpoint, checkpoint::Depth::structure);
   std::string named = base.value_or("");

@@ -33,11 +33,11 @@ namespace {
 
 StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Override>& overrides) {
   if (formats::is_external(name))
-    fail(ErrorCode::usage, "`" + name + "` is a whole model: it holds no adapters");
+    fail(ErrorCode::usage, "`" + name + "` is a full model: it holds no adapters");
   StoredRecipe stored = stored_recipe(name, overrides, 1);
   stored.resolution.require_ok();
   if (!stored.resolution.config.peft)
-    fail(ErrorCode::usage, "`" + name + "` holds a whole model, and no adapters");
+    fail(ErrorCode::usage, "`" + name + "` holds a full model, and no adapters");
   return stored;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "train/inference/loaded_model.hpp"
@@ -31,7 +32,7 @@ EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
   EvalResult result;
   double total = 0;
   constexpr int64_t kRows = 4;
-  const int64_t windows = (predictions + stride - 1) / stride;
+  const int64_t windows = ceil_div(predictions, stride);
   for (int64_t first = 0; first < windows; first += kRows) {
     const int64_t rows = std::min(kRows, windows - first), n = rows * window;
     data::MicroBatch batch;

@@ -21,7 +21,7 @@ namespace capstan::train {
 int32_t sample(std::span<const float> logits, const GenerateOptions& options, int64_t position) {
   if (options.temperature <= 0)
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  // Likeliest first, equal ones by id: what top-k and top-p keep does not depend on the sort's mood.
+  // Likeliest first, equal ones by id: what top-k and top-p keep does not depend on the sort algorithm.
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto likelier = [&](int32_t a, int32_t b) {
@@ -55,7 +55,7 @@ int32_t sample(std::span<const float> logits, const GenerateOptions& options, in
 
 namespace {
 
-struct Beginning {
+struct PromptTokens {
   std::vector<int32_t> ids;
   std::set<int32_t> ends;
   std::string end_text;  // ends it too
@@ -75,12 +75,12 @@ void check(const GenerateOptions& options, int64_t vocabulary) {
                                  std::to_string(vocabulary) + " tokens (model.vocab_size)");
 }
 
-Beginning beginning(const LoadedModel& model, const GenerateOptions& options) {
+PromptTokens prompt_tokens_of(const LoadedModel& model, const GenerateOptions& options) {
   if (!options.prompt_ids.empty() && !model.tokenizer())
     return {options.prompt_ids, {model.end_tokens().begin(), model.end_tokens().end()}, {}};
   const text::Tokenizer& tokenizer = model.require_tokenizer();
   const auto eod = end_of_document(model.config(), tokenizer);
-  Beginning result;
+  PromptTokens result;
   result.ends.insert(model.end_tokens().begin(), model.end_tokens().end());
   for (const auto& id : {eod, tokenizer.eos()})
     if (id) result.ends.insert(*id);
@@ -108,10 +108,10 @@ Beginning beginning(const LoadedModel& model, const GenerateOptions& options) {
   return result;
 }
 
-// Says text until one that ends it comes: what may be its beginning waits.
-class Speaker {
+// Emits text up to the stop text; what may be the beginning of the stop text waits.
+class TextOutput {
  public:
-  Speaker(const GenerateOptions& options, std::string end) : options_(options), end_(std::move(end)) {}
+  TextOutput(const GenerateOptions& options, std::string end) : options_(options), end_(std::move(end)) {}
 
   bool ended() const { return ended_; }
   void push(const std::string& text) {
@@ -127,14 +127,14 @@ class Speaker {
         for (ready -= std::min(ready, end_.size() - 1); !end_.starts_with(waiting_.substr(ready)); ++ready) {
         }
     }
-    say(ready);
+    emit(ready);
   }
   void finish() {
-    if (!ended_) say(waiting_.size());
+    if (!ended_) emit(waiting_.size());
   }
 
  private:
-  void say(size_t bytes) {
+  void emit(size_t bytes) {
     if (options_.on_text && bytes > 0) options_.on_text(waiting_.substr(0, bytes));
     waiting_.erase(0, bytes);
   }
@@ -147,9 +147,9 @@ class Speaker {
 
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   check(options, model.config().model.vocab_size);
-  Beginning begun = beginning(model, options);
-  if (!options.stop_at_eod) begun.ends.clear(), begun.end_text.clear();
-  const std::vector<int32_t>& prompt = begun.ids;
+  PromptTokens start = prompt_tokens_of(model, options);
+  if (!options.stop_at_eod) start.ends.clear(), start.end_text.clear();
+  const std::vector<int32_t>& prompt = start.ids;
   const auto& m = model.config().model;
   const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   const int64_t positions = m.max_position_embeddings.value_or(m.seq_length);
@@ -172,7 +172,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   // an answer does.
   if (decoder && !options.chat)
     for (const int32_t id : prompt) decoder->push(id);
-  Speaker speaker(options, begun.end_text);
+  TextOutput output(options, start.end_text);
   const auto begin = Clock::now();
   std::vector<float> logits = model.next_logits(prompt, cache);
   result.prompt_seconds = seconds_since(begin);
@@ -186,10 +186,10 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     const int32_t id = sample(known, options, prompt_tokens + i);
     ++result.tokens;
     result.ids.push_back(id);
-    result.ended = begun.ends.count(id) > 0;
+    result.ended = start.ends.count(id) > 0;
     if (!result.ended && decoder) {
-      speaker.push(decoder->push(id));
-      result.ended = speaker.ended();
+      output.push(decoder->push(id));
+      result.ended = output.ended();
     }
     result.stopped = options.on_token && !options.on_token(id) && !result.ended;
     if (result.ended || result.stopped) break;
@@ -203,8 +203,8 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     }
   }
   result.context_full = !result.ended && !result.stopped && wanted < options.max_tokens;
-  if (decoder) speaker.push(decoder->finish());
-  speaker.finish();
+  if (decoder) output.push(decoder->finish());
+  output.finish();
   result.seconds = seconds_since(after_prompt);
   return result;
 }

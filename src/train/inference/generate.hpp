@@ -50,7 +50,7 @@ struct GenerateResult {
 
 // Every rank that holds a part of the model calls it with the same options (but for on_text) and draws the
 // same tokens. ErrorCode::unsupported for a text without a tokenizer; ::usage for options out of range, for
-// token ids outside of the model's vocabulary, for a prompt that leaves no room in the model's positions and
+// token ids outside of the model's vocabulary, for a prompt that leaves no space in the model's positions and
 // for a chat without a template; ::format where the template refuses it.
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options);
 

@@ -103,7 +103,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
                          comm::World& world, const std::string& adapter)
     : config_(config), mesh_(mesh_sizes(config, world.size()), world.rank()) {
   CAPSTAN_ASSERT(mesh_.size(comm::Axis::cp) == 1 && !config.dist.sequence_parallel,
-                 "a model for evaluation whose sequences are cut");
+                 "a model for evaluation whose sequences are split");
   require_agreement(world, {{"the program", program_identity()},
                             {"the checkpoint", checkpoint.string()},
                             {"the adapters", adapter}});
@@ -135,7 +135,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
     config_.peft = adapters->peft;
   } else if (config.peft && !holds_adapters(weights)) {
     fail(ErrorCode::usage,
-         "`" + checkpoint.string() + "` holds a whole model, and no adapters that `peft` could describe",
+         "`" + checkpoint.string() + "` holds a full model, and no adapters that `peft` could describe",
          "leave `peft` out; adapters that lie elsewhere are named beside the model");
   }
   tokenizer_ = load_tokenizer(config_);
@@ -207,7 +207,7 @@ std::vector<float> LoadedModel::token_losses(const data::MicroBatch& batch) {
   const models::Batch here = upload(*device_, batch, false);
   const int64_t rows = here.batch * here.seq;
   return pass(rows, rows, [&](Tape& tape, size_t stage, const Tensor& hidden_states) {
-    const Var input = hidden_states.defined() ? tape.input("stream", hidden_states, false) : Var{};
+    const Var input = hidden_states.defined() ? tape.input("hidden_states", hidden_states, false) : Var{};
     const auto output = model_->forward_stage(tape, stage, here, input, {.training = false});
     return model_->stages()[stage].head ? output.loss.per_token : output.hidden_states.value;
   });

@@ -67,10 +67,11 @@ std::string safe_tag(std::string_view tag) {
   std::string result;
   for (size_t at = 0; at < tag.size();) {
     const CodePoint point = decode_utf8(tag, at);
-    std::string piece(tag.substr(at, static_cast<size_t>(point.bytes)));
-    if (point.value < 0x20 || point.value == 0x7F || (point.value == 0xFFFD && point.bytes == 1)) piece = "_";
-    if (result.size() + piece.size() > 512) break;
-    result += piece;
+    std::string character(tag.substr(at, static_cast<size_t>(point.bytes)));
+    if (point.value < 0x20 || point.value == 0x7F || (point.value == 0xFFFD && point.bytes == 1))
+      character = "_";
+    if (result.size() + character.size() > 512) break;
+    result += character;
     at += static_cast<size_t>(point.bytes);
   }
   return result;

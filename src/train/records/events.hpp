@@ -17,7 +17,7 @@ struct Scalar {
   double value = 0;  // stored as float; NaN and infinities too
 };
 
-// One event file. Appends whole records with one write each, so that a reader that follows the file sees no
+// One event file. Appends complete records with one write each, so that a reader that follows the file sees no
 // half event unless the process dies within a write, which readers tolerate.
 class EventsWriter {
  public:

@@ -46,7 +46,7 @@ ordered_json or_null(const std::optional<double>& value) {
 
 // One run as an object for page/runs.js.
 std::string run_json(const std::filesystem::path& path, size_t most) {
-  const RunSummary run = summarise(path);
+  const RunSummary run = summarize(path);
   const RunDetails details = details_of(path);
   std::map<std::string, std::vector<Point>> curves;
   std::error_code missing;

@@ -88,7 +88,7 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
   std::error_code error;
   const bool exists = fs::exists(path / kRunFile, error);
   if (exists && !resume) {
-    const RunSummary run = summarise(path);
+    const RunSummary run = summarize(path);
     fail(ErrorCode::failed,
          "run `" + path.string() + "` exists already (" + std::string(name_of(run.state)) +
              (run.step ? " at step " + std::to_string(*run.step) : std::string()) + ")",
@@ -115,7 +115,7 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
     if (is_temporary(entry.path())) fs::remove(entry.path(), error);
   if (resumed_) {
     file_ = read_run_file(path);
-    killed_ = file_.state == "running";  // and nobody holds the lock
+    killed_ = file_.state == "running";  // and the lock is free
   } else {
     file_.id = new_id();
     file_.created = utc_now();

@@ -137,7 +137,7 @@ static std::string directory_name(const fs::path& path) {
   return (error ? path : full).filename().string();
 }
 
-RunSummary summarise(const fs::path& run) {
+RunSummary summarize(const fs::path& run) {
   const RunFile file = read_run_file(run);
   RunSummary summary;
   summary.name = directory_name(run);
@@ -173,7 +173,7 @@ std::vector<RunSummary> list_runs(const fs::path& root) {
        entry.increment(error)) {
     if (!is_run(entry->path())) continue;
     try {
-      runs.push_back(summarise(entry->path()));
+      runs.push_back(summarize(entry->path()));
     } catch (const Error& problem) {
       RunSummary broken;
       broken.name = entry->path().filename().string();

@@ -61,7 +61,7 @@ void require_run(const std::filesystem::path& path);
 // Where a run's checkpoints are, by its run.json (checkpoint.save may lie elsewhere); of what is no run or
 // has none yet, the path itself.
 std::filesystem::path saved_in(const std::filesystem::path& path);
-RunSummary summarise(const std::filesystem::path& run);  // throws like read_run_file
+RunSummary summarize(const std::filesystem::path& run);  // throws like read_run_file
 RunDetails details_of(const std::filesystem::path& run);
 
 // The runs of a directory ("runs"), latest start first. Entries that are no runs are left out; a run whose

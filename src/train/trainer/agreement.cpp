@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "comm/together.hpp"
+#include "comm/collective_errors.hpp"
 #include "config/core/field.hpp"
 #include "config/core/hash.hpp"
 
@@ -21,10 +21,10 @@ namespace {
 int find_build_id(dl_phdr_info* object, size_t, void* result) {
   auto& text = *static_cast<std::string*>(result);
   for (int i = 0; i < object->dlpi_phnum; ++i) {
-    const ElfW(Phdr)& part = object->dlpi_phdr[i];
-    if (part.p_type != PT_NOTE) continue;
-    const auto* at = reinterpret_cast<const char*>(object->dlpi_addr + part.p_vaddr);
-    const char* const end = at + part.p_memsz;
+    const ElfW(Phdr)& segment = object->dlpi_phdr[i];
+    if (segment.p_type != PT_NOTE) continue;
+    const auto* at = reinterpret_cast<const char*>(object->dlpi_addr + segment.p_vaddr);
+    const char* const end = at + segment.p_memsz;
     while (end - at >= static_cast<std::ptrdiff_t>(sizeof(ElfW(Nhdr)))) {
       ElfW(Nhdr) note;
       std::memcpy(&note, at, sizeof note);

@@ -90,8 +90,8 @@ void FiniteCheck::values(char phase, const std::string& name, std::span<const Pa
 }
 
 const Parameter* first_bad_parameter(const parallel::FlatStore& store) {
-  for (const auto& piece : store.parameter_shards())
-    if (!all_finite(piece.values)) return piece.parameter;
+  for (const auto& shard : store.parameter_shards())
+    if (!all_finite(shard.values)) return shard.parameter;
   return nullptr;
 }
 
@@ -99,9 +99,9 @@ const Parameter* first_bad_gradient(const parallel::FlatStore& store) {
   std::vector<Tensor> gradients;
   for (const auto& buffer : store.flat_buffers()) gradients.push_back(buffer.gradients);
   const auto& parameter_shards = store.parameter_shards();
-  for (auto piece = parameter_shards.rbegin(); piece != parameter_shards.rend(); ++piece)
-    if (piece->buffer >= 0 && !all_finite(parallel::FlatStore::part(*piece, piece->range, gradients)))
-      return piece->parameter;
+  for (auto shard = parameter_shards.rbegin(); shard != parameter_shards.rend(); ++shard)
+    if (shard->buffer >= 0 && !all_finite(parallel::FlatStore::range_of(*shard, shard->range, gradients)))
+      return shard->parameter;
   return nullptr;
 }
 

@@ -4,7 +4,7 @@
 #include "checkpoint/reader.hpp"
 #include "checkpoint/store.hpp"
 #include "checkpoint/writer.hpp"
-#include "comm/together.hpp"
+#include "comm/collective_errors.hpp"
 #include "train/records/run_list.hpp"
 
 namespace capstan::train {
@@ -19,7 +19,7 @@ CheckpointRoot::CheckpointRoot(const config::Config& config, const fs::path& run
 
 void CheckpointRoot::open(comm::World& world, const RunOptions& options, const std::string& run_id,
                           RunLog& log) {
-  comm::together(world.communicator(), "opening the run directory", [&] {
+  comm::run_collectively(world.communicator(), "opening the run directory", [&] {
     if (world.rank() != 0) return;
     std::error_code unknown;
     if (config_.checkpoint.save && !fs::equivalent(path_, run_directory_, unknown)) {

@@ -29,17 +29,17 @@ int64_t host_memory() {
   return bytes;
 }
 
-struct Way {
+struct SmallerStep {
   std::string overrides;
   config::Config config;
 };
 
 // Changes to a smaller step, the cheapest in time first. They keep the mathematics: a smaller micro-batch
 // leaves the global one as it is, also where it follows from the other.
-std::vector<Way> smaller_steps(const config::Config& config) {
-  std::vector<Way> ways;
+std::vector<SmallerStep> smaller_steps(const config::Config& config) {
+  std::vector<SmallerStep> steps;
   const auto add = [&](std::string overrides, const config::Config& smaller) {
-    if (!overrides.empty()) ways.push_back({overrides.substr(1), smaller});
+    if (!overrides.empty()) steps.push_back({overrides.substr(1), smaller});
     const config::ModelConfig& m = smaller.model;
     const bool selective = m.recompute_granularity == config::RecomputeGranularity::selective;
     if (m.recompute_granularity == config::RecomputeGranularity::full &&
@@ -54,9 +54,9 @@ std::vector<Way> smaller_steps(const config::Config& config) {
         " model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1";
     if (selective && m.recompute_modules != std::vector{config::RecomputeModule::core_attn})
       overrides += " ~model.recompute_modules";
-    ways.push_back({overrides.substr(1), again});
+    steps.push_back({overrides.substr(1), again});
   };
-  std::vector<Way> bases{{"", config}};
+  std::vector<SmallerStep> bases{{"", config}};
   if (config.validation.eval_interval &&
       config.validation.eval_micro_batch_size.value_or(0) > config.train.micro_batch_size) {
     bases.push_back(
@@ -65,12 +65,12 @@ std::vector<Way> smaller_steps(const config::Config& config) {
   }
   if (config.checkpoint.async_save && config.checkpoint.save_interval)
     for (size_t i = 0, count = bases.size(); i < count; ++i) {
-      Way synchronous = bases[i];
+      SmallerStep synchronous = bases[i];
       synchronous.overrides += " checkpoint.async_save=false";
       synchronous.config.checkpoint.async_save = false;
       bases.push_back(std::move(synchronous));
     }
-  for (const Way& base : bases)
+  for (const SmallerStep& base : bases)
     for (int64_t micro = config.train.micro_batch_size; micro >= 1; micro /= 2) {
       if (config.train.micro_batch_size % micro != 0) break;
       config::Config smaller = base.config;
@@ -85,7 +85,7 @@ std::vector<Way> smaller_steps(const config::Config& config) {
                        : ""),
           smaller);
     }
-  return ways;
+  return steps;
 }
 
 }  // namespace
@@ -112,9 +112,9 @@ std::vector<int64_t> pipeline_ranks(const config::Config& config) {
 
 std::string memory_text(const MemoryUse& use) {
   std::string text;
-  for (size_t owner = 0; owner < kMemoryCategories; ++owner)
-    if (const int64_t bytes = use.peak_by_category[owner])
-      text += (text.empty() ? "" : " | ") + std::string(name_of(static_cast<MemoryCategory>(owner))) + " " +
+  for (size_t i = 0; i < kMemoryCategories; ++i)
+    if (const int64_t bytes = use.peak_by_category[i])
+      text += (text.empty() ? "" : " | ") + std::string(name_of(static_cast<MemoryCategory>(i))) + " " +
               human_bytes(static_cast<double>(bytes));
   for (const auto& [name, bytes] :
        {std::pair("cached", use.cached()), std::pair("kernel scratch", use.kernel_scratch)})
@@ -154,12 +154,12 @@ void check_fits(const config::Config& config, const StepEstimate& estimate, int6
   std::string help;
   int found = 0;
   int64_t least = needed.total();
-  for (const Way& way : smaller_steps(config)) {
-    const int64_t peak = step_of(way.config).estimate.memory.total();
+  for (const SmallerStep& step : smaller_steps(config)) {
+    const int64_t peak = step_of(step.config).estimate.memory.total();
     least = std::min(least, peak);
     if (peak > limit) continue;
     help +=
-        (help.empty() ? "" : ", or ") + way.overrides + " (" + human_bytes(static_cast<double>(peak)) + ")";
+        (help.empty() ? "" : ", or ") + step.overrides + " (" + human_bytes(static_cast<double>(peak)) + ")";
     if (++found == 3) break;
   }
   if (help.empty())

@@ -7,7 +7,7 @@
 #include "base/text.hpp"
 #include "checkpoint/hash.hpp"
 #include "checkpoint/store.hpp"
-#include "comm/together.hpp"
+#include "comm/collective_errors.hpp"
 #include "config/core/external.hpp"
 #include "formats/hf_directory.hpp"
 #include "formats/model_section.hpp"

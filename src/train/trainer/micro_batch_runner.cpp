@@ -102,7 +102,7 @@ Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tenso
   const bool training = timers_ != nullptr;
   if (++forwards_ == shape_.micro_batches * shape_.chunks && training) store_.begin_last_micro_batch();
   auto tape = std::make_unique<Tape>(context_, training ? Tape::Mode::train : Tape::Mode::inference);
-  const Var input = hidden_states.defined() ? tape->input("stream", hidden_states, training) : Var{};
+  const Var input = hidden_states.defined() ? tape->input("hidden_states", hidden_states, training) : Var{};
   models::ForwardOptions options;
   options.training = training;
   options.seed = static_cast<uint64_t>(config_.rng.seed);
@@ -122,11 +122,11 @@ Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tens
   CAPSTAN_ASSERT(found != tapes_.end(), "a backward pass before its forward pass");
   Tape& tape = *found->second;
   if (gradient.defined())
-    tape.backward({{"stream", gradient}});
+    tape.backward({{"hidden_states", gradient}});
   else
     tape.backward({{"loss", one_}});
   const models::Stage& stage = model_.stages()[static_cast<size_t>(chunk)];
-  Tensor result = stage.embedding ? Tensor() : tape.input_gradient("stream");
+  Tensor result = stage.embedding ? Tensor() : tape.input_gradient("hidden_states");
   tapes_.erase(found);
   if (shape_.ranks > 1) enter(Phase::pipeline);
   return result;

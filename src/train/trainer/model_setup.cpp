@@ -98,27 +98,27 @@ std::shared_ptr<const nn::AdapterOptions> adapter_options(const config::PeftConf
 }  // namespace
 
 models::ModelShard model_shard(const config::Config& config, const comm::Mesh& mesh) {
-  models::ModelShard part;
-  if (config.peft) part.adapters = adapter_options(*config.peft);
-  part.parallel.tensor = tensor_parallel(config, mesh);
-  ops::ContextParallel& context = part.parallel.context;
+  models::ModelShard shard;
+  if (config.peft) shard.adapters = adapter_options(*config.peft);
+  shard.parallel.tensor = tensor_parallel(config, mesh);
+  ops::ContextParallel& context = shard.parallel.context;
   context.group = &mesh.group("cp");
   if (!config.dist.hierarchical_context_parallel_sizes.empty())
     context.inner = &mesh.group("cp-inner"), context.outer = &mesh.group("cp-outer");
   const auto& exchanges = config.dist.cp_comm_type;
   if (exchanges.size() == 1) context.exchange = exchange_of(exchanges[0]);
   if (exchanges.size() > 1)
-    for (const auto type : exchanges) part.parallel.exchange_of_layer.push_back(exchange_of(type));
+    for (const auto type : exchanges) shard.parallel.exchange_of_layer.push_back(exchange_of(type));
   const auto stages = config::pipeline_stages(config);
   CAPSTAN_ASSERT(stages, "a pipeline split that the rules have let pass");
   int64_t layer = 0;
   for (size_t i = 0; i < stages->size(); ++i) {
     const config::PipelineStage& stage = (*stages)[i];
     if (static_cast<int64_t>(i) % mesh.size(comm::Axis::pp) == mesh.index(comm::Axis::pp))
-      part.stages.push_back({layer, stage.layers, stage.embedding, stage.loss});
+      shard.stages.push_back({layer, stage.layers, stage.embedding, stage.loss});
     layer += stage.layers;
   }
-  return part;
+  return shard;
 }
 
 int64_t micro_batches_of(const config::Config& config, const comm::Mesh& mesh) {
@@ -169,17 +169,17 @@ void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
   const auto make = [&](const Parameter& parameter, const parallel::FlatRange& range) {
     const ParamSpec& spec = parameter.spec();
     values.resize(static_cast<size_t>(range.count));
-    for (const ShardRegion& part : shard_regions(spec.shape, parameter.shard(), range))
-      nn::initialize(spec, seed, part.where,
-                     std::span(values).subspan(static_cast<size_t>(part.elements.begin - range.begin),
-                                               static_cast<size_t>(part.elements.count)),
+    for (const ShardRegion& region : shard_regions(spec.shape, parameter.shard(), range))
+      nn::initialize(spec, seed, region.where,
+                     std::span(values).subspan(static_cast<size_t>(region.elements.begin - range.begin),
+                                               static_cast<size_t>(region.elements.count)),
                      pool);
   };
-  for (const auto& piece : store.parameter_shards())
-    for (const parallel::FlatRange& range : chunks_of(piece.range)) {
-      make(*piece.parameter, range);
+  for (const auto& shard : store.parameter_shards())
+    for (const parallel::FlatRange& range : chunks_of(shard.range)) {
+      make(*shard.parameter, range);
       const Tensor target =
-          piece.values.flat_range(range.begin - piece.range.begin, range.count, {range.count});
+          shard.values.flat_range(range.begin - shard.range.begin, range.count, {range.count});
       if (target.dtype() == DType::f32) {
         target.copy_from_host_bytes(std::as_bytes(std::span(values)));
       } else {

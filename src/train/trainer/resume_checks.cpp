@@ -2,7 +2,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "comm/together.hpp"
+#include "comm/collective_errors.hpp"
 #include "data/dataset_meta.hpp"
 #include "train/trainer/recipe.hpp"
 #include "train/trainer/state.hpp"
@@ -107,7 +107,7 @@ RunSchedule continue_schedule(const config::Config& config, const RunOptions& op
 
 void check_same_tokenizer(const config::Config& config, comm::World& world, const RunData& data,
                           const checkpoint::Reader& reader) {
-  comm::together(world.communicator(), "comparing the tokenizer with the checkpoint's", [&] {
+  comm::run_collectively(world.communicator(), "comparing the tokenizer with the checkpoint's", [&] {
     if (world.rank() != 0 || !data.tokenizer ||
         !(reader.has_file("tokenizer.json") || reader.has_file("tokenizer.model")))
       return;

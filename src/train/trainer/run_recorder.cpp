@@ -1,7 +1,7 @@
 #include "train/trainer/run_recorder.hpp"
 
 #include "base/error.hpp"
-#include "comm/together.hpp"
+#include "comm/collective_errors.hpp"
 #include "train/trainer/timers.hpp"
 
 namespace capstan::train {
@@ -23,13 +23,13 @@ RunRecorder::RunRecorder(const config::Config& config, comm::World& world, const
          "a name without `/`, or another run directory");
   directory_ = options.run_dir.empty() ? fs::path("runs") / name : options.run_dir;
   if (options.resume != Resume::existing) return;
-  comm::together(world.communicator(), "looking for the run to resume", [&] {
+  comm::run_collectively(world.communicator(), "looking for the run to resume", [&] {
     if (world_.rank() == 0) records::require_run(directory_);
   });
 }
 
 void RunRecorder::open() {
-  comm::together(world_.communicator(), "opening the run directory", [&] {
+  comm::run_collectively(world_.communicator(), "opening the run directory", [&] {
     if (world_.rank() != 0) return;
     run_ = std::make_unique<records::RunDirectory>(directory_, options_.resume != Resume::no);
     run_id_ = run_->id();
@@ -38,7 +38,7 @@ void RunRecorder::open() {
 }
 
 void RunRecorder::begin(const records::RunRecords& start) {
-  comm::together(world_.communicator(), "beginning the run's records", [&] {
+  comm::run_collectively(world_.communicator(), "beginning the run's records", [&] {
     if (!run_) return;
     run_->begin(start);
     begun_ = true;
@@ -86,7 +86,7 @@ void RunRecorder::write(const records::MetricsRow& row) {
     if (unwritten_.size() > 1 && seconds_since(last_complaint_) < 30) return;
     last_complaint_ = std::chrono::steady_clock::now();
     log_.warning(error.message() + "; training goes on, " + std::to_string(unwritten_.size()) +
-                 " rows of the metrics wait for room");
+                 " rows of the metrics wait for space");
   }
 }
 

@@ -36,7 +36,7 @@ class RunRecorder {
   // Removes the rows of the steps after `step`, and hides their events.
   void rewind(int64_t step);
 
-  // A full disk does not end the run: rows wait until there is room, with a warning every half minute.
+  // A full disk does not end the run: rows wait until there is space, with a warning every half minute.
   void write(const records::MetricsRow& row);
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
   bool has_events() const { return events_ != nullptr; }

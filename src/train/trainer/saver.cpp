@@ -5,8 +5,8 @@
 
 #include "base/error.hpp"
 #include "checkpoint/writer.hpp"
+#include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
-#include "comm/together.hpp"
 #include "kernels/table.hpp"
 #include "tensor/launch.hpp"
 #include "train/trainer/timers.hpp"
@@ -24,7 +24,7 @@ struct Saver::Save {
   std::thread thread;
   std::atomic<bool> done{true};
   // Of the writer thread until `done`, then of the trainer's.
-  std::string error, part;
+  std::string error, manifest;
   bool committed = false;
 };
 
@@ -90,7 +90,7 @@ void Saver::begin(const SavePlan& plan, const TrainState& state) {
   }
   save_ = std::make_unique<Save>(std::move(writer));
   save_->begun = begun;
-  start([save = save_.get()] { save->part = save->writer.write_rank(); });
+  start([save = save_.get()] { save->manifest = save->writer.write_rank(); });
   save_->stall_seconds = seconds_since(begun);
 }
 
@@ -115,7 +115,8 @@ std::optional<Saver::Ended> Saver::advance() {
   join();
   comm::Communicator& group = world_.communicator();
   // The first character distinguishes a list from a reason.
-  const auto texts = comm::gather_texts(group, save_->error.empty() ? "+" + save_->part : "-" + save_->error);
+  const auto texts =
+      comm::gather_texts(group, save_->error.empty() ? "+" + save_->manifest : "-" + save_->error);
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].starts_with('-')) continue;
     if (world_.rank() == 0) save_->writer.abandon();
@@ -123,12 +124,12 @@ std::optional<Saver::Ended> Saver::advance() {
   }
   if (save_->phase == Save::Phase::committing) return ended({});
   save_->phase = Save::Phase::committing;
-  save_->part.clear();
+  save_->manifest.clear();
   if (world_.rank() == 0) {
-    std::vector<std::string> parts;
-    for (const auto& text : texts) parts.push_back(text.substr(1));
-    start([save = save_.get(), parts = std::move(parts)] {
-      save->writer.commit(parts);
+    std::vector<std::string> manifests;
+    for (const auto& text : texts) manifests.push_back(text.substr(1));
+    start([save = save_.get(), manifests = std::move(manifests)] {
+      save->writer.commit(manifests);
       save->committed = true;
     });
   }

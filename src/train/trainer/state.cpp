@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
-#include "comm/together.hpp"
+#include "comm/collective_errors.hpp"
 #include "tensor/host_view.hpp"
 #include "train/trainer/shard_regions.hpp"
 
@@ -34,19 +34,19 @@ std::string attempt_name(comm::Communicator& group) {
 
 std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer) {
   std::vector<StateTensor> mine;
-  for (const auto& piece : store.parameter_shards()) {
-    const Parameter& parameter = *piece.parameter;
-    if (store.freezes() && piece.buffer < 0) continue;
-    for (const ShardRegion& part : shard_regions(parameter.spec().shape, parameter.shard(), piece.write)) {
-      if (!part.owned) continue;
+  for (const auto& shard : store.parameter_shards()) {
+    const Parameter& parameter = *shard.parameter;
+    if (store.freezes() && shard.buffer < 0) continue;
+    for (const ShardRegion& region : shard_regions(parameter.spec().shape, parameter.shard(), shard.write)) {
+      if (!region.owned) continue;
       const auto add = [&](std::string name, Tensor values) {
-        mine.push_back({std::move(name), parameter.spec().shape, part.where, std::move(values)});
+        mine.push_back({std::move(name), parameter.spec().shape, region.where, std::move(values)});
       };
-      add(parameter.name(), piece.values.flat_range(part.elements.begin - piece.range.begin,
-                                                    part.elements.count, {part.elements.count}));
-      if (!optimizer || piece.buffer < 0) continue;
+      add(parameter.name(), shard.values.flat_range(region.elements.begin - shard.range.begin,
+                                                    region.elements.count, {region.elements.count}));
+      if (!optimizer || shard.buffer < 0) continue;
       for (const auto& s : optimizer->state())
-        add(state_name(s.name, parameter), parallel::FlatStore::part(piece, part.elements, s.buffers));
+        add(state_name(s.name, parameter), parallel::FlatStore::range_of(shard, region.elements, s.buffers));
     }
   }
   return mine;
@@ -116,7 +116,7 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
 void StateWriter::add(const StateTensor& t) {
   writer_.add(t.name, t.tensor.dtype(), t.shape, t.where,
               [tensor = t.tensor](const checkpoint::ByteSink& sink) {
-                read_in_pieces(tensor, checkpoint::kChunkBytes, sink);
+                read_in_chunks(tensor, checkpoint::kChunkBytes, sink);
               });
 }
 
@@ -130,9 +130,9 @@ std::string StateWriter::write_rank() {
   return writer_.finish_rank();
 }
 
-std::filesystem::path StateWriter::commit(const std::vector<std::string>& parts) {
+std::filesystem::path StateWriter::commit(const std::vector<std::string>& manifests) {
   if (before_commit_) before_commit_();
-  auto directory = writer_.commit(parts);
+  auto directory = writer_.commit(manifests);
   try {
     checkpoint::apply_retention(files_, root_, retention_);
   } catch (const Error& error) {
@@ -146,15 +146,15 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
                                  std::string* problem) {
   comm::Communicator& group = world.communicator();
   StateWriter writer(world, plan, state, optimizer);
-  std::string part;
+  std::string manifest;
   try {
-    comm::together(group, "saving a checkpoint", [&] {
+    comm::run_collectively(group, "saving a checkpoint", [&] {
       for (const auto& t : state_tensors(store, plan.optimizer ? &optimizer : nullptr)) writer.add(t);
-      part = writer.write_rank();
+      manifest = writer.write_rank();
     });
-    const auto parts = comm::gather_texts(group, part);
-    comm::together(group, "committing a checkpoint", [&] {
-      if (world.rank() == 0) writer.commit(parts);
+    const auto manifests = comm::gather_texts(group, manifest);
+    comm::run_collectively(group, "committing a checkpoint", [&] {
+      if (world.rank() == 0) writer.commit(manifests);
     });
   } catch (...) {
     if (world.rank() == 0) writer.abandon();
@@ -172,7 +172,7 @@ bool takes(Which which, const Parameter& parameter) {
 
 // How a recipe takes the model that the weights are of.
 std::string model_help(const TensorSource& source) {
-  std::string path = source.place();
+  std::string path = source.description();
   if (const size_t begin = path.find('`'); begin != std::string::npos)
     path = path.substr(begin + 1, path.rfind('`') - begin - 1);
   const std::string ours = "; its own recipe is `" + path + "/" + std::string(checkpoint::kRecipeFile) + "`";
@@ -221,7 +221,7 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
       problems.push_back("`" + name + "` is in the checkpoint, and no parameter of the recipe's model");
   if (problems.empty()) return;
   fail(ErrorCode::failed,
-       source.place() + " does not fit the recipe's model: " + std::to_string(problems.size()) +
+       source.description() + " does not fit the recipe's model: " + std::to_string(problems.size()) +
            (problems.size() == 1 ? " difference\n    " : " differences\n    ") +
            join_some(problems, "\n    ", 8),
        model_help(source));
@@ -231,19 +231,19 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
 void read_range(TensorSource& source, const std::string& name, const Parameter& parameter,
                 const parallel::FlatRange& range, DType type, std::span<std::byte> bytes) {
   const int64_t element = size_of(type);
-  for (const ShardRegion& part : shard_regions(parameter.spec().shape, parameter.shard(), range))
-    source.read(name, type, part.where,
-                bytes.subspan(static_cast<size_t>((part.elements.begin - range.begin) * element),
-                              static_cast<size_t>(part.elements.count * element)));
+  for (const ShardRegion& region : shard_regions(parameter.spec().shape, parameter.shard(), range))
+    source.read(name, type, region.where,
+                bytes.subspan(static_cast<size_t>((region.elements.begin - range.begin) * element),
+                              static_cast<size_t>(region.elements.count * element)));
 }
 
 void read_into(TensorSource& source, const std::string& name,
-               const parallel::FlatStore::ParameterShard& piece, const Tensor& target) {
+               const parallel::FlatStore::ParameterShard& shard, const Tensor& target) {
   std::vector<std::byte> bytes;
-  for (const parallel::FlatRange& range : chunks_of(piece.range)) {
+  for (const parallel::FlatRange& range : chunks_of(shard.range)) {
     bytes.resize(static_cast<size_t>(range.count * size_of(target.dtype())));
-    read_range(source, name, *piece.parameter, range, target.dtype(), bytes);
-    target.flat_range(range.begin - piece.range.begin, range.count, {range.count})
+    read_range(source, name, *shard.parameter, range, target.dtype(), bytes);
+    target.flat_range(range.begin - shard.range.begin, range.count, {range.count})
         .copy_from_host_bytes(bytes);
   }
 }
@@ -266,33 +266,22 @@ std::string schedule_text_of(const Reader& reader) {
   return json.is_object() && json.contains("schedule") ? json["schedule"].dump() : "";
 }
 
-TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer) {
-  const auto json = Json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
-  const auto number = [&](const char* key) -> int64_t {
-    if (!json.is_object() || !json.contains(key) || !json[key].is_number_integer() ||
-        json[key].get<int64_t>() < 0)
-      fail(ErrorCode::format,
-           (reader.directory() / checkpoint::kStateFile).string() + ": `" + key + "` is not a count");
-    return json[key].get<int64_t>();
-  };
-  if (optimizer && json.is_object() && json.contains("optimizer") && json["optimizer"] == false)
-    fail(ErrorCode::failed,
-         "checkpoint `" + reader.directory().string() +
-             "` was saved without optimizer state (checkpoint.save_optim)",
-         "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint "
-         "starts from the weights alone");
-  const Which which = store.freezes() ? Which::adapters : Which::all;
-  check_shapes(reader, store, which, optimizer);
+static int64_t count_of(const Json& json, const std::string& file, const char* key) {
+  if (!json.is_object() || !json.contains(key) || !json[key].is_number_integer() ||
+      json[key].get<int64_t>() < 0)
+    fail(ErrorCode::format, file + ": `" + key + "` is not a count");
+  return json[key].get<int64_t>();
+}
+
+// The counters of a checkpoint; `file` is for messages.
+static TrainState counters_of(const Json& json, const std::string& file) {
   const auto numbers = [&](const char* key) {  // absent where anomaly detection is off
     std::vector<double> values;
     if (!json.contains(key)) return values;
     if (!json[key].is_array() || json[key].size() > 1'000'000)
-      fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key +
-                                  "` is not a list of numbers");
+      fail(ErrorCode::format, file + ": `" + key + "` is not a list of numbers");
     for (const auto& value : json[key]) {
-      if (!value.is_number())
-        fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key +
-                                    "` is not a list of numbers");
+      if (!value.is_number()) fail(ErrorCode::format, file + ": `" + key + "` is not a list of numbers");
       values.push_back(value.get<double>());
     }
     return values;
@@ -305,30 +294,44 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
         if (value.is_number() || value.is_null())
           values.push_back(value.is_null() ? std::nan("") : value.get<double>());
     if (values.size() != 4 || !(values[0] >= 1 && values[0] <= 1e15))
-      fail(ErrorCode::format, (reader.directory() / checkpoint::kStateFile).string() + ": `" + key +
-                                  "` is not a list of four numbers");
+      fail(ErrorCode::format, file + ": `" + key + "` is not a list of four numbers");
     return {static_cast<int64_t>(values[0]), values[1], values[2], values[3]};
   };
   TrainState state;
-  state.step = number("step");
-  state.consumed_samples = number("consumed_samples");
-  state.consumed_tokens = number("consumed_tokens");
-  state.schedule_samples = number("schedule_samples");
+  state.step = count_of(json, file, "step");
+  state.consumed_samples = count_of(json, file, "consumed_samples");
+  state.consumed_tokens = count_of(json, file, "consumed_tokens");
+  state.schedule_samples = count_of(json, file, "schedule_samples");
   state.recent_losses = numbers("recent_losses");
   state.recent_norms = numbers("recent_norms");
-  state.rewinds = json.contains("rewinds") ? number("rewinds") : 0;
+  state.rewinds = json.contains("rewinds") ? count_of(json, file, "rewinds") : 0;
   state.since_log = means("since_log");
   state.since_events = means("since_events");
+  return state;
+}
+
+TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer) {
+  const auto json = Json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);
+  const std::string file = (reader.directory() / checkpoint::kStateFile).string();
+  if (optimizer && json.is_object() && json.contains("optimizer") && json["optimizer"] == false)
+    fail(ErrorCode::failed,
+         "checkpoint `" + reader.directory().string() +
+             "` was saved without optimizer state (checkpoint.save_optim)",
+         "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint "
+         "starts from the weights alone");
+  const Which which = store.freezes() ? Which::adapters : Which::all;
+  check_shapes(reader, store, which, optimizer);
+  TrainState state = counters_of(json, file);
   store.before_load();
-  for (const auto& piece : store.parameter_shards()) {
-    if (!takes(which, *piece.parameter)) continue;
-    read_into(reader, piece.parameter->name(), piece, piece.values);
-    if (!optimizer || piece.buffer < 0) continue;
+  for (const auto& shard : store.parameter_shards()) {
+    if (!takes(which, *shard.parameter)) continue;
+    read_into(reader, shard.parameter->name(), shard, shard.values);
+    if (!optimizer || shard.buffer < 0) continue;
     for (const auto& s : optimizer->state())
-      read_into(reader, state_name(s.name, *piece.parameter), piece,
-                parallel::FlatStore::part(piece, piece.range, s.buffers));
+      read_into(reader, state_name(s.name, *shard.parameter), shard,
+                parallel::FlatStore::range_of(shard, shard.range, s.buffers));
   }
-  if (optimizer) optimizer->set_steps(number("optimizer_steps"));
+  if (optimizer) optimizer->set_steps(count_of(json, file, "optimizer_steps"));
   store.after_load();
   return state;
 }
@@ -336,8 +339,8 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
 void load_parameters(TensorSource& source, parallel::FlatStore& store, Which which) {
   check_shapes(source, store, which, nullptr);
   store.before_load();
-  for (const auto& piece : store.parameter_shards())
-    if (takes(which, *piece.parameter)) read_into(source, piece.parameter->name(), piece, piece.values);
+  for (const auto& shard : store.parameter_shards())
+    if (takes(which, *shard.parameter)) read_into(source, shard.parameter->name(), shard, shard.values);
   // What is kept in 4 bits is so as soon as it is read, one parameter at a time.
   std::vector<float> values;
   for (const auto& parameter : store.parameters()) {
@@ -354,7 +357,7 @@ std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const 
                                                       std::vector<std::string>& refused) {
   std::string found;
   int64_t step = 0;
-  comm::together(world.communicator(), "looking for checkpoints", [&] {
+  comm::run_collectively(world.communicator(), "looking for checkpoints", [&] {
     if (world.rank() != 0) return;
     const auto search = checkpoint::find_latest(root, checkpoint::Depth::content);
     for (const auto& bad : search.refused)

@@ -51,11 +51,11 @@ struct SavePlan {
   std::function<void()> before_commit;      // rank 0: what must be on the disk before the checkpoint is
 };
 
-// A part of a tensor of the state as a checkpoint names it.
+// A region of a tensor of the state as a checkpoint names it.
 struct StateTensor {
   std::string name;
   Shape shape;    // of the full tensor, over all ranks
-  Region where;   // this part of it
+  Region where;   // of this rank
   Tensor tensor;  // their values in that order, one dimension
 };
 
@@ -71,13 +71,13 @@ class StateWriter {
   // Collective: the ranks agree on a name that was never used before.
   StateWriter(comm::World& world, const SavePlan& plan, const TrainState& state,
               const optim::Optimizer& optimizer);
-  void add(const StateTensor& tensor);  // read from the device when its turn comes, in bounded pieces
+  void add(const StateTensor& tensor);  // read from the device when its turn comes, in bounded chunks
   void add(const StateTensor& tensor,
            std::span<const std::byte> bytes);  // valid until write_rank() has returned
-  std::string write_rank();                    // this rank's files; returns its list
+  std::string write_rank();                    // this rank's files; returns its manifest
   // Rank 0, after all ranks' write_rank(): makes the checkpoint appear, then deletes the checkpoints that
   // retention does not keep. A failure to delete does not undo the checkpoint; it is in problem().
-  std::filesystem::path commit(const std::vector<std::string>& parts);
+  std::filesystem::path commit(const std::vector<std::string>& manifests);
   void abandon() noexcept { writer_.abandon(); }
 
   int64_t step() const { return step_; }
@@ -102,7 +102,7 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
                                  const parallel::FlatStore& store, const optim::Optimizer& optimizer,
                                  std::string* problem = nullptr);
 
-// Collective. Reads this rank's parts of parameters, and with `optimizer` of its state, and the counters;
+// Collective. Reads this rank's regions of parameters, and with `optimizer` of its state, and the counters;
 // whichever layout wrote them. Where only adapters train, the others stay as they are. Shapes are checked
 // first: all differences at once.
 TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);

@@ -6,8 +6,8 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
-#include "comm/together.hpp"
 #include "train/trainer/device_setup.hpp"
 #include "train/trainer/model_setup.hpp"
 #include "train/trainer/schedule_setup.hpp"
@@ -181,12 +181,12 @@ void StepRunner::compute_again(const Gradients& first, StepTimers& timers, std::
   if (ranks.empty()) {
     event.text =
         "step " + step + " computed again gave the same bits: the data or the model, not the machine";
-    event.texts.push_back({"verdict", "data"});
+    event.texts.push_back({"cause", "data"});
     events.push_back(std::move(event));
     return;
   }
   event.text = "step " + step + " computed again gave other bits on rank " + ranks + ": the machine";
-  event.texts.insert(event.texts.end(), {{"verdict", "machine"}, {"ranks", ranks}});
+  event.texts.insert(event.texts.end(), {{"cause", "machine"}, {"ranks", ranks}});
   failure_anomalies_ = events;
   failure_anomalies_.push_back(event);
   fail(ErrorCode::rank_failure,

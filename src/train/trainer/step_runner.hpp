@@ -25,9 +25,9 @@ struct StepResult {
   double gradient_norm = 0;  // before clipping, of the mean loss
   double learning_rate = 0;
   int64_t loss_tokens = 0;  // of all ranks
-  // Elements of the gradients that are zero, over the whole model; with logger.log_num_zeros_in_grad.
+  // Elements of the gradients that are zero, over the full model; with logger.log_num_zeros_in_grad.
   std::optional<int64_t> num_zeros;
-  // L2 norm of the trained parameters of the whole model after the update; with logger.log_params_norm.
+  // L2 norm of the trained parameters of the full model after the update; with logger.log_params_norm.
   std::optional<double> params_norm;
   // The update was left out because of a spike or optimizer.grad_norm_skip_threshold.
   bool skipped = false;

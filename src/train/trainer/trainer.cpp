@@ -6,8 +6,8 @@
 #include "base/commit.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
-#include "comm/together.hpp"
 #include "kernels/table.hpp"
 #include "train/trainer/agreement.hpp"
 #include "train/trainer/checkpoint_root.hpp"
@@ -127,7 +127,7 @@ void Trainer::check_ranks_agree() {
 
 // Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank has.
 void Trainer::estimate_memory() {
-  comm::together(world_.communicator(), "planning the memory", [&] {
+  comm::run_collectively(world_.communicator(), "planning the memory", [&] {
     estimate_ = std::make_unique<StepEstimate>(estimate_step(config_, world_.rank(), world_.local_size()));
     check_fits(config_, *estimate_, world_.rank(), world_.local_size());
   });
@@ -210,7 +210,7 @@ void Trainer::check_skipped_update(const StepResult& result) {
   if (skips_in_a_row_ > config_.resilience.spike_window)
     fail(ErrorCode::failed,
          "step " + std::to_string(step()) + ": the update was skipped " + std::to_string(skips_in_a_row_) +
-             " times in a row, more than resilience.spike_window: this is no spike, nothing is learnt any "
+             " times in a row, more than resilience.spike_window: this is no spike, nothing is learned any "
              "more",
          "a lower optimizer.lr or a greater resilience.loss_spike_factor, from a checkpoint before it");
   if (!result.skipped || spike) return;

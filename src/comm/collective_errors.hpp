@@ -15,6 +15,6 @@ std::vector<std::string> gather_texts(Communicator& group, const std::string& mi
 
 // Runs `work` on this rank; throws on every rank when it failed on any: the error itself where it happened,
 // elsewhere ErrorCode::rank_failure naming the rank and its reason. Collective.
-void together(Communicator& group, const char* what, FunctionRef<void()> work);
+void run_collectively(Communicator& group, const char* what, FunctionRef<void()> work);
 
 }  // namespace capstan::comm

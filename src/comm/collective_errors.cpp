@@ -1,4 +1,4 @@
-#include "comm/together.hpp"
+#include "comm/collective_errors.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -22,7 +22,7 @@ std::vector<std::string> gather_texts(Communicator& group, const std::string& mi
   return texts;
 }
 
-void together(Communicator& group, const char* what, FunctionRef<void()> work) {
+void run_collectively(Communicator& group, const char* what, FunctionRef<void()> work) {
   std::exception_ptr error;
   std::string text;
   try {
