@@ -1,5 +1,5 @@
-// What the tests of the checkpoint module share: a directory that goes away, bytes of known values, the text of
-// an error.
+// What the tests of the checkpoint module share: a directory that goes away, bytes of known values, the text
+// of an error.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Models sharded over tensor-parallel ranks and into stages, against the full model on one rank. Runs with any
-// number of ranks.
+// Models sharded over tensor-parallel ranks and into stages, against the full model on one rank. Runs with
+// any number of ranks.
 #include <doctest/doctest.h>
 
 #include <map>

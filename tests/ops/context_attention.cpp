@@ -1,5 +1,5 @@
-// Run with 2, 3 and 4 ranks: attention of sequences that are sharded over the ranks equals attention of the full
-// sequences on one.
+// Run with 2, 3 and 4 ranks: attention of sequences that are sharded over the ranks equals attention of the
+// full sequences on one.
 #include "ops/context_attention.hpp"
 
 #include <doctest/doctest.h>

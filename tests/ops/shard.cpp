@@ -1,4 +1,5 @@
-// The sharding of parameters over tensor-parallel ranks: every slice is held, owned once, and where it should be.
+// The sharding of parameters over tensor-parallel ranks: every slice is held, owned once, and where it should
+// be.
 #include "ops/shard.hpp"
 
 #include <doctest/doctest.h>

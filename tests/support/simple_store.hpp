@@ -1,5 +1,5 @@
-// The simplest ParamStore, for tests: every parameter unsharded on one device, in the compute type, with an fp32
-// main copy, an fp32 gradient and Adam's moments.
+// The simplest ParamStore, for tests: every parameter unsharded on one device, in the compute type, with an
+// fp32 main copy, an fp32 gradient and Adam's moments.
 #pragma once
 
 #include <limits>

@@ -108,8 +108,8 @@ TEST_CASE(
         FailingDisk disk(mode, n);
         Report sink;
         const std::string error = train_in(root.path() / "run", config, false, &disk, &sink);
-        // Nothing is hidden: a save that failed was reported, or it ended the run because it was the last. (The
-        // last operations of all delete, which needs no space.)
+        // Nothing is hidden: a save that failed was reported, or it ended the run because it was the last.
+        // (The last operations of all delete, which needs no space.)
         const bool space = mode == FailingDisk::Mode::full && n > total - 16;
         REQUIRE((holds(error, "injected") || !sink.warnings.empty() || space));
         check_resume(root.path() / "run", config);
@@ -138,8 +138,8 @@ TEST_CASE("the power fails at every operation of every save, unsynced writes are
           if (entry.path().filename() != "checkpoints") fs::copy(entry.path(), after);
         disk.materialise(after / "checkpoints", random);
         const auto search = checkpoint::find_latest(after / "checkpoints", Depth::content);
-        REQUIRE((search.found ? search.found->step : 0) >=
-                2 * reported);  // what was reported as saved is there
+        // What was reported as saved is there.
+        REQUIRE((search.found ? search.found->step : 0) >= 2 * reported);
         check_resume(after, config);
       }
     }

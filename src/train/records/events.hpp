@@ -17,8 +17,8 @@ struct Scalar {
   double value = 0;  // stored as float; NaN and infinities too
 };
 
-// One event file. Appends complete records with one write each, so that a reader that follows the file sees no
-// half event unless the process dies within a write, which readers tolerate.
+// One event file. Appends complete records with one write each, so that a reader that follows the file sees
+// no half event unless the process dies within a write, which readers tolerate.
 class EventsWriter {
  public:
   // Creates DIRECTORY/events.out.tfevents.<seconds>.<host>.<pid>.<n>; a resumed run writes another file

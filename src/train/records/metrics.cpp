@@ -159,7 +159,8 @@ int64_t truncate_after_step(const fs::path& path, int64_t step) {
   const bool done = fd >= 0 && ::ftruncate(fd, static_cast<off_t>(keep)) == 0 && ::fsync(fd) == 0;
   const int error_number = errno;
   if (fd >= 0) ::close(fd);
-  if (!done) fail(ErrorCode::io, "cannot truncate `" + path.string() + "`: " + system_error_text(error_number));
+  if (!done)
+    fail(ErrorCode::io, "cannot truncate `" + path.string() + "`: " + system_error_text(error_number));
   return removed;
 }
 
