@@ -46,8 +46,8 @@ REGISTER_LISTENER("end_together", 1, EndTogether);
 
 // Some of another world's ranks, those of the same color. Collective over that world.
 struct PartWorld final : comm::World {
-  PartWorld(comm::World& world, int color)
-      : real(world), part(world.communicator().split(color, world.rank(), "world")) {}
+  PartWorld(comm::World& all, int color)
+      : real(all), part(all.communicator().split(color, all.rank(), "world")) {}
   comm::World& real;
   std::unique_ptr<comm::Communicator> part;
   comm::Communicator& communicator() override { return *part; }
