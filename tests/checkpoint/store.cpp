@@ -232,7 +232,7 @@ TEST_CASE("a commit refuses rank manifests that do not cover the tensors") {
               "tensor \"w\" of shape [8]: element [3] is in 2 regions"));
   CHECK(holds(attempt({{0}, {4}}, {{0}, {4}}, as_is), "element [0] is in 2 regions"));
   const Region low{{0}, {4}}, high{{4}, {4}};
-  CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts.pop_back(); }), "rank 1 sent no list"));
+  CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts.pop_back(); }), "rank 1 sent no manifest"));
   CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts[1] = parts[0]; }),
               "does not belong to this save"));
   CHECK(holds(attempt(low, high, [](auto& parts, auto&) { parts[1] = "{"; }), "bad JSON"));

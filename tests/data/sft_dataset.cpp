@@ -379,7 +379,7 @@ TEST_CASE("inspection shows what is learned") {
   const auto report = inspect_sft(*build_sft_datasets(options)[0], *options.tokenizer, 3, 512);
   REQUIRE(report.shown.size() == 1);
   const std::string plain = to_text_report(report, false);
-  CHECK(plain.find("row 0: 1 document, 10 of 32 places, 7 learned") != std::string::npos);
+  CHECK(plain.find("row 0: 1 document, 10 of 32 positions, 7 learned") != std::string::npos);
   CHECK(plain.find("a.jsonl:1, 11 tokens, 7 learned\nsay ⟦hi\\x1b[2J<|endoftext|>⟧\n") != std::string::npos);
   CHECK(to_text_report(report, true).find("say \x1b[32mhi\\x1b[2J<|endoftext|>\x1b[0m") != std::string::npos);
   const auto json = nlohmann::json::parse(to_json_report(report));
