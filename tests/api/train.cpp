@@ -113,9 +113,9 @@ TEST_CASE("train, go on, generate, and the loss of a text") {
   throwing.on_token = [](int32_t, const std::string&) -> bool { throw std::runtime_error("enough"); };
   CHECK_THROWS_AS(model.generate("ab", throwing), std::runtime_error);
   watched.on_token = [count = 0](int32_t, const std::string&) mutable { return ++count < 4; };
-  const Generated stopped = model.generate("ab", watched);
-  CHECK(stopped.stopped);
-  CHECK(stopped.ids == std::vector<int32_t>(first.ids.begin(), first.ids.begin() + 4));
+  const Generated first_tokens = model.generate("ab", watched);
+  CHECK(first_tokens.stopped);
+  CHECK(first_tokens.ids == std::vector<int32_t>(first.ids.begin(), first.ids.begin() + 4));
 
   const std::vector<int32_t> prompt = model.encode("ab");
   CHECK(prompt == std::vector<int32_t>{'a', 'b'});

@@ -31,7 +31,8 @@ class Library {
   struct Entry {
     // file: empty for an embedded one.
     std::string name, description, file;
-    // Of a method: the presets of `model` for which it, or a recipe that it extends, has an entry in `models`.
+    // Of a method: the presets of `model` for which it, or a recipe that it extends, has an entry in
+    // `models`.
     std::vector<std::string> models;
     // Of MODEL-METHOD, the short name of a method with a model.
     std::string method;
