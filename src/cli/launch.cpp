@@ -150,52 +150,95 @@ std::vector<std::string> without_nproc(const std::vector<std::string>& command) 
   return rest;
 }
 
-int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
-  g_signals = saves_on_signal ? 0 : 1;
-  if (ranks < 1 || ranks > kMostRanks)
-    fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMostRanks));
-  if (const auto launched = comm::launched_as(); !launched.source.empty()) {
-    if (launched.rank > 0) throw Exit{exit_code_of(ErrorCode::usage)};  // rank 0 reports it
-    fail(ErrorCode::usage, "`--nproc` inside a world that " + launched.source + " has launched",
-         "leave `--nproc` out: this process is rank " + std::to_string(launched.rank) + " of " +
-             std::to_string(launched.size));
-  }
+namespace {
 
+std::vector<std::string> mpirun_command(const Context& context, int64_t ranks) {
   // Binding is left to the ranks' own thread pools: by default mpirun would pin each of two ranks to one
   // core.
-  std::vector<std::string> arguments = {find_program("mpirun"), "-q",        "-n",  std::to_string(ranks),
-                                        "--oversubscribe",      "--bind-to", "none"};
-  if (::geteuid() == 0) arguments.emplace_back("--allow-run-as-root");
-  arguments.push_back(own_path());
-  for (std::string& word : without_nproc(context.command_line)) arguments.push_back(std::move(word));
+  std::vector<std::string> words = {find_program("mpirun"), "-q",        "-n",  std::to_string(ranks),
+                                    "--oversubscribe",      "--bind-to", "none"};
+  if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
+  words.push_back(own_path());
+  for (std::string& word : without_nproc(context.command_line)) words.push_back(std::move(word));
+  return words;
+}
 
-  // A directory of its own makes the name of the file unique.
-  std::string directory = (std::filesystem::temp_directory_path() / "capstan-XXXXXX").string();
-  if (directory.size() + 6 > g_stop_file.size() || !::mkdtemp(directory.data()))
-    fail(ErrorCode::io, "cannot create a directory in `" + std::filesystem::temp_directory_path().string() +
-                            "`: " + system_error_text(errno));
-  struct Remove {
-    const std::string& path;
-    ~Remove() {
-      std::error_code ignored;
-      std::filesystem::remove_all(path, ignored);
+// What the parent and the ranks share while they run, and what is removed after them.
+class LaunchFiles {
+ public:
+  explicit LaunchFiles(int64_t ranks)
+      : directory_((std::filesystem::temp_directory_path() / "capstan-XXXXXX").string()) {
+    // A directory of its own makes the name of the file unique.
+    if (directory_.size() + 6 > g_stop_file.size() || !::mkdtemp(directory_.data()))
+      fail(ErrorCode::io, "cannot create a directory in `" + std::filesystem::temp_directory_path().string() +
+                              "`: " + system_error_text(errno));
+    const std::string stop = stop_file();
+    std::copy(stop.begin(), stop.end(), g_stop_file.begin());
+    try {
+      status_table_ = comm::RankStatusTable::create(static_cast<int>(ranks), true);
+    } catch (...) {
+      remove_directory();
+      throw;
     }
-  } const remove{directory};
-  const std::string stop_file = directory + "/stop";
-  std::copy(stop_file.begin(), stop_file.end(), g_stop_file.begin());
+    removal_ = remove_after_launch(directory_, status_table_->path());
+    g_slots = &status_table_->slot(0);
+    g_ranks = ranks;
+  }
+  ~LaunchFiles() {
+    g_ranks = 0;
+    status_table_->unlink();
+    remove_directory();
+  }
+  LaunchFiles(const LaunchFiles&) = delete;
+  LaunchFiles& operator=(const LaunchFiles&) = delete;
 
-  const auto status_table = comm::RankStatusTable::create(static_cast<int>(ranks), true);
-  struct Unlink {
-    comm::RankStatusTable& status_table;
-    ~Unlink() {
-      g_ranks = 0;
-      status_table.unlink();
-    }
-  } const unlink{*status_table};
-  const int removal = remove_after_launch(directory, status_table->path());
-  g_slots = &status_table->slot(0);
-  g_ranks = ranks;
+  std::string stop_file() const { return directory_ + "/stop"; }
+  comm::RankStatusTable& status_table() { return *status_table_; }
+  // In the child, for mpirun and the ranks.
+  void export_to_ranks() const {
+    if (removal_ >= 0) ::fcntl(removal_, F_SETFD, 0);  // mpirun keeps it open
+    ::setenv("CAPSTAN_STOP_FILE", stop_file().c_str(), 1);
+    // Open MPI leaves its session directories when a rank dies: they are removed with this directory.
+    ::setenv("OMPI_MCA_orte_tmpdir_base", directory_.c_str(), 0);
+    ::setenv("PRTE_MCA_prte_tmpdir_base", directory_.c_str(), 0);
+    ::setenv(comm::kStatusTableVariable, status_table_->path().c_str(), 1);
+  }
 
+ private:
+  void remove_directory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+
+  std::string directory_;
+  std::unique_ptr<comm::RankStatusTable> status_table_;
+  int removal_ = -1;
+};
+
+// In the child: becomes mpirun.
+[[noreturn]] void execute_mpirun(const LaunchFiles& files, const std::string& given, pid_t parent,
+                                 char* const* argv, const sigset_t& signals) {
+  // A group of its own: ctrl-C reaches the parent alone, which asks for a save instead of letting mpirun
+  // end the ranks.
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(4);
+  const int null = ::open("/dev/null", O_RDONLY);
+  if (null >= 0) ::dup2(null, STDIN_FILENO);
+  files.export_to_ranks();
+  ::setenv("CAPSTAN_PARENT", given.c_str(), 1);
+  if (g_terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
+  struct sigaction standard {};
+  standard.sa_handler = SIG_DFL;
+  ::sigaction(SIGINT, &standard, nullptr);
+  ::sigaction(SIGTERM, &standard, nullptr);
+  sigprocmask(SIG_SETMASK, &signals, nullptr);
+  ::execv(argv[0], argv);
+  ::_exit(127);
+}
+
+// Returns mpirun's exit status as wait() gives it.
+int run_mpirun(const Context& context, const LaunchFiles& files, std::vector<std::string> words) {
   struct sigaction action {};
   action.sa_handler = on_stop_signal;
   sigemptyset(&action.sa_mask);
@@ -209,37 +252,14 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   ::sigaction(SIGTERM, &action, nullptr);
 
   std::vector<char*> argv;
-  for (std::string& word : arguments) argv.push_back(word.data());
+  for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   const std::string given = join(context.command_line, std::string(1, kWordSeparator));
   const pid_t parent = ::getpid();
   g_terminal = is_terminal(STDERR_FILENO);
   const pid_t child = ::fork();
   if (child < 0) fail(ErrorCode::io, "cannot start mpirun: " + system_error_text(errno));
-  if (child == 0) {
-    // A group of its own: ctrl-C reaches the parent alone, which asks for a save instead of letting mpirun
-    // end the ranks.
-    ::setpgid(0, 0);
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != parent) ::_exit(4);
-    const int null = ::open("/dev/null", O_RDONLY);
-    if (null >= 0) ::dup2(null, STDIN_FILENO);
-    if (removal >= 0) ::fcntl(removal, F_SETFD, 0);  // mpirun keeps it open
-    ::setenv("CAPSTAN_PARENT", given.c_str(), 1);
-    ::setenv("CAPSTAN_STOP_FILE", stop_file.c_str(), 1);
-    // Open MPI leaves its session directories when a rank dies: they are removed with this directory.
-    ::setenv("OMPI_MCA_orte_tmpdir_base", directory.c_str(), 0);
-    ::setenv("PRTE_MCA_prte_tmpdir_base", directory.c_str(), 0);
-    ::setenv(comm::kStatusTableVariable, status_table->path().c_str(), 1);
-    if (g_terminal) ::setenv("CAPSTAN_PARENT_TERMINAL", "1", 1);
-    struct sigaction standard {};
-    standard.sa_handler = SIG_DFL;
-    ::sigaction(SIGINT, &standard, nullptr);
-    ::sigaction(SIGTERM, &standard, nullptr);
-    sigprocmask(SIG_SETMASK, &before, nullptr);
-    ::execv(argv[0], argv.data());
-    ::_exit(127);
-  }
+  if (child == 0) execute_mpirun(files, given, parent, argv.data(), before);
   g_launcher = child;
   sigprocmask(SIG_SETMASK, &before, nullptr);
 
@@ -247,12 +267,30 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   while (::waitpid(child, &status, 0) < 0)
     if (errno != EINTR) fail(ErrorCode::io, "cannot wait for mpirun: " + system_error_text(errno));
   g_launcher = 0;
+  return status;
+}
+
+}  // namespace
+
+int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
+  g_signals = saves_on_signal ? 0 : 1;
+  if (ranks < 1 || ranks > kMostRanks)
+    fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMostRanks));
+  if (const auto launched = comm::launched_as(); !launched.source.empty()) {
+    if (launched.rank > 0) throw Exit{exit_code_of(ErrorCode::usage)};  // rank 0 reports it
+    fail(ErrorCode::usage, "`--nproc` inside a world that " + launched.source + " has launched",
+         "leave `--nproc` out: this process is rank " + std::to_string(launched.rank) + " of " +
+             std::to_string(launched.size));
+  }
+  std::vector<std::string> words = mpirun_command(context, ranks);
+  LaunchFiles files(ranks);
+  const int status = run_mpirun(context, files, std::move(words));
 
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (code == 127) fail(ErrorCode::failed, "mpirun did not start");
   // mpirun exits with 1 after SIGTERM.
   if (g_signals > 1 && code != 0 && code != 75) return 128 + static_cast<int>(g_first_signal);
-  if (auto failure = status_table->report(); failure && !WIFSIGNALED(status)) {
+  if (auto failure = files.status_table().report(); failure && !WIFSIGNALED(status)) {
     if (code >= 128) failure->in("it was ended by signal " + std::to_string(code - 128));
     return report(*failure, context.command_line, {context.messages, context.color_err});
   }

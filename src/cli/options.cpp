@@ -181,23 +181,49 @@ static std::vector<std::string> without_choices(const std::vector<Option>& table
   return words;
 }
 
-Arguments parse_arguments(const Command& command, const std::vector<std::string>& tokens) {
-  const std::vector<Option> table = table_of(command);
+// Parses the arguments of one command and collects what is wrong with them.
+class ArgumentParser {
+ public:
+  explicit ArgumentParser(const Command& command) : command_(command), table_(table_of(command)) {
+    for (const Option& option : table_) names_.emplace_back(option.name);
+  }
+  void parse(const std::vector<std::string>& tokens);
+  void check_words();
+  // One error with all problems, if there are any.
+  void report() const;
+
+  Arguments arguments;
+
+ private:
+  po::parsed_options parse_with_library(const std::vector<std::string>& words) const;
+  bool add_unknown(const std::string& token, const std::string* next);
+  void add_word(const std::string& word);
+  void add_option(const Option& option, const std::string& spelled, std::string value);
+  void check_repeated(const Option& option, const std::string& value);
+  std::string help_for_word(const std::string& word) const;
+  void problem(std::string text, std::string help) {
+    problems_.push_back(std::move(text));
+    helps_.push_back(std::move(help));
+  }
+
+  const Command& command_;
+  std::vector<Option> table_;
+  std::vector<std::string> names_;
+  std::deque<std::string> choices_;  // of flags that may have one, in their order
+  std::vector<std::string> problems_, helps_;
+};
+
+po::parsed_options ArgumentParser::parse_with_library(const std::vector<std::string>& words) const {
   po::options_description description;
-  std::vector<std::string> names;
-  for (const Option& option : table) {
-    names.emplace_back(option.name);
+  for (const Option& option : table_) {
     std::string spelled(option.name);
     if (option.letter) spelled += std::string(",") + option.letter;
     description.add(boost::shared_ptr<po::option_description>(
         new po::option_description(spelled.c_str(), new po::untyped_value(option.argument.empty()), "")));
   }
-  std::deque<std::string> choices;  // of flags that may have one, in their order
-  const std::vector<std::string> words = without_choices(table, tokens, choices);
-  po::parsed_options parsed(nullptr);
   try {
     const int style = po::command_line_style::default_style & ~po::command_line_style::allow_guessing;
-    parsed = po::command_line_parser(words).options(description).style(style).allow_unregistered().run();
+    return po::command_line_parser(words).options(description).style(style).allow_unregistered().run();
   } catch (const po::invalid_command_line_syntax& error) {
     const std::string& name = error.get_option_name();
     if (error.kind() == po::invalid_syntax::empty_adjacent_parameter)
@@ -209,122 +235,136 @@ Arguments parse_arguments(const Command& command, const std::vector<std::string>
   } catch (const po::error& error) {
     fail(ErrorCode::usage, error.what());
   }
+}
 
-  Arguments arguments;
-  std::vector<std::string> problems, helps;
-  const auto unknown = [&](const std::string& token, const std::string* next) {
-    if (const std::string field = as_override(token, next, names); !field.empty()) {
-      problems.push_back("`" + token + "` is not a flag");
-      helps.push_back((command.overrides ? "overrides have no dashes: write `"
-                                         : "overrides have no dashes, and this command takes none: `") +
-                      field + "`");
-      return;
-    }
-    problems.push_back("unknown flag `" + token.substr(0, token.find('=')) + "`");
-    const std::string bare =
-        token.substr(token.find_first_not_of('-') == std::string::npos ? 0 : token.find_first_not_of('-'));
-    helps.push_back(token.starts_with("--") ? did_you_mean(bare.substr(0, bare.find('=')), names, "--")
-                                            : std::string());
+// Whether the next word is its value: `--model.layers 4`.
+bool ArgumentParser::add_unknown(const std::string& token, const std::string* next) {
+  const std::string bare = token.substr(std::min(token.find_first_not_of('-'), token.size()));
+  const std::string field = as_override(token, next, names_);
+  if (!field.empty())
+    problem("`" + token + "` is not a flag",
+            (command_.overrides ? "overrides have no dashes: write `"
+                                : "overrides have no dashes, and this command takes none: `") +
+                field + "`");
+  else
+    problem("unknown flag `" + token.substr(0, token.find('=')) + "`",
+            token.starts_with("--") ? did_you_mean(bare.substr(0, bare.find('=')), names_, "--") : "");
+  if (!next || token.find('=') != std::string::npos) return false;
+  const auto near = near_matches(bare, names_, 1);
+  return !field.empty() ||
+         (!near.empty() && std::any_of(table_.begin(), table_.end(), [&](const Option& option) {
+           return option.name == near[0] && !option.argument.empty();
+         }));
+}
+
+void ArgumentParser::add_word(const std::string& word) {
+  if (command_.overrides && is_override_word(word))
+    arguments.overrides_.push_back(config::Override::token(word));
+  else
+    arguments.words_.push_back(word);
+}
+
+// The earlier value would be ignored silently. Of the global flags the last one holds, for aliases and
+// wrappers.
+void ArgumentParser::check_repeated(const Option& option, const std::string& value) {
+  const bool of_command = std::any_of(command_.options.begin(), command_.options.end(),
+                                      [&](const Option& o) { return o.name == option.name; });
+  const auto earlier = arguments.value(option.name);
+  if (!of_command || option.argument.empty() || option.repeats || !earlier || *earlier == value) return;
+  const std::string flag = "--" + std::string(option.name);
+  problem(
+      "`" + flag + "` is given twice: `" + *earlier + "` and `" + value + "`",
+      option.argument.ends_with(",…") ? "one list: " + flag + " " + *earlier + "," + value : "leave one out");
+}
+
+void ArgumentParser::add_option(const Option& option, const std::string& spelled, std::string value) {
+  if (option.argument.empty() && !option.choices.empty() && !choices_.empty()) {
+    value = choices_.front();
+    choices_.pop_front();
+  }
+  const auto known = split(option.choices, ' ');
+  const bool plain_flag = option.argument.empty() && value.empty();
+  if (!plain_flag && !option.choices.empty() && std::find(known.begin(), known.end(), value) == known.end())
+    problem("`--" + std::string(option.name) + "` does not know `" + value + "`",
+            "one of: " + join(std::vector<std::string>(known.begin(), known.end()), ", "));
+  check_repeated(option, value);
+  // The spelling of a flag distinguishes -h from --help.
+  arguments.values_.emplace_back(option.name, plain_flag ? spelled : value);
+  if (!command_.overrides) return;
+  using Kind = config::Override::Kind;
+  if (option.name == "file") arguments.overrides_.push_back(config::Override::file(value));
+  if (option.name == "set") arguments.overrides_.push_back({Kind::set, value});
+  if (option.name == "append") arguments.overrides_.push_back({Kind::append, value});
+  if (option.name == "unset") arguments.overrides_.push_back({Kind::unset, value});
+}
+
+void ArgumentParser::parse(const std::vector<std::string>& tokens) {
+  const po::parsed_options parsed = parse_with_library(without_choices(table_, tokens, choices_));
+  const auto first = [](const std::vector<std::string>& texts) {
+    return texts.empty() ? std::string() : texts.front();
   };
-
-  std::string skip_value_of_unknown;  // `--model.layers 4`: the 4 belongs to it
   for (size_t i = 0; i < parsed.options.size(); ++i) {
     const auto& option = parsed.options[i];
-    const std::string first = option.original_tokens.empty() ? std::string() : option.original_tokens.front();
+    const std::string spelled = first(option.original_tokens);
     if (option.unregistered) {
-      const bool word_follows = i + 1 < parsed.options.size() && parsed.options[i + 1].position_key >= 0;
-      const std::string* next = word_follows && !parsed.options[i + 1].value.empty()
-                                    ? &parsed.options[i + 1].value.front()
-                                    : nullptr;
-      const std::string field = as_override(first, next, names);
-      unknown(first, next);
-      const auto near =
-          near_matches(first.substr(std::min(first.find_first_not_of('-'), first.size())), names, 1);
-      const bool takes_value =
-          !field.empty() || (!near.empty() && std::any_of(table.begin(), table.end(), [&](const Option& o) {
-            return o.name == near[0] && !o.argument.empty();
-          }));
-      if (next && takes_value && first.find('=') == std::string::npos) ++i;
-      continue;
-    }
-    if (option.position_key >= 0) {
-      const std::string word = option.value.empty() ? std::string() : option.value.front();
-      if (command.overrides && is_override_word(word))
-        arguments.overrides_.push_back(config::Override::token(word));
-      else
-        arguments.words_.push_back(word);
-      continue;
-    }
-    const auto entry = std::find_if(table.begin(), table.end(),
-                                    [&](const Option& o) { return o.name == option.string_key; });
-    CAPSTAN_ASSERT(entry != table.end(), option.string_key);
-    std::string value = option.value.empty() ? std::string() : option.value.front();
-    if (entry->argument.empty() && !entry->choices.empty() && !choices.empty()) {
-      value = choices.front();
-      choices.pop_front();
-    }
-    const auto known = split(entry->choices, ' ');
-    const bool plain_flag = entry->argument.empty() && value.empty();
-    if (!plain_flag && !entry->choices.empty() &&
-        std::find(known.begin(), known.end(), value) == known.end()) {
-      problems.push_back("`--" + std::string(entry->name) + "` does not know `" + value + "`");
-      helps.push_back("one of: " + join(std::vector<std::string>(known.begin(), known.end()), ", "));
-    }
-    // The earlier value would be ignored silently. Of the global flags the last one holds, for aliases and
-    // wrappers.
-    const bool of_command = std::any_of(command.options.begin(), command.options.end(),
-                                        [&](const Option& o) { return o.name == entry->name; });
-    const auto earlier = arguments.value(entry->name);
-    if (of_command && !entry->argument.empty() && !entry->repeats && earlier && *earlier != value) {
-      problems.push_back("`--" + std::string(entry->name) + "` is given twice: `" + *earlier + "` and `" +
-                         value + "`");
-      helps.push_back(entry->argument.ends_with(",…")
-                          ? "one list: --" + std::string(entry->name) + " " + *earlier + "," + value
-                          : std::string("leave one out"));
-    }
-    // The spelling of a flag distinguishes -h from --help.
-    arguments.values_.emplace_back(entry->name, entry->argument.empty() && value.empty() ? first : value);
-    if (!command.overrides) continue;
-    using Kind = config::Override::Kind;
-    if (entry->name == "file") arguments.overrides_.push_back(config::Override::file(value));
-    if (entry->name == "set") arguments.overrides_.push_back({Kind::set, value});
-    if (entry->name == "append") arguments.overrides_.push_back({Kind::append, value});
-    if (entry->name == "unset") arguments.overrides_.push_back({Kind::unset, value});
-  }
-  if (!arguments.has("help")) {
-    for (size_t i = command.max_words; i < arguments.words_.size(); ++i) {
-      const std::string& word = arguments.words_[i];
-      std::error_code ignored;
-      problems.push_back("unexpected argument `" + word + "`");
-      const bool next_is_equal = std::any_of(arguments.overrides_.begin(), arguments.overrides_.end(),
-                                             [](const auto& o) { return o.text.starts_with("="); });
-      if (command.overrides && next_is_equal) {
-        const bool last = i + 1 == arguments.words_.size();
-        helps.push_back("write `" + word + "=" + (last ? "VALUE" : arguments.words_[i + 1]) +
-                        "` without blanks");
-        break;
-      }
-      if (command.overrides && std::filesystem::is_regular_file(word, ignored)) {
-        helps.push_back("to merge this file into the recipe write `@" + word + "`");
-      } else if (command.overrides && config::schema().find_spelling(word)) {
-        helps.push_back("to change the field write `" + word + "=VALUE`");
-      } else if (command.overrides) {
-        helps.push_back("an override is written `section.field=value`");
-      } else {
-        helps.emplace_back();
-      }
+      const bool word_follows = i + 1 < parsed.options.size() && parsed.options[i + 1].position_key >= 0 &&
+                                !parsed.options[i + 1].value.empty();
+      if (add_unknown(spelled, word_follows ? &parsed.options[i + 1].value.front() : nullptr)) ++i;
+    } else if (option.position_key >= 0) {
+      add_word(first(option.value));
+    } else {
+      const auto entry = std::find_if(table_.begin(), table_.end(),
+                                      [&](const Option& o) { return o.name == option.string_key; });
+      CAPSTAN_ASSERT(entry != table_.end(), option.string_key);
+      add_option(*entry, spelled, first(option.value));
     }
   }
-  if (!problems.empty()) {
-    std::string message = problems[0];
-    if (!helps[0].empty() && problems.size() > 1) message += " (" + helps[0] + ")";
-    for (size_t i = 1; i < problems.size(); ++i)
-      message += "\n  and " + problems[i] + (helps[i].empty() ? "" : " (" + helps[i] + ")");
-    std::string help = problems.size() == 1 ? helps[0] : std::string();
-    if (help.empty()) help = "`capstan " + std::string(command.name) + " --help` lists the flags";
-    fail(ErrorCode::usage, message, help);
+}
+
+std::string ArgumentParser::help_for_word(const std::string& word) const {
+  std::error_code ignored;
+  if (!command_.overrides) return {};
+  if (std::filesystem::is_regular_file(word, ignored))
+    return "to merge this file into the recipe write `@" + word + "`";
+  if (config::schema().find_spelling(word)) return "to change the field write `" + word + "=VALUE`";
+  return "an override is written `section.field=value`";
+}
+
+void ArgumentParser::check_words() {
+  if (arguments.has("help")) return;
+  const bool equal_sign_apart =
+      command_.overrides && std::any_of(arguments.overrides_.begin(), arguments.overrides_.end(),
+                                        [](const auto& o) { return o.text.starts_with("="); });
+  const auto& words = arguments.words_;
+  for (size_t i = command_.max_words; i < words.size(); ++i) {
+    const std::string text = "unexpected argument `" + words[i] + "`";
+    if (equal_sign_apart) {
+      const std::string value = i + 1 == words.size() ? "VALUE" : words[i + 1];
+      problem(text, "write `" + words[i] + "=" + value + "` without blanks");
+      return;
+    }
+    problem(text, help_for_word(words[i]));
   }
-  return arguments;
+}
+
+void ArgumentParser::report() const {
+  if (problems_.empty()) return;
+  const bool one = problems_.size() == 1;
+  std::string message;
+  for (size_t i = 0; i < problems_.size(); ++i)
+    message +=
+        (i > 0 ? "\n  and " : "") + problems_[i] + (one || helps_[i].empty() ? "" : " (" + helps_[i] + ")");
+  fail(ErrorCode::usage, message,
+       one && !helps_[0].empty() ? helps_[0]
+                                 : "`capstan " + std::string(command_.name) + " --help` lists the flags");
+}
+
+Arguments parse_arguments(const Command& command, const std::vector<std::string>& tokens) {
+  ArgumentParser parser(command);
+  parser.parse(tokens);
+  parser.check_words();
+  parser.report();
+  return parser.arguments;
 }
 
 std::optional<size_t> find_command_word(const std::vector<std::string>& tokens) {

@@ -65,7 +65,7 @@ class Arguments {
   const std::vector<config::Override>& overrides() const { return overrides_; }
 
  private:
-  friend Arguments parse_arguments(const Command& command, const std::vector<std::string>& tokens);
+  friend class ArgumentParser;
   std::vector<std::pair<std::string_view, std::string>> values_;
   std::vector<std::string> words_;
   std::vector<config::Override> overrides_;

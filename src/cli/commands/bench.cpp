@@ -1,6 +1,6 @@
 // capstan bench
-#include <array>
-#include <cstdio>
+#include <algorithm>
+#include <memory>
 
 #include "base/error.hpp"
 #include "base/json.hpp"
@@ -20,11 +20,6 @@ namespace capstan::cli {
 
 namespace {
 
-// Prints text while measuring, unless --json prints one object at the end.
-void put_unless_json(const Arguments& args, const std::string& text) {
-  if (!args.has("json")) put(text);
-}
-
 OrderedJson memory_json(const MemoryUse& use) {
   OrderedJson object;
   for (size_t category = 0; category < kMemoryCategories; ++category)
@@ -35,141 +30,173 @@ OrderedJson memory_json(const MemoryUse& use) {
   return object;
 }
 
-int run_bench(Context& context) {
-  const Arguments& args = context.args;
-  const double seconds = args.number("seconds", 0.01, 60).value_or(0.2);
-  const std::vector<std::string>& names = args.words();
-  const auto wanted = [&](std::string_view name) {
-    if (names.empty()) return true;
-    for (const std::string& given : names)
-      if (name.find(given) != std::string_view::npos) return true;
-    return false;
-  };
-  const bool any_kernel = names.empty() || !(names.size() == 1 && names[0] == "step");
+// The parts of the program, each with its rows in the JSON object and its text.
+class Bench {
+ public:
+  Bench(Context& context, const config::Resolution& resolution);
+  void measure_machine();
+  void measure_kernels();
+  void measure_training_step();
+  bool wanted(std::string_view name) const;
+  const OrderedJson& json() const { return json_; }
 
-  const auto recipe = args.value("recipe");
+ private:
+  void add_product(const kernels::ProductShape& shape, Table& table);
+  std::string phases_text(const StepMeasurement& step);
+  std::string operations_text(const StepMeasurement& step);
+  // Not with --json, which prints one object at the end.
+  void print(const std::string& text) const {
+    if (!args_.has("json")) put(text);
+    flush_output();
+  }
+
+  const Arguments& args_;
+  const config::Resolution& resolution_;
+  double seconds_;  // for each kernel
+  Progress progress_;
+  std::unique_ptr<Device> device_;
+  double gemm_ = 0, step_gemm_ = 0;  // GFLOP/s in fp32, and in the compute type of the step
+  double copy_ = 0;                  // GB/s
+  OrderedJson json_ = {{"schema", "capstan.bench/1"}};
+};
+
+Bench::Bench(Context& context, const config::Resolution& resolution)
+    : args_(context.args),
+      resolution_(resolution),
+      seconds_(args_.number("seconds", 0.01, 60).value_or(0.2)),
+      progress_(!context.quiet() && !args_.has("json"), context.color_err),
+      device_(train::make_device(resolution.config.train.device, resolution.config.train.threads.value_or(0),
+                                 1)) {}
+
+bool Bench::wanted(std::string_view name) const {
+  const auto& names = args_.words();
+  return names.empty() || std::any_of(names.begin(), names.end(), [&](const std::string& given) {
+           return name.find(given) != std::string_view::npos;
+         });
+}
+
+void Bench::measure_machine() {
+  const auto features = kernels::cpu_features();
+  json_["machine"] = {{"cores", available_cores()},
+                      {"threads", device_->context().pool->size()},
+                      {"instruction_set", features.instruction_set},
+                      {"native_bf16", features.native_bf16_gemm}};
+  print("machine: " + std::to_string(available_cores()) + " cores, " + std::string(features.instruction_set) +
+        (features.native_bf16_gemm ? ", native bf16 GEMM" : ", bf16 GEMM computed in fp32") + "\n");
+  gemm_ = kernels::roof_gemm_gflops(*device_);
+  const DType type = kernels::product_type(train::compute_type(resolution_.config.mixed_precision));
+  step_gemm_ = type == DType::f32 ? gemm_ : kernels::roof_gemm_gflops(*device_, type);
+  copy_ = kernels::measured_copy_gbps(*device_);
+  json_["gemm_gflops"] = gemm_;
+  json_["step_gemm_gflops"] = step_gemm_;
+  json_["copy_gbps"] = copy_;
+  json_["kernels"] = OrderedJson::array();
+  print("gemm:    " + fixed(gemm_, 1) + " GFLOP/s fp32 (peak: the best of this program and oneDNN)" +
+        (type == DType::bf16 ? ", " + fixed(step_gemm_, 1) + " GFLOP/s bf16" : "") +
+        "\ncopy:    " + fixed(copy_, 1) + " GB/s read and written\n");
+}
+
+void Bench::add_product(const kernels::ProductShape& shape, Table& table) {
+  const double rate = kernels::product_gflops(*device_, shape, DType::f32, seconds_);
+  const double onednn = kernels::onednn_product_gflops(shape, device_->context().pool->size(), seconds_);
+  json_["kernels"].push_back({{"name", shape.name},
+                              {"rate", rate},
+                              {"unit", "GFLOP/s"},
+                              {"fraction_of_peak", rate / gemm_},
+                              {"onednn_rate", onednn}});
+  table.add({shape.name, fixed(rate, 1) + " GFLOP/s", fixed(100 * rate / gemm_, 0) + "%",
+             "oneDNN " + fixed(onednn, 1)});
+}
+
+void Bench::measure_kernels() {
+  progress_.status("measuring kernels");
+  Table table;
+  for (const kernels::ProductShape& shape : kernels::product_shapes())
+    if (wanted(shape.name)) add_product(shape, table);
+  for (const kernels::KernelRate& kernel : kernels::measure_kernels(*device_, gemm_, copy_, seconds_)) {
+    if (!wanted(kernel.name)) continue;
+    const char* unit = kernel.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s";
+    json_["kernels"].push_back(
+        {{"name", kernel.name}, {"rate", kernel.rate}, {"unit", unit}, {"fraction_of_peak", kernel.share}});
+    table.add({kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.share, 0) + "%"});
+  }
+  print("\nkernels, as % of the peak GEMM throughput or of the copy bandwidth:\n" + table.text());
+}
+
+std::string Bench::phases_text(const StepMeasurement& step) {
+  Table table;
+  OrderedJson& phases = json_["step"]["phases"];
+  for (size_t p = 0; p < train::kPhases; ++p) {
+    const std::string name(train::name_of(static_cast<train::Phase>(p)));
+    phases[name] = step.phases[p];
+    if (step.phases[p] > 0)
+      table.add({"  " + name, fixed(1e3 * step.phases[p], 1) + " ms",
+                 fixed(100 * step.phases[p] / step.seconds, 0) + "%"});
+  }
+  return table.text();
+}
+
+std::string Bench::operations_text(const StepMeasurement& step) {
+  Table table;
+  OrderedJson& operations = json_["step"]["operations"] = OrderedJson::array();
+  const double peak = step.concurrent_gflops > 0 ? step.concurrent_gflops : step_gemm_;
+  for (const auto& row : step.operations) {
+    const double rate = row.seconds > 0 ? row.cost.flops / row.seconds * 1e-9 : 0;
+    const double bandwidth = row.seconds > 0 ? row.cost.bytes / row.seconds * 1e-9 : 0;
+    operations.push_back({{"name", row.name},
+                          {"phase", std::string(1, row.phase)},
+                          {"calls", row.calls},
+                          {"seconds", row.seconds},
+                          {"fraction_of_step", row.seconds / step.seconds},
+                          {"gflops", rate},
+                          {"gbps", bandwidth}});
+    if (row.seconds <= 0.002 * step.seconds) continue;
+    table.add({"  " + row.name + " " + row.phase, std::to_string(row.calls) + "x",
+               fixed(1e3 * row.seconds, 1) + " ms", fixed(100 * row.seconds / step.seconds, 1) + "%",
+               rate > 0 ? fixed(rate, 0) + " GFLOP/s, " + fixed(100 * rate / peak, 0) + "% of GEMM"
+                        : fixed(bandwidth, 1) + " GB/s, " + fixed(100 * bandwidth / copy_, 0) + "% of copy"});
+  }
+  return table.text();
+}
+
+void Bench::measure_training_step() {
+  progress_.status("measuring a training step");
+  const StepMeasurement step =
+      measure_step(shortened(resolution_.config, step_gemm_), step_gemm_, std::max(2.0, 10 * seconds_));
+  json_["step"] = {
+      {"recipe", resolution_.recipe_name},           {"tokens_per_second", step.tokens_per_second},
+      {"fraction_of_peak", step.fraction_of_peak},   {"fraction_of_concurrent", step.fraction_of_concurrent},
+      {"concurrent_gflops", step.concurrent_gflops}, {"seconds", step.seconds},
+      {"micro_batches", step.micro_batches}};
+  const std::string phases = phases_text(step), operations = operations_text(step);
+  json_["step"]["memory"] = memory_json(step.memory);
+  json_["step"]["memory_estimated"] = memory_json(step.estimated);
+  json_["step"]["steps"] = step.steps;
+  print("\ntraining step of " + resolution_.recipe_name + ": " + human_count(step.tokens_per_second) +
+        " tokens/s, " + fixed(100 * step.fraction_of_peak, 1) + "% of peak GEMM throughput" +
+        (step.fraction_of_concurrent > 0
+             ? ", " + fixed(100 * step.fraction_of_concurrent, 1) + "% of the " +
+                   fixed(step.concurrent_gflops, 1) + " GFLOP/s of a GEMM run between its operations"
+             : "") +
+        " (" + std::to_string(step.micro_batches) +
+        (step.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step)\n" + phases +
+        "by operation (F forward, B backward, W weight gradients):\n" + operations + "peak memory: " +
+        train::memory_text(step.memory) + "\nestimated:   " + train::memory_text(step.estimated) + "\n");
+}
+
+int run_bench(Context& context) {
+  const auto recipe = context.args.value("recipe");
   if (!recipe && !context.args.overrides().empty())
     fail(ErrorCode::usage,
          "the override `" + context.args.overrides().front().text + "` changes a recipe, and none is given",
          "name one with -r RECIPE");
   const config::Resolution resolution = recipe_for_measuring(context, recipe.value_or("quickstart"));
-  const config::Config& config = resolution.config;
-  Progress progress(!context.quiet() && !args.has("json"), context.color_err);
-  const auto device = train::make_device(config.train.device, config.train.threads.value_or(0), 1);
-  const auto features = kernels::cpu_features();
-  OrderedJson object = {{"schema", "capstan.bench/1"}};
-  object["machine"] = {{"cores", available_cores()},
-                       {"threads", device->context().pool->size()},
-                       {"instruction_set", features.instruction_set},
-                       {"native_bf16", features.native_bf16_gemm}};
-  put_unless_json(
-      args, "machine: " + std::to_string(available_cores()) + " cores, " +
-                std::string(features.instruction_set) +
-                (features.native_bf16_gemm ? ", native bf16 GEMM" : ", bf16 GEMM computed in fp32") + "\n");
-  const double gemm = kernels::roof_gemm_gflops(*device);
-  // The step is compared with a GEMM of its compute type.
-  const DType type = kernels::product_type(train::compute_type(config.mixed_precision));
-  const double step_gemm = type == DType::f32 ? gemm : kernels::roof_gemm_gflops(*device, type);
-  const double copy = kernels::measured_copy_gbps(*device);
-  object["gemm_gflops"] = gemm;
-  object["step_gemm_gflops"] = step_gemm;
-  object["copy_gbps"] = copy;
-  put_unless_json(args, "gemm:    " + fixed(gemm, 1) +
-                            " GFLOP/s fp32 (peak: the best of this program and oneDNN)" +
-                            (type == DType::bf16 ? ", " + fixed(step_gemm, 1) + " GFLOP/s bf16" : "") +
-                            "\ncopy:    " + fixed(copy, 1) + " GB/s read and written\n");
-  flush_output();
-
-  object["kernels"] = OrderedJson::array();
-  if (any_kernel) {
-    progress.status("measuring kernels");
-    Table table;
-    for (const kernels::ProductShape& shape : kernels::product_shapes()) {
-      if (!wanted(shape.name)) continue;
-      const double rate = kernels::product_gflops(*device, shape, DType::f32, seconds);
-      const double onednn = kernels::onednn_product_gflops(shape, device->context().pool->size(), seconds);
-      object["kernels"].push_back({{"name", shape.name},
-                                   {"rate", rate},
-                                   {"unit", "GFLOP/s"},
-                                   {"fraction_of_peak", rate / gemm},
-                                   {"onednn_rate", onednn}});
-      table.add({shape.name, fixed(rate, 1) + " GFLOP/s", fixed(100 * rate / gemm, 0) + "%",
-                 "oneDNN " + fixed(onednn, 1)});
-    }
-    for (const kernels::KernelRate& kernel : kernels::measure_kernels(*device, gemm, copy, seconds)) {
-      if (!wanted(kernel.name)) continue;
-      const char* unit = kernel.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s";
-      object["kernels"].push_back(
-          {{"name", kernel.name}, {"rate", kernel.rate}, {"unit", unit}, {"fraction_of_peak", kernel.share}});
-      table.add({kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.share, 0) + "%"});
-    }
-    put_unless_json(args,
-                    "\nkernels, as % of the peak GEMM throughput or of the copy bandwidth:\n" + table.text());
-    flush_output();
-  }
-
-  if (wanted("step")) {
-    progress.status("measuring a training step");
-    const StepMeasurement step =
-        measure_step(shortened(config, step_gemm), step_gemm, std::max(2.0, 10 * seconds));
-    OrderedJson phases;
-    Table table;
-    for (size_t p = 0; p < train::kPhases; ++p) {
-      const std::string name(train::name_of(static_cast<train::Phase>(p)));
-      phases[name] = step.phases[p];
-      if (step.phases[p] > 0)
-        table.add({"  " + name, fixed(1e3 * step.phases[p], 1) + " ms",
-                   fixed(100 * step.phases[p] / step.seconds, 0) + "%"});
-    }
-    OrderedJson operations = OrderedJson::array();
-    Table by_operation;
-    for (const auto& row : step.operations) {
-      const double rate = row.seconds > 0 ? row.cost.flops / row.seconds * 1e-9 : 0;
-      const double bandwidth = row.seconds > 0 ? row.cost.bytes / row.seconds * 1e-9 : 0;
-      operations.push_back({{"name", row.name},
-                            {"phase", std::string(1, row.phase)},
-                            {"calls", row.calls},
-                            {"seconds", row.seconds},
-                            {"fraction_of_step", row.seconds / step.seconds},
-                            {"gflops", rate},
-                            {"gbps", bandwidth}});
-      if (row.seconds > 0.002 * step.seconds)
-        by_operation.add(
-            {"  " + row.name + " " + row.phase, std::to_string(row.calls) + "x",
-             fixed(1e3 * row.seconds, 1) + " ms", fixed(100 * row.seconds / step.seconds, 1) + "%",
-             rate > 0
-                 ? fixed(rate, 0) + " GFLOP/s, " +
-                       fixed(100 * rate / (step.concurrent_gflops > 0 ? step.concurrent_gflops : step_gemm),
-                             0) +
-                       "% of GEMM"
-                 : fixed(bandwidth, 1) + " GB/s, " + fixed(100 * bandwidth / copy, 0) + "% of copy"});
-    }
-    object["step"] = {{"recipe", resolution.recipe_name},
-                      {"tokens_per_second", step.tokens_per_second},
-                      {"fraction_of_peak", step.fraction_of_peak},
-                      {"fraction_of_concurrent", step.fraction_of_concurrent},
-                      {"concurrent_gflops", step.concurrent_gflops},
-                      {"seconds", step.seconds},
-                      {"micro_batches", step.micro_batches},
-                      {"phases", phases},
-                      {"operations", operations},
-                      {"memory", memory_json(step.memory)},
-                      {"memory_estimated", memory_json(step.estimated)},
-                      {"steps", step.steps}};
-    put_unless_json(
-        args, "\ntraining step of " + resolution.recipe_name + ": " + human_count(step.tokens_per_second) +
-                  " tokens/s, " + fixed(100 * step.fraction_of_peak, 1) + "% of peak GEMM throughput" +
-                  (step.fraction_of_concurrent > 0 ? ", " + fixed(100 * step.fraction_of_concurrent, 1) +
-                                                         "% of the " + fixed(step.concurrent_gflops, 1) +
-                                                         " GFLOP/s of a GEMM run between its operations"
-                                                   : "") +
-                  " (" + std::to_string(step.micro_batches) +
-                  (step.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step)\n" +
-                  table.text() + "by operation (F forward, B backward, W weight gradients):\n" +
-                  by_operation.text() + "peak memory: " + train::memory_text(step.memory) +
-                  "\nestimated:   " + train::memory_text(step.estimated) + "\n");
-  }
-  if (args.has("json")) put(object.dump(2) + "\n");
+  Bench bench(context, resolution);
+  bench.measure_machine();
+  const std::vector<std::string>& names = context.args.words();
+  if (names.size() != 1 || names[0] != "step") bench.measure_kernels();
+  if (bench.wanted("step")) bench.measure_training_step();
+  if (context.args.has("json")) put(bench.json().dump(2) + "\n");
   return 0;
 }
 
