@@ -28,10 +28,14 @@ std::vector<config::Diagnostic> missing_files(const config::Resolution& resoluti
   return found;
 }
 
-std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution) {
+std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution, config::Level level) {
+  using train::Inspection;
   std::vector<config::Diagnostic> found;
-  for (const train::MissingFile& file : train::unusable_files(resolution.config))
-    found.push_back(diagnostic(resolution, config::Level::error, "C0802", "unusable_file", file));
+  const config::Config& config = resolution.config;
+  for (const train::MissingFile& file :
+       train::unusable_files(config, train::missing_files(config),
+                             level == config::Level::error ? Inspection::full : Inspection::quick))
+    found.push_back(diagnostic(resolution, level, "C0802", "unusable_file", file));
   return found;
 }
 

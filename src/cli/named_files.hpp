@@ -11,7 +11,8 @@ namespace capstan::cli {
 // names it, with near names. Requires a recipe without errors.
 std::vector<config::Diagnostic> missing_files(const config::Resolution& resolution, config::Level level);
 
-// One C0802 for each file that exists and cannot be used. Requires that no file is missing.
-std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution);
+// One C0802 of this level for each file that exists and cannot be used; as errors, all that a run would open
+// is opened. Requires a recipe without errors.
+std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution, config::Level level);
 
 }  // namespace capstan::cli

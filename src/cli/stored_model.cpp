@@ -29,7 +29,7 @@ int run_stored_model(const Context& context, const std::string& name,
     if (is_rank0) show_diagnostics(context, stored.resolution);
     throw Exit{exit_code_of(ErrorCode::config)};
   }
-  if (ranks != launched.size) return launch_ranks(context, ranks);
+  if (ranks != launched.size) return launch_ranks(context, ranks, /*saves_on_signal=*/false);
   const config::Config& config = stored.resolution.config;
   return run_in_world(context, config.resilience.timeout.seconds, [&](comm::World& world) {
     train::LoadedModel model(stored.checkpoint, config, world, context.args.value("adapter").value_or(""));

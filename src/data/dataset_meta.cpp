@@ -18,28 +18,29 @@ namespace {
 constexpr const char* kSchema = "capstan.dataset_meta/1";
 constexpr uint64_t kMaxBytes = 64 << 10;
 constexpr size_t kMaxName = 4096;
+const char* const kPrepareAgain =
+    "prepare the data again, or remove this file: without it token ids are checked alone";
 
 const Json& member(const Json& object, const char* key, const std::string& path) {
   const auto found = object.is_object() ? object.find(key) : object.end();
-  if (!object.is_object() || found == object.end()) fail(ErrorCode::format, path + ": no `" + key + "`");
+  if (!object.is_object() || found == object.end())
+    fail(ErrorCode::format, path + ": no `" + key + "`", kPrepareAgain);
   return *found;
 }
 
 std::string text_of(const Json& object, const char* key, const std::string& path) {
   const auto& value = member(object, key, path);
-  if (!value.is_string()) fail(ErrorCode::format, path + ": `" + key + "` is not a text");
+  if (!value.is_string()) fail(ErrorCode::format, path + ": `" + key + "` is not a text", kPrepareAgain);
   return value.get<std::string>();
 }
 
 int64_t count_of(const Json& object, const char* key, int64_t most, const std::string& path) {
   const auto& value = member(object, key, path);
   if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(most))
-    fail(ErrorCode::format, path + ": `" + key + "` is not a number from 0 to " + std::to_string(most));
+    fail(ErrorCode::format, path + ": `" + key + "` is not a number from 0 to " + std::to_string(most),
+         kPrepareAgain);
   return value.get<int64_t>();
 }
-
-const char* const kPrepareAgain =
-    "prepare the data again, or remove this file: without it token ids are checked alone";
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 #include "sweep/values.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
+#include "train/trainer/fit.hpp"
 #include "train/trainer/schedule_setup.hpp"
 
 namespace capstan::sweep {
@@ -171,6 +172,7 @@ ComposedTrial Composer::compose(const Values& values, std::optional<int64_t> see
   if (!out.reasons.empty()) return out;
   try {
     trial.estimate = estimate(config, out.unknown_length);
+    train::check_memory_limit(config);
   } catch (const Error& error) {
     out.reasons.push_back(error.message());
     return out;

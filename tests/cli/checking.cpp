@@ -56,7 +56,9 @@ TEST_CASE(
 
 TEST_CASE("check looks at the files of a recipe: notes, or errors with --files") {
   const ScratchDirectory scratch;
-  scratch.write("text.txt", "One text.\n\nAnother text.\n");
+  std::string texts = "One text.\n\nAnother text.\n";
+  for (int i = 0; i < 400; ++i) texts += "\nText number " + std::to_string(i) + " of many.\n";
+  scratch.write("text.txt", texts);
   for (const std::string tokenizer : {"tokenizer.json", "other.json"})
     REQUIRE(run_in(scratch,
                    {"tokenizer", "train", "text.txt", "--vocab-size",
@@ -96,7 +98,9 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
         {"tokenizer.tokenizer_model=other.json", "was prepared with the tokenizer"},
         {"dataset.data_path=damaged", "damaged.idx"}}) {
     CAPTURE(change);
-    CHECK(run_in(scratch, {"check", "my.yaml", there, change}).code == 0);
+    const Finished noted = run_in(scratch, {"check", "my.yaml", there, change});
+    CHECK(noted.code == 0);
+    CHECK_MESSAGE(contains(noted.err, "note[C0802]: "), noted.err);
     const Finished unusable = run_in(scratch, {"check", "my.yaml", there, change, "--files"});
     CHECK(unusable.code == 1);
     CHECK(unusable.out.empty());
@@ -126,6 +130,49 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
   CHECK(contains(shipped.err, "tokenizer.tokenizer_model = data/llama3/tokenizer.json"));
   CHECK(run_in(scratch, {"check", "llama3-8b", "--files", "dataset=mock"}).code == 0);
   CHECK(run_in(scratch, {"check", "llama3-8b", "--files", "--shrink"}).code == 0);
+}
+
+TEST_CASE("check --files finds what train would find when it opens data and weights, all at once") {
+  const ScratchDirectory scratch;
+  REQUIRE(train_in(scratch, {"train.train_iters=1", "--run-dir", "base"}).code == 0);
+  scratch.write("bad.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\nno JSON\n");
+  scratch.write("large.json", "no tokenizer");
+  const auto both = [&](std::vector<std::string> more, const std::string& expected) {
+    CAPTURE(expected);
+    std::vector<std::string> check = tiny_recipe(more);
+    check.insert(check.begin(), "check");
+    more.insert(more.end(), {"--run-dir", "never"});
+    CHECK(run_in(scratch, check).code == 0);
+    CHECK(train_in(scratch, more).code != 0);
+    check.emplace_back("--files");
+    const Finished files = run_in(scratch, check);
+    CHECK(files.code == 1);
+    CHECK_MESSAGE(contains(files.err, "error[C0802]: "), files.err);
+    CHECK_MESSAGE(contains(files.err, expected), files.err);
+  };
+  const std::string base = "checkpoint.pretrained_checkpoint=base";
+  both({base, "model.hidden_size=64"}, "does not fit the recipe's model");
+  both({base, "peft=lora", "model.num_layers=4"}, "is missing in the checkpoint");
+  both({"checkpoint.load=base", "checkpoint.ckpt_step=5"}, "not found: checkpoint.ckpt_step = 5");
+  const std::vector<std::string> sft = {"dataset=sft", "dataset.format=prompt_completion",
+                                        "tokenizer.tokenizer_type=byte", "model.vocab_size=257",
+                                        "dataset.train_files=[bad.jsonl]"};
+  both(sft, "bad.jsonl:2");
+
+  // What is missing hides nothing that can be read without it.
+  const Finished two = run_in(scratch, {"check", "quickstart", "--files", "dataset.data_path=gone",
+                                        "tokenizer.tokenizer_model=large.json"});
+  CHECK(two.code == 1);
+  CHECK_MESSAGE(contains(two.err, "error[C0801]: not found: dataset.data_path = gone"), two.err);
+  CHECK_MESSAGE(contains(two.err, "error[C0802]: "), two.err);
+}
+
+TEST_CASE("check refuses devices on which this version cannot train") {
+  for (const char* device : {"cuda", "meta"}) {
+    const Finished refused = run({"check", "quickstart", std::string("train.device=") + device});
+    CHECK(refused.code == 1);
+    CHECK_MESSAGE(contains(refused.err, "this version cannot train it:\n    train.device: "), refused.err);
+  }
 }
 
 TEST_CASE("a wrong preset hides no other mistake") {

@@ -2,7 +2,9 @@
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <unistd.h>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "process.hpp"
 
@@ -245,6 +247,25 @@ TEST_CASE("generate and eval share a model between ranks: the text and losses of
       }
     }
   }
+  // There are no steps to end: the first signal ends the ranks.
+  scratch.write("long.txt", std::string(4'000'000, 'x'));
+  Launch launch;
+  launch.directory = scratch.path();
+  launch.arguments = {"eval", "r", "--text", "long.txt", "--stride", "1", "--nproc", "2", "--verbose"};
+  std::thread interrupt;
+  launch.on_error_text = [&](const std::string&, int process) {
+    if (!interrupt.joinable())
+      interrupt = std::thread([process] {
+        std::this_thread::sleep_for(std::chrono::seconds(3));
+        ::kill(process, SIGINT);
+      });
+    return 0;
+  };
+  const Finished interrupted = run(launch);
+  CHECK_MESSAGE(interrupted.code == 130, interrupted.err);
+  REQUIRE(interrupt.joinable());
+  interrupt.join();
+
   const Finished piped = answer({"eval", "r", "--text", "-", "--nproc", "2"});
   CHECK(piped.code == 2);
   CHECK_MESSAGE(contains(piped.err, "standard input"), piped.err);

@@ -281,6 +281,7 @@ TEST_CASE("runs show says what the log says: validation, data, seed, layout, tok
   CHECK(run["tokens"] == rows.back()["consumed_tokens"]);
   CHECK(run["validation_step"] == 3);
   CHECK(run["layout"] == "dp1");
+  CHECK(run["test_loss"].is_null());  // mock data have no test part
 }
 
 TEST_CASE("runs show says how far a run came that stopped between two logged steps") {

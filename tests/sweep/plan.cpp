@@ -160,6 +160,14 @@ TEST_CASE("duplicates collapse, and invalid trials are listed with the reason") 
     CHECK(error.message().find("every trial of this sweep is invalid") == 0);
     CHECK(error.message().find("optimizer.lr") != std::string::npos);
   }
+  // A trial that `train` refuses for its memory.
+  try {
+    make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 2e-3], resilience.memory_limit: [1KiB]}"));
+    FAIL("a trial is valid");
+  } catch (const Error& error) {
+    CHECK(error.message().find("every trial of this sweep is invalid") == 0);
+    CHECK(error.message().find("resilience.memory_limit") != std::string::npos);
+  }
   CHECK_THROWS_AS(
       make_plan(tiny_definition("axes: {optimizer.lr: [1e-3]}\nexclude: [{optimizer.lr: \"<1\"}]")), Error);
   CHECK_THROWS_AS(make_plan(tiny_definition("axes: {optimizer.lr: {linear: [1e-3, 1], n: 999}, "

@@ -16,19 +16,20 @@ namespace capstan::cli {
 
 namespace {
 
-// Missing files are errors with --files, else notes. A file that only a recipe shipped with Capstan names
+// Files that are missing or cannot be used are errors with --files, else notes. A missing file that only a recipe shipped with Capstan names
 // gets no note: it is a place where data may be put.
 std::vector<config::Diagnostic> add_missing_files(config::Resolution& resolution, bool files) {
   if (!resolution.ok()) return {};
-  const auto missing = missing_files(resolution, files ? config::Level::error : config::Level::note);
+  const config::Level level = files ? config::Level::error : config::Level::note;
+  const auto missing = missing_files(resolution, level);
+  for (const config::Diagnostic& one : unusable_files(resolution, level))
+    resolution.diagnostics.push_back(one);
   for (const config::Diagnostic& one : missing) {
     const bool shipped =
         one.location.known() &&
         resolution.sources[static_cast<size_t>(one.location.source)].kind == config::Source::Kind::embedded;
     if (files || !shipped) resolution.diagnostics.push_back(one);
   }
-  if (files && missing.empty())
-    for (const config::Diagnostic& one : unusable_files(resolution)) resolution.diagnostics.push_back(one);
   config::sort_diagnostics(resolution.diagnostics);
   return missing;
 }
@@ -108,8 +109,12 @@ const Command kCheck = {
         "lacks;\n"
         "2: it cannot be read, or the command line is wrong; 3: a training step needs more than "
         "`resilience.memory_limit`.\n"
-        "Needs no data, tokenizer or weights on disk: a missing file that the recipe names is a note, with "
-        "--files an error.\nThe data that a shipped recipe names is looked for with --files only.\n",
+        "Needs no data, tokenizer or weights on disk: a file that the recipe names and that is missing or "
+        "cannot be\nused is a note, with --files an error. --files opens all that `train` would: it "
+        "tokenizes "
+        "fine-tuning data\nand reads the shapes of the weights. The data that a shipped recipe names is "
+        "looked "
+        "for with --files only.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_check,

@@ -100,6 +100,7 @@ int run_runs_show(Context& context) {
     table.add({"validation", "loss " + loss_text(details.validation_loss) +
                                  (details.perplexity ? ", perplexity " + fixed(*details.perplexity, 2) : "") +
                                  ", step " + std::to_string(*details.validation_step)});
+  if (details.test_loss) table.add({"test", "loss " + loss_text(details.test_loss)});
   if (!run.file.data.empty()) table.add({"data", run.file.data});
   if (details.tokens) table.add({"tokens", human_count(static_cast<double>(*details.tokens)) + at});
   if (run.file.seed) table.add({"seed", std::to_string(*run.file.seed)});

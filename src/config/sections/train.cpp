@@ -64,7 +64,12 @@ void describe(Section<TrainConfig>& s) {
           "on SIGINT and SIGTERM save a checkpoint and exit with code 75; false: these signals terminate the "
           "process immediately")
       .effect(Effect::io);
-  s.field("device", &T::device).doc("device that runs the model").effect(Effect::perf);
+  s.field("device", &T::device)
+      .doc("device that runs the model")
+      .unsupported("CUDA", [](const Value& v) { return v.text == "cuda"; })
+      .unsupported("training on a device that has shapes and no memory",
+                   [](const Value& v) { return v.text == "meta"; })
+      .effect(Effect::perf);
   s.field("threads", &T::threads)
       .doc("CPU threads per rank; null: cores of this machine / ranks on it; results do not depend on it")
       .unit("threads")

@@ -211,6 +211,7 @@ RunDetails details_of(const fs::path& run) {
     details.validation_loss = known(*row, "loss");
     details.perplexity = known(*row, "perplexity");
   }
+  if (const auto row = last_event(metrics, "test")) details.test_loss = known(*row, "loss");
   return details;
 }
 
@@ -242,7 +243,8 @@ std::string to_json(const RunSummary& run, const RunDetails& details) {
          ", \"mfu\": " + number(details.mfu) + ", \"memory_bytes\": " + number(details.memory) +
          ", \"validation_step\": " + count(details.validation_step) +
          ", \"validation_loss\": " + number(details.validation_loss) +
-         ", \"perplexity\": " + number(details.perplexity) + "}";
+         ", \"perplexity\": " + number(details.perplexity) + ", \"test_loss\": " + number(details.test_loss) +
+         "}";
 }
 
 std::string to_json(std::span<const RunSummary> runs) {

@@ -53,6 +53,7 @@ struct RunDetails {
       memory;  // of the last logged step; memory in bytes, with that of kernels
   std::optional<int64_t> validation_step;
   std::optional<double> validation_loss, perplexity;
+  std::optional<double> test_loss;  // of the end of the run
 };
 
 bool is_run(const std::filesystem::path& path);

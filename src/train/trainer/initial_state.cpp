@@ -45,7 +45,7 @@ class Starter {
     if (own) {
       resume_from(checkpoint::Reader::open(own->path, checkpoint::Depth::structure));
     } else if (config_.checkpoint.load) {
-      resume_from(open_given_checkpoint());
+      resume_from(open_given_checkpoint(config_.checkpoint));
     } else {
       begin_new();
     }
@@ -83,19 +83,6 @@ class Starter {
            "restore one of them; or, to give them up, move them away and resume from step 0, or take "
            "another run directory");
     return found;
-  }
-
-  // checkpoint.load. resolve_checkpoint() reads and hashes the contents; those of a step that is named are
-  // verified here.
-  checkpoint::Reader open_given_checkpoint() {
-    const fs::path load = config_.checkpoint.load->resolved;
-    if (!config_.checkpoint.ckpt_step)
-      return checkpoint::Reader::open(checkpoint::resolve_checkpoint(records::saved_in(load)).path,
-                                      checkpoint::Depth::structure);
-    fs::path root = load;
-    if (fs::is_directory(root / "checkpoints")) root /= "checkpoints";
-    return checkpoint::Reader::open(root / checkpoint::step_directory_name(*config_.checkpoint.ckpt_step),
-                                    checkpoint::Depth::content);
   }
 
   void resume_from(checkpoint::Reader reader) {
@@ -201,6 +188,24 @@ void compare_tokenizer(const config::Config& config, const RunData& data, const 
 }
 
 }  // namespace
+
+// resolve_checkpoint() reads and hashes the contents; those of a step that is named are verified here.
+checkpoint::Reader open_given_checkpoint(const config::CheckpointConfig& config) {
+  const fs::path load = config.load->resolved;
+  if (!config.ckpt_step)
+    return checkpoint::Reader::open(checkpoint::resolve_checkpoint(records::saved_in(load)).path,
+                                    checkpoint::Depth::structure);
+  fs::path root = records::saved_in(load);
+  if (fs::is_directory(root / "checkpoints")) root /= "checkpoints";
+  const fs::path step = root / checkpoint::step_directory_name(*config.ckpt_step);
+  std::error_code unknown;
+  if (!fs::is_directory(step, unknown))
+    fail(ErrorCode::not_found,
+         "not found: checkpoint.ckpt_step = " + std::to_string(*config.ckpt_step) + " in `" + root.string() +
+             "`",
+         "leave checkpoint.ckpt_step out: the newest checkpoint that verifies is taken");
+  return checkpoint::Reader::open(step, checkpoint::Depth::content);
+}
 
 InitialState start_or_resume(const config::Config& config, comm::World& world, const RunOptions& options,
                              const RunData& data, const RunRecorder& recorder, const CheckpointRoot& root,

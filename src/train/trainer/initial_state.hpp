@@ -26,6 +26,9 @@ struct InitialState {
   std::vector<std::string> refused;
 };
 
+// The checkpoint that checkpoint.load and ckpt_step name, verified. ErrorCode::not_found, format, failed.
+checkpoint::Reader open_given_checkpoint(const config::CheckpointConfig& config);
+
 // Collective. Sets parameters, optimizer state, counters and schedules of `runner`.
 InitialState start_or_resume(const config::Config& config, comm::World& world, const RunOptions& options,
                              const RunData& data, const RunRecorder& recorder, const CheckpointRoot& root,

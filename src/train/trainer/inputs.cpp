@@ -1,5 +1,6 @@
 #include "train/trainer/inputs.hpp"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/error.hpp"
@@ -11,8 +12,13 @@
 #include "data/dataset_meta.hpp"
 #include "data/indexed_dataset.hpp"
 #include "data/input_stream.hpp"
+#include "formats/external_model.hpp"
+#include "models/registry.hpp"
 #include "text/chat/chat_template.hpp"
 #include "train/records/run_list.hpp"
+#include "train/trainer/data_setup.hpp"
+#include "train/trainer/initial_state.hpp"
+#include "train/trainer/state.hpp"
 #include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
@@ -174,22 +180,66 @@ std::vector<MissingFile> missing_files(const config::Config& config, bool resume
   return search.take();
 }
 
-std::vector<MissingFile> unusable_files(const config::Config& config) {
+// The weights with which a new run begins have the shapes of the recipe's model.
+static void check_weights(const config::Config& config) {
+  const config::CheckpointConfig& c = config.checkpoint;
+  if (c.load) {
+    open_given_checkpoint(c);
+    return;
+  }
+  if (!c.pretrained_checkpoint || (config.peft && config.peft->random_base)) return;
+  const std::string& name = c.pretrained_checkpoint->resolved;
+  const auto model = models::build(config.model);
+  if (formats::is_external(name))
+    return check_shapes(*formats::ExternalModel::open(name)->parameters(config.model), *model);
+  const auto found = checkpoint::resolve_checkpoint(records::saved_in(name));
+  check_shapes(checkpoint::Reader::open(found.path, checkpoint::Depth::structure), *model);
+}
+
+static void refuse_placeholders(const config::Path& file) {
+  std::error_code unknown;
+  if (!fs::is_regular_file(file.resolved, unknown)) return;
+  data::InputStream stream(file.resolved);
+  std::string beginning(512, '\0');
+  beginning.resize(stream.read(beginning));
+  refuse_placeholder(beginning, file.resolved);
+}
+
+std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
+                                        Inspection inspection) {
   std::vector<MissingFile> found;
+  const auto is_missing = [&](std::string_view field, const std::string& name) {
+    return std::any_of(missing.begin(), missing.end(), [&](const MissingFile& one) {
+      return one.field == field && (name.empty() || one.name == name);
+    });
+  };
   const auto attempt = [&](const char* field, const std::string& name, FunctionRef<void()> open) {
+    if (is_missing(field, name)) return;
     try {
       open();
     } catch (const Error& error) {
+      // A tokenizer in a directory of weights that is missing, which `missing` names.
+      if (error.code() == ErrorCode::not_found && !missing.empty()) return;
       found.push_back({field, name, error.message(), error.help()});
     }
   };
   const config::DatasetConfig& d = config.dataset;
-  if (d.kind == config::DatasetKind::mock) return found;
+  const char* const tokenizer_field =
+      config.tokenizer.vocab_file ? "tokenizer.vocab_file" : "tokenizer.tokenizer_model";
   const std::string name = tokenizer_name(config.tokenizer);
   std::shared_ptr<const text::Tokenizer> tokenizer;
-  attempt(config.tokenizer.vocab_file ? "tokenizer.vocab_file" : "tokenizer.tokenizer_model", name,
-          [&] { tokenizer = load_tokenizer(config); });
-  if (!found.empty()) return found;  // the data are read with it
+  if (inspection == Inspection::full) {
+    const char* const field = config.checkpoint.load ? "checkpoint.load" : "checkpoint.pretrained_checkpoint";
+    attempt(field, "", [&] { check_weights(config); });
+  }
+  if (d.kind == config::DatasetKind::mock || is_missing(tokenizer_field, "")) return found;
+  const size_t before = found.size();
+  bool readable = false;
+  attempt(tokenizer_field, name, [&] {
+    tokenizer = load_tokenizer(config);
+    readable = true;
+  });
+  if (!readable) return found;  // the data are read with it
   for_each_prefix(d, [&](const char* field, const std::string& given, const std::string& resolved) {
     attempt(field, given, [&] {
       data::TokenizerCheck(tokenizer.get(), name, config.model.vocab_size)
@@ -201,15 +251,13 @@ std::vector<MissingFile> unusable_files(const config::Config& config) {
       {"dataset.valid_files", &d.valid_files},
       {"dataset.test_files", &d.test_files}};
   for (const auto& [field, files] : lists)
-    for (const config::Path& file : *files)
-      attempt(field, file.text, [&] {
-        std::error_code unknown;
-        if (!fs::is_regular_file(file.resolved, unknown)) return;
-        data::InputStream hidden_states(file.resolved);
-        std::string beginning(512, '\0');
-        beginning.resize(hidden_states.read(beginning));
-        refuse_placeholder(beginning, file.resolved);
-      });
+    for (const config::Path& file : *files) attempt(field, file.text, [&] { refuse_placeholders(file); });
+  if (inspection == Inspection::full && missing.empty() && found.size() == before) {
+    config::Config opened = config;
+    opened.dataset.path_to_cache.reset();  // nothing is written
+    attempt(d.kind == config::DatasetKind::sft ? "dataset.train_files" : "dataset.data_path", "",
+            [&] { (void)open_datasets(opened, tokenizer.get()); });
+  }
   return found;
 }
 

@@ -56,16 +56,20 @@ void report_schedule(const config::Config& config, const ScheduleChoice& choice,
 void check_changes(const RunOptions& options, const RunData& data, const checkpoint::Reader& reader,
                    const std::vector<std::string>& refused_schedule, RunLog& log) {
   std::string altering;
+  bool shorter = false;
   for (const std::string& text : refused_schedule) altering += "\n    " + text;
   std::vector<RecipeChange> changes;
   if (options.changes_since && reader.has_file(checkpoint::kRecipeFile))
     changes = options.changes_since(reader.read_text(checkpoint::kRecipeFile));
   for (const RecipeChange& change : changes) {
     const std::string text = change.path + ": " + change.before + " -> " + change.after;
-    if (change.alters_numerics && !harmless(change, data, reader))
+    if (change.alters_numerics && !harmless(change, data, reader)) {
       altering += "\n    " + text;
-    else if (!change.path.starts_with("scheduler."))  // report_schedule() reports those
+      shorter = shorter || change.path == "train.train_iters" || change.path == "train.train_samples" ||
+                change.path == "train.epochs";
+    } else if (!change.path.starts_with("scheduler.")) {  // report_schedule() reports those
       log.line("changed since the checkpoint: " + text);
+    }
   }
   const std::string trained_on = data_of(reader);
   if (options.changes_since && altering.empty() && !trained_on.empty() && trained_on != data.fingerprint)
@@ -74,12 +78,16 @@ void check_changes(const RunOptions& options, const RunData& data, const checkpo
          "restore the files, or start a new run from the weights with checkpoint.pretrained_checkpoint=" +
              reader.directory().string());
   if (!altering.empty())
-    fail(
-        ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
-        "resume with the run's own values (scheduler.override_opt_param_scheduler=true takes this recipe's "
-        "schedule, scheduler.use_checkpoint_opt_param_scheduler=true the run's), or start a new run from its "
-        "weights with checkpoint.pretrained_checkpoint=" +
-            reader.directory().string());
+    fail(ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
+         "resume with the run's own values" +
+             std::string(!refused_schedule.empty()
+                             ? " (scheduler.override_opt_param_scheduler=true takes this recipe's "
+                               "schedule, scheduler.use_checkpoint_opt_param_scheduler=true the run's)"
+                             : "") +
+             (shorter ? "; a run can be made longer, not shorter: train.exit_interval=N ends it earlier"
+                      : "") +
+             "; or start a new run from its weights with checkpoint.pretrained_checkpoint=" +
+             reader.directory().string());
 }
 
 // The schedule that the checkpoint was trained with.

@@ -9,6 +9,7 @@
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "comm/collective_errors.hpp"
+#include "models/model.hpp"
 #include "tensor/host_view.hpp"
 #include "train/trainer/shard_regions.hpp"
 
@@ -185,19 +186,36 @@ std::string model_help(const TensorSource& source) {
   return "the recipe's model section must be that of the checkpoint" + (capstan ? ours : "");
 }
 
-// Every parameter must be there with its shape. What the checkpoint has beyond that is named too: it is
-// another model. Collective over the ranks that hold the model together: each looks at its own parameters,
-// all come to the same answer.
+// A line where the source does not hold the tensor with this shape, else nothing.
+std::string difference(const TensorSource& source, const std::string& name, const Shape& shape) {
+  const auto* stored = source.find(name);
+  if (!stored) return "`" + name + "` is missing in the checkpoint";
+  if (stored->shape == shape) return {};
+  return "`" + name + "`: " + stored->shape.text() + " in the checkpoint, " + shape.text() + " in the recipe";
+}
+
+// names: of all parameters of the model. What the checkpoint has beyond them is named too: it is another
+// model.
+void refuse_differences(const TensorSource& source, const std::set<std::string>& names,
+                        std::vector<std::string> problems) {
+  for (const auto& name : source.names())
+    if (!name.starts_with("optimizer.") && !names.count(name))
+      problems.push_back("`" + name + "` is in the checkpoint, and no parameter of the recipe's model");
+  if (problems.empty()) return;
+  fail(ErrorCode::failed,
+       source.description() + " does not fit the recipe's model: " + std::to_string(problems.size()) +
+           (problems.size() == 1 ? " difference\n    " : " differences\n    ") +
+           join_some(problems, "\n    ", 8),
+       model_help(source));
+}
+
+// Every parameter must be there with its shape. Collective over the ranks that hold the model together: each
+// looks at its own parameters, all come to the same answer.
 void check_shapes(const TensorSource& source, const parallel::FlatStore& store, Which which,
                   const optim::Optimizer* optimizer) {
   std::string here;  // a line for each name (`+`) and each problem (`-`)
   const auto check = [&](const std::string& name, const Shape& shape) {
-    const auto* stored = source.find(name);
-    if (!stored)
-      here += "-`" + name + "` is missing in the checkpoint\n";
-    else if (stored->shape != shape)
-      here += "-`" + name + "`: " + stored->shape.text() + " in the checkpoint, " + shape.text() +
-              " in the recipe\n";
+    if (const std::string text = difference(source, name, shape); !text.empty()) here += "-" + text + "\n";
   };
   for (const auto& parameter : store.parameters()) {
     if (!takes(which, *parameter)) continue;
@@ -216,15 +234,7 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
           std::find(problems.begin(), problems.end(), line.substr(1)) == problems.end())
         problems.emplace_back(line.substr(1));
     }
-  for (const auto& name : source.names())
-    if (!name.starts_with("optimizer.") && !names.count(name))
-      problems.push_back("`" + name + "` is in the checkpoint, and no parameter of the recipe's model");
-  if (problems.empty()) return;
-  fail(ErrorCode::failed,
-       source.description() + " does not fit the recipe's model: " + std::to_string(problems.size()) +
-           (problems.size() == 1 ? " difference\n    " : " differences\n    ") +
-           join_some(problems, "\n    ", 8),
-       model_help(source));
+  refuse_differences(source, names, std::move(problems));
 }
 
 // The elements `range` of this rank's shard, from whichever ranks wrote them.
@@ -249,6 +259,17 @@ void read_into(TensorSource& source, const std::string& name,
 }
 
 }  // namespace
+
+void check_shapes(const TensorSource& source, const models::Model& model) {
+  std::set<std::string> names;
+  std::vector<std::string> problems;
+  for (const auto& parameter : model.parameters()) {
+    names.insert(parameter->name());
+    if (std::string text = difference(source, parameter->name(), parameter->spec().shape); !text.empty())
+      problems.push_back(std::move(text));
+  }
+  refuse_differences(source, names, std::move(problems));
+}
 
 static std::string text_of_state(const Reader& reader, const char* key) {
   const auto json = Json::parse(reader.read_text(checkpoint::kStateFile), nullptr, false);

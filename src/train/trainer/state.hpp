@@ -20,6 +20,10 @@
 #include "text/tokenizer/tokenizer.hpp"
 #include "train/trainer/step_means.hpp"
 
+namespace capstan::models {
+class Model;
+}
+
 namespace capstan::train {
 
 struct TrainState {
@@ -113,6 +117,9 @@ std::string base_of(const checkpoint::Reader& reader);
 // The text of SavePlan::schedule; empty in checkpoints of versions that did not store it.
 std::string schedule_text_of(const checkpoint::Reader& reader);
 
+// ErrorCode::failed, naming all differences, where the source does not hold all parameters of the model with
+// their shapes, or holds others.
+void check_shapes(const checkpoint::TensorSource& source, const models::Model& model);
 // Collective. Parameters alone, into whatever type the store computes with.
 enum class Which : uint8_t { all, base, adapters };
 void load_parameters(checkpoint::TensorSource& source, parallel::FlatStore& store, Which which = Which::all);
