@@ -67,7 +67,7 @@ case "\$words" in *" --resume "*|*" --resume=auto "*) steps="train.train_iters=4
 case "\$words" in *" --shrink "*|*" -h "*|*" --help "*|*" --trial "*|*/trials/*) sizes= steps= ;; esac
 case "\$words" in *" model=hf:"*|*" winch.yaml "*) sizes="train.threads=1 model.seq_length=64" ;; esac
 case "\${1-} \${2-}" in
-  "train llama"*|"train qwen"*|"train gpt2"*) [[ "\$words" == *" model=hf:"* ]] || { sizes=--shrink; steps=; } ;;&
+  "train llama"*|"train qwen"*|"train gpt2"*|"train sft"|"train lora"|"train qlora"|"train dora") [[ "\$words" == *" model=hf:"* ]] || { sizes=--shrink; steps=; } ;;&
   train\ *) exec "$program" "\$@" \$sizes \$steps ;;
   "tokenizer train") exec "$program" "\$@" --overwrite ;;
   trace\ *) exec "$program" "\$@" \$sizes ;;

@@ -169,10 +169,12 @@ void write_file_durably(const fs::path& path, std::string_view content) {
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     fail(ErrorCode::format, "`" + path.string() + "` is not a regular file");
   const fs::path temporary = path.string() + ".tmp." + std::to_string(::getpid());
-  {
+  try {
     FileWriter writer(temporary, 1 << 16);
     writer.write(content);
     writer.finish();
+  } catch (Error& error) {
+    throw error.in("while writing `" + path.string() + "`");
   }
   if (::rename(temporary.c_str(), path.c_str()) != 0) fail_io("rename", temporary, errno);
   sync_directory(path.parent_path());

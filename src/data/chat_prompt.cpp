@@ -71,6 +71,7 @@ ChatPrompt chat_prompt(const text::Tokenizer& tokenizer, const text::chat::ChatT
     prompt.end_token = token;
   else
     prompt.end_text = bare;
+  prompt.learns_end = prompt.end_token && std::find(ids.begin(), ids.end(), *prompt.end_token) != ids.end();
   return prompt;
 }
 

@@ -21,6 +21,8 @@ struct ChatPrompt {
   // What the template puts behind one: a special token, or a text where it has none. Both may be missing.
   std::optional<int32_t> end_token;
   std::string end_text;
+  // Whether `end_token` is in what the tokenizer makes of a conversation, so that a model learns it.
+  bool learns_end = false;
 };
 
 // system: empty for none. ErrorCode::format where the template refuses such a conversation.

@@ -13,6 +13,7 @@
 #include "base/philox.hpp"
 #include "base/text.hpp"
 #include "base/thread_pool.hpp"
+#include "data/chat_prompt.hpp"
 #include "data/permutation.hpp"
 #include "data/record_problem.hpp"
 #include "data/record_reader.hpp"
@@ -90,7 +91,7 @@ class FileReader {
     EncodedSample sample;
     std::string problem;  // "file:line:column: reason" where it is no sample
     std::string help;
-    bool empty_answer = false;
+    bool empty_answer = false, dialogue = false;
   };
 
   // One format for each file: that of its first sample.
@@ -121,6 +122,7 @@ class FileReader {
           const SftRecord parsed = parsers_[static_cast<size_t>(worker)].parse(
               text, formats_[static_cast<size_t>(record.file)], &byte);
           result.empty_answer = has_empty_answer(parsed);
+          result.dialogue = std::holds_alternative<SftDialogue>(parsed.what);
           result.sample = encoder_.encode(parsed);
         } catch (Error& error) {
           // What the recipe lacks is no fault of the line.
@@ -169,6 +171,7 @@ class FileReader {
     }
     if (kept < sample.ids.size()) ++counts.truncated;
     ++counts.samples;
+    counts.dialogues += result.dialogue ? 1 : 0;
     counts.tokens += static_cast<int64_t>(kept);
     counts.learned += learned;
     samples.add(sample, kept, record.file, record.line);
@@ -192,6 +195,27 @@ std::string left_out(const SftCounts& counts) {
   add(counts.unlearned, "left out with nothing to learn");
   add(counts.bad, counts.bad == 1 ? "bad line skipped" : "bad lines skipped");
   return text;
+}
+
+// Why a model that is exported does not know where its answers end; empty: it does.
+std::string turn_end_problem(const SftOptions& options) {
+  const auto chat_template =
+      options.chat_template ? options.chat_template : text::chat::ChatTemplate::load("alpaca");
+  try {
+    const ChatPrompt prompt = chat_prompt(*options.tokenizer, *chat_template, options.eod, "", "text");
+    if (prompt.learns_end) return "";
+    const std::string end =
+        prompt.end_token ? std::string(options.tokenizer->token_of(*prompt.end_token)) : prompt.end_text;
+    const std::string& name = chat_template->name();  // "chat template chatml"
+    if (end.empty()) return name + " puts nothing behind an answer: the model does not learn where to stop";
+    return name + " ends an answer with `" + end +
+           "`, which the tokenizer does not encode as one token: other programs that read an export of this "
+           "model do not stop there; choose a template whose end is a token, or a tokenizer that has it as a "
+           "special token";
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::format) throw;
+    return "";  // a template that takes no such conversation
+  }
 }
 
 }  // namespace
@@ -227,6 +251,7 @@ std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOpt
       SftCounts counts;
       const auto samples =
           reader.read(*files[split], counts, split == 0 ? options.max_train_samples : std::nullopt);
+      if (split == 0 && counts.dialogues > 0) counts.turn_end_problem = turn_end_problem(options);
       result[split] = make(samples, 0, samples->count(), counts);
       if (split == 0 && !result[0]) nothing(counts);
     }
@@ -235,6 +260,7 @@ std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOpt
   SftCounts counts;
   const auto samples = reader.read(options.train_files, counts, std::nullopt);
   if (samples->count() == 0) nothing(counts);
+  if (counts.dialogues > 0) counts.turn_end_problem = turn_end_problem(options);
   const SplitShares shares = parse_split(options.split);
   for (size_t split = 0; split < 3; ++split) {
     if (!shares[split]) continue;
@@ -423,6 +449,7 @@ std::vector<std::string> SftDataset::warnings() const {
   add(counts_.empty_answers,
       counts_.empty_answers == 1 ? "sample has an empty answer" : "samples have an empty answer",
       counts_.empty_locations);
+  if (!counts_.turn_end_problem.empty()) result.push_back(counts_.turn_end_problem);
   return result;
 }
 

@@ -56,10 +56,12 @@ struct SftCounts {
   int64_t dropped = 0;               // too long
   int64_t unlearned = 0;             // left out: nothing in them (any more) is learned
   int64_t empty_answers = 0;         // records with an answer that should be learned and has no text
+  int64_t dialogues = 0;             // of the samples
   int64_t tokens = 0;                // of the samples
   int64_t learned = 0;               // of the tokens
   std::vector<std::string> reports;  // "file:line:column: reason" of the first bad lines
   std::vector<std::string> unlearned_locations, empty_locations;  // "file:line" of the first of each
+  std::string turn_end_problem;  // of the chat template with this tokenizer; empty: none, or no dialogues
 };
 
 // The samples of some files: tokens back to back.

@@ -95,6 +95,8 @@ std::string to_text_report(const SftReport& report, bool color) {
     out += "nothing to learn, left out: " + harmless(location) + "\n";
   for (const std::string& location : report.counts.empty_locations)
     out += "empty answer: " + harmless(location) + "\n";
+  if (!report.counts.turn_end_problem.empty())
+    out += "warning: " + harmless(report.counts.turn_end_problem) + "\n";
   for (const auto& row : report.shown) {
     int64_t learned = 0;
     for (const auto& document : row.documents) learned += document.learned;
@@ -132,6 +134,7 @@ std::string to_json_report(const SftReport& report) {
   json["unlearned_locations"] = counts.unlearned_locations;
   json["empty_answers"] = counts.empty_answers;
   json["empty_locations"] = counts.empty_locations;
+  json["turn_end_problem"] = counts.turn_end_problem;
   json["rows"] = report.rows;
   json["row_length"] = report.row_length;
   json["shown"] = OrderedJson::array();

@@ -570,8 +570,7 @@ void report_branches(Draft& draft, const ShellScript& script, const ShellCommand
     std::string reason =
         loop ? "a loop is not run" : "not decided: commands are not executed, and files are not looked at";
     if (!branch.variables.empty()) {
-      reason =
-          "not decided: the script does not set `$" + join(branch.variables, "`, `$") + "` is; choose with";
+      reason = "not decided: the script does not set `$" + join(branch.variables, "`, `$") + "`; choose with";
       for (const std::string& name : branch.variables) reason += " --var " + name + "=VALUE";
     } else {
       reason += "; write what it sets into the recipe";

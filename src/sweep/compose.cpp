@@ -23,16 +23,39 @@ using config::FieldInfo;
 
 namespace {
 
-// Two recipes mean the same trial when they differ only in what is written and reported, and in where they
-// run. The tokenizer decides what the model reads; how long a run may take does not.
-constexpr auto counts = [](const FieldInfo& field) {
+// Whether a field decides what a run learns, or how fast; else it is about what is written and reported, and
+// where the run is placed. The tokenizer decides what the model reads; how long a run may take does not.
+bool decides_training(const FieldInfo& field) {
   constexpr std::array<std::string_view, 5> placement{"train.device", "train.threads", "dataset.num_workers",
                                                       "dist.distributed_backend", "resilience.memory_limit"};
   if (std::find(placement.begin(), placement.end(), field.path) != placement.end()) return false;
   return field.section == "tokenizer" || (field.effect != Effect::io && field.effect != Effect::log);
-};
+}
+
+// The fields of `validation` to which the definition gives more than one value: what they change is the
+// metric that trials are ranked by.
+std::set<std::string, std::less<>> varied_validation(const Definition& definition) {
+  std::map<std::string, std::set<std::string>> values;
+  for (const Axis& axis : definition.axes) values[axis.path].insert(axis.values.begin(), axis.values.end());
+  for (const Values& row : definition.link)
+    for (const auto& [path, value] : row) values[path].insert(value);
+  std::set<std::string, std::less<>> varied;
+  for (const auto& [path, given] : values)
+    if (path.starts_with("validation.") && given.size() != 1) varied.insert(path);
+  return varied;
+}
 
 }  // namespace
+
+bool Composer::counts(const FieldInfo& field) const {
+  return decides_training(field) || varied_validation_.contains(field.path);
+}
+
+std::string Composer::form_of(const Config& config, bool with_seed) const {
+  return config::canonical_form(config::schema(), &config, [&](const FieldInfo& field) {
+    return counts(field) && (with_seed || field.path != kSeedPath);
+  });
+}
 
 // Passes over data are counted as the run counts them; samples of the same data are counted once.
 std::optional<int64_t> Composer::steps_of(const Config& config, std::string& why_unknown) {
@@ -92,13 +115,14 @@ config::Resolution Composer::resolve(const Values& values, std::optional<int64_t
   return resolution;
 }
 
-Composer::Composer(const Definition& definition) : definition_(definition) {
+Composer::Composer(const Definition& definition)
+    : definition_(definition), varied_validation_(varied_validation(definition)) {
   const config::Resolution base = resolve({}, std::nullopt);
   if (base.malformed || base.bad_words)  // else the axes may give what is missing
     fail(base.malformed ? ErrorCode::format : ErrorCode::config,
          "the base `" + definition.base + "` cannot be composed" +
              errors_text(base.diagnostics, base.sources));
-  base_hash_ = config::hash_of(config::canonical_form(config::schema(), &base.config, counts));
+  base_hash_ = config::hash_of(form_of(base.config));
 }
 
 std::string Composer::stored_form(const std::filesystem::path& recipe) const {
@@ -110,7 +134,7 @@ std::string Composer::stored_form(const std::filesystem::path& recipe) const {
   const config::Resolution resolution = config::resolve(request);
   for (const config::Diagnostic& diagnostic : resolution.diagnostics)
     if (diagnostic.level == config::Level::error) fail(ErrorCode::config, described(diagnostic));
-  return config::canonical_form(config::schema(), &resolution.config, counts);
+  return form_of(resolution.config);
 }
 
 TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown) {
@@ -184,10 +208,9 @@ ComposedTrial Composer::compose(const Values& values, std::optional<int64_t> see
   for (auto& [path, value] : trial.values)  // as the recipe shows it, however it was written
     if (const auto target = find_target(path); target && target->field && !target->inside)
       value = config::yaml_inline(*target->field->type, schema.load(&config, *target->field));
-  out.form = config::canonical_form(schema, &config, counts);
+  out.form = form_of(config);
   out.hash = config::hash_of(out.form);
-  out.configuration_hash = config::hash_of(config::canonical_form(
-      schema, &config, [](const FieldInfo& field) { return counts(field) && field.path != kSeedPath; }));
+  out.configuration_hash = config::hash_of(form_of(config, false));
   config.name =
       definition_.name + "-" + out.hash.substr(0, 8);  // of the run, where the trial is run by itself
   out.recipe = config::resolved_recipe(resolution);

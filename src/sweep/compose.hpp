@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,13 @@ class Composer {
   config::Resolution resolve(const Values& values, std::optional<int64_t> seed) const;
   TrialEstimate estimate(const config::Config& config, std::string& why_unknown);
   std::optional<int64_t> steps_of(const config::Config& config, std::string& why_unknown);
+  // Whether trials that differ in a field alone are different trials.
+  bool counts(const config::FieldInfo& field) const;
+  // What a trial is named by: the fields that count.
+  std::string form_of(const config::Config& config, bool with_seed = true) const;
 
   const Definition& definition_;
+  std::set<std::string, std::less<>> varied_validation_;  // paths
   std::string base_hash_;
   std::map<std::string, std::pair<double, int64_t>> estimates_;  // by what they depend on
   // Of recipes whose length is train.epochs: steps, or why they are not known.

@@ -353,6 +353,21 @@ void choose_metric(Definition& definition, const Validation& validation, std::ve
                     metric.name + "`, at step " + std::to_string(validation.longest_interval));
 }
 
+// A rung at the end of a run, or past it, stops nothing: so much is said.
+void note_late_rungs(const Plan& plan, std::vector<std::string>& notes) {
+  int64_t longest = 0;
+  for (const TrialPlan& trial : plan.trials) {
+    if (!trial.estimate.steps) return;
+    longest = std::max(longest, *trial.estimate.steps);
+  }
+  std::vector<std::string> late;
+  for (const int64_t step : plan.definition.stop.steps)
+    if (step >= longest) late.push_back(std::to_string(step));
+  if (!late.empty())
+    notes.push_back("stop.asha stops no trial at step " + join_some(late, ", ", 4) +
+                    ": the longest trial has " + std::to_string(longest) + " steps");
+}
+
 }  // namespace
 
 ComposedPlan make_plan(const Definition& definition, PlanProgress progress) {
@@ -426,6 +441,7 @@ ComposedPlan make_plan(const Definition& definition, PlanProgress progress) {
          "the first is `capstan check " + definition.base + " " + text_of(first.values, first.seed) + "`");
   }
   choose_metric(plan.definition, validation, out.notes);
+  note_late_rungs(plan, out.notes);
   for (const auto& [why, times] : unknown_lengths)
     out.notes.push_back(
         "the steps of " + std::to_string(times) + (times == 1 ? " trial" : " trials") +

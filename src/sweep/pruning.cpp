@@ -7,12 +7,12 @@
 
 namespace capstan::sweep {
 
-std::optional<double> value_at_rung(const std::vector<CurvePoint>& curve, int64_t step, int64_t reached) {
+std::optional<CurvePoint> point_at_rung(const std::vector<CurvePoint>& curve, int64_t step, int64_t reached) {
   if (curve.empty() || std::max(reached, curve.back().step) < step) return std::nullopt;
-  double value = curve.front().value;
+  CurvePoint found = curve.front();
   for (const CurvePoint& point : curve)
-    if (point.step <= step) value = point.value;
-  return value;
+    if (point.step <= step) found = point;
+  return found;
 }
 
 size_t rank_among(double value, const std::vector<double>& others, const Metric& metric) {
@@ -44,9 +44,10 @@ std::optional<double> Pruning::value_of(const TrialPlan& other, int64_t step) {
   if (const auto bad = bad_value(curve); bad && bad->step <= step) return std::nullopt;
   const RunProgress progress = store_.progress(other);
   if (progress.pruned_at && *progress.pruned_at < step) return std::nullopt;
-  const auto value = value_at_rung(curve, step, progress.reached);
-  if (value) at_rung_.emplace(std::pair(other.id, step), *value);
-  return value;
+  const auto point = point_at_rung(curve, step, progress.reached);
+  if (!point) return std::nullopt;
+  at_rung_.emplace(std::pair(other.id, step), point->value);
+  return point->value;
 }
 
 PruningDecision Pruning::decide(const TrialPlan& trial, const std::vector<CurvePoint>& curve, int64_t reached,
@@ -60,24 +61,27 @@ PruningDecision Pruning::decide(const TrialPlan& trial, const std::vector<CurveP
   for (; rungs < d.stop.steps.size(); ++rungs) {
     const int64_t step = d.stop.steps[rungs];
     if (bad && bad->step <= step) return stop(*bad);
-    const auto value = value_at_rung(curve, step, reached);
-    if (!value) break;
-    at_rung_[{trial.id, step}] = *value;
-    // Nothing would be saved.
+    const auto point = point_at_rung(curve, step, reached);
+    if (!point) break;
+    at_rung_[{trial.id, step}] = point->value;
+    // At the end of the run nothing would be saved.
     if (const auto total = store_.total_steps(trial); total && step >= *total) continue;
     std::vector<double> others;
     for (const TrialPlan& other : store_.plan().trials)
-      if (other.id != trial.id)
+      if (other.id != trial.id && other.configuration != trial.configuration)
         if (const auto theirs = value_of(other, step)) others.push_back(*theirs);
-    const size_t rank = rank_among(*value, others, d.metric);
+    const size_t rank = rank_among(point->value, others, d.metric);
     const auto kept = static_cast<size_t>(
         std::max(1.0, std::ceil(d.stop.keep * static_cast<double>(others.size() + 1) - 1e-9)));
     if (rank < kept) continue;
     ++rungs;
-    return stop({d.metric.name + " at step " + std::to_string(step) + " is " + to_text(*value) + ": place " +
-                     std::to_string(rank + 1) + " of " + std::to_string(others.size() + 1) +
-                     " so far, of which " + std::to_string(kept) + " go on",
-                 step});
+    return stop(
+        {d.metric.name + " at step " + std::to_string(point->step) + " is " + to_text(point->value) +
+             (point->step > step ? " (the first one, for the rung at step " + std::to_string(step) + ")"
+                                 : "") +
+             ": place " + std::to_string(rank + 1) + " of " + std::to_string(others.size() + 1) +
+             " so far, of which " + std::to_string(kept) + " go on",
+         step});
   }
   return bad ? stop(*bad) : PruningDecision{};
 }

@@ -1,6 +1,6 @@
 // When a trial is not worth going on with: a metric that is not finite or hopeless, and asynchronous
 // successive halving. A trial that has come to a rung goes on when it is among the best `keep` of those that
-// have come there so far.
+// have come there so far. Trials of one configuration, which differ in the seed alone, do not compete.
 //
 // What decides is the rows of metrics.jsonl, not when somebody looks at them: a trial that has passed a rung,
 // or has ended, between two looks is treated as if it had been looked at in time, and counts at no rung
@@ -17,10 +17,11 @@
 
 namespace capstan::sweep {
 
-// The metric of a curve at a rung: of the last point up to that step, or of the first one where there is
+// The point of a curve that counts at a rung: the last one up to that step, or the first one where there is
 // none. nullopt: not known yet. reached: the last step after which no more points of it or of an earlier one
 // come.
-std::optional<double> value_at_rung(const std::vector<CurvePoint>& curve, int64_t step, int64_t reached = 0);
+std::optional<CurvePoint> point_at_rung(const std::vector<CurvePoint>& curve, int64_t step,
+                                        int64_t reached = 0);
 
 // Why a trial is to be stopped, and where.
 struct PruningDecision {
@@ -31,7 +32,7 @@ struct PruningDecision {
 class Pruning {
  public:
   explicit Pruning(const Store& store) : store_(store) {}
-  // reached: as for value_at_rung. rungs: how many rungs the trial has passed, kept by the caller.
+  // reached: as for point_at_rung. rungs: how many rungs the trial has passed, kept by the caller.
   PruningDecision decide(const TrialPlan& trial, const std::vector<CurvePoint>& curve, int64_t reached,
                          size_t& rungs);
 

@@ -134,11 +134,11 @@ TEST_CASE("the base is known by its hash; adapters without one, or without a lay
       b.in({"eval", "own", "--text", "text.txt", "checkpoint.pretrained_checkpoint=moved"});
   CHECK_MESSAGE(moved.code == 0, moved.err);
 
-  CHECK_MESSAGE(contains(b.in({"merge", "base", "x"}).err, "whole model, and no adapters"), "");
+  CHECK_MESSAGE(contains(b.in({"merge", "base", "x"}).err, "full model, and no adapters"), "");
   const Finished described = b.in(
       {"eval", "base", "--text", "text.txt", "peft=lora", "checkpoint.pretrained_checkpoint=base", "--json"});
   CHECK(described.code == 2);
-  CHECK_MESSAGE(contains(described.err, "whole model, and no adapters"), described.err);
+  CHECK_MESSAGE(contains(described.err, "full model, and no adapters"), described.err);
   const Finished misspelled = b.adapt("lora", {"peft.target_modules=[linear_qvk]", "--run-dir", "x"});
   CHECK(misspelled.code == 2);
   CHECK_MESSAGE(contains(misspelled.err, "did you mean `linear_qkv`?"), misspelled.err);

@@ -188,13 +188,13 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   CHECK(home.loss({"ours", "--adapter", "lora-peft"}) == doctest::Approx(home.loss({"lora"})).epsilon(1e-6));
   home.refused({"eval", "ours", "--adapter", "lora", "--text", "text.txt"}, "other weights than those");
   home.refused({"eval", "lora", "--adapter", "dora", "--text", "text.txt"}, "holds adapters itself");
-  home.refused({"eval", base, "--adapter", "ours", "--text", "text.txt"}, "whole model, and no adapters");
+  home.refused({"eval", base, "--adapter", "ours", "--text", "text.txt"}, "full model, and no adapters");
   home.refused({"eval", base, "--text", "text.txt", "peft=lora", "checkpoint.pretrained_checkpoint=" + base,
                 "model.seq_length=12"},
-               "whole model, and no adapters");
+               "full model, and no adapters");
   home.refused({"convert", "lora", "hf:x"}, "holds adapters, not a full model");
-  home.refused({"convert", "ours", "peft:x"}, "whole model, and no adapters");
-  home.refused({"convert", base, "peft:x"}, "whole model, and no adapters");
+  home.refused({"convert", "ours", "peft:x"}, "full model, and no adapters");
+  home.refused({"convert", base, "peft:x"}, "full model, and no adapters");
   home.refused({"convert", "peft:lora-peft", "hf:x"}, "merge");
   home.refused({"convert", "peft:lora-peft", "peft:x"}, "both PEFT's");
   home.refused({"convert", "peft:lora-peft", "x", "--base", "lora"}, "holds adapters itself");

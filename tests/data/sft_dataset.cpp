@@ -314,10 +314,19 @@ TEST_CASE("empty answers, samples with nothing to learn and bad lines are named 
   CHECK(dataset->counts().empty_locations == std::vector<std::string>{file + ":2", file + ":6"});
   CHECK(dataset->counts().unlearned_locations == std::vector<std::string>{file + ":4"});
   const auto warnings = dataset->warnings();
-  REQUIRE(warnings.size() == 3);
+  REQUIRE(warnings.size() == 4);
   CHECK(warnings[0].starts_with("1 line is no sample and was skipped:\n    " + file + ":5:1: "));
   CHECK(warnings[1] == "1 sample has nothing to learn and was left out:\n    " + file + ":4");
   CHECK(warnings[2] == "2 samples have an empty answer:\n    " + file + ":2\n    " + file + ":6");
+  // Bytes have no token for it: a model that is exported would not stop there.
+  CHECK(
+      warnings[3].starts_with("chat template chatml ends an answer with `<|im_end|>`, which the "
+                              "tokenizer does not encode as one token"));
+  write_text(directory / "t.jinja",
+             "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+             "{% endfor %}");
+  options.chat_template = text::chat::ChatTemplate::load(directory / "t.jinja");
+  CHECK(build_sft_datasets(options)[0]->warnings().size() == 3);
   const std::string text = to_text_report(inspect_sft(*dataset, *options.tokenizer, 3, 64), false);
   CHECK(text.find("empty answer: " + file + ":6\n") != std::string::npos);
   CHECK(text.find("nothing to learn, left out: " + file + ":4\n") != std::string::npos);

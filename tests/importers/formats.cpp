@@ -586,7 +586,7 @@ TEST_CASE("megatron: a branch that depends on a variable is asked about, not tak
   CHECK(left(asked, "--num-layers")->reason == "depends on `case $SIZE in`, which is not decided");
   REQUIRE(left_as(asked, "case $SIZE in", Why::to_fill_in));
   CHECK(left(asked, "case $SIZE in")->reason ==
-        "not decided: the script does not set `$SIZE` is; choose with --var SIZE=VALUE");
+        "not decided: the script does not set `$SIZE`; choose with --var SIZE=VALUE");
   CHECK(left(asked, "case $SIZE in")->location.line == 2);
   // What does not depend on it is taken: a default of the script decides.
   CHECK(value_of(asked, "mixed_precision (preset)") == "bf16_mixed");

@@ -333,9 +333,10 @@ TEST_CASE("curves, their one number, and when a trial is not worth going on with
   CHECK(!summarized({}, metric));
   CHECK(!summarized({{1, NAN}}, Metric{}));
 
-  CHECK(value_at_rung(curve, 2) == 4);
-  CHECK(!value_at_rung(curve, 4));
-  CHECK(value_at_rung(curve, 4, 4) == 3);  // the run has come there, its metric has no row of that step
+  CHECK(point_at_rung(curve, 2)->value == 4);
+  CHECK(!point_at_rung(curve, 4));
+  CHECK(point_at_rung(curve, 4, 4)->value ==
+        3);  // the run has come there, its metric has no row of that step
   CHECK(rank_among(3, {1, 5, NAN}, Metric{}) == 1);
   CHECK(rank_among(NAN, {1, 5, NAN}, Metric{}) == 2);
 
@@ -402,6 +403,33 @@ TEST_CASE("a trial that ends between two looks is judged at its rung, from its r
   CHECK(run(false) == expected);
 }
 
+TEST_CASE("seeds of one configuration do not stop each other, and a late first value names its step") {
+  const Scratch scratch;
+  write_plan(scratch.path / "s",
+             make_plan(tiny_definition("axes: {optimizer.lr: [1e-3, 2e-3]}\nseeds: [1, 2]\nmetric: loss\n"
+                                       "stop: {asha: {steps: [2], keep: 1/2}}\n")));
+  const Store store(scratch.path / "s");
+  Pruning pruning(store);
+  const auto decide = [&](size_t i, const std::string& rows) {
+    const TrialPlan& trial = store.plan().trials[i];
+    fs::create_directories(store.run(trial.id));
+    std::ofstream(store.run(trial.id) / "metrics.jsonl") << rows;
+    size_t rungs = 0;
+    return pruning.decide(trial, store.read_curve(trial.id, "loss"), 0, rungs).reason;
+  };
+  REQUIRE(store.plan().trials[0].configuration == store.plan().trials[1].configuration);
+  CHECK(decide(0, "{\"step\": 2, \"loss\": 4}\n").empty());
+  CHECK(decide(1, "{\"step\": 2, \"loss\": 5}\n").empty());
+  CHECK(decide(2, "{\"step\": 3, \"loss\": 6}\n") ==
+        "loss at step 3 is 6 (the first one, for the rung at step 2): place 3 of 3 so far, of which 2 go on");
+}
+
+TEST_CASE("points that differ in validation alone are trials, as the metric depends on it") {
+  const Plan plan = make_plan(tiny_definition("axes: {validation.eval_iters: [1, 2]}")).plan;
+  CHECK(plan.trials.size() == 2);
+  CHECK(plan.duplicates == 0);
+}
+
 TEST_CASE("the step at which a trial was pruned is kept for the runners after this one") {
   const Scratch scratch;
   write_plan(scratch.path / "s",
@@ -451,6 +479,10 @@ TEST_CASE("a sweep that names no metric is ranked by the validation loss where e
   notes.clear();
   CHECK(metric("axes: {optimizer.lr: [1e-3]}\nstop: {asha: {steps: [2], keep: 1/2}}", notes) == "val/loss");
   CHECK(notes.find("the first rung of stop.asha, step 2, comes before the first validation") == 0);
+  notes.clear();
+  metric("axes: {optimizer.lr: [1e-3]}\nstop: {asha: {steps: [4, 8, 12], keep: 1/2}}", notes);
+  CHECK(notes.find("stop.asha stops no trial at step 8, 12: the longest trial has 8 steps\n") !=
+        std::string::npos);
   CHECK(ranking_text(Metric{}) == "`loss` (last), the training loss, the lowest first");
 }
 

@@ -495,4 +495,11 @@ TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resum
   } catch (const Error& error) {
     CHECK_MESSAGE(error.message().find("resilience.max_rewinds") != std::string::npos, error.message());
   }
+  // The row of that spike says what was done.
+  std::string last_action;
+  records::read_metrics(root.path() / "none/metrics.jsonl", [&](const records::ReadRow& row) {
+    for (const auto& [name, text] : row.texts)
+      if (name == "action") last_action = text;
+  });
+  CHECK(last_action == "stop");
 }

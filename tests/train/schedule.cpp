@@ -132,7 +132,7 @@ TEST_CASE("a floor that is a ratio follows the peak of the run, and another rati
                                           "train.exit_interval=4"};
   b.train("a", Resume::no, begun);
   CHECK(holds(error_of([&] { b.train("a", Resume::existing, {"optimizer.min_lr_ratio=0.25"}); }),
-              "optimizer.min_lr_ratio: 0.01 -> "));
+              "optimizer.min_lr (by `optimizer.min_lr_ratio`): 0.01 -> "));
   b.train("a", Resume::existing, {"optimizer.min_lr_ratio=0.5"});  // without the peak of the first start
   CHECK(b.rates("a") == b.curve(10, begun));
 }

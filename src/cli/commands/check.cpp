@@ -16,8 +16,8 @@ namespace capstan::cli {
 
 namespace {
 
-// Files that are missing or cannot be used are errors with --files, else notes. A missing file that only a recipe shipped with Capstan names
-// gets no note: it is a place where data may be put.
+// Files that are missing or cannot be used are errors with --files, else notes. A missing file that only a
+// recipe shipped with Capstan names gets no note: it is a place where data may be put.
 std::vector<config::Diagnostic> add_missing_files(config::Resolution& resolution, bool files) {
   if (!resolution.ok()) return {};
   const config::Level level = files ? config::Level::error : config::Level::note;

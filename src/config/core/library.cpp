@@ -56,9 +56,8 @@ std::optional<Library::Found> Library::recipe(std::string_view name) const {
   for (size_t dash = name.rfind('-'); dash != std::string_view::npos && dash > 0;
        dash = name.rfind('-', dash - 1)) {
     const std::string model(name.substr(0, dash)), method(name.substr(dash + 1));
-    std::set<std::string> models;
-    add_models(method, models);
-    if (models.contains(model))
+    ModelsByRecipe known;
+    if (models_of(method, known).contains(model))
       return Found{std::string(name),
                    {},
                    "extends: " + method + "\nname: " + std::string(name) + "\nmodel: " + model + "\n"};
@@ -66,24 +65,31 @@ std::optional<Library::Found> Library::recipe(std::string_view name) const {
   return std::nullopt;
 }
 
-void Library::add_models(const std::string& recipe, std::set<std::string>& models, int depth) const {
-  constexpr int kMostParents = 10;
+const std::set<std::string>& Library::models_of(const std::string& recipe, ModelsByRecipe& known) const {
+  const auto [entry, is_new] = known.try_emplace(recipe);
+  std::set<std::string>& models = entry->second;
+  if (!is_new) return models;  // also where a recipe extends itself
   const auto found = recipe_file(recipe);
-  if (!found || depth > kMostParents) return;
+  if (!found) return models;
   std::string text = found->text;
   try {
     if (!found->file.empty()) text = read_file(found->file, TreeLimits::kFileBytes);
   } catch (const Error&) {
-    return;  // reported when the recipe is resolved
+    return models;  // reported when the recipe is resolved
   }
   std::vector<Diagnostic> ignored;
   const auto tree = parse_yaml(0, {{Source::Kind::file, found->name, normalized(text), {}}}, ignored);
-  if (!tree) return;
+  if (!tree) return models;
   if (const Node* entries = tree->find("models")) models.insert(entries->keys.begin(), entries->keys.end());
+  const auto add = [&](const Node& parent) {
+    const auto& inherited = models_of(parent.text, known);
+    models.insert(inherited.begin(), inherited.end());
+  };
   if (const Node* extends = tree->find("extends")) {
-    if (extends->kind == Node::Kind::scalar) add_models(extends->text, models, depth + 1);
-    for (const Node& parent : extends->items) add_models(parent.text, models, depth + 1);
+    if (extends->kind == Node::Kind::scalar) add(*extends);
+    for (const Node& parent : extends->items) add(parent);
   }
+  return models;
 }
 
 std::optional<Library::Found> Library::preset(std::string_view section, std::string_view name) const {
@@ -129,9 +135,9 @@ std::vector<Library::Entry> Library::list(const std::string& subdirectory,
 
 std::vector<Library::Entry> Library::methods() const {
   std::vector<Entry> entries = list("", "recipes/");
+  ModelsByRecipe known;
   for (Entry& entry : entries) {
-    std::set<std::string> models;
-    add_models(entry.name, models);
+    const std::set<std::string>& models = models_of(entry.name, known);
     entry.models.assign(models.begin(), models.end());
   }
   std::erase_if(entries, [](const Entry& entry) { return entry.models.empty(); });

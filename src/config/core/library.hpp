@@ -1,6 +1,7 @@
 // The recipes and presets that come with the binary, and those that a user puts beside them.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -55,7 +56,9 @@ class Library {
 
  private:
   std::optional<Found> recipe_file(std::string_view name) const;
-  void add_models(const std::string& recipe, std::set<std::string>& models, int depth = 0) const;
+  using ModelsByRecipe = std::map<std::string, std::set<std::string>>;
+  // The models that a recipe or one that it extends has an entry for; `known` keeps those of each recipe read.
+  const std::set<std::string>& models_of(const std::string& recipe, ModelsByRecipe& known) const;
   std::optional<Found> find(const std::string& in_directory, const std::string& embedded) const;
   std::vector<Entry> list(const std::string& subdirectory, const std::string& embedded_prefix) const;
   std::span<const LibraryFile> embedded_;

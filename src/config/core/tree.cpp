@@ -11,6 +11,8 @@
 #include <sstream>
 #include <utility>
 
+#include "base/error.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "config/core/prescan.hpp"
@@ -622,6 +624,11 @@ std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources,
     const std::string_view first = lines.line(static_cast<size_t>(builder.root->location.line) - 1);
     if (builder.root->kind == Node::Kind::scalar && missing_space(first))
       return simple("C0002", "missing space after `:`", builder.root->location, "write `key: value`");
+    try {
+      refuse_placeholder(text, sources[static_cast<size_t>(source)].name);
+    } catch (const Error& error) {
+      return simple("C0013", error.message(), builder.root->location, error.help());
+    }
     return simple("C0013",
                   "a recipe is a mapping of sections, not a " +
                       std::string(builder.root->kind == Node::Kind::list ? "list" : "single value"),

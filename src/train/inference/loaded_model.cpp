@@ -96,7 +96,8 @@ const text::Tokenizer& LoadedModel::require_tokenizer() const {
        std::string("the checkpoint has no tokenizer") + (mock ? ", since its run trained on mock data" : "") +
            ": text cannot be turned into ids",
        mock ? "tokenizer.tokenizer_model=FILE names one; a model that has seen mock data alone knows no text"
-            : "tokenizer.tokenizer_type=huggingface tokenizer.tokenizer_model=FILE names the one of its training data");
+            : "tokenizer.tokenizer_type=huggingface tokenizer.tokenizer_model=FILE names the one of its "
+              "training data");
 }
 
 LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config,

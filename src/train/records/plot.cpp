@@ -71,6 +71,7 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
                              {"step", run.step ? ordered_json(*run.step) : ordered_json(nullptr)},
                              {"loss", or_null(run.last_loss)},
                              {"validation", or_null(details.validation_loss)},
+                             {"test", or_null(details.test_loss)},
                              {"speed", or_null(details.tokens_per_second)},
                              {"started", run.started}});
   text.pop_back();  // the closing brace: the curves follow

@@ -30,13 +30,13 @@ void look(const config::ResilienceConfig& config, config::SpikeAction action, do
   if (recent.size() < static_cast<size_t>(std::min<int64_t>(config.spike_window, 16))) return;
   const double mean = mean_of(recent);
   if (value <= factor * mean) return;
-  const std::string name(config::enum_name(action));
   result.events.push_back({event,
                            std::string("the ") + what + " is " + four_digits(value) + ", more than " +
                                to_text(factor) + " times the mean " + four_digits(mean) + " of the " +
-                               std::to_string(recent.size()) + " steps before: " + name,
+                               std::to_string(recent.size()) + " steps before",
+                           std::string(config::enum_name(action)),
                            {{"value", value}, {"mean", mean}, {"factor", factor}},
-                           {{"action", name}}});
+                           {}});
   result.action = std::max(result.action, action);
 }
 

@@ -18,6 +18,7 @@ namespace capstan::train {
 // One finding; a row of metrics.jsonl and a warning.
 struct Anomaly {
   std::string event, text;
+  std::string action;  // what is done about it; empty: nothing
   std::vector<std::pair<std::string, double>> numbers;
   std::vector<std::pair<std::string, std::string>> texts;
 };

@@ -23,7 +23,11 @@ void CheckpointRoot::open(comm::World& world, const RunOptions& options, const s
     if (world.rank() != 0) return;
     std::error_code unknown;
     if (config_.checkpoint.save && !fs::equivalent(path_, run_directory_, unknown)) {
-      checkpoint::real_file_system().make_directories(path_);
+      try {
+        checkpoint::real_file_system().make_directories(path_);
+      } catch (Error& error) {
+        throw error.in("checkpoint.save = " + config_.checkpoint.save->text);
+      }
       lock_ = std::make_unique<records::FileLock>(path_, "checkpoint directory");
       refuse_other_runs(run_id);
     }

@@ -276,7 +276,8 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
       continue;
     }
     if (cause != item.fields.end() && cause->starts_with("optimizer.")) {
-      const std::string text = std::string(*cause) + ": " + before + " -> " + after;
+      const std::string by = *cause == name ? "" : " (by `" + std::string(*cause) + "`)";
+      const std::string text = name + by + ": " + before + " -> " + after;
       if (!holds(choice.refused, text)) choice.refused.push_back(text);
       continue;
     }

@@ -213,10 +213,12 @@ void StepLogger::write_step_events(const StepResult& result) {
 void StepLogger::report_anomalies(int64_t step, const std::vector<Anomaly>& events,
                                   std::optional<int64_t> row_step) {
   for (const Anomaly& event : events) {
-    log_.warning("step " + std::to_string(step) + ": " + event.text);
+    log_.warning("step " + std::to_string(step) + ": " + event.text +
+                 (event.action.empty() ? "" : ": " + event.action));
     records::MetricsRow row(row_step.value_or(step), event.event);
     if (row_step) row.integer("seen_at_step", step);
     for (const auto& [name, value] : event.numbers) row.number(name, value);
+    if (!event.action.empty()) row.text("action", event.action);
     for (const auto& [name, value] : event.texts) row.text(name, value);
     recorder_.write(row);
   }

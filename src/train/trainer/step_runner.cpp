@@ -171,7 +171,7 @@ void StepRunner::compute_again(const Gradients& first, StepTimers& timers, std::
   for (size_t r = 0; r < differing.size(); ++r)
     if (!differing[r].empty()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
   const std::string step = std::to_string(state_.step + 1);
-  Anomaly event{"rerun", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
+  Anomaly event{"rerun", "", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
   if (config_.resilience.rerun_mode == config::RerunMode::report_stats) {
     event.numbers.insert(event.numbers.end(), {{"grad_norm", first.norm},
                                                {"grad_norm_again", again.norm},
@@ -228,7 +228,7 @@ Anomaly StepRunner::locate_not_finite(const Gradients& gradients) {
   if (!check.found().empty())
     operation = check.found() + " in micro-batch " + std::to_string(check.micro_batch() + 1) + " of " +
                 std::to_string(batch_.size());
-  Anomaly event{"not_finite", "", {{"loss", gradients.loss}, {"grad_norm", gradients.norm}}, {}};
+  Anomaly event{"not_finite", "", "", {{"loss", gradients.loss}, {"grad_norm", gradients.norm}}, {}};
   // Adds the finding of the first rank that has one. Collective.
   const auto add_first = [&](const char* key, const std::string& found, const auto& text_of) {
     const auto all = comm::gather_texts(world_, found);

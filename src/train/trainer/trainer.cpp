@@ -249,7 +249,11 @@ void Trainer::rewind(const StepResult& result) {
   for (const std::string& reason : refused) log_->warning("not gone back to " + reason);
   TrainState& state = runner_->state();
   if (rewinds >= config_.resilience.max_rewinds || !found) {
-    logger_->report_anomalies(spike, result.events);
+    std::vector<Anomaly> events = result.events;
+    for (Anomaly& event : events)
+      if (event.action == config::enum_name(config::SpikeAction::rewind))
+        event.action = found ? "stop" : "skip";
+    logger_->report_anomalies(spike, events);
     if (found)
       fail(ErrorCode::failed,
            "step " + std::to_string(spike) + ": another spike after " + std::to_string(rewinds) +

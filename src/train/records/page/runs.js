@@ -9,14 +9,14 @@
   document.getElementById("title").textContent = data.title;
   document.getElementById("subtitle").textContent = data.subtitle;
   const columns = [["", false], ["run", false], ["recipe", false], ["state", false], ["step", true], ["loss", true],
-                   ["validation loss", true], ["tokens/s", true], ["started", false]];
+                   ["validation loss", true], ["test loss", true], ["tokens/s", true], ["started", false]];
   const head = make("tr"), body = make("tbody");
   for (const [text, numeric] of columns) head.append(make("th", {text, class: numeric ? "number" : ""}));
   for (const run of runs) {
     const row = make("tr", {"data-run": run.index});
     run.swatch = make("span", {class: "swatch"});
     const texts = [run.name, run.recipe, run.state, run.step === null ? "–" : String(run.step), number(run.loss ?? NaN),
-                   number(run.validation ?? NaN), tick(Number((run.speed ?? NaN).toPrecision(3))), run.started.replace("T", " ").replace("Z", "")];
+                   number(run.validation ?? NaN), number(run.test ?? NaN), tick(Number((run.speed ?? NaN).toPrecision(3))), run.started.replace("T", " ").replace("Z", "")];
     row.append(make("td", {}, run.swatch));
     texts.forEach((text, i) => row.append(make("td", {text, class: columns[i + 1][1] ? "number" : ""})));
     row.addEventListener("click", () => (run.shown = !run.shown, row.classList.toggle("off", !run.shown), redraw()));
