@@ -57,7 +57,7 @@ class Library {
  private:
   std::optional<Found> recipe_file(std::string_view name) const;
   using ModelsByRecipe = std::map<std::string, std::set<std::string>>;
-  // The models that a recipe or one that it extends has an entry for; `known` keeps those of each recipe read.
+  // The models that a recipe, or one that it extends, has an entry for. `known`: of recipes read before.
   const std::set<std::string>& models_of(const std::string& recipe, ModelsByRecipe& known) const;
   std::optional<Found> find(const std::string& in_directory, const std::string& embedded) const;
   std::vector<Entry> list(const std::string& subdirectory, const std::string& embedded_prefix) const;
