@@ -1,8 +1,8 @@
 #include "base/json.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <unordered_set>
-#include <vector>
 
 #include "base/error.hpp"
 #include "base/missing.hpp"
@@ -39,16 +39,41 @@ Json parse_json(std::string_view text, const std::string& file, int max_depth) {
     return Json::parse(text.begin(), text.end(), watch);
   } catch (const Json::exception& error) {
     refuse_placeholder(text, file);
-    std::string reason = error.what();
-    if (const size_t at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
     const auto* found = dynamic_cast<const Json::parse_error*>(&error);
-    const auto before = text.substr(0, found && found->byte > 0 ? found->byte - 1 : 0);
-    const auto line_start = before.rfind('\n') + 1;  // 0 without a line break
-    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-    const auto column = 1 + count_code_points(before.substr(line_start));
-    fail(ErrorCode::format, file + ":" + std::to_string(line) + ":" + std::to_string(column) +
-                                ": bad JSON: " + reason.substr(0, 200));
+    fail(ErrorCode::format, file + ":" +
+                                line_and_column(text, found && found->byte > 0 ? found->byte - 1 : 0) +
+                                ": bad JSON: " + json_reason(error).substr(0, 200));
   }
+}
+
+std::string json_reason(const Json::exception& error) {
+  std::string reason = error.what();
+  if (const size_t at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
+  return reason;
+}
+
+std::optional<JsonProblem> find_json_problem(std::string_view text) {
+  struct Finder : Json::json_sax_t {
+    std::optional<JsonProblem> problem;
+    bool null() override { return true; }
+    bool boolean(bool) override { return true; }
+    bool number_integer(number_integer_t) override { return true; }
+    bool number_unsigned(number_unsigned_t) override { return true; }
+    bool number_float(number_float_t, const string_t&) override { return true; }
+    bool string(string_t&) override { return true; }
+    bool binary(binary_t&) override { return true; }
+    bool start_object(size_t) override { return true; }
+    bool key(string_t&) override { return true; }
+    bool end_object() override { return true; }
+    bool start_array(size_t) override { return true; }
+    bool end_array() override { return true; }
+    bool parse_error(size_t at, const std::string&, const Json::exception& error) override {
+      problem = {at > 0 ? at - 1 : 0, json_reason(error)};
+      return false;
+    }
+  } finder;
+  Json::sax_parse(text, &finder);
+  return finder.problem;
 }
 
 std::string dump_json(const Json& value, int indent) {
@@ -58,6 +83,12 @@ std::string dump_json(const OrderedJson& value, int indent) {
   return value.dump(indent, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
+std::string json_excerpt(const Json& value) {
+  std::string text = dump_json(value);
+  if (text.size() > 60) text.resize(60), text += "…";
+  return text;
+}
+
 JsonView JsonView::at(const char* key) const {
   const auto& map = object();
   const auto found = map.find(key);
@@ -65,21 +96,44 @@ JsonView JsonView::at(const char* key) const {
   return {*found, file_, path_ + "." + key};
 }
 const Json& JsonView::object() const {
-  if (!value_->is_object()) refuse("is not an object");
+  require(value_->is_object(), "an object");
   return *value_;
 }
 const Json& JsonView::array() const {
-  if (!value_->is_array()) refuse("is not an array");
+  require(value_->is_array(), "an array");
   return *value_;
 }
+std::vector<JsonView> JsonView::items() const {
+  std::vector<JsonView> result;
+  for (const Json& item : array())
+    result.push_back({item, file_, path_ + "[" + std::to_string(result.size()) + "]"});
+  return result;
+}
 const std::string& JsonView::string() const {
-  if (!value_->is_string()) refuse("is not a string");
+  require(value_->is_string(), "a string");
   return value_->get_ref<const std::string&>();
 }
-int64_t JsonView::count() const {
-  if (!value_->is_number_unsigned() || value_->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
-    refuse("is not a whole number in [0, 2^63)");
+bool JsonView::boolean() const {
+  require(value_->is_boolean(), "true or false");
+  return value_->get<bool>();
+}
+double JsonView::number() const {
+  require(value_->is_number() && std::isfinite(value_->get<double>()), "a finite number");
+  return value_->get<double>();
+}
+int64_t JsonView::integer(int64_t least, int64_t most) const {
+  require(value_->is_number_integer() && value_->get<int64_t>() >= least && value_->get<int64_t>() <= most &&
+              !(value_->is_number_unsigned() && value_->get<uint64_t>() > INT64_MAX),
+          "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
   return value_->get<int64_t>();
+}
+int64_t JsonView::count() const {
+  require(value_->is_number_unsigned() && value_->get<uint64_t>() <= INT64_MAX,
+          "a whole number in [0, 2^63)");
+  return value_->get<int64_t>();
+}
+void JsonView::require(bool is, std::string_view expected) const {
+  if (!is) refuse("is not " + std::string(expected) + " but " + json_excerpt(*value_));
 }
 void JsonView::only(std::initializer_list<std::string_view> keys) const {
   for (const auto& [key, value] : object().items())

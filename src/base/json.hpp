@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace capstan {
 
@@ -21,7 +23,20 @@ Json parse_json(std::string_view text, const std::string& file, int max_depth = 
 std::string dump_json(const Json& value, int indent = -1);
 std::string dump_json(const OrderedJson& value, int indent = -1);
 
-// A value with its path. Accessors throw ErrorCode::format naming file, path and the expected type.
+// Where and why a text is not JSON; nullopt for JSON. For readers that use a faster parser without places.
+struct JsonProblem {
+  size_t offset;
+  std::string reason;
+};
+std::optional<JsonProblem> find_json_problem(std::string_view text);
+// The message of a parse error without the library's tag and place.
+std::string json_reason(const Json::exception& error);
+
+// The value in one line of at most 60 bytes, for messages.
+std::string json_excerpt(const Json& value);
+
+// A value with its path. Accessors throw ErrorCode::format naming file, path, the expected type and the
+// value.
 class JsonView {
  public:
   JsonView(const Json& value, std::string file, std::string path = "")
@@ -29,19 +44,21 @@ class JsonView {
 
   JsonView at(const char* key) const;
   JsonView item(const std::string& key, const Json& value) const { return {value, file_, path_ + "." + key}; }
-  JsonView item(size_t index, const Json& value) const {
-    return {value, file_, path_ + "[" + std::to_string(index) + "]"};
-  }
   const Json& object() const;
   const Json& array() const;
+  std::vector<JsonView> items() const;  // of an array
   const std::string& string() const;
-  // An integer in [0, 2^63).
-  int64_t count() const;
+  bool boolean() const;
+  double number() const;  // finite
+  int64_t integer(int64_t least, int64_t most) const;
+  int64_t count() const;  // an integer in [0, 2^63)
   // Refuses keys other than these.
   void only(std::initializer_list<std::string_view> keys) const;
   [[noreturn]] void refuse(const std::string& what) const;
 
  private:
+  void require(bool is, std::string_view expected) const;
+
   const Json* value_;
   std::string file_, path_;
 };

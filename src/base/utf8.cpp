@@ -1,5 +1,7 @@
 #include "base/utf8.hpp"
 
+#include <algorithm>
+
 #include "base/utf8_decode.hpp"
 
 namespace capstan {
@@ -39,6 +41,13 @@ size_t count_code_points(std::string_view text) {
   size_t count = 0;
   for (const char c : text) count += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
   return count;
+}
+
+std::string line_and_column(std::string_view text, size_t offset) {
+  const std::string_view before = text.substr(0, std::min(offset, text.size()));
+  const size_t line_start = before.rfind('\n') + 1;  // 0 without a line break
+  return std::to_string(1 + std::count(before.begin(), before.end(), '\n')) + ":" +
+         std::to_string(1 + count_code_points(before.substr(line_start)));
 }
 
 }  // namespace capstan

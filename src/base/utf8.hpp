@@ -20,5 +20,7 @@ CodePoint decode_utf8(std::string_view text, size_t offset);  // offset < text.s
 void append_utf8(std::string& out, char32_t code_point);
 
 size_t count_code_points(std::string_view text);  // characters, for columns
+// "line:column" of a byte in the text, both from 1; the column counts characters.
+std::string line_and_column(std::string_view text, size_t offset);
 
 }  // namespace capstan

@@ -8,8 +8,6 @@
 
 namespace capstan::checkpoint {
 
-using nlohmann::json;
-
 namespace {
 
 constexpr std::string_view kRankSchema = "capstan.checkpoint-rank/1";
@@ -70,10 +68,9 @@ std::map<std::string, FileHash> read_files(const JsonView& view, int64_t block_b
     hash.full = file.at("xxh3_128").string();
     if (!is_hex(hash.full, 32)) file.at("xxh3_128").refuse("is not 32 lower-case hexadecimal digits");
     const JsonView blocks = file.at("block_xxh3_64");
-    for (size_t i = 0; i < blocks.array().size(); ++i) {
-      hash.blocks.push_back(blocks.item(i, blocks.array()[i]).string());
-      if (!is_hex(hash.blocks.back(), 16))
-        blocks.item(i, blocks.array()[i]).refuse("is not 16 lower-case hexadecimal digits");
+    for (const JsonView& block : blocks.items()) {
+      hash.blocks.push_back(block.string());
+      if (!is_hex(hash.blocks.back(), 16)) block.refuse("is not 16 lower-case hexadecimal digits");
     }
     const int64_t expected = hash.bytes / block_bytes + (hash.bytes % block_bytes != 0);
     if (static_cast<int64_t>(hash.blocks.size()) != expected)
@@ -86,10 +83,11 @@ std::map<std::string, FileHash> read_files(const JsonView& view, int64_t block_b
 }
 
 Shape read_sizes(const JsonView& view) {
-  if (view.array().size() > static_cast<size_t>(Shape::kMaxRank))
+  const auto sizes = view.items();
+  if (sizes.size() > static_cast<size_t>(Shape::kMaxRank))
     view.refuse("has more than " + std::to_string(Shape::kMaxRank) + " dimensions");
   Shape shape;
-  for (size_t i = 0; i < view.array().size(); ++i) shape.push_back(view.item(i, view.array()[i]).count());
+  for (const JsonView& size : sizes) shape.push_back(size.count());
   return shape;
 }
 
@@ -112,11 +110,11 @@ std::map<std::string, StoredTensor> read_tensors(const JsonView& view,
     if (!elements || !try_mul(*elements, size_of(*dtype)))
       entry.at("shape").refuse("has more than 2^63 bytes");
     const JsonView chunks = entry.at("pieces");
-    if (chunks.array().size() > (kMaxCorners >> tensor.shape.size()))
-      chunks.refuse("are " + std::to_string(chunks.array().size()) + ": too many");
+    const auto listed = chunks.items();
+    if (listed.size() > (kMaxCorners >> tensor.shape.size()))
+      chunks.refuse("are " + std::to_string(listed.size()) + ": too many");
     std::vector<Region> regions;
-    for (size_t i = 0; i < chunks.array().size(); ++i) {
-      const JsonView item = chunks.item(i, chunks.array()[i]);
+    for (const JsonView& item : listed) {
       item.only({"file", "key", "offsets", "sizes"});
       Chunk chunk{item.at("file").string(),
                   item.at("key").string(),
@@ -178,7 +176,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
   if (const std::string actual = hash_of(body); actual != hash)
     fail(ErrorCode::format, file + ": the manifest's own hash is " + std::string(hash) +
                                 ", its content gives " + actual + ": the file was changed or damaged");
-  const json document = parse_json(text, file);
+  const Json document = parse_json(text, file);
   const JsonView view(document, file);
   const std::string& schema = view.at("schema").string();
   if (schema != kSchema) {
@@ -213,7 +211,7 @@ std::string rank_manifest_text(const RankManifest& part) {
 }
 
 RankManifest parse_rank_manifest(std::string_view text, const std::string& file) {
-  const json document = parse_json(text, file);
+  const Json document = parse_json(text, file);
   const JsonView view(document, file);
   if (view.at("schema").string() != kRankSchema)
     view.at("schema").refuse("is not " + capstan::quoted(kRankSchema));

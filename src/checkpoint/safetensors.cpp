@@ -220,11 +220,8 @@ class HeaderReader {
     state_ = State::entry;
     return true;
   }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) {
-    // Drop the library's tag in brackets and its position; the error gives the offset in the file.
-    std::string text = error.what();
-    if (const size_t at = text.find(": "); at != std::string::npos) text.erase(0, at + 2);
-    refuse("bad JSON: " + text.substr(0, 200));
+  bool parse_error(std::size_t, const std::string&, const Json::exception& error) {
+    refuse("bad JSON: " + json_reason(error).substr(0, 200));  // refuse() gives the offset in the file
   }
 
  private:

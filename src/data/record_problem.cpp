@@ -17,19 +17,10 @@ std::string place_of(const Record& record, std::string_view text, size_t byte, c
   return path + ":" + std::to_string(record.line + breaks) + ":" + std::to_string(column);
 }
 
-// simdjson has found it to be no JSON, nlohmann's parser says where and why.
+// simdjson finds only that the text is not JSON; the stricter parser says where and why.
 RecordProblem json_problem(std::string_view text, simdjson::error_code error) {
   if (const auto at = first_invalid_utf8(text)) return {*at, "invalid UTF-8"};
-  try {
-    [[maybe_unused]] const auto value = Json::parse(text.begin(), text.end());
-  } catch (const Json::parse_error& found) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 5: reason".
-    std::string reason = found.what();
-    if (const auto at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
-    return {found.byte > 0 ? found.byte - 1 : 0, "not JSON: " + reason};
-  } catch (const Json::exception& found) {
-    return {0, std::string("not JSON: ") + found.what()};
-  }
+  if (const auto found = find_json_problem(text)) return {found->offset, "not JSON: " + found->reason};
   return {0, std::string("not JSON: ") + simdjson::error_message(error)};
 }
 

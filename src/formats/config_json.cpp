@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace capstan::formats {
-
-using nlohmann::json;
 
 namespace {
 
@@ -51,21 +48,15 @@ constexpr std::array kHarmless = {
     IgnoredKey{"use_cache", "how generation runs there"},
 };
 
-bool is_off(const json& value) {
+bool is_off(const Json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
          ((value.is_array() || value.is_object() || value.is_string()) && value.empty()) ||
          (value.is_string() && value.get_ref<const std::string&>().empty());
 }
 
-std::string shown(const json& value) {
-  std::string text = dump_json(value);
-  if (text.size() > 60) text.resize(60), text += "…";
-  return text;
-}
-
 }  // namespace
 
-ConfigJson::ConfigJson(const json& object, std::string place) : object_(object), place_(std::move(place)) {
+ConfigJson::ConfigJson(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
   if (!object_.is_object()) fail(ErrorCode::format, place_ + ": it is not a JSON object");
 }
 
@@ -74,89 +65,57 @@ bool ConfigJson::has(const char* key) const {
   return found != object_.end() && !found->is_null();
 }
 
-const json* ConfigJson::find(const char* key) {
+std::optional<JsonView> ConfigJson::find(const char* key, bool optional) {
   read_.insert(key);
-  const auto found = object_.find(key);
-  return found == object_.end() || found->is_null() ? nullptr : &*found;
-}
-
-void ConfigJson::wrong_type(const char* key, const json& value, const char* expected) const {
-  fail(ErrorCode::format, place_ + ": `" + key + "` is " + shown(value) + ", and should be " + expected);
+  if (has(key)) return JsonView(object_.at(key), place_, key);
+  if (!optional) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
+  return std::nullopt;
 }
 
 int64_t ConfigJson::integer(const char* key, std::optional<int64_t> otherwise, int64_t most) {
-  const json* value = find(key);
-  if (!value) {
-    if (!otherwise) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
-    return *otherwise;
-  }
-  const bool fits = value->is_number_unsigned() && value->get<uint64_t>() >= 1 &&
-                    value->get<uint64_t>() <= static_cast<uint64_t>(most);
-  if (!fits) wrong_type(key, *value, ("a whole number from 1 to " + std::to_string(most)).c_str());
-  return value->get<int64_t>();
+  const auto value = find(key, otherwise.has_value());
+  return value ? value->integer(1, most) : *otherwise;
 }
 
 double ConfigJson::number(const char* key, std::optional<double> otherwise) {
-  const json* value = find(key);
-  if (!value) {
-    if (!otherwise) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
-    return *otherwise;
-  }
-  if (!value->is_number() || !std::isfinite(value->get<double>())) wrong_type(key, *value, "a finite number");
-  return value->get<double>();
+  const auto value = find(key, otherwise.has_value());
+  return value ? value->number() : *otherwise;
 }
 
 bool ConfigJson::boolean(const char* key, bool otherwise) {
-  const json* value = find(key);
-  if (!value) return otherwise;
-  if (!value->is_boolean()) wrong_type(key, *value, "true or false");
-  return value->get<bool>();
+  const auto value = find(key);
+  return value ? value->boolean() : otherwise;
 }
 
 std::string ConfigJson::text(const char* key, std::optional<std::string> otherwise) {
-  const json* value = find(key);
-  if (!value) {
-    if (!otherwise) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
-    return *otherwise;
-  }
-  if (!value->is_string()) wrong_type(key, *value, "a string");
-  return value->get<std::string>();
+  const auto value = find(key, otherwise.has_value());
+  return value ? value->string() : *otherwise;
 }
 
 std::vector<double> ConfigJson::numbers(const char* key) {
-  const json* value = find(key);
-  if (!value) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
   std::vector<double> result;
-  if (!value->is_array() || value->size() > 65536) wrong_type(key, *value, "a list of numbers");
-  for (const json& item : *value) {
-    if (!item.is_number() || !std::isfinite(item.get<double>()))
-      wrong_type(key, item, "finite in each place");
-    result.push_back(item.get<double>());
-  }
+  const auto items = find(key, false)->items();
+  if (items.size() > 65536) fail(ErrorCode::format, place_ + ": `" + key + "` has more than 65536 numbers");
+  for (const JsonView& item : items) result.push_back(item.number());
   return result;
 }
 
 std::vector<std::string> ConfigJson::texts(const char* key) {
-  const json* value = find(key);
   std::vector<std::string> result;
-  if (!value) return result;
-  if (!value->is_array()) wrong_type(key, *value, "a list of strings");
-  for (const json& item : *value) {
-    if (!item.is_string()) wrong_type(key, item, "a string in each place");
-    result.push_back(item.get<std::string>());
-  }
+  if (const auto value = find(key))
+    for (const JsonView& item : value->items()) result.push_back(item.string());
   return result;
 }
 
-const json& ConfigJson::value(const char* key) {
-  static const json kNull;
-  const json* found = find(key);
-  return found ? *found : kNull;
+const Json& ConfigJson::value(const char* key) {
+  static const Json kNull;
+  read_.insert(key);
+  return has(key) ? object_.at(key) : kNull;
 }
 
-void ConfigJson::only(const char* key, const json& value, const std::string& why) {
-  const json* found = find(key);
-  if (found && *found != value) refuse("`" + std::string(key) + "` is " + shown(*found) + ": " + why);
+void ConfigJson::only(const char* key, const Json& value, const std::string& why) {
+  if (const Json& found = this->value(key); !found.is_null() && found != value)
+    refuse("`" + std::string(key) + "` is " + json_excerpt(found) + ": " + why);
 }
 
 void ConfigJson::changes_nothing(std::initializer_list<const char*> keys) {
@@ -176,7 +135,7 @@ void ConfigJson::finish() {
   for (const auto& [key, value] : object_.items()) {
     if (read_.count(key) || is_off(value)) continue;
     const auto near = near_matches(key, known, 1);
-    refuse(capstan::quoted(key) + " is " + shown(value) + ", and no key of this family" +
+    refuse(capstan::quoted(key) + " is " + json_excerpt(value) + ", and no key of this family" +
            (near.empty() ? "" : " (near it: `" + near[0] + "`)"));
   }
   if (problems_.empty()) return;

@@ -1,6 +1,5 @@
 // Reads a config.json key by key. Every key must be read by the model family, be known to have no effect, or
-// be off (null, false, empty); finish() reports all other keys at once. Included only by .cpp files
-// (nlohmann/json is heavy).
+// be off (null, false, empty); finish() reports all other keys at once.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +41,8 @@ class ConfigJson {
   void finish();
 
  private:
-  const Json* find(const char* key);
-  [[noreturn]] void wrong_type(const char* key, const Json& value, const char* expected) const;
+  // Marks the key as read. Refuses a missing one unless it is optional.
+  std::optional<JsonView> find(const char* key, bool optional = true);
 
   const Json& object_;
   std::string place_;

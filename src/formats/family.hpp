@@ -1,5 +1,5 @@
 // A model family of Hugging Face Transformers: the mapping of its config.json and tensors to Capstan's. Each
-// family is one file of families/. Included only by .cpp files (nlohmann/json is heavy).
+// family is one file of families/.
 #pragma once
 
 #include <optional>

@@ -10,27 +10,25 @@
 
 namespace capstan::formats {
 
-using nlohmann::json;
-using nlohmann::ordered_json;
 using Kind = GgufValue::Kind;
 
 namespace {
 
-ordered_json pre_tokenizer_json(const PreTokenizer& pre) {
-  const ordered_json bytes = {{"type", "ByteLevel"},
-                              {"add_prefix_space", false},
-                              {"trim_offsets", true},
-                              {"use_regex", pre.pattern == nullptr}};
+OrderedJson pre_tokenizer_json(const PreTokenizer& pre) {
+  const OrderedJson bytes = {{"type", "ByteLevel"},
+                             {"add_prefix_space", false},
+                             {"trim_offsets", true},
+                             {"use_regex", pre.pattern == nullptr}};
   if (pre.digits)
     return {{"type", "Sequence"},
-            {"pretokenizers", {ordered_json{{"type", "Digits"}, {"individual_digits", true}}, bytes}}};
+            {"pretokenizers", {OrderedJson{{"type", "Digits"}, {"individual_digits", true}}, bytes}}};
   if (!pre.pattern) return bytes;
   return {{"type", "Sequence"},
           {"pretokenizers",
-           {ordered_json{{"type", "Split"},
-                         {"pattern", {{"Regex", pre.pattern}}},
-                         {"behavior", "Isolated"},
-                         {"invert", false}},
+           {OrderedJson{{"type", "Split"},
+                        {"pattern", {{"Regex", pre.pattern}}},
+                        {"behavior", "Isolated"},
+                        {"invert", false}},
             bytes}}};
 }
 
@@ -93,10 +91,10 @@ bool is_true(const GgufMetadata& metadata, std::string_view key, bool otherwise)
 }
 
 // Prepends a token to every text.
-ordered_json beginning_with(const std::string& token, int64_t id) {
-  const ordered_json first = {{"SpecialToken", {{"id", token}, {"type_id", 0}}}};
+OrderedJson beginning_with(const std::string& token, int64_t id) {
+  const OrderedJson first = {{"SpecialToken", {{"id", token}, {"type_id", 0}}}};
   const auto sequence = [](const char* name, int type) {
-    return ordered_json{{"Sequence", {{"id", name}, {"type_id", type}}}};
+    return OrderedJson{{"Sequence", {{"id", name}, {"type_id", type}}}};
   };
   return {{"type", "TemplateProcessing"},
           {"single", {first, sequence("A", 0)}},
@@ -116,15 +114,15 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
   if (types.size() != tokens->texts.size())
     fail(ErrorCode::format, file + ": `tokenizer.ggml.token_type` and `tokens` differ in length");
 
-  ordered_json model = {{"type", "BPE"},
-                        {"dropout", nullptr},
-                        {"unk_token", nullptr},
-                        {"continuing_subword_prefix", nullptr},
-                        {"end_of_word_suffix", nullptr},
-                        {"fuse_unk", false},
-                        {"byte_fallback", false},
-                        {"ignore_merges", false}};
-  ordered_json added = json::array(), normalizer, pre_tokenizer, decoder;
+  OrderedJson model = {{"type", "BPE"},
+                       {"dropout", nullptr},
+                       {"unk_token", nullptr},
+                       {"continuing_subword_prefix", nullptr},
+                       {"end_of_word_suffix", nullptr},
+                       {"fuse_unk", false},
+                       {"byte_fallback", false},
+                       {"ignore_merges", false}};
+  OrderedJson added = Json::array(), normalizer, pre_tokenizer, decoder;
   for (size_t i = 0; i < types.size(); ++i)
     if (types[i] == kControl || types[i] == kUser || types[i] == kUnknown)
       added.push_back({{"id", i},
@@ -138,10 +136,10 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
   std::unordered_map<std::string_view, size_t> ids;
   for (size_t i = 0; i < types.size(); ++i)
     if (types[i] != kUnused) ids[tokens->texts[i]] = i;
-  ordered_json::object_t vocabulary;
+  OrderedJson::object_t vocabulary;
   for (size_t i = 0; i < types.size(); ++i)
     if (types[i] != kUnused && ids[tokens->texts[i]] == i) vocabulary.emplace_back(tokens->texts[i], i);
-  ordered_json merges = json::array();
+  OrderedJson merges = Json::array();
 
   if (kind->text == "gpt2") {
     const GgufValue* lines = find(metadata, "tokenizer.ggml.merges", Kind::texts, file);
@@ -173,7 +171,7 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
     for (auto& [left, right] : merges_of_scores(tokens->texts, scores->reals, types))
       merges.push_back({left, right});
     const std::string blank(kBlank);
-    ordered_json steps = json::array();
+    OrderedJson steps = Json::array();
     if (is_true(metadata, "tokenizer.ggml.add_space_prefix", true))
       steps.push_back({{"type", "Prepend"}, {"prepend", blank}});
     steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", blank}});
@@ -181,9 +179,9 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
     model["byte_fallback"] = true;
     model["fuse_unk"] = true;
     if (const auto unknown = special(metadata, "unknown")) model["unk_token"] = *unknown;
-    ordered_json parts = {{{"type", "Replace"}, {"pattern", {{"String", blank}}}, {"content", " "}},
-                          {{"type", "ByteFallback"}},
-                          {{"type", "Fuse"}}};
+    OrderedJson parts = {{{"type", "Replace"}, {"pattern", {{"String", blank}}}, {"content", " "}},
+                         {{"type", "ByteFallback"}},
+                         {{"type", "Fuse"}}};
     if (steps.size() == 2) parts.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
     decoder = {{"type", "Sequence"}, {"decoders", parts}};
   } else {
@@ -192,24 +190,24 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
   }
   model["vocab"] = std::move(vocabulary);
   model["merges"] = std::move(merges);
-  ordered_json post_processor;
+  OrderedJson post_processor;
   if (const auto begin = special(metadata, "bos");
       begin && is_true(metadata, "tokenizer.ggml.add_bos_token", false))
     post_processor = beginning_with(*begin, metadata.at("tokenizer.ggml.bos_token_id").integer);
-  const ordered_json whole = {{"version", "1.0"},
-                              {"truncation", nullptr},
-                              {"padding", nullptr},
-                              {"added_tokens", added},
-                              {"normalizer", normalizer},
-                              {"pre_tokenizer", pre_tokenizer},
-                              {"post_processor", post_processor},
-                              {"decoder", decoder},
-                              {"model", model}};
+  const OrderedJson whole = {{"version", "1.0"},
+                             {"truncation", nullptr},
+                             {"padding", nullptr},
+                             {"added_tokens", added},
+                             {"normalizer", normalizer},
+                             {"pre_tokenizer", pre_tokenizer},
+                             {"post_processor", post_processor},
+                             {"decoder", decoder},
+                             {"model", model}};
   return dump_json(whole, 1) + "\n";
 }
 
 std::string tokenizer_config_of(const GgufMetadata& metadata) {
-  ordered_json config;
+  OrderedJson config;
   for (const auto& [ours, theirs] : {std::pair{"bos_token", "bos"}, std::pair{"eos_token", "eos"},
                                      std::pair{"unk_token", "unknown"}, std::pair{"pad_token", "padding"}})
     if (const auto token = special(metadata, theirs)) config[ours] = *token;
@@ -238,7 +236,7 @@ std::string generation_config_of(const GgufMetadata& metadata) {
     if (const auto id = id_of(name); id && std::find(ends.begin(), ends.end(), *id) == ends.end())
       ends.push_back(*id);
   if (ends.empty()) return "";
-  ordered_json settings;
+  OrderedJson settings;
   if (const auto bos = id_of("bos")) settings["bos_token_id"] = *bos;
   if (ends.size() == 1)
     settings["eos_token_id"] = ends[0];

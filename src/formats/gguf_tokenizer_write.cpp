@@ -16,7 +16,6 @@
 
 namespace capstan::formats {
 
-using nlohmann::json;
 using Kind = GgufValue::Kind;
 
 namespace {
@@ -61,13 +60,13 @@ struct TokenList {
 
 // A stage is nothing, one step, or a Sequence of them.
 std::vector<ConfigJson> steps_of(ConfigJson& top, const char* stage, const char* list) {
-  const json& value = top.value(stage);
+  const Json& value = top.value(stage);
   if (value.is_null()) return {};
   ConfigJson one(value, top.location() + ": " + stage);
   if (one.text("type") != "Sequence") return {one};
   std::vector<ConfigJson> steps;
-  for (const json& step : JsonView(one.value(list), one.location(), list).array())
-    steps.emplace_back(step, one.location() + "[" + std::to_string(steps.size()) + "]");
+  for (const JsonView& step : JsonView(one.value(list), one.location(), list).items())
+    steps.emplace_back(step.object(), one.location() + "[" + std::to_string(steps.size()) + "]");
   return steps;
 }
 
@@ -173,28 +172,28 @@ void check_all_ways(const std::vector<std::string>& tokens, const std::vector<in
 // ---- both ----
 
 // True where the post-processor prepends a token.
-bool puts_token_before(const json& step) {
+bool puts_token_before(const Json& step) {
   if (!step.is_object()) return false;
-  const auto list = [&](const char* key) -> const json& {
-    static const json kNone = json::array();
+  const auto list = [&](const char* key) -> const Json& {
+    static const Json kNone = Json::array();
     const auto found = step.find(key);
     return found != step.end() && found->is_array() ? *found : kNone;
   };
-  for (const json& part : list("processors"))
+  for (const Json& part : list("processors"))
     if (puts_token_before(part)) return true;
-  const json& single = list("single");
+  const Json& single = list("single");
   return !single.empty() && single[0].is_object() && single[0].contains("SpecialToken");
 }
 
 // The ids of generation_config.json: bos and eos where tokenizer_config.json names none, and further ends of
 // a text as the end of a turn (eot) and of a message (eom), at which llama.cpp stops as at eos.
 void add_ends(std::string_view generation, int64_t rows, std::map<std::string, int64_t>& special) {
-  const json settings = generation.empty() ? json() : json::parse(generation, nullptr, false);
+  const Json settings = generation.empty() ? Json() : Json::parse(generation, nullptr, false);
   if (!settings.is_object()) return;
   const auto ids_of = [&](const char* key) {
     std::vector<int64_t> ids;
-    const json value = settings.value(key, json());
-    for (const json& id : value.is_array() ? value : json::array({value}))
+    const Json value = settings.value(key, Json());
+    for (const Json& id : value.is_array() ? value : Json::array({value}))
       if (id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < rows)
         ids.push_back(id.get<int64_t>());
     return ids;
@@ -205,15 +204,15 @@ void add_ends(std::string_view generation, int64_t rows, std::map<std::string, i
       if (special.emplace(name, id).first->second == id) break;
 }
 
-json settings_in(std::string_view config) {
-  json settings = config.empty() ? json::object() : parse_json(config, kConfig);
+Json settings_in(std::string_view config) {
+  Json settings = config.empty() ? Json::object() : parse_json(config, kConfig);
   ConfigJson(settings, kConfig);  // an object
   return settings;
 }
 
 // Metadata of all kinds of tokenizers. special: the ids that the tokenizer names; adds_bos: where the
 // settings do not say.
-void add_settings(Entries& entries, const json& settings_json, std::string_view generation,
+void add_settings(Entries& entries, const Json& settings_json, std::string_view generation,
                   const std::string& chat_template, int64_t rows, std::map<std::string, int64_t> special,
                   bool adds_bos) {
   ConfigJson settings(settings_json, kConfig);
@@ -224,7 +223,7 @@ void add_settings(Entries& entries, const json& settings_json, std::string_view 
   if (settings.has("add_eos_token"))
     add(entries, "add_eos_token", gguf_boolean(settings.boolean("add_eos_token", false)));
   std::string chat = chat_template;
-  if (const json& own = settings.value("chat_template"); chat.empty() && own.is_string()) chat = own;
+  if (const Json& own = settings.value("chat_template"); chat.empty() && own.is_string()) chat = own;
   if (!chat.empty())
     entries.emplace_back("tokenizer.chat_template", gguf_text(text::chat::without_generation_tags(chat)));
 }
@@ -283,7 +282,7 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
                                                               std::string_view generation,
                                                               const std::string& chat_template,
                                                               int64_t rows) {
-  const json parsed = parse_json(tokenizer_json, kFile);
+  const Json parsed = parse_json(tokenizer_json, kFile);
   const JsonView view(parsed, kFile), model_view = view.at("model");
   ConfigJson top(parsed, kFile), model(model_view.object(), kFile + ": model");
   if (const std::string type = model.text("type", "BPE"); type != "BPE")
@@ -307,20 +306,16 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
              : token == unknown_token ? kUnknown
                                       : kNormal);
   }
-  if (top.has("added_tokens")) {
-    const JsonView added = view.at("added_tokens");
-    for (size_t i = 0; i < added.array().size(); ++i) {
-      const JsonView one = added.item(i, added.array()[i]);
-      ConfigJson flags(one.object(), kFile + ": added_tokens[" + std::to_string(i) + "]");
+  if (top.has("added_tokens"))
+    for (const JsonView& one : view.at("added_tokens").items()) {
       const std::string& token = one.at("content").string();
-      const bool special = flags.boolean("special", false);
+      const bool special = one.object().contains("special") && one.at("special").boolean();
       list.put(token, one.at("id").count(), token == unknown_token ? kUnknown : special ? kControl : kUser);
     }
-  }
   const JsonView listed = model_view.at("merges");
   double rank = 0;
   std::map<std::string, double, std::less<>> made;
-  for (const json& merge : listed.array()) {
+  for (const Json& merge : listed.array()) {
     std::string left, right;
     if (merge.is_string()) {
       const auto& line = merge.get_ref<const std::string&>();
@@ -360,12 +355,12 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
     add(result, "merges", std::move(merges));
   }
 
-  const json settings = settings_in(config);
+  const Json settings = settings_in(config);
   std::map<std::string, int64_t> special;
   for (const auto& [theirs, ours] : {std::pair{"bos", "bos_token"}, std::pair{"eos", "eos_token"},
                                      std::pair{"unknown", "unk_token"}, std::pair{"padding", "pad_token"}}) {
-    json token = settings.value(ours, json());
-    if (token.is_object()) token = token.value("content", json());
+    Json token = settings.value(ours, Json());
+    if (token.is_object()) token = token.value("content", Json());
     if (!token.is_string()) continue;
     if (const auto id = list.ids.find(token.get_ref<const std::string&>()); id != list.ids.end())
       special[theirs] = id->second;
@@ -397,9 +392,9 @@ std::vector<std::pair<std::string, GgufValue>> gguf_sentencepiece(
   scores.reals.assign(static_cast<size_t>(rows), lowest - 1);
   for (size_t i = 0; i < model.pieces.size(); ++i) scores.reals[i] = model.pieces[i].score;
 
-  const json settings = settings_in(text(kConfig));
+  const Json settings = settings_in(text(kConfig));
   const auto tokenizer = text::Tokenizer::from_texts(files, "the model");
-  if (const json added = settings.value("added_tokens_decoder", json()); added.is_object())
+  if (const Json added = settings.value("added_tokens_decoder", Json()); added.is_object())
     for (const auto& [id, flags] : added.items()) {
       const int64_t row = parse_int(id).value_or(-1);
       if (row < 0 || !flags.is_object()) continue;  // the tokenizer has refused it already

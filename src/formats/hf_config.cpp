@@ -12,7 +12,6 @@
 namespace capstan::formats {
 
 using config::ModelConfig;
-using nlohmann::json;
 
 namespace {
 
@@ -36,7 +35,7 @@ std::string_view torch_name(DType type) {
 }  // namespace
 
 HfModel read_hf_config(std::string_view text, const std::string& place) {
-  const json parsed = parse_json(text, place, 16);
+  const Json parsed = parse_json(text, place, 16);
   ConfigJson c(parsed, place);
   HfModel result;
   result.family = &family_of(c);
@@ -64,7 +63,7 @@ std::string config_text(const Family& family, const ModelConfig& model, DType dt
   made["model_type"] = family.model_type;
   made["torch_dtype"] = torch_name(dtype);
   made["use_cache"] = true;
-  return json(made).dump(2) + "\n";  // sorted
+  return Json(made).dump(2) + "\n";  // sorted
 }
 
 }  // namespace

@@ -20,7 +20,6 @@
 namespace capstan::formats {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 namespace {
 
@@ -52,19 +51,6 @@ std::string plain_key(ConfigJson& c, const char* list, std::string key) {
   return key;
 }
 
-// The keys of the objects in a JSON text that was read before, in their order, which a parsed one has lost.
-std::map<std::string, std::vector<std::string>> keys_in_order(std::string_view text) {
-  std::map<std::string, std::vector<std::string>> result;
-  std::string outer;
-  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::key && depth == 1) outer = value.get<std::string>();
-    if (event == json::parse_event_t::key && depth == 2) result[outer].push_back(value.get<std::string>());
-    return true;
-  };
-  [[maybe_unused]] const json read = json::parse(text.begin(), text.end(), watch);
-  return result;
-}
-
 }  // namespace
 
 double PeftConfig::scale_of(std::string_view module, int64_t module_rank) const {
@@ -92,7 +78,7 @@ bool PeftConfig::adapts(std::string_view module) const {
 }
 
 PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
-  const json parsed = parse_json(text, place, 16);
+  const Json parsed = parse_json(text, place, 16);
   ConfigJson c(parsed, place);
   PeftConfig result;
   c.only("peft_type", "LORA", "only LORA is read");
@@ -106,25 +92,26 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
   result.rank_stabilized = c.boolean("use_rslora", false);
   result.dora = c.boolean("use_dora", false);
   result.fan_in_fan_out = c.boolean("fan_in_fan_out", false);
-  if (const json& targets = c.value("target_modules"); targets.is_string())
+  if (const Json& targets = c.value("target_modules"); targets.is_string())
     result.target_modules = {targets.get<std::string>()}, result.target_pattern = true;
   else
     result.target_modules = c.texts("target_modules");
   if (!c.value("exclude_modules").is_string()) result.exclude_modules = c.texts("exclude_modules");
-  if (const json& layers = c.value("layers_to_transform"); !layers.is_null())
-    for (const json& layer : layers.is_array() ? layers : json::array({layers})) {
+  if (const Json& layers = c.value("layers_to_transform"); !layers.is_null())
+    for (const Json& layer : layers.is_array() ? layers : Json::array({layers})) {
       if (!layer.is_number_integer())
         c.refuse("`layers_to_transform` is neither a number nor a list of numbers");
       else
         result.layers_to_transform.push_back(layer.get<int64_t>());
     }
-  auto order = keys_in_order(text);
+  // `parsed` has lost the order of the keys.
+  const auto ordered = OrderedJson::parse(text);
   const auto pattern = [&](const char* key, auto& list, const auto& value_of) {
-    const json& entries = c.value(key);
+    const Json& entries = c.value(key);
     if (entries.is_null()) return;
     ConfigJson inner(entries, place + ": " + key);
     std::set<std::string> seen;  // `a\.b` and `a.b` are one pattern here
-    for (const std::string& name : order[key]) {
+    for (const auto& [name, ignored] : ordered.at(key).items()) {
       const auto value = value_of(inner, name.c_str());
       if (std::string plain = plain_key(c, key, name); seen.insert(plain).second)
         list.emplace_back(std::move(plain), value);
@@ -135,7 +122,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
   pattern("alpha_pattern", result.alpha_pattern,
           [](ConfigJson& p, const char* name) { return p.number(name); });
   c.only("bias", "none", "adapters with biases are not read");
-  const json& init = c.value("init_lora_weights");
+  const Json& init = c.value("init_lora_weights");
   if (init.is_string() && init != "gaussian" && init != "orthogonal" && init != "eva")
     c.refuse("`init_lora_weights` is " + init.dump() + ", which changes the base's weights too");
   // Notes, and settings of the finished training.

@@ -13,10 +13,9 @@ namespace capstan::sweep {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
-Json object_of(std::string_view line, std::initializer_list<const char*> known, const char* example) {
-  Json object = Json::parse(line, nullptr, false);
+OrderedJson object_of(std::string_view line, std::initializer_list<const char*> known, const char* example) {
+  OrderedJson object = OrderedJson::parse(line, nullptr, false);
   if (!object.is_object())
     fail(ErrorCode::usage, "`" + std::string(line.substr(0, 100)) + "` is no JSON object",
          std::string("for example ") + example);
@@ -30,46 +29,46 @@ Json object_of(std::string_view line, std::initializer_list<const char*> known, 
   return object;
 }
 
-std::string dumped(const Json& object) {
+std::string dumped(const OrderedJson& object) {
   return dump_json(object) + "\n";
 }
 
-std::optional<int64_t> integer_of(const Json& object, const char* key) {
+std::optional<int64_t> integer_of(const OrderedJson& object, const char* key) {
   if (!object.contains(key) || object[key].is_null()) return std::nullopt;
   if (!object[key].is_number_integer()) fail(ErrorCode::usage, "`" + std::string(key) + "` is no integer");
   return object[key].get<int64_t>();
 }
-std::string text_of(const Json& object, const char* key) {
+std::string text_of(const OrderedJson& object, const char* key) {
   if (!object.contains(key) || object[key].is_null()) return {};
   if (!object[key].is_string()) fail(ErrorCode::usage, "`" + std::string(key) + "` is no text");
   return object[key].get<std::string>();
 }
 
 // The value as the right side of an override.
-std::string value_text(const std::string& path, const Json& value) {
+std::string value_text(const std::string& path, const OrderedJson& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_number_float()) return to_text(value.get<double>());
   if (value.is_primitive()) return value.dump();
   fail(ErrorCode::usage, "the value of `" + path + "` is neither a number, a text, true, false nor null");
 }
 
-Json description(const Store& store, const TrialPlan& trial) {
+OrderedJson description(const Store& store, const TrialPlan& trial) {
   const fs::path directory = fs::absolute(store.directory()).lexically_normal();
-  Json object{{"trial", trial.id}, {"label", trial.label}};
-  object["values"] = Json::object();
+  OrderedJson object{{"trial", trial.id}, {"label", trial.label}};
+  object["values"] = OrderedJson::object();
   for (const auto& [path, value] : trial.values) object["values"][path] = value;
-  object["seed"] = trial.seed ? Json(*trial.seed) : Json(nullptr);
+  object["seed"] = trial.seed ? OrderedJson(*trial.seed) : OrderedJson(nullptr);
   object["state"] = name_of(store.state(trial.id));
   object["recipe"] = (directory / "trials" / trial.id / "recipe.yaml").string();
   object["command"] = {"sweep", "run", directory.string(), "--trial", trial.id};
   return object;
 }
 
-Json standing(const Store& store, const TrialPlan& trial) {
+OrderedJson standing(const Store& store, const TrialPlan& trial) {
   const TrialStatus status = store.status(trial);
-  Json object{{"trial", trial.id}, {"state", name_of(status.state)}};
-  object["value"] = status.metric ? Json(*status.metric) : Json(nullptr);
-  object["step"] = status.step ? Json(*status.step) : Json(nullptr);
+  OrderedJson object{{"trial", trial.id}, {"state", name_of(status.state)}};
+  object["value"] = status.metric ? OrderedJson(*status.metric) : OrderedJson(nullptr);
+  object["step"] = status.step ? OrderedJson(*status.step) : OrderedJson(nullptr);
   if (!status.reason.empty()) object["reason"] = status.reason;
   return object;
 }
@@ -93,7 +92,7 @@ void write_metric(const Store& store, const TrialPlan& trial, int64_t step, doub
 }  // namespace
 
 std::string ask(Store& store, std::string_view line, std::set<std::string>& given) {
-  const Json request =
+  const OrderedJson request =
       object_of(line, {"values", "seed"}, R"({"values": {"optimizer.lr": 3e-4}, "seed": 1})");
   if (request.contains("values")) {
     if (!request["values"].is_object()) fail(ErrorCode::usage, "`values` is no object of paths and values");
@@ -104,7 +103,7 @@ std::string ask(Store& store, std::string_view line, std::set<std::string>& give
     const TrialPlan trial = add_trial(store.directory(), values, integer_of(request, "seed"));
     store = Store(store.directory());
     given.insert(trial.id);
-    Json answer = description(store, trial);
+    OrderedJson answer = description(store, trial);
     answer["new"] = store.plan().trials.size() > before;
     return dumped(answer);
   }
@@ -114,7 +113,7 @@ std::string ask(Store& store, std::string_view line, std::set<std::string>& give
     const State state = store.state(trial.id);
     if ((state != State::pending && state != State::lost) || given.contains(trial.id)) continue;
     given.insert(trial.id);
-    Json answer = description(store, trial);
+    OrderedJson answer = description(store, trial);
     answer["new"] = false;
     return dumped(answer);
   }
@@ -122,8 +121,8 @@ std::string ask(Store& store, std::string_view line, std::set<std::string>& give
 }
 
 std::string tell(Store& store, std::string_view line) {
-  const Json request = object_of(line, {"trial", "value", "step", "state", "reason"},
-                                 R"({"trial": "3f9c1a7e", "value": 2.5})");
+  const OrderedJson request = object_of(line, {"trial", "value", "step", "state", "reason"},
+                                        R"({"trial": "3f9c1a7e", "value": 2.5})");
   const std::string id = text_of(request, "trial");
   if (id.empty()) fail(ErrorCode::usage, "`trial` is missing");
   if (!store.plan().find(id)) store.refresh();
@@ -166,7 +165,7 @@ std::string tell(Store& store, std::string_view line) {
   if (has_value) write_metric(store, *trial, *at, request["value"].get<double>());
   std::string reason = text_of(request, "reason");
   if (reason.empty() && state != State::done) reason = "reported by sweep tell";
-  const Json result{{"state", name_of(state)}, {"reason", reason}, {"reported", true}};
+  const OrderedJson result{{"state", name_of(state)}, {"reason", reason}, {"reported", true}};
   write_file_durably(store.attempt(trial->id, attempt) / "result.json", dump_json(result, 1) + "\n");
   store.change(trial->id, {state, attempt, reason, std::nullopt});
   return dumped(standing(store, *trial));

@@ -21,7 +21,6 @@
 namespace capstan::sweep {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -111,20 +110,20 @@ std::string text_of(const Values& values, std::optional<int64_t> seed) {
   return join(parts, " ");
 }
 
-Json json_of(const Values& values) {
-  Json object = Json::object();
+OrderedJson json_of(const Values& values) {
+  OrderedJson object = OrderedJson::object();
   for (const auto& [path, value] : values) object[path] = value;
   return object;
 }
 
-Json json_of(const TrialPlan& trial) {
-  Json object{{"id", trial.id},       {"configuration", trial.configuration},
-              {"hash", trial.hash},   {"configuration_hash", trial.configuration_hash},
-              {"label", trial.label}, {"values", json_of(trial.values)}};
-  object["seed"] = trial.seed ? Json(*trial.seed) : Json();
+OrderedJson json_of(const TrialPlan& trial) {
+  OrderedJson object{{"id", trial.id},       {"configuration", trial.configuration},
+                     {"hash", trial.hash},   {"configuration_hash", trial.configuration_hash},
+                     {"label", trial.label}, {"values", json_of(trial.values)}};
+  object["seed"] = trial.seed ? OrderedJson(*trial.seed) : OrderedJson();
   object["ranks"] = trial.ranks;
-  object["threads"] = trial.threads ? Json(*trial.threads) : Json();
-  object["estimate"] = {{"steps", trial.estimate.steps ? Json(*trial.estimate.steps) : Json()},
+  object["threads"] = trial.threads ? OrderedJson(*trial.threads) : OrderedJson();
+  object["estimate"] = {{"steps", trial.estimate.steps ? OrderedJson(*trial.estimate.steps) : OrderedJson()},
                         {"tokens", trial.estimate.tokens},
                         {"flops", trial.estimate.flops},
                         {"memory_bytes", trial.estimate.memory_bytes}};
@@ -133,11 +132,11 @@ Json json_of(const TrialPlan& trial) {
 
 std::string json_text(const Plan& plan) {
   const Definition& d = plan.definition;
-  Json object{{"schema", kPlanSchema}, {"name", plan.name}, {"version", CAPSTAN_VERSION}};
+  OrderedJson object{{"schema", kPlanSchema}, {"name", plan.name}, {"version", CAPSTAN_VERSION}};
   object["base"] = {{"recipe", d.base}, {"directory", d.directory}, {"hash", plan.base_hash}};
-  object["axes"] = Json::array();
+  object["axes"] = OrderedJson::array();
   for (const Axis& axis : d.axes) {
-    Json one{{"path", axis.path}, {"kind", name_of(axis.kind)}, {"values", axis.values}};
+    OrderedJson one{{"path", axis.path}, {"kind", name_of(axis.kind)}, {"values", axis.values}};
     if (axis.kind == AxisKind::log || axis.kind == AxisKind::linear)
       one["low"] = axis.low, one["high"] = axis.high;
     object["axes"].push_back(std::move(one));
@@ -148,12 +147,12 @@ std::string json_text(const Plan& plan) {
   object["varying"] = plan.varying;
   object["excluded"] = plan.excluded;
   object["duplicates"] = plan.duplicates;
-  object["trials"] = Json::array();
+  object["trials"] = OrderedJson::array();
   for (const TrialPlan& trial : plan.trials) object["trials"].push_back(json_of(trial));
-  object["invalid"] = Json::array();
+  object["invalid"] = OrderedJson::array();
   for (const InvalidTrial& one : plan.invalid)
     object["invalid"].push_back({{"values", json_of(one.values)},
-                                 {"seed", one.seed ? Json(*one.seed) : Json()},
+                                 {"seed", one.seed ? OrderedJson(*one.seed) : OrderedJson()},
                                  {"reasons", one.reasons}});
   return object.dump(1) + "\n";
 }
@@ -614,18 +613,18 @@ Plan read_plan(const fs::path& directory) {
     fail(ErrorCode::not_found, "`" + directory.string() + "` is no sweep: it has no plan.json",
          "`capstan sweep plan` makes one");
   const std::string file = (directory / "plan.json").string();
-  const nlohmann::json json = parse_json(read_file(file, 1 << 30), file);
+  const Json json = parse_json(read_file(file, 1 << 30), file);
   Plan plan;
   try {
     if (json.at("schema") != kPlanSchema)
       fail(ErrorCode::format, "`" + file + "` is no plan of a sweep that this version reads");
-    const auto values_of = [&](const nlohmann::json& object) {
+    const auto values_of = [&](const Json& object) {
       Values values;
       for (const auto& [path, value] : object.items()) values.emplace_back(path, value.get<std::string>());
       sort_values(values, plan.definition);
       return values;
     };
-    const auto optional = [](const nlohmann::json& value) {
+    const auto optional = [](const Json& value) {
       return value.is_null() ? std::nullopt : std::optional<int64_t>(value.get<int64_t>());
     };
     ParsedDefinition reading = read_definition_text(
@@ -670,7 +669,7 @@ Plan read_plan(const fs::path& directory) {
     for (const auto& one : json.contains("invalid") ? json.at("invalid") : json.at("impossible"))
       plan.invalid.push_back({values_of(one.at("values")), optional(one.at("seed")),
                               one.at("reasons").get<std::vector<std::string>>()});
-  } catch (const nlohmann::json::exception& problem) {
+  } catch (const Json::exception& problem) {
     fail(ErrorCode::format, "`" + file + "` is damaged: " + problem.what());
   }
   return plan;

@@ -17,17 +17,15 @@ namespace capstan::sweep {
 
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr size_t kPointsOfAll = 150'000, kMostPoints = 300, kFewestPoints = 12;
 constexpr size_t kMostRows = 1000;
 
-std::string dumped(const ordered_json& value) {
+std::string dumped(const OrderedJson& value) {
   return dump_json(value);
 }
 
-ordered_json finite_or_null(const std::optional<double>& value) {
-  return value && std::isfinite(*value) ? ordered_json(*value) : ordered_json(nullptr);
+OrderedJson finite_or_null(const std::optional<double>& value) {
+  return value && std::isfinite(*value) ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
 std::vector<records::Point> points_of(const std::vector<CurvePoint>& curve) {
@@ -57,8 +55,8 @@ std::string plain_value(const std::string& value) {
   return number ? to_text(*number) : value;
 }
 
-ordered_json rows_text(const Table& table, const Results& results, RowSelection part) {
-  ordered_json lines = ordered_json::array();
+OrderedJson rows_text(const Table& table, const Results& results, RowSelection part) {
+  OrderedJson lines = OrderedJson::array();
   std::vector<std::vector<std::string>> texts = cells(table, results, part);
   if (texts.size() < 2) return nullptr;
   lines.push_back({{"cells", std::move(texts[0])}});
@@ -75,13 +73,13 @@ std::string data_text(const Results& results, const std::string& recipe, const s
   const Plan& plan = results.plan;
   const Metric& metric = results.metric();
   const auto best = best_configuration(results);
-  ordered_json root;
+  OrderedJson root;
   root["name"] = plan.name;
   root["subtitle"] = "base " + plan.definition.base + " · " + std::string(name_of(plan.definition.method)) +
                      " · " + (metric.goal == Metric::Goal::min ? "lowest " : "highest ") + metric.name +
                      " (" + text_of_at(metric) + ")";
   root["metric"] = {{"name", metric.name}, {"goal", text_of(metric.goal)}, {"at", text_of_at(metric)}};
-  root["keys"] = ordered_json::array();
+  root["keys"] = OrderedJson::array();
   const std::vector<std::string> names = short_names(plan.varying);
   for (size_t k = 0; k < names.size(); ++k)
     root["keys"].push_back(
@@ -96,7 +94,7 @@ std::string data_text(const Results& results, const std::string& recipe, const s
   root["seconds"] = seconds;
   if (best) {
     const TrialPlan& first = plan.trials[best->trials.front()];
-    ordered_json seeds = ordered_json::array();
+    OrderedJson seeds = OrderedJson::array();
     for (const size_t i : best->trials)
       if (plan.trials[i].seed) seeds.push_back(*plan.trials[i].seed);
     root["best"] = {{"configuration", best->id},
@@ -112,7 +110,7 @@ std::string data_text(const Results& results, const std::string& recipe, const s
   }
   root["importance"] = nullptr;
   if (const auto explained = explained_variance(results)) {
-    ordered_json axes = ordered_json::array();
+    OrderedJson axes = OrderedJson::array();
     for (const Importance& axis : explained->axes) {
       std::vector<std::string> parts;
       for (const std::string& path : axis.paths)
@@ -135,13 +133,13 @@ std::string data_text(const Results& results, const std::string& recipe, const s
   for (size_t i = 0; i < plan.trials.size(); ++i) {
     const TrialPlan& trial = plan.trials[i];
     const TrialStatus& status = results.trials[i].status;
-    ordered_json item;
+    OrderedJson item;
     item["id"] = trial.id;
     item["label"] = trial.label;
-    item["seed"] = trial.seed ? ordered_json(*trial.seed) : ordered_json(nullptr);
+    item["seed"] = trial.seed ? OrderedJson(*trial.seed) : OrderedJson(nullptr);
     item["state"] = name_of(status.state);
     item["metric"] = finite_or_null(status.metric);
-    item["step"] = status.step ? ordered_json(*status.step) : ordered_json(nullptr);
+    item["step"] = status.step ? OrderedJson(*status.step) : OrderedJson(nullptr);
     item["reason"] = status.reason;
     std::vector<std::string> values;
     for (const std::string& path : plan.varying) {

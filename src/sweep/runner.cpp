@@ -32,7 +32,6 @@ namespace capstan::sweep {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-using Json = nlohmann::ordered_json;
 
 int RunnerResult::exit_code() const {
   if (killed) return 128 + signal;
@@ -249,8 +248,8 @@ class Runner {
     environment.push_back("CAPSTAN_STOP_FILE=" + (attempt / "stop").string());
     std::array<char, 256> host{};
     if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-    Json about{{"command", command},   {"started", active.started}, {"host", host.data()},
-               {"runner", ::getpid()}, {"slot", active.slot},       {"cores", available_cores()}};
+    OrderedJson about{{"command", command},   {"started", active.started}, {"host", host.data()},
+                      {"runner", ::getpid()}, {"slot", active.slot},       {"cores", available_cores()}};
     for (const char* name :
          {"SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "CUDA_VISIBLE_DEVICES"})
       if (const char* value = std::getenv(name)) about[name] = value;
@@ -442,13 +441,13 @@ class Runner {
     const auto metric = summarized(store_.read_curve(active.trial.id, store_.plan().definition.metric.name),
                                    store_.plan().definition.metric);
     const fs::path attempt = store_.attempt(active.trial.id, active.attempt);
-    Json result{{"state", name_of(how.state)}, {"code", code},
-                {"reason", how.reason},        {"started", active.started},
-                {"ended", records::utc_now()}, {"seconds", seconds},
-                {"failures", active.failures}, {"rungs", active.rungs}};
+    OrderedJson result{{"state", name_of(how.state)}, {"code", code},
+                       {"reason", how.reason},        {"started", active.started},
+                       {"ended", records::utc_now()}, {"seconds", seconds},
+                       {"failures", active.failures}, {"rungs", active.rungs}};
     if (how.state == State::pruned && !active.pruned.reason.empty()) result["pruned_at"] = active.pruned.step;
-    result["step"] = active.last_step ? Json(*active.last_step) : Json();
-    result["metric"] = metric ? Json(*metric) : Json();
+    result["step"] = active.last_step ? OrderedJson(*active.last_step) : OrderedJson();
+    result["metric"] = metric ? OrderedJson(*metric) : OrderedJson();
     write_file_durably(attempt / "result.json", result.dump(1) + "\n");
     std::error_code ignored;
     fs::remove(attempt / "stop", ignored);

@@ -20,7 +20,6 @@ namespace capstan::sweep {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr int64_t kArrayMax = 1000;   // MaxArraySize is 1001 by default, and task 0 is not used
 constexpr double kSlurmTimeout = 20;  // seconds for an answer of Slurm
@@ -80,7 +79,7 @@ std::vector<Submitted> submitted_jobs(const fs::path& directory) {
   std::vector<Submitted> jobs;
   std::ifstream file(directory / "jobs.jsonl");
   for (std::string line; std::getline(file, line);) {
-    const json row = json::parse(line, nullptr, false);
+    const Json row = Json::parse(line, nullptr, false);
     if (!row.is_object() || !row.contains("array") || !row["array"].is_number_integer() ||
         !row.contains("job") || !row["job"].is_string())
       continue;
@@ -304,7 +303,7 @@ std::string submit_slurm(const Store& store, const SlurmPlan& plan, size_t index
   // "123" or "123;cluster"
   const std::string job(trim(split(answer->out, ';')[0]));
   const std::string line =
-      json{{"array", plan.arrays[index].number}, {"job", job}, {"submitted", records::utc_now()}}.dump() +
+      Json{{"array", plan.arrays[index].number}, {"job", job}, {"submitted", records::utc_now()}}.dump() +
       "\n";
   std::ofstream file(store.directory() / "slurm" / "jobs.jsonl", std::ios::app);
   if (!(file << line << std::flush))

@@ -24,7 +24,6 @@
 namespace capstan::sweep {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 namespace {
 
@@ -99,7 +98,7 @@ class Journal {
 };
 
 std::string journal_line(std::string_view id, const StateChange& transition) {
-  Json line{{"time", records::utc_now()}, {"trial", id}, {"state", name_of(transition.state)}};
+  OrderedJson line{{"time", records::utc_now()}, {"trial", id}, {"state", name_of(transition.state)}};
   if (transition.attempt) line["attempt"] = transition.attempt;
   if (transition.code) line["code"] = *transition.code;
   if (!transition.reason.empty()) line["reason"] = transition.reason;
@@ -170,12 +169,12 @@ TrialStatus Store::status(const TrialPlan& planned) const {
     std::error_code error;
     if (!fs::exists(file, error)) continue;
     try {
-      const auto result = Json::parse(read_file(file, 1 << 20));
+      const auto result = OrderedJson::parse(read_file(file, 1 << 20));
       out.seconds += result.value("seconds", 0.0);
       out.failures = result.value("failures", int64_t{0});
       out.reason = result.value("reason", "");
       out.rungs = result.value("rungs", size_t{0});
-    } catch (const nlohmann::json::exception&) {  // a damaged file loses one attempt, not the trial
+    } catch (const Json::exception&) {  // a damaged file loses one attempt, not the trial
     }
   }
   if (out.state == State::running || out.state == State::done) out.reason.clear();
@@ -221,7 +220,7 @@ void Store::repair_journal() const {
   const std::string text = journal.text();
   for (const std::string_view line : split(text, '\n')) {
     if (line.empty()) continue;
-    const auto row = Json::parse(line, nullptr, false);
+    const auto row = OrderedJson::parse(line, nullptr, false);
     if (row.is_object() && row.contains("trial") && row.contains("state"))
       last[row["trial"].get<std::string>()] = row["state"].get<std::string>();
   }
@@ -304,12 +303,12 @@ RunProgress Store::progress(const TrialPlan& planned) const {
     out.reached = row->step.value_or(0) - (ended ? 0 : 1);
   if (now != State::pruned) return out;
   try {
-    const auto result = Json::parse(
+    const auto result = OrderedJson::parse(
         read_file(attempt(planned.id, newest_attempt(trial(planned.id))) / "result.json", 1 << 20));
     if (result.contains("pruned_at") && result["pruned_at"].is_number_integer())
       out.pruned_at = result["pruned_at"].get<int64_t>();
   } catch (const Error&) {  // reported by another program, or lost: all rows count
-  } catch (const nlohmann::json::exception&) {
+  } catch (const Json::exception&) {
   }
   return out;
 }
@@ -355,7 +354,7 @@ struct LockRecord {
   int64_t seconds_left = 0;  // of the grace period
 };
 std::optional<LockRecord> read_lock_record(int fd) {
-  const auto text = Json::parse(read_all(fd), nullptr, false);
+  const auto text = OrderedJson::parse(read_all(fd), nullptr, false);
   if (!text.is_object()) return std::nullopt;
   struct stat info {};
   ::fstat(fd, &info);
@@ -366,7 +365,7 @@ std::optional<LockRecord> read_lock_record(int fd) {
                       {text.value("job", ""), text.value("restarts", int64_t{0})},
                       int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec,
                       kHeartbeatGrace - (::time(nullptr) - info.st_mtim.tv_sec)};
-  } catch (const nlohmann::json::exception&) {
+  } catch (const Json::exception&) {
     return std::nullopt;
   }
 }
@@ -397,7 +396,7 @@ std::optional<TrialLock> TrialLock::try_take(const fs::path& trial) {
     ::close(std::exchange(lock.fd_, -1));
     return std::nullopt;
   }
-  Json claim{{"host", host_name()}, {"pid", ::getpid()}, {"since", records::utc_now()}};
+  OrderedJson claim{{"host", host_name()}, {"pid", ::getpid()}, {"since", records::utc_now()}};
   if (const SlurmJob job = current_slurm_job(); !job.id.empty())
     claim["job"] = job.id, claim["restarts"] = job.restarts;
   const std::string text = dump_json(claim) + "\n";

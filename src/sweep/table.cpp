@@ -14,8 +14,6 @@ namespace capstan::sweep {
 
 namespace {
 
-using nlohmann::ordered_json;
-
 constexpr std::array kStates{State::pending, State::running, State::done,
                              State::failed,  State::pruned,  State::lost};
 
@@ -398,43 +396,43 @@ std::string table_csv(const Table& table, const Results& results) {
 }
 
 std::string table_json(const Table& table, const Results& results) {
-  ordered_json root;
+  OrderedJson root;
   root["schema"] = kTableSchema;
   root["name"] = results.plan.name;
   root["metric"] = {
       {"name", table.metric.name}, {"goal", text_of(table.metric.goal)}, {"at", text_of_at(table.metric)}};
   root["keys"] = table.keys;
-  root["rows"] = ordered_json::array();
-  const auto number = [](const SeedStatistics& spread) -> ordered_json {
-    return spread.n ? ordered_json(spread.mean) : ordered_json(nullptr);
+  root["rows"] = OrderedJson::array();
+  const auto number = [](const SeedStatistics& spread) -> OrderedJson {
+    return spread.n ? OrderedJson(spread.mean) : OrderedJson(nullptr);
   };
   for (const TableRow& row : table.rows) {
-    ordered_json item;
+    OrderedJson item;
     if (!table.grouped) item["configuration"] = row.configuration;
-    item["values"] = ordered_json::object();
+    item["values"] = OrderedJson::object();
     for (const auto& [key, value] : row.values) item["values"][key] = value;
     item["ranked"] = row.ranked;
     item["metric"] = number(row.metric);
-    item["sd"] = row.metric.deviation ? ordered_json(*row.metric.deviation) : ordered_json(nullptr);
+    item["sd"] = row.metric.deviation ? OrderedJson(*row.metric.deviation) : OrderedJson(nullptr);
     item["n"] = row.metric.n;
-    item["best"] = row.best ? ordered_json(*row.best) : ordered_json(nullptr);
+    item["best"] = row.best ? OrderedJson(*row.best) : OrderedJson(nullptr);
     item["steps"] = number(row.steps);
     item["tokens_per_second"] = number(row.tokens_per_second);
     item["memory_bytes"] = number(row.memory_bytes);
     item["seconds"] = number(row.seconds);
-    item["states"] = ordered_json::object();
+    item["states"] = OrderedJson::object();
     for (const State state : kStates)
       if (row.count(state)) item["states"][std::string(name_of(state))] = row.count(state);
     item["reason"] = row.reason;
     item["trials"] = ids_of(row, results);
     root["rows"].push_back(std::move(item));
   }
-  root["invalid"] = ordered_json::array();
+  root["invalid"] = OrderedJson::array();
   for (const size_t i : table.invalid) {
     const InvalidTrial& trial = results.plan.invalid[i];
-    ordered_json item{{"values", ordered_json::object()}};
+    OrderedJson item{{"values", OrderedJson::object()}};
     for (const auto& [key, value] : trial.values) item["values"][key] = value;
-    item["seed"] = trial.seed ? ordered_json(*trial.seed) : ordered_json(nullptr);
+    item["seed"] = trial.seed ? OrderedJson(*trial.seed) : OrderedJson(nullptr);
     item["reasons"] = trial.reasons;
     root["invalid"].push_back(std::move(item));
   }

@@ -29,7 +29,7 @@ TEST_CASE("JSON errors name file, line, column and key; what is no UTF-8 is repl
         "format: f.json: JSON nested deeper than 2");
   const Json json = parse_json(R"({"a": {"b": -1}})", "f.json");
   CHECK(test::error_of([&] { JsonView(json, "f.json").at("a").at("b").count(); }) ==
-        "format: f.json: `.a.b` is not a whole number in [0, 2^63)");
+        "format: f.json: `.a.b` is not a whole number in [0, 2^63) but -1");
   CHECK(test::error_of([&] { JsonView(json, "f.json").at("c"); }) == "format: f.json: `.` lacks `c`");
   CHECK(dump_json(OrderedJson{{"b", "\xff"}, {"a", std::numeric_limits<double>::infinity()}}) ==
         "{\"b\":\"\uFFFD\",\"a\":null}");

@@ -24,7 +24,6 @@ namespace capstan::cli {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kShownTrials = 20, kShownReasons = 10, kShownInvalid = 4;  // invalid: for one reason
@@ -74,14 +73,14 @@ std::string values_text(const sweep::Values& values, std::optional<int64_t> seed
   return text;
 }
 
-Json invalid_json(const sweep::Plan& plan) {
-  Json all = Json::array();
+OrderedJson invalid_json(const sweep::Plan& plan) {
+  OrderedJson all = OrderedJson::array();
   for (const sweep::InvalidTrial& one : plan.invalid)
     all.push_back({{"values", values_text(one.values, one.seed)}, {"reasons", one.reasons}});
   return all;
 }
 
-Json metric_json(const sweep::Metric& metric) {
+OrderedJson metric_json(const sweep::Metric& metric) {
   return {{"name", metric.name}, {"goal", text_of(metric.goal)}, {"at", text_of_at(metric)}};
 }
 
@@ -114,20 +113,21 @@ std::string steps_text(std::optional<int64_t> steps) {
 void show_plan(const Context& context, const sweep::ComposedPlan& planned, const std::string& directory) {
   const sweep::Plan& plan = planned.plan;
   if (context.args.has("json")) {
-    Json out{{"schema", "capstan.sweep_plan/1"},
-             {"name", plan.name},
-             {"directory", directory},
-             {"trials", Json::array()},
-             {"invalid", Json::array()}};
+    OrderedJson out{{"schema", "capstan.sweep_plan/1"},
+                    {"name", plan.name},
+                    {"directory", directory},
+                    {"trials", OrderedJson::array()},
+                    {"invalid", OrderedJson::array()}};
     for (const sweep::TrialPlan& trial : plan.trials) {
-      Json values = Json::object();
+      OrderedJson values = OrderedJson::object();
       for (const auto& [path, value] : trial.values) values[path] = value;
-      out["trials"].push_back({{"id", trial.id},
-                               {"label", trial.label},
-                               {"values", values},
-                               {"seed", trial.seed ? Json(*trial.seed) : Json()},
-                               {"ranks", trial.ranks},
-                               {"steps", trial.estimate.steps ? Json(*trial.estimate.steps) : Json()}});
+      out["trials"].push_back(
+          {{"id", trial.id},
+           {"label", trial.label},
+           {"values", values},
+           {"seed", trial.seed ? OrderedJson(*trial.seed) : OrderedJson()},
+           {"ranks", trial.ranks},
+           {"steps", trial.estimate.steps ? OrderedJson(*trial.estimate.steps) : OrderedJson()}});
     }
     out["invalid"] = invalid_json(plan);
     out["metric"] = metric_json(plan.definition.metric);
@@ -359,24 +359,24 @@ int run_sweep_status(Context& context) {
   const auto& trials = store.plan().trials;
   const auto tasks = sweep::slurm_tasks(store.directory());
   if (context.args.has("json")) {
-    Json out{{"schema", "capstan.sweep_status/1"},
-             {"name", store.plan().name},
-             {"metric", metric_json(store.plan().definition.metric)},
-             {"counts", counts},
-             {"trials", Json::array()}};
+    OrderedJson out{{"schema", "capstan.sweep_status/1"},
+                    {"name", store.plan().name},
+                    {"metric", metric_json(store.plan().definition.metric)},
+                    {"counts", counts},
+                    {"trials", OrderedJson::array()}};
     for (size_t i = 0; i < trials.size(); ++i) {
       const sweep::TrialStatus& s = statuses[i];
-      Json values = Json::object();
+      OrderedJson values = OrderedJson::object();
       for (const auto& [path, value] : trials[i].values) values[path] = value;
-      Json one{{"id", trials[i].id},
-               {"label", trials[i].label},
-               {"values", values},
-               {"state", name_of(s.state)},
-               {"attempt", s.attempt}};
-      one["steps"] = s.total_steps ? Json(*s.total_steps) : Json();
-      one["seed"] = trials[i].seed ? Json(*trials[i].seed) : Json();
-      one["step"] = s.step ? Json(*s.step) : Json();
-      one["metric"] = s.metric ? Json(*s.metric) : Json();
+      OrderedJson one{{"id", trials[i].id},
+                      {"label", trials[i].label},
+                      {"values", values},
+                      {"state", name_of(s.state)},
+                      {"attempt", s.attempt}};
+      one["steps"] = s.total_steps ? OrderedJson(*s.total_steps) : OrderedJson();
+      one["seed"] = trials[i].seed ? OrderedJson(*trials[i].seed) : OrderedJson();
+      one["step"] = s.step ? OrderedJson(*s.step) : OrderedJson();
+      one["metric"] = s.metric ? OrderedJson(*s.metric) : OrderedJson();
       one["seconds"] = s.seconds;
       if (!s.reason.empty()) one["reason"] = s.reason;
       if (!s.owner.empty()) one["owner"] = s.owner;

@@ -13,8 +13,6 @@ namespace capstan::cli {
 
 namespace {
 
-using nlohmann::ordered_json;
-
 // Prints a reply to each line of standard input. An invalid line gets an error as its reply, and sets the
 // exit code.
 template <class Reply>
@@ -25,7 +23,7 @@ int serve_lines(Reply reply) {
     try {
       put(reply(line));
     } catch (const Error& error) {
-      ordered_json failure{{"error", error.message()}};
+      OrderedJson failure{{"error", error.message()}};
       if (!error.help().empty()) failure["help"] = error.help();
       put(dump_json(failure) + "\n");
       code = exit_code_of(error.code());
@@ -51,9 +49,9 @@ int run_sweep_ask(Context& context) {
     return serve_lines([&](const std::string& line) { return sweep::ask(store, line, given); });
   if (args.words().size() > 1)
     fail(ErrorCode::usage, "unexpected `" + args.words()[1] + "`", "`-` reads lines from standard input");
-  ordered_json request = ordered_json::object();
+  OrderedJson request = OrderedJson::object();
   if (const auto values = args.value("values")) {
-    request["values"] = ordered_json::parse(*values, nullptr, false);
+    request["values"] = OrderedJson::parse(*values, nullptr, false);
     if (!request["values"].is_object())
       fail(ErrorCode::usage, "`--values` is not a JSON object",
            R"(for example --values '{"optimizer.lr": 3e-4}')");
@@ -67,7 +65,7 @@ int run_sweep_tell(Context& context) {
   const Arguments& args = context.args;
   sweep::Store store(args.word(0, "DIR"));
   if (from_input(args)) return serve_lines([&](const std::string& line) { return sweep::tell(store, line); });
-  ordered_json request{{"trial", args.word(1, "TRIAL")}};
+  OrderedJson request{{"trial", args.word(1, "TRIAL")}};
   if (const auto value = args.number("value", -1e300, 1e300)) request["value"] = *value;
   if (const auto step = args.integer("step", 0)) request["step"] = *step;
   for (const char* option : {"state", "reason"})

@@ -10,8 +10,6 @@ namespace capstan::formats {
 using config::Activation;
 using config::ModelConfig;
 using config::RopeScaling;
-using nlohmann::json;
-using nlohmann::ordered_json;
 
 namespace {
 
@@ -99,8 +97,8 @@ void settle_rotary_percent(ConfigJson& c, ModelConfig& m) {
 // Transformers 4: rope_theta and rope_scaling; 5: both in rope_parameters.
 void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.position_embedding_type = config::PositionEmbedding::rope;
-  const json& parameters = c.value("rope_parameters");
-  const json& scaling = c.value("rope_scaling");
+  const Json& parameters = c.value("rope_parameters");
+  const Json& scaling = c.value("rope_scaling");
   m.rotary_base = c.number("rope_theta", 10000.0);
   m.rotary_percent = c.number("partial_rotary_factor", 1.0);
   if (!parameters.is_null() && !scaling.is_null() && scaling != parameters)
@@ -131,7 +129,7 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   c.only("rope_interleaved", false, "pairs of neighbors are another model");
 }
 
-void write_rope(const ModelConfig& m, ordered_json& j, const LlamaLike& how) {
+void write_rope(const ModelConfig& m, OrderedJson& j, const LlamaLike& how) {
   j["rope_theta"] = m.rotary_base;
   if (how.partial_rotary && m.rotary_percent != 1) {
     // Readers cut off what is behind the point of share * width, where 88 * (60 / 88.) is 59.999…
@@ -143,7 +141,7 @@ void write_rope(const ModelConfig& m, ordered_json& j, const LlamaLike& how) {
   }
   j["rope_scaling"] = nullptr;
   if (!m.rope_scaling) return;
-  ordered_json s;
+  OrderedJson s;
   s["rope_type"] = std::string(config::enum_name(m.rope_scaling_type));
   s["factor"] = m.rope_scaling_factor;
   switch (m.rope_scaling_type) {
@@ -240,7 +238,7 @@ std::optional<int64_t> read_window(ConfigJson& c, std::optional<int64_t> of_the_
   return c.has("sliding_window") ? std::optional(tokens) : std::nullopt;
 }
 
-void write_llama_like(const ModelConfig& m, ordered_json& j, const LlamaLike& how) {
+void write_llama_like(const ModelConfig& m, OrderedJson& j, const LlamaLike& how) {
   j["num_hidden_layers"] = m.num_layers;
   j["hidden_size"] = m.hidden_size;
   j["num_attention_heads"] = m.num_attention_heads;
@@ -286,7 +284,7 @@ void read_layer_types(ConfigJson& c, ModelConfig& m, std::optional<int64_t> wind
   m.window_attn_skip_freq = every;
 }
 
-void write_layer_types(const ModelConfig& m, ordered_json& j) {
+void write_layer_types(const ModelConfig& m, OrderedJson& j) {
   std::vector<std::string> types;
   for (int64_t layer = 1; layer <= m.num_layers; ++layer) {
     const bool all = !m.window_size || (m.window_attn_skip_freq && layer % *m.window_attn_skip_freq == 0);

@@ -36,15 +36,14 @@ static void read_gemma2(ConfigJson& c, config::ModelConfig& m) {
 }
 
 static void write_gemma2(const config::ModelConfig& m, OrderedJson& j) {
-  using nlohmann::ordered_json;
   write_llama_like(m, j, kGemma2Keys);
   const double scalar = 1 / (*m.softmax_scale * *m.softmax_scale), whole = std::round(scalar);
   j["query_pre_attn_scalar"] = std::abs(scalar - whole) < 1e-9 * scalar
-                                   ? ordered_json(static_cast<int64_t>(whole))
-                                   : ordered_json(scalar);
-  j["attn_logit_softcapping"] = m.attn_logit_softcapping ? ordered_json(*m.attn_logit_softcapping) : nullptr;
+                                   ? OrderedJson(static_cast<int64_t>(whole))
+                                   : OrderedJson(scalar);
+  j["attn_logit_softcapping"] = m.attn_logit_softcapping ? OrderedJson(*m.attn_logit_softcapping) : nullptr;
   j["final_logit_softcapping"] =
-      m.final_logit_softcapping ? ordered_json(*m.final_logit_softcapping) : nullptr;
+      m.final_logit_softcapping ? OrderedJson(*m.final_logit_softcapping) : nullptr;
   j["sliding_window"] = m.window_size.value_or(4096);
   write_layer_types(m, j);
 }

@@ -11,39 +11,6 @@ namespace capstan::text {
 
 namespace {
 
-// Walks the text with the other parser, which knows where it stopped.
-struct Locator : Json::json_sax_t {
-  size_t position = 0;
-  std::string reason;
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(size_t) override { return true; }
-  bool key(string_t&) override { return true; }
-  bool end_object() override { return true; }
-  bool start_array(size_t) override { return true; }
-  bool end_array() override { return true; }
-  bool parse_error(size_t at, const std::string&, const Json::exception& error) override {
-    position = at > 0 ? at - 1 : 0;
-    reason = error.what();
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while …": only the last
-    // part is news.
-    if (const size_t colon = reason.find(": "); colon != std::string::npos) reason.erase(0, colon + 2);
-    return false;
-  }
-};
-
-std::string place(std::string_view text, size_t offset) {
-  const std::string_view before = text.substr(0, std::min(offset, text.size()));
-  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-  const size_t start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
-  return std::to_string(line) + ":" + std::to_string(1 + count_code_points(before.substr(start)));
-}
-
 // The parser refuses integers of more than 64 bits, which JSON allows and a tokenizer_config.json has where
 // no length is set (model_max_length 1e30): as fractions they are read. `text` with ".0" behind them.
 std::string with_wide_integers(std::string_view text) {
@@ -90,21 +57,34 @@ JsonFile::JsonFile(std::string text, std::string name) : text_(std::move(text)),
     fail(ErrorCode::format,
          name_ + ": objects and arrays are nested more than " + std::to_string(kMaxDepth) + " deep");
   if (const auto invalid = first_invalid_utf8(text_))
-    fail(ErrorCode::format,
-         name_ + ":" + place(text_, *invalid) + ": invalid UTF-8 at byte " + std::to_string(*invalid));
-  Locator locator;
-  Json::sax_parse(text_, &locator, Json::input_format_t::json, true);
-  if (locator.reason.empty()) fail(ErrorCode::format, name_ + ": " + simdjson::error_message(error));
-  fail(ErrorCode::format, name_ + ":" + place(text_, locator.position) + ": " + locator.reason);
+    fail(ErrorCode::format, name_ + ":" + line_and_column(text_, *invalid) + ": invalid UTF-8 at byte " +
+                                std::to_string(*invalid));
+  const auto problem = find_json_problem(text_);
+  if (!problem) fail(ErrorCode::format, name_ + ": " + simdjson::error_message(error));
+  fail(ErrorCode::format, name_ + ":" + line_and_column(text_, problem->offset) + ": " + problem->reason);
 }
 
-void JsonFile::fail_at(std::string_view path, std::string_view what, ErrorCode code) const {
-  fail(code, name_ + ": " + (path.empty() ? "" : std::string(path) + ": ") + std::string(what));
+JsonNode JsonFile::root() const {
+  return {*this, root_, ""};
 }
 
-std::string_view json_type_name(simdjson::dom::element value) {
+std::string JsonNode::location() const {
+  return file_->name() + (path_.empty() ? "" : ": " + path_);
+}
+
+void JsonNode::fail(std::string_view what, ErrorCode code) const {
+  capstan::fail(code, location() + ": " + std::string(what));
+}
+
+void JsonNode::fail_unknown(std::string_view kind, std::string_view type, std::string_view known) const {
+  capstan::fail(ErrorCode::unsupported,
+                location() + ": the " + std::string(kind) + " " + quoted(type) + " is not supported",
+                "supported here: " + std::string(known));
+}
+
+static std::string_view type_name(simdjson::dom::element_type type) {
   using simdjson::dom::element_type;
-  switch (value.type()) {
+  switch (type) {
     case element_type::ARRAY:
       return "an array";
     case element_type::OBJECT:
@@ -118,100 +98,93 @@ std::string_view json_type_name(simdjson::dom::element value) {
       return "a string";
     case element_type::BOOL:
       return "a boolean";
-    case element_type::NULL_VALUE:
+    default:
       return "null";
   }
-  return "something else";
 }
 
-static std::string expected(std::string_view what, simdjson::dom::element got) {
-  return "expected " + std::string(what) + ", got " + std::string(json_type_name(got));
+void JsonNode::fail_type(std::string_view expected) const {
+  fail("expected " + std::string(expected) + ", got " + std::string(type_name(value_.type())));
 }
 
-simdjson::dom::object JsonFile::object(simdjson::dom::element value, std::string_view path) const {
+simdjson::dom::object JsonNode::map() const {
   simdjson::dom::object result;
-  if (value.get(result)) fail_at(path, expected("an object", value));
+  if (value_.get(result)) fail_type("an object");
+  return result;
+}
+simdjson::dom::object JsonNode::object() const {
+  const auto result = map();
   std::vector<std::string_view> keys;
   for (const auto field : result) keys.push_back(field.key);
   std::sort(keys.begin(), keys.end());
   const auto twice = std::adjacent_find(keys.begin(), keys.end());
-  if (twice != keys.end()) fail_at(path, "the key " + quoted(*twice) + " is there twice");
+  if (twice != keys.end()) fail("the key " + quoted(*twice) + " is there twice");
   return result;
 }
-simdjson::dom::array JsonFile::array(simdjson::dom::element value, std::string_view path) const {
+simdjson::dom::array JsonNode::array() const {
   simdjson::dom::array result;
-  if (value.get(result)) fail_at(path, expected("an array", value));
+  if (value_.get(result)) fail_type("an array");
   return result;
 }
-std::string_view JsonFile::text(simdjson::dom::element value, std::string_view path) const {
+std::vector<JsonNode> JsonNode::items() const {
+  std::vector<JsonNode> result;
+  for (const auto value : array()) result.push_back(item(result.size(), value));
+  return result;
+}
+std::string_view JsonNode::text() const {
   std::string_view result;
-  if (value.get(result)) fail_at(path, expected("a string", value));
+  if (value_.get(result)) fail_type("a string");
   return result;
 }
-bool JsonFile::boolean(simdjson::dom::element value, std::string_view path) const {
+bool JsonNode::boolean() const {
   bool result = false;
-  if (value.get(result)) fail_at(path, expected("a boolean", value));
+  if (value_.get(result)) fail_type("a boolean");
   return result;
 }
-int64_t JsonFile::integer(simdjson::dom::element value, std::string_view path) const {
+int64_t JsonNode::integer() const {
+  if (value_.is_uint64() && !value_.is_int64()) fail("the number is out of range");
   int64_t result = 0;
-  if (!value.is_int64())
-    fail_at(path, value.is_uint64() ? "the number is out of range" : expected("an integer", value));
-  if (value.get(result)) fail_at(path, "the number is out of range");
+  if (value_.get(result)) fail_type("an integer");
   return result;
 }
-
-std::pair<simdjson::dom::object, std::string_view> JsonFile::typed(simdjson::dom::element value,
-                                                                   std::string_view path) const {
-  const auto fields = object(value, path);
-  const auto type = member(fields, "type");
-  if (!type) fail_at(path, "there is no `type`");
-  return {fields, text(*type, child(path, "type"))};
-}
-
-void JsonFile::fail_unknown(std::string_view path, std::string_view kind, std::string_view type,
-                            std::string_view known) const {
-  fail(ErrorCode::unsupported,
-       name_ + ": " + std::string(path) + ": the " + std::string(kind) + " " + quoted(type) +
-           " is not supported",
-       "supported here: " + std::string(known));
-}
-
-int32_t JsonFile::token_id(simdjson::dom::element value, std::string_view path) const {
-  const int64_t id = integer(value, path);
-  if (id < 0 || id > INT32_MAX - 1) fail_at(path, "the id " + std::to_string(id) + " is out of range");
+int32_t JsonNode::token_id() const {
+  const int64_t id = integer();
+  if (id < 0 || id > INT32_MAX - 1) fail("the id " + std::to_string(id) + " is out of range");
   return static_cast<int32_t>(id);
 }
 
-std::string child(std::string_view path, std::string_view key) {
-  return std::string(path) + "." + std::string(key);
+JsonNode JsonNode::item(size_t index, simdjson::dom::element value) const {
+  return {*file_, value, path_ + "[" + std::to_string(index) + "]"};
 }
-std::string child(std::string_view path, size_t index) {
-  return std::string(path) + "[" + std::to_string(index) + "]";
-}
-
-simdjson::dom::element JsonFile::needed(simdjson::dom::object object, std::string_view path,
-                                        std::string_view key) const {
-  const auto value = member(object, key);
-  if (!value) fail_at(path, "there is no `" + std::string(key) + "`");
-  return *value;
+JsonNode JsonNode::member(std::string_view key, simdjson::dom::element value) const {
+  return {*file_, value, path_ + (path_.empty() ? "" : ".") + std::string(key)};
 }
 
-std::optional<simdjson::dom::element> JsonFile::member(simdjson::dom::object object,
-                                                       std::string_view key) const {
+JsonNode JsonNode::entry(std::string_view key, simdjson::dom::element value) const {
+  return {*file_, value, path_ + "[" + quoted(key) + "]"};
+}
+
+std::optional<JsonNode> JsonNode::find(std::string_view key) const {
   simdjson::dom::element value;
-  if (object.at_key(key).get(value) || value.is_null()) return std::nullopt;
-  return value;
+  if (value_.at_key(key).get(value) || value.is_null()) return std::nullopt;
+  return member(key, value);
 }
-std::string_view JsonFile::text_or(simdjson::dom::object object, std::string_view path, std::string_view key,
-                                   std::string_view otherwise) const {
-  const auto value = member(object, key);
-  return value ? text(*value, std::string(path) + "." + std::string(key)) : otherwise;
+JsonNode JsonNode::at(std::string_view key) const {
+  auto result = find(key);
+  if (!result) fail("there is no `" + std::string(key) + "`");
+  return *std::move(result);
 }
-bool JsonFile::boolean_or(simdjson::dom::object object, std::string_view path, std::string_view key,
-                          bool otherwise) const {
-  const auto value = member(object, key);
-  return value ? boolean(*value, std::string(path) + "." + std::string(key)) : otherwise;
+std::string_view JsonNode::text(std::string_view key, std::string_view otherwise) const {
+  const auto node = find(key);
+  return node ? node->text() : otherwise;
+}
+bool JsonNode::boolean(std::string_view key, bool otherwise) const {
+  const auto node = find(key);
+  return node ? node->boolean() : otherwise;
+}
+std::string_view JsonNode::type() const {
+  object();
+  return at("type").text();
 }
 
 }  // namespace capstan::text

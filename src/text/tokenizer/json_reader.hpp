@@ -1,5 +1,6 @@
-// An untrusted JSON file, parsed by simdjson within limits. Every error names the file and the location.
-// Private to the loaders, because it includes simdjson.
+// An untrusted JSON file of a tokenizer, parsed by simdjson within limits, since these files have megabytes
+// and are read at every start. Every error names the file and the location. Private to the loaders, because
+// it includes simdjson.
 #pragma once
 
 #include <simdjson.h>
@@ -8,11 +9,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 
 namespace capstan::text {
+
+class JsonNode;
 
 class JsonFile {
  public:
@@ -21,38 +24,8 @@ class JsonFile {
 
   // Throws ErrorCode::format with file:line:column when the text is not JSON.
   JsonFile(std::string text, std::string name);
-  simdjson::dom::element root() const { return root_; }
+  JsonNode root() const;
   const std::string& name() const { return name_; }
-
-  // "NAME: PATH: what"
-  [[noreturn]] void fail_at(std::string_view path, std::string_view what,
-                            ErrorCode code = ErrorCode::format) const;
-
-  simdjson::dom::object object(simdjson::dom::element value,
-                               std::string_view path) const;  // refuses duplicate keys
-  simdjson::dom::array array(simdjson::dom::element value, std::string_view path) const;
-  std::string_view text(simdjson::dom::element value, std::string_view path) const;
-  bool boolean(simdjson::dom::element value, std::string_view path) const;
-  int64_t integer(simdjson::dom::element value, std::string_view path) const;
-
-  // The object and its "type".
-  std::pair<simdjson::dom::object, std::string_view> typed(simdjson::dom::element value,
-                                                           std::string_view path) const;
-  // "NAME: PATH: the KIND "TYPE" is not supported", with what is.
-  [[noreturn]] void fail_unknown(std::string_view path, std::string_view kind, std::string_view type,
-                                 std::string_view known) const;
-  // A token's id: 0 … 2^31-2.
-  int32_t token_id(simdjson::dom::element value, std::string_view path) const;
-
-  // A member, nullopt when it is absent or null.
-  std::optional<simdjson::dom::element> member(simdjson::dom::object object, std::string_view key) const;
-  std::string_view text_or(simdjson::dom::object object, std::string_view path, std::string_view key,
-                           std::string_view otherwise) const;
-  // The member must be there.
-  simdjson::dom::element needed(simdjson::dom::object object, std::string_view path,
-                                std::string_view key) const;
-  bool boolean_or(simdjson::dom::object object, std::string_view path, std::string_view key,
-                  bool otherwise) const;
 
  private:
   std::string text_, name_;
@@ -60,10 +33,46 @@ class JsonFile {
   simdjson::dom::element root_;
 };
 
-// Paths inside a file, for messages: "model.vocab", "added_tokens[3]".
-std::string child(std::string_view path, std::string_view key);
-std::string child(std::string_view path, size_t index);
+// A value in a JsonFile, which outlives it, with its path: "model.vocab", "added_tokens[3]". A value of
+// another type than asked for is ErrorCode::format.
+class JsonNode {
+ public:
+  JsonNode(const JsonFile& file, simdjson::dom::element value, std::string path)
+      : file_(&file), value_(value), path_(std::move(path)) {}
 
-std::string_view json_type_name(simdjson::dom::element value);
+  simdjson::dom::element value() const { return value_; }
+  std::string location() const;  // "NAME: PATH", NAME for the root
+
+  simdjson::dom::object object() const;  // refuses duplicate keys
+  simdjson::dom::object map() const;     // does not look for duplicate keys
+  simdjson::dom::array array() const;
+  std::vector<JsonNode> items() const;  // of an array
+  std::string_view text() const;
+  bool boolean() const;
+  int64_t integer() const;
+  int32_t token_id() const;  // 0 … 2^31-2
+
+  // A member of an object, nullopt where it is absent or null.
+  std::optional<JsonNode> find(std::string_view key) const;
+  JsonNode at(std::string_view key) const;  // must be there
+  std::string_view text(std::string_view key, std::string_view otherwise) const;
+  bool boolean(std::string_view key, bool otherwise) const;
+  std::string_view type() const;  // of a step: an object with "type"
+
+  JsonNode item(size_t index, simdjson::dom::element value) const;
+  JsonNode member(std::string_view key, simdjson::dom::element value) const;  // PATH.key
+  JsonNode entry(std::string_view key, simdjson::dom::element value) const;   // PATH["key"]
+
+  // "NAME: PATH: what"
+  [[noreturn]] void fail(std::string_view what, ErrorCode code = ErrorCode::format) const;
+  // "NAME: PATH: the KIND "TYPE" is not supported", with what is.
+  [[noreturn]] void fail_unknown(std::string_view kind, std::string_view type, std::string_view known) const;
+  [[noreturn]] void fail_type(std::string_view expected) const;
+
+ private:
+  const JsonFile* file_;
+  simdjson::dom::element value_;
+  std::string path_;
+};
 
 }  // namespace capstan::text

@@ -16,6 +16,8 @@ struct LoadedSpec {
   std::vector<std::unique_ptr<JsonFile>> documents;
   // Of merges.txt or vocab.txt; apart, so that moving the rest does not move it.
   std::unique_ptr<const std::string> lines;
+
+  const JsonFile& add_document(std::string text, std::string name);
 };
 
 // `name` is what messages call the file. Components that this build does not know are ErrorCode::unsupported,
@@ -34,8 +36,8 @@ LoadedSpec read_sentencepiece(std::string model, const std::string& name, std::s
                               std::string config_name);
 // Takes the names of the special tokens, and whether they go around a text, from a tokenizer_config.json or a
 // special_tokens_map.json.
-void read_special_names(const JsonFile& config, TokenizerSpec& spec);
+void read_special_names(const JsonNode& config, TokenizerSpec& spec);
 // Takes "added_tokens_decoder" of a tokenizer_config.json, for files that have no added tokens of their own.
-void read_added_tokens_decoder(const JsonFile& config, TokenizerSpec& spec);
+void read_added_tokens_decoder(const JsonNode& config, TokenizerSpec& spec);
 
 }  // namespace capstan::text

@@ -196,12 +196,10 @@ LoadedSpec read_sentencepiece(std::string model, const std::string& name, std::s
   spec.vocab_place = spec.added_place = name + ": pieces";
   describe(read_sentencepiece_model(*result.lines, name), spec);
   if (config.empty()) return result;
-  result.documents.push_back(std::make_unique<JsonFile>(std::move(config), std::move(config_name)));
-  const JsonFile& settings = *result.documents.back();
+  const JsonNode settings = result.add_document(std::move(config), std::move(config_name)).root();
   read_added_tokens_decoder(settings, spec);
   // The classes that put tokens around a text without being told.
-  const std::string_view kind =
-      settings.text_or(settings.object(settings.root(), ""), "", "tokenizer_class", "");
+  const std::string_view kind = settings.text("tokenizer_class", "");
   if (kind.starts_with("LlamaTokenizer") || kind.starts_with("CodeLlamaTokenizer") ||
       kind.starts_with("GemmaTokenizer"))
     spec.add_bos = true;

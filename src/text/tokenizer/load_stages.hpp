@@ -9,6 +9,6 @@ namespace capstan::text {
 
 // Reads "normalizer", "pre_tokenizer", "post_processor" and "decoder" of the root, each of which may be
 // absent or null.
-void read_stages(const JsonFile& file, TokenizerSpec& spec);
+void read_stages(const JsonNode& root, TokenizerSpec& spec);
 
 }  // namespace capstan::text

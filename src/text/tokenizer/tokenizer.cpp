@@ -192,10 +192,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_source(const FileSource& source
                                    "` has none of tokenizer.json, tokenizer.model, vocab.json with "
                                    "merges.txt, vocab.txt");
   }
-  if (!config.empty()) read_special_names(JsonFile(config, full(kConfig)), loaded.spec);
+  if (!config.empty()) read_special_names(JsonFile(config, full(kConfig)).root(), loaded.spec);
   if (const std::string map = read_if("special_tokens_map.json"); !map.empty()) {
     TokenizerSpec names;  // tokenizer_config.json goes first
-    read_special_names(JsonFile(map, full("special_tokens_map.json")), names);
+    read_special_names(JsonFile(map, full("special_tokens_map.json")).root(), names);
     TokenizerSpec& spec = loaded.spec;
     for (const auto member :
          {&TokenizerSpec::bos, &TokenizerSpec::eos, &TokenizerSpec::unk, &TokenizerSpec::pad})

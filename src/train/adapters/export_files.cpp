@@ -14,7 +14,6 @@
 namespace capstan::train {
 
 using formats::Assets;
-using nlohmann::ordered_json;
 
 namespace {
 
@@ -35,12 +34,12 @@ void put(Assets& files, const char* name, std::string text) {
   files.emplace_back(name, std::move(text));
 }
 // Null where the file is missing or no object.
-ordered_json object_in(const Assets& files, const char* name) {
+OrderedJson object_in(const Assets& files, const char* name) {
   const std::string* text = find(files, name);
-  ordered_json parsed = text ? ordered_json::parse(*text, nullptr, false) : ordered_json();
-  return parsed.is_object() ? parsed : ordered_json();
+  OrderedJson parsed = text ? OrderedJson::parse(*text, nullptr, false) : OrderedJson();
+  return parsed.is_object() ? parsed : OrderedJson();
 }
-std::string text_of(const ordered_json& json) {
+std::string text_of(const OrderedJson& json) {
   return dump_json(json, 2) + "\n";
 }
 
@@ -105,7 +104,7 @@ const char* tokenizer_class(const Assets& files) {
 
 void add_tokenizer_config(const config::Config& config, const text::Tokenizer& tokenizer,
                           const SpecialTokens& tokens, Assets& files) {
-  ordered_json json = object_in(files, kTokenizerConfig);
+  OrderedJson json = object_in(files, kTokenizerConfig);
   const bool made = json.is_null();
   bool changed = made;
   if (made) {
@@ -132,15 +131,15 @@ void add_tokenizer_config(const config::Config& config, const text::Tokenizer& t
 
 void add_generation_config(const config::Config& config, const SpecialTokens& tokens, Assets& files) {
   if (tokens.ends.empty()) return;
-  ordered_json json = object_in(files, kGenerationConfig);
+  OrderedJson json = object_in(files, kGenerationConfig);
   std::vector<int32_t> ends = tokens.ends;
   if (!json.is_null()) {
     // Settings that came with the first weights hold, but answers may have got an end that these did not
     // have.
     if (!config.tokenizer.chat_template && config.dataset.kind != config::DatasetKind::sft) return;
-    const ordered_json kept = json.contains("eos_token_id") ? json["eos_token_id"] : ordered_json();
+    const OrderedJson kept = json.contains("eos_token_id") ? json["eos_token_id"] : OrderedJson();
     std::vector<int32_t> all;
-    for (const auto& id : kept.is_array() ? kept : ordered_json::array({kept}))
+    for (const auto& id : kept.is_array() ? kept : OrderedJson::array({kept}))
       if (id.is_number_integer()) all.push_back(id.get<int32_t>());
     const size_t before = all.size();
     for (const int32_t id : ends)

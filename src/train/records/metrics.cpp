@@ -17,7 +17,6 @@
 namespace capstan::records {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 MetricsRow& MetricsRow::raw(std::string_view name, std::string_view value) {
   if (!body_.empty()) body_ += ", ";
@@ -86,7 +85,7 @@ double ReadRow::number(std::string_view name) const {
 }
 
 static std::optional<ReadRow> parse_row(std::string_view line) {
-  const json value = json::parse(line.begin(), line.end(), nullptr, false);
+  const Json value = Json::parse(line.begin(), line.end(), nullptr, false);
   if (!value.is_object()) return std::nullopt;
   ReadRow row;
   for (const auto& [name, item] : value.items()) {

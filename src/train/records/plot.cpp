@@ -18,8 +18,6 @@ namespace capstan::records {
 
 namespace {
 
-using nlohmann::ordered_json;
-
 struct Chart {
   const char* key;  // name in the rows of logged steps
   const char* title;
@@ -36,12 +34,12 @@ constexpr std::array kCharts{
 };
 constexpr size_t kPointsOfAll = 300'000, kMostPoints = 1500, kFewestPoints = 60;  // of a curve
 
-std::string dumped(const ordered_json& value) {
+std::string dumped(const OrderedJson& value) {
   return dump_json(value);
 }
 
-ordered_json or_null(const std::optional<double>& value) {
-  return value ? ordered_json(*value) : ordered_json(nullptr);
+OrderedJson or_null(const std::optional<double>& value) {
+  return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
 // One run as an object for page/runs.js.
@@ -68,7 +66,7 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
   std::string text = dumped({{"name", path.string()},
                              {"recipe", run.recipe},
                              {"state", name_of(run.state)},
-                             {"step", run.step ? ordered_json(*run.step) : ordered_json(nullptr)},
+                             {"step", run.step ? OrderedJson(*run.step) : OrderedJson(nullptr)},
                              {"loss", or_null(run.last_loss)},
                              {"validation", or_null(details.validation_loss)},
                              {"test", or_null(details.test_loss)},
@@ -96,10 +94,10 @@ std::string plot_html(std::span<const std::filesystem::path> runs) {
         std::find(recipes.begin(), recipes.end(), recipe) == recipes.end())
       recipes.push_back(recipe);
   }
-  ordered_json root;
+  OrderedJson root;
   root["title"] = title;
   root["subtitle"] = (recipes.size() == 1 ? "recipe " : "recipes ") + join(recipes, ", ");
-  root["charts"] = ordered_json::array();
+  root["charts"] = OrderedJson::array();
   for (const Chart& chart : kCharts)
     root["charts"].push_back({{"key", chart.key},
                               {"title", chart.title},

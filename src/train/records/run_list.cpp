@@ -17,12 +17,11 @@
 namespace capstan::records {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 RunFile read_run_file(const fs::path& run) {
   const fs::path path = run / kRunFile;
   const std::string text = read_file(path, 1 << 20);
-  const json value = json::parse(text, nullptr, false);
+  const Json value = Json::parse(text, nullptr, false);
   if (!value.is_object()) fail(ErrorCode::format, "`" + path.string() + "` is not a JSON object");
   const auto text_of = [&](const char* key) {
     const auto found = value.find(key);

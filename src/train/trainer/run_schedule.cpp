@@ -16,7 +16,6 @@ namespace capstan::train {
 namespace {
 
 using config::enum_name;
-using Number = nlohmann::ordered_json;
 
 std::string steps_text(int64_t samples, int64_t batch) {
   if (samples % batch != 0) return std::to_string(samples) + " samples";
@@ -152,18 +151,18 @@ RunSchedule schedule_of(const config::Config& config, const RecipeRecord& record
 
 std::string schedule_text(const RunSchedule& s) {
   const optim::ScheduleOptions& o = s.options;
-  Number json{{"lr_decay_style", enum_name(o.style)},
-              {"lr_wsd_decay_style", enum_name(o.wsd_style)},
-              {"weight_decay_incr_style", enum_name(o.weight_decay_style)},
-              {"lr", o.max_lr},
-              {"min_lr", o.min_lr},
-              {"lr_warmup_init", o.init_lr},
-              {"lr_warmup_samples", o.warmup_samples},
-              {"lr_decay_samples", o.decay_samples},
-              {"lr_wsd_decay_samples", o.wsd_decay_samples},
-              {"weight_decay_samples", o.weight_decay_samples},
-              {"start_weight_decay", o.start_weight_decay},
-              {"end_weight_decay", o.end_weight_decay}};
+  OrderedJson json{{"lr_decay_style", enum_name(o.style)},
+                   {"lr_wsd_decay_style", enum_name(o.wsd_style)},
+                   {"weight_decay_incr_style", enum_name(o.weight_decay_style)},
+                   {"lr", o.max_lr},
+                   {"min_lr", o.min_lr},
+                   {"lr_warmup_init", o.init_lr},
+                   {"lr_warmup_samples", o.warmup_samples},
+                   {"lr_decay_samples", o.decay_samples},
+                   {"lr_wsd_decay_samples", o.wsd_decay_samples},
+                   {"weight_decay_samples", o.weight_decay_samples},
+                   {"start_weight_decay", o.start_weight_decay},
+                   {"end_weight_decay", o.end_weight_decay}};
   const auto optional = [&](const char* key, const std::optional<double>& value) {
     if (value) json[key] = *value;
   };
