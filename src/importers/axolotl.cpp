@@ -19,51 +19,37 @@ constexpr std::string_view kHubClass = "a class of another library";
 
 constexpr Rule kTable[] = {
     later("base_model", "model (preset), checkpoint.pretrained_checkpoint, model.max_position_embeddings"),
-    theirs("base_model_config", kHub),
-    theirs("base_model_ignore_patterns", kHub),
-    theirs("revision_of_model", kHub),
-    theirs("model_type", kHubClass),
-    theirs("tokenizer_type", kHubClass),
+    theirs("base_model_config base_model_ignore_patterns revision_of_model", kHub),
+    theirs("model_type tokenizer_type", kHubClass),
     later("tokenizer_config", "tokenizer.tokenizer_model"),
-    theirs("tokenizer_use_fast", kHubClass),
-    theirs("tokenizer_legacy", kHubClass),
+    theirs("tokenizer_use_fast tokenizer_legacy", kHubClass),
     theirs("trust_remote_code", "nothing is downloaded, and no code from a file runs"),
     theirs("plugins", kHubClass),
-    no_effect("is_llama_derived_model", "given by the model preset"),
-    no_effect("is_mistral_derived_model", "given by the model preset"),
+    no_effect("is_llama_derived_model is_mistral_derived_model", "given by the model preset"),
     no_effect("special_tokens.pad_token", "padding is masked from loss and attention"),
     take("special_tokens.eos_token", "tokenizer.eod_token"),
     to_fill_in("special_tokens.*", "the tokenizer files define the special tokens"),
     to_fill_in("tokens", "see tokenizer.tokenizer_model"),
-    to_fill_in("overrides_of_model_config", "see `capstan explain model`"),
-    to_fill_in("model_config", "see `capstan explain model`"),
+    to_fill_in("overrides_of_model_config model_config", "see `capstan explain model`"),
 
     later("datasets", "dataset.train_files, dataset.format, tokenizer.chat_template"),
     later("test_datasets", "dataset.valid_files"),
     later("pretraining_dataset", "dataset.train_files"),
     later("val_set_size", "dataset.split"),
     theirs("dataset_prepared_path", kPreparation),
-    no_effect("dataset_processes", kPreparation),
-    no_effect("dataset_keep_in_memory", kPreparation),
-    no_effect("dataset_num_proc", kPreparation),
-    no_effect("dataset_exact_deduplication", kPreparation),
-    no_effect("shuffle_merged_datasets", kPreparation),
-    no_effect("skip_prepare_dataset", kPreparation),
-    no_effect("remove_unused_columns", kPreparation),
-    later("chat_template", "tokenizer.chat_template"),
-    later("chat_template_jinja", "tokenizer.chat_template"),
+    no_effect("dataset_processes dataset_keep_in_memory dataset_num_proc dataset_exact_deduplication "
+              "shuffle_merged_datasets skip_prepare_dataset remove_unused_columns",
+              kPreparation),
+    later("chat_template chat_template_jinja", "tokenizer.chat_template"),
     later("train_on_inputs", "dataset.loss_mode"),
     later("sample_packing", "dataset.packing"),
     no_effect("sample_packing_*", "packing of another library"),
     no_effect("eval_sample_packing", "evaluation packs rows as training does"),
-    no_effect("pad_to_sequence_len", kRows),
-    no_effect("group_by_length", kRows),
+    no_effect("pad_to_sequence_len group_by_length", kRows),
     no_effect("multipack_real_batches", "packed samples are one row"),
     take("sequence_len", "model.seq_length"),
     later("excess_length_strategy", "dataset.too_long"),
-    not_there("rl", kPreferences),
-    not_there("rl_beta", kPreferences),
-    not_there("trl", kPreferences),
+    not_there("rl rl_beta trl", kPreferences),
     not_there("reward_model", "reward models"),
 
     later("adapter", "peft.scheme, peft.base_quantization"),
@@ -71,17 +57,14 @@ constexpr Rule kTable[] = {
     take("lora_r", "peft.dim"),
     take("lora_alpha", "peft.alpha"),
     take("lora_dropout", "peft.dropout"),
-    later("lora_target_modules", "peft.target_modules"),
-    later("lora_target_linear", "peft.target_modules"),
+    later("lora_target_modules lora_target_linear", "peft.target_modules"),
     later("peft_use_dora", "peft.scheme"),
     take("peft_use_rslora", "peft.use_rslora"),
     not_there("peft.loftq_config", "adapters initialized to compensate for quantization"),
     not_there("peft_init_lora_weights", "other initializations of adapters; see peft.lora_A_init"),
     later("lora_fan_in_fan_out", {}, "follows from the model"),
     not_there("lora_modules_to_save", "layers trained in addition to adapters"),
-    no_effect("lora_mlp_kernel", kKernels),
-    no_effect("lora_qkv_kernel", kKernels),
-    no_effect("lora_o_kernel", kKernels),
+    no_effect("lora_mlp_kernel lora_qkv_kernel lora_o_kernel", kKernels),
     later("peft_layers_to_transform", "peft.target_modules"),
     take("loraplus_lr_ratio", "peft.lora_plus_ratio"),
     no_effect("loraplus_lr_embedding", "embeddings have no adapter"),
@@ -94,8 +77,7 @@ constexpr Rule kTable[] = {
     not_there("relora_*", "adapters that are merged during training"),
 
     later("micro_batch_size", "train.micro_batch_size, train.global_batch_size"),
-    later("batch_size", "train.global_batch_size"),
-    later("gradient_accumulation_steps", "train.global_batch_size"),
+    later("batch_size gradient_accumulation_steps", "train.global_batch_size"),
     no_effect("eval_batch_size",
               "evaluation uses the batch sizes of training; see validation.eval_global_batch_size"),
     later("num_epochs", "train.epochs"),
@@ -124,37 +106,25 @@ constexpr Rule kTable[] = {
           "see `resilience.loss_spike_action`, which compares with the running mean"),
     no_effect("loss_watchdog_patience", "see resilience.spike_window"),
 
-    later("bf16", "mixed_precision (preset)"),
-    later("fp16", "mixed_precision (preset)"),
-    later("bfloat16", "mixed_precision (preset)"),
-    later("float16", "mixed_precision (preset)"),
+    later("bf16 fp16 bfloat16 float16", "mixed_precision (preset)"),
     no_effect("tf32", kKernels),
     later("gradient_checkpointing", "model.recompute_granularity"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
     not_there("activation_offloading", "saved activations in host memory"),
-    no_effect("flash_attention", kKernels),
-    no_effect("flash_attn_*", kKernels),
-    no_effect("xformers_attention", kKernels),
-    no_effect("sdp_attention", kKernels),
-    no_effect("eager_attention", kKernels),
-    no_effect("flex_attention", kKernels),
+    no_effect("flash_attention flash_attn_* xformers_attention sdp_attention eager_attention flex_attention",
+              kKernels),
     not_there("s2_attention", "shifted sparse attention"),
-    no_effect("unsloth_*", kKernels),
-    no_effect("liger_*", kKernels),
-    no_effect("torch_compile*", kKernels),
-    no_effect("cut_cross_entropy", kKernels),
+    no_effect("unsloth_* liger_* torch_compile* cut_cross_entropy", kKernels),
 
     theirs("deepspeed", "a second file: `capstan recipe import` reads it too"),
-    later("fsdp", "ddp.data_parallel_sharding_strategy"),
-    later("fsdp_config", "ddp.data_parallel_sharding_strategy"),
+    later("fsdp fsdp_config", "ddp.data_parallel_sharding_strategy"),
     take("context_parallel_size", "dist.context_parallel_size"),
     take("sequence_parallel_degree", "dist.context_parallel_size"),
     take("tensor_parallel_size", "dist.tensor_model_parallel_size"),
     no_effect("dp_shard_size", "follows from the ranks"),
     no_effect("dp_replicate_size", "see ddp.num_distributed_optimizer_instances"),
     no_effect("ddp*", "gradient reduction of another library"),
-    no_effect("local_rank", "the launcher sets the rank"),
-    no_effect("device_map", "the launcher sets the rank"),
+    no_effect("local_rank device_map", "the launcher sets the rank"),
     no_effect("gpu_memory_limit", "see resilience.memory_limit"),
     no_effect("heads_k_stride", kKernels),
 
@@ -162,36 +132,23 @@ constexpr Rule kTable[] = {
     theirs("resume_from_checkpoint", "a checkpoint of another trainer; a run here continues with --resume"),
     theirs("auto_resume_from_checkpoints", "a run here continues with --resume"),
     later("save_steps", "checkpoint.save_interval"),
-    later("saves_per_epoch", {}, "intervals are counted in steps"),
-    later("save_strategy", {}, "intervals are counted in steps"),
+    later("saves_per_epoch save_strategy", {}, "intervals are counted in steps"),
     take("save_total_limit", "checkpoint.most_recent_k"),
     flip("save_only_model", "checkpoint.save_optim"),
     no_effect("save_safetensors", "checkpoints have one format, which is safe to read"),
     later("eval_steps", "validation.eval_interval"),
-    later("evals_per_epoch", {}, "intervals are counted in steps"),
-    later("eval_strategy", {}, "intervals are counted in steps"),
-    later("evaluation_strategy", {}, "intervals are counted in steps"),
-    no_effect("eval_table_size", kEvaluation),
-    no_effect("eval_max_new_tokens", kEvaluation),
-    no_effect("eval_causal_lm_metrics", kEvaluation),
-    no_effect("do_bench_eval", kEvaluation),
-    no_effect("early_stopping_patience", kEvaluation),
-    no_effect("load_best_model_at_end", kEvaluation),
+    later("evals_per_epoch eval_strategy evaluation_strategy", {}, "intervals are counted in steps"),
+    no_effect("eval_table_size eval_max_new_tokens eval_causal_lm_metrics do_bench_eval "
+              "early_stopping_patience load_best_model_at_end",
+              kEvaluation),
     take("logging_steps", "logger.log_interval"),
     take("use_tensorboard", "logger.tensorboard"),
-    theirs("wandb_*", kService),
-    theirs("mlflow_*", kService),
-    theirs("use_mlflow", kService),
-    theirs("comet_*", kService),
-    theirs("use_comet", kService),
-    theirs("hub_*", kHub),
-    theirs("push_dataset_to_hub", kHub),
-    theirs("hf_use_auth_token", kHub),
+    theirs("wandb_* mlflow_* use_mlflow comet_* use_comet", kService),
+    theirs("hub_* push_dataset_to_hub hf_use_auth_token", kHub),
     no_effect("dataloader_*", "tunes the data loader of another library"),
     no_effect("strict", "unknown keys are errors here"),
     no_effect("debug", "see `capstan help` for -v"),
-    no_effect("ray_*", "`capstan train --nproc N` or mpirun starts the ranks"),
-    no_effect("use_ray", "`capstan train --nproc N` or mpirun starts the ranks"),
+    no_effect("ray_* use_ray", "`capstan train --nproc N` or mpirun starts the ranks"),
 };
 
 void model(Reader& r) {
@@ -215,10 +172,10 @@ void model(Reader& r) {
   }
   if (const auto tokenizer = r.text("tokenizer_config"); tokenizer && !tokenizer->empty()) {
     if (is_path(*tokenizer))
-      r.draft.set("tokenizer.tokenizer_model", *tokenizer, r.from("tokenizer_config"));
+      r.set("tokenizer.tokenizer_model", *tokenizer, "tokenizer_config");
     else
-      r.draft.leave(r.from("tokenizer_config"), *tokenizer, Why::to_fill_in,
-                    "a tokenizer from a hub: name its directory in tokenizer.tokenizer_model");
+      r.leave("tokenizer_config", *tokenizer, Why::to_fill_in,
+              "a tokenizer from a hub: name its directory in tokenizer.tokenizer_model");
   }
 }
 
@@ -228,17 +185,15 @@ void adapter(Reader& r) {
   if (!kind || kind->empty()) {
     for (const std::string& path : draft.paths_of("peft"))
       draft.withdraw(path, Why::no_effect, "no adapter is chosen");
-    if (r.is_true("load_in_4bit"))
-      draft.leave(r.from("load_in_4bit"), "true", Why::no_effect, "no adapter is chosen");
+    if (r.is_true("load_in_4bit")) r.leave("load_in_4bit", "true", Why::no_effect, "no adapter is chosen");
     return;
   }
   if (*kind != "lora" && *kind != "qlora") {
-    draft.leave(r.from("adapter"), *kind, Why::not_there, "adapters are LoRA and DoRA");
+    r.leave("adapter", *kind, Why::not_there, "adapters are LoRA and DoRA");
     return;
   }
   if (r.is_true("load_in_4bit") || *kind == "qlora")
-    draft.set("peft.base_quantization", "nf4",
-              r.from(r.is_true("load_in_4bit") ? "load_in_4bit" : "adapter"));
+    r.set("peft.base_quantization", "nf4", r.is_true("load_in_4bit") ? "load_in_4bit" : "adapter");
   const bool dora = r.is_true("peft_use_dora");
   const From scheme = r.from(dora ? "peft_use_dora" : "adapter");
   AdaptedModules adapted{
@@ -249,7 +204,7 @@ void adapter(Reader& r) {
     for (const Node& layer : layers->items)
       if (parse_int(layer.text).value_or(-1) >= 0) adapted.layers.push_back(layer);
     if (adapted.layers.size() != layers->items.size() || layers->items.empty())
-      draft.leave(r.from("peft_layers_to_transform"), *layers, Why::value, "numbers of layers are expected");
+      r.leave("peft_layers_to_transform", *layers, Why::value, "numbers of layers are expected");
   }
   if (r.is_true("lora_target_linear"))
     adapt_all_modules(draft, scheme, dora, r.from("lora_target_linear"), "");
@@ -263,19 +218,18 @@ void adapter(Reader& r) {
 }
 
 void batch(Reader& r) {
-  Draft& draft = r.draft;
   const auto micro = r.integer("micro_batch_size"), steps = r.integer("gradient_accumulation_steps"),
              whole = r.integer("batch_size");
-  if (micro) draft.set("train.micro_batch_size", *r.find("micro_batch_size"), r.from("micro_batch_size"));
+  if (micro) r.take("train.micro_batch_size", "micro_batch_size");
   if (whole) {
-    draft.set("train.global_batch_size", *r.find("batch_size"), r.from("batch_size"));
+    r.take("train.global_batch_size", "batch_size");
     return;
   }
   const auto together = try_mul(micro.value_or(1), steps.value_or(1));
   if (together && *together > 0 && *together <= (1 << 30) && (steps || micro))
-    draft.set("train.global_batch_size", std::to_string(*together),
-              r.from(steps ? "gradient_accumulation_steps" : "micro_batch_size"),
-              "micro-batch times accumulation on one rank; multiply by the ranks");
+    r.set("train.global_batch_size", std::to_string(*together),
+          steps ? "gradient_accumulation_steps" : "micro_batch_size",
+          "micro-batch times accumulation on one rank; multiply by the ranks");
 }
 
 void intervals(Reader& r) {
@@ -283,15 +237,14 @@ void intervals(Reader& r) {
                                   std::pair("eval_steps", "validation.eval_interval")})
     if (const auto value = r.real(key)) {
       if (*value >= 1)
-        r.draft.set(path, *r.find(key), r.from(key));
+        r.take(path, key);
       else
-        r.draft.leave(r.from(key), *r.find(key), Why::to_fill_in,
-                      "a fraction of the run: give the number of steps");
+        r.leave(key, Why::to_fill_in, "a fraction of the run: give the number of steps");
     }
   for (const char* key :
        {"saves_per_epoch", "evals_per_epoch", "save_strategy", "eval_strategy", "evaluation_strategy"})
     if (r.given(key) && *r.text(key) != "steps")
-      r.draft.leave(r.from(key), *r.find(key), Why::to_fill_in, "intervals here are counted in steps");
+      r.leave(key, Why::to_fill_in, "intervals here are counted in steps");
 }
 
 void optimizer(Reader& r) {
@@ -319,12 +272,11 @@ void optimizer(Reader& r) {
   else
     transformers_schedule(r, "lr_scheduler", type);
   transformers_schedule_options(r, type);
-  if (r.given("cosine_min_lr_ratio"))
-    draft.set("optimizer.min_lr_ratio", *r.find("cosine_min_lr_ratio"), r.from("cosine_min_lr_ratio"));
+  r.take("optimizer.min_lr_ratio", "cosine_min_lr_ratio");
   transformers_warmup(r);
   if (r.given("loss_watchdog_threshold"))
-    draft.leave(r.from("loss_watchdog_threshold"), *r.find("loss_watchdog_threshold"), Why::to_fill_in,
-                "see resilience.loss_spike_action, which compares with the running mean");
+    r.leave("loss_watchdog_threshold", Why::to_fill_in,
+            "see resilience.loss_spike_action, which compares with the running mean");
 }
 
 void precision(Reader& r) {
@@ -332,15 +284,14 @@ void precision(Reader& r) {
   for (const char* key : {"bf16", "bfloat16"}) {
     const auto value = r.text(key);
     if (value && (*value == "auto" || *value == "full" || truth(*value) == true)) {
-      draft.choose("mixed_precision", "bf16_mixed", r.from(key),
-                   *value == "auto" ? "where the device has it" : "");
-      if (r.is_true("fp16")) draft.leave(r.from("fp16"), "true", Why::no_effect, "bf16 is given");
+      r.choose("mixed_precision", "bf16_mixed", key, *value == "auto" ? "where the device has it" : "");
+      if (r.is_true("fp16")) r.leave("fp16", "true", Why::no_effect, "bf16 is given");
       return;
     }
   }
   for (const char* key : {"fp16", "float16"})
     if (const auto value = r.text(key); value && truth(*value) == true) {
-      draft.choose("mixed_precision", "fp16_mixed", r.from(key));
+      r.choose("mixed_precision", "fp16_mixed", key);
       return;
     }
   draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
@@ -351,22 +302,22 @@ void sharding(Reader& r) {
   std::string words = fsdp ? shown(*fsdp, 200) : "";
   if (const Node* section = r.find("fsdp_config")) {
     words += shown(*section, 4000);
-    r.draft.leave(r.from("fsdp_config"), *section, is_off(*section) ? Why::off : Why::no_effect,
-                  "wrapping of layers by another library");
+    r.leave("fsdp_config", *section, is_off(*section) ? Why::off : Why::no_effect,
+            "wrapping of layers by another library");
   }
   if (words.find("full_shard") != std::string::npos || words.find("FULL_SHARD") != std::string::npos)
-    r.draft.set("ddp.data_parallel_sharding_strategy", "optim_grads_params",
-                r.from(fsdp ? "fsdp" : "fsdp_config"));
+    r.set("ddp.data_parallel_sharding_strategy", "optim_grads_params", fsdp ? "fsdp" : "fsdp_config");
 }
 
 }  // namespace
 
 std::span<const Rule> axolotl_rules() {
-  return kTable;
+  static const std::vector<Rule> rules = one_rule_per_key(kTable);
+  return rules;
 }
 
 void read_axolotl(Draft& draft, const Node& root) {
-  Reader reader(draft, root, kTable);
+  Reader reader(draft, root, axolotl_rules());
   reader.apply();
   model(reader);
   adapter(reader);
@@ -378,15 +329,11 @@ void read_axolotl(Draft& draft, const Node& root) {
   // `true`, or a way of recomputing ("unsloth", "offload").
   if (const auto value = reader.text("gradient_checkpointing")) {
     if (truth(*value) == false)
-      draft.leave(reader.from("gradient_checkpointing"), "false", Why::off, "");
+      reader.leave("gradient_checkpointing", "false", Why::off, "");
     else
-      draft.set("model.recompute_granularity", "full", reader.from("gradient_checkpointing"));
+      reader.set("model.recompute_granularity", "full", "gradient_checkpointing");
   }
-  if (const auto seed = reader.text("seed")) {
-    draft.set("rng.seed", *seed, reader.from("seed"));
-    draft.set("dataset.random_seed", *seed, reader.from("seed"));
-  }
-  draft.assume("rng.seed", "42", "Axolotl's default");
+  if (!take_seed(reader, "seed")) draft.assume("rng.seed", "42", "Axolotl's default");
   read_axolotl_data(reader);
   transformers_length(reader, "num_epochs", {"1", "Axolotl's default"});
   draft.assume_preset("tokenizer", "none", "to fill in with the data");

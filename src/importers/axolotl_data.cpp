@@ -143,15 +143,15 @@ void templates(Reader& r, bool alpaca) {
   Draft& draft = r.draft;
   if (const Node* jinja = r.find("chat_template_jinja"); jinja && !is_off(*jinja)) {
     if (jinja->text.ends_with(".jinja") || jinja->text.ends_with(".j2"))
-      draft.set("tokenizer.chat_template", *jinja, r.from("chat_template_jinja"));
+      r.set("tokenizer.chat_template", *jinja, "chat_template_jinja");
     else
-      draft.leave(r.from("chat_template_jinja"), *jinja, Why::to_fill_in,
-                  "write it into a .jinja file and name that in tokenizer.chat_template");
+      r.leave("chat_template_jinja", *jinja, Why::to_fill_in,
+              "write it into a .jinja file and name that in tokenizer.chat_template");
   }
   const Node* named = r.find("chat_template");
   if (alpaca) {
     if (named && !is_off(*named))
-      draft.leave(r.from("chat_template"), *named, Why::no_effect, "samples of type alpaca have their own");
+      r.leave("chat_template", *named, Why::no_effect, "samples of type alpaca have their own");
     draft.assume("tokenizer.chat_template", "alpaca", "what type alpaca writes around a sample");
   } else if (named && !is_off(*named)) {
     chat_template(r, *named, r.from("chat_template"));
@@ -161,17 +161,17 @@ void templates(Reader& r, bool alpaca) {
 void rows(Reader& r) {
   Draft& draft = r.draft;
   if (r.given("sample_packing"))
-    draft.set("dataset.packing", r.text("sample_packing") == "auto" ? "true" : *r.text("sample_packing"),
-              r.from("sample_packing"));
+    r.set("dataset.packing", r.text("sample_packing") == "auto" ? "true" : *r.text("sample_packing"),
+          "sample_packing");
   draft.assume("dataset.packing", "false", "Axolotl's default");
   const auto strategy = r.text("excess_length_strategy");
   if (strategy == "drop" || strategy == "truncate")
-    draft.set("dataset.too_long", *strategy, r.from("excess_length_strategy"));
+    r.set("dataset.too_long", *strategy, "excess_length_strategy");
   else if (strategy)
-    draft.leave(r.from("excess_length_strategy"), *strategy, Why::value,
-                "samples that are too long are dropped or truncated");
+    r.leave("excess_length_strategy", *strategy, Why::value,
+            "samples that are too long are dropped or truncated");
   draft.assume("dataset.too_long", "drop", "Axolotl's default");
-  if (r.is_true("train_on_inputs")) draft.set("dataset.loss_mode", "all", r.from("train_on_inputs"));
+  if (r.is_true("train_on_inputs")) r.set("dataset.loss_mode", "all", "train_on_inputs");
 }
 
 void validation(Reader& r) {
@@ -183,12 +183,11 @@ void validation(Reader& r) {
     return;
   }
   if (share && *share > 0 && *share < 1) {
-    draft.set("dataset.split", split_with(*share), r.from("val_set_size"));
+    r.set("dataset.split", split_with(*share), "val_set_size");
     return;
   }
   if (share && *share >= 1)
-    draft.leave(r.from("val_set_size"), *r.find("val_set_size"), Why::to_fill_in,
-                "a number of samples: dataset.split expects proportions");
+    r.leave("val_set_size", Why::to_fill_in, "a number of samples: dataset.split expects proportions");
   draft.assume("dataset.split", "1,0,0", "no data is held out");
   draft.withdraw("validation.eval_interval", Why::no_effect, "no data is held out for validation");
 }
@@ -200,19 +199,19 @@ void read_axolotl_data(Reader& r) {
   const Samples samples = read_list(r, "datasets");
   if (samples.files.empty()) {
     if (const Node* text = r.find("pretraining_dataset"); text && !is_off(*text))
-      draft.leave(r.from("pretraining_dataset"), *text, Why::to_fill_in,
-                  "`capstan data prepare` makes dataset.data_path of plain text");
+      r.leave("pretraining_dataset", *text, Why::to_fill_in,
+              "`capstan data prepare` makes dataset.data_path of plain text");
     for (const char* key : {"sample_packing", "excess_length_strategy", "train_on_inputs"})
       if (const Node* value = r.find(key))
-        draft.leave(r.from(key), *value, is_off(*value) ? Why::off : Why::no_effect,
-                    "samples of plain text are full sequences");
+        r.leave(key, *value, is_off(*value) ? Why::off : Why::no_effect,
+                "samples of plain text are full sequences");
     draft.assume_preset("dataset", "mock", "to fill in: generated tokens (mock) replace the data");
     return;
   }
   draft.assume_preset("dataset", "sft", "samples are conversations, instructions or texts");
   sample_files(draft, "dataset.train_files", samples.files, r.from("datasets"));
   const bool alike = samples.formats.size() == 1 && !samples.formats.begin()->empty();
-  if (alike) draft.set("dataset.format", *samples.formats.begin(), r.from("datasets"));
+  if (alike) r.set("dataset.format", *samples.formats.begin(), "datasets");
   templates(r, alike && *samples.formats.begin() == "alpaca");
   rows(r);
   validation(r);

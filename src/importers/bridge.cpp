@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "base/text.hpp"
 #include "importers/finetuning.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/reasons.hpp"
@@ -83,34 +84,23 @@ void router_format(Reader& r, const Item& item) {
 }
 
 // Class names of a section, without their modules.
-struct Class {
-  std::string_view section, name;
+struct Classes {
+  std::string_view section, names;
 };
-constexpr Class kClasses[] = {
+constexpr Classes kClasses[] = {
     {"", "ConfigContainer"},
-    {"model", "GPTModelProvider"},
-    {"model", "LlamaModelProvider"},
-    {"model", "Llama2ModelProvider"},
-    {"model", "Llama3ModelProvider"},
-    {"model", "Llama31ModelProvider"},
-    {"model", "MistralModelProvider"},
-    {"model", "Qwen2ModelProvider"},
-    {"model", "Qwen3ModelProvider"},
-    {"model", "Qwen3MoEModelProvider"},
+    {"model",
+     "GPTModelProvider LlamaModelProvider Llama2ModelProvider Llama3ModelProvider Llama31ModelProvider "
+     "MistralModelProvider Qwen2ModelProvider Qwen3ModelProvider Qwen3MoEModelProvider"},
     {"checkpoint", "CheckpointConfig"},
     {"comm_overlap", "CommOverlapConfig"},
-    {"dataset", "FinetuningDatasetConfig"},
-    {"dataset", "GPTDatasetConfig"},
-    {"dataset", "GPTSFTDatasetConfig"},
-    {"dataset", "MockGPTDatasetConfig"},
+    {"dataset", "FinetuningDatasetConfig GPTDatasetConfig GPTSFTDatasetConfig MockGPTDatasetConfig"},
     {"ddp", "DistributedDataParallelConfig"},
     {"dist", "DistributedInitConfig"},
     {"logger", "LoggerConfig"},
     {"mixed_precision", "MixedPrecisionConfig"},
     {"optimizer", "OptimizerConfig"},
-    {"peft", "LoRA"},
-    {"peft", "DoRA"},
-    {"peft", "CanonicalLoRA"},
+    {"peft", "LoRA DoRA CanonicalLoRA"},
     {"profiling", "ProfilingConfig"},
     {"rerun_state_machine", "RerunStateMachineConfig"},
     {"rng", "RNGConfig"},
@@ -124,8 +114,10 @@ void section_class(Reader& r, const Item& item) {
   const std::string section = item.key == "_target_" ? "" : item.key.substr(0, item.key.find('.'));
   const std::string target = item.value->text;
   const std::string name = target.substr(target.rfind('.') + 1);
-  bool known = false;
-  for (const Class& row : kClasses) known = known || (row.section == section && row.name == name);
+  const bool known = std::any_of(std::begin(kClasses), std::end(kClasses), [&](const Classes& row) {
+    const auto names = split(row.names, ' ');
+    return row.section == section && std::find(names.begin(), names.end(), name) != names.end();
+  });
   if (!known) {
     r.draft.leave(item.from, target, Why::value,
                   section == "model" ? "not a known model: make sure that the recipe describes it"
@@ -179,28 +171,14 @@ void cp_comm_type(Reader& r, const Item& item) {
 }
 
 constexpr Rule kTable[] = {
-    act("_target_", section_class),
-    act("model._target_", section_class),
-    act("checkpoint._target_", section_class),
-    act("comm_overlap._target_", section_class),
-    act("dataset._target_", section_class),
-    act("ddp._target_", section_class),
-    act("dist._target_", section_class),
-    act("logger._target_", section_class),
-    act("mixed_precision._target_", section_class),
-    act("optimizer._target_", section_class),
-    act("peft._target_", section_class),
-    act("profiling._target_", section_class),
-    act("rerun_state_machine._target_", section_class),
-    act("rng._target_", section_class),
-    act("scheduler._target_", section_class),
-    act("tokenizer._target_", section_class),
-    act("train._target_", section_class),
-    act("validation._target_", section_class),
+    act("_target_ model._target_ checkpoint._target_ comm_overlap._target_ dataset._target_ ddp._target_ "
+        "dist._target_ logger._target_ mixed_precision._target_ optimizer._target_ peft._target_ "
+        "profiling._target_ rerun_state_machine._target_ rng._target_ scheduler._target_ tokenizer._target_ "
+        "train._target_ validation._target_",
+        section_class),
 
     act("model.activation_func", activation),
-    later("model.bias_activation_fusion"),
-    later("model.seq_length"),
+    later("model.bias_activation_fusion model.seq_length"),
     act("model.window_size", window_size),
     act("model.moe_layer_freq", moe_layer_freq),
     act("model.moe_router_dtype", router_format),
@@ -215,46 +193,27 @@ constexpr Rule kTable[] = {
     act("model.params_dtype", params_type),
     act("model.pipeline_dtype", pipeline_type),
     no_effect("model.should_pad_vocab", "the vocabulary is padded by make_vocab_size_divisible_by"),
-    no_effect("model.bf16", kCopied),
-    no_effect("model.fp16", kCopied),
-    no_effect("model.autocast_dtype", kCopied),
-    no_effect("model.enable_autocast", kCopied),
-    no_effect("model.fp8_*", kCopied),
-    no_effect("model.fp4_*", kCopied),
-    no_effect("model.first_last_layers_bf16", kCopied),
-    no_effect("model.num_layers_at_*", kCopied),
-    no_effect("model.init_method", "given by model.init_method_std"),
-    no_effect("model.output_layer_init_method", "given by model.init_method_std"),
+    no_effect("model.bf16 model.fp16 model.autocast_dtype model.enable_autocast model.fp8_* model.fp4_* "
+              "model.first_last_layers_bf16 model.num_layers_at_*",
+              kCopied),
+    no_effect("model.init_method model.output_layer_init_method", "given by model.init_method_std"),
     no_effect("model.embedding_init_method", "given by model.embedding_init_method_std"),
-    no_effect("model.finalize_model_grads_func", kFunction),
-    no_effect("model.grad_scale_func", kFunction),
-    no_effect("model.grad_sync_func", kFunction),
-    no_effect("model.no_sync_func", kFunction),
-    no_effect("model.param_sync_func", kFunction),
-    no_effect("model.timers", kFunction),
-    no_effect("model.transformer_layer_spec", kFunction),
+    no_effect("model.finalize_model_grads_func model.grad_scale_func model.grad_sync_func model.no_sync_func "
+              "model.param_sync_func model.timers model.transformer_layer_spec",
+              kFunction),
     no_effect("model.generation_config", "generation options: see `capstan generate`"),
-    no_effect("model.attention_backend", kKernels),
-    no_effect("model.bias_dropout_fusion", kKernels),
-    no_effect("model.masked_softmax_fusion", kKernels),
-    no_effect("model.persist_layer_norm", kKernels),
-    no_effect("model.apply_rope_fusion", kKernels),
-    no_effect("model.cross_entropy_*", kKernels),
-    no_effect("model.gradient_accumulation_fusion", kKernels),
-    no_effect("model.transformer_impl", kKernels),
-    no_effect("model.cuda_graph_*", kKernels),
-    no_effect("model.use_te_*", kKernels),
-    no_effect("model.moe_router_fusion", kKernels),
+    no_effect("model.attention_backend model.bias_dropout_fusion model.masked_softmax_fusion "
+              "model.persist_layer_norm model.apply_rope_fusion model.cross_entropy_* "
+              "model.gradient_accumulation_fusion model.transformer_impl model.cuda_graph_* model.use_te_* "
+              "model.moe_router_fusion",
+              kKernels),
     no_effect("model.apply_query_key_layer_scaling", "the softmax is computed in fp32 without rescaling"),
     no_effect("model.softmax_type", "attention here is the plain softmax"),
     no_effect("model.calculate_per_token_loss", "gradients are divided once by the number of tokens"),
-    no_effect("model.batch_p2p_sync", kLayout),
-    no_effect("model.deallocate_pipeline_outputs", kLayout),
-    no_effect("model.clone_scatter_output_in_embedding", kLayout),
-    no_effect("model.scatter_embedding_sequence_parallel", kLayout),
-    no_effect("model.parallel_output", kLayout),
-    no_effect("model.tp_comm_*", kLayout),
-    no_effect("model.async_tensor_model_parallel_allreduce", kLayout),
+    no_effect("model.batch_p2p_sync model.deallocate_pipeline_outputs "
+              "model.clone_scatter_output_in_embedding model.scatter_embedding_sequence_parallel "
+              "model.parallel_output model.tp_comm_* model.async_tensor_model_parallel_allreduce",
+              kLayout),
     no_effect("model.cpu_offloading_*", "see model.cpu_offloading"),
     no_effect("model.perform_initialization", "weights are initialized unless a checkpoint provides them"),
     no_effect("model.barrier_with_L1_time", kLog),
@@ -272,10 +231,7 @@ constexpr Rule kTable[] = {
     take("peft.lora_B_init_method", "peft.lora_B_init"),
     no_effect("peft.lora_dtype", "adapters have the format of the model, and main parameters in fp32"),
 
-    later("mixed_precision"),
-    later("mixed_precision.bf16"),
-    later("mixed_precision.fp16"),
-    later("mixed_precision.fp32"),
+    later("mixed_precision mixed_precision.bf16 mixed_precision.fp16 mixed_precision.fp32"),
     act("mixed_precision.params_dtype", params_type),
     act("mixed_precision.pipeline_dtype", pipeline_type),
     no_effect("mixed_precision.autocast_*", "there is no autocast"),
@@ -283,37 +239,27 @@ constexpr Rule kTable[] = {
     no_effect("mixed_precision.fp8_param", "given by mixed_precision.fp8_param_gather"),
 
     act("optimizer.params_dtype", params_type),
-    act("optimizer.main_grads_dtype", optimizer_type),
-    act("optimizer.main_params_dtype", optimizer_type),
-    act("optimizer.exp_avg_dtype", optimizer_type),
-    act("optimizer.exp_avg_sq_dtype", optimizer_type),
-    later("optimizer.weight_decay"),
-    later("scheduler.start_weight_decay"),
-    later("scheduler.end_weight_decay"),
-    later("optimizer.use_distributed_optimizer"),
-    no_effect("optimizer.bf16", kCopied),
-    no_effect("optimizer.fp16", kCopied),
-    no_effect("optimizer.fp8_recipe", kCopied),
+    act("optimizer.main_grads_dtype optimizer.main_params_dtype optimizer.exp_avg_dtype "
+        "optimizer.exp_avg_sq_dtype",
+        optimizer_type),
+    later("optimizer.weight_decay scheduler.start_weight_decay scheduler.end_weight_decay "
+          "optimizer.use_distributed_optimizer"),
+    no_effect("optimizer.bf16 optimizer.fp16 optimizer.fp8_recipe", kCopied),
     no_effect("optimizer.timers", kFunction),
     no_effect("optimizer.barrier_with_L1_time", kLog),
-    no_effect("optimizer.store_param_remainders", kLayout),
-    no_effect("optimizer.pin_cpu_*", kLayout),
-    no_effect("optimizer.overlap_cpu_optimizer_d2h_h2d", kLayout),
+    no_effect("optimizer.store_param_remainders optimizer.pin_cpu_* optimizer.overlap_cpu_optimizer_d2h_h2d",
+              kLayout),
     no_effect("optimizer.use_torch_optimizer_for_cpu_offload", kKernels),
     no_effect("optimizer.reuse_grad_buf_for_mxfp8_param_ag", kLayout),
-    no_effect("scheduler.lr_decay_steps", kComputed),
-    no_effect("scheduler.lr_warmup_steps", kComputed),
-    no_effect("scheduler.wd_incr_steps", kComputed),
-    no_effect("scheduler.wsd_decay_steps", kComputed),
+    no_effect("scheduler.lr_decay_steps scheduler.lr_warmup_steps scheduler.wd_incr_steps "
+              "scheduler.wsd_decay_steps",
+              kComputed),
 
-    later("ddp.use_distributed_optimizer"),
-    later("ddp.use_megatron_fsdp"),
-    later("ddp.data_parallel_sharding_strategy"),
+    later("ddp.use_distributed_optimizer ddp.use_megatron_fsdp ddp.data_parallel_sharding_strategy"),
     no_effect("ddp.average_in_collective", "gradients are sums, divided once by the number of tokens"),
     no_effect("ddp.gradient_reduce_div_fusion", kLayout),
     no_effect("ddp.preserve_fp32_weights", "main parameters are fp32"),
-    no_effect("ddp.pad_buckets_for_high_nccl_busbw", kLayout),
-    no_effect("ddp.fsdp_*", kLayout),
+    no_effect("ddp.pad_buckets_for_high_nccl_busbw ddp.fsdp_*", kLayout),
     no_effect("ddp.check_for_large_grads", kGuards),
 
     no_effect("dist.distributed_backend", "follows the device"),
@@ -323,64 +269,42 @@ constexpr Rule kTable[] = {
     no_effect("dist.use_gloo_process_groups", kLayout),
     no_effect("dist.flight_recorder_*", kGuards),
 
-    later("dataset.sequence_length"),
-    later("dataset.blend"),
-    later("dataset.blend_per_split"),
-    later("dataset.data_path"),
-    later("dataset.mock"),
-    later("dataset.split"),
-    later("dataset.dataset_root"),
-    later("dataset.seq_length"),
-    later("dataset.packed_sequence_specs*"),
-    later("dataset.offline_packing_specs*"),
-    later("dataset.enable_offline_packing"),
+    later("dataset.sequence_length dataset.blend dataset.blend_per_split dataset.data_path dataset.mock "
+          "dataset.split dataset.dataset_root dataset.seq_length dataset.packed_sequence_specs* "
+          "dataset.offline_packing_specs* dataset.enable_offline_packing"),
     take("dataset.seed", "dataset.random_seed"),
     take("dataset.memmap_workers", "dataset.num_workers"),
     no_effect("dataset.do_validation", "validation.jsonl of dataset_root is used: see dataset.valid_files"),
     no_effect("dataset.do_test", "test.jsonl of dataset_root is used: see dataset.test_files"),
-    to_fill_in("dataset.preprocessing", "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
-    to_fill_in("dataset.dataset_kwargs", "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
+    to_fill_in("dataset.preprocessing dataset.dataset_kwargs",
+               "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
     no_effect("dataset.split_matrix", "given by dataset.split"),
     no_effect("dataset.tokenizer", "given by the section tokenizer"),
     act("dataset.dataloader_type", dataloader_type),
-    no_effect("dataset.data_sharding", kPython),
-    no_effect("dataset.pin_memory", kPython),
-    no_effect("dataset.persistent_workers", kPython),
+    no_effect("dataset.data_sharding dataset.pin_memory dataset.persistent_workers", kPython),
     no_effect("dataset.drop_last", "a run ends after its steps"),
     no_effect("dataset.trust_remote_code", "nothing is downloaded, and no code from a file runs"),
     no_effect("dataset.add_extra_token_to_sequence", "samples have one more token, as there"),
-    no_effect("dataset.create_attention_mask", kKernels),
-    no_effect("dataset.skip_getting_attention_mask_from_dataset", kKernels),
+    no_effect("dataset.create_attention_mask dataset.skip_getting_attention_mask_from_dataset", kKernels),
     no_effect("dataset.drop_last_partial_validation_sequence", "as there"),
     no_effect("dataset.mid_level_dataset_surplus", "blends are built exactly"),
-    no_effect("dataset.mmap_bin_files", kLayout),
-    no_effect("dataset.num_dataset_builder_threads", kLayout),
+    no_effect("dataset.mmap_bin_files dataset.num_dataset_builder_threads", kLayout),
 
-    later("tokenizer.tokenizer_type"),
-    later("tokenizer.tokenizer_model"),
-    later("tokenizer.vocab_file"),
-    later("tokenizer.merge_file"),
-    later("tokenizer.vocab_size"),
-    no_effect("tokenizer.tiktoken_*", "options of another tokenizer library"),
-    no_effect("tokenizer.hf_*", "options of another tokenizer library"),
+    later("tokenizer.tokenizer_type tokenizer.tokenizer_model tokenizer.vocab_file tokenizer.merge_file "
+          "tokenizer.vocab_size"),
+    no_effect("tokenizer.tiktoken_* tokenizer.hf_*", "options of another tokenizer library"),
     no_effect("tokenizer.pad_vocab_size", "the vocabulary is padded by model.make_vocab_size_divisible_by"),
     no_effect("tokenizer.make_vocab_size_divisible_by", "given by model.make_vocab_size_divisible_by"),
     no_effect("tokenizer.null_tokenizer_pad_id", "no padding"),
 
-    later("checkpoint.save"),
-    later("checkpoint.load"),
-    later("checkpoint.pretrained_checkpoint"),
+    later("checkpoint.save checkpoint.load checkpoint.pretrained_checkpoint"),
     no_effect("checkpoint.finetune", "`checkpoint.pretrained_checkpoint` starts from weights alone"),
-    no_effect("checkpoint.save_rng", "randomness has no state: it follows from seed and step"),
-    no_effect("checkpoint.load_rng", "randomness has no state: it follows from seed and step"),
-    no_effect("checkpoint.ckpt_format", kStore),
-    no_effect("checkpoint.fully_parallel_*", kStore),
-    no_effect("checkpoint.dist_ckpt_*", kStore),
-    no_effect("checkpoint.use_persistent_ckpt_worker", kStore),
-    no_effect("checkpoint.non_persistent_*", kStore),
-    no_effect("checkpoint.replication_factor", kStore),
-    no_effect("checkpoint.ckpt_*", kStore),
-    no_effect("checkpoint.async_*", kStore),
+    no_effect("checkpoint.save_rng checkpoint.load_rng",
+              "randomness has no state: it follows from seed and step"),
+    no_effect("checkpoint.ckpt_format checkpoint.fully_parallel_* checkpoint.dist_ckpt_* "
+              "checkpoint.use_persistent_ckpt_worker checkpoint.non_persistent_* "
+              "checkpoint.replication_factor checkpoint.ckpt_* checkpoint.async_*",
+              kStore),
     take("checkpoint.async_save", "checkpoint.async_save"),
     take("checkpoint.ckpt_step", "checkpoint.ckpt_step"),
     no_effect("checkpoint.storage_writers_per_rank", kStore),
@@ -388,16 +312,10 @@ constexpr Rule kTable[] = {
     take("logger.log_params_norm", "logger.log_params_norm"),
     take("logger.log_interval", "logger.log_interval"),
     take("logger.log_num_zeros_in_grad", "logger.log_num_zeros_in_grad"),
-    no_effect("logger.log_*", kLog),
-    no_effect("logger.timing_*", kLog),
-    no_effect("logger.filter_warnings", kLog),
-    no_effect("logger.logging_level", kLog),
-    no_effect("logger.tensorboard_queue_size", kLog),
-    no_effect("logger.throughput_window_size", kLog),
-    no_effect("logger.runtime_time_unit", kLog),
-    theirs("logger.wandb_*", kService),
-    theirs("logger.mlflow_*", kService),
-    theirs("logger.comet_*", kService),
+    no_effect("logger.log_* logger.timing_* logger.filter_warnings logger.logging_level "
+              "logger.tensorboard_queue_size logger.throughput_window_size logger.runtime_time_unit",
+              kLog),
+    theirs("logger.wandb_* logger.mlflow_* logger.comet_*", kService),
 
     no_effect("rng.te_rng_tracker", kKernels),
     no_effect("rng.inference_rng_tracker", "this is a recipe for training"),
@@ -408,23 +326,19 @@ constexpr Rule kTable[] = {
     take("rerun_state_machine.spiky_loss_factor", "resilience.loss_spike_factor"),
     no_effect("rerun_state_machine.error_injection_*", "faults of a test"),
 
-    not_there("train.rampup_batch_size", "a batch size that grows during the run"),
-    not_there("train.step_batch_size_schedule", "a batch size that grows during the run"),
+    not_there("train.rampup_batch_size train.step_batch_size_schedule",
+              "a batch size that grows during the run"),
     not_there("train.decrease_batch_size_if_needed", "a batch size that does not divide is an error"),
-    no_effect("train.manual_gc*", kPython),
-    no_effect("train.empty_unused_memory_level", kPython),
+    no_effect("train.manual_gc* train.empty_unused_memory_level", kPython),
     no_effect("train.exit_signal", "SIGINT and SIGTERM: save, then stop"),
     no_effect("train.check_optimizer_step_success", kGuards),
     no_effect("train.exit_signal_handler", "SIGINT and SIGTERM: save, then stop"),
 
-    no_effect("comm_overlap.tp_comm_overlap_cfg", kLayout),
-    no_effect("comm_overlap.tp_comm_bootstrap_backend", kLayout),
+    no_effect("comm_overlap.tp_comm_overlap_cfg comm_overlap.tp_comm_bootstrap_backend", kLayout),
     no_effect("comm_overlap.data_parallel_size", kComputed),
     no_effect("env_vars.*", "variables of another program"),
-    theirs("ft", "a service that restarts jobs"),
-    theirs("inprocess_restart", "a service that restarts jobs"),
-    theirs("nvrx_straggler", "a service that watches ranks; see `capstan explain resilience`"),
-    theirs("straggler", "a service that watches ranks; see `capstan explain resilience`"),
+    theirs("ft inprocess_restart", "a service that restarts jobs"),
+    theirs("nvrx_straggler straggler", "a service that watches ranks; see `capstan explain resilience`"),
     not_there("tensor_inspect", "recording of single tensors"),
 };
 
@@ -449,45 +363,40 @@ void precision(Reader& r) {
   if (section && section->kind == Node::Kind::scalar) {
     std::string name = section->text;
     std::replace(name.begin(), name.end(), '-', '_');
-    draft.choose("mixed_precision", name, r.from("mixed_precision"));
+    r.choose("mixed_precision", name, "mixed_precision");
     return;
   }
   if (draft.has("mixed_precision.params_dtype")) return;
   for (const char* key : {"mixed_precision.bf16", "mixed_precision.fp16"})
     if (r.is_true(key))
-      draft.set("mixed_precision.params_dtype", key + std::string("mixed_precision.").size(), r.from(key));
+      r.set("mixed_precision.params_dtype", key + std::string("mixed_precision.").size(), key);
 }
 
 void sharding(Reader& r) {
   const char* field_path = "ddp.data_parallel_sharding_strategy";
   if (r.is_true("ddp.use_megatron_fsdp")) {
-    if (r.given("ddp.data_parallel_sharding_strategy"))
-      r.draft.set(field_path, *r.find("ddp.data_parallel_sharding_strategy"),
-                  r.from("ddp.data_parallel_sharding_strategy"));
+    r.take(field_path, "ddp.data_parallel_sharding_strategy");
     return;
   }
   for (const char* key : {"ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"})
-    if (r.is_true(key)) r.draft.set(field_path, "optim", r.from(key));
+    if (r.is_true(key)) r.set(field_path, "optim", key);
 }
 
 void weight_decay(Reader& r) {
   // The scheduler writes the decay at every step, so the optimizer's own value never counts there.
-  Draft& draft = r.draft;
   const auto style = r.text("scheduler.weight_decay_incr_style").value_or("constant");
   const bool constant = style == "constant";
   const auto start = r.real("scheduler.start_weight_decay"), end = r.real("scheduler.end_weight_decay");
   if (start && end && constant) {
-    draft.set("optimizer.weight_decay", *r.find("scheduler.start_weight_decay"),
-              r.from("scheduler.start_weight_decay"), "the schedule's value is the one that counts there");
+    r.take("optimizer.weight_decay", "scheduler.start_weight_decay",
+           "the schedule's value is the one that counts there");
     if (r.given("optimizer.weight_decay") && r.real("optimizer.weight_decay") != start)
-      draft.leave(r.from("optimizer.weight_decay"), *r.find("optimizer.weight_decay"), Why::replaced,
-                  "scheduler.start_weight_decay overwrites it at every step");
+      r.leave("optimizer.weight_decay", Why::replaced,
+              "scheduler.start_weight_decay overwrites it at every step");
     return;
   }
-  if (r.given("optimizer.weight_decay"))
-    draft.set("optimizer.weight_decay", *r.find("optimizer.weight_decay"), r.from("optimizer.weight_decay"));
-  for (const char* key : {"scheduler.start_weight_decay", "scheduler.end_weight_decay"})
-    if (r.given(key)) draft.set(key, *r.find(key), r.from(key));
+  r.take("optimizer.weight_decay", "optimizer.weight_decay");
+  for (const char* key : {"scheduler.start_weight_decay", "scheduler.end_weight_decay"}) r.take(key, key);
 }
 
 // training.jsonl, validation.jsonl and test.jsonl of one directory. True where the data is that.
@@ -513,13 +422,13 @@ bool samples(Reader& r) {
   for (const char* key : {"dataset.packed_sequence_specs", "dataset.offline_packing_specs"})
     if (const Node* specs = r.find(key); specs && !is_off(*specs)) {
       packs = true;
-      draft.leave(r.from(key), *specs, Why::no_effect, "rows are packed as they are read: dataset.packing");
+      r.leave(key, *specs, Why::no_effect, "rows are packed as they are read: dataset.packing");
     }
   draft.assume("dataset.packing", packs ? "true" : "false",
                packs ? "the file packs beforehand" : "Megatron-Bridge's default");
   for (const char* key : {"dataset.seq_length", "model.seq_length"})
     if (r.given(key)) {
-      draft.set("model.seq_length", *r.find(key), r.from(key));
+      r.take("model.seq_length", key);
       break;
     }
   return true;
@@ -530,7 +439,7 @@ void data(Reader& r) {
   if (samples(r)) return;
   const Node* blend = r.find("dataset.blend");
   if (r.given("dataset.data_path")) {
-    draft.set("dataset.data_path", *r.find("dataset.data_path"), r.from("dataset.data_path"));
+    r.take("dataset.data_path", "dataset.data_path");
   } else if (blend && blend->kind == Node::Kind::list && !blend->items.empty() &&
              blend->items[0].kind == Node::Kind::list) {
     // [prefixes, weights or null]
@@ -542,42 +451,38 @@ void data(Reader& r) {
       if (weights && i < weights->items.size()) list.items.push_back(weights->items[i]);
       list.items.push_back(prefixes.items[i]);
     }
-    draft.set("dataset.data_path", list, r.from("dataset.blend"));
+    r.set("dataset.data_path", list, "dataset.blend");
   } else if (blend && blend->kind != Node::Kind::null) {
-    draft.leave(r.from("dataset.blend"), *blend, Why::to_fill_in,
-                "see dataset.blend: a prefix and its weight on each line");
+    r.leave("dataset.blend", *blend, Why::to_fill_in,
+            "see dataset.blend: a prefix and its weight on each line");
   }
   if (r.given("dataset.blend_per_split"))
-    draft.leave(r.from("dataset.blend_per_split"), *r.find("dataset.blend_per_split"), Why::to_fill_in,
-                "see dataset.train_blend, dataset.valid_blend and dataset.test_blend");
+    r.leave("dataset.blend_per_split", Why::to_fill_in,
+            "see dataset.train_blend, dataset.valid_blend and dataset.test_blend");
   const Node* target = r.find("dataset._target_");
   const bool mock = r.is_true("dataset.mock") || (target && target->text.ends_with("MockGPTDatasetConfig"));
   if (mock || !draft.has("dataset.data_path")) {
     if (mock)
-      draft.choose("dataset", "mock", r.from(r.given("dataset.mock") ? "dataset.mock" : "dataset._target_"));
+      r.choose("dataset", "mock", r.given("dataset.mock") ? "dataset.mock" : "dataset._target_");
     else
       draft.assume_preset("dataset", "mock",
                           "to fill in: no data that is known here, these are generated tokens");
-    if (r.given("dataset.split"))
-      draft.leave(r.from("dataset.split"), *r.find("dataset.split"), Why::no_effect,
-                  "generated tokens are not split");
+    if (r.given("dataset.split")) r.leave("dataset.split", Why::no_effect, "generated tokens are not split");
     draft.withdraw("dataset.kind", Why::no_effect, "the data is generated");
   } else {
-    if (r.given("dataset.split"))
-      draft.set("dataset.split", *r.find("dataset.split"), r.from("dataset.split"));
+    r.take("dataset.split", "dataset.split");
     draft.assume("dataset.sample_order", "megatron",
                  "the samples that Megatron-LM would train on, in its order");
   }
   for (const char* key : {"dataset.sequence_length", "model.seq_length"})
     if (r.given(key)) {
       // Samples are as long as the dataset says; the model's own length is how far it could go.
-      draft.set("model.seq_length", *r.find(key), r.from(key));
+      r.take("model.seq_length", key);
       break;
     }
   if (r.given("dataset.sequence_length") && r.given("model.seq_length") &&
       r.integer("model.seq_length") != r.integer("dataset.sequence_length"))
-    draft.set("model.max_position_embeddings", *r.find("model.seq_length"), r.from("model.seq_length"),
-              "samples are dataset.sequence_length long");
+    r.take("model.max_position_embeddings", "model.seq_length", "samples are dataset.sequence_length long");
 }
 
 void tokenizer(Reader& r) {
@@ -589,44 +494,39 @@ void tokenizer(Reader& r) {
     draft.choose("tokenizer", "none", from);
   } else if (type == "GPT2BPETokenizer") {
     draft.choose("tokenizer", "gpt2_bpe", from);
-    for (const char* key : {"tokenizer.vocab_file", "tokenizer.merge_file"})
-      if (r.given(key)) draft.set(key, *r.find(key), r.from(key));
+    for (const char* key : {"tokenizer.vocab_file", "tokenizer.merge_file"}) r.take(key, key);
     return;
   } else if (type == "HuggingFaceTokenizer" && model &&
              (model->ends_with(".json") || model->starts_with('/') || model->starts_with('.'))) {
     draft.choose("tokenizer", "huggingface", from);
-    draft.set("tokenizer.tokenizer_model", model->ends_with(".json") ? *model : *model + "/tokenizer.json",
-              r.from("tokenizer.tokenizer_model"));
+    r.set("tokenizer.tokenizer_model", model->ends_with(".json") ? *model : *model + "/tokenizer.json",
+          "tokenizer.tokenizer_model");
     return;
   } else if (draft.has("tokenizer.tokenizer_model")) {
     for (const char* key : {"tokenizer.tokenizer_type", "tokenizer.tokenizer_model"})
-      if (r.given(key))
-        draft.leave(r.from(key), *r.find(key), Why::no_effect, "the tokenizer beside the weights counts");
+      if (r.given(key)) r.leave(key, Why::no_effect, "the tokenizer beside the weights counts");
   } else if (model && model->ends_with(".model")) {
     draft.set("tokenizer.tokenizer_type", "sentencepiece", type ? from : r.from("tokenizer.tokenizer_model"));
-    draft.set("tokenizer.tokenizer_model", *model, r.from("tokenizer.tokenizer_model"));
+    r.set("tokenizer.tokenizer_model", *model, "tokenizer.tokenizer_model");
   } else {
     draft.assume_preset("tokenizer", "none", "to fill in: the data's ids are taken as they are");
     if (type) draft.leave(from, *type, Why::to_fill_in, "give a tokenizer.json in tokenizer.tokenizer_model");
-    if (model)
-      draft.leave(r.from("tokenizer.tokenizer_model"), *model, Why::to_fill_in, "give its tokenizer.json");
+    if (model) r.leave("tokenizer.tokenizer_model", *model, Why::to_fill_in, "give its tokenizer.json");
   }
   if (!draft.has("model.vocab_size") && r.given("tokenizer.vocab_size"))
-    draft.set("model.vocab_size", *r.find("tokenizer.vocab_size"), r.from("tokenizer.vocab_size"));
+    r.take("model.vocab_size", "tokenizer.vocab_size");
 }
 
 void checkpoints(Reader& r) {
   const auto save = r.text("checkpoint.save"), load = r.text("checkpoint.load");
-  if (save) r.draft.set("checkpoint.save", *save, r.from("checkpoint.save"));
+  if (save) r.set("checkpoint.save", *save, "checkpoint.save");
   if (load)
-    r.draft.leave(r.from("checkpoint.load"), *load, save == load ? Why::no_effect : Why::theirs,
-                  save == load ? std::string("a run here continues with `capstan train … --resume`")
-                               : std::string(kCheckpoint));
+    r.leave("checkpoint.load", *load, save == load ? Why::no_effect : Why::theirs,
+            save == load ? std::string("a run here continues with `capstan train … --resume`")
+                         : std::string(kCheckpoint));
   const auto weights = r.text("checkpoint.pretrained_checkpoint");
   const auto model = r.text("model.hf_model_id");
-  if (weights)
-    r.draft.leave(r.from("checkpoint.pretrained_checkpoint"), *weights, Why::theirs,
-                  std::string(kCheckpoint));
+  if (weights) r.leave("checkpoint.pretrained_checkpoint", *weights, Why::theirs, std::string(kCheckpoint));
   if (!weights && !r.draft.has("peft.scheme") && r.draft.preset("dataset") != "sft") return;
   if (model && !model->empty()) {
     base_weights(r.draft, *model, r.from("model.hf_model_id"));
@@ -640,7 +540,8 @@ void checkpoints(Reader& r) {
 }  // namespace
 
 void read_bridge(Draft& draft, const Node& root) {
-  Reader reader(draft, root, kTable);
+  static const std::vector<Rule> rules = one_rule_per_key(kTable);
+  Reader reader(draft, root, rules);
   for (const config::FieldInfo* field : config::schema().fields()) reader.also_known.push_back(field->path);
   reader.apply(by_name);
   precision(reader);
@@ -650,11 +551,10 @@ void read_bridge(Draft& draft, const Node& root) {
   checkpoints(reader);
   tokenizer(reader);
   if (reader.is_true("rerun_state_machine.check_for_spiky_loss"))
-    draft.set("resilience.loss_spike_action", "warn",
-              reader.from("rerun_state_machine.check_for_spiky_loss"));
+    reader.set("resilience.loss_spike_action", "warn", "rerun_state_machine.check_for_spiky_loss");
   if (const auto value = reader.boolean("model.attention_softmax_in_fp32"))
-    draft.leave(reader.from("model.attention_softmax_in_fp32"), *value ? "true" : "false",
-                *value ? Why::no_effect : Why::off, "the softmax is computed in fp32 anyway");
+    reader.leave("model.attention_softmax_in_fp32", *value ? "true" : "false",
+                 *value ? Why::no_effect : Why::off, "the softmax is computed in fp32 anyway");
   reader.account();
   const int64_t least = [&] {
     int64_t product = 1;

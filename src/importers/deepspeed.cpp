@@ -20,10 +20,7 @@ void bucket(Reader& r, const Item& item) {
 }
 
 constexpr Rule kTable[] = {
-    later("train_batch_size"),
-    later("train_micro_batch_size_per_gpu"),
-    later("gradient_accumulation_steps"),
-    later("gradient_clipping"),
+    later("train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping"),
     take("steps_per_print", "logger.log_interval"),
     take("seed", "rng.seed"),
 
@@ -32,22 +29,18 @@ constexpr Rule kTable[] = {
     take("zero_optimization.overlap_comm", "ddp.overlap_grad_reduce"),
     act("zero_optimization.reduce_bucket_size", bucket),
     no_effect("zero_optimization.allgather_bucket_size", "one bucket size serves both: ddp.bucket_size"),
-    no_effect("zero_optimization.allgather_partitions", kTuning),
-    no_effect("zero_optimization.reduce_scatter", kTuning),
-    no_effect("zero_optimization.contiguous_gradients", kTuning),
-    no_effect("zero_optimization.round_robin_gradients", kTuning),
-    no_effect("zero_optimization.sub_group_size", kTuning),
-    no_effect("zero_optimization.stage3_*", kTuning),
-    no_effect("zero_optimization.memory_efficient_linear", kTuning),
+    no_effect("zero_optimization.allgather_partitions zero_optimization.reduce_scatter "
+              "zero_optimization.contiguous_gradients zero_optimization.round_robin_gradients "
+              "zero_optimization.sub_group_size zero_optimization.stage3_* "
+              "zero_optimization.memory_efficient_linear",
+              kTuning),
     no_effect("zero_optimization.ignore_unused_parameters", "every parameter is used"),
     no_effect("zero_optimization.load_from_fp32_weights", "weights are loaded in fp32"),
     no_effect("zero_optimization.elastic_checkpoint", "checkpoints load into any layout"),
-    no_effect("zero_optimization.param_persistence_threshold", kTuning),
-    no_effect("zero_optimization.model_persistence_threshold", kTuning),
-    no_effect("zero_optimization.prefetch_bucket_size", kTuning),
-    no_effect("zero_optimization.max_live_parameters", kTuning),
-    no_effect("zero_optimization.max_reuse_distance", kTuning),
-    no_effect("zero_optimization.use_multi_rank_bucket_allreduce", kTuning),
+    no_effect("zero_optimization.param_persistence_threshold zero_optimization.model_persistence_threshold "
+              "zero_optimization.prefetch_bucket_size zero_optimization.max_live_parameters "
+              "zero_optimization.max_reuse_distance zero_optimization.use_multi_rank_bucket_allreduce",
+              kTuning),
     not_there("zero_optimization.zero_hpz_partition_size", "a second copy of the parameters on each node"),
     not_there("zero_optimization.zero_quantized_*", "quantized collectives"),
     not_there("zero_optimization.mics_*",
@@ -56,49 +49,35 @@ constexpr Rule kTable[] = {
     take("zero_optimization.offload_optimizer.ratio", "optimizer.optimizer_offload_fraction"),
     no_effect("zero_optimization.offload_optimizer.*", kOffloadTuning),
     sets("zero_optimization.cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
-    not_there("zero_optimization.offload_param", "parameters in host memory"),
-    not_there("zero_optimization.cpu_offload_params", "parameters in host memory"),
+    not_there("zero_optimization.offload_param zero_optimization.cpu_offload_params",
+              "parameters in host memory"),
 
-    later("fp16.enabled"),
-    later("fp16.loss_scale"),
-    later("fp16.initial_scale_power"),
+    later("fp16.enabled fp16.loss_scale fp16.initial_scale_power"),
     take("fp16.loss_scale_window", "mixed_precision.loss_scale_window"),
     take("fp16.hysteresis", "mixed_precision.hysteresis"),
     take("fp16.min_loss_scale", "mixed_precision.min_loss_scale"),
     no_effect("fp16.consecutive_hysteresis", "the count begins again after each overflow"),
     no_effect("fp16.auto_cast", "inputs are token ids"),
     not_there("fp16.fp16_master_weights_and_grads", "main parameters in fp16; they are fp32"),
-    later("bf16.enabled"),
-    later("bfloat16.enabled"),
+    later("bf16.enabled bfloat16.enabled"),
     no_effect("bf16.*", "main parameters and moments are fp32"),
     not_there("torch_autocast", "casting of single operations"),
-    later("communication_data_type"),
-    later("data_types.grad_accum_dtype"),
+    later("communication_data_type data_types.grad_accum_dtype"),
     not_there("amp", "NVIDIA Apex; see fp16 and bf16"),
 
     later("optimizer.type"),
     take("optimizer.params.lr", "optimizer.lr"),
-    later("optimizer.params.betas"),
-    later("optimizer.params.weight_decay"),
-    later("optimizer.params.eps"),
-    later("optimizer.params.momentum"),
-    later("optimizer.params.adam_w_mode"),
-    no_effect("optimizer.params.torch_adam", "a choice of kernels"),
-    no_effect("optimizer.params.fused", "a choice of kernels"),
+    later("optimizer.params.betas optimizer.params.weight_decay optimizer.params.eps "
+          "optimizer.params.momentum optimizer.params.adam_w_mode"),
+    no_effect("optimizer.params.torch_adam optimizer.params.fused", "a choice of kernels"),
     no_effect("optimizer.params.bias_correction", "the bias of the moments is corrected"),
-    not_there("optimizer.params.freeze_step", "a variant with compressed communication"),
-    not_there("optimizer.params.cuda_aware", "a variant with compressed communication"),
-    not_there("optimizer.params.comm_backend_name", "a variant with compressed communication"),
+    not_there("optimizer.params.freeze_step optimizer.params.cuda_aware optimizer.params.comm_backend_name",
+              "a variant with compressed communication"),
     not_there("optimizer.legacy_fusion", "a choice of kernels"),
 
-    later("scheduler.type"),
-    later("scheduler.params.warmup_num_steps"),
-    later("scheduler.params.warmup_min_lr"),
-    later("scheduler.params.warmup_max_lr"),
-    later("scheduler.params.total_num_steps"),
-    later("scheduler.params.warmup_type"),
-    later("scheduler.params.cos_min_ratio"),
-    later("scheduler.params.warmup_min_ratio"),
+    later("scheduler.type scheduler.params.warmup_num_steps scheduler.params.warmup_min_lr "
+          "scheduler.params.warmup_max_lr scheduler.params.total_num_steps scheduler.params.warmup_type "
+          "scheduler.params.cos_min_ratio scheduler.params.warmup_min_ratio"),
 
     not_there("activation_checkpointing.cpu_checkpointing", "saved activations in host memory"),
     take("activation_checkpointing.partition_activations", "model.distribute_saved_activations"),
@@ -107,16 +86,15 @@ constexpr Rule kTable[] = {
     take("tensorboard.enabled", "logger.tensorboard"),
     take("tensorboard.output_path", "logger.tensorboard_dir"),
     no_effect("tensorboard.job_name", "the run directory has the recipe's name"),
-    theirs("wandb", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
-    theirs("comet", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
+    theirs("wandb comet", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
     no_effect("csv_monitor", "metrics.jsonl has every logged step"),
     no_effect("flops_profiler", "`capstan bench` and each log line have the rate"),
     no_effect("comms_logger", "`profiling.trace=true` writes collectives too"),
     no_effect("wall_clock_breakdown", "`capstan trace` shows where the time goes"),
     no_effect("dump_state", "`capstan show` prints the recipe in full"),
     no_effect("memory_breakdown", "`capstan trace` shows memory too"),
-    no_effect("prescale_gradients", "gradients are sums, divided once by the number of tokens"),
-    no_effect("gradient_predivide_factor", "gradients are sums, divided once by the number of tokens"),
+    no_effect("prescale_gradients gradient_predivide_factor",
+              "gradients are sums, divided once by the number of tokens"),
     no_effect("sparse_gradients", "gradients are dense"),
     no_effect("disable_allgather", kTuning),
     no_effect("zero_allow_untested_optimizer", "any optimizer is sharded alike"),
@@ -128,8 +106,7 @@ constexpr Rule kTable[] = {
     not_there("elasticity", "a world that grows and shrinks"),
     not_there("compression_training", "compression"),
     not_there("sparse_attention", "sparse attention"),
-    not_there("curriculum_learning", "a curriculum"),
-    not_there("data_efficiency", "a curriculum"),
+    not_there("curriculum_learning data_efficiency", "a curriculum"),
     not_there("data_types", "gradients in another format"),
     not_there("pipeline", "DeepSpeed's pipeline engine; see dist.pipeline_model_parallel_size"),
     take("tensor_parallel.autotp_size", "dist.tensor_model_parallel_size"),
@@ -170,35 +147,34 @@ void batch(Reader& r) {
        {std::pair("train_batch_size", whole), std::pair("train_micro_batch_size_per_gpu", micro),
         std::pair("gradient_accumulation_steps", steps)})
     if (value && (*value < 1 || *value > (1 << 30))) {
-      r.draft.leave(r.from(key), std::to_string(*value), Why::value, "not a batch size");
+      r.leave(key, std::to_string(*value), Why::value, "not a batch size");
       return;
     }
   Draft& draft = r.draft;
-  if (micro)
-    draft.set("train.micro_batch_size", std::to_string(*micro), r.from("train_micro_batch_size_per_gpu"));
+  if (micro) r.set("train.micro_batch_size", std::to_string(*micro), "train_micro_batch_size_per_gpu");
   const auto each = micro ? try_mul(*micro, steps.value_or(1)) : std::nullopt;
   if (whole) {
-    draft.set("train.global_batch_size", std::to_string(*whole), r.from("train_batch_size"));
+    r.set("train.global_batch_size", std::to_string(*whole), "train_batch_size");
     if (micro && steps && each && *whole % *each == 0 && *whole / *each < (1 << 24)) {
-      draft.set("dist.world_size", std::to_string(*whole / *each), r.from("train_batch_size"),
-                "over micro-batch and accumulation");
+      r.set("dist.world_size", std::to_string(*whole / *each), "train_batch_size",
+            "over micro-batch and accumulation");
     } else if (!micro && steps && *whole % *steps == 0) {
-      draft.set("train.micro_batch_size", std::to_string(*whole / *steps), r.from("train_batch_size"),
-                "over accumulation, on one rank");
+      r.set("train.micro_batch_size", std::to_string(*whole / *steps), "train_batch_size",
+            "over accumulation, on one rank");
     } else if (!micro) {
       draft.assume("train.micro_batch_size", "1",
                    "to fill in: it depends on the number of ranks, which the file does not give");
     } else if (steps) {
-      draft.leave(r.from("gradient_accumulation_steps"), std::to_string(*steps), Why::value,
-                  "train_batch_size is no multiple of micro-batch times accumulation");
+      r.leave("gradient_accumulation_steps", std::to_string(*steps), Why::value,
+              "train_batch_size is no multiple of micro-batch times accumulation");
     }
   } else if (each) {
-    draft.set("train.global_batch_size", std::to_string(*each),
-              r.from(steps ? "gradient_accumulation_steps" : "train_micro_batch_size_per_gpu"),
-              "micro-batch times accumulation on one rank; multiply by the ranks");
+    r.set("train.global_batch_size", std::to_string(*each),
+          steps ? "gradient_accumulation_steps" : "train_micro_batch_size_per_gpu",
+          "micro-batch times accumulation on one rank; multiply by the ranks");
   } else if (steps) {
-    draft.leave(r.from("gradient_accumulation_steps"), std::to_string(*steps), Why::to_fill_in,
-                "accumulation of a micro-batch that the file does not name");
+    r.leave("gradient_accumulation_steps", std::to_string(*steps), Why::to_fill_in,
+            "accumulation of a micro-batch that the file does not name");
   }
 }
 
@@ -206,24 +182,24 @@ void precision(Reader& r) {
   Draft& draft = r.draft;
   const char* bf16 = r.given("bfloat16.enabled") ? "bfloat16.enabled" : "bf16.enabled";
   if (r.is_true("fp16.enabled")) {
-    draft.choose("mixed_precision", "fp16_mixed", r.from("fp16.enabled"));
+    r.choose("mixed_precision", "fp16_mixed", "fp16.enabled");
     if (const auto scale = r.real("fp16.loss_scale"); scale && *scale != 0)
-      draft.set("mixed_precision.loss_scale", *r.find("fp16.loss_scale"), r.from("fp16.loss_scale"));
+      r.take("mixed_precision.loss_scale", "fp16.loss_scale");
     else if (scale)
-      draft.set("mixed_precision.loss_scale", "null", r.from("fp16.loss_scale"), "0 is dynamic");
+      r.set("mixed_precision.loss_scale", "null", "fp16.loss_scale", "0 is dynamic");
     const auto power = r.integer("fp16.initial_scale_power");
     if (power && (*power < 0 || *power > 62))
-      draft.leave(r.from("fp16.initial_scale_power"), std::to_string(*power), Why::value,
-                  "a power from 0 to 62 is expected");
+      r.leave("fp16.initial_scale_power", std::to_string(*power), Why::value,
+              "a power from 0 to 62 is expected");
     else if (power)
-      draft.set("mixed_precision.initial_loss_scale", std::to_string(int64_t{1} << *power),
-                r.from("fp16.initial_scale_power"), "2 to this power");
+      r.set("mixed_precision.initial_loss_scale", std::to_string(int64_t{1} << *power),
+            "fp16.initial_scale_power", "2 to this power");
     else
       draft.assume("mixed_precision.initial_loss_scale", "65536", "DeepSpeed's default");
     return;
   }
   if (r.is_true(bf16)) {
-    draft.choose("mixed_precision", "bf16_mixed", r.from(bf16));
+    r.choose("mixed_precision", "bf16_mixed", bf16);
   } else if (!r.draft.extends()) {
     draft.assume_preset("mixed_precision", "fp32", "neither fp16 nor bf16 is enabled");
   }
@@ -237,13 +213,13 @@ void gradients(Reader& r) {
     if (!type) continue;
     const std::string_view field_path = key;
     if (field_path.starts_with("data"))
-      r.draft.leave(r.from(key), *type, Why::no_effect, "gradients are accumulated in fp32");
+      r.leave(key, *type, Why::no_effect, "gradients are accumulated in fp32");
     else
-      r.draft.set("mixed_precision.grad_reduce_in_fp32",
-                  *type == "fp32" || *type == "float32" ? "true" : "false", r.from(key));
+      r.set("mixed_precision.grad_reduce_in_fp32", *type == "fp32" || *type == "float32" ? "true" : "false",
+            key);
   }
   if (const auto clip = r.real("gradient_clipping"))
-    r.draft.set("optimizer.clip_grad", *r.find("gradient_clipping"), r.from("gradient_clipping"));
+    r.take("optimizer.clip_grad", "gradient_clipping");
   else if (absent(r, "gradient_clipping"))
     r.draft.assume("optimizer.clip_grad", "0", "DeepSpeed clips only where gradient_clipping is set");
 }
@@ -277,20 +253,14 @@ void optimizer(Reader& r) {
   if (const Node* betas = r.find("optimizer.params.betas")) {
     if (betas->kind == Node::Kind::list && betas->items.size() == 2 && *type != "SGD")
       for (size_t i = 0; i < 2; ++i)
-        draft.set(prefix + std::to_string(i + 1), betas->items[i], r.from("optimizer.params.betas"));
+        r.set(prefix + std::to_string(i + 1), betas->items[i], "optimizer.params.betas");
     else
-      draft.leave(r.from("optimizer.params.betas"), *betas, Why::value,
-                  "two numbers for Adam or Lion are expected");
+      r.leave("optimizer.params.betas", *betas, Why::value, "two numbers for Adam or Lion are expected");
   }
-  if (r.given("optimizer.params.eps"))
-    draft.set("optimizer.adam_eps", *r.find("optimizer.params.eps"), r.from("optimizer.params.eps"));
-  if (r.given("optimizer.params.momentum"))
-    draft.set("optimizer.sgd_momentum", *r.find("optimizer.params.momentum"),
-              r.from("optimizer.params.momentum"));
-  if (r.given("optimizer.params.weight_decay"))
-    draft.set("optimizer.weight_decay", *r.find("optimizer.params.weight_decay"),
-              r.from("optimizer.params.weight_decay"));
-  else if (absent(r, "optimizer.params.weight_decay"))
+  r.take("optimizer.adam_eps", "optimizer.params.eps");
+  r.take("optimizer.sgd_momentum", "optimizer.params.momentum");
+  if (!r.take("optimizer.weight_decay", "optimizer.params.weight_decay") &&
+      absent(r, "optimizer.params.weight_decay"))
     draft.assume("optimizer.weight_decay", *type == "AdamW" ? "0.01" : "0", "DeepSpeed's default");
 }
 
@@ -299,8 +269,7 @@ void scheduler(Reader& r) {
   const auto type = r.text("scheduler.type");
   const bool floor = type == "WarmupCosineLR" && r.given("scheduler.params.cos_min_ratio");
   if (floor)
-    draft.set("optimizer.min_lr_ratio", *r.find("scheduler.params.cos_min_ratio"),
-              r.from("scheduler.params.cos_min_ratio"));
+    r.take("optimizer.min_lr_ratio", "scheduler.params.cos_min_ratio");
   else if (r.given("optimizer.params.lr") || r.given("scheduler.params.warmup_max_lr"))
     draft.assume("optimizer.min_lr", "0", "DeepSpeed's schedules end at 0");
   if (!type) return;
@@ -319,28 +288,19 @@ void scheduler(Reader& r) {
   }
   const auto warmup = r.integer("scheduler.params.warmup_num_steps");
   if (warmup)
-    draft.set("scheduler.lr_warmup_iters", std::to_string(*warmup),
-              r.from("scheduler.params.warmup_num_steps"));
+    r.set("scheduler.lr_warmup_iters", std::to_string(*warmup), "scheduler.params.warmup_num_steps");
   else if (absent(r, "scheduler.params.warmup_num_steps"))
     draft.assume("scheduler.lr_warmup_iters", "1000", "DeepSpeed's default");
   draft.assume("scheduler.lr_warmup_fraction", "null", "the steps are given");
-  if (r.given("scheduler.params.warmup_min_lr"))
-    draft.set("scheduler.lr_warmup_init", *r.find("scheduler.params.warmup_min_lr"),
-              r.from("scheduler.params.warmup_min_lr"));
-  if (r.given("scheduler.params.warmup_max_lr"))
-    draft.set("optimizer.lr", *r.find("scheduler.params.warmup_max_lr"),
-              r.from("scheduler.params.warmup_max_lr"));
-  if (r.given("scheduler.params.total_num_steps"))
-    draft.set("train.train_iters", *r.find("scheduler.params.total_num_steps"),
-              r.from("scheduler.params.total_num_steps"), "the length of the schedule");
+  r.take("scheduler.lr_warmup_init", "scheduler.params.warmup_min_lr");
+  r.take("optimizer.lr", "scheduler.params.warmup_max_lr");
+  r.take("train.train_iters", "scheduler.params.total_num_steps", "the length of the schedule");
   if (r.given("scheduler.params.warmup_min_ratio"))
-    draft.leave(r.from("scheduler.params.warmup_min_ratio"), *r.find("scheduler.params.warmup_min_ratio"),
-                Why::to_fill_in,
-                "a fraction of the peak; give it as a learning rate in scheduler.lr_warmup_init");
+    r.leave("scheduler.params.warmup_min_ratio", Why::to_fill_in,
+            "a fraction of the peak; give it as a learning rate in scheduler.lr_warmup_init");
   const auto curve = r.text("scheduler.params.warmup_type");
   if (curve && *curve != "linear")
-    draft.leave(r.from("scheduler.params.warmup_type"), *curve, Why::not_there,
-                "a warmup that is not linear");
+    r.leave("scheduler.params.warmup_type", *curve, Why::not_there, "a warmup that is not linear");
   else if (!curve && *type != "WarmupCosineLR" && absent(r, "scheduler.params.warmup_type"))
     draft.leave({"scheduler.params.warmup_type", {}}, "log", Why::not_there,
                 "DeepSpeed's default; the warm-up here is a straight line");
@@ -353,7 +313,8 @@ void read_deepspeed(Draft& draft, const Node& root) {
     draft.extend("quickstart",
                  "to fill in: the file does not describe model and data; --base names another recipe");
   const Node known = without_auto(draft, root, {});
-  Reader reader(draft, known, kTable);
+  static const std::vector<Rule> rules = one_rule_per_key(kTable);
+  Reader reader(draft, known, rules);
   reader.apply();
   batch(reader);
   precision(reader);

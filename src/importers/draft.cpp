@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "config/core/convert.hpp"
 #include "config/tools/emit.hpp"
+#include "importers/rule.hpp"
 
 namespace capstan::importers {
 
@@ -52,15 +53,18 @@ void write_inline(const Node& node, size_t most, std::string& out) {
 // Python and YAML 1.1 spell truth in more ways than a recipe does.
 Node plain_boolean(const Node& node) {
   Node result = node;
-  std::string lower = node.text;
-  for (char& c : lower)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  if (lower == "true" || lower == "yes" || lower == "on" || lower == "1") result.text = "true";
-  if (lower == "false" || lower == "no" || lower == "off" || lower == "0") result.text = "false";
+  if (const auto on = truth(node.text)) result.text = *on ? "true" : "false";
   return result;
 }
 
 }  // namespace
+
+std::string lower_case(std::string_view text) {
+  std::string result(text);
+  for (char& c : result)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return result;
+}
 
 std::string shown(const Node& node, size_t most) {
   std::string text;

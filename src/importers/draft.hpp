@@ -82,6 +82,8 @@ class Draft {
   std::vector<Left> left_;
 };
 
+std::string lower_case(std::string_view text);  // of ASCII
+
 // One line, no more than `most` characters.
 std::string shown(const config::Node& node, size_t most = 60);
 

@@ -4,17 +4,11 @@
 
 #include "base/text.hpp"
 #include "config/core/library.hpp"
+#include "importers/draft.hpp"
 
 namespace capstan::importers {
 
 namespace {
-
-std::string lower_case(std::string_view text) {
-  std::string result(text);
-  for (char& c : result)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return result;
-}
 
 struct Model {
   // Last part of a hub name in lower case; a `-chat`, `-instruct` or `-hf` after it is ignored.
@@ -29,16 +23,11 @@ constexpr Model kModels[] = {
     {"llama-2-7b", "llama2-7b"},
     {"llama-2-13b", "llama2-13b"},
     {"llama-2-70b", "llama2-70b"},
-    {"meta-llama-3-8b", "llama3-8b"},
     {"llama-3-8b", "llama3-8b"},
-    {"meta-llama-3-70b", "llama3-70b"},
     {"llama-3-70b", "llama3-70b"},
-    {"meta-llama-3.1-8b", "llama3.1-8b"},
     {"llama-3.1-8b", "llama3.1-8b"},
-    {"meta-llama-3.1-70b", "llama3.1-70b"},
     {"llama-3.1-70b", "llama3.1-70b"},
     {"llama-3.3-70b", "llama3.1-70b"},
-    {"meta-llama-3.1-405b", "llama3.1-405b"},
     {"llama-3.1-405b", "llama3.1-405b"},
     {"llama-3.2-1b", "llama3.2-1b"},
     {"llama-3.2-3b", "llama3.2-3b"},
@@ -73,44 +62,17 @@ constexpr Model kModels[] = {
     {"smollm2-1.7b", "smollm2-1.7b"},
 };
 
-// Builders of torchtune, without `lora_`, `qlora_` and `dora_` in front.
+// Builders of torchtune, without `lora_`, `qlora_` and `dora_` in front, `_base` and `_instruct` behind.
 constexpr Model kBuilders[] = {
-    {"llama2_7b", "llama2-7b"},
-    {"llama2_13b", "llama2-13b"},
-    {"llama2_70b", "llama2-70b"},
-    {"llama3_8b", "llama3-8b"},
-    {"llama3_70b", "llama3-70b"},
-    {"llama3_1_8b", "llama3.1-8b"},
-    {"llama3_1_70b", "llama3.1-70b"},
-    {"llama3_3_70b", "llama3.1-70b"},
-    {"llama3_1_405b", "llama3.1-405b"},
-    {"llama3_2_1b", "llama3.2-1b"},
-    {"llama3_2_3b", "llama3.2-3b"},
-    {"gemma2_2b", "gemma2-2b"},
-    {"gemma2_9b", "gemma2-9b"},
-    {"gemma2_27b", "gemma2-27b"},
-    {"mistral_7b", "mistral-7b-v0.1"},
-    {"phi3_mini", "phi3-mini"},
-    {"qwen2_5_0_5b", "qwen2.5-0.5b"},
-    {"qwen2_5_1_5b_base", "qwen2.5-1.5b"},
-    {"qwen2_5_1_5b_instruct", "qwen2.5-1.5b"},
-    {"qwen2_5_3b", "qwen2.5-3b"},
-    {"qwen2_5_7b_base", "qwen2.5-7b"},
-    {"qwen2_5_7b_instruct", "qwen2.5-7b"},
-    {"qwen2_5_14b_base", "qwen2.5-14b"},
-    {"qwen2_5_14b_instruct", "qwen2.5-14b"},
-    {"qwen2_5_32b_base", "qwen2.5-32b"},
-    {"qwen2_5_32b_instruct", "qwen2.5-32b"},
-    {"qwen3_0_6b_base", "qwen3-0.6b"},
-    {"qwen3_0_6b_instruct", "qwen3-0.6b"},
-    {"qwen3_1_7b_base", "qwen3-1.7b"},
-    {"qwen3_1_7b_instruct", "qwen3-1.7b"},
-    {"qwen3_4b_base", "qwen3-4b"},
-    {"qwen3_4b_instruct", "qwen3-4b"},
-    {"qwen3_8b_base", "qwen3-8b"},
-    {"qwen3_8b_instruct", "qwen3-8b"},
-    {"qwen3_14b_base", "qwen3-14b"},
-    {"qwen3_14b_instruct", "qwen3-14b"},
+    {"llama2_7b", "llama2-7b"},       {"llama2_13b", "llama2-13b"},     {"llama2_70b", "llama2-70b"},
+    {"llama3_8b", "llama3-8b"},       {"llama3_70b", "llama3-70b"},     {"llama3_1_8b", "llama3.1-8b"},
+    {"llama3_1_70b", "llama3.1-70b"}, {"llama3_3_70b", "llama3.1-70b"}, {"llama3_1_405b", "llama3.1-405b"},
+    {"llama3_2_1b", "llama3.2-1b"},   {"llama3_2_3b", "llama3.2-3b"},   {"gemma2_2b", "gemma2-2b"},
+    {"gemma2_9b", "gemma2-9b"},       {"gemma2_27b", "gemma2-27b"},     {"mistral_7b", "mistral-7b-v0.1"},
+    {"phi3_mini", "phi3-mini"},       {"qwen2_5_0_5b", "qwen2.5-0.5b"}, {"qwen2_5_1_5b", "qwen2.5-1.5b"},
+    {"qwen2_5_3b", "qwen2.5-3b"},     {"qwen2_5_7b", "qwen2.5-7b"},     {"qwen2_5_14b", "qwen2.5-14b"},
+    {"qwen2_5_32b", "qwen2.5-32b"},   {"qwen3_0_6b", "qwen3-0.6b"},     {"qwen3_1_7b", "qwen3-1.7b"},
+    {"qwen3_4b", "qwen3-4b"},         {"qwen3_8b", "qwen3-8b"},         {"qwen3_14b", "qwen3-14b"},
     {"qwen3_32b", "qwen3-32b"},
 };
 
@@ -127,6 +89,7 @@ std::optional<std::string> preset_of_model(std::string_view hub_name) {
   std::string name = lower_case(hub_name);
   while (name.ends_with('/')) name.pop_back();
   if (const auto slash = name.rfind('/'); slash != std::string::npos) name.erase(0, slash + 1);
+  if (name.starts_with("meta-llama-3")) name.erase(0, std::string_view("meta-").size());
   // A finetuned model has the shape of its base.
   while (true) {
     if (auto found = look_up(kModels, name)) return found;
@@ -148,6 +111,8 @@ std::optional<std::string> preset_of_builder(std::string_view component) {
       name.remove_prefix(prefix.size());
       break;
     }
+  for (const std::string_view suffix : {"_base", "_instruct"})
+    if (name.ends_with(suffix)) name.remove_suffix(suffix.size());
   return look_up(kBuilders, name);
 }
 

@@ -67,16 +67,13 @@ constexpr Rule kTable[] = {
     take("--encoder-seq-length", "model.seq_length"),
     later("--vocab-size", "model.vocab_size"),
     later("--padded-vocab-size", {}, "follows from the vocabulary; padded rows never enter the softmax"),
-    later("--group-query-attention", "model.num_query_groups"),
+    flag("--group-query-attention", "model.num_query_groups"),
     later("--num-query-groups", "model.num_query_groups"),
     take("--num-key-value-heads", "model.num_query_groups"),
-    later("--swiglu", "model.gated_linear_unit, model.activation_func"),
-    later("--squared-relu", "model.activation_func"),
-    later("--openai-gelu", "model.activation_func"),
-    later("--no-bias-gelu-fusion", "model.activation_func"),
+    flag("--swiglu", "model.gated_linear_unit, model.activation_func"),
+    flag("--squared-relu --openai-gelu --no-bias-gelu-fusion", "model.activation_func"),
     later("--position-embedding-type", "model.position_embedding_type"),
-    later("--use-rotary-position-embeddings", "model.position_embedding_type"),
-    later("--no-position-embedding", "model.position_embedding_type"),
+    flag("--use-rotary-position-embeddings --no-position-embedding", "model.position_embedding_type"),
     sets("--use-rope-scaling", "model.rope_scaling", "true"),
     take("--norm-epsilon", "model.layernorm_epsilon"),
     take("--layer-norm-epsilon", "model.layernorm_epsilon"),
@@ -93,53 +90,37 @@ constexpr Rule kTable[] = {
     not_there("--fp16-lm-cross-entropy", "cross entropy in fp16; it is computed in fp32"),
     not_there("--spec", "layers specified by a Python module"),
     not_there("--kitchen-*", "quantization by another library"),
-    not_there("--mamba-*", "Mamba layers"),
-    not_there("--hybrid-*", "Mamba layers"),
+    not_there("--mamba-* --hybrid-*", "Mamba layers"),
     not_there("--retro-*", "retrieval"),
-    not_there("--img-*", "images"),
-    not_there("--vision-*", "images"),
-    not_there("--decoder-num-layers", "encoder-decoder models"),
-    not_there("--decoder-seq-length", "encoder-decoder models"),
-    not_there("--pipeline-model-parallel-split-rank", "encoder-decoder models"),
-    not_there("--encoder-*-parallel-size", "encoder-decoder models"),
-    not_there("--mask-prob", "masked language models"),
-    not_there("--short-seq-prob", "masked language models"),
-    not_there("--bert-*", "masked language models"),
+    not_there("--img-* --vision-*", "images"),
+    not_there("--decoder-num-layers --decoder-seq-length --pipeline-model-parallel-split-rank "
+              "--encoder-*-parallel-size",
+              "encoder-decoder models"),
+    not_there("--mask-prob --short-seq-prob --bert-*", "masked language models"),
     no_effect("--attention-softmax-in-fp32", "the softmax is computed in fp32 anyway"),
     no_effect("--apply-query-key-layer-scaling", "avoids overflow in fp16; softmax is computed in fp32"),
     no_effect("--no-query-key-layer-scaling", "softmax is computed in fp32 without rescaling"),
-    no_effect("--no-persist-layer-norm", kKernels),
-    no_effect("--no-*-fusion", kKernels),
-    no_effect("--use-mcore-models", kKernels),
-    no_effect("--use-legacy-models", kKernels),
-    no_effect("--transformer-impl", kKernels),
-    no_effect("--use-flash-attn*", kKernels),
-    no_effect("--attention-backend", kKernels),
-    no_effect("--scaled-*-softmax-fusion", kKernels),
-    no_effect("--cross-entropy-*", kKernels),
-    no_effect("--enable-cuda-graph", kKernels),
-    no_effect("--external-cuda-graph", kKernels),
-    no_effect("--cuda-graph-*", kKernels),
-    no_effect("--te-rng-tracker", kKernels),
+    no_effect("--no-persist-layer-norm --no-*-fusion --use-mcore-models --use-legacy-models "
+              "--transformer-impl --use-flash-attn* --attention-backend --scaled-*-softmax-fusion "
+              "--cross-entropy-* --enable-cuda-graph --external-cuda-graph --cuda-graph-* --te-rng-tracker",
+              kKernels),
     no_effect("--inference-*", "this is a recipe for training"),
     no_effect("--deterministic-mode", "runs are deterministic anyway"),
 
     // recomputation: three generations of spellings
-    later("--recompute-activations", "model.recompute_granularity"),
-    later("--checkpoint-activations", "model.recompute_granularity, model.recompute_method"),
+    flag("--recompute-activations", "model.recompute_granularity"),
+    flag("--checkpoint-activations", "model.recompute_granularity, model.recompute_method"),
     later("--activations-checkpoint-method", "model.recompute_method, model.recompute_granularity"),
     later("--activations-checkpoint-granularity", "model.recompute_granularity"),
-    later("--activations-checkpoint-num-layers", "model.recompute_num_layers"),
-    later("--checkpoint-num-layers", "model.recompute_num_layers"),
-    later("--deepspeed-activation-checkpointing", "model.recompute_granularity, model.recompute_method"),
+    later("--activations-checkpoint-num-layers --checkpoint-num-layers", "model.recompute_num_layers"),
+    flag("--deepspeed-activation-checkpointing", "model.recompute_granularity, model.recompute_method"),
     sets("--distribute-checkpointed-activations", "model.distribute_saved_activations", "true"),
     no_effect("--partition-activations", "see --distribute-saved-activations"),
 
     // precision
-    later("--fp16", "mixed_precision (preset)"),
-    later("--bf16", "mixed_precision (preset)"),
-    later("--accumulate-allreduce-grads-in-fp32", "mixed_precision.grad_reduce_in_fp32"),
-    later("--grad-reduce-in-bf16", "mixed_precision (preset)"),
+    flag("--fp16 --bf16", "mixed_precision (preset)"),
+    flag("--accumulate-allreduce-grads-in-fp32", "mixed_precision.grad_reduce_in_fp32"),
+    flag("--grad-reduce-in-bf16", "mixed_precision (preset)"),
     act("--loss-scale", loss_scale, "mixed_precision.loss_scale"),
     take("--min-scale", "mixed_precision.min_loss_scale"),
     no_effect("--dynamic-loss-scale", "the loss scale is dynamic unless --loss-scale gives it"),
@@ -154,7 +135,7 @@ constexpr Rule kTable[] = {
     take("--num-virtual-stages-per-pipeline-rank", "dist.virtual_pipeline_model_parallel_size"),
     take("--decoder-first-pipeline-num-layers", "dist.num_layers_in_first_pipeline_stage"),
     take("--decoder-last-pipeline-num-layers", "dist.num_layers_in_last_pipeline_stage"),
-    later("--sequence-parallel", "dist.sequence_parallel"),
+    flag("--sequence-parallel", "dist.sequence_parallel"),
     sets("--no-overlap-p2p-communication", "comm_overlap.overlap_p2p_comm", "false"),
     take("--distributed-timeout-minutes", "resilience.timeout"),
     no_effect("--distributed-backend", "follows the device: `capstan explain dist.distributed_backend`"),
@@ -162,28 +143,16 @@ constexpr Rule kTable[] = {
     no_effect("--local-rank", "the launcher sets the rank"),
     no_effect("--lazy-mpu-init", kPython),
     no_effect("--use-cpu-initialization", "initial weights are the same on any device"),
-    no_effect("--use-contiguous-buffers-in-*", kLayout),
-    no_effect("--no-contiguous-buffers-in-*", kLayout),
-    no_effect("--use-ring-exchange-p2p", kLayout),
-    no_effect("--no-scatter-gather-tensors-in-pipeline", kLayout),
-    no_effect("--scatter-gather-tensors-in-pipeline", kLayout),
-    no_effect("--no-async-tensor-model-parallel-allreduce", kLayout),
-    no_effect("--async-tensor-model-parallel-allreduce", kLayout),
-    no_effect("--no-delay-grad-reduce", kLayout),
-    no_effect("--delay-grad-reduce", kLayout),
-    no_effect("--ddp-average-in-collective", kLayout),
-    no_effect("--ddp-pad-buckets-*", kLayout),
-    no_effect("--tp-comm-*", kLayout),
-    no_effect("--nccl-*", kLayout),
-    no_effect("--use-sharp*", kLayout),
-    no_effect("--high-priority-*", kLayout),
-    no_effect("--disable-gloo-process-groups", kLayout),
-    no_effect("--enable-gloo-process-groups", kLayout),
+    no_effect("--use-contiguous-buffers-in-* --no-contiguous-buffers-in-* --use-ring-exchange-p2p "
+              "--no-scatter-gather-tensors-in-pipeline --scatter-gather-tensors-in-pipeline "
+              "--no-async-tensor-model-parallel-allreduce --async-tensor-model-parallel-allreduce "
+              "--no-delay-grad-reduce --delay-grad-reduce --ddp-average-in-collective --ddp-pad-buckets-* "
+              "--tp-comm-* --nccl-* --use-sharp* --high-priority-* --disable-gloo-process-groups "
+              "--enable-gloo-process-groups",
+              kLayout),
     take("--ddp-bucket-size", "ddp.bucket_size"),
-    later("--use-distributed-optimizer", "ddp.data_parallel_sharding_strategy"),
-    later("--use-torch-fsdp2", "ddp.data_parallel_sharding_strategy"),
-    later("--use-megatron-fsdp", "ddp.data_parallel_sharding_strategy"),
-    later("--use-custom-fsdp", "ddp.data_parallel_sharding_strategy"),
+    flag("--use-distributed-optimizer --use-torch-fsdp2 --use-megatron-fsdp --use-custom-fsdp",
+         "ddp.data_parallel_sharding_strategy"),
     later("--data-parallel-sharding-strategy", "ddp.data_parallel_sharding_strategy"),
     named("--zero-stage", "ddp.data_parallel_sharding_strategy",
           "0=no_shard 1=optim 2=optim_grads 3=optim_grads_params"),
@@ -195,8 +164,7 @@ constexpr Rule kTable[] = {
     take("--batch-size", "train.micro_batch_size"),
     take("--warmup", "scheduler.lr_warmup_fraction"),
     later("--seed", "rng.seed, dataset.random_seed"),
-    not_there("--rampup-batch-size", "a batch size that grows during the run"),
-    not_there("--step-batch-size-schedule", "a batch size that grows during the run"),
+    not_there("--rampup-batch-size --step-batch-size-schedule", "a batch size that grows during the run"),
     not_there("--decrease-batch-size-if-needed", "a batch size that does not divide is an error"),
     not_there("--iterations-to-skip", "skipping of iterations"),
     sets("--check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "true"),
@@ -205,16 +173,15 @@ constexpr Rule kTable[] = {
     no_effect("--check-weight-hash-across-dp-replicas-interval",
               "replicas cannot differ: reductions are bitwise"),
     sets("--exit-signal-handler", "train.exit_signal_handler", "true"),
-    no_effect("--exit-signal-handler-for-dataloader", kPython),
-    no_effect("--manual-gc*", kPython),
-    no_effect("--empty-unused-memory-level", kPython),
-    no_effect("--train-sync-interval", kPython),
+    no_effect(
+        "--exit-signal-handler-for-dataloader --manual-gc* --empty-unused-memory-level --train-sync-interval",
+        kPython),
     not_there("--skip-train", "evaluation alone; `capstan eval` does it"),
     no_effect("--full-validation", "eval_iters counts the batches"),
 
     // data and tokenizer
     later("--data-path", "dataset.data_path"),
-    later("--mock-data", "dataset (preset)"),
+    flag("--mock-data", "dataset (preset)"),
     later("--train-data-path", "dataset.train_blend"),
     later("--valid-data-path", "dataset.valid_blend"),
     later("--test-data-path", "dataset.test_blend"),
@@ -227,14 +194,11 @@ constexpr Rule kTable[] = {
     later("--vocab-file", "tokenizer.vocab_file"),
     later("--merge-file", "tokenizer.merge_file"),
     theirs("--tokenizer-name-or-path", "a name on a model hub; give a tokenizer.json"),
-    theirs("--tokenizer-hf-*", "options of another tokenizer library"),
-    theirs("--tiktoken-*", "options of another tokenizer library"),
+    theirs("--tokenizer-hf-* --tiktoken-*", "options of another tokenizer library"),
     theirs("--trust-remote-code", "nothing is downloaded, and no code from a file runs"),
     not_there("--vocab-extra-ids", "ids beside the tokenizer's"),
-    no_effect("--dataset-impl", "indexed datasets are mapped, whatever their history"),
-    no_effect("--data-impl", "indexed datasets are mapped, whatever their history"),
-    no_effect("--mmap-warmup", kLayout),
-    no_effect("--no-mmap-bin-files", kLayout),
+    no_effect("--dataset-impl --data-impl", "indexed datasets are mapped, whatever their history"),
+    no_effect("--mmap-warmup --no-mmap-bin-files", kLayout),
     no_effect("--no-create-attention-mask-in-dataloader", kKernels),
     no_effect("--num-dataset-builder-threads", kLayout),
     act("--dataloader-type", dataloader_type, {},
@@ -250,38 +214,28 @@ constexpr Rule kTable[] = {
     later("--load", {},
           "a run continues with `capstan train … --resume`; weights of another trainer come through Hugging "
           "Face files"),
-    later("--finetune", {}, "`checkpoint.pretrained_checkpoint` starts from weights alone"),
+    flag("--finetune", {}, "`checkpoint.pretrained_checkpoint` starts from weights alone"),
     theirs("--pretrained-checkpoint", kCheckpoint),
     sets("--no-save-optim", "checkpoint.save_optim", "false"),
     sets("--no-load-optim", "checkpoint.load_optim", "false"),
-    no_effect("--no-save-rng", "randomness has no state: it follows from seed and step"),
-    no_effect("--no-load-rng", "randomness has no state: it follows from seed and step"),
+    no_effect("--no-save-rng --no-load-rng", "randomness has no state: it follows from seed and step"),
     no_effect("--use-checkpoint-args",
               "the recipe defines the model, and a checkpoint that differs is refused"),
     no_effect("--use-mp-args-from-checkpoint-args", "checkpoints load into any layout"),
     no_effect("--exit-on-missing-checkpoint", "a missing checkpoint is an error anyway"),
-    no_effect("--ckpt-*", kStore),
-    no_effect("--dist-ckpt-*", kStore),
-    no_effect("--use-dist-ckpt", kStore),
-    no_effect("--auto-detect-ckpt-format", kStore),
-    no_effect("--use-persistent-ckpt-worker", kStore),
-    no_effect("--non-persistent-*", kStore),
+    no_effect("--ckpt-* --dist-ckpt-* --use-dist-ckpt --auto-detect-ckpt-format --use-persistent-ckpt-worker "
+              "--non-persistent-*",
+              kStore),
 
     // records
     no_effect("--log-*", kLog),
     take("--log-interval", "logger.log_interval"),
     take("--log-params-norm", "logger.log_params_norm"),
     take("--log-num-zeros-in-grad", "logger.log_num_zeros_in_grad"),
-    no_effect("--timing-log-*", kLog),
-    no_effect("--no-log-*", kLog),
-    no_effect("--tensorboard-queue-size", kLog),
-    no_effect("--profile", "`profiling.trace=true` writes a trace"),
-    no_effect("--use-pytorch-profiler", "`profiling.trace=true` writes a trace"),
-    theirs("--wandb-*", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
-    theirs("--mlflow-*", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
-    theirs("--one-logger-*", "a service"),
-    theirs("--enable-one-logger", "a service"),
-    theirs("--no-one-logger", "a service"),
+    no_effect("--timing-log-* --no-log-* --tensorboard-queue-size", kLog),
+    no_effect("--profile --use-pytorch-profiler", "`profiling.trace=true` writes a trace"),
+    theirs("--wandb-* --mlflow-*", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
+    theirs("--one-logger-* --enable-one-logger --no-one-logger", "a service"),
     theirs("--enable-ft-package", "a service that restarts jobs"),
 };
 
@@ -306,31 +260,9 @@ bool by_name(Reader& reader, const Item& item) {
 
 // An option that takes no value.
 bool is_flag(std::string_view option) {
-  if (const Rule* rule = find_rule(kTable, option)) {
+  if (const Rule* rule = find_rule(megatron_rules(), option)) {
     if (rule->how == Rule::How::sets) return true;
-    if (rule->how == Rule::How::later) {
-      constexpr std::string_view with_value[] = {"--vocab-size",
-                                                 "--padded-vocab-size",
-                                                 "--num-query-groups",
-                                                 "--position-embedding-type",
-                                                 "--activations-checkpoint-method",
-                                                 "--activations-checkpoint-granularity",
-                                                 "--activations-checkpoint-num-layers",
-                                                 "--checkpoint-num-layers",
-                                                 "--data-parallel-sharding-strategy",
-                                                 "--seed",
-                                                 "--data-path",
-                                                 "--train-data-path",
-                                                 "--valid-data-path",
-                                                 "--test-data-path",
-                                                 "--tokenizer-type",
-                                                 "--tokenizer-model",
-                                                 "--vocab-file",
-                                                 "--merge-file",
-                                                 "--save",
-                                                 "--load"};
-      return std::find(std::begin(with_value), std::end(with_value), option) == std::end(with_value);
-    }
+    if (rule->how == Rule::How::later) return rule->flag;
     if (rule->how == Rule::How::take) {
       const config::FieldInfo* field = config::schema().find_field(rule->path);
       return field && field->type->kind == config::Type::Kind::boolean;
@@ -344,7 +276,7 @@ bool is_flag(std::string_view option) {
 // Words that belong to an option; more are strays.
 size_t most_values(std::string_view option) {
   constexpr size_t kAny = SIZE_MAX;
-  const Rule* rule = find_rule(kTable, option);
+  const Rule* rule = find_rule(megatron_rules(), option);
   if (rule && (rule->how == Rule::How::drop || rule->how == Rule::How::act)) return kAny;
   if (rule && rule->how == Rule::How::later) return option.ends_with("data-path") ? kAny : 1;
   const config::FieldInfo* field = rule ? config::schema().find_field(rule->path) : field_of(option);
@@ -545,7 +477,7 @@ class CommandLine {
   }
 
   static bool needs_value(const std::string& key) {
-    const Rule* rule = find_rule(kTable, key);
+    const Rule* rule = find_rule(megatron_rules(), key);
     return rule ? rule->how != Rule::How::drop : field_of(key) != nullptr;
   }
 
@@ -583,7 +515,8 @@ void report_branches(Draft& draft, const ShellScript& script, const ShellCommand
 }  // namespace
 
 std::span<const Rule> megatron_rules() {
-  return kTable;
+  static const std::vector<Rule> rules = one_rule_per_key(kTable);
+  return rules;
 }
 
 void read_megatron(Draft& draft, const config::Source& source,
@@ -624,7 +557,7 @@ void read_megatron(Draft& draft, const config::Source& source,
   }
   if (!found)
     draft.leave({source.name, {}}, "", Why::to_fill_in, "no command with pretrain_gpt.py, and no options");
-  Reader reader(draft, options.root(), kTable);
+  Reader reader(draft, options.root(), megatron_rules());
   for (const config::FieldInfo* field : config::schema().fields()) {
     std::string option = "--" + field->name;
     std::replace(option.begin(), option.end(), '_', '-');

@@ -16,36 +16,34 @@ namespace {
 void activation(Reader& r) {
   Draft& draft = r.draft;
   if (r.is_true("--swiglu")) {
-    draft.set("model.gated_linear_unit", "true", r.from("--swiglu"));
-    draft.set("model.activation_func", "silu", r.from("--swiglu"));
+    r.set("model.gated_linear_unit", "true", "--swiglu");
+    r.set("model.activation_func", "silu", "--swiglu");
   } else if (r.is_true("--squared-relu")) {
-    draft.set("model.activation_func", "squared_relu", r.from("--squared-relu"));
+    r.set("model.activation_func", "squared_relu", "--squared-relu");
   } else if (r.is_true("--openai-gelu")) {
-    draft.set("model.activation_func", "gelu_tanh", r.from("--openai-gelu"));
+    r.set("model.activation_func", "gelu_tanh", "--openai-gelu");
   } else if (r.is_true("--no-bias-gelu-fusion")) {
-    draft.set("model.activation_func", "gelu", r.from("--no-bias-gelu-fusion"),
-              "without the fusion it is exact");
+    r.set("model.activation_func", "gelu", "--no-bias-gelu-fusion", "without the fusion it is exact");
   } else if (r.given("--disable-bias-linear")) {
-    draft.set("model.activation_func", "gelu", r.from("--disable-bias-linear"),
-              "exact where there is no bias to fuse");
+    r.set("model.activation_func", "gelu", "--disable-bias-linear", "exact where there is no bias to fuse");
   } else {
     draft.assume("model.activation_func", "gelu_tanh", "Megatron's fused bias and GELU is the tanh form");
   }
   if (r.is_true("--swiglu") && r.is_true("--no-bias-gelu-fusion"))
-    draft.leave(r.from("--no-bias-gelu-fusion"), "", Why::no_effect, "the activation is SwiGLU");
+    r.leave("--no-bias-gelu-fusion", "", Why::no_effect, "the activation is SwiGLU");
 }
 
 void positions(Reader& r) {
   if (const auto type = r.text("--position-embedding-type")) {
     if (*type == "learned_absolute" || *type == "rope" || *type == "none")
-      r.draft.set("model.position_embedding_type", *type, r.from("--position-embedding-type"));
+      r.set("model.position_embedding_type", *type, "--position-embedding-type");
     else
-      r.draft.leave(r.from("--position-embedding-type"), *type, Why::not_there,
-                    "positions are learned_absolute, rope or none");
+      r.leave("--position-embedding-type", *type, Why::not_there,
+              "positions are learned_absolute, rope or none");
   } else if (r.is_true("--use-rotary-position-embeddings")) {
-    r.draft.set("model.position_embedding_type", "rope", r.from("--use-rotary-position-embeddings"));
+    r.set("model.position_embedding_type", "rope", "--use-rotary-position-embeddings");
   } else if (r.is_true("--no-position-embedding")) {
-    r.draft.set("model.position_embedding_type", "none", r.from("--no-position-embedding"));
+    r.set("model.position_embedding_type", "none", "--no-position-embedding");
   }
   r.draft.assume("model.position_embedding_type", "learned_absolute", "Megatron's default");
 }
@@ -53,62 +51,53 @@ void positions(Reader& r) {
 void query_groups(Reader& r) {
   if (!r.given("--num-query-groups")) {
     if (r.is_true("--group-query-attention"))
-      r.draft.set("model.num_query_groups", "1", r.from("--group-query-attention"),
-                  "Megatron's default with it");
+      r.set("model.num_query_groups", "1", "--group-query-attention", "Megatron's default with it");
     return;
   }
   if (r.is_true("--group-query-attention"))
-    r.draft.set("model.num_query_groups", *r.find("--num-query-groups"), r.from("--num-query-groups"));
+    r.take("model.num_query_groups", "--num-query-groups");
   else
-    r.draft.leave(r.from("--num-query-groups"), *r.find("--num-query-groups"), Why::no_effect,
-                  "Megatron reads it only with --group-query-attention");
+    r.leave("--num-query-groups", Why::no_effect, "Megatron reads it only with --group-query-attention");
 }
 
 void recomputation(Reader& r) {
-  Draft& draft = r.draft;
-  const auto full = [&](std::string_view key) {
-    draft.set("model.recompute_granularity", "full", r.from(key));
-  };
+  const auto full = [&](std::string_view key) { r.set("model.recompute_granularity", "full", key); };
   for (const std::string_view key : {"--checkpoint-activations", "--deepspeed-activation-checkpointing"})
     if (r.is_true(key)) {
       full(key);
-      draft.set("model.recompute_method", "uniform", r.from(key));
+      r.set("model.recompute_method", "uniform", key);
     }
   if (r.is_true("--recompute-activations"))
-    draft.set("model.recompute_granularity", "selective", r.from("--recompute-activations"));
+    r.set("model.recompute_granularity", "selective", "--recompute-activations");
   if (const auto granularity = r.text("--activations-checkpoint-granularity"))
-    draft.set("model.recompute_granularity", *granularity, r.from("--activations-checkpoint-granularity"));
+    r.set("model.recompute_granularity", *granularity, "--activations-checkpoint-granularity");
   if (const auto method = r.text("--activations-checkpoint-method")) {
     if (!r.given("--activations-checkpoint-granularity")) full("--activations-checkpoint-method");
-    draft.set("model.recompute_method", *method, r.from("--activations-checkpoint-method"));
+    r.set("model.recompute_method", *method, "--activations-checkpoint-method");
   }
   for (const std::string_view key : {"--activations-checkpoint-num-layers", "--checkpoint-num-layers"})
-    if (r.given(key)) draft.set("model.recompute_num_layers", *r.find(key), r.from(key));
+    r.take("model.recompute_num_layers", key);
 }
 
 void precision(Reader& r) {
   Draft& draft = r.draft;
   const bool reduce_fp32 = r.is_true("--accumulate-allreduce-grads-in-fp32");
   if (r.is_true("--fp16")) {
-    draft.choose("mixed_precision", "fp16_mixed", r.from("--fp16"));
+    r.choose("mixed_precision", "fp16_mixed", "--fp16");
     if (reduce_fp32)
-      draft.set("mixed_precision.grad_reduce_in_fp32", "true",
-                r.from("--accumulate-allreduce-grads-in-fp32"));
-    if (r.is_true("--bf16"))
-      draft.leave(r.from("--bf16"), "", Why::value, "--fp16 and --bf16 exclude each other");
+      r.set("mixed_precision.grad_reduce_in_fp32", "true", "--accumulate-allreduce-grads-in-fp32");
+    if (r.is_true("--bf16")) r.leave("--bf16", "", Why::value, "--fp16 and --bf16 exclude each other");
     return;
   }
   if (r.is_true("--bf16")) {
     const bool half = r.is_true("--grad-reduce-in-bf16");
-    draft.choose("mixed_precision", half ? "bf16_mixed_bf16_reduce" : "bf16_mixed",
-                 r.from(half ? "--grad-reduce-in-bf16" : "--bf16"));
-    if (reduce_fp32)
-      draft.leave(r.from("--accumulate-allreduce-grads-in-fp32"), "", Why::no_effect, "implied by --bf16");
+    r.choose("mixed_precision", half ? "bf16_mixed_bf16_reduce" : "bf16_mixed",
+             half ? "--grad-reduce-in-bf16" : "--bf16");
+    if (reduce_fp32) r.leave("--accumulate-allreduce-grads-in-fp32", "", Why::no_effect, "implied by --bf16");
     return;
   }
   draft.assume_preset("mixed_precision", "fp32", "neither --fp16 nor --bf16");
-  if (reduce_fp32)
-    draft.leave(r.from("--accumulate-allreduce-grads-in-fp32"), "", Why::no_effect, "everything is fp32");
+  if (reduce_fp32) r.leave("--accumulate-allreduce-grads-in-fp32", "", Why::no_effect, "everything is fp32");
 }
 
 int64_t ranks_of(const Draft& draft, std::string_view path) {
@@ -127,10 +116,10 @@ void world(Reader& r, const MegatronLaunch& launch) {
                            : "the launcher's number is not known");
   if (!r.is_true("--sequence-parallel")) return;
   if (ranks_of(draft, "dist.tensor_model_parallel_size") > 1)
-    draft.set("dist.sequence_parallel", "true", r.from("--sequence-parallel"));
+    r.set("dist.sequence_parallel", "true", "--sequence-parallel");
   else
-    draft.leave(r.from("--sequence-parallel"), "", Why::no_effect,
-                "Megatron switches it off with one tensor-parallel rank");
+    r.leave("--sequence-parallel", "", Why::no_effect,
+            "Megatron switches it off with one tensor-parallel rank");
 }
 
 void sharding(Reader& r) {
@@ -139,16 +128,15 @@ void sharding(Reader& r) {
   for (const std::string_view key : {"--use-torch-fsdp2", "--use-megatron-fsdp", "--use-custom-fsdp"})
     if (r.is_true(key)) {
       if (key != "--use-torch-fsdp2" && strategy)
-        r.draft.set(field_path, *strategy, r.from("--data-parallel-sharding-strategy"));
+        r.set(field_path, *strategy, "--data-parallel-sharding-strategy");
       else
-        r.draft.set(field_path, key == "--use-torch-fsdp2" ? "optim_grads_params" : "no_shard", r.from(key));
+        r.set(field_path, key == "--use-torch-fsdp2" ? "optim_grads_params" : "no_shard", key);
       return;
     }
   if (strategy)
-    r.draft.leave(r.from("--data-parallel-sharding-strategy"), *strategy, Why::no_effect,
-                  "Megatron reads it only with --use-megatron-fsdp");
-  if (r.is_true("--use-distributed-optimizer"))
-    r.draft.set(field_path, "optim", r.from("--use-distributed-optimizer"));
+    r.leave("--data-parallel-sharding-strategy", *strategy, Why::no_effect,
+            "Megatron reads it only with --use-megatron-fsdp");
+  if (r.is_true("--use-distributed-optimizer")) r.set(field_path, "optim", "--use-distributed-optimizer");
 }
 
 // Weights, prefixes: ours are written the same way. Blends of one split are a mapping here.
@@ -160,16 +148,16 @@ void blend(Reader& r, std::string_view key, std::string_view path) {
   const bool weighted = items.size() > 1 && parse_double(items[0].text).has_value();
   for (size_t i = weighted ? 1 : 0; i < items.size(); i += weighted ? 2 : 1)
     map.add(items[i].text, items[i].location, weighted ? items[i - 1] : Node::scalar("1", items[i].location));
-  r.draft.set(path, map, r.from(key));
+  r.set(path, map, key);
 }
 
 void data(Reader& r) {
   Draft& draft = r.draft;
   if (r.is_true("--mock-data")) {
-    draft.choose("dataset", "mock", r.from("--mock-data"));
+    r.choose("dataset", "mock", "--mock-data");
     return;
   }
-  if (r.given("--data-path")) draft.set("dataset.data_path", *r.find("--data-path"), r.from("--data-path"));
+  r.take("dataset.data_path", "--data-path");
   blend(r, "--train-data-path", "dataset.train_blend");
   blend(r, "--valid-data-path", "dataset.valid_blend");
   blend(r, "--test-data-path", "dataset.test_blend");
@@ -201,19 +189,19 @@ void tokenizer(Reader& r) {
       draft.assume_preset("tokenizer", "gpt2_bpe", "pretrain_gpt.py's default");
     for (const auto& [key, path] : {std::pair("--vocab-file", "tokenizer.vocab_file"),
                                     std::pair("--merge-file", "tokenizer.merge_file")})
-      if (r.given(key)) draft.set(path, *r.find(key), r.from(key));
+      r.take(path, key);
   } else if (given && (hub || *given == "PretrainedFromHF") && model &&
              (model->ends_with(".json") || model->starts_with('/') || model->starts_with('.'))) {
     draft.choose("tokenizer", "huggingface", type);
     const bool file = model->ends_with(".json");
-    draft.set("tokenizer.tokenizer_model", file ? *model : *model + "/tokenizer.json",
-              r.from("--tokenizer-model"), file ? "" : "the directory's tokenizer.json");
+    r.set("tokenizer.tokenizer_model", file ? *model : *model + "/tokenizer.json", "--tokenizer-model",
+          file ? "" : "the directory's tokenizer.json");
   } else if (model && model->ends_with(".model")) {
     if (given)
       draft.set("tokenizer.tokenizer_type", "sentencepiece", type);
     else
       draft.assume("tokenizer.tokenizer_type", "sentencepiece", "a SentencePiece .model");
-    draft.set("tokenizer.tokenizer_model", *model, r.from("--tokenizer-model"));
+    r.set("tokenizer.tokenizer_model", *model, "--tokenizer-model");
   } else {
     null_tokenizer = given && *given == "NullTokenizer";
     if (null_tokenizer)
@@ -228,40 +216,38 @@ void tokenizer(Reader& r) {
                       : "tokenizers here are a tokenizer.json, a SentencePiece .model, or vocab.json with "
                         "merges.txt");
     if (model)
-      draft.leave(r.from("--tokenizer-model"), *model, hub ? Why::to_fill_in : Why::not_there,
-                  hub ? "a name on a model hub; give its tokenizer.json" : unread);
+      r.leave("--tokenizer-model", *model, hub ? Why::to_fill_in : Why::not_there,
+              hub ? "a name on a model hub; give its tokenizer.json" : unread);
     for (const char* key : {"--vocab-file", "--merge-file"})
-      if (r.given(key)) draft.leave(r.from(key), *r.text(key), Why::no_effect, "not files of this tokenizer");
+      if (r.given(key)) r.leave(key, *r.text(key), Why::no_effect, "not files of this tokenizer");
   }
   if (vocabulary) {
     const bool one_more = null_tokenizer && *vocabulary < (1 << 30);
-    draft.set("model.vocab_size", std::to_string(*vocabulary + (one_more ? 1 : 0)), r.from("--vocab-size"),
-              one_more ? "and NullTokenizer's end of document" : "");
+    r.set("model.vocab_size", std::to_string(*vocabulary + (one_more ? 1 : 0)), "--vocab-size",
+          one_more ? "and NullTokenizer's end of document" : "");
   } else if (gpt2) {
     draft.assume("model.vocab_size", std::to_string(kGpt2Vocabulary),
                  "GPT-2's; another --vocab-file has another size");
   } else if (model && preset_of_model(*model)) {
-    draft.set("model.vocab_size", std::to_string(vocabulary_of_preset(*preset_of_model(*model))),
-              r.from("--tokenizer-model"));
+    r.set("model.vocab_size", std::to_string(vocabulary_of_preset(*preset_of_model(*model))),
+          "--tokenizer-model");
   } else {
     draft.leave({"model.vocab_size", {}}, "", Why::to_fill_in, "Megatron derives it from the tokenizer");
   }
   if (r.given("--padded-vocab-size"))
-    draft.leave(r.from("--padded-vocab-size"), *r.text("--padded-vocab-size"), Why::no_effect,
-                "follows from the vocabulary; padded rows never enter the softmax");
+    r.leave("--padded-vocab-size", *r.text("--padded-vocab-size"), Why::no_effect,
+            "follows from the vocabulary; padded rows never enter the softmax");
 }
 
 void checkpoints(Reader& r) {
-  Draft& draft = r.draft;
   const auto save = r.text("--save"), load = r.text("--load");
-  if (save) draft.set("checkpoint.save", *save, r.from("--save"));
+  if (save) r.set("checkpoint.save", *save, "--save");
   if (load)
-    draft.leave(r.from("--load"), *load, save == load ? Why::no_effect : Why::theirs,
-                save == load ? std::string("a run here continues with `capstan train … --resume`")
-                             : std::string(kCheckpoint));
+    r.leave("--load", *load, save == load ? Why::no_effect : Why::theirs,
+            save == load ? std::string("a run here continues with `capstan train … --resume`")
+                         : std::string(kCheckpoint));
   if (r.is_true("--finetune"))
-    draft.leave(r.from("--finetune"), "", Why::no_effect,
-                "`checkpoint.pretrained_checkpoint` starts from weights alone");
+    r.leave("--finetune", "", Why::no_effect, "`checkpoint.pretrained_checkpoint` starts from weights alone");
 }
 
 }  // namespace
@@ -277,10 +263,7 @@ void finish_megatron(Reader& r, const MegatronLaunch& launch) {
   data(r);
   tokenizer(r);
   checkpoints(r);
-  if (const auto seed = r.text("--seed")) {
-    r.draft.set("rng.seed", *seed, r.from("--seed"));
-    r.draft.set("dataset.random_seed", *seed, r.from("--seed"));
-  }
+  take_seed(r, "--seed");
   r.account();
 }
 

@@ -9,6 +9,13 @@ namespace capstan::importers {
 
 using config::Node;
 
+std::vector<Rule> one_rule_per_key(std::span<const Rule> table) {
+  std::vector<Rule> result;
+  for (const Rule& rule : table)
+    for (const std::string_view key : split(rule.key, ' ')) result.emplace_back(rule).key = key;
+  return result;
+}
+
 const Rule* find_rule(std::span<const Rule> table, std::string_view key) {
   const Rule* best = nullptr;
   for (const Rule& rule : table) {
@@ -21,9 +28,7 @@ const Rule* find_rule(std::span<const Rule> table, std::string_view key) {
 }
 
 std::optional<bool> truth(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  const std::string lower = lower_case(text);
   if (lower == "true" || lower == "yes" || lower == "on" || lower == "1") return true;
   if (lower == "false" || lower == "no" || lower == "off" || lower == "0") return false;
   return std::nullopt;
@@ -224,6 +229,40 @@ std::optional<bool> Reader::boolean(std::string_view key) const {
   const auto on = truth(*value);
   if (!on) draft.leave(from(key), *find(key), Why::value, "neither true nor false");
   return on;
+}
+
+bool take_seed(Reader& reader, std::string_view key) {
+  const auto seed = reader.text(key);
+  if (!seed) return false;
+  for (const char* path : {"rng.seed", "dataset.random_seed"}) reader.set(path, *seed, key);
+  return true;
+}
+
+bool Reader::take(std::string_view path, std::string_view key, const std::string& note) {
+  if (!given(key)) return false;
+  draft.set(path, *find(key), from(key), note);
+  return true;
+}
+void Reader::set(std::string_view path, const Node& value, std::string_view key, const std::string& note) {
+  draft.set(path, value, from(key), note);
+}
+void Reader::set(std::string_view path, const std::string& text, std::string_view key,
+                 const std::string& note) {
+  draft.set(path, text, from(key), note);
+}
+void Reader::choose(std::string_view section, const std::string& preset, std::string_view key,
+                    const std::string& note) {
+  draft.choose(section, preset, from(key), note);
+}
+void Reader::leave(std::string_view key, Why why, std::string reason) {
+  draft.leave(from(key), *find(key), why, std::move(reason));
+}
+void Reader::leave(std::string_view key, const Node& value, Why why, std::string reason) {
+  draft.leave(from(key), value, why, std::move(reason));
+}
+void Reader::leave(std::string_view key, std::string value, Why why, std::string reason,
+                   std::vector<std::string> near) {
+  draft.leave(from(key), std::move(value), why, std::move(reason), std::move(near));
 }
 
 }  // namespace capstan::importers

@@ -31,7 +31,7 @@ struct Rule {
     later,  // read by the format's own code once the table is through
     drop,   // no counterpart
   };
-  // Dotted below sections; a last `*` stands for any rest.
+  // Dotted below sections; a last `*` stands for any rest. Several keys are separated by blanks.
   std::string_view key;
   // The field. act, later: the fields that the key can set, "model.vocab_size, dataset (preset)", for the
   // reference.
@@ -41,6 +41,8 @@ struct Rule {
   std::string_view text;
   Why why = Why::unknown;
   void (*act)(Reader&, const Item&) = nullptr;
+  // later: an option without a value.
+  bool flag = false;
 };
 
 constexpr Rule take(std::string_view key, std::string_view path) {
@@ -62,6 +64,9 @@ constexpr Rule act(std::string_view key, void (*function)(Reader&, const Item&),
 constexpr Rule later(std::string_view key, std::string_view fields = {}, std::string_view remark = {}) {
   return {key, fields, Rule::How::later, remark, {}, nullptr};
 }
+constexpr Rule flag(std::string_view key, std::string_view fields, std::string_view remark = {}) {
+  return {key, fields, Rule::How::later, remark, {}, nullptr, true};
+}
 constexpr Rule no_effect(std::string_view key, std::string_view reason) {
   return {key, {}, Rule::How::drop, reason, Why::no_effect, nullptr};
 }
@@ -74,6 +79,9 @@ constexpr Rule theirs(std::string_view key, std::string_view reason) {
 constexpr Rule to_fill_in(std::string_view key, std::string_view reason) {
   return {key, {}, Rule::How::drop, reason, Why::to_fill_in, nullptr};
 }
+
+// The table with one rule for each key.
+std::vector<Rule> one_rule_per_key(std::span<const Rule> table);
 
 // The rule of a key: its own, else the longest that ends in `*`.
 const Rule* find_rule(std::span<const Rule> table, std::string_view key);
@@ -105,8 +113,23 @@ class Reader {
   std::optional<std::string> text(std::string_view key) const;
   std::optional<int64_t> integer(std::string_view key) const;
   std::optional<double> real(std::string_view key) const;
-  std::optional<bool> boolean(std::string_view key) const;  // absent: nullopt
+  std::optional<bool> boolean(std::string_view key) const;
   bool is_true(std::string_view key) const { return boolean(key).value_or(false); }
+
+  // Draft's functions with a key of the document as the origin.
+  // The key's own value; false where it is absent or null.
+  bool take(std::string_view path, std::string_view key, const std::string& note = {});
+  void set(std::string_view path, const config::Node& value, std::string_view key,
+           const std::string& note = {});
+  void set(std::string_view path, const std::string& text, std::string_view key,
+           const std::string& note = {});
+  void choose(std::string_view section, const std::string& preset, std::string_view key,
+              const std::string& note = {});
+  // Lists the key with its own value, which has to be there, or another.
+  void leave(std::string_view key, Why why, std::string reason);
+  void leave(std::string_view key, const config::Node& value, Why why, std::string reason);
+  void leave(std::string_view key, std::string value, Why why, std::string reason,
+             std::vector<std::string> near = {});
 
   // Applies one rule to one value.
   void apply_rule(const Rule& rule, const Item& item);
@@ -121,6 +144,9 @@ class Reader {
   static constexpr int kMostLookedUp = 200;
   int unknown_ = 0;
 };
+
+// Seeds weights and data alike; false where the key is absent.
+bool take_seed(Reader& reader, std::string_view key);
 
 bool is_off(const config::Node& node);             // null, false, "", [], {}
 std::optional<bool> truth(std::string_view text);  // true/false and their relatives

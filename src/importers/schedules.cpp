@@ -66,13 +66,12 @@ void read_option(Reader& reader, const std::string& type, const std::string& key
 void transformers_schedule(Reader& reader, std::string_view key, const std::string& type) {
   for (const Name& name : kSchedules)
     if (name.theirs == type) {
-      reader.draft.set("scheduler.lr_decay_style", std::string(name.ours), reader.from(key));
+      reader.set("scheduler.lr_decay_style", std::string(name.ours), key);
       return;
     }
   std::vector<std::string> known;
   for (const Name& name : kSchedules) known.emplace_back(name.theirs);
-  reader.draft.leave(reader.from(key), type, Why::not_there, "schedules are " + join(known, ", "),
-                     near_matches(type, known));
+  reader.leave(key, type, Why::not_there, "schedules are " + join(known, ", "), near_matches(type, known));
 }
 
 void transformers_schedule_options(Reader& reader, const std::string& type) {
@@ -80,11 +79,11 @@ void transformers_schedule_options(Reader& reader, const std::string& type) {
   const config::Node* const options = reader.find(key);
   if (!options) return;
   if (options->kind != config::Node::Kind::map) {
-    reader.draft.leave(reader.from(key), *options, is_off(*options) ? Why::off : Why::to_fill_in,
-                       "see `capstan explain scheduler`");
+    reader.leave(key, *options, is_off(*options) ? Why::off : Why::to_fill_in,
+                 "see `capstan explain scheduler`");
     return;
   }
-  if (options->items.empty()) reader.draft.leave(reader.from(key), *options, Why::off, "");
+  if (options->items.empty()) reader.leave(key, *options, Why::off, "");
   for (size_t i = 0; i < options->items.size(); ++i)
     read_option(reader, type, options->keys[i], {key + "." + options->keys[i], options->key_locations[i]},
                 options->items[i]);
@@ -107,16 +106,14 @@ void transformers_warmup(Reader& reader) {
 }
 
 void transformers_length(Reader& reader, std::string_view epochs, const DefaultEpochs& otherwise) {
-  Draft& draft = reader.draft;
   const auto steps = reader.integer("max_steps");
   if (steps && *steps > 0) {
-    draft.set("train.train_iters", *reader.find("max_steps"), reader.from("max_steps"));
+    reader.take("train.train_iters", "max_steps");
     if (reader.given(epochs))
-      draft.leave(reader.from(epochs), *reader.find(epochs), Why::no_effect,
-                  "max_steps sets the length, whatever the number of epochs");
+      reader.leave(epochs, Why::no_effect, "max_steps sets the length, whatever the number of epochs");
     return;
   }
-  if (steps) draft.leave(reader.from("max_steps"), std::to_string(*steps), Why::off, "");
+  if (steps) reader.leave("max_steps", std::to_string(*steps), Why::off, "");
   length_in_epochs(reader, epochs, otherwise);
 }
 
@@ -125,7 +122,7 @@ void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpoc
   const bool given = reader.real(epochs).has_value();
   if (draft.extends() || draft.has("dataset.train_files")) {
     if (given)
-      draft.set("train.epochs", *reader.find(epochs), reader.from(epochs));
+      reader.take("train.epochs", epochs);
     else if (!otherwise.text.empty())
       draft.assume("train.epochs", otherwise.text, otherwise.reason);
     if (draft.has("train.epochs")) {
@@ -133,8 +130,7 @@ void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpoc
       return;
     }
   } else if (given) {
-    draft.leave(reader.from(epochs), *reader.find(epochs), Why::to_fill_in,
-                "epochs over data that the file does not name: set train.epochs");
+    reader.leave(epochs, Why::to_fill_in, "epochs over data that the file does not name: set train.epochs");
   }
   draft.assume("train.train_iters", "1000", "to fill in: the file does not give the length of the run");
 }

@@ -48,9 +48,7 @@ constexpr Rule kTable[] = {
     later("model.quantize_base", "peft.base_quantization"),
 
     later("tokenizer._component_", "tokenizer.chat_template"),
-    no_effect("tokenizer.path",
-              "the tokenizer.json in the directory of the weights is used; see tokenizer.tokenizer_model"),
-    no_effect("tokenizer.merges_file",
+    no_effect("tokenizer.path tokenizer.merges_file",
               "the tokenizer.json in the directory of the weights is used; see tokenizer.tokenizer_model"),
     take("tokenizer.max_seq_len", "model.seq_length"),
     later("tokenizer.prompt_template", "tokenizer.chat_template"),
@@ -64,8 +62,7 @@ constexpr Rule kTable[] = {
     no_effect("checkpointer.model_type", "given by the model"),
     no_effect("checkpointer.safe_serialization", "checkpoints have one format, which is safe to read"),
     take("output_dir", "checkpoint.save"),
-    no_effect("resume_from_checkpoint", "a run here continues with --resume"),
-    no_effect("should_load_recipe_state", "a run here continues with --resume"),
+    no_effect("resume_from_checkpoint should_load_recipe_state", "a run here continues with --resume"),
     no_effect("save_adapter_weights_only", "adapters are saved by themselves"),
     no_effect("enable_async_checkpointing", "see checkpoint.async_save"),
 
@@ -87,8 +84,7 @@ constexpr Rule kTable[] = {
     take("optimizer.eps", "optimizer.adam_eps"),
     take("optimizer.momentum", "optimizer.sgd_momentum"),
     later("optimizer.betas", "optimizer.adam_beta1, optimizer.adam_beta2"),
-    no_effect("optimizer.fused", kKernels),
-    no_effect("optimizer.foreach", kKernels),
+    no_effect("optimizer.fused optimizer.foreach", kKernels),
     no_effect("optimizer_in_bwd", "the update follows the complete backward pass"),
     later("lr_scheduler._component_", "scheduler.lr_decay_style"),
     take("lr_scheduler.num_warmup_steps", "scheduler.lr_warmup_iters"),
@@ -109,8 +105,7 @@ constexpr Rule kTable[] = {
     no_effect("fsdp_reshard_after_forward", "see ddp.data_parallel_sharding_strategy"),
     no_effect("custom_sharded_layers", "parameters are sharded evenly"),
     no_effect("compile", kKernels),
-    not_there("enable_fp8_training", "FP8 GEMMs"),
-    not_there("fp8_recipe_name", "FP8 GEMMs"),
+    not_there("enable_fp8_training fp8_recipe_name", "FP8 GEMMs"),
     no_effect("low_cpu_ram", "weights are read when they are needed"),
 
     take("log_every_n_steps", "logger.log_interval"),
@@ -123,19 +118,19 @@ constexpr Rule kTable[] = {
 void batch(Reader& r) {
   const auto micro = r.integer("batch_size");
   const auto steps = r.integer("gradient_accumulation_steps");
-  if (micro) r.draft.set("train.micro_batch_size", *r.find("batch_size"), r.from("batch_size"));
+  if (micro) r.take("train.micro_batch_size", "batch_size");
   const auto together = try_mul(micro.value_or(1), steps.value_or(1));
   if (steps && together && *together > 0 && *together <= (1 << 30))
-    r.draft.set("train.global_batch_size", std::to_string(*together), r.from("gradient_accumulation_steps"),
-                "batch size times accumulation on one rank; multiply by the ranks");
+    r.set("train.global_batch_size", std::to_string(*together), "gradient_accumulation_steps",
+          "batch size times accumulation on one rank; multiply by the ranks");
 }
 
 void length(Reader& r) {
   const auto epochs = r.integer("epochs"), each = r.integer("max_steps_per_epoch");
   const auto steps = each ? try_mul(*each, epochs.value_or(1)) : std::nullopt;
   if (steps && *steps > 0) {
-    r.draft.set("train.train_iters", std::to_string(*steps), r.from("max_steps_per_epoch"),
-                epochs.value_or(1) == 1 ? "" : "times the epochs");
+    r.set("train.train_iters", std::to_string(*steps), "max_steps_per_epoch",
+          epochs.value_or(1) == 1 ? "" : "times the epochs");
     return;
   }
   length_in_epochs(r, "epochs", {});
@@ -165,8 +160,8 @@ void adapters(Reader& r) {
   draft.assume("peft.alpha", "16", "torchtune's default");
   draft.assume("peft.lora_A_init", "kaiming", "torchtune's first values");
   if (r.is_true("model.quantize_base") || quantized)
-    draft.set("peft.base_quantization", "nf4",
-              r.from(r.is_true("model.quantize_base") ? "model.quantize_base" : "model._component_"));
+    r.set("peft.base_quantization", "nf4",
+          r.is_true("model.quantize_base") ? "model.quantize_base" : "model._component_");
 }
 
 void weights(Reader& r) {
@@ -178,8 +173,7 @@ void weights(Reader& r) {
     base_weights(draft, is_path(*directory) ? *directory : "./" + *directory, from);
     return;
   }
-  if (!kind.empty())
-    draft.leave(r.from("checkpointer._component_"), kind, Why::theirs, std::string(kCheckpoint));
+  if (!kind.empty()) r.leave("checkpointer._component_", kind, Why::theirs, std::string(kCheckpoint));
   // The hub's download of a Llama has Meta's own files in `original`, beside those that are read here.
   std::string name = directory.value_or("");
   while (name.ends_with('/')) name.pop_back();
@@ -211,23 +205,20 @@ void optimizer(Reader& r) {
   if (const Node* betas = r.find("optimizer.betas")) {
     if (betas->kind == Node::Kind::list && betas->items.size() == 2)
       for (size_t i = 0; i < 2; ++i)
-        draft.set("optimizer.adam_beta" + std::to_string(i + 1), betas->items[i], r.from("optimizer.betas"));
+        r.set("optimizer.adam_beta" + std::to_string(i + 1), betas->items[i], "optimizer.betas");
     else
-      draft.leave(r.from("optimizer.betas"), *betas, Why::value, "two numbers are expected");
+      r.leave("optimizer.betas", *betas, Why::value, "two numbers are expected");
   }
-  if (r.given("clip_grad_norm"))
-    draft.set("optimizer.clip_grad", *r.find("clip_grad_norm"), r.from("clip_grad_norm"));
-  else
+  if (!r.take("optimizer.clip_grad", "clip_grad_norm"))
     draft.assume("optimizer.clip_grad", "0", "torchtune clips only where clip_grad_norm is set");
 
   const auto schedule = r.text("lr_scheduler._component_");
   if (!schedule)
     draft.assume("scheduler.lr_decay_style", "constant", "the file names no schedule");
   else if (schedule->ends_with("get_cosine_schedule_with_warmup"))
-    draft.set("scheduler.lr_decay_style", "cosine", r.from("lr_scheduler._component_"));
+    r.set("scheduler.lr_decay_style", "cosine", "lr_scheduler._component_");
   else
-    draft.leave(r.from("lr_scheduler._component_"), *schedule, Why::not_there,
-                "see `capstan explain scheduler`");
+    r.leave("lr_scheduler._component_", *schedule, Why::not_there, "see `capstan explain scheduler`");
 }
 
 void precision(Reader& r) {
@@ -243,19 +234,20 @@ void precision(Reader& r) {
     r.draft.leave(from, *type, Why::value, "number formats are fp32, bf16 and fp16");
   const auto device = r.text("device");
   if (device == "cpu")
-    r.draft.set("train.device", "cpu", r.from("device"));
+    r.set("train.device", "cpu", "device");
   else if (device)
-    r.draft.leave(r.from("device"), *device, Why::no_effect, "train.device chooses what is there");
+    r.leave("device", *device, Why::no_effect, "train.device chooses what is there");
 }
 
 }  // namespace
 
 std::span<const Rule> torchtune_rules() {
-  return kTable;
+  static const std::vector<Rule> rules = one_rule_per_key(kTable);
+  return rules;
 }
 
 void read_torchtune(Draft& draft, const Node& root) {
-  Reader reader(draft, root, kTable);
+  Reader reader(draft, root, torchtune_rules());
   reader.apply();
   batch(reader);
   adapters(reader);
@@ -266,16 +258,11 @@ void read_torchtune(Draft& draft, const Node& root) {
   precision(reader);
   if (reader.is_true("enable_activation_checkpointing")) {
     const auto mode = reader.text("ac_mode");
-    draft.set("model.recompute_granularity", "full", reader.from("enable_activation_checkpointing"));
+    reader.set("model.recompute_granularity", "full", "enable_activation_checkpointing");
     if (mode && *mode != "full")
-      draft.leave(reader.from("ac_mode"), *mode, Why::not_there,
-                  "a choice of single operations to recompute");
+      reader.leave("ac_mode", *mode, Why::not_there, "a choice of single operations to recompute");
   }
-  const auto seed = reader.text("seed");
-  if (seed) {
-    draft.set("rng.seed", *seed, reader.from("seed"));
-    draft.set("dataset.random_seed", *seed, reader.from("seed"));
-  }
+  take_seed(reader, "seed");
   draft.assume_preset("tokenizer", "none", "to fill in with the data");
   if (!draft.has_preset("model"))
     draft.leave({"model", {}}, "", Why::to_fill_in,

@@ -143,7 +143,7 @@ void read_torchtune_data(Reader& r) {
   Draft& draft = r.draft;
   const Samples train = read_samples(r, "dataset"), held = read_samples(r, "dataset_val");
   const std::string tokenizer = r.text("tokenizer._component_").value_or("");
-  if (r.given("packed")) draft.set("dataset.packing", *r.find("packed"), r.from("packed"));
+  r.take("dataset.packing", "packed");
   if (train.files.empty()) {
     for (const std::string& path : draft.paths_of("dataset"))
       draft.withdraw(path, Why::no_effect, "the data is to be filled in");
@@ -153,33 +153,31 @@ void read_torchtune_data(Reader& r) {
   draft.assume_preset("dataset", "sft", "samples are conversations, instructions or texts");
   sample_files(draft, "dataset.train_files", train.files, r.from("dataset"));
   if (train.alike && !train.format.empty()) {
-    draft.set("dataset.format", train.format, r.from("dataset"));
+    r.set("dataset.format", train.format, "dataset");
     if (train.format == "alpaca")
-      draft.leave(
-          r.from("dataset"), "alpaca", Why::value,
+      r.leave(
+          "dataset", "alpaca", Why::value,
           "Alpaca's prompt text is not added: only the chat template is, or tokenizer.chat_template=alpaca");
   }
   draft.assume("dataset.packing", "false", "torchtune's default");
   if (const auto given = r.text("tokenizer.prompt_template"); given && !template_of(*given).empty())
-    draft.set("tokenizer.chat_template", std::string(template_of(*given)),
-              r.from("tokenizer.prompt_template"));
+    r.set("tokenizer.chat_template", std::string(template_of(*given)), "tokenizer.prompt_template");
   else if (given)
-    draft.leave(r.from("tokenizer.prompt_template"), *given, Why::to_fill_in,
-                "a .jinja file for tokenizer.chat_template; without one the tokenizer's own counts");
+    r.leave("tokenizer.prompt_template", *given, Why::to_fill_in,
+            "a .jinja file for tokenizer.chat_template; without one the tokenizer's own counts");
   else if (!template_of(tokenizer).empty())
-    draft.set("tokenizer.chat_template", std::string(template_of(tokenizer)), r.from("tokenizer._component_"),
-              "what it writes around a message");
+    r.set("tokenizer.chat_template", std::string(template_of(tokenizer)), "tokenizer._component_",
+          "what it writes around a message");
   const auto interval = r.integer("run_val_every_n_steps");
   if (held.files.empty()) {
     draft.assume("dataset.split", "1,0,0", "no data is held out");
     if (interval)
-      draft.leave(r.from("run_val_every_n_steps"), std::to_string(*interval), Why::no_effect,
-                  "no data is held out for validation");
+      r.leave("run_val_every_n_steps", std::to_string(*interval), Why::no_effect,
+              "no data is held out for validation");
     return;
   }
   sample_files(draft, "dataset.valid_files", held.files, r.from("dataset_val"));
-  if (interval)
-    draft.set("validation.eval_interval", *r.find("run_val_every_n_steps"), r.from("run_val_every_n_steps"));
+  if (interval) r.take("validation.eval_interval", "run_val_every_n_steps");
 }
 
 }  // namespace capstan::importers

@@ -26,16 +26,12 @@ void chat_template(Reader& r, const Item& item) {
 }
 
 constexpr Rule kTable[] = {
-    later("per_device_train_batch_size"),
-    later("per_gpu_train_batch_size"),
-    later("gradient_accumulation_steps"),
-    later("max_steps"),
-    later("num_train_epochs"),
+    later("per_device_train_batch_size per_gpu_train_batch_size gradient_accumulation_steps max_steps "
+          "num_train_epochs"),
     no_effect("per_device_eval_batch_size",
               "evaluation uses the batch sizes of training; see validation.eval_global_batch_size"),
     no_effect("auto_find_batch_size", "the recipe sets the batch size; a step that does not fit is refused"),
-    no_effect("train_batch_size", "follows from the size for each device"),
-    no_effect("eval_batch_size", "follows from the size for each device"),
+    no_effect("train_batch_size eval_batch_size", "follows from the size for each device"),
 
     take("learning_rate", "optimizer.lr"),
     take("weight_decay", "optimizer.weight_decay"),
@@ -47,42 +43,27 @@ constexpr Rule kTable[] = {
     not_there("optim_args", "arguments of an optimizer of another library"),
     not_there("optim_target_modules", "low-rank optimizers"),
     not_there("adafactor", "Adafactor"),
-    later("lr_scheduler_type"),
-    later("lr_scheduler_kwargs"),
+    later("lr_scheduler_type lr_scheduler_kwargs"),
     take("warmup_ratio", "scheduler.lr_warmup_fraction"),
-    later("warmup_steps"),
-    later("seed"),
+    later("warmup_steps seed"),
     take("data_seed", "dataset.random_seed"),
     no_effect("full_determinism", "runs are deterministic anyway"),
     not_there("neftune_noise_alpha", "noise on embeddings"),
     not_there("label_smoothing_factor", "label smoothing"),
     no_effect("average_tokens_across_devices", "gradients are divided once by the number of tokens"),
 
-    later("bf16"),
-    later("fp16"),
-    no_effect("bf16_full_eval", "evaluation has the model's number format"),
-    no_effect("fp16_full_eval", "evaluation has the model's number format"),
-    no_effect("fp16_opt_level", kKernels),
-    no_effect("half_precision_backend", kKernels),
-    no_effect("fp16_backend", kKernels),
-    no_effect("tf32", kKernels),
+    later("bf16 fp16"),
+    no_effect("bf16_full_eval fp16_full_eval", "evaluation has the model's number format"),
+    no_effect("fp16_opt_level half_precision_backend fp16_backend tf32", kKernels),
     later("gradient_checkpointing"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
     not_there("activation_offloading", "saved activations in host memory"),
-    no_effect("torch_compile*", kKernels),
-    no_effect("jit_mode_eval", kKernels),
-    no_effect("use_liger_kernel", kKernels),
-    no_effect("liger_kernel_config", kKernels),
-    no_effect("use_ipex", kKernels),
-    no_effect("torch_empty_cache_steps", kKernels),
+    no_effect(
+        "torch_compile* jit_mode_eval use_liger_kernel liger_kernel_config use_ipex torch_empty_cache_steps",
+        kKernels),
 
-    later("eval_strategy"),
-    later("evaluation_strategy"),
-    later("eval_steps"),
-    later("save_strategy"),
-    later("save_steps"),
-    later("logging_strategy"),
-    later("logging_steps"),
+    later("eval_strategy evaluation_strategy eval_steps save_strategy save_steps logging_strategy "
+          "logging_steps"),
     take("save_total_limit", "checkpoint.most_recent_k"),
     flip("save_only_model", "checkpoint.save_optim"),
     take("output_dir", "checkpoint.save"),
@@ -92,22 +73,12 @@ constexpr Rule kTable[] = {
     no_effect("restore_callback_states_from_checkpoint", "there are no callbacks"),
     no_effect("save_safetensors", "checkpoints have one format, which is safe to read"),
     no_effect("save_on_each_node", "each rank saves its part"),
-    no_effect("load_best_model_at_end", kEvaluation),
-    no_effect("metric_for_best_model", kEvaluation),
-    no_effect("greater_is_better", kEvaluation),
-    no_effect("prediction_loss_only", kEvaluation),
-    no_effect("eval_accumulation_steps", kEvaluation),
-    no_effect("eval_delay", kEvaluation),
-    no_effect("eval_do_concat_batches", kEvaluation),
-    no_effect("eval_on_start", kEvaluation),
-    no_effect("eval_use_gather_object", kEvaluation),
-    no_effect("batch_eval_metrics", kEvaluation),
-    no_effect("include_for_metrics", kEvaluation),
-    no_effect("include_inputs_for_metrics", kEvaluation),
-    no_effect("use_legacy_prediction_loop", kEvaluation),
-    no_effect("do_train", "given by the command"),
-    no_effect("do_eval", "given by the command"),
-    no_effect("do_predict", "given by the command"),
+    no_effect(
+        "load_best_model_at_end metric_for_best_model greater_is_better prediction_loss_only "
+        "eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_use_gather_object "
+        "batch_eval_metrics include_for_metrics include_inputs_for_metrics use_legacy_prediction_loop",
+        kEvaluation),
+    no_effect("do_train do_eval do_predict", "given by the command"),
     no_effect("logging_first_step", "the first step is always logged"),
     no_effect("logging_nan_inf_filter", "a loss that is not finite stops the run: resilience.check_for_nan"),
     no_effect("log_level*", "`-q` and `-v` choose what is printed"),
@@ -118,21 +89,15 @@ constexpr Rule kTable[] = {
     no_effect("include_num_input_tokens_seen", "the tokens are in every log line"),
     theirs("report_to", kService),
     theirs("run_name", "the run directory has the recipe's name; --run-dir gives another"),
-    theirs("project", kService),
-    theirs("trackio_space_id", kService),
-    theirs("push_to_hub*", kHub),
-    theirs("hub_*", kHub),
+    theirs("project trackio_space_id", kService),
+    theirs("push_to_hub* hub_*", kHub),
     theirs("mp_parameters", "another launcher"),
 
     take("dataloader_num_workers", "dataset.num_workers"),
     no_effect("dataloader_*", kLoader),
-    no_effect("group_by_length", "rows have one length"),
-    no_effect("length_column_name", "rows have one length"),
-    no_effect("train_sampling_strategy", kLoader),
-    no_effect("remove_unused_columns", kLoader),
-    no_effect("label_names", kLoader),
-    no_effect("past_index", kLoader),
-    no_effect("accelerator_config", kLoader),
+    no_effect("group_by_length length_column_name", "rows have one length"),
+    no_effect("train_sampling_strategy remove_unused_columns label_names past_index accelerator_config",
+              kLoader),
     no_effect("ignore_data_skip", "a resumed run goes on where it stopped"),
 
     // SFTConfig of TRL; what only fine-tuning reads counts with `--base` a recipe of that kind.
@@ -143,8 +108,7 @@ constexpr Rule kTable[] = {
     no_effect("eval_packing", "evaluation packs rows as training does"),
     no_effect("padding_free", "packed samples do not attend to each other"),
     no_effect("pad_to_multiple_of", "rows have one length"),
-    sets("assistant_only_loss", "dataset.loss_mode", "assistant"),
-    sets("completion_only_loss", "dataset.loss_mode", "assistant"),
+    sets("assistant_only_loss completion_only_loss", "dataset.loss_mode", "assistant"),
     act("chat_template_path", chat_template),
     to_fill_in("dataset_text_field", "the key of a plain text is called text here"),
     no_effect("dataset_num_proc", kLoader),
@@ -160,13 +124,10 @@ constexpr Rule kTable[] = {
     act("ddp_timeout", timeout),
     no_effect("ddp_*", "gradient reduction of another library"),
     no_effect("local_rank", "the launcher sets the rank"),
-    no_effect("_n_gpu", "`capstan train --nproc N` or mpirun starts the ranks"),
-    no_effect("n_gpu", "`capstan train --nproc N` or mpirun starts the ranks"),
+    no_effect("_n_gpu n_gpu", "`capstan train --nproc N` or mpirun starts the ranks"),
     no_effect("no_cuda", "`train.device=cpu` chooses the CPU"),
     sets("use_cpu", "train.device", "cpu"),
-    no_effect("use_mps_device", "this device is not supported"),
-    no_effect("xpu_backend", "this device is not supported"),
-    no_effect("tpu_*", "this device is not supported"),
+    no_effect("use_mps_device xpu_backend tpu_*", "this device is not supported"),
     no_effect("debug", "see `capstan help` for -v"),
     no_effect("use_cache", "training uses no key/value cache"),
     not_there("parallelism_config", "parallel axes described by another library; see `capstan explain dist`"),
@@ -182,20 +143,19 @@ void interval(Reader& r, const char* steps, std::initializer_list<const char*> s
   if (strategy == "steps") {
     const auto value = r.real(steps);
     if (value && *value > 0 && *value < 1)
-      r.draft.leave(r.from(steps), *r.find(steps), Why::to_fill_in,
-                    "a fraction of the run: give the number of steps");
+      r.leave(steps, Why::to_fill_in, "a fraction of the run: give the number of steps");
     else if (value)
-      r.draft.set(path, *r.find(steps), r.from(steps));
+      r.take(path, steps);
     return;
   }
   if (r.given(steps))
-    r.draft.leave(r.from(steps), *r.find(steps), strategy == "no" ? Why::off : Why::no_effect,
-                  "read only where " + std::string(named) + " is steps");
+    r.leave(steps, strategy == "no" ? Why::off : Why::no_effect,
+            "read only where " + std::string(named) + " is steps");
   if (strategy == "no" && std::string_view(path) == "validation.eval_interval")
     r.draft.assume(path, "null", "no evaluation is asked for");
   if (r.given(named))
-    r.draft.leave(r.from(named), strategy, strategy == "no" ? Why::off : Why::to_fill_in,
-                  strategy == "no" ? "" : "intervals here are counted in steps");
+    r.leave(named, strategy, strategy == "no" ? Why::off : Why::to_fill_in,
+            strategy == "no" ? "" : "intervals here are counted in steps");
 }
 
 void batch(Reader& r) {
@@ -205,21 +165,18 @@ void batch(Reader& r) {
                         : "per_gpu_train_batch_size";
   const auto steps = r.integer("gradient_accumulation_steps");
   const int64_t micro = r.integer(key).value_or(8);
-  if (r.given(key))
-    draft.set("train.micro_batch_size", *r.find(key), r.from(key));
-  else
+  if (!r.take("train.micro_batch_size", key))
     draft.assume("train.micro_batch_size", "8", "Transformers' default");
   const auto together = micro > 0 ? try_mul(micro, steps.value_or(1)) : std::nullopt;
   if (!together || *together < 1 || *together > (1 << 30)) {
     if (steps)
-      draft.leave(r.from("gradient_accumulation_steps"), std::to_string(*steps), Why::value,
-                  "not a number of steps");
+      r.leave("gradient_accumulation_steps", std::to_string(*steps), Why::value, "not a number of steps");
     return;
   }
   const std::string text = std::to_string(*together);
   const char* note = "micro-batch times accumulation on one rank; multiply by the ranks";
   if (steps)
-    draft.set("train.global_batch_size", text, r.from("gradient_accumulation_steps"), note);
+    r.set("train.global_batch_size", text, "gradient_accumulation_steps", note);
   else
     draft.assume("train.global_batch_size", text, note);
 }
@@ -271,15 +228,13 @@ void optimizer(Reader& r) {
 
 void precision(Reader& r) {
   if (r.is_true("bf16"))
-    r.draft.choose("mixed_precision", "bf16_mixed", r.from("bf16"),
-                   "autocast keeps fp32 weights in the other program");
+    r.choose("mixed_precision", "bf16_mixed", "bf16", "autocast keeps fp32 weights in the other program");
   else if (r.is_true("fp16"))
-    r.draft.choose("mixed_precision", "fp16_mixed", r.from("fp16"),
-                   "autocast keeps fp32 weights in the other program");
+    r.choose("mixed_precision", "fp16_mixed", "fp16", "autocast keeps fp32 weights in the other program");
   else
     r.draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
   for (const char* key : {"bf16", "fp16"})
-    if (r.find(key) && !r.is_true(key)) r.draft.leave(r.from(key), *r.find(key), Why::off, "");
+    if (r.find(key) && !r.is_true(key)) r.leave(key, Why::off, "");
 }
 
 void sharding(Reader& r) {
@@ -290,14 +245,14 @@ void sharding(Reader& r) {
   for (const Node& item : fsdp->items) words += " " + item.text;
   const char* field_path = "ddp.data_parallel_sharding_strategy";
   if (words.find("full_shard") != std::string::npos)
-    r.draft.set(field_path, "optim_grads_params", r.from("fsdp"));
+    r.set(field_path, "optim_grads_params", "fsdp");
   else if (words.find("shard_grad_op") != std::string::npos)
-    r.draft.set(field_path, "optim_grads", r.from("fsdp"));
+    r.set(field_path, "optim_grads", "fsdp");
   else
-    r.draft.leave(r.from("fsdp"), *fsdp, is_off(*fsdp) ? Why::off : Why::value,
-                  "full_shard and shard_grad_op have a counterpart");
+    r.leave("fsdp", *fsdp, is_off(*fsdp) ? Why::off : Why::value,
+            "full_shard and shard_grad_op have a counterpart");
   if (words.find("offload") != std::string::npos)
-    r.draft.leave(r.from("fsdp"), *fsdp, Why::not_there, "parameters in host memory");
+    r.leave("fsdp", *fsdp, Why::not_there, "parameters in host memory");
 }
 
 }  // namespace
@@ -307,7 +262,8 @@ void read_training_arguments(Draft& draft, const Node& root) {
     draft.extend("quickstart",
                  "to fill in: the file does not describe model and data; --base names another recipe, such "
                  "as llama3-8b-lora");
-  Reader reader(draft, root, kTable);
+  static const std::vector<Rule> rules = one_rule_per_key(kTable);
+  Reader reader(draft, root, rules);
   reader.apply();
   batch(reader);
   transformers_length(reader, "num_train_epochs", {"3", "Transformers' default"});
@@ -316,9 +272,9 @@ void read_training_arguments(Draft& draft, const Node& root) {
   precision(reader);
   sharding(reader);
   if (reader.is_true("gradient_checkpointing"))
-    draft.set("model.recompute_granularity", "full", reader.from("gradient_checkpointing"));
+    reader.set("model.recompute_granularity", "full", "gradient_checkpointing");
   else if (reader.find("gradient_checkpointing"))
-    draft.leave(reader.from("gradient_checkpointing"), "false", Why::off, "");
+    reader.leave("gradient_checkpointing", "false", Why::off, "");
   interval(reader, "eval_steps", {"eval_strategy", "evaluation_strategy"}, "validation.eval_interval", "no");
   interval(reader, "save_steps", {"save_strategy"}, "checkpoint.save_interval", "steps");
   interval(reader, "logging_steps", {"logging_strategy"}, "logger.log_interval", "steps");
