@@ -96,13 +96,13 @@ void pack_together(ThreadPool& pool, const GemmShape& s, const bf16* b, int64_t 
   });
 }
 
-// C[m, n] = sums[m, n] + beta C for n <= 64; the sums of consecutive panels are `apart` floats apart.
-CAPSTAN_AMX_CALLED void write(const float* sums, int64_t apart, int64_t m, int64_t n, float beta, Out out,
+// C[m, n] = sums[m, n] + beta C for n <= 64; the sums of consecutive panels are `stride` floats apart.
+CAPSTAN_AMX_CALLED void write(const float* sums, int64_t stride, int64_t m, int64_t n, float beta, Out out,
                               int64_t at, int64_t ldc) {
   for (int64_t r = 0; r < m; ++r)
     for (int64_t j = 0; j < n; j += 16) {
       const __mmask16 mask = first16(n - j);
-      __m512 v = _mm512_load_ps(sums + j / kPanel * apart + r * kPanel + j % kPanel);
+      __m512 v = _mm512_load_ps(sums + j / kPanel * stride + r * kPanel + j % kPanel);
       const int64_t to = at + r * ldc + j;
       if (out.dtype == DType::f32) {
         float* c = out.as<float>() + to;
@@ -118,7 +118,7 @@ CAPSTAN_AMX_CALLED void write(const float* sums, int64_t apart, int64_t m, int64
 
 // The same for beta 0 and rows of two full cache lines, with non-temporal stores; leave_tile() has the fence.
 // Writes pairs of adjacent lines, because memory writes one line as slowly as two.
-CAPSTAN_AMX_CALLED void stream(const float* sums, int64_t apart, int64_t m, Out out, int64_t at,
+CAPSTAN_AMX_CALLED void stream(const float* sums, int64_t stride, int64_t m, Out out, int64_t at,
                                int64_t ldc) {
   for (int64_t r = 0; r < m; ++r, sums += kPanel, at += ldc) {
     const __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
@@ -129,7 +129,7 @@ CAPSTAN_AMX_CALLED void stream(const float* sums, int64_t apart, int64_t m, Out 
     } else {
       auto* c = reinterpret_cast<__m512i*>(out.as<bf16>() + at);
       _mm512_stream_si512(c, narrow32(low, high));
-      _mm512_stream_si512(c + 1, narrow32(_mm512_load_ps(sums + apart), _mm512_load_ps(sums + apart + 16)));
+      _mm512_stream_si512(c + 1, narrow32(_mm512_load_ps(sums + stride), _mm512_load_ps(sums + stride + 16)));
     }
   }
 }
@@ -139,16 +139,16 @@ bool streams(const GemmShape& s, Out out, float beta) {
          reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
 }
 
-// sums = rows of A, panels `apart` values apart, times one panel of B; `next` is wanted after that.
-CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, int64_t apart, const bf16* b, const bf16* next,
+// sums = rows of A, panels `stride` values apart, times one panel of B; `next` is wanted after that.
+CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, int64_t stride, const bf16* b, const bf16* next,
                                       int64_t panels, int64_t steps, float* sums) {
   const int64_t lines = ceil_div(32, panels);
   for (int64_t s = 0; s < steps; s += kPassSteps) {
     const int64_t count = std::min(kPassSteps, steps - s);
     const bf16* fetched = s + count < steps ? b + (s + count) * kStepValues : next;
     for (int64_t i = 0; i < panels; ++i)
-      multiply(a + i * apart + s * kStepValues, b + s * kStepValues, count, s > 0, sums + i * kPanel * kPanel,
-               kPanel, fetched + i * count * lines * 32, lines);
+      multiply(a + i * stride + s * kStepValues, b + s * kStepValues, count, s > 0,
+               sums + i * kPanel * kPanel, kPanel, fetched + i * count * lines * 32, lines);
   }
 }
 CAPSTAN_AMX_CALLED void enter_tile() {
@@ -181,7 +181,7 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
     for (int64_t k0 = 0; k0 < s.k; k0 += p.chunk_k) {
       const int64_t n = std::min(p.chunk_n, s.n - n0), k = std::min(p.chunk_k, s.k - k0), steps = steps_of(k);
-      const int64_t apart = steps * kStepValues;  // panels
+      const int64_t stride = steps * kStepValues;  // panels
       const bool last = k0 + k == s.k;
       pack_together(*c.pool, s, b, n0, n, k0, k, packed_b);
       const int64_t across = ceil_div(n, p.cols);
@@ -193,7 +193,7 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
         auto* packed_a = reinterpret_cast<bf16*>(own + sizeof(PackedRows));
         auto* sums = reinterpret_cast<float*>(own + sizeof(PackedRows) + scratch.a);
         if (held.row != i0 || held.depth != k0) {
-          pack_rows(s, a, i0, rows, k0, k, packed_a, apart);
+          pack_rows(s, a, i0, rows, k0, k, packed_a, stride);
           held = {i0, k0};
         }
         enter_tile();
@@ -201,8 +201,8 @@ void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, floa
         for (int64_t j = j0; j < j0 + cols; j += together) {
           const int64_t width = std::min(together, j0 + cols - j), at = i0 * s.ldc + n0 + j;
           for (int64_t q = 0; q * kPanel < width; ++q) {
-            const bf16* panel = packed_b + (j / kPanel + q) * apart;
-            multiply_rows(packed_a, apart, panel, panel + apart, ceil_div(rows, kPanel), steps,
+            const bf16* panel = packed_b + (j / kPanel + q) * stride;
+            multiply_rows(packed_a, stride, panel, panel + stride, ceil_div(rows, kPanel), steps,
                           sums + q * sums_apart);
           }
           if (scratch.copy) {

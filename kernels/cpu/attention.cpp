@@ -28,7 +28,7 @@ template <class Gemms>
 void forward_block(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const Rows& q_rows,
                    const PackedKeys<Gemms>& kv, int64_t d, Logits logits, const DropoutMask& drop,
                    const int64_t* row_ids, Out out, int64_t out_at, int64_t out_stride, float* lse) {
-  begin_rows(s, b, d);
+  init_softmax_rows(s, b, d);
   attend(s, b, Gemms::pack_left(q_rows.from(b.q0), b.nq, d, s.q), kv, d, logits, drop, row_ids);
   for (int64_t i = 0; i < b.nq; ++i) {
     const bool nothing = s.max[i] == -kInfinity;
@@ -45,8 +45,7 @@ WorkspaceSize forward_scratch_of(const AttentionShape& a) {
           ForwardScratch<Gemms>(nullptr, d).floats * sizeof(float)};
 }
 WorkspaceSize forward_scratch(AttentionShape a, DType type) {
-  return with_products(on_tiles(type),
-                       [&](auto products) { return forward_scratch_of<decltype(products)>(a); });
+  return with_gemms(on_tiles(type), [&](auto products) { return forward_scratch_of<decltype(products)>(a); });
 }
 
 // First, all threads together pack the keys and values of all groups, because every block of queries uses
@@ -91,7 +90,7 @@ void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* do
 }
 void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start, const int64_t* row_ids,
              Out out, float* lse) {
-  with_products(on_tiles(qkv.dtype), [&](auto products) {
+  with_gemms(on_tiles(qkv.dtype), [&](auto products) {
     forward_with<decltype(products)>(c, a, qkv, document_start, row_ids, out, lse);
   });
 }
@@ -103,8 +102,8 @@ WorkspaceSize backward_scratch_of(const AttentionShape& a) {
   return {0, BackwardScratch<Gemms>(nullptr, a.seq, a.seq, a.qkv.head_dim).floats * sizeof(float)};
 }
 WorkspaceSize backward_scratch(AttentionShape a, DType type) {
-  return with_products(on_tiles(type),
-                       [&](auto products) { return backward_scratch_of<decltype(products)>(a); });
+  return with_gemms(on_tiles(type),
+                    [&](auto products) { return backward_scratch_of<decltype(products)>(a); });
 }
 
 // One tile computes all heads of one group of one sequence, so that no two tiles add to the same elements;
@@ -151,7 +150,7 @@ void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const fl
 }
 void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In dout,
               const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
-  with_products(on_tiles(qkv.dtype), [&](auto products) {
+  with_gemms(on_tiles(qkv.dtype), [&](auto products) {
     backward_with<decltype(products)>(c, a, qkv, out, lse, dout, document_start, row_ids, dqkv);
   });
 }
@@ -160,7 +159,7 @@ void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In
 
 // One query against keys [low, high) of a cache, without packing, because the keys are read once.
 template <class T>
-HWY_INLINE void single_query(const float* q, const T* k, const T* v, int64_t d, Logits logits, int64_t low,
+HWY_INLINE void decode_query(const float* q, const T* k, const T* v, int64_t d, Logits logits, int64_t low,
                              int64_t high, float* scores, float* out) {
   float highest = -kInfinity;
   for (int64_t j = low; j < high; ++j) {
@@ -246,10 +245,10 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
           const float* query = wide_rows(q.from(t), 1, d, panels.query, ld);
           const int64_t low = mask.low(t, past + t), high = mask.high(past + t);
           if (k_cache.dtype == DType::bf16)
-            single_query(query, k_cache.as<bf16>() + cache, v_cache.as<bf16>() + cache, d,
+            decode_query(query, k_cache.as<bf16>() + cache, v_cache.as<bf16>() + cache, d,
                          {a.scale, a.softcap}, low, high, panels.scores, s.out);
           else
-            single_query(query, k_cache.as<float>() + cache, v_cache.as<float>() + cache, d,
+            decode_query(query, k_cache.as<float>() + cache, v_cache.as<float>() + cache, d,
                          {a.scale, a.softcap}, low, high, panels.scores, s.out);
           write_row(out, out_at + t * heads * d, s.out, 1.0f, d);
         }
@@ -265,7 +264,7 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
 }
 void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int64_t past, int64_t capacity,
             Out out) {
-  with_products(a.seq >= kMr && k_cache.dtype == DType::bf16 && on_tiles(qkv.dtype), [&](auto products) {
+  with_gemms(a.seq >= kMr && k_cache.dtype == DType::bf16 && on_tiles(qkv.dtype), [&](auto products) {
     decode_with<decltype(products)>(c, a, qkv, k_cache, v_cache, past, capacity, out);
   });
 }

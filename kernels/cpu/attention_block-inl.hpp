@@ -463,7 +463,7 @@ HWY_INLINE bool on_tiles(DType type) {
   return kTilesHere && type == DType::bf16 && runs_amx();
 }
 template <class Body>
-HWY_INLINE auto with_products(bool tiles, Body&& body) {
+HWY_INLINE auto with_gemms(bool tiles, Body&& body) {
   if constexpr (kTilesHere)
     if (tiles) return body(Tiles());
   return body(Vectors());

@@ -50,7 +50,7 @@ struct PackedKeys {
 
 // The initial state of a block of queries.
 template <class Gemms>
-HWY_INLINE void begin_rows(const ForwardScratch<Gemms>& s, const Block<Gemms>& b, int64_t d) {
+HWY_INLINE void init_softmax_rows(const ForwardScratch<Gemms>& s, const Block<Gemms>& b, int64_t d) {
   std::memset(s.out, 0, static_cast<size_t>(b.nq * Gemms::padded(d)) * sizeof(float));
   for (int64_t i = 0; i < Gemms::kQueries; ++i) s.max[i] = -kInfinity, s.sum[i] = 0;
 }

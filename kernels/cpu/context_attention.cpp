@@ -67,7 +67,7 @@ WorkspaceSize forward_scratch(AttentionBlock a) {
 // logit lse.
 HWY_INLINE void resume_rows(const ForwardScratch<Vectors>& s, const Block<Vectors>& b, int64_t d,
                             const float* out, int64_t out_stride, const float* lse) {
-  begin_rows(s, b, d);
+  init_softmax_rows(s, b, d);
   for (int64_t i = 0; i < b.nq; ++i) {
     std::memcpy(s.out + i * d, out + i * out_stride, static_cast<size_t>(d) * sizeof(float));
     s.max[i] = lse[i];
@@ -128,7 +128,7 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
         if (accumulate)
           resume_rows(s, scores, d, out_rows, heads * d, lse_rows);
         else
-          begin_rows(s, scores, d);
+          init_softmax_rows(s, scores, d);
       }
       const float* group_panels = packed + (b * groups + group) * panels.floats;
       attend(s, scores, q, {group_panels + panels.at[r], group_panels + panels.values[r], run.count}, d,

@@ -29,9 +29,9 @@ struct Plan {
   int64_t chunk_n, chunk_k;  // of packed B
 };
 
-constexpr int64_t kPackedFloats = int64_t{1}
-                                  << 20;  // 4 MiB of packed B at a time: a part of the last-level cache
-constexpr int64_t kTiles = 32;            // enough for an even load
+// 4 MiB of packed B at a time: a part of the last-level cache.
+constexpr int64_t kPackedFloats = int64_t{1} << 20;
+constexpr int64_t kTiles = 32;                   // enough for an even load
 constexpr int64_t kTileWork = int64_t{1} << 20;  // multiply-adds below which a tile is not worth a thread
 // A tile packs rows x kKc of A, which shall stay in the second-level cache, and uses each panel of B `rows`
 // times: with fewer than 64 rows fetching B would cost more than multiplying.
@@ -257,14 +257,14 @@ void native_product(Context& c, const GemmShape& s, In a, In b, Out out, float b
 // A few columns, as in the GEMMs with adapter factors: packing A would take as long as the GEMM, so it is
 // read in place; B becomes one panel.
 constexpr int64_t kThin = 2 * kStep;
-bool thin_of(const GemmShape& s) {
+bool is_skinny_n(const GemmShape& s) {
   return s.n <= kThin && s.m >= 8 * kMr && (!s.trans_a || s.m % kMr == 0);
 }
-WorkspaceSize thin_scratch(const GemmShape& s) {
+WorkspaceSize skinny_n_scratch(const GemmShape& s) {
   return {static_cast<size_t>(s.k * panel_width(s.n, 0)) * sizeof(float), 0};
 }
-void thin(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha, float beta,
-          float* panel) {
+void skinny_n(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha,
+              float beta, float* panel) {
   const int64_t width = panel_width(s.n, 0);
   if (s.trans_b)
     pack_transposed(b, s.ldb, s.k, s.n, width, panel);
@@ -287,16 +287,16 @@ void thin(Context& c, const GemmShape& s, const float* a, const float* b, float*
 }
 
 // A few rows likewise: C^T = op(B)^T op(A)^T.
-GemmShape turned(const GemmShape& s) {
+GemmShape transposed(const GemmShape& s) {
   return {!s.trans_b, !s.trans_a, s.n, s.m, s.k, s.ldb, s.lda, s.m};
 }
-WorkspaceSize flat_scratch(const GemmShape& s) {
-  return {thin_scratch(turned(s)).shared + static_cast<size_t>(s.m * s.n) * sizeof(float), 0};
+WorkspaceSize skinny_m_scratch(const GemmShape& s) {
+  return {skinny_n_scratch(transposed(s)).shared + static_cast<size_t>(s.m * s.n) * sizeof(float), 0};
 }
-void flat(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha, float beta,
-          float* scratch) {
-  float* sums = scratch + thin_scratch(turned(s)).shared / sizeof(float);
-  thin(c, turned(s), b, a, sums, alpha, 0, scratch);
+void skinny_m(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha,
+              float beta, float* scratch) {
+  float* sums = scratch + skinny_n_scratch(transposed(s)).shared / sizeof(float);
+  skinny_n(c, transposed(s), b, a, sums, alpha, 0, scratch);
   for (int64_t i = 0; i < s.m; ++i)
     for (int64_t j = 0; j < s.n; ++j) {
       float& to = out[i * s.ldc + j];
@@ -311,8 +311,8 @@ bool few_rows_of(const GemmShape& s) {
 WorkspaceSize run_scratch(GemmShape s, DType a, DType c) {
   const bool narrow = c == DType::bf16;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0 || few_rows_of(s)) return {};
-  if (a == DType::f32 && c == DType::f32 && thin_of(s)) return thin_scratch(s);
-  if (a == DType::f32 && c == DType::f32 && thin_of(turned(s))) return flat_scratch(s);
+  if (a == DType::f32 && c == DType::f32 && is_skinny_n(s)) return skinny_n_scratch(s);
+  if (a == DType::f32 && c == DType::f32 && is_skinny_n(transposed(s))) return skinny_m_scratch(s);
   if (a == DType::bf16 && runs_amx()) return amx_scratch(s, c);
   if (a == DType::bf16 && *native_bf16()) return {};  // oneDNN's own memory, freed after the product
   return ProductScratch(s, plan_for(s, narrow), narrow).need();
@@ -331,10 +331,12 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
   }
   const bool few = few_rows_of(s);
   const bool wide = a.dtype == DType::f32 && out.dtype == DType::f32 && !few;
-  if (wide && (thin_of(s) || thin_of(turned(s)))) {
-    const bool is_thin = thin_of(s);
-    auto* scratch = reinterpret_cast<float*>(reserve_scratch(c, is_thin ? thin_scratch(s) : flat_scratch(s)));
-    (is_thin ? thin : flat)(c, s, a.as<float>(), b.as<float>(), out.as<float>(), alpha, beta, scratch);
+  if (wide && (is_skinny_n(s) || is_skinny_n(transposed(s)))) {
+    const bool skinny_columns = is_skinny_n(s);
+    auto* scratch = reinterpret_cast<float*>(
+        reserve_scratch(c, skinny_columns ? skinny_n_scratch(s) : skinny_m_scratch(s)));
+    (skinny_columns ? skinny_n : skinny_m)(c, s, a.as<float>(), b.as<float>(), out.as<float>(), alpha, beta,
+                                           scratch);
     return;
   }
   const bool plain = alpha == 1.0f && (beta == 0.0f || beta == 1.0f);

@@ -49,8 +49,8 @@ std::vector<Checkpoint> list_checkpoints(const fs::path& root) {
 
 static std::string block_text(const std::string& file, int64_t block, int64_t block_bytes,
                               int64_t file_bytes) {
-  return "`" + file + "` differs from what was written in block " + std::to_string(block) + " (bytes " +
-         std::to_string(block * block_bytes) + " to " +
+  return "`" + file + "` differs from what was written (checksum mismatch) in block " +
+         std::to_string(block) + " (bytes " + std::to_string(block * block_bytes) + " to " +
          std::to_string(std::min((block + 1) * block_bytes, file_bytes)) + ")";
 }
 
@@ -175,7 +175,7 @@ Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* re
   std::string reasons;
   for (const auto& one : search.refused)
     reasons += "\n  " + one.checkpoint.path.filename().string() + ": " + one.reason;
-  fail(ErrorCode::format, "no checkpoint of `" + path.string() + "` verifies:" + reasons);
+  fail(ErrorCode::format, "no checkpoint of `" + path.string() + "` is valid:" + reasons);
 }
 
 static void move_to_trash(FileSystem& files, const fs::path& root, const Checkpoint& checkpoint) {

@@ -42,7 +42,7 @@ struct Search {
   std::vector<Refused> refused;  // newer ones, newest first
 };
 
-// Finds the newest checkpoint that verifies, and why newer ones do not. With run_id, refuses checkpoints of
+// Finds the newest valid checkpoint, and why newer ones do not. With run_id, refuses checkpoints of
 // other runs.
 Search find_latest(const std::filesystem::path& root, Depth depth,
                    const std::optional<std::string>& run_id = {});

@@ -90,7 +90,7 @@ std::optional<nn::RopeOptions> rope_of(const ModelConfig& c) {
   rope.rotary_dim = config::rotary_width(c);
   require(rope.rotary_dim > 0 && rope.rotary_dim % 2 == 0,
           "model.rotary_percent=" + to_text(c.rotary_percent) + " of a head of " + std::to_string(head_dim) +
-              " elements turns " + std::to_string(rope.rotary_dim) + " of them, which are not pairs");
+              " elements rotates " + std::to_string(rope.rotary_dim) + " of them, an odd number");
   rope.base = c.rotary_base;
   rope.interleaved = c.rotary_interleaved;
   if (!c.rope_scaling) return rope;
@@ -155,7 +155,7 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
 
   if (stages_.empty()) stages_ = {{0, config.num_layers, true, true}};
   const bool embeds = std::any_of(stages_.begin(), stages_.end(), [](const Stage& s) { return s.embedding; });
-  const bool heads = std::any_of(stages_.begin(), stages_.end(), [](const Stage& s) { return s.head; });
+  const bool has_head = std::any_of(stages_.begin(), stages_.end(), [](const Stage& s) { return s.head; });
   const bool tied = config.share_embeddings_and_output_weights;
   const Init embedding_init{Init::Kind::normal,
                             resolved(config.embedding_init_method_std, "embedding_init_method_std")};
@@ -173,7 +173,7 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
     embedding.multiplier = config.embedding_multiplier.value_or(1);
     embedding.init = embedding_init;
     if (tied) embedding.other_uses = {"output_layer.weight"};
-    if (tied && !heads) embedding.tied = ParamSpec::Tied::owner;
+    if (tied && !has_head) embedding.tied = ParamSpec::Tied::owner;
     embedding_ = std::make_unique<nn::Embedding>(list, "embedding", embedding);
   }
   for (const Stage& stage : stages_)
@@ -183,7 +183,7 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
           list, nn::ModulePath{"decoder.layers." + number, static_cast<int>(layer), "layer " + number},
           layer_options(config, layer));
     }
-  if (heads) {
+  if (has_head) {
     final_norm_ = std::make_unique<nn::Norm>(list, nn::ModulePath{"decoder.final_layernorm", -1, "head"},
                                              hidden_, norm_of(config));
     if (!tied || !embeds) {
@@ -215,7 +215,7 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   o.input_norms = c.norm_placement != config::NormPlacement::output;
   o.output_norms = c.norm_placement != config::NormPlacement::input;
   o.hidden_dropout = c.hidden_dropout;
-  o.residual_from_norm = c.apply_residual_connection_post_layernorm;
+  o.residual_post_layernorm = c.apply_residual_connection_post_layernorm;
   o.recompute_mlp =
       c.recompute_granularity == config::RecomputeGranularity::selective &&
       std::count(c.recompute_modules.begin(), c.recompute_modules.end(), config::RecomputeModule::mlp) > 0;
@@ -231,9 +231,9 @@ nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int6
   a.rope = rope_of(c);
   a.scale = resolved(c.softmax_scale, "softmax_scale");
   a.softcap = c.attn_logit_softcapping.value_or(0);
-  const bool sees_all =
+  const bool full_attention =
       c.window_attn_skip_freq && *c.window_attn_skip_freq > 0 && (layer + 1) % *c.window_attn_skip_freq == 0;
-  if (c.window_size && !sees_all) a.window = *c.window_size;
+  if (c.window_size && !full_attention) a.window = *c.window_size;
   a.dropout = c.attention_dropout;
   a.init = init;
   a.output_init = output_init;
@@ -279,7 +279,7 @@ nn::TokenContext GptModel::token_context(Device& device, const Batch& batch,
   return context;
 }
 
-nn::HiddenStates GptModel::through_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
+nn::HiddenStates GptModel::forward_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
                                           const nn::TokenContext& context, bool recompute) const {
   const int64_t last = stage.first_layer + stage.layers;
   const int64_t recomputed =
@@ -310,7 +310,7 @@ StageResult GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch
   const nn::TokenContext context = token_context(tape.device(), batch, options);
   nn::HiddenStates hidden_states{stage.embedding ? embedding_->forward(tape, batch.tokens, context) : input,
                                  {}};
-  hidden_states = through_layers(tape, stage, std::move(hidden_states), context, options.recompute);
+  hidden_states = forward_layers(tape, stage, std::move(hidden_states), context, options.recompute);
   if (!stage.head) {
     StageResult result{nn::materialize(tape, std::move(hidden_states)), {}};
     tape.output("hidden_states", result.hidden_states);
@@ -329,7 +329,7 @@ Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {
   CAPSTAN_ASSERT(stage.embedding && stage.head, "logits of a model shard");
   const nn::TokenContext context = token_context(tape.device(), batch, {.training = false});
   nn::HiddenStates hidden_states{embedding_->forward(tape, batch.tokens, context), {}};
-  hidden_states = through_layers(tape, stage, std::move(hidden_states), context, false);
+  hidden_states = forward_layers(tape, stage, std::move(hidden_states), context, false);
   const Var x = ops::copy_to_tensor_parallel(
       tape, nn::normalize(tape, *final_norm_, std::move(hidden_states)).y, parallel_.tensor);
   return ops::head_logits(tape, x.value, head(), vocab_, parallel_.tensor, final_softcap_);
@@ -344,8 +344,8 @@ KvCache GptModel::make_cache(int64_t batch, int64_t capacity) const {
   return cache;
 }
 
-Tensor GptModel::next_stage(Tape& tape, size_t index, const Tensor& tokens, const Tensor& input,
-                            KvCache& cache) const {
+Tensor GptModel::decode_stage(Tape& tape, size_t index, const Tensor& tokens, const Tensor& input,
+                              KvCache& cache) const {
   const Stage& stage = stages_.at(index);
   Device& device = tape.device();
   const int64_t count = cache.batch > 0 ? tokens.elements() / cache.batch : 0;

@@ -29,15 +29,15 @@ class GptModel final : public Model {
   StageResult forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& hidden_states,
                             const ForwardOptions& options) const override;
   KvCache make_cache(int64_t batch, int64_t capacity) const override;
-  Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
-                    KvCache& cache) const override;
+  Tensor decode_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
+                      KvCache& cache) const override;
   Tensor all_logits(Tape& tape, const Batch& batch) const override;
 
  private:
   nn::TransformerLayer::Options layer_options(const config::ModelConfig& config, int64_t layer) const;
   nn::TokenContext token_context(Device& device, const Batch& batch, const ForwardOptions& options) const;
   // Runs the layers of a stage. The model section selects which activations are recomputed.
-  nn::HiddenStates through_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
+  nn::HiddenStates forward_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
                                   const nn::TokenContext& context, bool recompute) const;
   const nn::TransformerLayer& layer(int64_t index) const { return *layers_.at(index); }
   const Parameter& head() const { return output_ ? *output_ : embedding_->words(); }

@@ -101,11 +101,11 @@ class Model {
   // token, fp32 [batch, vocab]. The caller advances cache.past by `new` when all stages have run. Errors:
   // usage when the tokens exceed the cache, its valid length, or the model's positions.
   virtual KvCache make_cache(int64_t batch, int64_t capacity) const = 0;
-  virtual Tensor next_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
-                            KvCache& cache) const = 0;
+  virtual Tensor decode_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
+                              KvCache& cache) const = 0;
   // The same for a model in one stage; advances the cache.
   Tensor next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const {
-    Tensor logits = next_stage(tape, 0, tokens, {}, cache);
+    Tensor logits = decode_stage(tape, 0, tokens, {}, cache);
     cache.past += tokens.elements() / cache.batch;
     return logits;
   }

@@ -17,7 +17,7 @@ static std::vector<OutputSlice> slices_of(const SelfAttention::Options& o, int r
 SelfAttention::SelfAttention(ParamList& parameters, const ModulePath& path, const Options& options)
     : options_(options),
       parallel_(parameters.parallel().tensor),
-      context_(parameters.parallel().context_of(path.layer)),
+      context_parallel_(parameters.parallel().context_of(path.layer)),
       layer_(static_cast<uint64_t>(path.layer)),
       qkv_(parameters, path.inside("linear_qkv"),
            {.in = options.hidden,
@@ -86,7 +86,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     attention.dropout_key = dropout.key;
     attention.row_ids = dropout.row_ids;
     attention.document_start = context.document_start;
-    out = ops::context_attention(tape, qkv, attention, context_);
+    out = ops::context_attention(tape, qkv, attention, context_parallel_);
   }
   qkv = {};
   return output_.forward_without_bias(tape, out, context);

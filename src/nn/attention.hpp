@@ -45,7 +45,7 @@ class SelfAttention {
  private:
   Options options_;
   ops::TensorParallel parallel_;
-  ops::ContextParallel context_;
+  ops::ContextParallel context_parallel_;
   uint64_t layer_;
   Linear qkv_, output_;
   std::optional<Norm> q_norm_, k_norm_;

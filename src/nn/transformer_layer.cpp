@@ -41,7 +41,7 @@ TransformerLayer::BranchInput TransformerLayer::enter_branch(Tape& tape, const s
     return {x, x};
   }
   ops::NormResult normed = normalize(tape, *norm, std::move(hidden_states));
-  if (options_.residual_from_norm) return {normed.y, normed.y};
+  if (options_.residual_post_layernorm) return {normed.y, normed.y};
   return {std::move(normed.sum), std::move(normed.y)};
 }
 

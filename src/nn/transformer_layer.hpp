@@ -33,7 +33,7 @@ class TransformerLayer {
     Mlp::Options mlp;
     double hidden_dropout = 0;
     // The residual is the input norm's output instead of its input.
-    bool residual_from_norm = false;
+    bool residual_post_layernorm = false;
     bool recompute_mlp = false;  // saves only the MLP's input
   };
   TransformerLayer(ParamList& parameters, const ModulePath& path, const Options& options);

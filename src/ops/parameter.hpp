@@ -68,7 +68,7 @@ class Parameter {
 
 // For each Parameter::index(), the number of uses on one tape (recomputed regions included) whose weight
 // gradients are still to be computed.
-using UsesLeft = std::vector<int>;
+using PendingUses = std::vector<int>;
 
 // Resolves parameters to tensors and owns their gradient buffers. Implementations may gather, cast or
 // dequantize in acquire() and drop the result in release(): an operation never keeps the tensor.
@@ -100,14 +100,14 @@ class ParamStore {
   void begin_last_micro_batch() { last_micro_batch_ = true; }
   // Called by the tape: note_use() for each use in a forward pass, note_weight_gradient() after the weight
   // gradient of that use.
-  void note_use(const Parameter& parameter, UsesLeft& tape);
-  void note_weight_gradient(const Parameter& parameter, UsesLeft& tape);
+  void note_use(const Parameter& parameter, PendingUses& tape);
+  void note_weight_gradient(const Parameter& parameter, PendingUses& tape);
 
  protected:
   // Called after the last weight gradient of this parameter on one tape, in every micro-batch, before
   // gradient_ready(). `left`: the uses of other parameters whose weight gradients are still to be computed.
   // No operation holds a gradient tensor then.
-  virtual void tape_gradient_done(const Parameter&, const UsesLeft& left) { static_cast<void>(left); }
+  virtual void tape_gradient_done(const Parameter&, const PendingUses& left) { static_cast<void>(left); }
   virtual void gradient_ready(const Parameter&) {}
 
  private:

@@ -41,14 +41,14 @@ void ParamStore::begin_step(int parameters) {
   outstanding_.assign(static_cast<size_t>(parameters), 0);
   last_micro_batch_ = false;
 }
-void ParamStore::note_use(const Parameter& parameter, UsesLeft& tape) {
+void ParamStore::note_use(const Parameter& parameter, PendingUses& tape) {
   const auto index = static_cast<size_t>(parameter.index());
   if (outstanding_.size() <= index) outstanding_.resize(index + 1, 0);
   if (tape.size() <= index) tape.resize(index + 1, 0);
   ++outstanding_[index];
   ++tape[index];
 }
-void ParamStore::note_weight_gradient(const Parameter& parameter, UsesLeft& tape) {
+void ParamStore::note_weight_gradient(const Parameter& parameter, PendingUses& tape) {
   const auto index = static_cast<size_t>(parameter.index());
   CAPSTAN_ASSERT(index < tape.size() && tape[index] > 0,
                  "a weight gradient of `" + parameter.name() + "` without a use");

@@ -224,7 +224,8 @@ class Tape {
   std::vector<Entry> entries_;
   std::vector<Tensor> gradients_;  // by slot
   std::vector<WeightStep> weight_steps_;
-  std::shared_ptr<UsesLeft> uses_left_ = std::make_shared<UsesLeft>();  // shared with recomputed regions
+  std::shared_ptr<PendingUses> uses_left_ =
+      std::make_shared<PendingUses>();  // shared with recomputed regions
   std::map<std::string, Var> inputs_, outputs_;
   std::map<std::string, Tensor> input_gradients_;
   std::vector<std::pair<int, Tensor>> side_losses_;

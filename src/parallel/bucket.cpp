@@ -29,7 +29,7 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
                    "parameters are indexed by their position in the list");
     layout.elements += parameter.shape().elements();
-    if (options.apart && options.apart(parameter)) {
+    if (options.excluded && options.excluded(parameter)) {
       layout.positions[i] = {BucketLayout::kNoBucket, 0};
       continue;
     }

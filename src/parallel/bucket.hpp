@@ -38,16 +38,16 @@ struct BucketLayout {
     int64_t begin;
   };
   static constexpr size_t kNoBucket = static_cast<size_t>(-1);
-  std::vector<Position> positions;  // by Parameter::index(); kNoBucket: kept apart
+  std::vector<Position> positions;  // by Parameter::index(); kNoBucket: in none
   int64_t elements = 0;             // of all parameters, without padding
 };
 
 struct BucketOptions {
-  int64_t bucket_elements = 40'000'000;          // a bucket is full when it has as many
-  int64_t shards = 1;                            // ranks that a bucket may be sharded over
-  bool by_block = false;                         // a bucket ends where its ParamSpec::block does
-  std::function<bool(const Parameter&)> trains;  // null: all
-  std::function<bool(const Parameter&)> apart;   // in no bucket; null: none
+  int64_t bucket_elements = 40'000'000;            // a bucket is full when it has as many
+  int64_t shards = 1;                              // ranks that a bucket may be sharded over
+  bool by_block = false;                           // a bucket ends where its ParamSpec::block does
+  std::function<bool(const Parameter&)> trains;    // null: all
+  std::function<bool(const Parameter&)> excluded;  // in no bucket; null: none
 };
 
 BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,

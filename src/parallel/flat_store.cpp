@@ -36,10 +36,10 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
                                             return options.gradients &&
                                                    (!options.trains || options.trains(parameter));
                                           },
-                                      .apart = options.quantized});
+                                      .excluded = options.quantized});
   block_buckets_.resize(layout_.blocks.size());
   pins_.assign(layout_.blocks.size(), 0);
-  unset_.assign(parameters.size(), 0);
+  unwritten_.assign(parameters.size(), 0);
   for (const BucketPlan& plan : layout_.buckets) make_bucket(plan);
   if (options.quantized) make_quantized();
   make_parameter_shards();
@@ -120,13 +120,13 @@ void FlatStore::make_parameter_shards() {
                        .flat_range(shard.begin, here.count, {here.count});
     // The ranks that hold the same elements share the work of writing them.
     int64_t holders = 1, holder = 0;
-    const auto held_alike = [&](const comm::Communicator* group) {
+    const auto add_replica_group = [&](const comm::Communicator* group) {
       holders *= ranks_of(group);
       holder = holder * ranks_of(group) + rank_in(group);
     };
-    if (!(bucket.plan->trains ? shards_state_ : shards_parameters_)) held_alike(groups_.shard);
-    if (!(bucket.plan->trains && shards_over_replicas_)) held_alike(groups_.replica);
-    if (full_on_tensor_ranks(*parameter)) held_alike(groups_.tensor);
+    if (!(bucket.plan->trains ? shards_state_ : shards_parameters_)) add_replica_group(groups_.shard);
+    if (!(bucket.plan->trains && shards_over_replicas_)) add_replica_group(groups_.replica);
+    if (full_on_tensor_ranks(*parameter)) add_replica_group(groups_.tensor);
     shard.write = parameter->spec().tied == ParamSpec::Tied::copy
                       ? FlatRange{shard.range.begin, 0}
                       : share_of(shard.range, holder, holders, parameter->index());
@@ -144,7 +144,7 @@ double FlatStore::clock() const {
   if (!observer_) return 0;
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-void FlatStore::note_start(const std::string& what, int64_t bytes) const {
+void FlatStore::trace_start(const std::string& what, int64_t bytes) const {
   if (!observer_) return;
   observer_->observe({.phase = 'C',
                       .name = "start " + what,
@@ -152,7 +152,7 @@ void FlatStore::note_start(const std::string& what, int64_t bytes) const {
                       .part = true,
                       .end = clock()});
 }
-void FlatStore::note_wait(const std::string& what, double started) const {
+void FlatStore::trace_wait(const std::string& what, double started) const {
   if (!observer_) return;
   const double now = clock();
   observer_->observe(
@@ -235,7 +235,7 @@ Tensor FlatStore::acquire(const Parameter& parameter) {
   }
   const auto block = static_cast<int>(bucket.plan->block);
   ++pins_[bucket.plan->block];
-  if (block != current_ || turned_) enter(block);
+  if (block != current_block_ || direction_changed_) gather_block(block);
   return view(bucket.full, parameter);
 }
 
@@ -249,30 +249,33 @@ void FlatStore::release(const Parameter& parameter) {
   }
   if (!shards_parameters_) return;
   const auto block = static_cast<int>(bucket_of(parameter).plan->block);
-  if (--pins_[static_cast<size_t>(block)] == 0 && block != current_ && block != beside_) drop(block);
+  if (--pins_[static_cast<size_t>(block)] == 0 && block != current_block_ && block != prefetched_block_)
+    release_block(block);
 }
 
 void FlatStore::set_direction(PassDirection direction) {
   direction_ = direction;
-  turned_ = true;
+  direction_changed_ = true;
 }
 
-// Gathers this block, which is used from here on or in another direction, and starts to gather the next one
-// in that direction. At the end of the list the block before stays gathered, because the opposite pass begins
-// with it.
-void FlatStore::enter(int block) {
-  const int before = block == current_ ? beside_ : current_, last = static_cast<int>(pins_.size()) - 1;
+// Gathers a block, and starts to gather the next one in the direction of the pass. At the end of the model
+// the previous block stays gathered, because the opposite pass begins with it.
+void FlatStore::gather_block(int block) {
+  const int before = block == current_block_ ? prefetched_block_ : current_block_,
+            last = static_cast<int>(pins_.size()) - 1;
   const int next = block + (direction_ == PassDirection::forward ? 1 : -1);
-  const bool on_the_way = turned_ || block - before == 1 || before - block == 1;
-  current_ = block;
-  turned_ = false;
-  beside_ = -1;
-  if (options_.overlap_param_gather) beside_ = on_the_way && next >= 0 && next <= last ? next : before;
+  const bool is_adjacent = direction_changed_ || block - before == 1 || before - block == 1;
+  current_block_ = block;
+  direction_changed_ = false;
+  prefetched_block_ = -1;
+  if (options_.overlap_param_gather)
+    prefetched_block_ = is_adjacent && next >= 0 && next <= last ? next : before;
   for (int other = 0; other <= last; ++other)
-    if (other != current_ && other != beside_ && pins_[static_cast<size_t>(other)] == 0) drop(other);
+    if (other != current_block_ && other != prefetched_block_ && pins_[static_cast<size_t>(other)] == 0)
+      release_block(other);
   start_gather(block);
   for (const size_t bucket : block_buckets_[static_cast<size_t>(block)]) finish_gather(bucket);
-  if (beside_ >= 0 && beside_ == next) start_gather(beside_);
+  if (prefetched_block_ >= 0 && prefetched_block_ == next) start_gather(prefetched_block_);
 }
 
 void FlatStore::start_gather(int block) {
@@ -288,7 +291,7 @@ void FlatStore::start_gather(int block) {
     bytes += bucket.full.bytes();
     started = true;
   }
-  if (started) note_start("gather " + layout_.blocks[static_cast<size_t>(block)], bytes);
+  if (started) trace_start("gather " + layout_.blocks[static_cast<size_t>(block)], bytes);
 }
 
 void FlatStore::finish_gather(size_t index) {
@@ -297,12 +300,12 @@ void FlatStore::finish_gather(size_t index) {
   const double started = clock();
   bucket.gather->wait();
   bucket.gather.reset();
-  note_wait("gather " +
-                (shards_parameters_ ? layout_.blocks[bucket.plan->block] : "bucket " + std::to_string(index)),
-            started);
+  trace_wait("gather " + (shards_parameters_ ? layout_.blocks[bucket.plan->block]
+                                             : "bucket " + std::to_string(index)),
+             started);
 }
 
-void FlatStore::drop(int block) {
+void FlatStore::release_block(int block) {
   for (const size_t index : block_buckets_[static_cast<size_t>(block)]) {
     Bucket& bucket = buckets_[index];
     finish_gather(index);
@@ -313,14 +316,14 @@ void FlatStore::drop(int block) {
   }
 }
 
-void FlatStore::share_values(bool wait) {
+void FlatStore::gather_parameters(bool wait) {
   if (shards_parameters_) {
     for (size_t block = 0; block < pins_.size(); ++block) {
       CAPSTAN_ASSERT(pins_[block] == 0, "parameters change while an operation uses them");
-      drop(static_cast<int>(block));
+      release_block(static_cast<int>(block));
     }
-    current_ = beside_ = -1;
-    turned_ = true;
+    current_block_ = prefetched_block_ = -1;
+    direction_changed_ = true;
   }
   before_load();
   // The forward pass uses the last bucket first.
@@ -334,14 +337,14 @@ void FlatStore::share_values(bool wait) {
     if (!shards_state_ || shards_parameters_) continue;
     bucket.gather.emplace(*groups_.shard);
     bucket.gather->all_gather(bucket.values.flat_range(mine.begin, mine.count, {mine.count}), bucket.values);
-    note_start("gather bucket " + std::to_string(index), bucket.values.bytes());
+    trace_start("gather bucket " + std::to_string(index), bucket.values.bytes());
     if (wait) finish_gather(index);
   }
   if (shards_parameters_ && !wait) start_gather(0);
 }
 
 void FlatStore::after_update() {
-  share_values(!options_.overlap_param_gather);
+  gather_parameters(!options_.overlap_param_gather);
 }
 
 void FlatStore::before_load() {
@@ -352,7 +355,7 @@ void FlatStore::after_load() {
   if (options_.compute != DType::f32)
     for (const Bucket& bucket : buckets_)
       if (bucket.main.defined()) cast(bucket.main, owned_values(bucket));
-  share_values(true);
+  gather_parameters(true);
 }
 
 }  // namespace capstan::parallel

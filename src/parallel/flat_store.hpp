@@ -15,7 +15,8 @@
 //
 //   *      none in fp32: the model computes with the main parameters.
 //   full   P b of the block that computes and, with overlap_param_gather, of the one that is prefetched.
-//   open   4 b of the bucket whose weight gradients run and, with overlap_grad_reduce, of one being reduced.
+//   open   4 b of the bucket whose weight gradients are computed and, with overlap_grad_reduce, of one that
+//          is being reduced.
 //   With shard_over_replicas main copies and moments are 1 / (S R) of b.
 //
 // It sends, in a step of M micro-batches, G bytes an element of the gradients (4, or 2 when they are reduced
@@ -152,17 +153,17 @@ class FlatStore final : public ParamStore {
   std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   const StoreGroups& groups() const { return groups_; }
   // Some parameters train and some do not.
-  bool freezes() const { return options_.gradients && options_.trains != nullptr; }
+  bool has_frozen_parameters() const { return options_.gradients && options_.trains != nullptr; }
   int64_t elements() const { return layout_.elements; }  // parameters of this rank's model, without padding
 
   // Sees starts and waits of collectives as events 'C': "start reduce bucket 0", "wait gather layer 3". Null:
   // no observer.
   void observe(TapeObserver* observer) { observer_ = observer; }
   // Sees a bucket's gradients of this rank alone, before they are reduced. Null: no observer.
-  void watch_gradients(std::function<void(const Tensor&)> watch) { watch_ = std::move(watch); }
+  void on_local_gradients(std::function<void(const Tensor&)> watch) { watch_ = std::move(watch); }
 
  protected:
-  void tape_gradient_done(const Parameter& parameter, const UsesLeft& left) override;
+  void tape_gradient_done(const Parameter& parameter, const PendingUses& left) override;
   void gradient_ready(const Parameter& parameter) override;
 
  private:
@@ -175,7 +176,7 @@ class FlatStore final : public ParamStore {
     Tensor values;    // compute type [held.count]
     Tensor main;      // fp32 [owned.count]; a view of `values` in fp32
     Tensor full;      // optim_grads_params: gathered
-    // fp32, the bucket; sharded gradients: while weight gradients of a micro-batch run.
+    // fp32 [elements]; sharded gradients: while the weight gradients of a micro-batch are computed.
     Tensor gradients;
     Tensor sum;                                  // sharded gradients: fp32, this rank's slice
     std::vector<FlatRange> partial, replicated;  // to be summed over `tensor`, over `kv_replicas`
@@ -193,9 +194,8 @@ class FlatStore final : public ParamStore {
   };
   struct PendingReduction {  // a reduction over `shard`
     size_t bucket;
-    Tensor gradients, in_flight,
-        // fp32; the sent tensor, and this rank's slice of the sum in the same type.
-        sum;
+    Tensor gradients;       // fp32
+    Tensor in_flight, sum;  // what is sent, and this rank's slice of its sum, in the type of the reduction
     comm::Reduction reduction;
   };
   Bucket& bucket_of(const Parameter& parameter) {
@@ -213,16 +213,16 @@ class FlatStore final : public ParamStore {
   void make_parameter_shards();
   // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it
   // was waited for since `started` on the host's clock.
-  void note_start(const std::string& what, int64_t bytes) const;
-  void note_wait(const std::string& what, double started) const;
+  void trace_start(const std::string& what, int64_t bytes) const;
+  void trace_wait(const std::string& what, double started) const;
   double clock() const;  // 0 without an observer
 
   // flat_store.cpp: parameters
-  void share_values(bool wait);
+  void gather_parameters(bool wait);
   void finish_gather(size_t bucket);
-  void enter(int block);
+  void gather_block(int block);
   void start_gather(int block);
-  void drop(int block);
+  void release_block(int block);
 
   // gradients.cpp
   void start_reduce(size_t bucket);
@@ -237,7 +237,7 @@ class FlatStore final : public ParamStore {
   Device& device_;
   std::span<const std::unique_ptr<Parameter>> parameters_;
   // By Parameter::index(): its gradient holds nothing yet, not even zeros.
-  std::vector<char> unset_;
+  std::vector<char> unwritten_;
   StoreGroups groups_;
   Options options_;
   int64_t shards_, replicas_;                                 // ranks
@@ -248,16 +248,16 @@ class FlatStore final : public ParamStore {
   std::vector<Bucket> buckets_;
   std::vector<std::unique_ptr<Quantized>> quantized_;  // by Parameter::index(); empty: none
   std::vector<ParameterShard> parameter_shards_;
-  std::optional<PendingReduction> under_way_;
+  std::optional<PendingReduction> pending_reduction_;
   TapeObserver* observer_ = nullptr;
   std::function<void(const Tensor&)> watch_;
 
   // optim_grads_params: the block that was acquired last, and the one that is kept or gathered beside it.
   std::vector<std::vector<size_t>> block_buckets_;
   std::vector<int> pins_;  // by block
-  int current_ = -1, beside_ = -1;
+  int current_block_ = -1, prefetched_block_ = -1;
   PassDirection direction_ = PassDirection::forward;
-  bool turned_ = true;  // set_direction() was called since the last block was entered
+  bool direction_changed_ = true;  // set_direction() was called since the last block was entered
 };
 
 }  // namespace capstan::parallel

@@ -17,13 +17,13 @@ Tensor FlatStore::gradient(const Parameter& parameter) {
     bucket.gradients = Tensor::zeros(device_, {bucket.plan->elements});
   }
   const Tensor gradient = view(bucket.gradients, parameter);
-  if (std::exchange(unset_[static_cast<size_t>(parameter.index())], char{0}) != 0)
+  if (std::exchange(unwritten_[static_cast<size_t>(parameter.index())], char{0}) != 0)
     launch(device_, device_.table().elementwise->fill, gradient, 0.0f, gradient.elements());
   return gradient;
 }
 
 Tensor FlatStore::gradient_to_set(const Parameter& parameter, bool& fresh) {
-  fresh = std::exchange(unset_[static_cast<size_t>(parameter.index())], char{0}) != 0;
+  fresh = std::exchange(unwritten_[static_cast<size_t>(parameter.index())], char{0}) != 0;
   return gradient(parameter);
 }
 
@@ -39,13 +39,13 @@ void FlatStore::zero_gradients() {
       bucket.gradients = Tensor();
     else
       for (const Parameter* parameter : bucket.plan->parameters)
-        unset_[static_cast<size_t>(parameter->index())] = 1;
+        unwritten_[static_cast<size_t>(parameter->index())] = 1;
   }
 }
 
 // Starts to reduce sharded gradients as soon as one tape has no more of a bucket's weight gradients to run.
 // Sums that another tape has added already are reduced with them.
-void FlatStore::tape_gradient_done(const Parameter& parameter, const UsesLeft& left) {
+void FlatStore::tape_gradient_done(const Parameter& parameter, const PendingUses& left) {
   if (!shards_gradients_) return;
   const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
   for (const Parameter* other : buckets_[index].plan->parameters) {
@@ -90,28 +90,28 @@ void FlatStore::start_reduce(size_t index) {
   }
   const FlatRange mine = slice_of(*bucket.plan);
   const Tensor sum = in_flight.flat_range(mine.begin, mine.count, {mine.count});
-  under_way_.emplace(PendingReduction{index, gradients, in_flight, sum,
-                                      comm::Reduction::scatter(*groups_.shard, in_flight, sum)});
-  note_start("reduce bucket " + std::to_string(index), in_flight.bytes());
+  pending_reduction_.emplace(PendingReduction{index, gradients, in_flight, sum,
+                                              comm::Reduction::scatter(*groups_.shard, in_flight, sum)});
+  trace_start("reduce bucket " + std::to_string(index), in_flight.bytes());
   if (!options_.overlap_grad_reduce) finish_reduce();
 }
 
 void FlatStore::finish_reduce() {
-  if (!under_way_) return;
+  if (!pending_reduction_) return;
   const double started = clock();
-  under_way_->reduction.finish();
-  Bucket& bucket = buckets_[under_way_->bucket];
+  pending_reduction_->reduction.finish();
+  Bucket& bucket = buckets_[pending_reduction_->bucket];
   const FlatRange mine = slice_of(*bucket.plan);
-  const Tensor slice = under_way_->gradients.flat_range(mine.begin, mine.count, {mine.count});
+  const Tensor slice = pending_reduction_->gradients.flat_range(mine.begin, mine.count, {mine.count});
   if (shards_gradients_ && !std::exchange(bucket.reduced, true)) {
-    cast(under_way_->sum, bucket.sum);
+    cast(pending_reduction_->sum, bucket.sum);
   } else {
-    if (options_.reduce != DType::f32) cast(under_way_->sum, slice);
+    if (options_.reduce != DType::f32) cast(pending_reduction_->sum, slice);
     if (shards_gradients_)
       launch(device_, device_.table().elementwise->add, bucket.sum, slice, bucket.sum, mine.count);
   }
-  note_wait("reduce bucket " + std::to_string(under_way_->bucket), started);
-  under_way_.reset();
+  trace_wait("reduce bucket " + std::to_string(pending_reduction_->bucket), started);
+  pending_reduction_.reset();
   if (!shards_gradients_) finish_bucket(bucket);
 }
 
@@ -150,14 +150,14 @@ void FlatStore::start_gradient_gather(Bucket& bucket) {
   bucket.gradient_gather.emplace(*groups_.shard);
   bucket.gradient_gather->all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}),
                                      bucket.in_flight);
-  note_start("gather gradients", bucket.in_flight.bytes());
+  trace_start("gather gradients", bucket.in_flight.bytes());
 }
 
 void FlatStore::finish_gradient_gather(Bucket& bucket) {
   if (!bucket.gradient_gather) return;
   const double started = clock();
   bucket.gradient_gather->wait();
-  note_wait("gather gradients", started);
+  trace_wait("gather gradients", started);
   bucket.gradient_gather.reset();
   if (options_.reduce != DType::f32) cast(bucket.in_flight, bucket.gradients);
   bucket.in_flight = Tensor();

@@ -14,14 +14,14 @@ namespace {
 
 class Runner {
  public:
-  Runner(const PipelineShape& shape, const PipelineLinks& links, PipelineWork& work)
+  Runner(const PipelineShape& shape, const PipelineComm& links, PipelineWork& work)
       : shape_(shape), links_(links), work_(work), rank_(links.stages ? links.stages->rank() : 0) {}
 
-  void run(const std::vector<ScheduleStep>& steps) {
+  void run(const std::vector<PipelineAction>& steps) {
     for (size_t i = 0; i < steps.size(); ++i) {
-      const ScheduleStep& step = steps[i];
+      const PipelineAction& step = steps[i];
       const Tensor input = arrived(step);
-      if (links_.early_receive && i + 1 < steps.size()) start_receive(steps[i + 1]);
+      if (links_.overlap_p2p && i + 1 < steps.size()) start_receive(steps[i + 1]);
       if (step.work == Work::weight) {
         work_.weight(step.micro_batch, step.chunk);
       } else {
@@ -55,11 +55,11 @@ class Runner {
     return Neighbor{stage % shape_.ranks, stage / shape_.ranks};
   }
   // The neighbors from which a step receives hidden states (or a gradient), and to which it sends its own.
-  std::optional<Neighbor> source(const ScheduleStep& step) const {
+  std::optional<Neighbor> source(const PipelineAction& step) const {
     if (step.work == Work::weight) return std::nullopt;
     return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? -1 : 1));
   }
-  std::optional<Neighbor> target(const ScheduleStep& step) const {
+  std::optional<Neighbor> target(const PipelineAction& step) const {
     return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? 1 : -1));
   }
   // Of the receiving step. A tag may be used again when no micro-batch under way has it.
@@ -73,7 +73,7 @@ class Runner {
   }
 
   template <class Transfer>
-  void traced(const char* what, const ScheduleStep& step, Transfer&& transfer) {
+  void traced(const char* what, const PipelineAction& step, Transfer&& transfer) {
     if (!links_.context || !links_.context->observer) return transfer();
     TraceScope scope(*links_.context, 'C',
                      std::string(what) + (step.work == Work::forward ? " hidden states " : " gradient ") +
@@ -82,12 +82,12 @@ class Runner {
     scope.end();
   }
 
-  void start_receive(const ScheduleStep& step) {
+  void start_receive(const PipelineAction& step) {
     const auto from = source(step);
     if (!from || from->rank == rank_) return;
     const Key key{step.work, step.micro_batch, step.chunk};
     if (incoming_.count(key)) return;
-    const Tensor full = work_.boundary(step.micro_batch);
+    const Tensor full = work_.make_hidden_states(step.micro_batch);
     Tensor shard = full;
     if (sharded_transfer(full))
       shard = Tensor::empty(full.device(), {full.size(0) / links_.tensor.size(), full.size(1)}, full.dtype());
@@ -99,7 +99,7 @@ class Runner {
     incoming_.emplace(key, std::move(incoming));
   }
 
-  Tensor arrived(const ScheduleStep& step) {
+  Tensor arrived(const PipelineAction& step) {
     const auto from = source(step);
     if (!from) return {};
     const Key key{step.work, step.micro_batch, step.chunk};
@@ -122,7 +122,7 @@ class Runner {
     return incoming.full;
   }
 
-  void send_on(const ScheduleStep& step, const Tensor& hidden_states) {
+  void send_on(const PipelineAction& step, const Tensor& hidden_states) {
     const auto to = target(step);
     if (!to) return;
     CAPSTAN_ASSERT(hidden_states.defined(), "a pipeline stage that is not the last gave nothing");
@@ -143,7 +143,7 @@ class Runner {
   }
 
   const PipelineShape& shape_;
-  const PipelineLinks& links_;
+  const PipelineComm& links_;
   PipelineWork& work_;
   int64_t rank_;
   std::map<Key, Incoming> incoming_;
@@ -153,8 +153,8 @@ class Runner {
 
 }  // namespace
 
-void run_steps(const PipelineShape& shape, const std::vector<ScheduleStep>& steps, const PipelineLinks& links,
-               PipelineWork& work) {
+void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& steps,
+                 const PipelineComm& links, PipelineWork& work) {
   Runner(shape, links, work).run(steps);
 }
 

@@ -1,4 +1,4 @@
-// Carries out one rank's list of a pipeline schedule: receives the input of a step, computes it, sends the
+// Runs the actions of one rank in a pipeline schedule: receives the input of an action, computes, sends the
 // output.
 #pragma once
 
@@ -13,27 +13,27 @@ class PipelineWork {
   virtual ~PipelineWork() = default;
   // An uninitialized tensor for the hidden states of this micro-batch, as this rank holds them. Their
   // gradient has the same shape.
-  virtual Tensor boundary(int64_t micro_batch) = 0;
+  virtual Tensor make_hidden_states(int64_t micro_batch) = 0;
   virtual Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) = 0;
   virtual Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) = 0;
   virtual void weight(int64_t micro_batch, int64_t chunk) = 0;
 };
 
-struct PipelineLinks {
+struct PipelineComm {
   comm::Communicator* stages = nullptr;  // the ranks of the pipeline, in the order of the stages
-  // Ranks that hold the same rows each send an equal run of them and gather what arrives.
+  // Tensor ranks that hold the same rows each send an equal part of them, and gather what they receive.
   ops::TensorParallel tensor;
-  // The input of the next step is received while this one is computed.
-  bool early_receive = true;
+  // The input of the next action is received while this one computes.
+  bool overlap_p2p = true;
   // Its observer sees "start receive of hidden states 3", "wait for gradient 0", "send hidden states 2" as
   // events; may be null.
   StepContext* context = nullptr;
 };
 
-// A step sends as soon as it has computed. Sends are waited for at the end only, and the last tensor sent in
-// each direction is kept until the next. Bytes between two stages for each micro-batch and direction: those
-// of the hidden states, over the tensor ranks together.
-void run_steps(const PipelineShape& shape, const std::vector<ScheduleStep>& steps, const PipelineLinks& links,
-               PipelineWork& work);
+// An action sends its output as soon as it is computed. Sends are waited for at the end only, and the last
+// tensor sent in each direction is kept until the next. Bytes between two stages for each micro-batch and
+// direction: those of the hidden states, over the tensor ranks together.
+void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& steps,
+                 const PipelineComm& links, PipelineWork& work);
 
 }  // namespace capstan::parallel

@@ -78,7 +78,7 @@ Schedule make_schedule(const PipelineShape& shape) {
   return schedule;
 }
 
-static std::string step_text(size_t rank, const ScheduleStep& step) {
+static std::string step_text(size_t rank, const PipelineAction& step) {
   const char* work = step.work == Work::forward    ? "forward"
                      : step.work == Work::backward ? "backward"
                                                    : "weight";
@@ -112,7 +112,7 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
     moved = false;
     for (size_t rank = 0; rank < ranks; ++rank) {
       for (; next[rank] < schedule[rank].size(); ++next[rank]) {
-        const ScheduleStep& step = schedule[rank][next[rank]];
+        const PipelineAction& step = schedule[rank][next[rank]];
         if (step.micro_batch < 0 || step.micro_batch >= s.micro_batches || step.chunk < 0 ||
             step.chunk >= s.chunks) {
           run.problem = step_text(rank, step) + " does not exist";
@@ -168,7 +168,7 @@ std::string draw(const PipelineShape& s, const Schedule& schedule, const Schedul
     std::vector<std::string> cells(static_cast<size_t>(shown),
                                    std::string(width, ' ').replace(width / 2, 1, "."));
     for (size_t i = 0; i < run.start[rank].size(); ++i) {
-      const ScheduleStep& step = schedule[rank][i];
+      const PipelineAction& step = schedule[rank][i];
       std::string label = std::to_string(step.micro_batch);
       if (s.chunks > 1) label += static_cast<char>('a' + step.chunk % 26);
       label = step.work == Work::forward    ? label

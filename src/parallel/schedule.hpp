@@ -22,14 +22,14 @@ struct PipelineShape {
 };
 
 // `weight` is the part of the backward pass that computes the gradients of weights, where a schedule runs it
-// apart; otherwise it belongs to `backward`.
+// separately; otherwise it belongs to `backward`.
 enum class Work : uint8_t { forward, backward, weight };
-struct ScheduleStep {
+struct PipelineAction {
   Work work;
   int32_t micro_batch, chunk;
-  bool operator==(const ScheduleStep&) const = default;
+  bool operator==(const PipelineAction&) const = default;
 };
-using Schedule = std::vector<std::vector<ScheduleStep>>;  // by rank
+using Schedule = std::vector<std::vector<PipelineAction>>;  // by rank
 
 // V = 1: GPipe (Huang et al. 2019), or 1F1B (Narayanan et al. 2021; rank r begins with min(P - r - 1, M)
 // forward passes, then one forward and one backward in turns). V > 1: interleaved, with 2 (P - r - 1) + (V -

@@ -10,7 +10,7 @@ using namespace capstan::checkpoint::test;
 
 namespace {
 
-// The first element of `w` of the newest checkpoint that verifies, which tells saves apart; -1 where there is
+// The first element of `w` of the newest valid checkpoint, which tells saves apart; -1 where there is
 // none.
 float newest(const fs::path& root) {
   const Search search = find_latest(root, Depth::content);

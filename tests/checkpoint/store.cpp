@@ -242,7 +242,7 @@ TEST_CASE("a commit refuses rank manifests that do not cover the tensors") {
             "is not there with the"));
 }
 
-TEST_CASE("the newest checkpoint that verifies is found, and newer ones refused with a reason") {
+TEST_CASE("the newest valid checkpoint is found, and newer ones refused with a reason") {
   const TemporaryDirectory root;
   CHECK(!find_latest(root.path() / "none", Depth::content).found);
   for (const int64_t step : {5, 10, 20, 30}) save_small(disk(), root.path(), step);
@@ -256,8 +256,9 @@ TEST_CASE("the newest checkpoint that verifies is found, and newer ones refused 
   CHECK(search.found->step == 10);
   REQUIRE(search.refused.size() == 2);
   CHECK(search.refused[0].checkpoint.step == 30);
-  CHECK(holds(search.refused[0].reason,
-              "`rank-00000.safetensors` differs from what was written in block 0 (bytes 0 to"));
+  CHECK(holds(
+      search.refused[0].reason,
+      "`rank-00000.safetensors` differs from what was written (checksum mismatch) in block 0 (bytes 0 to"));
   CHECK(holds(search.refused[1].reason, "no manifest.json"));
   CHECK(resolve_checkpoint(root.path()).step == 10);
   CHECK(resolve_checkpoint(root.path() / "step-00000005").step == 5);

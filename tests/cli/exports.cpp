@@ -45,6 +45,7 @@ struct Home : ScratchDirectory {
     const Finished done = in(std::move(arguments));
     CHECK(done.code != 0);
     CHECK(done.code != 70);
+    CHECK(done.out.empty());
     for (const std::string& part : why)
       CHECK_MESSAGE(contains(done.err, part), part << " not in " << done.err);
   }

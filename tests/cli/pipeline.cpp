@@ -357,7 +357,7 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
   // An existing run is refused without --resume, and left as it is.
   CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "parts"}).code == 1);
   CHECK(losses_of(p.file("parts")).size() == 5);
-  // What alters the numbers is refused, with the difference.
+  // What changes the results is refused, with the difference.
   const Finished other =
       p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "optimizer.lr=1e-3"});
   CHECK(other.code == 1);

@@ -24,7 +24,9 @@ class Counting final : public PipelineWork {
  public:
   Counting(Device& device, const PipelineShape& shape, int64_t rank, int64_t rows)
       : device_(device), shape_(shape), rank_(rank), rows_(rows) {}
-  Tensor boundary(int64_t micro_batch) override { return Tensor::empty(device_, shape_of(micro_batch)); }
+  Tensor make_hidden_states(int64_t micro_batch) override {
+    return Tensor::empty(device_, shape_of(micro_batch));
+  }
   Tensor forward(int64_t m, int64_t chunk, const Tensor& hidden_states) override {
     const int64_t stage = chunk * shape_.ranks + rank_;
     CHECK(hidden_states.defined() == (stage > 0));
@@ -82,7 +84,7 @@ TEST_CASE_TEMPLATE("hidden states arrive in every schedule, and no more are held
           REQUIRE(plan.problem.empty());
           Counting work(*device, shape, stages.rank(), 6);
           const auto rank = static_cast<size_t>(stages.rank());
-          run_steps(shape, schedule[rank], {&stages, {}, early}, work);
+          run_actions(shape, schedule[rank], {&stages, {}, early}, work);
           CHECK(work.backwards == micro_batches * chunks);
           CHECK(work.most == plan.live[rank]);
         }
@@ -98,8 +100,8 @@ TEST_CASE_TEMPLATE("tensor ranks send a share each and gather what arrives", D, 
   for (const int64_t rows : {6, 7}) {  // 7 rows cannot be shared out: each sends all
     const PipelineShape shape{.ranks = ranks, .micro_batches = 3};
     Counting work(*device, shape, stages->rank(), rows);
-    run_steps(shape, make_schedule(shape)[static_cast<size_t>(stages->rank())],
-              {stages.get(), {tensor.get(), false, 1}, true}, work);
+    run_actions(shape, make_schedule(shape)[static_cast<size_t>(stages->rank())],
+                {stages.get(), {tensor.get(), false, 1}, true}, work);
     CHECK(work.backwards == 3);
   }
 }
@@ -114,7 +116,7 @@ TEST_CASE("what a step needs is asked for before the step before it is computed,
   };
   struct Logging final : PipelineWork {
     Logging(Counting& counting, std::vector<std::string>& to) : work(counting), order(to) {}
-    Tensor boundary(int64_t m) override { return work.boundary(m); }
+    Tensor make_hidden_states(int64_t m) override { return work.make_hidden_states(m); }
     Tensor forward(int64_t m, int64_t c, const Tensor& hidden_states) override {
       order.push_back("F" + std::to_string(m));
       return work.forward(m, c, hidden_states);
@@ -134,8 +136,8 @@ TEST_CASE("what a step needs is asked for before the step before it is computed,
   StepContext context{*device, store, &observer};
   Counting counting(*device, shape, stages.rank(), 6);
   Logging work(counting, observer.order);
-  run_steps(shape, make_schedule(shape)[static_cast<size_t>(stages.rank())], {&stages, {}, true, &context},
-            work);
+  run_actions(shape, make_schedule(shape)[static_cast<size_t>(stages.rank())], {&stages, {}, true, &context},
+              work);
   using Names = std::vector<std::string>;
   if (stages.rank() + 1 == ranks)
     CHECK(observer.order == Names{"start receive of hidden states 0", "wait for hidden states 0", "F0",

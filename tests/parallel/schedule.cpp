@@ -85,7 +85,7 @@ TEST_CASE("interleaved: groups above P end, and a last group that is not full, i
 TEST_CASE("the order of Megatron's worked example: 2 ranks, 2 chunks, 5 micro-batches in groups of 3") {
   const Schedule schedule = make_schedule({2, 2, 5, 3});
   std::string micro_batches, chunks, back_micro_batches, back_chunks;
-  for (const ScheduleStep& step : schedule[0]) {
+  for (const PipelineAction& step : schedule[0]) {
     const bool forward = step.work == Work::forward;
     (forward ? micro_batches : back_micro_batches) += std::to_string(step.micro_batch);
     (forward ? chunks : back_chunks) += std::to_string(step.chunk);

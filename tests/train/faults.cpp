@@ -1,5 +1,5 @@
 // Training on disks that fail, fill up, tear, forget and flip bits: whatever happens to a save, the run
-// resumes from a checkpoint that verifies, and its losses are those of the run that nothing happened to.
+// resumes from a valid checkpoint, and its losses are those of the run that nothing happened to.
 #include <doctest/doctest.h>
 
 #include <chrono>

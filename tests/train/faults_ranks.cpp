@@ -1,5 +1,5 @@
 // Saves of eight ranks under tensor and pipeline parallelism and ZeRO, which a crash of all of them, a
-// failure or a full disk ends at each of their operations: the run resumes from a checkpoint that verifies,
+// failure or a full disk ends at each of their operations: the run resumes from a valid checkpoint,
 // and its losses are those of the run that nothing happened to.
 #include <doctest/doctest.h>
 #include <fcntl.h>

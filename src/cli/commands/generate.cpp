@@ -1,5 +1,6 @@
 // capstan generate
 #include <filesystem>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/json.hpp"
@@ -41,13 +42,17 @@ int run_generate(Context& context) {
       return 0;
     }
     std::string text;
-    if (!json && !options.chat && !args.has("no-echo")) put(options.prompt);
-    options.on_text = [&](const std::string& piece) {
+    bool echoes = !json && !options.chat && !args.has("no-echo");
+    const auto echo = [&] {  // with the first token: what is refused before has printed nothing
+      if (std::exchange(echoes, false)) put(options.prompt);
+    };
+    options.on_text = [&](const std::string& token_text) {
       if (json) {
-        text += piece;
+        text += token_text;
         return;
       }
-      put(piece);
+      echo();
+      put(token_text);
       flush_output();
     };
     const train::GenerateResult result = train::generate(model, options);
@@ -66,6 +71,7 @@ int run_generate(Context& context) {
       note_full();
       return 0;
     }
+    echo();
     put("\n");
     finish_output();
     note_full();

@@ -8,7 +8,7 @@
 
 namespace capstan::config {
 
-// Elements of a head that RoPE turns: 88 * (60 / 88.) is 59.999…, and means 60. kv_channels is set.
+// Elements of a head that RoPE rotates: 88 * (60 / 88.) is 59.999…, and means 60. kv_channels is set.
 inline int64_t rotary_width(const ModelConfig& model) {
   return std::llround(static_cast<double>(*model.kv_channels) * model.rotary_percent);
 }

@@ -129,7 +129,7 @@ RULE("R0410", rotated_width_even, "the rotated part of a head has an even width"
   report
       .error("RoPE rotates pairs, but `model.rotary_percent` " + text_of(m.rotary_percent) +
              " of a head of width " + text_of(*m.kv_channels) + " is " + text_of(width) + " elements")
-      .help("an even kv_channels, and a rotary_percent that takes an even part of it");
+      .help("kv_channels * rotary_percent must be an even integer");
 }
 
 RULE("R0411", rope_scaling_ordered,

@@ -28,7 +28,7 @@ class ForwardPass final : public parallel::PipelineWork {
   ForwardPass(Device& device, Shape hidden_states, DType type, Stage stage)
       : device_(device), stream_(hidden_states), type_(type), stage_(stage) {}
 
-  Tensor boundary(int64_t) override { return Tensor::empty(device_, stream_, type_); }
+  Tensor make_hidden_states(int64_t) override { return Tensor::empty(device_, stream_, type_); }
   Tensor forward(int64_t, int64_t chunk, const Tensor& hidden_states) override {
     return stage_(chunk, hidden_states);
   }
@@ -94,7 +94,7 @@ const text::Tokenizer& LoadedModel::require_tokenizer() const {
   const bool mock = config_.dataset.kind == config::DatasetKind::mock;
   fail(ErrorCode::unsupported,
        std::string("the checkpoint has no tokenizer") + (mock ? ", since its run trained on mock data" : "") +
-           ": text cannot be turned into ids",
+           ": text cannot be tokenized",
        mock ? "tokenizer.tokenizer_model=FILE names one; a model that has seen mock data alone knows no text"
             : "tokenizer.tokenizer_type=huggingface tokenizer.tokenizer_model=FILE names the one of its "
               "training data");
@@ -172,11 +172,11 @@ std::vector<float> LoadedModel::pass(int64_t rows, int64_t values, Stage stage) 
     return result;
   };
   ForwardPass work(*device_, {rows, model_->hidden()}, compute_type(config_.mixed_precision), one_stage);
-  std::vector<parallel::ScheduleStep> steps;
+  std::vector<parallel::PipelineAction> steps;
   for (int64_t chunk = 0; chunk < chunks; ++chunk)
     steps.push_back({parallel::Work::forward, 0, static_cast<int32_t>(chunk)});
-  parallel::run_steps({.ranks = stages.size(), .chunks = chunks}, steps,
-                      {.stages = &stages, .tensor = tensor_parallel(config_, mesh_)}, work);
+  parallel::run_actions({.ranks = stages.size(), .chunks = chunks}, steps,
+                        {.stages = &stages, .tensor = tensor_parallel(config_, mesh_)}, work);
 
   std::vector<float> result(static_cast<size_t>(values));
   if (answer.defined()) result = answer.to_host<float>();
@@ -190,7 +190,7 @@ std::vector<float> LoadedModel::next_logits(std::span<const int32_t> tokens, mod
   const Tensor ids = Tensor::from_host<int32_t>(*device_, {1, count}, tokens);
   auto logits =
       pass(count, config_.model.vocab_size, [&](Tape& tape, size_t stage, const Tensor& hidden_states) {
-        return model_->next_stage(tape, stage, ids, hidden_states, cache);
+        return model_->decode_stage(tape, stage, ids, hidden_states, cache);
       });
   cache.past += count;
   return logits;

@@ -89,13 +89,13 @@ void FiniteCheck::values(char phase, const std::string& name, std::span<const Pa
   }
 }
 
-const Parameter* first_bad_parameter(const parallel::FlatStore& store) {
+const Parameter* first_nonfinite_parameter(const parallel::FlatStore& store) {
   for (const auto& shard : store.parameter_shards())
     if (!all_finite(shard.values)) return shard.parameter;
   return nullptr;
 }
 
-const Parameter* first_bad_gradient(const parallel::FlatStore& store) {
+const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store) {
   std::vector<Tensor> gradients;
   for (const auto& buffer : store.flat_buffers()) gradients.push_back(buffer.gradients);
   const auto& parameter_shards = store.parameter_shards();

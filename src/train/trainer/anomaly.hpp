@@ -54,8 +54,8 @@ bool all_finite(const Tensor& tensor);
 
 // The first parameter that is not finite among what this rank holds, and the last one whose gradient is not,
 // which is the first in the order of the backward pass; null: none is.
-const Parameter* first_bad_parameter(const parallel::FlatStore& store);
-const Parameter* first_bad_gradient(const parallel::FlatStore& store);
+const Parameter* first_nonfinite_parameter(const parallel::FlatStore& store);
+const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store);
 
 // A rank's own numbers of a step before they are reduced: equal bits mean that the machine did the same
 // thing.

@@ -32,7 +32,7 @@ void Checkpointer::allocate_snapshot() {
 // already.
 bool Checkpointer::prepare() {
   timers_.start_step();
-  expect_stop_in(world_, seconds_);
+  publish_expected_stop(world_, seconds_);
   finish();
   plan_.parent = last_.string();
   return saved_step_ != runner_.state().step;

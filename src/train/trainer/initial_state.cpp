@@ -79,8 +79,8 @@ class Starter {
     if (!before.empty() && !fs::equivalent(before, root_.path(), unknown)) found = find_in(before);
     const auto damaged = comm::gather_texts(world_.communicator(), join(state_.refused, "\n    "))[0];
     if (!found && !damaged.empty())
-      fail(ErrorCode::failed, "no checkpoint of the run verifies:\n    " + damaged,
-           "restore one of them; or, to give them up, move them away and resume from step 0, or take "
+      fail(ErrorCode::failed, "no checkpoint of the run is valid:\n    " + damaged,
+           "restore one of them; or move them aside and resume from step 0, or take "
            "another run directory");
     return found;
   }
@@ -203,7 +203,7 @@ checkpoint::Reader open_given_checkpoint(const config::CheckpointConfig& config)
     fail(ErrorCode::not_found,
          "not found: checkpoint.ckpt_step = " + std::to_string(*config.ckpt_step) + " in `" + root.string() +
              "`",
-         "leave checkpoint.ckpt_step out: the newest checkpoint that verifies is taken");
+         "leave checkpoint.ckpt_step out: the newest valid checkpoint is taken");
   return checkpoint::Reader::open(step, checkpoint::Depth::content);
 }
 

@@ -20,7 +20,7 @@ MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mes
   links_.tensor = tensor_parallel(config, mesh);
   links_.context = &context_;
   context_shard_ = {mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)};
-  links_.early_receive = config.comm_overlap.overlap_p2p_comm.value_or(true);
+  links_.overlap_p2p = config.comm_overlap.overlap_p2p_comm.value_or(true);
   dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0 ||
              (config.peft && config.peft->dropout > 0);
   hidden_dtype_ = compute_type(config.mixed_precision);
@@ -34,7 +34,7 @@ MicroBatchRunner::Losses MicroBatchRunner::forward_backward(int64_t micro_batche
   if (pipelined()) {
     if (std::exchange(scheduled_, micro_batches) != micro_batches)
       steps_ = make_schedule(shape_)[static_cast<size_t>(links_.stages->rank())];
-    parallel::run_steps(shape_, steps_, links_, *this);
+    parallel::run_actions(shape_, steps_, links_, *this);
   } else {
     for (int64_t m = 0; m < micro_batches; ++m) {
       forward(m, 0, {});
@@ -47,7 +47,7 @@ MicroBatchRunner::Losses MicroBatchRunner::forward_backward(int64_t micro_batche
 MicroBatchRunner::Losses MicroBatchRunner::forward_only(int64_t micro_batches, const Source& source) {
   begin(micro_batches, source, nullptr, nullptr);
   if (pipelined())
-    parallel::run_steps(shape_, forward_steps(), links_, *this);
+    parallel::run_actions(shape_, forward_steps(), links_, *this);
   else
     for (int64_t m = 0; m < micro_batches; ++m) forward(m, 0, {});
   return std::move(losses_);
@@ -68,8 +68,8 @@ void MicroBatchRunner::begin(int64_t micro_batches, const Source& source, StepTi
 }
 
 // Without a backward pass the last group of micro-batches may be smaller than the pipeline.
-std::vector<parallel::ScheduleStep> MicroBatchRunner::forward_steps() const {
-  std::vector<parallel::ScheduleStep> steps;
+std::vector<parallel::PipelineAction> MicroBatchRunner::forward_steps() const {
+  std::vector<parallel::PipelineAction> steps;
   for (int64_t first = 0; first < shape_.micro_batches; first += shape_.ranks)
     for (int64_t c = 0; c < shape_.chunks; ++c)
       for (int64_t m = first; m < std::min(first + shape_.ranks, shape_.micro_batches); ++m)
@@ -88,7 +88,7 @@ void MicroBatchRunner::load(int64_t micro_batch) {
   }
 }
 
-Tensor MicroBatchRunner::boundary(int64_t micro_batch) {
+Tensor MicroBatchRunner::make_hidden_states(int64_t micro_batch) {
   load(micro_batch);
   const int64_t ranks = links_.tensor.shards_rows() ? links_.tensor.size() : 1;
   return Tensor::empty(context_.device, {rows_[static_cast<size_t>(micro_batch)] / ranks, model_.hidden()},

@@ -42,13 +42,13 @@ class MicroBatchRunner final : private parallel::PipelineWork {
  private:
   void begin(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
   bool pipelined() const { return shape_.ranks > 1 || shape_.chunks > 1; }
-  std::vector<parallel::ScheduleStep> forward_steps() const;
+  std::vector<parallel::PipelineAction> forward_steps() const;
   void load(int64_t micro_batch);
   void enter(Phase phase) {
     if (timers_) timers_->enter(phase);
   }
 
-  Tensor boundary(int64_t micro_batch) override;
+  Tensor make_hidden_states(int64_t micro_batch) override;
   Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) override;
   Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) override;
   void weight(int64_t micro_batch, int64_t chunk) override;
@@ -58,14 +58,14 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   ParamStore& store_;
   StepContext context_;
   parallel::PipelineShape shape_;
-  parallel::PipelineLinks links_;
+  parallel::PipelineComm links_;
   ContextShard context_shard_;
   bool dropout_;
   DType hidden_dtype_;
   // The gradient of the summed loss.
   Tensor one_;  // fp32 [1]
   // This rank's schedule of a training step of `scheduled_` micro-batches.
-  std::vector<parallel::ScheduleStep> steps_;
+  std::vector<parallel::PipelineAction> steps_;
   int64_t scheduled_ = 0;
 
   // State of the current call. timers_ is null in evaluation.

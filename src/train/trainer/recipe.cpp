@@ -43,7 +43,7 @@ bool longer(const RecipeChange& change) {
 void refuse_missing_features(const config::Config& config) {
   const auto missing = config::missing_features(config::schema(), &config);
   if (missing.empty()) return;
-  std::string message = "this recipe is sound, but this version cannot train it:";
+  std::string message = "this recipe is valid, but this version cannot train it:";
   for (const auto& feature : missing) message += "\n    " + feature.path + ": " + feature.reason;
   fail(ErrorCode::unsupported, message, "`capstan show` and `capstan diff` work on it");
 }

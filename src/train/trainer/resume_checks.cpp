@@ -78,7 +78,7 @@ void check_changes(const RunOptions& options, const RunData& data, const checkpo
          "restore the files, or start a new run from the weights with checkpoint.pretrained_checkpoint=" +
              reader.directory().string());
   if (!altering.empty())
-    fail(ErrorCode::failed, "the recipe differs from the run's in what alters the numbers:" + altering,
+    fail(ErrorCode::failed, "the recipe differs from the run's in fields that change the results:" + altering,
          "resume with the run's own values" +
              std::string(!refused_schedule.empty()
                              ? " (scheduler.override_opt_param_scheduler=true takes this recipe's "

@@ -14,8 +14,8 @@
 namespace capstan::train {
 
 // The schedule with which the run continues: see choose_schedule(). Reports it, and what has changed since
-// the checkpoint. ErrorCode::failed where a change alters the numbers of the run, or where the data files
-// hold other samples.
+// the checkpoint. ErrorCode::failed where a change would alter the results of the run, or where the data
+// files hold other samples.
 RunSchedule continue_schedule(const config::Config& config, const RunOptions& options, const RunData& data,
                               const RunSchedule& recipe_schedule, const checkpoint::Reader& reader,
                               int64_t total_steps, RunLog& log);

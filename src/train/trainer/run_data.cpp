@@ -32,7 +32,7 @@ RunData open_run_data(config::Config& config, bool resumes, RunLog& log) {
   return data;
 }
 
-void report_passes(const config::Config& config, const data::Dataset& training, int64_t steps, RunLog& log) {
+void report_epochs(const config::Config& config, const data::Dataset& training, int64_t steps, RunLog& log) {
   constexpr double kMany = 20;
   const int64_t batch = *config.train.global_batch_size;
   const auto most = data::most_passes(training, steps * batch);

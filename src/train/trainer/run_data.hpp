@@ -27,7 +27,7 @@ struct RunData {
 RunData open_run_data(config::Config& config, bool resumes, RunLog& log);
 
 // Reports how often the run goes over its data, with a warning where it is often.
-void report_passes(const config::Config& config, const data::Dataset& training, int64_t steps, RunLog& log);
+void report_epochs(const config::Config& config, const data::Dataset& training, int64_t steps, RunLog& log);
 
 // "mock data", "gpt data/a, data/b: 120 samples a pass".
 std::string data_text(const config::DatasetConfig& config, const data::Dataset& training);

@@ -37,7 +37,7 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
   std::vector<StateTensor> mine;
   for (const auto& shard : store.parameter_shards()) {
     const Parameter& parameter = *shard.parameter;
-    if (store.freezes() && shard.buffer < 0) continue;
+    if (store.has_frozen_parameters() && shard.buffer < 0) continue;
     for (const ShardRegion& region : shard_regions(parameter.spec().shape, parameter.shard(), shard.write)) {
       if (!region.owned) continue;
       const auto add = [&](std::string name, Tensor values) {
@@ -340,7 +340,7 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
              "` was saved without optimizer state (checkpoint.save_optim)",
          "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint "
          "starts from the weights alone");
-  const Which which = store.freezes() ? Which::adapters : Which::all;
+  const Which which = store.has_frozen_parameters() ? Which::adapters : Which::all;
   check_shapes(reader, store, which, optimizer);
   TrainState state = counters_of(json, file);
   store.before_load();

@@ -62,12 +62,12 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   const auto losses = micro_batch_runner_->forward_backward(
       micro_batches_, [&](int64_t) -> const data::MicroBatch& { return batch_.emplace_back(loader.next()); },
       timers, observer_);
-  const Gradients gradients = reduce_gradients(losses, timers);
+  const StepTotals totals = reduce_gradients(losses, timers);
 
   StepResult result;
-  result.loss = gradients.loss;
-  result.gradient_norm = gradients.norm;
-  result.loss_tokens = static_cast<int64_t>(gradients.tokens);
+  result.loss = totals.loss;
+  result.gradient_norm = totals.norm;
+  result.loss_tokens = static_cast<int64_t>(totals.tokens);
   result.learning_rate = schedule_.learning_rate(state_.schedule_samples);
   if (config_.logger.log_num_zeros_in_grad) {
     auto zeros = static_cast<double>(optim::count_zeros(buffers_));
@@ -80,8 +80,8 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   AnomalyDecision decision = detect_anomalies(config_.resilience, state_, result.loss, result.gradient_norm);
   result.events = std::move(decision.events);
   if (config_.resilience.rerun_mode != config::RerunMode::disabled && (failed || !result.events.empty()))
-    compute_again(gradients, timers, result.events);
-  if (failed) fail_not_finite(gradients, result.events);
+    rerun_and_compare(totals, timers, result.events);
+  if (failed) fail_not_finite(totals, result.events);
   if (decision.action == config::SpikeAction::rewind) {
     result.rewind = true;
     return result;
@@ -90,36 +90,36 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   result.skipped = decision.action == config::SpikeAction::skip ||
                    (config_.optimizer.grad_norm_skip_threshold &&
                     result.gradient_norm > *config_.optimizer.grad_norm_skip_threshold);
-  if (!result.skipped) update(gradients, result);
+  if (!result.skipped) update(totals, result);
   if (config_.logger.log_params_norm) result.params_norm = parameter_norm();
   consume_batch();
   timers.enter(Phase::other);
   return result;
 }
 
-// Zeroes the gradients, and hashes this rank's own gradients from now on where a step may be computed twice.
+// Zeroes the gradients. With resilience.rerun_mode it also begins to hash the gradients of this rank.
 void StepRunner::begin_gradients() {
   if (config_.resilience.rerun_mode != config::RerunMode::disabled) {
     fingerprint_.emplace();
-    store_->watch_gradients([this](const Tensor& gradients) { fingerprint_->take(gradients); });
+    store_->on_local_gradients([this](const Tensor& gradients) { fingerprint_->take(gradients); });
   }
   store_->zero_gradients();
 }
 
 // Reduces the gradients over the data-parallel ranks and computes loss and norm. The host waits for the
 // device here, once.
-StepRunner::Gradients StepRunner::reduce_gradients(const MicroBatchRunner::Losses& losses,
-                                                   StepTimers& timers) {
-  Gradients result;
+StepRunner::StepTotals StepRunner::reduce_gradients(const MicroBatchRunner::Losses& losses,
+                                                    StepTimers& timers) {
+  StepTotals result;
   timers.enter(Phase::reduce);
   store_->finish_gradients();
   if (fingerprint_) {
     for (const Tensor& loss : losses.sums) fingerprint_->take(loss);
     result.fingerprint = fingerprint_->finish();
-    store_->watch_gradients(nullptr);
+    store_->on_local_gradients(nullptr);
     fingerprint_.reset();
   }
-  const Total total = reduce_losses(losses);
+  const LossTotal total = reduce_losses(losses);
   result.tokens = total.tokens;
   result.scale = total.tokens > 0 ? 1.0 / total.tokens : 0.0;
   result.loss = total.loss * result.scale;
@@ -131,7 +131,7 @@ StepRunner::Gradients StepRunner::reduce_gradients(const MicroBatchRunner::Losse
 }
 
 // Sums over all ranks. Only the last pipeline stage has losses.
-StepRunner::Total StepRunner::reduce_losses(const MicroBatchRunner::Losses& losses) {
+StepRunner::LossTotal StepRunner::reduce_losses(const MicroBatchRunner::Losses& losses) {
   std::array<double, 2> total{0.0, losses.tokens};
   for (const Tensor& loss : losses.sums) total[0] += loss.to_host<double>()[0];
   comm::all_reduce(data_parallel(), total);
@@ -139,13 +139,13 @@ StepRunner::Total StepRunner::reduce_losses(const MicroBatchRunner::Losses& loss
   return {total[0], total[1]};
 }
 
-void StepRunner::update(const Gradients& gradients, const StepResult& result) {
+void StepRunner::update(const StepTotals& totals, const StepResult& result) {
   optim::StepOptions step;
   step.lr = result.learning_rate;
   step.decoupled_lr = decoupled_schedule_.learning_rate(state_.schedule_samples);
   step.weight_decay = schedule_.weight_decay(state_.schedule_samples);
   step.gradient_scale = static_cast<float>(
-      gradients.scale * optim::clip_factor(result.gradient_norm, config_.optimizer.clip_grad));
+      totals.scale * optim::clip_factor(result.gradient_norm, config_.optimizer.clip_grad));
   optimizer_->step(step);
   store_->after_update();
   // Skipped updates do not advance the schedule.
@@ -160,12 +160,13 @@ MicroBatchRunner::Losses StepRunner::rerun_batch(StepTimers& timers, TapeObserve
       timers, observer);
 }
 
-// Computes the same batch again from the same parameters. A sound machine gives the same bits.
-void StepRunner::compute_again(const Gradients& first, StepTimers& timers, std::vector<Anomaly>& events) {
+// Computes the same batch again from the same parameters. Healthy hardware gives the same bits.
+void StepRunner::rerun_and_compare(const StepTotals& first, StepTimers& timers,
+                                   std::vector<Anomaly>& events) {
   timers.enter(Phase::other);
   begin_gradients();
   const MicroBatchRunner::Losses losses = rerun_batch(timers, observer_);
-  const Gradients again = reduce_gradients(losses, timers);
+  const StepTotals again = reduce_gradients(losses, timers);
   const auto differing = comm::gather_texts(world_, first.fingerprint == again.fingerprint ? "" : "x");
   std::string ranks;
   for (size_t r = 0; r < differing.size(); ++r)
@@ -180,45 +181,48 @@ void StepRunner::compute_again(const Gradients& first, StepTimers& timers, std::
   }
   if (ranks.empty()) {
     event.text =
-        "step " + step + " computed again gave the same bits: the data or the model, not the machine";
+        "step " + step +
+        " gave the same bits when computed again: the cause is the data or the model, not the hardware";
     event.texts.push_back({"cause", "data"});
     events.push_back(std::move(event));
     return;
   }
-  event.text = "step " + step + " computed again gave other bits on rank " + ranks + ": the machine";
+  event.text = "step " + step + " gave other bits on rank " + ranks +
+               " when computed again: the cause is the hardware";
   event.texts.insert(event.texts.end(), {{"cause", "machine"}, {"ranks", ranks}});
   failure_anomalies_ = events;
   failure_anomalies_.push_back(event);
-  fail(ErrorCode::rank_failure,
-       event.text + "; parameters and optimizer are those of step " + std::to_string(state_.step),
-       "resume the run on another machine: this machine's results cannot be trusted");
+  fail(
+      ErrorCode::rank_failure,
+      event.text + "; parameters and optimizer state are unchanged since step " + std::to_string(state_.step),
+      "resume the run on another machine: this machine's results cannot be trusted");
 }
 
-void StepRunner::fail_not_finite(const Gradients& gradients, std::vector<Anomaly> events) {
-  const Anomaly cause = locate_not_finite(gradients);
+void StepRunner::fail_not_finite(const StepTotals& totals, std::vector<Anomaly> events) {
+  const Anomaly cause = locate_not_finite(totals);
   failure_anomalies_ = std::move(events);
   failure_anomalies_.push_back(cause);
-  const bool loss_is_finite = std::isfinite(gradients.loss);
+  const bool loss_is_finite = std::isfinite(totals.loss);
   fail(ErrorCode::failed,
        "step " + std::to_string(state_.step + 1) + ": the " + (loss_is_finite ? "gradient norm" : "loss") +
-           " is " + to_text(loss_is_finite ? gradients.norm : gradients.loss) + " (" + cause.text +
-           "); parameters and optimizer are those of step " + std::to_string(state_.step),
+           " is " + to_text(loss_is_finite ? totals.norm : totals.loss) + " (" + cause.text +
+           "); parameters and optimizer state are unchanged since step " + std::to_string(state_.step),
        "a lower optimizer.lr, a longer warm-up or another precision; resilience.check_for_nan=false goes "
        "on regardless");
 }
 
 // Finds the first value that is not finite by running the micro-batches again with a check of every
 // operation. Collective.
-Anomaly StepRunner::locate_not_finite(const Gradients& gradients) {
+Anomaly StepRunner::locate_not_finite(const StepTotals& totals) {
   const auto name_of = [](const Parameter* parameter) {
     return parameter ? parameter->name() : std::string();
   };
   // The backward pass reaches the last parameter of the list first.
-  const Parameter* bad = first_bad_gradient(*store_);
+  const Parameter* bad = first_nonfinite_gradient(*store_);
   const auto last =
       static_cast<int>(comm::all_reduce(data_parallel(), bad ? bad->index() : -1, comm::ReduceOp::max));
   const std::string gradient = last < 0 ? "" : model_->parameters()[static_cast<size_t>(last)]->name();
-  const std::string parameter = name_of(first_bad_parameter(*store_));
+  const std::string parameter = name_of(first_nonfinite_parameter(*store_));
   FiniteCheck check;
   StepTimers timers;
   store_->zero_gradients();
@@ -228,9 +232,9 @@ Anomaly StepRunner::locate_not_finite(const Gradients& gradients) {
   if (!check.found().empty())
     operation = check.found() + " in micro-batch " + std::to_string(check.micro_batch() + 1) + " of " +
                 std::to_string(batch_.size());
-  Anomaly event{"not_finite", "", "", {{"loss", gradients.loss}, {"grad_norm", gradients.norm}}, {}};
+  Anomaly event{"not_finite", "", "", {{"loss", totals.loss}, {"grad_norm", totals.norm}}, {}};
   // Adds the finding of the first rank that has one. Collective.
-  const auto add_first = [&](const char* key, const std::string& found, const auto& text_of) {
+  const auto append_first_finding = [&](const char* key, const std::string& found, const auto& text_of) {
     const auto all = comm::gather_texts(world_, found);
     for (size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].empty()) continue;
@@ -241,12 +245,14 @@ Anomaly StepRunner::locate_not_finite(const Gradients& gradients) {
     }
   };
   using Text = const std::string&;
-  add_first("parameter", parameter, [](Text name, Text rank) {
+  append_first_finding("parameter", parameter, [](Text name, Text rank) {
     return "parameter `" + name + "` itself is not finite" + (rank.empty() ? "" : " on " + rank);
   });
-  add_first("operation", operation,
-            [](Text name, Text rank) { return "first in " + name + (rank.empty() ? "" : ", " + rank); });
-  add_first("gradient", gradient, [](Text name, Text) { return "first gradient: `" + name + "`"; });
+  append_first_finding("operation", operation, [](Text name, Text rank) {
+    return "first in " + name + (rank.empty() ? "" : ", " + rank);
+  });
+  append_first_finding("gradient", gradient,
+                       [](Text name, Text) { return "first gradient: `" + name + "`"; });
   if (event.text.empty()) event.text = "every operation's output is finite when it runs again";
   return event;
 }
@@ -275,7 +281,7 @@ double StepRunner::evaluate(std::shared_ptr<const data::Dataset> dataset, int64_
   const int64_t micro_batches =
       batches * options.global_batch_size / (options.micro_batch_size * options.data_parallel_size);
   data::MicroBatch micro;
-  const Total total = reduce_losses(micro_batch_runner_->forward_only(
+  const LossTotal total = reduce_losses(micro_batch_runner_->forward_only(
       micro_batches, [&](int64_t) -> const data::MicroBatch& { return micro = loader.next(); }));
   return total.tokens > 0 ? total.loss / total.tokens : 0.0;
 }

@@ -82,8 +82,8 @@ class StepRunner {
   data::LoaderOptions loader_options() const;
 
  private:
-  // Reduced over all ranks; the optimizer has not run yet.
-  struct Gradients {
+  // Of the step, reduced over all ranks, before the optimizer runs.
+  struct StepTotals {
     double loss = 0;    // mean over the loss tokens
     double norm = 0;    // L2, of the mean loss
     double scale = 0;   // 1 / tokens
@@ -91,17 +91,17 @@ class StepRunner {
     // Hash of this rank's own gradients and losses before the reduction; with resilience.rerun_mode.
     std::string fingerprint;
   };
-  struct Total {
+  struct LossTotal {
     double loss, tokens;
   };
   void begin_gradients();
   MicroBatchRunner::Losses rerun_batch(StepTimers& timers, TapeObserver* observer);
-  Gradients reduce_gradients(const MicroBatchRunner::Losses& losses, StepTimers& timers);
-  Total reduce_losses(const MicroBatchRunner::Losses& losses);
-  void update(const Gradients& gradients, const StepResult& result);
-  void compute_again(const Gradients& first, StepTimers& timers, std::vector<Anomaly>& events);
-  [[noreturn]] void fail_not_finite(const Gradients& gradients, std::vector<Anomaly> events);
-  Anomaly locate_not_finite(const Gradients& gradients);
+  StepTotals reduce_gradients(const MicroBatchRunner::Losses& losses, StepTimers& timers);
+  LossTotal reduce_losses(const MicroBatchRunner::Losses& losses);
+  void update(const StepTotals& totals, const StepResult& result);
+  void rerun_and_compare(const StepTotals& first, StepTimers& timers, std::vector<Anomaly>& events);
+  [[noreturn]] void fail_not_finite(const StepTotals& totals, std::vector<Anomaly> events);
+  Anomaly locate_not_finite(const StepTotals& totals);
   double parameter_norm();
 
   const config::Config& config_;

@@ -101,7 +101,7 @@ void StopSignals::expect(double seconds) {
   expected_end = seconds > 0 ? comm::monotonic_ns() + static_cast<int64_t>(seconds * 1e9) : 0;
 }
 
-void expect_stop_in(comm::World& world, double seconds) {
+void publish_expected_stop(comm::World& world, double seconds) {
   StopSignals::expect(seconds);
   world.expect(seconds);
 }

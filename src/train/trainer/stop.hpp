@@ -38,6 +38,6 @@ class StopSignals {
 
 // Publishes the seconds until the run can stop, to the signal handler and to the watchdog of the other ranks;
 // 0: unknown.
-void expect_stop_in(comm::World& world, double seconds);
+void publish_expected_stop(comm::World& world, double seconds);
 
 }  // namespace capstan::train

@@ -53,10 +53,10 @@ Outcome Trainer::run() {
     }
     end_step(result);
     evaluate_at_interval();
-    stop = stop_reason();
+    stop = check_for_stop();
     if (stop.empty() && save_is_due()) {
       checkpointer_->save();
-      stop = stop_reason();  // a signal may have come while saving
+      stop = check_for_stop();  // a signal may have come while saving
     }
   }
   trace_->finish();
@@ -86,7 +86,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
   estimate_memory();
   log_->log_only("capstan " CAPSTAN_VERSION ": " + options_.recipe.command);
   total_steps_ = total_iterations(config_);
-  report_passes(config_, *data_->training(), total_steps_, *log_);
+  report_epochs(config_, *data_->training(), total_steps_, *log_);
 
   recorder_->open();
   checkpoint_root_ = std::make_unique<CheckpointRoot>(config_, recorder_->directory());
@@ -160,7 +160,7 @@ SavePlan Trainer::save_plan(const InitialState& initial, CheckpointAssets assets
   return plan;
 }
 
-// From here on the run directory describes this start. A start that was refused before has left it unchanged.
+// From here on the run directory describes this launch. One that was refused earlier has not changed it.
 void Trainer::begin_run() {
   recorder_->begin(
       {.recipe_name = options_.recipe.name,
@@ -191,7 +191,7 @@ void Trainer::begin_step() {
   StopSignals::at_step(step() + 1);
   world_.at_step(step() + 1);
   const double seconds = logger_->step_seconds();
-  expect_stop_in(world_, seconds > 0 ? seconds + checkpointer_->seconds() : 0);
+  publish_expected_stop(world_, seconds > 0 ? seconds + checkpointer_->seconds() : 0);
   trace_->before_step(step() + 1);
   timers_->start_step();
 }
@@ -210,8 +210,7 @@ void Trainer::check_skipped_update(const StepResult& result) {
   if (skips_in_a_row_ > config_.resilience.spike_window)
     fail(ErrorCode::failed,
          "step " + std::to_string(step()) + ": the update was skipped " + std::to_string(skips_in_a_row_) +
-             " times in a row, more than resilience.spike_window: this is no spike, nothing is learned any "
-             "more",
+             " times in a row, more than resilience.spike_window: the loss diverges, this is no spike",
          "a lower optimizer.lr or a greater resilience.loss_spike_factor, from a checkpoint before it");
   if (!result.skipped || spike) return;
   log_->warning("step " + std::to_string(step()) + ": gradient norm " + fixed(result.gradient_norm, 3) +
@@ -246,7 +245,7 @@ void Trainer::rewind(const StepResult& result) {
   checkpointer_->finish();
   std::vector<std::string> refused;
   const auto found = find_checkpoint(world_, checkpoint_root_->path(), refused);
-  for (const std::string& reason : refused) log_->warning("not gone back to " + reason);
+  for (const std::string& reason : refused) log_->warning("checkpoint not used: " + reason);
   TrainState& state = runner_->state();
   if (rewinds >= config_.resilience.max_rewinds || !found) {
     std::vector<Anomaly> events = result.events;
@@ -265,19 +264,19 @@ void Trainer::rewind(const StepResult& result) {
     return open_loader();
   }
   runner_->consume_batch();
-  const TrainState passed = state;
+  const TrainState at_spike = state;
   auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
   state = load_state(reader, runner_->store(), &runner_->optimizer());
   // The data continues after the batch of the spike. The batches between the checkpoint and the spike are not
   // used again.
-  state.consumed_samples = passed.consumed_samples;
-  state.consumed_tokens = passed.consumed_tokens;
+  state.consumed_samples = at_spike.consumed_samples;
+  state.consumed_tokens = at_spike.consumed_tokens;
   state.rewinds = rewinds + 1;
   recorder_->rewind(state.step);
   logger_->reset_intervals();
   // Their rows have the step from which the run continues, so that a resume keeps them.
   logger_->report_anomalies(spike, result.events, state.step);
-  log_->warning("rewound to step " + std::to_string(state.step) + ", past the batch of step " +
+  log_->warning("rolled back to step " + std::to_string(state.step) + "; skipping the batch of step " +
                 std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
                 std::to_string(config_.resilience.max_rewinds) + ")");
   recorder_->write(records::MetricsRow(state.step, "rewind")
@@ -290,19 +289,18 @@ void Trainer::rewind(const StepResult& result) {
   open_loader();
 }
 
-bool Trainer::evaluates() const {
+bool Trainer::evaluation_enabled() const {
   return config_.validation.eval_interval && config_.validation.eval_iters > 0;
 }
 
 void Trainer::evaluate_at_interval() {
-  if (evaluates() && data_->validation() && step() % *config_.validation.eval_interval == 0)
+  if (evaluation_enabled() && data_->validation() && step() % *config_.validation.eval_interval == 0)
     evaluate("validation", data_->validation());
 }
 
-// A resume of a run that had finished evaluates nothing again, and the validation of an interval that ends
-// here is done.
+// Nothing is evaluated twice: not by resuming a finished run, and not where validation ran after this step.
 void Trainer::evaluate_at_end() {
-  if (!evaluates() || step() == first_step_) return;
+  if (!evaluation_enabled() || step() == first_step_) return;
   if (data_->validation() && step() % *config_.validation.eval_interval != 0)
     evaluate("validation", data_->validation());
   if (data_->test()) evaluate("test", data_->test());
@@ -310,7 +308,7 @@ void Trainer::evaluate_at_end() {
 
 void Trainer::evaluate(const char* split, const std::shared_ptr<const data::Dataset>& dataset) {
   timers_->start_step();
-  expect_stop_in(world_, evaluation_seconds_ > 0 ? evaluation_seconds_ + checkpointer_->seconds() : 0);
+  publish_expected_stop(world_, evaluation_seconds_ > 0 ? evaluation_seconds_ + checkpointer_->seconds() : 0);
   timers_->enter(Phase::evaluate);
   const double loss = runner_->evaluate(dataset, config_.validation.eval_iters);
   timers_->enter(Phase::other);
@@ -321,7 +319,7 @@ void Trainer::evaluate(const char* split, const std::shared_ptr<const data::Data
 // Empty: continue. Rank 0's clock, any rank's signal and any rank's callback count: all ranks agree by a
 // reduction, so that they stop after the same step. The same reduction counts the ranks that have written
 // their share of an asynchronous save.
-std::string Trainer::stop_reason() {
+std::string Trainer::check_for_stop() {
   const auto& limit = config_.train.exit_duration_in_mins;
   const bool too_long = is_rank0() && limit && seconds_since(start_) / 60 >= *limit;
   const auto flag = [](bool value) { return value ? 1.0 : 0.0; };
@@ -355,7 +353,7 @@ Outcome Trainer::end_run(const std::string& stop) {
                               : "stopped at step " + std::to_string(outcome.step) + ": " + outcome.reason;
   if (const auto loss = logger_->last_loss()) text += ", loss " + fixed(*loss, 4);
   text += ", " + human_duration(seconds_since(start_)) + ", " +
-          human_bytes(static_cast<double>(resident_peak())) + " resident at most; run " +
+          human_bytes(static_cast<double>(resident_peak())) + " peak resident; run " +
           outcome.run_dir.string();
   if (!outcome.checkpoint.empty()) text += ", checkpoint " + outcome.checkpoint.filename().string();
   log_->line(text);
@@ -367,7 +365,7 @@ void Trainer::record_failure(const std::exception& error) noexcept {
   try {
     if (!runner_->failure_anomalies().empty()) {
       logger_->report_anomalies(step() + 1, runner_->failure_anomalies());
-      // All ranks have failed in this step alike, so that the save of an earlier step can be completed.
+      // All ranks failed in the same step, so that the save of an earlier step can be completed.
       const auto* known = dynamic_cast<const Error*>(&error);
       if (known && known->code() == ErrorCode::failed) checkpointer_->finish();
     }
@@ -375,7 +373,7 @@ void Trainer::record_failure(const std::exception& error) noexcept {
     if (!recorder_->begun()) return;
     recorder_->end(records::RunEnd::failed, error.what());
     log_->log_only(std::string("failed: ") + error.what());
-  } catch (const std::exception&) {  // the disk may be the cause of the failure, which is thrown on
+  } catch (const std::exception&) {  // the disk may be the cause of the failure, which is rethrown
   }
 }
 

@@ -64,11 +64,11 @@ class Trainer {
   bool call_on_step(const StepResult& result);
   void rewind(const StepResult& result);
   void open_loader();
-  bool evaluates() const;
+  bool evaluation_enabled() const;
   void evaluate_at_interval();
   void evaluate_at_end();
   void evaluate(const char* split, const std::shared_ptr<const data::Dataset>& dataset);
-  std::string stop_reason();
+  std::string check_for_stop();
   bool save_is_due() const;
   Outcome end_run(const std::string& stop);
   int64_t step() const;
