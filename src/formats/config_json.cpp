@@ -1,7 +1,7 @@
 #include "formats/config_json.hpp"
 
 #include <algorithm>
-#include <array>
+#include <iterator>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -10,43 +10,20 @@ namespace capstan::formats {
 
 namespace {
 
-struct IgnoredKey {
-  const char* key;
-  const char* why;
-};
 // Keys of any family that do not affect forward and backward passes.
-constexpr std::array kHarmless = {
-    IgnoredKey{"_attn_implementation", "which kernel computes attention there"},
-    IgnoredKey{"_attn_implementation_autoset", "the same"},
-    IgnoredKey{"_name_or_path", "where it was loaded from"},
-    IgnoredKey{"_flash_attn_2_enabled", "which kernel computes attention there"},
-    IgnoredKey{"attn_implementation", "the same"},
-    IgnoredKey{"auto_map",
-               "Python code of the model's own: it is never run; the family's own computation is used"},
-    IgnoredKey{"bos_token_id", "belongs to the tokenizer and to generation"},
-    IgnoredKey{"chunk_size_feed_forward", "the same numbers in several pieces"},
-    IgnoredKey{"eos_token_id", "belongs to the tokenizer and to generation"},
-    IgnoredKey{"finetuning_task", "a note"},
-    IgnoredKey{"id2label", "of classifiers"},
-    IgnoredKey{"is_llama_config", "a note of SmolLM2's"},
-    IgnoredKey{"label2id", "of classifiers"},
-    IgnoredKey{"max_length", "generation"},
-    IgnoredKey{"num_labels", "of classifiers"},
-    IgnoredKey{"output_attentions", "what is returned there"},
-    IgnoredKey{"output_hidden_states", "what is returned there"},
-    IgnoredKey{"pad_token_id", "belongs to the tokenizer"},
-    IgnoredKey{"pretraining_tp", "the same products in several pieces"},
-    IgnoredKey{"problem_type", "of classifiers"},
-    IgnoredKey{"return_dict", "what is returned there"},
-    IgnoredKey{"task_specific_params", "generation"},
-    IgnoredKey{"tokenizer_class", "belongs to the tokenizer"},
-    IgnoredKey{"torchscript", "how it runs there"},
-    IgnoredKey{"transformers.js_config", "how it runs there"},
-    IgnoredKey{"transformers_version", "a note"},
-    IgnoredKey{"unsloth_fixed", "a note"},
-    IgnoredKey{"unsloth_version", "a note"},
-    IgnoredKey{"use_cache", "how generation runs there"},
-};
+constexpr const char* kHarmless[] = {
+    // Which kernels compute it, in how many pieces, and what is returned.
+    "_attn_implementation", "_attn_implementation_autoset", "_flash_attn_2_enabled", "attn_implementation",
+    "chunk_size_feed_forward", "output_attentions", "output_hidden_states", "pretraining_tp", "return_dict",
+    "torchscript", "transformers.js_config",
+    // Python code of the model's own: it is never run; the family's own computation is used.
+    "auto_map",
+    // Of the tokenizer, of generation and of classifiers.
+    "bos_token_id", "eos_token_id", "pad_token_id", "tokenizer_class", "max_length", "task_specific_params",
+    "use_cache", "id2label", "label2id", "num_labels", "problem_type",
+    // Notes.
+    "_name_or_path", "finetuning_task", "is_llama_config", "transformers_version", "unsloth_fixed",
+    "unsloth_version"};
 
 bool is_off(const Json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
@@ -127,7 +104,7 @@ void ConfigJson::refuse(const std::string& problem) {
 }
 
 void ConfigJson::finish() {
-  for (const IgnoredKey& one : kHarmless) read_.insert(one.key);
+  read_.insert(std::begin(kHarmless), std::end(kHarmless));
   if (has("quantization_config"))
     refuse("`quantization_config`: the weights are quantized; only plain fp32, bf16 and fp16 ones are read"),
         read_.insert("quantization_config");

@@ -15,17 +15,38 @@
 
 namespace capstan::formats {
 
+// Sizes, norms, activation, biases, positions and tied heads under the names that all but GPT-2 use.
+struct LlamaLike {
+  bool tied = false;  // where config.json does not say
+  // The class knows `attention_bias`, of all four projections.
+  bool attention_bias = false;
+  bool mlp_bias = false;  // the class knows `mlp_bias`
+  const char* activation = "hidden_act";
+  const char* function = "silu";
+  double epsilon = 1e-6;
+  // Class defaults for missing keys; nullopt: the number of heads, and width / heads.
+  std::optional<int64_t> groups = {}, head = {};
+  std::optional<int64_t> original_positions = {};  // of RoPE's scaling
+  // The class supports `partial_rotary_factor`.
+  bool partial_rotary = false;
+};
 struct Family {
   const char* model_type;    // of config.json
   const char* architecture;  // the class that has the head
-  // Reads the architecture from config.json, without derived fields. Refuses unsupported keys by name.
-  void (*read)(ConfigJson& json, config::ModelConfig& model);
-  // Writes the keys that `read` reads and omits what the family cannot express; the caller reads the result
-  // back and compares.
-  void (*write)(const config::ModelConfig& model, OrderedJson& json);
+  // nullopt: no key is Llama's.
+  std::optional<LlamaLike> like;
+  // Reads what is not Llama's from config.json, without derived fields; nullptr: nothing. Refuses unsupported
+  // keys by name.
+  void (*read_rest)(ConfigJson& json, config::ModelConfig& model) = nullptr;
+  // Writes the keys that `read_rest` reads and omits what the family cannot express; the caller reads the
+  // result back and compares. nullptr: none.
+  void (*write_rest)(const config::ModelConfig& model, OrderedJson& json) = nullptr;
   TensorNames names;
   // A prefix of tensor names that some files omit (the first GPT-2's); empty: never omitted.
-  const char* prefix;
+  const char* prefix = "";
+
+  void read(ConfigJson& json, config::ModelConfig& model) const;
+  void write(const config::ModelConfig& model, OrderedJson& json) const;
   TensorNames bare_names() const;
 };
 
@@ -45,24 +66,6 @@ T of_class(const ConfigJson& json, const char* key, std::optional<T> otherwise, 
 }
 // The window; nullopt: null.
 std::optional<int64_t> read_window(ConfigJson& json, std::optional<int64_t> of_the_class);
-
-// Sizes, norms, activation, biases, positions and tied heads under the names that all but GPT-2 use.
-struct LlamaLike {
-  bool tied = false;  // where config.json does not say
-  // The class knows `attention_bias`, of all four projections.
-  bool attention_bias = false;
-  bool mlp_bias = false;  // the class knows `mlp_bias`
-  const char* activation = "hidden_act";
-  const char* function = "silu";
-  double epsilon = 1e-6;
-  // Class defaults for missing keys; nullopt: the number of heads, and width / heads.
-  std::optional<int64_t> groups = {}, head = {};
-  std::optional<int64_t> original_positions = {};  // of RoPE's scaling
-  // The class supports `partial_rotary_factor`.
-  bool partial_rotary = false;
-};
-void read_llama_like(ConfigJson& json, config::ModelConfig& model, const LlamaLike& how);
-void write_llama_like(const config::ModelConfig& model, OrderedJson& json, const LlamaLike& how);
 
 // window: tokens, where some layer has one. types: a word for each layer; without them every layer has the
 // window from first_layer on. Refuses a pattern that is not "every n-th layer sees all".

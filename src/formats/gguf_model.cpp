@@ -1,6 +1,9 @@
 // gguf:FILE as an ExternalModel, and the writer.
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
@@ -55,14 +58,19 @@ bool stays_fp32(const std::string& name, const Shape& shape) {
   return shape.size() < 2 || name.find("_norm.") != std::string::npos || name.starts_with("position_embd");
 }
 
-const GgmlType& type_in_file(GgufType wanted, const std::string& name, const Shape& shape) {
-  uint32_t id = kGgmlF32;
-  if (!stays_fp32(name, shape)) {
-    if (wanted == GgufType::f16) id = kGgmlF16;
-    if (wanted == GgufType::bf16) id = kGgmlBf16;
-    if (wanted == GgufType::q8_0) id = shape.back() % 32 == 0 ? kGgmlQ8_0 : kGgmlF16;
-  }
-  return *find_ggml_type(id);
+struct FileType {
+  GgufType type;
+  int64_t number;    // general.file_type
+  uint32_t tensors;  // of the matrices
+};
+constexpr FileType kFileTypes[] = {{GgufType::f32, 0, kGgmlF32},
+                                   {GgufType::f16, 1, kGgmlF16},
+                                   {GgufType::q8_0, 7, kGgmlQ8_0},
+                                   {GgufType::bf16, 32, kGgmlBf16}};
+
+uint32_t type_in_file(const FileType& file, const std::string& name, const Shape& shape) {
+  if (stays_fp32(name, shape)) return kGgmlF32;
+  return file.tensors == kGgmlQ8_0 && shape.back() % 32 != 0 ? kGgmlF16 : file.tensors;
 }
 
 // The metadata of the tokenizer in the auxiliary files; empty: there is none.
@@ -85,21 +93,6 @@ std::vector<std::pair<std::string, GgufValue>> tokenizer_entries(const Exported&
   return {};
 }
 
-// general.file_type
-int64_t file_type(GgufType type) {
-  switch (type) {
-    case GgufType::f32:
-      return 0;
-    case GgufType::f16:
-      return 1;
-    case GgufType::q8_0:
-      return 7;
-    case GgufType::bf16:
-      return 32;
-  }
-  return 0;
-}
-
 }  // namespace
 
 std::unique_ptr<ExternalModel> open_gguf(const std::string& name, const fs::path& file) {
@@ -109,12 +102,14 @@ std::unique_ptr<ExternalModel> open_gguf(const std::string& name, const fs::path
 Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
   require_new(to);
   const GgufPlan plan = plan_gguf(from.model);
+  const FileType& file_type = *std::find_if(std::begin(kFileTypes), std::end(kFileTypes),
+                                            [&](const FileType& one) { return one.type == type; });
   RearrangedSource source(*from.parameters, inverted(parameter_table(from.model, plan.names)));
 
   std::vector<std::pair<std::string, GgufValue>> metadata = {
       {"general.architecture", gguf_text(plan.architecture)},
       {"general.name", gguf_text(to.stem().string())},
-      {"general.file_type", gguf_integer(file_type(type))}};
+      {"general.file_type", gguf_integer(file_type.number)}};
   if (type == GgufType::q8_0) metadata.emplace_back("general.quantization_version", gguf_integer(2));
   metadata.insert(metadata.end(), plan.metadata.begin(), plan.metadata.end());
   bool has_tokenizer = false;
@@ -126,7 +121,7 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
   std::vector<GgufTensor> tensors;
   for (const std::string& name : source.names()) {
     const auto& shape = source.at(name).shape;
-    tensors.push_back({name, shape, type_in_file(type, name, shape).id, 0, 0});
+    tensors.push_back({name, shape, type_in_file(file_type, name, shape), 0, 0});
   }
   if (!plan.rope_factors.empty())
     tensors.push_back(

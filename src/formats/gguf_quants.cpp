@@ -14,13 +14,6 @@ namespace capstan::formats {
 
 namespace {
 
-constexpr std::array kTypes = {
-    GgmlType{kGgmlF32, "F32", 1, 4},       GgmlType{kGgmlF16, "F16", 1, 2},
-    GgmlType{kGgmlQ4_0, "Q4_0", 32, 18},   GgmlType{kGgmlQ4_1, "Q4_1", 32, 20},
-    GgmlType{kGgmlQ8_0, "Q8_0", 32, 34},   GgmlType{kGgmlQ4_K, "Q4_K", 256, 144},
-    GgmlType{kGgmlQ6_K, "Q6_K", 256, 210}, GgmlType{kGgmlBf16, "BF16", 1, 2},
-};
-
 struct UnsupportedType {
   uint32_t id;
   std::string_view name;
@@ -103,6 +96,18 @@ void q6_k(const std::byte* b, float* y) {
   }
 }
 
+constexpr std::array kTypes = {
+    GgmlType{kGgmlF32, "F32", 1, 4, [](const std::byte* b, float* y) { *y = at<float>(b); }},
+    GgmlType{kGgmlF16, "F16", 1, 2, [](const std::byte* b, float* y) { *y = half_at(b); }},
+    GgmlType{kGgmlQ4_0, "Q4_0", 32, 18, q4_0},
+    GgmlType{kGgmlQ4_1, "Q4_1", 32, 20, q4_1},
+    GgmlType{kGgmlQ8_0, "Q8_0", 32, 34, q8_0},
+    GgmlType{kGgmlQ4_K, "Q4_K", 256, 144, q4_k},
+    GgmlType{kGgmlQ6_K, "Q6_K", 256, 210, q6_k},
+    GgmlType{kGgmlBf16, "BF16", 1, 2,
+             [](const std::byte* b, float* y) { *y = static_cast<float>(at<bf16>(b)); }},
+};
+
 }  // namespace
 
 const GgmlType* find_ggml_type(uint32_t id) {
@@ -123,38 +128,9 @@ void dequantize(const GgmlType& type, std::span<const std::byte> blocks, std::sp
   CAPSTAN_ASSERT(out.size() % static_cast<size_t>(type.block) == 0 &&
                      blocks.size() == count * static_cast<size_t>(type.bytes),
                  "whole blocks");
-  for (size_t i = 0; i < count; ++i) {
-    const std::byte* b = blocks.data() + i * static_cast<size_t>(type.bytes);
-    float* y = out.data() + i * static_cast<size_t>(type.block);
-    switch (type.id) {
-      case kGgmlF32:
-        *y = at<float>(b);
-        break;
-      case kGgmlF16:
-        *y = half_at(b);
-        break;
-      case kGgmlBf16:
-        *y = static_cast<float>(at<bf16>(b));
-        break;
-      case kGgmlQ4_0:
-        q4_0(b, y);
-        break;
-      case kGgmlQ4_1:
-        q4_1(b, y);
-        break;
-      case kGgmlQ8_0:
-        q8_0(b, y);
-        break;
-      case kGgmlQ4_K:
-        q4_k(b, y);
-        break;
-      case kGgmlQ6_K:
-        q6_k(b, y);
-        break;
-      default:
-        fail(ErrorCode::internal, "a type of GGUF without a reader");
-    }
-  }
+  for (size_t i = 0; i < count; ++i)
+    type.read(blocks.data() + i * static_cast<size_t>(type.bytes),
+              out.data() + i * static_cast<size_t>(type.block));
 }
 
 namespace {

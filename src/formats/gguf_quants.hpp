@@ -1,6 +1,7 @@
 // Element types of GGUF files: blocks of quantized values to fp32, and those that are written from it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -13,6 +14,7 @@ struct GgmlType {
   std::string_view name;
   int64_t block;  // values of one block
   int64_t bytes;  // of one block
+  void (*read)(const std::byte* block, float* values);
 };
 const GgmlType* find_ggml_type(uint32_t id);  // nullptr: one that is not read
 // Also of types that are not read; empty: unknown.

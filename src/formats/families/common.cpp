@@ -196,7 +196,7 @@ const char* activation_name(const ModelConfig& m) {
   fail(ErrorCode::internal, "an activation without a name");
 }
 
-void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
+static void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.num_layers = c.integer("num_hidden_layers", {}, kMostLayers);
   m.hidden_size = c.integer("hidden_size");
   m.num_attention_heads = c.integer("num_attention_heads", {}, kMostHeads);
@@ -238,7 +238,7 @@ std::optional<int64_t> read_window(ConfigJson& c, std::optional<int64_t> of_the_
   return c.has("sliding_window") ? std::optional(tokens) : std::nullopt;
 }
 
-void write_llama_like(const ModelConfig& m, OrderedJson& j, const LlamaLike& how) {
+static void write_llama_like(const ModelConfig& m, OrderedJson& j, const LlamaLike& how) {
   j["num_hidden_layers"] = m.num_layers;
   j["hidden_size"] = m.hidden_size;
   j["num_attention_heads"] = m.num_attention_heads;
@@ -291,6 +291,16 @@ void write_layer_types(const ModelConfig& m, OrderedJson& j) {
     types.push_back(all ? "full_attention" : "sliding_attention");
   }
   j["layer_types"] = types;
+}
+
+void Family::read(ConfigJson& json, ModelConfig& model) const {
+  if (like) read_llama_like(json, model, *like);
+  if (read_rest) read_rest(json, model);
+}
+
+void Family::write(const ModelConfig& model, OrderedJson& json) const {
+  if (like) write_llama_like(model, json, *like);
+  if (write_rest) write_rest(model, json);
 }
 
 TensorNames Family::bare_names() const {

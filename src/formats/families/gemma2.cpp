@@ -6,15 +6,7 @@
 
 namespace capstan::formats {
 
-static constexpr LlamaLike kGemma2Keys{.tied = true,
-                                       .attention_bias = true,
-                                       .activation = "hidden_activation",
-                                       .function = "gelu_pytorch_tanh",
-                                       .groups = 4,
-                                       .head = 256};
-
 static void read_gemma2(ConfigJson& c, config::ModelConfig& m) {
-  read_llama_like(c, m, kGemma2Keys);
   c.changes_nothing({"hidden_act"});  // of the first files; the class never looks at it
   m.norm_placement = config::NormPlacement::both;
   m.layernorm_zero_centered_gamma = true;
@@ -36,7 +28,6 @@ static void read_gemma2(ConfigJson& c, config::ModelConfig& m) {
 }
 
 static void write_gemma2(const config::ModelConfig& m, OrderedJson& j) {
-  write_llama_like(m, j, kGemma2Keys);
   const double scalar = 1 / (*m.softmax_scale * *m.softmax_scale), whole = std::round(scalar);
   j["query_pre_attn_scalar"] = std::abs(scalar - whole) < 1e-9 * scalar
                                    ? OrderedJson(static_cast<int64_t>(whole))
@@ -57,6 +48,16 @@ static TensorNames gemma2_names() {
 }
 
 extern const Family kGemma2;
-const Family kGemma2 = {"gemma2", "Gemma2ForCausalLM", read_gemma2, write_gemma2, gemma2_names(), ""};
+const Family kGemma2 = {.model_type = "gemma2",
+                        .architecture = "Gemma2ForCausalLM",
+                        .like = LlamaLike{.tied = true,
+                                          .attention_bias = true,
+                                          .activation = "hidden_activation",
+                                          .function = "gelu_pytorch_tanh",
+                                          .groups = 4,
+                                          .head = 256},
+                        .read_rest = read_gemma2,
+                        .write_rest = write_gemma2,
+                        .names = gemma2_names()};
 
 }  // namespace capstan::formats

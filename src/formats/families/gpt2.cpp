@@ -68,6 +68,11 @@ static TensorNames gpt2_names() {
 }
 
 extern const Family kGpt2;
-const Family kGpt2 = {"gpt2", "GPT2LMHeadModel", read_gpt2, write_gpt2, gpt2_names(), "transformer."};
+const Family kGpt2 = {.model_type = "gpt2",
+                      .architecture = "GPT2LMHeadModel",
+                      .read_rest = read_gpt2,
+                      .write_rest = write_gpt2,
+                      .names = gpt2_names(),
+                      .prefix = "transformer."};
 
 }  // namespace capstan::formats

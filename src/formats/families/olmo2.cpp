@@ -3,17 +3,10 @@
 
 namespace capstan::formats {
 
-static constexpr LlamaLike kOlmo2Keys{.attention_bias = true, .epsilon = 1e-5};
-
-static void read_olmo2(ConfigJson& c, config::ModelConfig& m) {
-  read_llama_like(c, m, kOlmo2Keys);
+static void read_olmo2(ConfigJson&, config::ModelConfig& m) {
   m.norm_placement = config::NormPlacement::output;
   m.qk_layernorm = true;
   m.qk_layernorm_across_heads = true;
-}
-
-static void write_olmo2(const config::ModelConfig& m, OrderedJson& j) {
-  write_llama_like(m, j, kOlmo2Keys);
 }
 
 static TensorNames olmo2_names() {
@@ -27,6 +20,10 @@ static TensorNames olmo2_names() {
 }
 
 extern const Family kOlmo2;
-const Family kOlmo2 = {"olmo2", "Olmo2ForCausalLM", read_olmo2, write_olmo2, olmo2_names(), ""};
+const Family kOlmo2 = {.model_type = "olmo2",
+                       .architecture = "Olmo2ForCausalLM",
+                       .like = LlamaLike{.attention_bias = true, .epsilon = 1e-5},
+                       .read_rest = read_olmo2,
+                       .names = olmo2_names()};
 
 }  // namespace capstan::formats

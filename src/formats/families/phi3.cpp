@@ -4,10 +4,7 @@
 
 namespace capstan::formats {
 
-static constexpr LlamaLike kPhi3Keys{.epsilon = 1e-5, .original_positions = 4096, .partial_rotary = true};
-
 static void read_phi3(ConfigJson& c, config::ModelConfig& m) {
-  read_llama_like(c, m, kPhi3Keys);
   const double hidden = c.number("resid_pdrop", 0), embedding = c.number("embd_pdrop", 0);
   if (hidden != embedding) c.refuse("`resid_pdrop` and `embd_pdrop` differ: both are model.hidden_dropout");
   m.hidden_dropout = hidden;
@@ -16,7 +13,6 @@ static void read_phi3(ConfigJson& c, config::ModelConfig& m) {
 }
 
 static void write_phi3(const config::ModelConfig& m, OrderedJson& j) {
-  write_llama_like(m, j, kPhi3Keys);
   if (*m.kv_channels * m.num_attention_heads == m.hidden_size) j.erase("head_dim");
   if (m.rope_scaling) j["original_max_position_embeddings"] = m.rope_scaling_original_max_position_embeddings;
   j["resid_pdrop"] = m.hidden_dropout;
@@ -33,6 +29,11 @@ static TensorNames phi3_names() {
 }
 
 extern const Family kPhi3;
-const Family kPhi3 = {"phi3", "Phi3ForCausalLM", read_phi3, write_phi3, phi3_names(), ""};
+const Family kPhi3 = {.model_type = "phi3",
+                      .architecture = "Phi3ForCausalLM",
+                      .like = LlamaLike{.epsilon = 1e-5, .original_positions = 4096, .partial_rotary = true},
+                      .read_rest = read_phi3,
+                      .write_rest = write_phi3,
+                      .names = phi3_names()};
 
 }  // namespace capstan::formats
