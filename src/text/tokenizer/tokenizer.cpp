@@ -500,28 +500,8 @@ std::string StreamDecoder::finish() {
 }
 
 std::shared_ptr<const Tokenizer> byte_tokenizer() {
-  static const std::shared_ptr<const Tokenizer> tokenizer = [] {
-    std::string json =
-        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":256,\"content\":"
-        "\"<|endoftext|>\","
-        "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],"
-        "\"normalizer\":null,"
-        "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_"
-        "regex\":false},"
-        "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_"
-        "offsets\":true,\"use_regex\":false},"
-        "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
-        "\"end_of_word_suffix\":null,"
-        "\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,\"vocab\":{";
-    for (int b = 0; b < 256; ++b) {
-      const char byte = static_cast<char>(b);
-      std::string token;
-      append_byte_text(token, {&byte, 1});
-      json += capstan::quoted(token) + ":" + std::to_string(b) + ",";
-    }
-    json += "\"<|endoftext|>\":256},\"merges\":[]}}";
-    return Tokenizer::from_json(std::move(json), "the byte tokenizer");
-  }();
+  static const std::shared_ptr<const Tokenizer> tokenizer =
+      Tokenizer::from_json(byte_tokenizer_json(), "the byte tokenizer");
   return tokenizer;
 }
 

@@ -3,54 +3,68 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
+#include "text/tokenizer/byte_level.hpp"
 #include "text/tokenizer/pre_tokenizer.hpp"
 
 namespace capstan::text {
 
 namespace {
 
-std::string added_tokens(const TokenizerText& text) {
-  if (text.special_ids.empty()) return "  \"added_tokens\": [],\n";
-  std::string out = "  \"added_tokens\": [\n";
-  for (size_t i = 0; i < text.special_ids.size(); ++i) {
-    const int32_t id = text.special_ids[i];
-    const auto token = std::find_if(text.vocab.begin(), text.vocab.end(),
-                                    [&](const auto& entry) { return entry.second == id; });
-    out += "    {\n      \"id\": " + std::to_string(id) +
-           ",\n      \"content\": " + capstan::quoted(token->first) +
-           ",\n      \"single_word\": false,\n      \"lstrip\": false,\n      \"rstrip\": false,\n"
-           "      \"normalized\": false,\n      \"special\": true\n    }";
-    out += i + 1 < text.special_ids.size() ? ",\n" : "\n  ],\n";
-  }
-  return out;
+OrderedJson byte_level(bool add_prefix_space, bool trim_offsets, bool use_regex) {
+  return {{"type", "ByteLevel"},
+          {"add_prefix_space", add_prefix_space},
+          {"trim_offsets", trim_offsets},
+          {"use_regex", use_regex}};
 }
 
-std::string stages(const TokenizerText& text) {
-  std::string out = text.pre_tokenizer == PreTokenizerChoice::qwen2
-                        ? "  \"normalizer\": {\n    \"type\": \"NFC\"\n  },\n"
-                        : "  \"normalizer\": null,\n";
-  const std::string prefix = text.add_prefix_space ? "true" : "false";
-  if (text.pre_tokenizer == PreTokenizerChoice::gpt2) {
-    out += "  \"pre_tokenizer\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": " + prefix +
-           ",\n    \"trim_offsets\": true,\n    \"use_regex\": true\n  },\n";
-  } else {
-    const auto pattern = text.pre_tokenizer == PreTokenizerChoice::llama3 ? kLlama3Pattern : kQwen2Pattern;
-    out +=
-        "  \"pre_tokenizer\": {\n    \"type\": \"Sequence\",\n    \"pretokenizers\": [\n      {\n        "
-        "\"type\": \"Split\",\n"
-        "        \"pattern\": {\n          \"Regex\": " +
-        capstan::quoted(pattern) +
-        "\n        },\n        \"behavior\": \"Isolated\",\n        \"invert\": false\n      },\n      {\n   "
-        "     \"type\": \"ByteLevel\",\n"
-        "        \"add_prefix_space\": " +
-        prefix + ",\n        \"trim_offsets\": true,\n        \"use_regex\": false\n      }\n    ]\n  },\n";
+OrderedJson pre_tokenizer(const TokenizerText& text) {
+  if (text.pre_tokenizer == PreTokenizerChoice::gpt2) return byte_level(text.add_prefix_space, true, true);
+  const auto pattern = text.pre_tokenizer == PreTokenizerChoice::llama3 ? kLlama3Pattern : kQwen2Pattern;
+  const OrderedJson split = {
+      {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+  return {{"type", "Sequence"}, {"pretokenizers", {split, byte_level(text.add_prefix_space, true, false)}}};
+}
+
+OrderedJson document(TokenizerText text) {
+  std::sort(text.special_ids.begin(), text.special_ids.end());
+  OrderedJson added = OrderedJson::array(), merges = OrderedJson::array(), normalizer;
+  for (const int32_t id : text.special_ids) {
+    const auto token = std::find_if(text.vocab.begin(), text.vocab.end(),
+                                    [&](const auto& entry) { return entry.second == id; });
+    added.push_back({{"id", id},
+                     {"content", token->first},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
   }
-  return out +
-         "  \"post_processor\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": true,\n    "
-         "\"trim_offsets\": false,\n    \"use_regex\": true\n  },\n"
-         "  \"decoder\": {\n    \"type\": \"ByteLevel\",\n    \"add_prefix_space\": true,\n    "
-         "\"trim_offsets\": true,\n    \"use_regex\": true\n  },\n";
+  OrderedJson::object_t vocab;  // not by operator[], which looks through all tokens before
+  for (const auto& [token, id] : text.vocab) vocab.emplace_back(token, id);
+  for (const auto& [left, right] : text.merges) merges.push_back({left, right});
+  if (text.pre_tokenizer == PreTokenizerChoice::qwen2) normalizer = {{"type", "NFC"}};
+  OrderedJson model = {{"type", "BPE"},
+                       {"dropout", nullptr},
+                       {"unk_token", nullptr},
+                       {"continuing_subword_prefix", nullptr},
+                       {"end_of_word_suffix", nullptr},
+                       {"fuse_unk", false},
+                       {"byte_fallback", false},
+                       {"ignore_merges", text.ignore_merges}};
+  model["vocab"] = std::move(vocab);
+  model["merges"] = std::move(merges);
+  OrderedJson result = {{"version", "1.0"},
+                        {"truncation", nullptr},
+                        {"padding", nullptr},
+                        {"added_tokens", std::move(added)},
+                        {"normalizer", std::move(normalizer)},
+                        {"pre_tokenizer", pre_tokenizer(text)},
+                        {"post_processor", byte_level(true, false, true)},
+                        {"decoder", byte_level(true, true, true)}};
+  result["model"] = std::move(model);
+  return result;
 }
 
 }  // namespace
@@ -63,24 +77,24 @@ PreTokenizerChoice pre_tokenizer_by_name(std::string_view name) {
 }
 
 std::string tokenizer_json(TokenizerText text) {
-  std::sort(text.special_ids.begin(), text.special_ids.end());
-  std::string out = "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n";
-  out += added_tokens(text) + stages(text);
-  out +=
-      "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n    "
-      "\"continuing_subword_prefix\": null,\n"
-      "    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    "
-      "\"ignore_merges\": ";
-  out += text.ignore_merges ? "true,\n    \"vocab\": {\n" : "false,\n    \"vocab\": {\n";
-  for (size_t i = 0; i < text.vocab.size(); ++i)
-    out += "      " + capstan::quoted(text.vocab[i].first) + ": " + std::to_string(text.vocab[i].second) +
-           (i + 1 < text.vocab.size() ? ",\n" : "\n    },\n");
-  out += text.merges.empty() ? "    \"merges\": []\n" : "    \"merges\": [\n";
-  for (size_t i = 0; i < text.merges.size(); ++i)
-    out += "      [\n        " + capstan::quoted(text.merges[i].first) + ",\n        " +
-           capstan::quoted(text.merges[i].second) +
-           (i + 1 < text.merges.size() ? "\n      ],\n" : "\n      ]\n    ]\n");
-  return out + "  }\n}";
+  return dump_json(document(std::move(text)), 2);
+}
+
+std::string byte_tokenizer_json() {
+  std::vector<std::string> tokens(256);
+  TokenizerText text;
+  for (int b = 0; b < 256; ++b) {
+    const char byte = static_cast<char>(b);
+    std::string& token = tokens[static_cast<size_t>(b)];
+    append_byte_text(token, {&byte, 1});
+    text.vocab.emplace_back(token, b);
+  }
+  text.vocab.emplace_back("<|endoftext|>", 256);
+  text.special_ids = {256};
+  OrderedJson json = document(std::move(text));
+  json["pre_tokenizer"] = json["decoder"] = byte_level(false, true, false);
+  json["post_processor"] = nullptr;
+  return json.dump();
 }
 
 }  // namespace capstan::text

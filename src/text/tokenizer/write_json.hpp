@@ -21,5 +21,7 @@ struct TokenizerText {
 };
 
 std::string tokenizer_json(TokenizerText text);
+// Of byte_tokenizer(), in one line.
+std::string byte_tokenizer_json();
 
 }  // namespace capstan::text
