@@ -111,20 +111,10 @@ class Parser {
     return value;
   }
   ExprPtr disjunction() {
-    ExprPtr left = conjunction();
-    while (is_word("or")) {
-      const size_t at = tokens_[next_++].at;
-      left = make(ExprKind::binary, at, of(std::move(left), conjunction()), "or");
-    }
-    return left;
+    return left_binary({"or"}, [&] { return conjunction(); });
   }
   ExprPtr conjunction() {
-    ExprPtr left = negation();
-    while (is_word("and")) {
-      const size_t at = tokens_[next_++].at;
-      left = make(ExprKind::binary, at, of(std::move(left), negation()), "and");
-    }
-    return left;
+    return left_binary({"and"}, [&] { return negation(); });
   }
   ExprPtr negation() {
     if (!is_word("not")) return comparison();
@@ -159,7 +149,8 @@ class Parser {
   ExprPtr left_binary(std::initializer_list<std::string_view> ops, Next next) {
     ExprPtr left = next();
     for (;;) {
-      const auto op = std::find_if(ops.begin(), ops.end(), [&](std::string_view o) { return is_op(o); });
+      const auto op =
+          std::find_if(ops.begin(), ops.end(), [&](std::string_view o) { return is_op(o) || is_word(o); });
       if (op == ops.end()) return left;
       const size_t at = tokens_[next_++].at;
       left = make(ExprKind::binary, at, of(std::move(left), next()), std::string(*op));
@@ -191,6 +182,19 @@ class Parser {
     }
     value = postfix(std::move(value));
     return with_filters ? filters(std::move(value)) : std::move(value);
+  }
+
+  // Items with commas between them and perhaps one behind the last, up to `close`, which is taken.
+  template <class Read>
+  void comma_list(std::string_view close, Read read) {
+    for (bool first = true; !is_op(close); first = false) {
+      if (!first) {
+        expect_op(",");
+        if (is_op(close)) break;
+      }
+      read();
+    }
+    expect_op(close);
   }
 
   ExprPtr constant(size_t at, Value value) {
@@ -233,30 +237,17 @@ class Parser {
       expect_op(")");
       return inside;
     }
+    std::vector<ExprPtr> items;
     if (skip_op("[")) {
-      std::vector<ExprPtr> items;
-      while (!is_op("]")) {
-        if (!items.empty()) {
-          expect_op(",");
-          if (is_op("]")) break;
-        }
-        items.push_back(expression());
-      }
-      expect_op("]");
+      comma_list("]", [&] { items.push_back(expression()); });
       return make(ExprKind::list, at, std::move(items));
     }
     if (skip_op("{")) {
-      std::vector<ExprPtr> items;
-      while (!is_op("}")) {
-        if (!items.empty()) {
-          expect_op(",");
-          if (is_op("}")) break;
-        }
+      comma_list("}", [&] {
         items.push_back(expression());
         expect_op(":");
         items.push_back(expression());
-      }
-      expect_op("}");
+      });
       return make(ExprKind::map, at, std::move(items));
     }
     bad("expected an expression, not " + written());
@@ -319,13 +310,7 @@ class Parser {
   // `( … )` behind a value, or behind a filter or test whose first operand it is.
   void arguments(Expr& into) {
     expect_op("(");
-    bool first = true;
-    while (!is_op(")")) {
-      if (!first) {
-        expect_op(",");
-        if (is_op(")")) break;
-      }
-      first = false;
+    comma_list(")", [&] {
       if (is_op("*") || is_op("**")) unsupported(now().at, "unpacking of arguments");
       ExprPtr value;
       if (now().kind == TokenKind::name && after().kind == TokenKind::op && after().text == "=") {
@@ -340,8 +325,7 @@ class Parser {
         into.depth = std::max(into.depth, value->depth + 1);
         into.operands.push_back(std::move(value));
       }
-    }
-    expect_op(")");
+    });
     if (into.depth > kMaxDepth)
       source_.fail_at(into.at, "an expression of more than " + std::to_string(kMaxDepth) + " levels");
   }

@@ -240,34 +240,13 @@ void print_json_text(std::string_view text, bool ascii, std::string& out) {
       continue;
     }
     ++i;
-    switch (c) {
-      case '"':
-        out += "\\\"";
-        break;
-      case '\\':
-        out += "\\\\";
-        break;
-      case '\n':
-        out += "\\n";
-        break;
-      case '\r':
-        out += "\\r";
-        break;
-      case '\t':
-        out += "\\t";
-        break;
-      case '\b':
-        out += "\\b";
-        break;
-      case '\f':
-        out += "\\f";
-        break;
-      default:
-        if (c < 0x20)
-          unit(c);
-        else
-          out += static_cast<char>(c);
-    }
+    constexpr std::string_view kEscaped = "\"\\\n\r\t\b\f", kNames = "\"\\nrtbf";
+    if (const size_t name = kEscaped.find(static_cast<char>(c)); name != std::string_view::npos)
+      (out += '\\') += kNames[name];
+    else if (c < 0x20)
+      unit(c);
+    else
+      out += static_cast<char>(c);
   }
   out += '"';
 }

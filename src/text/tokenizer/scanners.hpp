@@ -62,27 +62,36 @@ const char* space_run(const Context& text, const char* p) {
   return last;  // one space stays for the next piece
 }
 
+// The end of 's|'t|'re|'ve|'m|'ll|'d at the apostrophe p, or nullptr; any_case: of (?i:…), where case folding
+// knows U+017F as an s.
+template <bool any_case>
+const char* contraction(const char* p, const char* end) {
+  const auto left = end - p;
+  if (left < 2) return nullptr;
+  const auto lower = [p](int i) { return any_case ? p[i] | 0x20 : p[i]; };
+  switch (lower(1)) {
+    case 's':
+    case 't':
+    case 'm':
+    case 'd':
+      return p + 2;
+    case 'r':
+    case 'v':
+      return left >= 3 && lower(2) == 'e' ? p + 3 : nullptr;
+    case 'l':
+      return left >= 3 && lower(2) == 'l' ? p + 3 : nullptr;
+    default:
+      break;
+  }
+  if (any_case && left >= 3 && p[1] == '\xC5' && p[2] == '\xBF') return p + 3;
+  return nullptr;
+}
+
 // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 inline const char* gpt2(const Context& text, const char* p) {
   const char* const end = text.end;
-  if (*p == '\'' && end - p >= 2) {
-    switch (p[1]) {
-      case 's':
-      case 't':
-      case 'm':
-      case 'd':
-        return p + 2;
-      case 'r':
-      case 'v':
-        if (end - p >= 3 && p[2] == 'e') return p + 3;
-        break;
-      case 'l':
-        if (end - p >= 3 && p[2] == 'l') return p + 3;
-        break;
-      default:
-        break;
-    }
-  }
+  if (*p == '\'')
+    if (const char* q = contraction<false>(p, end)) return q;
   const char* q = p;
   Context::Class c = text.at(p);
   if (*p == ' ' && end - p >= 2) {
@@ -98,36 +107,13 @@ inline const char* gpt2(const Context& text, const char* p) {
   return space_run<false>(text, p);
 }
 
-// The end of (?i:'s|'t|'re|'ve|'m|'ll|'d) at the apostrophe p, or nullptr. Case folding knows U+017F as an s.
-inline const char* contraction(const char* p, const char* end) {
-  const auto left = end - p;
-  if (left < 2) return nullptr;
-  const auto lower = [p](int i) { return p[i] | 0x20; };
-  switch (lower(1)) {
-    case 's':
-    case 't':
-    case 'm':
-    case 'd':
-      return p + 2;
-    case 'r':
-    case 'v':
-      return left >= 3 && lower(2) == 'e' ? p + 3 : nullptr;
-    case 'l':
-      return left >= 3 && lower(2) == 'l' ? p + 3 : nullptr;
-    default:
-      break;
-  }
-  if (left >= 3 && p[1] == '\xC5' && p[2] == '\xBF') return p + 3;
-  return nullptr;
-}
-
 // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}|
 // ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 template <int digits>
 const char* llama3(const Context& text, const char* p) {
   const char* const end = text.end;
   if (*p == '\'')
-    if (const char* q = contraction(p, end)) return q;
+    if (const char* q = contraction<true>(p, end)) return q;
   const Context::Class c = text.at(p);
   const char* q = p + c.bytes;
   if (c.bits & kLetter) return text.skip_letters(q);

@@ -32,30 +32,17 @@ constexpr Range kUnicode16[] = {
 };
 
 uint8_t bits_of(char32_t c) {
-  uint8_t space = 0;
-  if ((c >= 9 && c <= 13) || c == 0x85) space = kSpace | (c == '\n' || c == '\r' ? kNewline : 0);
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-      return kLetter;
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO:
-      return kNumber;
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-      return kMark;
-    case UTF8PROC_CATEGORY_ZS:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-      return kSpace;
-    default:
-      return space;
-  }
+  if (c == '\n' || c == '\r') return kSpace | kNewline;
+  if ((c >= 9 && c <= 13) || c == 0x85) return kSpace;
+  // utf8proc numbers the categories of one class in a row.
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+  const auto between = [&](utf8proc_category_t first, utf8proc_category_t last) {
+    return category >= first && category <= last;
+  };
+  if (between(UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO)) return kLetter;
+  if (between(UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO)) return kNumber;
+  if (between(UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME)) return kMark;
+  return between(UTF8PROC_CATEGORY_ZS, UTF8PROC_CATEGORY_ZP) ? kSpace : 0;
 }
 
 std::unique_ptr<UnicodeClasses> make_classes() {

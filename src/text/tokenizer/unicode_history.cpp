@@ -78,6 +78,11 @@ utf8proc_category_t category(char32_t c) {
   return c >= kRawByte ? UTF8PROC_CATEGORY_CN : utf8proc_category(static_cast<utf8proc_int32_t>(c));
 }
 
+// utf8proc numbers the categories of one class in a row.
+bool between(utf8proc_category_t category, utf8proc_category_t first, utf8proc_category_t last) {
+  return category >= first && category <= last;
+}
+
 }  // namespace
 
 bool is_punctuation(char32_t c) {
@@ -85,18 +90,7 @@ bool is_punctuation(char32_t c) {
     return (c >= 0x21 && c <= 0x2F) || (c >= 0x3A && c <= 0x40) || (c >= 0x5B && c <= 0x60) ||
            (c >= 0x7B && c <= 0x7E);
   if (c == 0x166D || c == 0x111C9) return true;  // were, and are no longer
-  switch (category(c)) {
-    case UTF8PROC_CATEGORY_PC:
-    case UTF8PROC_CATEGORY_PD:
-    case UTF8PROC_CATEGORY_PS:
-    case UTF8PROC_CATEGORY_PE:
-    case UTF8PROC_CATEGORY_PI:
-    case UTF8PROC_CATEGORY_PF:
-    case UTF8PROC_CATEGORY_PO:
-      return !in(kLaterPunctuation, c);
-    default:
-      return false;
-  }
+  return between(category(c), UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PO) && !in(kLaterPunctuation, c);
 }
 
 bool is_control(char32_t c) {
@@ -104,15 +98,7 @@ bool is_control(char32_t c) {
   if (c < 0x7F) return c < 0x20;
   // Became format characters after Unicode 8.
   if (c == 0x890 || c == 0x891 || c == 0x8E2 || c == 0x110CD || (c >= 0x13430 && c <= 0x1343F)) return false;
-  switch (category(c)) {
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_CS:
-      return true;
-    default:
-      return false;
-  }
+  return between(category(c), UTF8PROC_CATEGORY_CC, UTF8PROC_CATEGORY_CO);
 }
 
 bool is_nonspacing_mark(char32_t c) {
@@ -123,14 +109,7 @@ bool is_nonspacing_mark(char32_t c) {
 bool is_mark(char32_t c) {
   if (c < 0x300) return false;
   if (c == 0x1CF2 || c == 0x1CF3) return true;
-  switch (category(c)) {
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-      return !in(kLaterMarks, c);
-    default:
-      return false;
-  }
+  return between(category(c), UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME) && !in(kLaterMarks, c);
 }
 
 bool is_later_mark(char32_t c) {
@@ -144,21 +123,10 @@ bool has_later_decomposition(char32_t c) {
 char32_t small_letter(char32_t c) {
   if (c < 0x80) return c >= 'A' && c <= 'Z' ? c + 0x20 : c;
   if (c >= kRawByte) return c;
-  switch (c) {
-    case 0x1C89:
-    case 0xA7CC:
-    case 0xA7CE:
-    case 0xA7D2:
-    case 0xA7D4:
-    case 0xA7DA:
-      return c + 1;
-    case 0xA7CB:
-      return 0x264;
-    case 0xA7DC:
-      return 0x19B;
-    default:
-      break;
-  }
+  for (const char32_t later : {0x1C89, 0xA7CC, 0xA7CE, 0xA7D2, 0xA7D4, 0xA7DA})
+    if (c == later) return c + 1;
+  if (c == 0xA7CB) return 0x264;
+  if (c == 0xA7DC) return 0x19B;
   if (c >= 0x10D50 && c <= 0x10D65) return c + 0x20;
   if (c >= 0x16EA0 && c <= 0x16EB8) return c + 0x1B;
   return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
