@@ -518,12 +518,7 @@ void tokenizer(Reader& r) {
 }
 
 void checkpoints(Reader& r) {
-  const auto save = r.text("checkpoint.save"), load = r.text("checkpoint.load");
-  if (save) r.set("checkpoint.save", *save, "checkpoint.save");
-  if (load)
-    r.leave("checkpoint.load", *load, save == load ? Why::no_effect : Why::theirs,
-            save == load ? std::string("a run here continues with `capstan train … --resume`")
-                         : std::string(kCheckpoint));
+  save_and_load(r, "checkpoint.save", "checkpoint.load");
   const auto weights = r.text("checkpoint.pretrained_checkpoint");
   const auto model = r.text("model.hf_model_id");
   if (weights) r.leave("checkpoint.pretrained_checkpoint", *weights, Why::theirs, std::string(kCheckpoint));

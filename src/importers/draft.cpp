@@ -250,34 +250,30 @@ std::string Draft::recipe(const std::string& title, const std::string& name,
   return out;
 }
 
+template <class See>
+void Draft::each_entry(See see) const {
+  for (const config::SectionInfo& section : config::schema().sections()) {
+    if (const auto found = presets_.find(section.name); found != presets_.end())
+      see(section.name + " (preset)", found->second);
+    for (const config::FieldInfo& info : section.fields)
+      if (const auto found = entries_.find(info.path); found != entries_.end()) see(info.path, found->second);
+  }
+}
+
 std::vector<Taken> Draft::taken() const {
   std::vector<Taken> result;
-  for (const config::SectionInfo& section : config::schema().sections()) {
-    if (const auto found = presets_.find(section.name);
-        found != presets_.end() && !found->second.from.key.empty())
-      result.push_back({found->second.from.location, found->second.from.key, section.name + " (preset)",
-                        found->second.value});
-    for (const config::FieldInfo& info : section.fields)
-      if (const auto found = entries_.find(info.path);
-          found != entries_.end() && !found->second.from.key.empty())
-        result.push_back(
-            {found->second.from.location, found->second.from.key, info.path, found->second.value});
-  }
+  each_entry([&](const std::string& path, const Entry& entry) {
+    if (!entry.from.key.empty()) result.push_back({entry.from.location, entry.from.key, path, entry.value});
+  });
   return result;
 }
 
 std::vector<Assumed> Draft::assumed() const {
   std::vector<Assumed> result;
   if (!base_.empty()) result.push_back({"extends", base_, base_reason_});
-  for (const config::SectionInfo& section : config::schema().sections()) {
-    if (const auto found = presets_.find(section.name);
-        found != presets_.end() && found->second.from.key.empty())
-      result.push_back({section.name + " (preset)", found->second.value, found->second.note});
-    for (const config::FieldInfo& info : section.fields)
-      if (const auto found = entries_.find(info.path);
-          found != entries_.end() && found->second.from.key.empty())
-        result.push_back({info.path, found->second.value, found->second.note});
-  }
+  each_entry([&](const std::string& path, const Entry& entry) {
+    if (entry.from.key.empty()) result.push_back({path, entry.value, entry.note});
+  });
   return result;
 }
 

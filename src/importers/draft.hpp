@@ -72,6 +72,9 @@ class Draft {
     std::string note;
     std::string value;
   };
+  // see(path, entry) in the recipe's order; "section (preset)" for presets.
+  template <class See>
+  void each_entry(See see) const;
   std::string comment(const Entry& entry) const;
   const config::FieldInfo& field(std::string_view path) const;
 

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/text.hpp"
+#include "importers/reasons.hpp"
 
 namespace capstan::importers {
 
@@ -89,6 +90,16 @@ void base_weights(Draft& draft, const std::string& name, const From& from) {
 void tokenizer_of_base(Draft& draft) {
   draft.assume_preset("tokenizer", "huggingface", "the base model's");
   draft.refer("tokenizer.tokenizer_model", "checkpoint.pretrained_checkpoint", "beside the weights");
+}
+
+void save_and_load(Reader& reader, std::string_view save, std::string_view load) {
+  const auto to = reader.text(save), from = reader.text(load);
+  if (to) reader.set("checkpoint.save", *to, save);
+  if (!from) return;
+  if (to == from)
+    reader.leave(load, *from, Why::no_effect, "a run here continues with `capstan train … --resume`");
+  else
+    reader.leave(load, *from, Why::theirs, std::string(kCheckpoint));
 }
 
 void adapt_modules(Draft& draft, const AdaptedModules& adapted) {

@@ -17,6 +17,8 @@ bool is_path(std::string_view name);
 // that they are expected in.
 void base_weights(Draft& draft, const std::string& name, const From& from);
 void tokenizer_of_base(Draft& draft);
+// Where checkpoints go, by the key `save`, and the ones that another program would go on from.
+void save_and_load(Reader& reader, std::string_view save, std::string_view load);
 
 // Modules by the names of Transformers and torchtune (`q_proj`, `w1`, `c_attn`). Where q, k and v are modules
 // of their own, each has an adapter of its own; names that are no module of the layers are listed.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.hpp"
+#include "importers/finetuning.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/known_models.hpp"
 #include "importers/reasons.hpp"
@@ -240,12 +241,7 @@ void tokenizer(Reader& r) {
 }
 
 void checkpoints(Reader& r) {
-  const auto save = r.text("--save"), load = r.text("--load");
-  if (save) r.set("checkpoint.save", *save, "--save");
-  if (load)
-    r.leave("--load", *load, save == load ? Why::no_effect : Why::theirs,
-            save == load ? std::string("a run here continues with `capstan train … --resume`")
-                         : std::string(kCheckpoint));
+  save_and_load(r, "--save", "--load");
   if (r.is_true("--finetune"))
     r.leave("--finetune", "", Why::no_effect, "`checkpoint.pretrained_checkpoint` starts from weights alone");
 }
