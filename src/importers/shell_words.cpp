@@ -368,6 +368,12 @@ class Script {
     }
   }
 
+  static void append_to(ShellWord& to, const ShellWord& more) {
+    to.text += more.text;
+    to.at.insert(to.at.end(), more.at.begin(), more.at.end());
+    to.marks.insert(to.marks.end(), more.marks.begin(), more.marks.end());
+  }
+
   // NAME=, NAME+=: the name, with `at_` behind the sign.
   std::optional<std::pair<std::string, bool>> assignment() {
     size_t end = at_;
@@ -408,9 +414,7 @@ class Script {
           whole.marks.push_back(0);
         }
         first = false;
-        whole.text += word.text;
-        whole.at.insert(whole.at.end(), word.at.begin(), word.at.end());
-        whole.marks.insert(whole.marks.end(), word.marks.begin(), word.marks.end());
+        append_to(whole, word);
       }
       value.push_back(std::move(whole));
     }
@@ -423,9 +427,7 @@ class Script {
     if (!append) {
       variable = std::move(value);
     } else if (!list && !variable.empty()) {
-      variable[0].text += value[0].text;
-      variable[0].at.insert(variable[0].at.end(), value[0].at.begin(), value[0].at.end());
-      variable[0].marks.insert(variable[0].marks.end(), value[0].marks.begin(), value[0].marks.end());
+      append_to(variable[0], value[0]);
       grow(variable[0].text.size());
     } else {
       for (ShellWord& word : value) variable.push_back(std::move(word));

@@ -89,9 +89,7 @@ void TokenFinder::add(std::string_view pattern, int32_t token) {
   }
   int32_t node = root;
   for (size_t i = 1; i < pattern.size(); ++i) {
-    int32_t child = nodes_[static_cast<size_t>(node)].child;
-    while (child >= 0 && nodes_[static_cast<size_t>(child)].byte != byte_at(i))
-      child = nodes_[static_cast<size_t>(child)].sibling;
+    int32_t child = child_of(node, byte_at(i));
     if (child < 0) {
       child = static_cast<int32_t>(nodes_.size());
       nodes_.push_back({-1, nodes_[static_cast<size_t>(node)].child, -1, byte_at(i)});
@@ -115,9 +113,7 @@ int32_t TokenFinder::match_at(std::string_view text, size_t begin, size_t& end, 
     }
     ++steps;
     if (i >= text.size()) break;
-    node = here.child;
-    while (node >= 0 && nodes_[static_cast<size_t>(node)].byte != static_cast<unsigned char>(text[i]))
-      node = nodes_[static_cast<size_t>(node)].sibling;
+    node = child_of(node, static_cast<unsigned char>(text[i]));
   }
   return found;
 }

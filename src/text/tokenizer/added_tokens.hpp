@@ -47,6 +47,12 @@ class TokenFinder {
     int32_t token = -1;
     unsigned char byte = 0;
   };
+  int32_t child_of(int32_t node, unsigned char byte) const {
+    int32_t child = nodes_[static_cast<size_t>(node)].child;
+    while (child >= 0 && nodes_[static_cast<size_t>(child)].byte != byte)
+      child = nodes_[static_cast<size_t>(child)].sibling;
+    return child;
+  }
   // The longest match at `begin`: its token and its end, or -1. Adds the bytes looked at to `steps`.
   int32_t match_at(std::string_view text, size_t begin, size_t& end, size_t& steps) const;
   size_t next_candidate(std::string_view text, size_t from) const;

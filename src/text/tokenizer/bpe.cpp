@@ -118,33 +118,27 @@ void BpeModel::encode_words(const PieceBatch& batch, Scratch& scratch, std::vect
     write += count;
   };
 
+  const auto encode_remembered = [&](auto& table, std::string_view piece, size_t pieces_left) {
+    const auto key = table.key_of(piece, batch.readable_end);
+    auto* set = table.set_of(key);
+    const auto* hit = set[0].key == key ? &set[0] : set[1].key == key ? &set[1] : nullptr;
+    if (hit) [[likely]] {
+      std::memcpy(write, hit->ids.data(), sizeof(hit->ids));
+      write += hit->count;
+      return;
+    }
+    encode_ids(piece, scratch);
+    if (scratch.ids.size() <= set->ids.size()) table.put(set, key, scratch.ids);
+    append_ids(pieces_left);
+  };
+
   for (size_t p = 0; p < batch.pieces.size(); ++p) {
     const std::string_view piece = batch.pieces[p];
     const size_t left = batch.pieces.size() - p - 1;
-    if (piece.size() <= decltype(Memory::narrow)::kLength) {
-      const auto key = decltype(Memory::narrow)::key_of(piece, batch.readable_end);
-      auto* set = memory.narrow.set_of(key);
-      const auto* hit = set[0].key == key ? &set[0] : set[1].key == key ? &set[1] : nullptr;
-      if (hit) [[likely]] {
-        std::memcpy(write, hit->ids.data(), sizeof(hit->ids));
-        write += hit->count;
-        continue;
-      }
-      encode_ids(piece, scratch);
-      if (scratch.ids.size() <= 3) decltype(Memory::narrow)::put(set, key, scratch.ids);
-      append_ids(left);
-    } else if (piece.size() <= decltype(Memory::wide)::kLength) {
-      const auto key = decltype(Memory::wide)::key_of(piece, batch.readable_end);
-      auto* set = memory.wide.set_of(key);
-      const auto* hit = set[0].key == key ? &set[0] : set[1].key == key ? &set[1] : nullptr;
-      if (hit) {
-        std::memcpy(write, hit->ids.data(), sizeof(hit->ids));
-        write += hit->count;
-        continue;
-      }
-      encode_ids(piece, scratch);
-      if (scratch.ids.size() <= 7) decltype(Memory::wide)::put(set, key, scratch.ids);
-      append_ids(left);
+    if (piece.size() <= memory.narrow.kLength) {
+      encode_remembered(memory.narrow, piece, left);
+    } else if (piece.size() <= memory.wide.kLength) {
+      encode_remembered(memory.wide, piece, left);
     } else {
       encode_ids(piece, scratch);
       append_ids(left);

@@ -144,12 +144,8 @@ void Tokenizer::Parts::add_bpe(const TokenizerSpec& spec) {
   bpe->ignore_merges = spec.ignore_merges;
   bpe->fuse_unknown = spec.fuse_unknown;
   bool complete = true;
-  std::string text;
   for (int b = 0; b < 256; ++b) {
-    text.clear();
-    const char byte = static_cast<char>(b);
-    append_byte_text(text, {&byte, 1});
-    const auto id = vocabulary.find_of_model(text);
+    const auto id = vocabulary.find_of_model(byte_text(b));
     bpe->byte_ids[static_cast<size_t>(b)] = id.value_or(-1);
     complete = complete && id;
   }

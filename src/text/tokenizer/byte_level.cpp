@@ -34,6 +34,12 @@ void append_byte_text(std::string& out, std::string_view bytes) {
   for (const char b : bytes) append_utf8(out, table[static_cast<unsigned char>(b)]);
 }
 
+std::string byte_text(int byte) {
+  std::string text;
+  append_utf8(text, byte_to_character()[static_cast<size_t>(byte)]);
+  return text;
+}
+
 bool append_text_bytes(std::string& out, std::string_view text) {
   const auto& table = character_to_byte();
   const size_t before = out.size();

@@ -16,6 +16,7 @@ const std::array<int16_t, kByteAlphabetSize>& character_to_byte();  // code poin
 
 // Appends the text that stands for the bytes.
 void append_byte_text(std::string& out, std::string_view bytes);
+std::string byte_text(int byte);
 // Appends the bytes that a token's text stands for; false, and nothing appended, when a character is outside
 // the alphabet.
 bool append_text_bytes(std::string& out, std::string_view text);

@@ -199,19 +199,9 @@ Merger::Merger(const TrainOptions& options, const WordCounts& words) {
   // The alphabet, in the order of its characters.
   std::array<uint16_t, 256> characters = byte_to_character();
   std::sort(characters.begin(), characters.end());
-  for (const uint16_t character : characters) {
-    const char byte = static_cast<char>(character_to_byte()[character]);
-    std::string text;
-    append_byte_text(text, {&byte, 1});
-    token(text);
-  }
+  for (const uint16_t character : characters) token(byte_text(character_to_byte()[character]));
   std::array<int32_t, 256> byte_ids;
-  for (int b = 0; b < 256; ++b) {
-    const char byte = static_cast<char>(b);
-    std::string text;
-    append_byte_text(text, {&byte, 1});
-    byte_ids[static_cast<size_t>(b)] = ids_.at(text);
-  }
+  for (int b = 0; b < 256; ++b) byte_ids[static_cast<size_t>(b)] = ids_.at(byte_text(b));
   size_t bytes = 0;
   for (size_t w = 0; w < words.size(); ++w) bytes += words.word(w).size();
   symbols_.reserve(bytes);

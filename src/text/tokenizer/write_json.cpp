@@ -81,14 +81,10 @@ std::string tokenizer_json(TokenizerText text) {
 }
 
 std::string byte_tokenizer_json() {
-  std::vector<std::string> tokens(256);
+  std::vector<std::string> tokens;
+  for (int b = 0; b < 256; ++b) tokens.push_back(byte_text(b));
   TokenizerText text;
-  for (int b = 0; b < 256; ++b) {
-    const char byte = static_cast<char>(b);
-    std::string& token = tokens[static_cast<size_t>(b)];
-    append_byte_text(token, {&byte, 1});
-    text.vocab.emplace_back(token, b);
-  }
+  for (int b = 0; b < 256; ++b) text.vocab.emplace_back(tokens[static_cast<size_t>(b)], b);
   text.vocab.emplace_back("<|endoftext|>", 256);
   text.special_ids = {256};
   OrderedJson json = document(std::move(text));
