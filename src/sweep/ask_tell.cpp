@@ -4,8 +4,9 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "base/json.hpp"
 #include "base/text.hpp"
+#include "sweep/json.hpp"
+#include "sweep/values.hpp"
 #include "train/records/metrics.hpp"
 
 namespace capstan::sweep {
@@ -21,11 +22,8 @@ OrderedJson object_of(std::string_view line, std::initializer_list<const char*> 
          std::string("for example ") + example);
   const std::vector<std::string> names(known.begin(), known.end());
   for (const auto& [key, value] : object.items())
-    if (std::find(names.begin(), names.end(), key) == names.end()) {
-      const auto near = near_matches(key, names);
-      fail(ErrorCode::usage, "unknown key `" + key + "`",
-           near.empty() ? "known are " + join(names, ", ") : "did you mean `" + near.front() + "`?");
-    }
+    if (std::find(names.begin(), names.end(), key) == names.end())
+      fail(ErrorCode::usage, "unknown key `" + key + "`", near_help(key, names, "known are "));
   return object;
 }
 
@@ -54,21 +52,21 @@ std::string value_text(const std::string& path, const OrderedJson& value) {
 
 OrderedJson description(const Store& store, const TrialPlan& trial) {
   const fs::path directory = fs::absolute(store.directory()).lexically_normal();
-  OrderedJson object{{"trial", trial.id}, {"label", trial.label}};
-  object["values"] = OrderedJson::object();
-  for (const auto& [path, value] : trial.values) object["values"][path] = value;
-  object["seed"] = trial.seed ? OrderedJson(*trial.seed) : OrderedJson(nullptr);
-  object["state"] = name_of(store.state(trial.id));
-  object["recipe"] = (directory / "trials" / trial.id / "recipe.yaml").string();
-  object["command"] = {"sweep", "run", directory.string(), "--trial", trial.id};
-  return object;
+  return {{"trial", trial.id},
+          {"label", trial.label},
+          {"values", json_of(trial.values)},
+          {"seed", or_null(trial.seed)},
+          {"state", name_of(store.state(trial.id))},
+          {"recipe", (directory / "trials" / trial.id / "recipe.yaml").string()},
+          {"command", {"sweep", "run", directory.string(), "--trial", trial.id}}};
 }
 
 OrderedJson standing(const Store& store, const TrialPlan& trial) {
   const TrialStatus status = store.status(trial);
-  OrderedJson object{{"trial", trial.id}, {"state", name_of(status.state)}};
-  object["value"] = status.metric ? OrderedJson(*status.metric) : OrderedJson(nullptr);
-  object["step"] = status.step ? OrderedJson(*status.step) : OrderedJson(nullptr);
+  OrderedJson object{{"trial", trial.id},
+                     {"state", name_of(status.state)},
+                     {"value", or_null(status.metric)},
+                     {"step", or_null(status.step)}};
   if (!status.reason.empty()) object["reason"] = status.reason;
   return object;
 }

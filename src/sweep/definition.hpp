@@ -31,6 +31,7 @@
 
 #include "config/core/diagnostics.hpp"
 #include "config/core/override.hpp"
+#include "config/core/types.hpp"
 
 namespace capstan::sweep {
 
@@ -51,6 +52,9 @@ struct Axis {
 
 // Path and value, in the order written. A value is text: the right side of an override.
 using Values = std::vector<std::pair<std::string, std::string>>;
+std::string value_of(const Values& values, std::string_view path);  // empty: it has none
+// "optimizer.lr=3e-4 rng.seed=1"
+std::string text_of(const Values& values, std::optional<int64_t> seed);
 
 // `optimizer.lr: ">8e-4"`; equal: also plain values and lists of them (any of `values`).
 struct Condition {
@@ -58,36 +62,41 @@ struct Condition {
   std::string path;
   Kind kind = Kind::equal;
   std::vector<std::string> values;
+  bool is_bound() const { return kind != Kind::equal && kind != Kind::unequal; }
 };
 
 enum class Method : uint8_t { grid, random, sobol, list };
-std::string_view name_of(Method method);
 
 // `loss` and other names of logged steps; `val/loss` of the validation rows (EVENT/NAME of any row with an
 // event). A sweep that names none is ranked by `val/loss` where all its trials validate, else by `loss`;
 // make_plan chooses, and plan.json says.
 struct Metric {
-  std::string name = "loss";
+  std::string name;    // empty: not chosen yet
   bool named = false;  // by the definition
   enum class Goal : uint8_t { min, max } goal = Goal::min;
-  enum class At : uint8_t { last, best, mean } at = At::last;
-  int64_t window = 0;  // mean: over so many rows at the end
+  std::string at = "last";  // last, best or mean(last N)
+  int64_t window = 1;       // so many rows at the end are averaged; 0: the best row counts
+  // Sets `at` and `window`; false where the text is none of the three.
+  bool set_at(std::string_view text);
   bool better(double a, double b) const { return goal == Goal::min ? a < b : a > b; }
 };
-std::string text_of(Metric::Goal goal);          // "min"
-std::string text_of_at(const Metric& metric);    // "last", "best", "mean(last 100)"
 std::string ranking_text(const Metric& metric);  // "`loss` (last), the training loss, the lowest first"
 
-struct Stop {
-  std::vector<int64_t> steps;  // the rungs of successive halving, ascending; empty: none
+// Successive halving.
+struct Asha {
+  std::vector<int64_t> steps;  // the rungs, ascending; empty: none
   double keep = 1.0 / 3;       // fraction of the trials at a rung that continues
+};
+struct Stop {
+  Asha asha;
   bool nan = true;
   std::optional<double> worse_than;
 };
 
 struct Limits {
-  std::optional<double> per_trial_seconds, device_hours;  // device hours: of all ranks of all trials
-  int64_t retries = 0;  // of a trial whose failure is not an error of its configuration
+  std::optional<config::Duration> per_trial;
+  std::optional<double> device_hours;  // of all ranks of all trials
+  int64_t retries = 0;                 // of a trial whose failure is not an error of its configuration
 };
 
 struct Resources {
@@ -104,7 +113,7 @@ struct Definition {
   std::vector<int64_t> seeds;                   // also those of an axis `rng.seed`
   Method method = Method::grid;
   std::optional<int64_t> trials;
-  uint64_t seed = 0;
+  int64_t seed = 0;
   Metric metric;
   Stop stop;
   Limits limits;
@@ -117,6 +126,7 @@ struct ParsedDefinition {
   Definition definition;
   std::vector<config::Source> sources;
   std::vector<config::Diagnostic> diagnostics;
+  config::Diagnostic& error(config::SourceLocation location, std::string message);  // adds one
   bool ok() const { return config::count(diagnostics, config::Level::error) == 0; }
   void require_ok() const;  // throws ErrorCode::config with the errors
 };
@@ -130,8 +140,7 @@ ParsedDefinition read_definition_text(std::string text, std::string directory, s
 struct CommandLine {
   std::string recipe;
   std::vector<config::Override> words;  // `optimizer.lr=1e-4,3e-4`: axes; with one value: `set`
-  std::optional<int64_t> trials;
-  std::optional<uint64_t> seed;
+  std::optional<int64_t> trials, seed;
 };
 // Hydra's spelling: a,b,c · choice(a,b) · range(start,stop[,step]) · interval(a,b) · tag(log,interval(a,b)) ·
 // loguniform(a,b[,n]) · uniform(a,b[,n]) · glob(pattern) for presets.
@@ -141,10 +150,23 @@ ParsedDefinition definition_from_words(const CommandLine& given);
 // would change all of them, is an error.
 ParsedDefinition extended(const Definition& before, const CommandLine& more, bool planned);
 
-// The definition as a sweep file that reads back as the same.
+// The definition as a sweep file that reads back as the same; the fields of definition_fields() only where they
+// differ from their defaults.
 std::string to_yaml(const Definition& definition);
 
 // Whether the text is a sweep file (its `schema` says so, or it has `base` and `axes`) and no recipe.
 bool is_sweep_file(const std::string& path);
 
 }  // namespace capstan::sweep
+
+template <>
+struct capstan::config::EnumNames<capstan::sweep::Method> {
+  using Method = sweep::Method;
+  static constexpr EnumEntry<Method> list[] = {
+      {Method::grid, "grid"}, {Method::random, "random"}, {Method::sobol, "sobol"}, {Method::list, "list"}};
+};
+template <>
+struct capstan::config::EnumNames<capstan::sweep::Metric::Goal> {
+  using Goal = sweep::Metric::Goal;
+  static constexpr EnumEntry<Goal> list[] = {{Goal::min, "min"}, {Goal::max, "max"}};
+};

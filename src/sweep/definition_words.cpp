@@ -57,26 +57,16 @@ std::optional<SweepFunction> parse_function(std::string_view text) {
 
 // A value in a file: bare where YAML leaves it alone.
 std::string yaml_value(const std::string& value) {
-  const std::string_view letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-  const bool bare = !value.empty() &&
-                    (letters.find(value[0]) != std::string::npos ||
-                     std::string_view("_./+-[{\"").find(value[0]) != std::string::npos) &&
-                    (std::string_view("[{\"").find(value[0]) != std::string::npos ||
-                     value.find_first_not_of(std::string(letters) + "_.+-/%") == std::string::npos);
-  return bare ? value : capstan::quoted(value);
+  const char first = value.empty() ? '%' : value[0];
+  const bool plain = first != '%' && value.find_first_not_of(
+                                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                         "_.+-/%") == std::string::npos;
+  return plain || first == '[' || first == '{' || first == '"' ? value : capstan::quoted(value);
 }
 
 std::string yaml_list(const std::vector<std::string>& values) {
   std::vector<std::string> items;
-  items.reserve(values.size());
   for (const std::string& value : values) items.push_back(yaml_value(value));
-  return "[" + join(items, ", ") + "]";
-}
-
-std::string number_list(const std::vector<int64_t>& values) {
-  std::vector<std::string> items;
-  items.reserve(values.size());
-  for (const int64_t value : values) items.push_back(std::to_string(value));
   return "[" + join(items, ", ") + "]";
 }
 
@@ -107,13 +97,7 @@ class OverrideReader {
   }
 
  private:
-  Diagnostic& error(std::string message) {
-    Diagnostic diagnostic;
-    diagnostic.message = std::move(message);
-    diagnostic.location = {0, line_, 1, 1};
-    out_.diagnostics.push_back(std::move(diagnostic));
-    return out_.diagnostics.back();
-  }
+  Diagnostic& error(std::string message) { return out_.error({0, line_, 1, 1}, std::move(message)); }
 
   bool is_axis(const std::string& path) const {
     return std::any_of(d_.axes.begin(), d_.axes.end(), [&](const Axis& axis) { return axis.path == path; });
@@ -291,77 +275,54 @@ std::string yaml_axis(const Axis& axis, int64_t points) {
          (points > 0 ? ", n: " + std::to_string(points) : "") + "}";
 }
 
-std::string yaml_row(const Values& values) {
-  std::vector<std::string> items;
-  for (const auto& [path, value] : values) items.push_back(path + ": " + yaml_value(value));
-  return "{" + join(items, ", ") + "}";
-}
-
 std::string yaml_condition(const Condition& condition) {
-  using Kind = Condition::Kind;
-  if (condition.kind == Kind::equal && condition.values.size() == 1) return yaml_value(condition.values[0]);
-  if (condition.kind == Kind::equal) return yaml_list(condition.values);
-  const char* const sign = condition.kind == Kind::unequal   ? "!="
-                           : condition.kind == Kind::less    ? "<"
-                           : condition.kind == Kind::at_most ? "<="
-                           : condition.kind == Kind::more    ? ">"
-                                                             : ">=";
-  return capstan::quoted(sign + condition.values.front());
+  if (condition.kind != Condition::Kind::equal)
+    return capstan::quoted(std::string(sign_of(condition.kind)) + condition.values.front());
+  return condition.values.size() == 1 ? yaml_value(condition.values[0]) : yaml_list(condition.values);
 }
 
-std::string yaml_of(const Definition& d, const std::vector<std::pair<std::string, int64_t>>& points,
+// The fields that differ from their defaults.
+config::Value changed_fields(const config::RecordInfo& table, const void* object) {
+  config::Value changed = config::Value::map();
+  for (const config::FieldInfo& field : table.fields) {
+    const void* member = static_cast<const char*>(object) + field.offset;
+    config::Value value = field.type->load(member);
+    if (value == field.default_value) continue;
+    changed.add(field.name,
+                field.type->record ? changed_fields(*field.type->record, member) : std::move(value));
+  }
+  return changed;
+}
+
+// points: of the axes that have any value, for their `n`.
+std::string yaml_of(Definition d, const std::vector<std::pair<std::string, int64_t>>& points,
                     bool write_method) {
+  if (!d.metric.named) d.metric.name.clear();
+  const config::RecordInfo& table = definition_fields();
+  const config::Value fields = changed_fields(table, &d);
   std::string out = "schema: " + std::string(kDefinitionSchema) + "\n";
-  if (!d.name.empty()) out += "name: " + config::yaml_text(d.name) + "\n";
-  out += "base: " + config::yaml_text(d.base) + "\n";
-  if (!d.set.empty()) {
-    out += "set:\n";
-    for (const std::string& word : d.set) out += "  - " + capstan::quoted(word) + "\n";
+  for (size_t i = 0; i < fields.items.size(); ++i)
+    out += fields.keys[i] + ": " +
+           config::yaml_inline(*table.find(fields.keys[i])->type, fields.items[i], {.recipe = false}) + "\n";
+  if (write_method && d.method == Method::grid) out += "method: grid\n";  // also with a range that has no `n`
+  if (!d.axes.empty()) out += "axes:\n";
+  for (const Axis& axis : d.axes) {
+    const auto at =
+        std::find_if(points.begin(), points.end(), [&](const auto& p) { return p.first == axis.path; });
+    out += "  " + axis.path + ": " + yaml_axis(axis, at == points.end() ? 0 : at->second) + "\n";
   }
-  if (!d.axes.empty()) {
-    out += "axes:\n";
-    for (const Axis& axis : d.axes) {
-      const auto at =
-          std::find_if(points.begin(), points.end(), [&](const auto& p) { return p.first == axis.path; });
-      out += "  " + axis.path + ": " + yaml_axis(axis, at == points.end() ? 0 : at->second) + "\n";
-    }
+  if (!d.link.empty()) out += "link:\n";
+  for (const Values& row : d.link) {
+    std::vector<std::string> items;
+    for (const auto& [path, value] : row) items.push_back(path + ": " + yaml_value(value));
+    out += "  - {" + join(items, ", ") + "}\n";
   }
-  if (!d.link.empty()) {
-    out += "link:\n";
-    for (const Values& row : d.link) out += "  - " + yaml_row(row) + "\n";
+  if (!d.exclude.empty()) out += "exclude:\n";
+  for (const auto& row : d.exclude) {
+    std::vector<std::string> items;
+    for (const Condition& condition : row) items.push_back(condition.path + ": " + yaml_condition(condition));
+    out += "  - {" + join(items, ", ") + "}\n";
   }
-  if (!d.exclude.empty()) {
-    out += "exclude:\n";
-    for (const auto& row : d.exclude) {
-      std::vector<std::string> items;
-      items.reserve(row.size());
-      for (const Condition& condition : row)
-        items.push_back(condition.path + ": " + yaml_condition(condition));
-      out += "  - {" + join(items, ", ") + "}\n";
-    }
-  }
-  if (!d.seeds.empty()) out += "seeds: " + number_list(d.seeds) + "\n";
-  if (write_method) out += "method: " + std::string(name_of(d.method)) + "\n";
-  if (d.trials) out += "trials: " + std::to_string(*d.trials) + "\n";
-  if (d.seed) out += "seed: " + std::to_string(d.seed) + "\n";
-  out += "metric: {" + (d.metric.named ? "name: " + yaml_value(d.metric.name) + ", " : std::string()) +
-         "goal: " + text_of(d.metric.goal) + ", at: " + text_of_at(d.metric) + "}\n";
-  if (!d.stop.steps.empty() || !d.stop.nan || d.stop.worse_than) {
-    out += "stop: {";
-    if (!d.stop.steps.empty())
-      out += "asha: {steps: " + number_list(d.stop.steps) + ", keep: " + to_text(d.stop.keep) + "}, ";
-    if (d.stop.worse_than) out += "worse_than: " + to_text(*d.stop.worse_than) + ", ";
-    out += std::string("nan: ") + (d.stop.nan ? "true" : "false") + "}\n";
-  }
-  std::vector<std::string> items;
-  if (d.limits.per_trial_seconds) items.push_back("per_trial: " + to_text(*d.limits.per_trial_seconds) + "s");
-  if (d.limits.device_hours) items.push_back("device_hours: " + to_text(*d.limits.device_hours));
-  if (d.limits.retries) items.push_back("retries: " + std::to_string(d.limits.retries));
-  if (!items.empty()) out += "limits: {" + join(items, ", ") + "}\n";
-  items.clear();
-  if (d.resources.ranks) items.push_back("ranks: " + std::to_string(*d.resources.ranks));
-  if (d.resources.threads) items.push_back("threads: " + std::to_string(*d.resources.threads));
-  if (!items.empty()) out += "resources: {" + join(items, ", ") + "}\n";
   return out;
 }
 
@@ -390,14 +351,12 @@ ParsedDefinition definition_from_words(const CommandLine& given) {
   OverrideReader words(reading, false);
   words.read(given.words);
   if (reading.ok() && d.axes.empty() && d.seeds.empty()) {
-    Diagnostic nothing;
-    nothing.message = "nothing varies: no field has several values";
+    Diagnostic& nothing = reading.error({}, "nothing varies: no field has several values");
     nothing.help("for instance `optimizer.lr=1e-4,3e-4`");
     if (fs::exists(given.recipe, ignored))
       nothing.help("`" + given.recipe +
                    "` is read as the recipe to vary: a sweep file begins with `schema: " +
                    std::string(kDefinitionSchema) + "`");
-    reading.diagnostics.push_back(std::move(nothing));
   }
   // A range without a number of points is sampled; so is a grid with `trials`.
   return parse_again(std::move(reading), words.points_, false);

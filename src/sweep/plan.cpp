@@ -9,11 +9,11 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "checkpoint/file_system.hpp"
 #include "sweep/compose.hpp"
+#include "sweep/json.hpp"
 #include "sweep/points.hpp"
 #include "sweep/values.hpp"
 #include "train/records/run_dir.hpp"
@@ -52,8 +52,8 @@ void describe(Plan& plan) {
   for (TrialPlan& trial : plan.trials) {
     std::vector<std::string> parts;
     for (const std::string& path : plan.varying)
-      if (const std::string* value = trial.value(path))
-        parts.push_back((names[last_part(path)] > 1 ? path : last_part(path)) + "=" + *value);
+      if (const std::string value = value_of(trial.values, path); !value.empty())
+        parts.push_back((names[last_part(path)] > 1 ? path : last_part(path)) + "=" + value);
     if (trial.seed && seeds.size() > 1) parts.push_back("seed=" + std::to_string(*trial.seed));
     trial.label = parts.empty() ? "base" : join(parts, ",");
   }
@@ -103,31 +103,21 @@ void take_seed(Values& values, std::optional<int64_t>& seed) {
   values.erase(at);
 }
 
-std::string text_of(const Values& values, std::optional<int64_t> seed) {
-  std::vector<std::string> parts;
-  for (const auto& [path, value] : values) parts.push_back(path + "=" + value);
-  if (seed) parts.push_back(std::string(kSeedPath) + "=" + std::to_string(*seed));
-  return join(parts, " ");
-}
-
-OrderedJson json_of(const Values& values) {
-  OrderedJson object = OrderedJson::object();
-  for (const auto& [path, value] : values) object[path] = value;
-  return object;
-}
-
-OrderedJson json_of(const TrialPlan& trial) {
-  OrderedJson object{{"id", trial.id},       {"configuration", trial.configuration},
-                     {"hash", trial.hash},   {"configuration_hash", trial.configuration_hash},
-                     {"label", trial.label}, {"values", json_of(trial.values)}};
-  object["seed"] = trial.seed ? OrderedJson(*trial.seed) : OrderedJson();
-  object["ranks"] = trial.ranks;
-  object["threads"] = trial.threads ? OrderedJson(*trial.threads) : OrderedJson();
-  object["estimate"] = {{"steps", trial.estimate.steps ? OrderedJson(*trial.estimate.steps) : OrderedJson()},
-                        {"tokens", trial.estimate.tokens},
-                        {"flops", trial.estimate.flops},
-                        {"memory_bytes", trial.estimate.memory_bytes}};
-  return object;
+OrderedJson trial_json(const TrialPlan& trial) {
+  return {{"id", trial.id},
+          {"configuration", trial.configuration},
+          {"hash", trial.hash},
+          {"configuration_hash", trial.configuration_hash},
+          {"label", trial.label},
+          {"values", json_of(trial.values)},
+          {"seed", or_null(trial.seed)},
+          {"ranks", trial.ranks},
+          {"threads", or_null(trial.threads)},
+          {"estimate",
+           {{"steps", or_null(trial.estimate.steps)},
+            {"tokens", trial.estimate.tokens},
+            {"flops", trial.estimate.flops},
+            {"memory_bytes", trial.estimate.memory_bytes}}}};
 }
 
 std::string json_text(const Plan& plan) {
@@ -141,20 +131,18 @@ std::string json_text(const Plan& plan) {
       one["low"] = axis.low, one["high"] = axis.high;
     object["axes"].push_back(std::move(one));
   }
-  object["method"] = name_of(d.method);
-  object["metric"] = {
-      {"name", d.metric.name}, {"goal", text_of(d.metric.goal)}, {"at", text_of_at(d.metric)}};
+  object["method"] = config::enum_name(d.method);
+  object["metric"] = json_of(d.metric);
   object["varying"] = plan.varying;
   object["excluded"] = plan.excluded;
   object["duplicates"] = plan.duplicates;
   object["trials"] = OrderedJson::array();
-  for (const TrialPlan& trial : plan.trials) object["trials"].push_back(json_of(trial));
+  for (const TrialPlan& trial : plan.trials) object["trials"].push_back(trial_json(trial));
   object["invalid"] = OrderedJson::array();
   for (const InvalidTrial& one : plan.invalid)
-    object["invalid"].push_back({{"values", json_of(one.values)},
-                                 {"seed", one.seed ? OrderedJson(*one.seed) : OrderedJson()},
-                                 {"reasons", one.reasons}});
-  return object.dump(1) + "\n";
+    object["invalid"].push_back(
+        {{"values", json_of(one.values)}, {"seed", or_null(one.seed)}, {"reasons", one.reasons}});
+  return dump_json(object, 1) + "\n";
 }
 
 void write_text(const fs::path& path, std::string_view text) {
@@ -273,11 +261,6 @@ void add_trials(const fs::path& directory, const ComposedPlan& planned, const st
 
 }  // namespace
 
-const std::string* TrialPlan::value(std::string_view path) const {
-  for (const auto& [name, value] : values)
-    if (name == path) return &value;
-  return nullptr;
-}
 const TrialPlan* Plan::find(std::string_view id) const {
   const TrialPlan* found = nullptr;
   for (const TrialPlan& trial : trials) {
@@ -301,22 +284,6 @@ void Plan::fail_no_trial(std::string_view id) const {
   fail(ErrorCode::not_found, not_found_text("trial", id),
        near.empty() ? "`capstan sweep status` lists them" : near);
 }
-int64_t Plan::tokens() const {
-  int64_t sum = 0;
-  for (const TrialPlan& trial : trials) sum += trial.estimate.tokens;
-  return sum;
-}
-double Plan::flops() const {
-  double sum = 0;
-  for (const TrialPlan& trial : trials) sum += trial.estimate.flops;
-  return sum;
-}
-int64_t Plan::most_memory() const {
-  int64_t most = 0;
-  for (const TrialPlan& trial : trials) most = std::max(most, trial.estimate.memory_bytes);
-  return most;
-}
-
 namespace {
 
 // How many of the trials validate, and how early.
@@ -345,9 +312,10 @@ void choose_metric(Definition& definition, const Validation& validation, std::ve
   } else if (metric.name.starts_with("val/") && !all) {
     notes.push_back(share + " (`validation.eval_interval` is null): they have no `" + metric.name + "`");
   }
-  if (metric.name.starts_with("val/") && all && !definition.stop.steps.empty() &&
-      definition.stop.steps.front() < validation.longest_interval)
-    notes.push_back("the first rung of stop.asha, step " + std::to_string(definition.stop.steps.front()) +
+  if (metric.name.starts_with("val/") && all && !definition.stop.asha.steps.empty() &&
+      definition.stop.asha.steps.front() < validation.longest_interval)
+    notes.push_back("the first rung of stop.asha, step " +
+                    std::to_string(definition.stop.asha.steps.front()) +
                     ", comes before the first validation: a trial is compared there by its first `" +
                     metric.name + "`, at step " + std::to_string(validation.longest_interval));
 }
@@ -360,7 +328,7 @@ void note_late_rungs(const Plan& plan, std::vector<std::string>& notes) {
     longest = std::max(longest, *trial.estimate.steps);
   }
   std::vector<std::string> late;
-  for (const int64_t step : plan.definition.stop.steps)
+  for (const int64_t step : plan.definition.stop.asha.steps)
     if (step >= longest) late.push_back(std::to_string(step));
   if (!late.empty())
     notes.push_back("stop.asha stops no trial at step " + join_some(late, ", ", 4) +

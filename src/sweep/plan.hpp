@@ -36,7 +36,6 @@ struct TrialPlan {
   int64_t ranks = 1;
   std::optional<int64_t> threads;  // of one rank, where the sweep says so
   TrialEstimate estimate;
-  const std::string* value(std::string_view path) const;  // null: not among `values`
 };
 
 // A point whose recipe has errors.
@@ -61,10 +60,6 @@ struct Plan {
   // For an id that find() does not find. ErrorCode::not_found, "not found: trial = ID", with near ids;
   // ::usage where several trials begin with it.
   [[noreturn]] void fail_no_trial(std::string_view id) const;
-  // The sums over the trials.
-  int64_t tokens() const;
-  double flops() const;
-  int64_t most_memory() const;
 };
 
 // A plan and the recipe of each trial, complete and runnable by itself.

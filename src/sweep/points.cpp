@@ -53,9 +53,12 @@ class Space {
     if (!d_.link.empty()) append(values, d_.link[index(d_.axes.size())]);
     return values;
   }
-  bool excluded(const Values& point) const {
-    return std::any_of(d_.exclude.begin(), d_.exclude.end(),
-                       [&](const auto& row) { return holds(row, point); });
+  // Adds the point, or counts it where `exclude` names it.
+  void add(Points& out, Values point) const {
+    if (std::any_of(d_.exclude.begin(), d_.exclude.end(), [&](const auto& row) { return holds(row, point); }))
+      ++out.excluded;
+    else
+      out.points.push_back(std::move(point));
   }
 
  private:
@@ -78,11 +81,7 @@ Points grid(const Definition& d, const Space& space) {
          "draw from it: `method: random` and `trials: N`");
   std::vector<int64_t> indices(space.dimensions());
   for (auto left = static_cast<int64_t>(product); left > 0; --left) {
-    Values point = space.at(indices);
-    if (space.excluded(point))
-      ++out.excluded;
-    else
-      out.points.push_back(std::move(point));
+    space.add(out, space.at(indices));
     for (size_t i = indices.size(); i-- > 0;) {  // the last one runs fastest
       if (++indices[i] < space.size(i)) break;
       indices[i] = 0;
@@ -94,7 +93,9 @@ Points grid(const Definition& d, const Space& space) {
   // A random part of the grid, in its order: those whose random number is smallest.
   std::vector<std::pair<uint64_t, int64_t>> drawn;
   for (int64_t i = 0; i < all; ++i)
-    drawn.emplace_back(PhiloxStream(philox_key(d.seed, kPurpose, static_cast<uint64_t>(i))).next64(), i);
+    drawn.emplace_back(
+        PhiloxStream(philox_key(static_cast<uint64_t>(d.seed), kPurpose, static_cast<uint64_t>(i))).next64(),
+        i);
   std::sort(drawn.begin(), drawn.end());
   drawn.resize(static_cast<size_t>(*d.trials));
   std::sort(drawn.begin(), drawn.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
@@ -109,13 +110,8 @@ Points grid(const Definition& d, const Space& space) {
 Points side_by_side(const Definition& d, const Space& space) {
   Points out;
   const size_t rows = space.dimensions() ? static_cast<size_t>(space.size(0)) : 1;
-  for (size_t row = 0; row < rows; ++row) {
-    Values point = space.at(std::vector<int64_t>(space.dimensions(), static_cast<int64_t>(row)));
-    if (space.excluded(point))
-      ++out.excluded;
-    else
-      out.points.push_back(std::move(point));
-  }
+  for (size_t row = 0; row < rows; ++row)
+    space.add(out, space.at(std::vector<int64_t>(space.dimensions(), static_cast<int64_t>(row))));
   if (d.trials && static_cast<size_t>(*d.trials) < out.points.size())
     out.points.resize(static_cast<size_t>(*d.trials));
   return out;
@@ -125,7 +121,8 @@ Points drawn(const Definition& d, const Space& space) {
   Points out;
   const size_t dimensions = space.dimensions();
   if (dimensions == 0)
-    fail(ErrorCode::config, "method " + std::string(name_of(d.method)) + " has no axis to draw from");
+    fail(ErrorCode::config,
+         "method " + std::string(config::enum_name(d.method)) + " has no axis to draw from");
   if (d.method == Method::sobol && dimensions > Sobol::kMostDimensions)
     fail(ErrorCode::config,
          "the Sobol sequence has " + std::to_string(Sobol::kMostDimensions) + " dimensions here, and " +
@@ -140,15 +137,11 @@ Points drawn(const Definition& d, const Space& space) {
     if (d.method == Method::sobol) {
       coordinates = sobol.next();
     } else {
-      PhiloxStream stream(philox_key(d.seed, kPurpose, static_cast<uint64_t>(draw)));
+      PhiloxStream stream(philox_key(static_cast<uint64_t>(d.seed), kPurpose, static_cast<uint64_t>(draw)));
       for (size_t i = 0; i < dimensions; ++i) coordinates.push_back(stream.uniform());
     }
     Values point = space.at(coordinates);
-    if (!seen.insert(point).second) continue;  // drawn before
-    if (space.excluded(point))
-      ++out.excluded;
-    else
-      out.points.push_back(std::move(point));
+    if (seen.insert(point).second) space.add(out, std::move(point));
   }
   out.exhausted = static_cast<int64_t>(out.points.size()) < wanted;
   return out;

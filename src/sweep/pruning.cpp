@@ -58,8 +58,8 @@ PruningDecision Pruning::decide(const TrialPlan& trial, const std::vector<CurveP
     return decision;
   };
   const auto bad = bad_value(curve);
-  for (; rungs < d.stop.steps.size(); ++rungs) {
-    const int64_t step = d.stop.steps[rungs];
+  for (; rungs < d.stop.asha.steps.size(); ++rungs) {
+    const int64_t step = d.stop.asha.steps[rungs];
     if (bad && bad->step <= step) return stop(*bad);
     const auto point = point_at_rung(curve, step, reached);
     if (!point) break;
@@ -72,7 +72,7 @@ PruningDecision Pruning::decide(const TrialPlan& trial, const std::vector<CurveP
         if (const auto theirs = value_of(other, step)) others.push_back(*theirs);
     const size_t rank = rank_among(point->value, others, d.metric);
     const auto kept = static_cast<size_t>(
-        std::max(1.0, std::ceil(d.stop.keep * static_cast<double>(others.size() + 1) - 1e-9)));
+        std::max(1.0, std::ceil(d.stop.asha.keep * static_cast<double>(others.size() + 1) - 1e-9)));
     if (rank < kept) continue;
     ++rungs;
     return stop(

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "base/file.hpp"
-#include "base/json.hpp"
 #include "base/text.hpp"
+#include "sweep/json.hpp"
 #include "sweep/report_page.hpp"
 #include "sweep/table.hpp"
 #include "sweep/values.hpp"
@@ -20,12 +20,8 @@ namespace {
 constexpr size_t kPointsOfAll = 150'000, kMostPoints = 300, kFewestPoints = 12;
 constexpr size_t kMostRows = 1000;
 
-std::string dumped(const OrderedJson& value) {
-  return dump_json(value);
-}
-
 OrderedJson finite_or_null(const std::optional<double>& value) {
-  return value && std::isfinite(*value) ? OrderedJson(*value) : OrderedJson(nullptr);
+  return value && std::isfinite(*value) ? OrderedJson(*value) : OrderedJson();
 }
 
 std::vector<records::Point> points_of(const std::vector<CurvePoint>& curve) {
@@ -40,9 +36,9 @@ bool is_logarithmic(const Plan& plan, const std::string& path) {
     if (axis.path == path && axis.kind != AxisKind::list) return axis.kind == AxisKind::log;
   double low = INFINITY, high = 0;
   for (const TrialPlan& trial : plan.trials) {
-    const std::string* value = trial.value(path);
-    if (!value) continue;
-    const auto number = number_of(*value);
+    const std::string value = value_of(trial.values, path);
+    if (value.empty()) continue;
+    const auto number = number_of(value);
     if (!number || !(*number > 0)) return false;
     low = std::min(low, *number), high = std::max(high, *number);
   }
@@ -75,10 +71,11 @@ std::string data_text(const Results& results, const std::string& recipe, const s
   const auto best = best_configuration(results);
   OrderedJson root;
   root["name"] = plan.name;
-  root["subtitle"] = "base " + plan.definition.base + " · " + std::string(name_of(plan.definition.method)) +
-                     " · " + (metric.goal == Metric::Goal::min ? "lowest " : "highest ") + metric.name +
-                     " (" + text_of_at(metric) + ")";
-  root["metric"] = {{"name", metric.name}, {"goal", text_of(metric.goal)}, {"at", text_of_at(metric)}};
+  root["subtitle"] = "base " + plan.definition.base + " · " +
+                     std::string(config::enum_name(plan.definition.method)) + " · " +
+                     (metric.goal == Metric::Goal::min ? "lowest " : "highest ") + metric.name + " (" +
+                     metric.at + ")";
+  root["metric"] = json_of(metric);
   root["keys"] = OrderedJson::array();
   const std::vector<std::string> names = short_names(plan.varying);
   for (size_t k = 0; k < names.size(); ++k)
@@ -127,7 +124,7 @@ std::string data_text(const Results& results, const std::string& recipe, const s
 
   const size_t share = kPointsOfAll / std::max<size_t>(1, plan.trials.size());
   const size_t most = std::clamp(share, kFewestPoints, kMostPoints);
-  std::string text = dumped(root);
+  std::string text = dump_json(root);
   text.pop_back();  // the closing brace: the trials follow
   text += ",\"trials\":[";
   for (size_t i = 0; i < plan.trials.size(); ++i) {
@@ -136,18 +133,15 @@ std::string data_text(const Results& results, const std::string& recipe, const s
     OrderedJson item;
     item["id"] = trial.id;
     item["label"] = trial.label;
-    item["seed"] = trial.seed ? OrderedJson(*trial.seed) : OrderedJson(nullptr);
+    item["seed"] = or_null(trial.seed);
     item["state"] = name_of(status.state);
     item["metric"] = finite_or_null(status.metric);
-    item["step"] = status.step ? OrderedJson(*status.step) : OrderedJson(nullptr);
+    item["step"] = or_null(status.step);
     item["reason"] = status.reason;
     std::vector<std::string> values;
-    for (const std::string& path : plan.varying) {
-      const std::string* value = trial.value(path);
-      values.push_back(value ? plain_value(*value) : std::string());
-    }
+    for (const std::string& path : plan.varying) values.push_back(plain_value(value_of(trial.values, path)));
     item["values"] = std::move(values);
-    std::string line = dumped(item);
+    std::string line = dump_json(item);
     line.pop_back();
     text +=
         (i ? ",\n" : "\n") + line + "," + records::curve_json(points_of(results.trials[i].curve), most) + "}";

@@ -45,18 +45,7 @@ Metric metric_of(std::string_view text, const Metric& otherwise) {
   else
     wrong("it has no name");
   if (colon == std::string_view::npos) return metric;
-  std::string_view at = trim(rest.substr(colon + 1));
-  if (at == "last" || at == "best") {
-    metric.at = at == "last" ? Metric::At::last : Metric::At::best;
-    return metric;
-  }
-  const std::string_view begin = "mean(last ";
-  const auto rows = at.starts_with(begin) && at.ends_with(")")
-                        ? parse_int(trim(at.substr(begin.size(), at.size() - begin.size() - 1)))
-                        : std::nullopt;
-  if (!rows || *rows < 1) wrong("it is taken at last, best or mean(last N)");
-  metric.at = Metric::At::mean;
-  metric.window = *rows;
+  if (!metric.set_at(trim(rest.substr(colon + 1)))) wrong("it is taken at last, best or mean(last N)");
   return metric;
 }
 
@@ -148,10 +137,7 @@ std::optional<ExplainedVariance> explained_variance(const Results& results) {
     std::map<std::vector<std::string>, std::vector<double>> groups;
     for (const Point& point : points) {
       std::vector<std::string> key;
-      for (const std::string& path : paths) {
-        const std::string* value = point.trial->value(path);
-        key.push_back(value ? *value : std::string());
-      }
+      for (const std::string& path : paths) key.push_back(value_of(point.trial->values, path));
       groups[key].push_back(point.value);
     }
     double between = 0;

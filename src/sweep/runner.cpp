@@ -18,9 +18,9 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "base/json.hpp"
 #include "base/text.hpp"
 #include "base/thread_pool.hpp"
+#include "sweep/json.hpp"
 #include "sweep/pruning.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_dir.hpp"
@@ -195,10 +195,10 @@ class Runner {
     auto lock = TrialLock::try_take(store_.trial(trial.id));
     if (!lock) return false;
     // Check again under the lock: another runner may have run it meanwhile.
-    const std::string word(trim(read_file(store_.trial(trial.id) / "state", 4096)));
-    if (word != name_of(State::pending) && word != name_of(State::running)) return false;
+    const auto state = store_.written(trial.id);
+    if (state != State::pending && state != State::running) return false;
     const TrialStatus before = store_.status(trial);
-    if (word == name_of(State::running)) store_.record_lost(trial.id, before.attempt);
+    if (state == State::running) store_.record_lost(trial.id, before.attempt);
     auto active = std::make_unique<RunningTrial>(RunningTrial{.trial = trial, .lock = std::move(*lock)});
     // A pending trial without retries left was reset by `sweep retry`: its count starts again.
     active->failures = before.failures > store_.plan().definition.limits.retries ? 0 : before.failures;
@@ -246,9 +246,7 @@ class Runner {
     for (char** variable = environ; *variable; ++variable)
       if (!std::string_view(*variable).starts_with("CAPSTAN_STOP_FILE=")) environment.emplace_back(*variable);
     environment.push_back("CAPSTAN_STOP_FILE=" + (attempt / "stop").string());
-    std::array<char, 256> host{};
-    if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-    OrderedJson about{{"command", command},   {"started", active.started}, {"host", host.data()},
+    OrderedJson about{{"command", command},   {"started", active.started}, {"host", host_name()},
                       {"runner", ::getpid()}, {"slot", active.slot},       {"cores", available_cores()}};
     for (const char* name :
          {"SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "CUDA_VISIBLE_DEVICES"})
@@ -327,15 +325,15 @@ class Runner {
     }
     if (active.asked && Clock::now() - *active.asked > kStopTimeout) ::kill(-active.process, SIGKILL);
     const Definition& d = store_.plan().definition;
-    if (d.limits.per_trial_seconds && !active.asked &&
-        seconds_since(active.begun) > *d.limits.per_trial_seconds) {
-      active.too_long = "took longer than limits.per_trial, " + human_duration(*d.limits.per_trial_seconds);
+    if (const auto limit = d.limits.per_trial;
+        limit && !active.asked && seconds_since(active.begun) > limit->seconds) {
+      active.too_long = "took longer than limits.per_trial, " + human_duration(limit->seconds);
       ask_to_stop(active);
     }
     if (seconds_since(active.looked) < std::max(0.2, 50 * active.look_seconds)) return;
     active.looked = Clock::now();
     std::error_code error;
-    const auto size = fs::file_size(store_.run(active.trial.id) / "metrics.jsonl", error);
+    const auto size = fs::file_size(store_.metrics(active.trial.id), error);
     if (error || size == active.metrics_size) return;
     active.metrics_size = size;
     look(active);
@@ -345,8 +343,7 @@ class Runner {
   void look(RunningTrial& active) {
     const Definition& d = store_.plan().definition;
     const auto curve = store_.read_curve(active.trial.id, d.metric.name);
-    const auto row = records::last_logged_step(store_.run(active.trial.id) / "metrics.jsonl");
-    if (row) active.last_step = row->step;
+    if (const auto row = store_.last_logged_step(active.trial.id)) active.last_step = row->step;
     const auto metric = summarized(curve, d.metric);
     listener_.progress(active.slot, active.trial, active.last_step, store_.total_steps(active.trial), metric);
     if (active.asked) return;
@@ -376,15 +373,11 @@ class Runner {
 
   // The trainer records a loss or gradient that is not finite in a row of its own.
   std::string diverged(const RunningTrial& active) const {
-    std::string found;
-    const fs::path metrics = store_.run(active.trial.id) / "metrics.jsonl";
-    std::error_code error;
-    if (!store_.plan().definition.stop.nan || !fs::exists(metrics, error)) return found;
-    records::read_metrics(metrics, [&](const records::ReadRow& row) {
-      if (row.event == "not_finite" && row.step)
-        found = "loss or gradient at step " + std::to_string(*row.step) + " is not finite";
-    });
-    return found;
+    const std::string& id = active.trial.id;
+    if (!store_.plan().definition.stop.nan || !store_.has_metrics(id)) return {};
+    const auto row = records::last_event(store_.metrics(id), "not_finite");
+    return row && row->step ? "loss or gradient at step " + std::to_string(*row->step) + " is not finite"
+                            : std::string();
   }
 
   StateChange classify_exit(RunningTrial& active, int code) {
@@ -434,7 +427,7 @@ class Runner {
   }
 
   void finish(RunningTrial& active, int code) {
-    if (const auto row = last_row(active.trial.id)) active.last_step = row->step;
+    if (const auto row = store_.last_logged_step(active.trial.id)) active.last_step = row->step;
     const StateChange how = classify_exit(active, code);
     const double seconds = seconds_since(active.begun);
     device_seconds_ += seconds * static_cast<double>(active.trial.ranks);
@@ -446,9 +439,9 @@ class Runner {
                        {"ended", records::utc_now()}, {"seconds", seconds},
                        {"failures", active.failures}, {"rungs", active.rungs}};
     if (how.state == State::pruned && !active.pruned.reason.empty()) result["pruned_at"] = active.pruned.step;
-    result["step"] = active.last_step ? OrderedJson(*active.last_step) : OrderedJson();
-    result["metric"] = metric ? OrderedJson(*metric) : OrderedJson();
-    write_file_durably(attempt / "result.json", result.dump(1) + "\n");
+    result["step"] = or_null(active.last_step);
+    result["metric"] = or_null(metric);
+    write_file_durably(attempt / "result.json", dump_json(result, 1) + "\n");
     std::error_code ignored;
     fs::remove(attempt / "stop", ignored);
     store_.change(active.trial.id, how);
@@ -472,12 +465,6 @@ class Runner {
     if (!records::is_run(store_.run(id))) return 0;
     const auto checkpoints = records::summarize(store_.run(id)).checkpoints;
     return checkpoints.empty() ? 0 : checkpoints.front();
-  }
-
-  std::optional<records::ReadRow> last_row(const std::string& id) const {
-    const fs::path metrics = store_.run(id) / "metrics.jsonl";
-    std::error_code error;
-    return fs::exists(metrics, error) ? records::last_logged_step(metrics) : std::nullopt;
   }
 
   RunnerResult result() {

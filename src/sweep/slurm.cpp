@@ -71,19 +71,15 @@ std::map<int64_t, std::vector<std::string>> written_maps(const fs::path& directo
   return maps;
 }
 
-struct Submitted {
-  int64_t array;
-  std::string job;
-};
-std::vector<Submitted> submitted_jobs(const fs::path& directory) {
-  std::vector<Submitted> jobs;
+// The array of each job that was submitted.
+std::map<std::string, int64_t> submitted_jobs(const fs::path& directory) {
+  std::map<std::string, int64_t> jobs;
   std::ifstream file(directory / "jobs.jsonl");
   for (std::string line; std::getline(file, line);) {
     const Json row = Json::parse(line, nullptr, false);
-    if (!row.is_object() || !row.contains("array") || !row["array"].is_number_integer() ||
-        !row.contains("job") || !row["job"].is_string())
-      continue;
-    jobs.push_back({row["array"].get<int64_t>(), row["job"].get<std::string>()});
+    if (row.is_object() && row.contains("array") && row["array"].is_number_integer() && row.contains("job") &&
+        row["job"].is_string())
+      jobs[row["job"]] = row["array"];
   }
   return jobs;
 }
@@ -157,13 +153,17 @@ std::string task_list(const std::vector<int64_t>& tasks) {
   return text;
 }
 
+static std::string array_option(const SlurmArray& array, const SlurmScript& script) {
+  return "--array=" + task_list(array.tasks) +
+         (script.max_parallel ? "%" + std::to_string(*script.max_parallel) : std::string());
+}
+
 std::string slurm_script(const SlurmArray& array, const SlurmScript& script) {
   const Cluster& cluster = script.cluster;
   std::string text = "#!/bin/bash\n";
   const auto header = [&](const std::string& option) { text += "#SBATCH " + option + "\n"; };
   header("--job-name=" + job_name(script.name, array.number));
-  header("--array=" + task_list(array.tasks) +
-         (script.max_parallel ? "%" + std::to_string(*script.max_parallel) : std::string()));
+  header(array_option(array, script));
   header("--output=\"" + in_header(script.sweep) + "/slurm/%A_%a.txt\"");
   header("--open-mode=append");
   header("--requeue");
@@ -256,7 +256,7 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options) {
   script.program = options.program;
   script.name = store.plan().name;
   script.cluster = options.cluster;
-  script.seconds = store.plan().definition.limits.per_trial_seconds;
+  if (const auto limit = store.plan().definition.limits.per_trial) script.seconds = limit->seconds;
   script.max_parallel = options.max_parallel ? options.max_parallel : options.cluster.max_parallel;
 
   const auto tasks = slurm_tasks(store.directory());
@@ -281,11 +281,7 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options) {
     fs::permissions(file, fs::perms::owner_exec, fs::perm_options::add, ignored);
     plan.scripts.push_back(file.string());
     // The same as in the script's head: a command that is copied later still says which tasks were meant.
-    plan.commands.push_back(
-        {"sbatch",
-         "--array=" + task_list(array.tasks) +
-             (script.max_parallel ? "%" + std::to_string(*script.max_parallel) : std::string()),
-         file.string()});
+    plan.commands.push_back({"sbatch", array_option(array, script), file.string()});
     plan.arrays.push_back(std::move(array));
   }
   return plan;
@@ -303,7 +299,7 @@ std::string submit_slurm(const Store& store, const SlurmPlan& plan, size_t index
   // "123" or "123;cluster"
   const std::string job(trim(split(answer->out, ';')[0]));
   const std::string line =
-      Json{{"array", plan.arrays[index].number}, {"job", job}, {"submitted", records::utc_now()}}.dump() +
+      dump_json(Json{{"array", plan.arrays[index].number}, {"job", job}, {"submitted", records::utc_now()}}) +
       "\n";
   std::ofstream file(store.directory() / "slurm" / "jobs.jsonl", std::ios::app);
   if (!(file << line << std::flush))
@@ -314,19 +310,15 @@ std::string submit_slurm(const Store& store, const SlurmPlan& plan, size_t index
 
 std::map<std::string, SlurmTask> slurm_tasks(const fs::path& directory) {
   std::map<std::string, SlurmTask> tasks;
-  const std::vector<Submitted> jobs = submitted_jobs(directory / "slurm");
+  const std::map<std::string, int64_t> jobs = submitted_jobs(directory / "slurm");
   if (jobs.empty()) return tasks;
   const auto maps = written_maps(directory / "slurm");
   std::vector<std::string> numbers;
-  std::map<std::string, int64_t> array_of;
-  for (const Submitted& job : jobs) {
-    numbers.push_back(job.job);
-    array_of[job.job] = job.array;
-  }
+  for (const auto& [job, array] : jobs) numbers.push_back(job);
   const auto note = [&](const std::string& job, std::string_view task, SlurmTask what) {
-    const auto array = array_of.find(job);
+    const auto array = jobs.find(job);
     const auto number = parse_int(task);
-    if (array == array_of.end() || !number || *number < 1) return;
+    if (array == jobs.end() || !number || *number < 1) return;
     const auto map = maps.find(array->second);
     if (map == maps.end() || static_cast<size_t>(*number) > map->second.size()) return;
     what.job = job + "_" + std::string(task);
@@ -345,8 +337,7 @@ std::map<std::string, SlurmTask> slurm_tasks(const fs::path& directory) {
            {{}, std::string(split(cells[1], ' ')[0]), {}, false});
     }
   // One job at a time: squeue refuses a list with a job that it has forgotten.
-  const std::set<std::string> distinct(numbers.begin(), numbers.end());
-  for (const std::string& number : distinct) {
+  for (const std::string& number : numbers) {
     const auto answer =
         run_command({"squeue", "-h", "--array", "-j", number, "-o", "%F|%K|%T|%r"}, kSlurmTimeout);
     if (!answer) break;  // no Slurm here

@@ -31,11 +31,6 @@ constexpr std::array<std::string_view, 6> kStates{"pending", "running", "done", 
 // seconds: a claim from another host without a sign of life for so long is void.
 constexpr int kHeartbeatGrace = 120;
 
-std::string host_name() {
-  std::array<char, 256> host{};
-  return ::gethostname(host.data(), host.size() - 1) == 0 ? host.data() : "";
-}
-
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -117,6 +112,11 @@ int64_t newest_attempt(const fs::path& trial) {
 
 }  // namespace
 
+std::string host_name() {
+  std::array<char, 256> host{};
+  return ::gethostname(host.data(), host.size() - 1) == 0 ? host.data() : "";
+}
+
 std::string_view name_of(State state) {
   return kStates[static_cast<size_t>(state)];
 }
@@ -181,11 +181,8 @@ TrialStatus Store::status(const TrialPlan& planned) const {
   if (out.state == State::failed)
     if (const std::string damaged = damage(planned.id); !damaged.empty()) out.reason = damaged;
   out.total_steps = total_steps(planned);
-  const fs::path metrics = run(planned.id) / "metrics.jsonl";
-  std::error_code error;
-  if (!fs::exists(metrics, error)) return out;
   const auto curve = read_curve(planned.id, plan_.definition.metric.name);
-  if (const auto row = records::last_logged_step(metrics))
+  if (const auto row = last_logged_step(planned.id))
     out.step = row->step;
   else if (!curve.empty())  // a value that another program reported
     out.step = curve.back().step;
@@ -244,16 +241,22 @@ void Store::record_lost(std::string_view id, int64_t attempt) const {
       .append(journal_line(id, {State::lost, attempt, "its runner is gone", {}}));
 }
 
+bool Store::has_metrics(std::string_view id) const {
+  std::error_code error;
+  return fs::exists(metrics(id), error);
+}
+std::optional<records::ReadRow> Store::last_logged_step(std::string_view id) const {
+  return has_metrics(id) ? records::last_logged_step(metrics(id)) : std::nullopt;
+}
+
 std::vector<CurvePoint> Store::read_curve(std::string_view id, std::string_view metric) const {
   std::vector<CurvePoint> curve;
-  const fs::path file = run(id) / "metrics.jsonl";
-  std::error_code error;
-  if (!fs::exists(file, error)) return curve;
+  if (!has_metrics(id)) return curve;
   const size_t slash = metric.find('/');
   std::string_view event = slash == std::string_view::npos ? std::string_view() : metric.substr(0, slash);
   if (event == "val") event = "validation";
   const std::string_view name = slash == std::string_view::npos ? metric : metric.substr(slash + 1);
-  records::read_metrics(file, [&](const records::ReadRow& row) {
+  records::read_metrics(metrics(id), [&](const records::ReadRow& row) {
     if (!row.step || row.event != event) return;
     const auto number =
         std::find_if(row.numbers.begin(), row.numbers.end(), [&](const auto& n) { return n.first == name; });
@@ -267,10 +270,7 @@ std::vector<CurvePoint> Store::read_curve(std::string_view id, std::string_view 
 
 RunMeasurements Store::measured(std::string_view id) const {
   RunMeasurements out;
-  const fs::path file = run(id) / "metrics.jsonl";
-  std::error_code error;
-  if (!fs::exists(file, error)) return out;
-  const auto row = records::last_logged_step(file);
+  const auto row = last_logged_step(id);
   if (!row) return out;
   const auto finite = [](double value) { return std::isfinite(value) ? std::optional(value) : std::nullopt; };
   out.tokens_per_second = finite(row->number("tokens_per_second"));
@@ -294,13 +294,11 @@ std::optional<int64_t> Store::total_steps(const TrialPlan& planned) const {
 RunProgress Store::progress(const TrialPlan& planned) const {
   RunProgress out;
   const State now = state(planned.id);
-  const fs::path metrics = run(planned.id) / "metrics.jsonl";
-  std::error_code error;
-  if (!fs::exists(metrics, error)) return out;
+  const auto row = last_logged_step(planned.id);
+  if (!row) return out;
   // More rows of the last step may follow, those of validation, unless the run has ended.
   const bool ended = now == State::done || now == State::failed || now == State::pruned;
-  if (const auto row = records::last_logged_step(metrics))
-    out.reached = row->step.value_or(0) - (ended ? 0 : 1);
+  out.reached = row->step.value_or(0) - (ended ? 0 : 1);
   if (now != State::pruned) return out;
   try {
     const auto result = OrderedJson::parse(
@@ -315,14 +313,13 @@ RunProgress Store::progress(const TrialPlan& planned) const {
 
 std::optional<double> summarized(const std::vector<CurvePoint>& curve, const Metric& metric) {
   if (curve.empty()) return std::nullopt;
-  double value = curve.back().value;
-  if (metric.at == Metric::At::best) {
+  double value = metric.window ? 0 : curve.back().value;
+  if (metric.window == 0) {  // the best
     for (const CurvePoint& point : curve)
       if (std::isnan(value) || (!std::isnan(point.value) && metric.better(point.value, value)))
         value = point.value;
-  } else if (metric.at == Metric::At::mean) {
-    const size_t count = std::min(curve.size(), static_cast<size_t>(std::max<int64_t>(1, metric.window)));
-    value = 0;
+  } else {
+    const size_t count = std::min(curve.size(), static_cast<size_t>(metric.window));
     for (size_t i = curve.size() - count; i < curve.size(); ++i) value += curve[i].value;
     value /= static_cast<double>(count);
   }

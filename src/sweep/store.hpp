@@ -21,12 +21,15 @@
 #include <vector>
 
 #include "sweep/plan.hpp"
+#include "train/records/metrics.hpp"
 
 namespace capstan::sweep {
 
 // lost: the state file says running, and no process holds the trial.
 enum class State : uint8_t { pending, running, done, failed, pruned, lost };
 std::string_view name_of(State state);
+
+std::string host_name();  // of this machine; empty: unknown
 
 struct TrialStatus {
   State state = State::pending;
@@ -76,7 +79,12 @@ class Store {
   bool refresh();  // reads the plan again where another process has added trials
   std::filesystem::path trial(std::string_view id) const { return directory_ / "trials" / id; }
   std::filesystem::path run(std::string_view id) const { return trial(id) / "run"; }
+  std::filesystem::path metrics(std::string_view id) const { return run(id) / "metrics.jsonl"; }
+  bool has_metrics(std::string_view id) const;
+  std::optional<records::ReadRow> last_logged_step(std::string_view id) const;  // nullopt: none yet
 
+  std::optional<State> written(
+      std::string_view id) const;  // the state file; nullopt: nothing that is a state
   // failed: also a trial whose directory or state file is missing; damage() gives the reason and the fix.
   State state(std::string_view id) const;
   std::string damage(std::string_view id) const;  // empty: none
@@ -105,7 +113,6 @@ class Store {
   std::optional<int64_t> total_steps(const TrialPlan& trial) const;
 
  private:
-  std::optional<State> written(std::string_view id) const;  // nullopt: nothing that is a state
   std::filesystem::file_time_type stamp() const;
   std::filesystem::path directory_;
   Plan plan_;

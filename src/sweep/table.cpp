@@ -6,8 +6,8 @@
 #include <map>
 
 #include "base/error.hpp"
-#include "base/json.hpp"
 #include "base/text.hpp"
+#include "sweep/json.hpp"
 #include "sweep/values.hpp"
 
 namespace capstan::sweep {
@@ -27,10 +27,10 @@ std::optional<std::string> path_named(const std::string& name, const std::vector
   return std::nullopt;
 }
 
-void unknown_name(const std::string& option, const std::string& name, std::vector<std::string> known) {
-  const auto near = near_matches(name, known);
+[[noreturn]] void unknown_name(const std::string& option, const std::string& name,
+                               const std::vector<std::string>& known) {
   fail(ErrorCode::usage, "`" + option + "` has no name `" + name + "`",
-       near.empty() ? "known names: " + join(known, ", ") : "did you mean `" + near.front() + "`?");
+       near_help(name, known, "known names: "));
 }
 
 // Names in conditions beside the keys. Those of a trial apply before seeds are aggregated.
@@ -43,43 +43,23 @@ struct Conditions {
 };
 
 Condition parse_condition(std::string_view text) {
-  struct Sign {
-    std::string_view text;
-    Condition::Kind kind;
-  };
-  using Kind = Condition::Kind;
-  static constexpr std::array<Sign, 8> signs{{{">=", Kind::at_least},
-                                              {"<=", Kind::at_most},
-                                              {"!=", Kind::unequal},
-                                              {"==", Kind::equal},
-                                              {">", Kind::more},
-                                              {"<", Kind::less},
-                                              {"=", Kind::equal}}};
-  const size_t at = text.find_first_of("<>=!");
-  Condition condition;
-  std::string_view value;
-  const Sign* sign = nullptr;
-  if (at != std::string_view::npos)
-    for (const Sign& known : signs)
-      if (!sign && !known.text.empty() && text.substr(at).starts_with(known.text)) sign = &known;
-  if (sign) {
-    condition.path = trim(text.substr(0, at));
-    condition.kind = sign->kind;
-    value = trim(text.substr(at + sign->text.size()));
-  }
-  const bool bound = sign && condition.kind != Kind::equal && condition.kind != Kind::unequal;
-  if (!sign || condition.path.empty() || value.empty())
+  const size_t at = std::min(text.find_first_of("<>=!"), text.size());
+  const std::string_view rest = text.substr(at);
+  auto compared = comparison_of(rest);
+  if (!compared && rest.starts_with('=')) compared = {Condition::Kind::equal, trim(rest.substr(1))};
+  const std::string path(trim(text.substr(0, at)));
+  if (!compared || path.empty() || compared->value.empty())
     fail(ErrorCode::usage, "`" + std::string(trim(text)) + "` is not a condition",
          "write NAME=VALUE, NAME=A,B, or with != < <= > >=; several are joined by `&`: 'lr>=3e-4 & "
          "val/loss<3'");
-  if (bound) {
-    if (!number_of(value))
-      fail(ErrorCode::usage,
-           "`" + std::string(sign->text) + "` compares numbers, and `" + std::string(value) + "` is none");
-    condition.values = {std::string(value)};
-  } else {
-    for (const std::string_view part : split(value, ',')) condition.values.emplace_back(trim(part));
-  }
+  Condition condition{path, compared->kind, {}};
+  if (!condition.is_bound())
+    for (const std::string_view part : split(compared->value, ',')) condition.values.emplace_back(trim(part));
+  else if (number_of(compared->value))
+    condition.values = {std::string(compared->value)};
+  else
+    fail(ErrorCode::usage, "`" + std::string(sign_of(compared->kind)) + "` compares numbers, and `" +
+                               std::string(compared->value) + "` is none");
   return condition;
 }
 
@@ -110,26 +90,14 @@ Conditions parse_where(const std::vector<std::string>& texts, const Table& table
   return conditions;
 }
 
-bool trial_meets(const std::vector<Condition>& conditions, const TrialPlan& trial,
-                 const TrialStatus& status) {
-  if (conditions.empty()) return true;
-  Values point = trial.values;
-  point.emplace_back("state", name_of(status.state));
-  point.emplace_back("trial", trial.id);
-  if (trial.seed) point.emplace_back("seed", std::to_string(*trial.seed));
-  return holds(conditions, point);
-}
-
-bool invalid_meets(const std::vector<Condition>& conditions, const InvalidTrial& trial) {
-  if (conditions.empty()) return true;
-  Values point = trial.values;
-  point.emplace_back("state", kInvalid);
-  if (trial.seed) point.emplace_back("seed", std::to_string(*trial.seed));
-  return holds(conditions, point);
+// The values that conditions on a trial compare.
+Values with_state(Values point, std::string_view state, std::optional<int64_t> seed) {
+  point.emplace_back("state", state);
+  if (seed) point.emplace_back("seed", std::to_string(*seed));
+  return point;
 }
 
 bool row_meets(const std::vector<Condition>& conditions, const TableRow& row) {
-  if (conditions.empty()) return true;
   Values point{{"n", std::to_string(row.metric.n)}};
   const auto add = [&](const char* name, std::optional<double> value) {
     if (value && std::isfinite(*value)) point.emplace_back(name, to_text(*value));
@@ -245,12 +213,11 @@ Table make_table(const Results& results, const TableOptions& options) {
   std::map<std::string, size_t> row_of;  // by configuration, or by the values grouped by
   for (size_t i = 0; i < plan.trials.size(); ++i) {
     const TrialPlan& trial = plan.trials[i];
-    if (!trial_meets(where.of_trials, trial, results.trials[i].status)) continue;
+    Values point = with_state(trial.values, name_of(results.trials[i].status.state), trial.seed);
+    point.emplace_back("trial", trial.id);
+    if (!holds(where.of_trials, point)) continue;
     Values values;
-    for (const std::string& key : table.keys) {
-      const std::string* value = trial.value(key);
-      values.emplace_back(key, value ? *value : std::string());
-    }
+    for (const std::string& key : table.keys) values.emplace_back(key, value_of(trial.values, key));
     std::string name = trial.configuration;
     if (table.grouped) {
       name.clear();
@@ -270,7 +237,8 @@ Table make_table(const Results& results, const TableOptions& options) {
   }
   // Invalid trials have values and no results.
   for (size_t i = 0; i < plan.invalid.size() && where.of_rows.empty() && !table.grouped && !options.top; ++i)
-    if (invalid_meets(where.of_trials, plan.invalid[i])) table.invalid.push_back(i);
+    if (holds(where.of_trials, with_state(plan.invalid[i].values, kInvalid, plan.invalid[i].seed)))
+      table.invalid.push_back(i);
   std::erase_if(table.rows, [&](const TableRow& row) { return !row_meets(where.of_rows, row); });
   std::stable_sort(table.rows.begin(), table.rows.end(), [&](const TableRow& a, const TableRow& b) {
     if (a.ranked != b.ranked) return a.ranked;
@@ -340,16 +308,6 @@ std::string exact(const SeedStatistics& spread) {
   return spread.n ? to_text(spread.mean) : std::string();
 }
 
-std::vector<std::string> values_of(const InvalidTrial& trial, const std::vector<std::string>& keys) {
-  std::vector<std::string> values;
-  for (const std::string& key : keys) {
-    const auto at = std::find_if(trial.values.begin(), trial.values.end(),
-                                 [&](const auto& value) { return value.first == key; });
-    values.push_back(at == trial.values.end() ? std::string() : at->second);
-  }
-  return values;
-}
-
 std::vector<std::string> ids_of(const TableRow& row, const Results& results) {
   std::vector<std::string> ids;
   for (const size_t i : row.trials) ids.push_back(results.plan.trials[i].id);
@@ -365,11 +323,8 @@ std::string table_csv(const Table& table, const Results& results) {
     text += '\n';
   };
   std::vector<std::string> head = table.keys;
-  for (const std::string& name : {table.metric.name, table.metric.name + "_sd", std::string("n")})
-    head.push_back(name);
-  for (const char* name :
-       {"best", "steps", "tokens_per_second", "memory_bytes", "seconds", "state", "reason", "trials"})
-    head.emplace_back(name);
+  head.insert(head.end(), {table.metric.name, table.metric.name + "_sd", "n", "best", "steps",
+                           "tokens_per_second", "memory_bytes", "seconds", "state", "reason", "trials"});
   line(head);
   for (const TableRow& row : table.rows) {
     std::vector<std::string> items;
@@ -387,7 +342,8 @@ std::string table_csv(const Table& table, const Results& results) {
   }
   for (const size_t i : table.invalid) {
     const InvalidTrial& trial = results.plan.invalid[i];
-    std::vector<std::string> items = values_of(trial, table.keys);
+    std::vector<std::string> items;
+    for (const std::string& key : table.keys) items.push_back(value_of(trial.values, key));
     items.resize(head.size() - 3);  // no metric and no measurements
     items.insert(items.end(), {kInvalid, join(trial.reasons, "; "), ""});
     line(items);
@@ -396,26 +352,23 @@ std::string table_csv(const Table& table, const Results& results) {
 }
 
 std::string table_json(const Table& table, const Results& results) {
-  OrderedJson root;
-  root["schema"] = kTableSchema;
-  root["name"] = results.plan.name;
-  root["metric"] = {
-      {"name", table.metric.name}, {"goal", text_of(table.metric.goal)}, {"at", text_of_at(table.metric)}};
-  root["keys"] = table.keys;
-  root["rows"] = OrderedJson::array();
-  const auto number = [](const SeedStatistics& spread) -> OrderedJson {
-    return spread.n ? OrderedJson(spread.mean) : OrderedJson(nullptr);
+  OrderedJson root{{"schema", kTableSchema},
+                   {"name", results.plan.name},
+                   {"metric", json_of(table.metric)},
+                   {"keys", table.keys},
+                   {"rows", OrderedJson::array()}};
+  const auto number = [](const SeedStatistics& spread) {
+    return spread.n ? OrderedJson(spread.mean) : OrderedJson();
   };
   for (const TableRow& row : table.rows) {
     OrderedJson item;
     if (!table.grouped) item["configuration"] = row.configuration;
-    item["values"] = OrderedJson::object();
-    for (const auto& [key, value] : row.values) item["values"][key] = value;
+    item["values"] = json_of(row.values);
     item["ranked"] = row.ranked;
     item["metric"] = number(row.metric);
-    item["sd"] = row.metric.deviation ? OrderedJson(*row.metric.deviation) : OrderedJson(nullptr);
+    item["sd"] = or_null(row.metric.deviation);
     item["n"] = row.metric.n;
-    item["best"] = row.best ? OrderedJson(*row.best) : OrderedJson(nullptr);
+    item["best"] = or_null(row.best);
     item["steps"] = number(row.steps);
     item["tokens_per_second"] = number(row.tokens_per_second);
     item["memory_bytes"] = number(row.memory_bytes);
@@ -430,11 +383,8 @@ std::string table_json(const Table& table, const Results& results) {
   root["invalid"] = OrderedJson::array();
   for (const size_t i : table.invalid) {
     const InvalidTrial& trial = results.plan.invalid[i];
-    OrderedJson item{{"values", OrderedJson::object()}};
-    for (const auto& [key, value] : trial.values) item["values"][key] = value;
-    item["seed"] = trial.seed ? OrderedJson(*trial.seed) : OrderedJson(nullptr);
-    item["reasons"] = trial.reasons;
-    root["invalid"].push_back(std::move(item));
+    root["invalid"].push_back(
+        {{"values", json_of(trial.values)}, {"seed", or_null(trial.seed)}, {"reasons", trial.reasons}});
   }
   root["hidden"] = table.hidden;
   return dump_json(root, 2) + "\n";

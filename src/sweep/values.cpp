@@ -36,6 +36,13 @@ config::Diagnostic unknown_path(const std::string& path, config::SourceLocation 
                              location);
 }
 
+std::string near_help(std::string_view name, const std::vector<std::string>& known,
+                      std::string_view otherwise) {
+  const auto near = near_matches(name, known);
+  return near.empty() ? std::string(otherwise) + join(known, ", ")
+                      : "did you mean `" + join(near, "`, `") + "`?";
+}
+
 std::string described(const config::Diagnostic& diagnostic) {
   std::string text = std::string(config::level_name(diagnostic.level)) +
                      (diagnostic.code.empty() ? "" : "[" + diagnostic.code + "]") + ": " + diagnostic.message;
@@ -51,6 +58,18 @@ std::string errors_text(const std::vector<config::Diagnostic>& diagnostics,
       text += "\n    " + (one.location.known() ? config::location_text(one.location, sources) + ": " : "") +
               described(one);
   return text;
+}
+
+std::string value_of(const Values& values, std::string_view path) {
+  for (const auto& [name, value] : values)
+    if (name == path) return value;
+  return {};
+}
+std::string text_of(const Values& values, std::optional<int64_t> seed) {
+  std::vector<std::string> parts;
+  for (const auto& [path, value] : values) parts.push_back(path + "=" + value);
+  if (seed) parts.push_back(std::string(kSeedPath) + "=" + std::to_string(*seed));
+  return join(parts, " ");
 }
 
 std::string path_of_override(std::string_view word) {
@@ -128,6 +147,25 @@ double at_fraction(const Axis& axis, double fraction) {
   if (fraction >= 1) return axis.high;
   if (axis.kind == AxisKind::log) return axis.low * std::pow(axis.high / axis.low, fraction);
   return axis.low + (axis.high - axis.low) * fraction;
+}
+
+// Longer signs first.
+static constexpr std::array<std::pair<std::string_view, Condition::Kind>, 6> kSigns{
+    {{">=", Condition::Kind::at_least},
+     {"<=", Condition::Kind::at_most},
+     {"!=", Condition::Kind::unequal},
+     {"==", Condition::Kind::equal},
+     {">", Condition::Kind::more},
+     {"<", Condition::Kind::less}}};
+
+std::optional<Comparison> comparison_of(std::string_view text) {
+  for (const auto& [sign, kind] : kSigns)
+    if (text.starts_with(sign)) return Comparison{kind, trim(text.substr(sign.size()))};
+  return std::nullopt;
+}
+std::string_view sign_of(Condition::Kind kind) {
+  return std::find_if(kSigns.begin(), kSigns.end(), [&](const auto& one) { return one.second == kind; })
+      ->first;
 }
 
 static bool holds(const Condition& condition, const std::string& value) {

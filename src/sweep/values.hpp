@@ -29,6 +29,10 @@ struct AxisTarget {
 std::optional<AxisTarget> find_target(std::string_view path);
 config::Diagnostic unknown_path(const std::string& path, config::SourceLocation location);
 
+// "did you mean `a`, `b`?" where known names are near, else all of them after `otherwise`.
+std::string near_help(std::string_view name, const std::vector<std::string>& known,
+                      std::string_view otherwise);
+
 // A diagnostic on one line, and all errors on lines of their own with their places.
 std::string described(const config::Diagnostic& diagnostic);
 std::string errors_text(const std::vector<config::Diagnostic>& diagnostics,
@@ -49,6 +53,17 @@ std::string point_text(double value, bool whole);
 std::vector<double> range_points(double start, double stop, double step);
 // Where a continuous axis, or one made of points, is at 0 … 1 between its ends.
 double at_fraction(const Axis& axis, double fraction);
+
+// The comparison that a text begins with: ">8e-4", "!= a".
+struct Comparison {
+  Condition::Kind kind;
+  std::string_view value;
+};
+std::optional<Comparison> comparison_of(std::string_view text);
+std::string_view sign_of(Condition::Kind kind);
+
+// The fields of a sweep file that have a fixed name and type: all but axes, link and exclude.
+const config::RecordInfo& definition_fields();
 
 // Whether the row of conditions holds for the point: all of them.
 bool holds(const std::vector<Condition>& row, const Values& point);

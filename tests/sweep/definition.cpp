@@ -80,13 +80,13 @@ resources: {ranks: 2, threads: 3}
   CHECK(d.axes[2].kind == AxisKind::preset);
   CHECK(d.link.size() == 2);
   CHECK(d.seeds == std::vector<int64_t>{1, 2, 3});
-  CHECK(d.metric.at == Metric::At::mean);
+  CHECK(d.metric.at == "mean(last 100)");
   CHECK(d.metric.window == 100);
-  CHECK(d.stop.steps == std::vector<int64_t>{200, 600});
-  CHECK(d.stop.keep == 0.25);
+  CHECK(d.stop.asha.steps == std::vector<int64_t>{200, 600});
+  CHECK(d.stop.asha.keep == 0.25);
   CHECK(!d.stop.nan);
   CHECK(d.stop.worse_than == 20.0);
-  CHECK(d.limits.per_trial_seconds == 7200);
+  CHECK(d.limits.per_trial == config::Duration{7200});
   CHECK(d.limits.device_hours == 400);
   CHECK(d.limits.retries == 1);
   CHECK(d.resources.ranks == 2);
@@ -103,8 +103,27 @@ resources: {ranks: 2, threads: 3}
     CHECK(to_yaml(again.definition) == to_yaml(d));
     CHECK(texts(points_of(again.definition)) == texts(points));
     CHECK(again.definition.axes[0].kind == AxisKind::log);
-    CHECK(again.definition.stop.keep == 0.25);
+    CHECK(again.definition.stop.asha.keep == 0.25);
   }
+}
+
+TEST_CASE("short forms, quotes and null in a sweep file") {
+  const ParsedDefinition reading = read(
+      "axes: {optimizer.lr: {linear: [1, 2], n: \"3\"}}\nmetric: val/loss\nseeds: [\"4\"]\nset: null\n"
+      "stop: {asha: {steps: [5], keep: 3/4}}\nlimits: {per_trial: \"90s\"}\nresources: {gpus: \"2\"}");
+  INFO(config::render(reading.diagnostics, reading.sources));
+  REQUIRE(reading.ok());
+  const Definition& d = reading.definition;
+  CHECK(d.axes[0].values == std::vector<std::string>{"1", "1.5", "2"});
+  CHECK(d.metric.name == "val/loss");
+  CHECK(d.metric.named);
+  CHECK(d.seeds == std::vector<int64_t>{4});
+  CHECK(d.stop.asha.keep == 0.75);
+  CHECK(d.limits.per_trial == config::Duration{90});
+  CHECK(d.resources.ranks == 2);
+  CHECK(read_definition_text(to_yaml(d), "/tmp", "again.yaml").definition.metric.named);
+  // A metric that nobody named is not written: planning chooses it again.
+  CHECK(to_yaml(read("axes: {optimizer.lr: [1, 2]}").definition).find("metric") == std::string::npos);
 }
 
 TEST_CASE("what is wrong with a sweep file is said all at once, with places") {
@@ -115,7 +134,7 @@ axes:
   optimizer.lr: {log: [1e-3, 1e-4], n: 4}
 seeds: [1, 1]
 metric: {name: loss, goal: less}
-stop: {asha: {steps: [20, 10], keep: 3}}
+stop: {asha: {steps: [20, 10], keep: 3}, nan: maybe}
 )");
   INFO(all);
   CHECK(contains(all, "s.yaml:4:1: unknown key `axis`"));
@@ -125,9 +144,10 @@ stop: {asha: {steps: [20, 10], keep: 3}}
   CHECK(contains(all, "s.yaml:7:27: the axis `optimizer.weight_decay` takes a list of values"));
   CHECK(contains(all, "the first bound is not below the second"));
   CHECK(contains(all, "the seed 1 occurs twice"));
-  CHECK(contains(all, "`metric.goal` is min or max"));
+  CHECK(contains(all, "`less` is not a value of `metric.goal`"));
   CHECK(contains(all, "the steps of `stop.asha` must ascend"));
-  CHECK(contains(all, "`stop.asha.keep` takes a fraction between 0 and 1"));
+  CHECK(contains(all, "`stop.asha.keep` is 3: it must be below 1"));
+  CHECK(contains(all, "`maybe` is not a boolean"));
 }
 
 TEST_CASE("a metric that no run writes is perhaps misspelled") {
@@ -158,14 +178,14 @@ TEST_CASE("single mistakes") {
            {"axes: {optimizer.lr: [1, 1]}", "occurs twice in the axis"},
            {"axes: {optimizer: {lr: [1]}}", "a list of its presets"},
            {"axes: {optimizer.lr: {log: [0, 1], n: 3}}", "begins above 0"},
-           {"axes: {optimizer.lr: {log: [1e-4, 1], n: 1}}", "`n` takes an integer from 2"},
+           {"axes: {optimizer.lr: {log: [1e-4, 1], n: 1}}", "`optimizer.lr.n` is 1: it must be at least 2"},
            {"axes: {optimizer.lr: {log: [1e-4, 1], linear: [1, 2]}}", "one of `log`, `linear` and `range`"},
            {"axes: {optimizer.lr: {logs: [1e-4, 1]}}", "did you mean `log`"},
            {"axes: {optimizer.lr: {log: [1e-4]}}", "two bounds"},
            {"axes: {model.normalization: {linear: [1, 2]}}", "a range needs numbers"},
            {"axes: {optimizer.lr: {log: [1e-4, 1]}}\nmethod: grid", "needs a number of points"},
            {"axes: {optimizer.lr: {log: [1e-4, 1]}}", "`trials` is missing"},
-           {"axes: {optimizer.lr: [1]}\nmethod: bayes", "`bayes` is not a method"},
+           {"axes: {optimizer.lr: [1]}\nmethod: bayes", "`bayes` is not a value of `method`"},
            {"axes: {optimizer.lr: [1], model.num_layers: [1, 2]}\nmethod: list", "side by side"},
            {"axes: {optimizer.lr: [1]}\nlink: [{optimizer.lr: 2}]", "is varied twice"},
            {"link: [{model.num_layers: 2}, {model.hidden_size: 2}]", "this row lacks `model.num_layers`"},
@@ -176,7 +196,7 @@ TEST_CASE("single mistakes") {
            {"axes: {optimizer.lr: [1, 2]}\nexclude: [{optimizer.lrs: 2}]", "did you mean `optimizer.lr`"},
            {"axes: {optimizer.lr: [1, 2]}\nexclude: [{optimizer.lr: \">x\"}]",
             "is not a number to compare with"},
-           {"axes: {optimizer.lr: [1, 2]}\nlimits: {per_trial: 5}", "takes a time"},
+           {"axes: {optimizer.lr: [1, 2]}\nlimits: {per_trial: 5}", "`limits.per_trial` takes a duration"},
            {"axes: {optimizer.lr: [1, 2]}\nmetric: {at: median}", "last, best or mean(last N)"},
            {"axes: [1]", "`axes` takes a mapping"},
            {"name: ../x\naxes: {optimizer.lr: [1]}", "duplicate key"},
@@ -268,7 +288,7 @@ TEST_CASE("more of a sweep: values and seeds are added, a base is not changed") 
 }
 
 TEST_CASE("random points depend on the seed alone, and a longer list begins with a shorter one") {
-  const auto drawn = [](uint64_t seed, int64_t trials, const char* method) {
+  const auto drawn = [](int64_t seed, int64_t trials, const char* method) {
     Definition d = read(
                        "axes: {optimizer.lr: {log: [1e-4, 1e-2]}, model.num_layers: {linear: [1, "
                        "9]}}\ntrials: 1\nmethod: " +
@@ -278,7 +298,7 @@ TEST_CASE("random points depend on the seed alone, and a longer list begins with
     d.trials = trials;
     return texts(points_of(d));
   };
-  for (const uint64_t seed : {0, 1, 77}) {
+  for (const int64_t seed : {0, 1, 77}) {
     const auto longer = drawn(seed, 40, "random");
     auto beginning = longer;
     beginning.resize(10);

@@ -16,6 +16,7 @@ class MadeSweep {
   explicit MadeSweep(std::vector<Axis> axes) {
     results.plan.name = results.plan.definition.name = "made";
     results.plan.definition.base = "quickstart";
+    results.plan.definition.metric.name = "loss";
     for (const Axis& axis : axes) results.plan.varying.push_back(axis.path);
     results.plan.definition.axes = std::move(axes);
   }

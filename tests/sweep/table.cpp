@@ -199,7 +199,7 @@ TEST_CASE("a finished trial without a finite metric is below, with the reason") 
 TEST_CASE("what a metric is called on the command line") {
   const Metric usual;
   CHECK(metric_of("val/loss", usual).name == "val/loss");
-  CHECK(metric_of("val/loss:best", usual).at == Metric::At::best);
+  CHECK(metric_of("val/loss:best", usual).at == "best");
   CHECK(metric_of(" max accuracy : last", usual).goal == Metric::Goal::max);
   CHECK(metric_of("loss:mean(last 20)", usual).window == 20);
   for (const char* wrong :

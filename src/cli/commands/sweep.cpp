@@ -9,13 +9,13 @@
 #include <map>
 
 #include "base/error.hpp"
-#include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
+#include "sweep/json.hpp"
 #include "sweep/runner.hpp"
 #include "sweep/slurm.hpp"
 #include "sweep/store.hpp"
@@ -43,7 +43,7 @@ sweep::CommandLine command_line_of(const Context& context, std::string recipe) {
   given.recipe = std::move(recipe);
   given.words = context.args.overrides();
   given.trials = context.args.integer("trials", 1);
-  if (const auto seed = context.args.integer("seed", 0)) given.seed = static_cast<uint64_t>(*seed);
+  given.seed = context.args.integer("seed", 0);
   return given;
 }
 
@@ -66,22 +66,11 @@ sweep::ComposedPlan planned_with_progress(const Context& context, const sweep::D
   });
 }
 
-std::string values_text(const sweep::Values& values, std::optional<int64_t> seed) {
-  std::string text;
-  for (const auto& [path, value] : values) text += (text.empty() ? "" : " ") + path + "=" + value;
-  if (seed) text += " rng.seed=" + std::to_string(*seed);
-  return text;
-}
-
 OrderedJson invalid_json(const sweep::Plan& plan) {
   OrderedJson all = OrderedJson::array();
   for (const sweep::InvalidTrial& one : plan.invalid)
-    all.push_back({{"values", values_text(one.values, one.seed)}, {"reasons", one.reasons}});
+    all.push_back({{"values", sweep::text_of(one.values, one.seed)}, {"reasons", one.reasons}});
   return all;
-}
-
-OrderedJson metric_json(const sweep::Metric& metric) {
-  return {{"name", metric.name}, {"goal", text_of(metric.goal)}, {"at", text_of_at(metric)}};
 }
 
 // Each reason once, below the trials that have it.
@@ -96,7 +85,7 @@ void show_invalid(const sweep::Plan& plan) {
     const auto& group = groups[i];
     const size_t shown = group.size() > kShownInvalid + 1 ? kShownInvalid : group.size();
     for (size_t k = 0; k < shown; ++k)
-      put("invalid: " + values_text(group[k]->values, group[k]->seed) + "\n");
+      put("invalid: " + sweep::text_of(group[k]->values, group[k]->seed) + "\n");
     if (shown < group.size())
       put("invalid: " + std::to_string(group.size() - shown) + " more for the same reason\n");
     for (const std::string& reason : group[0]->reasons) put("    " + reason + "\n");
@@ -112,30 +101,33 @@ std::string steps_text(std::optional<int64_t> steps) {
 
 void show_plan(const Context& context, const sweep::ComposedPlan& planned, const std::string& directory) {
   const sweep::Plan& plan = planned.plan;
+  int64_t tokens = 0, most_memory = 0;
+  double flops = 0;
+  for (const sweep::TrialPlan& trial : plan.trials) {
+    tokens += trial.estimate.tokens;
+    flops += trial.estimate.flops;
+    most_memory = std::max(most_memory, trial.estimate.memory_bytes);
+  }
   if (context.args.has("json")) {
     OrderedJson out{{"schema", "capstan.sweep_plan/1"},
                     {"name", plan.name},
                     {"directory", directory},
                     {"trials", OrderedJson::array()},
                     {"invalid", OrderedJson::array()}};
-    for (const sweep::TrialPlan& trial : plan.trials) {
-      OrderedJson values = OrderedJson::object();
-      for (const auto& [path, value] : trial.values) values[path] = value;
-      out["trials"].push_back(
-          {{"id", trial.id},
-           {"label", trial.label},
-           {"values", values},
-           {"seed", trial.seed ? OrderedJson(*trial.seed) : OrderedJson()},
-           {"ranks", trial.ranks},
-           {"steps", trial.estimate.steps ? OrderedJson(*trial.estimate.steps) : OrderedJson()}});
-    }
+    for (const sweep::TrialPlan& trial : plan.trials)
+      out["trials"].push_back({{"id", trial.id},
+                               {"label", trial.label},
+                               {"values", sweep::json_of(trial.values)},
+                               {"seed", sweep::or_null(trial.seed)},
+                               {"ranks", trial.ranks},
+                               {"steps", sweep::or_null(trial.estimate.steps)}});
     out["invalid"] = invalid_json(plan);
-    out["metric"] = metric_json(plan.definition.metric);
+    out["metric"] = sweep::json_of(plan.definition.metric);
     out["excluded"] = plan.excluded;
     out["duplicates"] = plan.duplicates;
-    out["tokens"] = plan.tokens();
-    out["flops"] = plan.flops();
-    put(out.dump(1) + "\n");
+    out["tokens"] = tokens;
+    out["flops"] = flops;
+    put(dump_json(out, 1) + "\n");
     return;
   }
   Table table;
@@ -156,8 +148,8 @@ void show_plan(const Context& context, const sweep::ComposedPlan& planned, const
   if (plan.duplicates)
     line += ", " + std::to_string(plan.duplicates) + (plan.duplicates == 1 ? " duplicate" : " duplicates") +
             " left out (the same meaning)";
-  put(line + "; " + human_count(static_cast<double>(plan.tokens())) + " tokens, " + human_flop(plan.flops()) +
-      ", at most " + human_bytes(static_cast<double>(plan.most_memory())) + " on a rank\n");
+  put(line + "; " + human_count(static_cast<double>(tokens)) + " tokens, " + human_flop(flops) +
+      ", at most " + human_bytes(static_cast<double>(most_memory)) + " on a rank\n");
   put("ranked by " + ranking_text(plan.definition.metric) + "\n");
 }
 
@@ -361,23 +353,21 @@ int run_sweep_status(Context& context) {
   if (context.args.has("json")) {
     OrderedJson out{{"schema", "capstan.sweep_status/1"},
                     {"name", store.plan().name},
-                    {"metric", metric_json(store.plan().definition.metric)},
+                    {"metric", sweep::json_of(store.plan().definition.metric)},
                     {"counts", counts},
                     {"trials", OrderedJson::array()}};
     for (size_t i = 0; i < trials.size(); ++i) {
       const sweep::TrialStatus& s = statuses[i];
-      OrderedJson values = OrderedJson::object();
-      for (const auto& [path, value] : trials[i].values) values[path] = value;
       OrderedJson one{{"id", trials[i].id},
                       {"label", trials[i].label},
-                      {"values", values},
+                      {"values", sweep::json_of(trials[i].values)},
                       {"state", name_of(s.state)},
-                      {"attempt", s.attempt}};
-      one["steps"] = s.total_steps ? OrderedJson(*s.total_steps) : OrderedJson();
-      one["seed"] = trials[i].seed ? OrderedJson(*trials[i].seed) : OrderedJson();
-      one["step"] = s.step ? OrderedJson(*s.step) : OrderedJson();
-      one["metric"] = s.metric ? OrderedJson(*s.metric) : OrderedJson();
-      one["seconds"] = s.seconds;
+                      {"attempt", s.attempt},
+                      {"steps", sweep::or_null(s.total_steps)},
+                      {"seed", sweep::or_null(trials[i].seed)},
+                      {"step", sweep::or_null(s.step)},
+                      {"metric", sweep::or_null(s.metric)},
+                      {"seconds", s.seconds}};
       if (!s.reason.empty()) one["reason"] = s.reason;
       if (!s.owner.empty()) one["owner"] = s.owner;
       if (const auto task = tasks.find(trials[i].id); task != tasks.end())

@@ -57,7 +57,7 @@ int run_sweep_ask(Context& context) {
            R"(for example --values '{"optimizer.lr": 3e-4}')");
   }
   if (const auto seed = args.integer("seed", 0)) request["seed"] = *seed;
-  put(sweep::ask(store, request.dump(), given));
+  put(sweep::ask(store, dump_json(request), given));
   return 0;
 }
 
@@ -70,7 +70,7 @@ int run_sweep_tell(Context& context) {
   if (const auto step = args.integer("step", 0)) request["step"] = *step;
   for (const char* option : {"state", "reason"})
     if (const auto text = args.value(option)) request[option] = *text;
-  put(sweep::tell(store, request.dump()));
+  put(sweep::tell(store, dump_json(request)));
   return 0;
 }
 

@@ -1,0 +1,26 @@
+// What the JSON files and outputs of a sweep have in common. Include it from .cpp files.
+#pragma once
+
+#include <optional>
+
+#include "base/json.hpp"
+#include "sweep/definition.hpp"
+
+namespace capstan::sweep {
+
+template <class T>
+OrderedJson or_null(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson();
+}
+
+inline OrderedJson json_of(const Values& values) {
+  OrderedJson object = OrderedJson::object();
+  for (const auto& [path, value] : values) object[path] = value;
+  return object;
+}
+
+inline OrderedJson json_of(const Metric& metric) {
+  return {{"name", metric.name}, {"goal", config::enum_name(metric.goal)}, {"at", metric.at}};
+}
+
+}  // namespace capstan::sweep
