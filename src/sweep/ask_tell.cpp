@@ -50,7 +50,7 @@ std::string value_text(const std::string& path, const OrderedJson& value) {
   fail(ErrorCode::usage, "the value of `" + path + "` is neither a number, a text, true, false nor null");
 }
 
-OrderedJson description(const Store& store, const TrialPlan& trial) {
+OrderedJson description(const Store& store, const TrialPlan& trial, bool is_new) {
   const fs::path directory = fs::absolute(store.directory()).lexically_normal();
   return {{"trial", trial.id},
           {"label", trial.label},
@@ -58,7 +58,8 @@ OrderedJson description(const Store& store, const TrialPlan& trial) {
           {"seed", or_null(trial.seed)},
           {"state", name_of(store.state(trial.id))},
           {"recipe", (directory / "trials" / trial.id / "recipe.yaml").string()},
-          {"command", {"sweep", "run", directory.string(), "--trial", trial.id}}};
+          {"command", {"sweep", "run", directory.string(), "--trial", trial.id}},
+          {"new", is_new}};
 }
 
 OrderedJson standing(const Store& store, const TrialPlan& trial) {
@@ -101,9 +102,7 @@ std::string ask(Store& store, std::string_view line, std::set<std::string>& give
     const TrialPlan trial = add_trial(store.directory(), values, integer_of(request, "seed"));
     store = Store(store.directory());
     given.insert(trial.id);
-    OrderedJson answer = description(store, trial);
-    answer["new"] = store.plan().trials.size() > before;
-    return dumped(answer);
+    return dumped(description(store, trial, store.plan().trials.size() > before));
   }
   if (request.contains("seed")) fail(ErrorCode::usage, "`seed` comes with `values`");
   store.refresh();
@@ -111,9 +110,7 @@ std::string ask(Store& store, std::string_view line, std::set<std::string>& give
     const State state = store.state(trial.id);
     if ((state != State::pending && state != State::lost) || given.contains(trial.id)) continue;
     given.insert(trial.id);
-    OrderedJson answer = description(store, trial);
-    answer["new"] = false;
-    return dumped(answer);
+    return dumped(description(store, trial, false));
   }
   return dumped({{"trial", nullptr}});
 }

@@ -9,50 +9,40 @@ namespace capstan::sweep {
 
 namespace {
 
-using config::Effect;
 using config::RuleReport;
 using config::Schema;
 using config::Section;
 
 void describe_cluster(Section<Cluster>& s) {
   s.doc("options of batch scripts on a cluster");
-  const auto io = [](config::Field field) { field.effect(Effect::io); };
-  io(s.field("partition", &Cluster::partition).doc("--partition"));
-  io(s.field("account", &Cluster::account).doc("--account"));
-  io(s.field("qos", &Cluster::qos).doc("--qos"));
-  io(s.field("constraint", &Cluster::constraint).doc("--constraint"));
-  io(s.field("reservation", &Cluster::reservation).doc("--reservation"));
-  io(s.field("memory", &Cluster::memory).doc("--mem, of a node").example("64G"));
-  io(s.field("mpi", &Cluster::mpi)
-         .doc("MPI plugin of srun for the ranks of a trial: SLURM_MPI_TYPE")
-         .example("pmix"));
-  io(s.field("time", &Cluster::time)
-         .doc("--time of one task; null: the sweep's limits.per_trial")
-         .example("4h"));
-  io(s.field("cpus_per_rank", &Cluster::cpus_per_rank)
-         .doc("--cpus-per-task, if the sweep does not set threads")
-         .min(1));
-  io(s.field("gpus_per_rank", &Cluster::gpus_per_rank).doc("--gpus-per-task").min(1));
-  io(s.field("ranks_per_node", &Cluster::ranks_per_node).doc("--ntasks-per-node at most").min(1));
-  io(s.field("array_max", &Cluster::array_max)
-         .doc("trials in one array; null: the limit of scontrol")
-         .min(1));
-  io(s.field("max_parallel", &Cluster::max_parallel)
-         .doc("tasks of an array that run at the same time")
-         .min(1));
-  io(s.field("signal_seconds", &Cluster::signal_seconds)
-         .doc("a task saves and is requeued so many seconds before its time limit")
-         .unit("s")
-         .range(1, 65535));
-  io(s.field("max_requeues", &Cluster::max_requeues)
-         .doc("maximum number of times that a task is requeued")
-         .min(0));
-  io(s.field("sbatch", &Cluster::sbatch)
-         .doc("further options of sbatch")
-         .example("[--mail-type=FAIL, --exclusive]"));
-  io(s.field("setup", &Cluster::setup)
-         .doc("lines of shell before the trial")
-         .example("[module load openmpi]"));
+  s.field("partition", &Cluster::partition).doc("--partition");
+  s.field("account", &Cluster::account).doc("--account");
+  s.field("qos", &Cluster::qos).doc("--qos");
+  s.field("constraint", &Cluster::constraint).doc("--constraint");
+  s.field("reservation", &Cluster::reservation).doc("--reservation");
+  s.field("memory", &Cluster::memory).doc("--mem, of a node").example("64G");
+  s.field("mpi", &Cluster::mpi)
+      .doc("MPI plugin of srun for the ranks of a trial: SLURM_MPI_TYPE")
+      .example("pmix");
+  s.field("time", &Cluster::time).doc("--time of one task; null: the sweep's limits.per_trial").example("4h");
+  s.field("cpus_per_rank", &Cluster::cpus_per_rank)
+      .doc("--cpus-per-task, if the sweep does not set threads")
+      .min(1);
+  s.field("gpus_per_rank", &Cluster::gpus_per_rank).doc("--gpus-per-task").min(1);
+  s.field("ranks_per_node", &Cluster::ranks_per_node).doc("--ntasks-per-node at most").min(1);
+  s.field("array_max", &Cluster::array_max).doc("trials in one array; null: the limit of scontrol").min(1);
+  s.field("max_parallel", &Cluster::max_parallel).doc("tasks of an array that run at the same time").min(1);
+  s.field("signal_seconds", &Cluster::signal_seconds)
+      .doc("a task saves and is requeued so many seconds before its time limit")
+      .unit("s")
+      .range(1, 65535);
+  s.field("max_requeues", &Cluster::max_requeues)
+      .doc("maximum number of times that a task is requeued")
+      .min(0);
+  s.field("sbatch", &Cluster::sbatch)
+      .doc("further options of sbatch")
+      .example("[--mail-type=FAIL, --exclusive]");
+  s.field("setup", &Cluster::setup).doc("lines of shell before the trial").example("[module load openmpi]");
 }
 
 bool one_line(std::string_view text) {

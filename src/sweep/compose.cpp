@@ -60,14 +60,11 @@ std::string Composer::form_of(const Config& config, bool with_seed) const {
 // Passes over data are counted as the run counts them; samples of the same data are counted once.
 std::optional<int64_t> Composer::steps_of(const Config& config, std::string& why_unknown) {
   if (!config.train.epochs || config.train.train_iters) return train::total_iterations(config);
-  std::string key;
-  for (const FieldInfo* field : config::schema().fields())
-    if (field->section == "dataset" || field->section == "tokenizer" || field->path == "train.epochs" ||
-        field->path == "train.global_batch_size" || field->path == "model.seq_length" ||
-        field->path == "model.vocab_size") {
-      if (!config::schema().sections()[field->section_index].at(&config)) continue;
-      key += field->path + "=" + config::json(*field->type, config::schema().load(&config, *field)) + "\n";
-    }
+  const std::string key = config::canonical_form(config::schema(), &config, [](const FieldInfo& field) {
+    return field.section == "dataset" || field.section == "tokenizer" || field.path == "train.epochs" ||
+           field.path == "train.global_batch_size" || field.path == "model.seq_length" ||
+           field.path == "model.vocab_size";
+  });
   auto found = lengths_.find(key);
   if (found == lengths_.end()) {
     std::pair<std::optional<int64_t>, std::string> length;
@@ -82,15 +79,22 @@ std::optional<int64_t> Composer::steps_of(const Config& config, std::string& why
   return found->second.first;
 }
 
-config::Resolution Composer::resolve(const Values& values, std::optional<int64_t> seed) const {
+config::Request Composer::request_for(std::string recipe) const {
   config::Request request;
+  request.recipe = std::move(recipe);
+  for (const std::string_view own : kPerTrialPaths) request.unset.emplace_back(own);
+  request.ranks = definition_.resources.ranks;
+  request.ranks_origin = "resources.ranks";
+  return request;
+}
+
+config::Resolution Composer::resolve(const Values& values, std::optional<int64_t> seed) const {
   const bool path = definition_.base.find('/') != std::string::npos || definition_.base.ends_with(".yaml") ||
                     definition_.base.ends_with(".yml");
-  request.recipe =
+  config::Request request = request_for(
       path ? (std::filesystem::path(definition_.directory) / definition_.base).lexically_normal().string()
-           : definition_.base;
+           : definition_.base);
   request.directory = definition_.directory;
-  for (const std::string_view own : kPerTrialPaths) request.unset.emplace_back(own);
   std::vector<std::string> origins;
   const auto add = [&](config::Override override, const char* origin) {
     request.overrides.push_back(std::move(override));
@@ -104,8 +108,6 @@ config::Resolution Composer::resolve(const Values& values, std::optional<int64_t
   if (definition_.resources.threads)
     add(config::Override::token("train.threads=" + std::to_string(*definition_.resources.threads)),
         "sweep: resources");
-  request.ranks = definition_.resources.ranks;
-  request.ranks_origin = "resources.ranks";
   config::Resolution resolution = config::resolve(request);
   // The words exist nowhere else: what the recipe says of its values names their part in the sweep.
   for (auto& [ignored, origin] : resolution.origins)
@@ -126,12 +128,7 @@ Composer::Composer(const Definition& definition)
 }
 
 std::string Composer::stored_form(const std::filesystem::path& recipe) const {
-  config::Request request;
-  request.recipe = recipe.string();
-  request.ranks = definition_.resources.ranks;
-  request.ranks_origin = "resources.ranks";
-  for (const std::string_view own : kPerTrialPaths) request.unset.emplace_back(own);
-  const config::Resolution resolution = config::resolve(request);
+  const config::Resolution resolution = config::resolve(request_for(recipe.string()));
   for (const config::Diagnostic& diagnostic : resolution.diagnostics)
     if (diagnostic.level == config::Level::error) fail(ErrorCode::config, described(diagnostic));
   return form_of(resolution.config);
@@ -209,14 +206,15 @@ ComposedTrial Composer::compose(const Values& values, std::optional<int64_t> see
     if (const auto target = find_target(path); target && target->field && !target->inside)
       value = config::yaml_inline(*target->field->type, schema.load(&config, *target->field));
   out.form = form_of(config);
-  out.hash = config::hash_of(out.form);
-  out.configuration_hash = config::hash_of(form_of(config, false));
+  trial.hash = config::hash_of(out.form);
+  trial.configuration_hash = config::hash_of(form_of(config, false));
   config.name =
-      definition_.name + "-" + out.hash.substr(0, 8);  // of the run, where the trial is run by itself
-  out.recipe = config::resolved_recipe(resolution);
-  for (const std::string& word : definition_.set) out.overrides += word + "\n";
-  for (const auto& [path, value] : values) out.overrides += path + "=" + value + "\n";
-  if (seed) out.overrides += std::string(kSeedPath) + "=" + std::to_string(*seed) + "\n";
+      definition_.name + "-" + trial.hash.substr(0, 8);  // of the run, where the trial is run by itself
+  out.files.recipe = config::resolved_recipe(resolution);
+  std::string& overrides = out.files.overrides;
+  for (const std::string& word : definition_.set) overrides += word + "\n";
+  for (const auto& [path, value] : values) overrides += path + "=" + value + "\n";
+  if (seed) overrides += std::string(kSeedPath) + "=" + std::to_string(*seed) + "\n";
   return out;
 }
 

@@ -19,10 +19,8 @@ struct ComposedTrial {
   std::vector<std::string> reasons, warnings;  // of errors; of lints, and hidden presets
   std::string unknown_length;                  // why the number of steps is not known; empty: it is
   TrialPlan trial;                             // without id, configuration and label
-  std::string hash, configuration_hash;        // 32 hex digits
-  std::string form;                            // the canonical form that `hash` is of
-  std::string recipe;                          // without its first lines, which name the trial
-  std::string overrides;
+  std::string form;                            // the canonical form that its hash is of
+  TrialFiles files;
 };
 
 class Composer {
@@ -36,6 +34,7 @@ class Composer {
   const std::string& base_hash() const { return base_hash_; }
 
  private:
+  config::Request request_for(std::string recipe) const;
   config::Resolution resolve(const Values& values, std::optional<int64_t> seed) const;
   TrialEstimate estimate(const config::Config& config, std::string& why_unknown);
   std::optional<int64_t> steps_of(const config::Config& config, std::string& why_unknown);

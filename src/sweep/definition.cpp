@@ -350,14 +350,11 @@ class Reader {
       if (d_.link.empty()) {
         for (size_t i = 0; i < values.size(); ++i) first_use(values[i].first, row.key_locations[i]);
       } else {
-        const auto has = [](const Values& in, const std::string& path) {
-          return std::any_of(in.begin(), in.end(), [&](const auto& value) { return value.first == path; });
-        };
         for (const auto& [path, ignored] : d_.link.front())
-          if (!has(values, path))
+          if (value_of(values, path).empty())
             out_.error(row.location, "this row lacks `" + path + "`, which the first row has");
         for (size_t i = 0; i < values.size(); ++i)
-          if (!has(d_.link.front(), values[i].first))
+          if (value_of(d_.link.front(), values[i].first).empty())
             out_.error(row.key_locations[i], "the first row of `link` has no `" + values[i].first + "`");
       }
       d_.link.push_back(std::move(values));
@@ -462,21 +459,22 @@ class Reader {
 
   // Another program can report any metric; a name that `train` does not write may be misspelled.
   void check_metric_name(const Node& node) {
-    static const std::vector<std::string> written{"loss",
-                                                  "grad_norm",
-                                                  "learning_rate",
-                                                  "tokens_per_second",
-                                                  "step_seconds",
-                                                  "memory_bytes",
-                                                  "mfu",
-                                                  "consumed_samples",
-                                                  "consumed_tokens",
-                                                  "val/loss",
-                                                  "val/perplexity",
-                                                  "step_loss",
-                                                  "step_grad_norm",
-                                                  "tokens_per_second_per_rank",
-                                                  "tflops_per_rank"};
+    constexpr std::string_view names[] = {"loss",
+                                          "grad_norm",
+                                          "learning_rate",
+                                          "tokens_per_second",
+                                          "step_seconds",
+                                          "memory_bytes",
+                                          "mfu",
+                                          "consumed_samples",
+                                          "consumed_tokens",
+                                          "val/loss",
+                                          "val/perplexity",
+                                          "step_loss",
+                                          "step_grad_norm",
+                                          "tokens_per_second_per_rank",
+                                          "tflops_per_rank"};
+    const std::vector<std::string> written(std::begin(names), std::end(names));
     const std::string& name = d_.metric.name;
     if (std::find(written.begin(), written.end(), name) != written.end() || name.starts_with("seconds_") ||
         (name.find('/') != std::string::npos && !name.starts_with("val/")))

@@ -46,6 +46,7 @@ struct Axis {
   // As the right side of an override; empty: any value from low to high.
   std::vector<std::string> values;
   double low = 0, high = 0;  // log, linear
+  int64_t points = 0;        // `n` of a range as the command line gives it; reading it makes values of it
   config::SourceLocation location;
   bool continuous() const { return values.empty(); }
 };
@@ -150,8 +151,8 @@ ParsedDefinition definition_from_words(const CommandLine& given);
 // would change all of them, is an error.
 ParsedDefinition extended(const Definition& before, const CommandLine& more, bool planned);
 
-// The definition as a sweep file that reads back as the same; the fields of definition_fields() only where they
-// differ from their defaults.
+// The definition as a sweep file that reads back as the same; fields only where they differ from their
+// defaults.
 std::string to_yaml(const Definition& definition);
 
 // Whether the text is a sweep file (its `schema` says so, or it has `base` and `axes`) and no recipe.

@@ -82,17 +82,12 @@ class OverrideReader {
       std::replace(line.begin(), line.end(), '\n', ' ');
       out_.sources[0].text += line + "\n";
       ++line_;
-      using Kind = config::Override::Kind;
-      if (word.kind == Kind::file) {
-        set("@" + word.text);
-      } else if (word.kind == Kind::unset) {
-        set("~" + word.text);
-      } else if (word.kind == Kind::append) {
-        const size_t at = word.text.find('=');
-        set(at == std::string::npos ? word.text : word.text.substr(0, at) + "+" + word.text.substr(at));
-      } else {
-        read(word.text);
-      }
+      std::string text = word.text;  // as a bare word
+      if (word.kind == config::Override::Kind::file) text = "@" + text;
+      if (word.kind == config::Override::Kind::unset) text = "~" + text;
+      if (const size_t at = text.find('='); word.kind == config::Override::Kind::append && at != text.npos)
+        text.insert(at, "+");
+      read(text);
     }
   }
 
@@ -223,7 +218,7 @@ class OverrideReader {
     const double points = numbers[2];
     if (points != std::floor(points) || points < 2 || points > kMostValues)
       return wrong("as its third argument the number of points, from 2 to " + std::to_string(kMostValues));
-    points_.emplace_back(axis.path, static_cast<int64_t>(points));
+    axis.points = static_cast<int64_t>(points);
     return true;
   }
 
@@ -247,18 +242,15 @@ class OverrideReader {
     return !axis.values.empty();
   }
 
- public:
-  std::vector<std::pair<std::string, int64_t>> points_;  // of ranges with a number of points
-
- private:
   ParsedDefinition& out_;
   Definition& d_;
   bool planned_;
   int line_ = 0;
 };
 
-std::string yaml_axis(const Axis& axis, int64_t points) {
+std::string yaml_axis(const Axis& axis) {
   if (axis.kind == AxisKind::list || axis.kind == AxisKind::preset) return yaml_list(axis.values);
+  int64_t points = axis.points;
   bool regular = true;
   if (!axis.continuous()) {
     points = static_cast<int64_t>(axis.values.size());
@@ -294,9 +286,7 @@ config::Value changed_fields(const config::RecordInfo& table, const void* object
   return changed;
 }
 
-// points: of the axes that have any value, for their `n`.
-std::string yaml_of(Definition d, const std::vector<std::pair<std::string, int64_t>>& points,
-                    bool write_method) {
+std::string yaml_of(Definition d, bool write_method) {
   if (!d.metric.named) d.metric.name.clear();
   const config::RecordInfo& table = definition_fields();
   const config::Value fields = changed_fields(table, &d);
@@ -304,39 +294,33 @@ std::string yaml_of(Definition d, const std::vector<std::pair<std::string, int64
   for (size_t i = 0; i < fields.items.size(); ++i)
     out += fields.keys[i] + ": " +
            config::yaml_inline(*table.find(fields.keys[i])->type, fields.items[i], {.recipe = false}) + "\n";
-  if (write_method && d.method == Method::grid) out += "method: grid\n";  // also with a range that has no `n`
+  // The default, unless an axis that is added takes any value.
+  if (write_method && d.method == Method::grid) out += "method: grid\n";
   if (!d.axes.empty()) out += "axes:\n";
-  for (const Axis& axis : d.axes) {
-    const auto at =
-        std::find_if(points.begin(), points.end(), [&](const auto& p) { return p.first == axis.path; });
-    out += "  " + axis.path + ": " + yaml_axis(axis, at == points.end() ? 0 : at->second) + "\n";
-  }
-  if (!d.link.empty()) out += "link:\n";
-  for (const Values& row : d.link) {
-    std::vector<std::string> items;
-    for (const auto& [path, value] : row) items.push_back(path + ": " + yaml_value(value));
-    out += "  - {" + join(items, ", ") + "}\n";
-  }
-  if (!d.exclude.empty()) out += "exclude:\n";
-  for (const auto& row : d.exclude) {
-    std::vector<std::string> items;
-    for (const Condition& condition : row) items.push_back(condition.path + ": " + yaml_condition(condition));
-    out += "  - {" + join(items, ", ") + "}\n";
-  }
+  for (const Axis& axis : d.axes) out += "  " + axis.path + ": " + yaml_axis(axis) + "\n";
+  const auto add_rows = [&](const char* key, const auto& rows, auto text_of_item) {
+    if (!rows.empty()) out += std::string(key) + ":\n";
+    for (const auto& row : rows) {
+      std::vector<std::string> items;
+      for (const auto& item : row) items.push_back(text_of_item(item));
+      out += "  - {" + join(items, ", ") + "}\n";
+    }
+  };
+  add_rows("link", d.link, [](const auto& item) { return item.first + ": " + yaml_value(item.second); });
+  add_rows("exclude", d.exclude,
+           [](const Condition& item) { return item.path + ": " + yaml_condition(item); });
   return out;
 }
 
-ParsedDefinition parse_again(ParsedDefinition words,
-                             const std::vector<std::pair<std::string, int64_t>>& points, bool write_method) {
+ParsedDefinition parse_again(ParsedDefinition words, bool write_method) {
   if (!words.ok()) return words;
-  return read_definition_text(yaml_of(words.definition, points, write_method), words.definition.directory,
-                              "<sweep>");
+  return read_definition_text(yaml_of(words.definition, write_method), words.definition.directory, "<sweep>");
 }
 
 }  // namespace
 
 std::string to_yaml(const Definition& definition) {
-  return yaml_of(definition, {}, true);
+  return yaml_of(definition, true);
 }
 
 ParsedDefinition definition_from_words(const CommandLine& given) {
@@ -348,8 +332,7 @@ ParsedDefinition definition_from_words(const CommandLine& given) {
   d.name = fs::path(given.recipe).stem().string();
   d.trials = given.trials;
   d.seed = given.seed.value_or(0);
-  OverrideReader words(reading, false);
-  words.read(given.words);
+  OverrideReader(reading, false).read(given.words);
   if (reading.ok() && d.axes.empty() && d.seeds.empty()) {
     Diagnostic& nothing = reading.error({}, "nothing varies: no field has several values");
     nothing.help("for instance `optimizer.lr=1e-4,3e-4`");
@@ -359,7 +342,7 @@ ParsedDefinition definition_from_words(const CommandLine& given) {
                    std::string(kDefinitionSchema) + "`");
   }
   // A range without a number of points is sampled; so is a grid with `trials`.
-  return parse_again(std::move(reading), words.points_, false);
+  return parse_again(std::move(reading), false);
 }
 
 ParsedDefinition extended(const Definition& before, const CommandLine& more, bool planned) {
@@ -367,9 +350,8 @@ ParsedDefinition extended(const Definition& before, const CommandLine& more, boo
   reading.definition = before;
   if (more.trials) reading.definition.trials = more.trials;
   if (more.seed) reading.definition.seed = *more.seed;
-  OverrideReader words(reading, planned);
-  words.read(more.words);
-  return parse_again(std::move(reading), words.points_, true);
+  OverrideReader(reading, planned).read(more.words);
+  return parse_again(std::move(reading), true);
 }
 
 }  // namespace capstan::sweep

@@ -32,21 +32,19 @@ std::string last_part(const std::string& path) {
 
 // The varying paths, and the labels made from them.
 void describe(Plan& plan) {
-  std::vector<std::string> order;
-  std::map<std::string, std::set<std::string>> seen;
-  std::map<std::string, size_t> times;
+  std::vector<std::string> paths;
   std::set<int64_t> seeds;
   for (const TrialPlan& trial : plan.trials) {
-    for (const auto& [path, value] : trial.values) {
-      if (!seen.contains(path)) order.push_back(path);
-      seen[path].insert(value);
-      ++times[path];
-    }
+    for (const auto& [path, value] : trial.values)
+      if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
     if (trial.seed) seeds.insert(*trial.seed);
   }
   plan.varying.clear();
-  for (const std::string& path : order)
-    if (seen[path].size() > 1 || times[path] < plan.trials.size()) plan.varying.push_back(path);
+  for (const std::string& path : paths) {
+    std::set<std::string> values;
+    for (const TrialPlan& trial : plan.trials) values.insert(value_of(trial.values, path));
+    if (values.size() > 1) plan.varying.push_back(path);
+  }
   std::map<std::string, int> names;
   for (const std::string& path : plan.varying) ++names[last_part(path)];
   for (TrialPlan& trial : plan.trials) {
@@ -61,35 +59,30 @@ void describe(Plan& plan) {
 
 // JSON objects have no order: that of the definition.
 void sort_values(Values& values, const Definition& definition) {
-  std::map<std::string, size_t> order;
-  for (const Axis& axis : definition.axes) order.emplace(axis.path, order.size());
+  std::vector<std::string> order;
+  for (const Axis& axis : definition.axes) order.push_back(axis.path);
   if (!definition.link.empty())
-    for (const auto& [path, ignored] : definition.link.front()) order.emplace(path, order.size());
-  const auto rank = [&](const auto& value) {
-    const auto at = order.find(value.first);
-    return at == order.end() ? order.size() : at->second;
-  };
+    for (const auto& [path, ignored] : definition.link.front()) order.push_back(path);
+  const auto rank = [&](const auto& value) { return std::find(order.begin(), order.end(), value.first); };
   std::stable_sort(values.begin(), values.end(),
                    [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
 }
 
-// The shortest distinct prefixes of the hashes, of at least eight digits.
-std::vector<std::string> ids_of(const std::vector<std::string>& hashes) {
-  std::set<std::string> sorted(hashes.begin(), hashes.end());
-  std::map<std::string, size_t> digits;
+// Names each trial by the shortest distinct prefix of its hash, of at least eight digits.
+void name_by_hash(std::vector<TrialPlan>& trials, std::string TrialPlan::*hash,
+                  std::string TrialPlan::*name) {
+  std::set<std::string> sorted;
+  for (const TrialPlan& trial : trials) sorted.insert(trial.*hash);
   const auto common = [](const std::string& a, const std::string& b) {
     return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin());
   };
-  for (auto at = sorted.begin(); at != sorted.end(); ++at) {
-    size_t needed = kIdDigits;
-    if (at != sorted.begin()) needed = std::max(needed, common(*at, *std::prev(at)) + 1);
-    if (std::next(at) != sorted.end()) needed = std::max(needed, common(*at, *std::next(at)) + 1);
-    digits[*at] = needed;
+  for (TrialPlan& trial : trials) {
+    const auto at = sorted.find(trial.*hash);
+    size_t digits = kIdDigits;
+    if (at != sorted.begin()) digits = std::max(digits, common(*at, *std::prev(at)) + 1);
+    if (std::next(at) != sorted.end()) digits = std::max(digits, common(*at, *std::next(at)) + 1);
+    trial.*name = at->substr(0, digits);
   }
-  std::vector<std::string> ids;
-  ids.reserve(hashes.size());
-  for (const std::string& hash : hashes) ids.push_back(hash.substr(0, digits[hash]));
-  return ids;
 }
 
 // A seed among the values (an axis `rng.seed`) makes replicates, as those of `seeds` do.
@@ -155,8 +148,8 @@ void write_trial(const fs::path& directory, const ComposedPlan& planned, size_t 
   const TrialPlan& trial = planned.plan.trials[at];
   fs::create_directories(directory);
   write_text(directory / "recipe.yaml", "# trial " + trial.id + " of the sweep " + planned.plan.name + ": " +
-                                            trial.label + "\n" + planned.recipes[at]);
-  write_text(directory / "overrides.txt", planned.overrides[at]);
+                                            trial.label + "\n" + planned.files[at].recipe);
+  write_text(directory / "overrides.txt", planned.files[at].overrides);
   write_text(directory / "state", "pending\n");
 }
 
@@ -180,13 +173,12 @@ records::FileLock lock_plan(const fs::path& directory) {
   }
 }
 
-// Whether a trial of a plan has the meaning that this version gives that hash.
+// Whether a trial of a plan has the meaning, or the configuration, that this version gives that hash.
 bool means(const TrialPlan& trial, const std::string& hash) {
-  return trial.hash.empty() ? hash.starts_with(trial.id) : trial.hash == hash;
+  return hash.starts_with(trial.hash.empty() ? trial.id : trial.hash);
 }
 bool has_configuration(const TrialPlan& trial, const std::string& hash) {
-  return trial.configuration_hash.empty() ? hash.starts_with(trial.configuration)
-                                          : trial.configuration_hash == hash;
+  return hash.starts_with(trial.configuration_hash.empty() ? trial.configuration : trial.configuration_hash);
 }
 
 // The first line in which two canonical forms differ: "optimizer.lr = 0.1, and now it would have 0.2".
@@ -237,8 +229,8 @@ void adopt(Plan& plan, const fs::path& directory, Composer& composer) {
         refuse("trial " + trial.id + " has " + difference);
       ++compared;
     }
-    trial.hash = composed.hash;
-    trial.configuration_hash = composed.configuration_hash;
+    trial.hash = composed.trial.hash;
+    trial.configuration_hash = composed.trial.configuration_hash;
   }
   if (compared == 0) refuse("no trial has its recipe.yaml any more, which would say whether it does");
   plan.base_hash = composer.base_hash();
@@ -335,6 +327,28 @@ void note_late_rungs(const Plan& plan, std::vector<std::string>& notes) {
                     ": the longest trial has " + std::to_string(longest) + " steps");
 }
 
+// One reason for all invalid trials is the base's, or that of `set`.
+[[noreturn]] void fail_without_trials(const Plan& plan) {
+  if (plan.invalid.empty()) fail(ErrorCode::config, "no trial is left: `exclude` takes away every point");
+  const InvalidTrial& first = plan.invalid.front();
+  std::string message = "every trial of this sweep is invalid";
+  std::map<std::string, int64_t> reasons;
+  for (const InvalidTrial& one : plan.invalid)
+    for (const std::string& reason : one.reasons) ++reasons[reason];
+  for (const auto& [reason, times] : reasons) {
+    message += "\n    " + reason +
+               (plan.invalid.size() > 1
+                    ? "  (" + std::to_string(times) + " of " + std::to_string(plan.invalid.size()) + ")"
+                    : "");
+    if (message.size() > 4000) {
+      message += "\n    and others";
+      break;
+    }
+  }
+  fail(ErrorCode::config, message,
+       "the first is `capstan check " + plan.definition.base + " " + text_of(first.values, first.seed) + "`");
+}
+
 }  // namespace
 
 ComposedPlan make_plan(const Definition& definition, PlanProgress progress) {
@@ -355,8 +369,7 @@ ComposedPlan make_plan(const Definition& definition, PlanProgress progress) {
 
   Composer composer(definition);
   plan.base_hash = composer.base_hash();
-  std::vector<std::string> hashes, configurations;
-  std::map<std::string, size_t> known;  // hash → trial
+  std::set<std::string> known;  // hashes
   std::map<std::string, int64_t> warnings;
   Validation validation;
   std::map<std::string, int64_t> unknown_lengths;  // why → trials
@@ -373,40 +386,17 @@ ComposedPlan make_plan(const Definition& definition, PlanProgress progress) {
         plan.invalid.push_back({point, seed, std::move(composed.reasons)});
         continue;
       }
-      if (!known.emplace(composed.hash, plan.trials.size()).second) {
+      if (!known.insert(composed.trial.hash).second) {
         ++plan.duplicates;
         continue;
       }
       validation.add(composed.eval_interval);
       if (!composed.unknown_length.empty()) ++unknown_lengths[composed.unknown_length];
       for (const std::string& warning : composed.warnings) ++warnings[warning];
-      hashes.push_back(composed.hash);
-      configurations.push_back(composed.configuration_hash);
       plan.trials.push_back(std::move(composed.trial));
-      out.recipes.push_back(std::move(composed.recipe));
-      out.overrides.push_back(std::move(composed.overrides));
+      out.files.push_back(std::move(composed.files));
     }
-  if (plan.trials.empty()) {
-    if (plan.invalid.empty()) fail(ErrorCode::config, "no trial is left: `exclude` takes away every point");
-    // One reason for all is the base's, or that of `set`.
-    const InvalidTrial& first = plan.invalid.front();
-    std::string message = "every trial of this sweep is invalid";
-    std::map<std::string, int64_t> reasons;
-    for (const InvalidTrial& one : plan.invalid)
-      for (const std::string& reason : one.reasons) ++reasons[reason];
-    for (const auto& [reason, times] : reasons) {
-      message += "\n    " + reason +
-                 (plan.invalid.size() > 1
-                      ? "  (" + std::to_string(times) + " of " + std::to_string(plan.invalid.size()) + ")"
-                      : "");
-      if (message.size() > 4000) {
-        message += "\n    and others";
-        break;
-      }
-    }
-    fail(ErrorCode::config, message,
-         "the first is `capstan check " + definition.base + " " + text_of(first.values, first.seed) + "`");
-  }
+  if (plan.trials.empty()) fail_without_trials(plan);
   choose_metric(plan.definition, validation, out.notes);
   note_late_rungs(plan, out.notes);
   for (const auto& [why, times] : unknown_lengths)
@@ -416,12 +406,8 @@ ComposedPlan make_plan(const Definition& definition, PlanProgress progress) {
         ")");
   for (const auto& [warning, times] : warnings)
     out.notes.push_back(warning + (times > 1 ? " (in " + std::to_string(times) + " trials)" : ""));
-  const auto ids = ids_of(hashes), names = ids_of(configurations);
-  for (size_t i = 0; i < ids.size(); ++i) {
-    TrialPlan& trial = plan.trials[i];
-    trial.id = ids[i], trial.configuration = names[i];
-    trial.hash = hashes[i], trial.configuration_hash = configurations[i];
-  }
+  name_by_hash(plan.trials, &TrialPlan::hash, &TrialPlan::id);
+  name_by_hash(plan.trials, &TrialPlan::configuration_hash, &TrialPlan::configuration);
   describe(plan);
   return out;
 }
@@ -478,10 +464,9 @@ int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
   merged.plan.trials.clear();
   if (!merged.plan.definition.metric.named)  // results that are there keep their meaning
     merged.plan.definition.metric.name = before.definition.metric.name;
-  const auto take = [&](TrialPlan trial, std::string recipe, std::string overrides) {
+  const auto take = [&](TrialPlan trial, TrialFiles files) {
     merged.plan.trials.push_back(std::move(trial));
-    merged.recipes.push_back(std::move(recipe));
-    merged.overrides.push_back(std::move(overrides));
+    merged.files.push_back(std::move(files));
   };
   std::map<std::string, size_t> now;  // by hash
   for (size_t i = 0; i < planned.plan.trials.size(); ++i) now[planned.plan.trials[i].hash] = i;
@@ -492,12 +477,12 @@ int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
                            trial.configuration);
     const auto same = now.lower_bound(trial.hash.empty() ? trial.id : trial.hash);
     if (same == now.end() || !means(trial, same->first)) {
-      take(trial, "", "");
+      take(trial, {});
       continue;
     }
     const size_t at = same->second;
     if (!fs::is_directory(directory / "trials" / trial.id)) added.push_back(merged.plan.trials.size());
-    take(planned.plan.trials[at], planned.recipes[at], planned.overrides[at]);
+    take(planned.plan.trials[at], planned.files[at]);
     merged.plan.trials.back().id = trial.id;
     merged.plan.trials.back().configuration = trial.configuration;
     now.erase(same);
@@ -510,7 +495,7 @@ int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
         trial.configuration_hash.starts_with(std::prev(replicated)->first))
       trial.configuration = std::prev(replicated)->second;
     added.push_back(merged.plan.trials.size());
-    take(std::move(trial), planned.recipes[i], planned.overrides[i]);
+    take(std::move(trial), planned.files[i]);
   }
   describe(merged.plan);
   // The definition before the plan: a plan is never of a definition that is not there.
@@ -556,18 +541,15 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
     fail(ErrorCode::config, "no trial can be made of " + text_of(canonical, seed) + ":\n    " +
                                 join(composed.reasons, "\n    "));
   for (const TrialPlan& trial : planned.plan.trials)
-    if (means(trial, composed.hash)) return trial;
-  composed.trial.hash = composed.hash, composed.trial.configuration_hash = composed.configuration_hash;
-  composed.trial.id = composed.hash.substr(0, kIdDigits);
-  composed.trial.configuration = composed.configuration_hash.substr(0, kIdDigits);
+    if (means(trial, composed.trial.hash)) return trial;
+  TrialPlan& added = composed.trial;
+  added.id = added.hash.substr(0, kIdDigits);
+  added.configuration = added.configuration_hash.substr(0, kIdDigits);
   for (const TrialPlan& trial : planned.plan.trials)  // a replicate of one that is there
-    if (has_configuration(trial, composed.configuration_hash))
-      composed.trial.configuration = trial.configuration;
-  planned.recipes.resize(planned.plan.trials.size());
-  planned.overrides.resize(planned.plan.trials.size());
-  planned.plan.trials.push_back(composed.trial);
-  planned.recipes.push_back(std::move(composed.recipe));
-  planned.overrides.push_back(std::move(composed.overrides));
+    if (has_configuration(trial, added.configuration_hash)) added.configuration = trial.configuration;
+  planned.files.resize(planned.plan.trials.size());
+  planned.plan.trials.push_back(std::move(added));
+  planned.files.push_back(std::move(composed.files));
   describe(planned.plan);
   add_trials(directory, planned, {planned.plan.trials.size() - 1});
   return planned.plan.trials.back();

@@ -62,11 +62,16 @@ struct Plan {
   [[noreturn]] void fail_no_trial(std::string_view id) const;
 };
 
-// A plan and the recipe of each trial, complete and runnable by itself.
+// What a trial has on disk.
+struct TrialFiles {
+  std::string recipe;  // complete, runnable by itself; without its first lines, which name the trial
+  std::string overrides;
+};
+
 struct ComposedPlan {
   Plan plan;
-  std::vector<std::string> recipes, overrides;  // of trial i: recipe.yaml, overrides.txt
-  std::vector<std::string> notes;               // lints of the recipes, and what was drawn of a grid
+  std::vector<TrialFiles> files;   // of plan.trials[i]
+  std::vector<std::string> notes;  // lints of the recipes, and what was drawn of a grid
 };
 
 // Called after each point with the number of composed points and their total.

@@ -30,28 +30,26 @@ class Space {
   size_t dimensions() const { return sizes_.size(); }
   int64_t size(size_t dimension) const { return sizes_[dimension]; }  // 0: any value
 
-  Values at(const std::vector<int64_t>& indices) const {
+  // coordinates: of the axes that take any value, each in [0, 1).
+  Values at(const std::vector<int64_t>& indices, const std::vector<double>& coordinates = {}) const {
     Values values;
-    for (size_t i = 0; i < d_.axes.size(); ++i)
-      values.emplace_back(d_.axes[i].path, d_.axes[i].values[static_cast<size_t>(indices[i])]);
-    if (!d_.link.empty()) append(values, d_.link[static_cast<size_t>(indices.back())]);
-    return values;
-  }
-  // coordinates: each in [0, 1)
-  Values at(const std::vector<double>& coordinates) const {
-    Values values;
-    const auto index = [&](size_t i) {
-      const auto at = static_cast<int64_t>(coordinates[i] * static_cast<double>(sizes_[i]));
-      return static_cast<size_t>(std::min(at, sizes_[i] - 1));
-    };
     for (size_t i = 0; i < d_.axes.size(); ++i) {
       const Axis& axis = d_.axes[i];
       values.emplace_back(axis.path, axis.continuous()
                                          ? point_text(at_fraction(axis, coordinates[i]), whole_[i])
-                                         : axis.values[index(i)]);
+                                         : axis.values[static_cast<size_t>(indices[i])]);
     }
-    if (!d_.link.empty()) append(values, d_.link[index(d_.axes.size())]);
+    if (d_.link.empty()) return values;
+    const Values& linked = d_.link[static_cast<size_t>(indices.back())];
+    values.insert(values.end(), linked.begin(), linked.end());
     return values;
+  }
+  Values at(const std::vector<double>& coordinates) const {
+    std::vector<int64_t> indices;
+    for (size_t i = 0; i < sizes_.size(); ++i)
+      indices.push_back(
+          std::min(static_cast<int64_t>(coordinates[i] * static_cast<double>(sizes_[i])), sizes_[i] - 1));
+    return at(indices, coordinates);
   }
   // Adds the point, or counts it where `exclude` names it.
   void add(Points& out, Values point) const {
@@ -62,9 +60,6 @@ class Space {
   }
 
  private:
-  static void append(Values& values, const Values& more) {
-    values.insert(values.end(), more.begin(), more.end());
-  }
   const Definition& d_;
   std::vector<int64_t> sizes_;
   std::vector<bool> whole_;

@@ -93,14 +93,9 @@ namespace {
 std::vector<std::vector<std::string>> independent_axes(const Plan& plan) {
   std::vector<std::string> linked;
   std::vector<std::vector<std::string>> axes;
-  const auto is_linked = [&](const std::string& path) {
-    for (const Values& row : plan.definition.link)
-      for (const auto& [name, value] : row)
-        if (name == path) return true;
-    return false;
-  };
+  const std::vector<Values>& link = plan.definition.link;  // all rows have the paths of the first
   for (const std::string& path : plan.varying)
-    if (is_linked(path))
+    if (!link.empty() && !value_of(link.front(), path).empty())
       linked.push_back(path);
     else
       axes.push_back({path});

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cmath>
 #include <fstream>
@@ -46,14 +47,10 @@ std::string in_header(const std::string& path) {
   return text;
 }
 
-std::string job_name(const std::string& name, int64_t number) {
-  std::string text;
-  for (const char c : name) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                       c == '.' || c == '-' || c == '_';
-    text += plain ? c : '_';
-  }
-  return text + "-" + std::to_string(number);
+std::string job_name(std::string name, int64_t number) {
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '-' && c != '_') c = '_';
+  return name + "-" + std::to_string(number);
 }
 
 std::map<int64_t, std::vector<std::string>> written_maps(const fs::path& directory) {

@@ -69,15 +69,15 @@ Conditions parse_where(const std::vector<std::string>& texts, const Table& table
     for (const std::string_view part : split(text, '&')) {
       if (trim(part).empty()) continue;  // `&&`
       Condition condition = parse_condition(part);
-      if (const auto path = path_named(condition.path, table.keys, table.names)) {
-        condition.path = *path;
+      const auto among = [&](const auto& names) {
+        return std::find(names.begin(), names.end(), condition.path) != names.end();
+      };
+      const auto key = path_named(condition.path, table.keys, table.names);
+      if (key) condition.path = *key;
+      if (!key && condition.path == table.metric.name) condition.path = "metric";
+      if (key || among(kOfTrial)) {
         conditions.of_trials.push_back(std::move(condition));
-      } else if (std::find(kOfTrial.begin(), kOfTrial.end(), condition.path) != kOfTrial.end()) {
-        conditions.of_trials.push_back(std::move(condition));
-      } else if (condition.path == "metric" || condition.path == table.metric.name) {
-        condition.path = "metric";
-        conditions.of_rows.push_back(std::move(condition));
-      } else if (std::find(kOfRow.begin(), kOfRow.end(), condition.path) != kOfRow.end()) {
+      } else if (condition.path == "metric" || among(kOfRow)) {
         conditions.of_rows.push_back(std::move(condition));
       } else {
         std::vector<std::string> known = table.names;
@@ -150,13 +150,12 @@ void measure(TableRow& row, const Results& results) {
 }
 
 // The order of rows that are not ranked.
-int unranked_order(const TableRow& row) {
-  return row.count(State::running)   ? 0
-         : row.count(State::pending) ? 1
-         : row.count(State::done)    ? 2
-         : row.count(State::pruned)  ? 3
-         : row.count(State::lost)    ? 4
-                                     : 5;
+size_t unranked_order(const TableRow& row) {
+  constexpr std::array order{State::running, State::pending, State::done,
+                             State::pruned,  State::lost,    State::failed};
+  size_t at = 0;
+  while (at + 1 < order.size() && row.count(order[at]) == 0) ++at;
+  return at;
 }
 
 std::string rounded(double value, int digits = 5) {
@@ -392,9 +391,9 @@ std::string table_json(const Table& table, const Results& results) {
 
 std::string table_markdown(const Table& table, const Results& results) {
   std::string text;
-  const auto add = [&](RowSelection part) {
+  for (const RowSelection part : {RowSelection::ranked, RowSelection::others}) {
     const auto lines = cells(table, results, part);
-    if (lines.size() < 2) return;
+    if (lines.size() < 2) continue;
     if (!text.empty()) text += '\n';
     for (size_t i = 0; i < lines.size(); ++i) {
       for (const std::string& cell : lines[i]) {
@@ -407,9 +406,7 @@ std::string table_markdown(const Table& table, const Results& results) {
       for (size_t k = 0; k < lines[i].size(); ++k) text += "|---";
       text += "|\n";
     }
-  };
-  add(RowSelection::ranked);
-  add(RowSelection::others);
+  }
   return text;
 }
 

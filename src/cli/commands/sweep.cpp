@@ -39,12 +39,8 @@ std::string number_text(const std::optional<double>& value) {
 // ------------------------------------------------------------------------------------------------
 
 sweep::CommandLine command_line_of(const Context& context, std::string recipe) {
-  sweep::CommandLine given;
-  given.recipe = std::move(recipe);
-  given.words = context.args.overrides();
-  given.trials = context.args.integer("trials", 1);
-  given.seed = context.args.integer("seed", 0);
-  return given;
+  return {std::move(recipe), context.args.overrides(), context.args.integer("trials", 1),
+          context.args.integer("seed", 0)};
 }
 
 // Shows the diagnostics; throws Exit if there are errors.
@@ -153,6 +149,19 @@ void show_plan(const Context& context, const sweep::ComposedPlan& planned, const
   put("ranked by " + ranking_text(plan.definition.metric) + "\n");
 }
 
+// Composes the trials, has them written unless --dry-run says otherwise, and shows them. write: returns what
+// was done.
+template <class Write>
+int finish_plan(const Context& context, const sweep::Definition& definition, const std::string& directory,
+                Write write) {
+  const sweep::ComposedPlan planned = planned_with_progress(context, definition);
+  const bool dry = context.args.has("dry-run");
+  const std::string done = dry ? "nothing was written: --dry-run" : write(planned);
+  show_plan(context, planned, dry ? "" : directory);
+  if (!context.quiet()) say(done + "\n");
+  return 0;
+}
+
 int run_sweep_plan(Context& context) {
   const std::string& what = context.args.word(0, "FILE or RECIPE");
   sweep::Definition definition;
@@ -165,14 +174,10 @@ int run_sweep_plan(Context& context) {
     definition = accepted(context, sweep::definition_from_words(command_line_of(context, what)));
   }
   const std::string directory = context.args.value("out").value_or("sweeps/" + definition.name);
-  const sweep::ComposedPlan planned = planned_with_progress(context, definition);
-  const bool dry = context.args.has("dry-run");
-  if (!dry) sweep::write_plan(directory, planned);
-  show_plan(context, planned, dry ? "" : directory);
-  if (!context.quiet())
-    say(dry ? std::string("nothing was written: --dry-run\n")
-            : "planned in " + directory + "; next: capstan sweep run " + shell_quoted(directory) + "\n");
-  return 0;
+  return finish_plan(context, definition, directory, [&](const sweep::ComposedPlan& planned) {
+    sweep::write_plan(directory, planned);
+    return "planned in " + directory + "; next: capstan sweep run " + shell_quoted(directory);
+  });
 }
 
 int run_sweep_add(Context& context) {
@@ -180,15 +185,11 @@ int run_sweep_add(Context& context) {
   const sweep::Plan before = sweep::read_plan(directory);
   const sweep::Definition definition = accepted(
       context, sweep::extended(before.definition, command_line_of(context, before.definition.base), true));
-  const sweep::ComposedPlan planned = planned_with_progress(context, definition);
-  const bool dry = context.args.has("dry-run");
-  const int64_t added = dry ? 0 : sweep::extend_plan(directory, planned);
-  show_plan(context, planned, dry ? "" : directory);
-  if (!context.quiet())
-    say(dry ? std::string("nothing was written: --dry-run\n")
-            : std::to_string(added) + (added == 1 ? " trial is" : " trials are") +
-                  " new; existing trials keep their state\n");
-  return 0;
+  return finish_plan(context, definition, directory, [&](const sweep::ComposedPlan& planned) {
+    const int64_t added = sweep::extend_plan(directory, planned);
+    return std::to_string(added) + (added == 1 ? " trial is" : " trials are") +
+           " new; existing trials keep their state";
+  });
 }
 
 // ---- run
@@ -250,10 +251,7 @@ class RunDisplay : public sweep::RunnerListener {
   void note(const std::string& text) override { line(text); }
 
  private:
-  std::string& line_of(int slot) {
-    if (static_cast<size_t>(slot) >= lines_.size()) lines_.resize(static_cast<size_t>(slot) + 1);
-    return lines_[static_cast<size_t>(slot)];
-  }
+  std::string& line_of(int slot) { return lines_[static_cast<size_t>(slot)]; }
   void line(const std::string& text) {
     if (quiet_) return;
     clear();
