@@ -66,6 +66,16 @@ std::string lower_case(std::string_view text) {
   return result;
 }
 
+std::string with_plain_characters(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    const bool plain =
+        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
+    if (!plain) c = '-';
+  }
+  return result;
+}
+
 std::string shown(const Node& node, size_t most) {
   std::string text;
   write_inline(node, most, text);

@@ -86,6 +86,8 @@ class Draft {
 };
 
 std::string lower_case(std::string_view text);  // of ASCII
+// With `-` for all but letters, digits, `-`, `_` and `.`: a part of a file's name.
+std::string with_plain_characters(std::string_view text);
 
 // One line, no more than `most` characters.
 std::string shown(const config::Node& node, size_t most = 60);

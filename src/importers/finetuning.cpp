@@ -60,12 +60,7 @@ void set_scheme(Draft& draft, const From& from, bool parts, bool dora) {
 // A name that a file or directory can have: no way up, nothing of a URL.
 std::string plain_name(std::string_view name) {
   while (name.ends_with('/')) name.remove_suffix(1);
-  std::string plain;
-  for (const char c : last_part(name, '/'))
-    plain += (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-                     c == '_' || c == '.'
-                 ? c
-                 : '-';
+  std::string plain = with_plain_characters(last_part(name, '/'));
   while (plain.starts_with('.')) plain.erase(0, 1);
   return plain.empty() ? "base" : plain.substr(0, 100);
 }

@@ -132,12 +132,7 @@ Node parse(const std::vector<config::Source>& sources) {
 }
 
 std::string name_from(const std::string& file) {
-  std::string name;
-  for (const char c : std::filesystem::path(file).stem().string()) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                       c == '-' || c == '_' || c == '.';
-    name += plain ? c : '-';
-  }
+  std::string name = with_plain_characters(std::filesystem::path(file).stem().string());
   while (!name.empty() && (name[0] == '.' || name[0] == '-')) name.erase(0, 1);
   return name.empty() ? "imported" : name.substr(0, 100);
 }

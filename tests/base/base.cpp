@@ -35,6 +35,38 @@ TEST_CASE("JSON errors name file, line, column and key; what is no UTF-8 is repl
         "{\"b\":\"\uFFFD\",\"a\":null}");
 }
 
+TEST_CASE("JSON: a value of another type is refused with its place, what was expected and what is there") {
+  const Json json =
+      parse_json(R"({"list": [1, "two", true], "real": 0.5, "wide": 18446744073709551615})", "f.json");
+  const JsonView view(json, "f.json");
+  const auto items = view.at("list").items();
+  REQUIRE(items.size() == 3);
+  CHECK(items[0].integer(1, 10) == 1);
+  CHECK(items[1].string() == "two");
+  CHECK(items[2].boolean());
+  CHECK(view.at("real").number() == 0.5);
+  const auto error = [](const auto& read) { return test::error_of([&] { read(); }); };
+  CHECK(error([&] { items[0].integer(2, 10); }) ==
+        "format: f.json: `.list[0]` is not a whole number from 2 to 10 but 1");
+  CHECK(error([&] { items[1].number(); }) == "format: f.json: `.list[1]` is not a finite number but \"two\"");
+  CHECK(error([&] { items[0].boolean(); }) == "format: f.json: `.list[0]` is not true or false but 1");
+  CHECK(error([&] { view.at("real").items(); }) == "format: f.json: `.real` is not an array but 0.5");
+  for (const int64_t least : {INT64_MIN, int64_t{0}})
+    CHECK(error([&] { view.at("wide").integer(least, INT64_MAX); }).find("but 18446744073709551615") !=
+          std::string::npos);
+  CHECK(json_excerpt(std::string(100, 'x')) == "\"" + std::string(59, 'x') + "…");
+}
+
+TEST_CASE("JSON: what is wrong with a text is found without making a value of it") {
+  CHECK_FALSE(find_json_problem(R"({"a": [1, 2.5, "x", null, true, {}]})"));
+  const auto problem = find_json_problem("{\"a\":\n 1, é}");
+  REQUIRE(problem);
+  CHECK(problem->offset == 10);
+  CHECK(problem->reason.starts_with("syntax error"));
+  CHECK(line_and_column("{\"a\":\n 1, é}", 12) == "2:6");  // é is one character
+  CHECK(line_and_column("ab", 99) == "1:3");
+}
+
 TEST_CASE("philox4x32-10 equals the known answers of Random123") {
   const auto zero = philox4x32({0, 0}, 0, 0);
   CHECK(zero == std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});

@@ -244,6 +244,11 @@ TEST_CASE("a key that config.json lacks has the value that Transformers' class g
       if (needed.count(key)) {
         CHECK(
             holds(error_of([&] { read_hf_config(less.dump(), "config.json"); }), "`" + key + "` is missing"));
+        less[key] = nlohmann::json::array({"no"});
+        CHECK(
+            holds(error_of([&] { read_hf_config(less.dump(), "config.json"); }),
+                  "`" + key + "` is not a " + (key == "model_type" ? "string" : "whole number from 1 to ")));
+        CHECK(holds(error_of([&] { read_hf_config(less.dump(), "config.json"); }), "but [\"no\"]"));
         continue;
       }
       CHECK(section_text(read_hf_config(less.dump(), "config.json").model) == truth);

@@ -472,6 +472,8 @@ TEST_CASE("models by their names elsewhere") {
   CHECK(preset_of_model("meta-llama/Llama-2-7b-chat-hf") == "llama2-7b");
   CHECK_FALSE(preset_of_model("someone/else"));
   CHECK(preset_of_builder("torchtune.models.llama3_1.qlora_llama3_1_8b") == "llama3.1-8b");
+  CHECK(preset_of_builder("torchtune.models.qwen2_5.lora_qwen2_5_7b_base") == "qwen2.5-7b");
+  CHECK(preset_of_builder("torchtune.models.qwen3.qwen3_4b_instruct") == "qwen3-4b");
   CHECK_FALSE(preset_of_builder("os.system"));
   CHECK(vocabulary_of_preset("llama3.1-8b") == 128256);
 }

@@ -52,6 +52,10 @@ Value looked_up(Runtime& runtime, Value item, const Value& path) {
   }
   return item;
 }
+// The item, or what the argument `attribute` names in it.
+Value item_or_attribute(Runtime& runtime, const Value& item, const std::optional<Value>& path) {
+  return path && !path->is_none() ? looked_up(runtime, item, *path) : item;
+}
 // What a comparison without regard to case compares.
 Value folded(Runtime& runtime, const Value& value, bool sensitive) {
   return !sensitive && value.text() ? runtime.text(lower(*value.text())) : value;
@@ -348,8 +352,7 @@ const Named<Filter> kFilters[] = {
        const auto a = r.bind("sort", given, {"reverse", "case_sensitive", "attribute"});
        List items = r.items_of(v), keys;
        for (const Value& item : items)
-         keys.push_back(
-             folded(r, a[2] && !a[2]->is_none() ? looked_up(r, item, *a[2]) : item, a[1] && a[1]->truthy()));
+         keys.push_back(folded(r, item_or_attribute(r, item, a[2]), a[1] && a[1]->truthy()));
        sort_items(r, items, keys, a[0] && a[0]->truthy());
        return r.list(std::move(items));
      }},
@@ -359,8 +362,7 @@ const Named<Filter> kFilters[] = {
      [](Runtime& r, const Value& v, const Arguments& given) {
        const auto a = r.bind("sum", given, {"attribute", "start"});
        Value total = a[1] ? *a[1] : Value(int64_t{0});
-       for (const Value& item : r.items_of(v))
-         total = r.binary("+", total, a[0] && !a[0]->is_none() ? looked_up(r, item, *a[0]) : item);
+       for (const Value& item : r.items_of(v)) total = r.binary("+", total, item_or_attribute(r, item, a[0]));
        return total;
      }},
     {"title", on_text<title_by_words>},
@@ -389,8 +391,7 @@ const Named<Filter> kFilters[] = {
        const auto a = r.bind("unique", given, {"case_sensitive", "attribute"});
        List items, keys;
        for (const Value& item : r.items_of(v)) {
-         const Value key =
-             folded(r, a[1] && !a[1]->is_none() ? looked_up(r, item, *a[1]) : item, a[0] && a[0]->truthy());
+         const Value key = folded(r, item_or_attribute(r, item, a[1]), a[0] && a[0]->truthy());
          if (std::any_of(keys.begin(), keys.end(), [&](const Value& seen) { return r.same(seen, key); }))
            continue;
          keys.push_back(key);
