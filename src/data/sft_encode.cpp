@@ -15,12 +15,12 @@ namespace {
 using Spans = std::vector<std::pair<size_t, size_t>>;  // bytes [first, second) of a text, in order
 
 text::Encoding tokenize(const text::Tokenizer& tokenizer, std::string_view text) {
-  return tokenizer.encode_with_places(text, {.trim_places = false});
+  return tokenizer.encode_with_offsets(text, {.trim_offsets = false});
 }
 
 EncodedSample with_spans(text::Encoding tokens, const Spans& spans) {
   EncodedSample sample;
-  for (const text::Place& place : tokens.places) {
+  for (const text::OffsetRange& place : tokens.offsets) {
     const auto span = std::upper_bound(spans.begin(), spans.end(), place.begin,
                                        [](size_t at, const auto& one) { return at < one.second; });
     sample.learned.push_back(span != spans.end() && span->first < place.end);
@@ -72,9 +72,10 @@ EncodedSample SftEncoder::encode_dialogue(const SftDialogue& dialogue, SftFormat
     spans.emplace_back(0, rendered.text.size());
   } else {
     const auto boundary = [&](size_t offset) {
-      const auto next = std::upper_bound(tokens.places.begin(), tokens.places.end(), offset,
-                                         [](size_t at, const text::Place& place) { return at < place.end; });
-      return next == tokens.places.begin() ? 0 : (next - 1)->end;
+      const auto next =
+          std::upper_bound(tokens.offsets.begin(), tokens.offsets.end(), offset,
+                           [](size_t at, const text::OffsetRange& place) { return at < place.end; });
+      return next == tokens.offsets.begin() ? 0 : (next - 1)->end;
     };
     for (const text::chat::AssistantTurn& turn : text::chat::assistant_turns(
              *chat_template, dialogue.conversation, render_, rendered, boundary, loss_ == SftLoss::last_turn))

@@ -102,14 +102,14 @@ std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
     }
   }
   if (!bytes) unsupported("a `pre_tokenizer` without ByteLevel");
-  if (own_pattern && !pattern.empty()) unsupported("a `pre_tokenizer` that cuts with two expressions");
+  if (own_pattern && !pattern.empty()) unsupported("a `pre_tokenizer` that splits with two expressions");
   if (own_pattern) pattern = kGpt2;
   for (const PreTokenizer& one : kPreTokenizers) {
     if (one.digits == digits && one.ignores_merges == ignores_merges &&
         pattern == (one.pattern ? one.pattern : kGpt2))
       return one.name;
   }
-  unsupported("a `pre_tokenizer` that cuts with an expression that, with `ignore_merges` " +
+  unsupported("a `pre_tokenizer` that splits with an expression that, with `ignore_merges` " +
               std::string(ignores_merges ? "true" : "false") + ", llama.cpp has no name for");
 }
 
@@ -129,7 +129,7 @@ bool read_blanks(ConfigJson& top) {
   }
   for (ConfigJson& step : steps_of(top, "pre_tokenizer", "pretokenizers")) {
     const std::string type = step.text("type");
-    // Gemma's cuts at blanks when none is left.
+    // Gemma's splits at blanks when none is left.
     if (type == "Split" && replaced && pattern_of(step, "String") == " ") continue;
     if (type != "Metaspace" || step.text("replacement") != kBlank || step.boolean("split", true))
       unsupported("the " + type + " of its `pre_tokenizer` is none of llama.cpp's");

@@ -1,5 +1,5 @@
 // Every family against Hugging Face tokenizers and SentencePiece, on every sample: ids, special tokens,
-// places, text.
+// offsets, text.
 #include <doctest/doctest.h>
 
 #include <ctime>
@@ -33,7 +33,7 @@ std::vector<std::string> all_samples() {
 
 struct Expected {
   std::vector<int32_t> ids, around;
-  std::string places, text;
+  std::string offsets, text;
 };
 
 std::vector<int32_t> numbers(std::string_view text) {
@@ -58,7 +58,7 @@ std::vector<Expected> expected_of(const std::string& name, const std::vector<std
         expected.around.insert(expected.around.end(), expected.ids.begin(), expected.ids.end());
       else
         expected.around.push_back(id);
-    expected.places = parts[2];
+    expected.offsets = parts[2];
     const std::string_view text =
         std::string_view(lines[i]).substr(static_cast<size_t>(parts[3].data() - lines[i].data()));
     expected.text = text == "=" ? samples[i] : nlohmann::json::parse(text).get<std::string>();
@@ -66,10 +66,10 @@ std::vector<Expected> expected_of(const std::string& name, const std::vector<std
   return result;
 }
 
-std::string written(const std::vector<Place>& places) {
+std::string written(const std::vector<OffsetRange>& offsets) {
   std::string result;
   size_t end = 0;
-  for (const Place& place : places) {
+  for (const OffsetRange& place : offsets) {
     if (!result.empty()) result += ' ';
     if (place.begin != end)
       result += std::to_string(static_cast<int64_t>(place.begin) - static_cast<int64_t>(end)) + ":";
@@ -99,7 +99,7 @@ std::shared_ptr<const Tokenizer> model(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("families: ids, special tokens, places and text equal Hugging Face's on every sample") {
+TEST_CASE("families: ids, special tokens, offsets and text equal Hugging Face's on every sample") {
   const auto samples = all_samples();
   EncodeOptions around;
   around.add_special = true;
@@ -112,12 +112,12 @@ TEST_CASE("families: ids, special tokens, places and text equal Hugging Face's o
       CHECK(tokenizer->encode(samples[i]) == expected[i].ids);
       CHECK(tokenizer->encode(samples[i]) == expected[i].ids);  // from memory
       CHECK(tokenizer->encode(samples[i], around) == expected[i].around);
-      const Encoding encoding = tokenizer->encode_with_places(samples[i]);
+      const Encoding encoding = tokenizer->encode_with_offsets(samples[i]);
       CHECK(encoding.ids == expected[i].ids);
-      CHECK(written(encoding.places) == expected[i].places);
-      const Encoding whole = tokenizer->encode_with_places(samples[i], around);
+      CHECK(written(encoding.offsets) == expected[i].offsets);
+      const Encoding whole = tokenizer->encode_with_offsets(samples[i], around);
       CHECK(whole.ids == expected[i].around);
-      CHECK(whole.places.size() == whole.ids.size());
+      CHECK(whole.offsets.size() == whole.ids.size());
       CHECK(tokenizer->decode(expected[i].ids) == expected[i].text);
       CHECK(streamed(tokenizer, expected[i].ids) == tokenizer->decode(expected[i].ids));
     }
@@ -133,7 +133,7 @@ TEST_CASE("families: SentencePiece's models give SentencePiece's ids and text") 
     for (size_t i = 0; i < samples.size(); ++i) {
       CAPTURE(samples[i]);
       CHECK(tokenizer->encode(samples[i]) == expected[i].ids);
-      CHECK(tokenizer->encode_with_places(samples[i]).ids == expected[i].ids);
+      CHECK(tokenizer->encode_with_offsets(samples[i]).ids == expected[i].ids);
       CHECK(tokenizer->decode(expected[i].ids) == expected[i].text);
       CHECK(streamed(tokenizer, expected[i].ids) == expected[i].text);
     }
@@ -159,9 +159,9 @@ TEST_CASE("families: bytes that are not UTF-8 survive where there are tokens for
   const auto check = [&](const std::shared_ptr<const Tokenizer>& tokenizer) {
     for (const auto& text : texts) {
       const auto ids = tokenizer->encode(text);
-      const Encoding encoding = tokenizer->encode_with_places(text);
+      const Encoding encoding = tokenizer->encode_with_offsets(text);
       CHECK(encoding.ids == ids);
-      for (const Place& place : encoding.places)
+      for (const OffsetRange& place : encoding.offsets)
         CHECK((place.begin <= place.end && place.end <= text.size()));
       CHECK(!first_invalid_utf8(tokenizer->decode(ids)));
       CHECK(streamed(tokenizer, ids) == tokenizer->decode(ids));
@@ -197,7 +197,7 @@ TEST_CASE("families: no text takes quadratic time") {
     const std::clock_t start = std::clock();
     for (const std::string& text : {runs, words, std::string(60'000, ' '), std::string(60'000, 'a'), marks}) {
       const auto ids = tokenizer->encode(text);
-      CHECK(tokenizer->encode_with_places(text).ids == ids);
+      CHECK(tokenizer->encode_with_offsets(text).ids == ids);
       tokenizer->decode(ids);
     }
     CHECK(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC < 30);

@@ -158,20 +158,20 @@ void BpeModel::finish_characters() {
     const Character c = decode_character(text.data(), text.data() + text.size());
     if (c.bytes == text.size() && !(c.value == 0xFFFD && c.bytes == 1)) character_ids_[c.value] = id;
   }
-  // Where no merge reaches from another character into a ▁ behind it, text is cut there, and words are
+  // Where no merge reaches from another character into a ▁ behind it, text is split there, and words are
   // remembered.
-  cut_words_ = !ignore_merges && prefix.empty() && suffix.empty() && vocabulary_.find_of_model(kMetaspace);
+  split_words_ = !ignore_merges && prefix.empty() && suffix.empty() && vocabulary_.find_of_model(kMetaspace);
   for (const Merge& merge : merges_) {
     if (merge.pair == kFree) continue;
     const std::string_view left = vocabulary_.text(static_cast<int32_t>(merge.pair >> 32)),
                            right = vocabulary_.text(static_cast<int32_t>(merge.pair & 0xFFFFFFFF));
-    if (right.starts_with(kMetaspace) && !left.ends_with(kMetaspace)) cut_words_ = false;
+    if (right.starts_with(kMetaspace) && !left.ends_with(kMetaspace)) split_words_ = false;
   }
 }
 
 void BpeModel::encode(const PieceBatch& batch, Model::Scratch& scratch, std::vector<int32_t>& out) const {
   auto& own = static_cast<Scratch&>(scratch);
-  if (!cut_words_) return encode_words(batch, own, out);
+  if (!split_words_) return encode_words(batch, own, out);
   own.words.clear();
   for (const std::string_view piece : batch.pieces) {
     size_t begin = 0;
@@ -233,7 +233,7 @@ void BpeModel::look_up(std::string_view piece, Scratch& scratch) const {
   ids.clear();
   if (piece.size() >= size_t{std::numeric_limits<int32_t>::max()})
     fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) +
-                                     " bytes has nowhere to be cut; the limit is 2 GiB");
+                                     " bytes has nowhere to be split; the limit is 2 GiB");
   if (characters) return look_up_characters(piece, scratch);
   bool unknown_before = false;
   for (const char c : piece) {

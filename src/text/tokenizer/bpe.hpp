@@ -51,7 +51,7 @@ class BpeModel final : public Model {
   // counts.
   void add_merge(int32_t left, int32_t right, uint32_t rank, int32_t id);
 
-  // After the last merge, with `characters`: finds out whether text may be cut into words before merging.
+  // After the last merge, with `characters`: finds out whether text may be split into words before merging.
   void finish_characters();
 
   std::unique_ptr<Model::Scratch> make_scratch() const override { return std::make_unique<Scratch>(); }
@@ -87,7 +87,7 @@ class BpeModel final : public Model {
 
   const Vocabulary& vocabulary_;
   std::vector<int32_t> character_ids_;  // below U+10000: id, -1
-  bool cut_words_ = false;              // no merge joins anything to a ▁ behind it
+  bool split_words_ = false;            // no merge joins anything to a ▁ behind it
   std::vector<Merge> merges_;
   uint64_t mask_ = 0;
   int shift_ = 64;

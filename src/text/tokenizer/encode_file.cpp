@@ -22,7 +22,7 @@ struct Output {
   std::string error;  // the file is wrong here; reported when all before it is written
 };
 
-// Cuts the file behind newlines, has `convert` run on the parts by all threads and writes what it gives in
+// Splits the file behind newlines, has `convert` run on the parts by all threads and writes what it gives in
 // order.
 FileTotals convert_file(
     const std::filesystem::path& file, TextSink write, ThreadPool& pool, const FileProgress& progress,
@@ -75,7 +75,7 @@ void append_number(std::string& out, int64_t value) {
 
 FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
                        ThreadPool& pool, const FileProgress& progress, const EncodeOptions& options,
-                       bool places) {
+                       bool offsets) {
   return convert_file(file, write, pool, progress, [&](std::string_view part, size_t, int, Output& out) {
     std::vector<int32_t> ids;
     for (size_t begin = 0; begin < part.size();) {
@@ -84,8 +84,8 @@ FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
       const std::string_view line = part.substr(begin, whole ? newline - begin : std::string_view::npos);
       Encoding encoding;
       ids.clear();
-      if (places) {
-        encoding = tokenizer.encode_with_places(line, options);
+      if (offsets) {
+        encoding = tokenizer.encode_with_offsets(line, options);
         ids = encoding.ids;
       } else {
         tokenizer.encode(line, ids, options);
@@ -96,15 +96,15 @@ FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
         append_number(out.text, ids[i]);
       }
       out.text += ']';
-      if (places) out.text += ",\"places\":[";
-      for (size_t i = 0; i < encoding.places.size(); ++i) {
+      if (offsets) out.text += ",\"places\":[";
+      for (size_t i = 0; i < encoding.offsets.size(); ++i) {
         out.text += i > 0 ? ",[" : "[";
-        append_number(out.text, static_cast<int64_t>(encoding.places[i].begin));
+        append_number(out.text, static_cast<int64_t>(encoding.offsets[i].begin));
         out.text += ',';
-        append_number(out.text, static_cast<int64_t>(encoding.places[i].end));
+        append_number(out.text, static_cast<int64_t>(encoding.offsets[i].end));
         out.text += ']';
       }
-      if (places) out.text += ']';
+      if (offsets) out.text += ']';
       out.text += whole ? "}\n" : ",\"newline\":false}\n";
       out.totals.lines += 1;
       out.totals.bytes += static_cast<int64_t>(line.size() + whole);

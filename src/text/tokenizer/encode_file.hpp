@@ -23,10 +23,10 @@ using TextSink = FunctionRef<void(std::string_view)>;  // gets the output piece 
 
 // One JSON line {"ids":[…]} for each line of text. Lines end at \n only, nothing is trimmed, the \n itself is
 // not encoded. A last line without \n is marked {"ids":[…],"newline":false}, so that decoding gives back the
-// very file. With `places` each line has "places":[[begin,end],…] as well.
+// very file. With `offsets` each line has "places":[[begin,end],…] as well.
 FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
                        ThreadPool& pool, const FileProgress& progress = {}, const EncodeOptions& options = {},
-                       bool places = false);
+                       bool offsets = false);
 
 // The reverse: the bytes that each line's ids stand for, and \n. ErrorCode::format with file:line for a line
 // that is not such JSON or an id that the tokenizer lacks.

@@ -59,7 +59,7 @@ class TokenizerJson {
       version->fail("expected \"1.0\", got " + quoted(version->text()), ErrorCode::unsupported);
     const auto model = root.find("model");
     if (!model) root.fail("there is no `model`: this is not a tokenizer.json");
-    // "truncation" and "padding" are about batches of a model's inputs; encode() never cuts or pads.
+    // "truncation" and "padding" are about batches of a model's inputs; encode() never splits or pads.
     read_added(root);
     read_stages(root, spec_);
     read_model(*model);

@@ -1,5 +1,5 @@
-// What is done to text before it is cut into pieces. Qwen's tokenizers ask for NFC, the other byte-level ones
-// for nothing.
+// What is done to text before it is split into pieces. Qwen's tokenizers ask for NFC, the other byte-level
+// ones for nothing.
 #pragma once
 
 #include <string>

@@ -58,7 +58,7 @@ struct Tokenizer::Parts {
   std::unique_ptr<Scratch> take();
   void give(std::unique_ptr<Scratch> scratch);
 
-  // The text cut and changed by all steps before the model.
+  // The text split and changed by all steps before the model.
   TextPieces prepare(std::string_view text, bool track, const EncodeOptions& options) const;
   void encode_fast(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
                    const EncodeOptions& options) const;

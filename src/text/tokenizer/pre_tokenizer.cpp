@@ -118,7 +118,7 @@ void merge_parts(SplitBehavior behavior, std::vector<SplitPart>& parts) {
   parts.swap(merged);
 }
 
-void cut_piece(const PreTokenizerStep& step, std::string_view text, std::vector<std::string_view>& out) {
+void split_piece(const PreTokenizerStep& step, std::string_view text, std::vector<std::string_view>& out) {
   if (step.kind != PreTokenizerStep::Kind::pattern) {
     const scan::Context context{unicode_classes(), text.data() + text.size()};
     const char* position = text.data();
@@ -175,7 +175,7 @@ void PreTokenizer::run_step(size_t index, std::string_view text, Scratch& scratc
   if (step.kind == PreTokenizerStep::Kind::pattern) {
     auto& cut = scratch.cut[index];
     cut.clear();
-    cut_piece(step, text, cut);
+    split_piece(step, text, cut);
     for (const std::string_view piece : cut) run_step(index + 1, piece, scratch, sink);
   } else {
     const scan::Context context{unicode_classes(), text.data() + text.size()};

@@ -1,8 +1,8 @@
-// Cuts text into the pieces inside which byte pairs are merged.
+// Splits text into the pieces inside which byte pairs are merged.
 //
-// A tokenizer.json lists steps, each of which cuts the pieces of the one before. The patterns that models use
-// have hand-written scanners (scanners.hpp), which one linear pass without allocation serves; any other goes
-// through Oniguruma.
+// A tokenizer.json lists steps, each of which splits the pieces of the one before. The patterns that models
+// use have hand-written scanners (scanners.hpp), which one linear pass without allocation serves; any other
+// goes through Oniguruma.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ enum class SplitBehavior : uint8_t { removed, isolated, merged_with_previous, me
 struct PreTokenizerStep {
   enum class Kind : uint8_t { whole, gpt2, llama3, qwen2, single_digits, digit_runs, pattern };
   Kind kind = Kind::whole;
-  // A space goes before a piece that does not begin with one, then it is cut.
+  // A space goes before a piece that does not begin with one, then it is split.
   bool add_prefix_space = false;
   SplitBehavior behavior = SplitBehavior::isolated;  // for Kind::pattern
   bool invert = false;                               // for Kind::pattern
@@ -36,8 +36,8 @@ struct SplitPart {
   bool match;
 };
 void merge_parts(SplitBehavior behavior, std::vector<SplitPart>& parts);
-// Appends the pieces that the step cuts the text into (add_prefix_space is not its business).
-void cut_piece(const PreTokenizerStep& step, std::string_view text, std::vector<std::string_view>& out);
+// Appends the pieces that the step splits the text into (add_prefix_space is not its business).
+void split_piece(const PreTokenizerStep& step, std::string_view text, std::vector<std::string_view>& out);
 
 // A batch of pieces, in order. The bytes from each piece up to `readable_end` may be read.
 struct PieceBatch {

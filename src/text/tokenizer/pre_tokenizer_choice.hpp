@@ -1,4 +1,4 @@
-// The ways to cut text before merging that a byte-level BPE tokenizer can be made with.
+// The ways to split text before merging that a byte-level BPE tokenizer can be made with.
 #pragma once
 
 #include <cstdint>

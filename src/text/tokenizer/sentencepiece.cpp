@@ -17,7 +17,7 @@ class NormalizerStep : public TextStep {
  public:
   explicit NormalizerStep(const SentencePieceNormalizer& options) : options_(options) {}
   void apply(TextPieces& pieces) const override {
-    pieces.rewrite([this](std::string_view text, std::string& out, std::vector<Place>& from) {
+    pieces.rewrite([this](std::string_view text, std::string& out, std::vector<OffsetRange>& from) {
       normalize(text, out, from);
     });
   }
@@ -39,7 +39,7 @@ class NormalizerStep : public TextStep {
     return {text.substr(0, c.bytes), c.bytes};
   }
 
-  void normalize(std::string_view text, std::string& out, std::vector<Place>& from) const {
+  void normalize(std::string_view text, std::string& out, std::vector<OffsetRange>& from) const {
     const std::string_view space = options_.escape_spaces ? kMetaspace : std::string_view(" ");
     size_t at = 0;
     if (options_.remove_extra_spaces)
@@ -49,7 +49,7 @@ class NormalizerStep : public TextStep {
         at += prefix.bytes;
       }
     if (at == text.size()) return;
-    const auto put = [&](std::string_view part, Place place) {
+    const auto put = [&](std::string_view part, OffsetRange place) {
       out += part;
       from.resize(out.size(), place);
     };
@@ -57,7 +57,7 @@ class NormalizerStep : public TextStep {
     bool after_space = options_.remove_extra_spaces;
     while (at < text.size()) {
       const Prefix prefix = normalize_prefix(text.substr(at));
-      const Place place{at, at + prefix.bytes};
+      const OffsetRange place{at, at + prefix.bytes};
       std::string_view rest = prefix.text;
       if (after_space) rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
       for (const char c : rest) put(c == ' ' ? space : std::string_view(&c, 1), place);
@@ -129,7 +129,7 @@ void SentencePieceBpe::encode_piece(std::string_view piece, Model::Scratch& scra
                                     std::vector<ModelToken>& out) const {
   if (piece.size() >= size_t{std::numeric_limits<int32_t>::max()})
     fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) +
-                                     " bytes has nowhere to be cut; the limit is 2 GiB");
+                                     " bytes has nowhere to be split; the limit is 2 GiB");
   auto& own = static_cast<Scratch&>(scratch);
   auto& symbols = own.symbols;
   auto& agenda = own.agenda;
@@ -147,7 +147,7 @@ void SentencePieceBpe::encode_piece(std::string_view piece, Model::Scratch& scra
   if (symbols.empty()) return;
   symbols.back().next = -1;
 
-  // Unused pieces join on the way, and are cut again in the end.
+  // Unused pieces join on the way, and are split again in the end.
   std::unordered_map<std::string_view, size_t> joined_at;
   const auto symbol = [&](int32_t index) -> Scratch::Symbol& { return symbols[static_cast<size_t>(index)]; };
   const auto push = [&](int32_t left) {
@@ -192,11 +192,11 @@ void SentencePieceBpe::encode_piece(std::string_view piece, Model::Scratch& scra
     }
     after_unknown = id < 0;
   };
-  std::vector<Place> open;  // to be cut again, the first on top
+  std::vector<OffsetRange> open;  // to be split again, the first on top
   for (int32_t index = 0; index >= 0; index = symbol(index).next) {
     open.push_back({symbol(index).begin, symbol(index).begin + symbol(index).size});
     while (!open.empty()) {
-      const Place part = open.back();
+      const OffsetRange part = open.back();
       open.pop_back();
       const std::string_view text = piece.substr(part.begin, part.end - part.begin);
       const int32_t id = piece_id(text);

@@ -14,7 +14,7 @@ class CutStep : public TextStep {
  public:
   using Function = std::function<void(std::string_view, Parts&)>;
   explicit CutStep(Function function) : function_(std::move(function)) {}
-  void apply(TextPieces& pieces) const override { pieces.cut(function_); }
+  void apply(TextPieces& pieces) const override { pieces.split(function_); }
 
  private:
   Function function_;
@@ -62,7 +62,7 @@ class MetaspaceStep : public TextStep {
                (scheme_ == PrependScheme::always || pieces.origin(piece) == 0);
       });
     if (!split_) return;
-    pieces.cut([&](std::string_view text, Parts& parts) {
+    pieces.split([&](std::string_view text, Parts& parts) {
       size_t begin = 0;
       for (size_t at = text.find(replacement_, 0); at != std::string_view::npos;
            at = text.find(replacement_, at + replacement_.size())) {
@@ -87,9 +87,9 @@ class ScannerStep : public TextStep {
       pieces.prepend(" ",
                      [](std::string_view text, const TextPieces::Piece&) { return text.front() != ' '; });
     std::vector<std::string_view> cut;
-    pieces.cut([&](std::string_view text, Parts& parts) {
+    pieces.split([&](std::string_view text, Parts& parts) {
       cut.clear();
-      cut_piece(step_, text, cut);
+      split_piece(step_, text, cut);
       for (const std::string_view part : cut) {
         const auto begin = static_cast<size_t>(part.data() - text.data());
         parts.push_back({begin, begin + part.size(), -1});

@@ -14,8 +14,8 @@ enum class PrependScheme : uint8_t { always, first, never };
 // The scanner or pattern of a byte-level tokenizer's step; add_prefix_space puts a space before a piece
 // without one.
 TextStepPtr scanner_step(const PreTokenizerStep& step);
-// Spaces become `replacement` (one character), one is put before the text by the scheme; `split` cuts before
-// each.
+// Spaces become `replacement` (one character), one is put before the text by the scheme; with `split` a
+// piece begins at each.
 TextStepPtr metaspace_step(std::string replacement, PrependScheme scheme, bool split);
 // Splits into words and runs of other characters, without white space.
 TextStepPtr whitespace_step();

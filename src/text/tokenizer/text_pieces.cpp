@@ -20,21 +20,23 @@ TextPieces::TextPieces(std::string_view text, bool track)
     : text_(text), tracked_(track), most_bytes_((size_t{1} << 20) + 256 * text.size()) {
   if (!text.empty()) pieces_.push_back({0, text.size(), -1});
   if (!track) return;
-  places_.reserve(text.size());
+  offsets_.reserve(text.size());
   size_t at = 0;
   for_each_character(text, [&](char32_t, size_t bytes) {
-    places_.insert(places_.end(), bytes, Place{at, at + bytes});
+    offsets_.insert(offsets_.end(), bytes, OffsetRange{at, at + bytes});
     at += bytes;
   });
 }
 
-Place TextPieces::place(size_t begin, size_t end) const {
-  if (begin < end) return {places_[begin].begin, places_[end - 1].end};
-  const size_t at = places_.empty() ? 0 : begin < places_.size() ? places_[begin].begin : places_.back().end;
+OffsetRange TextPieces::place(size_t begin, size_t end) const {
+  if (begin < end) return {offsets_[begin].begin, offsets_[end - 1].end};
+  const size_t at = offsets_.empty()          ? 0
+                    : begin < offsets_.size() ? offsets_[begin].begin
+                                              : offsets_.back().end;
   return {at, at};
 }
 
-void TextPieces::cut(FunctionRef<void(std::string_view, Parts&)> cut) {
+void TextPieces::split(FunctionRef<void(std::string_view, Parts&)> parts_of) {
   new_pieces_.clear();
   Parts parts;
   for (const Piece& piece : pieces_) {
@@ -43,7 +45,7 @@ void TextPieces::cut(FunctionRef<void(std::string_view, Parts&)> cut) {
       continue;
     }
     parts.clear();
-    cut(text(piece), parts);
+    parts_of(text(piece), parts);
     for (const Piece& part : parts)
       if (part.begin < part.end || part.id >= 0)
         new_pieces_.push_back({piece.begin + part.begin, piece.begin + part.end, part.id});
@@ -56,17 +58,17 @@ void TextPieces::begin_rewrite() {
   new_places_.clear();
   new_pieces_.clear();
   new_text_.reserve(text_.size() + text_.size() / 8);
-  if (tracked_) new_places_.reserve(places_.size() + places_.size() / 8);
+  if (tracked_) new_places_.reserve(offsets_.size() + offsets_.size() / 8);
 }
 
 void TextPieces::keep(size_t begin, size_t end) {
   new_text_.append(text_, begin, end - begin);
   if (tracked_)
-    new_places_.insert(new_places_.end(), places_.begin() + static_cast<ptrdiff_t>(begin),
-                       places_.begin() + static_cast<ptrdiff_t>(end));
+    new_places_.insert(new_places_.end(), offsets_.begin() + static_cast<ptrdiff_t>(begin),
+                       offsets_.begin() + static_cast<ptrdiff_t>(end));
 }
 
-void TextPieces::put(char32_t c, Place place) {
+void TextPieces::put(char32_t c, OffsetRange place) {
   append_character(new_text_, c);
   if (tracked_) new_places_.resize(new_text_.size(), place);
 }
@@ -80,7 +82,7 @@ void TextPieces::check_growth() const {
 void TextPieces::end_rewrite() {
   check_growth();
   text_.swap(new_text_);
-  places_.swap(new_places_);
+  offsets_.swap(new_places_);
   pieces_.swap(new_pieces_);
 }
 
@@ -96,13 +98,13 @@ void TextPieces::apply(const Piece& piece, const Changes& changes) {
   };
   skip(changes.removed_first);
   for (const Change& change : changes.list) {
-    Place place;
+    OffsetRange place;
     if (change.change <= 0)
-      place = places_[std::min(offset, piece.end - 1)];
+      place = offsets_[std::min(offset, piece.end - 1)];
     else if (offset > piece.begin)
-      place = places_[offset - 1];
+      place = offsets_[offset - 1];
     else
-      place = {places_[piece.begin].begin, places_[piece.begin].begin};
+      place = {offsets_[piece.begin].begin, offsets_[piece.begin].begin};
     put(change.value, place);
     if (change.change <= 0) skip(1 + static_cast<size_t>(-change.change));
   }
@@ -138,8 +140,8 @@ void TextPieces::replace(FunctionRef<void(std::string_view, FunctionRef<void(siz
         new_text_ += content;
         check_growth();
         if (!tracked_) return;
-        const size_t start = places_[piece.begin].begin;
-        new_places_.resize(new_text_.size(), to > 0 ? places_[done - 1] : Place{start, start});
+        const size_t start = offsets_[piece.begin].begin;
+        new_places_.resize(new_text_.size(), to > 0 ? offsets_[done - 1] : OffsetRange{start, start});
       });
     keep(done, piece.end);
     if (new_text_.size() > begin || piece.id >= 0) new_pieces_.push_back({begin, new_text_.size(), piece.id});
@@ -147,10 +149,10 @@ void TextPieces::replace(FunctionRef<void(std::string_view, FunctionRef<void(siz
   end_rewrite();
 }
 
-void TextPieces::rewrite(FunctionRef<void(std::string_view, std::string&, std::vector<Place>&)> make) {
+void TextPieces::rewrite(FunctionRef<void(std::string_view, std::string&, std::vector<OffsetRange>&)> make) {
   begin_rewrite();
   std::string made;
-  std::vector<Place> from;
+  std::vector<OffsetRange> from;
   for (const Piece& piece : pieces_) {
     const size_t begin = new_text_.size();
     if (piece.id >= 0) {
@@ -161,7 +163,7 @@ void TextPieces::rewrite(FunctionRef<void(std::string_view, std::string&, std::v
       make(text(piece), made, from);
       new_text_ += made;
       if (tracked_)
-        for (const Place& place : from)
+        for (const OffsetRange& place : from)
           new_places_.push_back(this->place(piece.begin + place.begin, piece.begin + place.end));
     }
     if (new_text_.size() > begin || piece.id >= 0) new_pieces_.push_back({begin, new_text_.size(), piece.id});
@@ -178,7 +180,7 @@ void TextPieces::prepend(std::string_view prefix, FunctionRef<bool(std::string_v
     const size_t begin = new_text_.size();
     if (piece.id < 0 && where(text(piece), piece)) {
       new_text_ += prefix;
-      if (tracked_) new_places_.resize(new_text_.size(), places_[piece.begin]);
+      if (tracked_) new_places_.resize(new_text_.size(), offsets_[piece.begin]);
     }
     keep(piece.begin, piece.end);
     new_pieces_.push_back({begin, new_text_.size(), piece.id});

@@ -1,6 +1,6 @@
-// Text on its way to the model: cut into pieces and changed step by step, with the place in the original text
-// that every byte came from where that is asked for. Byte-level BPE without offsets does not come here: it
-// has a faster way (pre_tokenizer.hpp).
+// Text on its way to the model: split into pieces and changed step by step, with the offsets in the original
+// text that every byte came from where that is asked for. Byte-level BPE without offsets does not come here:
+// it has a faster way (pre_tokenizer.hpp).
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/function_ref.hpp"
-#include "text/tokenizer/place.hpp"
+#include "text/tokenizer/offset_range.hpp"
 #include "text/tokenizer/unicode.hpp"
 
 namespace capstan::text {
@@ -51,7 +51,7 @@ class TextPieces {
     int32_t id;         // an added token, -1: text
   };
 
-  // All of the text is one piece. Without `track` places are not known.
+  // All of the text is one piece. Without `track` offsets are not known.
   TextPieces(std::string_view text, bool track);
 
   const std::vector<Piece>& pieces() const { return pieces_; }
@@ -60,14 +60,14 @@ class TextPieces {
   }
   const char* end_of_text() const { return text_.data() + text_.size(); }
   // From the first byte's beginning to the last byte's end; an empty range is at the piece's beginning.
-  Place place(size_t begin, size_t end) const;
+  OffsetRange place(size_t begin, size_t end) const;
   // Where the piece begins in the original text (a guess that is right for the first piece when not tracked).
-  size_t origin(const Piece& piece) const { return tracked_ ? places_[piece.begin].begin : piece.begin; }
+  size_t origin(const Piece& piece) const { return tracked_ ? offsets_[piece.begin].begin : piece.begin; }
 
-  // Cuts every piece of text: `cut` gives the parts that stay, in order, as ranges of the piece's text. Empty
-  // ones are left out.
+  // Splits every piece of text: `parts_of` gives the parts that stay, in order, as ranges of the piece's
+  // text. Empty ones are left out.
   using Parts = std::vector<Piece>;
-  void cut(FunctionRef<void(std::string_view text, Parts& parts)> cut);
+  void split(FunctionRef<void(std::string_view text, Parts& parts)> parts_of);
   // Changes every piece of text. `change` fills the list, or returns false when all stays as it is.
   void change(FunctionRef<bool(std::string_view text, const Piece& piece, Changes& changes)> change);
   // Puts `content` in for each range that `find` gives (of the piece's text, in order, not overlapping).
@@ -75,20 +75,21 @@ class TextPieces {
                std::string_view content);
   // Gives every piece of text a new one: `from` holds for each of its bytes the bytes of the piece that it
   // stands for.
-  void rewrite(FunctionRef<void(std::string_view text, std::string& out, std::vector<Place>& from)> make);
+  void rewrite(
+      FunctionRef<void(std::string_view text, std::string& out, std::vector<OffsetRange>& from)> make);
   // For the pieces that `where` accepts: puts `prefix` before the first character, at that one's place.
   void prepend(std::string_view prefix, FunctionRef<bool(std::string_view text, const Piece& piece)> where);
 
  private:
   void begin_rewrite();
   void keep(size_t begin, size_t end);
-  void put(char32_t c, Place place);
+  void put(char32_t c, OffsetRange place);
   void end_rewrite();
   void check_growth() const;
   void apply(const Piece& piece, const Changes& changes);
 
   std::string text_, new_text_;
-  std::vector<Place> places_, new_places_;  // by byte
+  std::vector<OffsetRange> offsets_, new_places_;  // by byte
   std::vector<Piece> pieces_, new_pieces_;
   bool tracked_;
   size_t most_bytes_;  // of a hostile tokenizer's text

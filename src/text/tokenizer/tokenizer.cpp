@@ -258,12 +258,12 @@ void Tokenizer::Parts::encode_fast(std::string_view text, Scratch& scratch, std:
     plain.split(text, added, options.specials_as_text, encode_part);
 }
 
-// The text cut and changed by all steps before the model.
+// The text split and changed by all steps before the model.
 TextPieces Tokenizer::Parts::prepare(std::string_view text, bool track, const EncodeOptions& options) const {
   TextPieces pieces(text, track || track_origin);
   const auto find = [&](const TokenFinder& finder) {
     if (finder.empty()) return;
-    pieces.cut([&](std::string_view part, TextPieces::Parts& found) {
+    pieces.split([&](std::string_view part, TextPieces::Parts& found) {
       finder.split(part, added, options.specials_as_text, [&](std::string_view token, int32_t id) {
         const auto begin = static_cast<size_t>(token.data() - part.data());
         found.push_back({begin, begin + token.size(), id});
@@ -318,7 +318,7 @@ Spaces spaces_of(std::string_view token) {
 }
 
 // Moves the place's ends over the spaces, character by character of the text.
-void trim_place(std::string_view text, const Spaces& spaces, bool keep_one, bool first, Place& place) {
+void trim_place(std::string_view text, const Spaces& spaces, bool keep_one, bool first, OffsetRange& place) {
   size_t leading = spaces.leading;
   if (keep_one && (first || place.begin == 0) && leading == 1) leading = 0;
   for (; leading > 0 && place.begin < place.end; --leading)
@@ -331,17 +331,17 @@ void trim_place(std::string_view text, const Spaces& spaces, bool keep_one, bool
 
 }  // namespace
 
-Encoding Tokenizer::encode_with_places(std::string_view text, const EncodeOptions& options) const {
+Encoding Tokenizer::encode_with_offsets(std::string_view text, const EncodeOptions& options) const {
   Parts& parts = *parts_;
   auto scratch = parts.take();
   const TextPieces pieces = parts.prepare(text, true, options);
   Encoding result;
   std::vector<Spaces> spaces;
-  const bool trims = options.trim_places && std::any_of(parts.post.begin(), parts.post.end(),
-                                                        [](const PostStep& s) { return s.trim; });
-  const auto add = [&](int32_t id, Place place, std::string_view token) {
+  const bool trims = options.trim_offsets && std::any_of(parts.post.begin(), parts.post.end(),
+                                                         [](const PostStep& s) { return s.trim; });
+  const auto add = [&](int32_t id, OffsetRange place, std::string_view token) {
     result.ids.push_back(id);
-    result.places.push_back(place);
+    result.offsets.push_back(place);
     if (trims) spaces.push_back(spaces_of(token));
   };
   std::vector<ModelToken> tokens;
@@ -360,15 +360,15 @@ Encoding Tokenizer::encode_with_places(std::string_view text, const EncodeOption
   }
   parts.give(std::move(scratch));
   for (const PostStep& step : parts.post) {
-    if (step.trim && options.trim_places)
+    if (step.trim && options.trim_offsets)
       for (size_t i = 0; i < result.ids.size(); ++i)
-        trim_place(text, spaces[i], step.add_prefix_space, i == 0, result.places[i]);
+        trim_place(text, spaces[i], step.add_prefix_space, i == 0, result.offsets[i]);
     if (!options.add_special) continue;
     result.ids.insert(result.ids.begin(), step.before.begin(), step.before.end());
-    result.places.insert(result.places.begin(), step.before.size(), Place{});
+    result.offsets.insert(result.offsets.begin(), step.before.size(), OffsetRange{});
     if (trims) spaces.insert(spaces.begin(), step.before.size(), Spaces{});
     result.ids.insert(result.ids.end(), step.after.begin(), step.after.end());
-    result.places.resize(result.ids.size());
+    result.offsets.resize(result.ids.size());
     if (trims) spaces.resize(result.ids.size());
   }
   return result;

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "text/tokenizer/place.hpp"
+#include "text/tokenizer/offset_range.hpp"
 #include "text/tokenizer/pre_tokenizer_choice.hpp"
 
 namespace capstan::text {
@@ -33,13 +33,13 @@ struct EncodeOptions {
   bool add_special = false;
   // Excludes white space around a token from its byte range where the files ask for it (trim_offsets). False:
   // includes it.
-  bool trim_places = true;
+  bool trim_offsets = true;
 };
 
 // Ids with the byte range of the text that each id covers.
 struct Encoding {
   std::vector<int32_t> ids;
-  std::vector<Place> places;  // {0, 0} for tokens put around the text
+  std::vector<OffsetRange> offsets;  // {0, 0} for tokens put around the text
 };
 
 // A file that a tokenizer was read from; checkpoints contain a copy.
@@ -87,7 +87,7 @@ class Tokenizer {
 
   // The same ids with their byte ranges in `text`, tracked through every step that changes the text. Tokens
   // that share a character cover all of it. Slower than encode().
-  Encoding encode_with_places(std::string_view text, const EncodeOptions& options = {}) const;
+  Encoding encode_with_offsets(std::string_view text, const EncodeOptions& options = {}) const;
 
   // The text of the ids; ids without a token (padded rows of an embedding) give no text. decode() returns
   // valid UTF-8, with U+FFFD for invalid bytes. decode_bytes() returns the exact bytes, so that

@@ -288,7 +288,7 @@ std::string Merger::json(const TrainOptions& options) const {
   return tokenizer_json(std::move(text));
 }
 
-// Cuts documents into words on all threads.
+// Splits documents into words on all threads.
 class WordCounter {
  public:
   WordCounter(const TrainOptions& options, ThreadPool& pool)

@@ -39,7 +39,7 @@ using DocumentSource = FunctionRef<bool(std::string& document)>;
 std::string train_bpe(DocumentSource documents, const TrainOptions& options, ThreadPool& pool,
                       const TrainProgressSink& progress = {});
 
-// Plain text files, each read as one text. (It is cut for the threads only where no piece of text could
+// Plain text files, each read as one text. (It is split for the threads only where no piece of text could
 // cross.)
 std::string train_bpe(std::span<const std::filesystem::path> files, const TrainOptions& options,
                       ThreadPool& pool, const TrainProgressSink& progress = {});

@@ -11,7 +11,7 @@ namespace capstan::text {
 static constexpr double kUnknownPenalty = 10;
 
 struct UnigramModel::Scratch final : Model::Scratch {
-  struct End {  // the best way to cut what ends here
+  struct End {  // the best way to split what ends here
     double score;
     int32_t id, length;  // of its last token; length 0: nothing ends here
   };
@@ -70,7 +70,7 @@ void UnigramModel::encode_piece(std::string_view piece, Model::Scratch& scratch,
   if (piece.empty()) return;
   if (piece.size() >= size_t{std::numeric_limits<int32_t>::max()})
     fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) +
-                                     " bytes has nowhere to be cut; the limit is 2 GiB");
+                                     " bytes has nowhere to be split; the limit is 2 GiB");
   auto& own = static_cast<Scratch&>(scratch);
   if (options_.single_precision)
     search<float>(piece, own);

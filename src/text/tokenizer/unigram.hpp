@@ -1,4 +1,4 @@
-// Unigram: of all ways to cut a piece into tokens the one with the highest sum of scores.
+// Unigram: of all ways to split a piece into tokens the one with the highest sum of scores.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ struct UnigramOptions {
   std::array<int32_t, 256> byte_ids{};  // of <0x00> … <0xFF>, for byte_fallback
   bool byte_fallback = false;
   // As SentencePiece itself adds: in single precision. Hugging Face adds in double precision, and equal sums
-  // may be cut otherwise.
+  // may be split otherwise.
   bool single_precision = false;
   double lowest = 0, highest = 0;  // of the scores of ordinary tokens
 };

@@ -6,9 +6,9 @@
 namespace capstan::text {
 
 // Bytes [begin, end) of the original text.
-struct Place {
+struct OffsetRange {
   size_t begin = 0, end = 0;
-  bool operator==(const Place&) const = default;
+  bool operator==(const OffsetRange&) const = default;
 };
 
 }  // namespace capstan::text
