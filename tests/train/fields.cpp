@@ -82,6 +82,11 @@ struct Bench {
       write(std::string(name) + ".jsonl", lines);
       write("damaged.jsonl", lines + "{}\n");
     }
+    data::IndexedWriter small((root.path() / "small").string(),
+                              data::TokenType::u16);  // for the tokenizers below
+    for (int32_t d = 0; d < 60; ++d)
+      small.add_document(std::vector<int32_t>{d % 9, 1, 2, 3, 4, 5, 6, 7, 9}, std::vector<int32_t>{9});
+    small.finish();
     const std::string tail = R"(, "<|endoftext|>": 9})";
     const std::string words = R"({"a": 0, "b": 1, "1": 2, "2": 3, "ab": 4, "12": 5, "Ġ": 6, "'": 7, "s": 8)";
     write("vocab.json", words + tail);
@@ -121,15 +126,22 @@ struct Notes final : ProgressSink {
   bool terminal() const override { return false; }
   // Lines without their times and rates.
   void note(const std::string& text) {
-    struct sigaction action {};
-    ::sigaction(SIGTERM, nullptr, &action);
-    handled = handled || action.sa_handler != SIG_DFL;
+    handled = handled || handler() != before;
     if (text.starts_with("step "))
-      all += text.substr(0, text.find(" tok/s")).substr(0, text.find(" | lr")) + "\n";
+      all += text.substr(0, std::min({text.find(" tok/s"), text.find(" | lr"), text.find(" | saved"),
+                                      text.find(" | perplexity")})) +
+             "\n";
     if (text.starts_with("warning") || text.starts_with("resumed") || text.starts_with("weights from"))
       all += text + "\n";
   }
+  using Handler = void (*)(int);
+  static Handler handler() {
+    struct sigaction action {};
+    ::sigaction(SIGTERM, nullptr, &action);
+    return action.sa_handler;
+  }
   std::string all;
+  Handler before = handler();  // doctest's
   bool handled = false;
 };
 
@@ -162,25 +174,30 @@ std::string Bench::files(const std::string& run, const config::Resolution& resol
       std::string name = entry.path().lexically_relative(root.path()).string();
       const bool events = name.find("events.out") != std::string::npos;
       if (events) name = name.substr(0, name.find("events.out"));
-      const bool sized =
-          events || name.ends_with(".safetensors") || name.find("rank-0.json") != std::string::npos;
-      there.insert(name + (sized ? " " + std::to_string(entry.file_size()) : ""));
+      const bool sized = events || name.ends_with(".safetensors");
+      const std::string place_name = place == directory ? "run" : place.filename().string();
+      there.insert(place_name + name.substr(name.find('/')) +
+                   (sized ? " " + std::to_string(entry.file_size()) : ""));
     }
   }
-  for (const std::string& name : there) add(text, name.substr(name.find('/') + 1));
+  for (const std::string& name : there) add(text, name);
   if (fs::exists(directory / "trace/rank-0.json")) {
     std::ifstream file(directory / "trace/rank-0.json");
     const std::string trace{std::istreambuf_iterator<char>(file), {}};
     for (int step = 0; step < 8; ++step)
       add(text, step, trace.find("\"step\":" + std::to_string(step)) != std::string::npos,
           trace.find("\"step\": " + std::to_string(step)) != std::string::npos);
+    add(text, trace.find("shape") != std::string::npos);
   }
   if (fs::exists(directory / "metrics.jsonl"))
     records::read_metrics(directory / "metrics.jsonl", [&](const records::ReadRow& row) {
       add(text, row.step.value_or(-1), row.event, row.number("loss"), row.number("grad_norm"),
           row.number("learning_rate"), row.number("params_norm"), row.number("num_zeros"));
     });
-  return text + notes.all + options.recipe.name;
+  text += notes.all + options.recipe.name;
+  for (size_t at; (at = text.find(directory.string())) != std::string::npos;)
+    text.replace(at, directory.string().size(), "RUN");
+  return text;
 }
 
 std::string run_view(const config::Config& config) {
@@ -366,6 +383,9 @@ void carry_out(const Proof& proof) {
       CHECK(missing(before).empty());
       CHECK(missing(after).empty());
       if (proof.view == View::shown) CHECK(proof.field == "description");
+      // What two runs of the same recipe do not share proves nothing.
+      if (proof.view == View::files || proof.view == View::resume)
+        CHECK(view_of(proof.view, before) == view_of(proof.view, before));
       CHECK(view_of(proof.view, before) != view_of(proof.view, after));
       return;
     case Proof::Kind::refused:

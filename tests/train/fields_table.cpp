@@ -414,11 +414,12 @@ void run_records() {
           {"checkpoint.save_interval=2", "checkpoint.most_recent_k=1"}, View::files);
   changes("checkpoint.most_recent_k", "1", {"checkpoint.save_interval=2"}, View::files);
   changes("checkpoint.save_optim", "false", {}, View::files);
-  changes("checkpoint.load_optim", "false", {"checkpoint.load=begun"}, View::files);
+  changes("checkpoint.load_optim", "false", {"checkpoint.load=begun", "checkpoint.ckpt_step=4"}, View::files);
   changes("checkpoint.async_save", "true", {"checkpoint.save_interval=2"}, View::memory);
   changes("checkpoint.save_tokenizer_assets", "false",
-          {"tokenizer.tokenizer_type=huggingface", "tokenizer.tokenizer_model=tokenizer.json",
-           "model.vocab_size=300"},
+          {"dataset.kind=gpt", "dataset.data_path=[small]", "dataset.split=\"80,10,10\"",
+           "tokenizer.tokenizer_type=huggingface", "tokenizer.tokenizer_model=tokenizer.json",
+           "model.vocab_size=16"},
           View::files);
 
   changes("logger.log_interval", "2", {}, View::files);
