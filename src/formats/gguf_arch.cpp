@@ -353,6 +353,7 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   need(gpt2 || a == "llama" || (!*m.add_attention_output_bias && !*m.add_mlp_bias),
        "model.add_attention_output_bias");
   need(!m.rotary_interleaved, "model.rotary_interleaved");
+  need(!m.apply_residual_connection_post_layernorm, "model.apply_residual_connection_post_layernorm");
   need(!m.num_moe_experts && !m.multi_latent_attention && !m.mtp_num_layers, "model.num_moe_experts");
   if (!problems.empty())
     fail(ErrorCode::unsupported, "a GGUF file of the architecture " + a +

@@ -299,6 +299,9 @@ TEST_CASE("a GGUF file of an activation function that its architecture does not 
   model.activation_func = config::Activation::relu;
   CHECK(
       holds(error_of([&] { plan_gguf(model); }), "model.activation_func=relu (llama always computes silu)"));
+  model = AsGguf("smollm2", home.path() / "again.gguf").model;
+  model.apply_residual_connection_post_layernorm = true;
+  CHECK(holds(error_of([&] { plan_gguf(model); }), "model.apply_residual_connection_post_layernorm"));
 }
 
 TEST_CASE("a GGUF file that lies is refused with the place") {
