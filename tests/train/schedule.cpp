@@ -41,13 +41,15 @@ struct Bench {
   Report said;
   Bench() { std::ofstream(root.path() / "tiny.yaml") << kRecipe; }
 
-  config::Resolution resolve(const std::vector<std::string>& overrides) const {
-    auto resolution = resolve_recipe(root.path() / "tiny.yaml", overrides);
+  config::Resolution resolve(const std::vector<std::string>& overrides,
+                             const std::string& recipe = "tiny.yaml") const {
+    auto resolution = resolve_recipe(root.path() / recipe, overrides);
     resolution.require_ok();
     return resolution;
   }
-  Outcome train(const std::string& run, Resume resume, const std::vector<std::string>& overrides) {
-    const config::Resolution resolution = resolve(overrides);
+  Outcome train(const std::string& run, Resume resume, const std::vector<std::string>& overrides,
+                const std::string& recipe = "tiny.yaml") {
+    const config::Resolution resolution = resolve(overrides, recipe);
     const RunOptions options = run_options(resolution, root.path() / run, resume, overrides);
     said = {};
     const auto world = comm::World::alone();
@@ -92,6 +94,11 @@ TEST_CASE("a longer train_iters does not move the learning rate, until the recip
   // Once more: the stored recipe says 14 by now, the schedule in force is what counts.
   b.train("a", Resume::existing, {"train.train_iters=15"});
   CHECK(b.rates("a").back() == 1e-3);
+
+  // So does the run's own recipe.yaml, whose derived values the run does not follow.
+  b.train("a", Resume::existing, {"train.train_iters=17"}, "a/recipe.yaml");
+  CHECK(b.rates("a").back() == 1e-3);
+  CHECK(b.rates("a").size() == 17);
 
   // A field of the schedule, given on the command line, is taken alone: the warm-up stays.
   b.train("b", Resume::existing, {"train.train_iters=14", "scheduler.lr_decay_iters=14"});

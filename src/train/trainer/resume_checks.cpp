@@ -1,9 +1,13 @@
 #include "train/trainer/resume_checks.hpp"
 
+#include <algorithm>
+#include <filesystem>
+
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/collective_errors.hpp"
 #include "data/dataset_meta.hpp"
+#include "train/records/run_dir.hpp"
 #include "train/trainer/recipe.hpp"
 #include "train/trainer/state.hpp"
 #include "train/trainer/tokenizer_setup.hpp"
@@ -52,15 +56,14 @@ void report_schedule(const config::Config& config, const ScheduleChoice& choice,
               "recipe's full schedule");
 }
 
-// `refused_schedule`: changes of the schedule that choose_schedule() refuses.
+// `changes`: of the recipe since the checkpoint. `refused_schedule`: changes of the schedule that
+// choose_schedule() refuses.
 void check_changes(const RunOptions& options, const RunData& data, const checkpoint::Reader& reader,
-                   const std::vector<std::string>& refused_schedule, RunLog& log) {
+                   const std::vector<RecipeChange>& changes, const std::vector<std::string>& refused_schedule,
+                   bool megatron_order, RunLog& log) {
   std::string altering;
   bool shorter = false;
   for (const std::string& text : refused_schedule) altering += "\n    " + text;
-  std::vector<RecipeChange> changes;
-  if (options.changes_since && reader.has_file(checkpoint::kRecipeFile))
-    changes = options.changes_since(reader.read_text(checkpoint::kRecipeFile));
   for (const RecipeChange& change : changes) {
     const std::string text = change.path + ": " + change.before + " -> " + change.after;
     if (change.alters_numerics && !harmless(change, data, reader)) {
@@ -74,7 +77,11 @@ void check_changes(const RunOptions& options, const RunData& data, const checkpo
   const std::string trained_on = data_of(reader);
   if (options.changes_since && altering.empty() && !trained_on.empty() && trained_on != data.fingerprint)
     fail(ErrorCode::failed,
-         "the recipe is the run's, but the data files hold other samples than those that it was trained on",
+         std::string("the recipe is the run's, but the data files hold other samples than those that it was "
+                     "trained on") +
+             (megatron_order
+                  ? ", or another length of the run changes their order (dataset.sample_order=megatron)"
+                  : ""),
          "restore the files, or start a new run from the weights with checkpoint.pretrained_checkpoint=" +
              reader.directory().string());
   if (!altering.empty())
@@ -88,6 +95,20 @@ void check_changes(const RunOptions& options, const RunData& data, const checkpo
                       : "") +
              "; or start a new run from its weights with checkpoint.pretrained_checkpoint=" +
              reader.directory().string());
+}
+
+// Whether the recipe is the recipe.yaml that the run has written beside this checkpoint's state, or in its
+// own directory.
+bool is_own_record(const RecipeRecord& recipe, const checkpoint::Reader& reader) {
+  namespace fs = std::filesystem;
+  if (!recipe.given.starts_with("# ")) return false;  // "# FILE", then its text
+  std::error_code unknown;
+  const fs::path file = fs::weakly_canonical(recipe.given.substr(2, recipe.given.find('\n') - 2), unknown);
+  const fs::path checkpoint = fs::weakly_canonical(reader.directory(), unknown);
+  if (file.filename() != "recipe.yaml") return false;
+  const fs::path beside = file.parent_path();
+  return beside == checkpoint ||
+         (records::is_run(beside) && checkpoint.string().starts_with(beside.string() + "/"));
 }
 
 // The schedule that the checkpoint was trained with.
@@ -106,9 +127,21 @@ RunSchedule stored_schedule(const checkpoint::Reader& reader, const RunSchedule&
 RunSchedule continue_schedule(const config::Config& config, const RunOptions& options, const RunData& data,
                               const RunSchedule& recipe_schedule, const checkpoint::Reader& reader,
                               int64_t total_steps, RunLog& log) {
+  RecipeRecord record = options.recipe;
+  std::vector<RecipeChange> changes;
+  if (options.changes_since && reader.has_file(checkpoint::kRecipeFile)) {
+    changes = options.changes_since(reader.read_text(checkpoint::kRecipeFile));
+    // The run's own recipe.yaml holds values that the last launch derived, and that the run does not follow.
+    if (is_own_record(options.recipe, reader))
+      std::erase_if(record.from_files, [&](const std::string& path) {
+        return std::none_of(changes.begin(), changes.end(),
+                            [&](const RecipeChange& change) { return change.path == path; });
+      });
+  }
   const ScheduleChoice choice =
-      choose_schedule(stored_schedule(reader, recipe_schedule), recipe_schedule, options.recipe, config);
-  check_changes(options, data, reader, choice.refused, log);
+      choose_schedule(stored_schedule(reader, recipe_schedule), recipe_schedule, record, config);
+  check_changes(options, data, reader, changes, choice.refused,
+                config.dataset.sample_order == config::SampleOrder::megatron, log);
   report_schedule(config, choice, total_steps, log);
   return choice.schedule;
 }
