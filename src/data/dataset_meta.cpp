@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/json.hpp"
@@ -122,7 +123,9 @@ TokenizerCheck::TokenizerCheck(const text::Tokenizer* tokenizer, std::string nam
 
 void TokenizerCheck::check_vocabulary_gap(const IndexedDataset& dataset) const {
   const int64_t size = tokenizer_->vocab_size(), gap = model_vocab_size_ - size;
-  if (gap <= kMaxPadding || gap * 100 <= model_vocab_size_) return;
+  if (gap * 100 <= model_vocab_size_) return;
+  for (int64_t multiple = 2; multiple <= kMaxMultiple; multiple *= 2)
+    if (model_vocab_size_ == round_up(size, multiple)) return;
   fail(ErrorCode::config,
        "the tokenizer " + capstan::quoted(name_) + " has " + with_separators(size) +
            " tokens, model.vocab_size is " + with_separators(model_vocab_size_) + ", and no record beside `" +

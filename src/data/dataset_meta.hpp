@@ -49,13 +49,14 @@ class TokenizerCheck {
   int64_t token_limit() const { return limit_; }
   // ErrorCode::config where the dataset was prepared with another tokenizer, or with more tokens than the
   // model has. Without a record: ErrorCode::config where the tokenizer is clearly smaller than the model's
-  // vocabulary, that is, by more than kMaxPadding tokens and 1 %: published models pad their vocabulary by
-  // less. ErrorCode::format where a token is at or above the limit, of the first kScannedTokens or, in a
-  // larger dataset, of as many spread over it; the others are found when they are read.
+  // vocabulary: by more than 1 %, unless the vocabulary is its size rounded up to a power of two that is at
+  // most kMaxMultiple, as published models pad theirs. ErrorCode::format where a token is at or above the
+  // limit, of the first kScannedTokens or, in a larger dataset, of as many spread over it; the others are
+  // found when they are read.
   void check(const IndexedDataset& dataset);
 
   static constexpr int64_t kScannedTokens = int64_t{8} << 20;
-  static constexpr int64_t kMaxPadding = 128;
+  static constexpr int64_t kMaxMultiple = 128;
 
  private:
   void check_vocabulary_gap(const IndexedDataset& dataset) const;

@@ -60,25 +60,20 @@ std::string harmless(std::string_view text) {
 
 }  // namespace
 
-SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t rows,
+SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t count,
                       int64_t tokens) {
   SftReport report;
   report.summary = dataset.summary();
   report.counts = dataset.counts();
   report.rows = dataset.epoch_samples();
   report.row_length = dataset.sequence_length();
-  const int64_t shown = std::min(rows, report.rows);
+  const int64_t shown = std::min(count, report.rows);
   for (int64_t i = 0; i < shown; ++i) {
     SftReport::Row row;
     row.number = report.rows * i / shown;
-    int64_t left = tokens;
     for (const int64_t sample : dataset.samples_of(row.number)) {
-      // Where there are fewer rows than asked for, each of the first documents of a row is shown as a row of
-      // its own would be.
-      int64_t own = tokens;
-      const bool full = static_cast<int64_t>(row.documents.size()) * shown < rows;
-      row.documents.push_back(document_of(dataset, tokenizer, sample, row.filled, full ? own : left));
-      if (full) left = std::max<int64_t>(0, left - (tokens - own));
+      int64_t left = static_cast<int64_t>(row.documents.size()) * shown < count ? tokens : 0;
+      row.documents.push_back(document_of(dataset, tokenizer, sample, row.filled, left));
       row.filled += row.documents.back().tokens - 1;
     }
     report.shown.push_back(std::move(row));
@@ -104,7 +99,12 @@ std::string to_text_report(const SftReport& report, bool color) {
            (row.documents.size() == 1 ? " document, " : " documents, ") + with_separators(row.filled) +
            " of " + with_separators(report.row_length) + " positions, " + with_separators(learned) +
            " learned\n";
+    size_t left_out = 0;
     for (const auto& document : row.documents) {
+      if (document.ids.empty()) {
+        ++left_out;
+        continue;
+      }
       out += std::string(rule) + "--- at " + std::to_string(document.begin) + ": " +
              harmless(document.location) + ", " + with_separators(document.tokens) + " tokens, " +
              with_separators(document.learned) + " learned" + end_rule + "\n";
@@ -114,6 +114,9 @@ std::string to_text_report(const SftReport& report, bool color) {
         out += std::string(rule) + " …" + end_rule;
       if (!out.ends_with('\n')) out += '\n';
     }
+    if (left_out > 0)
+      out += std::string(rule) + "--- and " + std::to_string(left_out) +
+             (left_out == 1 ? " more document" : " more documents") + end_rule + "\n";
   }
   return out;
 }

@@ -34,9 +34,9 @@ struct SftReport {
   std::vector<Row> shown;
 };
 
-// `rows` rows, spread over the first epoch, with up to `tokens` tokens of each. Where an epoch has fewer
-// rows, so many documents, with up to `tokens` tokens of each.
-SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t rows,
+// The first documents of up to `count` rows, spread over the first epoch, so that at least `count` documents
+// are shown where there are as many, with up to `tokens` tokens of each. Others have their places alone.
+SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t count,
                       int64_t tokens);
 
 // What is learned is green, or without colors between ⟦ and ⟧; control characters are shown, not sent.

@@ -94,6 +94,18 @@ TEST_CASE("a text begins with what its tokenizer puts before it, once") {
       CHECK_MESSAGE(contains(done.err, "holds the tokenizer that it was trained with"), done.err);
     }
   }
+  // So is one that differs from a Hugging Face model's own; the same under another name is none.
+  json changed = json::parse(read_text(model + "/tokenizer.json"));
+  changed["model"]["merges"].erase(changed["model"]["merges"].size() - 1);
+  std::ofstream(home.file("other.json")) << changed;
+  const Finished other =
+      run({"eval", "hf:" + model, "--text", text, "tokenizer.tokenizer_model=" + home.file("other.json")});
+  CHECK(other.code == 2);
+  CHECK_MESSAGE(contains(other.err, "has a tokenizer of its own, and "), other.err);
+  fs::copy_file(model + "/tokenizer.json", home.file("same.json"));
+  CHECK(run({"eval", "hf:" + model, "--text", text, "tokenizer.tokenizer_model=" + home.file("same.json"),
+             "train.threads=1"})
+            .code == 0);
 }
 
 TEST_CASE("a text ends at every token that the tokenizer or the model's settings end it with") {

@@ -379,6 +379,18 @@ TEST_CASE("inspection shows three conversations though they share a row") {
   REQUIRE(report.rows == 1);
   REQUIRE(report.shown[0].documents.size() == 5);
   for (size_t i = 0; i < 5; ++i) CHECK(report.shown[0].documents[i].ids.size() == (i < 3 ? 31u : 0u));
+  const std::string text = to_text_report(report, false);
+  CHECK(text.find("a.jsonl:4, 31 tokens") == std::string::npos);
+  CHECK(text.ends_with("--- and 2 more documents\n"));
+  // Where there are as many rows, one of each.
+  SftOptions narrow = options;
+  narrow.sequence_length = 62;
+  const auto rows = inspect_sft(*build_sft_datasets(narrow)[0], *options.tokenizer, 3, 31);
+  REQUIRE(rows.shown.size() == 3);
+  for (const auto& row : rows.shown) {
+    CHECK(row.documents[0].ids.size() == 31);
+    for (size_t i = 1; i < row.documents.size(); ++i) CHECK(row.documents[i].ids.empty());
+  }
 }
 
 TEST_CASE("inspection shows what is learned") {

@@ -11,6 +11,7 @@
 #include "config/core/hash.hpp"
 #include "config/tools/show.hpp"
 #include "formats/external_model.hpp"
+#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 
@@ -186,8 +187,31 @@ static void refuse_other_tokenizer(const StoredRecipe& stored) {
       fail(ErrorCode::config,
            "`" + std::string(field) + "`: `" + stored.checkpoint.string() +
                "` holds the tokenizer that it was trained with, and is read with no other",
-           "take the override out; convert the checkpoint to hf:DIR to read it with another tokenizer");
+           "take the override out");
   }
+}
+
+// Likewise a model of another program that has one of its own, unless the override names the same under
+// another name.
+static void refuse_other_tokenizer(const StoredRecipe& stored, const formats::ExternalModel& model) {
+  const config::Resolution& resolution = stored.resolution;
+  const std::string own = model.tokenizer();
+  const auto overridden =
+      std::find_if(resolution.origins.begin(), resolution.origins.end(), [](const auto& entry) {
+        return entry.first.starts_with("tokenizer.") && entry.second.kind == config::Origin::Kind::cli;
+      });
+  const bool reads_text = resolution.config.tokenizer.tokenizer_type != config::TokenizerKind::none;
+  if (own.empty() || overridden == resolution.origins.end() || !reads_text) return;
+  config::Config its = resolution.config;
+  its.tokenizer = {};
+  its.tokenizer.tokenizer_type = config::TokenizerKind::huggingface;
+  its.tokenizer.tokenizer_model = config::Path{own, own};
+  const auto named = load_tokenizer(resolution.config);
+  if (!named || named->identity() == load_tokenizer(its)->identity()) return;
+  fail(ErrorCode::config,
+       "`" + overridden->first + "`: `" + model.name() + "` has a tokenizer of its own, and " +
+           tokenizer_name(resolution.config.tokenizer) + " is another one",
+       "take the override out; a model directory without tokenizer files is read with the one that is named");
 }
 
 StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks) {
@@ -201,6 +225,7 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
     const auto model = formats::ExternalModel::open(formats::absolute_name(name));
     stored.checkpoint = model->name();
     stored.resolution = formats::resolve_recipe(*model, std::move(request));
+    if (stored.resolution.ok()) refuse_other_tokenizer(stored, *model);
   } else {
     stored.checkpoint = checkpoint::resolve_checkpoint(records::saved_in(name), &stored.refused).path;
     request.recipe = (stored.checkpoint / std::string(checkpoint::kRecipeFile)).string();
