@@ -21,7 +21,7 @@ function(capstan_module name)
   endif()
 endfunction()
 
-# capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S] [SERIAL] [OPTIMIZED])
+# capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S] [PROCESSORS N] [SERIAL] [OPTIMIZED])
 #   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's main is
 #   compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`), 1 without mpirun;
 #   of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see the fewest and the most ranks. CPU_LEVELS makes the tests NAME_LEVEL, each with
@@ -30,7 +30,7 @@ endfunction()
 #   OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them, and the thread sanitizer leaves
 #   them out.
 function(capstan_test name)
-  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED" "TIMEOUT" "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS" ${ARGN})
+  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED" "TIMEOUT;PROCESSORS" "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS" ${ARGN})
   if(CAPSTAN_SANITIZE AND "slow" IN_LIST TEST_LABELS)
     return()
   endif()
@@ -104,5 +104,9 @@ function(capstan_register_test test name ranks)
     set_tests_properties(${test}_${level} PROPERTIES ENVIRONMENT CAPSTAN_CPU=${level} SKIP_RETURN_CODE 77)
     list(APPEND tests ${test}_${level})
   endforeach()
-  set_tests_properties(${tests} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${ranks} RUN_SERIAL ${TEST_SERIAL})
+  set(processors ${ranks})
+  if(TEST_PROCESSORS)  # the test starts ranks itself
+    set(processors ${TEST_PROCESSORS})
+  endif()
+  set_tests_properties(${tests} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${processors} RUN_SERIAL ${TEST_SERIAL})
 endfunction()

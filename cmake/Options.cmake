@@ -1,4 +1,4 @@
-# Compiler flags, ccache and the libraries that the rooms share.
+# Compiler flags, ccache and the libraries that the modules share.
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -30,7 +30,7 @@ if(CAPSTAN_SANITIZE)
   add_link_options(-fsanitize=${CAPSTAN_SANITIZE})
 endif()
 if(CAPSTAN_FUZZ)
-  # For the rooms that fuzz targets use (FUZZED): counting branches takes a third of the time to compile. Without tracing every
+  # For the modules that fuzz targets use (FUZZED): counting branches takes a third of the time to compile. Without tracing every
   # comparison, which took up to half of the time of a target; the words of the formats are in corpora and dictionaries.
   set(CAPSTAN_FUZZ_OPTIONS -fsanitize=fuzzer-no-link -fno-sanitize-coverage=trace-cmp)
   # clang's default debug information confuses some binutils; the line tables are all that a report needs.
