@@ -39,7 +39,8 @@ instead() { # COMMAND
     "mpirun -n 2 /tmp/embed/"*) echo "test -f $repository/tests/api/install.cmake" ;;
     build/release/bench_kernels*) echo "grep -q bench_kernels $repository/kernels/CMakeLists.txt" ;;
     # Measures for minutes.
-    "capstan bench"|"capstan bench step"*) echo "capstan help bench" ;;
+    "capstan bench") echo "$1 --seconds 0.01" ;;
+    "capstan bench step"*) echo "capstan bench step -r quickstart dataset=mock tokenizer=none --seconds 0.01" ;;
     "capstan bench "*) echo "$1 --seconds 0.01" ;;
     # Trials have other names here, and runs are shorter.
     *5d1f20aa*|*3f9c1a7e*) echo "trial=\$(ls sweeps/lr/trials | head -n 1); $(sed -E 's/5d1f20aa|3f9c1a7e/$trial/' <<<"$1")" ;;

@@ -1,4 +1,4 @@
-// A bounds-checked little-endian reader over a byte range that somebody else wrote. Every out-of-range read
+// A bounds-checked little-endian reader over untrusted bytes. Every out-of-range read
 // is an ErrorCode::format error that names the file and the offset.
 #pragma once
 

@@ -82,9 +82,10 @@ std::vector<std::string> near_paths(const std::string& name, const fs::path& res
     }
     // As the user wrote it: what `resolved` has before `name` is left out.
     std::string text = found.string();
-    const std::string whole = path.string(), written = fs::path(name).lexically_normal().string();
-    if (whole.ends_with(written) && text.starts_with(whole.substr(0, whole.size() - written.size())))
-      text.erase(0, whole.size() - written.size());
+    const std::string full_path = path.string(), written = fs::path(name).lexically_normal().string();
+    if (full_path.ends_with(written) &&
+        text.starts_with(full_path.substr(0, full_path.size() - written.size())))
+      text.erase(0, full_path.size() - written.size());
     result.push_back(std::move(text));
   }
   return result;

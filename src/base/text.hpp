@@ -1,4 +1,4 @@
-// Small text helpers that every room needs: numbers without the locale, near matches, humane units.
+// Small text helpers that every module needs: numbers without the locale, near matches, readable units.
 #pragma once
 
 #include <cstdint>

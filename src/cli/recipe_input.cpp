@@ -51,7 +51,7 @@ std::string shrunk_summary(const config::ShrunkFrom& from, const config::Resolut
 
 std::string shrunk_changes(const config::ShrunkFrom& from, const config::Resolution& small) {
   std::string text;
-  for (const config::Change& change : config::diff(from.whole, small))
+  for (const config::Change& change : config::diff(from.full, small))
     if (change.after_origin == config::kShrinkFlag)
       text += "  " + change.path + ": " + change.before + " -> " + change.after + "\n";
   return text;

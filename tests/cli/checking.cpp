@@ -73,7 +73,7 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
       "tokenizer.json\n");
   const Finished note = run_in(scratch, {"check", "my.yaml"});
   CHECK(note.code == 0);
-  CHECK(note.out == "my: ok (1 rank)\n");
+  CHECK(note.out == "my: ok (1 rank); --files opens its data too\n");
   CHECK_MESSAGE(contains(note.err, "note[C0801]: not found: dataset.data_path = corpus\n"), note.err);
   CHECK_MESSAGE(contains(note.err, "corpus_text_document"), note.err);  // the near name
   CHECK(run_in(scratch, {"check", "my.yaml", "-q"}).err.empty());
@@ -288,4 +288,21 @@ TEST_CASE("dataset=mock needs no data and no tokenizer") {
     CAPTURE(name);
     CHECK_MESSAGE(!contains(result.err, "tokenizer"), result.err);
   }
+}
+
+TEST_CASE("a directory with a Hugging Face model that is named without its scheme is recognized") {
+  const ScratchDirectory scratch;
+  std::filesystem::create_directories(scratch.file("smol"));
+  scratch.write("smol/config.json", "{}");
+  const auto help = [&](std::vector<std::string> words, const std::string& expected) {
+    const Finished refused = run_in(scratch, std::move(words));
+    CHECK(refused.code != 0);
+    CHECK_MESSAGE(contains(refused.err, expected), refused.err);
+  };
+  help({"check", "quickstart", "model=smol"},
+       "a Hugging Face model is in the directory of that name: model=hf:smol");
+  help({"check", "quickstart", "model=./smol"}, "a Hugging Face model is in it: model=hf:./smol");
+  help({"check", "smol"}, "a recipe takes it as model=hf:smol");
+  help({"check", "hf:smol"}, "this names a model: a recipe takes it as model=hf:smol");
+  help({"check", "quickstart", "model=hf:gone"}, "not found: model = hf:gone");
 }

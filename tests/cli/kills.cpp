@@ -1,5 +1,5 @@
 // kill -9 at random moments: the run resumes each time, and in the end its losses are those of the run that
-// nobody killed. CAPSTAN_KILLS says how many (200), CAPSTAN_SEED from which seed (1).
+// was not killed. CAPSTAN_KILLS says how many (200), CAPSTAN_SEED from which seed (1).
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ std::vector<std::string> arguments_of(const std::string& run, bool async, int st
                      "--resume=auto"});
 }
 
-// "step loss grad_norm" of each logged step, as written; and the steps told as saved.
+// "step loss grad_norm" of each logged step, as written; and the steps reported as saved.
 std::string losses_of(const std::string& run) {
   std::string all;
   std::istringstream text(read_text(run + "/metrics.jsonl"));
@@ -39,7 +39,7 @@ std::string losses_of(const std::string& run) {
   return all;
 }
 
-// The last step that a start told as saved ("step 12 | saved …"); 0: none.
+// The last step that a start reported as saved ("step 12 | saved …"); 0: none.
 int64_t last_saved(const std::string& text) {
   const size_t at = text.rfind(" | saved ");
   const size_t word = at == std::string::npos ? at : text.rfind("step ", at);
@@ -74,7 +74,7 @@ TEST_CASE("kill -9 at random moments loses nothing") {
   int64_t kills = 0, starts = 0, laps = 0, before_first_step = 0, leftovers = 0, again = 0;
   for (; kills < wanted; ++laps) {
     const std::string name = "lap" + std::to_string(laps);
-    int64_t reached = 0;  // of what was told as saved, and resumed from
+    int64_t reached = 0;  // of what was reported as saved, and resumed from
     for (bool finished = false; !finished;) {
       // A quarter of the kills fall anywhere after the first word, most while steps and saves go on.
       const bool early = random() % 4 == 0;
@@ -91,8 +91,9 @@ TEST_CASE("kill -9 at random moments loses nothing") {
       REQUIRE_MESSAGE((ended.code == 0 || ended.code == 128 + SIGKILL), ended.err);
       REQUIRE_MESSAGE(!contains(ended.err, "not resumed from"), ended.err);
       REQUIRE_MESSAGE(!contains(ended.err, "warning: "), ended.err);
-      if (contains(ended.err,
-                   "| loss")) {  // it had looked for checkpoints: never back behind what was told as saved
+      if (contains(
+              ended.err,
+              "| loss")) {  // it had looked for checkpoints: never back behind what was reported as saved
         const size_t at = ended.err.find(" at step ");
         const int64_t step = at == std::string::npos ? 0 : std::atoll(ended.err.c_str() + at + 9);
         REQUIRE(step >= reached);
@@ -123,7 +124,7 @@ TEST_CASE("kill -9 at random moments loses nothing") {
   MESSAGE(kills << " kills (" << leftovers << " within a save, " << before_first_step
                 << " before a start's first step, " << again << " of a resumed process) in " << starts
                 << " starts of " << laps << " runs, " << static_cast<int64_t>(seconds)
-                << " s: every run ended with the losses of the one that nobody killed, bit for bit");
+                << " s: every run ended with the losses of the one that was not killed, bit for bit");
   CHECK(leftovers > wanted / 20);  // else the kills miss what they are for
 }
 
@@ -192,7 +193,7 @@ static void check_kills(int64_t wanted, int steps, const std::vector<std::string
       REQUIRE_MESSAGE(killed, ended.err);
       ++kills;
       of_launcher += launcher;
-      // What the kill left running ends by itself, and soon: nobody else can take the run before.
+      // What the kill left running ends by itself, and soon: no other process can take the run before.
       for (int tries = 0; tries < 100; ++tries) {
         Launch look = launch_in(name, false);
         look.arguments.push_back("train.exit_interval=1");

@@ -15,7 +15,7 @@ Finished fix(const std::string& file) {
 }
 
 // What `fix` makes of a text; the result must check, and a second run must change nothing.
-std::string mended(const ScratchDirectory& scratch, const std::string& text) {
+std::string corrected(const ScratchDirectory& scratch, const std::string& text) {
   const std::string file = scratch.write("r.yaml", text);
   const Finished done = fix(file);
   CHECK_MESSAGE(done.code == 0, done.out << done.err);
@@ -30,16 +30,16 @@ std::string mended(const ScratchDirectory& scratch, const std::string& text) {
 
 TEST_CASE("fix: near names, other names, spellings of values; comments and layout stay") {
   ScratchDirectory scratch;
-  CHECK(mended(scratch,
-               "# a recipe\n"
-               "extends: quickstart   # the base\n"
-               "\n"
-               "model:\n"
-               "  num_layer: 3        # depth\n"
-               "  'hidden_size':   \"128\"\n"
-               "  # heads of one layer\n"
-               "  num_attention_heads: 04\n"
-               "ddp: {overlap_grad_reduce: no}\n") ==
+  CHECK(corrected(scratch,
+                  "# a recipe\n"
+                  "extends: quickstart   # the base\n"
+                  "\n"
+                  "model:\n"
+                  "  num_layer: 3        # depth\n"
+                  "  'hidden_size':   \"128\"\n"
+                  "  # heads of one layer\n"
+                  "  num_attention_heads: 04\n"
+                  "ddp: {overlap_grad_reduce: no}\n") ==
         "# a recipe\n"
         "extends: quickstart   # the base\n"
         "\n"
@@ -53,14 +53,14 @@ TEST_CASE("fix: near names, other names, spellings of values; comments and layou
 
 TEST_CASE("fix: a key of another section goes there") {
   ScratchDirectory scratch;
-  CHECK(mended(scratch,
-               "extends: quickstart\n"
-               "train:\n"
-               "  train_iters: 30\n"
-               "  lr: 1e-3  # peak\n"
-               "\n"
-               "# the model\n"
-               "model: {num_layers: 3, weight_decay: 0.02}\n") ==
+  CHECK(corrected(scratch,
+                  "extends: quickstart\n"
+                  "train:\n"
+                  "  train_iters: 30\n"
+                  "  lr: 1e-3  # peak\n"
+                  "\n"
+                  "# the model\n"
+                  "model: {num_layers: 3, weight_decay: 0.02}\n") ==
         "extends: quickstart\n"
         "train:\n"
         "  train_iters: 30\n"
@@ -70,15 +70,15 @@ TEST_CASE("fix: a key of another section goes there") {
         "# the model\n"
         "model: {num_layers: 3}\n"
         "optimizer.weight_decay: 0.02\n");
-  CHECK(mended(scratch, "extends: quickstart\nnum_layers: 3\n") ==
+  CHECK(corrected(scratch, "extends: quickstart\nnum_layers: 3\n") ==
         "extends: quickstart\nmodel.num_layers: 3\n");
 }
 
 TEST_CASE("fix: syntax first, then what it hid; byte order mark and line ends stay") {
   ScratchDirectory scratch;
-  CHECK(mended(scratch,
-               "\xEF\xBB\xBF"
-               "extends: quickstart\r\nmodel:\r\n  num_layer:3\r\n") ==
+  CHECK(corrected(scratch,
+                  "\xEF\xBB\xBF"
+                  "extends: quickstart\r\nmodel:\r\n  num_layer:3\r\n") ==
         "\xEF\xBB\xBF"
         "extends: quickstart\r\nmodel:\r\n  num_layers: 3\r\n");
 }

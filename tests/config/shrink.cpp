@@ -177,7 +177,7 @@ TEST_CASE("patterns that number a layer follow the depth") {
 TEST_CASE("what a shrunk recipe was is told with it") {
   ShrunkFrom from;
   const Resolution all = resolve_shrunk(request_of("llama3-70b"), &from);
-  CHECK(from.whole.config.model.num_layers == 80);
+  CHECK(from.full.config.model.num_layers == 80);
   CHECK_FALSE(from.layout);  // it has the ranks that it takes
   const Resolution one = resolve_shrunk(request_of("llama3-70b", {}, 1), &from);
   CHECK(one.config.dist.world_size == 1);

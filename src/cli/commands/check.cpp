@@ -80,7 +80,10 @@ int run_check(Context& context) {
     if (resolution.ok() && !refused && !context.quiet()) {
       std::string line = resolution.recipe_name + ": ";
       line += warnings == 0 ? std::string("ok") : "no errors, " + count_text(warnings, "warning");
-      put(line + " (" + layout_text(resolution.config.dist) + ")\n");
+      line += " (" + layout_text(resolution.config.dist) + ")";
+      if (!context.args.has("files") && resolution.config.dataset.kind != config::DatasetKind::mock)
+        line += "; --files opens its data too";
+      put(line + "\n");
       if (context.args.has("shrink")) say(shrunk_summary(shrunk_from, resolution) + "\n");
     }
   }

@@ -122,10 +122,10 @@ std::optional<Composer::Target> Composer::find(const ParsedPath& path) {
     lint.name = "deprecated_key";
     lint.path = field->path;
     // The key alone, or the whole path, can be written anew where it stands.
-    const bool whole = path.location.length == static_cast<int>(count_code_points(spelling));
-    if (whole || (section && section->name == field->section &&
-                  path.location.length == static_cast<int>(count_code_points(segments[1].name))))
-      lint.replace(path.location, whole ? field->path : field->name);
+    const bool full_path = path.location.length == static_cast<int>(count_code_points(spelling));
+    if (full_path || (section && section->name == field->section &&
+                      path.location.length == static_cast<int>(count_code_points(segments[1].name))))
+      lint.replace(path.location, full_path ? field->path : field->name);
   } else if (!field->deprecated.empty()) {
     auto& lint = error("C0602", "`" + field->path + "` is deprecated: " + field->deprecated, path.location);
     lint.level = Level::warning;

@@ -133,9 +133,14 @@ void Composer::read_recipe() {
     const auto found = library_.recipe(name);
     if (!found) {
       std::error_code ignored;
-      if (fs::exists(name, ignored))
+      const bool is_external = name.starts_with("hf:") || name.starts_with("gguf:");
+      if (is_external || fs::exists(name, ignored))
         fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
-             "to use the file of that name write `./" + name + "`");
+             is_external ? "this names a model: a recipe takes it as model=" + name
+             : fs::exists(fs::path(name) / "config.json", ignored)
+                 ? "a Hugging Face model is in that directory: a recipe takes it as model=hf:" + name
+             : fs::is_directory(name, ignored) ? "that is a directory; a recipe is a file in it, or a name"
+                                               : "to use the file of that name write `./" + name + "`");
       fail_no_recipe(library_, name,
                      "`capstan recipe ls` lists them; a file is given by a path that contains `/` or ends in "
                      ".yaml");

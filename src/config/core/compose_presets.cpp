@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "config/core/composer.hpp"
@@ -81,6 +82,13 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   }
   auto& problem = preset_error(
       section, "`" + section.name + "` has no preset named `" + shortened(value.text) + "`", value.location);
+  std::error_code unknown;
+  if (section.name == "model" &&
+      std::filesystem::exists(std::filesystem::path(request_.directory) / value.text / "config.json",
+                              unknown)) {
+    problem.help("a Hugging Face model is in the directory of that name: model=hf:" + value.text);
+    return false;
+  }
   const std::string_view text = value.text;
   if (section.optional &&
       (text == "None" || text == "none" || text == "off" || text == "no" || text == "false")) {
@@ -113,11 +121,21 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
     try {
       source = add_source(Source::Kind::file, name, external_model(absolute_name(name, directory)), {});
     } catch (const Error& problem) {
-      error("C0001", problem.message(), location).help(problem.help());
+      const bool missing = problem.code() == ErrorCode::not_found;
+      error("C0001", missing ? not_found_text(section.name, name) : problem.message(), location)
+          .help(problem.help());
       out_.malformed = true;
     }
   } else if (is_path(name)) {
     std::string file = (std::filesystem::path(request_.directory) / name).string();
+    std::error_code unknown;
+    if (section.name == "model" &&
+        std::filesystem::exists(std::filesystem::path(file) / "config.json", unknown)) {
+      error("C0001", "`" + name + "` is a directory, not a preset", location)
+          .help("a Hugging Face model is in it: model=hf:" + name);
+      out_.malformed = true;
+      return;
+    }
     if (!cli && location.known()) {
       const Source& from = out_.sources[static_cast<size_t>(location.source)];
       const Origin origin{from.kind == Source::Kind::embedded ? "" : from.directory, Layer::Rank::preset};

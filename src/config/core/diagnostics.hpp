@@ -9,7 +9,7 @@
 
 namespace capstan::config {
 
-// Text that somebody wrote: a recipe file, an embedded one, or the command line (`<cli>`, one override on
+// The text of a recipe: a file, an embedded one, or the command line (`<cli>`, one override on
 // each line).
 struct Source {
   enum class Kind : unsigned char { file, embedded, cli };

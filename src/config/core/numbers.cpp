@@ -183,9 +183,9 @@ std::nullopt_t refuse_comma(TextProblem& problem, std::string_view text) {
   const bool grouped =
       digits[0] != '0' && text.size() - comma == 4 && text.find_first_of("eE") == std::string_view::npos;
   if (!grouped) return refuse_for(problem, "has a decimal comma", point);
-  std::string whole(text);
-  whole.erase(comma, 1);
-  return refuse(problem, "is not a number", "write " + point + " or " + whole);
+  std::string without_comma(text);
+  without_comma.erase(comma, 1);
+  return refuse(problem, "is not a number", "write " + point + " or " + without_comma);
 }
 
 }  // namespace

@@ -21,9 +21,9 @@ Diagnostic& report(std::vector<Diagnostic>& diagnostics, SourceLocation location
   return diagnostics.back();
 }
 
-// The place of bytes [begin, end) of `text`, which starts at `whole`.
-SourceLocation part(const SourceLocation& whole, std::string_view text, size_t begin, size_t end) {
-  SourceLocation location = whole;
+// The place of bytes [begin, end) of `text`, which starts at `token`.
+SourceLocation part(const SourceLocation& token, std::string_view text, size_t begin, size_t end) {
+  SourceLocation location = token;
   location.column += static_cast<int>(count_code_points(text.substr(0, begin)));
   location.length = std::max(1, static_cast<int>(count_code_points(text.substr(begin, end - begin))));
   return location;
@@ -52,15 +52,15 @@ std::optional<size_t> smart_quote(std::string_view text) {
 // Values: a small flow syntax of our own. A top-level scalar is taken as it stands, to its end.
 class ValueParser {
  public:
-  ValueParser(std::string_view text, SourceLocation whole, std::vector<Diagnostic>& diagnostics)
-      : text_(text), whole_(whole), diagnostics_(diagnostics) {}
+  ValueParser(std::string_view text, SourceLocation token, std::vector<Diagnostic>& diagnostics)
+      : text_(text), token_(token), diagnostics_(diagnostics) {}
 
   std::optional<Node> run() {
     skip();
     if (at_ == text_.size()) {
       Node node;
       node.empty = true;
-      node.location = whole_;
+      node.location = token_;
       return node;
     }
     const char first = text_[at_];
@@ -84,7 +84,7 @@ class ValueParser {
 
  private:
   std::nullopt_t failed(size_t begin, size_t end, std::string message, std::string help) {
-    report(diagnostics_, part(whole_, text_, begin, end), std::move(message)).help(std::move(help));
+    report(diagnostics_, part(token_, text_, begin, end), std::move(message)).help(std::move(help));
     return std::nullopt;
   }
   void skip() {
@@ -99,7 +99,7 @@ class ValueParser {
   Node bare_top() {
     size_t end = text_.size();
     while (end > at_ && blank(text_[end - 1])) --end;
-    return scalar_node(std::string(text_.substr(at_, end - at_)), part(whole_, text_, at_, end), false);
+    return scalar_node(std::string(text_.substr(at_, end - at_)), part(token_, text_, at_, end), false);
   }
 
   std::optional<Node> quoted_text() {
@@ -115,7 +115,7 @@ class ValueParser {
           continue;
         }
         ++at_;
-        return Node::scalar(std::move(out), part(whole_, text_, begin, at_), true);
+        return Node::scalar(std::move(out), part(token_, text_, begin, at_), true);
       }
       if (c == '\\' && quote == '"' && at_ + 1 < text_.size()) {
         const char next = text_[++at_];
@@ -164,7 +164,7 @@ class ValueParser {
     while (end > begin && blank(text_[end - 1])) --end;
     if (end == begin)
       return failed(begin, begin + 1, key ? "a key is missing here" : "a value is missing here", "");
-    return scalar_node(std::string(text_.substr(begin, end - begin)), part(whole_, text_, begin, end), false);
+    return scalar_node(std::string(text_.substr(begin, end - begin)), part(token_, text_, begin, end), false);
   }
 
   std::optional<Node> value(int depth) {
@@ -224,12 +224,12 @@ class ValueParser {
       if (!item) return std::nullopt;
       node.add(key->text, key->location, std::move(*item));
     }
-    node.location = part(whole_, text_, begin, at_);
+    node.location = part(token_, text_, begin, at_);
     return node;
   }
 
   std::string_view text_;
-  SourceLocation whole_;
+  SourceLocation token_;
   std::vector<Diagnostic>& diagnostics_;
   size_t at_ = 0;
   int64_t nodes_ = 0;

@@ -26,7 +26,7 @@ std::vector<LayerPart> layer_parts(const ModelConfig& model, const std::string& 
 // What the update is multiplied by.
 double adapter_scale(const PeftConfig& peft);
 
-// A name is the last part of a path; a pattern with `*` is held against the whole path.
+// A name is the last part of a path; a pattern with `*` is matched against the full path.
 bool matches_layer(std::string_view name_or_pattern, std::string_view path);
 
 // A target and not excluded.

@@ -42,7 +42,9 @@ void describe(Section<CheckpointConfig>& s) {
       .unit("iterations")
       .count()
       .min(1)
-      .effect(Effect::io);
+      .effect(Effect::io)
+      .used_when<Config>("`checkpoint.most_recent_k` deletes checkpoints",
+                         [](const Config& c) { return c.checkpoint.most_recent_k >= 0; });
   s.field("most_recent_k", &C::most_recent_k)
       .doc("number of most recent checkpoints to keep; -1: all")
       .unit("checkpoints")

@@ -225,15 +225,15 @@ void derive_batch(Schema& s) {
                    [](Config& c) { c.validation.eval_micro_batch_size = c.train.micro_batch_size; });
 }
 
-int64_t share_of(double fraction, int64_t whole) {
-  return static_cast<int64_t>(std::llround(fraction * static_cast<double>(whole)));
+int64_t share_of(double fraction, int64_t total) {
+  return static_cast<int64_t>(std::llround(fraction * static_cast<double>(total)));
 }
 
 // The product as people write it: 0.1 * 3e-4 is 3e-5, not its neighbor 2.9999999999999997e-05.
-double ratio_of(double ratio, double whole) {
+double ratio_of(double ratio, double total) {
   std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.15g", ratio * whole);
-  return parse_double(text.data()).value_or(ratio * whole);
+  std::snprintf(text.data(), text.size(), "%.15g", ratio * total);
+  return parse_double(text.data()).value_or(ratio * total);
 }
 
 void derive_schedule(Schema& s) {

@@ -61,7 +61,11 @@ void describe(Section<ResilienceConfig>& s) {
       .used_when<Config>("one of the spike actions is rewind", rewinds);
   s.field("rerun_mode", &R::rerun_mode)
       .doc("recompute a suspicious step to distinguish faulty hardware from bad data")
-      .effect(Effect::perf);
+      .effect(Effect::perf)
+      .used_when<Config>("`resilience.check_for_nan` or a spike action is on", [](const Config& c) {
+        return c.resilience.check_for_nan || c.resilience.loss_spike_action != SpikeAction::off ||
+               c.resilience.grad_norm_spike_action != SpikeAction::off;
+      });
 }
 
 }  // namespace capstan::config

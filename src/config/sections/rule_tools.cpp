@@ -35,16 +35,16 @@ std::string nearest_multiples(int64_t value, int64_t step) {
   return text_of(below) + " or " + text_of(*above);
 }
 
-std::string nearest_divisors(int64_t value, int64_t whole) {
+std::string nearest_divisors(int64_t value, int64_t total) {
   int64_t below = 0, above = 0;
   const auto consider = [&](int64_t divisor) {
     if (divisor <= value && divisor > below) below = divisor;
     if (divisor >= value && (above == 0 || divisor < above)) above = divisor;
   };
-  for (int64_t d = 1; d <= 65536 && d <= whole / d; ++d) {
-    if (whole % d != 0) continue;
+  for (int64_t d = 1; d <= 65536 && d <= total / d; ++d) {
+    if (total % d != 0) continue;
     consider(d);
-    consider(whole / d);
+    consider(total / d);
   }
   if (below == 0) return text_of(above);
   if (above == 0 || above == below) return text_of(below);

@@ -44,8 +44,8 @@ std::optional<int64_t> product_of(const std::vector<int64_t>& factors);
 
 // The multiples of `step` around `value`, from 1 * step: "960 or 1024", or one of them.
 std::string nearest_multiples(int64_t value, int64_t step);
-// The divisors of `whole` nearest to `value`: "4 or 8".
-std::string nearest_divisors(int64_t value, int64_t whole);
+// The divisors of `total` nearest to `value`: "4 or 8".
+std::string nearest_divisors(int64_t value, int64_t total);
 
 int64_t virtual_stages(const Config& c);  // VPP, 1 when unset
 bool is_half(Precision precision);        // bf16 or fp16

@@ -137,7 +137,7 @@ RULE("R0609", stable_phase_ends, "WSD's final decay has a length that fits after
   if (s.lr_decay_style != LrDecayStyle::wsd) return;
   const bool samples = c.train.train_samples.has_value();
   const auto length = samples ? s.lr_wsd_decay_samples : s.lr_wsd_decay_iters;
-  const auto whole = samples ? s.lr_decay_samples : s.lr_decay_iters;
+  const auto decay_length = samples ? s.lr_decay_samples : s.lr_decay_iters;
   const auto warmup = samples ? s.lr_warmup_samples : s.lr_warmup_iters;
   if (!length) {
     report.error("`scheduler.lr_decay_style` WSD needs the length of its final decay")
@@ -145,11 +145,11 @@ RULE("R0609", stable_phase_ends, "WSD's final decay has a length that fits after
         .help("set scheduler.lr_wsd_decay_fraction=0.1");
     return;
   }
-  if (!whole || *length + warmup.value_or(0) <= *whole) return;
+  if (!decay_length || *length + warmup.value_or(0) <= *decay_length) return;
   report
       .error("WSD's warm-up and final decay, " + text_of(warmup.value_or(0)) + " + " + text_of(*length) +
-             ", are longer than the full decay, " + text_of(*whole))
-      .help("at most " + text_of(*whole - warmup.value_or(0)) + " for the final decay");
+             ", are longer than the full decay, " + text_of(*decay_length))
+      .help("at most " + text_of(*decay_length - warmup.value_or(0)) + " for the final decay");
 }
 
 RULE("R0610", one_final_decay, "WSD's final decay is given as a fraction or as a length",

@@ -124,8 +124,8 @@ RULE("R0410", rotated_width_even, "the rotated part of a head has an even width"
   if (m.position_embedding_type != PositionEmbedding::rope || m.multi_latent_attention || !m.kv_channels)
     return;
   const double width = m.rotary_percent * static_cast<double>(*m.kv_channels);
-  const auto whole = static_cast<int64_t>(std::llround(width));
-  if (whole >= 2 && whole % 2 == 0 && std::abs(width - static_cast<double>(whole)) < 1e-6) return;
+  const auto rotated = static_cast<int64_t>(std::llround(width));
+  if (rotated >= 2 && rotated % 2 == 0 && std::abs(width - static_cast<double>(rotated)) < 1e-6) return;
   report
       .error("RoPE rotates pairs, but `model.rotary_percent` " + text_of(m.rotary_percent) +
              " of a head of width " + text_of(*m.kv_channels) + " is " + text_of(width) + " elements")

@@ -26,15 +26,15 @@ struct Grid {
 
   std::optional<int64_t> product() const { return product_of({outer, middle, pipeline}); }
   bool divides(int64_t world) const {
-    const auto whole = product();
-    return whole && world % *whole == 0;
+    const auto model_parallel = product();
+    return model_parallel && world % *model_parallel == 0;
   }
   // "2 * 1 * 4 * 2 = 16", or with an open data axis "2 * 1 * DP * 2 = 4 * DP"
   std::string text() const {
     if (data) return product_text({outer, middle, *data, pipeline});
-    const auto whole = product();
+    const auto model_parallel = product();
     return text_of(outer) + " * " + text_of(middle) + " * " + data_name + " * " + text_of(pipeline) +
-           (whole ? " = " + text_of(*whole) + " * " + data_name : "");
+           (model_parallel ? " = " + text_of(*model_parallel) + " * " + data_name : "");
   }
 };
 

@@ -235,8 +235,8 @@ std::vector<TextEdit> removal(std::string_view text, const Entry& entry, Comment
   if (!in_braces(text, *entry.parent)) return block_removal(text, entry, comments);
   if (entry.parent->items.size() > 1) return flow_removal(text, entry);
   if (entry.section.empty()) return {};
-  Entry whole{"", entry.section, entry.section_location, entry.parent, entry.parent, 0, {}};
-  return block_removal(text, whole, comments);
+  Entry section{"", entry.section, entry.section_location, entry.parent, entry.parent, 0, {}};
+  return block_removal(text, section, comments);
 }
 
 std::string_view value_text(std::string_view text, const Entry& entry) {

@@ -96,7 +96,7 @@ size_t with_code(const Resolved& resolved, std::initializer_list<const char*> co
       [&](const Diagnostic& one) { return std::find(codes.begin(), codes.end(), one.code) != codes.end(); }));
 }
 
-// A mended key must not name what another key names already.
+// A corrected key must not name what another key names already.
 bool given_twice(const Resolved& after, const Resolved& before) {
   const auto more = [&](std::initializer_list<const char*> codes) {
     return with_code(after, codes) > with_code(before, codes);
@@ -192,9 +192,9 @@ FixResult trim_recipe(const std::string& file, std::string text) {
       };
       const bool special = is_special(entry.section.empty() ? entry.key : entry.section);
       // A section that is a mapping goes with its last entry.
-      const bool whole = entry.section.empty() && entry.value->kind == Node::Kind::map &&
-                         !entry.value->items.empty() && fields.find_section(entry.key);
-      if (special || whole || kept.count({entry.section, entry.key})) continue;
+      const bool is_section = entry.section.empty() && entry.value->kind == Node::Kind::map &&
+                              !entry.value->items.empty() && fields.find_section(entry.key);
+      if (special || is_section || kept.count({entry.section, entry.key})) continue;
       kept.insert({entry.section, entry.key});  // looked at
       auto edits = removal(text, entry, CommentsOfEntry::go);
       if (edits.empty()) continue;

@@ -349,8 +349,8 @@ Shrunk shrink(const Resolution& recipe, std::optional<int64_t> ranks) {
 }
 
 namespace {
-Resolution resolve_small(const Resolution& whole, Request request) {
-  Shrunk small = shrink(whole, request.ranks);
+Resolution resolve_small(const Resolution& full, Request request) {
+  Shrunk small = shrink(full, request.ranks);
   request.imposed = std::move(small.overrides);
   request.imposed_by = kShrinkFlag;
   if (!request.ranks) {
@@ -364,17 +364,17 @@ Resolution resolve_small(const Resolution& whole, Request request) {
 Resolution resolve_shrunk(const Request& request, ShrunkFrom* from) {
   Request any = request;
   any.ranks.reset();
-  Resolution whole = resolve(any);
-  if (!whole.ok() && request.ranks) {  // a layout of the command line may need the ranks of the launch
+  Resolution full = resolve(any);
+  if (!full.ok() && request.ranks) {  // a layout of the command line may need the ranks of the launch
     Resolution launched = resolve(request);
-    if (launched.ok()) whole = std::move(launched);
+    if (launched.ok()) full = std::move(launched);
   }
-  if (!whole.ok()) return whole;
-  Resolution small = resolve_small(whole, request);
+  if (!full.ok()) return full;
+  Resolution small = resolve_small(full, request);
   if (!from) return small;
-  if (request.ranks && shrink(whole, {}).world > small.config.dist.world_size)
-    from->layout = resolve_small(whole, any).config.dist;
-  from->whole = std::move(whole);
+  if (request.ranks && shrink(full, {}).world > small.config.dist.world_size)
+    from->layout = resolve_small(full, any).config.dist;
+  from->full = std::move(full);
   return small;
 }
 

@@ -28,7 +28,7 @@ struct Shrunk {
 Shrunk shrink(const Resolution& recipe, std::optional<int64_t> ranks);
 
 struct ShrunkFrom {
-  Resolution whole;
+  Resolution full;
   // What its kind of layout takes, where the request has fewer ranks.
   std::optional<DistConfig> layout;
 };

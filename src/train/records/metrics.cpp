@@ -129,7 +129,7 @@ int64_t truncate_after_step(const fs::path& path, int64_t step) {
   {
     const MappedFile file(path);
     const std::string_view text = as_text(file.bytes());
-    bool within_step = true;  // a row without a step shares the fate of the one before
+    bool within_step = true;  // a row without a step belongs to the step of the row before
     const auto stays = [&](std::string_view line, bool complete) {
       if (const auto row = parse_row(line); row && row->step) within_step = *row->step <= step;
       return complete && within_step;

@@ -191,7 +191,9 @@ std::string difference(const TensorSource& source, const std::string& name, cons
   const auto* stored = source.find(name);
   if (!stored) return "`" + name + "` is missing in the checkpoint";
   if (stored->shape == shape) return {};
-  return "`" + name + "`: " + stored->shape.text() + " in the checkpoint, " + shape.text() + " in the recipe";
+  const bool has_vocabulary = name.ends_with("word_embeddings.weight") || name == "output_layer.weight";
+  return "`" + name + "`: " + stored->shape.text() + " in the checkpoint, " + shape.text() +
+         " in the recipe" + (has_vocabulary ? ", whose first dimension is model.padded_vocab_size" : "");
 }
 
 // names: of all parameters of the model. What the checkpoint has beyond them is named too: it is another

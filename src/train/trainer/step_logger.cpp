@@ -90,7 +90,7 @@ void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
 }
 
 // A resumed run takes the time of its last logged step. A new run takes the time of its matrix products at
-// the measured peak, a lower bound, which step_seconds() does not return.
+// the GEMM rate measured now, which another program on the machine may have slowed down.
 void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   const int64_t steps = total_steps_ - runner_.state().step;
   step_seconds_ = recorder_.logged_step_seconds();
@@ -99,12 +99,14 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   if (!measured && gemm_peak_.value() > 0)
     seconds = estimate.executed_flops * static_cast<double>(runner_.micro_batches()) / gemm_peak_.value();
   if (seconds <= 0 || steps <= 0) return;
-  log_.line(std::string("estimated time: ") + (measured ? "" : "at least ") + human_duration(seconds) +
-            " a step, " + human_duration(seconds * static_cast<double>(steps)) + " for " +
-            std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
+  expected_seconds_ = seconds;
+  log_.line(std::string("estimated time: ") + (measured ? "" : "about ") +
+            (seconds < 1e-3 ? std::string("1 ms") : human_duration(seconds)) + " a step, " +
+            human_duration(seconds * static_cast<double>(steps)) + " for " + std::to_string(steps) +
+            (steps == 1 ? " step (" : " steps (") +
             (measured ? "as measured before the resume)"
-                      : "matrix products at this machine's measured peak; the progress line has the "
-                        "measured time)"));
+                      : "matrix products at the measured GEMM rate, the rest comes on top; the progress line "
+                        "has the measured time)"));
 }
 
 void StepLogger::log_step(const StepResult& result) {
@@ -184,9 +186,10 @@ void StepLogger::write_step_row(const StepResult& result, const Throughput& spee
   if (speed.mfu > 0) row.number("mfu", speed.mfu);
   if (result.params_norm) row.number("params_norm", *result.params_norm);
   if (result.num_zeros) row.integer("num_zeros", *result.num_zeros);
-  for (size_t p = 0; p < kPhases; ++p)
-    row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))),
-               log_seconds_.phases[p] / static_cast<double>(log_seconds_.steps));
+  for (size_t p = 0; p < kPhases; ++p)  // saves and evaluations follow the step, and have rows of their own
+    if (p != static_cast<size_t>(Phase::evaluate) && p != static_cast<size_t>(Phase::save))
+      row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))),
+                 log_seconds_.phases[p] / static_cast<double>(log_seconds_.steps));
   recorder_.write(row);
 }
 

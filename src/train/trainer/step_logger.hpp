@@ -63,6 +63,8 @@ class StepLogger {
 
   // Seconds of the last step, or of the steps before a resume; 0: not known.
   double step_seconds() const { return step_seconds_; }
+  // Before the first step: as estimated.
+  double expected_step_seconds() const { return step_seconds_ > 0 ? step_seconds_ : expected_seconds_; }
   // Of the last step; none: no step was left to do.
   std::optional<double> last_loss() const { return last_loss_; }
 
@@ -83,7 +85,7 @@ class StepLogger {
   PeakThroughput gemm_peak_;   // of this rank
   double flops_per_step_ = 0;  // of this rank
   double model_flops_ = 0;     // of a step, of all ranks, without recomputation
-  double step_seconds_ = 0;
+  double step_seconds_ = 0, expected_seconds_ = 0;
   std::optional<double> last_loss_;
   std::chrono::steady_clock::time_point last_line_;
   IntervalSeconds log_seconds_, events_seconds_;

@@ -190,7 +190,7 @@ void Trainer::begin_run() {
 void Trainer::begin_step() {
   StopSignals::at_step(step() + 1);
   world_.at_step(step() + 1);
-  const double seconds = logger_->step_seconds();
+  const double seconds = logger_->expected_step_seconds();
   publish_expected_stop(world_, seconds > 0 ? seconds + checkpointer_->seconds() : 0);
   trace_->before_step(step() + 1);
   timers_->start_step();
