@@ -102,6 +102,95 @@ OrderedJson beginning_with(const std::string& token, int64_t id) {
           {"special_tokens", {{token, {{"id", token}, {"ids", {id}}, {"tokens", {token}}}}}}};
 }
 
+// The parts of a tokenizer.json that its kind decides.
+struct TokenizerParts {
+  OrderedJson model = {{"type", "BPE"},
+                       {"dropout", nullptr},
+                       {"unk_token", nullptr},
+                       {"continuing_subword_prefix", nullptr},
+                       {"end_of_word_suffix", nullptr},
+                       {"fuse_unk", false},
+                       {"byte_fallback", false},
+                       {"ignore_merges", false}};
+  OrderedJson normalizer, pre_tokenizer, decoder, merges = Json::array();
+};
+
+TokenizerParts byte_level_parts(const GgufMetadata& metadata, const std::string& file) {
+  TokenizerParts parts;
+  const GgufValue* lines = find(metadata, "tokenizer.ggml.merges", Kind::texts, file);
+  if (!lines) fail(ErrorCode::format, file + ": `tokenizer.ggml.merges` is missing");
+  for (const std::string& line : lines->texts) {
+    const size_t blank = line.find(' ', 1);
+    if (blank == std::string::npos)
+      fail(ErrorCode::format,
+           file + ": `tokenizer.ggml.merges` has " + capstan::quoted(line) + ", not two tokens");
+    parts.merges.push_back({line.substr(0, blank), line.substr(blank + 1)});
+  }
+  const GgufValue* pre = find(metadata, "tokenizer.ggml.pre", Kind::text, file);
+  const std::string name = !pre || pre->text == "default" ? "gpt-2" : pre->text;
+  const auto found = std::find_if(kPreTokenizers.begin(), kPreTokenizers.end(),
+                                  [&](const PreTokenizer& one) { return one.name == name; });
+  if (found == kPreTokenizers.end())
+    fail(ErrorCode::unsupported,
+         file + ": `tokenizer.ggml.pre` is " + capstan::quoted(name) + ", which this version does not know",
+         "take the tokenizer.json of the original model: tokenizer.tokenizer_model=FILE");
+  parts.pre_tokenizer = pre_tokenizer_json(*found);
+  parts.model["ignore_merges"] = found->ignores_merges;
+  parts.decoder = {
+      {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
+  return parts;
+}
+
+TokenizerParts sentencepiece_parts(const GgufMetadata& metadata, const std::vector<std::string>& tokens,
+                                   const std::vector<int64_t>& types, const std::string& file) {
+  TokenizerParts parts;
+  const GgufValue* scores = find(metadata, "tokenizer.ggml.scores", Kind::reals, file);
+  if (!scores || scores->reals.size() != tokens.size())
+    fail(ErrorCode::format, file + ": `tokenizer.ggml.scores` is missing or of another length than `tokens`");
+  for (auto& [left, right] : merges_of_scores(tokens, scores->reals, types))
+    parts.merges.push_back({left, right});
+  const std::string blank(kBlank);
+  OrderedJson steps = Json::array();
+  if (is_true(metadata, "tokenizer.ggml.add_space_prefix", true))
+    steps.push_back({{"type", "Prepend"}, {"prepend", blank}});
+  steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", blank}});
+  parts.normalizer = {{"type", "Sequence"}, {"normalizers", steps}};
+  parts.model["byte_fallback"] = true;
+  parts.model["fuse_unk"] = true;
+  if (const auto unknown = special(metadata, "unknown")) parts.model["unk_token"] = *unknown;
+  OrderedJson decoders = {{{"type", "Replace"}, {"pattern", {{"String", blank}}}, {"content", " "}},
+                          {{"type", "ByteFallback"}},
+                          {{"type", "Fuse"}}};
+  if (steps.size() == 2) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  parts.decoder = {{"type", "Sequence"}, {"decoders", decoders}};
+  return parts;
+}
+
+OrderedJson added_tokens(const std::vector<std::string>& tokens, const std::vector<int64_t>& types) {
+  OrderedJson added = Json::array();
+  for (size_t i = 0; i < types.size(); ++i)
+    if (types[i] == kControl || types[i] == kUser || types[i] == kUnknown)
+      added.push_back({{"id", i},
+                       {"content", tokens[i]},
+                       {"single_word", false},
+                       {"lstrip", false},
+                       {"rstrip", false},
+                       {"normalized", false},
+                       {"special", types[i] != kUser}});
+  return added;
+}
+
+OrderedJson vocabulary_of(const std::vector<std::string>& tokens, const std::vector<int64_t>& types) {
+  // Not by operator[], which looks through all tokens before.
+  std::unordered_map<std::string_view, size_t> ids;
+  for (size_t i = 0; i < types.size(); ++i)
+    if (types[i] != kUnused) ids[tokens[i]] = i;
+  OrderedJson::object_t vocabulary;
+  for (size_t i = 0; i < types.size(); ++i)
+    if (types[i] != kUnused && ids[tokens[i]] == i) vocabulary.emplace_back(tokens[i], i);
+  return vocabulary;
+}
+
 }  // namespace
 
 std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& file) {
@@ -113,97 +202,27 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
       given_types ? given_types->integers : std::vector<int64_t>(tokens->texts.size(), kNormal);
   if (types.size() != tokens->texts.size())
     fail(ErrorCode::format, file + ": `tokenizer.ggml.token_type` and `tokens` differ in length");
-
-  OrderedJson model = {{"type", "BPE"},
-                       {"dropout", nullptr},
-                       {"unk_token", nullptr},
-                       {"continuing_subword_prefix", nullptr},
-                       {"end_of_word_suffix", nullptr},
-                       {"fuse_unk", false},
-                       {"byte_fallback", false},
-                       {"ignore_merges", false}};
-  OrderedJson added = Json::array(), normalizer, pre_tokenizer, decoder;
-  for (size_t i = 0; i < types.size(); ++i)
-    if (types[i] == kControl || types[i] == kUser || types[i] == kUnknown)
-      added.push_back({{"id", i},
-                       {"content", tokens->texts[i]},
-                       {"single_word", false},
-                       {"lstrip", false},
-                       {"rstrip", false},
-                       {"normalized", false},
-                       {"special", types[i] != kUser}});
-  // Not by operator[], which looks through all tokens before.
-  std::unordered_map<std::string_view, size_t> ids;
-  for (size_t i = 0; i < types.size(); ++i)
-    if (types[i] != kUnused) ids[tokens->texts[i]] = i;
-  OrderedJson::object_t vocabulary;
-  for (size_t i = 0; i < types.size(); ++i)
-    if (types[i] != kUnused && ids[tokens->texts[i]] == i) vocabulary.emplace_back(tokens->texts[i], i);
-  OrderedJson merges = Json::array();
-
-  if (kind->text == "gpt2") {
-    const GgufValue* lines = find(metadata, "tokenizer.ggml.merges", Kind::texts, file);
-    if (!lines) fail(ErrorCode::format, file + ": `tokenizer.ggml.merges` is missing");
-    for (const std::string& line : lines->texts) {
-      const size_t blank = line.find(' ', 1);
-      if (blank == std::string::npos)
-        fail(ErrorCode::format,
-             file + ": `tokenizer.ggml.merges` has " + capstan::quoted(line) + ", not two tokens");
-      merges.push_back({line.substr(0, blank), line.substr(blank + 1)});
-    }
-    const GgufValue* pre = find(metadata, "tokenizer.ggml.pre", Kind::text, file);
-    const std::string name = !pre || pre->text == "default" ? "gpt-2" : pre->text;
-    const auto found = std::find_if(kPreTokenizers.begin(), kPreTokenizers.end(),
-                                    [&](const PreTokenizer& one) { return one.name == name; });
-    if (found == kPreTokenizers.end())
-      fail(ErrorCode::unsupported,
-           file + ": `tokenizer.ggml.pre` is " + capstan::quoted(name) + ", which this version does not know",
-           "take the tokenizer.json of the original model: tokenizer.tokenizer_model=FILE");
-    pre_tokenizer = pre_tokenizer_json(*found);
-    model["ignore_merges"] = found->ignores_merges;
-    decoder = {
-        {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
-  } else if (kind->text == "llama") {
-    const GgufValue* scores = find(metadata, "tokenizer.ggml.scores", Kind::reals, file);
-    if (!scores || scores->reals.size() != tokens->texts.size())
-      fail(ErrorCode::format,
-           file + ": `tokenizer.ggml.scores` is missing or of another length than `tokens`");
-    for (auto& [left, right] : merges_of_scores(tokens->texts, scores->reals, types))
-      merges.push_back({left, right});
-    const std::string blank(kBlank);
-    OrderedJson steps = Json::array();
-    if (is_true(metadata, "tokenizer.ggml.add_space_prefix", true))
-      steps.push_back({{"type", "Prepend"}, {"prepend", blank}});
-    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", blank}});
-    normalizer = {{"type", "Sequence"}, {"normalizers", steps}};
-    model["byte_fallback"] = true;
-    model["fuse_unk"] = true;
-    if (const auto unknown = special(metadata, "unknown")) model["unk_token"] = *unknown;
-    OrderedJson parts = {{{"type", "Replace"}, {"pattern", {{"String", blank}}}, {"content", " "}},
-                         {{"type", "ByteFallback"}},
-                         {{"type", "Fuse"}}};
-    if (steps.size() == 2) parts.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
-    decoder = {{"type", "Sequence"}, {"decoders", parts}};
-  } else {
+  if (kind->text != "gpt2" && kind->text != "llama")
     fail(ErrorCode::unsupported,
          file + ": `tokenizer.ggml.model` is " + capstan::quoted(kind->text) + "; gpt2 and llama are read");
-  }
-  model["vocab"] = std::move(vocabulary);
-  model["merges"] = std::move(merges);
+  TokenizerParts parts = kind->text == "gpt2" ? byte_level_parts(metadata, file)
+                                              : sentencepiece_parts(metadata, tokens->texts, types, file);
+  parts.model["vocab"] = vocabulary_of(tokens->texts, types);
+  parts.model["merges"] = std::move(parts.merges);
   OrderedJson post_processor;
   if (const auto begin = special(metadata, "bos");
       begin && is_true(metadata, "tokenizer.ggml.add_bos_token", false))
     post_processor = beginning_with(*begin, metadata.at("tokenizer.ggml.bos_token_id").integer);
-  const OrderedJson whole = {{"version", "1.0"},
-                             {"truncation", nullptr},
-                             {"padding", nullptr},
-                             {"added_tokens", added},
-                             {"normalizer", normalizer},
-                             {"pre_tokenizer", pre_tokenizer},
-                             {"post_processor", post_processor},
-                             {"decoder", decoder},
-                             {"model", model}};
-  return dump_json(whole, 1) + "\n";
+  const OrderedJson json = {{"version", "1.0"},
+                            {"truncation", nullptr},
+                            {"padding", nullptr},
+                            {"added_tokens", added_tokens(tokens->texts, types)},
+                            {"normalizer", parts.normalizer},
+                            {"pre_tokenizer", parts.pre_tokenizer},
+                            {"post_processor", post_processor},
+                            {"decoder", parts.decoder},
+                            {"model", parts.model}};
+  return dump_json(json, 1) + "\n";
 }
 
 std::string tokenizer_config_of(const GgufMetadata& metadata) {
