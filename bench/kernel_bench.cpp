@@ -27,8 +27,8 @@ int main(int argc, char** argv) {
                 static_cast<long long>(s.n), static_cast<long long>(s.k), ours, theirs, ours / theirs,
                 narrow);
   }
-  std::printf("best product rate %.1f GFLOP/s\n%-46s %9s %14s\n", peak, "kernel, fp32", "rate",
-              "share of roof");
+  std::printf("best GEMM throughput %.1f GFLOP/s\n%-46s %9s %14s\n", peak, "kernel, fp32", "rate",
+              "of the peak");
   for (const auto& r : kernels::measure_kernels(*device, peak, copy))
     std::printf("%-46s %9.1f %-8s %5.2f\n", r.name.c_str(), r.rate,
                 r.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s", r.share);

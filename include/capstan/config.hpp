@@ -27,7 +27,8 @@ class Config {
   static Config resolve(const std::string& recipe, const std::vector<std::string>& overrides = {},
                         std::optional<int64_t> world_size = std::nullopt);
 
-  bool ok() const;  // no errors; there may be warnings and notes
+  // No errors; there may be warnings and notes.
+  bool ok() const;
   // Errors, warnings and notes, each with its location (file:line:column, or <cli>:n for the n-th override),
   // reason and, where there is one, a remedy. Empty if there are none.
   std::string diagnostics() const;

@@ -24,16 +24,22 @@ struct LoadOptions {
 };
 
 struct GenerateOptions {
-  int64_t max_tokens = 100;  // new tokens; the model's context may allow fewer
-  double temperature = 1.0;  // 0: always the likeliest token
-  int64_t top_k = 0;         // sample from the k likeliest tokens; 0: from all
+  // New tokens; the model's context may allow fewer.
+  int64_t max_tokens = 100;
+  // 0: always the likeliest token.
+  double temperature = 1.0;
+  // Sample from the k likeliest tokens; 0: from all.
+  int64_t top_k = 0;
   // Sample from the likeliest tokens whose probabilities add up to p, in (0, 1].
   double top_p = 1.0;
-  uint64_t seed = 1234;     // the same seed, prompt, options and model give the same tokens
-  bool stop_at_eod = true;  // end at an end-of-document or end-of-turn token
+  // The same seed, prompt, options and model give the same tokens.
+  uint64_t seed = 1234;
+  // End at an end-of-document or end-of-turn token.
+  bool stop_at_eod = true;
   // The prompt is a user's message; the model's chat template is applied. Text prompts only.
   bool chat = false;
-  std::string system;  // system message of the chat; empty: none
+  // System message of the chat; empty: none.
+  std::string system;
   // Called with each new token and the UTF-8 text that it completes, which may be empty. False ends the
   // generation. Text that is still incomplete at the end comes in one more call with id -1, whose answer is
   // ignored. An exception ends the generation and is passed on.
@@ -41,19 +47,25 @@ struct GenerateOptions {
 };
 
 struct Generated {
-  std::string text;          // without the prompt; UTF-8; empty without a tokenizer
-  std::vector<int32_t> ids;  // new tokens, the one that ended the text included
+  // Without the prompt; UTF-8; empty without a tokenizer.
+  std::string text;
+  // New tokens, the one that ended the text included.
+  std::vector<int32_t> ids;
   int64_t prompt_tokens = 0;
-  bool ended = false;                      // at an end-of-document or end-of-turn token
-  bool stopped = false;                    // by on_token
-  double prompt_seconds = 0, seconds = 0;  // processing the prompt; generating
+  // At an end-of-document or end-of-turn token.
+  bool ended = false;
+  bool stopped = false;  // by on_token
+  // Processing the prompt; generating.
+  double prompt_seconds = 0, seconds = 0;
 };
 
 struct TextLoss {
-  double loss = 0;  // mean negative log-likelihood of a token, in nats
+  // Mean negative log-likelihood of a token, in nats.
+  double loss = 0;
   double perplexity = 0;
   double bits_per_byte = 0;  // of the text
-  int64_t tokens = 0;        // predicted tokens: all but the first
+  // Predicted tokens: all but the first.
+  int64_t tokens = 0;
 };
 
 // The full model in this process. A copy refers to the same model. One call at a time on a model and its
@@ -69,8 +81,10 @@ class Model {
 
   // Newer checkpoints of the run that were passed over because they do not verify, with the reasons.
   const std::vector<std::string>& warnings() const;
-  int64_t vocab_size() const;      // tokens; the length of one row of logits
-  int64_t context_length() const;  // positions: prompt and new tokens together
+  // Tokens; the length of one row of logits.
+  int64_t vocab_size() const;
+  // Positions: prompt and new tokens together.
+  int64_t context_length() const;
   bool has_tokenizer() const;
 
   // The token ids of a text, beginning with what the tokenizer puts before a text (<bos>). Special tokens in

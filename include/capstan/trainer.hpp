@@ -20,21 +20,27 @@ World launched_world();
 // One training step. Loss, norm and throughput are those over all ranks and equal on all ranks but for
 // clocks.
 struct StepReport {
-  int64_t step = 0, total_steps = 0;  // steps done, and of the whole run
-  double loss = 0;                    // mean over the step's predicted tokens, in nats
-  double grad_norm = 0;               // global L2 norm of the gradients before clipping
+  // Steps done, and of the whole run.
+  int64_t step = 0, total_steps = 0;
+  // Mean over the step's predicted tokens, in nats.
+  double loss = 0;
+  // Global L2 norm of the gradients before clipping.
+  double grad_norm = 0;
   double learning_rate = 0;
   double step_seconds = 0;       // of this rank's clock
   double tokens_per_second = 0;  // of all ranks together
-  int64_t consumed_samples = 0;  // since step 0, those before a resume included
-  int64_t consumed_tokens = 0;   // since step 0
-  int64_t memory_bytes = 0;      // peak of this rank's device memory
+  // Since step 0, those before a resume included.
+  int64_t consumed_samples = 0;
+  int64_t consumed_tokens = 0;  // since step 0
+  // Peak of this rank's device memory.
+  int64_t memory_bytes = 0;
   // The optimizer left this step out because of a loss or gradient spike.
   bool update_skipped = false;
 };
 
 struct TrainOptions {
-  std::filesystem::path run_dir;  // where the run is recorded; empty: runs/NAME of the recipe
+  // Where the run is recorded; empty: runs/NAME of the recipe.
+  std::filesystem::path run_dir;
   // Go on from the newest checkpoint in it; start there when there is none.
   bool resume = false;
 
@@ -68,14 +74,17 @@ using Progress = std::function<void(Message kind, const std::string& text)>;
 
 enum class Ended : uint8_t {
   finished,  // all steps done
-  stopped,   // before that, with a checkpoint: by on_step, a signal or train.exit_*; `resume` goes on from it
+  // Before that, with a checkpoint: by on_step, a signal or train.exit_*; `resume` goes on from it.
+  stopped,
 };
 
 struct Outcome {
   Ended ended = Ended::finished;
-  std::string reason;                         // why it stopped
-  int64_t step = 0;                           // steps done, those before a resume included
-  std::filesystem::path run_dir, checkpoint;  // checkpoint: the last one, a directory
+  std::string reason;  // why it stopped
+  // Steps done, those before a resume included.
+  int64_t step = 0;
+  // Checkpoint: the last one, a directory.
+  std::filesystem::path run_dir, checkpoint;
 };
 
 // Trains to the end of the recipe, or until asked to stop. One run at a time in a process. Nothing is printed

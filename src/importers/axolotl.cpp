@@ -214,7 +214,7 @@ void adapter(Reader& r) {
     adapt_modules(draft, adapted);
   else
     adapt_all_modules(draft, scheme, dora, {}, "the file names no modules");
-  draft.assume("peft.lora_A_init", "kaiming", "PEFT's first values");
+  draft.assume("peft.lora_A_init", "kaiming", "PEFT's initial values");
 }
 
 void batch(Reader& r) {

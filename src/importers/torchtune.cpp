@@ -158,7 +158,7 @@ void adapters(Reader& r) {
     adapt_modules(draft, adapted);
   draft.assume("peft.dim", "8", "torchtune's default");
   draft.assume("peft.alpha", "16", "torchtune's default");
-  draft.assume("peft.lora_A_init", "kaiming", "torchtune's first values");
+  draft.assume("peft.lora_A_init", "kaiming", "torchtune's initial values");
   if (r.is_true("model.quantize_base") || quantized)
     r.set("peft.base_quantization", "nf4",
           r.is_true("model.quantize_base") ? "model.quantize_base" : "model._component_");

@@ -133,7 +133,7 @@ TEST_CASE("a power cut that forgets, tears and reorders what was not synced lose
     error_of([&] { run(disk, root.path(), committed); });
     for (int chance = 0; chance < 12; ++chance) {
       const TemporaryDirectory after;
-      disk.materialise(after.path(), random);
+      disk.materialize(after.path(), random);
       const float found = newest(after.path() / "c");
       CAPTURE(n);
       CAPTURE(committed);

@@ -215,6 +215,18 @@ TEST_CASE("show --minimal: what a recipe extends, what it changes, and the world
   CHECK_MESSAGE(contains(moved, "data_path: ../data/corpus\n"), moved);
   scratch.write("sub/moved.yaml", moved);
   CHECK(run_in(scratch, {"show", "sub/moved.yaml", "model.num_layers"}).code == 0);
+  // Paths of a recipe that is extended lie beside that one, in what is printed of the other too.
+  scratch.write("sub/base.yaml", "extends: quickstart\ntokenizer.tokenizer_model: own.json\n");
+  scratch.write("kid.yaml", "extends: sub/base.yaml\n");
+  for (const std::vector<std::string>& form : {std::vector<std::string>{}, {"--minimal"}}) {
+    std::vector<std::string> words = {"show", "kid.yaml"};
+    words.insert(words.end(), form.begin(), form.end());
+    const std::string shown = run_in(scratch, words).out;
+    CHECK_MESSAGE(
+        (contains(shown, "tokenizer_model: sub/own.json\n") || contains(shown, "extends: sub/base.yaml")),
+        shown);
+    CHECK_MESSAGE(!contains(shown, "tokenizer_model: own.json"), shown);
+  }
 }
 
 TEST_CASE("show --grid, --schedule and --step in one call") {

@@ -82,8 +82,9 @@ TEST_CASE("a row holds means over its interval, the step's own values beside the
   }
   CHECK_MESSAGE(contains(fourth.err, "estimated time: about "), fourth.err);
   CHECK_MESSAGE(
-      contains(fourth.err,
-               "at the measured GEMM rate, the rest comes on top; the progress line has the measured time)"),
+      contains(
+          fourth.err,
+          "at the measured GEMM throughput, the rest comes on top; the progress line has the measured time)"),
       fourth.err);
   std::string events;
   for (const auto& entry : fs::directory_iterator(scratch.file("fourth")))

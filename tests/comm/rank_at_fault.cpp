@@ -1,5 +1,5 @@
 // rank_at_fault none|late|lost|wrong_size: two ranks of a world of short patience; the collectives of rank 1
-// have that fault. Started by the tests of the failure board.
+// have that fault. Started by the tests of the status of the ranks.
 #include <stdio.h>
 
 #include <chrono>

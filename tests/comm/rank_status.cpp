@@ -1,5 +1,5 @@
-// The failure board: what it judges, how it is shared by processes and hosts, and what a world of real
-// processes says when one of them is at fault.
+// The status of the ranks: what is concluded from it, how it is shared by processes and hosts, and what a
+// world of real processes says when one of them is at fault.
 #include "comm/watchdog/rank_status.hpp"
 
 #include <doctest/doctest.h>
@@ -28,7 +28,7 @@ RankStatus status(int rank, RankState state, double seconds, Call call = Call::a
   one.groups = {{"dp", 0, sequence}};
   return one;
 }
-std::string judged(const std::vector<RankStatus>& statuses) {
+std::string found_in(const std::vector<RankStatus>& statuses) {
   const auto error = diagnose_stall(statuses, 10);
   if (!error) return "";
   CHECK(error->code() == ErrorCode::rank_failure);
@@ -43,48 +43,48 @@ bool has(const std::string& text, const std::string& part) {
 TEST_CASE("who is to blame") {
   using enum RankState;
   // Work goes on: no rank waits for long, however long another computes.
-  CHECK(judged({status(0, working, 100), status(1, working, 100)}).empty());
-  CHECK(judged({status(0, waiting, 9), status(1, working, 100)}).empty());
-  CHECK(judged({status(0, waiting, 11), status(1, working, 9)}).empty());
-  CHECK(judged({status(0, waiting, 11), status(1, waiting, 9)}).empty());
+  CHECK(found_in({status(0, working, 100), status(1, working, 100)}).empty());
+  CHECK(found_in({status(0, waiting, 9), status(1, working, 100)}).empty());
+  CHECK(found_in({status(0, waiting, 11), status(1, working, 9)}).empty());
+  CHECK(found_in({status(0, waiting, 11), status(1, waiting, 9)}).empty());
 
-  const std::string lags = judged({status(0, waiting, 11), status(1, working, 12, Call::all_gather, 30)});
+  const std::string lags = found_in({status(0, waiting, 11), status(1, working, 12, Call::all_gather, 30)});
   CHECK(has(lags,
             "rank 1 on host `h1` (process 101) lags at step 7, backward: it has been working after "
             "all_gather 30 of group `dp` (48 bytes) for 12.0 s"));
   CHECK(has(lags, "rank 0 waits for 11.0 s in all_gather 31 of group `dp` (48 bytes), step 7, backward"));
   // Among several the one that has been silent the longest, and a stopped process before all.
-  CHECK(has(judged({status(0, waiting, 11), status(1, working, 12), status(2, working, 13)}),
+  CHECK(has(found_in({status(0, waiting, 11), status(1, working, 12), status(2, working, 13)}),
             "rank 2 on host"));
   auto stopped = status(1, waiting, 11);
   stopped.stopped = true;
-  CHECK(has(judged({status(0, waiting, 20), stopped, status(2, working, 30)}),
+  CHECK(has(found_in({status(0, waiting, 20), stopped, status(2, working, 30)}),
             "rank 1 on host `h1` (process 101) is stopped"));
 
   auto gone = status(2, working, 0.1);
   gone.gone = true;
-  CHECK(has(judged({status(0, waiting, 1), status(1, working, 1), gone}),
+  CHECK(has(found_in({status(0, waiting, 1), status(1, working, 1), gone}),
             "rank 2 on host `h2` (process 102) is gone at step 7"));
   gone.remote = true;
-  CHECK(has(judged({status(0, waiting, 1), gone}), "gives no sign of life"));
+  CHECK(has(found_in({status(0, waiting, 1), gone}), "gives no sign of life"));
   gone.state = ended;
-  CHECK(judged({status(0, working, 1), gone}).empty());
+  CHECK(found_in({status(0, working, 1), gone}).empty());
 
   // All wait: one has not entered the collective that another waits in.
-  const std::string crossed = judged({status(0, waiting, 11), status(1, waiting, 12, Call::barrier, 30)});
+  const std::string crossed = found_in({status(0, waiting, 11), status(1, waiting, 12, Call::barrier, 30)});
   CHECK(has(crossed, "rank 1 on host `h1` (process 101) waits in barrier 30 of group `dp` for 12.0 s"));
   auto receive = status(0, waiting, 15, Call::receive, 0);
   receive.peer = 1, receive.group = "pp";
-  const std::string missing = judged({receive, status(1, ended, 3)});
+  const std::string missing = found_in({receive, status(1, ended, 3)});
   CHECK(has(missing, "waits in receive of 48 bytes from rank 1 in group `pp` for 15.0 s"));
   CHECK(has(missing, "where rank 1 on host `h1` does not come: it is ended"));
   auto other = status(1, waiting, 12);
   other.bytes = 24;
-  CHECK(has(judged({status(0, waiting, 11), other}),
+  CHECK(has(found_in({status(0, waiting, 11), other}),
             "ranks disagree about collective 31 of group `dp`: rank 0"));
 }
 
-TEST_CASE("the board is shared memory; the first to claim tells") {
+TEST_CASE("the table is shared memory; the first to claim tells") {
   const auto status_table = RankStatusTable::create(2, true);
   const auto same = RankStatusTable::open(status_table->path());
   CHECK(same->ranks() == 2);

@@ -30,7 +30,7 @@ TEST_CASE("hosts see each other through files: one that falls silent is reported
   const auto directory =
       std::filesystem::temp_directory_path() / ("capstan-hosts-" + std::to_string(::getpid()));
   RankStatusFiles::clear(directory);
-  // Two hosts in one process: each has its board, its rank and its watchdog.
+  // Two hosts in one process: each has its table, its rank and its watchdog.
   struct Host {
     std::shared_ptr<RankStatusTable> status_table = RankStatusTable::create(1, false);
     std::unique_ptr<StatusPublisher> publisher;

@@ -1,5 +1,5 @@
 // Reading what strangers wrote starts no program, opens no shared object and makes no memory executable: a
-// process that would be killed for any of these reads an artefact of every kind.
+// process that would be killed for any of these reads an artifact of every kind.
 #include <doctest/doctest.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -76,7 +76,7 @@ int alone(const std::function<void()>& body) {
 
 }  // namespace
 
-TEST_CASE("artefacts of every kind are read without executing anything") {
+TEST_CASE("artifacts of every kind are read without executing anything") {
   for (const auto& family : fs::directory_iterator(kHere / "families")) {
     CAPTURE(family.path().string());
     const std::string name = "hf:" + family.path().string();

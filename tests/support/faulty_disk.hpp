@@ -164,7 +164,7 @@ class ForgetfulDisk final : public FileSystem {
   // One possible state after the power came back: every unsynced directory change and file content is there,
   // gone or (a file) truncated anywhere, by chance. A rename within one directory is one change: on the disk
   // or not.
-  void materialise(const fs::path& into, std::mt19937& random) const { put(*top_, into, random); }
+  void materialize(const fs::path& into, std::mt19937& random) const { put(*top_, into, random); }
 
  private:
   class MemoryFile final : public File {

@@ -136,7 +136,7 @@ TEST_CASE("the power fails at every operation of every save, unsynced writes are
         fs::create_directory(after);
         for (const auto& entry : fs::directory_iterator(root.path() / "run"))
           if (entry.path().filename() != "checkpoints") fs::copy(entry.path(), after);
-        disk.materialise(after / "checkpoints", random);
+        disk.materialize(after / "checkpoints", random);
         const auto search = checkpoint::find_latest(after / "checkpoints", Depth::content);
         // What was reported as saved is there.
         REQUIRE((search.found ? search.found->step : 0) >= 2 * reported);

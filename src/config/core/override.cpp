@@ -362,6 +362,50 @@ std::optional<ParsedPath> parse_path(std::string_view text, SourceLocation locat
   return path;
 }
 
+namespace {
+
+// Reports a word of the command line that is no override at all.
+bool refuse_token(std::string_view text, const std::string* next_token, const SourceLocation& location,
+                  std::vector<Diagnostic>& diagnostics) {
+  if (text.empty()) {
+    report(diagnostics, location, "an empty override").help("write `section.field=value`");
+    return true;
+  }
+  if (text[0] == '-') {
+    const size_t name = text.find_first_not_of('-');
+    const size_t equal = split_at(text);
+    std::string fixed(name == std::string_view::npos ? "" : text.substr(name));
+    if (equal == std::string_view::npos)
+      fixed += "=" + (next_token && next_token->find('=') == std::string::npos ? *next_token : "value");
+    report(diagnostics, location, "`" + std::string(text) + "` is not a flag")
+        .help("overrides have no dashes: write `" + fixed + "`");
+    return true;
+  }
+  if (text == "=" || text[0] == '=') {
+    report(diagnostics, location, "blank around `=`", "the shell split the override here")
+        .help("write `name=value` without blanks, or quote the full override");
+    return true;
+  }
+  return false;
+}
+
+void report_missing_equal(const Override& given, const std::string* next_token,
+                          const SourceLocation& location, std::vector<Diagnostic>& diagnostics) {
+  const std::string& shown = given.text;
+  auto& problem = report(diagnostics, location, "`" + shown + "` is not an override: `=` is missing");
+  std::error_code ignored;
+  if (next_token && next_token->starts_with("=")) {
+    problem.message = "blank around `=`";
+    problem.help("write `" + shown + "=value` without blanks, or quote the full override");
+  } else if (given.kind == Override::Kind::token && std::filesystem::exists(shown, ignored)) {
+    problem.help("to merge this file into the recipe write `@" + shown + "`");
+  } else {
+    problem.help("write `" + shown + "=value`");
+  }
+}
+
+}  // namespace
+
 std::optional<ParsedOverride> parse_override(const Override& given, const std::string* next_token, int source,
                                              int line, std::vector<Diagnostic>& diagnostics) {
   const std::string_view text = given.text;
@@ -380,25 +424,7 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
     return result;
   }
   if (given.kind == Override::Kind::token) {
-    if (text.empty()) {
-      report(diagnostics, result.location, "an empty override").help("write `section.field=value`");
-      return std::nullopt;
-    }
-    if (text[0] == '-') {
-      const size_t name = text.find_first_not_of('-');
-      const size_t equal = split_at(text);
-      std::string fixed(name == std::string_view::npos ? "" : text.substr(name));
-      if (equal == std::string_view::npos)
-        fixed += "=" + (next_token && next_token->find('=') == std::string::npos ? *next_token : "value");
-      report(diagnostics, result.location, "`" + std::string(text) + "` is not a flag")
-          .help("overrides have no dashes: write `" + fixed + "`");
-      return std::nullopt;
-    }
-    if (text == "=" || text[0] == '=') {
-      report(diagnostics, result.location, "blank around `=`", "the shell split the override here")
-          .help("write `name=value` without blanks, or quote the full override");
-      return std::nullopt;
-    }
+    if (refuse_token(text, next_token, result.location, diagnostics)) return std::nullopt;
     if (text[0] == '@') {
       result.op = Op::include;
       result.file = text.substr(1);
@@ -445,18 +471,7 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
       path_end = equal - 1;
     }
   } else if (result.op != Op::unset) {
-    std::string shown(text);
-    auto& problem =
-        report(diagnostics, result.location, "`" + shown + "` is not an override: `=` is missing");
-    std::error_code ignored;
-    if (next_token && next_token->starts_with("=")) {
-      problem.message = "blank around `=`";
-      problem.help("write `" + shown + "=value` without blanks, or quote the full override");
-    } else if (given.kind == Override::Kind::token && std::filesystem::exists(shown, ignored)) {
-      problem.help("to merge this file into the recipe write `@" + shown + "`");
-    } else {
-      problem.help("write `" + shown + "=value`");
-    }
+    report_missing_equal(given, next_token, result.location, diagnostics);
     return std::nullopt;
   }
   if (path_end > path_begin && blank(text[path_end - 1])) {

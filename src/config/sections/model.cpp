@@ -245,8 +245,8 @@ void block_fields(Section<ModelConfig>& s) {
       .doc("take the residual connection from the output of the norm, as in the original BERT")
       .used_when<Config>("`model.normalization` is LayerNorm", has_layer_norm);
   s.field("fp32_residual_connection", &M::fp32_residual_connection)
-      .doc("keep the residual stream in fp32")
-      .unsupported("an fp32 residual stream");
+      .doc("keep the residual connection in fp32")
+      .unsupported("an fp32 residual connection");
   s.field("share_embeddings_and_output_weights", &M::share_embeddings_and_output_weights)
       .doc("share the weights of embedding and output layer (tied embeddings)")
       .known_as("tie_word_embeddings");

@@ -95,14 +95,14 @@ RULE("R0506", edge_layers_fit_a_stage, "layers kept in bf16 are layers of the fi
   check("mixed_precision.num_layers_at_end_in_bf16", m.num_layers_at_end_in_bf16, last);
 }
 
-RULE("R0507", fp32_residual_needs_half, "an fp32 residual stream is for bf16 or fp16 parameters",
+RULE("R0507", fp32_residual_needs_half, "an fp32 residual connection is for bf16 or fp16 parameters",
      "model.fp32_residual_connection", "mixed_precision.params_dtype") {
   if (!c.model.fp32_residual_connection || is_half(c.mixed_precision.params_dtype)) return;
   report.error("`model.fp32_residual_connection` has no effect where `mixed_precision.params_dtype` is fp32")
       .help("set model.fp32_residual_connection=false");
 }
 
-RULE("R0508", stages_exchange_the_residual, "stages send the residual stream without loss",
+RULE("R0508", stages_exchange_the_residual, "stages send the hidden states without loss",
      "mixed_precision.pipeline_dtype", "mixed_precision.params_dtype", "model.fp32_residual_connection") {
   if (!c.mixed_precision.pipeline_dtype) return;
   const Precision residual =

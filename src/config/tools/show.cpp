@@ -93,7 +93,9 @@ std::string recipe_text(const Schema& schema, const void* root, const Resolved& 
       if (!present(schema, root, field)) continue;
       if (!field.deprecated.empty() && schema.load(root, field) == field.default_value) continue;
       if (without_effect(schema, root, resolved, section, field)) continue;
-      const std::string line = field_line(schema, root, resolved, field, indent, comments, options);
+      EmitOptions of_field = options;
+      if (field.path == "tokenizer.chat_template") of_field.directory.clear();  // it may be a name
+      const std::string line = field_line(schema, root, resolved, field, indent, comments, of_field);
       lines += given_otherwise(schema, root, resolved, section, field) ? as_comment(line) : line;
     }
     if (!section.name.empty()) out += lines.empty() ? section.name + ": {}\n" : section.name + ":\n";
@@ -275,7 +277,7 @@ std::string origin_lines(const Schema& schema, const void* root, const Resolved&
 std::string show(const Schema& schema, const void* root, const Resolved& resolved,
                  const ShowOptions& options) {
   const Selected selected = select(schema, options.path);
-  const EmitOptions emit;
+  EmitOptions emit;
   if (options.format == ShowFormat::origin) return origin_lines(schema, root, resolved, selected);
   if (selected.field) {
     const Part part =
@@ -302,6 +304,8 @@ std::string show(const Schema& schema, const void* root, const Resolved& resolve
     case ShowFormat::minimal:
       return minimal_text(schema, root, resolved);
     default:
+      // Relative to the recipe, whichever file that it extends has the path.
+      emit.directory = resolved.delta.directory;
       return recipe_text(schema, root, resolved, Comments::written, emit);
   }
 }

@@ -248,7 +248,7 @@ class Finder {
         template_.name() + ": what the assistant says in message " + std::to_string(message_ + 1) +
             " cannot be told from the rest: " +
             (message_ == 0 ? "no message comes before it, nor does the text that asks for an answer elsewhere"
-                           : "the conversation up to there is not rendered as the whole begins"),
+                           : "the conversation up to there is not rendered as the beginning of the full one"),
         "put {% generation %} … {% endgeneration %} around it in the template, or take "
         "dataset.loss_mode=last_turn or all");
   }

@@ -81,7 +81,7 @@ void UnigramModel::encode_piece(std::string_view piece, Model::Scratch& scratch,
     const auto& last = own.ends[end];
     const size_t begin = end - static_cast<size_t>(last.length);
     const int32_t id = last.id < 0 ? options_.unknown : last.id;
-    // Neighbours without a token become one unknown.
+    // Neighbors without a token become one unknown.
     if (id == options_.unknown && !own.found.empty() && own.found.back().id == id)
       own.found.back().begin = begin;
     else

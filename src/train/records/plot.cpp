@@ -34,10 +34,6 @@ constexpr std::array kCharts{
 };
 constexpr size_t kPointsOfAll = 300'000, kMostPoints = 1500, kFewestPoints = 60;  // of a curve
 
-std::string dumped(const OrderedJson& value) {
-  return dump_json(value);
-}
-
 OrderedJson or_null(const std::optional<double>& value) {
   return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
@@ -63,15 +59,16 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
         curves[chart.key].push_back({x, value * chart.scale});
       }
     });
-  std::string text = dumped({{"name", path.string()},
-                             {"recipe", run.recipe},
-                             {"state", name_of(run.state)},
-                             {"step", run.step ? OrderedJson(*run.step) : OrderedJson(nullptr)},
-                             {"loss", or_null(run.last_loss)},
-                             {"validation", or_null(details.validation_loss)},
-                             {"test", or_null(details.test_loss)},
-                             {"speed", or_null(details.tokens_per_second)},
-                             {"started", run.started}});
+  const OrderedJson object = {{"name", path.string()},
+                              {"recipe", run.recipe},
+                              {"state", name_of(run.state)},
+                              {"step", run.step ? OrderedJson(*run.step) : OrderedJson(nullptr)},
+                              {"loss", or_null(run.last_loss)},
+                              {"validation", or_null(details.validation_loss)},
+                              {"test", or_null(details.test_loss)},
+                              {"speed", or_null(details.tokens_per_second)},
+                              {"started", run.started}};
+  std::string text = dump_json(object);
   text.pop_back();  // the closing brace: the curves follow
   std::string all;
   for (const auto& [key, points] : curves)
@@ -104,7 +101,7 @@ std::string plot_html(std::span<const std::filesystem::path> runs) {
                               {"log", chart.logarithmic},
                               {"smooth", chart.smooth},
                               {"wide", chart.wide}});
-  std::string data = dumped(root);
+  std::string data = dump_json(root);
   data.pop_back();
   return page_html({title + " · Capstan", runs_body(), runs_script(), data + ",\"runs\":[" + objects + "]}"});
 }

@@ -83,14 +83,14 @@ void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
   if (measure_gemm) gemm_peak_.measure();
   log_.line(parameters_text(config_, runner_.mesh()) + ", " + human_flop(flops_per_step_) +
             " a step and rank, about " + human_bytes(static_cast<double>(estimate.memory.total())) +
-            " at the peak; GEMM rate " + human_flop(gemm_peak_.value()) + "/s");
+            " at the peak; GEMM throughput " + human_flop(gemm_peak_.value()) + "/s");
   log_.line("memory estimated: " + memory_text(estimate.memory));
   report_estimated_time(estimate);
   last_line_ = Clock::now();
 }
 
 // A resumed run takes the time of its last logged step. A new run takes the time of its matrix products at
-// the GEMM rate measured now, which another program on the machine may have slowed down.
+// the GEMM throughput measured now, which another program on the machine may have slowed down.
 void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   const int64_t steps = total_steps_ - runner_.state().step;
   step_seconds_ = recorder_.logged_step_seconds();
@@ -100,13 +100,14 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
     seconds = estimate.executed_flops * static_cast<double>(runner_.micro_batches()) / gemm_peak_.value();
   if (seconds <= 0 || steps <= 0) return;
   expected_seconds_ = seconds;
-  log_.line(std::string("estimated time: ") + (measured ? "" : "about ") +
-            (seconds < 1e-3 ? std::string("1 ms") : human_duration(seconds)) + " a step, " +
-            human_duration(seconds * static_cast<double>(steps)) + " for " + std::to_string(steps) +
-            (steps == 1 ? " step (" : " steps (") +
-            (measured ? "as measured before the resume)"
-                      : "matrix products at the measured GEMM rate, the rest comes on top; the progress line "
-                        "has the measured time)"));
+  log_.line(
+      std::string("estimated time: ") + (measured ? "" : "about ") +
+      (seconds < 1e-3 ? std::string("1 ms") : human_duration(seconds)) + " a step, " +
+      human_duration(seconds * static_cast<double>(steps)) + " for " + std::to_string(steps) +
+      (steps == 1 ? " step (" : " steps (") +
+      (measured ? "as measured before the resume)"
+                : "matrix products at the measured GEMM throughput, the rest comes on top; the progress line "
+                  "has the measured time)"));
 }
 
 void StepLogger::log_step(const StepResult& result) {
