@@ -23,11 +23,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::filesystem::create_directories(path);
     return path.string();
   }();
-  static const auto tokenizer = byte_tokenizer();
-  static const std::shared_ptr<const chat::ChatTemplate> templates[] = {
-      chat::ChatTemplate::load("chatml"),
+  static const auto tokenizer = text::byte_tokenizer();
+  static const std::shared_ptr<const text::chat::ChatTemplate> templates[] = {
+      text::chat::ChatTemplate::load("chatml"),
       // Without marks: turns are looked for.
-      chat::ChatTemplate::parse(
+      text::chat::ChatTemplate::parse(
           "plain",
           "{% for m in messages %}{{ '<' + m.role + '>' }}{{ m.content | trim }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}")};

@@ -73,7 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       for (const int32_t id : ids)
         if (id < 0 || id >= tokenizer->vocab_size()) std::abort();
       const Encoding encoding = tokenizer->encode_with_offsets(text, {.add_special = true});
-      for (const Place& place : encoding.offsets)
+      for (const OffsetRange& place : encoding.offsets)
         if (place.begin > place.end || place.end > text.size()) std::abort();
       StreamDecoder stream(tokenizer);
       std::string streamed;
