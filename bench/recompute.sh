@@ -5,6 +5,7 @@
 #
 #   bench/recompute.sh [RECIPE a.b=c …]        CAPSTAN=build/release/capstan
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 capstan=${CAPSTAN:-build/release/capstan}
 [ $# -gt 0 ] || set -- bench/recipes/llama-26m.yaml mixed_precision=fp32 train.micro_batch_size=4 train.global_batch_size=4

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# A training step (fp32, 2048 tokens) of three models at four sequence lengths, as a table: tokens a second, and the share of the
-# matrix products that the machine did at the same moments. Attention grows with the length, everything else does not.
+# A training step (fp32, 2048 tokens) of three models at four sequence lengths, as a table: tokens a second, and the fraction of the
+# GEMM throughput that the machine reached at the same moments. Attention grows with the length, everything else does not.
 #
 #   bench/scaling.sh [CAPSTAN]
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 capstan=${1:-build/release/capstan}
-printf '| model | sequence | tokens/s | share of products | attention |\n|---|---|---|---|---|\n'
+printf '| model | sequence | tokens/s | % of GEMM throughput | attention |\n|---|---|---|---|---|\n'
 for recipe in quickstart bench/recipes/llama-26m.yaml gpt2-124m; do
   for length in 128 256 512 1024; do
     batch=$((2048 / length))

@@ -33,7 +33,8 @@ struct AttentionShape {
   float dropout = 0;  // probability; 0 = none
   // Per layer; common/dropout.hpp says at which positions.
   PhiloxKey dropout_key{};
-  int64_t head_offset = 0;  // global index of the first local head
+  // Global index of the first local head.
+  int64_t head_offset = 0;
 };
 
 struct Attention {
@@ -47,13 +48,13 @@ struct Attention {
   // out [batch*seq, heads*head_dim] = softmax(softcap(scale * q k^T) + mask) v per head; lse [batch, heads,
   // seq] is saved (natural log of the sum of exponentials of the scaled and capped logits). Allocates no seq
   // x seq matrix. document_start [batch*seq]: index within its sequence of the first token of this token's
-  // document (0 everywhere = no packing), null = none; keys before it are masked. row_ids [batch*seq] only
-  // with dropout.
-  void (*forward)(Context&, AttentionShape, In qkv, const int32_t* document_start, const int64_t* row_ids,
-                  Out out, float* lse);
+  // document (0 everywhere = no packing), null = none; keys before it are masked. dropout_rows [batch*seq]
+  // only with dropout.
+  void (*forward)(Context&, AttentionShape, In qkv, const int32_t* document_start,
+                  const int64_t* dropout_rows, Out out, float* lse);
   // dqkv in the layout of qkv, overwritten completely. dout has the type of qkv.
   void (*backward)(Context&, AttentionShape, In qkv, In out, const float* lse, In dout,
-                   const int32_t* document_start, const int64_t* row_ids, Out dqkv);
+                   const int32_t* document_start, const int64_t* dropout_rows, Out dqkv);
 
   // One step of generation with a cache: appends k and v of the new tokens (qkv [batch*new_tokens, row]) at
   // position `past`, then attends. k_cache, v_cache: [batch, groups, capacity, head_dim]. out

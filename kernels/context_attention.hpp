@@ -48,14 +48,14 @@ struct ContextAttention {
   // [batch*seq, heads*head_dim], and lse, fp32 [batch, heads, seq], as Attention::forward gives them, for
   // these keys alone; with `accumulate` combined with the keys that out and lse already include, in any
   // order. document_start, i32 [batch*seq] or null: global position of the first token of the query's
-  // document. row_ids, i64 [batch*seq], only with dropout.
+  // document. dropout_rows, i64 [batch*seq], only with dropout.
   void (*forward)(Context&, AttentionBlock, In qkv, In kv, const int32_t* document_start,
-                  const int64_t* row_ids, bool accumulate, float* out, float* lse);
+                  const int64_t* dropout_rows, bool accumulate, float* out, float* lse);
   // `out` and `lse` cover all keys. Adds the queries' gradient to the query heads of dqkv (fp32, layout of
   // qkv) and does not change its other heads. Overwrites dkv (fp32, layout of kv) with these queries'
   // contribution.
   void (*backward)(Context&, AttentionBlock, In qkv, In kv, In out, const float* lse, In dout,
-                   const int32_t* document_start, const int64_t* row_ids, float* dqkv, float* dkv);
+                   const int32_t* document_start, const int64_t* dropout_rows, float* dqkv, float* dkv);
 
   // Scratch memory of `forward` and `backward`.
   WorkspaceSize (*forward_scratch)(AttentionBlock);

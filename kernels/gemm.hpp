@@ -8,7 +8,8 @@ namespace capstan::kernels {
 struct GemmShape {
   bool trans_a = false, trans_b = false;
   int64_t m = 0, n = 0, k = 0;
-  int64_t lda = 0, ldb = 0, ldc = 0;  // elements between rows as stored
+  // Elements between rows as stored.
+  int64_t lda = 0, ldb = 0, ldc = 0;
 };
 
 struct Gemm {

@@ -11,6 +11,7 @@
 #include "kernels/gemm.hpp"
 #include "kernels/head_norm.hpp"
 #include "kernels/norm.hpp"
+#include "kernels/optimizers.hpp"
 
 namespace capstan::kernels {
 

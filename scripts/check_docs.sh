@@ -2,7 +2,8 @@
 # Runs the commands of the documentation as they are written there: README.md, docs/*.md, the help and the manual page of each
 # command. Each page has a scratch directory of its own, in which its commands run in their order; the files that they name are
 # prepared (small ones). `capstan` is a wrapper there that appends overrides to make training short. A command that cannot run
-# here (a cluster, downloads, many minutes) is in the list `instead` below, with the reason and what is run in its place.
+# here (a cluster, downloads, many minutes) is in the list `instead` below, with the reason and what is run in its place. Of a
+# script, a benchmark and a build it is checked that what the line names exists: `named` below; these lines are listed at the end.
 #
 #   scripts/check_docs.sh [PROGRAM] [PAGE…]      PROGRAM: default build/release/capstan; PAGE: docs/data.md, "capstan train"
 #
@@ -10,7 +11,7 @@
 # Ends with one line "N commands, N failed".
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
-case "${1-}" in -h|--help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1-}" in -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 program=$(realpath "${1:-$repository/build/release/capstan}")
 [ $# -eq 0 ] || shift
 only=("$@")
@@ -21,23 +22,15 @@ export HOME=$scratch/home PATH=$scratch/bin:$PATH
 mkdir -p "$HOME"/{.zfunc,.config/fish/completions,.local/share/bash-completion/completions} "$scratch/bin" "$scratch/pages"
 count=0 failed=0
 : >"$scratch/seen"
+: >"$scratch/named"
 
 # ---- what is run in place of a command that cannot run here; empty: the command itself -----------------------------------
 
 instead() { # COMMAND
-  local checked=
   case "$1" in
-    # Installs packages, builds, runs for minutes or needs the peers of scripts/peers.sh: the script exists and can be read.
-    scripts/*|bench/*.sh*|*" scripts/soak.sh "*)
-      checked=$(grep -oE '(scripts|bench)/[a-z_/]+\.sh' <<<"$1" | head -n 1)
-      echo "bash -n $repository/$checked" ;;
-    bench/*.py*|scripts/*.py*) echo "test -f $repository/${1%% *}" ;;
-    # Builds everything.
-    "cmake --preset"*) echo "cmake --list-presets=configure -S $repository >/dev/null" ;;
-    # Installing the library, and the program that uses it: tests/api/install.cmake.
-    "cmake --build build/release --target capstan_library"|"cmake --install"*|"cmake -S examples/embed"*|"cmake --build /tmp/embed"|\
-    "mpirun -n 2 /tmp/embed/"*) echo "test -f $repository/tests/api/install.cmake" ;;
-    build/release/bench_kernels*) echo "grep -q bench_kernels $repository/kernels/CMakeLists.txt" ;;
+    # Installs packages, builds, runs for minutes or needs the peers of scripts/peers.sh. Installing the library, and the program
+    # that uses it, is what tests/api/install.cmake runs.
+    scripts/*|bench/*|*" scripts/"*|cmake*|build/release/*|"mpirun -n 2 /tmp/embed/"*) printf 'named %q\n' "$1" ;;
     # Measures for minutes.
     "capstan bench") echo "$1 --seconds 0.01" ;;
     "capstan bench step"*) echo "capstan bench step -r quickstart dataset=mock tokenizer=none --seconds 0.01" ;;
@@ -56,6 +49,95 @@ instead() { # COMMAND
     *" --submit"*) echo "${1/ --submit/}" ;;
   esac
 }
+
+# ---- what a command that is not run names --------------------------------------------------------------------------------
+
+# Whether the script, preset, target, folder and option exist that COMMAND names; what does not is printed.
+named() { # COMMAND
+  local part good=0
+  while read -r part; do
+    set -f; set -- $part; set +f
+    while [[ "${1-}" == [A-Z]*=* ]]; do  # FUZZ_TIMEOUT=300 scripts/soak.sh
+      grep -qr "${1%%=*}" "$repository/scripts" "$repository/bench" || { echo "no script reads ${1%%=*}"; good=1; }
+      shift
+    done
+    case "${1-}" in
+      *.sh|*.py) named_script "$@" || good=1 ;;
+      cmake) shift && named_build "$@" || good=1 ;;
+      mpirun) named_program "$4" || good=1 ;;  # mpirun -n 2 PROGRAM
+      build/*) named_program "$1" || good=1 ;;
+      *) echo "not known: $part"; good=1 ;;
+    esac
+  done < <(sed 's/ && /\n/g' <<<"$1")
+  return $good
+}
+
+named_script() { # FILE WORD…
+  local file=$repository/$1 help word
+  shift
+  if [[ "$file" == */scripts/peers/* ]]; then  # a part of scripts/peers.sh, whose environment it needs
+    [ -f "$file" ] || echo "no file $file"
+    [ -f "$file" ]
+    return
+  fi
+  [ -x "$file" ] || { echo "$file is no program"; return 1; }
+  if [[ "$file" == *.py ]]; then
+    if ! command -v python3 >/dev/null; then
+      echo "python3 is missing: nothing is checked of ${file#"$repository/"}" | tee -a "$scratch/skipped"
+      [[ "${CI:-0}" =~ ^(|0|false)$ ]]
+      return
+    fi
+    help=$(python3 "$file" "$@" --help) || { echo "$help"; return 1; }
+  else
+    grep -q -e '--help' "$file" || { echo "${file##*/} has no --help"; return 1; }
+    help=$("$file" --help) || return 1
+  fi
+  for word; do
+    [[ "$word" != *[.=/]* && ! "$word" =~ ^[0-9]+$ ]] || continue  # a.b=c, a file, a number
+    case "${file##*/} $word" in
+      *.sh\ -*|*.py\ *) grep -qE -- "(^|[^a-z-])$word([^a-z-]|\$)" <<<"$help" ;;
+      peers.sh*) [ -f "$repository/scripts/peers/check_$word.py" ] ;;
+      layouts.sh*) [ -f "$repository/recipes/$word.yaml" ] ;;
+      *) grep -qE -- "${file##*/} $word([^a-z-]|\$)" <<<"$help" ;;
+    esac || { echo "${file##*/} --help does not know $word"; return 1; }
+  done
+}
+
+named_program() { # FILE
+  local name=${1##*/} lists
+  lists=$(cat $(git -C "$repository" ls-files --full-name '*CMakeLists.txt' '*.cmake' | sed "s|^|$repository/|"))
+  grep -qE "(add_(executable|library|custom_target)|capstan_(bench|fuzz)[a-z_]*)\($name([ )]|\$)|capstan_[a-z_]*test\(${name#test_}([ )]|\$)" \
+    <<<"$lists" || { echo "no target $name"; return 1; }
+}
+
+named_build() { # WORD…, behind `cmake`
+  local kind=configure
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --build) kind=build
+        [[ "$2" == -* ]] || shift ;;
+      --preset)
+        cmake "--list-presets=$kind" -S "$repository" | grep -q "^ *\"$2\"" || { echo "no $kind preset $2"; return 1; }
+        shift ;;
+      --target) named_program "$2" || return 1
+        shift ;;
+      --install|-B|--prefix) shift ;;
+      --component) grep -qr "COMPONENT $2" "$repository/cmake" || { echo "no component $2"; return 1; }
+        shift ;;
+      -S) [ -f "$repository/$2/CMakeLists.txt" ] || { echo "no CMakeLists.txt in $2"; return 1; }
+        shift ;;
+      -DCAPSTAN_*)
+        local option=${1#-D}
+        grep -qE "(option|set)\(${option%%=*} .*" "$repository/CMakeLists.txt" "$repository"/cmake/*.cmake ||
+          { echo "no option ${option%%=*}"; return 1; } ;;
+      -DCMAKE_*|-j|-j[0-9]*) ;;
+      *) echo "not known to this check: $1"; return 1 ;;
+    esac
+    shift
+  done
+}
+export repository scratch
+export -f named named_script named_program named_build
 
 # ---- the program, made short ---------------------------------------------------------------------------------------------
 
@@ -201,7 +283,7 @@ commands_of_page() { # FILE
       }
       flush()
       rest = $0
-      while (match(rest, /`capstan [^`]+`/)) {
+      while (match(rest, /`(capstan |scripts\/|bench\/|cmake )[^`]+`/)) {
         span = substr(rest, RSTART + 1, RLENGTH - 2)
         rest = substr(rest, RSTART + RLENGTH)
         if (span !~ /…|\|/ && span !~ /(^| |=|:)[A-Z]+( |$)/) print NR "\t" span
@@ -237,6 +319,7 @@ run_page() { # NAME FILE LIST fresh|shared
     cd "$directory"
     [[ "$command" == "cat >"* ]] || prepare "$command" </dev/null
     stead=$(instead "$command")
+    [[ "$stead" != "named "* ]] || echo "$name:$line: $command" >>"$scratch/named"
     # A command's name in the text stands for its page of help.
     if [ "$3" = text ] && "$program" help ${command#capstan } >/dev/null 2>&1; then stead=true; fi
     count=$((count + 1))
@@ -264,7 +347,7 @@ for page in README.md CONTRIBUTING.md $(cd "$repository" && ls docs/*.md); do
 done
 
 make_files >"$scratch/make" 2>&1 || { echo "check_docs.sh: the files could not be prepared:" >&2; tail -n 20 "$scratch/make" >&2; exit 1; }
-for page in "$repository"/README.md "$repository"/docs/*.md; do
+for page in "$repository"/README.md "$repository"/CONTRIBUTING.md "$repository"/docs/*.md; do
   run_page "${page#"$repository/"}" "$page" text shared < <(commands_of_page "$page")
 done
 # The two examples of the program's help, in an empty directory; then each command's: its manual page has what --help shows.
@@ -282,5 +365,10 @@ if [ ${#only[@]} -eq 0 ] && [ "$count" -lt 200 ]; then
   echo "check_docs.sh: only $count commands found, which cannot be: they are no longer recognized" >&2
   failed=$((failed + 1))
 fi
+if [ -s "$scratch/named" ]; then
+  echo "not run; what they name exists:"
+  sed 's/^/    /' "$scratch/named"
+fi
+[ ! -s "$scratch/skipped" ] || sort -u "$scratch/skipped"
 echo "$count commands, $failed failed"
 [ "$failed" -eq 0 ]

@@ -4,6 +4,7 @@
 #
 #   scripts/figures.sh
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 if [ "$(git rev-parse --is-shallow-repository)" != false ]; then
   echo "figures: this clone is shallow; git fetch --unshallow" >&2

@@ -5,6 +5,7 @@
 #   scripts/format.sh            formats them, and fails where a line stays too long
 #   scripts/format.sh --check    names those that would change or have such a line, and fails if there are any
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 mapfile -t files < <(git ls-files '*.cpp' '*.hpp' | while read -r file; do [ ! -f "$file" ] || echo "$file"; done)
 bad=()

@@ -9,6 +9,7 @@
 # What is found new is kept below build/asan/fuzz/corpus, a crashing input below build/asan/fuzz/crashes; an input that found a mistake
 # belongs into tests/fuzz/corpus/NAME (of fuzz_NAME), with a test.
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 target=${1:?TARGET is missing} seconds=${2:-20}
 program=build/asan/$target

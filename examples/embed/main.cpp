@@ -23,7 +23,8 @@ capstan::Outcome train(const capstan::Config& config, const char* run_dir, bool 
       std::printf("step %d of %d: loss %.3f, gradient norm %.2f, learning rate %.1e, %.0f tokens/s\n",
                   static_cast<int>(step.step), static_cast<int>(step.total_steps), step.loss, step.grad_norm,
                   step.learning_rate, step.tokens_per_second);
-    return step.loss > 0.1;  // below it, save a checkpoint and stop
+    // Below it, save a checkpoint and stop.
+    return step.loss > 0.1;
   };
   options.on_rank_failure = [](const capstan::Error& error) {
     std::fprintf(stderr, "error: %s\n", error.what());

@@ -27,7 +27,7 @@ class Config {
   static Config resolve(const std::string& recipe, const std::vector<std::string>& overrides = {},
                         std::optional<int64_t> world_size = std::nullopt);
 
-  // No errors; there may be warnings and notes.
+  // Whether there are no errors. There may be warnings and notes.
   bool ok() const;
   // Errors, warnings and notes, each with its location (file:line:column, or <cli>:n for the n-th override),
   // reason and, where there is one, a remedy. Empty if there are none.
@@ -44,7 +44,7 @@ class Config {
   // on one line.
   std::string value(std::string_view path) const;
 
-  struct Impl;  // the library's own
+  struct Impl;
   const Impl& impl() const { return *impl_; }
 
  private:

@@ -9,18 +9,28 @@
 
 namespace capstan {
 
-// What kind of thing went wrong; the command line maps it to a process exit code (exit_code_of).
+// The kind of error, with the exit code to which the command line maps it (exit_code_of).
 enum class ErrorCode : uint8_t {
-  usage,         // bad command line, or arguments that make no sense                     -> 2
-  config,        // a recipe with errors                                                  -> 2 (check: 1)
-  not_found,     // a file or name that does not exist                                    -> 2
-  format,        // an unreadable, malformed or corrupt file                              -> 2
-  io,            // the operating system refused a read or write                          -> 1
-  failed,        // the work itself failed (a non-finite loss, a refused resume)          -> 1
-  unsupported,   // legal, but this build cannot do it                                    -> 1
-  no_fit,        // does not fit the hardware                                             -> 3
-  rank_failure,  // a rank failed, stalled or disagrees                                   -> 4
-  internal,      // a bug in Capstan                                                      -> 70
+  // 2: bad command line, or arguments that make no sense.
+  usage,
+  // 2 (`check`: 1): a recipe with errors.
+  config,
+  // 2: a file or name that does not exist.
+  not_found,
+  // 2: an unreadable, malformed or corrupt file.
+  format,
+  // 1: the operating system refused a read or write.
+  io,
+  // 1: the work itself failed (a non-finite loss, a refused resume).
+  failed,
+  // 1: legal, but this build cannot do it.
+  unsupported,
+  // 3: does not fit the hardware.
+  no_fit,
+  // 4: a rank failed, stalled or disagrees.
+  rank_failure,
+  // 70: a bug in Capstan.
+  internal,
 };
 
 std::string_view name_of(ErrorCode code);
@@ -39,9 +49,8 @@ class Error : public std::exception {
   const std::string& message() const { return message_; }
   const std::string& help() const { return help_; }
   const std::vector<std::string>& context() const { return context_; }
-  const char* what() const noexcept override {
-    return what_.c_str();
-  }  // message, context and help on separate lines
+  // Message, context and help on separate lines.
+  const char* what() const noexcept override { return what_.c_str(); }
 
  private:
   void compose();

@@ -26,15 +26,15 @@ struct LoadOptions {
 struct GenerateOptions {
   // New tokens; the model's context may allow fewer.
   int64_t max_tokens = 100;
-  // 0: always the likeliest token.
+  // Sampling temperature. 0: always the most likely token.
   double temperature = 1.0;
-  // Sample from the k likeliest tokens; 0: from all.
+  // Samples from the k most likely tokens. 0: from all.
   int64_t top_k = 0;
-  // Sample from the likeliest tokens whose probabilities add up to p, in (0, 1].
+  // Samples from the most likely tokens whose probabilities add up to p, in (0, 1].
   double top_p = 1.0;
   // The same seed, prompt, options and model give the same tokens.
   uint64_t seed = 1234;
-  // End at an end-of-document or end-of-turn token.
+  // Ends at an end-of-document or end-of-turn token.
   bool stop_at_eod = true;
   // The prompt is a user's message; the model's chat template is applied. Text prompts only.
   bool chat = false;
@@ -47,15 +47,16 @@ struct GenerateOptions {
 };
 
 struct Generated {
-  // Without the prompt; UTF-8; empty without a tokenizer.
+  // The generated text without the prompt, as UTF-8. Empty without a tokenizer.
   std::string text;
   // New tokens, the one that ended the text included.
   std::vector<int32_t> ids;
   int64_t prompt_tokens = 0;
-  // At an end-of-document or end-of-turn token.
+  // The generation ended at an end-of-document or end-of-turn token.
   bool ended = false;
-  bool stopped = false;  // by on_token
-  // Processing the prompt; generating.
+  // on_token ended the generation.
+  bool stopped = false;
+  // Time to process the prompt, and time to generate.
   double prompt_seconds = 0, seconds = 0;
 };
 
@@ -63,7 +64,8 @@ struct TextLoss {
   // Mean negative log-likelihood of a token, in nats.
   double loss = 0;
   double perplexity = 0;
-  double bits_per_byte = 0;  // of the text
+  // Negative log-likelihood in bits, divided by the number of bytes of the text.
+  double bits_per_byte = 0;
   // Predicted tokens: all but the first.
   int64_t tokens = 0;
 };
@@ -81,16 +83,17 @@ class Model {
 
   // Newer checkpoints of the run that were passed over because they do not verify, with the reasons.
   const std::vector<std::string>& warnings() const;
-  // Tokens; the length of one row of logits.
+  // Number of tokens in the vocabulary, and length of one row of logits.
   int64_t vocab_size() const;
-  // Positions: prompt and new tokens together.
+  // Maximum number of tokens of prompt and new tokens together.
   int64_t context_length() const;
   bool has_tokenizer() const;
 
   // The token ids of a text, beginning with what the tokenizer puts before a text (<bos>). Special tokens in
   // the text are recognized. Throws Error: unsupported without a tokenizer.
   std::vector<int32_t> encode(std::string_view text) const;
-  // Valid UTF-8. Special tokens are left out. Throws Error: unsupported without a tokenizer.
+  // The text of token ids as valid UTF-8, without special tokens. Throws Error: unsupported without a
+  // tokenizer.
   std::string decode(std::span<const int32_t> ids) const;
 
   // Logits of the token that follows each position: fp32 [ids.size(), vocab_size()], row-major, natural
@@ -103,8 +106,8 @@ class Model {
   // An empty text begins a document. Throws Error: usage for options out of range and for a prompt that fills
   // the context, unsupported without a tokenizer.
   Generated generate(const std::string& prompt, const GenerateOptions& options = {});
-  // From token ids, taken as they are; needs no tokenizer. Throws Error: usage, also for ids outside of the
-  // vocabulary and for no ids.
+  // Generates from token ids, which are used unchanged; needs no tokenizer. Throws Error: usage, also for ids
+  // outside of the vocabulary and for no ids.
   Generated generate(std::span<const int32_t> prompt, const GenerateOptions& options = {});
   // One result for each prompt, in order, each as generate() gives it; on_token sees one prompt after the
   // other, and ends the current prompt's generation only. The prompts run one after the other, in the time of
@@ -114,9 +117,9 @@ class Model {
   std::vector<Generated> generate_batch_from_ids(const std::vector<std::vector<int32_t>>& prompts,
                                                  const GenerateOptions& options = {});
 
-  // Windows of the model's sequence length move on by `stride` tokens; 0: by their length, so that they do
-  // not overlap. Throws Error: usage for a text of fewer than two tokens or a negative stride, unsupported
-  // without a tokenizer.
+  // Computes the loss of a text in windows of the model's sequence length that move on by `stride` tokens.
+  // With stride 0 they move on by their length and do not overlap. Throws Error: usage for a text of fewer
+  // than two tokens or a negative stride, unsupported without a tokenizer.
   TextLoss loss(const std::string& text, int64_t stride = 0);
 
  private:

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "capstan/config.hpp"
+#include "capstan/run.hpp"
 
 namespace capstan {
 
@@ -17,35 +18,14 @@ struct World {
 };
 World launched_world();
 
-// One training step. Loss, norm and throughput are those over all ranks and equal on all ranks but for
-// clocks.
-struct StepReport {
-  // Steps done, and of the whole run.
-  int64_t step = 0, total_steps = 0;
-  // Mean over the step's predicted tokens, in nats.
-  double loss = 0;
-  // Global L2 norm of the gradients before clipping.
-  double grad_norm = 0;
-  double learning_rate = 0;
-  double step_seconds = 0;       // of this rank's clock
-  double tokens_per_second = 0;  // of all ranks together
-  // Since step 0, those before a resume included.
-  int64_t consumed_samples = 0;
-  int64_t consumed_tokens = 0;  // since step 0
-  // Peak of this rank's device memory.
-  int64_t memory_bytes = 0;
-  // The optimizer left this step out because of a loss or gradient spike.
-  bool update_skipped = false;
-};
-
 struct TrainOptions {
-  // Where the run is recorded; empty: runs/NAME of the recipe.
+  // The run directory. Empty: runs/NAME of the recipe.
   std::filesystem::path run_dir;
-  // Go on from the newest checkpoint in it; start there when there is none.
+  // Continues from the newest checkpoint in run_dir. If there is none, the run starts there.
   bool resume = false;
 
   // Called on every rank after each step, in the thread that called run_training(). False on any rank asks
-  // the whole run to save a checkpoint and stop after this step. An exception ends the run and is passed on;
+  // the full run to save a checkpoint and stop after this step. An exception ends the run and is passed on;
   // in a world of several ranks it has to be thrown on all of them.
   std::function<bool(const StepReport&)> on_step;
 
@@ -71,21 +51,6 @@ struct TrainOptions {
 // called run_training(). May be empty. An exception from it ends the run and is passed on.
 enum class Message : uint8_t { line, warning };
 using Progress = std::function<void(Message kind, const std::string& text)>;
-
-enum class Ended : uint8_t {
-  finished,  // all steps done
-  // Before that, with a checkpoint: by on_step, a signal or train.exit_*; `resume` goes on from it.
-  stopped,
-};
-
-struct Outcome {
-  Ended ended = Ended::finished;
-  std::string reason;  // why it stopped
-  // Steps done, those before a resume included.
-  int64_t step = 0;
-  // Checkpoint: the last one, a directory.
-  std::filesystem::path run_dir, checkpoint;
-};
 
 // Trains to the end of the recipe, or until asked to stop. One run at a time in a process. Nothing is printed
 // and the process is never ended, except by a second signal with handle_signals.

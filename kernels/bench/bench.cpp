@@ -48,7 +48,7 @@ Tensor noise(Device& device, int64_t n, DType dtype = DType::f32) {
 
 }  // namespace
 
-double product_gflops(Device& device, const ProductShape& s, DType dtype, double seconds) {
+double gemm_gflops(Device& device, const NamedGemm& s, DType dtype, double seconds) {
   const Tensor a = noise(device, s.m * s.k, dtype), b = noise(device, s.n * s.k, dtype),
                c = Tensor::zeros(device, {s.m * s.n});
   const GemmShape shape{s.trans_a, s.trans_b, s.m, s.n, s.k, s.trans_a ? s.m : s.k, s.trans_b ? s.k : s.n,
@@ -60,17 +60,17 @@ double product_gflops(Device& device, const ProductShape& s, DType dtype, double
   return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / time * 1e-9;
 }
 
-DType product_type(DType compute) {
+DType gemm_type(DType compute) {
   return compute == DType::bf16 && cpu_features().native_bf16_gemm ? DType::bf16 : DType::f32;
 }
 
 double measured_gemm_gflops(Device& device, DType type) {
   // A sanitizer build is a hundred times slower; keep its benchmark short.
-  double best = product_gflops(device, ProductShape{"", false, false, 256, 256, 256}, type, 0.01);
+  double best = gemm_gflops(device, NamedGemm{"", false, false, 256, 256, 256}, type, 0.01);
   if (best < 3) return best;
-  for (const ProductShape& shape :
-       {ProductShape{"", false, true, 1024, 768, 768}, ProductShape{"", false, false, 1024, 1024, 1024}})
-    best = std::max(best, product_gflops(device, shape, type, 0.12));
+  for (const NamedGemm& shape :
+       {NamedGemm{"", false, true, 1024, 768, 768}, NamedGemm{"", false, false, 1024, 1024, 1024}})
+    best = std::max(best, gemm_gflops(device, shape, type, 0.12));
   return best;
 }
 
@@ -82,8 +82,8 @@ double measured_copy_gbps(Device& device) {
   return 8.0 * static_cast<double>(n) / time * 1e-9;
 }
 
-const std::vector<ProductShape>& product_shapes() {
-  static const std::vector<ProductShape> shapes{
+const std::vector<NamedGemm>& named_gemms() {
+  static const std::vector<NamedGemm> shapes{
       {"gpt2-124m qkv forward", false, true, 4096, 2304, 768},
       {"gpt2-124m qkv input gradient", false, false, 4096, 768, 2304},
       {"gpt2-124m qkv weight gradient", true, false, 2304, 768, 4096},
@@ -137,12 +137,12 @@ class KernelBench {
                  dqkv = Tensor::zeros(device_, {tokens * layout.row()}),
                  lse = Tensor::zeros(device_, {m.batch * heads * m.seq}), none;
     // Two GEMMs of seq x seq x head_dim forward, five backward; half of the square is masked.
-    const double product = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) *
-                           static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
-    bound_by_products(prefix + "attention forward", 2 * product, [&] {
+    const double gemm = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) *
+                        static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
+    bound_by_gemms(prefix + "attention forward", 2 * gemm, [&] {
       launch(device_, device_.table().attention->forward, a, qkv, none, none, out, lse);
     });
-    bound_by_products(prefix + "attention backward", 5 * product, [&] {
+    bound_by_gemms(prefix + "attention backward", 5 * gemm, [&] {
       launch(device_, device_.table().attention->backward, a, qkv, out, lse, dout, none, none, dqkv);
     });
     const Tensor angles = noise(device_, m.seq * m.head_dim / 2);
@@ -231,22 +231,29 @@ class KernelBench {
     const int64_t n = 16 << 20;
     const Tensor grad = noise(device_, n), main = noise(device_, n), m = noise(device_, n),
                  v = Tensor::zeros(device_, {n}), none;
-    AdamStep step;
-    step.lr = 1e-3f, step.beta1 = 0.9f, step.beta2 = 0.95f, step.eps = 1e-8f, step.weight_decay = 0.1f;
+    const UpdateRange range{.count = n};
+    const Tensor ranges = Tensor::empty(device_, {sizeof range}, DType::u8);
+    ranges.copy_from_host_bytes(std::as_bytes(std::span(&range, 1)));
+    const StepScale scale{.lr = 1e-3, .weight_decay = 0.1f};
+    const AdamStep adam{.scale = scale, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f};
     bound_by_memory("adam (16 Mi parameters)", 28 * n, [&] {
-      launch(device_, device_.table().optimizers->adam, step, grad, 1.0f, main, m, v, none, n);
+      launch(device_, device_.table().optimizers->adam, adam, ranges, 1, grad, main, m, v, none);
+    });
+    const LionStep lion{.scale = scale, .beta1 = 0.95f, .beta2 = 0.98f};
+    bound_by_memory("lion (16 Mi parameters)", 20 * n, [&] {
+      launch(device_, device_.table().optimizers->lion, lion, ranges, 1, grad, main, m, none);
     });
     const Tensor sum = Tensor::zeros(device_, {1}, DType::f64);
     bound_by_memory("sum of squares (16 Mi)", 4 * n, [&] {
-      launch(device_, device_.table().elementwise->sum_of_squares, grad, n, sum, false);
+      launch(device_, device_.table().optimizers->sum_of_squares, ranges, 1, grad, sum, false);
     });
     const int64_t rows = 4096, cols = 4096;
     std::vector<int64_t> ids(static_cast<size_t>(rows));
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
-    const Tensor row_ids = Tensor::from_host<int64_t>(device_, {rows}, ids);
+    const Tensor dropout_rows = Tensor::from_host<int64_t>(device_, {rows}, ids);
     bound_by_memory("dropout (16 Mi)", 8 * n, [&] {
       launch(device_, device_.table().elementwise->dropout, grad, v, rows, cols, 0, 0.1f, PhiloxKey{1, 2},
-             row_ids);
+             dropout_rows);
     });
   }
 
@@ -259,7 +266,7 @@ class KernelBench {
     rates_.push_back({std::move(name), Peak::copy, rate, rate / copy_gbps_});
   }
   template <class Run>
-  void bound_by_products(std::string name, double flops, Run&& run) {
+  void bound_by_gemms(std::string name, double flops, Run&& run) {
     const double rate = flops / shortest(device_, seconds_, run) * 1e-9;
     rates_.push_back({std::move(name), Peak::gemm, rate, rate / gemm_gflops_});
   }

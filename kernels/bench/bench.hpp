@@ -11,7 +11,7 @@
 namespace capstan::kernels {
 
 // The type whose GEMM throughput bounds a training step in `compute`: fp32 also where bf16 is widened.
-DType product_type(DType compute);
+DType gemm_type(DType compute);
 
 // GEMM throughput of that type in GFLOP/s (2mnk FLOPs each): the best of a few medium shapes, in about 0.3 s.
 // The reference of a training step's `gemm%`.
@@ -23,33 +23,35 @@ double measured_copy_gbps(Device& device);
 enum class Peak : uint8_t { gemm, copy };
 struct KernelRate {
   std::string name;  // "attention forward 4x1024x12x64"
-  Peak peak;         // that bounds it
-  double rate = 0;   // GFLOP/s or GB/s
-  double share = 0;  // fraction of the peak
+  // The peak that bounds this kernel.
+  Peak peak;
+  double rate = 0;  // GFLOP/s or GB/s
+  double fraction_of_peak = 0;
 };
 // One row for each kernel at the shapes of a model: GPT-2 124M at 4 x 1024 tokens and the `quickstart`
 // recipe. Causal attention counts half of the square. Each takes about `seconds`.
 std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps,
                                         double seconds = 0.3);
 
-struct ProductShape {
+struct NamedGemm {
   const char* name;
   bool trans_a, trans_b;
   int64_t m, n, k;
 };
 // The GEMMs of a training step of the two models: forward, input gradient, weight gradient.
-const std::vector<ProductShape>& product_shapes();
-double product_gflops(Device& device, const ProductShape& shape, DType dtype, double seconds);
+const std::vector<NamedGemm>& named_gemms();
+double gemm_gflops(Device& device, const NamedGemm& shape, DType dtype, double seconds);
 
 // The same fp32 GEMM by oneDNN on this host with as many threads, for comparison.
-double onednn_product_gflops(const ProductShape& shape, int threads, double seconds);
+double onednn_gemm_gflops(const NamedGemm& shape, int threads, double seconds);
 
 // Measures a 2048 x 2048 x 2048 GEMM by Capstan and by oneDNN (bf16: Capstan only), about 0.2 s per run.
 // Interleave runs with the measured work, so that other programs on the same cores slow down both.
 struct PeakMeasurement {
   explicit PeakMeasurement(Device& on, DType type = DType::f32);
   void run();
-  double gflops() const;  // the faster one's mean over all runs
+  // The faster one's mean over all runs.
+  double gflops() const;
   double seconds() const { return spent_; }
 
  private:
@@ -62,6 +64,6 @@ struct PeakMeasurement {
 
 // The measured GEMM peak for training steps: the best throughput of either (bf16: of Capstan) on 2048 x 2048
 // x 2048 and on two GEMMs of GPT-2 124M, in about two seconds.
-double roof_gemm_gflops(Device& device, DType type = DType::f32);
+double peak_gemm_gflops(Device& device, DType type = DType::f32);
 
 }  // namespace capstan::kernels

@@ -25,7 +25,7 @@ void set_openmp_threads(int threads) {
 
 }  // namespace
 
-double onednn_product_gflops(const ProductShape& s, int threads, double seconds) {
+double onednn_gemm_gflops(const NamedGemm& s, int threads, double seconds) {
   set_openmp_threads(threads);
   std::vector<float> a(static_cast<size_t>(s.m * s.k), 0.7f), b(static_cast<size_t>(s.n * s.k), 1.1f),
       c(static_cast<size_t>(s.m * s.n));
@@ -82,14 +82,13 @@ double PeakMeasurement::gflops() const {
   return runs_ > 1 ? flops / std::min(own_, onednn_) * 1e-9 : 0;
 }
 
-double roof_gemm_gflops(Device& device, DType type) {
+double peak_gemm_gflops(Device& device, DType type) {
   double best = 0;
-  for (const ProductShape& shape :
-       {ProductShape{"", false, false, 2048, 2048, 2048}, ProductShape{"", false, true, 4096, 2304, 768},
-        ProductShape{"", false, false, 4096, 3072, 768}})
-    best =
-        std::max({best, product_gflops(device, shape, type, 0.3),
-                  type == DType::f32 ? onednn_product_gflops(shape, device.context().pool->size(), 0.3) : 0});
+  for (const NamedGemm& shape :
+       {NamedGemm{"", false, false, 2048, 2048, 2048}, NamedGemm{"", false, true, 4096, 2304, 768},
+        NamedGemm{"", false, false, 4096, 3072, 768}})
+    best = std::max({best, gemm_gflops(device, shape, type, 0.3),
+                     type == DType::f32 ? onednn_gemm_gflops(shape, device.context().pool->size(), 0.3) : 0});
   return best;
 }
 

@@ -24,7 +24,8 @@ constexpr int64_t kColumns = 256;
 template <class A>
 HWY_INLINE double sum_of_products(A a, int64_t begin, int64_t n) {
   double total = 0;
-  constexpr int64_t kRun = 2048;  // largest number of values in an fp32 sum
+  // Largest number of values in an fp32 sum.
+  constexpr int64_t kRun = 2048;
   for (int64_t done = 0; done < n; done += kRun) {
     VF sum = splat(0);
     for_vectors(
@@ -101,7 +102,8 @@ void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int
       double* total = c.scratch_of<double>(worker, kColumns + kColumns / 2);
       float* part = reinterpret_cast<float*>(total + kColumns);
       std::fill(total, total + n, 0.0);
-      constexpr int64_t kRows = 64;  // fp32 sums of so many rows
+      // fp32 sums of so many rows.
+      constexpr int64_t kRows = 64;
       for (int64_t first = 0; first < rows; first += kRows) {
         std::fill(part, part + n, 0.0f);
         for (int64_t r = first; r < std::min(rows, first + kRows); ++r)
@@ -134,10 +136,10 @@ void nf4_quantize(Context& c, const float* x, int64_t n, int64_t block, uint8_t*
       scales[i] = largest;
       const VF inverse = splat(1.0f / std::max(largest, 1e-38f));  // keeps a block of zeros
       const auto code_of = [&](VF value) HWY_ATTR {
-        const VF share = hn::Mul(value, inverse);
+        const VF fraction = hn::Mul(value, inverse);
         VF code = splat(0);
         for (const float limit : kLimits)
-          code = hn::Add(code, hn::IfThenElseZero(hn::Gt(share, splat(limit)), splat(1)));
+          code = hn::Add(code, hn::IfThenElseZero(hn::Gt(fraction, splat(limit)), splat(1)));
         return code;
       };
       for (int64_t at = i * block; at < last; at += 64) {
@@ -146,7 +148,8 @@ void nf4_quantize(Context& c, const float* x, int64_t n, int64_t block, uint8_t*
             count, [&](int64_t j) HWY_ATTR { store(code_of(load(x + at + j)), found + j); },
             [&](int64_t j, int64_t k)
                 HWY_ATTR { store_part(code_of(load_part(x + at + j, k)), found + j, k); });
-        found[count] = 7;  // zero, pads an odd count
+        // Zero, pads an odd count.
+        found[count] = 7;
         for (int64_t j = 0; j < count; j += 2)
           codes[(at + j) / 2] =
               static_cast<uint8_t>(static_cast<int>(found[j]) << 4 | static_cast<int>(found[j + 1]));

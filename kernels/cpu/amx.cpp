@@ -27,9 +27,11 @@ using namespace amx;
 // `sums` keeps the sums of a panel between passes.
 constexpr int64_t kPackedValues = int64_t{1} << 22;
 constexpr int64_t kMaxDepth = 4096, kPassSteps = 8;
-constexpr int64_t kRowValues = int64_t{5} << 17;  // of A in the second-level cache
+// Of A in the second-level cache.
+constexpr int64_t kRowValues = int64_t{5} << 17;
 constexpr int64_t kMaxRows = 256, kMinRows = 64, kMaxCols = 1024, kMinCols = 128;
-constexpr int64_t kTileWork = int64_t{1} << 23;  // multiply-adds below which a tile is not worth a thread
+// multiply-adds below which a tile is not worth a thread.
+constexpr int64_t kTileWork = int64_t{1} << 23;
 constexpr int64_t kTiles = 32;
 // Results larger than this leave the caches before they are read: non-temporal stores save reading their
 // cache lines.
@@ -58,11 +60,13 @@ struct Plan {
 
 // Header of a worker's packed panels of A, which the next tile reuses if it has the same rows.
 struct alignas(64) PackedRows {
-  int64_t row, depth;  // the first ones; row < 0: nothing
+  // The first ones; row < 0: nothing.
+  int64_t row, depth;
 };
 
 struct Scratch {
-  bool copy;  // bf16 results of several chunks of k are summed in a copy of C's columns
+  // bf16 results of several chunks of k are summed in a copy of C's columns.
+  bool copy;
   size_t a, sums, b, c_copy;
   Scratch(const GemmShape& s, const Plan& p, DType out)
       : copy(out == DType::bf16 && p.chunk_k < s.k),
@@ -165,7 +169,7 @@ WorkspaceSize amx_scratch(const GemmShape& s, DType out) {
   return Scratch(s, Plan(s), out).need();
 }
 
-void amx_product(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float beta) {
+void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float beta) {
   const Plan p(s);
   const Scratch scratch(s, p, out.dtype);
   const bf16 *a = a_in.as<bf16>(), *b = b_in.as<bf16>();
@@ -235,7 +239,7 @@ bool runs_amx() {
 WorkspaceSize amx_scratch(const GemmShape&, DType) {
   return {};
 }
-void amx_product(Context&, const GemmShape&, In, In, Out, float) {}
+void amx_gemm(Context&, const GemmShape&, In, In, Out, float) {}
 }  // namespace capstan::kernels
 
 #endif

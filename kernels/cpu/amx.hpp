@@ -1,4 +1,4 @@
-// bf16 products on the processor's tile unit (Intel AMX): tiles of 16 rows of 64 bytes, of which one
+// bf16 GEMMs on the processor's tile unit (Intel AMX): tiles of 16 rows of 64 bytes, of which one
 // instruction multiplies two and adds to a third of 16 x 16 fp32 sums.
 #pragma once
 
@@ -17,7 +17,7 @@ bool runs_amx();
 
 // C = op(A) op(B) + beta C, beta 0 or 1; A and B bf16, C fp32 or bf16, sums in fp32. m, n and k are positive.
 // The tiling depends on the shape alone. Needs runs_amx().
-void amx_product(Context& c, const GemmShape& s, In a, In b, Out out, float beta);
+void amx_gemm(Context& c, const GemmShape& s, In a, In b, Out out, float beta);
 WorkspaceSize amx_scratch(const GemmShape& s, DType out);
 
 }  // namespace capstan::kernels

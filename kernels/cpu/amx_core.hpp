@@ -30,7 +30,8 @@
 
 namespace capstan::kernels::amx {
 
-constexpr int64_t kPanel = 32, kDepth = 32;       // rows or columns of a panel, k of a step
+// Rows or columns of a panel, k of a step.
+constexpr int64_t kPanel = 32, kDepth = 32;
 constexpr int64_t kStepValues = kPanel * kDepth;  // bf16 of a step
 constexpr int64_t kTileValues = kStepValues / 2;
 

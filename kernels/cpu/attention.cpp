@@ -27,9 +27,9 @@ namespace HWY_NAMESPACE {
 template <class Gemms>
 void forward_block(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const Rows& q_rows,
                    const PackedKeys<Gemms>& kv, int64_t d, Logits logits, const DropoutMask& drop,
-                   const int64_t* row_ids, Out out, int64_t out_at, int64_t out_stride, float* lse) {
+                   const int64_t* dropout_rows, Out out, int64_t out_at, int64_t out_stride, float* lse) {
   init_softmax_rows(s, b, d);
-  attend(s, b, Gemms::pack_left(q_rows.from(b.q0), b.nq, d, s.q), kv, d, logits, drop, row_ids);
+  attend(s, b, Gemms::pack_left(q_rows.from(b.q0), b.nq, d, s.q), kv, d, logits, drop, dropout_rows);
   for (int64_t i = 0; i < b.nq; ++i) {
     const bool nothing = s.max[i] == -kInfinity;
     write_row(out, out_at + (b.q0 + i) * out_stride, s.out + i * Gemms::padded(d),
@@ -45,14 +45,14 @@ WorkspaceSize forward_scratch_of(const AttentionShape& a) {
           ForwardScratch<Gemms>(nullptr, d).floats * sizeof(float)};
 }
 WorkspaceSize forward_scratch(AttentionShape a, DType type) {
-  return with_gemms(on_tiles(type), [&](auto products) { return forward_scratch_of<decltype(products)>(a); });
+  return with_gemms(on_tiles(type), [&](auto gemms) { return forward_scratch_of<decltype(gemms)>(a); });
 }
 
 // First, all threads together pack the keys and values of all groups, because every block of queries uses
 // them.
 template <class Gemms>
 void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* document_start,
-                  const int64_t* row_ids, Out out, float* lse) {
+                  const int64_t* dropout_rows, Out out, float* lse) {
   using Value = typename Gemms::Value;
   const int64_t heads = a.qkv.heads(), groups = a.qkv.groups, per_group = a.qkv.heads_per_group,
                 d = a.qkv.head_dim, row = a.qkv.row(), seq = a.seq;
@@ -84,14 +84,14 @@ void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* do
     forward_block(s, scores, {qkv, token * row + a.qkv.query(head), row}, {keys, keys + k_size, seq}, d,
                   {a.scale, a.softcap},
                   {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)},
-                  row_ids ? row_ids + token : nullptr, out, token * heads * d + head * d, heads * d,
+                  dropout_rows ? dropout_rows + token : nullptr, out, token * heads * d + head * d, heads * d,
                   lse ? lse + (b * heads + head) * seq : nullptr);
   });
 }
-void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start, const int64_t* row_ids,
+void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start, const int64_t* dropout_rows,
              Out out, float* lse) {
-  with_gemms(on_tiles(qkv.dtype), [&](auto products) {
-    forward_with<decltype(products)>(c, a, qkv, document_start, row_ids, out, lse);
+  with_gemms(on_tiles(qkv.dtype), [&](auto gemms) {
+    forward_with<decltype(gemms)>(c, a, qkv, document_start, dropout_rows, out, lse);
   });
 }
 
@@ -102,15 +102,14 @@ WorkspaceSize backward_scratch_of(const AttentionShape& a) {
   return {0, BackwardScratch<Gemms>(nullptr, a.seq, a.seq, a.qkv.head_dim).floats * sizeof(float)};
 }
 WorkspaceSize backward_scratch(AttentionShape a, DType type) {
-  return with_gemms(on_tiles(type),
-                    [&](auto products) { return backward_scratch_of<decltype(products)>(a); });
+  return with_gemms(on_tiles(type), [&](auto gemms) { return backward_scratch_of<decltype(gemms)>(a); });
 }
 
 // One tile computes all heads of one group of one sequence, so that no two tiles add to the same elements;
 // the order of its sums is fixed.
 template <class Gemms>
 void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const float* lse, In dout,
-                   const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
+                   const int32_t* document_start, const int64_t* dropout_rows, Out dqkv) {
   const int64_t heads = a.qkv.heads(), per_group = a.qkv.heads_per_group, d = a.qkv.head_dim,
                 row = a.qkv.row(), seq = a.seq;
   const WorkspaceSize need = backward_scratch_of<Gemms>(a);
@@ -130,7 +129,7 @@ void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const fl
                            {out, out_at, heads * d},
                            {dout, out_at, heads * d},
                            lse + (b * heads + head) * seq,
-                           row_ids ? row_ids + token : nullptr,
+                           dropout_rows ? dropout_rows + token : nullptr,
                            seq};
       const DropoutMask drop{a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)};
       pack_queries(s, rows, d);
@@ -149,9 +148,9 @@ void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const fl
   });
 }
 void backward(Context& c, AttentionShape a, In qkv, In out, const float* lse, In dout,
-              const int32_t* document_start, const int64_t* row_ids, Out dqkv) {
-  with_gemms(on_tiles(qkv.dtype), [&](auto products) {
-    backward_with<decltype(products)>(c, a, qkv, out, lse, dout, document_start, row_ids, dqkv);
+              const int32_t* document_start, const int64_t* dropout_rows, Out dqkv) {
+  with_gemms(on_tiles(qkv.dtype), [&](auto gemms) {
+    backward_with<decltype(gemms)>(c, a, qkv, out, lse, dout, document_start, dropout_rows, dqkv);
   });
 }
 
@@ -171,7 +170,8 @@ HWY_INLINE void decode_query(const float* q, const T* k, const T* v, int64_t d, 
     scores[j - low] = sum_lanes(sum) * logits.scale;
     highest = std::max(highest, scores[j - low]);
   }
-  if (logits.softcap > 0 && high > low) {  // monotonic: the highest stays the highest
+  // Monotonic: the highest stays the highest.
+  if (logits.softcap > 0 && high > low) {
     cap_row(scores, 0, high - low, {1.0f, logits.softcap});
     highest = hn::GetLane(softcap(splat(highest), splat(logits.softcap), splat(1.0f / logits.softcap)));
   }
@@ -202,8 +202,9 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
   const bool few = a.seq < kMr;
   struct Panels {
     ForwardScratch<Gemms> rows;
-    float *query, *scores;  // for few queries, one at a time
-    Value *k, *v;           // for many queries
+    // For few queries, one at a time.
+    float *query, *scores;
+    Value *k, *v;  // for many queries
     size_t floats;
     Panels(float* base, bool few, int64_t keys, int64_t d) : rows(base, d) {
       ScratchAllocator t{base, rows.floats};
@@ -264,8 +265,8 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
 }
 void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int64_t past, int64_t capacity,
             Out out) {
-  with_gemms(a.seq >= kMr && k_cache.dtype == DType::bf16 && on_tiles(qkv.dtype), [&](auto products) {
-    decode_with<decltype(products)>(c, a, qkv, k_cache, v_cache, past, capacity, out);
+  with_gemms(a.seq >= kMr && k_cache.dtype == DType::bf16 && on_tiles(qkv.dtype), [&](auto gemms) {
+    decode_with<decltype(gemms)>(c, a, qkv, k_cache, v_cache, past, capacity, out);
   });
 }
 

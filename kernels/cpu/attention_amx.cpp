@@ -34,16 +34,15 @@ CAPSTAN_AMX_CALLED void pack(Panels panels, const bf16* from, int64_t ld, int64_
   }
 }
 
-CAPSTAN_AMX_CALLED void product(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums,
-                                int64_t ld) {
+CAPSTAN_AMX_CALLED void gemm(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld) {
   multiply(a, b, depth / kDepth, add, sums, ld);
 }
-CAPSTAN_AMX_CALLED void product_of_sum(const bf16* a, const bf16* rest, const bf16* b, int64_t depth,
-                                       float* sums, int64_t ld) {
+CAPSTAN_AMX_CALLED void gemm_of_sum(const bf16* a, const bf16* rest, const bf16* b, int64_t depth,
+                                    float* sums, int64_t ld) {
   multiply_both<false>(a, b, rest, depth / kDepth, sums, ld);
 }
-CAPSTAN_AMX_CALLED void product_with_sum(const bf16* a, const bf16* b, const bf16* rest, int64_t depth,
-                                         float* sums, int64_t ld) {
+CAPSTAN_AMX_CALLED void gemm_with_sum(const bf16* a, const bf16* b, const bf16* rest, int64_t depth,
+                                      float* sums, int64_t ld) {
   multiply_both<true>(a, b, rest, depth / kDepth, sums, ld);
 }
 
@@ -56,8 +55,8 @@ CAPSTAN_AMX __m512i narrow_pairs(__m512 even, __m512 odd) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kTurns), narrow32(even, odd));
 }
 
-// Two bf16 numbers with 16 bits of v together: v truncated, and the rounded remainder.
-CAPSTAN_AMX __m512 cut_off(__m512 v) {
+// v truncated to bf16. split32 and split_pairs store it and the rounded remainder: 16 significant bits.
+CAPSTAN_AMX __m512 truncated(__m512 v) {
   return _mm512_castsi512_ps(
       _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
@@ -67,13 +66,14 @@ CAPSTAN_AMX void split32(__m512 low, __m512 high, bf16* to, bf16* rest) {
                                                       45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
   _mm512_store_si512(to, _mm512_permutex2var_epi16(_mm512_castps_si512(low), _mm512_load_si512(kUpper),
                                                    _mm512_castps_si512(high)));
-  _mm512_store_si512(rest, narrow32(_mm512_sub_ps(low, cut_off(low)), _mm512_sub_ps(high, cut_off(high))));
+  _mm512_store_si512(rest,
+                     narrow32(_mm512_sub_ps(low, truncated(low)), _mm512_sub_ps(high, truncated(high))));
 }
 CAPSTAN_AMX void split_pairs(__m512 even, __m512 odd, bf16* to, bf16* rest) {
-  const __m512 cut_even = cut_off(even), cut_odd = cut_off(odd);
+  const __m512 even_part = truncated(even), odd_part = truncated(odd);
   _mm512_store_si512(
-      to, _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(cut_odd)));
-  _mm512_store_si512(rest, narrow_pairs(_mm512_sub_ps(even, cut_even), _mm512_sub_ps(odd, cut_odd)));
+      to, _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd_part)));
+  _mm512_store_si512(rest, narrow_pairs(_mm512_sub_ps(even, even_part), _mm512_sub_ps(odd, odd_part)));
 }
 }  // namespace
 
@@ -158,7 +158,7 @@ struct Sum {
 };
 
 // Reduces 16 rows together, so that no row waits for its own horizontal maximum or sum.
-template <int kVectors, bool kWhole>
+template <int kVectors, bool kUnmasked>
 CAPSTAN_AMX bool softmax_of(const ScoreRows& r, float* max, float* sum, float* correction, bf16* weights,
                             bf16* rest) {
   alignas(64) float lanes[kPanel][16], shift[kPanel];
@@ -168,8 +168,8 @@ CAPSTAN_AMX bool softmax_of(const ScoreRows& r, float* max, float* sum, float* c
     __m512 top = nothing;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v)
-      top = kWhole ? _mm512_max_ps(top, _mm512_loadu_ps(row + v * 16))
-                   : _mm512_mask_max_ps(top, seen(r, i, v * 16), top, _mm512_loadu_ps(row + v * 16));
+      top = kUnmasked ? _mm512_max_ps(top, _mm512_loadu_ps(row + v * 16))
+                      : _mm512_mask_max_ps(top, seen(r, i, v * 16), top, _mm512_loadu_ps(row + v * 16));
     _mm512_store_ps(lanes[i], top);
   }
   __mmask16 changed = 0;
@@ -198,7 +198,7 @@ CAPSTAN_AMX bool softmax_of(const ScoreRows& r, float* max, float* sum, float* c
       for (int h = 0; h < 2; ++h) {
         const int64_t j = (v + h) * 16;
         x[h] = exp2_not_positive(_mm512_fmsub_ps(_mm512_loadu_ps(row + j), factor, own));
-        if constexpr (!kWhole) x[h] = _mm512_maskz_mov_ps(seen(r, i, j), x[h]);
+        if constexpr (!kUnmasked) x[h] = _mm512_maskz_mov_ps(seen(r, i, j), x[h]);
         total[h] = _mm512_add_ps(total[h], x[h]);
       }
       const int64_t at = v / 2 * kStepValues + i * kDepth;
@@ -211,26 +211,26 @@ CAPSTAN_AMX bool softmax_of(const ScoreRows& r, float* max, float* sum, float* c
   return changed != 0;
 }
 
-template <bool kWhole>
+template <bool kUnmasked>
 CAPSTAN_AMX bool softmax_of_width(const ScoreRows& r, float* max, float* sum, float* correction,
                                   bf16* weights, bf16* rest) {
-  if (r.width == 32) return softmax_of<2, kWhole>(r, max, sum, correction, weights, rest);
-  if (r.width == 64) return softmax_of<4, kWhole>(r, max, sum, correction, weights, rest);
-  if (r.width == 96) return softmax_of<6, kWhole>(r, max, sum, correction, weights, rest);
-  return softmax_of<8, kWhole>(r, max, sum, correction, weights, rest);
+  if (r.width == 32) return softmax_of<2, kUnmasked>(r, max, sum, correction, weights, rest);
+  if (r.width == 64) return softmax_of<4, kUnmasked>(r, max, sum, correction, weights, rest);
+  if (r.width == 96) return softmax_of<6, kUnmasked>(r, max, sum, correction, weights, rest);
+  return softmax_of<8, kUnmasked>(r, max, sum, correction, weights, rest);
 }
 
 // P and dS of the keys [j, j + 16) of row i.
-template <bool kWhole>
+template <bool kUnmasked>
 CAPSTAN_AMX void gradients_of(const ScoreRows& r, const float* dp, int64_t i, int64_t j, __m512 factor,
                               __m512 lse, __m512 delta, __m512& p, __m512& ds) {
   const int64_t at = i * r.ld + j;
   p = exp2_not_positive(_mm512_fmsub_ps(_mm512_loadu_ps(r.scores + at), factor, lse));
-  if constexpr (!kWhole) p = _mm512_maskz_mov_ps(seen(r, i, j), p);
+  if constexpr (!kUnmasked) p = _mm512_maskz_mov_ps(seen(r, i, j), p);
   ds = _mm512_mul_ps(p, _mm512_sub_ps(_mm512_loadu_ps(dp + at), delta));
-  if constexpr (!kWhole) ds = _mm512_maskz_mov_ps(seen(r, i, j), ds);
+  if constexpr (!kUnmasked) ds = _mm512_maskz_mov_ps(seen(r, i, j), ds);
 }
-template <bool kWhole>
+template <bool kUnmasked>
 CAPSTAN_AMX void score_gradients_of(const ScoreRows& r, const float* dp, const float* lse, const float* delta,
                                     bf16* ds_rows, bf16* p_columns, bf16* p_rest, bf16* ds_columns,
                                     int64_t panel) {
@@ -239,10 +239,11 @@ CAPSTAN_AMX void score_gradients_of(const ScoreRows& r, const float* dp, const f
     const __m512 l[2] = {_mm512_set1_ps(lse[i] * kLog2E), _mm512_set1_ps(lse[i + 1] * kLog2E)};
     const __m512 d[2] = {_mm512_set1_ps(delta[i]), _mm512_set1_ps(delta[i + 1])};
     for (int64_t j = 0; j < r.width; j += kPanel) {
-      __m512 p[2][2], ds[2][2];  // of two rows, of two vectors
+      // Of two rows, of two vectors.
+      __m512 p[2][2], ds[2][2];
       for (int row = 0; row < 2; ++row)
         for (int v = 0; v < 2; ++v)
-          gradients_of<kWhole>(r, dp, i + row, j + v * 16, factor, l[row], d[row], p[row][v], ds[row][v]);
+          gradients_of<kUnmasked>(r, dp, i + row, j + v * 16, factor, l[row], d[row], p[row][v], ds[row][v]);
       for (int row = 0; row < 2; ++row)
         _mm512_store_si512(ds_rows + j * kPanel + (i + row) * kDepth, narrow32(ds[row][0], ds[row][1]));
       for (int v = 0; v < 2; ++v) {

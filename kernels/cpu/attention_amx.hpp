@@ -11,7 +11,7 @@ namespace capstan::kernels::amx {
 void set_up_tiles();  // of the calling thread
 void give_back_tiles();
 
-// The caller of product holds one.
+// The caller of gemm holds one.
 class Unit {
  public:
   Unit() { set_up_tiles(); }
@@ -27,11 +27,11 @@ enum class Panels { rows, rows_of_columns, columns, columns_of_rows };
 void pack(Panels panels, const bf16* from, int64_t ld, int64_t n, int64_t k, bf16* to, int64_t stride);
 
 // sums[32][32] (+)= one panel times another; the depth is a multiple of 32.
-void product(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld);
+void gemm(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld);
 
 // sums += (a + rest) b, and sums += a (b + rest).
-void product_of_sum(const bf16* a, const bf16* rest, const bf16* b, int64_t depth, float* sums, int64_t ld);
-void product_with_sum(const bf16* a, const bf16* b, const bf16* rest, int64_t depth, float* sums, int64_t ld);
+void gemm_of_sum(const bf16* a, const bf16* rest, const bf16* b, int64_t depth, float* sums, int64_t ld);
+void gemm_with_sum(const bf16* a, const bf16* b, const bf16* rest, int64_t depth, float* sums, int64_t ld);
 
 // A left panel of s[rows][depth] rounded, rows <= 32; zeros pad it to 32 rows. depth is a multiple of 32. If
 // `rest` is given, a second panel there holds the rounded rounding errors: both together have 16 bits of s.

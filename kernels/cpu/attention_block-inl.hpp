@@ -1,5 +1,5 @@
-// What attention computes of one block of queries and keys: visible intervals, packing, the GEMMs on either
-// unit (Vectors, fp32, or Tiles, bf16 on the tile unit), dropout and logits. A Highway "-inl" header of
+// Attention of one block of queries and keys: visible intervals, packing, the GEMMs on either unit (Vectors,
+// fp32, or Tiles, bf16 on the tile unit), dropout and logits. A Highway "-inl" header of
 // attention_core-inl.hpp.
 //
 // Masks are intervals: keys [low(i), high(i)) are visible to query i, from causality, window and document
@@ -158,7 +158,8 @@ enum class Weights { probabilities, gradients };
 
 struct Vectors {
   using Value = float;  // of packed arrays
-  struct Unit {};       // held by the caller of GEMMs
+  // Held by the caller of GEMMs.
+  struct Unit {};
   static constexpr bool kFuses = false;
 
   static constexpr int64_t kQueries = 64, kKeys = 144, kPanel = kNr,
@@ -225,9 +226,9 @@ struct Vectors {
       int64_t from, to;
       if (!b.keys_of_rows(i, rows, from, to)) continue;
       for (int64_t j = from / kNr * kNr; j < to; j += kNr)
-        panel_product_of<From::rows, false>(panel_width(keys, b.k0 + j), d, x.at + i * x.stride, x.stride,
-                                            y_columns + (b.k0 + j) * d, 1.0f, 0.0f, scores + i * kKeys + j,
-                                            kKeys, rows, std::min(kNr, std::min(keys - b.k0, kKeys) - j));
+        panel_gemm_of<PanelLayout::rows, false>(
+            panel_width(keys, b.k0 + j), d, x.at + i * x.stride, x.stride, y_columns + (b.k0 + j) * d, 1.0f,
+            0.0f, scores + i * kKeys + j, kKeys, rows, std::min(kNr, std::min(keys - b.k0, kKeys) - j));
     }
   }
   static HWY_INLINE void weighted_rows(const Block<Vectors>& b, Weights /*weights*/, const float* s,
@@ -239,9 +240,9 @@ struct Vectors {
       if (!b.keys_of_rows(i, rows, from, to)) continue;
       for (int64_t j = 0, width; j < d; j += width) {
         width = depth_panel(d, j);
-        panel_product_of<From::rows, false>(width, to - from, s + i * kKeys + from, kKeys,
-                                            y_depth + j * keys + (b.k0 + from) * width, 1.0f, 1.0f,
-                                            out + i * d + j, d, rows, std::min(width, d - j));
+        panel_gemm_of<PanelLayout::rows, false>(width, to - from, s + i * kKeys + from, kKeys,
+                                                y_depth + j * keys + (b.k0 + from) * width, 1.0f, 1.0f,
+                                                out + i * d + j, d, rows, std::min(width, d - j));
       }
     }
   }
@@ -254,9 +255,9 @@ struct Vectors {
       if (!b.queries_of(i, rows, from, to)) continue;
       for (int64_t j = 0, width; j < d; j += width) {
         width = depth_panel(d, j);
-        panel_product_of<From::columns, false>(width, to - from, s + from * kKeys + i, kKeys,
-                                               x_other + j * queries + (b.q0 + from) * width, 1.0f, 1.0f,
-                                               sums + (b.k0 + i) * d + j, d, rows, std::min(width, d - j));
+        panel_gemm_of<PanelLayout::columns, false>(
+            width, to - from, s + from * kKeys + i, kKeys, x_other + j * queries + (b.q0 + from) * width,
+            1.0f, 1.0f, sums + (b.k0 + i) * d + j, d, rows, std::min(width, d - j));
       }
     }
   }
@@ -314,8 +315,7 @@ struct Tiles {
       int64_t from, to;
       if (!b.keys_of_rows(i, std::min<int64_t>(32, b.nq - i), from, to)) continue;
       for (int64_t j = from / 32 * 32; j < to; j += 32)
-        amx::product(x + i * depth, y_columns + (b.k0 + j) * depth, depth, false, scores + i * kKeys + j,
-                     kKeys);
+        amx::gemm(x + i * depth, y_columns + (b.k0 + j) * depth, depth, false, scores + i * kKeys + j, kKeys);
     }
   }
   static void weighted_rows(const Block<Tiles>& b, Weights weights, const float* s, const bf16* y_depth,
@@ -338,9 +338,9 @@ struct Tiles {
     for (int64_t j = 0; j < width; j += 32) {
       const bf16* y = y_depth + j * padded(keys);
       if (rest)
-        amx::product_of_sum(weights, rest, y, depth, out + j, width);
+        amx::gemm_of_sum(weights, rest, y, depth, out + j, width);
       else
-        amx::product(weights, y, depth, true, out + j, width);
+        amx::gemm(weights, y, depth, true, out + j, width);
     }
   }
   static void weighted_columns(const Block<Tiles>& b, Weights weights, const float* s, const bf16* x_other,
@@ -362,9 +362,9 @@ struct Tiles {
     for (int64_t i = 0; i < padded(d); i += 32) {
       const bf16* x = x_other + i * padded(queries);
       if (rest)
-        amx::product_with_sum(x, weights, rest, depth, sums + i * 32, 32);
+        amx::gemm_with_sum(x, weights, rest, depth, sums + i * 32, 32);
       else
-        amx::product(x, weights, depth, true, sums + i * 32, 32);
+        amx::gemm(x, weights, depth, true, sums + i * 32, 32);
     }
   }
 
@@ -393,7 +393,7 @@ struct Tiles {
   static void scores_of(const VisibleKeys& seen, const bf16* x, const bf16* y_columns, int64_t depth,
                         float* scores) {
     for (int64_t j = 0; j < seen.width; j += 32)
-      amx::product(x, y_columns + (seen.first + j) * depth, depth, false, scores + j, kKeys);
+      amx::gemm(x, y_columns + (seen.first + j) * depth, depth, false, scores + j, kKeys);
   }
 
   template <class Scratch, class Keys>
@@ -422,7 +422,8 @@ struct Tiles {
   template <class Scratch>
   static void backward_keys(const Scratch& s, const Block<Tiles>& b, LeftOperand q, LeftOperand dout,
                             const float* lse, int64_t queries, int64_t keys, int64_t d, float scale) {
-    constexpr int64_t kPanelValues = kQueries * 32;  // of a right panel of 32 keys
+    // Of a right panel of 32 keys.
+    constexpr int64_t kPanelValues = kQueries * 32;
     bf16 *p_columns = s.narrow, *p_rest = p_columns + kRounded;
     bf16 *ds_columns = p_rest + kRounded, *ds_rows = ds_columns + kRounded;
     const int64_t depth = padded(d);
@@ -472,16 +473,17 @@ HWY_INLINE auto with_gemms(bool tiles, Body&& body) {
 struct DropoutMask {
   float p = 0;
   PhiloxKey key{};
-  uint64_t head = 0;      // global index
-  int64_t first_key = 0;  // global position of key 0
+  uint64_t head = 0;  // global index
+  // Global position of key 0.
+  int64_t first_key = 0;
 };
 // The words of keys [first, first + n) (common/dropout.hpp), within `words`: blocks of four begin at
 // multiples of 4.
-HWY_INLINE const uint32_t* dropout_words(const DropoutMask& drop, int64_t row_id, int64_t first, int64_t n,
-                                         uint32_t* words) {
+HWY_INLINE const uint32_t* dropout_words(const DropoutMask& drop, int64_t dropout_row, int64_t first,
+                                         int64_t n, uint32_t* words) {
   const int64_t position = drop.first_key + first, before = position % 4;
   for (int64_t i = 0; i < before + n; i += 4 * kStep)
-    philox_words(drop.key, static_cast<uint64_t>(row_id),
+    philox_words(drop.key, static_cast<uint64_t>(dropout_row),
                  drop.head << 40 | static_cast<uint64_t>(position - before + i) >> 2, words + i);
   return words + before;
 }
@@ -499,7 +501,7 @@ HWY_INLINE float exp_one(float x) {
 
 // Masks a row of scores to the keys [from, to): -infinity beside them up to full vectors, which are then
 // [begin, end), zeros further out.
-HWY_INLINE void cut_row(float* row, int64_t from, int64_t to, int64_t width, int64_t& begin, int64_t& end) {
+HWY_INLINE void mask_row(float* row, int64_t from, int64_t to, int64_t width, int64_t& begin, int64_t& end) {
   begin = from / kStep * kStep;
   end = round_up(to, kStep);
   for (int64_t j = begin; j < from; ++j) row[j] = -kInfinity;
@@ -514,7 +516,7 @@ struct Logits {
 };
 
 // Converts the dot products [from, to) of a row, and their neighbors up to full vectors, into capped logits,
-// before cut_row hides the neighbors.
+// before mask_row hides the neighbors.
 HWY_INLINE void cap_row(float* row, int64_t from, int64_t to, Logits logits) {
   const VF most = splat(logits.softcap), inverse = splat(logits.scale / logits.softcap);
   for (int64_t j = from / kStep * kStep; j < to; j += kStep)
@@ -523,7 +525,8 @@ HWY_INLINE void cap_row(float* row, int64_t from, int64_t to, Logits logits) {
 
 // Allocates scratch memory sequentially, in floats or GEMM operand values (Context::scratch).
 struct ScratchAllocator {
-  float* base;  // null: computes the size only
+  // Null: computes the size only.
+  float* base;
   size_t floats = 0;
   template <class T = float>
   T* take(int64_t n) {

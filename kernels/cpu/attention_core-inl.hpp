@@ -22,7 +22,8 @@ template <class Gemms>
 struct ForwardScratch {
   using Value = typename Gemms::Value;
   float *scores, *out, *max, *sum;
-  float *highest, *correction;  // of the current block of keys
+  // Of the current block of keys.
+  float *highest, *correction;
   Value *q, *narrow;
   uint32_t* words;
   size_t floats;
@@ -60,11 +61,12 @@ HWY_INLINE void init_softmax_rows(const ForwardScratch<Gemms>& s, const Block<Ge
 template <class Gemms>
 HWY_INLINE void attend(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const typename Gemms::LeftOperand& q,
                        const PackedKeys<Gemms>& kv, int64_t d, Logits logits, const DropoutMask& drop,
-                       const int64_t* row_ids) {
+                       const int64_t* dropout_rows) {
   constexpr int64_t kKeys = Gemms::kKeys;
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
   const VF keep_factor = splat(drop.p > 0 ? 1.0f / (1.0f - drop.p) : 1.0f);
-  const VF scale = splat(logits.softcap > 0 ? 1.0f : logits.scale);  // capped logits are scaled already
+  // Capped logits are scaled already.
+  const VF scale = splat(logits.softcap > 0 ? 1.0f : logits.scale);
   const int64_t width = Gemms::padded(d);
 
   if constexpr (Gemms::kFuses)
@@ -83,7 +85,7 @@ HWY_INLINE void attend(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const ty
         continue;
       }
       if (logits.softcap > 0) cap_row(row, from, to, logits);
-      cut_row(row, from, to, b.width, begin, end);
+      mask_row(row, from, to, b.width, begin, end);
       VF m = load(row + begin);
       for (int64_t j = begin + kStep; j < end; j += kStep) m = hn::Max(m, load(row + j));
       s.highest[i] = max_lanes(hn::Mul(m, scale));
@@ -114,7 +116,7 @@ HWY_INLINE void attend(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const ty
       }
       s.sum[i] += sum_lanes(total);
       if (drop.p > 0) {
-        const uint32_t* words = dropout_words(drop, row_ids[b.q0 + i], k0, b.width, s.words);
+        const uint32_t* words = dropout_words(drop, dropout_rows[b.q0 + i], k0, b.width, s.words);
         for (int64_t j = begin; j < end; j += kStep)
           store(dropped(load(row + j), words + j, threshold, keep_factor), row + j);
       }
@@ -163,7 +165,7 @@ struct BackwardScratch {
 // dropout.
 template <bool kCapped, class Gemms>
 HWY_INLINE void score_gradients(const BackwardScratch<Gemms>& s, const Block<Gemms>& b, const float* lse,
-                                Logits logits, const DropoutMask& drop, const int64_t* row_ids) {
+                                Logits logits, const DropoutMask& drop, const int64_t* dropout_rows) {
   constexpr int64_t kKeys = Gemms::kKeys;
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
   const VF keep_factor = splat(drop.p > 0 ? 1.0f / (1.0f - drop.p) : 1.0f);
@@ -179,12 +181,12 @@ HWY_INLINE void score_gradients(const BackwardScratch<Gemms>& s, const Block<Gem
       continue;
     }
     if constexpr (kCapped) cap_row(p, from, to, logits);
-    cut_row(p, from, to, b.width, begin, end);
+    mask_row(p, from, to, b.width, begin, end);
     std::memset(dp, 0, static_cast<size_t>(from) * sizeof(float));
     std::memset(dp + to, 0, static_cast<size_t>(b.width - to) * sizeof(float));
     const VF l = splat(lse[b.q0 + i]), delta = splat(s.delta[i]);
     const uint32_t* words =
-        drop.p > 0 ? dropout_words(drop, row_ids[b.q0 + i], b.k0, b.width, s.words) : nullptr;
+        drop.p > 0 ? dropout_words(drop, dropout_rows[b.q0 + i], b.k0, b.width, s.words) : nullptr;
     for (int64_t j = begin; j < end; j += kStep) {
       const VF logit = load(p + j), pv = exp_not_positive(hn::MulSub(logit, scale, l));
       VF dpv = load(dp + j);
@@ -208,8 +210,9 @@ HWY_INLINE void score_gradients(const BackwardScratch<Gemms>& s, const Block<Gem
 struct QueryRows {
   Rows q, out, dout;
   const float* lse;
-  const int64_t* row_ids;  // only with dropout
-  int64_t count;           // rows in s.q_other and s.dout_other
+  const int64_t* dropout_rows;  // only with dropout
+  // Rows in s.q_other and s.dout_other.
+  int64_t count;
 };
 
 template <class Gemms>
@@ -256,9 +259,9 @@ HWY_INLINE void backward_block(const BackwardScratch<Gemms>& s, Block<Gemms>& bl
     Gemms::scores(block, q, s.k_columns, keys, d, s.p);
     Gemms::scores(block, dout, s.v_columns, keys, d, s.dp);
     if (logits.softcap > 0)
-      score_gradients<true>(s, block, rows.lse, logits, drop, rows.row_ids);
+      score_gradients<true>(s, block, rows.lse, logits, drop, rows.dropout_rows);
     else
-      score_gradients<false>(s, block, rows.lse, logits, drop, rows.row_ids);
+      score_gradients<false>(s, block, rows.lse, logits, drop, rows.dropout_rows);
     Gemms::weighted_columns(block, Weights::probabilities, s.p, s.dout_other, rows.count, d, s.narrow, s.dv);
     Gemms::weighted_columns(block, Weights::gradients, s.dp, s.q_other, rows.count, d, s.narrow, s.dk);
     Gemms::weighted_rows(block, Weights::gradients, s.dp, s.k_depth, keys, d, s.narrow, s.dq);

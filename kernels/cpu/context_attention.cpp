@@ -76,7 +76,7 @@ HWY_INLINE void resume_rows(const ForwardScratch<Vectors>& s, const Block<Vector
 }
 
 void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* document_start,
-             const int64_t* row_ids, bool accumulate, float* out, float* lse) {
+             const int64_t* dropout_rows, bool accumulate, float* out, float* lse) {
   const QkvLayout layout = a.shape.qkv, kv_layout = a.kv();
   const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
                 d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
@@ -132,7 +132,7 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
       }
       const float* group_panels = packed + (b * groups + group) * panels.floats;
       attend(s, scores, q, {group_panels + panels.at[r], group_panels + panels.values[r], run.count}, d,
-             {a.shape.scale, a.shape.softcap}, dropout_mask(a, run, head), moved(row_ids, first_query));
+             {a.shape.scale, a.shape.softcap}, dropout_mask(a, run, head), moved(dropout_rows, first_query));
     }
     if (!q.at) {  // no visible keys
       for (int64_t i = 0; i < n && !accumulate; ++i) {
@@ -174,7 +174,7 @@ HWY_INLINE void add_row(float* to, const float* from, float factor, int64_t cols
 
 // One tile computes all heads of one group of one sequence, one run of keys after the other.
 void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* lse, In dout,
-              const int32_t* document_start, const int64_t* row_ids, float* dqkv, float* dkv) {
+              const int32_t* document_start, const int64_t* dropout_rows, float* dqkv, float* dkv) {
   const QkvLayout layout = a.shape.qkv, kv_layout = a.kv();
   const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
                 d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
@@ -204,9 +204,12 @@ void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* 
           const int64_t head = group * per_group + h, first = first_row(a.queries, query_run),
                         first_query = b * seq + first, query_at = first_query * row + layout.query(head),
                         out_at = first_query * heads * d + head * d;
-          const QueryRows rows{{qkv, query_at, row},        {out, out_at, heads * d},
-                               {dout, out_at, heads * d},   lse + (b * heads + head) * seq + first,
-                               moved(row_ids, first_query), queries.count};
+          const QueryRows rows{{qkv, query_at, row},
+                               {out, out_at, heads * d},
+                               {dout, out_at, heads * d},
+                               lse + (b * heads + head) * seq + first,
+                               moved(dropout_rows, first_query),
+                               queries.count};
           const Mask mask = mask_of(a, run, document_start, first_query);
           pack_queries(s, rows, d);
           for (int64_t q0 = 0; q0 < queries.count; q0 += Vectors::kQueries) {

@@ -182,8 +182,8 @@ void backward(Context& c, In logits, const int32_t* labels, const float* max, co
 }
 
 template <bool kCapped>
-void whole_of(Context& c, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
-              int64_t row_stride, float cap, float* losses, Out dlogits, int64_t dlogits_stride) {
+void full_of(Context& c, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
+             int64_t row_stride, float cap, float* losses, Out dlogits, int64_t dlogits_stride) {
   by_types(logits, dlogits ? dlogits : logits, [&](auto type, auto gradient_type) HWY_ATTR {
     const auto x = array_of<decltype(type)>(logits);
     const auto dx = array_of<decltype(gradient_type)>(dlogits);
@@ -208,7 +208,7 @@ void whole_of(Context& c, Out logits, const int32_t* labels, const float* weight
 
 void full(Context& c, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
           int64_t row_stride, float cap, float* losses, Out dlogits, int64_t dlogits_stride) {
-  const auto run = cap > 0 ? whole_of<true> : whole_of<false>;
+  const auto run = cap > 0 ? full_of<true> : full_of<false>;
   run(c, logits, labels, weight, rows, cols, row_stride, cap, losses, dlogits, dlogits_stride);
 }
 

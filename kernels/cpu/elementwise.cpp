@@ -121,7 +121,7 @@ void combine_parts(Context& c, In parts, int64_t count, Out y, int64_t n) {
 // multiple of it).
 template <class T>
 HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>* residual, const Array<T>& y,
-                            int64_t row, int64_t cols, float p, PhiloxKey key, int64_t row_id,
+                            int64_t row, int64_t cols, float p, PhiloxKey key, int64_t dropout_row,
                             int64_t first_column = 0) {
   const bool dropout_mask = p > 0;
   const auto threshold = hn::Set(DU(), dropout_threshold(p));
@@ -140,7 +140,8 @@ HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>
   };
   for (int64_t col = 0; col < cols; col += kStep) {
     if (dropout_mask && col % (4 * kStep) == 0)
-      philox_words(key, static_cast<uint64_t>(row_id), static_cast<uint64_t>(first_column + col) >> 2, words);
+      philox_words(key, static_cast<uint64_t>(dropout_row), static_cast<uint64_t>(first_column + col) >> 2,
+                   words);
     const VF zero = hn::Zero(DF());
     if (const int64_t n = cols - col; n >= kStep)
       y.put(base + col, value(col, x.at(base + col), bias ? load(bias + col) : zero,
@@ -155,20 +156,20 @@ HWY_INLINE void dropout_row(const Array<T>& x, const float* bias, const Array<T>
 
 template <class T>
 HWY_INLINE void dropout_row_from(const Array<T>& x, const Array<T>& y, int64_t row, int64_t cols, float p,
-                                 PhiloxKey key, int64_t row_id, int64_t first_column) {
+                                 PhiloxKey key, int64_t dropout_row, int64_t first_column) {
   const uint32_t threshold = dropout_threshold(p);
   const float factor = 1.0f / (1.0f - p);
   HWY_ALIGN float mask[kLanes];
   for (int64_t col = 0; col < cols; col += kStep) {
     const int64_t n = std::min(kStep, cols - col);
     for (int64_t i = 0; i < n; ++i)
-      mask[i] = keep_hidden(key, row_id, first_column + col + i, threshold) ? factor : 0.0f;
+      mask[i] = keep_hidden(key, dropout_row, first_column + col + i, threshold) ? factor : 0.0f;
     y.put_part(row * cols + col, hn::Mul(x.part(row * cols + col, n), load_part(mask, n)), n);
   }
 }
 
 void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p,
-                      PhiloxKey key, const int64_t* row_ids) {
+                      PhiloxKey key, const int64_t* dropout_rows) {
   float* wide = nullptr;
   if (bias) {
     wide = c.scratch_of<float>(Context::kShared, static_cast<size_t>(cols));
@@ -179,22 +180,23 @@ void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t row
     const auto a = array_of<T>(x), r = array_of<T>(residual), out = array_of<T>(y);
     parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t row = begin; row < end; ++row)
-        dropout_row<T>(a, wide, residual ? &r : nullptr, out, row, cols, p, key, p > 0 ? row_ids[row] : 0);
+        dropout_row<T>(a, wide, residual ? &r : nullptr, out, row, cols, p, key,
+                       p > 0 ? dropout_rows[row] : 0);
     });
   });
 }
 
 void dropout(Context& c, In x, Out y, int64_t rows, int64_t cols, int64_t first_column, float p,
-             PhiloxKey key, const int64_t* row_ids) {
+             PhiloxKey key, const int64_t* dropout_rows) {
   by_type({x, y}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto a = array_of<T>(x), out = array_of<T>(y);
     parallel_blocks(c, rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t row = begin; row < end; ++row)
         if (first_column % 4 == 0)
-          dropout_row<T>(a, nullptr, nullptr, out, row, cols, p, key, row_ids[row], first_column);
+          dropout_row<T>(a, nullptr, nullptr, out, row, cols, p, key, dropout_rows[row], first_column);
         else  // columns do not begin at a block of the generator
-          dropout_row_from<T>(a, out, row, cols, p, key, row_ids[row], first_column);
+          dropout_row_from<T>(a, out, row, cols, p, key, dropout_rows[row], first_column);
     });
   });
 }
@@ -255,32 +257,6 @@ void sum(Context& c, In x, int64_t n, double* out, bool accumulate) {
   });
 }
 
-// Entirely in double: dividing a sum over all parameters into ranges and ranks then changes only its last
-// bits, far below the precision of the fp32 clipping factor.
-void sum_of_squares(Context& c, In x, int64_t n, double* out, bool accumulate) {
-  using Half = hn::Half<DF>;
-  using Wide = hn::Rebind<double, Half>;
-  by_type({x}, [&](auto type) HWY_ATTR {
-    const auto a = array_of<decltype(type)>(x);
-    const int64_t blocks = ceil_div(n, kBlock);
-    auto* partial = c.scratch_of<double>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1)));
-    parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-      auto lower = hn::Zero(Wide()), upper = lower;
-      for (int64_t i = begin; i < end; i += kStep) {
-        const VF v = i + kStep <= end ? a.at(i) : a.part(i, end - i);
-        const auto low = hn::PromoteTo(Wide(), hn::LowerHalf(v)),
-                   high = hn::PromoteTo(Wide(), hn::UpperHalf(Half(), v));
-        lower = hn::MulAdd(low, low, lower);
-        upper = hn::MulAdd(high, high, upper);
-      }
-      partial[begin / kBlock] = hn::GetLane(hn::SumOfLanes(Wide(), hn::Add(lower, upper)));
-    });
-    double total = accumulate ? *out : 0;
-    for (int64_t b = 0; b < blocks; ++b) total += partial[b];
-    *out = total;
-  });
-}
-
 void weighted_sum(Context& c, const float* x, const float* weight, int64_t n, double* out, bool accumulate) {
   reduce(c, n, out, accumulate, [&](int64_t i, int64_t k, VF s) HWY_ATTR {
     return k == kStep ? hn::MulAdd(load(x + i), load(weight + i), s)
@@ -311,80 +287,6 @@ void count_nonfinite(Context& c, In x, int64_t n, int64_t* out, bool accumulate)
   *out = total;
 }
 
-// ---- optimizers
-
-struct AdamVectors {
-  VF main, m, v;
-};
-HWY_INLINE AdamVectors adam_update(const AdamStep& s, VF g, AdamVectors a) {
-  if (!s.decoupled) g = hn::MulAdd(splat(s.weight_decay), a.main, g);
-  a.m = hn::MulAdd(splat(1.0f - s.beta1), g, hn::Mul(splat(s.beta1), a.m));
-  a.v = hn::MulAdd(hn::Mul(splat(1.0f - s.beta2), g), g, hn::Mul(splat(s.beta2), a.v));
-  const VF root = hn::Sqrt(hn::Mul(a.v, splat(1.0f / s.bias_correction2)));
-  VF update = hn::Div(hn::Mul(a.m, splat(1.0f / s.bias_correction1)), hn::Add(root, splat(s.eps)));
-  if (s.decoupled) update = hn::MulAdd(splat(s.weight_decay), a.main, update);
-  a.main = hn::NegMulAdd(splat(s.lr), update, a.main);
-  return a;
-}
-
-void adam(Context& c, AdamStep s, const float* grad, float grad_scale, float* main, float* m, float* v,
-          Out model, int64_t n) {
-  const auto copy = array_of<Any>(model);
-  const bool has_copy = static_cast<bool>(model);
-  parallel_blocks(c, n, kBlock / 2, [=](int64_t begin, int64_t end, int) HWY_ATTR {
-    const VF factor = splat(grad_scale);
-    for_vectors(
-        end - begin,
-        [=](int64_t j) HWY_ATTR {
-          const int64_t i = begin + j;
-          fetch_after(grad + i);
-          fetch_after(main + i);
-          fetch_after(m + i);
-          fetch_after(v + i);
-          const AdamVectors a =
-              adam_update(s, hn::Mul(load(grad + i), factor), {load(main + i), load(m + i), load(v + i)});
-          store(a.main, main + i);
-          store(a.m, m + i);
-          store(a.v, v + i);
-          if (has_copy) copy.put(i, a.main);
-        },
-        [=](int64_t j, int64_t k) HWY_ATTR {
-          const int64_t i = begin + j;
-          const AdamVectors a =
-              adam_update(s, hn::Mul(load_part(grad + i, k), factor),
-                          {load_part(main + i, k), load_part(m + i, k), load_part(v + i, k)});
-          store_part(a.main, main + i, k);
-          store_part(a.m, m + i, k);
-          store_part(a.v, v + i, k);
-          if (has_copy) copy.put_part(i, a.main, k);
-        });
-  });
-}
-
-void sgd(Context& c, float lr, float momentum, bool nesterov, float weight_decay, const float* grad,
-         float grad_scale, float* main, float* buf, Out model, int64_t n) {
-  const auto copy = array_of<Any>(model);
-  const bool has_copy = static_cast<bool>(model);
-  parallel_blocks(c, n, kBlock / 2, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-    for (int64_t i = begin; i < end; i += kStep) {
-      const int64_t k = std::min(kStep, end - i);
-      const bool full = k == kStep;
-      VF w = full ? load(main + i) : load_part(main + i, k);
-      const VF g = hn::MulAdd(splat(weight_decay), w,
-                              hn::Mul(splat(grad_scale), full ? load(grad + i) : load_part(grad + i, k)));
-      VF update = g;
-      if (momentum != 0) {
-        const VF b = hn::MulAdd(splat(momentum), full ? load(buf + i) : load_part(buf + i, k), g);
-        full ? store(b, buf + i) : store_part(b, buf + i, k);
-        update = nesterov ? hn::MulAdd(splat(momentum), b, g) : b;
-      }
-      w = hn::NegMulAdd(splat(lr), update, w);
-      full ? store(w, main + i) : store_part(w, main + i, k);
-      if (has_copy) full ? copy.put(i, w) : copy.put_part(i, w, k);
-    }
-  });
-}
-
 Elementwise elementwise_family() {
   return {.fill = fill,
           .cast = cast,
@@ -397,12 +299,8 @@ Elementwise elementwise_family() {
           .sum_parts = combine_parts<false>,
           .max_parts = combine_parts<true>,
           .sum = sum,
-          .sum_of_squares = sum_of_squares,
           .weighted_sum = weighted_sum,
           .count_nonfinite = count_nonfinite};
-}
-Optimizers optimizers_family() {
-  return {.adam = adam, .sgd = sgd};
 }
 
 }  // namespace HWY_NAMESPACE
@@ -411,5 +309,4 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 CAPSTAN_FAMILY(Elementwise, elementwise)
-CAPSTAN_FAMILY(Optimizers, optimizers)
 #endif

@@ -31,8 +31,10 @@ struct Plan {
 
 // 4 MiB of packed B at a time: a part of the last-level cache.
 constexpr int64_t kPackedFloats = int64_t{1} << 20;
-constexpr int64_t kTiles = 32;                   // enough for an even load
-constexpr int64_t kTileWork = int64_t{1} << 20;  // multiply-adds below which a tile is not worth a thread
+// Enough for an even load.
+constexpr int64_t kTiles = 32;
+// multiply-adds below which a tile is not worth a thread.
+constexpr int64_t kTileWork = int64_t{1} << 20;
 // A tile packs rows x kKc of A, which shall stay in the second-level cache, and uses each panel of B `rows`
 // times: with fewer than 64 rows fetching B would cost more than multiplying.
 constexpr int64_t kMaxRows = 128, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
@@ -64,7 +66,8 @@ HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, i
   c.pool->parallel_for(ceil_div(n, group) * slabs, [&](int64_t tile, int) HWY_ATTR {
     const int64_t first = tile / slabs * group, from_k = tile % slabs * slab,
                   count = std::min(slab, k - from_k);
-    constexpr int64_t kRun = 32;  // rows of B read across the panels of the group before going on
+    // Rows of B read across the panels of the group before going on.
+    constexpr int64_t kRun = 32;
     for (int64_t p = from_k; p < from_k + count; p += kRun) {
       const int64_t run = std::min(kRun, from_k + count - p);
       for (int64_t j = first; j < std::min(n, first + group); j += kNr) {
@@ -86,7 +89,7 @@ constexpr int64_t kPanelA = kKc * kMr + 16;
 template <class T>
 HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k,
                        float* to) {
-  // Rows fetched ahead: each is a few lines, too short for the processor to foresee the next.
+  // Rows fetched ahead: each is a few lines, too short for the processor to predict the next.
   constexpr int64_t kAhead = 8;
   if (s.trans_a) {
     // A row of the array holds four (eight) members of every panel: it is read once, in order.
@@ -125,20 +128,21 @@ HWY_INLINE void write_block(const float* from, int64_t m, int64_t n, bf16* c, in
             HWY_ATTR { store_part(load_part(from + r * n + i, k), c + r * ldc + i, k); });
 }
 
-// What a worker's panels of A hold, in front of them: the next tile is often of the same rows and need not
-// pack them again.
+// A description of the content of a worker's panels of A, in front of them: the next tile is often of the
+// same rows and need not pack them again.
 struct alignas(64) PackedRows {
-  int64_t row, depth;  // the first ones; row < 0: nothing
+  // The first ones; row < 0: nothing.
+  int64_t row, depth;
 };
 static_assert(sizeof(PackedRows) == 16 * sizeof(float));
 
 // How the scratch of a GEMM is divided, in floats: a worker's PackedRows, panels of A and sums, then all
 // workers' B and copy of C.
-struct ProductScratch {
+struct GemmScratch {
   static constexpr size_t held = sizeof(PackedRows) / sizeof(float);
   bool copy;
   size_t a, c, b, c_copy;
-  ProductScratch(const GemmShape& s, const Plan& p, bool narrow)
+  GemmScratch(const GemmShape& s, const Plan& p, bool narrow)
       // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy
       // of C's columns.
       : copy(narrow && p.chunk_k < s.k),
@@ -151,10 +155,10 @@ struct ProductScratch {
 };
 
 template <class T>
-void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
+void tiled_gemm(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
   const bool narrow = out.dtype == DType::bf16;
   const Plan p = plan_for(s, narrow);
-  const ProductScratch scratch(s, p, narrow);
+  const GemmScratch scratch(s, p, narrow);
   const bool copy = scratch.copy;
   const auto a_floats = scratch.a, b_floats = scratch.b, held_floats = scratch.held;
   auto* packed_b = reinterpret_cast<float*>(reserve_scratch(c, scratch.need()));
@@ -190,8 +194,8 @@ void product(Context& c, const GemmShape& s, const T* a, const T* b, Out out, fl
             pack_a(s, a, i0, rows, k0 + pass, depth, panel);
             held = {i0, k0 + pass};
           }
-          packed_product({panel, packed_b + j0 * k, kPanelA, kNr * k, pass}, rows, cols, depth, alpha,
-                         k0 + pass == 0 ? beta : 1.0f, to, ldt);
+          packed_gemm({panel, packed_b + j0 * k, kPanelA, kNr * k, pass}, rows, cols, depth, alpha,
+                      k0 + pass == 0 ? beta : 1.0f, to, ldt);
         }
         if (narrow && k0 + k == s.k)
           for (int64_t r = 0; r < rows; ++r)
@@ -240,7 +244,7 @@ void few_rows(Context& c, const GemmShape& s, const T* a, const T* b, Out out, f
 }
 
 // bf16 on a processor that multiplies it: oneDNN on tiles of fixed size, one thread each.
-void native_product(Context& c, const GemmShape& s, In a, In b, Out out, float beta) {
+void native_gemm(Context& c, const GemmShape& s, In a, In b, Out out, float beta) {
   const int64_t rows = even_size(s.m, ceil_div(s.m, 256), 32), cols = even_size(s.n, ceil_div(s.n, 768), 64);
   const int64_t across = ceil_div(s.n, cols), size = size_of(out.dtype);
   c.pool->parallel_for(ceil_div(s.m, rows) * across, [&](int64_t tile, int) {
@@ -248,9 +252,9 @@ void native_product(Context& c, const GemmShape& s, In a, In b, Out out, float b
     GemmShape t = s;
     t.m = std::min(rows, s.m - i);
     t.n = std::min(cols, s.n - j);
-    onednn_product(t, {a.as<bf16>() + (s.trans_a ? i : i * s.lda), DType::bf16},
-                   {b.as<bf16>() + (s.trans_b ? j * s.ldb : j), DType::bf16},
-                   {out.as<char>() + (i * s.ldc + j) * size, out.dtype}, beta);
+    onednn_gemm(t, {a.as<bf16>() + (s.trans_a ? i : i * s.lda), DType::bf16},
+                {b.as<bf16>() + (s.trans_b ? j * s.ldb : j), DType::bf16},
+                {out.as<char>() + (i * s.ldc + j) * size, out.dtype}, beta);
   });
 }
 
@@ -271,17 +275,19 @@ void skinny_n(Context& c, const GemmShape& s, const float* a, const float* b, fl
   else
     pack_straight(b, s.ldb, s.k, s.n, width, panel);
   parallel_blocks(c, s.m, 16 * kMr, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-    const int64_t deep = s.trans_a ? 64 : s.k;  // rows of A that stay cached for all panels of the block
+    // Rows of A that stay cached for all panels of the block.
+    const int64_t deep = s.trans_a ? 64 : s.k;
     for (int64_t p = 0; p < s.k; p += deep)
       for (int64_t i = begin; i < end; i += kMr) {
         const int64_t depth = std::min(deep, s.k - p), rows = std::min<int64_t>(kMr, end - i);
         const float factor = p == 0 ? beta : 1.0f;
         if (s.trans_a)
-          panel_product_of<From::columns, false>(width, depth, a + p * s.lda + i, s.lda, panel + p * width,
-                                                 alpha, factor, out + i * s.ldc, s.ldc, rows, s.n);
+          panel_gemm_of<PanelLayout::columns, false>(width, depth, a + p * s.lda + i, s.lda,
+                                                     panel + p * width, alpha, factor, out + i * s.ldc, s.ldc,
+                                                     rows, s.n);
         else
-          panel_product_of<From::rows, false>(width, depth, a + i * s.lda + p, s.lda, panel + p * width,
-                                              alpha, factor, out + i * s.ldc, s.ldc, rows, s.n);
+          panel_gemm_of<PanelLayout::rows, false>(width, depth, a + i * s.lda + p, s.lda, panel + p * width,
+                                                  alpha, factor, out + i * s.ldc, s.ldc, rows, s.n);
       }
   });
 }
@@ -314,8 +320,9 @@ WorkspaceSize run_scratch(GemmShape s, DType a, DType c) {
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(s)) return skinny_n_scratch(s);
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(transposed(s))) return skinny_m_scratch(s);
   if (a == DType::bf16 && runs_amx()) return amx_scratch(s, c);
-  if (a == DType::bf16 && *native_bf16()) return {};  // oneDNN's own memory, freed after the product
-  return ProductScratch(s, plan_for(s, narrow), narrow).need();
+  // oneDNN's own memory, freed after the GEMM.
+  if (a == DType::bf16 && *native_bf16()) return {};
+  return GemmScratch(s, plan_for(s, narrow), narrow).need();
 }
 
 void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) {
@@ -341,13 +348,13 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
   }
   const bool plain = alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
   if (a.dtype == DType::bf16 && !few && plain && runs_amx()) {
-    amx_product(c, s, a, b, out, beta);
+    amx_gemm(c, s, a, b, out, beta);
   } else if (a.dtype == DType::bf16 && !few && plain && *native_bf16()) {
-    native_product(c, s, a, b, out, beta);
+    native_gemm(c, s, a, b, out, beta);
   } else if (a.dtype == DType::bf16) {
-    (few ? few_rows<bf16> : product<bf16>)(c, s, a.as<bf16>(), b.as<bf16>(), out, alpha, beta);
+    (few ? few_rows<bf16> : tiled_gemm<bf16>)(c, s, a.as<bf16>(), b.as<bf16>(), out, alpha, beta);
   } else {
-    (few ? few_rows<float> : product<float>)(c, s, a.as<float>(), b.as<float>(), out, alpha, beta);
+    (few ? few_rows<float> : tiled_gemm<float>)(c, s, a.as<float>(), b.as<float>(), out, alpha, beta);
   }
 }
 

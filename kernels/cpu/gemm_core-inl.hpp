@@ -95,7 +95,7 @@ HWY_INLINE int64_t panel_width(int64_t n, int64_t j) {
 
 // The layout of kMr rows of A. Columns: element (i, p) at a[p * step + i], a packed panel (step = kMr) or a
 // transposed matrix in place. Rows: at a[i * step + p], a matrix in place; rows from m on repeat row m - 1.
-enum class From { columns, rows };
+enum class PanelLayout { columns, rows };
 
 // Memory up to `end` to prefetch into the L2 cache: `lines` cache lines for every kFetchDepth of k, because
 // all at once would stall.
@@ -107,13 +107,13 @@ inline constexpr int64_t kFetchDepth = 8;
 
 // C[m, n] = alpha * A * (panel of B) + beta * C for m <= kMr rows, n <= NV * kLanes columns and depth k.
 // kFetch: C is in memory, not in a cache; prefetches `ahead`.
-template <int NV, From kFrom, bool kFetch>
-HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t step,
-                                const float* HWY_RESTRICT b, float alpha, float beta, float* HWY_RESTRICT c,
-                                int64_t ldc, int64_t m, int64_t n, Prefetch* ahead) {
+template <int NV, PanelLayout kFrom, bool kFetch>
+HWY_NOINLINE void panel_gemm(int64_t k, const float* HWY_RESTRICT a, int64_t step,
+                             const float* HWY_RESTRICT b, float alpha, float beta, float* HWY_RESTRICT c,
+                             int64_t ldc, int64_t m, int64_t n, Prefetch* ahead) {
   const DF d;
   const float* row[kMr];
-  if (kFrom == From::rows)
+  if (kFrom == PanelLayout::rows)
     for (int i = 0; i < kMr; ++i) row[i] = a + std::min<int64_t>(i, m - 1) * step;
   VF sum[kMr][NV];
 #pragma GCC unroll 8
@@ -126,11 +126,11 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
     for (int j = 0; j < NV; ++j) vb[j] = hn::Load(d, b + j * kStep);
 #pragma GCC unroll 8
     for (int i = 0; i < kMr; ++i) {
-      const VF va = hn::Set(d, kFrom == From::rows ? row[i][p] : a[i]);
+      const VF va = hn::Set(d, kFrom == PanelLayout::rows ? row[i][p] : a[i]);
 #pragma GCC unroll 3
       for (int j = 0; j < NV; ++j) sum[i][j] = hn::MulAdd(va, vb[j], sum[i][j]);
     }
-    if (kFrom == From::columns) a += step;
+    if (kFrom == PanelLayout::columns) a += step;
     b += NV * kStep;
   };
   int64_t done = 0;
@@ -175,28 +175,28 @@ HWY_NOINLINE void panel_product(int64_t k, const float* HWY_RESTRICT a, int64_t 
       }
   }
 }
-template <From kFrom, bool kFetch>
-HWY_INLINE void panel_product_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b,
-                                 float alpha, float beta, float* c, int64_t ldc, int64_t m, int64_t n,
-                                 Prefetch* ahead = nullptr) {
+template <PanelLayout kFrom, bool kFetch>
+HWY_INLINE void panel_gemm_of(int64_t width, int64_t k, const float* a, int64_t step, const float* b,
+                              float alpha, float beta, float* c, int64_t ldc, int64_t m, int64_t n,
+                              Prefetch* ahead = nullptr) {
   if (width == 3 * kStep)
-    panel_product<3, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
+    panel_gemm<3, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
   else if (width == 2 * kStep)
-    panel_product<2, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
+    panel_gemm<2, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
   else
-    panel_product<1, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
+    panel_gemm<1, kFrom, kFetch>(k, a, step, b, alpha, beta, c, ldc, m, n, ahead);
 }
 
 // Packed operands. Panel i of A begins at a + i * a_stride and holds k rows. Panel j of B begins at b + j *
-// b_stride; the product uses its rows [b_first, b_first + k).
+// b_stride; the GEMM uses its rows [b_first, b_first + k).
 struct Packed {
   const float *a, *b;
   int64_t a_stride, b_stride, b_first;
 };
 
 // C[m, n] = alpha * A * B + beta * C.
-HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k, float alpha, float beta,
-                               float* c, int64_t ldc) {
+HWY_INLINE void packed_gemm(const Packed& x, int64_t m, int64_t n, int64_t k, float alpha, float beta,
+                            float* c, int64_t ldc) {
   const float* b = x.b;
   for (int64_t j = 0; j < n; j += kNr, b += x.b_stride) {
     const int64_t width = panel_width(n, j), cols = std::min(kNr, n - j);
@@ -213,8 +213,8 @@ HWY_INLINE void packed_product(const Packed& x, int64_t m, int64_t n, int64_t k,
       const int64_t rows = std::min<int64_t>(kMr, m - i);
       if (i + kMr < m)
         for (int64_t q = 0; q < 128; q += 16) hwy::Prefetch(pa + x.a_stride + q);
-      panel_product_of<From::columns, true>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc, rows,
-                                            cols, &ahead);
+      panel_gemm_of<PanelLayout::columns, true>(width, k, pa, kMr, pb, alpha, beta, c + i * ldc + j, ldc,
+                                                rows, cols, &ahead);
     }
   }
 }

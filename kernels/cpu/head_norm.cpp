@@ -20,13 +20,13 @@ namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
 // Calls body(kind, first, count) for the queries, the key and the value of each group of a token's row.
-enum class Part : uint8_t { queries, key, value };
+enum class QkvPart : uint8_t { queries, key, value };
 template <class Body>
 HWY_INLINE void for_parts(const QkvLayout& qkv, Body&& body) {
   for (int64_t g = 0; g < qkv.groups; ++g) {
-    body(Part::queries, qkv.query(g * qkv.heads_per_group), qkv.heads_per_group * qkv.head_dim);
-    body(Part::key, qkv.key(g), qkv.head_dim);
-    body(Part::value, qkv.value(g), qkv.head_dim);
+    body(QkvPart::queries, qkv.query(g * qkv.heads_per_group), qkv.heads_per_group * qkv.head_dim);
+    body(QkvPart::key, qkv.key(g), qkv.head_dim);
+    body(QkvPart::value, qkv.value(g), qkv.head_dim);
   }
 }
 
@@ -37,17 +37,17 @@ void spread_gamma(const HeadNormShape& s, In query_gamma, In key_gamma, float* t
     return In{static_cast<const std::byte*>(gamma.data) + at * size, gamma.dtype};
   };
   int64_t queries = 0, keys = 0;
-  for_parts(s.qkv, [&](Part part, int64_t first, int64_t count) {
-    if (part == Part::value) return;
-    int64_t& done = part == Part::key ? keys : queries;
-    widen(from(part == Part::key ? key_gamma : query_gamma, done), to + first, count);
+  for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) {
+    if (part == QkvPart::value) return;
+    int64_t& done = part == QkvPart::key ? keys : queries;
+    widen(from(part == QkvPart::key ? key_gamma : query_gamma, done), to + first, count);
     for (int64_t i = first; i < first + count; ++i) to[i] += s.gamma_offset;
     done += count;
   });
 }
 struct Pair {
   float queries, keys;
-  HWY_INLINE float of(Part part) const { return part == Part::key ? keys : queries; }
+  HWY_INLINE float of(QkvPart part) const { return part == QkvPart::key ? keys : queries; }
 };
 HWY_INLINE Pair rstd_of(const HeadNormShape& s, const float* squares) {
   return {1.0f / std::sqrt(squares[0] / static_cast<float>(s.query_cols) + s.eps),
@@ -57,13 +57,13 @@ HWY_INLINE Pair rstd_of(const HeadNormShape& s, const float* squares) {
 template <class Term, class Tail>
 HWY_INLINE void sum_parts(const HeadNormShape& s, bool counts_keys, float* sums, Term&& term, Tail&& tail) {
   VF queries = hn::Zero(DF()), keys = queries;
-  for_parts(s.qkv, [&](Part part, int64_t first, int64_t count) HWY_ATTR {
-    if (part == Part::value) return;
+  for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) HWY_ATTR {
+    if (part == QkvPart::value) return;
     VF sum = hn::Zero(DF());
     for_vectors(
         count, [&](int64_t i) HWY_ATTR { sum = hn::Add(sum, term(part, first + i)); },
         [&](int64_t i, int64_t n) HWY_ATTR { sum = hn::Add(sum, tail(part, first + i, n)); });
-    VF& total = part == Part::key ? keys : queries;
+    VF& total = part == QkvPart::key ? keys : queries;
     total = hn::Add(total, sum);
   });
   sums[0] = sum_lanes(queries);
@@ -79,8 +79,8 @@ void squares(Context& c, HeadNormShape s, In qkv, float* out) {
         const int64_t at = r * row;
         const auto square = [](VF v) HWY_ATTR { return hn::Mul(v, v); };
         sum_parts(
-            s, s.counts_keys, out + 2 * r, [&](Part, int64_t i) HWY_ATTR { return square(x.at(at + i)); },
-            [&](Part, int64_t i, int64_t n) HWY_ATTR { return square(x.part(at + i, n)); });
+            s, s.counts_keys, out + 2 * r, [&](QkvPart, int64_t i) HWY_ATTR { return square(x.at(at + i)); },
+            [&](QkvPart, int64_t i, int64_t n) HWY_ATTR { return square(x.part(at + i, n)); });
       }
     });
   });
@@ -98,9 +98,9 @@ void forward(Context& c, HeadNormShape s, In qkv, const float* squares_in, In qu
       for (int64_t r = begin; r < end; ++r) {
         const int64_t at = r * row;
         const Pair rstd = rstd_of(s, squares_in + 2 * r);
-        for_parts(s.qkv, [&](Part part, int64_t first, int64_t count) HWY_ATTR {
+        for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) HWY_ATTR {
           const int64_t from = at + first;
-          if (part == Part::value) {
+          if (part == QkvPart::value) {
             for_vectors(
                 count, [&](int64_t i) HWY_ATTR { y.put(from + i, x.at(from + i)); },
                 [&](int64_t i, int64_t n) HWY_ATTR { y.put_part(from + i, x.part(from + i, n), n); });
@@ -135,9 +135,9 @@ void dots(Context& c, HeadNormShape s, In dy_in, In qkv, const float* squares_in
         const Pair rstd = rstd_of(s, squares_in + 2 * r);
         sum_parts(
             s, true, out + 2 * r,
-            [&](Part, int64_t i)
+            [&](QkvPart, int64_t i)
                 HWY_ATTR { return hn::Mul(hn::Mul(dy.at(at + i), load(gamma + i)), x.at(at + i)); },
-            [&](Part, int64_t i, int64_t n) HWY_ATTR {
+            [&](QkvPart, int64_t i, int64_t n) HWY_ATTR {
               return hn::Mul(hn::Mul(dy.part(at + i, n), load_part(gamma + i, n)), x.part(at + i, n));
             });
         out[2 * r] *= rstd.queries;
@@ -171,9 +171,9 @@ void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* square
         const Pair rstd = rstd_of(s, squares_in + 2 * r);
         const Pair mean{dots_in[2 * r] / static_cast<float>(s.query_cols),
                         s.counts_keys ? dots_in[2 * r + 1] / static_cast<float>(s.key_cols) : 0.0f};
-        for_parts(s.qkv, [&](Part part, int64_t first, int64_t count) HWY_ATTR {
+        for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) HWY_ATTR {
           const int64_t from = at + first;
-          if (part == Part::value) {
+          if (part == QkvPart::value) {
             for_vectors(
                 count, [&](int64_t i) HWY_ATTR { dx.put(from + i, dy.at(from + i)); },
                 [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(from + i, dy.part(from + i, n), n); });
@@ -201,10 +201,10 @@ void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* square
   });
   if (!partials) return;
   int64_t queries = 0, keys = 0;
-  for_parts(s.qkv, [&](Part part, int64_t first, int64_t count) {
-    if (part == Part::value) return;
-    int64_t& done = part == Part::key ? keys : queries;
-    float* to = part == Part::key ? dkey_gamma : dquery_gamma;
+  for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) {
+    if (part == QkvPart::value) return;
+    int64_t& done = part == QkvPart::key ? keys : queries;
+    float* to = part == QkvPart::key ? dkey_gamma : dquery_gamma;
     for (int64_t i = 0; to && i < count; ++i) {
       float sum = 0;
       for (int64_t b = 0; b < blocks; ++b) sum += partial[b * row + first + i];

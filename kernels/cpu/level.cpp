@@ -45,7 +45,8 @@ bool has_amx() {
   __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
   if ((d & kBf16) == 0 || (d & kTile) == 0) return false;
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #else

@@ -48,7 +48,7 @@ dnnl::memory::data_type type_of(DType type) {
   return type == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
-struct Product {
+struct Primitive {
   dnnl::matmul::primitive_desc description;
   dnnl::matmul primitive;
 };
@@ -69,9 +69,9 @@ dnnl::matmul::primitive_desc describe(const GemmShape& s, DType in, DType out, b
 }
 
 // A training step has a few dozen tile shapes; each thread keeps its primitives.
-Product* product_for(const GemmShape& s, DType in, DType out, bool add) {
+Primitive* primitive_for(const GemmShape& s, DType in, DType out, bool add) {
   using Key = std::array<int64_t, 10>;
-  thread_local std::map<Key, Product> known;
+  thread_local std::map<Key, Primitive> known;
   const Key key{s.trans_a, s.trans_b, s.m,
                 s.n,       s.k,       s.lda,
                 s.ldb,     s.ldc,     static_cast<int64_t>(in) * 16 + static_cast<int64_t>(out),
@@ -81,20 +81,20 @@ Product* product_for(const GemmShape& s, DType in, DType out, bool add) {
   auto description = describe(s, in, out, add);
   if (!description.get(true)) return nullptr;
   dnnl::matmul primitive(description);
-  return &known.emplace(key, Product{std::move(description), std::move(primitive)}).first->second;
+  return &known.emplace(key, Primitive{std::move(description), std::move(primitive)}).first->second;
 }
 
 }  // namespace
 
-bool onednn_product(const GemmShape& s, In a, In b, Out c, float beta) {
+bool onednn_gemm(const GemmShape& s, In a, In b, Out c, float beta) {
   use_one_openmp_thread();
   thread_local dnnl::stream stream(engine());
-  Product* product = product_for(s, a.dtype, c.dtype, beta != 0);
-  if (!product) return false;
-  const auto& d = product->description;
+  Primitive* cached = primitive_for(s, a.dtype, c.dtype, beta != 0);
+  if (!cached) return false;
+  const auto& d = cached->description;
   dnnl::memory ma(d.src_desc(), engine(), const_cast<void*>(a.data)),
       mb(d.weights_desc(), engine(), const_cast<void*>(b.data)), mc(d.dst_desc(), engine(), c.data);
-  product->primitive.execute(stream, {{DNNL_ARG_SRC, ma}, {DNNL_ARG_WEIGHTS, mb}, {DNNL_ARG_DST, mc}});
+  cached->primitive.execute(stream, {{DNNL_ARG_SRC, ma}, {DNNL_ARG_WEIGHTS, mb}, {DNNL_ARG_DST, mc}});
   stream.wait();
   return true;
 }

@@ -11,6 +11,6 @@ const char* native_bf16();
 
 // C = A B + beta C for one tile, beta 0 or 1; A and B of one type. Addresses are those of the tile's corner.
 // Returns false when oneDNN has no implementation for the types.
-bool onednn_product(const GemmShape& shape, In a, In b, Out c, float beta);
+bool onednn_gemm(const GemmShape& shape, In a, In b, Out c, float beta);
 
 }  // namespace capstan::kernels

@@ -195,7 +195,8 @@ HWY_INLINE VF exp_remainder(VF x, VF k) {
 HWY_INLINE VF exp_not_positive(VF x) {
   const DF d;
   constexpr float kShift = 12582912.0f + 127.0f;
-  const VF clamped = hn::Max(splat(-88.0f), x);  // gives the exponent 0, that is 0
+  // Gives the exponent 0, that is 0.
+  const VF clamped = hn::Max(splat(-88.0f), x);
   const VF shifted = hn::MulAdd(clamped, splat(1.44269504088896341f), splat(kShift));
   const VF k = hn::Sub(shifted, splat(kShift));
   const VF y = exp_remainder(clamped, k);

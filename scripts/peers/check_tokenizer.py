@@ -7,7 +7,7 @@
 of every line must be those of `capstan tokenizer encode`; decoding must give back the file. Hugging Face's own trainer, fed with
 the same text, must learn the same file. TEXT defaults to the multilingual samples of the tests. After that the tokenizers of
 tests/text/tokenizer/families (or those that --tokenizer names: tokenizer.json files, SentencePiece models) encode every line of TEXT:
-ids, with and without the special tokens around them, and places must be Hugging Face's, of a .model SentencePiece's.
+ids, with and without the special tokens around them, and offsets must be Hugging Face's, of a .model SentencePiece's.
 """
 import argparse
 import json
@@ -41,7 +41,7 @@ def learn(kind, text, size):
     return tokenizer.to_str(pretty=True)
 
 
-def byte_places(line, offsets):
+def byte_offsets(line, offsets):
     at = [0]
     for character in line:
         at.append(at[-1] + len(character.encode()))
@@ -58,9 +58,9 @@ def check_family(capstan, path, text_path, lines):
     if path.suffix == ".json":
         tokenizer = Tokenizer.from_file(str(path))
         expected = tokenizer.encode_batch(lines, add_special_tokens=False)
-        got = encode("--places")
+        got = encode("--offsets")
         checks["ids"] = [i for i, (a, b) in enumerate(zip(got, expected)) if a["ids"] != b.ids]
-        checks["places"] = [i for i, (a, b) in enumerate(zip(got, expected)) if a["places"] != byte_places(lines[i], b.offsets)]
+        checks["offsets"] = [i for i, (a, b) in enumerate(zip(got, expected)) if a["offsets"] != byte_offsets(lines[i], b.offsets)]
         checks["ids, fast"] = [i for i, (a, b) in enumerate(zip(encode(), expected)) if a["ids"] != b.ids]
         around = tokenizer.encode_batch(lines, add_special_tokens=True)
         checks["special tokens around"] = [i for i, (a, b) in enumerate(zip(encode("--add-special"), around)) if a["ids"] != b.ids]

@@ -65,8 +65,8 @@ std::string Config::json(std::string_view path) const {
 }
 
 std::string Config::value(std::string_view path) const {
-  const auto value = OrderedJson::parse(json(path));
-  return value.is_string() ? value.get<std::string>() : value.dump();
+  const auto value = ordered_json_of(json(path));
+  return value.is_string() ? value.get<std::string>() : dump_json(value);
 }
 
 }  // namespace capstan

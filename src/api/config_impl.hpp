@@ -1,10 +1,10 @@
-// What a public Config holds.
+// The content of a public Config.
 #pragma once
 
 #include <vector>
 
 #include "capstan/config.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 
 namespace capstan {
 

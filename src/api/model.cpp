@@ -8,7 +8,7 @@
 #include "train/inference/evaluate.hpp"
 #include "train/inference/generate.hpp"
 #include "train/inference/loaded_model.hpp"
-#include "train/trainer/recipe.hpp"
+#include "train/setup/stored_recipe.hpp"
 
 namespace capstan {
 
@@ -25,7 +25,8 @@ namespace {
 Generated run_generation(train::LoadedModel& model, train::GenerateOptions request,
                          const GenerateOptions& options) {
   Generated generated;
-  std::string waiting;  // text that no call of on_token has had
+  // Text that no call of on_token has had.
+  std::string waiting;
   request.max_tokens = options.max_tokens;
   request.temperature = options.temperature;
   request.top_k = options.top_k;
@@ -60,7 +61,7 @@ void check_ids(std::span<const int32_t> ids, int64_t vocabulary, int64_t positio
                                  std::to_string(vocabulary) + " tokens (model.vocab_size)");
 }
 
-// Rows [rows, longest sequence]: padding stands behind the tokens, which do not see it.
+// Rows [rows, longest sequence]: padding stands after the tokens, which do not see it.
 data::MicroBatch padded_batch(std::span<const std::vector<int32_t>> sequences) {
   size_t longest = 0;
   for (const auto& ids : sequences) longest = std::max(longest, ids.size());

@@ -74,7 +74,7 @@ class Sink final : public train::ProgressSink {
   const Progress& progress_;
 };
 
-// For the records of the run, where the command line stands otherwise.
+// The text that run records hold in place of a command line.
 std::string call_text(const config::Request& request) {
   std::string text = "capstan::run_training " + request.recipe;
   for (const config::Override& override : request.overrides) text += " " + override.text;
@@ -98,20 +98,6 @@ void require_ranks(const config::Config& config, int64_t ranks, const char* help
        help);
 }
 
-StepReport public_report(const train::StepReport& report) {
-  return {report.step,
-          report.total_steps,
-          report.loss,
-          report.gradient_norm,
-          report.learning_rate,
-          report.step_seconds,
-          report.tokens_per_second,
-          report.consumed_samples,
-          report.consumed_tokens,
-          report.memory_bytes,
-          report.update_skipped};
-}
-
 Outcome train_in(comm::World& world, const Config& config, const TrainOptions& options,
                  const Progress& progress) {
   const config::Resolution& resolution = config.impl().resolution;
@@ -122,19 +108,16 @@ Outcome train_in(comm::World& world, const Config& config, const TrainOptions& o
       train::recipe_record(resolution, config.impl().request.overrides, call_text(config.impl().request));
   run.changes_since = [&](const std::string& stored) { return train::changes_since(stored, resolution); };
   run.handle_signals = options.handle_signals;
-  if (options.on_step)
-    run.on_step = [&](const train::StepReport& report) { return options.on_step(public_report(report)); };
+  run.on_step = options.on_step;
   Sink sink(progress);
-  const train::Outcome outcome = train::train(resolution.config, world, run, sink);
-  return {outcome.ended == train::Ended::finished ? Ended::finished : Ended::stopped, outcome.reason,
-          outcome.step, outcome.run_dir, outcome.checkpoint};
+  return train::train(resolution.config, world, run, sink);
 }
 
 Outcome train_in_launched_world(const Config& config, const TrainOptions& options, const Progress& progress) {
   const config::Config& resolved = config.impl().resolution.config;
   require_ranks(resolved, launched_world().size,
                 "resolve it with a world_size of capstan::launched_world().size");
-  // Never destroyed: the watch of a broken world goes on until the process has ended.
+  // The world is never destroyed, because the watchdog of a broken world runs until the process has ended.
   static FailureHandler& failures = *new FailureHandler;
   static LaunchedWorld launched;
   failures.set(options.on_rank_failure);

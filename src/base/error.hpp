@@ -7,7 +7,7 @@ namespace capstan {
 
 [[noreturn]] void fail(ErrorCode code, std::string message, std::string help = {});
 
-// A broken invariant of our own: always on, throws ErrorCode::internal with the place.
+// A broken invariant of our own: always on, throws ErrorCode::internal with file and line.
 #define CAPSTAN_ASSERT(condition, text)                                  \
   do {                                                                   \
     if (!(condition)) [[unlikely]]                                       \

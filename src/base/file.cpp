@@ -132,26 +132,23 @@ static void write_all(int fd, const std::byte* data, size_t size, const fs::path
     size -= static_cast<size_t>(put);
   }
 }
-void FileWriter::drain() {
+void FileWriter::flush() {
   write_all(fd_, buffer_.get(), used_, path_);
   used_ = 0;
 }
 void FileWriter::write(std::span<const std::byte> bytes) {
   written_ += bytes.size();
   if (bytes.size() >= capacity_) {
-    drain();
+    flush();
     write_all(fd_, bytes.data(), bytes.size(), path_);
     return;
   }
-  if (used_ + bytes.size() > capacity_) drain();
+  if (used_ + bytes.size() > capacity_) flush();
   if (!bytes.empty()) std::memcpy(buffer_.get() + used_, bytes.data(), bytes.size());
   used_ += bytes.size();
 }
-void FileWriter::flush() {
-  drain();
-}
 void FileWriter::finish(bool sync) {
-  drain();
+  flush();
   // A failed fsync may have dropped the pages: it is never tried again on the same descriptor.
   if (sync && ::fsync(fd_) != 0) fail_io("sync", path_, errno);
   if (::close(std::exchange(fd_, -1)) != 0) fail_io("close", path_, errno);

@@ -37,7 +37,7 @@ class MappedFile {
 };
 
 // A file being written: buffered, errors checked at each step; finish() flushes, fsyncs and closes. Destroyed
-// without finish() it closes and leaves what was written (the caller writes into a temporary place).
+// without finish() it closes and leaves what was written (the caller writes to a temporary path).
 class FileWriter {
  public:
   explicit FileWriter(const std::filesystem::path& path, size_t buffer_bytes = 1 << 20);
@@ -51,7 +51,6 @@ class FileWriter {
   void finish(bool sync = true);
 
  private:
-  void drain();
   std::filesystem::path path_;
   int fd_ = -1;
   std::unique_ptr<std::byte[]> buffer_;

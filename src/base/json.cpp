@@ -27,8 +27,7 @@ Json parse_json(std::string_view text, const std::string& file, int max_depth) {
         break;
       case Json::parse_event_t::key:
         if (!keys.back().insert(value.get_ref<const std::string&>()).second)
-          fail(ErrorCode::format,
-               file + ": duplicate key " + capstan::quoted(value.get_ref<const std::string&>()));
+          fail(ErrorCode::format, file + ": duplicate key " + in_quotes(value.get_ref<const std::string&>()));
         break;
       default:
         break;
@@ -44,6 +43,13 @@ Json parse_json(std::string_view text, const std::string& file, int max_depth) {
                                 line_and_column(text, found && found->byte > 0 ? found->byte - 1 : 0) +
                                 ": bad JSON: " + json_reason(error).substr(0, 200));
   }
+}
+
+Json json_of(std::string_view text, IfNotJson otherwise) {
+  return Json::parse(text, nullptr, otherwise == IfNotJson::raise);
+}
+OrderedJson ordered_json_of(std::string_view text, IfNotJson otherwise) {
+  return OrderedJson::parse(text, nullptr, otherwise == IfNotJson::raise);
 }
 
 std::string json_reason(const Json::exception& error) {
@@ -138,7 +144,7 @@ void JsonView::require(bool is, std::string_view expected) const {
 void JsonView::only(std::initializer_list<std::string_view> keys) const {
   for (const auto& [key, value] : object().items())
     if (std::find(keys.begin(), keys.end(), key) == keys.end())
-      refuse("has the unknown key " + capstan::quoted(key));
+      refuse("has the unknown key " + in_quotes(key));
 }
 void JsonView::refuse(const std::string& what) const {
   fail(ErrorCode::format, file_ + ": `" + (path_.empty() ? "." : path_) + "` " + what);

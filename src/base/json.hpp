@@ -12,27 +12,37 @@
 namespace capstan {
 
 using Json = nlohmann::json;
-using OrderedJson = nlohmann::ordered_json;  // keys in the order in which they were added
+// Keys in the order in which they were added.
+using OrderedJson = nlohmann::ordered_json;
 
 // Refuses duplicate keys and deeper nesting than `max_depth`. Throws ErrorCode::format that begins with
 // `file:line:column` where the text is not JSON, and with `file` where it breaks one of the two rules.
 Json parse_json(std::string_view text, const std::string& file, int max_depth = 64);
 
-// indent: blanks for each level; -1 for one line. Bytes that are not UTF-8 become U+FFFD, and numbers that
-// are not finite become null.
+// Parses a text without the rules and messages of parse_json: for texts that Capstan writes, and for texts
+// that need not be JSON. raise: throws Json::parse_error. discard: returns a value for which is_discarded()
+// is true. These are functions because every file that calls Json::parse or dump itself compiles a parser or
+// a writer, which takes two seconds.
+enum class IfNotJson { raise, discard };
+Json json_of(std::string_view text, IfNotJson = IfNotJson::raise);
+OrderedJson ordered_json_of(std::string_view text, IfNotJson = IfNotJson::raise);
+
+// Writes a value as text. `indent` is the number of blanks for each level; -1 writes one line. Bytes that are
+// not UTF-8 become U+FFFD, and numbers that are not finite become null.
 std::string dump_json(const Json& value, int indent = -1);
 std::string dump_json(const OrderedJson& value, int indent = -1);
 
-// Where and why a text is not JSON; nullopt for JSON. For readers that use a faster parser without places.
+// Finds where and why a text is not JSON, for readers whose faster parser gives no offsets. Returns nullopt
+// if the text is JSON.
 struct JsonProblem {
   size_t offset;
   std::string reason;
 };
 std::optional<JsonProblem> find_json_problem(std::string_view text);
-// The message of a parse error without the library's tag and place.
+// The message of a parse error without the library's tag and position.
 std::string json_reason(const Json::exception& error);
 
-// The value in one line of at most 60 bytes, for messages.
+// Formats a value on one line of at most 60 bytes, for messages.
 std::string json_excerpt(const Json& value);
 
 // A value with its path. Accessors throw ErrorCode::format naming file, path, the expected type and the
@@ -46,13 +56,16 @@ class JsonView {
   JsonView item(const std::string& key, const Json& value) const { return {value, file_, path_ + "." + key}; }
   const Json& object() const;
   const Json& array() const;
-  std::vector<JsonView> items() const;  // of an array
+  // The items of an array.
+  std::vector<JsonView> items() const;
   const std::string& string() const;
   bool boolean() const;
-  double number() const;  // finite
+  // A finite number.
+  double number() const;
   int64_t integer(int64_t least, int64_t most) const;
-  int64_t count() const;  // an integer in [0, 2^63)
-  // Refuses keys other than these.
+  // An integer in [0, 2^63).
+  int64_t count() const;
+  // Throws if the object has keys other than these.
   void only(std::initializer_list<std::string_view> keys) const;
   [[noreturn]] void refuse(const std::string& what) const;
 

@@ -16,23 +16,119 @@ std::string not_found_text(std::string_view field, std::string_view name) {
 
 namespace {
 
-constexpr size_t kMostEntries = 20000;  // of a directory; further ones are not compared
+// Maximum number of entries of a directory that are compared.
+constexpr size_t kMostEntries = 20000;
+// Directories that are listed for one name: several directories may be near each misspelled one.
+constexpr int kMostListings = 60;
+constexpr size_t kMostNames = 3;
 
-std::vector<std::string> entry_names(const fs::path& directory, NamedThing thing) {
+enum class Entries : uint8_t { all, directories, directories_and_datasets };
+
+std::vector<std::string> entry_names(const fs::path& directory, Entries kind) {
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator it(directory.empty() ? fs::path(".") : directory, error), end;
        !error && it != end && names.size() < kMostEntries; it.increment(error)) {
     const fs::path file = it->path().filename();
     std::error_code unknown;
-    if (thing == NamedThing::file || it->is_directory(unknown))
+    if (kind == Entries::all || it->is_directory(unknown))
       names.push_back(file.string());
-    else if (file.extension() == ".idx" &&
+    else if (kind == Entries::directories_and_datasets && file.extension() == ".idx" &&
              fs::exists(fs::path(it->path()).replace_extension(".bin"), unknown))
       names.push_back(file.stem().string());
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+bool exists(const fs::path& path, NamedThing thing) {
+  std::error_code unknown;
+  if (thing == NamedThing::file) return fs::exists(path, unknown);
+  return fs::is_directory(path, unknown) ||
+         (fs::exists(path.string() + ".idx", unknown) && fs::exists(path.string() + ".bin", unknown));
+}
+
+// A path that does not exist, split where it stops to exist.
+struct MissingPath {
+  MissingPath(fs::path start, const fs::path& path) : directory(std::move(start)) {
+    std::error_code unknown;
+    bool there = true;
+    for (const fs::path& part : path) {
+      there = there && fs::is_directory(directory / part, unknown);
+      if (there)
+        directory /= part;
+      else if (missing.empty())
+        missing = part.string();
+      else
+        below /= part;
+    }
+  }
+  // The longest beginning of the path that exists.
+  fs::path directory;
+  // The first component that does not exist. Empty: all of them exist.
+  std::string missing;
+  // The components after it.
+  fs::path below;
+};
+
+// Entries of a directory near the last component of a path.
+std::vector<fs::path> near_entries(const MissingPath& path, NamedThing thing) {
+  std::string name = path.missing;
+  std::error_code unknown;
+  const bool dataset = thing == NamedThing::dataset_prefix;
+  // The text that was prepared, or one of the two files, in place of the prefix.
+  if (dataset && fs::exists(path.directory / name, unknown)) name = fs::path(name).stem().string();
+  const auto candidates =
+      entry_names(path.directory, dataset ? Entries::directories_and_datasets : Entries::all);
+  std::vector<std::string> matches = near_matches(name, candidates, kMostNames);
+  // `a` of `a_text_document`: too short to be near it by its letters.
+  if (dataset && matches.empty())
+    for (const std::string& candidate : candidates)
+      if (candidate.starts_with(name + "_") && matches.size() < kMostNames) matches.push_back(candidate);
+  std::vector<fs::path> result;
+  for (const std::string& match : matches)
+    if (dataset || match != name) result.push_back(path.directory / match);
+  return result;
+}
+
+// Existing paths near one that does not exist, corrected component by component, best first: those with one
+// correction, else those with several. `directories` gets the existing beginnings of paths with one.
+std::vector<fs::path> corrected(const MissingPath& path, NamedThing thing, int& listings,
+                                std::vector<fs::path>* directories = nullptr) {
+  if (path.missing.empty() || path.missing.size() > 255 || --listings < 0) return {};
+  if (path.below.empty()) return near_entries(path, thing);
+  std::vector<fs::path> once, several;
+  for (const std::string& near :
+       near_matches(path.missing, entry_names(path.directory, Entries::directories), kMostNames)) {
+    const fs::path found = path.directory / near;
+    if (directories) directories->push_back(MissingPath(found, path.below).directory);
+    if (exists(found / path.below, thing)) {
+      once.push_back(found / path.below);
+    } else {
+      for (fs::path& deeper : corrected(MissingPath(found, path.below), thing, listings))
+        several.push_back(std::move(deeper));
+    }
+  }
+  std::vector<fs::path>& best = once.empty() ? several : once;
+  if (best.size() > kMostNames) best.resize(kMostNames);
+  return best;
+}
+
+// The one path that has the same components after the missing one, which is left out or is another directory.
+// Looks neither into every directory of the file system's root nor into very many.
+std::vector<fs::path> in_another_directory(const MissingPath& path, NamedThing thing) {
+  constexpr size_t kMostDirectories = 500;
+  std::vector<fs::path> result;
+  const bool is_root = path.directory.is_absolute() && path.directory == path.directory.root_path();
+  if (path.below.empty() || is_root) return result;
+  if (exists(path.directory / path.below, thing)) result.push_back(path.directory / path.below);
+  const auto names = entry_names(path.directory, Entries::directories);
+  if (names.size() > kMostDirectories) return {};
+  for (const std::string& name : names)
+    if (!name.starts_with('.') && exists(path.directory / name / path.below, thing))
+      result.push_back(path.directory / name / path.below);
+  if (result.size() > 1) result.clear();
+  return result;
 }
 
 bool is_hub_word(const std::string& word) {
@@ -48,44 +144,20 @@ bool is_hub_word(const std::string& word) {
 
 std::vector<std::string> near_paths(const std::string& name, const fs::path& resolved, NamedThing thing) {
   const fs::path path = (resolved.empty() ? fs::path(name) : resolved).lexically_normal();
-  std::error_code unknown;
-  // The first part of the path that is not there.
-  fs::path directory, rest;
-  std::string missing;
-  for (const fs::path& part : path) {
-    if (!missing.empty()) {
-      rest /= part;
-      continue;
-    }
-    const fs::path next = directory / part;
-    if (fs::is_directory(next, unknown))
-      directory = next;
-    else
-      missing = part.string();
-  }
-  if (missing.empty() || missing.size() > 255) return {};
-  // The text that was prepared, or one of the two files, in place of the prefix.
-  if (thing == NamedThing::dataset_prefix && rest.empty() && fs::exists(directory / missing, unknown))
-    missing = fs::path(missing).stem().string();
-  const auto candidates = entry_names(directory, rest.empty() ? thing : NamedThing::file);
-  std::vector<std::string> result, matches = near_matches(missing, candidates);
-  // `a` of `a_text_document`: too short to be near it by its letters.
-  if (thing == NamedThing::dataset_prefix && rest.empty() && matches.empty())
-    for (const std::string& candidate : candidates)
-      if (candidate.starts_with(missing + "_") && matches.size() < 3) matches.push_back(candidate);
-  for (const std::string& near : matches) {
-    if (near == missing && thing == NamedThing::file) continue;
-    fs::path found = directory / near;
-    if (!rest.empty()) {
-      if (!fs::is_directory(found, unknown)) continue;
-      if (fs::exists(found / rest, unknown)) found /= rest;
-    }
-    // As the user wrote it: what `resolved` has before `name` is left out.
-    std::string text = found.string();
-    const std::string full_path = path.string(), written = fs::path(name).lexically_normal().string();
-    if (full_path.ends_with(written) &&
-        text.starts_with(full_path.substr(0, full_path.size() - written.size())))
-      text.erase(0, full_path.size() - written.size());
+  const MissingPath missing({}, path);
+  int listings = kMostListings;
+  std::vector<fs::path> directories;
+  std::vector<fs::path> found = corrected(missing, thing, listings, &directories);
+  if (found.empty()) found = in_another_directory(missing, thing);
+  if (found.empty()) found = std::move(directories);
+  // Writes the path as the user wrote it, without the part of `resolved` before `name`.
+  const std::string full_path = path.string(), written = fs::path(name).lexically_normal().string();
+  const std::string before =
+      full_path.ends_with(written) ? full_path.substr(0, full_path.size() - written.size()) : std::string();
+  std::vector<std::string> result;
+  for (const fs::path& one : found) {
+    std::string text = one.string();
+    if (text.starts_with(before)) text.erase(0, before.size());
     result.push_back(std::move(text));
   }
   return result;
@@ -104,8 +176,8 @@ std::string download_help(const fs::path& name) {
   const std::string model = path.filename().string(), owner = path.parent_path().filename().string();
   std::error_code unknown;
   if (!is_hub_word(model) || !is_hub_word(owner) || fs::exists(path.parent_path(), unknown)) return {};
-  const fs::path place = path.parent_path().parent_path();
-  if (path.is_absolute() ? !fs::is_directory(place, unknown) : !place.empty()) return {};
+  const fs::path parent = path.parent_path().parent_path();
+  if (path.is_absolute() ? !fs::is_directory(parent, unknown) : !parent.empty()) return {};
   const std::string start =
       "nothing is downloaded by itself; a model of the Hugging Face Hub comes with: hf download ";
   // `models/NAME` is where a user keeps models, not an organization of the Hub.

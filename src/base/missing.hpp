@@ -1,4 +1,4 @@
-// Files and directories that are named and not there: one wording, with the names that are near.
+// Messages for files and directories that do not exist: one wording, with similar names.
 #pragma once
 
 #include <cstddef>
@@ -12,31 +12,32 @@
 
 namespace capstan {
 
-// "not found: FIELD = NAME"; without a field "not found: NAME".
+// Returns "not found: FIELD = NAME", or "not found: NAME" without a field.
 std::string not_found_text(std::string_view field, std::string_view name);
 
-// What a name stands for, which decides the names that are near.
-enum class NamedThing { file, dataset_prefix };  // a prefix: PREFIX.bin and PREFIX.idx
+// The kind of thing that a name stands for, which decides the names that are near. dataset_prefix: PREFIX.bin
+// and PREFIX.idx.
+enum class NamedThing { file, dataset_prefix };
 
-// Names that exist and are near `name`, best first, three at most, written as `name` is: relative to the
-// directory that `name` is relative to. `resolved` is the path that `name` stands for; empty: `name` itself.
+// Returns existing names that are similar to `name`, best first and three at most. They are relative to the
+// same directory as `name`. `resolved` is the path that `name` stands for. Empty: `name` itself.
 std::vector<std::string> near_paths(const std::string& name, const std::filesystem::path& resolved = {},
                                     NamedThing thing = NamedThing::file);
-// "did you mean `a` or `b`?"; empty without names.
+// Returns "did you mean `a` or `b`?", or an empty text without names.
 std::string near_paths_help(const std::vector<std::string>& names);
 
-// How to get what `name` ("org/name", or an absolute path of which it is the end) calls on the Hugging Face
-// Hub; empty where it does not look like a name of the Hub, or where a directory `org` exists.
+// Explains how to download the model or data set `name` ("org/name", or an absolute path that ends so) from
+// the Hugging Face Hub. Empty if it does not look like a name on the Hub, or if a directory `org` exists.
 std::string download_help(const std::filesystem::path& name);
 
-// ErrorCode::not_found with not_found_text() and, as help, near names, else how to download it, else
+// Throws ErrorCode::not_found with not_found_text(). The help gives similar names, or how to download it, or
 // `otherwise`.
 [[noreturn]] void fail_not_found(std::string_view field, const std::string& name, std::string otherwise = {});
 
-// ErrorCode::format where `content` is what incomplete downloads leave in a file's place: a Git LFS pointer
-// or an HTML page.
+// Throws ErrorCode::format if `content` is the placeholder that an incomplete download leaves: a Git LFS
+// pointer or an HTML page.
 void refuse_placeholder(std::string_view content, const std::string& file);
-// The pointer alone: for text, which may be HTML.
+// Refuses only a Git LFS pointer: for text, which may be HTML.
 void refuse_lfs_pointer(std::string_view content, const std::string& file);
 void refuse_placeholder(std::span<const std::byte> content, const std::string& file);
 

@@ -39,7 +39,7 @@ inline std::array<uint32_t, 4> philox4x32(PhiloxKey key, uint64_t lo, uint64_t h
   return {c0, c1, c2, c3};
 }
 
-// (0, 1): 24 bits, centered, never 0 or 1.
+// Maps a word to a number in (0, 1) with 24 bits, which is never 0 or 1.
 inline float uniform_open(uint32_t word) {
   return (static_cast<float>(word >> 8) + 0.5f) * 0x1p-24f;
 }
@@ -50,8 +50,10 @@ class PhiloxStream {
   PhiloxStream(PhiloxKey key, uint64_t position = 0) : key_(key), block_(position) {}
   uint32_t next32();
   uint64_t next64() { return (uint64_t{next32()} << 32) | next32(); }
-  uint64_t below(uint64_t bound);                                             // unbiased, bound > 0
-  double uniform() { return static_cast<double>(next64() >> 11) * 0x1p-53; }  // [0, 1)
+  // Draws an unbiased integer in [0, bound). `bound` must be greater than 0.
+  uint64_t below(uint64_t bound);
+  // Draws a number in [0, 1).
+  double uniform() { return static_cast<double>(next64() >> 11) * 0x1p-53; }
 
  private:
   PhiloxKey key_;

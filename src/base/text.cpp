@@ -140,6 +140,19 @@ std::string human_bytes(double bytes) {
   static constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   return scaled(bytes, 1024, units, " ");
 }
+
+std::string significant(double value, int digits) {
+  std::array<char, 48> buffer;
+  std::snprintf(buffer.data(), buffer.size(), "%.*g", digits, value);
+  return buffer.data();
+}
+
+std::string hex(uint64_t value) {
+  std::string text(16, '0');
+  for (size_t i = 16; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15];
+  return text;
+}
+
 std::string fixed(double value, int digits) {
   std::array<char, 400> text;  // 1e308 has 309 digits
   std::snprintf(text.data(), text.size(), "%.*f", digits, value);
@@ -183,7 +196,7 @@ std::string with_separators(int64_t value) {
   return digits;
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
     switch (c) {

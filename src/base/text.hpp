@@ -11,27 +11,40 @@
 namespace capstan {
 
 std::vector<std::string_view> split(std::string_view text, char separator);
-std::string_view trim(std::string_view text);  // ASCII blanks
+// Removes ASCII blanks from both ends.
+std::string_view trim(std::string_view text);
 std::string join(std::span<const std::string> parts, std::string_view separator);
-// The first `most`, and "…" for the rest.
+// Joins the first `most` parts, and adds "…" if there are more.
 std::string join_some(std::span<const std::string> parts, std::string_view separator, size_t most);
 
-// The whole text must be the number; nullopt otherwise. Never looks at the locale.
+// Parses a number, independently of the locale. Returns nullopt unless the complete text is the number.
 std::optional<int64_t> parse_int(std::string_view text);
 std::optional<double> parse_double(std::string_view text);
-// Shortest decimal that reads back as the same double; "inf", "-inf", "nan".
+// Formats as the shortest decimal that reads back as the same double; "inf", "-inf", "nan".
 std::string to_text(double value);
 
-// Up to `most` candidates near `text` (edit distance with transpositions, common prefixes), best first.
+// Returns up to `most` candidates that are similar to `text` (edit distance with transpositions, common
+// prefixes), best first.
 std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates,
                                       size_t most = 3);
 
-std::string fixed(double value, int digits);  // 12.50: so many digits behind the point
-std::string human_bytes(double bytes);        // "1.5 GiB"
-std::string human_count(double count);        // "124.4M", "8.03B"
-std::string human_flop(double flop);          // "104.7 GFLOP"; a rate has "/s" after it
-std::string human_duration(double seconds);   // "3m 12s"
-std::string with_separators(int64_t value);   // "4 194 304"
-std::string quoted(std::string_view text);    // JSON string with quotes, escapes and all
+// Formats with a fixed number of digits after the point: 12.50 with two digits.
+std::string fixed(double value, int digits);
+// Formats with so many significant digits, as %g does: 2e-04 or 0.123 with three digits.
+std::string significant(double value, int digits);
+// Formats as 16 hexadecimal digits.
+std::string hex(uint64_t value);
+// Formats a number of bytes, as in "1.5 GiB".
+std::string human_bytes(double bytes);
+// Formats a count, as in "124.4M" or "8.03B".
+std::string human_count(double count);
+// Formats a number of FLOPs, as in "104.7 GFLOP". For a rate, the caller appends "/s".
+std::string human_flop(double flop);
+// Formats a duration, as in "3m 12s".
+std::string human_duration(double seconds);
+// Formats with a blank between groups of three digits, as in "4 194 304".
+std::string with_separators(int64_t value);
+// Formats a text as a JSON string with quotes and escapes.
+std::string in_quotes(std::string_view text);
 
 }  // namespace capstan

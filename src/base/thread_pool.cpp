@@ -30,36 +30,38 @@ bool spin(const Ready& ready) {
 }  // namespace
 
 struct ThreadPool::State {
-  std::mutex callers;  // one job at a time
+  // Held by the caller, so that there is one job at a time.
+  std::mutex callers;
 
-  // The number of the current job; a worker that has seen it looks at nothing else before it grows. 32 bits:
-  // what a futex waits on.
+  // The number of the current job. A worker that has seen it waits for it to grow before it reads anything
+  // else. It has 32 bits because a futex waits on it.
   std::atomic<uint32_t> generation{0};
-  std::atomic<int> busy{0};  // workers that have not finished the current job
+  // Workers that have not finished the current job.
+  std::atomic<int> busy{0};
   std::atomic<bool> stop{false};
 
-  // The current job. Each worker begins with its own run of neighboring tiles, so that what a tile left in
-  // its caches serves the next one, and then takes what others have left.
-  struct alignas(64) Run {
+  // The current job. Each worker begins with its own range of neighboring tiles, so that a tile finds the
+  // data of the one before in the worker's caches. It then takes tiles from the ranges of other workers.
+  struct alignas(64) TileRange {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
   };
   const FunctionRef<void(int64_t, int)>* body = nullptr;
-  std::vector<Run> runs;
+  std::vector<TileRange> ranges;
   std::mutex error_mutex;
   std::exception_ptr error;
   std::atomic<bool> failed{false};
 
   std::vector<std::thread> threads;
 
-  explicit State(int size) : runs(static_cast<size_t>(size)) {}
+  explicit State(int size) : ranges(static_cast<size_t>(size)) {}
 
   void work(int worker) {
     inside_parallel_for = true;
-    for (size_t i = 0; i < runs.size(); ++i) {
-      Run& run = runs[(static_cast<size_t>(worker) + i) % runs.size()];
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      TileRange& range = ranges[(static_cast<size_t>(worker) + i) % ranges.size()];
       for (int64_t tile; !failed.load(std::memory_order_relaxed) &&
-                         (tile = run.next.fetch_add(1, std::memory_order_relaxed)) < run.end;) {
+                         (tile = range.next.fetch_add(1, std::memory_order_relaxed)) < range.end;) {
         try {
           (*body)(tile, worker);
         } catch (...) {
@@ -107,9 +109,9 @@ void ThreadPool::parallel_for(int64_t tiles, FunctionRef<void(int64_t, int)> bod
   std::lock_guard one_job(s.callers);
   s.body = &body;
   for (int64_t worker = 0; worker < size_; ++worker) {
-    State::Run& run = s.runs[static_cast<size_t>(worker)];
-    run.next.store(tiles * worker / size_, std::memory_order_relaxed);
-    run.end = tiles * (worker + 1) / size_;
+    State::TileRange& range = s.ranges[static_cast<size_t>(worker)];
+    range.next.store(tiles * worker / size_, std::memory_order_relaxed);
+    range.end = tiles * (worker + 1) / size_;
   }
   s.error = nullptr;
   s.failed.store(false, std::memory_order_relaxed);

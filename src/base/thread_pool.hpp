@@ -1,4 +1,4 @@
-// The one pool of threads of a process. Work is cut into tiles by its shape, never by the thread count, so
+// The one pool of threads of a process. Work is split into tiles by its shape, never by the thread count, so
 // that results do not depend on how many threads there are: which thread runs a tile is free, what the tile
 // computes is not.
 #pragma once

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 
-#include "base/utf8_decode.hpp"
-
 namespace capstan {
 
 CodePoint decode_utf8(std::string_view text, size_t offset) {
-  const Character c = decode_character(text.data() + offset, text.data() + text.size());
-  return {c.value, c.bytes};
+  return decode_character(text.data() + offset, text.data() + text.size());
 }
 
 std::optional<size_t> first_invalid_utf8(std::string_view text) {
@@ -39,7 +36,7 @@ void append_utf8(std::string& out, char32_t c) {
 
 size_t count_code_points(std::string_view text) {
   size_t count = 0;
-  for (const char c : text) count += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  for (const char c : text) count += !is_continuation(c);
   return count;
 }
 

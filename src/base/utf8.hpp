@@ -6,20 +6,30 @@
 #include <string>
 #include <string_view>
 
+#include "base/utf8_decode.hpp"
+
 namespace capstan {
 
-// Byte offset of the first invalid sequence (overlong, surrogate, above U+10FFFF, truncated), nullopt when
-// all is well.
+// Byte offset of the first invalid sequence (overlong, surrogate, above U+10FFFF, truncated); nullopt for
+// valid text.
 std::optional<size_t> first_invalid_utf8(std::string_view text);
 
-struct CodePoint {
-  char32_t value;  // U+FFFD for an invalid sequence
-  int bytes;       // 1..4; an invalid sequence counts 1
-};
-CodePoint decode_utf8(std::string_view text, size_t offset);  // offset < text.size()
+// Decodes the character at `offset` < text.size().
+CodePoint decode_utf8(std::string_view text, size_t offset);
 void append_utf8(std::string& out, char32_t code_point);
 
-size_t count_code_points(std::string_view text);  // characters, for columns
+// Whether the byte continues a character, that is, does not begin one.
+inline bool is_continuation(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
+}
+// Offset of the first byte of the character that contains the byte `offset` < text.size().
+inline size_t character_start(std::string_view text, size_t offset) {
+  while (offset > 0 && is_continuation(text[offset])) --offset;
+  return offset;
+}
+
+// Number of characters, for column numbers.
+size_t count_code_points(std::string_view text);
 // "line:column" of a byte in the text, both from 1; the column counts characters.
 std::string line_and_column(std::string_view text, size_t offset);
 

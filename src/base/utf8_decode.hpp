@@ -5,12 +5,14 @@
 
 namespace capstan {
 
-struct Character {
+struct CodePoint {
+  // U+FFFD for an invalid sequence.
   char32_t value;
+  // Number of bytes, 1 to 4. An invalid sequence counts as one byte.
   uint8_t bytes;
 };
 // Decodes the character at p < end, whose first byte is not ASCII. An invalid sequence is U+FFFD of one byte.
-inline Character decode_multibyte(const char* p, const char* end) {
+inline CodePoint decode_multibyte(const char* p, const char* end) {
   const auto byte = [p](int i) { return static_cast<unsigned char>(p[i]); };
   const auto follows = [&](int i) { return (byte(i) & 0xC0) == 0x80; };
   const unsigned first = byte(0);
@@ -31,7 +33,7 @@ inline Character decode_multibyte(const char* p, const char* end) {
   if (c < 0x10000 || c > 0x10FFFF) return {0xFFFD, 1};
   return {c, 4};
 }
-inline Character decode_character(const char* p, const char* end) {
+inline CodePoint decode_character(const char* p, const char* end) {
   const auto first = static_cast<unsigned char>(*p);
   if (first < 0x80) return {first, 1};
   return decode_multibyte(p, end);

@@ -14,24 +14,27 @@ class FileSystem {
  public:
   class File {
    public:
-    // Closes; without finish() the file may be incomplete.
+    // Closes the file. Without finish() it may be incomplete.
     virtual ~File() = default;
     virtual void write(std::span<const std::byte> bytes) = 0;
-    virtual void finish() = 0;  // flush, fsync, close; at most once
+    // Flushes, syncs and closes the file. May be called once.
+    virtual void finish() = 0;
     void write_text(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
   };
 
   virtual ~FileSystem() = default;
-  virtual std::unique_ptr<File> create(const std::filesystem::path& path) = 0;  // an existing file is emptied
+  // Creates a file, or truncates an existing one.
+  virtual std::unique_ptr<File> create(const std::filesystem::path& path) = 0;
   // Creates missing parents too and syncs each entry. Existing directories are no error.
   virtual void make_directories(const std::filesystem::path& path) = 0;
   virtual void sync_directory(const std::filesystem::path& path) = 0;
-  virtual void rename_new(const std::filesystem::path& from,
-                          const std::filesystem::path& to) = 0;  // `to` must not exist
+  // Renames a file or directory. `to` must not exist.
+  virtual void rename_new(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   // Swaps two directories atomically; false where the file system does not support it.
   virtual bool exchange(const std::filesystem::path& a, const std::filesystem::path& b) = 0;
   virtual void remove_file(const std::filesystem::path& path) = 0;
-  virtual void remove_directory(const std::filesystem::path& path) = 0;  // must be empty
+  // Removes an empty directory.
+  virtual void remove_directory(const std::filesystem::path& path) = 0;
 
   // Removes a file, or a directory with its contents, by one operation per entry. Follows no links.
   void remove_tree(const std::filesystem::path& path);

@@ -10,14 +10,9 @@
 
 #include "base/file.hpp"
 #include "base/missing.hpp"
+#include "base/text.hpp"
 
 namespace capstan::checkpoint {
-
-static std::string hex(uint64_t value) {
-  std::string text(16, '0');
-  for (size_t i = 16; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15];
-  return text;
-}
 
 struct Hasher::State {
   explicit State(int64_t block) : block_bytes(block), full(XXH3_createState()), part(XXH3_createState()) {
@@ -51,7 +46,7 @@ void Hasher::update(std::span<const std::byte> bytes) {
   State& s = *state_;
   s.hash.bytes += static_cast<int64_t>(bytes.size());
   while (!bytes.empty()) {
-    // In slices that stay in the cache, because two hashes read them.
+    // Hashes slices that fit the cache, because both hashes read them.
     const size_t left = static_cast<size_t>(s.block_bytes - s.in_block);
     const auto slice = bytes.first(std::min({bytes.size(), left, size_t{1} << 16}));
     XXH3_128bits_update(s.full, slice.data(), slice.size());

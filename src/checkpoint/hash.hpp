@@ -15,8 +15,9 @@ inline constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 struct FileHash {
   int64_t bytes = 0;
-  std::string full;  // 32 lower-case hexadecimal digits
-  // 16 digits each, ceil(bytes / block_bytes) of them.
+  // XXH3-128 of the file, 32 lower-case hexadecimal digits.
+  std::string full;
+  // XXH3-64 of each block, 16 digits each; ceil(bytes / block_bytes) of them.
   std::vector<std::string> blocks;
 };
 
@@ -25,14 +26,16 @@ class Hasher {
   explicit Hasher(int64_t block_bytes = kBlockBytes);
   ~Hasher();
   void update(std::span<const std::byte> bytes);
-  FileHash finish();  // once
+  // Returns the hashes. May be called once.
+  FileHash finish();
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-std::string hash_of(std::span<const std::byte> bytes);  // XXH3-128, 32 digits
+// XXH3-128, 32 lower-case hexadecimal digits.
+std::string hash_of(std::span<const std::byte> bytes);
 std::string hash_of(std::string_view text);
 
 // Reads the file with plain reads, because a mapped file that shrinks meanwhile would end the process.

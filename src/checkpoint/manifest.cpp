@@ -24,7 +24,7 @@ std::string files_text(const std::map<std::string, FileHash>& files) {
   std::string text = "\"files\": {";
   bool first = true;
   for (const auto& [name, hash] : files) {
-    text += std::string(first ? "\n" : ",\n") + "  " + capstan::quoted(name) +
+    text += std::string(first ? "\n" : ",\n") + "  " + in_quotes(name) +
             ": {\"bytes\": " + std::to_string(hash.bytes) + ", \"xxh3_128\": \"" + hash.full +
             "\", \"block_xxh3_64\": [";
     for (size_t i = 0; i < hash.blocks.size(); ++i) text += (i ? ",\"" : "\"") + hash.blocks[i] + "\"";
@@ -38,12 +38,12 @@ std::string tensors_text(const std::map<std::string, StoredTensor>& tensors) {
   std::string text = "\"tensors\": {";
   bool first = true;
   for (const auto& [name, tensor] : tensors) {
-    text += std::string(first ? "\n" : ",\n") + "  " + capstan::quoted(name) + ": {\"dtype\": \"" +
+    text += std::string(first ? "\n" : ",\n") + "  " + in_quotes(name) + ": {\"dtype\": \"" +
             std::string(name_of(tensor.dtype)) + "\", \"shape\": " + tensor.shape.text() + ", \"pieces\": [";
     for (size_t i = 0; i < tensor.chunks.size(); ++i) {
       const Chunk& chunk = tensor.chunks[i];
-      text += std::string(i ? ",\n    " : "") + "{\"file\": " + capstan::quoted(chunk.file) +
-              ", \"key\": " + capstan::quoted(chunk.key) + ", \"offsets\": " + chunk.where.offsets.text() +
+      text += std::string(i ? ",\n    " : "") + "{\"file\": " + in_quotes(chunk.file) +
+              ", \"key\": " + in_quotes(chunk.key) + ", \"offsets\": " + chunk.where.offsets.text() +
               ", \"sizes\": " + chunk.where.sizes.text() + "}";
     }
     text += "]}";
@@ -154,12 +154,12 @@ std::string seal_manifest(std::string body) {
 std::string manifest_text(const Manifest& manifest) {
   const SaveInfo& info = manifest.info;
   return seal_manifest(
-      "{\n\"schema\": " + capstan::quoted(kSchema) + ",\n\"step\": " + std::to_string(info.step) +
-      ",\n\"consumed_samples\": " + std::to_string(info.consumed_samples) + ",\n\"consumed_tokens\": " +
-      std::to_string(info.consumed_tokens) + ",\n\"run_id\": " + capstan::quoted(info.run_id) +
-      ",\n\"recipe_hash\": " + capstan::quoted(info.recipe_hash) +
-      ",\n\"layout\": " + capstan::quoted(info.layout) + ",\n\"version\": " + capstan::quoted(info.version) +
-      ",\n\"parent\": " + capstan::quoted(info.parent) + ",\n\"world\": " + std::to_string(manifest.world) +
+      "{\n\"schema\": " + in_quotes(kSchema) + ",\n\"step\": " + std::to_string(info.step) +
+      ",\n\"consumed_samples\": " + std::to_string(info.consumed_samples) +
+      ",\n\"consumed_tokens\": " + std::to_string(info.consumed_tokens) +
+      ",\n\"run_id\": " + in_quotes(info.run_id) + ",\n\"recipe_hash\": " + in_quotes(info.recipe_hash) +
+      ",\n\"layout\": " + in_quotes(info.layout) + ",\n\"version\": " + in_quotes(info.version) +
+      ",\n\"parent\": " + in_quotes(info.parent) + ",\n\"world\": " + std::to_string(manifest.world) +
       ",\n\"block_bytes\": " + std::to_string(manifest.block_bytes) + ",\n" + files_text(manifest.files) +
       ",\n" + tensors_text(manifest.tensors));
 }
@@ -170,7 +170,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
       text.substr(text.size() - seal, kSealBegin.size()) != kSealBegin)
     fail(ErrorCode::format,
          file + ": " + std::to_string(text.size()) +
-             " bytes that do not end with the manifest's hash (cut short, changed, or not a manifest)");
+             " bytes that do not end with the manifest's hash (truncated, changed, or not a manifest)");
   const std::string_view body = text.substr(0, text.size() - seal);
   const std::string_view hash = text.substr(text.size() - seal + kSealBegin.size(), kHashDigits);
   if (const std::string actual = hash_of(body); actual != hash)
@@ -183,11 +183,10 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     const std::string_view family = kSchema.substr(0, kSchema.rfind('/') + 1);
     if (schema.starts_with(family))
       fail(ErrorCode::unsupported,
-           file + ": written in the format " + capstan::quoted(schema) + "; this program reads " +
-               capstan::quoted(kSchema),
+           file + ": written in the format " + in_quotes(schema) + "; this program reads " +
+               in_quotes(kSchema),
            "use the version of Capstan that wrote it, or a later one");
-    view.at("schema").refuse("is " + capstan::quoted(schema) + "; a checkpoint's is " +
-                             capstan::quoted(kSchema));
+    view.at("schema").refuse("is " + in_quotes(schema) + "; a checkpoint's is " + in_quotes(kSchema));
   }
   view.only({"schema", "step", "consumed_samples", "consumed_tokens", "run_id", "recipe_hash", "layout",
              "version", "parent", "world", "block_bytes", "files", "tensors", "manifest_hash"});
@@ -205,7 +204,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
 }
 
 std::string rank_manifest_text(const RankManifest& part) {
-  return "{\n\"schema\": " + capstan::quoted(kRankSchema) + ",\n\"step\": " + std::to_string(part.step) +
+  return "{\n\"schema\": " + in_quotes(kRankSchema) + ",\n\"step\": " + std::to_string(part.step) +
          ",\n\"rank\": " + std::to_string(part.rank) + ",\n\"world\": " + std::to_string(part.world) + ",\n" +
          files_text(part.files) + ",\n" + tensors_text(part.tensors) + "\n}\n";
 }
@@ -213,8 +212,7 @@ std::string rank_manifest_text(const RankManifest& part) {
 RankManifest parse_rank_manifest(std::string_view text, const std::string& file) {
   const Json document = parse_json(text, file);
   const JsonView view(document, file);
-  if (view.at("schema").string() != kRankSchema)
-    view.at("schema").refuse("is not " + capstan::quoted(kRankSchema));
+  if (view.at("schema").string() != kRankSchema) view.at("schema").refuse("is not " + in_quotes(kRankSchema));
   RankManifest part;
   part.step = view.at("step").count();
   part.rank = view.at("rank").count();

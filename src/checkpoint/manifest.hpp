@@ -25,18 +25,24 @@ namespace capstan::checkpoint {
 
 inline constexpr std::string_view kSchema = "capstan.checkpoint/1";
 inline constexpr std::string_view kManifestFile = "manifest.json";
-inline constexpr std::string_view kStateFile = "state.json";    // small scalars of the trainer
-inline constexpr std::string_view kRecipeFile = "recipe.yaml";  // the resolved recipe
+// The trainer's scalar state.
+inline constexpr std::string_view kStateFile = "state.json";
+// The resolved recipe.
+inline constexpr std::string_view kRecipeFile = "recipe.yaml";
 
 // The trainer's description of a save, the same on every rank.
 struct SaveInfo {
   int64_t step = 0;
   int64_t consumed_samples = 0;
   int64_t consumed_tokens = 0;
-  std::string run_id;       // of the run that wrote it
-  std::string recipe_hash;  // of the resolved recipe
-  std::string layout;       // "tp1 pp1 dp2", for display
-  std::string version;      // of the program
+  // Id of the run that wrote the checkpoint.
+  std::string run_id;
+  // Hash of the resolved recipe.
+  std::string recipe_hash;
+  // "tp1 pp1 dp2", for display.
+  std::string layout;
+  // Version of Capstan.
+  std::string version;
   // Checkpoint that the run continued from; empty: none.
   std::string parent;
 };
@@ -45,16 +51,19 @@ struct SaveInfo {
 struct Chunk {
   // The safetensors file, and the tensor's name in it.
   std::string file, key;
-  Region where;  // in the global tensor
+  // The region of the global tensor.
+  Region where;
 };
 
 struct StoredTensor : TensorInfo {
-  std::vector<Chunk> chunks;  // cover every element exactly once
+  // The chunks of the tensor, which cover every element exactly once.
+  std::vector<Chunk> chunks;
 };
 
 struct Manifest {
   SaveInfo info;
-  int64_t world = 1;  // ranks that wrote it
+  // Number of ranks that wrote the checkpoint.
+  int64_t world = 1;
   int64_t block_bytes = kBlockBytes;
   std::map<std::string, FileHash> files;
   std::map<std::string, StoredTensor> tensors;
@@ -80,7 +89,8 @@ struct RankManifest {
   int64_t rank = 0;
   int64_t world = 1;
   std::map<std::string, FileHash> files;
-  std::map<std::string, StoredTensor> tensors;  // chunks of this rank only
+  // Chunks of this rank only.
+  std::map<std::string, StoredTensor> tensors;
 };
 std::string rank_manifest_text(const RankManifest& part);
 RankManifest parse_rank_manifest(std::string_view text, const std::string& file);

@@ -8,7 +8,7 @@ namespace capstan::checkpoint {
 
 namespace fs = std::filesystem;
 
-// 1 GiB of manifest describes millions of chunks.
+// Maximum size of a manifest; 1 GiB describes millions of chunks.
 static Manifest load_manifest(const fs::path& directory) {
   const fs::path path = directory / kManifestFile;
   std::error_code error;
@@ -56,14 +56,15 @@ const SafetensorsFile& Reader::shard(const std::string& file_name) {
 }
 
 void Reader::read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) {
-  at(name);  // throws with near names
+  // Throws with similar names if there is no such tensor.
+  at(name);
   const StoredTensor& tensor = *find(name);
   if (!can_convert(tensor.dtype, dtype))
-    fail(ErrorCode::unsupported, "tensor " + capstan::quoted(name) + " is stored as " +
+    fail(ErrorCode::unsupported, "tensor " + in_quotes(name) + " is stored as " +
                                      std::string(name_of(tensor.dtype)) + " and cannot be read as " +
                                      std::string(name_of(dtype)));
   if (!fits(wanted, tensor.shape))
-    fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " + tensor.shape.text() +
+    fail(ErrorCode::failed, "tensor " + in_quotes(name) + " has shape " + tensor.shape.text() +
                                 " in checkpoint `" + directory_.string() + "`, but " + wanted.text() +
                                 " of it is wanted");
   CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == wanted.sizes.elements() * size_of(dtype),
@@ -75,9 +76,9 @@ void Reader::read(std::string_view name, DType dtype, const Region& wanted, std:
     const SafetensorsEntry* entry = file.find(chunk.key);
     if (!entry || entry->dtype != tensor.dtype || entry->shape != chunk.where.sizes)
       fail(ErrorCode::format, "`" + file.path().string() + "`: " +
-                                  (entry ? "tensor " + capstan::quoted(chunk.key) + " is " +
-                                               entry->dtype_name + " " + entry->shape.text()
-                                         : "no tensor " + capstan::quoted(chunk.key)) +
+                                  (entry ? "tensor " + in_quotes(chunk.key) + " is " + entry->dtype_name +
+                                               " " + entry->shape.text()
+                                         : "no tensor " + in_quotes(chunk.key)) +
                                   ", but the manifest promises " + std::string(name_of(tensor.dtype)) + " " +
                                   chunk.where.sizes.text());
     file.copy_region(*entry, *common, chunk.where, wanted, out.data(), dtype);
@@ -92,7 +93,7 @@ std::string Reader::read_text(std::string_view file_name) const {
   const auto found = manifest_.files.find(std::string(file_name));
   if (found == manifest_.files.end())
     fail(ErrorCode::not_found,
-         "checkpoint `" + directory_.string() + "` has no file " + capstan::quoted(file_name));
+         "checkpoint `" + directory_.string() + "` has no file " + in_quotes(file_name));
   const fs::path path = directory_ / found->first;
   std::string content = read_file(path, uint64_t{1} << 30);
   if (hash_of(content) != found->second.full)

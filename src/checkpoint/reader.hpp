@@ -16,11 +16,12 @@
 
 namespace capstan::checkpoint {
 
-// The depth of the verification.
+// How thoroughly a checkpoint is verified.
 enum class Depth : uint8_t {
-  // The manifest, its hash, and the presence and sizes of all files.
+  // Checks the manifest, its hash, and the presence and sizes of all files.
   structure,
-  content,  // also the hash of every file
+  // Checks the hash of every file as well.
+  content,
 };
 
 class Reader final : public TensorSource {

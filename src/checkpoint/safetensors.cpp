@@ -24,7 +24,8 @@ namespace {
 constexpr int64_t kMaxHeader = 100'000'000;
 constexpr size_t kMaxName = 4096;
 
-// In the ascending order of the reference implementation, which determines the order of tensors in the file.
+// Element types in the ascending order of the reference implementation, which determines the order of tensors
+// in the file.
 struct ElementType {
   std::string_view name;
   int64_t bits;
@@ -67,8 +68,8 @@ int64_t order_of(std::string_view type_name) {
   return -1;
 }
 
-// Why a name is refused, or nothing. Capstan never uses names as paths, but also refuses names that could
-// attack programs that do.
+// Returns why a name is refused, or an empty text. Capstan never uses names as paths, but refuses names that
+// could attack programs that do.
 std::string name_problem(std::string_view name) {
   if (name.size() > kMaxName) return "is longer than " + std::to_string(kMaxName) + " bytes";
   for (const char c : name)
@@ -146,8 +147,7 @@ class HeaderReader {
       return true;
     }
     if (state_ != State::dtype_value) return unexpected("a string");
-    if (order_of(text) < 0)
-      refuse("unknown element type " + capstan::quoted(std::string_view(text).substr(0, 40)));
+    if (order_of(text) < 0) refuse("unknown element type " + in_quotes(std::string_view(text).substr(0, 40)));
     entry_.dtype_name = std::move(text);
     state_ = State::entry;
     return true;
@@ -170,13 +170,12 @@ class HeaderReader {
   bool key(string_t& text) {
     if (state_ == State::top) {
       if (const std::string problem = name_problem(text); !problem.empty())
-        refuse("the tensor name " + capstan::quoted(std::string_view(text).substr(0, 80)) + " " + problem);
-      if (!names_.insert(text).second) refuse("duplicate name " + capstan::quoted(text));
+        refuse("the tensor name " + in_quotes(std::string_view(text).substr(0, 80)) + " " + problem);
+      if (!names_.insert(text).second) refuse("duplicate name " + in_quotes(text));
       key_ = text;
       state_ = State::top_value;
     } else if (state_ == State::metadata) {
-      if (header.metadata.count(text))
-        refuse("duplicate key " + capstan::quoted(text) + " in `__metadata__`");
+      if (header.metadata.count(text)) refuse("duplicate key " + in_quotes(text) + " in `__metadata__`");
       key_ = text;
       state_ = State::metadata_value;
     } else {
@@ -184,8 +183,8 @@ class HeaderReader {
                    : text == "shape"        ? &has_shape_
                    : text == "data_offsets" ? &has_offsets_
                                             : nullptr;
-      if (!seen) refuse("unknown field " + capstan::quoted(std::string_view(text).substr(0, 80)));
-      if (std::exchange(*seen, true)) refuse("duplicate field " + capstan::quoted(text));
+      if (!seen) refuse("unknown field " + in_quotes(std::string_view(text).substr(0, 80)));
+      if (std::exchange(*seen, true)) refuse("duplicate field " + in_quotes(text));
       state_ = text == "dtype"   ? State::dtype_value
                : text == "shape" ? State::shape_value
                                  : State::offset_value;
@@ -221,7 +220,8 @@ class HeaderReader {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const Json::exception& error) {
-    refuse("bad JSON: " + json_reason(error).substr(0, 200));  // refuse() gives the offset in the file
+    // refuse() gives the offset in the file.
+    refuse("bad JSON: " + json_reason(error).substr(0, 200));
   }
 
  private:
@@ -258,7 +258,7 @@ class HeaderReader {
   [[noreturn]] void refuse(const std::string& text) const {
     const bool in_tensor = state_ >= State::entry && state_ != State::end;
     fail(ErrorCode::format, file_ + ": offset " + std::to_string(8 + (*seen_ - begin_)) + ": " +
-                                (in_tensor ? "tensor " + capstan::quoted(entry_.name) + ": " : "") + text);
+                                (in_tensor ? "tensor " + in_quotes(entry_.name) + ": " : "") + text);
   }
 
   const std::string& file_;
@@ -303,7 +303,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   if (length > static_cast<uint64_t>(kMaxHeader))
     fail(ErrorCode::format,
          file + ": offset 0: a header of " + std::to_string(length) + " bytes; the format allows 100000000");
-  // A copy, because a mapped file may change between check and use.
+  // Copies the header, because a mapped file may change between check and use.
   const std::string text(cursor.take_text(length, "the header"));
   if (text.empty() || text[0] != '{')
     fail(ErrorCode::format, file + ": offset 8: the header does not begin with `{`");
@@ -324,7 +324,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
 
   auto& entries = header.entries;
   for (auto& e : entries) {
-    check_entry(e, file + ": tensor " + capstan::quoted(e.name) + ": ");
+    check_entry(e, file + ": tensor " + in_quotes(e.name) + ": ");
     e.dtype = dtype_from_name(e.dtype_name);
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
@@ -333,7 +333,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   int64_t expected = 0;
   for (const auto& e : entries) {
     if (e.begin != expected)
-      fail(ErrorCode::format, file + ": tensor " + capstan::quoted(e.name) + ": its data begins at " +
+      fail(ErrorCode::format, file + ": tensor " + in_quotes(e.name) + ": its data begins at " +
                                   std::to_string(e.begin) +
                                   (e.begin < expected ? ", inside of the tensor before it, which ends at "
                                                       : ", which leaves a hole after ") +
@@ -344,7 +344,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, const std:
   if (expected != data)
     fail(ErrorCode::format, file + ": the tensors take " + std::to_string(expected) +
                                 " bytes of data, the file holds " + std::to_string(data) + " from offset " +
-                                std::to_string(header.data_begin) + (expected > data ? " (cut short?)" : ""));
+                                std::to_string(header.data_begin) + (expected > data ? " (truncated?)" : ""));
   return header;
 }
 
@@ -364,7 +364,7 @@ const SafetensorsEntry& SafetensorsFile::at(std::string_view name) const {
   std::vector<std::string> names;
   for (const auto& e : header_.entries) names.push_back(e.name);
   const auto near = near_matches(name, names);
-  fail(ErrorCode::not_found, path().string() + ": no tensor " + capstan::quoted(name),
+  fail(ErrorCode::not_found, path().string() + ": no tensor " + in_quotes(name),
        near.empty() ? "" : "near names: " + join(near, ", "));
 }
 
@@ -410,8 +410,7 @@ FileHash write_safetensors(FileSystem& files, const std::filesystem::path& path,
   if (!metadata.empty()) {
     header += "\"__metadata__\":{";
     for (bool first = true; const auto& [key, value] : metadata) {
-      header +=
-          (std::exchange(first, false) ? "" : ",") + capstan::quoted(key) + ":" + capstan::quoted(value);
+      header += (std::exchange(first, false) ? "" : ",") + in_quotes(key) + ":" + in_quotes(value);
     }
     header += "}";
   }
@@ -421,18 +420,17 @@ FileHash write_safetensors(FileSystem& files, const std::filesystem::path& path,
   for (const size_t i : order) {
     const auto& t = tensors[i];
     const std::string problem = t.name == "__metadata__" ? "is reserved" : name_problem(t.name);
-    CAPSTAN_ASSERT(problem.empty(), "tensor name " + capstan::quoted(t.name) + " " + problem);
-    CAPSTAN_ASSERT(names.insert(t.name).second,
-                   "tensor name " + capstan::quoted(t.name) + " twice in one file");
+    CAPSTAN_ASSERT(problem.empty(), "tensor name " + in_quotes(t.name) + " " + problem);
+    CAPSTAN_ASSERT(names.insert(t.name).second, "tensor name " + in_quotes(t.name) + " twice in one file");
     sizes.push_back(checked_mul(t.shape.elements(), size_of(t.dtype)));
     const int64_t end = checked_add(offset, sizes.back());
-    header += (header.size() > 1 ? "," : "") + capstan::quoted(t.name) + ":{\"dtype\":\"" +
+    header += (header.size() > 1 ? "," : "") + in_quotes(t.name) + ":{\"dtype\":\"" +
               std::string(safetensors_name(t.dtype)) + "\",\"shape\":" + t.shape.text() +
               ",\"data_offsets\":[" + std::to_string(offset) + "," + std::to_string(end) + "]}";
     offset = end;
   }
   header += "}";
-  header.resize((header.size() + 7) / 8 * 8, ' ');
+  header.resize(static_cast<size_t>(round_up(static_cast<int64_t>(header.size()), 8)), ' ');
   if (static_cast<int64_t>(header.size()) > kMaxHeader)
     fail(ErrorCode::unsupported, "`" + path.string() + "`: the safetensors header would have " +
                                      std::to_string(header.size()) + " bytes; the format allows 100000000");
@@ -440,7 +438,7 @@ FileHash write_safetensors(FileSystem& files, const std::filesystem::path& path,
   Hasher hasher;
   const auto file = files.create(path);
   const auto put = [&](std::span<const std::byte> bytes) {
-    // In blocks, so that hashed data is still in the cache when it is written.
+    // Hashes and writes in blocks, so that hashed data is still in the cache when it is written.
     while (!bytes.empty()) {
       const auto part = bytes.first(std::min(bytes.size(), size_t{1} << 20));
       hasher.update(part);
@@ -460,7 +458,7 @@ FileHash write_safetensors(FileSystem& files, const std::filesystem::path& path,
       given += static_cast<int64_t>(bytes.size());
       put(bytes);
     });
-    CAPSTAN_ASSERT(given == sizes[k], "tensor " + capstan::quoted(t.name) + " gave " + std::to_string(given) +
+    CAPSTAN_ASSERT(given == sizes[k], "tensor " + in_quotes(t.name) + " gave " + std::to_string(given) +
                                           " bytes instead of " + std::to_string(sizes[k]));
   }
   file->finish();

@@ -23,18 +23,22 @@ namespace capstan::checkpoint {
 
 struct SafetensorsEntry {
   std::string name;
-  // As in the file: "F32", "BF16", "F8_E4M3" …
+  // The type's name in the file: "F32", "BF16", "F8_E4M3" …
   std::string dtype_name;
-  // Nullopt: a type that Capstan does not support.
+  // nullopt: a type that Capstan does not support.
   std::optional<DType> dtype;
   Shape shape;
-  int64_t begin = 0, end = 0;  // byte offsets from the start of the data
+  // Byte offsets from the start of the data.
+  int64_t begin = 0, end = 0;
 };
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;        // by offset
-  std::map<std::string, std::string> metadata;  // `__metadata__`
-  int64_t data_begin = 0;                       // 8 + header length
+  // Tensors in ascending order of their offsets.
+  std::vector<SafetensorsEntry> entries;
+  // The entries of `__metadata__`.
+  std::map<std::string, std::string> metadata;
+  // File offset of the data: 8 + header length.
+  int64_t data_begin = 0;
 };
 
 // Checks everything: header length within the file and 100 MB, UTF-8, JSON (depth, no duplicates, no floats,
@@ -50,8 +54,9 @@ class SafetensorsFile {
   const std::filesystem::path& path() const { return map_.path(); }
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  const SafetensorsEntry* find(std::string_view name) const;  // nullptr: not there
-  // Throws ErrorCode::not_found with near names.
+  // Returns nullptr if there is no such tensor.
+  const SafetensorsEntry* find(std::string_view name) const;
+  // Throws ErrorCode::not_found, with similar names, if there is no such tensor.
   const SafetensorsEntry& at(std::string_view name) const;
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const;
   // copy_region() from the entry, which holds the region `source_region`, in bounded chunks whose pages do
@@ -69,9 +74,9 @@ class SafetensorsFile {
 // chunk need only stay valid during its call, so that a small buffer suffices for a tensor of any size.
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 using ByteSource = std::function<void(const ByteSink& sink)>;
-// For bytes that stay valid until the file is written.
+// A source of bytes that stay valid until the file is written.
 ByteSource source_of(std::span<const std::byte> bytes);
-// For the tensor `name` of `source` as `dtype`, in chunks of full rows.
+// A source that reads the tensor `name` of `source` as `dtype`, in chunks of full rows.
 class TensorSource;
 ByteSource source_of(TensorSource& source, std::string name, DType dtype);
 // The recommended chunk size of a source, in bytes.

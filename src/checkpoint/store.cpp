@@ -11,7 +11,8 @@ namespace capstan::checkpoint {
 
 namespace fs = std::filesystem;
 
-// The step of "step-00000100", or nothing. Only the spelling that step_directory_name gives.
+// Returns the step of a name such as "step-00000100"; nullopt for any spelling that step_directory_name()
+// does not give.
 static std::optional<int64_t> step_of(const std::string& directory_name) {
   if (!directory_name.starts_with("step-")) return std::nullopt;
   const auto step = parse_int(std::string_view(directory_name).substr(5));
@@ -134,7 +135,7 @@ Search find_latest(const fs::path& root, Depth depth, const std::optional<std::s
     } else if (run_id) {
       const std::string owner = Reader::open(checkpoint.path, Depth::structure).info().run_id;
       if (owner != *run_id)
-        reason = "it belongs to run " + capstan::quoted(owner) + ", not to " + capstan::quoted(*run_id);
+        reason = "it belongs to run " + in_quotes(owner) + ", not to " + in_quotes(*run_id);
     }
     if (reason.empty()) {
       search.found = checkpoint;
@@ -197,7 +198,7 @@ std::vector<int64_t> apply_retention(FileSystem& files, const fs::path& root, co
     if (verify(checkpoint.path, Depth::structure).empty()) sound.push_back(checkpoint);
   const auto most_recent = static_cast<size_t>(std::max<int64_t>(retention.most_recent, 1));
   if (sound.size() <= most_recent) return deleted;
-  // Delete older checkpoints only if a newer one that verifies stays.
+  // Delete older checkpoints only if a newer one that verifies is kept.
   size_t verified = 0;
   while (verified < sound.size() && sound[verified].step != retention.just_written &&
          !verify(sound[verified].path, Depth::content).empty())

@@ -22,11 +22,12 @@ struct Checkpoint {
 std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& root);
 
 struct Problem {
-  // In the checkpoint; empty: the checkpoint itself.
+  // The file of the checkpoint; empty for a problem of the checkpoint itself.
   std::string file;
-  // Of the file, from 0, where a hash differs.
+  // Number of the block, from 0, whose hash differs.
   std::optional<int64_t> block;
-  std::string text;  // a sentence with file and byte range
+  // A sentence with file and byte range.
+  std::string text;
 };
 
 // Verifies a checkpoint and returns all problems. With parts > 1 it hashes only the files with index % parts
@@ -39,7 +40,8 @@ struct Search {
     std::string reason;
   };
   std::optional<Checkpoint> found;
-  std::vector<Refused> refused;  // newer ones, newest first
+  // Newer checkpoints that were refused, newest first.
+  std::vector<Refused> refused;
 };
 
 // Finds the newest valid checkpoint, and why newer ones do not. With run_id, refuses checkpoints of

@@ -11,7 +11,7 @@ const TensorInfo& TensorSource::at(std::string_view name) const {
   if (const auto* tensor = find(name)) return *tensor;
   const auto all = names();
   const auto near = near_matches(name, all);
-  fail(ErrorCode::not_found, description() + " has no tensor " + capstan::quoted(name),
+  fail(ErrorCode::not_found, description() + " has no tensor " + in_quotes(name),
        near.empty() ? "" : "near names: " + join(near, ", "));
 }
 

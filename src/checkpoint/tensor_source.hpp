@@ -16,7 +16,8 @@ namespace capstan::checkpoint {
 
 struct TensorInfo {
   DType dtype = DType::f32;
-  Shape shape;  // of the global tensor
+  // Shape of the global tensor.
+  Shape shape;
 };
 
 // Splits the region along its first dimension into slabs of at most `bytes` each, but at least one row.
@@ -31,15 +32,17 @@ class TensorSource {
  public:
   virtual ~TensorSource() = default;
 
-  virtual std::string description() const = 0;  // "checkpoint `runs/a`", for messages
+  // A description for messages, such as "checkpoint `runs/a`".
+  virtual std::string description() const = 0;
   virtual std::vector<std::string> names() const = 0;
-  virtual const TensorInfo* find(std::string_view name) const = 0;  // nullptr: not there
+  // Returns nullptr if there is no such tensor.
+  virtual const TensorInfo* find(std::string_view name) const = 0;
   // Fills `out` (row-major, the size of `wanted` in `dtype`) and converts where can_convert allows. Errors:
   // not_found, unsupported (a conversion), failed (outside of the shape), format (inconsistent files). Not
   // thread-safe.
   virtual void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) = 0;
 
-  // Throws ErrorCode::not_found with near names.
+  // Throws ErrorCode::not_found, with similar names, if there is no such tensor.
   const TensorInfo& at(std::string_view name) const;
   void read_all(std::string_view name, DType dtype, std::span<std::byte> out);
 

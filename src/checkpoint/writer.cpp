@@ -41,14 +41,14 @@ void Writer::add(const std::string& name, DType dtype, const Shape& shape, const
 void Writer::add(const std::string& name, DType dtype, const Shape& shape, const Region& where,
                  ByteSource source) {
   CAPSTAN_ASSERT(fits(where, shape),
-                 "tensor " + capstan::quoted(name) + ": a region outside of shape " + shape.text());
+                 "tensor " + in_quotes(name) + ": a region outside of shape " + shape.text());
   StoredTensor& tensor = rank_manifest_.tensors[name];
   if (tensor.chunks.empty()) {
     tensor.dtype = dtype;
     tensor.shape = shape;
   }
   CAPSTAN_ASSERT(tensor.dtype == dtype && tensor.shape == shape,
-                 "tensor " + capstan::quoted(name) + " with two shapes or types");
+                 "tensor " + in_quotes(name) + " with two shapes or types");
   // A full tensor keeps its name, so that the file of a single rank reads like any safetensors file.
   const std::string key = where == full_region(shape) ? name : name + where.text();
   const std::string file = "rank-" + zero_padded(rank_, 5) + ".safetensors";
@@ -80,7 +80,7 @@ std::string Writer::finish_rank() {
     file->write_text(content);
     file->finish();
     CAPSTAN_ASSERT(rank_manifest_.files.emplace(name, hasher.finish()).second,
-                   "file " + capstan::quoted(name) + " twice in a checkpoint");
+                   "file " + in_quotes(name) + " twice in a checkpoint");
   }
   // Sync the directory entries of this rank's files here too, because rank 0 may be on another machine.
   files_.sync_directory(temporary_);
@@ -89,7 +89,8 @@ std::string Writer::finish_rank() {
   return rank_manifest_text(rank_manifest_);
 }
 
-// The manifest of all ranks. Each rank must be there once, and every element of every tensor.
+// Merges the manifests of all ranks. Each rank must occur once, and every element of every tensor must be
+// covered once.
 static Manifest join_manifests(const SaveInfo& info, int world,
                                const std::vector<std::string>& rank_manifests) {
   Manifest manifest;
@@ -107,13 +108,13 @@ static Manifest join_manifests(const SaveInfo& info, int world,
     seen[static_cast<size_t>(rank.rank)] = true;
     for (auto& [name, hash] : rank.files)
       if (!manifest.files.emplace(name, std::move(hash)).second)
-        fail(ErrorCode::internal, "file " + capstan::quoted(name) + " was written by two ranks");
+        fail(ErrorCode::internal, "file " + in_quotes(name) + " was written by two ranks");
     for (auto& [name, tensor] : rank.tensors) {
       const auto [stored, added] = manifest.tensors.try_emplace(name, tensor);
       if (added) continue;
       if (stored->second.dtype != tensor.dtype || stored->second.shape != tensor.shape)
-        fail(ErrorCode::internal, "tensor " + capstan::quoted(name) + " has another shape or type on rank " +
-                                      std::to_string(rank.rank));
+        fail(ErrorCode::internal,
+             "tensor " + in_quotes(name) + " has another shape or type on rank " + std::to_string(rank.rank));
       std::move(tensor.chunks.begin(), tensor.chunks.end(), std::back_inserter(stored->second.chunks));
     }
   }
@@ -127,7 +128,7 @@ static Manifest join_manifests(const SaveInfo& info, int world,
     for (const auto& chunk : tensor.chunks) regions.push_back(chunk.where);
     if (const auto problem = tiling_problem(tensor.shape, regions))
       fail(ErrorCode::internal,
-           "tensor " + capstan::quoted(name) + " of shape " + tensor.shape.text() + ": " + *problem);
+           "tensor " + in_quotes(name) + " of shape " + tensor.shape.text() + ": " + *problem);
   }
   return manifest;
 }
@@ -164,18 +165,22 @@ fs::path Writer::commit(const std::vector<std::string>& rank_manifests) {
   swapped_ = true;
   files_.sync_directory(root_);
   try {
-    files_.remove_tree(temporary_);  // the old checkpoint
-  } catch (const Error&) {           // the save succeeded; remove_leftovers() removes the rest
+    // Removes the old checkpoint.
+    files_.remove_tree(temporary_);
+  } catch (const Error&) {
+    // The save has succeeded, and remove_leftovers() removes the rest later.
   }
   return final;
 }
 
 void Writer::abandon() noexcept {
-  if (swapped_) return;  // this is the old checkpoint, and the new one may not be on the disk
+  // This is the old checkpoint, and the new one may not be on the disk.
+  if (swapped_) return;
   try {
     std::error_code error;
     if (fs::exists(temporary_, error)) files_.remove_tree(temporary_);
-  } catch (...) {  // ignored: readers do not use the directory
+  } catch (...) {
+    // Readers ignore the temporary directory.
   }
 }
 

@@ -35,7 +35,8 @@ class Writer {
   void add(const std::string& name, DType dtype, const Shape& shape, const Region& where, ByteSource source);
   // Adds a file other than the shards. Its name is plain and differs from those of other ranks.
   void add_text(std::string_view file_name, std::string content);
-  void add_copy(std::string_view file_name, const std::filesystem::path& from);  // read now, 1 GiB at most
+  // Adds a copy of a file of at most 1 GiB, which is read immediately.
+  void add_copy(std::string_view file_name, const std::filesystem::path& from);
 
   // Writes and syncs this rank's files. Returns a RankManifest as text, for rank 0.
   std::string finish_rank();
@@ -62,6 +63,7 @@ class Writer {
   bool swapped_ = false;
 };
 
-std::string step_directory_name(int64_t step);  // "step-00000100"
+// The directory name of a step, such as "step-00000100".
+std::string step_directory_name(int64_t step);
 
 }  // namespace capstan::checkpoint

@@ -12,8 +12,9 @@
 #include "cli/context.hpp"
 #include "cli/help.hpp"
 #include "config/core/convert.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/library.hpp"
-#include "config/tools/emit.hpp"
+#include "config/tools/reference.hpp"
 #include "config/tools/show.hpp"
 #include "train/records/run_list.hpp"
 
@@ -144,6 +145,12 @@ class Completer {
       commands();
     } else if (kind == "TOPIC") {
       for (const Topic& topic : topics()) add(std::string(topic.name), topic.title);
+      const std::string reference(kReferenceTopic);
+      add(reference, kReferenceTitle);
+      // Its pages would hide the other topics from a user who has typed nothing.
+      if (!word_.empty())
+        for (const config::PageTitle& page : config::reference_titles(config::schema()))
+          add(reference + "/" + page.name, page.title);
     } else if (kind == "SHELL") {
       for (const char* shell : {"bash", "zsh", "fish"}) add(shell);
     }
@@ -188,7 +195,8 @@ class Completer {
       std::string name = it->path().filename().string();
       if (!name.starts_with(start) || (name[0] == '.' && start.empty()) || list.size() >= kMostFiles)
         continue;
-      if (name.find_first_of("\n\t") != std::string::npos) continue;  // no line of the answer can hold it
+      // No line of the answer can hold it.
+      if (name.find_first_of("\n\t") != std::string::npos) continue;
       std::error_code ignored;
       if (it->is_directory(ignored)) {
         list.push_back({prefix + shown + name + "/", std::string(directory_doc(it->path()))});
@@ -377,7 +385,8 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
   // overrides.
   const Command* command = nullptr;
   std::string group;
-  const Option* open = nullptr;  // an option that waits for its argument
+  // An option that waits for its argument.
+  const Option* open = nullptr;
   bool only_words = false, changed = false, recipe = false;
   size_t plain = 0;
   for (const std::string& given : words.first(words.size() - 1)) {
@@ -428,7 +437,8 @@ std::vector<Candidate> complete(std::span<const std::string> words) {
   bool path = false;
   if (at < wanted.size() && (repeats || plain < command->max_words) && !is_override_word(word))
     for (const auto kind : wanted[at].kinds) {
-      if (changed && kind == "PATH") continue;  // positional arguments come before overrides
+      // Positional arguments come before overrides.
+      if (changed && kind == "PATH") continue;
       path |= kind == "PATH";
       completer.kind(kind, command);
     }

@@ -15,13 +15,12 @@ inline constexpr std::string_view kCompletionCommand = "__complete";
 struct Candidate {
   // The full word. The shell adds no blank after a word that ends in `=`, `.` or `/`.
   std::string text;
-  // One line, may be empty.
+  // Description in one line; may be empty.
   std::string doc;
 };
 
-// The words that can complete the last one. words: the command line without the program's name; the last word
-// may be empty.
-// Does not throw for an invalid command line: it offers nothing then.
+// Returns the words that can complete the last word. `words` is the command line without the program's name;
+// its last word may be empty. For an invalid command line it returns none, and does not throw.
 std::vector<Candidate> complete(std::span<const std::string> words);
 
 // One line "text<TAB>doc" for each candidate.

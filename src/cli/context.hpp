@@ -13,16 +13,18 @@ enum class MessageFormat : uint8_t { human, compact, json };
 struct Context {
   const Command* command = nullptr;
   Arguments args;
-  std::vector<std::string> command_line;  // program name first
+  // The full command line, with the program's name first.
+  std::vector<std::string> command_line;
   MessageFormat messages = MessageFormat::human;
-  int verbosity = 0;  // -1 quiet, 0, 1, 2
+  // -1: quiet; 0: normal; 1 and 2: more output.
+  int verbosity = 0;
   bool color_out = false, color_err = false;
   bool quiet() const { return verbosity < 0; }
 };
 
 std::span<const Command* const> all_commands();
 
-// The command line as it could be typed again.
+// The command line, quoted so that it can be typed again.
 std::string command_text(const std::vector<std::string>& command_line);
 std::string shell_quoted(const std::string& word);
 

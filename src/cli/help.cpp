@@ -6,6 +6,9 @@
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "cli/context.hpp"
+#include "config/core/field.hpp"
+#include "config/core/library.hpp"
+#include "config/tools/reference.hpp"
 
 namespace capstan::cli {
 
@@ -99,6 +102,19 @@ std::vector<CommandSummary> command_summaries() {
   return lines;
 }
 
+// "reference" → the index of docs/reference/, "reference/model" → that page, without the mark of its heading;
+// empty for another name. The pages are made from the tables in the program, as their files are.
+std::string reference_text(const std::string& name) {
+  std::string page = "README";
+  if (name.starts_with(std::string(kReferenceTopic) + "/"))
+    page = name.substr(kReferenceTopic.size() + 1);
+  else if (name != kReferenceTopic)
+    return {};
+  const std::string text =
+      config::reference_page(config::schema(), config::Library(config::library_files(), {}), page);
+  return text.substr(text.empty() ? 0 : 2);
+}
+
 }  // namespace
 
 std::string short_help(const Command& command) {
@@ -170,7 +186,8 @@ std::string program_help(bool full) {
       "  capstan train quickstart dataset=mock train.train_iters=20   # train, on random tokens\n"
       "  capstan check llama3-70b --ranks 128                         # find mistakes before they cost\n\n";
   std::vector<HelpLine> lines;
-  std::string others;  // the short help keeps to a small terminal
+  // The short help keeps to a small terminal.
+  std::string others;
   for (const CommandSummary& line : command_summaries())
     if (full || std::find(std::begin(kRare), std::end(kRare), line.name) == std::end(kRare))
       lines.push_back({std::string(line.name), std::string(line.purpose)});
@@ -182,6 +199,8 @@ std::string program_help(bool full) {
     text += "\nhelp topics (capstan help TOPIC):\n";
     lines.clear();
     for (const Topic& topic : topics()) lines.push_back({std::string(topic.name), std::string(topic.title)});
+    lines.push_back(
+        {std::string(kReferenceTopic), std::string(kReferenceTitle) + "; its pages: reference/model …"});
     text += columns(lines, 2, 10) + "\neverywhere:\n" + columns(option_lines(global_options()), 2, 24);
     return text +
            "\nFlags of a command: capstan COMMAND -h (short) or --help (all). Version: capstan version\n";
@@ -202,7 +221,7 @@ std::string help_on(const std::vector<std::string>& words) {
   const std::string name = join(words, " ");
   for (const Command* command : all_commands())
     if (command->name == name) return full_help(*command);
-  std::string page;
+  std::string page = reference_text(name);
   for (const Topic& topic : topics())
     if (topic.name == name) page = topic.text;
   if (!words_of_group(all_commands(), name).empty())
@@ -211,6 +230,9 @@ std::string help_on(const std::vector<std::string>& words) {
   std::vector<std::string> names;
   for (const Command* command : all_commands()) names.emplace_back(command->name);
   for (const Topic& topic : topics()) names.emplace_back(topic.name);
+  names.emplace_back(kReferenceTopic);
+  for (const config::PageTitle& one : config::reference_titles(config::schema()))
+    names.push_back(std::string(kReferenceTopic) + "/" + one.name);
   std::string help = did_you_mean(name, names);
   if (help.empty()) help = "`capstan help` lists commands and topics";
   fail(ErrorCode::usage, "no help on `" + name + "`", help);

@@ -10,22 +10,30 @@
 namespace capstan::cli {
 
 struct Topic {
-  std::string_view name;   // "exit-codes"
-  std::string_view title;  // first heading of the page
-  std::string_view text;   // the page
+  // Name of the page, such as "exit-codes".
+  std::string_view name;
+  // First heading of the page.
+  std::string_view title;
+  // Text of the full page.
+  std::string_view text;
 };
-// docs/*.md, embedded at build time.
+// The pages of docs/*.md, embedded at build time.
 const std::vector<Topic>& topics();
+// The index of docs/reference/; its pages are "reference/model" …, made from the tables in the program.
+inline constexpr std::string_view kReferenceTopic = "reference";
+inline constexpr std::string_view kReferenceTitle = "Every field, rule, recipe and preset";
 
-// At most 24 lines.
+// Help of a command in at most 24 lines.
 std::string short_help(const Command& command);
 std::string full_help(const Command& command);
-std::string group_help(std::string_view group);  // "data": its commands
+// Help of a group of commands, such as "data".
+std::string group_help(std::string_view group);
 std::string program_help(bool full);
-// One line for a group such as "data"; empty for a name that is no group.
+// Description of a group such as "data" in one line. Empty for a name that is no group.
 std::string_view purpose_of_group(std::string_view group);
 
-// "train", "data prepare", "data", "overrides" → its help. ErrorCode::usage for an unknown name.
+// Returns the help on a command, group or topic, given as words ("train", "data prepare", "data",
+// "overrides"). Throws ErrorCode::usage for an unknown name.
 std::string help_on(const std::vector<std::string>& words);
 
 // Throws ErrorCode::usage for an unknown command, with near names.

@@ -28,13 +28,15 @@ namespace capstan::cli {
 namespace {
 
 constexpr int64_t kMostRanks = 4096;
-constexpr char kWordSeparator = '\x1f';  // of the parent's command in the ranks' environment
+// Separates the words of the parent's command in the ranks' environment.
+constexpr char kWordSeparator = '\x1f';
 
 // Written by the handler, read by the loop below.
 volatile sig_atomic_t g_first_signal = 0, g_signals = 0;
 volatile pid_t g_launcher = 0;
 
-std::array<char, 64> g_stop_file{};   // its existence asks the ranks to save and end
+// Its existence asks the ranks to save and end.
+std::array<char, 64> g_stop_file{};
 const comm::Slot* g_slots = nullptr;  // of the ranks
 int64_t g_ranks = 0;
 bool g_terminal = false;
@@ -52,7 +54,8 @@ void report_first_signal() {
     if (const int64_t end = slot.expected_end; end > 0) remaining = end - comm::monotonic_ns();
   }
   const std::string_view text = train::stop_notice(buffer, phase.data(), step, remaining);
-  const std::string_view clear = g_terminal ? "\r\x1b[K" : "";  // a rank's status line, and the ^C
+  // A rank's status line, and the ^C.
+  const std::string_view clear = g_terminal ? "\r\x1b[K" : "";
   const auto part = [](std::string_view bytes) {
     return iovec{const_cast<char*>(bytes.data()), bytes.size()};
   };
@@ -70,7 +73,8 @@ void on_stop_signal(int signal) {
     if (file >= 0) ::close(file);
     report_first_signal();
   } else if (g_launcher > 0) {
-    ::kill(g_launcher, SIGTERM);  // ends the ranks and itself
+    // Ends the ranks and itself.
+    ::kill(g_launcher, SIGTERM);
   }
   errno = error;
 }
@@ -163,7 +167,7 @@ std::vector<std::string> mpirun_command(const Context& context, int64_t ranks) {
   return words;
 }
 
-// What the parent and the ranks share while they run, and what is removed after them.
+// State that the parent and the ranks share while they run, and files that are removed after them.
 class LaunchFiles {
  public:
   explicit LaunchFiles(int64_t ranks)
@@ -194,7 +198,7 @@ class LaunchFiles {
 
   std::string stop_file() const { return directory_ + "/stop"; }
   comm::RankStatusTable& status_table() { return *status_table_; }
-  // In the child, for mpirun and the ranks.
+  // Called in the child process, for mpirun and the ranks.
   void export_to_ranks() const {
     if (removal_ >= 0) ::fcntl(removal_, F_SETFD, 0);  // mpirun keeps it open
     ::setenv("CAPSTAN_STOP_FILE", stop_file().c_str(), 1);
@@ -215,7 +219,7 @@ class LaunchFiles {
   int removal_ = -1;
 };
 
-// In the child: becomes mpirun.
+// Called in the child process: replaces it by mpirun.
 [[noreturn]] void execute_mpirun(const LaunchFiles& files, const std::string& given, pid_t parent,
                                  char* const* argv, const sigset_t& signals) {
   // A group of its own: ctrl-C reaches the parent alone, which asks for a save instead of letting mpirun
@@ -296,8 +300,9 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   }
   if (code < 128) return code;
   const std::string signal = "signal " + std::to_string(code - 128);
-  say(WIFSIGNALED(status) ? "error: mpirun was ended by " + signal + ", and the ranks with it\n"
-                          : "error: a rank was ended by " + signal + "; mpirun has ended the others\n");
+  print_stderr(WIFSIGNALED(status)
+                   ? "error: mpirun was ended by " + signal + ", and the ranks with it\n"
+                   : "error: a rank was ended by " + signal + "; mpirun has ended the others\n");
   return exit_code_of(ErrorCode::rank_failure);
 }
 
@@ -305,7 +310,7 @@ int run_in_world(const Context& context, double timeout, FunctionRef<int(comm::W
   const MessageStyle style{context.messages, context.color_err};
   const std::unique_ptr<comm::World> world =
       comm::World::join({.timeout = timeout, .report = [&](const Error& error) {
-                           say(render_error(error, context.command_line, style));
+                           print_stderr(render_error(error, context.command_line, style));
                          }});
   if (world->size() == 1) return body(*world);
   try {

@@ -34,7 +34,7 @@ bool has_parent();
 // The command line as the user gave it: that of the parent process if there is one.
 std::vector<std::string> given_command(const Context& context);
 
-// What `launch_ranks` starts, without the program name and its flags: for tests.
+// The command that `launch_ranks` starts, without the program name and its flags: for tests.
 std::vector<std::string> without_nproc(const std::vector<std::string>& command);
 
 }  // namespace capstan::cli

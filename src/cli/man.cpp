@@ -10,8 +10,8 @@
 #include "cli/context.hpp"
 #include "cli/help.hpp"
 #include "config/core/convert.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/field.hpp"
-#include "config/tools/emit.hpp"
 
 namespace capstan::cli {
 
@@ -112,7 +112,8 @@ std::string paragraphs(std::string_view text) {
 // Converts a page of docs/ without its title: headings, paragraphs, lists, tables and indented text.
 std::string markdown(std::string_view text) {
   std::string out;
-  std::vector<std::string_view> block;  // lines to be shown as they are
+  // Lines to be shown as they are.
+  std::vector<std::string_view> block;
   const auto close = [&] {
     while (!block.empty() && block.back().empty()) block.pop_back();
     if (!block.empty()) out += literal(block);

@@ -9,9 +9,9 @@
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
-#include "train/trainer/model_setup.hpp"
 #include "train/trainer/step_runner.hpp"
 
 namespace capstan::cli {
@@ -88,10 +88,11 @@ StepMeasurement measure_step(const config::Config& config, double gemm_gflops, d
   for (int step = 0; step < warm_up + least || spent < seconds; ++step) {
     if (step >= warm_up && !observed) {
       observed = true;
-      memory = loop.device().memory();  // before the reference GEMM allocates its matrices
-      if (!trace && gemm_gflops > 3)    // not under a sanitizer
+      // Memory is read before the reference GEMM allocates its matrices.
+      memory = loop.device().memory();
+      if (!trace && gemm_gflops > 3)  // not under a sanitizer
         watch.peak =
-            &peak.emplace(loop.device(), kernels::product_type(train::compute_type(config.mixed_precision)));
+            &peak.emplace(loop.device(), kernels::gemm_type(train::compute_type(config.mixed_precision)));
       loop.observe(&watch);
       if (trace)
         timers.listen(

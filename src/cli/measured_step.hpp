@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/context.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "train/trainer/profile.hpp"
 #include "train/trainer/timers.hpp"
 
@@ -28,11 +28,12 @@ struct StepMeasurement {
   // not measured.
   double concurrent_gflops = 0, fraction_of_concurrent = 0;
   double seconds = 0;
-  std::array<double, train::kPhases> phases{};  // seconds
+  // Seconds of a step in each phase.
+  std::array<double, train::kPhases> phases{};
   int64_t steps = 0, micro_batches = 0;
   // Operations of one step, the longest first.
   std::vector<train::OperationTable::Row> operations;
-  // Measured on the device, and estimated on the meta device.
+  // Peak memory, measured on the device and estimated on the meta device.
   MemoryUse memory, estimated;
 };
 

@@ -1,9 +1,10 @@
 // Diagnostics about files that a recipe names: missing ones and unusable ones.
 #pragma once
 
+#include <filesystem>
 #include <vector>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 
 namespace capstan::cli {
 
@@ -12,7 +13,12 @@ namespace capstan::cli {
 std::vector<config::Diagnostic> missing_files(const config::Resolution& resolution, config::Level level);
 
 // One C0802 of this level for each file that exists and cannot be used; as errors, all that a run would open
-// is opened. Requires a recipe without errors.
+// is opened, and compared with the checkpoints with which the run begins. Requires a recipe without errors.
 std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution, config::Level level);
+
+// One error C0803 for each directory that a new run would write and that cannot be made or written. run_dir:
+// its run directory; empty: runs/NAME. Requires a recipe without errors.
+std::vector<config::Diagnostic> unwritable_directories(const config::Resolution& resolution,
+                                                       const std::filesystem::path& run_dir);
 
 }  // namespace capstan::cli

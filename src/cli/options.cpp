@@ -209,7 +209,8 @@ class ArgumentParser {
   const Command& command_;
   std::vector<Option> table_;
   std::vector<std::string> names_;
-  std::deque<std::string> choices_;  // of flags that may have one, in their order
+  // Values of flags that may have one, in their order.
+  std::deque<std::string> choices_;
   std::vector<std::string> problems_, helps_;
 };
 

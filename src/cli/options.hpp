@@ -15,17 +15,25 @@
 namespace capstan::cli {
 
 struct Option {
-  std::string_view name;      // "run-dir"
-  char letter = 0;            // 'o'; 0: none
-  std::string_view argument;  // "DIR"; empty: a flag
-  std::string_view doc;       // one line
-  std::string_view group;     // heading in the full help; empty: the command's own
-  std::string_view choices;   // the values it takes, separated by blanks; empty: any
-  bool repeats = false;       // may be given more than once
+  // Long name without the dashes, such as "run-dir".
+  std::string_view name;
+  // Short form, such as 'o'. 0: none.
+  char letter = 0;
+  // Placeholder of the argument, such as "DIR". Empty: the option is a flag.
+  std::string_view argument;
+  // Description in one line.
+  std::string_view doc;
+  // Heading in the full help. Empty: the command's own options.
+  std::string_view group;
+  // The legal values, separated by blanks. Empty: any.
+  std::string_view choices;
+  // May be given more than once.
+  bool repeats = false;
 };
 
 struct Example {
-  std::string_view command;  // without the program's name
+  // The command line without the program's name.
+  std::string_view command;
   std::string_view doc;
 };
 
@@ -33,34 +41,44 @@ class Arguments;
 struct Context;
 
 struct Command {
-  std::string_view name;     // "train", "data prepare"
-  std::string_view purpose;  // one line
-  std::string_view usage;    // what follows the name
+  // Full name, such as "train" or "data prepare".
+  std::string_view name;
+  // Description in one line.
+  std::string_view purpose;
+  // Arguments after the name, as written in the synopsis.
+  std::string_view usage;
   std::vector<Example> examples;
-  std::vector<Option> options;  // the global ones are not listed
-  std::string_view details;     // paragraphs of the full help
-  // Which bare words are overrides: none; all that look like one.
+  // Options of the command, without the global ones.
+  std::vector<Option> options;
+  // Paragraphs of the full help.
+  std::string_view details;
+  // Whether bare words that look like overrides are overrides.
   bool overrides = false;
-  size_t max_words = 0;  // bare words that are not overrides
+  // Maximum number of bare words that are not overrides.
+  size_t max_words = 0;
   int (*run)(Context&) = nullptr;
 };
 
 std::span<const Option> global_options();
-std::span<const Option> override_options();  // -f --set --append --unset, of commands with `overrides`
+// -f --set --append --unset, of commands with `overrides`.
+std::span<const Option> override_options();
 
 // The parsed arguments of one command line. Words and overrides keep their order.
 class Arguments {
  public:
   bool has(std::string_view option) const { return count(option) > 0; }
   size_t count(std::string_view option) const;
-  std::optional<std::string> value(std::string_view option) const;  // the last one
-  std::vector<std::string> values(std::string_view option) const;   // all of them, in their order
-  std::string required(std::string_view option) const;              // ErrorCode::usage when missing
+  // The last value of an option that was given several times.
+  std::optional<std::string> value(std::string_view option) const;
+  // All values of an option, in their order.
+  std::vector<std::string> values(std::string_view option) const;
+  // Throws ErrorCode::usage if the option is missing.
+  std::string required(std::string_view option) const;
   std::optional<int64_t> integer(std::string_view option, int64_t least, int64_t most = INT64_MAX) const;
   std::optional<double> number(std::string_view option, double least, double most) const;
 
   const std::vector<std::string>& words() const { return words_; }
-  // ErrorCode::usage: "`what` is missing".
+  // Throws ErrorCode::usage, "`what` is missing", if there are fewer words.
   const std::string& word(size_t index, std::string_view what) const;
   const std::vector<config::Override>& overrides() const { return overrides_; }
 
@@ -71,7 +89,7 @@ class Arguments {
   std::vector<config::Override> overrides_;
 };
 
-// Reports all errors at once: ErrorCode::usage.
+// Parses the tokens. Throws ErrorCode::usage that reports all errors at once.
 Arguments parse_arguments(const Command& command, const std::vector<std::string>& tokens);
 
 // The index of the command among the tokens: the first word that is neither a global flag nor the argument of

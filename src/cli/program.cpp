@@ -55,7 +55,7 @@ void change_directory(const std::string& directory) {
 int run_command(const std::vector<std::string>& command_line, const MessageStyle& style) {
   std::vector<std::string> tokens(command_line.begin() + 1, command_line.end());
   if (tokens.empty()) {
-    say(program_help(false));
+    print_stderr(program_help(false));
     return exit_code_of(ErrorCode::usage);
   }
   if (tokens[0] == kCompletionCommand) {
@@ -78,7 +78,7 @@ int run_command(const std::vector<std::string>& command_line, const MessageStyle
     Command nothing;
     nothing.name = "help";
     parse_arguments(nothing, tokens);
-    say(program_help(false));
+    print_stderr(program_help(false));
     return exit_code_of(ErrorCode::usage);
   }
 
@@ -93,7 +93,7 @@ int run_command(const std::vector<std::string>& command_line, const MessageStyle
         std::any_of(tokens.begin(), tokens.end(), [](const auto& t) { return t == "-h" || t == "--help"; });
     if (!second) {
       if (help) return put(group_help(word)), 0;
-      say(group_help(word));
+      print_stderr(group_help(word));
       return exit_code_of(ErrorCode::usage);
     }
     const std::string name = word + " " + tokens[*second];
@@ -128,7 +128,8 @@ int run_command(const std::vector<std::string>& command_line, const MessageStyle
                                 STDOUT_FILENO);
   context.color_err = style.color;
   if (const auto directory = context.args.value("directory")) change_directory(*directory);
-  kernels::cpu_level();  // refuses a wrong CAPSTAN_CPU before anything is written
+  // Refuses a wrong CAPSTAN_CPU before anything is written.
+  kernels::cpu_level();
   return command->run(context);
 }
 

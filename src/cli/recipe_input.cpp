@@ -8,9 +8,12 @@
 #include "base/text.hpp"
 #include "cli/terminal.hpp"
 #include "config/tools/show.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
+#include "train/setup/tokenizer.hpp"
 
 namespace capstan::cli {
+
+// The origin of the values that shrink() changes.
+constexpr const char* kShrinkOption = "--shrink";
 
 std::string count_text(size_t number, const char* what) {
   return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
@@ -22,8 +25,10 @@ config::Resolution resolve_recipe(const Context& context, const std::string& rec
   request.recipe = recipe;
   request.overrides = context.args.overrides();
   request.ranks = ranks;
-  if (ranks && !context.args.has("ranks")) request.ranks_origin = "this launch";
-  return context.args.has("shrink") ? config::resolve_shrunk(request, from) : config::resolve(request);
+  request.ranks_origin = context.args.has("ranks") ? "--ranks" : "this launch";
+  if (!context.args.has("shrink")) return config::resolve(request);
+  request.imposed_by = kShrinkOption;
+  return config::resolve_shrunk(request, from);
 }
 
 std::string layout_text(const config::DistConfig& dist) {
@@ -52,7 +57,7 @@ std::string shrunk_summary(const config::ShrunkFrom& from, const config::Resolut
 std::string shrunk_changes(const config::ShrunkFrom& from, const config::Resolution& small) {
   std::string text;
   for (const config::Change& change : config::diff(from.full, small))
-    if (change.after_origin == config::kShrinkFlag)
+    if (change.after_origin == kShrinkOption)
       text += "  " + change.path + ": " + change.before + " -> " + change.after + "\n";
   return text;
 }
@@ -69,7 +74,7 @@ void show_diagnostics(const Context& context, const config::Resolved& resolved) 
                                                                 : config::DiagnosticFormat::human;
   std::string text = config::render(shown, resolved.sources, options);
   if (!text.ends_with('\n')) text += '\n';
-  say(text);
+  print_stderr(text);
 }
 
 config::Resolution require_recipe(const Context& context, const std::string& recipe,

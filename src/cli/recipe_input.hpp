@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cli/context.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "config/tools/shrink.hpp"
 
 namespace capstan::text {
@@ -16,7 +16,7 @@ class Tokenizer;
 
 namespace capstan::cli {
 
-// Ends a command with an exit code after its errors have been shown.
+// Thrown to end a command with an exit code after its errors have been printed.
 struct Exit {
   int code;
 };
@@ -36,23 +36,26 @@ config::Resolution require_recipe(const Context& context, const std::string& rec
                                   std::optional<int64_t> ranks = std::nullopt,
                                   config::ShrunkFrom* from = nullptr);
 
-// With --shrink: the shrunk size in a few words, and all changes, one field on each line.
+// With --shrink: a short description of the shrunk size; and all changes, one field on each line.
 std::string shrunk_summary(const config::ShrunkFrom& from, const config::Resolution& small);
 std::string shrunk_changes(const config::ShrunkFrom& from, const config::Resolution& small);
-std::string count_text(size_t number, const char* what);  // "1 rank", "2 ranks"
-// "16 ranks, tp 2, pp 2, cp 2, dp 2"
+// Formats a count with its noun, as in "1 rank" or "2 ranks".
+std::string count_text(size_t number, const char* what);
+// Formats a layout, as in "16 ranks, tp 2, pp 2, cp 2, dp 2".
 std::string layout_text(const config::DistConfig& dist);
 
-std::optional<int64_t> ranks_argument(const Context& context);  // --ranks
+// Value of --ranks.
+std::optional<int64_t> ranks_argument(const Context& context);
 
-// Writes a new file; ErrorCode::usage if it exists.
+// Writes a new file. Throws ErrorCode::usage if it exists.
 void write_new(const std::filesystem::path& path, const std::string& text);
 
 struct NamedTokenizer {
-  std::string name;  // as it was given
+  // Name as the user gave it.
+  std::string name;
   std::shared_ptr<const text::Tokenizer> tokenizer;
 };
-// --tokenizer FILE, or the tokenizer of --recipe. ErrorCode::usage without either.
+// Opens the tokenizer of --tokenizer FILE, or that of --recipe. Throws ErrorCode::usage if neither is given.
 NamedTokenizer tokenizer_argument(const Context& context);
 
 }  // namespace capstan::cli

@@ -25,8 +25,7 @@ Error as_error(std::exception_ptr exception) {
   }
 }
 
-// Help of the library says what to do in terms of the run; the command line adds the flag that does it.
-static std::string help_with_flags(std::string help) {
+std::string with_flags(std::string text) {
   constexpr std::pair<std::string_view, std::string_view> kFlags[] = {
       {"resume it", "resume it with --resume"},
       {"without resuming", "without --resume"},
@@ -39,10 +38,20 @@ static std::string help_with_flags(std::string help) {
       {"allow it to be replaced", "allow it to be replaced with --overwrite"},
       {"convert the base to", "convert the base with --dtype"},
       {"name the base of the adapters", "name the base of the adapters: --base CHECKPOINT|RUN|hf:DIR"},
+      {"such records can be left out and counted",
+       "--on-bad-line skip leaves such records out and counts them"},
+      {"the types bf16 and f32 can", "--type bf16 and f32 can"},
+      {"give its format:", "--from FORMAT sets its format:"},
+      {"extend a recipe that does", "--base names a recipe that does"},
+      {"`capstan train` or mpirun", "`capstan train --nproc N` or mpirun"},
+      {"is resumed from its own checkpoints", "continues with `capstan train … --resume`"},
+      {"is resumed, never overwritten", "is continued with --resume, never overwritten"},
+      {"or the one given to the run", "or that of --run-dir"},
   };
-  for (const auto& [text, with_flag] : kFlags)
-    if (const size_t at = help.find(text); at != std::string::npos) help.replace(at, text.size(), with_flag);
-  return help;
+  for (const auto& [words, with_flag] : kFlags)
+    for (size_t at = 0; (at = text.find(words, at)) != std::string::npos; at += with_flag.size())
+      text.replace(at, words.size(), with_flag);
+  return text;
 }
 
 std::string render_error(const Error& error, const std::vector<std::string>& command,
@@ -50,7 +59,7 @@ std::string render_error(const Error& error, const std::vector<std::string>& com
   if (style.messages == MessageFormat::json) {
     OrderedJson object = {{"level", "error"}, {"code", name_of(error.code())}, {"message", error.message()}};
     if (!error.context().empty()) object["context"] = error.context();
-    if (!error.help().empty()) object["help"] = help_with_flags(error.help());
+    if (!error.help().empty()) object["help"] = with_flags(error.help());
     object["exit_code"] = exit_code_of(error.code());
     return dump_json(object) + "\n";
   }
@@ -60,7 +69,7 @@ std::string render_error(const Error& error, const std::vector<std::string>& com
     return text;
   }
   for (const std::string& line : error.context()) text += "  = " + line + "\n";
-  if (!error.help().empty()) text += "  = help: " + help_with_flags(error.help()) + "\n";
+  if (!error.help().empty()) text += "  = help: " + with_flags(error.help()) + "\n";
   if (error.code() == ErrorCode::internal)
     text +=
         "  = note: this is a bug in Capstan, not in what you did; please report it with the output of "
@@ -82,7 +91,7 @@ int report(const Error& error, const std::vector<std::string>& command, const Me
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     if (style.messages != MessageFormat::json) text = "rank " + std::to_string(rank) + ": " + text;
   }
-  say(text);
+  print_stderr(text);
   return exit_code_of(error.code());
 }
 

@@ -17,7 +17,12 @@ struct MessageStyle {
   bool color = false;
 };
 
-// Any exception as capstan::Error: std::bad_alloc becomes no_fit, anything unknown internal.
+// Replaces words of a library message, such as "without resuming", by the flag of the command line that does
+// it.
+std::string with_flags(std::string text);
+
+// Converts any exception to capstan::Error: std::bad_alloc becomes no_fit, an unknown exception becomes
+// internal.
 Error as_error(std::exception_ptr exception);
 
 std::string render_error(const Error& error, const std::vector<std::string>& command,

@@ -3,8 +3,8 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/table.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/model_setup.hpp"
 #include "train/trainer/recipe.hpp"
 
 namespace capstan::cli {
@@ -41,7 +41,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
   std::vector<std::string> heads{"rank", "stage"};
   for (size_t category = 0; category < kMemoryCategories; ++category)
     heads.emplace_back(name_of(static_cast<MemoryCategory>(category)));
-  heads.insert(heads.end(), {"cached", "kernel scratch", "total", "sent in a step"});
+  heads.insert(heads.end(), {"cached", "kernel scratch", "total", "launches", "sent in a step"});
   std::vector<std::vector<std::string>> rows{heads};
   int64_t most = -1;
   std::string largest;
@@ -53,6 +53,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
     row.push_back(estimate.memory.cached() > 0 ? bytes_text(estimate.memory.cached()) : "");
     row.push_back(bytes_text(estimate.memory.kernel_scratch));
     row.push_back(bytes_text(estimate.memory.total()));
+    row.push_back(with_separators(estimate.launches));
     row.push_back(sent_text(estimate));
     rows.push_back(row);
     if (estimate.memory.total() <= most) continue;

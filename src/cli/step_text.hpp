@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 
 namespace capstan::cli {
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/function_ref.hpp"
+#include "checkpoint/reader.hpp"
 #include "cli/context.hpp"
 #include "train/inference/loaded_model.hpp"
 
@@ -26,6 +27,9 @@ inline constexpr Option kAdapter = {"adapter", 0, "DIR",
                                     "adapters for its weights: a PEFT directory, or a run with `peft`"};
 
 inline constexpr Option kNoBos = {"no-bos", 0, "", "do not add the first token of the tokenizer (<bos>)"};
+
+// Warns of a checkpoint whose chat template ends a turn with text that is no token.
+void warn_of_turn_end(const checkpoint::Reader& reader, const config::Config& config);
 
 // Loads the model over the ranks of this launch, or starts those of --nproc, and runs `body` on every rank.
 // Only rank 0 prints. name: a checkpoint, a directory of checkpoints, or a run; the overrides of the command

@@ -10,7 +10,8 @@ class Table {
  public:
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
   bool empty() const { return rows_.empty(); }
-  std::string text() const;  // each line ends with a line break; the last column is not padded
+  // Each line ends with a line break; the last column is not padded.
+  std::string text() const;
 
  private:
   std::vector<std::vector<std::string>> rows_;

@@ -74,7 +74,7 @@ void finish_output() {
     fail(ErrorCode::io, "cannot write to standard output: " + system_error_text(g_output_error));
 }
 
-void say(std::string_view text) {
+void print_stderr(std::string_view text) {
   flush_output();
   write_all(STDERR_FILENO, text);
 }

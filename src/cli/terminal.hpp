@@ -23,7 +23,7 @@ void flush_output();
 void finish_output();
 
 // Writes diagnostics to standard error, unbuffered, after flushing standard output.
-void say(std::string_view text);
+void print_stderr(std::string_view text);
 
 // Lines and one status line on standard error.
 class Progress : public train::ProgressSink {

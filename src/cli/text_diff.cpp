@@ -30,7 +30,8 @@ std::vector<Line> aligned(const std::vector<std::string_view>& a, const std::vec
   const size_t n = a.size() - head - tail, m = b.size() - head - tail;
   std::vector<Line> out;
   for (size_t i = 0; i < head; ++i) out.push_back({' ', a[i]});
-  constexpr size_t kTable = 16'000'000;  // beyond it one block for another
+  // Beyond it one block for another.
+  constexpr size_t kTable = 16'000'000;
   size_t i = 0, j = 0;
   if (n * m <= kTable) {
     std::vector<uint32_t> common((n + 1) * (m + 1), 0);

@@ -1,8 +1,10 @@
-// A named group of ranks and its collectives over host memory. Counts are bytes. reduce.hpp adds the numbers
-// in rank order, so that layouts and ZeRO stages agree bitwise.
+// A named group of ranks: its collectives over host memory, for control, and its channel for device memory
+// (channel.hpp). Counts are bytes. reduce.hpp adds the numbers in rank order, so that layouts and ZeRO stages
+// agree bitwise.
 //
-// Every member calls the same collectives in the same order. The caller leaves the buffers untouched until
-// wait() returns. Transport errors are ErrorCode::rank_failure.
+// Every member calls the same collectives in the same order; messages between two members are matched in the
+// order of the calls. The caller leaves the buffers untouched until wait() returns. Transport errors are
+// ErrorCode::rank_failure.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +19,17 @@ class Work {
  public:
   virtual ~Work() = default;
   virtual void wait() = 0;
-  // True when wait() would return at once. Also makes the transport progress.
-  virtual bool done() = 0;
 };
 using WorkHandle = std::unique_ptr<Work>;
 
+class Channel;
+
 class Communicator {
  public:
-  virtual ~Communicator() = default;
+  Communicator();
+  virtual ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;  // "world", "dp", "tp" …
@@ -34,8 +39,8 @@ class Communicator {
   virtual WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes_per_rank) = 0;
   virtual WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes_per_rank) = 0;
   virtual WorkHandle start_broadcast(void* data, int64_t bytes, int root) = 0;
-  virtual WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) = 0;
-  virtual WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) = 0;
+  virtual WorkHandle start_send(const void* data, int64_t bytes, int to) = 0;
+  virtual WorkHandle start_receive(void* data, int64_t bytes, int from) = 0;
   virtual void barrier() = 0;
 
   // Bytes that this rank has sent to other members of this group so far.
@@ -52,6 +57,14 @@ class Communicator {
   void broadcast(void* data, int64_t bytes, int root) { start_broadcast(data, bytes, root)->wait(); }
 
   bool alone() const { return size() == 1; }
+
+  // Carries the group's tensors. Unless another one is set, it goes through host memory and this
+  // communicator.
+  Channel& channel();
+  void use_channel(std::unique_ptr<Channel> channel);
+
+ private:
+  std::unique_ptr<Channel> channel_;
 };
 
 // A group of one: every collective is a copy.

@@ -34,7 +34,8 @@ constexpr std::array<Launcher, 3> kMpi{{
 }};
 constexpr Launcher kSlurm{"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr};
 constexpr Launcher kTorchrun{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-constexpr const char* kPmixRank = "PMIX_RANK";  // PMIx has no variable for the size
+// PMIx has no variable for the size.
+constexpr const char* kPmixRank = "PMIX_RANK";
 
 struct LauncherRank {
   const Launcher* launcher;

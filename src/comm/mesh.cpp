@@ -30,8 +30,8 @@ int64_t Grid::stride(Axis axis) const {
 }
 
 std::vector<int64_t> Grid::group_of(int64_t rank, std::vector<Axis> axes) const {
-  const auto place = [&](Axis a) { return std::find(order_.begin(), order_.end(), a) - order_.begin(); };
-  std::sort(axes.begin(), axes.end(), [&](Axis a, Axis b) { return place(a) < place(b); });
+  const auto position = [&](Axis a) { return std::find(order_.begin(), order_.end(), a) - order_.begin(); };
+  std::sort(axes.begin(), axes.end(), [&](Axis a, Axis b) { return position(a) < position(b); });
   int64_t base = rank;
   for (const Axis axis : axes) base -= index(rank, axis) * stride(axis);
   std::vector<int64_t> members{base};
@@ -117,18 +117,28 @@ const std::vector<GridGroup>& grid_groups() {
   return all;
 }
 
-int64_t place_of(const std::vector<int64_t>& members, int64_t rank) {
+int64_t index_of(const std::vector<int64_t>& members, int64_t rank) {
   return std::find(members.begin(), members.end(), rank) - members.begin();
 }
+// Links between stages; names end with their number (mesh.hpp).
+constexpr const char* kForwardLink = "pp-forward-";
+constexpr const char* kBackwardLink = "pp-backward-";
+int64_t link_names(int64_t stages) {
+  return stages == 1 ? 0 : 2 + stages % 2;
+}
+int64_t link_number(int64_t from, int64_t stages) {
+  return stages % 2 == 1 && from == stages - 1 ? 2 : from % 2;
+}
+
 // Divides the members into runs of `length` consecutive ones. Returns the run with `rank`, or the members at
 // the same index of every run.
 std::vector<int64_t> run_with(const std::vector<int64_t>& members, int64_t rank, int64_t length) {
-  const auto begin = members.begin() + place_of(members, rank) / length * length;
+  const auto begin = members.begin() + index_of(members, rank) / length * length;
   return {begin, begin + length};
 }
 std::vector<int64_t> across_runs(const std::vector<int64_t>& members, int64_t rank, int64_t length) {
   std::vector<int64_t> result;
-  for (auto i = place_of(members, rank) % length; i < std::ssize(members); i += length)
+  for (auto i = index_of(members, rank) % length; i < std::ssize(members); i += length)
     result.push_back(members[static_cast<size_t>(i)]);
   return result;
 }
@@ -174,6 +184,8 @@ std::vector<std::string> Mesh::group_names() const {
   names.insert(names.end(), {"embedding", "position_embedding", "shard", "replica"});
   if (!sizes_.hierarchical_cp.empty()) names.insert(names.end(), {"cp-inner", "cp-outer"});
   if (sizes_.kv_sharers > 1) names.emplace_back("tp-kv");
+  for (const char* direction : {kForwardLink, kBackwardLink})
+    for (int64_t i = 0; i < link_names(size(Axis::pp)); ++i) names.push_back(direction + std::to_string(i));
   return names;
 }
 
@@ -187,6 +199,7 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
       return {stages.front(), stages.back()};
     return {rank};
   }
+  if (name.starts_with(kForwardLink) || name.starts_with(kBackwardLink)) return link_members(name, rank);
   if (name == "shard" || name == "replica") {
     const auto data = dense_.group_of(rank, {Axis::dp, Axis::cp});
     const int64_t length = std::ssize(data) / sizes_.optimizer_instances;
@@ -202,15 +215,43 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
   fail(ErrorCode::internal, "internal error: no group `" + name + "` in the mesh");
 }
 
-void Mesh::connect(Communicator& world) {
+std::vector<int64_t> Mesh::link_members(const std::string& name, int64_t rank) const {
+  auto stages = dense_.group_of(rank, {Axis::pp});
+  if (name.starts_with(kBackwardLink)) std::reverse(stages.begin(), stages.end());
+  const auto count = std::ssize(stages);
+  const int64_t mine = index_of(stages, rank), number = name.back() - '0';
+  for (const int64_t from : {mine, (mine + count - 1) % count})
+    if (count > 1 && link_number(from, count) == number)
+      return {stages[static_cast<size_t>(from)], stages[static_cast<size_t>((from + 1) % count)]};
+  return {rank};
+}
+
+StageLinks Mesh::stage_links(Towards towards) const {
+  const int64_t stages = size(Axis::pp);
+  if (stages == 1) return {};
+  const bool forward = towards == Towards::last_stage;
+  // In the direction of the transfers.
+  const int64_t mine = forward ? index(Axis::pp) : stages - 1 - index(Axis::pp);
+  const auto link_from = [&](int64_t from) {
+    return &group((forward ? kForwardLink : kBackwardLink) + std::to_string(link_number(from, stages)));
+  };
+  return {.in = link_from((mine + stages - 1) % stages), .out = link_from(mine)};
+}
+
+// All ranks agree whether a split is needed: rank 0 is in a largest group of every name, links left out.
+bool Mesh::alone_everywhere(const std::string& name) const {
+  return name.starts_with("pp-") ? size(Axis::pp) == 1 : members(name, 0).size() == 1;
+}
+
+void Mesh::connect(Communicator& world, const ChannelFactory& make_channel) {
   for (const std::string& name : group_names()) {
     const auto mine = members(name, rank_);
-    // Rank 0 is in a largest group of every name, so that all ranks agree whether a split is needed.
-    if (members(name, 0).size() == 1)
-      groups_[name] = make_self_communicator(name);
+    auto& group = groups_[name];
+    if (alone_everywhere(name))
+      group = make_self_communicator(name);
     else
-      groups_[name] =
-          world.split(static_cast<int>(mine.front()), static_cast<int>(place_of(mine, rank_)), name);
+      group = world.split(static_cast<int>(mine.front()), static_cast<int>(index_of(mine, rank_)), name);
+    if (make_channel && !group->alone()) group->use_channel(make_channel(*group));
   }
 }
 
@@ -218,7 +259,7 @@ void Mesh::connect_meta() {
   for (const std::string& name : group_names()) {
     const auto mine = members(name, rank_);
     groups_[name] =
-        make_meta_communicator(static_cast<int>(place_of(mine, rank_)), static_cast<int>(mine.size()), name);
+        make_meta_communicator(static_cast<int>(index_of(mine, rank_)), static_cast<int>(mine.size()), name);
   }
 }
 

@@ -4,13 +4,14 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "comm/communicator.hpp"
+#include "comm/channel.hpp"
 
 namespace capstan::comm {
 
@@ -37,11 +38,13 @@ class Grid {
 
 struct MeshSizes {
   int64_t world = 1, tp = 1, cp = 1, pp = 1;
-  bool experts = false;  // mixture of experts: adds the expert grid
+  // Mixture of experts: adds the expert grid.
+  bool experts = false;
   int64_t ep = 1, etp = 1;
   // Order tp-cp-ep-pp-dp (use_tp_pp_dp_mapping).
   bool pp_before_dp = false;
-  std::vector<int64_t> hierarchical_cp;  // [a2a, p2p], product CP; empty: one level
+  // [a2a, p2p], product CP; empty: one level.
+  std::vector<int64_t> hierarchical_cp;
   // num_distributed_optimizer_instances: equal parts of dp-cp, each of which shards the optimizer state by
   // itself.
   int64_t optimizer_instances = 1;
@@ -54,12 +57,23 @@ struct MeshSizes {
 //   dense    tp cp dp dp-cp pp tp-pp tp-cp tp-dp-cp
 //   stages   embedding (first and last stage of a pp group), position_embedding (first stage); other stages:
 //            alone
+//   links    pp-forward-0, -1 (and -2) and pp-backward-0, …: a stage and the next one, the last and the first
+//            included. Links of one name have no rank in common: link i has the name i % 2, and that from the
+//            last to the first stage of an odd number of stages 2.
 //   CP       cp-inner (adjacent ranks, a2a) and cp-outer (p2p), with hierarchical sizes only
 //   TP       tp-kv (adjacent ranks with the same keys and values), with kv_sharers > 1 only
 //   HSDP     shard (consecutive ranks of dp-cp, one set for each instance), replica (the same rank of every
 //            instance)
 //   experts  etp ep edp etp-ep etp-ep-pp, with experts only
 // The groups of one name partition the world.
+// Groups of two stages: what arrives in a direction comes over `in`, and is sent over `out`. Null: one stage.
+struct StageLinks {
+  // Ranks in each of the two groups.
+  static constexpr int kSender = 0, kReceiver = 1;
+  Communicator* in = nullptr;
+  Communicator* out = nullptr;
+};
+
 class Mesh {
  public:
   // ErrorCode::config when the world does not divide, with both products, or when a group cannot be split as
@@ -79,12 +93,22 @@ class Mesh {
   std::vector<int64_t> members(const std::string& name, int64_t rank) const;
 
   // Splits the world into this rank's groups; collective over the world. Groups of one cost nothing.
-  void connect(Communicator& world);
+  // make_channel: called for each group of several ranks, by all its members in the same order; empty: the
+  // channels of the communicators.
+  using ChannelFactory = std::function<std::unique_ptr<Channel>(Communicator& group)>;
+  void connect(Communicator& world, const ChannelFactory& make_channel = {});
   // The same groups without peers: any rank of any world can be planned on the meta device.
   void connect_meta();
   Communicator& group(const std::string& name) const;
+  enum class Towards : uint8_t { last_stage, first_stage };
+  StageLinks stage_links(Towards towards) const;
 
  private:
+  bool alone_everywhere(const std::string& name) const;
+  // The two stages of the link that a rank has under this name, sender first; the rank alone where it has
+  // none.
+  std::vector<int64_t> link_members(const std::string& name, int64_t rank) const;
+
   MeshSizes sizes_;
   Grid dense_, expert_;
   int64_t rank_;

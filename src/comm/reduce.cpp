@@ -6,7 +6,6 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/table.hpp"
-#include "tensor/host_view.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan::comm {
@@ -33,14 +32,14 @@ double all_reduce(Communicator& group, double value, ReduceOp op) {
 }
 
 Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& sum)
-    : group_(&group), values_(values), sum_(sum), exchange_(group) {
+    : group_(&group), values_(values), sum_(sum) {
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() == sum.elements() * group.size() &&
                      values.dtype() == sum.dtype(),
                  "a sum of " + values.text() + " into " + sum.text());
   if (group.alone()) return;
   CategoryScope scope(MemoryCategory::workspace);
   received_ = Tensor::empty(values.device(), values.shape(), values.dtype());
-  exchange_.all_to_all(values, received_);
+  transfers_ = group.channel().start(Batch().all_to_all(values, received_));
 }
 Reduction Reduction::scatter(Communicator& group, const Tensor& values, const Tensor& sum) {
   return Reduction(group, values, sum);
@@ -54,7 +53,7 @@ Reduction Reduction::everywhere(Communicator& group, const Tensor& values) {
 void Reduction::finish() {
   if (!values_.defined()) return;
   Device& device = values_.device();
-  exchange_.wait();
+  transfers_.wait();
   if (!group_->alone())
     launch(device, device.table().elementwise->sum_parts, received_, group_->size(), sum_, sum_.elements());
   else if (sum_.address() != values_.address())
@@ -73,14 +72,8 @@ void all_gather_slices(Communicator& group, const Tensor& values) {
   if (group.alone()) return;
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() % group.size() == 0,
                  "all_gather of " + values.text());
-  if (values.device().is_meta()) {
-    if (group.plans()) group.all_gather(nullptr, nullptr, values.bytes() / group.size());
-    return;
-  }
-  HostView data(values);
-  const int64_t bytes = values.bytes() / group.size();
-  group.all_gather(data.data() + group.rank() * bytes, data.data(), bytes);
-  data.store();
+  const int64_t n = values.elements() / group.size();
+  group.channel().start(Batch().all_gather(values.flat_range(group.rank() * n, n, {n}), values)).wait();
 }
 
 void all_reduce_sum(Communicator& group, const Tensor& values) {
@@ -103,9 +96,7 @@ void all_reduce_max(Communicator& group, const Tensor& values) {
   if (group.alone() || values.elements() == 0) return;
   CategoryScope scope(MemoryCategory::workspace);
   const Tensor all = Tensor::empty(values.device(), {group.size() * values.elements()}, values.dtype());
-  Exchange exchange(group);
-  exchange.all_gather(values, all);
-  exchange.wait();
+  group.channel().start(Batch().all_gather(values, all)).wait();
   launch(values.device(), values.device().table().elementwise->max_parts, all, group.size(), values,
          values.elements());
 }

@@ -4,8 +4,7 @@
 
 #include <span>
 
-#include "comm/communicator.hpp"
-#include "comm/exchange.hpp"
+#include "comm/channel.hpp"
 #include "tensor/tensor.hpp"
 
 namespace capstan::comm {
@@ -38,14 +37,15 @@ class Reduction {
   static Reduction scatter(Communicator& group, const Tensor& values, const Tensor& sum);
   // In place, on every rank.
   static Reduction everywhere(Communicator& group, const Tensor& values);
-  void finish();  // a second call does nothing
+  // A second call does nothing.
+  void finish();
 
  private:
   Reduction(Communicator& group, const Tensor& values, const Tensor& sum);
   Communicator* group_;
   Tensor values_, received_, sum_;
   bool gather_ = false;
-  Exchange exchange_;
+  Transfers transfers_;
 };
 
 }  // namespace capstan::comm

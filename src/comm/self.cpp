@@ -10,7 +10,6 @@ namespace {
 class Done final : public Work {
  public:
   void wait() override {}
-  bool done() override { return true; }
 };
 
 class SelfCommunicator final : public Communicator {
@@ -29,8 +28,8 @@ class SelfCommunicator final : public Communicator {
     return copy(send, receive, bytes);
   }
   WorkHandle start_broadcast(void*, int64_t, int) override { return std::make_unique<Done>(); }
-  WorkHandle start_send(const void*, int64_t, int, int) override { return no_peer(); }
-  WorkHandle start_receive(void*, int64_t, int, int) override { return no_peer(); }
+  WorkHandle start_send(const void*, int64_t, int) override { return no_peer(); }
+  WorkHandle start_receive(void*, int64_t, int) override { return no_peer(); }
   void barrier() override {}
   int64_t sent() const override { return 0; }
 
@@ -65,8 +64,8 @@ class MetaCommunicator final : public Communicator {
   WorkHandle start_broadcast(void*, int64_t bytes, int root) override {
     return count(root == rank_ ? bytes : 0);
   }
-  WorkHandle start_send(const void*, int64_t bytes, int, int) override { return count(bytes); }
-  WorkHandle start_receive(void*, int64_t, int, int) override { return count(0); }
+  WorkHandle start_send(const void*, int64_t bytes, int) override { return count(bytes); }
+  WorkHandle start_receive(void*, int64_t, int) override { return count(0); }
   void barrier() override {}
   int64_t sent() const override { return sent_; }
   bool plans() const override { return true; }

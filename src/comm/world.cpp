@@ -13,7 +13,7 @@
 
 #include "base/error.hpp"
 #include "comm/collective_errors.hpp"
-#include "comm/watchdog/publishing_communicator.hpp"
+#include "comm/publishing_communicator.hpp"
 #include "comm/watchdog/rank_status_files.hpp"
 #include "comm/watchdog/watchdog.hpp"
 
@@ -40,13 +40,6 @@ class Requests final : public Work {
     const int code = MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
     requests_.clear();
     if (code != MPI_SUCCESS) fail_mpi(group_, "MPI_Waitall", code);
-  }
-  bool done() override {
-    int all = 0;
-    const int code =
-        MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, MPI_STATUSES_IGNORE);
-    if (code != MPI_SUCCESS) fail_mpi(group_, "MPI_Testall", code);
-    return all != 0;
   }
 
  private:
@@ -78,7 +71,8 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm_size(part, &size);
     auto result = std::make_unique<MpiCommunicator>(part, name, true);
     if (size > 1) return result;
-    return make_self_communicator(name);  // no communication in a group of one
+    // No communication in a group of one.
+    return make_self_communicator(name);
   }
 
   WorkHandle start_all_gather(const void* mine, void* all, int64_t bytes) override {
@@ -109,7 +103,8 @@ class MpiCommunicator final : public Communicator {
         check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(receive) + peer * bytes + offset, count,
                                      MPI_BYTE, peer, kCollectiveTag, comm_, &requests.back()));
       }
-      for (int shift = 0; shift < size_; ++shift) {  // every rank starts with a different peer
+      // Every rank starts with a different peer.
+      for (int shift = 0; shift < size_; ++shift) {
         const int peer = (rank_ + shift) % size_;
         requests.emplace_back();
         check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(send) + peer * bytes + offset, count,
@@ -125,26 +120,26 @@ class MpiCommunicator final : public Communicator {
                                      &requests.back()));
     });
   }
-  WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
+  WorkHandle start_send(const void* data, int64_t bytes, int to) override {
     sent_ += bytes;
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
-      check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(data) + offset, count, MPI_BYTE, to, tag,
-                                   comm_, &requests.back()));
+      check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(data) + offset, count, MPI_BYTE, to,
+                                   kMessageTag, comm_, &requests.back()));
     });
   }
-  WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
+  WorkHandle start_receive(void* data, int64_t bytes, int from) override {
     return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
-      check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, from, tag, comm_,
-                                   &requests.back()));
+      check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, from, kMessageTag,
+                                   comm_, &requests.back()));
     });
   }
   void barrier() override { check("MPI_Barrier", MPI_Barrier(comm_)); }
   int64_t sent() const override { return sent_; }
 
  private:
-  static constexpr int kCollectiveTag = 32000;
+  static constexpr int kMessageTag = 0, kCollectiveTag = 1;
   static constexpr int64_t kLargest = int64_t{1} << 30;  // MPI counts are int
 
   void check(const char* call, int code) const {
@@ -271,10 +266,13 @@ class MpiWorld final : public World {
   bool hosted_;
   std::shared_ptr<StatusPublisher> publisher_;
   std::unique_ptr<Communicator> world_;
-  std::unique_ptr<Watchdog> watchdog_;  // destroyed first, before the memory that it reads
+  // Destroyed first, before the memory that it reads.
+  std::unique_ptr<Watchdog> watchdog_;
   int local_rank_ = 0, local_size_ = 1;
-  int host_rank_ = 0;    // the first rank of this host
-  std::set<int> hosts_;  // the first rank of each
+  // The first rank of this host.
+  int host_rank_ = 0;
+  // The first rank of each.
+  std::set<int> hosts_;
   std::string host_ = host_name();
 };
 

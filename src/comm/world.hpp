@@ -44,7 +44,8 @@ class World {
   virtual Communicator& communicator() = 0;
   int rank() { return communicator().rank(); }
   int size() { return communicator().size(); }
-  virtual int local_rank() const = 0;  // among the ranks of this host
+  // Among the ranks of this host.
+  virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
   virtual const std::string& host() const = 0;
   // Publishes the training step and the phase within it (up to 16 characters); failure reports of other ranks

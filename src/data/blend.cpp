@@ -133,10 +133,10 @@ int64_t BlendedSource::epoch_samples() const {
   return sum;
 }
 
-std::vector<SourcePart> BlendedSource::parts() const {
-  std::vector<SourcePart> result;
+std::vector<DatasetShare> BlendedSource::parts() const {
+  std::vector<DatasetShare> result;
   for (size_t i = 0; i < parts_.size(); ++i)
-    for (SourcePart part : parts_[i]->parts()) {
+    for (DatasetShare part : parts_[i]->parts()) {
       part.share *= order_.weights()[i];
       result.push_back(std::move(part));
     }

@@ -1,4 +1,4 @@
-// How several datasets become one stream of samples, and how one dataset becomes three splits.
+// Blends several datasets into one, and divides one dataset into three splits.
 #pragma once
 
 #include <array>
@@ -19,20 +19,20 @@ namespace capstan::data {
 enum class Split : uint8_t { train, valid, test };
 inline constexpr std::array<const char*, 3> kSplitNames = {"train", "valid", "test"};
 
-// "969,30,1" → shares of [0, 1] as (begin, end); nullopt for a split without a share. One to three
-// non-negative numbers, missing ones are 0. ErrorCode::config otherwise.
+// Converts "969,30,1" to shares of [0, 1] as (begin, end), with nullopt for a split without a share. Takes
+// one to three non-negative numbers, where missing ones are 0, and throws ErrorCode::config for other texts.
 using SplitShares = std::array<std::optional<std::pair<double, double>>, 3>;
 SplitShares parse_split(std::string_view text);
 // Elements [begin, end) of `count`: share · count rounded half to even, as Python's round() does.
 std::pair<int64_t, int64_t> split_range(std::pair<double, double> share, int64_t count);
 
-// Prefixes and their weights; without weights each dataset counts by its size.
+// Prefixes and their weights. Without weights each dataset is weighted by its size.
 struct Blend {
   std::vector<std::string> prefixes;
   std::optional<std::vector<double>> weights;
   bool empty() const { return prefixes.empty(); }
 };
-// Megatron's list: "w1 p1 w2 p2 …" or prefixes only. ErrorCode::config if it is neither.
+// Parses Megatron's list: "w1 p1 w2 p2 …" or prefixes only. Throws ErrorCode::config if it is neither.
 Blend parse_blend(const std::vector<std::string>& words);
 
 // Sample k of a blend comes from the dataset that is furthest behind its share, argmax over i of weight_i ·
@@ -40,19 +40,23 @@ Blend parse_blend(const std::vector<std::string>& words);
 // weights, not on a total.
 class BlendOrder {
  public:
-  // weights: normalized here; finite, >= 0, not all 0, at most 32767. limits: where a dataset drops out
-  // (none: never).
+  // weights: finite, >= 0, not all 0, and at most 32767 of them; the constructor normalizes them. limits:
+  // number of samples after which a dataset drops out; empty: never.
   explicit BlendOrder(std::vector<double> weights, std::vector<int64_t> limits = {});
 
   struct Choice {
-    int32_t dataset;  // -1 when every dataset has dropped out
-    int64_t sample;   // within that dataset
+    // -1 when every dataset has dropped out.
+    int32_t dataset;
+    // Sample number within that dataset.
+    int64_t sample;
   };
-  Choice at(int64_t k) const;  // thread-safe
+  // Returns the choice for sample k. Thread-safe.
+  Choice at(int64_t k) const;
   const std::vector<double>& weights() const { return weights_; }
 
  private:
-  // Choices are made in order, a block at a time; the counts at every 64th block are kept to come back to.
+  // Choices are computed in order, one block at a time. The counts before every 64th block are kept, so that
+  // earlier blocks can be computed again.
   static constexpr int64_t kBlock = 4096, kKeptEvery = 64;
   using Counts = std::vector<int64_t>;
   struct Decoded {
@@ -64,8 +68,10 @@ class BlendOrder {
   std::vector<double> weights_;
   std::vector<int64_t> limits_;
   mutable std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
-  mutable std::map<int64_t, Counts> kept_;  // block → counts before it
-  mutable int64_t next_block_ = 0;          // counts_ are those before this block
+  // Counts of the samples taken before a block, by block.
+  mutable std::map<int64_t, Counts> kept_;
+  // The block that counts_ precede.
+  mutable int64_t next_block_ = 0;
   mutable Counts counts_;
   mutable std::array<Decoded, 4> decoded_;
 };
@@ -76,7 +82,7 @@ class BlendedSource final : public SampleSource {
                 int64_t samples = kEndless);
   int64_t samples() const override { return samples_; }
   int64_t epoch_samples() const override;
-  std::vector<SourcePart> parts() const override;
+  std::vector<DatasetShare> parts() const override;
   void read(int64_t number, std::span<int32_t> text) const override;
 
  private:

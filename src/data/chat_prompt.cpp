@@ -17,7 +17,7 @@ text::chat::Value message(const char* role, const std::string& content) {
   return *text::chat::Value::map(std::move(map));
 }
 
-// The text after an answer, which ends its turn; empty where the template does not show it.
+// Returns the text after an answer that ends its turn; empty if the template does not show it.
 std::string behind_answer(const text::chat::ChatTemplate& chat_template,
                           text::chat::Conversation conversation, const text::chat::RenderOptions& options) {
   const std::string words = "answer";
@@ -73,6 +73,27 @@ ChatPrompt chat_prompt(const text::Tokenizer& tokenizer, const text::chat::ChatT
     prompt.end_text = bare;
   prompt.learns_end = prompt.end_token && std::find(ids.begin(), ids.end(), *prompt.end_token) != ids.end();
   return prompt;
+}
+
+std::string turn_end_problem(const text::Tokenizer& tokenizer, const text::chat::ChatTemplate& chat_template,
+                             std::optional<int32_t> eod) {
+  try {
+    const ChatPrompt prompt = chat_prompt(tokenizer, chat_template, eod, "", "text");
+    if (prompt.learns_end) return "";
+    const std::string end =
+        prompt.end_token ? std::string(tokenizer.token_of(*prompt.end_token)) : prompt.end_text;
+    // For example "chat template chatml".
+    const std::string& name = chat_template.name();
+    if (end.empty()) return name + " puts nothing after an answer: the model does not learn where to stop";
+    return name + " ends an answer with `" + end +
+           "`, which the tokenizer does not encode as one token: other programs that read an export of this "
+           "model do not stop there; choose a template whose end is a token, or a tokenizer that has it as a "
+           "special token";
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::format) throw;
+    // The template rejects such a conversation.
+    return "";
+  }
 }
 
 }  // namespace capstan::data

@@ -1,4 +1,4 @@
-// A question to a model that was taught on conversations, and where its answer ends.
+// The prompt for a model that was trained on conversations, and the end of its answer.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,29 @@
 
 namespace capstan::data {
 
-// The variables of the tokenizer (bos_token, eos_token; `eod` stands in for the latter) and a clock that
-// stands still: the same text on every day.
+// Rendering options with the tokenizer's variables (bos_token, and eos_token or else `eod`) and a fixed date,
+// so that the text is the same on every day.
 text::chat::RenderOptions chat_rendering(const text::Tokenizer& tokenizer, std::optional<int32_t> eod);
 
 struct ChatPrompt {
-  // What the template puts before an answer, with a generation prompt.
+  // The text of the template before an answer, with a generation prompt.
   std::vector<int32_t> ids;
-  // What the template puts behind one: a special token, or a text where it has none. Both may be missing.
+  // The text of the template after an answer: a special token, or a text where it has none. Both may be
+  // missing.
   std::optional<int32_t> end_token;
   std::string end_text;
-  // Whether `end_token` is in what the tokenizer makes of a conversation, so that a model learns it.
+  // Whether tokenized conversations contain `end_token`, so that a model learns it.
   bool learns_end = false;
 };
 
-// system: empty for none. ErrorCode::format where the template refuses such a conversation.
+// system: the system message; empty: none. Throws ErrorCode::format if the template rejects such a
+// conversation.
 ChatPrompt chat_prompt(const text::Tokenizer& tokenizer, const text::chat::ChatTemplate& chat_template,
                        std::optional<int32_t> eod, const std::string& system, const std::string& user);
+
+// Returns why a model that learns conversations of this template, or a program that reads its export, cannot
+// tell where an answer ends; empty if both can.
+std::string turn_end_problem(const text::Tokenizer& tokenizer, const text::chat::ChatTemplate& chat_template,
+                             std::optional<int32_t> eod);
 
 }  // namespace capstan::data

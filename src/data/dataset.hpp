@@ -14,16 +14,18 @@ class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual int64_t sequence_length() const = 0;
-  virtual int64_t samples() const = 0;        // row numbers are [0, samples()); SampleSource::kEndless
-  virtual int64_t epoch_samples() const = 0;  // rows of the first pass over the data
+  // Row numbers are [0, samples()), or unlimited for SampleSource::kEndless.
+  virtual int64_t samples() const = 0;
+  // Rows of the first pass over the data.
+  virtual int64_t epoch_samples() const = 0;
   // Rows of that many passes, rounded up.
   virtual int64_t samples_in(double epochs) const;
-  virtual std::vector<SourcePart> parts() const { return {{{}, epoch_samples(), 1}}; }
+  virtual std::vector<DatasetShare> parts() const { return {{{}, epoch_samples(), 1}}; }
   // Writes row `number`. Its content depends on the dataset and the number alone. Thread-safe.
   virtual void row(int64_t number, const RowView& out) const = 0;
   // A hash of the samples and their layout, 16 digits. It does not depend on the paths of the files.
   virtual std::string fingerprint() const = 0;
-  // One line for the log at the start of a run: counts, and which samples were left out. May be empty.
+  // One line for the log at the start of a run, with counts of samples and of dropped samples. May be empty.
   virtual std::string summary() const { return {}; }
   // Problems in some of the data, one line each.
   virtual std::vector<std::string> warnings() const { return {}; }
@@ -32,7 +34,7 @@ class Dataset {
 // The number of epochs that a run of `samples` rows makes over the source that it repeats most; nullopt for
 // generated data.
 struct Passes {
-  SourcePart part;
+  DatasetShare part;
   double count = 0;
 };
 std::optional<Passes> most_passes(const Dataset& dataset, int64_t samples);

@@ -51,7 +51,7 @@ TokenizerRecord record_of(const text::Tokenizer& tokenizer, std::string name) {
 }
 
 std::string to_text(const TokenizerRecord& record) {
-  return capstan::quoted(record.name) + " (" + with_separators(record.vocab_size) + " tokens, " +
+  return in_quotes(record.name) + " (" + with_separators(record.vocab_size) + " tokens, " +
          record.identity.substr(0, 8) + ")";
 }
 
@@ -72,10 +72,10 @@ std::string to_json(const DatasetMeta& meta) {
 }
 
 DatasetMeta parse_meta(std::string_view text, const std::string& path) {
-  const auto json = Json::parse(text, nullptr, false);
+  const auto json = json_of(text, IfNotJson::discard);
   if (!json.is_object()) fail(ErrorCode::format, path + ": not a JSON object", kPrepareAgain);
   if (const std::string schema = text_of(json, "schema", path); schema != kSchema)
-    fail(ErrorCode::format, path + ": schema " + capstan::quoted(schema.substr(0, 64)) + " is not " + kSchema,
+    fail(ErrorCode::format, path + ": schema " + in_quotes(schema.substr(0, 64)) + " is not " + kSchema,
          kPrepareAgain);
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   DatasetMeta meta;
@@ -127,7 +127,7 @@ void TokenizerCheck::check_vocabulary_gap(const IndexedDataset& dataset) const {
   for (int64_t multiple = 2; multiple <= kMaxMultiple; multiple *= 2)
     if (model_vocab_size_ == round_up(size, multiple)) return;
   fail(ErrorCode::config,
-       "the tokenizer " + capstan::quoted(name_) + " has " + with_separators(size) +
+       "the tokenizer " + in_quotes(name_) + " has " + with_separators(size) +
            " tokens, model.vocab_size is " + with_separators(model_vocab_size_) + ", and no record beside `" +
            dataset.prefix() + "` names the tokenizer of the data",
        "set model.vocab_size=" + std::to_string(size) +
@@ -140,7 +140,8 @@ void TokenizerCheck::check(const IndexedDataset& dataset) {
   if (!meta) {
     if (!tokenizer_) return;
     check_vocabulary_gap(dataset);
-    dataset.largest_token(kScannedTokens);  // throws for a token at or above the limit
+    // Throws for a token at or above the limit.
+    dataset.largest_token(kScannedTokens);
     return;
   }
   const TokenizerRecord& made = meta->tokenizer;

@@ -1,4 +1,4 @@
-// PREFIX.meta.json beside an indexed dataset: with which tokenizer its text was prepared, and the sizes of
+// PREFIX.meta.json beside an indexed dataset records the tokenizer that prepared its text, and the sizes of
 // the files that it describes. `data prepare` writes it; Megatron's .bin and .idx stay as they are. A dataset
 // without the file (from another program) has no record.
 #pragma once
@@ -17,12 +17,16 @@ namespace capstan::data {
 class IndexedDataset;
 
 struct TokenizerRecord {
-  std::string name;        // as the user gave it, for messages
-  std::string identity;    // text::Tokenizer::identity()
-  int64_t vocab_size = 0;  // text::Tokenizer::vocab_size()
+  // The path that the user gave, for messages.
+  std::string name;
+  // text::Tokenizer::identity().
+  std::string identity;
+  // text::Tokenizer::vocab_size().
+  int64_t vocab_size = 0;
 };
 TokenizerRecord record_of(const text::Tokenizer& tokenizer, std::string name);
-std::string to_text(const TokenizerRecord& record);  // "tokenizer.json" (4 096 tokens, 0123abcd)
+// A text such as: "tokenizer.json" (4 096 tokens, 0123abcd)
+std::string to_text(const TokenizerRecord& record);
 
 struct DatasetMeta {
   TokenizerRecord tokenizer;
@@ -30,22 +34,24 @@ struct DatasetMeta {
 };
 
 std::string meta_path(const std::string& prefix);
-std::string to_json(const DatasetMeta& meta);  // ends with a line break
-// ErrorCode::format: not such a file, written by a newer version, or a value that cannot be; `path` names it.
+// The content of PREFIX.meta.json, which ends with a line break.
+std::string to_json(const DatasetMeta& meta);
+// Parses the content of a meta file. Throws ErrorCode::format, with `path`, for malformed content, a newer
+// version or an invalid value.
 DatasetMeta parse_meta(std::string_view json, const std::string& path);
 
-// The record of a dataset; nullopt where it has none. ErrorCode::format where the record describes other
-// data.
+// Reads the record of a dataset; returns nullopt if it has none. Throws ErrorCode::format if the record
+// describes other data.
 std::optional<DatasetMeta> read_meta(const IndexedDataset& dataset);
 
-// The tokenizer of a run or an inspection, against the data that it reads. Its identity is computed once,
-// when a dataset with a record is met.
+// Compares the tokenizer of a run or an inspection with the data that it reads. Computes the tokenizer's
+// identity once, for the first dataset that has a record.
 class TokenizerCheck {
  public:
-  // A null tokenizer: only the size of the model's vocabulary is known (0: nothing is).
+  // tokenizer: null if only the size of the model's vocabulary is known. model_vocab_size: 0 if unknown.
   TokenizerCheck(const text::Tokenizer* tokenizer, std::string name, int64_t model_vocab_size);
 
-  // The id below which all tokens of a dataset must be; 0: not known.
+  // All token ids of a dataset must be below this limit; 0: unknown.
   int64_t token_limit() const { return limit_; }
   // ErrorCode::config where the dataset was prepared with another tokenizer, or with more tokens than the
   // model has. Without a record: ErrorCode::config where the tokenizer is clearly smaller than the model's

@@ -10,6 +10,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "data/mock_dataset.hpp"
 #include "data/sample_order.hpp"
 
@@ -44,9 +45,7 @@ std::string GptDataset::fingerprint() const {
          tokens);
     hash = XXH3_64bits_withSeed(tokens.data(), tokens.size() * sizeof(int32_t), hash);
   }
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
-  return digits;
+  return hex(hash);
 }
 
 namespace {
@@ -97,8 +96,8 @@ class Builder {
     std::vector<double> weights;
     for (size_t i = 0; i < blend.prefixes.size(); ++i) {
       const auto part = range(blend.prefixes[i], share);
-      // A dataset too small for this split adds nothing to a blend by size; one with a weight was asked for
-      // by name.
+      // A dataset that is too small for this split is dropped from a blend by size. If it has a weight, this
+      // is an error.
       if (!blend.weights && blend.prefixes.size() > 1 && part.tokens() == 0) continue;
       if (blend.weights && (*blend.weights)[i] == 0) continue;
       weights.push_back(blend.weights ? (*blend.weights)[i] : static_cast<double>(part.tokens()));
@@ -113,9 +112,9 @@ class Builder {
     return std::make_shared<BlendedSource>(std::move(parts), BlendOrder(std::move(weights)));
   }
 
-  // As Megatron's builder: a single prefix without weights is asked for the samples themselves; weighted
-  // parts for their share and a surplus; parts without weights give one epoch each and count by their
-  // samples.
+  // Requests samples as Megatron's builder does: a single prefix without weights gives all samples; weighted
+  // datasets give their share and a surplus; datasets without weights give one epoch each and are weighted by
+  // their samples.
   std::shared_ptr<const SampleSource> megatron_split(const Blend& blend, size_t split,
                                                      std::optional<std::pair<double, double>> share) {
     const auto wanted = options_.num_samples[split];
@@ -130,7 +129,8 @@ class Builder {
     std::vector<std::shared_ptr<const SampleSource>> parts;
     if (!blend.weights) {
       std::vector<double> sizes;
-      std::vector<int64_t> limits;  // without a number of samples: every one of them, once
+      // Without a number of samples, every sample is used once.
+      std::vector<int64_t> limits;
       int64_t total = 0;
       for (const auto& prefix : blend.prefixes) {
         parts.push_back(order(prefix, std::nullopt));

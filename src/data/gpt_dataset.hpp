@@ -1,5 +1,5 @@
-// GPT training data of one run: for each split a source of samples and what makes rows of them. src/train
-// fills GptDatasetOptions from the recipe.
+// The GPT datasets of one run: for each split a source of samples, from which GptDataset makes rows.
+// src/train fills GptDatasetOptions from the recipe.
 #pragma once
 
 #include <array>
@@ -15,11 +15,13 @@
 
 namespace capstan::data {
 
-enum class DataOrder : uint8_t { capstan, megatron };  // sample_order.hpp
+// The order of samples: CapstanOrder or MegatronOrder of sample_order.hpp.
+enum class DataOrder : uint8_t { capstan, megatron };
 
 enum class Wanted : uint8_t {
   no,
-  if_possible,  // not built where its share of the data holds no sample
+  // The split is null if its share of the data holds no sample.
+  if_possible,
   yes,
 };
 
@@ -31,18 +33,21 @@ struct GptDatasetOptions {
   std::array<Blend, 3> blend_per_split;
 
   int64_t sequence_length = 0;
-  // Of the model; a token at or above it is an error. 0: not checked (mock: required).
+  // Size of the model's vocabulary; a token at or above it is an error. 0: not checked (mock: required).
   int64_t vocab_size = 0;
-  // Null: none. Every dataset must have been prepared with it (TokenizerCheck); the name is for messages.
+  // Every dataset must have been prepared with this tokenizer (TokenizerCheck); null: no check. The name is
+  // for messages.
   const text::Tokenizer* tokenizer = nullptr;
   std::string tokenizer_name;
   uint64_t seed = 1234;
   std::array<Wanted, 3> wanted = {Wanted::yes, Wanted::yes, Wanted::yes};
   DataOrder order = DataOrder::capstan;
-  std::string cache;  // directory of built indices (index_cache.hpp); empty: none
+  // Directory of built indices (index_cache.hpp); empty: none.
+  std::string cache;
   // DataOrder::megatron only: how many samples each split will be asked for (nullopt: one epoch).
   std::array<std::optional<int64_t>, 3> num_samples;
-  DocumentOptions documents;  // mock: without an eod, vocab_size - 1
+  // For mock data, eod defaults to vocab_size - 1.
+  DocumentOptions documents;
 };
 
 class GptDataset final : public Dataset {
@@ -50,15 +55,16 @@ class GptDataset final : public Dataset {
   GptDataset(std::shared_ptr<const SampleSource> source, int64_t sequence_length, DocumentOptions documents);
 
   int64_t sequence_length() const override { return sequence_length_; }
-  int64_t samples() const override {
-    return source_->samples();
-  }  // SampleSource::kEndless unless the order is Megatron's
-  std::vector<SourcePart> parts() const override { return source_->parts(); }
-  int64_t epoch_samples() const override { return source_->epoch_samples(); }  // of one pass over all parts
-  void text(int64_t number, std::span<int32_t> out) const { source_->read(number, out); }  // [T + 1]
+  // SampleSource::kEndless unless the order is Megatron's.
+  int64_t samples() const override { return source_->samples(); }
+  std::vector<DatasetShare> parts() const override { return source_->parts(); }
+  // Samples of one pass over all datasets of the blend.
+  int64_t epoch_samples() const override { return source_->epoch_samples(); }
+  // Fills `out`, [T + 1], with the tokens of a sample.
+  void text(int64_t number, std::span<int32_t> out) const { source_->read(number, out); }
   void row(int64_t number, const RowView& out) const override;
-  // The length of an epoch and the tokens of up to 64 samples spread over the first one: other files, another
-  // blend, split, seed or length give another one.
+  // A hash of the epoch length and of the tokens of up to 64 samples that are spread over the first epoch. It
+  // changes with the files, the blend, the split, the seed and the sequence length.
   std::string fingerprint() const override;
 
  private:
@@ -68,7 +74,7 @@ class GptDataset final : public Dataset {
 };
 
 // Opens every dataset once and builds the three splits (Split as index); null for a split that gets no share
-// or is not wanted. Cheap: the order of an epoch is worked out when its first sample is read.
+// or is not wanted. This is cheap, because the order of an epoch is computed when its first sample is read.
 // ErrorCode::not_found and ::format for files, ::config for contradictory options, ::failed for a split
 // without tokens.
 std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDatasetOptions& options);

@@ -19,12 +19,14 @@ constexpr char kMagic[8] = {'C', 'A', 'P', 'I', 'D', 'X', '1', '\n'};
 
 struct Head {
   char magic[8];
-  uint64_t key_bytes, bytes;  // of the key, which follows, and of the arrays after it
-  uint64_t hash[2];           // XXH3-128 of key and arrays
+  // Sizes of the key, which follows the header, and of the arrays after it.
+  uint64_t key_bytes, bytes;
+  // XXH3-128 of the key and the arrays.
+  uint64_t hash[2];
 };
 static_assert(sizeof(Head) == 40);
 
-// XXH3-128 over parts.
+// Computes XXH3-128 over several spans.
 class Hash {
  public:
   Hash() : state_(XXH3_createState()) { XXH3_128bits_reset(state_); }
@@ -91,7 +93,8 @@ bool IndexCache::load(std::string_view key, std::initializer_list<std::span<std:
       at += static_cast<int64_t>(array.size());
     }
     return hash.digest() == std::array<uint64_t, 2>{head.hash[0], head.hash[1]};
-  } catch (const Error&) {  // removed or shortened meanwhile
+  } catch (const Error&) {
+    // Another process has removed or truncated the file.
     return false;
   }
 }
@@ -125,7 +128,8 @@ void IndexCache::store(std::string_view key,
       std::error_code ignored;
       std::filesystem::remove(temporary, ignored);
     }
-  } catch (...) {  // no memory for a file name: the arrays are there all the same
+  } catch (...) {
+    // The arrays are in memory, so the run does not need the file.
   }
 }
 

@@ -1,7 +1,7 @@
-// A directory of built indices (dataset.path_to_cache): arrays that took long to build, each set in a file
-// named by the hash of its key. Files are written whole and renamed, so that any number of ranks and runs may
-// share the directory; one that is damaged, of another key or of another size counts as absent and is written
-// again.
+// A directory of built indices (dataset.path_to_cache): arrays that are slow to build, each set in a file
+// named by the hash of its key. Files are written completely and then renamed, so that any number of ranks
+// and runs may share the directory. A file that is damaged, or has another key or size, is ignored and
+// written again.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,13 @@ namespace capstan::data {
 
 class IndexCache {
  public:
-  // Creates the directory; ErrorCode::io where that fails.
+  // Creates the directory; throws ErrorCode::io if that fails.
   explicit IndexCache(std::filesystem::path directory);
 
-  // `key` describes everything that the arrays depend on. Fills them and returns true where they are there,
-  // with their hash.
+  // Fills the arrays from the file of `key`, which describes everything that they depend on. Returns false if
+  // there is no valid file.
   bool load(std::string_view key, std::initializer_list<std::span<std::byte>> arrays) const;
-  // A file that cannot be written is no error: the next start builds the arrays again.
+  // Writes the arrays. Ignores errors, after which the next start builds the arrays again.
   void store(std::string_view key, std::initializer_list<std::span<const std::byte>> arrays) const noexcept;
 
   std::filesystem::path file_of(std::string_view key) const;

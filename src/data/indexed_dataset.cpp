@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <vector>
 
 #include "base/checked.hpp"
@@ -15,7 +16,7 @@ namespace capstan::data {
 
 namespace {
 
-// The arrays start at byte 34: nothing in them is aligned.
+// The arrays start at byte 34, so their elements are not aligned.
 template <class T>
 T load(const std::byte* at) {
   T value;
@@ -23,20 +24,21 @@ T load(const std::byte* at) {
   return value;
 }
 
-// Widens `count` tokens. Returns the place of the first one outside [0, limit), or count.
+// Widens `count` tokens. Returns the index of the first one outside [0, limit), or count.
 template <class T>
 size_t widen(const std::byte* from, std::span<int32_t> out, int64_t limit) {
+  const auto token = [&](size_t i) {
+    return static_cast<int64_t>(load<T>(from + i * sizeof(T)));  // NOLINT(bugprone-signed-char-misuse)
+  };
   bool bad = false;
   for (size_t i = 0; i < out.size(); ++i) {
-    const T value = load<T>(from + i * sizeof(T));
-    bad |= static_cast<int64_t>(value) < 0 || static_cast<int64_t>(value) >= limit;
+    const int64_t value = token(i);
+    bad |= value < 0 || value >= limit;
     out[i] = static_cast<int32_t>(value);
   }
   if (!bad) return out.size();
-  for (size_t i = 0; i < out.size(); ++i) {
-    const auto value = static_cast<int64_t>(load<T>(from + i * sizeof(T)));
-    if (value < 0 || value >= limit) return i;
-  }
+  for (size_t i = 0; i < out.size(); ++i)
+    if (token(i) < 0 || token(i) >= limit) return i;
   return out.size();
 }
 
@@ -103,8 +105,19 @@ TokenType token_type_for_vocab(int64_t vocab_size) {
   return vocab_size < 65500 ? TokenType::u16 : TokenType::i32;
 }
 
+// Suggests names of datasets, not of their .bin and .idx files.
+static std::string existing_prefix(std::string prefix) {
+  std::error_code unknown;
+  if (std::filesystem::exists(prefix + ".bin", unknown) || std::filesystem::exists(prefix + ".idx", unknown))
+    return prefix;
+  const std::string near = near_paths_help(near_paths(prefix, {}, NamedThing::dataset_prefix));
+  fail(ErrorCode::not_found, not_found_text("", prefix),
+       near.empty() ? "the prefix of what `capstan data prepare` has written: PREFIX.bin and PREFIX.idx"
+                    : near);
+}
+
 IndexedDataset::IndexedDataset(std::string prefix, int64_t vocab_size)
-    : prefix_(std::move(prefix)),
+    : prefix_(existing_prefix(std::move(prefix))),
       index_path_(prefix_ + ".idx"),
       vocab_size_(vocab_size),
       bin_(prefix_ + ".bin"),
@@ -141,7 +154,8 @@ void IndexedDataset::check_header() {
 
   const auto sequences = cursor.read<uint64_t>("the number of sequences");
   const auto boundaries = cursor.read<uint64_t>("the number of document boundaries");
-  // Compared with what is there before any product is formed: each sequence needs 12 bytes, each boundary 8.
+  // Compares the counts with the file's size before multiplying them: each sequence needs 12 bytes, each
+  // boundary 8.
   const uint64_t left = cursor.remaining();
   if (sequences > left / 12)
     bad_index(18, std::to_string(sequences) + " sequences need more than the " + std::to_string(left) +
@@ -186,7 +200,7 @@ void IndexedDataset::check_arrays(const RandomFile& index) const {
     return;
   }
 
-  // Streamed with read(2), not through the map: the pages would count as this process's memory.
+  // Reads with read(2) instead of the map, whose pages would count as memory of this process.
   const int64_t chunk = std::min<int64_t>(1 << 16, std::max(sequences_, documents_ + 1));
   std::vector<std::byte> lengths(static_cast<size_t>(4 * chunk)), pointers(static_cast<size_t>(8 * chunk));
   int64_t expected = 0;
@@ -204,7 +218,8 @@ void IndexedDataset::check_arrays(const RandomFile& index) const {
         bad_index(pointers_at() + 8 * (begin + i),
                   "sequence " + std::to_string(begin + i) + " points to byte " + std::to_string(pointer) +
                       ", but the lengths before it end at byte " + std::to_string(expected));
-      expected += static_cast<int64_t>(tokens) * item_bytes_;  // at most 2^26 · 2^31 · 8
+      // The sum is at most 2^26 · 2^31 · 8, which does not overflow.
+      expected += static_cast<int64_t>(tokens) * item_bytes_;
     }
   }
   if (expected != bin_.size())

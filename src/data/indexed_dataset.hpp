@@ -29,9 +29,11 @@ namespace capstan::data {
 
 enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, f64 = 6, f32 = 7, u16 = 8 };
 
-std::string_view name_of(TokenType type);  // "u16"
+// The name of a type, such as "u16".
+std::string_view name_of(TokenType type);
 int64_t bytes_of(TokenType type);
-TokenType token_type_for_vocab(int64_t vocab_size);  // u16 below 65500 (Megatron's threshold), else i32
+// u16 below 65500 (Megatron's threshold), else i32.
+TokenType token_type_for_vocab(int64_t vocab_size);
 
 inline constexpr int64_t kIndexHeaderBytes = 34;
 inline constexpr char kIndexMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', '\0', '\0'};
@@ -51,13 +53,15 @@ class IndexedDataset {
   int64_t bin_bytes() const { return bin_.size(); }
   bool multimodal() const { return multimodal_; }
 
-  int32_t length(int64_t sequence) const;  // tokens, >= 0
-  // Tokens before the sequence; first_token(sequences()) == tokens().
+  // Number of tokens of a sequence, >= 0.
+  int32_t length(int64_t sequence) const;
+  // Number of tokens before the sequence; first_token(sequences()) == tokens().
   int64_t first_token(int64_t sequence) const;
-  // First sequence; document_begin(documents()) == sequences().
+  // First sequence of a document; document_begin(documents()) == sequences().
   int64_t document_begin(int64_t document) const;
 
-  // Asks for the cache line of length(sequence): a walk in a shuffled order waits for little else.
+  // Prefetches the cache line of length(sequence), because a walk in shuffled order spends most of its time
+  // waiting for these.
   void prefetch_length(int64_t sequence) const {
     __builtin_prefetch(index_.bytes().data() + lengths_at() + 4 * sequence);
   }
@@ -65,7 +69,7 @@ class IndexedDataset {
   // Tokens [offset, offset + out.size()) of a sequence.
   void read(int64_t sequence, int64_t offset, std::span<int32_t> out) const;
 
-  // XXH3-128 of the .idx file, 32 hexadecimal digits; it is read once more.
+  // XXH3-128 of the .idx file, 32 hexadecimal digits. Reads the file again.
   std::string index_hash() const;
 
   // The largest id among `most` tokens of the .bin file, all of them where there are no more, else spread
@@ -74,7 +78,8 @@ class IndexedDataset {
   int32_t largest_token(int64_t most) const;
 
  private:
-  void read_tokens(int64_t first, std::span<int32_t> out) const;  // of the .bin file
+  // Reads consecutive tokens of the .bin file.
+  void read_tokens(int64_t first, std::span<int32_t> out) const;
   void check_header();
   void check_arrays(const RandomFile& index) const;
   [[noreturn]] void bad_index(int64_t offset, const std::string& what) const;

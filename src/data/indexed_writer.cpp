@@ -120,7 +120,8 @@ void IndexedWriter::write_index() {
   std::vector<int32_t> lengths(static_cast<size_t>(std::min(kChunk, sequences_)));
   const RandomFile spool(prefix_ + ".lengths" + suffix_);
   int64_t pointer = 0;
-  for (int pass = 0; pass < 2; ++pass)  // lengths, then the pointers that follow from them
+  // The first pass writes the lengths, the second the pointers, which follow from them.
+  for (int pass = 0; pass < 2; ++pass)
     for (int64_t begin = 0; begin < sequences_; begin += kChunk) {
       const auto chunk = std::span(lengths).first(static_cast<size_t>(std::min(kChunk, sequences_ - begin)));
       spool.read(4 * begin, std::as_writable_bytes(chunk));
@@ -159,8 +160,8 @@ void IndexedWriter::finish(bool overwrite, const std::optional<TokenizerRecord>&
   lengths_->finish(false);
   boundaries_->finish(false);
   write_index();
-  // A reader needs both files: an old index must not meet the new tokens, so it goes first and the new one
-  // comes last.
+  // A reader needs both files. The old index is removed first and the new one is renamed last, so that an old
+  // index is never read with new tokens.
   std::error_code ignored;
   std::filesystem::remove(prefix_ + ".idx", ignored);
   std::filesystem::remove(meta_path(prefix_), ignored);

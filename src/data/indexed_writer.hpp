@@ -1,7 +1,7 @@
 // Writer of Megatron's indexed datasets (layout: indexed_dataset.hpp). Memory does not grow with the dataset:
 // lengths and document boundaries are spooled beside the output until the counts of the header are known.
-// Everything is written under temporary names; finish() syncs and renames, .idx last, so that a dataset is
-// there completely or not at all.
+// Everything is written under temporary names; finish() syncs and renames, .idx last, so that a dataset
+// appears completely or not at all.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ namespace capstan::data {
 class IndexedWriter {
  public:
   IndexedWriter(std::string prefix, TokenType type);
-  ~IndexedWriter();  // without finish(): removes the temporary files
+  // Removes the temporary files unless finish() was called.
+  ~IndexedWriter();
   IndexedWriter(const IndexedWriter&) = delete;
   IndexedWriter& operator=(const IndexedWriter&) = delete;
 
@@ -36,11 +37,12 @@ class IndexedWriter {
   int64_t tokens() const { return tokens_; }
   TokenType type() const { return type_; }
 
-  // Without `overwrite`, ErrorCode::usage where the dataset is there already. With a tokenizer, its record is
-  // written beside the files (dataset_meta.hpp); without, none is left there.
+  // Publishes the dataset. Without `overwrite`, throws ErrorCode::usage if the dataset exists. With a
+  // tokenizer, writes its record beside the files (dataset_meta.hpp); without one, removes an existing
+  // record.
   void finish(bool overwrite = true, const std::optional<TokenizerRecord>& tokenizer = std::nullopt);
 
-  // ErrorCode::usage where .bin or .idx of that prefix exist.
+  // Throws ErrorCode::usage if .bin or .idx of the prefix exist.
   static void refuse_existing(const std::string& prefix);
 
  private:

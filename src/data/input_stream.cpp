@@ -15,7 +15,8 @@ namespace capstan::data {
 
 namespace {
 constexpr size_t kBuffer = 256 << 10;
-constexpr int kZstdWindowLog = 27;  // 128 MiB: what a decompressor must be ready to hold
+// Largest window that a decompressor must support: 128 MiB.
+constexpr int kZstdWindowLog = 27;
 }  // namespace
 
 struct InputStream::State {
@@ -23,10 +24,12 @@ struct InputStream::State {
   InputLimits limits;
   enum class Kind { plain, gzip, zstd } kind = Kind::plain;
 
-  std::vector<char> buffer;  // compressed bytes [begin, end)
+  // Holds compressed bytes in [begin, end).
+  std::vector<char> buffer;
   size_t begin = 0, end = 0;
   int64_t file_read = 0, produced = 0;
-  bool inside = false;  // in the middle of a gzip member or zstd frame
+  // Whether a gzip member or zstd frame has begun and not ended.
+  bool inside = false;
 
   z_stream zlib{};
   bool zlib_open = false;
@@ -76,7 +79,8 @@ struct InputStream::State {
       zlib.avail_in = static_cast<uInt>(end - begin);
       const int status = inflate(&zlib, Z_NO_FLUSH);
       begin = end - zlib.avail_in;
-      if (status == Z_STREAM_END) {  // members may follow each other
+      // A file may contain several members.
+      if (status == Z_STREAM_END) {
         inside = false;
         inflateReset(&zlib);
       } else if (status != Z_OK && status != Z_BUF_ERROR) {
@@ -89,7 +93,7 @@ struct InputStream::State {
   size_t read_zstd(std::span<char> out) {
     ZSTD_outBuffer to{out.data(), out.size(), 0};
     while (to.pos == 0) {
-      // A frame may have more to give although all its bytes have been read.
+      // A frame may have more output although all its bytes have been read.
       if (!refill() && !inside) return 0;
       const bool no_more = begin == end;
       ZSTD_inBuffer from{buffer.data(), end, begin};

@@ -9,26 +9,28 @@
 namespace capstan::data {
 
 struct InputLimits {
-  // A compressed file may grow to free_bytes, and beyond that by max_expansion: more is taken for a bomb.
+  // A compressed file may expand to free_bytes, and beyond that by the factor max_expansion. A file that
+  // expands more is rejected as a decompression bomb.
   int64_t free_bytes = int64_t{64} << 20;
   int64_t max_expansion = 250;
 };
 
 class InputStream {
  public:
-  // By its name: .gz, .zst, otherwise plain. ErrorCode::not_found, ::format (not a regular file, or a Git LFS
-  // pointer) or ::io.
+  // Opens a file by its name: .gz, .zst, otherwise plain. ErrorCode::not_found, ::format (not a regular file,
+  // or a Git LFS pointer) or ::io.
   explicit InputStream(const std::string& path, InputLimits limits = {});
   ~InputStream();
   InputStream(const InputStream&) = delete;
   InputStream& operator=(const InputStream&) = delete;
 
-  // Up to out.size() bytes; 0 at the end. A truncated or corrupt file is ErrorCode::format with the offset in
-  // the file.
+  // Reads up to out.size() bytes and returns their number, 0 at the end. Throws ErrorCode::format, with the
+  // offset, for a truncated or corrupt file.
   size_t read(std::span<char> out);
 
   int64_t file_size() const;
-  int64_t file_bytes_read() const;  // of the compressed file, where it is one
+  // Bytes as stored: of the compressed file, if it is compressed.
+  int64_t file_bytes_read() const;
 
  private:
   struct State;

@@ -24,8 +24,8 @@ std::pair<int64_t, int64_t> bounds(size_t bin) {
   return {int64_t{1} << (bin - 1), (int64_t{1} << bin) - 1};
 }
 
-// The prefix of the dataset that a user names by its prefix, by one of its files or by the output of `data
-// prepare`.
+// Returns the prefix of a dataset that a user names by its prefix, by one of its files or by the output of
+// `data prepare`.
 std::string dataset_prefix(std::string name) {
   const auto exists = [](const std::string& path) {
     std::error_code ignored;
@@ -131,7 +131,7 @@ std::string to_text_report(const DatasetReport& report) {
     const int64_t count = report.length_counts[bin];
     out += "  " + pad(ranges[bin - first], width) + "  " +
            pad(with_separators(count), with_separators(most).size());
-    // A double: count · width may not fit 64 bits in a hostile index.
+    // Computes in double, because count · width may exceed 64 bits for a malformed index.
     const auto bar =
         static_cast<size_t>(static_cast<double>(count) / static_cast<double>(most) * kBarWidth + 0.5);
     if (count > 0) out += "  " + std::string(std::max<size_t>(bar, 1), '#');
@@ -143,7 +143,7 @@ std::string to_text_report(const DatasetReport& report) {
     for (const int32_t id : sample.ids) out += " " + std::to_string(id);
     if (sample.tokens > static_cast<int64_t>(sample.ids.size())) out += " ...";
     out += "\n";
-    if (!sample.text.empty()) out += "  " + capstan::quoted(sample.text) + "\n";
+    if (!sample.text.empty()) out += "  " + in_quotes(sample.text) + "\n";
   }
   return out;
 }
@@ -179,7 +179,7 @@ std::string to_json_report(const DatasetReport& report) {
     if (!sample.text.empty()) one["text"] = sample.text;
     json["samples"].push_back(std::move(one));
   }
-  // Decoded text may end inside a character: what is not UTF-8 is replaced.
+  // Decoded text may end inside a character, so invalid UTF-8 is replaced.
   return dump_json(json);
 }
 

@@ -1,4 +1,4 @@
-// What an indexed dataset holds, for people and for scripts. No tokenizer needed; with one, samples are
+// Describes an indexed dataset, for people and for scripts. A tokenizer is optional; with one, samples are
 // decoded.
 #pragma once
 
@@ -18,25 +18,34 @@ struct DatasetReport {
   TokenType type = TokenType::u16;
   int64_t documents = 0, sequences = 0, tokens = 0, bin_bytes = 0, index_bytes = 0;
   int64_t empty_documents = 0;
-  int64_t shortest = 0, longest = 0;  // tokens of a document
+  // Shortest and longest document, in tokens.
+  int64_t shortest = 0, longest = 0;
   double mean = 0;
   // Documents of at least 2^(i-1) and less than 2^i tokens; [0] are the empty ones.
   std::array<int64_t, 64> length_counts{};
-  int32_t largest_token = -1;                // -1 unless asked for
-  std::optional<TokenizerRecord> tokenizer;  // that the data was prepared with, where that is recorded
+  // Set by InspectOptions::scan_tokens, else -1.
+  int32_t largest_token = -1;
+  // The tokenizer that prepared the data, if it is recorded.
+  std::optional<TokenizerRecord> tokenizer;
   struct Sample {
     int64_t document;
-    int64_t tokens;            // of the whole document
-    std::vector<int32_t> ids;  // its beginning
-    std::string text;          // decoded, if there is a tokenizer
+    // Length of the complete document.
+    int64_t tokens;
+    // The first token ids of the document.
+    std::vector<int32_t> ids;
+    // The decoded ids; empty without a tokenizer.
+    std::string text;
   };
   std::vector<Sample> samples;
 };
 
 struct InspectOptions {
-  int64_t samples = 3;         // documents shown, spread evenly over the dataset
-  int64_t sample_tokens = 32;  // of each
-  bool scan_tokens = false;    // read every token: finds the largest one
+  // Documents shown, spread evenly over the dataset.
+  int64_t samples = 3;
+  // Tokens shown of each document.
+  int64_t sample_tokens = 32;
+  // Reads every token to find the largest id.
+  bool scan_tokens = false;
   // Decodes the samples; null: they stay ids. The data must have been prepared with it (TokenizerCheck).
   const text::Tokenizer* tokenizer = nullptr;
   std::string tokenizer_name;
@@ -47,7 +56,9 @@ struct InspectOptions {
 // Reads the length of each document, so a damaged index is found.
 DatasetReport inspect(const std::string& prefix, const InspectOptions& options = {});
 
-std::string to_text_report(const DatasetReport& report);  // several lines, ends with a line break
-std::string to_json_report(const DatasetReport& report);  // one JSON object
+// The report as lines of text, the last of which ends with a line break.
+std::string to_text_report(const DatasetReport& report);
+// The report as one JSON object.
+std::string to_json_report(const DatasetReport& report);
 
 }  // namespace capstan::data

@@ -14,7 +14,8 @@ namespace capstan::data {
 struct Loader::State {
   std::shared_ptr<const Dataset> dataset;
   LoaderOptions options;
-  int64_t taken = 0;  // micro-batches returned
+  // Number of micro-batches that next() has returned.
+  int64_t taken = 0;
   double waited = 0;
 
   // Workers claim micro-steps in order; the result of step m goes to slot m % slots.size(). A step is claimed
@@ -114,7 +115,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& opti
     for (int i = 0; i < options.num_workers; ++i)
       state_->workers.emplace_back([state = state_.get()] { state->work(); });
   } catch (const std::system_error& error) {
-    // The destructor will not run: whoever started must end.
+    // The destructor does not run after an exception, so the started threads must be stopped here.
     {
       std::lock_guard lock(state_->mutex);
       state_->stop = true;

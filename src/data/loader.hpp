@@ -17,37 +17,45 @@ namespace capstan::data {
 // B rows of T tokens, row-major.
 struct MicroBatch {
   int64_t rows = 0, sequence_length = 0;
-  std::vector<int32_t> tokens;                   // [B, T]
-  std::vector<int32_t> labels;                   // [B, T]
-  std::vector<float> loss_mask;                  // [B, T] 0 or 1
-  std::vector<int32_t> position_ids;             // [B, T]
-  std::vector<std::vector<int32_t>> cu_seqlens;  // [B] starts of documents kept apart in that row, then T
-  std::vector<uint64_t> sample_ids;  // [B] consumed-sample number of each row: equal on every layout
+  std::vector<int32_t> tokens;        // [B, T]
+  std::vector<int32_t> labels;        // [B, T]
+  std::vector<float> loss_mask;       // [B, T] 0 or 1
+  std::vector<int32_t> position_ids;  // [B, T]
+  // [B] starts of the documents of a row, between which there is no attention, then T.
+  std::vector<std::vector<int32_t>> cu_seqlens;
+  // [B] consumed-sample number of each row, which is the same in every parallel layout.
+  std::vector<uint64_t> sample_ids;
 };
 
 struct LoaderOptions {
   int64_t data_parallel_rank = 0, data_parallel_size = 1;
   int64_t micro_batch_size = 1;
-  int64_t global_batch_size = 1;  // a multiple of micro_batch_size · data_parallel_size
-  int64_t consumed_samples = 0;   // of all ranks
-  int num_workers = 2;            // 0: read inside next()
-  int read_ahead = 0;             // micro-batches; 0: two for each worker
+  // A multiple of micro_batch_size · data_parallel_size.
+  int64_t global_batch_size = 1;
+  // Samples that all ranks have consumed before.
+  int64_t consumed_samples = 0;
+  // 0: next() reads the rows itself.
+  int num_workers = 2;
+  // Number of micro-batches to prefetch; 0: two for each worker.
+  int read_ahead = 0;
 };
 
 class Loader {
  public:
   Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
-  ~Loader();  // stops the workers; safe at any time
+  // Stops the workers; safe at any time.
+  ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // The next micro-batch. What went wrong while it was read is thrown here, with the micro-batch in the
+  // The next micro-batch. An error of reading it is thrown here, with the micro-batch in the
   // context; the same call may be made again and fails again.
   MicroBatch next();
 
   // Samples, over all ranks, of the micro-batches that next() has returned, plus those before this loader.
   int64_t consumed_samples() const;
-  double seconds_waited() const;  // in next(), so far
+  // Time that next() has spent waiting so far, in seconds.
+  double seconds_waited() const;
 
  private:
   struct State;

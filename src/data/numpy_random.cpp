@@ -35,7 +35,7 @@ uint64_t NumpyRandomState::interval(uint64_t most) {
   uint64_t value;
   do {
     value = next32();
-    // Above 32 bits numpy joins two draws, the first one high.
+    // Above 32 bits numpy combines two draws, the first one in the high bits.
     if (most > 0xffffffffu) value = value << 32 | next32();
     value &= mask;
   } while (value > most);

@@ -1,4 +1,4 @@
-// numpy.random.RandomState as far as Megatron's data order needs it: MT19937 seeded with one integer, and
+// The part of numpy.random.RandomState that Megatron's data order needs: MT19937 seeded with one integer, and
 // shuffle().
 #pragma once
 

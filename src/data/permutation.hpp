@@ -1,11 +1,10 @@
-// A keyed permutation of [0, n) that is computed, not stored: any position on its own, no memory, no order of
-// drawing. It is what a shuffle of documents or samples means here.
-//
-// Positions are written as (l, r) in mixed radix a × b >= n, a and b near sqrt(n), and pass the rounds of a
-// Feistel network whose round keys are Philox words: l += F(r) mod a, then r += F(l) mod b. A result at or
-// above n goes through again (cycle walking), which happens to fewer than about 2/sqrt(n) of the positions.
-// Eight rounds are enough where a round draws from many values; below 65536 positions it takes 24 until every
-// order is equally likely (the tests measure it).
+// A keyed permutation of [0, n) that shuffles documents and samples. It is computed, not stored: any position
+// can be computed independently, in any order, without memory. Positions are written as (l, r) in mixed radix
+// a × b >= n, a and b near sqrt(n), and pass the rounds of a Feistel network whose round keys are Philox
+// words: l += F(r) mod a, then r += F(l) mod b. A result at or above n goes through again (cycle walking),
+// which happens to fewer than about 2/sqrt(n) of the positions. Eight rounds are enough where a round draws
+// from many values; below 65536 positions it takes 24 until every order is equally likely (the tests measure
+// it).
 #pragma once
 
 #include <array>
@@ -23,7 +22,8 @@ class Permutation {
 
   int64_t size() const { return static_cast<int64_t>(size_); }
 
-  int64_t operator()(int64_t position) const {  // 0 <= position < size()
+  // Returns the element at `position`, which is in [0, size()).
+  int64_t operator()(int64_t position) const {
     auto x = static_cast<uint64_t>(position);
     do {
       uint64_t left = x / right_radix_, right = x % right_radix_;

@@ -22,18 +22,20 @@ namespace {
 constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kBatchBytes = 8 << 20;
 
-// The part of a dataset that one tile makes, for one key.
+// The part of one key's dataset that is made from one tile.
 struct EncodedKey {
-  std::string tokens;  // encoded
+  // Encoded tokens.
+  std::string tokens;
   std::vector<int32_t> sequence_lengths, sequences_per_document;
   int64_t empty_documents = 0, text_bytes = 0;
 };
 struct EncodedTile {
   std::vector<EncodedKey> keys;
-  std::vector<std::string> bad;  // "file:line:column: reason"
+  // Messages "file:line:column: reason".
+  std::vector<std::string> bad;
 };
 
-// Tokenizes records, one tile at a time; one for each worker.
+// Tokenizes records, one tile at a time. Each worker thread has one.
 class TileWorker {
  public:
   TileWorker(const PrepareOptions& options, const EncodeFunction& encode, TokenType type)
@@ -49,9 +51,9 @@ class TileWorker {
       const auto& path = files[static_cast<size_t>(record.file)].path;
       try {
         if (const auto problem = add(record, text, out))
-          out.bad.push_back(place_of(record, text, problem->byte, path) + ": " + problem->reason);
+          out.bad.push_back(location_of(record, text, problem->byte, path) + ": " + problem->reason);
       } catch (Error& error) {
-        throw error.in("while tokenizing " + place_of(record, text, 0, path));
+        throw error.in("while tokenizing " + location_of(record, text, 0, path));
       }
       if (!out.bad.empty() && options_.on_bad_line == OnBadLine::fail) return;
     }
@@ -66,13 +68,13 @@ class TileWorker {
       return std::nullopt;
     }
     simdjson::dom::element root;
-    // The batch has readable bytes after each record, so nothing is copied.
+    // The batch has readable bytes after each record, so the record need not be copied.
     if (const auto error = parser_.parse(text.data(), text.size(), false).get(root))
       return json_problem(text, error);
     simdjson::dom::object object;
     if (root.get(object))
       return RecordProblem{0, "expected an object, not " + std::string(kind_of(root.type()))};
-    // All keys are looked at before any is tokenized: a bad record leaves no trace in any dataset.
+    // All keys are checked before any is tokenized, so that a bad record adds nothing to any dataset.
     values_.assign(options_.json_keys.size(), {});
     for (size_t k = 0; k < options_.json_keys.size(); ++k)
       if (auto problem = strings_of(object, options_.json_keys[k], values_[k])) return problem;
@@ -83,7 +85,8 @@ class TileWorker {
   static std::optional<RecordProblem> strings_of(simdjson::dom::object object, const std::string& key,
                                                  std::vector<std::string_view>& strings) {
     std::optional<simdjson::dom::element> value;
-    for (const auto field : object)  // of equal keys the last one counts, as in Python
+    // The last one of equal keys counts, as in Python.
+    for (const auto field : object)
       if (field.key == key) value = field.value;
     if (!value) return RecordProblem{0, "no key `" + key + "`"};
     std::string_view text;
@@ -140,7 +143,7 @@ class TileWorker {
   std::vector<int32_t> ids_;
 };
 
-// Tiles are consecutive records of about kTileBytes: where they begin, and the end.
+// Returns the indices at which tiles of consecutive records, about kTileBytes each, begin, and the end.
 std::vector<size_t> tiles_of(const RecordBatch& batch) {
   std::vector<size_t> begins;
   int64_t bytes = kTileBytes;
@@ -170,12 +173,13 @@ void check(const PrepareOptions& options) {
          "name one, or leave append_eod out");
 }
 
-using Writers = std::vector<std::unique_ptr<IndexedWriter>>;  // one for each key
+// One writer for each key.
+using Writers = std::vector<std::unique_ptr<IndexedWriter>>;
 
 void append(const EncodedTile& tile, const PrepareOptions& options, const Writers& writers,
             PrepareResult& result) {
   if (!tile.bad.empty() && options.on_bad_line == OnBadLine::fail)
-    fail(ErrorCode::format, tile.bad[0], "--on-bad-line skip leaves such records out and counts them");
+    fail(ErrorCode::format, tile.bad[0], "such records can be left out and counted");
   for (const auto& report : tile.bad)
     if (static_cast<int64_t>(result.reports.size()) < options.max_reports) result.reports.push_back(report);
   result.skipped += static_cast<int64_t>(tile.bad.size());
@@ -217,7 +221,8 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
 
   if (const std::filesystem::path parent = std::filesystem::path(options.output_prefix).parent_path();
       !parent.empty()) {
-    std::error_code error;  // what is wrong with it is said when the first file is created
+    // Ignores errors; the creation of the first file reports them.
+    std::error_code error;
     std::filesystem::create_directories(parent, error);
   }
   Writers writers;

@@ -30,42 +30,52 @@ enum class OnBadLine : uint8_t { fail, skip };
 
 struct PrepareProgress {
   int64_t documents = 0, tokens = 0, skipped = 0;
-  int64_t file_bytes = 0, file_bytes_total = 0;  // as stored on disk
-  int64_t text_bytes = 0;                        // decompressed
+  // Bytes of the input files as stored on disk, and bytes of decompressed text.
+  int64_t file_bytes = 0, file_bytes_total = 0;
+  int64_t text_bytes = 0;
   double seconds = 0, text_bytes_per_second = 0, seconds_left = 0;
 };
 
 struct PrepareOptions {
-  std::vector<std::string> inputs;  // files and directories, in this order
+  // Files and directories, in this order.
+  std::vector<std::string> inputs;
   std::string output_prefix;
   std::vector<std::string> json_keys = {"text"};
   RecordOptions records;
   bool append_eod = false;
-  std::optional<int32_t> eod;                // required by append_eod
-  int64_t vocab_size = 0;                    // decides the token type (token_type_for_vocab)
-  std::optional<TokenizerRecord> tokenizer;  // recorded beside each dataset
-  bool overwrite = false;                    // replace datasets that are there
+  // End-of-document token, required by append_eod.
+  std::optional<int32_t> eod;
+  // Decides the token type (token_type_for_vocab).
+  int64_t vocab_size = 0;
+  // Tokenizer that is recorded beside each dataset.
+  std::optional<TokenizerRecord> tokenizer;
+  // Replaces existing datasets.
+  bool overwrite = false;
   OnBadLine on_bad_line = OnBadLine::fail;
-  int64_t max_reports = 20;                              // bad records described in the result
-  std::function<void(const PrepareProgress&)> progress;  // called between batches, from the calling thread
+  // Maximum number of bad records that the result describes.
+  int64_t max_reports = 20;
+  // Called between batches, from the calling thread.
+  std::function<void(const PrepareProgress&)> progress;
 };
 
 struct PreparedKey {
-  std::string key, prefix;  // prefix: of the dataset, without .bin/.idx
+  // The JSON key, and the dataset's prefix without .bin/.idx.
+  std::string key, prefix;
   int64_t documents = 0, sequences = 0, tokens = 0, empty_documents = 0, text_bytes = 0;
 };
 struct PrepareResult {
   std::vector<PreparedKey> keys;
   TokenType type = TokenType::u16;
   int64_t files = 0, records = 0, skipped = 0, file_bytes = 0;
-  std::vector<std::string> reports;  // "file:line:column: reason" of the first skipped records
+  // "file:line:column: reason" of the first skipped records.
+  std::vector<std::string> reports;
   double seconds = 0;
 };
 
-// ErrorCode::usage, before anything is read, where an output exists and is not to be overwritten. Nothing
-// appears under the output names unless all went well. ErrorCode::format for a bad record under
+// Throws ErrorCode::usage, before it reads any input, if an output exists and `overwrite` is false. Creates
+// files under the output names only if it succeeds. Throws ErrorCode::format for a bad record under
 // OnBadLine::fail ("file:line:column: reason", the first in the order of the input) and for input without a
-// single document.
+// document.
 PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encode, ThreadPool& pool);
 // The same with a tokenizer: sets `tokenizer` (recorded under `name`) and `vocab_size` of the options. The
 // appended end-of-document token is `eod` of the options, else the tokenizer's own (ErrorCode::usage where it

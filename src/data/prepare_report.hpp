@@ -9,7 +9,8 @@ namespace capstan::data {
 
 // A few lines: what was written and skipped, and the command that inspects it.
 std::string to_text(const PrepareResult& result);
-std::string to_json(const PrepareResult& result);  // one JSON object
+// The result as one JSON object.
+std::string to_json(const PrepareResult& result);
 // "12.3 MB/s  4.1M tokens  63 %  8s left": one line without a line break.
 std::string to_text(const PrepareProgress& progress);
 

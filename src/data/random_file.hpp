@@ -10,15 +10,17 @@ namespace capstan::data {
 
 class RandomFile {
  public:
-  explicit RandomFile(std::string path);  // not_found, format (not a regular file) or io
+  // Throws ErrorCode::not_found, ::format (not a regular file) or ::io.
+  explicit RandomFile(std::string path);
   ~RandomFile();
   RandomFile(RandomFile&& other) noexcept;
   RandomFile& operator=(RandomFile&& other) noexcept;
 
   const std::string& path() const { return path_; }
-  int64_t size() const { return size_; }  // when it was opened
+  // Size of the file when it was opened, in bytes.
+  int64_t size() const { return size_; }
 
-  // Fills `out` from `offset`; a file that ends before is a format error that names the offset.
+  // Fills `out` from `offset`. Throws ErrorCode::format, with the offset, if the file ends before.
   void read(int64_t offset, std::span<std::byte> out) const;
 
  private:

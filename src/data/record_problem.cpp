@@ -7,7 +7,7 @@
 
 namespace capstan::data {
 
-std::string place_of(const Record& record, std::string_view text, size_t byte, const std::string& path) {
+std::string location_of(const Record& record, std::string_view text, size_t byte, const std::string& path) {
   const auto before = text.substr(0, std::min(byte, text.size()));
   const auto breaks = std::count(before.begin(), before.end(), '\n');
   const auto last = before.rfind('\n');
@@ -17,7 +17,7 @@ std::string place_of(const Record& record, std::string_view text, size_t byte, c
   return path + ":" + std::to_string(record.line + breaks) + ":" + std::to_string(column);
 }
 
-// simdjson finds only that the text is not JSON; the stricter parser says where and why.
+// simdjson reports only that the text is not JSON; the stricter parser reports location and reason.
 RecordProblem json_problem(std::string_view text, simdjson::error_code error) {
   if (const auto at = first_invalid_utf8(text)) return {*at, "invalid UTF-8"};
   if (const auto found = find_json_problem(text)) return {found->offset, "not JSON: " + found->reason};

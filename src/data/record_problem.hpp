@@ -1,4 +1,4 @@
-// What is wrong with a record of an input file, and where. Private to the readers (it pulls in simdjson).
+// A problem with a record of an input file, and its location. Private to the readers (it pulls in simdjson).
 #pragma once
 
 #include <simdjson.h>
@@ -11,16 +11,18 @@
 namespace capstan::data {
 
 struct RecordProblem {
-  size_t byte;  // in the record's text
+  // Offset in the record's text.
+  size_t byte;
   std::string reason;
 };
 
 // "PATH:LINE:COLUMN" of a byte of the record's text.
-std::string place_of(const Record& record, std::string_view text, size_t byte, const std::string& path);
+std::string location_of(const Record& record, std::string_view text, size_t byte, const std::string& path);
 
-// Why a text is not JSON, which simdjson has said with this code.
+// Why a text is not JSON; `error` is the code that simdjson returned.
 RecordProblem json_problem(std::string_view text, simdjson::error_code error);
 
-std::string_view kind_of(simdjson::dom::element_type type);  // "a list", "an object"
+// The type in words, such as "a list" or "an object".
+std::string_view kind_of(simdjson::dom::element_type type);
 
 }  // namespace capstan::data

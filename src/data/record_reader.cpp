@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr size_t kBuffer = 256 << 10;
-constexpr size_t kPadding = 64;  // SIMDJSON_PADDING: a parser may look this far beyond a record
+// Number of bytes that a parser may read beyond a record (SIMDJSON_PADDING).
+constexpr size_t kPadding = 64;
 
 bool is_blank(char c) {
   return c == ' ' || c == '\t' || c == '\r' || c == '\n';
@@ -74,14 +75,17 @@ struct RecordReader::State {
   std::vector<InputFile> files;
   RecordOptions options;
 
-  int32_t file = -1;  // index of the open file
+  // Index of the open file.
+  int32_t file = -1;
   std::optional<InputStream> stream;
   bool json = false;
   TextSplit split = TextSplit::file;
   std::unique_ptr<char[]> memory = std::make_unique_for_overwrite<char[]>(kBuffer);
   std::span<char> buffer{memory.get(), kBuffer};
-  size_t begin = 0, end = 0;     // unread bytes of the buffer
-  int64_t line = 1, column = 1;  // of the next byte; the column is kept where JSON is split
+  // Unread bytes of the buffer.
+  size_t begin = 0, end = 0;
+  // Location of the next byte; the column is kept where JSON is split.
+  int64_t line = 1, column = 1;
   int64_t done_bytes = 0, total_bytes = 0;
   enum class Array { none, before_element, after_element, closed } array = Array::none;
   bool first_element = true;
@@ -115,7 +119,7 @@ struct RecordReader::State {
     split = options.split != TextSplit::automatic ? options.split
             : input.from_directory                ? TextSplit::file
                                                   : TextSplit::blank_line;
-    // The first read is short only when the file is: a byte order mark does not straddle it.
+    // The first read is short only if the file is, so a byte order mark is always complete in it.
     if (!fill()) return;
     while (end < 3) {
       const size_t more = stream->read(buffer.subspan(end));
@@ -125,7 +129,7 @@ struct RecordReader::State {
     if (end >= 3 && std::memcmp(buffer.data(), "\xEF\xBB\xBF", 3) == 0) begin = 3;
     if (!json) return;
     refuse_placeholder(std::string_view(buffer.data() + begin, end - begin), input.path);
-    // One `[` before anything else makes it an array.
+    // A file whose first character is `[` is an array.
     while (fill() && is_blank(buffer[begin])) take();
     if (begin < end && buffer[begin] == '[') {
       take();
@@ -133,8 +137,9 @@ struct RecordReader::State {
     }
   }
 
-  // Reads to the next line break (not included) and appends to the batch's text. False at the end of the file
-  // without any byte. `truncated`: the line was longer than allowed and only its beginning was kept.
+  // Reads to the next line break (not included) and appends to the batch's text. Returns false at the end of
+  // the file if there is no further byte. Sets `truncated` if the line is longer than allowed and only its
+  // beginning was kept.
   bool take_line(size_t start, bool& truncated, bool& ended_by_break) {
     bool any = false;
     truncated = ended_by_break = false;
@@ -192,7 +197,7 @@ struct RecordReader::State {
     const char c = buffer[begin++];
     if (c == '\n')
       ++line, column = 1;
-    else if ((static_cast<unsigned char>(c) & 0xC0) != 0x80)
+    else if (!is_continuation(c))
       ++column;
     return c;
   }
@@ -236,7 +241,8 @@ struct RecordReader::State {
     for (;;) {
       if (!fill()) bad(at_line, at_column, "the JSON array ends inside the element that begins here");
       const char c = buffer[begin];
-      // A number or a word ends before what follows it, everything else with its own last character.
+      // A number or a word ends before the next character; every other element ends with its own last
+      // character.
       if (!in_string && depth == 0 && (c == ',' || c == ']' || is_blank(c))) break;
       take();
       if (!truncated) batch->text.push_back(c);

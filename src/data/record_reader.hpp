@@ -14,22 +14,29 @@
 namespace capstan::data {
 
 enum class InputFormat : uint8_t {
-  automatic,  // by name, .gz and .zst aside: .json .jsonl .ndjson are JSON, everything else text
-  json,       // an array when its first character is `[`, else a value on each line
+  // Chosen by the name without .gz or .zst: .json .jsonl .ndjson are JSON, everything else text.
+  automatic,
+  // An array when its first character is `[`, else a value on each line.
+  json,
   text,
 };
 enum class TextSplit : uint8_t {
-  automatic,   // blank_line for a file that was named, file for one found in a directory
-  blank_line,  // documents are separated by blank lines
-  separator,   // … by lines that consist of the separator (`%` in fortune files)
-  file,        // a file is a document
+  // blank_line for a file that was named, file for one found in a directory.
+  automatic,
+  // Documents are separated by blank lines.
+  blank_line,
+  // Documents are separated by lines that consist of the separator (`%` in fortune files).
+  separator,
+  // Each file is one document.
+  file,
 };
 
 struct RecordOptions {
   InputFormat format = InputFormat::automatic;
   TextSplit split = TextSplit::automatic;
   std::string separator = "%";
-  int64_t max_record_bytes = int64_t{256} << 20;  // a longer one is a bad record
+  // Longer records are bad records.
+  int64_t max_record_bytes = int64_t{256} << 20;
   InputLimits limits;
 };
 
@@ -42,19 +49,26 @@ struct InputFile {
 std::vector<InputFile> expand_inputs(const std::vector<std::string>& names);
 
 struct Record {
-  size_t offset, length;  // in RecordBatch::text
-  int32_t file;           // index of the input file
-  int64_t line;           // from 1, where the record begins
-  int64_t column;         // from 1, in characters
-  bool json;              // else text
-  // Not empty: the record could not be separated, and why; it has no text then.
+  // Byte range in RecordBatch::text.
+  size_t offset, length;
+  // Index of the input file.
+  int32_t file;
+  // Line, from 1, where the record begins.
+  int64_t line;
+  // Column in characters, from 1, where the record begins.
+  int64_t column;
+  // True: a JSON record; false: a line of text.
+  bool json;
+  // Why the record could not be separated, in which case it has no text; else empty.
   std::string problem;
 };
 
 struct RecordBatch {
-  std::string text;  // the records; 64 readable bytes follow the last one
+  // The records; 64 readable bytes follow the last one.
+  std::string text;
   std::vector<Record> records;
-  int64_t file_bytes = 0;  // read so far from all files, as stored on disk
+  // Bytes read so far from all files, as stored on disk.
+  int64_t file_bytes = 0;
   std::string_view of(const Record& record) const {
     return std::string_view(text).substr(record.offset, record.length);
   }
@@ -73,7 +87,8 @@ class RecordReader {
   bool at_end() const;
 
   const std::vector<InputFile>& files() const;
-  int64_t file_bytes_total() const;  // of all files, as stored on disk
+  // Bytes of all files, as stored on disk.
+  int64_t file_bytes_total() const;
 
  private:
   struct State;

@@ -11,33 +11,41 @@
 namespace capstan::data {
 
 // A dataset that samples come from: of a blend each of its parts.
-struct SourcePart {
-  std::string name;           // its prefix; empty: generated
-  int64_t epoch_samples = 0;  // of one pass over it
-  double share = 1;           // of all samples
+struct DatasetShare {
+  // Prefix of the dataset; empty for generated data.
+  std::string name;
+  // Samples of one pass over the dataset.
+  int64_t epoch_samples = 0;
+  // Fraction of all samples.
+  double share = 1;
 };
 
-// Where samples come from. Thread-safe: the loader's workers share one.
+// A source of samples. Thread-safe, because the loader's workers share one.
 class SampleSource {
  public:
   static constexpr int64_t kEndless = std::numeric_limits<int64_t>::max();
 
   virtual ~SampleSource() = default;
-  // Sample numbers are [0, samples()); kEndless: as many epochs as asked for.
+  // Sample numbers are [0, samples()). With kEndless, epochs follow each other without end.
   virtual int64_t samples() const = 0;
-  virtual int64_t epoch_samples() const = 0;  // samples of one pass over the data
-  virtual std::vector<SourcePart> parts() const { return {{{}, epoch_samples(), 1}}; }
-  // text: sequence_length + 1 tokens. What sample `number` holds depends on nothing but the source and the
-  // number.
+  // Samples of one pass over the data.
+  virtual int64_t epoch_samples() const = 0;
+  virtual std::vector<DatasetShare> parts() const { return {{{}, epoch_samples(), 1}}; }
+  // Fills `text` with the sequence_length + 1 tokens of a sample. Its content depends on the source and the
+  // number alone.
   virtual void read(int64_t number, std::span<int32_t> text) const = 0;
 };
 
-// What an end-of-document token means inside a sample (Megatron's flags).
+// The meaning of an end-of-document token inside a sample (Megatron's flags).
 struct DocumentOptions {
-  std::optional<int32_t> eod;         // its id; required by each of the others
-  bool reset_position_ids = false;    // positions start at 0 after it
-  bool reset_attention_mask = false;  // attention does not look across it: cu_seqlens has its boundaries
-  bool eod_mask_loss = false;         // no loss where it is the input
+  // Id of the end-of-document token; required by each of the other options.
+  std::optional<int32_t> eod;
+  // Position ids restart at 0 after an end-of-document token.
+  bool reset_position_ids = false;
+  // Attention does not cross an end-of-document token; cu_seqlens holds the boundaries.
+  bool reset_attention_mask = false;
+  // Masks the loss where the input is an end-of-document token.
+  bool eod_mask_loss = false;
 };
 
 // One row of a micro-batch, T = sequence length.

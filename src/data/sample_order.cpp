@@ -13,7 +13,8 @@ namespace capstan::data {
 
 namespace {
 
-// All that an index depends on but the seed and what is particular to an order.
+// The beginning of a cache key: the data, range, sequence length, seed and order that an index depends on.
+// Each order appends its own parameters.
 std::string key_of(const SequenceRange& range, int64_t sequence_length, uint64_t seed, const char* order) {
   return std::string("capstan index 1; order ") + order + "; index file " + range.dataset->index_hash() +
          "; sequences " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
@@ -54,8 +55,10 @@ void SampleTable::build(const IndexedDataset& dataset, SequenceAt at) {
   const auto rows = static_cast<int64_t>(starts_.size());
   const int64_t positions = positions_, step = kStride * sequence_length_;
   starts_.clear();
-  int64_t before = 0;  // tokens of the positions passed
-  int64_t target = 0;  // the token that the next row is about
+  // Number of tokens before the current position.
+  int64_t before = 0;
+  // Index of the token at which the next entry of starts_ begins.
+  int64_t target = 0;
   constexpr int64_t kAhead = 256;
   std::array<int64_t, kAhead> sequences;
   for (int64_t begin = 0; begin < positions && static_cast<int64_t>(starts_.size()) < rows; begin += kAhead) {
@@ -77,30 +80,30 @@ void SampleTable::build(const IndexedDataset& dataset, SequenceAt at) {
   if (static_cast<int64_t>(starts_.size()) < rows)
     fail(ErrorCode::format, dataset.prefix() + ".idx: the lengths of the sequences sum to " +
                                 std::to_string(before) +
-                                " tokens, fewer than their places in the .bin file promise");
+                                " tokens, fewer than their offsets in the .bin file allow for");
 }
 
 SequenceOffset SampleTable::start_of(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const {
   SequenceOffset start = starts_[static_cast<size_t>(sample / kStride)];
   // Megatron's very first row is (0, 0) even if the first sequences are empty; the walk below never stops at
   // an empty one.
-  int64_t ahead = sample % kStride * sequence_length_;
-  while (ahead > 0) {
-    CAPSTAN_ASSERT(start.position < positions_, "a sample beyond the stream");
+  int64_t remaining = sample % kStride * sequence_length_;
+  while (remaining > 0) {
+    CAPSTAN_ASSERT(start.position < positions_, "a sample after the last token");
     const int64_t left = dataset.length(at(start.position)) - start.offset;
-    if (ahead < left) {
-      start.offset += ahead;
+    if (remaining < left) {
+      start.offset += remaining;
       break;
     }
-    ahead -= left;
+    remaining -= left;
     start = {start.position + 1, 0};
-    if (ahead == 0)
+    if (remaining == 0)
       while (start.position < positions_ && dataset.length(at(start.position)) == 0) ++start.position;
   }
   return start;
 }
 
-void read_stream(const IndexedDataset& dataset, int64_t positions, SampleTable::SequenceAt at,
+void read_tokens(const IndexedDataset& dataset, int64_t positions, SampleTable::SequenceAt at,
                  SequenceOffset start, std::span<int32_t> text) {
   while (!text.empty()) {
     const int64_t sequence = at(start.position);
@@ -121,13 +124,13 @@ void check_split(const SequenceRange& range, int64_t sequence_length) {
          "sequences " + std::to_string(range.begin) + " to " + std::to_string(range.end) + " of dataset `" +
              range.dataset->prefix() + "` hold no tokens",
          "the split gives this part none of the dataset's " + std::to_string(range.dataset->documents()) +
-             " documents: use a larger share, more text, or no such part (validation: "
+             " documents: use a larger share or more text, or disable this split (validation: "
              "validation.eval_interval=null)");
 }
 
 }  // namespace
 
-// --- our order
+// --- Capstan's order
 
 struct CapstanOrder::Epoch {
   int64_t number;
@@ -167,7 +170,7 @@ void CapstanOrder::read(int64_t number, std::span<int32_t> text) const {
   const auto of = epoch(number / per_epoch_);
   const auto at = [&](int64_t position) { return range_.begin + of->sequences(position); };
   const SequenceOffset start = of->table->start_of(of->samples(number % per_epoch_), *range_.dataset, at);
-  read_stream(*range_.dataset, range_.count(), at, start, text);
+  read_tokens(*range_.dataset, range_.count(), at, start, text);
 }
 
 // --- Megatron's order
@@ -180,7 +183,7 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
     fail(ErrorCode::config,
          "seed " + std::to_string(seed) + " is above 4294967295, the largest that Megatron's order knows");
   const int64_t per_epoch = range_.tokens(), count = range_.count();
-  // One token more than the samples need: the last label.
+  // The samples need one more token, the last label.
   int64_t epochs = 1;
   if (num_samples)
     epochs =
@@ -197,13 +200,13 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
                                 std::to_string(sequence_length + 1));
   per_epoch_ = (per_epoch - 1) / sequence_length;
 
-  bool last_apart = false;
-  int64_t without_last = total;
+  bool separate_last_epoch = false;
+  int64_t samples_without_last = total;
   if (epochs > 1) {
-    without_last = ((epochs - 1) * per_epoch - 1) / sequence_length;
-    const int64_t from_last = *num_samples - without_last;
-    last_apart = from_last < static_cast<int64_t>(0.80 * static_cast<double>(per_epoch_));
-    if (!last_apart) without_last = total;
+    samples_without_last = ((epochs - 1) * per_epoch - 1) / sequence_length;
+    const int64_t from_last = *num_samples - samples_without_last;
+    separate_last_epoch = from_last < static_cast<int64_t>(0.80 * static_cast<double>(per_epoch_));
+    if (!separate_last_epoch) samples_without_last = total;
   }
 
   document_index_.resize(static_cast<size_t>(epochs * count));
@@ -211,32 +214,35 @@ MegatronOrder::MegatronOrder(SequenceRange range, int64_t sequence_length, uint6
   const std::string key = !cache ? std::string()
                                  : key_of(range_, sequence_length, seed, "megatron") + "; epochs " +
                                        std::to_string(epochs) + "; samples " + std::to_string(total) +
-                                       " and " + std::to_string(without_last) + (last_apart ? " apart" : "");
+                                       " and " + std::to_string(samples_without_last) +
+                                       (separate_last_epoch ? "; last epoch shuffled separately" : "");
   if (!cache || !cache->load(key, {writable(document_index_), writable(shuffle_index_)}) || !possible()) {
-    build(epochs, last_apart, without_last, seed);
+    build(epochs, separate_last_epoch, samples_without_last, seed);
     if (cache) cache->store(key, {readable(document_index_), readable(shuffle_index_)});
   }
   table_.emplace(
       *range_.dataset, epochs * count,
       [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; }, total,
-      sequence_length, cache, key + "; places");
+      sequence_length, cache, key + "; positions");
 }
 
-void MegatronOrder::build(int64_t epochs, bool last_apart, int64_t without_last, uint64_t seed) {
+void MegatronOrder::build(int64_t epochs, bool separate_last_epoch, int64_t samples_without_last,
+                          uint64_t seed) {
   const int64_t count = range_.count();
   const auto total = static_cast<int64_t>(shuffle_index_.size());
   NumpyRandomState random(static_cast<uint32_t>(seed));
   for (int64_t i = 0; i < epochs * count; ++i)
     document_index_[static_cast<size_t>(i)] = static_cast<int32_t>(range_.begin + i % count);
   const auto documents = std::span(document_index_);
-  const auto first = static_cast<size_t>((last_apart ? epochs - 1 : epochs) * count);
+  const auto first = static_cast<size_t>((separate_last_epoch ? epochs - 1 : epochs) * count);
   random.shuffle(documents.first(first));
-  if (last_apart) random.shuffle(documents.subspan(first));
+  if (separate_last_epoch) random.shuffle(documents.subspan(first));
 
   std::iota(shuffle_index_.begin(), shuffle_index_.end(), 0u);
   const auto samples = std::span(shuffle_index_);
-  random.shuffle(samples.first(static_cast<size_t>(without_last)));
-  if (without_last < total) random.shuffle(samples.subspan(static_cast<size_t>(without_last)));
+  random.shuffle(samples.first(static_cast<size_t>(samples_without_last)));
+  if (samples_without_last < total)
+    random.shuffle(samples.subspan(static_cast<size_t>(samples_without_last)));
 }
 
 bool MegatronOrder::possible() const {
@@ -258,7 +264,7 @@ void MegatronOrder::read(int64_t number, std::span<int32_t> text) const {
     fail(ErrorCode::failed, "sample " + std::to_string(number) + " of dataset `" + range_.dataset->prefix() +
                                 "` was asked for, but Megatron's order was built for " +
                                 std::to_string(samples()));
-  read_stream(
+  read_tokens(
       *range_.dataset, static_cast<int64_t>(document_index_.size()),
       [&](int64_t position) { return int64_t{document_index_[static_cast<size_t>(position)]}; },
       sample_index(shuffle_index_[static_cast<size_t>(number)]), text);

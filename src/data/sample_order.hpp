@@ -1,18 +1,18 @@
-// Which tokens a sample of an indexed dataset holds. Both orders lay the sequences of a split end to end, in
-// some order, and sample i of that stream is its tokens [i·T, i·T + T], T = sequence length (neighbors share
-// one token: the last label of one is the first input of the next). No separator is put between sequences: an
-// end-of-document token is there if preparation appended one.
+// The orders of samples of an indexed dataset. Both concatenate the sequences of a split in some order. With
+// T = sequence length, sample i holds the tokens [i·T, i·T + T] of the concatenated sequences, so neighbors
+// share one token: the last label of one is the first input of the next. No separator is put between
+// sequences; an end-of-document token is there only if preparation appended one.
 //
 // CapstanOrder: epoch e orders the sequences by Permutation(N, key(seed, e, 0)), takes the n = (tokens - 1)/T
-// whole samples of that stream and deals them by Permutation(n, key(seed, e, 1)). Sample number i belongs to
-// epoch i / n. What a sample holds therefore depends on (data, seed, T, i) and never on how many samples will
-// be asked for: a longer run begins with the shorter one. The fewer than T tokens that remain at the end of
-// an epoch differ from epoch to epoch. A split with at most T tokens gives one sample per epoch, read around
-// the end of the stream.
+// complete samples of the concatenated sequences and shuffles them by Permutation(n, key(seed, e, 1)). Sample
+// number i belongs to epoch i / n. The content of a sample therefore depends on (data, seed, T, i) and not on
+// the number of samples that the run needs: a longer run begins with the samples of a shorter one. The fewer
+// than T tokens that remain at the end of an epoch differ from epoch to epoch. A split with at most T tokens
+// gives one sample per epoch, which continues at the first token after the last one.
 //
-// MegatronOrder: Megatron-LM's indices, bit for bit (numpy.random.RandomState(seed); documents of all epochs
-// shuffled together; the last epoch apart when less than 80 % of it is used). They depend on num_samples and
-// so on the length of the run.
+// MegatronOrder: Megatron-LM's indices, bit for bit (numpy.random.RandomState(seed); the documents of all
+// epochs are shuffled together, but the last epoch separately if less than 80 % of it is used). They depend
+// on num_samples and so on the length of the run.
 #pragma once
 
 #include <array>
@@ -39,35 +39,40 @@ struct SequenceRange {
   int64_t tokens() const { return dataset->first_token(end) - dataset->first_token(begin); }
 };
 
-// A token of a stream of sequences.
+// A token of the concatenated sequences.
 struct SequenceOffset {
-  int64_t position;  // in the order of sequences
-  int64_t offset;    // token within that sequence
+  // Index in the order of sequences.
+  int64_t position;
+  // Token within that sequence.
+  int64_t offset;
   bool operator==(const SequenceOffset&) const = default;
 };
 
-// Where each sample of a stream of sequences begins. Keeps the start of every 8th sample (16 bytes) and walks
-// from there.
+// The first token of each sample. Keeps that of every 8th sample (16 bytes) and finds the others by adding up
+// sequence lengths from there.
 class SampleTable {
  public:
-  using SequenceAt = FunctionRef<int64_t(int64_t position)>;  // sequence number in the dataset
-  // With a cache, `key` says which sequences `at` gives; the table is kept there, or taken from there.
+  // Sequence number in the dataset.
+  using SequenceAt = FunctionRef<int64_t(int64_t position)>;
+  // `at` gives the sequence at each of `positions` positions of the order. With a cache, `key` identifies
+  // this order, and the table is read from the cache or written to it.
   SampleTable(const IndexedDataset& dataset, int64_t positions, SequenceAt at, int64_t samples,
               int64_t sequence_length, const IndexCache* cache = nullptr, const std::string& key = {});
 
-  SequenceOffset start_of(int64_t sample, const IndexedDataset& dataset,
-                          SequenceAt at) const;  // sample in [0, samples]
+  // Returns the first token of a sample; `sample` is in [0, samples].
+  SequenceOffset start_of(int64_t sample, const IndexedDataset& dataset, SequenceAt at) const;
 
  private:
   static constexpr int64_t kStride = 8;
   void build(const IndexedDataset& dataset, SequenceAt at);
-  bool possible(const IndexedDataset& dataset, SequenceAt at) const;  // of places from a file
+  // Whether offsets that were read from a cache file can belong to `dataset`.
+  bool possible(const IndexedDataset& dataset, SequenceAt at) const;
   int64_t positions_, sequence_length_;
   std::vector<SequenceOffset> starts_;
 };
 
-// Fills `text` from `start` on, sequence after sequence; past the last one it goes on at the first.
-void read_stream(const IndexedDataset& dataset, int64_t positions, SampleTable::SequenceAt at,
+// Fills `text` with the tokens from `start` on. After the last sequence it continues with the first one.
+void read_tokens(const IndexedDataset& dataset, int64_t positions, SampleTable::SequenceAt at,
                  SequenceOffset start, std::span<int32_t> text);
 
 class CapstanOrder final : public SampleSource {
@@ -76,7 +81,7 @@ class CapstanOrder final : public SampleSource {
                std::shared_ptr<const IndexCache> cache = nullptr);
   int64_t samples() const override { return kEndless; }
   int64_t epoch_samples() const override { return per_epoch_; }
-  std::vector<SourcePart> parts() const override { return {{range_.dataset->prefix(), per_epoch_, 1}}; }
+  std::vector<DatasetShare> parts() const override { return {{range_.dataset->prefix(), per_epoch_, 1}}; }
   void read(int64_t number, std::span<int32_t> text) const override;
 
  private:
@@ -89,7 +94,8 @@ class CapstanOrder final : public SampleSource {
   std::shared_ptr<const IndexCache> cache_;
   std::string cache_key_;
   mutable std::mutex mutex_;
-  // By parity: readers that work ahead of each other straddle the end of an epoch.
+  // The two most recent epochs, indexed by parity, because concurrent readers may be on both sides of the end
+  // of an epoch.
   mutable std::array<std::shared_ptr<const Epoch>, 2> recent_;
 };
 
@@ -100,17 +106,20 @@ class MegatronOrder final : public SampleSource {
                 std::optional<int64_t> num_samples, const IndexCache* cache = nullptr);
   int64_t samples() const override { return static_cast<int64_t>(shuffle_index_.size()); }
   int64_t epoch_samples() const override { return per_epoch_; }
-  std::vector<SourcePart> parts() const override { return {{range_.dataset->prefix(), per_epoch_, 1}}; }
+  std::vector<DatasetShare> parts() const override { return {{range_.dataset->prefix(), per_epoch_, 1}}; }
   void read(int64_t number, std::span<int32_t> text) const override;
 
-  std::span<const int32_t> document_index() const { return document_index_; }  // sequence numbers, epochs · N
-  SequenceOffset sample_index(int64_t row) const;                              // row in [0, samples()]
+  // Sequence numbers in the order of all epochs, epochs · N of them.
+  std::span<const int32_t> document_index() const { return document_index_; }
+  // The first token of a row; `row` is in [0, samples()].
+  SequenceOffset sample_index(int64_t row) const;
   std::span<const uint32_t> shuffle_index() const { return shuffle_index_; }
 
  private:
   // The last epoch is shuffled apart from the others where less than 80 % of it is used.
-  void build(int64_t epochs, bool last_apart, int64_t without_last, uint64_t seed);
-  bool possible() const;  // of indices from a file
+  void build(int64_t epochs, bool separate_last_epoch, int64_t samples_without_last, uint64_t seed);
+  // Whether indices that were read from a cache file are in range.
+  bool possible() const;
 
   SequenceRange range_;
   int64_t per_epoch_;

@@ -22,9 +22,9 @@ namespace capstan::data {
 
 void SftSamples::add(const EncodedSample& sample, size_t tokens, int32_t file, int64_t line) {
   for (size_t i = 0; i < tokens; ++i)
-    tokens_.push_back(static_cast<uint32_t>(sample.ids[i]) | (sample.learned[i] ? kLearned : 0));
+    tokens_.push_back(static_cast<uint32_t>(sample.ids[i]) | (sample.loss_mask[i] ? kLossToken : 0));
   starts_.push_back(tokens_.size());
-  places_.emplace_back(file, line);
+  locations_.emplace_back(file, line);
 }
 
 std::span<const uint32_t> SftSamples::tokens(int64_t sample) const {
@@ -33,7 +33,7 @@ std::span<const uint32_t> SftSamples::tokens(int64_t sample) const {
 }
 
 std::string SftSamples::location(int64_t sample) const {
-  const auto& [file, line] = places_[static_cast<size_t>(sample)];
+  const auto& [file, line] = locations_[static_cast<size_t>(sample)];
   return files[static_cast<size_t>(file)] + ":" + std::to_string(line);
 }
 
@@ -45,7 +45,7 @@ constexpr int64_t kBatchBytes = 8 << 20;
 constexpr int64_t kTileRecords = 8;
 constexpr size_t kMaxReports = 20;
 
-// Whether a record has an answer that is to be learned and has no text.
+// Whether a record has an answer that counts in the loss and has no text.
 bool has_empty_answer(const SftRecord& record) {
   if (const auto* text = std::get_if<SftText>(&record.what)) return trim(text->completion).empty();
   const auto& dialogue = std::get<SftDialogue>(record.what);
@@ -53,7 +53,7 @@ bool has_empty_answer(const SftRecord& record) {
   for (size_t i = 0; i < messages.size(); ++i) {
     const text::chat::Map* message = messages[i].map();
     const text::chat::Value* role = message ? message->find("role") : nullptr;
-    if (!role || !role->text() || *role->text() != "assistant" || !dialogue.learned[i]) continue;
+    if (!role || !role->text() || *role->text() != "assistant" || !dialogue.in_loss[i]) continue;
     const text::chat::Value *content = message->find("content"), *calls = message->find("tool_calls");
     const bool blank = !content || content->is_none() || (content->text() && trim(*content->text()).empty());
     if (blank && (!calls || calls->is_none())) return true;
@@ -66,7 +66,7 @@ class FileReader {
   FileReader(const SftOptions& options, const SftEncoder& encoder, ThreadPool& pool)
       : options_(options), encoder_(encoder), pool_(pool), parsers_(static_cast<size_t>(pool.size())) {}
 
-  // `most`: no more samples than that are kept.
+  // Keeps at most `most` samples.
   std::shared_ptr<SftSamples> read(const std::vector<std::string>& names, SftCounts& counts,
                                    std::optional<int64_t> most) {
     RecordOptions records;
@@ -89,19 +89,21 @@ class FileReader {
  private:
   struct Result {
     EncodedSample sample;
-    std::string problem;  // "file:line:column: reason" where it is no sample
+    // "file:line:column: reason" if the record is no sample.
+    std::string problem;
     std::string help;
     bool empty_answer = false, dialogue = false;
   };
 
-  // One format for each file: that of its first sample.
+  // Each file has one format, that of its first sample.
   void find_formats(const RecordBatch& batch) {
     for (const Record& record : batch.records) {
       SftFormat& format = formats_[static_cast<size_t>(record.file)];
       if (format != SftFormat::automatic || !record.problem.empty()) continue;
       try {
         format = parsers_[0].parse(batch.of(record), SftFormat::automatic).format;
-      } catch (const Error&) {  // reported when it is read
+      } catch (const Error&) {
+        // encode() reports the problem.
       }
     }
   }
@@ -125,10 +127,10 @@ class FileReader {
           result.dialogue = std::holds_alternative<SftDialogue>(parsed.what);
           result.sample = encoder_.encode(parsed);
         } catch (Error& error) {
-          // What the recipe lacks is no fault of the line.
+          // A missing setting of the recipe is not a problem of the line.
           if (error.code() != ErrorCode::format)
-            throw error.in("while reading " + place_of(record, text, byte, path));
-          result.problem = place_of(record, text, byte, path) + ": " + error.message();
+            throw error.in("while reading " + location_of(record, text, byte, path));
+          result.problem = location_of(record, text, byte, path) + ": " + error.message();
           result.help = error.help();
         }
       }
@@ -159,21 +161,21 @@ class FileReader {
       return;
     }
     const size_t kept = std::min(sample.ids.size(), space);
-    // The first token is nothing to predict.
-    const auto learned = kept < 2
-                             ? 0
-                             : std::count(sample.learned.begin() + 1,
-                                          sample.learned.begin() + static_cast<std::ptrdiff_t>(kept), true);
-    if (learned == 0) {
-      ++counts.unlearned;
-      note(counts.unlearned_locations);
+    // The first token is never predicted.
+    const auto loss_tokens =
+        kept < 2 ? 0
+                 : std::count(sample.loss_mask.begin() + 1,
+                              sample.loss_mask.begin() + static_cast<std::ptrdiff_t>(kept), true);
+    if (loss_tokens == 0) {
+      ++counts.without_loss;
+      note(counts.without_loss_locations);
       return;
     }
     if (kept < sample.ids.size()) ++counts.truncated;
     ++counts.samples;
     counts.dialogues += result.dialogue ? 1 : 0;
     counts.tokens += static_cast<int64_t>(kept);
-    counts.learned += learned;
+    counts.loss_tokens += loss_tokens;
     samples.add(sample, kept, record.file, record.line);
   }
 
@@ -192,30 +194,16 @@ std::string left_out(const SftCounts& counts) {
   };
   add(counts.truncated, "truncated");
   add(counts.dropped, "dropped as too long");
-  add(counts.unlearned, "left out with nothing to learn");
+  add(counts.without_loss, "left out with nothing to learn");
   add(counts.bad, counts.bad == 1 ? "bad line skipped" : "bad lines skipped");
   return text;
 }
 
-// Why a model that is exported does not know where its answers end; empty: it does.
-std::string turn_end_problem(const SftOptions& options) {
+// Checks the template that renders dialogues.
+std::string check_turn_end(const SftOptions& options) {
   const auto chat_template =
       options.chat_template ? options.chat_template : text::chat::ChatTemplate::load("alpaca");
-  try {
-    const ChatPrompt prompt = chat_prompt(*options.tokenizer, *chat_template, options.eod, "", "text");
-    if (prompt.learns_end) return "";
-    const std::string end =
-        prompt.end_token ? std::string(options.tokenizer->token_of(*prompt.end_token)) : prompt.end_text;
-    const std::string& name = chat_template->name();  // "chat template chatml"
-    if (end.empty()) return name + " puts nothing behind an answer: the model does not learn where to stop";
-    return name + " ends an answer with `" + end +
-           "`, which the tokenizer does not encode as one token: other programs that read an export of this "
-           "model do not stop there; choose a template whose end is a token, or a tokenizer that has it as a "
-           "special token";
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::format) throw;
-    return "";  // a template that takes no such conversation
-  }
+  return turn_end_problem(*options.tokenizer, *chat_template, options.eod);
 }
 
 }  // namespace
@@ -251,7 +239,7 @@ std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOpt
       SftCounts counts;
       const auto samples =
           reader.read(*files[split], counts, split == 0 ? options.max_train_samples : std::nullopt);
-      if (split == 0 && counts.dialogues > 0) counts.turn_end_problem = turn_end_problem(options);
+      if (split == 0 && counts.dialogues > 0) counts.turn_end_problem = check_turn_end(options);
       result[split] = make(samples, 0, samples->count(), counts);
       if (split == 0 && !result[0]) nothing(counts);
     }
@@ -260,20 +248,20 @@ std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOpt
   SftCounts counts;
   const auto samples = reader.read(options.train_files, counts, std::nullopt);
   if (samples->count() == 0) nothing(counts);
-  if (counts.dialogues > 0) counts.turn_end_problem = turn_end_problem(options);
+  if (counts.dialogues > 0) counts.turn_end_problem = check_turn_end(options);
   const SplitShares shares = parse_split(options.split);
   for (size_t split = 0; split < 3; ++split) {
     if (!shares[split]) continue;
     auto [begin, end] = split_range(*shares[split], samples->count());
     if (split == 0 && options.max_train_samples) end = std::min(end, begin + *options.max_train_samples);
-    // Tokens are this split's own; what was left out is reported once, for all files.
+    // The token count is that of this split; dropped samples are reported once, for all files.
     SftCounts own = split == 0 ? counts : SftCounts{};
-    own.samples = end - begin, own.tokens = own.learned = 0;
+    own.samples = end - begin, own.tokens = own.loss_tokens = 0;
     for (int64_t i = begin; i < end; ++i) {
       const auto tokens = samples->tokens(i);
       own.tokens += static_cast<int64_t>(tokens.size());
-      own.learned += std::count_if(tokens.begin() + 1, tokens.end(),
-                                   [](uint32_t t) { return (t & SftSamples::kLearned) != 0; });
+      own.loss_tokens += std::count_if(tokens.begin() + 1, tokens.end(),
+                                       [](uint32_t t) { return (t & SftSamples::kLossToken) != 0; });
     }
     result[split] = make(samples, begin, end, own);
   }
@@ -287,8 +275,10 @@ std::array<std::shared_ptr<const SftDataset>, 3> build_sft_datasets(const SftOpt
 
 struct SftDataset::Epoch {
   int64_t number = 0;
-  std::vector<int64_t> samples;  // row by row
-  std::vector<size_t> rows;      // where each begins in `samples`, and the end
+  // Samples in the order of the rows.
+  std::vector<int64_t> samples;
+  // Index in `samples` at which each row begins, and the end.
+  std::vector<size_t> rows;
 };
 
 SftDataset::SftDataset(std::shared_ptr<const SftSamples> samples, int64_t begin, int64_t end,
@@ -325,7 +315,8 @@ std::shared_ptr<const SftDataset::Epoch> SftDataset::build(int64_t number) const
     }
     std::stable_sort(window.begin(), window.end(),
                      [&](int64_t a, int64_t b) { return length(a) > length(b); });
-    std::set<std::pair<int64_t, size_t>> open;  // space left, row
+    // Pairs of free space and row.
+    std::set<std::pair<int64_t, size_t>> open;
     for (const int64_t sample : window) {
       int64_t space = sequence_length_;
       size_t row = rows.size();
@@ -341,7 +332,8 @@ std::shared_ptr<const SftDataset::Epoch> SftDataset::build(int64_t number) const
   }
   auto epoch = std::make_shared<Epoch>();
   epoch->number = number;
-  // The rows of a window begin with the longest samples: dealt anew, no step sees more of them than another.
+  // The first rows of a window hold the longest samples. Shuffling the rows spreads these evenly over the
+  // steps.
   const auto total = static_cast<int64_t>(rows.size());
   const Permutation deal(total, key(1));
   for (int64_t i = 0; i < total; ++i) {
@@ -390,9 +382,9 @@ void SftDataset::row(int64_t number, const RowView& out) const {
     const auto all = tokens(sample);
     out.cu_seqlens->push_back(static_cast<int32_t>(at));
     for (size_t i = 0; i + 1 < all.size(); ++i, ++at) {
-      out.tokens[at] = static_cast<int32_t>(all[i] & ~SftSamples::kLearned);
-      out.labels[at] = static_cast<int32_t>(all[i + 1] & ~SftSamples::kLearned);
-      out.loss_mask[at] = (all[i + 1] & SftSamples::kLearned) != 0 ? 1.0f : 0.0f;
+      out.tokens[at] = static_cast<int32_t>(all[i] & ~SftSamples::kLossToken);
+      out.labels[at] = static_cast<int32_t>(all[i + 1] & ~SftSamples::kLossToken);
+      out.loss_mask[at] = (all[i + 1] & SftSamples::kLossToken) != 0 ? 1.0f : 0.0f;
       out.position_ids[at] = static_cast<int32_t>(i);
     }
   }
@@ -413,9 +405,7 @@ std::string SftDataset::fingerprint() const {
     const auto all = tokens(i);
     hash = XXH3_64bits_withSeed(all.data(), all.size_bytes(), hash);
   }
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
-  return digits;
+  return hex(hash);
 }
 
 int64_t SftDataset::samples_in(double epochs) const {
@@ -442,10 +432,10 @@ std::vector<std::string> SftDataset::warnings() const {
   add(counts_.bad,
       counts_.bad == 1 ? "line is no sample and was skipped" : "lines are no samples and were skipped",
       counts_.reports);
-  add(counts_.unlearned,
-      counts_.unlearned == 1 ? "sample has nothing to learn and was left out"
-                             : "samples have nothing to learn and were left out",
-      counts_.unlearned_locations);
+  add(counts_.without_loss,
+      counts_.without_loss == 1 ? "sample has nothing to learn and was left out"
+                                : "samples have nothing to learn and were left out",
+      counts_.without_loss_locations);
   add(counts_.empty_answers,
       counts_.empty_answers == 1 ? "sample has an empty answer" : "samples have an empty answer",
       counts_.empty_locations);
@@ -459,7 +449,7 @@ std::string SftDataset::summary() const {
       static_cast<double>(counts_.tokens - counts_.samples) / static_cast<double>(rows * sequence_length_);
   return with_separators(counts_.samples) + (counts_.samples == 1 ? " sample, " : " samples, ") +
          human_count(static_cast<double>(counts_.tokens)) + " tokens (" +
-         human_count(static_cast<double>(counts_.learned)) + " learned) in " + with_separators(rows) +
+         human_count(static_cast<double>(counts_.loss_tokens)) + " loss tokens) in " + with_separators(rows) +
          (rows == 1 ? " row of " : " rows of ") + std::to_string(sequence_length_) + ", " +
          fixed(100 * filled, 1) + " % filled" + left_out(counts_);
 }

@@ -28,12 +28,14 @@ namespace capstan::data {
 
 struct SftOptions {
   std::vector<std::string> train_files;
-  std::vector<std::string> valid_files, test_files;  // both empty: `split` divides the samples of train_files
+  // Both empty: `split` divides the samples of train_files.
+  std::vector<std::string> valid_files, test_files;
   std::string split = "969,30,1";
   SftFormat format = SftFormat::automatic;
   SftLoss loss = SftLoss::assistant;
   bool packing = true;
-  bool truncate = true;  // too long samples are truncated; false: left out
+  // Samples that are too long are truncated; false: they are dropped.
+  bool truncate = true;
   std::optional<int64_t> max_train_samples;
   int64_t sequence_length = 0;
   uint64_t seed = 1234;
@@ -41,45 +43,61 @@ struct SftOptions {
   InputLimits limits;
   int64_t max_record_bytes = int64_t{256} << 20;
   const text::Tokenizer* tokenizer = nullptr;
-  std::shared_ptr<const text::chat::ChatTemplate>
-      chat_template;  // null: the tokenizer's own, where it has one
+  // Null selects the tokenizer's own template, if it has one.
+  std::shared_ptr<const text::chat::ChatTemplate> chat_template;
   std::optional<int32_t> eod;
-  int threads = 0;  // 0: the cores of this process
+  // 0: the number of cores that this process may use.
+  int threads = 0;
 };
 
-// What came of the records of one split.
+// The result of reading the records of one split.
 struct SftCounts {
-  int64_t records = 0;               // read, bad ones included
-  int64_t samples = 0;               // kept
-  int64_t bad = 0;                   // lines that are no sample
-  int64_t truncated = 0;             // of the samples
-  int64_t dropped = 0;               // too long
-  int64_t unlearned = 0;             // left out: nothing in them (any more) is learned
-  int64_t empty_answers = 0;         // records with an answer that should be learned and has no text
-  int64_t dialogues = 0;             // of the samples
-  int64_t tokens = 0;                // of the samples
-  int64_t learned = 0;               // of the tokens
-  std::vector<std::string> reports;  // "file:line:column: reason" of the first bad lines
-  std::vector<std::string> unlearned_locations, empty_locations;  // "file:line" of the first of each
-  std::string turn_end_problem;  // of the chat template with this tokenizer; empty: none, or no dialogues
+  // Records read, including bad ones.
+  int64_t records = 0;
+  // Samples that are kept.
+  int64_t samples = 0;
+  // Lines that are no sample.
+  int64_t bad = 0;
+  // Samples that were truncated.
+  int64_t truncated = 0;
+  // Samples that were dropped because they are too long.
+  int64_t dropped = 0;
+  // Samples dropped because none of their remaining tokens counts in the loss.
+  int64_t without_loss = 0;
+  // Records with an answer that counts in the loss and has no text.
+  int64_t empty_answers = 0;
+  // Samples that are dialogues.
+  int64_t dialogues = 0;
+  // Tokens of all samples.
+  int64_t tokens = 0;
+  int64_t loss_tokens = 0;
+  // "file:line:column: reason" of the first bad lines.
+  std::vector<std::string> reports;
+  // "file:line" of the first samples of each kind.
+  std::vector<std::string> without_loss_locations, empty_locations;
+  // Problem of the chat template with this tokenizer; empty: none, or no dialogues.
+  std::string turn_end_problem;
 };
 
-// The samples of some files: tokens back to back.
+// The samples of some files, stored contiguously.
 class SftSamples {
  public:
-  static constexpr uint32_t kLearned = 0x80000000u;  // beside the id
+  // Bit that marks a token id as counting in the loss.
+  static constexpr uint32_t kLossToken = 0x80000000u;
 
   void add(const EncodedSample& sample, size_t tokens, int32_t file, int64_t line);
   int64_t count() const { return static_cast<int64_t>(starts_.size()) - 1; }
-  std::span<const uint32_t> tokens(int64_t sample) const;  // id | kLearned
-  std::string location(int64_t sample) const;              // "file:line"
+  // Token ids, with kLossToken set for tokens that count in the loss.
+  std::span<const uint32_t> tokens(int64_t sample) const;
+  // Location of the sample's record, "file:line".
+  std::string location(int64_t sample) const;
 
   std::vector<std::string> files;
 
  private:
   std::vector<uint32_t> tokens_;
   std::vector<size_t> starts_ = {0};
-  std::vector<std::pair<int32_t, int64_t>> places_;
+  std::vector<std::pair<int32_t, int64_t>> locations_;
 };
 
 class SftDataset final : public Dataset {
@@ -93,7 +111,8 @@ class SftDataset final : public Dataset {
   int64_t sequence_length() const override { return sequence_length_; }
   int64_t samples() const override { return SampleSource::kEndless; }
   int64_t epoch_samples() const override { return first_row_of(1); }
-  int64_t samples_in(double epochs) const override;  // packing makes other rows of each epoch
+  // Overridden because packing gives each epoch its own number of rows.
+  int64_t samples_in(double epochs) const override;
   void row(int64_t number, const RowView& out) const override;
   std::string fingerprint() const override;
   std::string summary() const override;
@@ -108,7 +127,8 @@ class SftDataset final : public Dataset {
  private:
   struct Epoch;
   std::shared_ptr<const Epoch> build(int64_t number) const;
-  std::pair<std::shared_ptr<const Epoch>, int64_t> epoch_of(int64_t number) const;  // and the row within it
+  // The epoch of a row, and the row's number in it.
+  std::pair<std::shared_ptr<const Epoch>, int64_t> epoch_of(int64_t number) const;
   int64_t first_row_of(int64_t epoch) const;
 
   std::shared_ptr<const SftSamples> all_;
@@ -118,8 +138,10 @@ class SftDataset final : public Dataset {
   uint64_t seed_;
   int32_t pad_;
   mutable std::mutex mutex_;
-  mutable std::vector<int64_t> first_rows_ = {0};  // of each epoch that was looked at, and of the next one
-  mutable std::array<std::shared_ptr<const Epoch>, 2> recent_;  // by parity, as CapstanOrder keeps them
+  // First row of each epoch built so far, and of the next epoch.
+  mutable std::vector<int64_t> first_rows_ = {0};
+  // The most recent epochs, indexed by parity as in CapstanOrder.
+  mutable std::array<std::shared_ptr<const Epoch>, 2> recent_;
 };
 
 // Train, validation and test (Split as index); null for a split without samples. ErrorCode::not_found and

@@ -12,7 +12,8 @@ namespace capstan::data {
 
 namespace {
 
-using Spans = std::vector<std::pair<size_t, size_t>>;  // bytes [first, second) of a text, in order
+// Bytes [first, second) of a text, in order.
+using Spans = std::vector<std::pair<size_t, size_t>>;
 
 text::Encoding tokenize(const text::Tokenizer& tokenizer, std::string_view text) {
   return tokenizer.encode_with_offsets(text, {.trim_offsets = false});
@@ -20,10 +21,10 @@ text::Encoding tokenize(const text::Tokenizer& tokenizer, std::string_view text)
 
 EncodedSample with_spans(text::Encoding tokens, const Spans& spans) {
   EncodedSample sample;
-  for (const text::OffsetRange& place : tokens.offsets) {
-    const auto span = std::upper_bound(spans.begin(), spans.end(), place.begin,
+  for (const text::OffsetRange& range : tokens.offsets) {
+    const auto span = std::upper_bound(spans.begin(), spans.end(), range.begin,
                                        [](size_t at, const auto& one) { return at < one.second; });
-    sample.learned.push_back(span != spans.end() && span->first < place.end);
+    sample.loss_mask.push_back(span != spans.end() && span->first < range.end);
   }
   sample.ids = std::move(tokens.ids);
   return sample;
@@ -56,7 +57,7 @@ EncodedSample SftEncoder::encode_text(const SftText& text) const {
   const Spans spans = {{loss_ == SftLoss::all ? 0 : text.prompt.size(), all.size()}};
   EncodedSample sample = with_spans(tokenize(tokenizer_, all), spans);
   sample.ids.push_back(*eod_);
-  sample.learned.push_back(true);
+  sample.loss_mask.push_back(true);
   return sample;
 }
 
@@ -74,12 +75,12 @@ EncodedSample SftEncoder::encode_dialogue(const SftDialogue& dialogue, SftFormat
     const auto boundary = [&](size_t offset) {
       const auto next =
           std::upper_bound(tokens.offsets.begin(), tokens.offsets.end(), offset,
-                           [](size_t at, const text::OffsetRange& place) { return at < place.end; });
+                           [](size_t at, const text::OffsetRange& range) { return at < range.end; });
       return next == tokens.offsets.begin() ? 0 : (next - 1)->end;
     };
     for (const text::chat::AssistantTurn& turn : text::chat::assistant_turns(
              *chat_template, dialogue.conversation, render_, rendered, boundary, loss_ == SftLoss::last_turn))
-      if (dialogue.learned[turn.message]) spans.emplace_back(turn.begin, turn.end);
+      if (dialogue.in_loss[turn.message]) spans.emplace_back(turn.begin, turn.end);
   }
   return with_spans(std::move(tokens), spans);
 }
@@ -90,22 +91,22 @@ std::shared_ptr<const text::chat::ChatTemplate> own_chat_template(const text::To
       if (one.name == name) return &one;
     return nullptr;
   };
-  const auto place = [](const text::TokenizerFile& of) {
+  const auto path_of = [](const text::TokenizerFile& of) {
     return of.path.empty() ? of.name : of.path.string();
   };
   const auto content = [](const text::TokenizerFile& of, uint64_t most) {
     return of.path.empty() ? of.text : read_file(of.path, most);
   };
   if (const auto* own = file("chat_template.jinja"))
-    return text::chat::ChatTemplate::parse(place(*own), content(*own, text::chat::Source::kMaxBytes));
+    return text::chat::ChatTemplate::parse(path_of(*own), content(*own, text::chat::Source::kMaxBytes));
   const auto* config = file("tokenizer_config.json");
   if (!config) return nullptr;
-  const std::string name = place(*config) + ": chat_template";
-  const auto json = Json::parse(content(*config, uint64_t{64} << 20), nullptr, false);
+  const std::string name = path_of(*config) + ": chat_template";
+  const auto json = json_of(content(*config, uint64_t{64} << 20), IfNotJson::discard);
   if (!json.is_object() || !json.contains("chat_template")) return nullptr;
   const auto& value = json["chat_template"];
   if (value.is_string()) return text::chat::ChatTemplate::parse(name, value.get_ref<const std::string&>());
-  // Several, by name.
+  // Of several templates with names, the one called `default` applies.
   if (value.is_array())
     for (const auto& one : value)
       if (one.is_object() && one.value("name", Json()) == "default" &&

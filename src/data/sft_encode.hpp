@@ -1,4 +1,4 @@
-// A fine-tuning sample as tokens, each learned or not.
+// A fine-tuning sample as tokens, each with its loss mask.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +13,27 @@
 
 namespace capstan::data {
 
-// What is learned of a conversation; of a prompt and completion: the completion, or all; of a text: all.
+// The part of a conversation that counts in the loss. For a prompt and completion this is the completion,
+// unless `all` is selected; for a text it is the full text.
 enum class SftLoss : uint8_t { assistant, last_turn, all };
 
 struct EncodedSample {
   std::vector<int32_t> ids;
-  std::vector<bool> learned;  // of each id: it is something to predict
+  // Whether each id counts in the loss.
+  std::vector<bool> loss_mask;
 };
 
 // Immutable; any number of threads may encode.
 class SftEncoder {
  public:
-  // The template of conversations (null: they are an error that says so), and the token that ends texts and
-  // completions (nullopt: likewise). The tokenizer outlives the encoder.
+  // chat_template: renders conversations; if null, encode() throws for them. eod: the token that ends texts
+  // and completions; if nullopt, encode() throws for them. The tokenizer must outlive the encoder.
   SftEncoder(const text::Tokenizer& tokenizer, std::shared_ptr<const text::chat::ChatTemplate> chat_template,
              SftLoss loss, std::optional<int32_t> eod);
 
-  // A conversation becomes its template's text, then tokens: those that the template names are
-  // recognized, none is added. A token is learned where a learned text has a part in it. ErrorCode::format
-  // where the template refuses the conversation.
+  // Renders a conversation with the template and tokenizes the text: special tokens in the text are
+  // recognized, and none is added. A token counts in the loss if any of its text does. Throws
+  // ErrorCode::format if the template rejects the conversation.
   EncodedSample encode(const SftRecord& record) const;
 
  private:
@@ -45,8 +47,8 @@ class SftEncoder {
   std::optional<int32_t> eod_;
 };
 
-// The template that comes with a tokenizer: chat_template.jinja, or what its tokenizer_config.json says.
-// Null: none.
+// The template that comes with a tokenizer, from chat_template.jinja or tokenizer_config.json; null if there
+// is none.
 std::shared_ptr<const text::chat::ChatTemplate> own_chat_template(const text::Tokenizer& tokenizer);
 
 }  // namespace capstan::data

@@ -11,8 +11,8 @@ namespace capstan::data {
 
 namespace {
 
-bool is_learned(uint32_t token) {
-  return (token & SftSamples::kLearned) != 0;
+bool is_loss_token(uint32_t token) {
+  return (token & SftSamples::kLossToken) != 0;
 }
 
 SftReport::Document document_of(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t sample,
@@ -22,25 +22,25 @@ SftReport::Document document_of(const SftDataset& dataset, const text::Tokenizer
   document.location = dataset.location(sample);
   document.begin = begin;
   document.tokens = static_cast<int64_t>(all.size());
-  // The first token is nothing to predict.
-  document.learned = std::count_if(all.begin() + 1, all.end(), is_learned);
+  // The first token is never predicted.
+  document.loss_tokens = std::count_if(all.begin() + 1, all.end(), is_loss_token);
   const auto shown = static_cast<size_t>(std::min<int64_t>(tokens_left, document.tokens));
   tokens_left -= static_cast<int64_t>(shown);
   for (size_t i = 0; i < shown; ++i) {
-    document.ids.push_back(static_cast<int32_t>(all[i] & ~SftSamples::kLearned));
-    document.loss.push_back(i > 0 && is_learned(all[i]));
+    document.ids.push_back(static_cast<int32_t>(all[i] & ~SftSamples::kLossToken));
+    document.loss.push_back(i > 0 && is_loss_token(all[i]));
   }
   for (size_t i = 0; i < shown;) {
     size_t end = i + 1;
     while (end < shown && document.loss[end] == document.loss[i]) ++end;
-    document.runs.push_back(
+    document.segments.push_back(
         {tokenizer.decode(std::span(document.ids).subspan(i, end - i)), document.loss[i]});
     i = end;
   }
   return document;
 }
 
-// Text from strangers on a terminal: nothing in it may steer the terminal.
+// The text is untrusted, so its control characters must not reach the terminal.
 std::string harmless(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -86,19 +86,19 @@ std::string to_text_report(const SftReport& report, bool color) {
              *end_rule = color ? "\x1b[0m" : "";
   std::string out = report.summary + "\n";
   for (const std::string& bad : report.counts.reports) out += "skipped: " + harmless(bad) + "\n";
-  for (const std::string& location : report.counts.unlearned_locations)
+  for (const std::string& location : report.counts.without_loss_locations)
     out += "nothing to learn, left out: " + harmless(location) + "\n";
   for (const std::string& location : report.counts.empty_locations)
     out += "empty answer: " + harmless(location) + "\n";
   if (!report.counts.turn_end_problem.empty())
     out += "warning: " + harmless(report.counts.turn_end_problem) + "\n";
   for (const auto& row : report.shown) {
-    int64_t learned = 0;
-    for (const auto& document : row.documents) learned += document.learned;
+    int64_t loss_tokens = 0;
+    for (const auto& document : row.documents) loss_tokens += document.loss_tokens;
     out += "\nrow " + std::to_string(row.number) + ": " + std::to_string(row.documents.size()) +
            (row.documents.size() == 1 ? " document, " : " documents, ") + with_separators(row.filled) +
-           " of " + with_separators(report.row_length) + " positions, " + with_separators(learned) +
-           " learned\n";
+           " of " + with_separators(report.row_length) + " positions, " + with_separators(loss_tokens) +
+           " loss tokens\n";
     size_t left_out = 0;
     for (const auto& document : row.documents) {
       if (document.ids.empty()) {
@@ -107,9 +107,9 @@ std::string to_text_report(const SftReport& report, bool color) {
       }
       out += std::string(rule) + "--- at " + std::to_string(document.begin) + ": " +
              harmless(document.location) + ", " + with_separators(document.tokens) + " tokens, " +
-             with_separators(document.learned) + " learned" + end_rule + "\n";
-      for (const auto& run : document.runs)
-        out += run.learned ? on + harmless(run.text) + off : harmless(run.text);
+             with_separators(document.loss_tokens) + " loss tokens" + end_rule + "\n";
+      for (const auto& segment : document.segments)
+        out += segment.in_loss ? on + harmless(segment.text) + off : harmless(segment.text);
       if (static_cast<int64_t>(document.ids.size()) < document.tokens)
         out += std::string(rule) + " …" + end_rule;
       if (!out.ends_with('\n')) out += '\n';
@@ -128,13 +128,13 @@ std::string to_json_report(const SftReport& report) {
   json["records"] = counts.records;
   json["samples"] = counts.samples;
   json["tokens"] = counts.tokens;
-  json["learned"] = counts.learned;
+  json["loss_tokens"] = counts.loss_tokens;
   json["truncated"] = counts.truncated;
   json["dropped"] = counts.dropped;
-  json["unlearned"] = counts.unlearned;
+  json["without_loss"] = counts.without_loss;
   json["bad"] = counts.bad;
   json["reports"] = counts.reports;
-  json["unlearned_locations"] = counts.unlearned_locations;
+  json["without_loss_locations"] = counts.without_loss_locations;
   json["empty_answers"] = counts.empty_answers;
   json["empty_locations"] = counts.empty_locations;
   json["turn_end_problem"] = counts.turn_end_problem;
@@ -146,11 +146,11 @@ std::string to_json_report(const SftReport& report) {
     for (const auto& document : row.documents) {
       std::vector<int> loss(document.loss.begin(), document.loss.end());
       std::string text;
-      for (const auto& run : document.runs) text += run.text;
-      one["documents"].push_back({{"place", document.location},
+      for (const auto& segment : document.segments) text += segment.text;
+      one["documents"].push_back({{"location", document.location},
                                   {"begin", document.begin},
                                   {"tokens", document.tokens},
-                                  {"learned", document.learned},
+                                  {"loss_tokens", document.loss_tokens},
                                   {"ids", document.ids},
                                   {"loss", loss},
                                   {"text", text}});

@@ -1,5 +1,5 @@
-// Fine-tuning data as a run sees them, for people and for scripts: rows, where documents begin in them, which
-// tokens are learned.
+// Describes fine-tuning data as a run reads them, for people and for scripts: rows, the documents in them,
+// and the tokens that count in the loss.
 #pragma once
 
 #include <cstdint>
@@ -11,36 +11,48 @@
 namespace capstan::data {
 
 struct SftReport {
-  std::string summary;  // SftDataset::summary()
+  // The text of SftDataset::summary().
+  std::string summary;
   SftCounts counts;
-  int64_t rows = 0, row_length = 0;  // of the first epoch
+  // Number of rows in the first epoch, and tokens per row.
+  int64_t rows = 0, row_length = 0;
   struct Document {
-    std::string location;             // "file:line"
-    int64_t begin = 0;                // first position in the row
-    int64_t tokens = 0, learned = 0;  // of the whole document
-    std::vector<int32_t> ids;         // its beginning
-    std::vector<bool> loss;           // of each id: it is learned
-    struct Run {
+    // Location of the record, "file:line".
+    std::string location;
+    // First position in the row.
+    int64_t begin = 0;
+    // Counts over the complete document.
+    int64_t tokens = 0, loss_tokens = 0;
+    // The first token ids of the document.
+    std::vector<int32_t> ids;
+    // Whether each id counts in the loss.
+    std::vector<bool> loss;
+    struct Segment {
       std::string text;
-      bool learned;
+      bool in_loss;
     };
-    std::vector<Run> runs;  // the ids as text, split where learning begins and ends
+    // The text of `ids`, split where the loss mask changes.
+    std::vector<Segment> segments;
   };
   struct Row {
     int64_t number = 0;
-    int64_t filled = 0;  // places that hold a token of a document
+    // Positions that hold a token of a document.
+    int64_t filled = 0;
     std::vector<Document> documents;
   };
   std::vector<Row> shown;
 };
 
 // The first documents of up to `count` rows, spread over the first epoch, so that at least `count` documents
-// are shown where there are as many, with up to `tokens` tokens of each. Others have their places alone.
+// are shown where there are as many, with up to `tokens` tokens of each. Further documents have their
+// location and no tokens.
 SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t count,
                       int64_t tokens);
 
-// What is learned is green, or without colors between ⟦ and ⟧; control characters are shown, not sent.
+// Tokens that count in the loss are green or, without color, enclosed in ⟦ and ⟧. Control characters are
+// escaped.
 std::string to_text_report(const SftReport& report, bool color);
-std::string to_json_report(const SftReport& report);  // one JSON object
+// The report as one JSON object.
+std::string to_json_report(const SftReport& report);
 
 }  // namespace capstan::data

@@ -29,7 +29,7 @@ constexpr std::array<std::string_view, 6> kNames = {"auto",   "messages",       
 template <class T>
 T as(element json) {
   T value;
-  if (json.get(value)) bad("a value that is not what it looks like");
+  if (json.get(value)) bad("malformed JSON value");
   return value;
 }
 
@@ -76,7 +76,7 @@ std::string a_kind(const Value& value) {
                             : "a number";
 }
 
-// A member; null counts as missing.
+// Returns a member; null counts as missing.
 const Value* member(const Map& map, std::string_view key) {
   const Value* found = map.find(key);
   return found && !found->is_none() ? found : nullptr;
@@ -103,7 +103,7 @@ const std::string
     kMessages = R"({"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]})",
     kShareGpt = R"({"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]})";
 
-// Content as one text: itself, or its text parts joined.
+// Returns the content as one text: the text itself, or its text parts joined.
 Value joined_content(const Value& content, const std::string& where) {
   if (content.text()) return content;
   if (!content.list()) bad("`content` of " + where + " is " + a_kind(content) + ", not a string");
@@ -122,13 +122,13 @@ Value joined_content(const Value& content, const std::string& where) {
   return Value(std::move(text));
 }
 
-// Whether the message is learned, by its own word.
-bool learned(const Map& message, const std::string& where) {
+// Whether the message counts in the loss, unless its `weight` or `train` excludes it.
+bool in_loss(const Map& message, const std::string& where) {
   bool result = true;
   if (const Value* weight = member(message, "weight")) {
     const auto number = weight->number();
     if (!number || (*number != 0 && *number != 1))
-      bad("`weight` of " + where + " is neither 0 nor 1", "1: the message is learned, 0: it is not");
+      bad("`weight` of " + where + " is neither 0 nor 1", "1: the message is trained on, 0: it is not");
     result = *number == 1;
   }
   if (const Value* train = member(message, "train")) {
@@ -148,7 +148,7 @@ void add_message(SftDialogue& dialogue, const Value& message) {
   const std::string where = "message " + std::to_string(dialogue.conversation.messages.size() + 1);
   if (!message.map()) bad(where + " is " + a_kind(message) + ", not an object", "as in " + kMessages);
   Map made;
-  // Thoughts go by several names, and templates ask for either of two.
+  // Reasoning text has several names in files, and templates read one of two.
   const Value* thoughts = nullptr;
   for (const char* name : {"reasoning_content", "thinking", "reasoning"})
     if (!thoughts) thoughts = member(*message.map(), name);
@@ -161,7 +161,7 @@ void add_message(SftDialogue& dialogue, const Value& message) {
     made.set("content", joined_content(Value(*content), where));
   else if (!calls)
     bad(where + " has no `content`");
-  dialogue.learned.push_back(learned(made, where));
+  dialogue.in_loss.push_back(in_loss(made, where));
   dialogue.conversation.messages.push_back(map_value(std::move(made)));
 }
 
@@ -169,7 +169,7 @@ void add_message(SftDialogue& dialogue, const char* role, std::string content) {
   Map made;
   made.set("role", Value(role));
   made.set("content", Value(std::move(content)));
-  dialogue.learned.push_back(true);
+  dialogue.in_loss.push_back(true);
   dialogue.conversation.messages.push_back(map_value(std::move(made)));
 }
 
@@ -182,7 +182,7 @@ std::string_view name_of(SftFormat format) {
 struct SftRecordParser::State {
   simdjson::dom::parser parser, inner;
 
-  // Tools: a list, or its JSON text.
+  // Reads the tools, which are a list or its JSON text.
   void add_tools(const Map& record, SftDialogue& dialogue) {
     const Value* tools = member(record, "tools");
     if (!tools) return;
@@ -227,10 +227,10 @@ struct SftRecordParser::State {
       if (role == std::end(kRoles)) {
         std::string known;
         for (const auto& r : kRoles) known += (known.empty() ? "" : ", ") + std::string(r.first);
-        bad("`from` of " + where + " is " + capstan::quoted(from), "known: " + known);
+        bad("`from` of " + where + " is " + in_quotes(from), "known: " + known);
       }
       add_message(dialogue, role->second, text_member(*turn.map(), "value", where));
-      dialogue.learned.back() = learned(*turn.map(), where);
+      dialogue.in_loss.back() = in_loss(*turn.map(), where);
     }
     if (dialogue.conversation.messages.empty()) bad("`conversations` is empty");
     add_tools(record, dialogue);
@@ -252,7 +252,7 @@ struct SftRecordParser::State {
     const std::string& instruction = text_member(record, "instruction", "the sample");
     const std::string input = optional_text(record, "input", "the sample");
     add_message(dialogue, "user", input.empty() ? instruction : instruction + "\n\n" + input);
-    // Both apart as well, for a template with a place for each.
+    // Both fields are also set separately, for a template that reads them.
     Map asked = *dialogue.conversation.messages.back().map();
     asked.set("instruction", Value(instruction));
     asked.set("input", Value(input));
@@ -273,7 +273,7 @@ struct SftRecordParser::State {
     SftDialogue dialogue;
     for (const Value& message : *prompt->list()) {
       add_message(dialogue, message);
-      dialogue.learned.back() = false;
+      dialogue.in_loss.back() = false;
     }
     for (const Value& message : *completion->list()) add_message(dialogue, message);
     if (dialogue.conversation.messages.empty()) bad("`prompt` and `completion` are empty");
@@ -298,7 +298,7 @@ struct SftRecordParser::State {
     std::string keys;
     constexpr size_t kShown = 8;
     for (size_t i = 0; i < std::min(kShown, record.size()); ++i)
-      keys += (i > 0 ? ", " : "") + capstan::quoted(record.items()[i].first);
+      keys += (i > 0 ? ", " : "") + in_quotes(record.items()[i].first);
     if (record.size() > kShown) keys += ", …";
     bad("a sample of no known form: its keys are " + (keys.empty() ? "none" : keys),
         "messages, conversations, instruction with output, prompt with completion, or text");

@@ -1,12 +1,8 @@
-// One line of a fine-tuning file: what it says, whichever of the usual forms it has.
-//
-//   messages            {"messages": [{"role", "content", …}, …], "tools": […]}
-//   sharegpt            {"conversations": [{"from", "value"}, …], "system", "tools"}
-//   alpaca              {"instruction", "input", "output", "system", "history": [[question, answer], …]}
-//   prompt_completion   {"prompt", "completion"}: two texts, or two lists of messages
-//   text                {"text"} or {"content"}
-//
-// An assistant's message with "weight": 0 or "train": false is not learned. A content that is a list of text
+// Parses one line of a fine-tuning file in any of the usual formats. messages {"messages": [{"role",
+// "content", …}, …], "tools": […]} sharegpt {"conversations": [{"from", "value"}, …], "system", "tools"}
+// alpaca {"instruction", "input", "output", "system", "history": [[question, answer], …]} prompt_completion
+// {"prompt", "completion"}: two texts, or two lists of messages text {"text"} or {"content"} An assistant's
+// message with "weight": 0 or "train": false does not count in the loss. A content that is a list of text
 // parts is their text joined. Tools may be a JSON text.
 #pragma once
 
@@ -27,25 +23,27 @@ std::string_view name_of(SftFormat format);
 
 struct SftDialogue {
   text::chat::Conversation conversation;
-  std::vector<bool> learned;  // of each message: false where the record takes it out
+  // Whether each message counts in the loss; false where the record excludes it.
+  std::vector<bool> in_loss;
 };
 struct SftText {
-  std::string prompt, completion;  // text: no prompt
+  // Plain text is a completion without a prompt.
+  std::string prompt, completion;
 };
 struct SftRecord {
   SftFormat format = SftFormat::automatic;
   std::variant<SftDialogue, SftText> what;
 };
 
-// Reads records; one for each thread.
+// A parser of records. Each thread needs its own.
 class SftRecordParser {
  public:
   SftRecordParser();
   ~SftRecordParser();
 
-  // `json` has 64 readable bytes behind it. automatic: by its keys. Errors are ErrorCode::format without a
-  // file: what is wrong and what would be right; `byte`, where given, is set to the place of an error in
-  // `json`.
+  // Parses a record. 64 bytes after `json` must be readable. SftFormat::automatic chooses the format by the
+  // keys. Throws ErrorCode::format with a message that names no file; `byte`, unless null, is set to the
+  // offset of the error in `json`.
   SftRecord parse(std::string_view json, SftFormat format, size_t* byte = nullptr);
 
  private:

@@ -12,16 +12,16 @@ namespace {
 
 // Keys of any family that do not affect forward and backward passes.
 constexpr const char* kHarmless[] = {
-    // Which kernels compute it, in how many pieces, and what is returned.
+    // Keys that choose kernels, chunk sizes and return values.
     "_attn_implementation", "_attn_implementation_autoset", "_flash_attn_2_enabled", "attn_implementation",
     "chunk_size_feed_forward", "output_attentions", "output_hidden_states", "pretraining_tp", "return_dict",
     "torchscript", "transformers.js_config",
-    // Python code of the model's own: it is never run; the family's own computation is used.
+    // Python code of the model, which is never run; Capstan uses the computation of the family.
     "auto_map",
-    // Of the tokenizer, of generation and of classifiers.
+    // Settings of the tokenizer, of generation and of classifiers, which training does not use.
     "bos_token_id", "eos_token_id", "pad_token_id", "tokenizer_class", "max_length", "task_specific_params",
     "use_cache", "id2label", "label2id", "num_labels", "problem_type",
-    // Notes.
+    // Remarks.
     "_name_or_path", "finetuning_task", "is_llama_config", "transformers_version", "unsloth_fixed",
     "unsloth_version"};
 
@@ -33,8 +33,9 @@ bool is_off(const Json& value) {
 
 }  // namespace
 
-ConfigJson::ConfigJson(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
-  if (!object_.is_object()) fail(ErrorCode::format, place_ + ": it is not a JSON object");
+ConfigJson::ConfigJson(const Json& object, std::string location)
+    : object_(object), location_(std::move(location)) {
+  if (!object_.is_object()) fail(ErrorCode::format, location_ + ": it is not a JSON object");
 }
 
 bool ConfigJson::has(const char* key) const {
@@ -44,8 +45,8 @@ bool ConfigJson::has(const char* key) const {
 
 std::optional<JsonView> ConfigJson::find(const char* key, bool optional) {
   read_.insert(key);
-  if (has(key)) return JsonView(object_.at(key), place_, key);
-  if (!optional) fail(ErrorCode::format, place_ + ": `" + key + "` is missing");
+  if (has(key)) return JsonView(object_.at(key), location_, key);
+  if (!optional) fail(ErrorCode::format, location_ + ": `" + key + "` is missing");
   return std::nullopt;
 }
 
@@ -72,7 +73,8 @@ std::string ConfigJson::text(const char* key, std::optional<std::string> otherwi
 std::vector<double> ConfigJson::numbers(const char* key) {
   std::vector<double> result;
   const auto items = find(key, false)->items();
-  if (items.size() > 65536) fail(ErrorCode::format, place_ + ": `" + key + "` has more than 65536 numbers");
+  if (items.size() > 65536)
+    fail(ErrorCode::format, location_ + ": `" + key + "` has more than 65536 numbers");
   for (const JsonView& item : items) result.push_back(item.number());
   return result;
 }
@@ -112,12 +114,12 @@ void ConfigJson::finish() {
   for (const auto& [key, value] : object_.items()) {
     if (read_.count(key) || is_off(value)) continue;
     const auto near = near_matches(key, known, 1);
-    refuse(capstan::quoted(key) + " is " + json_excerpt(value) + ", and no key of this family" +
+    refuse(in_quotes(key) + " is " + json_excerpt(value) + ", and no key of this family" +
            (near.empty() ? "" : " (near it: `" + near[0] + "`)"));
   }
   if (problems_.empty()) return;
   fail(ErrorCode::unsupported,
-       place_ + ": what it asks for would not be computed:\n    " + join_some(problems_, "\n    ", 12),
+       location_ + ": these keys or values are not supported:\n    " + join_some(problems_, "\n    ", 12),
        "a key that changes no number can be removed from the file");
 }
 

@@ -15,28 +15,33 @@ namespace capstan::formats {
 
 class ConfigJson {
  public:
-  // object: outlives the reader. place: its name in messages, "DIR/config.json" or a path inside of it.
-  ConfigJson(const Json& object, std::string place);
+  // object: must outlive the reader. location: its name in messages, "DIR/config.json" or a path inside it.
+  ConfigJson(const Json& object, std::string location);
 
-  const std::string& location() const { return place_; }
-  bool has(const char* key) const;  // present and not null
+  const std::string& location() const { return location_; }
+  // Whether the key is present and not null.
+  bool has(const char* key) const;
   bool missing(const char* key) const { return !object_.contains(key); }
-  // Each marks the key as read. A value of another type is ErrorCode::format. `otherwise`: where the key is
-  // missing or null.
-  int64_t integer(const char* key, std::optional<int64_t> otherwise = {},
-                  int64_t most = 1 << 30);                               // from 1
-  double number(const char* key, std::optional<double> otherwise = {});  // finite
+  // The following functions mark the key as read and throw ErrorCode::format for a value of another type.
+  // They return `otherwise` if the key is missing or null.
+
+  // An integer in [1, most].
+  int64_t integer(const char* key, std::optional<int64_t> otherwise = {}, int64_t most = 1 << 30);
+  // A finite number.
+  double number(const char* key, std::optional<double> otherwise = {});
   bool boolean(const char* key, bool otherwise);
   std::string text(const char* key, std::optional<std::string> otherwise = {});
   std::vector<double> numbers(const char* key);
   std::vector<std::string> texts(const char* key);
-  const Json& value(const char* key);  // null where it is missing
+  // The value, or null if the key is missing. Marks the key as read.
+  const Json& value(const char* key);
   // Requires this value where the key is present; Capstan does not support the computation of any other
   // value.
   void only(const char* key, const Json& value, const std::string& why);
   void changes_nothing(std::initializer_list<const char*> keys);
 
-  void refuse(const std::string& problem);  // collected for finish()
+  // Collects a problem that finish() throws.
+  void refuse(const std::string& problem);
   // Throws ErrorCode::unsupported with all refusals and all keys that were not read.
   void finish();
 
@@ -45,7 +50,7 @@ class ConfigJson {
   std::optional<JsonView> find(const char* key, bool optional = true);
 
   const Json& object_;
-  std::string place_;
+  std::string location_;
   std::set<std::string, std::less<>> read_;
   std::vector<std::string> problems_;
 };

@@ -25,10 +25,10 @@ using checkpoint::TensorSource;
 
 namespace {
 
-// The tensors of a source, converted to `dtype` if given.
-class Stream {
+// Gives the tensors of a source, converted to `dtype` unless it is nullopt.
+class ConvertedTensors {
  public:
-  Stream(TensorSource& source, std::optional<DType> dtype) : source_(source), dtype_(dtype) {}
+  ConvertedTensors(TensorSource& source, std::optional<DType> dtype) : source_(source), dtype_(dtype) {}
   DType type_of(const std::string& name) const { return dtype_.value_or(source_.at(name).dtype); }
   int64_t bytes_of(const std::string& name) const {
     return source_.at(name).shape.elements() * size_of(type_of(name));
@@ -48,7 +48,7 @@ const std::string* asset_file(const Assets& assets, std::string_view name) {
   return nullptr;
 }
 
-// Numbers in names by their value: layers.2 before layers.10.
+// Orders names, comparing numbers in them by value: layers.2 before layers.10.
 bool earlier(const std::string& a, const std::string& b) {
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   size_t i = 0, j = 0;
@@ -78,10 +78,10 @@ std::string numbered_shard(size_t index, size_t count) {
   return "model-" + padded(index + 1) + "-of-" + padded(count) + ".safetensors";
 }
 
-// tensor → file. Keeps the index that came with the weights where it names exactly these tensors and no size
-// is requested.
-std::map<std::string, std::string> shards(const Exported& from, const std::vector<std::string>& names,
-                                          const Stream& stream, std::optional<int64_t> most) {
+// Returns the file of each tensor. Keeps the index that came with the weights if it names exactly these
+// tensors and no file size is requested.
+std::map<std::string, std::string> shards(const ExportSource& from, const std::vector<std::string>& names,
+                                          const ConvertedTensors& converted, std::optional<int64_t> most) {
   if (const std::string* kept = most ? nullptr : asset_file(from.assets, kIndexFile)) {
     const auto index = parse_index(*kept, std::string(kIndexFile));
     if (index.size() == names.size() &&
@@ -91,7 +91,7 @@ std::map<std::string, std::string> shards(const Exported& from, const std::vecto
   std::vector<std::vector<std::string>> groups(1);
   int64_t bytes = 0;
   for (const std::string& name : names) {
-    const int64_t size = stream.bytes_of(name);
+    const int64_t size = converted.bytes_of(name);
     if (bytes > 0 && bytes + size > most.value_or(5'000'000'000)) groups.emplace_back(), bytes = 0;
     groups.back().push_back(name);
     bytes += size;
@@ -109,11 +109,11 @@ std::string index_text(const std::map<std::string, std::string>& shard_of, int64
   index["metadata"]["total_parameters"] = elements;
   index["metadata"]["total_size"] = bytes;
   index["weight_map"] = shard_of;
-  return index.dump(2) + "\n";
+  return dump_json(index, 2) + "\n";
 }
 
 bool says_the_same(const std::string& kept, const std::string& made) {
-  const auto a = parse_json(kept, std::string(kIndexFile)), b = Json::parse(made);
+  const auto a = parse_json(kept, std::string(kIndexFile)), b = json_of(made);
   const auto size = [](const Json& index) {
     return index.contains("metadata") && index["metadata"].is_object()
                ? index["metadata"].value("total_size", Json())
@@ -122,22 +122,22 @@ bool says_the_same(const std::string& kept, const std::string& made) {
   return a["weight_map"] == b["weight_map"] && size(a) == size(b);
 }
 
-// The ids of special tokens, by generation_config.json. Missing ids would select the class defaults of
+// Sets the ids of special tokens from generation_config.json. Missing ids would select the class defaults of
 // Transformers; null means no such token.
 std::string with_special_ids(const std::string& config, const Assets& assets) {
   const std::string* settings = asset_file(assets, "generation_config.json");
-  const auto generation = settings ? Json::parse(*settings, nullptr, false) : Json();
+  const auto generation = settings ? json_of(*settings, IfNotJson::discard) : Json();
   const auto value = [&](const char* key) {
     return generation.is_object() ? generation.value(key, Json()) : Json();
   };
-  auto parsed = Json::parse(config);
+  auto parsed = json_of(config);
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) parsed[key] = value(key);
   // Transformers does not train the padding row of the embedding; an end-of-text token used for padding must
   // not become that row.
   const auto &eos = parsed["eos_token_id"], &pad = parsed["pad_token_id"];
   if (eos == pad || (eos.is_array() && std::find(eos.begin(), eos.end(), pad) != eos.end()))
     parsed["pad_token_id"] = nullptr;
-  return parsed.dump(2) + "\n";
+  return dump_json(parsed, 2) + "\n";
 }
 
 struct Outline {
@@ -145,7 +145,7 @@ struct Outline {
   std::string config;
 };
 
-// The config.json that came with the weights where it still describes the model.
+// Returns the config.json that came with the weights if it still describes the model.
 Outline outline(const config::ModelConfig& ours, const Assets& assets, DType dtype) {
   if (const std::string* kept = asset_file(assets, kConfigFile)) {
     const HfModel model = read_hf_config(*kept, std::string(kConfigFile));
@@ -170,24 +170,24 @@ std::string first_state(const std::string& base) {
                     {"schedule_samples", 0},       {"optimizer_steps", 0},
                     {"optimizer", false}};
   if (!base.empty()) state["base"] = base;
-  return state.dump(2) + "\n";
+  return dump_json(state, 2) + "\n";
 }
 
-Written write_first_checkpoint(FirstCheckpoint from, const fs::path& to) {
+WriteResult write_first_checkpoint(FirstCheckpoint from, const fs::path& to) {
   NewDirectory directory(to);
-  Stream stream(*from.tensors, from.dtype);
+  ConvertedTensors converted(*from.tensors, from.dtype);
   checkpoint::SaveInfo info;
   info.run_id = kImportedRun;
   info.recipe_hash = config::config_hash(config::schema(), &from.resolution->config);
   info.layout = "tp1 pp1 dp1";
   info.version = CAPSTAN_VERSION;
   checkpoint::Writer writer(directory.files(), directory.path(), info, "import", 0, 1);
-  Written written;
+  WriteResult written;
   for (const std::string& name : from.tensors->names()) {
     const TensorInfo& tensor = from.tensors->at(name);
-    writer.add(name, stream.type_of(name), tensor.shape, full_region(tensor.shape), stream.bytes(name));
+    writer.add(name, converted.type_of(name), tensor.shape, full_region(tensor.shape), converted.bytes(name));
     ++written.tensors;
-    written.bytes += stream.bytes_of(name);
+    written.bytes += converted.bytes_of(name);
   }
   writer.add_text(checkpoint::kRecipeFile, config::resolved_recipe(*from.resolution));
   writer.add_text(checkpoint::kStateFile, first_state(from.base));
@@ -199,44 +199,45 @@ Written write_first_checkpoint(FirstCheckpoint from, const fs::path& to) {
   return written;
 }
 
-Written write_checkpoint(ExternalModel& from, const fs::path& to, std::optional<DType> dtype) {
+WriteResult write_checkpoint(ExternalModel& from, const fs::path& to, std::optional<DType> dtype) {
   const config::Resolution resolution = resolve_recipe(from);
   resolution.require_ok();
   const auto source = from.parameters(resolution.config.model);
-  Written written = write_first_checkpoint({&resolution, source.get(), dtype, from.assets(), ""}, to);
+  WriteResult written = write_first_checkpoint({&resolution, source.get(), dtype, from.assets(), ""}, to);
   written.kind = from.kind();
   return written;
 }
 
-Written write_hf(const Exported& from, const fs::path& to, const HfOptions& options) {
+WriteResult write_hf(const ExportSource& from, const fs::path& to, const HfOptions& options) {
   NewDirectory directory(to);
   // Select the family first; its config.json gets the weights' type after counting.
   const Outline shape = outline(from.model, from.assets, DType::f32);
   const TensorNames names =
       asset_file(from.assets, kNamesFile) ? shape.family->bare_names() : shape.family->names;
   RearrangedSource source(*from.parameters, inverted(parameter_table(from.model, names)));
-  Stream stream(source, options.dtype);
+  ConvertedTensors converted(source, options.dtype);
 
   std::vector<std::string> tensors = source.names();
   std::sort(tensors.begin(), tensors.end(), earlier);
-  Written written;
+  WriteResult written;
   int64_t elements = 0;
   std::map<DType, int64_t> of_type;
   for (const std::string& name : tensors) {
-    written.bytes += stream.bytes_of(name);
+    written.bytes += converted.bytes_of(name);
     const int64_t count = source.at(name).shape.elements();
     elements += count;
-    of_type[stream.type_of(name)] += count;
+    of_type[converted.type_of(name)] += count;
   }
   written.tensors = static_cast<int64_t>(tensors.size());
   const DType most = std::max_element(of_type.begin(), of_type.end(), [](const auto& a, const auto& b) {
                        return a.second < b.second;
                      })->first;
 
-  const auto shard_of = shards(from, tensors, stream, options.shard_bytes);
+  const auto shard_of = shards(from, tensors, converted, options.shard_bytes);
   std::map<std::string, std::vector<SafetensorsTensor>> files;
   for (const auto& [tensor, file] : shard_of)
-    files[file].push_back({tensor, stream.type_of(tensor), source.at(tensor).shape, stream.bytes(tensor)});
+    files[file].push_back(
+        {tensor, converted.type_of(tensor), source.at(tensor).shape, converted.bytes(tensor)});
   for (const auto& [file, content] : files) {
     checkpoint::write_safetensors(directory.files(), directory.path() / file, content, {{"format", "pt"}});
     written.files.push_back(file);

@@ -20,21 +20,26 @@ namespace capstan::formats {
 using Assets = std::vector<std::pair<std::string, std::string>>;
 
 // The input of an export: parameters under Capstan's names, their model, and the auxiliary files.
-struct Exported {
+struct ExportSource {
   checkpoint::TensorSource* parameters = nullptr;
-  config::ModelConfig model;  // with its derived values
+  // The model section, including derived values.
+  config::ModelConfig model;
   Assets assets;
 };
 
-struct Written {
-  int64_t tensors = 0, bytes = 0;  // of tensors
+struct WriteResult {
+  // Number of tensors, and their size in bytes.
+  int64_t tensors = 0, bytes = 0;
   std::vector<std::string> files;
-  std::string kind;       // "llama in safetensors"
-  bool tokenizer = true;  // false: exported without a tokenizer
+  // Architecture and format, such as "llama in safetensors".
+  std::string kind;
+  // False if the model was exported without a tokenizer.
+  bool tokenizer = true;
 };
 
-// dtype: of all tensors; null: unchanged.
-Written write_checkpoint(ExternalModel& from, const std::filesystem::path& to, std::optional<DType> dtype);
+// Converts a model to a checkpoint. All tensors are converted to `dtype`; nullopt keeps their types.
+WriteResult write_checkpoint(ExternalModel& from, const std::filesystem::path& to,
+                             std::optional<DType> dtype);
 
 // The run id of imported checkpoints.
 inline constexpr std::string_view kImportedRun = "imported";
@@ -42,17 +47,18 @@ inline constexpr std::string_view kImportedRun = "imported";
 struct FirstCheckpoint {
   const config::Resolution* resolution = nullptr;
   checkpoint::TensorSource* tensors = nullptr;
-  std::optional<DType> dtype;  // of all tensors; null: unchanged
+  // Type of all tensors; nullopt: unchanged.
+  std::optional<DType> dtype;
   Assets assets;
   // Content hash of the base weights of these adapters; empty: a full model.
   std::string base;
 };
-Written write_first_checkpoint(FirstCheckpoint from, const std::filesystem::path& to);
-// Its state.json.
+WriteResult write_first_checkpoint(FirstCheckpoint from, const std::filesystem::path& to);
+// The text of state.json in such a checkpoint.
 std::string first_state(const std::string& base);
 
-// The module names of the Transformers class for the model: of a config.json in `assets`, else of the family
-// that write_hf() chooses.
+// The module names of the model's Transformers class: the class of a config.json in `assets`, else of the
+// family that write_hf() chooses.
 TensorNames class_names(const config::ModelConfig& model, const Assets& assets);
 
 struct HfOptions {
@@ -62,12 +68,13 @@ struct HfOptions {
 };
 // Reuses the config.json and index that came with the weights where they still apply. ErrorCode::usage where
 // `to` exists; ::unsupported, with the differing fields, for a model that no family supports.
-Written write_hf(const Exported& from, const std::filesystem::path& to, const HfOptions& options = {});
+WriteResult write_hf(const ExportSource& from, const std::filesystem::path& to,
+                     const HfOptions& options = {});
 
 // Writes one file. ErrorCode::usage where it exists; ::unsupported for a model or tokenizer that no GGUF
 // architecture supports, with the differing fields, and for values that the type cannot represent, with the
 // tensor.
 enum class GgufType : uint8_t { f32, f16, bf16, q8_0 };
-Written write_gguf(const Exported& from, const std::filesystem::path& to, GgufType type);
+WriteResult write_gguf(const ExportSource& from, const std::filesystem::path& to, GgufType type);
 
 }  // namespace capstan::formats

@@ -6,10 +6,10 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/hash.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/external.hpp"
 #include "config/core/library.hpp"
 #include "config/tools/edit.hpp"
-#include "config/tools/emit.hpp"
 #include "formats/formats.hpp"
 #include "formats/model_section.hpp"
 
@@ -45,7 +45,7 @@ void ExternalModel::take_tensors(const std::function<bool(std::string_view)>& be
   for (const std::string& tensor : files().names()) {
     const checkpoint::TensorInfo& info = files().at(tensor);
     elements[info.dtype] += info.shape.elements();
-    if (!table.sources.count(tensor) && !beside(tensor)) left.push_back(capstan::quoted(tensor));
+    if (!table.sources.count(tensor) && !beside(tensor)) left.push_back(in_quotes(tensor));
   }
   for (const auto& [type, count] : elements)
     if (count > elements[dtype_]) dtype_ = type;
@@ -53,8 +53,8 @@ void ExternalModel::take_tensors(const std::function<bool(std::string_view)>& be
   const size_t count = left.size();
   fail(ErrorCode::unsupported, files().description() + ": " + std::to_string(count) +
                                    (count == 1 ? " tensor has" : " tensors have") +
-                                   " no place in the model that the file describes (" + kind() + "):\n    " +
-                                   join_some(left, "\n    ", 8));
+                                   " no parameter in the model that the file describes (" + kind() +
+                                   "):\n    " + join_some(left, "\n    ", 8));
 }
 
 std::unique_ptr<checkpoint::TensorSource> ExternalModel::arranged(checkpoint::TensorSource& files,
@@ -100,7 +100,8 @@ std::string recipe_text(const ExternalModel& model) {
 }
 
 config::Resolution resolve_recipe(const ExternalModel& model, config::Request request) {
-  request.recipe = model.name() + "/recipe.yaml";  // its name in messages
+  // The name of the recipe in messages.
+  request.recipe = model.name() + "/recipe.yaml";
   return config::resolve_text(recipe_text(model), request);
 }
 

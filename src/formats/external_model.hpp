@@ -12,31 +12,36 @@
 #include <vector>
 
 #include "checkpoint/tensor_source.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "config/sections/model.hpp"
 #include "formats/parameter_table.hpp"
 
 namespace capstan::formats {
 
-bool is_external(std::string_view name);  // begins with hf: or gguf:
+// Whether the name begins with hf: or gguf:.
+bool is_external(std::string_view name);
 // The path without its scheme, absolute.
 std::string absolute_name(const std::string& name);
 
 class ExternalModel {
  public:
-  // Reads everything except the weights' bytes. ErrorCode::not_found, ::format; ::unsupported with all
-  // unsupported settings.
+  // Opens a model and reads everything except the weights' bytes. Throws ErrorCode::not_found, ::format, or
+  // ::unsupported with all unsupported settings.
   static std::unique_ptr<ExternalModel> open(const std::string& name);
   virtual ~ExternalModel() = default;
 
-  const std::string& name() const { return name_; }            // as it was given
-  const config::ModelConfig& model() const { return model_; }  // with its derived values
-  DType dtype() const { return dtype_; }                       // of most weights; fp32 for quantized ones
-  virtual std::string kind() const = 0;                        // "llama in safetensors", for messages
+  // The name that was passed to open().
+  const std::string& name() const { return name_; }
+  // The model section, including derived values.
+  const config::ModelConfig& model() const { return model_; }
+  // Type of most weights; fp32 for quantized weights.
+  DType dtype() const { return dtype_; }
+  // "llama in safetensors", for messages.
+  virtual std::string kind() const = 0;
 
-  // Its parameters, read from the files on demand; keeps a reference to this object. model: that of the run,
-  // which determines the vocabulary padding. ErrorCode::format, ::unsupported for weights that do not fit the
-  // model.
+  // Its parameters, which are read from the files on demand. The result keeps a reference to this object.
+  // model: the model of the run, which determines the vocabulary padding. Throws ErrorCode::format or
+  // ::unsupported for weights that do not fit the model.
   std::unique_ptr<checkpoint::TensorSource> parameters(const config::ModelConfig& model) {
     check_weights();
     return arranged(files(), model);
@@ -59,7 +64,8 @@ class ExternalModel {
   // Sets dtype_, and refuses tensors that model_ does not have under names_. Ignores tensors for which
   // `beside` is true.
   void take_tensors(const std::function<bool(std::string_view tensor)>& beside);
-  virtual void check_weights() {}  // checks that read the weights' bytes
+  // Makes the checks that read the weights' bytes.
+  virtual void check_weights() {}
 
   std::string name_;
   config::ModelConfig model_;

@@ -17,26 +17,31 @@ namespace capstan::formats {
 
 // Sizes, norms, activation, biases, positions and tied heads under the names that all but GPT-2 use.
 struct LlamaLike {
-  bool tied = false;  // where config.json does not say
-  // The class knows `attention_bias`, of all four projections.
+  // Default of `tie_word_embeddings`.
+  bool tied = false;
+  // The class supports `attention_bias`, which adds biases to all four projections.
   bool attention_bias = false;
-  bool mlp_bias = false;  // the class knows `mlp_bias`
+  // The class supports `mlp_bias`.
+  bool mlp_bias = false;
   const char* activation = "hidden_act";
   const char* function = "silu";
   double epsilon = 1e-6;
   // Class defaults for missing keys; nullopt: the number of heads, and width / heads.
   std::optional<int64_t> groups = {}, head = {};
-  std::optional<int64_t> original_positions = {};  // of RoPE's scaling
+  // Default of original_max_position_embeddings in RoPE scaling.
+  std::optional<int64_t> original_positions = {};
   // The class supports `partial_rotary_factor`.
   bool partial_rotary = false;
 };
 struct Family {
-  const char* model_type;    // of config.json
-  const char* architecture;  // the class that has the head
-  // nullopt: no key is Llama's.
+  // `model_type` of config.json.
+  const char* model_type;
+  // Name of the Transformers class with the language-model head.
+  const char* architecture;
+  // The keys that the family shares with Llama; nullopt: none.
   std::optional<LlamaLike> like;
-  // Reads what is not Llama's from config.json, without derived fields; nullptr: nothing. Refuses unsupported
-  // keys by name.
+  // Reads the other keys of config.json, but sets no derived fields; nullptr: there are none. Refuses
+  // unsupported keys by name.
   void (*read_rest)(ConfigJson& json, config::ModelConfig& model) = nullptr;
   // Writes the keys that `read_rest` reads and omits what the family cannot express; the caller reads the
   // result back and compares. nullptr: none.
@@ -50,9 +55,10 @@ struct Family {
   TensorNames bare_names() const;
 };
 
-// In the order in which they are tried for a model that comes from a recipe.
+// All families, in the order in which they are tried for a model from a recipe.
 std::span<const Family* const> all_families();
-const Family* find_family(std::string_view model_type);  // nullptr: none
+// Returns nullptr if there is no such family.
+const Family* find_family(std::string_view model_type);
 
 // ---- shared by the families (families/common.cpp) ----
 
@@ -64,17 +70,18 @@ template <class T>
 T of_class(const ConfigJson& json, const char* key, std::optional<T> otherwise, T off) {
   return otherwise && json.missing(key) ? *otherwise : off;
 }
-// The window; nullopt: null.
+// Reads `sliding_window`; returns nullopt for null.
 std::optional<int64_t> read_window(ConfigJson& json, std::optional<int64_t> of_the_class);
 
-// window: tokens, where some layer has one. types: a word for each layer; without them every layer has the
-// window from first_layer on. Refuses a pattern that is not "every n-th layer sees all".
+// Reads which layers use sliding-window attention. window: size in tokens, if some layer has one. types: one
+// word for each layer. Refuses a pattern other than full attention in every n-th layer.
 void read_layer_types(ConfigJson& json, config::ModelConfig& model, std::optional<int64_t> window,
                       std::vector<std::string> types);
 void write_layer_types(const config::ModelConfig& model, OrderedJson& json);
 
 void read_activation(ConfigJson& json, config::ModelConfig& model, const char* key, const char* otherwise);
-const char* activation_name(const config::ModelConfig& model);  // "silu", "gelu_pytorch_tanh" …
+// The name in config.json, such as "silu" or "gelu_pytorch_tanh".
+const char* activation_name(const config::ModelConfig& model);
 
 TensorNames llama_names();
 

@@ -20,7 +20,7 @@ using Kind = GgufValue::Kind;
 
 namespace {
 
-// llama: Mistral and SmolLM2 as well.
+// `llama` includes Mistral and SmolLM2.
 constexpr std::array<std::string_view, 6> kArchitectures = {"llama", "qwen2",  "qwen3",
                                                             "gpt2",  "gemma2", "olmo2"};
 
@@ -118,7 +118,7 @@ class Keys {
 void read_rope_factors(GgufFile& file, ModelConfig& m) {
   const auto& info = file.at(kRopeFactors);
   if (info.shape.size() != 1)
-    fail(ErrorCode::format, file.description() + ": the tensor " + capstan::quoted(kRopeFactors) + " is " +
+    fail(ErrorCode::format, file.description() + ": the tensor " + in_quotes(kRopeFactors) + " is " +
                                 info.shape.text() + ", and should be a vector");
   std::vector<float> stored(static_cast<size_t>(info.shape.elements()));
   file.read_all(kRopeFactors, DType::f32, std::as_writable_bytes(std::span(stored)));
@@ -127,7 +127,8 @@ void read_rope_factors(GgufFile& file, ModelConfig& m) {
   m.rope_scaling_factor = static_cast<double>(*std::max_element(stored.begin(), stored.end()));
   const bool fits = static_cast<int64_t>(stored.size()) == config::rotary_width(m) / 2;
   int64_t nearest = 0;
-  double least = 1e-4;  // relative; converters compute in fp32
+  // Relative tolerance, because converters compute in fp32.
+  double least = 1e-4;
   for (const int64_t original : {8192, 4096, 2048, 16384, 32768, 1024, 512, 256, 128, 64, 32, 16}) {
     if (!fits) break;
     m.rope_scaling_original_max_position_embeddings = original;
@@ -135,31 +136,32 @@ void read_rope_factors(GgufFile& file, ModelConfig& m) {
     double most = 0;
     for (size_t i = 0; i < made.size() && most < least; ++i) {
       const double off = std::abs(static_cast<double>(stored[i]) / static_cast<double>(made[i]) - 1);
-      most = off < least ? std::max(most, off) : least;  // NaN is not below
+      // A NaN error counts as too large.
+      most = off < least ? std::max(most, off) : least;
     }
     if (most < least) least = most, nearest = original;
   }
   m.rope_scaling_original_max_position_embeddings = nearest;
   if (nearest > 0) return;
-  fail(ErrorCode::unsupported, file.description() + ": the tensor " + capstan::quoted(kRopeFactors) +
+  fail(ErrorCode::unsupported, file.description() + ": the tensor " + in_quotes(kRopeFactors) +
                                    " holds factors that are not those of Llama 3.1's scaling");
 }
 
 void read_rope(GgufFile& file, Keys& keys, ModelConfig& m) {
   m.position_embedding_type = config::PositionEmbedding::rope;
   m.rotary_base = keys.real("rope.freq_base", 10000.0);
-  const int64_t turned = keys.integer("rope.dimension_count", *m.kv_channels);
-  if (turned > *m.kv_channels || turned % 2 != 0)
+  const int64_t rotated = keys.integer("rope.dimension_count", *m.kv_channels);
+  if (rotated > *m.kv_channels || rotated % 2 != 0)
     keys.refuse("rope.dimension_count",
                 "is no even number of a head's " + std::to_string(*m.kv_channels) + " elements");
-  m.rotary_percent = static_cast<double>(turned) / static_cast<double>(*m.kv_channels);
+  m.rotary_percent = static_cast<double>(rotated) / static_cast<double>(*m.kv_channels);
   const std::string scaling = keys.text("rope.scaling.type", "none");
   if (scaling == "linear") {
     m.rope_scaling = true;
     m.rope_scaling_type = RopeScaling::linear;
     m.rope_scaling_factor = keys.real("rope.scaling.factor");
   } else if (scaling != "none") {
-    fail(ErrorCode::unsupported, file.description() + ": `rope.scaling.type` is " + capstan::quoted(scaling) +
+    fail(ErrorCode::unsupported, file.description() + ": `rope.scaling.type` is " + in_quotes(scaling) +
                                      "; none and linear are read");
   }
   if (file.find(kRopeFactors)) read_rope_factors(file, m);
@@ -197,8 +199,8 @@ GgufModel read_gguf_model(GgufFile& file) {
   const std::string& a = result.architecture = found->second.text;
   if (std::find(kArchitectures.begin(), kArchitectures.end(), a) == kArchitectures.end()) {
     const std::vector<std::string> known(kArchitectures.begin(), kArchitectures.end());
-    fail(ErrorCode::unsupported, file.description() + ": `general.architecture` is " + capstan::quoted(a) +
-                                     "; " + join(known, ", ") + " are read");
+    fail(ErrorCode::unsupported, file.description() + ": `general.architecture` is " + in_quotes(a) + "; " +
+                                     join(known, ", ") + " are read");
   }
   result.names = names_of(a);
   Keys keys(file, a);
@@ -239,7 +241,8 @@ GgufModel read_gguf_model(GgufFile& file) {
     m.add_mlp_bias = has_bias("ffn_down");
     read_rope(file, keys, m);
   }
-  if (a == "gemma2" || keys.has("attention.sliding_window"))  // older converters omit Gemma's
+  // Older converters omit the key for Gemma.
+  if (a == "gemma2" || keys.has("attention.sliding_window"))
     m.window_size = keys.integer("attention.sliding_window", 4096);
   m.qk_layernorm = a == "qwen3" || a == "olmo2";
   m.qk_layernorm_across_heads = a == "olmo2";
@@ -251,14 +254,15 @@ GgufModel read_gguf_model(GgufFile& file) {
     m.window_attn_skip_freq = 2;
     m.attn_logit_softcapping = keys.real("attn_logit_softcapping", 50.0);
     m.final_logit_softcapping = keys.real("final_logit_softcapping", 30.0);
-    // Not in the file; among the published sizes only 27B differs from its head size.
+    // The file does not contain the value. Among the published sizes only that of 27B differs from its head
+    // size.
     if (m.num_layers == 46)
       m.softmax_scale =
           1 / std::sqrt(static_cast<double>(m.hidden_size) / static_cast<double>(m.num_attention_heads));
   }
   keys.finish();
   fill_in(m);
-  // The parameter table has an entry for each row of these, so use the tensors' sizes.
+  // The parameter table has a segment for each row of these tensors, so their sizes in the file are used.
   const int64_t count = static_cast<int64_t>(file.names().size());
   const auto& query =
       file.at("blk.0." + (result.names.qkv.empty() ? result.names.q : result.names.qkv) + ".weight").shape;
@@ -323,7 +327,7 @@ GgufPlan plan_gguf(const ModelConfig& m) {
   } else {
     need(gpt2, "model.position_embedding_type");
   }
-  // Readers apply a window in gemma2 alone; one as long as the context is none.
+  // Readers apply a window to gemma2 only; a window as long as the context has no effect.
   if (m.window_size && a == "gemma2") put("attention.sliding_window", gguf_integer(*m.window_size));
   need(!m.window_size || a == "gemma2" || *m.window_size >= *m.max_position_embeddings, "model.window_size");
   const auto skip = m.window_attn_skip_freq.value_or(0);

@@ -14,24 +14,24 @@ namespace capstan::formats {
 
 inline constexpr std::string_view kRopeFactors = "rope_freqs.weight";
 
-// Reads the model section from a file's metadata, with its derived values. ErrorCode::unsupported for other
-// architectures.
+// The model section of a GGUF file, including derived values.
 struct GgufModel {
   std::string architecture;
   config::ModelConfig model;
   TensorNames names;
 };
+// Reads the model section from a file's metadata. Throws ErrorCode::unsupported for unknown architectures.
 GgufModel read_gguf_model(GgufFile& file);
 
-// The GGUF architecture for exactly this model, and its metadata ("llama.context_length" …).
-// ErrorCode::unsupported, with the fields, where there is none.
+// The GGUF architecture for exactly a given model, and its metadata ("llama.context_length" …).
 struct GgufPlan {
   std::string architecture;
   TensorNames names;
   std::vector<std::pair<std::string, GgufValue>> metadata;
-  // Of the tensor rope_freqs.weight; empty: none.
+  // Values of the tensor rope_freqs.weight; empty: none.
   std::vector<float> rope_factors;
 };
+// Throws ErrorCode::unsupported, with the fields that differ, if no architecture supports the model.
 GgufPlan plan_gguf(const config::ModelConfig& model);
 
 // The wavelength factors of Llama 3.1's RoPE scaling, one per pair.

@@ -21,6 +21,11 @@ namespace {
 enum Wire : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
 constexpr uint64_t kMaxText = 16 << 20, kMaxName = 128, kMaxKey = 65535;
 
+// The first multiple of the alignment at or above `offset`, which is at most the size of a file.
+uint64_t aligned(uint64_t offset, int64_t alignment = kGgufAlignment) {
+  return static_cast<uint64_t>(round_up(static_cast<int64_t>(offset), alignment));
+}
+
 class HeaderReader {
  public:
   HeaderReader(std::span<const std::byte> bytes, const std::string& file)
@@ -32,14 +37,15 @@ class HeaderReader {
       fail(ErrorCode::unsupported, file_ + ": GGUF version " + std::to_string(version) + "; only 3 is read");
     const auto tensors = cursor_.read<uint64_t>("the number of tensors");
     const auto keys = cursor_.read<uint64_t>("the number of keys");
-    at_most(keys, 13, "keys");  // a key has eight bytes of length, four of type and a value
+    // A key takes at least eight bytes of length, four of type and a value.
+    at_most(keys, 13, "keys");
     at_most(tensors, 24, "tensors");
     for (uint64_t i = 0; i < keys; ++i) {
       std::string key = text(kMaxKey, "a key");
       const auto type = cursor_.read<uint32_t>("a value's type");
       GgufValue read = value(type, key);
       if (!header_.metadata.emplace(key, std::move(read)).second)
-        refuse("the key " + capstan::quoted(key) + " twice");
+        refuse("the key " + in_quotes(key) + " twice");
     }
     if (const auto split = header_.metadata.find("split.count");
         split != header_.metadata.end() && split->second.integer > 1)
@@ -50,9 +56,9 @@ class HeaderReader {
     for (uint64_t i = 0; i < tensors; ++i) {
       header_.tensors.push_back(tensor());
       if (!names.insert(header_.tensors.back().name).second)
-        refuse("the tensor " + capstan::quoted(header_.tensors.back().name) + " twice");
+        refuse("the tensor " + in_quotes(header_.tensors.back().name) + " twice");
     }
-    place_data();
+    locate_data();
     return std::move(header_);
   }
 
@@ -73,7 +79,7 @@ class HeaderReader {
   }
 
   template <class T>
-  int64_t whole() {
+  int64_t integer_of() {
     const T value = cursor_.read<T>("a value");
     if constexpr (std::is_same_v<T, uint64_t>)
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) refuse("a number above 2^63");
@@ -98,8 +104,8 @@ class HeaderReader {
         return v;
       case kBool:
         v.kind = Kind::boolean;
-        v.integer = whole<uint8_t>();
-        if (v.integer > 1) refuse("the boolean " + capstan::quoted(key) + " is " + std::to_string(v.integer));
+        v.integer = integer_of<uint8_t>();
+        if (v.integer > 1) refuse("the boolean " + in_quotes(key) + " is " + std::to_string(v.integer));
         return v;
       case kString:
         v.kind = Kind::text;
@@ -116,25 +122,25 @@ class HeaderReader {
   int64_t integer(uint32_t type, const std::string& key) {
     switch (type) {
       case kU8:
-        return whole<uint8_t>();
+        return integer_of<uint8_t>();
       case kI8:
-        return whole<int8_t>();
+        return integer_of<int8_t>();
       case kU16:
-        return whole<uint16_t>();
+        return integer_of<uint16_t>();
       case kI16:
-        return whole<int16_t>();
+        return integer_of<int16_t>();
       case kU32:
-        return whole<uint32_t>();
+        return integer_of<uint32_t>();
       case kI32:
-        return whole<int32_t>();
+        return integer_of<int32_t>();
       case kU64:
-        return whole<uint64_t>();
+        return integer_of<uint64_t>();
       case kI64:
-        return whole<int64_t>();
+        return integer_of<int64_t>();
       case kBool:
-        return whole<uint8_t>();
+        return integer_of<uint8_t>();
       default:
-        refuse("the key " + capstan::quoted(key) + " has the unknown type " + std::to_string(type));
+        refuse("the key " + in_quotes(key) + " has the unknown type " + std::to_string(type));
     }
   }
 
@@ -142,7 +148,7 @@ class HeaderReader {
     const auto type = cursor_.read<uint32_t>("an array's type");
     const auto count = cursor_.read<uint64_t>("an array's length");
     if (type > kF64 || type == kArray)
-      refuse("the array " + capstan::quoted(key) + " has items of type " + std::to_string(type));
+      refuse("the array " + in_quotes(key) + " has items of type " + std::to_string(type));
     at_most(count, least_bytes(type), "items of an array");
     GgufValue v;
     if (type == kString) {
@@ -168,7 +174,7 @@ class HeaderReader {
     t.name = text(kMaxName, "a tensor's name");
     const auto rank = cursor_.read<uint32_t>("a tensor's dimensions");
     if (rank < 1 || rank > 4)
-      refuse("the tensor " + capstan::quoted(t.name) + " has " + std::to_string(rank) + " dimensions");
+      refuse("the tensor " + in_quotes(t.name) + " has " + std::to_string(rank) + " dimensions");
     int64_t elements = 1;
     for (uint32_t d = 0; d < rank; ++d) {
       const auto size = cursor_.read<uint64_t>("a tensor's size");
@@ -176,7 +182,7 @@ class HeaderReader {
                                ? try_mul(elements, static_cast<int64_t>(size))
                                : std::nullopt;
       if (size == 0 || !product)
-        refuse("the tensor " + capstan::quoted(t.name) + " has a size of " + std::to_string(size));
+        refuse("the tensor " + in_quotes(t.name) + " has a size of " + std::to_string(size));
       elements = *product;
       t.shape.push_back(static_cast<int64_t>(size));
     }
@@ -187,46 +193,45 @@ class HeaderReader {
     if (!type) {
       const auto name = ggml_type_name(t.type);
       fail(name.empty() ? ErrorCode::format : ErrorCode::unsupported,
-           file_ + ": the tensor " + capstan::quoted(t.name) + " is of type " +
+           file_ + ": the tensor " + in_quotes(t.name) + " is of type " +
                (name.empty() ? std::to_string(t.type) : std::string(name)),
            "F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K and Q6_K are read");
     }
     if (t.shape.back() % type->block != 0)
-      refuse("the tensor " + capstan::quoted(t.name) + " of " + std::string(type->name) + " has rows of " +
+      refuse("the tensor " + in_quotes(t.name) + " of " + std::string(type->name) + " has rows of " +
              std::to_string(t.shape.back()) + " elements, no multiple of " + std::to_string(type->block));
     const auto bytes = try_mul(elements / type->block, type->bytes);
-    if (!bytes) refuse("the tensor " + capstan::quoted(t.name) + " has too many bytes");
+    if (!bytes) refuse("the tensor " + in_quotes(t.name) + " has too many bytes");
     t.bytes = static_cast<uint64_t>(*bytes);
     return t;
   }
 
   // Tensors are consecutive, each at a multiple of the alignment.
-  void place_data() {
-    uint64_t alignment = kGgufAlignment;
+  void locate_data() {
+    int64_t alignment = kGgufAlignment;
     if (const auto found = header_.metadata.find("general.alignment"); found != header_.metadata.end()) {
       const int64_t value = found->second.kind == Kind::integer ? found->second.integer : 0;
       if (value < 1 || value > (1 << 20) || !std::has_single_bit(static_cast<uint64_t>(value)))
         refuse("`general.alignment` is no power of two from 1 to 2^20");
-      alignment = static_cast<uint64_t>(value);
+      alignment = value;
     }
-    const auto aligned = [&](uint64_t offset) { return (offset + alignment - 1) / alignment * alignment; };
-    header_.data_begin = aligned(cursor_.offset());
+    header_.data_begin = aligned(cursor_.offset(), alignment);
     if (header_.tensors.empty()) return;
     if (header_.data_begin > total_) refuse("it ends before its data");
-    const uint64_t room = total_ - header_.data_begin;
+    const uint64_t available = total_ - header_.data_begin;
     std::vector<const GgufTensor*> order;
     for (const GgufTensor& t : header_.tensors) order.push_back(&t);
     std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->offset < b->offset; });
     uint64_t expected = 0;
     for (const GgufTensor* t : order) {
       if (t->offset != expected)
-        fail(ErrorCode::format, file_ + ": the tensor " + capstan::quoted(t->name) + " begins at " +
+        fail(ErrorCode::format, file_ + ": the tensor " + in_quotes(t->name) + " begins at " +
                                     std::to_string(t->offset) + " of the data, and " +
                                     std::to_string(expected) + " is next");
-      if (t->bytes > room || t->offset > room - t->bytes)
+      if (t->bytes > available || t->offset > available - t->bytes)
         fail(ErrorCode::format,
-             file_ + ": the tensor " + capstan::quoted(t->name) + " ends behind the file (cut short?)");
-      expected = aligned(t->offset + t->bytes);
+             file_ + ": the tensor " + in_quotes(t->name) + " ends after the end of the file (truncated?)");
+      expected = aligned(t->offset + t->bytes, alignment);
     }
   }
 
@@ -257,10 +262,9 @@ GgufFile::GgufFile(const std::filesystem::path& path) : map_(path) {
 
 void GgufFile::read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) {
   const StoredGguf& stored = entry(name);
-  CAPSTAN_ASSERT(fits(wanted, stored.shape) && wanted.sizes.size() <= 2,
-                 "a rectangle of " + std::string(name));
+  CAPSTAN_ASSERT(fits(wanted, stored.shape) && wanted.sizes.size() <= 2, "a region of " + std::string(name));
   if (!can_convert(stored.dtype, dtype))
-    fail(ErrorCode::unsupported, description() + ": the tensor " + capstan::quoted(name) + " is " +
+    fail(ErrorCode::unsupported, description() + ": the tensor " + in_quotes(name) + " is " +
                                      std::string(stored.type->name) + " and cannot be read as " +
                                      std::string(name_of(dtype)));
   const auto bytes = map_.bytes().subspan(static_cast<size_t>(header_.data_begin + stored.tensor->offset),
@@ -270,7 +274,7 @@ void GgufFile::read(std::string_view name, DType dtype, const Region& wanted, st
                                    out.data(), dtype);
     return;
   }
-  // Row by row, dequantize the blocks that contain the columns.
+  // Dequantizes, for each row, the blocks that contain the columns.
   const GgmlType& type = *stored.type;
   const size_t last = wanted.sizes.size() - 1;
   const int64_t rows = wanted.sizes.size() == 2 ? wanted.sizes[0] : 1,
@@ -362,7 +366,7 @@ std::string gguf_header(const std::vector<std::pair<std::string, GgufValue>>& me
     const GgmlType* type = find_ggml_type(tensor.type);
     tensor.offset = offset;
     tensor.bytes = static_cast<uint64_t>(tensor.shape.elements() / type->block * type->bytes);
-    offset += (tensor.bytes + kGgufAlignment - 1) / kGgufAlignment * kGgufAlignment;
+    offset += aligned(tensor.bytes);
     writer.put_text(tensor.name);
     writer.put<uint32_t>(checked_cast<uint32_t>(tensor.shape.size()));
     for (size_t d = tensor.shape.size(); d-- > 0;)
@@ -370,7 +374,7 @@ std::string gguf_header(const std::vector<std::pair<std::string, GgufValue>>& me
     writer.put<uint32_t>(tensor.type);
     writer.put<uint64_t>(tensor.offset);
   }
-  writer.bytes.resize((writer.bytes.size() + kGgufAlignment - 1) / kGgufAlignment * kGgufAlignment, '\0');
+  writer.bytes.resize(aligned(writer.bytes.size()), '\0');
   return std::move(writer.bytes);
 }
 

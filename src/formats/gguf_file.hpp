@@ -19,7 +19,7 @@ namespace capstan::formats {
 struct GgufValue {
   enum class Kind : uint8_t { integer, real, boolean, text, integers, reals, texts };
   Kind kind = Kind::integer;
-  // Booleans too; unsigned ones above 2^63 are refused.
+  // Holds integers and booleans. Unsigned integers of 2^63 and above are refused.
   int64_t integer = 0;
   double real = 0;
   std::string text;
@@ -31,20 +31,22 @@ using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
 
 struct GgufTensor {
   std::string name;
-  // Outermost first; the file stores the reverse.
+  // Outermost dimension first; the file stores the reverse order.
   Shape shape;
   uint32_t type = 0;
-  uint64_t offset = 0;  // from the start of the data
+  // Byte offset from the start of the data.
+  uint64_t offset = 0;
   uint64_t bytes = 0;
 };
 
 struct GgufHeader {
   GgufMetadata metadata;
-  std::vector<GgufTensor> tensors;  // in the order of the file
+  // The tensors in the order of the file.
+  std::vector<GgufTensor> tensors;
   uint64_t data_begin = 0;
 };
-// `file` names it in errors: ErrorCode::format; ::unsupported for versions, types and split files that are
-// not read.
+// Parses the header of a file that messages call `file`. Throws ErrorCode::format, or ::unsupported for
+// unsupported versions, types and split files.
 GgufHeader parse_gguf(std::span<const std::byte> bytes, const std::string& file);
 
 struct StoredGguf : checkpoint::TensorInfo {
@@ -52,7 +54,7 @@ struct StoredGguf : checkpoint::TensorInfo {
   const GgmlType* type = nullptr;
 };
 
-// Quantized tensors are fp32.
+// A mapped GGUF file. Quantized tensors are read as fp32.
 class GgufFile final : public checkpoint::MapSource<StoredGguf> {
  public:
   explicit GgufFile(const std::filesystem::path& path);
@@ -73,10 +75,12 @@ class GgufFile final : public checkpoint::MapSource<StoredGguf> {
 // 32.
 std::string gguf_header(const std::vector<std::pair<std::string, GgufValue>>& metadata,
                         std::vector<GgufTensor>& tensors);
-inline constexpr uint64_t kGgufAlignment = 32;
+inline constexpr int64_t kGgufAlignment = 32;
 
-GgufValue gguf_integer(int64_t value);  // written as u32
-GgufValue gguf_real(double value);      // as f32
+// A value that is written as u32.
+GgufValue gguf_integer(int64_t value);
+// A value that is written as f32.
+GgufValue gguf_real(double value);
 GgufValue gguf_boolean(bool value);
 GgufValue gguf_text(std::string value);
 

@@ -1,4 +1,4 @@
-// gguf:FILE as an ExternalModel, and the writer.
+// The ExternalModel of gguf:FILE, and the writer of GGUF files.
 #include <unistd.h>
 
 #include <algorithm>
@@ -60,8 +60,10 @@ bool stays_fp32(const std::string& name, const Shape& shape) {
 
 struct FileType {
   GgufType type;
-  int64_t number;    // general.file_type
-  uint32_t tensors;  // of the matrices
+  // Value of general.file_type.
+  int64_t number;
+  // Element type of matrices.
+  uint32_t tensors;
 };
 constexpr FileType kFileTypes[] = {{GgufType::f32, 0, kGgmlF32},
                                    {GgufType::f16, 1, kGgmlF16},
@@ -73,8 +75,8 @@ uint32_t type_in_file(const FileType& file, const std::string& name, const Shape
   return file.tensors == kGgmlQ8_0 && shape.back() % 32 != 0 ? kGgmlF16 : file.tensors;
 }
 
-// The metadata of the tokenizer in the auxiliary files; empty: there is none.
-std::vector<std::pair<std::string, GgufValue>> tokenizer_entries(const Exported& from) {
+// Returns the metadata of the tokenizer in the auxiliary files; empty if there is none.
+std::vector<std::pair<std::string, GgufValue>> tokenizer_entries(const ExportSource& from) {
   const auto assets = [&](std::string_view name) -> std::string {
     for (const auto& [file, text] : from.assets)
       if (file == name) return text;
@@ -99,7 +101,7 @@ std::unique_ptr<ExternalModel> open_gguf(const std::string& name, const fs::path
   return std::make_unique<GgufModelFile>(name, file);
 }
 
-Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
+WriteResult write_gguf(const ExportSource& from, const fs::path& to, GgufType type) {
   require_new(to);
   const GgufPlan plan = plan_gguf(from.model);
   const FileType& file_type = *std::find_if(std::begin(kFileTypes), std::end(kFileTypes),
@@ -132,16 +134,17 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
   temporary += ".tmp-" + std::to_string(::getpid());
   struct Remove {
     const fs::path& path;
-    ~Remove() { ::unlink(path.c_str()); }  // renamed: nothing is there
+    // After a successful rename there is no such file.
+    ~Remove() { ::unlink(path.c_str()); }
   } remove{temporary};
   FileWriter writer(temporary);
   writer.write(header);
-  Written written;
+  WriteResult written;
   std::vector<float> values;
   std::vector<std::byte> bytes;
   for (const GgufTensor& tensor : tensors) {
     size_t given = 0;
-    // Row by row, because blocks of a quantized type do not cross rows.
+    // Writes row by row, because blocks of a quantized type do not cross rows.
     for (const auto& rows :
          checkpoint::row_slabs(full_region(tensor.shape), DType::f32, checkpoint::kChunkBytes)) {
       if (tensor.name == kRopeFactors) {
@@ -153,8 +156,7 @@ Written write_gguf(const Exported& from, const fs::path& to, GgufType type) {
       try {
         quantize(*find_ggml_type(tensor.type), values, bytes);
       } catch (const Error& error) {
-        fail(error.code(), "the tensor " + capstan::quoted(tensor.name) + ": " + error.message(),
-             error.help());
+        fail(error.code(), "the tensor " + in_quotes(tensor.name) + ": " + error.message(), error.help());
       }
       given += bytes.size();
       writer.write(bytes);

@@ -136,12 +136,12 @@ void dequantize(const GgmlType& type, std::span<const std::byte> blocks, std::sp
 namespace {
 
 [[noreturn]] void cannot_hold(const GgmlType& type, float value) {
-  fail(
-      ErrorCode::unsupported, std::string(type.name) + " cannot hold the value " + to_text(value),
-      std::isfinite(value) ? "--type bf16 and f32 can" : "the weights are not numbers: did the run diverge?");
+  fail(ErrorCode::unsupported, std::string(type.name) + " cannot hold the value " + to_text(value),
+       std::isfinite(value) ? "the types bf16 and f32 can"
+                            : "the weights are not numbers: did the run diverge?");
 }
 
-// fp16 of what is below its infinity.
+// Converts to fp16; refuses finite values that would become infinite.
 uint16_t half_of(const GgmlType& type, float value, float of) {
   const uint16_t half = float_to_half(value);
   if (!std::isfinite(half_to_float(half)) && std::isfinite(value)) cannot_hold(type, of);

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "formats/gguf_vocabulary.hpp"
+#include "text/tokenizer/bpe_json.hpp"
 
 namespace capstan::formats {
 
@@ -15,21 +17,12 @@ using Kind = GgufValue::Kind;
 namespace {
 
 OrderedJson pre_tokenizer_json(const PreTokenizer& pre) {
-  const OrderedJson bytes = {{"type", "ByteLevel"},
-                             {"add_prefix_space", false},
-                             {"trim_offsets", true},
-                             {"use_regex", pre.pattern == nullptr}};
+  const OrderedJson bytes = text::byte_level_json(false, true, pre.pattern == nullptr);
   if (pre.digits)
     return {{"type", "Sequence"},
             {"pretokenizers", {OrderedJson{{"type", "Digits"}, {"individual_digits", true}}, bytes}}};
   if (!pre.pattern) return bytes;
-  return {{"type", "Sequence"},
-          {"pretokenizers",
-           {OrderedJson{{"type", "Split"},
-                        {"pattern", {{"Regex", pre.pattern}}},
-                        {"behavior", "Isolated"},
-                        {"invert", false}},
-            bytes}}};
+  return {{"type", "Sequence"}, {"pretokenizers", {text::split_json(*pre.pattern), bytes}}};
 }
 
 const GgufValue* find(const GgufMetadata& metadata, std::string_view key, Kind kind,
@@ -41,8 +34,8 @@ const GgufValue* find(const GgufMetadata& metadata, std::string_view key, Kind k
   return &found->second;
 }
 
-// Merges of a vocabulary whose order is in its scores: every way to make a token of two, the best token
-// first.
+// Returns the merges of a vocabulary that is ordered by scores: every way to form a token of two tokens, the
+// best token first.
 std::vector<std::pair<std::string, std::string>> merges_of_scores(const std::vector<std::string>& tokens,
                                                                   const std::vector<double>& scores,
                                                                   const std::vector<int64_t>& types) {
@@ -56,10 +49,10 @@ std::vector<std::pair<std::string, std::string>> merges_of_scores(const std::vec
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (types[i] != kNormal || tokens[i].size() > 256) continue;
     std::vector<Merge> here;
-    for (size_t cut = 1; cut < tokens[i].size(); ++cut) {
-      const auto left = ids.find(std::string_view(tokens[i]).substr(0, cut));
+    for (size_t at = 1; at < tokens[i].size(); ++at) {
+      const auto left = ids.find(std::string_view(tokens[i]).substr(0, at));
       if (left == ids.end()) continue;
-      const auto right = ids.find(std::string_view(tokens[i]).substr(cut));
+      const auto right = ids.find(std::string_view(tokens[i]).substr(at));
       if (right != ids.end()) here.push_back({scores[i], left->second, right->second});
     }
     std::sort(here.begin(), here.end(), [](const Merge& a, const Merge& b) {
@@ -90,7 +83,7 @@ bool is_true(const GgufMetadata& metadata, std::string_view key, bool otherwise)
                                                                         : found->second.integer != 0;
 }
 
-// Prepends a token to every text.
+// A post-processor that prepends a token to every text.
 OrderedJson beginning_with(const std::string& token, int64_t id) {
   const OrderedJson first = {{"SpecialToken", {{"id", token}, {"type_id", 0}}}};
   const auto sequence = [](const char* name, int type) {
@@ -102,29 +95,15 @@ OrderedJson beginning_with(const std::string& token, int64_t id) {
           {"special_tokens", {{token, {{"id", token}, {"ids", {id}}, {"tokens", {token}}}}}}};
 }
 
-// The parts of a tokenizer.json that its kind decides.
-struct TokenizerParts {
-  OrderedJson model = {{"type", "BPE"},
-                       {"dropout", nullptr},
-                       {"unk_token", nullptr},
-                       {"continuing_subword_prefix", nullptr},
-                       {"end_of_word_suffix", nullptr},
-                       {"fuse_unk", false},
-                       {"byte_fallback", false},
-                       {"ignore_merges", false}};
-  OrderedJson normalizer, pre_tokenizer, decoder, merges = Json::array();
-};
-
-TokenizerParts byte_level_parts(const GgufMetadata& metadata, const std::string& file) {
-  TokenizerParts parts;
+text::BpeJson byte_level_bpe(const GgufMetadata& metadata, const std::string& file) {
+  text::BpeJson bpe;
   const GgufValue* lines = find(metadata, "tokenizer.ggml.merges", Kind::texts, file);
   if (!lines) fail(ErrorCode::format, file + ": `tokenizer.ggml.merges` is missing");
   for (const std::string& line : lines->texts) {
     const size_t blank = line.find(' ', 1);
     if (blank == std::string::npos)
-      fail(ErrorCode::format,
-           file + ": `tokenizer.ggml.merges` has " + capstan::quoted(line) + ", not two tokens");
-    parts.merges.push_back({line.substr(0, blank), line.substr(blank + 1)});
+      fail(ErrorCode::format, file + ": `tokenizer.ggml.merges` has " + in_quotes(line) + ", not two tokens");
+    bpe.merges.push_back({line.substr(0, blank), line.substr(blank + 1)});
   }
   const GgufValue* pre = find(metadata, "tokenizer.ggml.pre", Kind::text, file);
   const std::string name = !pre || pre->text == "default" ? "gpt-2" : pre->text;
@@ -132,63 +111,48 @@ TokenizerParts byte_level_parts(const GgufMetadata& metadata, const std::string&
                                   [&](const PreTokenizer& one) { return one.name == name; });
   if (found == kPreTokenizers.end())
     fail(ErrorCode::unsupported,
-         file + ": `tokenizer.ggml.pre` is " + capstan::quoted(name) + ", which this version does not know",
+         file + ": `tokenizer.ggml.pre` is " + in_quotes(name) + ", which this version does not know",
          "take the tokenizer.json of the original model: tokenizer.tokenizer_model=FILE");
-  parts.pre_tokenizer = pre_tokenizer_json(*found);
-  parts.model["ignore_merges"] = found->ignores_merges;
-  parts.decoder = {
-      {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
-  return parts;
+  bpe.pre_tokenizer = pre_tokenizer_json(*found);
+  bpe.ignore_merges = found->ignores_merges;
+  bpe.decoder = text::byte_level_json(true, true, true);
+  return bpe;
 }
 
-TokenizerParts sentencepiece_parts(const GgufMetadata& metadata, const std::vector<std::string>& tokens,
-                                   const std::vector<int64_t>& types, const std::string& file) {
-  TokenizerParts parts;
+text::BpeJson sentencepiece_bpe(const GgufMetadata& metadata, const std::vector<std::string>& tokens,
+                                const std::vector<int64_t>& types, const std::string& file) {
+  text::BpeJson bpe;
   const GgufValue* scores = find(metadata, "tokenizer.ggml.scores", Kind::reals, file);
   if (!scores || scores->reals.size() != tokens.size())
     fail(ErrorCode::format, file + ": `tokenizer.ggml.scores` is missing or of another length than `tokens`");
   for (auto& [left, right] : merges_of_scores(tokens, scores->reals, types))
-    parts.merges.push_back({left, right});
+    bpe.merges.push_back({left, right});
   const std::string blank(kBlank);
   OrderedJson steps = Json::array();
   if (is_true(metadata, "tokenizer.ggml.add_space_prefix", true))
     steps.push_back({{"type", "Prepend"}, {"prepend", blank}});
   steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", blank}});
-  parts.normalizer = {{"type", "Sequence"}, {"normalizers", steps}};
-  parts.model["byte_fallback"] = true;
-  parts.model["fuse_unk"] = true;
-  if (const auto unknown = special(metadata, "unknown")) parts.model["unk_token"] = *unknown;
+  bpe.normalizer = {{"type", "Sequence"}, {"normalizers", steps}};
+  bpe.byte_fallback = bpe.fuse_unk = true;
+  if (const auto unknown = special(metadata, "unknown")) bpe.unk_token = *unknown;
   OrderedJson decoders = {{{"type", "Replace"}, {"pattern", {{"String", blank}}}, {"content", " "}},
                           {{"type", "ByteFallback"}},
                           {{"type", "Fuse"}}};
   if (steps.size() == 2) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
-  parts.decoder = {{"type", "Sequence"}, {"decoders", decoders}};
-  return parts;
+  bpe.decoder = {{"type", "Sequence"}, {"decoders", decoders}};
+  return bpe;
 }
 
-OrderedJson added_tokens(const std::vector<std::string>& tokens, const std::vector<int64_t>& types) {
-  OrderedJson added = Json::array();
-  for (size_t i = 0; i < types.size(); ++i)
-    if (types[i] == kControl || types[i] == kUser || types[i] == kUnknown)
-      added.push_back({{"id", i},
-                       {"content", tokens[i]},
-                       {"single_word", false},
-                       {"lstrip", false},
-                       {"rstrip", false},
-                       {"normalized", false},
-                       {"special", types[i] != kUser}});
-  return added;
-}
-
-OrderedJson vocabulary_of(const std::vector<std::string>& tokens, const std::vector<int64_t>& types) {
-  // Not by operator[], which looks through all tokens before.
+void add_vocabulary(const std::vector<std::string>& tokens, const std::vector<int64_t>& types,
+                    text::BpeJson& bpe) {
   std::unordered_map<std::string_view, size_t> ids;
-  for (size_t i = 0; i < types.size(); ++i)
+  for (size_t i = 0; i < types.size(); ++i) {
     if (types[i] != kUnused) ids[tokens[i]] = i;
-  OrderedJson::object_t vocabulary;
+    if (types[i] == kControl || types[i] == kUser || types[i] == kUnknown)
+      bpe.add_token(static_cast<int64_t>(i), tokens[i], types[i] != kUser);
+  }
   for (size_t i = 0; i < types.size(); ++i)
-    if (types[i] != kUnused && ids[tokens[i]] == i) vocabulary.emplace_back(tokens[i], i);
-  return vocabulary;
+    if (types[i] != kUnused && ids[tokens[i]] == i) bpe.vocab.emplace_back(tokens[i], i);
 }
 
 }  // namespace
@@ -204,25 +168,14 @@ std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& f
     fail(ErrorCode::format, file + ": `tokenizer.ggml.token_type` and `tokens` differ in length");
   if (kind->text != "gpt2" && kind->text != "llama")
     fail(ErrorCode::unsupported,
-         file + ": `tokenizer.ggml.model` is " + capstan::quoted(kind->text) + "; gpt2 and llama are read");
-  TokenizerParts parts = kind->text == "gpt2" ? byte_level_parts(metadata, file)
-                                              : sentencepiece_parts(metadata, tokens->texts, types, file);
-  parts.model["vocab"] = vocabulary_of(tokens->texts, types);
-  parts.model["merges"] = std::move(parts.merges);
-  OrderedJson post_processor;
+         file + ": `tokenizer.ggml.model` is " + in_quotes(kind->text) + "; gpt2 and llama are read");
+  text::BpeJson bpe = kind->text == "gpt2" ? byte_level_bpe(metadata, file)
+                                           : sentencepiece_bpe(metadata, tokens->texts, types, file);
+  add_vocabulary(tokens->texts, types, bpe);
   if (const auto begin = special(metadata, "bos");
       begin && is_true(metadata, "tokenizer.ggml.add_bos_token", false))
-    post_processor = beginning_with(*begin, metadata.at("tokenizer.ggml.bos_token_id").integer);
-  const OrderedJson json = {{"version", "1.0"},
-                            {"truncation", nullptr},
-                            {"padding", nullptr},
-                            {"added_tokens", added_tokens(tokens->texts, types)},
-                            {"normalizer", parts.normalizer},
-                            {"pre_tokenizer", parts.pre_tokenizer},
-                            {"post_processor", post_processor},
-                            {"decoder", parts.decoder},
-                            {"model", parts.model}};
-  return dump_json(json, 1) + "\n";
+    bpe.post_processor = beginning_with(*begin, metadata.at("tokenizer.ggml.bos_token_id").integer);
+  return dump_json(text::document(std::move(bpe)), 1) + "\n";
 }
 
 std::string tokenizer_config_of(const GgufMetadata& metadata) {
@@ -231,8 +184,10 @@ std::string tokenizer_config_of(const GgufMetadata& metadata) {
                                      std::pair{"unk_token", "unknown"}, std::pair{"pad_token", "padding"}})
     if (const auto token = special(metadata, theirs)) config[ours] = *token;
   if (config.is_null()) return "";
-  config["tokenizer_class"] = "PreTrainedTokenizerFast";  // uses tokenizer.json unchanged
-  config["clean_up_tokenization_spaces"] = false;         // the text of the tokens, unchanged
+  // This class uses tokenizer.json unchanged.
+  config["tokenizer_class"] = "PreTrainedTokenizerFast";
+  // Decoding does not change the text of the tokens.
+  config["clean_up_tokenization_spaces"] = false;
   if (const auto family = metadata.find("general.architecture");
       family != metadata.end() && family->second.kind == Kind::text)
     if (const auto length = metadata.find(family->second.text + ".context_length");
@@ -262,7 +217,7 @@ std::string generation_config_of(const GgufMetadata& metadata) {
   else
     settings["eos_token_id"] = ends;
   settings["pad_token_id"] = id_of("padding").value_or(ends[0]);
-  return settings.dump(2) + "\n";
+  return dump_json(settings, 2) + "\n";
 }
 
 }  // namespace capstan::formats

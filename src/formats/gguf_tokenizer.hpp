@@ -11,23 +11,25 @@
 
 namespace capstan::formats {
 
-// The text of a tokenizer.json; empty where the file has no tokenizer. ErrorCode::format for metadata of
-// other types; ::unsupported for kinds that are not read, by name.
+// Returns the text of a tokenizer.json; empty if the file has no tokenizer. Throws ErrorCode::format for
+// metadata of the wrong type, and ::unsupported, with the name, for unsupported kinds of tokenizers.
 std::string tokenizer_json_of(const GgufMetadata& metadata, const std::string& file);
-// tokenizer_config.json beside it: the names of special tokens, and the chat template.
+// Returns the text of its tokenizer_config.json, with the names of special tokens and the chat template.
 std::string tokenizer_config_of(const GgufMetadata& metadata);
-// generation_config.json: the ids of the tokens that begin, end and pad a text. Empty where none ends it.
+// Returns the text of its generation_config.json, with the ids of the tokens that begin, end and pad a text;
+// empty if no token ends it.
 std::string generation_config_of(const GgufMetadata& metadata);
 
-// For writing: a tokenizer.json. rows: of the embedding; what the tokenizer has no token for is padded.
-// config, generation: of a tokenizer_config.json and a generation_config.json, may be empty.
-// ErrorCode::format; ::unsupported for what llama.cpp would compute otherwise.
+// Returns the metadata for a tokenizer.json. config, generation: texts of a tokenizer_config.json and a
+// generation_config.json, may be empty. rows: rows of the embedding; rows without a token get padding tokens.
+// Throws ErrorCode::format, or ::unsupported for tokenizers that llama.cpp would apply differently.
 std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view tokenizer_json,
                                                               std::string_view config,
                                                               std::string_view generation,
                                                               const std::string& chat_template, int64_t rows);
-// The same of a SentencePiece model: of the files of a directory by name, tokenizer.model among them. It has
-// to be BPE with pieces for bytes and a normalizer that only turns blanks into ▁.
+// Returns the metadata for a SentencePiece model. files: the names and contents of a directory's files,
+// including tokenizer.model. The model must be BPE with byte pieces, and its normalizer may only replace
+// spaces by ▁.
 std::vector<std::pair<std::string, GgufValue>> gguf_sentencepiece(
     const std::vector<std::pair<std::string, std::string>>& files, int64_t rows);
 

@@ -1,5 +1,5 @@
-// A tokenizer.json or a SentencePiece model as llama.cpp's metadata: as the one of its two kinds of BPE that
-// is equivalent, or an error.
+// Converts a tokenizer.json or a SentencePiece model to llama.cpp's metadata, as the equivalent one of its
+// two kinds of BPE. A tokenizer without an equivalent is an error.
 #include <algorithm>
 #include <map>
 #include <unordered_set>
@@ -45,9 +45,9 @@ struct TokenList {
   void put(const std::string& token, int64_t id, int64_t type) {
     const auto rows = static_cast<int64_t>(tokens.texts.size());
     if (id >= rows)
-      unsupported("the token " + capstan::quoted(token) + " has id " + std::to_string(id) + " of " +
-                      std::to_string(rows),
-                  file);
+      unsupported(
+          "the token " + in_quotes(token) + " has id " + std::to_string(id) + " of " + std::to_string(rows),
+          file);
     tokens.texts[static_cast<size_t>(id)] = token;
     types.integers[static_cast<size_t>(id)] = type;
     ids[token] = id;
@@ -78,10 +78,11 @@ std::string pattern_of(ConfigJson& step, const char* kind) {
 // ---- `gpt2`: bytes, split by a regular expression that llama.cpp selects by name ----
 
 std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
-  // NFC is not done there. It changes no text that is in NFC already, and Qwen's files all have it.
+  // llama.cpp does not normalize to NFC. This makes no difference for text in NFC, and all of Qwen's files
+  // ask for it.
   for (ConfigJson& step : steps_of(top, "normalizer", "normalizers"))
     if (const std::string type = step.text("type"); type != "NFC")
-      unsupported("a normalizer of type " + capstan::quoted(type));
+      unsupported("a normalizer of type " + in_quotes(type));
   bool digits = false, bytes = false, own_pattern = false;
   std::string pattern;
   for (ConfigJson& step : steps_of(top, "pre_tokenizer", "pretokenizers")) {
@@ -91,7 +92,7 @@ std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
       digits = true;
     } else if (type == "Split" && first &&
                step.text("behavior") == (step.boolean("invert", false) ? "Removed" : "Isolated")) {
-      // Either way: every character is in a match of each expression below.
+      // The behavior does not matter, because every character is in a match of each expression below.
       pattern = pattern_of(step, "Regex");
       if (pattern.empty()) unsupported("a Split at a text");
     } else if (type == "ByteLevel" && !bytes && !step.boolean("add_prefix_space", true)) {
@@ -103,10 +104,10 @@ std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
   }
   if (!bytes) unsupported("a `pre_tokenizer` without ByteLevel");
   if (own_pattern && !pattern.empty()) unsupported("a `pre_tokenizer` that splits with two expressions");
-  if (own_pattern) pattern = kGpt2;
+  if (own_pattern) pattern = text::kGpt2Pattern;
   for (const PreTokenizer& one : kPreTokenizers) {
     if (one.digits == digits && one.ignores_merges == ignores_merges &&
-        pattern == (one.pattern ? one.pattern : kGpt2))
+        pattern == (one.pattern ? *one.pattern : text::kGpt2Pattern))
       return one.name;
   }
   unsupported("a `pre_tokenizer` that splits with an expression that, with `ignore_merges` " +
@@ -115,7 +116,7 @@ std::string pre_tokenizer_name(ConfigJson& top, bool ignores_merges) {
 
 // ---- `llama`: characters with ▁ for spaces, and bytes for characters outside of the vocabulary ----
 
-// True where a space is prepended to the text.
+// Returns true if a space is prepended to the text.
 bool read_blanks(ConfigJson& top) {
   bool replaced = false, before = false;
   for (ConfigJson& step : steps_of(top, "normalizer", "normalizers")) {
@@ -129,14 +130,15 @@ bool read_blanks(ConfigJson& top) {
   }
   for (ConfigJson& step : steps_of(top, "pre_tokenizer", "pretokenizers")) {
     const std::string type = step.text("type");
-    // Gemma's splits at blanks when none is left.
+    // Gemma's step splits at spaces, of which none is left.
     if (type == "Split" && replaced && pattern_of(step, "String") == " ") continue;
     if (type != "Metaspace" || step.text("replacement") != kBlank || step.boolean("split", true))
       unsupported("the " + type + " of its `pre_tokenizer` is none of llama.cpp's");
-    const bool added = step.boolean("add_prefix_space", true);  // of older files
+    // Older files have this key.
+    const bool added = step.boolean("add_prefix_space", true);
     const std::string scheme = step.text("prepend_scheme", added ? "always" : "never");
     if (scheme != "always" && scheme != "first" && scheme != "never")
-      unsupported("a `prepend_scheme` " + capstan::quoted(scheme));
+      unsupported("a `prepend_scheme` " + in_quotes(scheme));
     before = before || scheme != "never";
     replaced = true;
   }
@@ -144,8 +146,8 @@ bool read_blanks(ConfigJson& top) {
   return before;
 }
 
-// llama.cpp puts together whatever makes a token, the best token first; here only what is listed is put
-// together. Converters of SentencePiece's models list all that there is, but for a few.
+// llama.cpp merges any two tokens that form a token, the best one first, whereas a tokenizer.json merges
+// listed pairs only. Converters of SentencePiece models list nearly all possible pairs.
 void check_all_ways(const std::vector<std::string>& tokens, const std::vector<int64_t>& types,
                     const std::vector<std::string>& merges) {
   std::unordered_set<std::string_view> normal;
@@ -157,10 +159,10 @@ void check_all_ways(const std::vector<std::string>& tokens, const std::vector<in
   for (size_t i = 0; i < tokens.size(); ++i) {
     const std::string_view token = tokens[i];
     if (types[i] != kNormal || token.size() > 256) continue;
-    for (size_t cut = 1; cut < token.size(); ++cut) {
-      if (!normal.count(token.substr(0, cut)) || !normal.count(token.substr(cut))) continue;
+    for (size_t at = 1; at < token.size(); ++at) {
+      if (!normal.count(token.substr(0, at)) || !normal.count(token.substr(at))) continue;
       ++ways;
-      way.assign(token.substr(0, cut)).append(" ").append(token.substr(cut));
+      way.assign(token.substr(0, at)).append(" ").append(token.substr(at));
       missing += listed.count(way) == 0;
     }
   }
@@ -171,7 +173,7 @@ void check_all_ways(const std::vector<std::string>& tokens, const std::vector<in
 
 // ---- both ----
 
-// True where the post-processor prepends a token.
+// Returns true if the post-processor prepends a token.
 bool puts_token_before(const Json& step) {
   if (!step.is_object()) return false;
   const auto list = [&](const char* key) -> const Json& {
@@ -188,7 +190,7 @@ bool puts_token_before(const Json& step) {
 // The ids of generation_config.json: bos and eos where tokenizer_config.json names none, and further ends of
 // a text as the end of a turn (eot) and of a message (eom), at which llama.cpp stops as at eos.
 void add_ends(std::string_view generation, int64_t rows, std::map<std::string, int64_t>& special) {
-  const Json settings = generation.empty() ? Json() : Json::parse(generation, nullptr, false);
+  const Json settings = generation.empty() ? Json() : json_of(generation, IfNotJson::discard);
   if (!settings.is_object()) return;
   const auto ids_of = [&](const char* key) {
     std::vector<int64_t> ids;
@@ -206,12 +208,13 @@ void add_ends(std::string_view generation, int64_t rows, std::map<std::string, i
 
 Json settings_in(std::string_view config) {
   Json settings = config.empty() ? Json::object() : parse_json(config, kConfig);
-  ConfigJson(settings, kConfig);  // an object
+  // Checks that it is an object.
+  ConfigJson(settings, kConfig);
   return settings;
 }
 
-// Metadata of all kinds of tokenizers. special: the ids that the tokenizer names; adds_bos: where the
-// settings do not say.
+// Adds the metadata of all kinds of tokenizers. special: the ids that the tokenizer names. adds_bos: the
+// default if the settings do not give it.
 void add_settings(Entries& entries, const Json& settings_json, std::string_view generation,
                   const std::string& chat_template, int64_t rows, std::map<std::string, int64_t> special,
                   bool adds_bos) {
@@ -248,12 +251,12 @@ void check_sentencepiece(const text::SentencePieceModel& model) {
   for (const auto& piece : model.pieces) {
     // SentencePiece splits such a piece again.
     if (piece.kind == text::PieceKind::unused)
-      for (size_t cut = 1; cut < piece.text.size(); ++cut)
-        if (joins.count(piece.text.substr(0, cut)) && joins.count(piece.text.substr(cut)))
-          refuse("the unused piece " + capstan::quoted(piece.text) + " is made of two others");
-    // Looked for before blanks are ▁.
+      for (size_t at = 1; at < piece.text.size(); ++at)
+        if (joins.count(piece.text.substr(0, at)) && joins.count(piece.text.substr(at)))
+          refuse("the unused piece " + in_quotes(piece.text) + " is made of two others");
+    // User-defined pieces are found before spaces become ▁.
     if (piece.kind == text::PieceKind::user_defined && piece.text.find(kBlank) != std::string_view::npos)
-      refuse("the user-defined piece " + capstan::quoted(piece.text) + " holds a blank");
+      refuse("the user-defined piece " + in_quotes(piece.text) + " holds a blank");
   }
 }
 
@@ -286,7 +289,7 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
   const JsonView view(parsed, kFile), model_view = view.at("model");
   ConfigJson top(parsed, kFile), model(model_view.object(), kFile + ": model");
   if (const std::string type = model.text("type", "BPE"); type != "BPE")
-    unsupported("a model of type " + capstan::quoted(type));
+    unsupported("a model of type " + in_quotes(type));
   if (model.number("dropout", 0) != 0) unsupported("merges that are dropped at random");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     if (!model.text(key, "").empty()) unsupported("a `" + std::string(key) + "`");
@@ -337,7 +340,7 @@ std::vector<std::pair<std::string, GgufValue>> gguf_tokenizer(std::string_view t
     check_all_ways(list.tokens.texts, list.types.integers, merges.texts);
     add(result, "model", gguf_text("llama"));
     add(result, "pre", gguf_text("default"));
-    // Pieces without a merge come last.
+    // Pieces that no merge forms come last.
     for (const std::string& token : list.tokens.texts) {
       const auto found = made.find(token);
       scores.reals.push_back(found == made.end() ? -rank - 1 : found->second);
@@ -397,7 +400,8 @@ std::vector<std::pair<std::string, GgufValue>> gguf_sentencepiece(
   if (const Json added = settings.value("added_tokens_decoder", Json()); added.is_object())
     for (const auto& [id, flags] : added.items()) {
       const int64_t row = parse_int(id).value_or(-1);
-      if (row < 0 || !flags.is_object()) continue;  // the tokenizer has refused it already
+      // Loading the tokenizer has refused this already.
+      if (row < 0 || !flags.is_object()) continue;
       const bool unknown = row < static_cast<int64_t>(model.pieces.size()) &&
                            model.pieces[static_cast<size_t>(row)].kind == text::PieceKind::unknown;
       list.put(std::string(tokenizer->token_of(static_cast<int32_t>(row))), row,

@@ -15,7 +15,7 @@ using config::ModelConfig;
 
 namespace {
 
-// A window for evaluation and generation; recipes that train say their own.
+// Context length for evaluation and generation; recipes for training set their own.
 constexpr int64_t kLongestSequence = 2048;
 
 const Family& family_of(ConfigJson& c) {
@@ -24,7 +24,7 @@ const Family& family_of(ConfigJson& c) {
   std::vector<std::string> names;
   for (const Family* family : all_families()) names.emplace_back(family->model_type);
   fail(ErrorCode::unsupported,
-       c.location() + ": `model_type` is " + capstan::quoted(type) + ", a family that this version lacks",
+       c.location() + ": `model_type` is " + in_quotes(type) + ", a family that this version lacks",
        "it has " + join(names, ", "));
 }
 
@@ -34,14 +34,14 @@ std::string_view torch_name(DType type) {
 
 }  // namespace
 
-HfModel read_hf_config(std::string_view text, const std::string& place) {
-  const Json parsed = parse_json(text, place, 16);
-  ConfigJson c(parsed, place);
+HfModel read_hf_config(std::string_view text, const std::string& location) {
+  const Json parsed = parse_json(text, location, 16);
+  ConfigJson c(parsed, location);
   HfModel result;
   result.family = &family_of(c);
   for (const std::string& name : c.texts("architectures"))
     if (name != result.family->architecture)
-      c.refuse("`architectures` has " + capstan::quoted(name) + "; only " + result.family->architecture +
+      c.refuse("`architectures` has " + in_quotes(name) + "; only " + result.family->architecture +
                " is read");
   c.changes_nothing({"torch_dtype", "dtype"});
   c.only("is_encoder_decoder", false, "the family has no encoder");
@@ -63,7 +63,8 @@ std::string config_text(const Family& family, const ModelConfig& model, DType dt
   made["model_type"] = family.model_type;
   made["torch_dtype"] = torch_name(dtype);
   made["use_cache"] = true;
-  return Json(made).dump(2) + "\n";  // sorted
+  // Json sorts the keys.
+  return dump_json(Json(made), 2) + "\n";
 }
 
 }  // namespace
@@ -85,12 +86,12 @@ HfConfig write_hf_config(const ModelConfig& model, DType dtype) {
 }
 
 std::string with_dtype(const std::string& text, DType dtype) {
-  auto parsed = OrderedJson::parse(text);
+  auto parsed = ordered_json_of(text);
   bool changed = false;
   for (const char* key : {"torch_dtype", "dtype"})
     if (parsed.contains(key) && parsed[key] != torch_name(dtype))
       parsed[key] = torch_name(dtype), changed = true;
-  return changed ? parsed.dump(2) + "\n" : text;
+  return changed ? dump_json(parsed, 2) + "\n" : text;
 }
 
 }  // namespace capstan::formats

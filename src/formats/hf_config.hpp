@@ -13,19 +13,20 @@ struct Family;
 
 struct HfModel {
   const Family* family = nullptr;
-  config::ModelConfig model;  // with its derived values
+  // The model section, including derived values.
+  config::ModelConfig model;
 };
-// place: the name of the text in messages. ErrorCode::format, ::unsupported.
-HfModel read_hf_config(std::string_view text, const std::string& place);
+// Parses a config.json; `location` names it in messages. Throws ErrorCode::format or ::unsupported.
+HfModel read_hf_config(std::string_view text, const std::string& location);
 
 struct HfConfig {
   const Family* family = nullptr;
-  // As Transformers writes it: sorted keys, two blanks.
+  // The text as Transformers writes it: sorted keys, indented by two spaces.
   std::string text;
 };
-// For a model from a recipe: the config.json of the family that supports exactly this model.
-// ErrorCode::unsupported, with the fields that differ from the nearest family, where there is none. dtype: of
-// the weights.
+// Returns the config.json of the family that supports exactly the model of a recipe, with weights of type
+// `dtype`. Throws ErrorCode::unsupported if there is none, with the fields that differ from the nearest
+// family.
 HfConfig write_hf_config(const config::ModelConfig& model, DType dtype);
 
 // `text` with its dtype entry set to the type of the weights.

@@ -47,8 +47,7 @@ bool is_tokenizer_file(std::string_view name) {
 fs::path file_inside(const fs::path& directory, const std::string& name) {
   const fs::path path = directory / name;
   if (!checkpoint::is_plain_file_name(name))
-    fail(ErrorCode::format,
-         capstan::quoted(name) + " is not a plain file name of `" + directory.string() + "`");
+    fail(ErrorCode::format, in_quotes(name) + " is not a plain file name of `" + directory.string() + "`");
   std::error_code error;
   const auto type = fs::symlink_status(path, error).type();
   if (type == fs::file_type::not_found) fail_not_found("", path.string());
@@ -72,9 +71,9 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
   for (const auto& [tensor, value] : weight_map.object().items()) {
     const std::string& name = weight_map.item(tensor, value).string();
     if (!checkpoint::is_plain_file_name(name))
-      weight_map.item(tensor, value).refuse("is " + capstan::quoted(name) + ", not a plain file name");
+      weight_map.item(tensor, value).refuse("is " + in_quotes(name) + ", not a plain file name");
     if (!name.ends_with(".safetensors"))
-      weight_map.item(tensor, value).refuse("is " + capstan::quoted(name) + ", not a safetensors file");
+      weight_map.item(tensor, value).refuse("is " + in_quotes(name) + ", not a safetensors file");
     result.emplace(tensor, name);
   }
   if (result.empty()) weight_map.refuse("names no tensor");
@@ -137,21 +136,22 @@ HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
       const auto found = index.find(entry.name);
       if (found == index.end() || found->second != name)
         fail(ErrorCode::format, "`" + files_.back()->path().string() + "` holds the tensor " +
-                                    capstan::quoted(entry.name) + ", which `" + index_path + "` puts " +
+                                    in_quotes(entry.name) + ", which `" + index_path + "` puts " +
                                     (found == index.end() ? "nowhere" : "into `" + found->second + "`"));
     }
     add(*files_.back());
   }
   for (const auto& [tensor, file] : index)
     if (!tensors_.count(tensor))
-      fail(ErrorCode::format, "`" + index_path + "` puts the tensor " + capstan::quoted(tensor) + " into `" +
-                                  file + "`, which does not hold it");
+      fail(ErrorCode::format, "`" + index_path + "` puts the tensor " + in_quotes(tensor) + " into `" + file +
+                                  "`, which does not hold it");
 }
 
 void HfDirectory::add(const SafetensorsFile& file) {
   for (const auto& entry : file.entries()) {
     HfTensor stored;
-    stored.dtype = entry.dtype.value_or(DType::u8);  // tensors of other types are allowed and never read
+    // Tensors of unsupported types are allowed and never read.
+    stored.dtype = entry.dtype.value_or(DType::u8);
     stored.shape = entry.shape;
     stored.file = &file;
     stored.entry = &entry;
@@ -190,12 +190,12 @@ void HfDirectory::read(std::string_view name, DType dtype, const Region& wanted,
   const HfTensor& tensor = entry(name);
   if (!tensor.entry->dtype || !can_convert(tensor.dtype, dtype))
     fail(ErrorCode::unsupported,
-         description() + ": the tensor " + capstan::quoted(name) + " is " + tensor.entry->dtype_name +
+         description() + ": the tensor " + in_quotes(name) + " is " + tensor.entry->dtype_name +
              " and cannot be read as " + std::string(name_of(dtype)),
          "weights are read as F32, BF16 and F16");
   CAPSTAN_ASSERT(fits(wanted, tensor.shape) &&
                      static_cast<int64_t>(out.size()) == wanted.sizes.elements() * size_of(dtype),
-                 "a rectangle of " + std::string(name));
+                 "a region of " + std::string(name));
   tensor.file->copy_region(*tensor.entry, wanted, full_region(tensor.shape), wanted, out.data(), dtype);
 }
 

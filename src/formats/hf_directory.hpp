@@ -23,9 +23,11 @@ inline constexpr std::string_view kNamesFile = "hf-names.txt";
 
 // The auxiliary files that Transformers reads with the weights.
 std::span<const std::string_view> asset_files();
-bool is_tokenizer_file(std::string_view name);  // one that holds a vocabulary
+// Whether the file holds a tokenizer's vocabulary.
+bool is_tokenizer_file(std::string_view name);
 
-// A regular file of the directory. ErrorCode::not_found, ::format (a link that leads out, a device).
+// Returns the path of a regular file of the directory. Throws ErrorCode::not_found, or ::format for a device
+// or a link that leads outside.
 std::filesystem::path file_inside(const std::filesystem::path& directory, const std::string& name);
 
 struct HfTensor : checkpoint::TensorInfo {
@@ -35,19 +37,22 @@ struct HfTensor : checkpoint::TensorInfo {
 
 class HfDirectory final : public checkpoint::MapSource<HfTensor> {
  public:
-  // Maps every weight file and checks it against the index. ErrorCode::not_found, ::format; ::unsupported for
-  // pickles, by name.
+  // Maps every weight file and checks it against the index. Throws ErrorCode::not_found, ::format, or
+  // ::unsupported for pickles, by name.
   explicit HfDirectory(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }
-  std::vector<std::filesystem::path> weight_files() const;  // in the order of their names
+  // The weight files in the order of their names.
+  std::vector<std::filesystem::path> weight_files() const;
   bool has_file(std::string_view name) const;
-  std::string read_text(std::string_view name) const;  // up to 1 GiB (tokenizers)
-  std::vector<std::string> assets() const;             // those of asset_files() that are there
+  // Reads a file of at most 1 GiB, enough for any tokenizer.
+  std::string read_text(std::string_view name) const;
+  // The files of asset_files() that exist in the directory.
+  std::vector<std::string> assets() const;
 
-  // The tensors as the files name them.
   std::string description() const override { return "`" + directory_.string() + "`"; }
-  std::span<const std::byte> bytes(std::string_view name) const;  // in the mapped file
+  // The bytes of a tensor in the mapped file.
+  std::span<const std::byte> bytes(std::string_view name) const;
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
  private:

@@ -1,4 +1,4 @@
-// hf:DIR as an ExternalModel.
+// The ExternalModel of hf:DIR.
 #include <cstring>
 
 #include "base/error.hpp"
@@ -12,7 +12,7 @@ namespace capstan::formats {
 
 namespace {
 
-// Buffers that old files store with the weights; they follow from the sizes.
+// Buffers that old files store with the weights, and that can be computed from the sizes.
 bool is_buffer(std::string_view name) {
   for (const std::string_view suffix : {"rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"})
     if (name.ends_with(suffix)) return true;
@@ -63,7 +63,7 @@ class HfModelFiles final : public ExternalModel {
     if (x->dtype != y->dtype || a.size() != b.size() || std::memcmp(a.data(), b.data(), a.size()) != 0)
       fail(ErrorCode::unsupported,
            directory_.description() + ": `tie_word_embeddings` says that the head is the embedding, and " +
-               capstan::quoted(head()) + " differs from " + capstan::quoted(embedding),
+               in_quotes(head()) + " differs from " + in_quotes(embedding),
            "say `\"tie_word_embeddings\": false` in config.json if the head is one of its own");
   }
 

@@ -4,9 +4,9 @@
 #include <array>
 #include <cmath>
 
-#include "config/core/config.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/field.hpp"
-#include "config/tools/emit.hpp"
+#include "config/sections/config.hpp"
 
 namespace capstan::formats {
 
@@ -76,7 +76,7 @@ std::vector<Difference> differences(const ModelConfig& first, const ModelConfig&
       result.push_back(
           {field->path, config::yaml_inline(*field->type, x), config::yaml_inline(*field->type, y)});
   }
-  // Which linear layers have biases, from any field; and a residual taken after the norm.
+  // Fields that determine which linear layers have biases, and whether the residual is taken after the norm.
   const auto add = [&](const char* path, bool x, bool y) {
     if (x != y) result.push_back({path, x ? "true" : "false", y ? "true" : "false"});
   };
@@ -89,8 +89,7 @@ std::vector<Difference> differences(const ModelConfig& first, const ModelConfig&
 
 namespace {
 
-// True where the field would have this value without being written, whatever length of sequences a run
-// chooses.
+// Returns true if the field would have this value without being written, for any sequence length of a run.
 bool derived(const ModelConfig& model, const FieldInfo& field, const Value& value) {
   if (!field.type->optional || !config::schema().find_derivation(field.path)) return false;
   const auto follows = [&](int64_t seq_length) {

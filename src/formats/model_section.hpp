@@ -15,7 +15,8 @@ void fill_in(config::ModelConfig& model);
 // and shapes, with derived values; it ignores training settings (dropout, recomputation, lengths, initial
 // values).
 struct Difference {
-  std::string path, first, second;  // values as YAML
+  // Path of the field, and both values as YAML.
+  std::string path, first, second;
 };
 std::vector<Difference> differences(const config::ModelConfig& first, const config::ModelConfig& second);
 

@@ -34,7 +34,8 @@ NewDirectory::~NewDirectory() {
   if (done_ || !fs::exists(temporary_, error)) return;
   try {
     files_.remove_tree(temporary_);
-  } catch (const Error&) {  // nothing reads it
+  } catch (const Error&) {
+    // A leftover temporary directory is harmless.
   }
 }
 

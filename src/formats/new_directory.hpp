@@ -12,14 +12,15 @@ class NewDirectory {
  public:
   // Refuses a target that exists or whose parent does not: require_new().
   explicit NewDirectory(const std::filesystem::path& target);
-  ~NewDirectory();  // removes the temporary directory
+  // Removes the temporary directory.
+  ~NewDirectory();
   NewDirectory(const NewDirectory&) = delete;
   NewDirectory& operator=(const NewDirectory&) = delete;
 
   const std::filesystem::path& path() const { return temporary_; }
   checkpoint::FileSystem& files() { return files_; }
   void write(const std::string& name, const std::string& text);
-  // `made`: the directory itself, or one in it.
+  // Publishes `made`, which is path() or a directory in it, under the target's name.
   void appear(const std::filesystem::path& made);
 
  private:

@@ -27,15 +27,16 @@ class Builder {
     groups_ = *m_.num_query_groups;
     q_rows_ = checked_mul(m_.num_attention_heads, head_);
     kv_rows_ = checked_mul(groups_, head_);
-    CAPSTAN_ASSERT(groups_ > 0 && m_.num_attention_heads % groups_ == 0, "heads in whole groups");
+    CAPSTAN_ASSERT(groups_ > 0 && m_.num_attention_heads % groups_ == 0,
+                   "query heads are a multiple of the groups");
   }
 
   ArrangementTable build() {
     const bool tied = m_.share_embeddings_and_output_weights;
     vocabulary("embedding.word_embeddings.weight", n_.embedding);
     if (m_.position_embedding_type == config::PositionEmbedding::learned_absolute)
-      whole("embedding.position_embeddings.weight", named(n_.positions, "learned positions") + ".weight",
-            {*m_.max_position_embeddings, m_.hidden_size});
+      add_full("embedding.position_embeddings.weight", named(n_.positions, "learned positions") + ".weight",
+               {*m_.max_position_embeddings, m_.hidden_size});
     for (layer_ = 0; layer_ < m_.num_layers; ++layer_)
       one_layer("decoder.layers." + std::to_string(layer_) + ".");
     norm("decoder.final_layernorm", n_.final_norm, m_.hidden_size);
@@ -60,20 +61,21 @@ class Builder {
   }
 
   void attention(const std::string& ours, const std::string& theirs) {
-    std::vector<Run> runs;
+    std::vector<Segment> segments;
     const auto add = [&](const std::string& separate, int64_t fused_begin, int64_t begin, int64_t source,
-                         int64_t count, bool turned) {
+                         int64_t count, bool rotated) {
       const bool fused = !n_.qkv.empty();
       const std::string name = theirs + (fused ? n_.qkv : separate);
       source += fused ? fused_begin : 0;
-      if (!n_.rope_in_pairs || !turned) {
-        runs.push_back({name, begin, source, count});
+      if (!n_.rope_in_pairs || !rotated) {
+        segments.push_back({name, begin, source, count});
         return;
       }
-      // Element j of the first half of a head is 2 j there, of the second half 2 j + 1.
+      // Element j of the first half of a head is element 2 j in the file, and element j of the second half is
+      // 2 j + 1.
       for (int64_t row = 0; row < count; ++row) {
         const int64_t in_head = row % head_, half = head_ / 2;
-        runs.push_back(
+        segments.push_back(
             {name, begin + row, source + row - in_head + 2 * (in_head % half) + in_head / half, 1});
       }
     };
@@ -89,7 +91,8 @@ class Builder {
                                                         {theirs + n_.k, kv_rows_},
                                                         {theirs + n_.v, kv_rows_}}
                        : std::map<std::string, int64_t>{{theirs + n_.qkv, q_rows_ + 2 * kv_rows_}};
-    linear(ours + "linear_qkv", std::move(runs), rows, m_.hidden_size, m_.add_bias_linear || m_.add_qkv_bias);
+    linear(ours + "linear_qkv", std::move(segments), rows, m_.hidden_size,
+           m_.add_bias_linear || m_.add_qkv_bias);
     if (m_.qk_layernorm) {
       const bool all = m_.qk_layernorm_across_heads;
       norm(ours + "q_layernorm", theirs + named(n_.q_norm, "norms of queries and keys"),
@@ -117,36 +120,39 @@ class Builder {
   void linear(const std::string& ours, const std::string& theirs, int64_t out, int64_t in, bool bias) {
     linear(ours, {{theirs, 0, 0, out}}, {{theirs, out}}, in, bias);
   }
-  // runs and rows: of the tensors' names without ".weight".
-  void linear(const std::string& ours, std::vector<Run> runs, const std::map<std::string, int64_t>& rows,
-              int64_t in, bool bias) {
+  // The names in `segments` and `rows` lack ".weight".
+  void linear(const std::string& ours, std::vector<Segment> segments,
+              const std::map<std::string, int64_t>& rows, int64_t in, bool bias) {
     int64_t out = 0;
     for (const auto& [name, count] : rows) out = checked_add(out, count);
     for (const std::string suffix : {".weight", ".bias"}) {
       if (suffix == ".bias" && !bias) break;
-      const bool flat = suffix == ".bias", turned = n_.transposed && !flat;
+      const bool flat = suffix == ".bias", transposed = n_.transposed && !flat;
       Arrangement& target = table_.targets[ours + suffix];
       target.shape = flat ? Shape{out} : Shape{out, in};
-      target.source_dimension = turned ? 1 : 0;
-      for (const Run& run : runs)
-        target.runs.push_back({run.source + suffix, run.begin, run.source_begin, run.count});
+      target.source_dimension = transposed ? 1 : 0;
+      for (const Segment& segment : segments)
+        target.segments.push_back(
+            {segment.source + suffix, segment.begin, segment.source_begin, segment.count});
       for (const auto& [name, count] : rows)
-        table_.sources[name + suffix] = flat ? Shape{count} : turned ? Shape{in, count} : Shape{count, in};
+        table_.sources[name + suffix] = flat         ? Shape{count}
+                                        : transposed ? Shape{in, count}
+                                                     : Shape{count, in};
     }
   }
 
   void norm(const std::string& ours, const std::string& theirs, int64_t width) {
-    whole(ours + ".weight", theirs + ".weight", {width}).add = -n_.norm_add;
+    add_full(ours + ".weight", theirs + ".weight", {width}).add = -n_.norm_add;
     if (m_.normalization == config::Normalization::layer_norm)
-      whole(ours + ".bias", theirs + ".bias", {width});
+      add_full(ours + ".bias", theirs + ".bias", {width});
   }
 
-  Arrangement& whole(const std::string& ours, const std::string& theirs, const Shape& shape) {
+  Arrangement& add_full(const std::string& ours, const std::string& theirs, const Shape& shape) {
     table_.sources[theirs] = shape;
     return table_.targets[ours] = {shape, 0, 0, {{theirs, 0, 0, shape[0]}}, 0};
   }
   void vocabulary(const std::string& ours, const std::string& theirs) {
-    whole(ours, theirs + ".weight", {m_.vocab_size, m_.hidden_size}).shape[0] = *m_.padded_vocab_size;
+    add_full(ours, theirs + ".weight", {m_.vocab_size, m_.hidden_size}).shape[0] = *m_.padded_vocab_size;
   }
 
   static const std::string& named(const std::string& name, const char* what) {

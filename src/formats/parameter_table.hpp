@@ -17,20 +17,26 @@ namespace capstan::formats {
 struct TensorNames {
   std::string embedding, positions, final_norm, head, layer;
   std::string input_norm, post_attention_norm, mlp_norm, post_mlp_norm;
-  std::string q, k, v;  // separate
-  // Fused: all rows of q, then of k, then of v.
+  // Separate q, k and v.
+  std::string q, k, v;
+  // Fused q, k and v: all rows of q, then of k, then of v.
   std::string qkv;
   std::string q_norm, k_norm, output;
-  std::string gate, up, gate_up;  // gated MLP: separate, or fused
-  std::string fc1;                // not gated
+  // Gate and up projection of a gated MLP, separate or fused.
+  std::string gate, up, gate_up;
+  // First linear layer of an MLP that is not gated.
+  std::string fc1;
   std::string down;
-  bool transposed = false;  // linear layers are stored [in, out]
+  // Linear layers are stored [in, out].
+  bool transposed = false;
   // Rows of q and k are ordered by adjacent pairs, not by halves (GGUF's llama).
   bool rope_in_pairs = false;
-  double norm_add = 0;  // the file's gamma minus Capstan's
+  // The file's gamma minus Capstan's.
+  double norm_add = 0;
 };
 
-// model: with its derived values. Files have no padding rows of the vocabulary.
+// Returns the table for a model, whose derived values must be set. Files contain no padding rows of the
+// vocabulary.
 ArrangementTable parameter_table(const config::ModelConfig& model, const TensorNames& names);
 
 }  // namespace capstan::formats

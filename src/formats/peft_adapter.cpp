@@ -26,8 +26,8 @@ namespace {
 constexpr std::string_view kConfig = "adapter_config.json", kWeights = "adapter_model.safetensors";
 constexpr std::string_view kPrefix = "base_model.model.";
 
-// PEFT's `(.*\.)?(KEY)$` from the beginning: the key is the module's name or its end behind a dot; with `^`
-// its name alone.
+// Matches PEFT's `(.*\.)?(KEY)$` from the beginning: the key is the module's full name or its end after a
+// dot; with `^` only the full name.
 bool matches(std::string_view module, std::string_view key) {
   if (key.starts_with("^")) return module == key.substr(1);
   return module == key || (module.size() > key.size() && module.ends_with(key) &&
@@ -41,12 +41,12 @@ T first_of(const std::vector<std::pair<std::string, T>>& patterns, std::string_v
   return otherwise;
 }
 
-// Patterns are regular expressions there; only names are read, in which a dot may be escaped.
+// PEFT's patterns are regular expressions. Only plain names, in which a dot may be escaped, are supported.
 std::string plain_key(ConfigJson& c, const char* list, std::string key) {
   if (key.ends_with("$")) key.pop_back();
   for (size_t at; (at = key.find("\\.")) != std::string::npos;) key.erase(at, 1);
   if (key.find_first_of("*+?[](){}|\\^$", key.starts_with("^") ? 1 : 0) != std::string::npos)
-    c.refuse("`" + std::string(list) + "` has the regular expression " + capstan::quoted(key) +
+    c.refuse("`" + std::string(list) + "` has the regular expression " + in_quotes(key) +
              "; only names of modules are read");
   return key;
 }
@@ -69,7 +69,7 @@ bool PeftConfig::adapts(std::string_view module) const {
   if (any(exclude_modules)) return false;
   if (!target_pattern && !target_modules.empty() && !any(target_modules)) return false;
   if (layers_to_transform.empty()) return true;
-  // The last number among the names that lead to the module.
+  // Returns the layer index: the last number in the module's path.
   std::optional<int64_t> layer;
   const std::vector<std::string_view> names = split(module, '.');
   for (size_t i = 0; i + 1 < names.size(); ++i)
@@ -77,12 +77,12 @@ bool PeftConfig::adapts(std::string_view module) const {
   return layer && std::count(layers_to_transform.begin(), layers_to_transform.end(), *layer) > 0;
 }
 
-PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
-  const Json parsed = parse_json(text, place, 16);
-  ConfigJson c(parsed, place);
+PeftConfig parse_peft_config(std::string_view text, const std::string& location) {
+  const Json parsed = parse_json(text, location, 16);
+  ConfigJson c(parsed, location);
   PeftConfig result;
   c.only("peft_type", "LORA", "only LORA is read");
-  if (!c.has("peft_type")) fail(ErrorCode::format, place + ": `peft_type` is missing");
+  if (!c.has("peft_type")) fail(ErrorCode::format, location + ": `peft_type` is missing");
   result.base_model = c.text("base_model_name_or_path", "");
   result.task = c.text("task_type", "CAUSAL_LM");
   result.rank = c.integer("r", 8);
@@ -105,12 +105,13 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
         result.layers_to_transform.push_back(layer.get<int64_t>());
     }
   // `parsed` has lost the order of the keys.
-  const auto ordered = OrderedJson::parse(text);
+  const auto ordered = ordered_json_of(text);
   const auto pattern = [&](const char* key, auto& list, const auto& value_of) {
     const Json& entries = c.value(key);
     if (entries.is_null()) return;
-    ConfigJson inner(entries, place + ": " + key);
-    std::set<std::string> seen;  // `a\.b` and `a.b` are one pattern here
+    ConfigJson inner(entries, location + ": " + key);
+    // `a\.b` and `a.b` are one pattern here.
+    std::set<std::string> seen;
     for (const auto& [name, ignored] : ordered.at(key).items()) {
       const auto value = value_of(inner, name.c_str());
       if (std::string plain = plain_key(c, key, name); seen.insert(plain).second)
@@ -124,8 +125,8 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& place) {
   c.only("bias", "none", "adapters with biases are not read");
   const Json& init = c.value("init_lora_weights");
   if (init.is_string() && init != "gaussian" && init != "orthogonal" && init != "eva")
-    c.refuse("`init_lora_weights` is " + init.dump() + ", which changes the base's weights too");
-  // Notes, and settings of the finished training.
+    c.refuse("`init_lora_weights` is " + dump_json(init) + ", which changes the base's weights too");
+  // Remarks, and settings of the finished training.
   c.changes_nothing({"auto_mapping", "eva_config", "inference_mode", "layers_pattern", "megatron_core",
                      "peft_version", "qalora_group_size", "revision", "runtime_config", "ensure_weight_tying",
                      "corda_config"});
@@ -165,7 +166,7 @@ std::string peft_config_text(const PeftConfig& config) {
     j["lora_alpha"] = static_cast<int64_t>(config.alpha);
   for (const auto& [key, value] : config.rank_pattern) j["rank_pattern"][key] = value;
   for (const auto& [key, value] : config.alpha_pattern) j["alpha_pattern"][key] = value;
-  return j.dump(2) + "\n";
+  return dump_json(j, 2) + "\n";
 }
 
 bool is_peft(const fs::path& directory) {
@@ -190,7 +191,7 @@ PeftAdapter read_peft(const fs::path& directory) {
     fail(ErrorCode::not_found,
          "`" + directory.string() + "` holds no adapter: there is no adapter_config.json",
          fs::exists(directory / kConfigFile, error)
-             ? "it has a config.json, as a whole model has: hf:" + directory.string()
+             ? "it has a config.json, as a full model has: hf:" + directory.string()
              : "a directory of PEFT's holds adapter_config.json and adapter_model.safetensors");
   PeftAdapter adapter;
   const fs::path config = file_inside(directory, std::string(kConfig));
@@ -211,12 +212,12 @@ PeftAdapter read_peft(const fs::path& directory) {
     const bool magnitude =
         !a && !b && (part(".lora_magnitude_vector") || part(".lora_magnitude_vector.weight"));
     if (!a && !b && !magnitude) {
-      left.push_back(capstan::quoted(entry.name));
+      left.push_back(in_quotes(entry.name));
       continue;
     }
     const auto wrong = [&](const std::string& what) {
-      fail(ErrorCode::format, "`" + file.path().string() + "`: the tensor " + capstan::quoted(entry.name) +
-                                  " is " + entry.dtype_name + " " + entry.shape.text() + ", " + what);
+      fail(ErrorCode::format, "`" + file.path().string() + "`: the tensor " + in_quotes(entry.name) + " is " +
+                                  entry.dtype_name + " " + entry.shape.text() + ", " + what);
     };
     if (entry.shape.size() != (magnitude ? 1 : 2) || entry.shape.elements() == 0)
       wrong(magnitude ? "and should be a vector" : "and should be a matrix");
@@ -245,12 +246,12 @@ PeftAdapter read_peft(const fs::path& directory) {
                                      join_some(left, ", ", 6));
   std::vector<std::string> beside;
   for (const auto& [name, module] : modules)
-    if (!adapter.config.adapts(name)) beside.push_back(capstan::quoted(name));
+    if (!adapter.config.adapts(name)) beside.push_back(in_quotes(name));
   if (!beside.empty())
     fail(ErrorCode::format,
          "`" + file.path().string() + "` has weights for " + std::to_string(beside.size()) +
              " modules that `" + config.string() + "` does not adapt: " + join_some(beside, ", ", 6),
-         "PEFT leaves them out: mend target_modules, exclude_modules or layers_to_transform there");
+         "PEFT leaves them out: correct target_modules, exclude_modules or layers_to_transform there");
   for (auto& [name, module] : modules) {
     if (!has_a.count(name) || !has_b.count(name) || module.magnitude.empty() == adapter.config.dora)
       fail(ErrorCode::format,

@@ -30,27 +30,27 @@ const AdapterModule* find(const std::vector<AdapterModule>& modules, std::string
 // The modules of the file's model that form a layer, in the order of their first rows.
 std::vector<std::string> parts_of(const Arrangement& arrangement) {
   std::vector<std::string> parts;
-  for (const Run& run : arrangement.runs)
-    if (const std::string part = module_of(run.source);
+  for (const Segment& segment : arrangement.segments)
+    if (const std::string part = module_of(segment.source);
         std::find(parts.begin(), parts.end(), part) == parts.end())
       parts.push_back(part);
   return parts;
 }
 
 // The rows of a slice, one group after the other.
-Arrangement rows_of(const Arrangement& whole, const config::LayerPart& part) {
+Arrangement rows_of(const Arrangement& full, const config::LayerSlice& part) {
   const auto& [path, groups, begin, count] = part;
-  Arrangement result = whole;
-  result.runs.clear();
-  const int64_t width = whole.shape[0] / groups;
+  Arrangement result = full;
+  result.segments.clear();
+  const int64_t width = full.shape[0] / groups;
   result.shape[0] = groups * count;
   for (int64_t g = 0; g < groups; ++g)
-    for (const Run& run : whole.runs) {
-      const int64_t first = std::max(run.begin, g * width + begin),
-                    end = std::min(run.begin + run.count, g * width + begin + count);
+    for (const Segment& segment : full.segments) {
+      const int64_t first = std::max(segment.begin, g * width + begin),
+                    end = std::min(segment.begin + segment.count, g * width + begin + count);
       if (first < end)
-        result.runs.push_back({run.source, first - (g * width + begin) + g * count,
-                               run.source_begin + first - run.begin, end - first});
+        result.segments.push_back({segment.source, first - (g * width + begin) + g * count,
+                                   segment.source_begin + first - segment.begin, end - first});
     }
   return result;
 }
@@ -77,17 +77,17 @@ Layers layers_of(const ModelConfig& m, const TensorNames& names, bool parts) {
     if (!parts)
       result.ours[path] = arrangement;
     else
-      for (const config::LayerPart& part : config::layer_parts(m, path, arrangement.shape[0]))
+      for (const config::LayerSlice& part : config::layer_slices(m, path, arrangement.shape[0]))
         result.ours[part.path] = rows_of(arrangement, part);
   }
   return result;
 }
 
-void fail_with(ErrorCode code, const std::string& place, const std::vector<std::string>& problems) {
+void fail_with(ErrorCode code, const std::string& location, const std::vector<std::string>& problems) {
   if (problems.empty()) return;
   const size_t count = problems.size();
   fail(code,
-       place + " does not fit the model: " + std::to_string(count) +
+       location + " does not fit the model: " + std::to_string(count) +
            (count == 1 ? " difference" : " differences") + "\n    " + join_some(problems, "\n    ", 8),
        "adapters fit the model that they were trained beside");
 }
@@ -96,7 +96,7 @@ std::string size_text(int64_t out, int64_t in) {
   return std::to_string(in) + " inputs and " + std::to_string(out) + " outputs";
 }
 
-void check_modules(const PeftAdapter& adapter, const Layers& layers, const std::string& place) {
+void check_modules(const PeftAdapter& adapter, const Layers& layers, const std::string& location) {
   std::vector<std::string> known, problems;
   for (const auto& [name, size] : layers.theirs) known.push_back(name);
   for (const AdapterModule& module : adapter.modules) {
@@ -109,19 +109,19 @@ void check_modules(const PeftAdapter& adapter, const Layers& layers, const std::
       problems.push_back("`" + module.module + "` is for a layer of " + size_text(module.out, module.in) +
                          "; the model's has " + size_text(found->second.out, found->second.in));
     } else if (module.rank > std::max(module.in, module.out)) {
-      // Others may be filled up to it.
+      // Adapters of smaller rank may be padded to the largest one, so its rank is limited.
       problems.push_back("`" + module.module + "` has the rank " + std::to_string(module.rank) +
                          ", more than the layer has inputs and outputs");
     }
   }
-  fail_with(ErrorCode::format, place, problems);
+  fail_with(ErrorCode::format, location, problems);
 }
 
 bool alike(const AdapterModule& a, const AdapterModule& b) {
   return a.rank == b.rank && a.scale == b.scale && a.a == b.a;
 }
 
-// Every layer has adapters in all of its slices or in none, with one A.
+// Returns true if every layer has adapters with the same A in all of its slices, or in none.
 bool fusable(const PeftAdapter& adapter, const Layers& layers) {
   for (const auto& [path, arrangement] : layers.ours) {
     const auto parts = parts_of(arrangement);
@@ -134,17 +134,18 @@ bool fusable(const PeftAdapter& adapter, const Layers& layers) {
   return true;
 }
 
-// Names that stand for exactly these paths: the last part where all paths that end so are there.
+// Returns names that match exactly these paths: the last component of a path if all paths with that component
+// are selected.
 std::vector<std::string> shortest(const std::vector<std::string>& paths,
                                   const std::vector<std::string>& all) {
   const std::set<std::string> wanted(paths.begin(), paths.end());
   std::vector<std::string> names;
   for (const std::string& path : paths) {
-    const std::string leaf = path.substr(path.rfind('.') + 1);
-    const bool whole = std::all_of(all.begin(), all.end(), [&](const std::string& other) {
-      return other.substr(other.rfind('.') + 1) != leaf || wanted.count(other) > 0;
+    const std::string last_part = path.substr(path.rfind('.') + 1);
+    const bool all_wanted = std::all_of(all.begin(), all.end(), [&](const std::string& other) {
+      return other.substr(other.rfind('.') + 1) != last_part || wanted.count(other) > 0;
     });
-    const std::string& name = whole ? leaf : path;
+    const std::string& name = all_wanted ? last_part : path;
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   return names;
@@ -153,9 +154,9 @@ std::vector<std::string> shortest(const std::vector<std::string>& paths,
 }  // namespace
 
 AdapterSet to_capstan(const PeftAdapter& adapter, const ModelConfig& model, const TensorNames& names,
-                      std::optional<bool> parts, const std::string& place) {
+                      std::optional<bool> parts, const std::string& location) {
   Layers layers = layers_of(model, names, false);
-  check_modules(adapter, layers, place);
+  check_modules(adapter, layers, location);
   const bool apart = parts.value_or(false) || !fusable(adapter, layers);
   if (apart) layers = layers_of(model, names, true);
 
@@ -193,17 +194,17 @@ AdapterSet to_capstan(const PeftAdapter& adapter, const ModelConfig& model, cons
     ours.a.resize(static_cast<size_t>(ours.rank * ours.in));
     ours.b.resize(static_cast<size_t>(ours.out * ours.rank));
     if (adapter.config.dora) ours.magnitude.resize(static_cast<size_t>(ours.out));
-    for (const Run& run : arrangement.runs) {
-      const AdapterModule& part = *find(adapter.modules, module_of(run.source));
+    for (const Segment& segment : arrangement.segments) {
+      const AdapterModule& part = *find(adapter.modules, module_of(segment.source));
       const double ratio = one_scale ? 1 : part.scale / scale;
-      for (int64_t row = 0; row < run.count; ++row) {
-        const float* from = part.b.data() + (run.source_begin + row) * part.rank;
-        float* to = ours.b.data() + (run.begin + row) * ours.rank;
+      for (int64_t row = 0; row < segment.count; ++row) {
+        const float* from = part.b.data() + (segment.source_begin + row) * part.rank;
+        float* to = ours.b.data() + (segment.begin + row) * ours.rank;
         for (int64_t i = 0; i < part.rank; ++i)
           to[i] = static_cast<float>(ratio * static_cast<double>(from[i]));
         if (adapter.config.dora)
-          ours.magnitude[static_cast<size_t>(run.begin + row)] =
-              part.magnitude[static_cast<size_t>(run.source_begin + row)];
+          ours.magnitude[static_cast<size_t>(segment.begin + row)] =
+              part.magnitude[static_cast<size_t>(segment.source_begin + row)];
       }
     }
     paths.push_back(path);
@@ -218,10 +219,10 @@ namespace {
 // Capstan's adapters of one PEFT module, with the rows that each covers.
 struct ModuleSlice {
   const AdapterModule* module;
-  std::vector<Run> runs;
+  std::vector<Segment> segments;
 };
 
-// Their A's stacked where they differ.
+// Stacks their A's if they differ.
 AdapterModule stacked(const std::string& name, Layers::Size size, const std::vector<ModuleSlice>& beside) {
   const bool one = std::all_of(beside.begin(), beside.end(),
                                [&](const ModuleSlice& b) { return b.module->a == beside[0].module->a; });
@@ -238,14 +239,15 @@ AdapterModule stacked(const std::string& name, Layers::Size size, const std::vec
     const AdapterModule& from = *part.module;
     if (!one || first == 0) result.a.insert(result.a.end(), from.a.begin(), from.a.end());
     if (!from.magnitude.empty()) result.magnitude.resize(static_cast<size_t>(result.out));
-    for (const Run& run : part.runs) {
-      covered += run.count;
-      for (int64_t row = 0; row < run.count; ++row) {
-        const int64_t to = run.source_begin + row;
-        std::copy_n(from.b.data() + (run.begin + row) * rank, rank,
+    for (const Segment& segment : part.segments) {
+      covered += segment.count;
+      for (int64_t row = 0; row < segment.count; ++row) {
+        const int64_t to = segment.source_begin + row;
+        std::copy_n(from.b.data() + (segment.begin + row) * rank, rank,
                     result.b.data() + to * result.rank + (one ? 0 : first));
         if (!from.magnitude.empty())
-          result.magnitude[static_cast<size_t>(to)] = from.magnitude[static_cast<size_t>(run.begin + row)];
+          result.magnitude[static_cast<size_t>(to)] =
+              from.magnitude[static_cast<size_t>(segment.begin + row)];
       }
     }
     first += rank;
@@ -274,9 +276,10 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
                          "; the model's has " + size_text(arrangement.shape[0], arrangement.shape[1]));
       continue;
     }
-    std::map<std::string, std::vector<Run>> runs;
-    for (const Run& run : arrangement.runs) runs[module_of(run.source)].push_back(run);
-    for (auto& [part, of_part] : runs) beside[part].push_back({module, std::move(of_part)});
+    std::map<std::string, std::vector<Segment>> segments;
+    for (const Segment& segment : arrangement.segments)
+      segments[module_of(segment.source)].push_back(segment);
+    for (auto& [part, of_part] : segments) beside[part].push_back({module, std::move(of_part)});
   }
   fail_with(ErrorCode::format, "the adapter", problems);
   PeftAdapter result;
@@ -312,8 +315,8 @@ struct InMemoryTensor : checkpoint::TensorInfo {
 
 class AdapterTensors final : public checkpoint::MapSource<InMemoryTensor> {
  public:
-  AdapterTensors(std::vector<AdapterModule> modules, std::string place)
-      : modules_(std::move(modules)), place_(std::move(place)) {
+  AdapterTensors(std::vector<AdapterModule> modules, std::string location)
+      : modules_(std::move(modules)), location_(std::move(location)) {
     for (const AdapterModule& m : modules_) {
       const std::string around = m.module + ".adapter.";
       add(around + "linear_in.weight", {m.rank, m.in}, m.a);
@@ -321,12 +324,12 @@ class AdapterTensors final : public checkpoint::MapSource<InMemoryTensor> {
       if (!m.magnitude.empty()) add(around + "magnitude", {m.out}, m.magnitude);
     }
   }
-  std::string description() const override { return place_; }
+  std::string description() const override { return location_; }
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override {
     const InMemoryTensor& tensor = entry(name);
     if (!fits(wanted, tensor.shape))
-      fail(ErrorCode::failed, place_ + ": `" + std::string(name) + "` " + tensor.shape.text() +
-                                  " has no cells " + wanted.text());
+      fail(ErrorCode::failed, location_ + ": `" + std::string(name) + "` " + tensor.shape.text() +
+                                  " has no region " + wanted.text());
     copy_region(wanted, full_region(tensor.shape), reinterpret_cast<const std::byte*>(tensor.values->data()),
                 DType::f32, wanted, out.data(), dtype);
   }
@@ -336,14 +339,14 @@ class AdapterTensors final : public checkpoint::MapSource<InMemoryTensor> {
     tensors_[name] = {{DType::f32, std::move(shape)}, &values};
   }
   std::vector<AdapterModule> modules_;
-  std::string place_;
+  std::string location_;
 };
 
 }  // namespace
 
 std::unique_ptr<checkpoint::TensorSource> adapter_tensors(std::vector<AdapterModule> modules,
-                                                          std::string place) {
-  return std::make_unique<AdapterTensors>(std::move(modules), std::move(place));
+                                                          std::string location) {
+  return std::make_unique<AdapterTensors>(std::move(modules), std::move(location));
 }
 
 AdapterSet read_adapters(checkpoint::TensorSource& tensors, const config::PeftConfig& peft,

@@ -30,22 +30,23 @@ struct AdapterSet {
   std::vector<AdapterModule> modules;
 };
 
-// model: the base's section with its derived values; names: of its class (class_names()). parts: prefer a
-// canonical (true) or fused scheme; nullopt: fused where the A's agree. place: for messages.
-// ErrorCode::unsupported, ::format with every module that the model lacks or has in another shape.
+// Converts an adapter from PEFT. model: the base model's section, including derived values. names: the names
+// of its class (class_names()). parts: prefer a canonical (true) or fused scheme; nullopt: fused if the A's
+// agree. location: names the adapter in messages. Throws ErrorCode::unsupported, or ::format with every
+// module that the model lacks or has in another shape.
 AdapterSet to_capstan(const PeftAdapter& adapter, const config::ModelConfig& model, const TensorNames& names,
-                      std::optional<bool> parts, const std::string& place);
+                      std::optional<bool> parts, const std::string& location);
 
-// base: the base_model_name_or_path to write. ErrorCode::unsupported for adapters that PEFT cannot express
-// (magnitudes of a slice of a module).
+// Converts adapters to PEFT. base: the base_model_name_or_path to write. Throws ErrorCode::unsupported for
+// adapters that PEFT cannot express (magnitudes of a slice of a module).
 PeftAdapter to_peft(const AdapterSet& adapters, const config::ModelConfig& model, const TensorNames& names,
                     const std::string& base);
 
 // The tensors under a checkpoint's names, "decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight" …; fp32.
 std::unique_ptr<checkpoint::TensorSource> adapter_tensors(std::vector<AdapterModule> modules,
-                                                          std::string place);
-// The reverse, for all layers that `peft` adapts. ErrorCode::format with all tensors that are missing or of
-// another shape.
+                                                          std::string location);
+// Reads the adapters of all layers that `peft` adapts from a checkpoint. Throws ErrorCode::format with all
+// tensors that are missing or have another shape.
 AdapterSet read_adapters(checkpoint::TensorSource& tensors, const config::PeftConfig& peft,
                          const config::ModelConfig& model);
 

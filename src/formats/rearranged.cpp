@@ -16,17 +16,17 @@ ArrangementTable inverted(const ArrangementTable& table) {
   for (const auto& [name, shape] : table.sources) result.targets[name].shape = shape;
   for (const auto& [name, arrangement] : table.targets) {
     result.sources[name] = arrangement.shape;
-    for (const Run& run : arrangement.runs) {
-      Arrangement& target = result.targets.at(run.source);
+    for (const Segment& segment : arrangement.segments) {
+      Arrangement& target = result.targets.at(segment.source);
       target.dimension = arrangement.source_dimension;
       target.source_dimension = arrangement.dimension;
       target.add = -arrangement.add;
-      target.runs.push_back({name, run.source_begin, run.begin, run.count});
+      target.segments.push_back({name, segment.source_begin, segment.begin, segment.count});
     }
   }
   for (auto& [name, target] : result.targets)
-    std::sort(target.runs.begin(), target.runs.end(),
-              [](const Run& a, const Run& b) { return a.begin < b.begin; });
+    std::sort(target.segments.begin(), target.segments.end(),
+              [](const Segment& a, const Segment& b) { return a.begin < b.begin; });
   return result;
 }
 
@@ -36,10 +36,9 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
   for (const auto& [name, shape] : table.sources) {
     const TensorInfo* tensor = source_.find(name);
     if (!tensor)
-      problems.push_back(capstan::quoted(name) + " is missing");
+      problems.push_back(in_quotes(name) + " is missing");
     else if (tensor->shape != shape)
-      problems.push_back(capstan::quoted(name) + " is " + tensor->shape.text() + " and should be " +
-                         shape.text());
+      problems.push_back(in_quotes(name) + " is " + tensor->shape.text() + " and should be " + shape.text());
   }
   if (!problems.empty()) {
     const size_t count = problems.size();
@@ -50,9 +49,9 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
   for (auto& [name, target] : table.targets) {
     CAPSTAN_ASSERT(!target.shape.empty() && target.shape.size() <= 2, "an arrangement of " + name);
     RearrangedTensor info{{DType::f32, target.shape}, {}};
-    if (!target.runs.empty()) info.dtype = source_.at(target.runs.front().source).dtype;
-    for (const Run& run : target.runs)
-      if (source_.at(run.source).dtype != info.dtype || target.add != 0) info.dtype = DType::f32;
+    if (!target.segments.empty()) info.dtype = source_.at(target.segments.front().source).dtype;
+    for (const Segment& segment : target.segments)
+      if (source_.at(segment.source).dtype != info.dtype || target.add != 0) info.dtype = DType::f32;
     info.arrangement = std::move(target);
     tensors_.emplace(name, std::move(info));
   }
@@ -60,7 +59,8 @@ RearrangedSource::RearrangedSource(checkpoint::TensorSource& source, Arrangement
 
 namespace {
 
-// source [columns, rows] row-major → target [rows, columns], whose rows are `stride` elements apart.
+// Transposes source [columns, rows] (row-major) to target [rows, columns], whose rows are `stride` elements
+// apart.
 template <class T>
 void transpose(const std::byte* source, int64_t rows, int64_t columns, std::byte* target, int64_t stride) {
   constexpr int64_t kTile = 32;
@@ -92,26 +92,26 @@ void RearrangedSource::read(std::string_view name, DType dtype, const Region& wa
                             std::span<std::byte> out) {
   const Arrangement& target = entry(name).arrangement;
   if (!fits(wanted, target.shape))
-    fail(ErrorCode::failed, "tensor " + capstan::quoted(name) + " has shape " + target.shape.text() + " in " +
+    fail(ErrorCode::failed, "tensor " + in_quotes(name) + " has shape " + target.shape.text() + " in " +
                                 description() + ", but " + wanted.text() + " of it is wanted");
   const int64_t element = size_of(dtype);
   CAPSTAN_ASSERT(static_cast<int64_t>(out.size()) == wanted.sizes.elements() * element,
                  "size of the destination");
-  if (target.add == 0) return read_runs(target, dtype, wanted, out);
-  // In fp32, because 1 + w in a narrower type loses nearly all bits of a small w.
+  if (target.add == 0) return read_segments(target, dtype, wanted, out);
+  // Adds in fp32, because 1 + w in a narrower type loses nearly all bits of a small w.
   if (!can_convert(DType::f32, dtype))
-    fail(ErrorCode::unsupported, description() + ": " + capstan::quoted(name) +
+    fail(ErrorCode::unsupported, description() + ": " + in_quotes(name) +
                                      " is a sum in fp32 and cannot be read as " +
                                      std::string(name_of(dtype)));
   std::vector<float> values(static_cast<size_t>(wanted.sizes.elements()));
-  read_runs(target, DType::f32, wanted, std::as_writable_bytes(std::span(values)));
+  read_segments(target, DType::f32, wanted, std::as_writable_bytes(std::span(values)));
   for (float& value : values) value = static_cast<float>(static_cast<double>(value) + target.add);
   copy_region(wanted, wanted, reinterpret_cast<const std::byte*>(values.data()), DType::f32, wanted,
               out.data(), dtype);
 }
 
-void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const Region& wanted,
-                                 std::span<std::byte> out) {
+void RearrangedSource::read_segments(const Arrangement& target, DType dtype, const Region& wanted,
+                                     std::span<std::byte> out) {
   const int64_t element = size_of(dtype);
   const size_t along = target.dimension, across = 1 - along;
   const bool flat = target.shape.size() == 1;
@@ -119,19 +119,20 @@ void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const R
   const int64_t columns = flat ? 1 : wanted.sizes[1];
 
   int64_t covered = 0;
-  for (const Run& run : target.runs)
-    covered += std::max<int64_t>(0, std::min(last, run.begin + run.count) - std::max(first, run.begin));
+  for (const Segment& segment : target.segments)
+    covered +=
+        std::max<int64_t>(0, std::min(last, segment.begin + segment.count) - std::max(first, segment.begin));
   if (covered < wanted.sizes[along]) std::memset(out.data(), 0, out.size());
 
-  for (const Run& run : target.runs) {
-    const int64_t begin = std::max(first, run.begin), end = std::min(last, run.begin + run.count);
+  for (const Segment& segment : target.segments) {
+    const int64_t begin = std::max(first, segment.begin), end = std::min(last, segment.begin + segment.count);
     if (begin >= end) continue;
     Region source_region = wanted;
-    source_region.offsets[target.source_dimension] = begin - run.begin + run.source_begin;
+    source_region.offsets[target.source_dimension] = begin - segment.begin + segment.source_begin;
     source_region.sizes[target.source_dimension] = end - begin;
     if (along == target.source_dimension) {
-      CAPSTAN_ASSERT(along == 0, "runs along columns of " + run.source);
-      source_.read(run.source, dtype, source_region,
+      CAPSTAN_ASSERT(along == 0, "segments along columns of " + segment.source);
+      source_.read(segment.source, dtype, source_region,
                    out.subspan(static_cast<size_t>((begin - first) * columns * element),
                                static_cast<size_t>((end - begin) * columns * element)));
       continue;
@@ -139,7 +140,7 @@ void RearrangedSource::read_runs(const Arrangement& target, DType dtype, const R
     source_region.offsets[along] = wanted.offsets[across];
     source_region.sizes[along] = wanted.sizes[across];
     slice_.resize(static_cast<size_t>(source_region.sizes.elements() * element));
-    source_.read(run.source, dtype, source_region, slice_);
+    source_.read(segment.source, dtype, source_region, slice_);
     const int64_t offset_of_run = along == 0 ? (begin - first) * columns : begin - first;
     transpose(dtype, slice_.data(), source_region.sizes[1], source_region.sizes[0],
               out.data() + offset_of_run * element, columns);

@@ -12,24 +12,26 @@
 namespace capstan::formats {
 
 // The slices [begin, begin + count) of the target are slices of the source, in their order.
-struct Run {
+struct Segment {
   std::string source;
   int64_t begin = 0, source_begin = 0, count = 0;
 };
 
-// One target of one or two dimensions. Elements that no run covers are zero.
+// A target tensor of one or two dimensions. Elements that no segment covers are zero.
 struct Arrangement {
   Shape shape;
-  // Of the runs' slices; where they differ, slices are transposed.
+  // Dimensions that the segments slice. If they differ, slices are transposed.
   size_t dimension = 0, source_dimension = 0;
-  std::vector<Run> runs;  // by begin, without overlap
-  // Added to every value, before rounding to the requested type.
+  // Sorted by `begin`, without overlap.
+  std::vector<Segment> segments;
+  // A constant that is added to every value before rounding to the requested type.
   double add = 0;
 };
 
 struct ArrangementTable {
   std::map<std::string, Arrangement, std::less<>> targets;
-  std::map<std::string, Shape, std::less<>> sources;  // the tensors that runs name
+  // Shapes of the source tensors that the segments name.
+  std::map<std::string, Shape, std::less<>> sources;
 };
 ArrangementTable inverted(const ArrangementTable& table);
 
@@ -40,17 +42,19 @@ struct RearrangedTensor : checkpoint::TensorInfo {
 };
 class RearrangedSource final : public checkpoint::MapSource<RearrangedTensor> {
  public:
-  // ErrorCode::format with all tensors that are missing or of another shape. Keeps a reference to `source`.
+  // Throws ErrorCode::format with all tensors that are missing or have another shape. Keeps a reference to
+  // `source`.
   RearrangedSource(checkpoint::TensorSource& source, ArrangementTable table);
 
   std::string description() const override { return source_.description(); }
   void read(std::string_view name, DType dtype, const Region& wanted, std::span<std::byte> out) override;
 
  private:
-  void read_runs(const Arrangement& target, DType dtype, const Region& wanted, std::span<std::byte> out);
+  void read_segments(const Arrangement& target, DType dtype, const Region& wanted, std::span<std::byte> out);
 
   checkpoint::TensorSource& source_;
-  std::vector<std::byte> slice_;  // buffer of a slice to transpose
+  // Buffer of a slice to transpose.
+  std::vector<std::byte> slice_;
 };
 
 }  // namespace capstan::formats

@@ -1,4 +1,5 @@
-// An Axolotl YAML: fine-tuning of a model from a hub, its arguments flat at the top.
+// Imports an Axolotl YAML, which describes the fine-tuning of a model from a hub with all keys at the top
+// level.
 #include "base/checked.hpp"
 #include "base/text.hpp"
 #include "importers/finetuning.hpp"
@@ -19,12 +20,12 @@ constexpr std::string_view kHubClass = "a class of another library";
 
 constexpr Rule kTable[] = {
     later("base_model", "model (preset), checkpoint.pretrained_checkpoint, model.max_position_embeddings"),
-    theirs("base_model_config base_model_ignore_patterns revision_of_model", kHub),
-    theirs("model_type tokenizer_type", kHubClass),
+    external("base_model_config base_model_ignore_patterns revision_of_model", kHub),
+    external("model_type tokenizer_type", kHubClass),
     later("tokenizer_config", "tokenizer.tokenizer_model"),
-    theirs("tokenizer_use_fast tokenizer_legacy", kHubClass),
-    theirs("trust_remote_code", "nothing is downloaded, and no code from a file runs"),
-    theirs("plugins", kHubClass),
+    external("tokenizer_use_fast tokenizer_legacy", kHubClass),
+    external("trust_remote_code", "nothing is downloaded, and no code from a file runs"),
+    external("plugins", kHubClass),
     no_effect("is_llama_derived_model is_mistral_derived_model", "given by the model preset"),
     no_effect("special_tokens.pad_token", "padding is masked from loss and attention"),
     take("special_tokens.eos_token", "tokenizer.eod_token"),
@@ -36,7 +37,7 @@ constexpr Rule kTable[] = {
     later("test_datasets", "dataset.valid_files"),
     later("pretraining_dataset", "dataset.train_files"),
     later("val_set_size", "dataset.split"),
-    theirs("dataset_prepared_path", kPreparation),
+    external("dataset_prepared_path", kPreparation),
     no_effect("dataset_processes dataset_keep_in_memory dataset_num_proc dataset_exact_deduplication "
               "shuffle_merged_datasets skip_prepare_dataset remove_unused_columns",
               kPreparation),
@@ -49,8 +50,8 @@ constexpr Rule kTable[] = {
     no_effect("multipack_real_batches", "packed samples are one row"),
     take("sequence_len", "model.seq_length"),
     later("excess_length_strategy", "dataset.too_long"),
-    not_there("rl rl_beta trl", kPreferences),
-    not_there("reward_model", "reward models"),
+    unsupported("rl rl_beta trl", kPreferences),
+    unsupported("reward_model", "reward models"),
 
     later("adapter", "peft.scheme, peft.base_quantization"),
     take("lora_model_dir", "peft.adapter"),
@@ -60,21 +61,21 @@ constexpr Rule kTable[] = {
     later("lora_target_modules lora_target_linear", "peft.target_modules"),
     later("peft_use_dora", "peft.scheme"),
     take("peft_use_rslora", "peft.use_rslora"),
-    not_there("peft.loftq_config", "adapters initialized to compensate for quantization"),
-    not_there("peft_init_lora_weights", "other initializations of adapters; see peft.lora_A_init"),
+    unsupported("peft.loftq_config", "adapters initialized to compensate for quantization"),
+    unsupported("peft_init_lora_weights", "other initializations of adapters; see peft.lora_A_init"),
     later("lora_fan_in_fan_out", {}, "follows from the model"),
-    not_there("lora_modules_to_save", "layers trained in addition to adapters"),
+    unsupported("lora_modules_to_save", "layers trained in addition to adapters"),
     no_effect("lora_mlp_kernel lora_qkv_kernel lora_o_kernel", kKernels),
     later("peft_layers_to_transform", "peft.target_modules"),
     take("loraplus_lr_ratio", "peft.lora_plus_ratio"),
     no_effect("loraplus_lr_embedding", "embeddings have no adapter"),
     later("load_in_4bit", "peft.base_quantization"),
-    not_there("load_in_8bit", "frozen weights in 8 bits; in 4 they can be: peft.base_quantization=nf4"),
+    unsupported("load_in_8bit", "frozen weights in 8 bits; in 4 they can be: peft.base_quantization=nf4"),
     named("bnb_config_kwargs.bnb_4bit_quant_type", "peft.base_quantization", "nf4=nf4"),
     take("bnb_config_kwargs.bnb_4bit_use_double_quant", "peft.quantization_double"),
     no_effect("bnb_config_kwargs.*", "4-bit weights are dequantized to the model's format"),
-    not_there("unfrozen_parameters", "frozen layers"),
-    not_there("relora_*", "adapters that are merged during training"),
+    unsupported("unfrozen_parameters", "frozen layers"),
+    unsupported("relora_*", "adapters that are merged during training"),
 
     later("micro_batch_size", "train.micro_batch_size, train.global_batch_size"),
     later("batch_size gradient_accumulation_steps", "train.global_batch_size"),
@@ -85,7 +86,7 @@ constexpr Rule kTable[] = {
     later("seed", "rng.seed, dataset.random_seed"),
 
     later("optimizer", "optimizer.optimizer"),
-    not_there("optim_args", "arguments of an optimizer of another library"),
+    unsupported("optim_args", "arguments of an optimizer of another library"),
     take("learning_rate", "optimizer.lr"),
     take("weight_decay", "optimizer.weight_decay"),
     take("adam_beta1", "optimizer.adam_beta1"),
@@ -97,11 +98,11 @@ constexpr Rule kTable[] = {
           "optimizer.min_lr, optimizer.min_lr_ratio, scheduler.lr_warmup_iters, "
           "scheduler.lr_wsd_decay_iters, scheduler.lr_wsd_decay_style"),
     later("cosine_min_lr_ratio", "optimizer.min_lr_ratio"),
-    not_there("cosine_constant_lr_ratio", "a cosine that ends early"),
-    not_there("lr_quadratic_warmup", "a warmup that is not linear"),
+    unsupported("cosine_constant_lr_ratio", "a cosine that ends early"),
+    unsupported("lr_quadratic_warmup", "a warmup that is not linear"),
     take("warmup_ratio", "scheduler.lr_warmup_fraction"),
     later("warmup_steps", "scheduler.lr_warmup_iters, scheduler.lr_warmup_fraction"),
-    not_there("neftune_noise_alpha", "noise on embeddings"),
+    unsupported("neftune_noise_alpha", "noise on embeddings"),
     later("loss_watchdog_threshold", {},
           "see `resilience.loss_spike_action`, which compares with the running mean"),
     no_effect("loss_watchdog_patience", "see resilience.spike_window"),
@@ -110,13 +111,13 @@ constexpr Rule kTable[] = {
     no_effect("tf32", kKernels),
     later("gradient_checkpointing", "model.recompute_granularity"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
-    not_there("activation_offloading", "saved activations in host memory"),
+    unsupported("activation_offloading", "saved activations in host memory"),
     no_effect("flash_attention flash_attn_* xformers_attention sdp_attention eager_attention flex_attention",
               kKernels),
-    not_there("s2_attention", "shifted sparse attention"),
+    unsupported("s2_attention", "shifted sparse attention"),
     no_effect("unsloth_* liger_* torch_compile* cut_cross_entropy", kKernels),
 
-    theirs("deepspeed", "a second file: `capstan recipe import` reads it too"),
+    external("deepspeed", "a second file: `capstan recipe import` reads it too"),
     later("fsdp fsdp_config", "ddp.data_parallel_sharding_strategy"),
     take("context_parallel_size", "dist.context_parallel_size"),
     take("sequence_parallel_degree", "dist.context_parallel_size"),
@@ -129,8 +130,8 @@ constexpr Rule kTable[] = {
     no_effect("heads_k_stride", kKernels),
 
     take("output_dir", "checkpoint.save"),
-    theirs("resume_from_checkpoint", "a checkpoint of another trainer; a run here continues with --resume"),
-    theirs("auto_resume_from_checkpoints", "a run here continues with --resume"),
+    external("resume_from_checkpoint", kResumeOrOther),
+    external("auto_resume_from_checkpoints", kResume),
     later("save_steps", "checkpoint.save_interval"),
     later("saves_per_epoch save_strategy", {}, "intervals are counted in steps"),
     take("save_total_limit", "checkpoint.most_recent_k"),
@@ -143,21 +144,21 @@ constexpr Rule kTable[] = {
               kEvaluation),
     take("logging_steps", "logger.log_interval"),
     take("use_tensorboard", "logger.tensorboard"),
-    theirs("wandb_* mlflow_* use_mlflow comet_* use_comet", kService),
-    theirs("hub_* push_dataset_to_hub hf_use_auth_token", kHub),
+    external("wandb_* mlflow_* use_mlflow comet_* use_comet", kService),
+    external("hub_* push_dataset_to_hub hf_use_auth_token", kHub),
     no_effect("dataloader_*", "tunes the data loader of another library"),
     no_effect("strict", "unknown keys are errors here"),
-    no_effect("debug", "see `capstan help` for -v"),
-    no_effect("ray_* use_ray", "`capstan train --nproc N` or mpirun starts the ranks"),
+    no_effect("debug", kVerbosity),
+    no_effect("ray_* use_ray", kRanks),
 };
 
 void model(Reader& r) {
   const auto name = r.text("base_model");
   if (!name || name->empty()) {
-    r.draft.leave({"model", {}}, "", Why::to_fill_in, "the file names no base_model");
+    r.draft.omit({"model", {}}, "", OmissionReason::to_fill_in, "the file names no base_model");
     return;
   }
-  const From from = r.from("base_model");
+  const SourceKey from = r.from("base_model");
   base_weights(r.draft, *name, from);
   if (const auto preset = preset_of_model(*name)) {
     r.draft.choose("model", *preset, from, *name);
@@ -166,16 +167,16 @@ void model(Reader& r) {
   } else if (is_path(*name)) {
     r.draft.choose("model", "hf:" + *name, from, "from its config.json");
   } else {
-    r.draft.leave(from, *name, Why::to_fill_in,
-                  "no preset is known for it: model=hf:DIR reads its config.json, `capstan recipe ls model` "
-                  "lists what there is");
+    r.draft.omit(from, *name, OmissionReason::to_fill_in,
+                 "no preset is known for it: model=hf:DIR reads its config.json, `capstan recipe ls model` "
+                 "lists what there is");
   }
   if (const auto tokenizer = r.text("tokenizer_config"); tokenizer && !tokenizer->empty()) {
     if (is_path(*tokenizer))
       r.set("tokenizer.tokenizer_model", *tokenizer, "tokenizer_config");
     else
-      r.leave("tokenizer_config", *tokenizer, Why::to_fill_in,
-              "a tokenizer from a hub: name its directory in tokenizer.tokenizer_model");
+      r.omit("tokenizer_config", *tokenizer, OmissionReason::to_fill_in,
+             "a tokenizer from a hub: name its directory in tokenizer.tokenizer_model");
   }
 }
 
@@ -184,18 +185,19 @@ void adapter(Reader& r) {
   const auto kind = r.text("adapter");
   if (!kind || kind->empty()) {
     for (const std::string& path : draft.paths_of("peft"))
-      draft.withdraw(path, Why::no_effect, "no adapter is chosen");
-    if (r.is_true("load_in_4bit")) r.leave("load_in_4bit", "true", Why::no_effect, "no adapter is chosen");
+      draft.withdraw(path, OmissionReason::no_effect, "no adapter is chosen");
+    if (r.is_true("load_in_4bit"))
+      r.omit("load_in_4bit", "true", OmissionReason::no_effect, "no adapter is chosen");
     return;
   }
   if (*kind != "lora" && *kind != "qlora") {
-    r.leave("adapter", *kind, Why::not_there, "adapters are LoRA and DoRA");
+    r.omit("adapter", *kind, OmissionReason::unsupported, "adapters are LoRA and DoRA");
     return;
   }
   if (r.is_true("load_in_4bit") || *kind == "qlora")
     r.set("peft.base_quantization", "nf4", r.is_true("load_in_4bit") ? "load_in_4bit" : "adapter");
   const bool dora = r.is_true("peft_use_dora");
-  const From scheme = r.from(dora ? "peft_use_dora" : "adapter");
+  const SourceKey scheme = r.from(dora ? "peft_use_dora" : "adapter");
   AdaptedModules adapted{
       .modules = {}, .from = r.from("lora_target_modules"), .scheme = scheme, .dora = dora, .layers = {}};
   const Node* modules = r.find("lora_target_modules");
@@ -204,7 +206,7 @@ void adapter(Reader& r) {
     for (const Node& layer : layers->items)
       if (parse_int(layer.text).value_or(-1) >= 0) adapted.layers.push_back(layer);
     if (adapted.layers.size() != layers->items.size() || layers->items.empty())
-      r.leave("peft_layers_to_transform", *layers, Why::value, "numbers of layers are expected");
+      r.omit("peft_layers_to_transform", *layers, OmissionReason::value, "numbers of layers are expected");
   }
   if (r.is_true("lora_target_linear"))
     adapt_all_modules(draft, scheme, dora, r.from("lora_target_linear"), "");
@@ -219,9 +221,9 @@ void adapter(Reader& r) {
 
 void batch(Reader& r) {
   const auto micro = r.integer("micro_batch_size"), steps = r.integer("gradient_accumulation_steps"),
-             whole = r.integer("batch_size");
+             global = r.integer("batch_size");
   if (micro) r.take("train.micro_batch_size", "micro_batch_size");
-  if (whole) {
+  if (global) {
     r.take("train.global_batch_size", "batch_size");
     return;
   }
@@ -239,18 +241,18 @@ void intervals(Reader& r) {
       if (*value >= 1)
         r.take(path, key);
       else
-        r.leave(key, Why::to_fill_in, "a fraction of the run: give the number of steps");
+        r.omit(key, OmissionReason::to_fill_in, "a fraction of the run: give the number of steps");
     }
   for (const char* key :
        {"saves_per_epoch", "evals_per_epoch", "save_strategy", "eval_strategy", "evaluation_strategy"})
     if (r.given(key) && *r.text(key) != "steps")
-      r.leave(key, Why::to_fill_in, "intervals here are counted in steps");
+      r.omit(key, OmissionReason::to_fill_in, "intervals here are counted in steps");
 }
 
 void optimizer(Reader& r) {
   Draft& draft = r.draft;
   if (const auto name = r.text("optimizer")) {
-    const From from = r.from("optimizer");
+    const SourceKey from = r.from("optimizer");
     if (*name == "adamw_torch" || *name == "adamw_torch_fused" || *name == "adamw_hf" ||
         *name == "adamw_apex_fused")
       draft.set("optimizer.optimizer", "adam", from);
@@ -261,7 +263,7 @@ void optimizer(Reader& r) {
     else if (name->find("lion") != std::string::npos)
       draft.set("optimizer.optimizer", "lion", from);
     else
-      draft.leave(from, *name, Why::not_there, "optimizers are adam, sgd, lion and muon");
+      draft.omit(from, *name, OmissionReason::unsupported, "optimizers are adam, sgd, lion and muon");
   }
   draft.assume("optimizer.weight_decay", "0", "Axolotl's default");
   draft.assume("optimizer.clip_grad", "1", "Axolotl's default");
@@ -275,8 +277,8 @@ void optimizer(Reader& r) {
   r.take("optimizer.min_lr_ratio", "cosine_min_lr_ratio");
   transformers_warmup(r);
   if (r.given("loss_watchdog_threshold"))
-    r.leave("loss_watchdog_threshold", Why::to_fill_in,
-            "see resilience.loss_spike_action, which compares with the running mean");
+    r.omit("loss_watchdog_threshold", OmissionReason::to_fill_in,
+           "see resilience.loss_spike_action, which compares with the running mean");
 }
 
 void precision(Reader& r) {
@@ -285,7 +287,7 @@ void precision(Reader& r) {
     const auto value = r.text(key);
     if (value && (*value == "auto" || *value == "full" || truth(*value) == true)) {
       r.choose("mixed_precision", "bf16_mixed", key, *value == "auto" ? "where the device has it" : "");
-      if (r.is_true("fp16")) r.leave("fp16", "true", Why::no_effect, "bf16 is given");
+      if (r.is_true("fp16")) r.omit("fp16", "true", OmissionReason::no_effect, "bf16 is given");
       return;
     }
   }
@@ -302,8 +304,8 @@ void sharding(Reader& r) {
   std::string words = fsdp ? shown(*fsdp, 200) : "";
   if (const Node* section = r.find("fsdp_config")) {
     words += shown(*section, 4000);
-    r.leave("fsdp_config", *section, is_off(*section) ? Why::off : Why::no_effect,
-            "wrapping of layers by another library");
+    r.omit("fsdp_config", *section, is_off(*section) ? OmissionReason::off : OmissionReason::no_effect,
+           "wrapping of layers by another library");
   }
   if (words.find("full_shard") != std::string::npos || words.find("FULL_SHARD") != std::string::npos)
     r.set("ddp.data_parallel_sharding_strategy", "optim_grads_params", fsdp ? "fsdp" : "fsdp_config");
@@ -326,10 +328,10 @@ void read_axolotl(Draft& draft, const Node& root) {
   optimizer(reader);
   precision(reader);
   sharding(reader);
-  // `true`, or a way of recomputing ("unsloth", "offload").
+  // The value is `true` or a method of recomputation ("unsloth", "offload").
   if (const auto value = reader.text("gradient_checkpointing")) {
     if (truth(*value) == false)
-      reader.leave("gradient_checkpointing", "false", Why::off, "");
+      reader.omit("gradient_checkpointing", "false", OmissionReason::off, "");
     else
       reader.set("model.recompute_granularity", "full", "gradient_checkpointing");
   }

@@ -1,5 +1,4 @@
-// The samples of an Axolotl YAML: which files, what a line of them holds, what is learned, how they lie in
-// rows.
+// Imports the datasets of an Axolotl YAML: files, record format, loss mask and packing.
 #include <algorithm>
 #include <set>
 
@@ -33,7 +32,7 @@ std::string_view word(const Word (&words)[N], std::string_view theirs) {
   return {};
 }
 
-// What the entries of one list say.
+// The settings of the entries of one list.
 struct Samples {
   std::vector<std::string> files;
   std::set<std::string> formats;
@@ -47,82 +46,86 @@ std::vector<std::string> texts_of(const Node& node) {
   return texts;
 }
 
-// A template by its name, or a Jinja file; true where there was one.
-bool chat_template(Reader& r, const Node& value, const From& from) {
+// Sets the chat template from a name or a Jinja file; returns true if the file gives one.
+bool chat_template(Reader& r, const Node& value, const SourceKey& from) {
   const std::string_view known = word(kTemplates, value.text);
   if (!known.empty()) return r.draft.set("tokenizer.chat_template", std::string(known), from);
   if (value.text.ends_with(".jinja") || value.text.ends_with(".j2"))
     return r.draft.set("tokenizer.chat_template", value, from);
   if (value.text.starts_with("tokenizer_default"))
-    r.draft.leave(from, value, Why::same, "the tokenizer's own template");
-  else if (value.text != "jinja")  // then chat_template_jinja holds it
-    r.draft.leave(from, value, Why::to_fill_in,
-                  "a .jinja file for tokenizer.chat_template; without one the tokenizer's own counts");
+    r.draft.omit(from, value, OmissionReason::same, "the tokenizer's own template");
+  // With `jinja` the template is in chat_template_jinja.
+  else if (value.text != "jinja")
+    r.draft.omit(from, value, OmissionReason::to_fill_in,
+                 "a .jinja file for tokenizer.chat_template; without one the tokenizer's own counts");
   return false;
 }
 
-// Who is learned in one source: the assistant is, as here.
-void learned(Reader& r, const Node& value, const From& from, bool roles) {
+// Checks the roles that one dataset trains on; Capstan supports the assistant alone.
+void loss_roles(Reader& r, const Node& value, const SourceKey& from, bool roles) {
   bool alike = true;
   for (const std::string& text : texts_of(value))
     alike = alike && (roles ? text == "assistant" || text == "gpt" : text == "turn");
-  r.draft.leave(from, value, alike ? Why::same : Why::value,
-                alike ? "as here" : "see dataset.loss_mode, and `weight` of single messages");
+  r.draft.omit(from, value, alike ? OmissionReason::same : OmissionReason::value,
+               alike ? "as here" : "see dataset.loss_mode, and `weight` of single messages");
 }
 
 void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& samples) {
   std::string format;
-  bool of_turns = false;  // {from, value}
+  // Whether the records hold turns {from, value}.
+  bool of_turns = false;
   const Node* files = entry.find("data_files");
   for (size_t i = 0; i < entry.keys.size(); ++i) {
     const std::string& key = entry.keys[i];
     const Node& value = entry.items[i];
-    const From from{list + "." + key, entry.key_locations[i]};
+    const SourceKey from{list + "." + key, entry.key_locations[i]};
     if (is_off(value)) {
-      r.draft.leave(from, value, Why::off, "");
+      r.draft.omit(from, value, OmissionReason::off, "");
     } else if (key == "path") {
-      if (files) r.draft.leave(from, value, Why::theirs, "data_files names the files");
+      if (files) r.draft.omit(from, value, OmissionReason::external, "data_files names the files");
       if (!files) samples.files.push_back(value.text);
     } else if (key == "data_files") {
       for (std::string& name : texts_of(value)) samples.files.push_back(std::move(name));
     } else if (key == "ds_type") {
-      r.draft.leave(from, value, value.text == "json" ? Why::same : Why::value, std::string(kSamples));
+      r.draft.omit(from, value, value.text == "json" ? OmissionReason::same : OmissionReason::value,
+                   std::string(kSamples));
     } else if (key == "type") {
       const std::string name =
           value.kind == Node::Kind::scalar ? value.text.substr(0, value.text.find(':')) : "";
       format = word(kFormats, name);
       if (value.kind != Node::Kind::scalar)
-        r.draft.leave(
-            from, value, Why::to_fill_in,
+        r.draft.omit(
+            from, value, OmissionReason::to_fill_in,
             "a prompt of its own: samples as messages, with a Jinja file in tokenizer.chat_template");
       else if (format.empty())
-        r.draft.leave(
-            from, value, name == "input_output" ? Why::not_there : Why::value,
-            "a line holds messages, conversations, an instruction, a prompt with its completion, or "
-            "a text: see dataset.format");
+        r.draft.omit(from, value,
+                     name == "input_output" ? OmissionReason::unsupported : OmissionReason::value,
+                     "a line holds messages, conversations, an instruction, a prompt with its completion, or "
+                     "a text: see dataset.format");
       else if (name != value.text)
-        r.draft.leave(from, value, Why::value, "read as " + name + " alone");
+        r.draft.omit(from, value, OmissionReason::value, "read as " + name + " alone");
     } else if (key == "field_messages") {
       of_turns = of_turns || value.text == "conversations";
       if (value.text != "messages" && value.text != "conversations")
-        r.draft.leave(from, value, Why::to_fill_in, "the key is called messages or conversations here");
+        r.draft.omit(from, value, OmissionReason::to_fill_in,
+                     "the key is called messages or conversations here");
     } else if (key == "message_property_mappings" || key == "message_field_role" ||
                key == "message_field_content") {
       const std::string names = shown(value);
       of_turns =
           of_turns || names == "from" || names == "value" || names.find("role: from") != std::string::npos;
-      r.draft.leave(from, value, Why::no_effect, "given by dataset.format");
+      r.draft.omit(from, value, OmissionReason::no_effect, "given by dataset.format");
     } else if (key == "field" && value.text != "text") {
-      r.draft.leave(from, value, Why::to_fill_in, "the key of the text is called text here");
+      r.draft.omit(from, value, OmissionReason::to_fill_in, "the key of the text is called text here");
     } else if (key == "chat_template") {
       chat_template(r, value, from);
     } else if (key == "roles_to_train" || key == "train_on_eos") {
-      learned(r, value, from, key == "roles_to_train");
+      loss_roles(r, value, from, key == "roles_to_train");
     } else if (key == "field" || key == "split" || key == "name" || key == "revision" || key == "shards" ||
                key == "trust_remote_code" || key == "preprocess_shards") {
-      r.draft.leave(from, value, Why::theirs, "which part of a data set of the hub");
+      r.draft.omit(from, value, OmissionReason::external, "which part of a data set of the hub");
     } else {
-      r.draft.leave(from, value, Why::unknown, "no counterpart is known");
+      r.draft.omit(from, value, OmissionReason::unknown, "no counterpart is known");
     }
   }
   if (format == "messages" && of_turns) format = "sharegpt";
@@ -145,13 +148,13 @@ void templates(Reader& r, bool alpaca) {
     if (jinja->text.ends_with(".jinja") || jinja->text.ends_with(".j2"))
       r.set("tokenizer.chat_template", *jinja, "chat_template_jinja");
     else
-      r.leave("chat_template_jinja", *jinja, Why::to_fill_in,
-              "write it into a .jinja file and name that in tokenizer.chat_template");
+      r.omit("chat_template_jinja", *jinja, OmissionReason::to_fill_in,
+             "write it into a .jinja file and name that in tokenizer.chat_template");
   }
   const Node* named = r.find("chat_template");
   if (alpaca) {
     if (named && !is_off(*named))
-      r.leave("chat_template", *named, Why::no_effect, "samples of type alpaca have their own");
+      r.omit("chat_template", *named, OmissionReason::no_effect, "samples of type alpaca have their own");
     draft.assume("tokenizer.chat_template", "alpaca", "what type alpaca writes around a sample");
   } else if (named && !is_off(*named)) {
     chat_template(r, *named, r.from("chat_template"));
@@ -168,8 +171,8 @@ void rows(Reader& r) {
   if (strategy == "drop" || strategy == "truncate")
     r.set("dataset.too_long", *strategy, "excess_length_strategy");
   else if (strategy)
-    r.leave("excess_length_strategy", *strategy, Why::value,
-            "samples that are too long are dropped or truncated");
+    r.omit("excess_length_strategy", *strategy, OmissionReason::value,
+           "samples that are too long are dropped or truncated");
   draft.assume("dataset.too_long", "drop", "Axolotl's default");
   if (r.is_true("train_on_inputs")) r.set("dataset.loss_mode", "all", "train_on_inputs");
 }
@@ -177,19 +180,20 @@ void rows(Reader& r) {
 void validation(Reader& r) {
   Draft& draft = r.draft;
   const Samples held = read_list(r, "test_datasets");
-  const auto share = r.real("val_set_size");
+  const auto fraction = r.real("val_set_size");
   if (!held.files.empty()) {
     sample_files(draft, "dataset.valid_files", held.files, r.from("test_datasets"));
     return;
   }
-  if (share && *share > 0 && *share < 1) {
-    r.set("dataset.split", split_with(*share), "val_set_size");
+  if (fraction && *fraction > 0 && *fraction < 1) {
+    r.set("dataset.split", split_with(*fraction), "val_set_size");
     return;
   }
-  if (share && *share >= 1)
-    r.leave("val_set_size", Why::to_fill_in, "a number of samples: dataset.split expects proportions");
+  if (fraction && *fraction >= 1)
+    r.omit("val_set_size", OmissionReason::to_fill_in,
+           "a number of samples: dataset.split expects proportions");
   draft.assume("dataset.split", "1,0,0", "no data is held out");
-  draft.withdraw("validation.eval_interval", Why::no_effect, "no data is held out for validation");
+  draft.withdraw("validation.eval_interval", OmissionReason::no_effect, "no data is held out for validation");
 }
 
 }  // namespace
@@ -199,12 +203,12 @@ void read_axolotl_data(Reader& r) {
   const Samples samples = read_list(r, "datasets");
   if (samples.files.empty()) {
     if (const Node* text = r.find("pretraining_dataset"); text && !is_off(*text))
-      r.leave("pretraining_dataset", *text, Why::to_fill_in,
-              "`capstan data prepare` makes dataset.data_path of plain text");
+      r.omit("pretraining_dataset", *text, OmissionReason::to_fill_in,
+             "`capstan data prepare` makes dataset.data_path of plain text");
     for (const char* key : {"sample_packing", "excess_length_strategy", "train_on_inputs"})
       if (const Node* value = r.find(key))
-        r.leave(key, *value, is_off(*value) ? Why::off : Why::no_effect,
-                "samples of plain text are full sequences");
+        r.omit(key, *value, is_off(*value) ? OmissionReason::off : OmissionReason::no_effect,
+               "samples of plain text are full sequences");
     draft.assume_preset("dataset", "mock", "to fill in: generated tokens (mock) replace the data");
     return;
   }

@@ -1,5 +1,6 @@
-// run_config.yaml of Megatron-Bridge. Its sections and fields are named like ours; the table holds what is
-// not. Classes and functions (`_target_`) are looked up by name, nothing is loaded.
+// Imports a run_config.yaml of Megatron-Bridge. Most of its sections and fields have the same names in
+// Capstan; the table lists the others. Classes and functions (`_target_`) are matched by name and never
+// loaded.
 #include <algorithm>
 #include <iterator>
 
@@ -25,7 +26,7 @@ std::string target_of(const Node& node) {
   return target ? target->text : std::string();
 }
 
-// What a class or function stands for.
+// The recipe's counterpart of a class or function.
 struct Known {
   std::string_view target, value;
 };
@@ -55,12 +56,12 @@ void from_table(Reader& r, const Item& item, const char* path, const Known (&tab
     }
   std::string names;
   for (const Known& known : table) names += (names.empty() ? "" : ", ") + std::string(known.target);
-  r.draft.leave(item.from, target.empty() ? shown(*item.value) : target, Why::value,
-                "counterparts are known for: " + names);
+  r.draft.omit(item.from, target.empty() ? shown(*item.value) : target, OmissionReason::value,
+               "counterparts are known for: " + names);
 }
 
 void activation(Reader& r, const Item& item) {
-  // With biases Megatron fuses bias and GELU, and the fused form is the tanh approximation.
+  // If there are biases, Megatron fuses bias and GELU, and the fused kernel computes the tanh approximation.
   const bool fused = r.is_true("model.bias_activation_fusion") &&
                      r.boolean("model.add_bias_linear").value_or(true) &&
                      !r.is_true("model.gated_linear_unit");
@@ -75,7 +76,7 @@ void params_type(Reader& r, const Item& item) {
 void pipeline_type(Reader& r, const Item& item) {
   from_table(r, item, "mixed_precision.pipeline_dtype", kTypes);
 }
-// The optimizer's formats are named alike on both sides.
+// The names of the optimizer's number formats are the same in Capstan.
 void optimizer_type(Reader& r, const Item& item) {
   from_table(r, item, item.key.c_str(), kTypes);
 }
@@ -119,9 +120,9 @@ void section_class(Reader& r, const Item& item) {
     return row.section == section && std::find(names.begin(), names.end(), name) != names.end();
   });
   if (!known) {
-    r.draft.leave(item.from, target, Why::value,
-                  section == "model" ? "not a known model: make sure that the recipe describes it"
-                                     : "not a class that is known for this section");
+    r.draft.omit(item.from, target, OmissionReason::value,
+                 section == "model" ? "not a known model: make sure that the recipe describes it"
+                                    : "not a class that is known for this section");
   } else if (name == "Llama31ModelProvider") {
     r.draft.set("model.rope_scaling", "true", item.from, name);
   } else if (section == "peft") {
@@ -137,12 +138,12 @@ void moe_layer_freq(Reader& r, const Item& item) {
   if (item.value->kind == Node::Kind::scalar)
     r.draft.set_if_other("model.moe_layer_freq", *item.value, item.from);
   else
-    r.draft.leave(item.from, *item.value, Why::to_fill_in,
-                  "a list of layers: see model.moe_layer_freq and model.moe_first_dense_layers");
+    r.draft.omit(item.from, *item.value, OmissionReason::to_fill_in,
+                 "a list of layers: see model.moe_layer_freq and model.moe_first_dense_layers");
 }
 
 void window_size(Reader& r, const Item& item) {
-  // Tokens before the query and behind it; ours counts the query itself.
+  // Megatron's window counts the tokens before and after the query; Capstan's includes the query itself.
   const Node& value = *item.value;
   const Node* before = value.kind == Node::Kind::list && value.items.size() == 2 ? &value.items[0] : nullptr;
   const Node shown_as = before ? *before : value;
@@ -157,7 +158,8 @@ void dataloader_type(Reader& r, const Item& item) {
   if (item.value->text == "single")
     r.draft.set("dataset.kind", "gpt", item.from);
   else
-    r.draft.leave(item.from, *item.value, Why::no_effect, "the order of samples follows dataset.random_seed");
+    r.draft.omit(item.from, *item.value, OmissionReason::no_effect,
+                 "the order of samples follows dataset.random_seed");
 }
 
 void interpolation(Reader& r, const Item& item) {
@@ -315,20 +317,20 @@ constexpr Rule kTable[] = {
     no_effect("logger.log_* logger.timing_* logger.filter_warnings logger.logging_level "
               "logger.tensorboard_queue_size logger.throughput_window_size logger.runtime_time_unit",
               kLog),
-    theirs("logger.wandb_* logger.mlflow_* logger.comet_*", kService),
+    external("logger.wandb_* logger.mlflow_* logger.comet_*", kService),
 
     no_effect("rng.te_rng_tracker", kKernels),
     no_effect("rng.inference_rng_tracker", "this is a recipe for training"),
-    not_there("rng.data_parallel_random_init", "initial weights that differ between replicas"),
+    unsupported("rng.data_parallel_random_init", "initial weights that differ between replicas"),
     take("rerun_state_machine.check_for_nan_in_loss", "resilience.check_for_nan"),
     take("rerun_state_machine.rerun_mode", "resilience.rerun_mode"),
     later("rerun_state_machine.check_for_spiky_loss"),
     take("rerun_state_machine.spiky_loss_factor", "resilience.loss_spike_factor"),
     no_effect("rerun_state_machine.error_injection_*", "faults of a test"),
 
-    not_there("train.rampup_batch_size train.step_batch_size_schedule",
-              "a batch size that grows during the run"),
-    not_there("train.decrease_batch_size_if_needed", "a batch size that does not divide is an error"),
+    unsupported("train.rampup_batch_size train.step_batch_size_schedule",
+                "a batch size that grows during the run"),
+    unsupported("train.decrease_batch_size_if_needed", "a batch size that does not divide is an error"),
     no_effect("train.manual_gc* train.empty_unused_memory_level", kPython),
     no_effect("train.exit_signal", "SIGINT and SIGTERM: save, then stop"),
     no_effect("train.check_optimizer_step_success", kGuards),
@@ -337,12 +339,12 @@ constexpr Rule kTable[] = {
     no_effect("comm_overlap.tp_comm_overlap_cfg comm_overlap.tp_comm_bootstrap_backend", kLayout),
     no_effect("comm_overlap.data_parallel_size", kComputed),
     no_effect("env_vars.*", "variables of another program"),
-    theirs("ft inprocess_restart", "a service that restarts jobs"),
-    theirs("nvrx_straggler straggler", "a service that watches ranks; see `capstan explain resilience`"),
-    not_there("tensor_inspect", "recording of single tensors"),
+    external("ft inprocess_restart", "a service that restarts jobs"),
+    external("nvrx_straggler straggler", "a service that watches ranks; see `capstan explain resilience`"),
+    unsupported("tensor_inspect", "recording of single tensors"),
 };
 
-// A field of the same name, or an alias of one. Values that are ours anyway are left out of the recipe.
+// Sets a field of the same name or alias. Values that equal the default are omitted from the recipe.
 bool by_name(Reader& r, const Item& item) {
   const auto dot = item.key.find('.');
   if (dot == std::string::npos) return false;
@@ -350,7 +352,7 @@ bool by_name(Reader& r, const Item& item) {
   if (!field || (item.value->kind == Node::Kind::map && field->type->kind != config::Type::Kind::map))
     return false;
   if (item.value->kind == Node::Kind::null) {
-    r.draft.leave(item.from, *item.value, Why::off, "null");
+    r.draft.omit(item.from, *item.value, OmissionReason::off, "null");
     return true;
   }
   r.draft.set_if_other(field->path, *item.value, item.from);
@@ -383,7 +385,7 @@ void sharding(Reader& r) {
 }
 
 void weight_decay(Reader& r) {
-  // The scheduler writes the decay at every step, so the optimizer's own value never counts there.
+  // Megatron's scheduler sets the weight decay at every step, so the optimizer's own value has no effect.
   const auto style = r.text("scheduler.weight_decay_incr_style").value_or("constant");
   const bool constant = style == "constant";
   const auto start = r.real("scheduler.start_weight_decay"), end = r.real("scheduler.end_weight_decay");
@@ -391,15 +393,16 @@ void weight_decay(Reader& r) {
     r.take("optimizer.weight_decay", "scheduler.start_weight_decay",
            "the schedule's value is the one that counts there");
     if (r.given("optimizer.weight_decay") && r.real("optimizer.weight_decay") != start)
-      r.leave("optimizer.weight_decay", Why::replaced,
-              "scheduler.start_weight_decay overwrites it at every step");
+      r.omit("optimizer.weight_decay", OmissionReason::replaced,
+             "scheduler.start_weight_decay overwrites it at every step");
     return;
   }
   r.take("optimizer.weight_decay", "optimizer.weight_decay");
   for (const char* key : {"scheduler.start_weight_decay", "scheduler.end_weight_decay"}) r.take(key, key);
 }
 
-// training.jsonl, validation.jsonl and test.jsonl of one directory. True where the data is that.
+// Sets training.jsonl, validation.jsonl and test.jsonl of a directory. Returns true if the dataset is of this
+// kind.
 bool samples(Reader& r) {
   Draft& draft = r.draft;
   const Node* target = r.find("dataset._target_");
@@ -407,9 +410,9 @@ bool samples(Reader& r) {
   if (!root && !(target && (target->text.ends_with("FinetuningDatasetConfig") ||
                             target->text.ends_with("GPTSFTDatasetConfig"))))
     return false;
-  const From from = r.from(root ? "dataset.dataset_root" : "dataset._target_");
+  const SourceKey from = r.from(root ? "dataset.dataset_root" : "dataset._target_");
   draft.choose("dataset", "sft", from);
-  draft.withdraw("dataset.kind", Why::no_effect, "samples are JSON lines");
+  draft.withdraw("dataset.kind", OmissionReason::no_effect, "samples are JSON lines");
   for (const auto& [field_path, file] : {std::pair("dataset.train_files", "training.jsonl"),
                                          std::pair("dataset.valid_files", "validation.jsonl"),
                                          std::pair("dataset.test_files", "test.jsonl")}) {
@@ -422,7 +425,7 @@ bool samples(Reader& r) {
   for (const char* key : {"dataset.packed_sequence_specs", "dataset.offline_packing_specs"})
     if (const Node* specs = r.find(key); specs && !is_off(*specs)) {
       packs = true;
-      r.leave(key, *specs, Why::no_effect, "rows are packed as they are read: dataset.packing");
+      r.omit(key, *specs, OmissionReason::no_effect, "rows are packed as they are read: dataset.packing");
     }
   draft.assume("dataset.packing", packs ? "true" : "false",
                packs ? "the file packs beforehand" : "Megatron-Bridge's default");
@@ -442,7 +445,7 @@ void data(Reader& r) {
     r.take("dataset.data_path", "dataset.data_path");
   } else if (blend && blend->kind == Node::Kind::list && !blend->items.empty() &&
              blend->items[0].kind == Node::Kind::list) {
-    // [prefixes, weights or null]
+    // The value is [prefixes, weights or null].
     const Node& prefixes = blend->items[0];
     const Node* weights =
         blend->items.size() > 1 && blend->items[1].kind == Node::Kind::list ? &blend->items[1] : nullptr;
@@ -453,12 +456,12 @@ void data(Reader& r) {
     }
     r.set("dataset.data_path", list, "dataset.blend");
   } else if (blend && blend->kind != Node::Kind::null) {
-    r.leave("dataset.blend", *blend, Why::to_fill_in,
-            "see dataset.blend: a prefix and its weight on each line");
+    r.omit("dataset.blend", *blend, OmissionReason::to_fill_in,
+           "see dataset.blend: a prefix and its weight on each line");
   }
   if (r.given("dataset.blend_per_split"))
-    r.leave("dataset.blend_per_split", Why::to_fill_in,
-            "see dataset.train_blend, dataset.valid_blend and dataset.test_blend");
+    r.omit("dataset.blend_per_split", OmissionReason::to_fill_in,
+           "see dataset.train_blend, dataset.valid_blend and dataset.test_blend");
   const Node* target = r.find("dataset._target_");
   const bool mock = r.is_true("dataset.mock") || (target && target->text.ends_with("MockGPTDatasetConfig"));
   if (mock || !draft.has("dataset.data_path")) {
@@ -467,8 +470,9 @@ void data(Reader& r) {
     else
       draft.assume_preset("dataset", "mock",
                           "to fill in: no data that is known here, these are generated tokens");
-    if (r.given("dataset.split")) r.leave("dataset.split", Why::no_effect, "generated tokens are not split");
-    draft.withdraw("dataset.kind", Why::no_effect, "the data is generated");
+    if (r.given("dataset.split"))
+      r.omit("dataset.split", OmissionReason::no_effect, "generated tokens are not split");
+    draft.withdraw("dataset.kind", OmissionReason::no_effect, "the data is generated");
   } else {
     r.take("dataset.split", "dataset.split");
     draft.assume("dataset.sample_order", "megatron",
@@ -476,7 +480,7 @@ void data(Reader& r) {
   }
   for (const char* key : {"dataset.sequence_length", "model.seq_length"})
     if (r.given(key)) {
-      // Samples are as long as the dataset says; the model's own length is how far it could go.
+      // The dataset determines the length of samples; the model's own value is the maximum.
       r.take("model.seq_length", key);
       break;
     }
@@ -489,7 +493,7 @@ void tokenizer(Reader& r) {
   Draft& draft = r.draft;
   const auto type = r.text("tokenizer.tokenizer_type");
   const auto model = r.text("tokenizer.tokenizer_model");
-  const From from = r.from("tokenizer.tokenizer_type");
+  const SourceKey from = r.from("tokenizer.tokenizer_type");
   if (type == "NullTokenizer") {
     draft.choose("tokenizer", "none", from);
   } else if (type == "GPT2BPETokenizer") {
@@ -504,14 +508,17 @@ void tokenizer(Reader& r) {
     return;
   } else if (draft.has("tokenizer.tokenizer_model")) {
     for (const char* key : {"tokenizer.tokenizer_type", "tokenizer.tokenizer_model"})
-      if (r.given(key)) r.leave(key, Why::no_effect, "the tokenizer beside the weights counts");
+      if (r.given(key)) r.omit(key, OmissionReason::no_effect, "the tokenizer beside the weights counts");
   } else if (model && model->ends_with(".model")) {
     draft.set("tokenizer.tokenizer_type", "sentencepiece", type ? from : r.from("tokenizer.tokenizer_model"));
     r.set("tokenizer.tokenizer_model", *model, "tokenizer.tokenizer_model");
   } else {
     draft.assume_preset("tokenizer", "none", "to fill in: the data's ids are taken as they are");
-    if (type) draft.leave(from, *type, Why::to_fill_in, "give a tokenizer.json in tokenizer.tokenizer_model");
-    if (model) r.leave("tokenizer.tokenizer_model", *model, Why::to_fill_in, "give its tokenizer.json");
+    if (type)
+      draft.omit(from, *type, OmissionReason::to_fill_in,
+                 "give a tokenizer.json in tokenizer.tokenizer_model");
+    if (model)
+      r.omit("tokenizer.tokenizer_model", *model, OmissionReason::to_fill_in, "give its tokenizer.json");
   }
   if (!draft.has("model.vocab_size") && r.given("tokenizer.vocab_size"))
     r.take("model.vocab_size", "tokenizer.vocab_size");
@@ -521,7 +528,8 @@ void checkpoints(Reader& r) {
   save_and_load(r, "checkpoint.save", "checkpoint.load");
   const auto weights = r.text("checkpoint.pretrained_checkpoint");
   const auto model = r.text("model.hf_model_id");
-  if (weights) r.leave("checkpoint.pretrained_checkpoint", *weights, Why::theirs, std::string(kCheckpoint));
+  if (weights)
+    r.omit("checkpoint.pretrained_checkpoint", *weights, OmissionReason::external, std::string(kCheckpoint));
   if (!weights && !r.draft.has("peft.scheme") && r.draft.preset("dataset") != "sft") return;
   if (model && !model->empty()) {
     base_weights(r.draft, *model, r.from("model.hf_model_id"));
@@ -548,8 +556,9 @@ void read_bridge(Draft& draft, const Node& root) {
   if (reader.is_true("rerun_state_machine.check_for_spiky_loss"))
     reader.set("resilience.loss_spike_action", "warn", "rerun_state_machine.check_for_spiky_loss");
   if (const auto value = reader.boolean("model.attention_softmax_in_fp32"))
-    reader.leave("model.attention_softmax_in_fp32", *value ? "true" : "false",
-                 *value ? Why::no_effect : Why::off, "the softmax is computed in fp32 anyway");
+    reader.omit("model.attention_softmax_in_fp32", *value ? "true" : "false",
+                *value ? OmissionReason::no_effect : OmissionReason::off,
+                "the softmax is computed in fp32 anyway");
   reader.account();
   const int64_t least = [&] {
     int64_t product = 1;

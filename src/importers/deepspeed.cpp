@@ -1,4 +1,4 @@
-// A DeepSpeed JSON: how a model is trained, nothing of the model or its data.
+// Imports a DeepSpeed JSON, which describes training but neither the model nor its data.
 #include <utility>
 
 #include "base/checked.hpp"
@@ -14,8 +14,8 @@ constexpr std::string_view kTuning = "tunes DeepSpeed's buffers; the numbers are
 constexpr std::string_view kOffloadTuning = "tunes DeepSpeed's offload";
 
 void bucket(Reader& r, const Item& item) {
-  // All-gather and reduce have one bucket size here; DeepSpeed's reduce_bucket_size is the one that is named
-  // first.
+  // Capstan has one bucket size for all-gather and reduce-scatter; DeepSpeed's reduce_bucket_size has
+  // precedence.
   r.draft.set("ddp.bucket_size", *item.value, item.from);
 }
 
@@ -41,16 +41,16 @@ constexpr Rule kTable[] = {
               "zero_optimization.prefetch_bucket_size zero_optimization.max_live_parameters "
               "zero_optimization.max_reuse_distance zero_optimization.use_multi_rank_bucket_allreduce",
               kTuning),
-    not_there("zero_optimization.zero_hpz_partition_size", "a second copy of the parameters on each node"),
-    not_there("zero_optimization.zero_quantized_*", "quantized collectives"),
-    not_there("zero_optimization.mics_*",
-              "sharding inside groups; see ddp.num_distributed_optimizer_instances"),
+    unsupported("zero_optimization.zero_hpz_partition_size", "a second copy of the parameters on each node"),
+    unsupported("zero_optimization.zero_quantized_*", "quantized collectives"),
+    unsupported("zero_optimization.mics_*",
+                "sharding inside groups; see ddp.num_distributed_optimizer_instances"),
     later("zero_optimization.offload_optimizer.device"),
     take("zero_optimization.offload_optimizer.ratio", "optimizer.optimizer_offload_fraction"),
     no_effect("zero_optimization.offload_optimizer.*", kOffloadTuning),
     sets("zero_optimization.cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
-    not_there("zero_optimization.offload_param zero_optimization.cpu_offload_params",
-              "parameters in host memory"),
+    unsupported("zero_optimization.offload_param zero_optimization.cpu_offload_params",
+                "parameters in host memory"),
 
     later("fp16.enabled fp16.loss_scale fp16.initial_scale_power"),
     take("fp16.loss_scale_window", "mixed_precision.loss_scale_window"),
@@ -58,12 +58,12 @@ constexpr Rule kTable[] = {
     take("fp16.min_loss_scale", "mixed_precision.min_loss_scale"),
     no_effect("fp16.consecutive_hysteresis", "the count begins again after each overflow"),
     no_effect("fp16.auto_cast", "inputs are token ids"),
-    not_there("fp16.fp16_master_weights_and_grads", "main parameters in fp16; they are fp32"),
+    unsupported("fp16.fp16_master_weights_and_grads", "main parameters in fp16; they are fp32"),
     later("bf16.enabled bfloat16.enabled"),
     no_effect("bf16.*", "main parameters and moments are fp32"),
-    not_there("torch_autocast", "casting of single operations"),
+    unsupported("torch_autocast", "casting of single operations"),
     later("communication_data_type data_types.grad_accum_dtype"),
-    not_there("amp", "NVIDIA Apex; see fp16 and bf16"),
+    unsupported("amp", "NVIDIA Apex; see fp16 and bf16"),
 
     later("optimizer.type"),
     take("optimizer.params.lr", "optimizer.lr"),
@@ -71,22 +71,22 @@ constexpr Rule kTable[] = {
           "optimizer.params.momentum optimizer.params.adam_w_mode"),
     no_effect("optimizer.params.torch_adam optimizer.params.fused", "a choice of kernels"),
     no_effect("optimizer.params.bias_correction", "the bias of the moments is corrected"),
-    not_there("optimizer.params.freeze_step optimizer.params.cuda_aware optimizer.params.comm_backend_name",
-              "a variant with compressed communication"),
-    not_there("optimizer.legacy_fusion", "a choice of kernels"),
+    unsupported("optimizer.params.freeze_step optimizer.params.cuda_aware optimizer.params.comm_backend_name",
+                "a variant with compressed communication"),
+    unsupported("optimizer.legacy_fusion", "a choice of kernels"),
 
     later("scheduler.type scheduler.params.warmup_num_steps scheduler.params.warmup_min_lr "
           "scheduler.params.warmup_max_lr scheduler.params.total_num_steps scheduler.params.warmup_type "
           "scheduler.params.cos_min_ratio scheduler.params.warmup_min_ratio"),
 
-    not_there("activation_checkpointing.cpu_checkpointing", "saved activations in host memory"),
+    unsupported("activation_checkpointing.cpu_checkpointing", "saved activations in host memory"),
     take("activation_checkpointing.partition_activations", "model.distribute_saved_activations"),
     take("activation_checkpointing.number_checkpoints", "model.recompute_num_layers"),
     no_effect("activation_checkpointing.*", kTuning),
     take("tensorboard.enabled", "logger.tensorboard"),
     take("tensorboard.output_path", "logger.tensorboard_dir"),
     no_effect("tensorboard.job_name", "the run directory has the recipe's name"),
-    theirs("wandb comet", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
+    external("wandb comet", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
     no_effect("csv_monitor", "metrics.jsonl has every logged step"),
     no_effect("flops_profiler", "`capstan bench` and each log line have the rate"),
     no_effect("comms_logger", "`profiling.trace=true` writes collectives too"),
@@ -101,23 +101,23 @@ constexpr Rule kTable[] = {
     no_effect("zero_force_ds_cpu_optimizer", kOffloadTuning),
     no_effect("checkpoint.*", "checkpoints load into any layout"),
     no_effect("dataloader_drop_last", "a run ends after its steps"),
-    not_there("aio", "NVMe offload"),
-    not_there("autotuning", "a search for settings"),
-    not_there("elasticity", "a world that grows and shrinks"),
-    not_there("compression_training", "compression"),
-    not_there("sparse_attention", "sparse attention"),
-    not_there("curriculum_learning data_efficiency", "a curriculum"),
-    not_there("data_types", "gradients in another format"),
-    not_there("pipeline", "DeepSpeed's pipeline engine; see dist.pipeline_model_parallel_size"),
+    unsupported("aio", "NVMe offload"),
+    unsupported("autotuning", "a search for settings"),
+    unsupported("elasticity", "a world that grows and shrinks"),
+    unsupported("compression_training", "compression"),
+    unsupported("sparse_attention", "sparse attention"),
+    unsupported("curriculum_learning data_efficiency", "a curriculum"),
+    unsupported("data_types", "gradients in another format"),
+    unsupported("pipeline", "DeepSpeed's pipeline engine; see dist.pipeline_model_parallel_size"),
     take("tensor_parallel.autotp_size", "dist.tensor_model_parallel_size"),
     take("sequence_parallel_size", "dist.context_parallel_size"),
-    not_there("compile", "compilation"),
+    unsupported("compile", "compilation"),
 };
 
 constexpr const char* kAuto =
     "`auto`: DeepSpeed gets it from the trainer's arguments; import those, or fill it in";
 
-// Values that are `auto` are listed once, wherever they stand, and read as absent.
+// Lists every `auto` value once, and treats it as absent.
 Node without_auto(Draft& draft, const Node& node, const std::string& prefix) {
   if (node.kind != Node::Kind::map) return node;
   Node result = node;
@@ -127,7 +127,7 @@ Node without_auto(Draft& draft, const Node& node, const std::string& prefix) {
   for (size_t i = 0; i < node.items.size(); ++i) {
     const std::string key = prefix + node.keys[i];
     if (node.items[i].kind == Node::Kind::scalar && node.items[i].text == "auto")
-      draft.leave({key, node.key_locations[i]}, "auto", Why::to_fill_in, kAuto);
+      draft.omit({key, node.key_locations[i]}, "auto", OmissionReason::to_fill_in, kAuto);
     else if (Node item = without_auto(draft, node.items[i], key + ".");
              item.kind != Node::Kind::map || !item.items.empty() || node.items[i].items.empty())
       result.add(node.keys[i], node.key_locations[i], std::move(item));
@@ -135,46 +135,46 @@ Node without_auto(Draft& draft, const Node& node, const std::string& prefix) {
   return result;
 }
 
-// Neither given nor left to the trainer by `auto`.
+// The value is neither given nor `auto`.
 bool absent(const Reader& r, std::string_view key) {
   return !r.find(key) && !r.draft.mentions(key);
 }
 
 void batch(Reader& r) {
-  const auto whole = r.integer("train_batch_size"), micro = r.integer("train_micro_batch_size_per_gpu"),
+  const auto global = r.integer("train_batch_size"), micro = r.integer("train_micro_batch_size_per_gpu"),
              steps = r.integer("gradient_accumulation_steps");
   for (const auto& [key, value] :
-       {std::pair("train_batch_size", whole), std::pair("train_micro_batch_size_per_gpu", micro),
+       {std::pair("train_batch_size", global), std::pair("train_micro_batch_size_per_gpu", micro),
         std::pair("gradient_accumulation_steps", steps)})
     if (value && (*value < 1 || *value > (1 << 30))) {
-      r.leave(key, std::to_string(*value), Why::value, "not a batch size");
+      r.omit(key, std::to_string(*value), OmissionReason::value, "not a batch size");
       return;
     }
   Draft& draft = r.draft;
   if (micro) r.set("train.micro_batch_size", std::to_string(*micro), "train_micro_batch_size_per_gpu");
   const auto each = micro ? try_mul(*micro, steps.value_or(1)) : std::nullopt;
-  if (whole) {
-    r.set("train.global_batch_size", std::to_string(*whole), "train_batch_size");
-    if (micro && steps && each && *whole % *each == 0 && *whole / *each < (1 << 24)) {
-      r.set("dist.world_size", std::to_string(*whole / *each), "train_batch_size",
+  if (global) {
+    r.set("train.global_batch_size", std::to_string(*global), "train_batch_size");
+    if (micro && steps && each && *global % *each == 0 && *global / *each < (1 << 24)) {
+      r.set("dist.world_size", std::to_string(*global / *each), "train_batch_size",
             "over micro-batch and accumulation");
-    } else if (!micro && steps && *whole % *steps == 0) {
-      r.set("train.micro_batch_size", std::to_string(*whole / *steps), "train_batch_size",
+    } else if (!micro && steps && *global % *steps == 0) {
+      r.set("train.micro_batch_size", std::to_string(*global / *steps), "train_batch_size",
             "over accumulation, on one rank");
     } else if (!micro) {
       draft.assume("train.micro_batch_size", "1",
                    "to fill in: it depends on the number of ranks, which the file does not give");
     } else if (steps) {
-      r.leave("gradient_accumulation_steps", std::to_string(*steps), Why::value,
-              "train_batch_size is no multiple of micro-batch times accumulation");
+      r.omit("gradient_accumulation_steps", std::to_string(*steps), OmissionReason::value,
+             "train_batch_size is no multiple of micro-batch times accumulation");
     }
   } else if (each) {
     r.set("train.global_batch_size", std::to_string(*each),
           steps ? "gradient_accumulation_steps" : "train_micro_batch_size_per_gpu",
           "micro-batch times accumulation on one rank; multiply by the ranks");
   } else if (steps) {
-    r.leave("gradient_accumulation_steps", std::to_string(*steps), Why::to_fill_in,
-            "accumulation of a micro-batch that the file does not name");
+    r.omit("gradient_accumulation_steps", std::to_string(*steps), OmissionReason::to_fill_in,
+           "accumulation of a micro-batch that the file does not name");
   }
 }
 
@@ -189,8 +189,8 @@ void precision(Reader& r) {
       r.set("mixed_precision.loss_scale", "null", "fp16.loss_scale", "0 is dynamic");
     const auto power = r.integer("fp16.initial_scale_power");
     if (power && (*power < 0 || *power > 62))
-      r.leave("fp16.initial_scale_power", std::to_string(*power), Why::value,
-              "a power from 0 to 62 is expected");
+      r.omit("fp16.initial_scale_power", std::to_string(*power), OmissionReason::value,
+             "a power from 0 to 62 is expected");
     else if (power)
       r.set("mixed_precision.initial_loss_scale", std::to_string(int64_t{1} << *power),
             "fp16.initial_scale_power", "2 to this power");
@@ -204,7 +204,7 @@ void precision(Reader& r) {
     draft.assume_preset("mixed_precision", "fp32", "neither fp16 nor bf16 is enabled");
   }
   for (const std::string& path : draft.paths_of("mixed_precision"))
-    draft.withdraw(path, Why::no_effect, "fp16 is not enabled");
+    draft.withdraw(path, OmissionReason::no_effect, "fp16 is not enabled");
 }
 
 void gradients(Reader& r) {
@@ -213,7 +213,7 @@ void gradients(Reader& r) {
     if (!type) continue;
     const std::string_view field_path = key;
     if (field_path.starts_with("data"))
-      r.leave(key, *type, Why::no_effect, "gradients are accumulated in fp32");
+      r.omit(key, *type, OmissionReason::no_effect, "gradients are accumulated in fp32");
     else
       r.set("mixed_precision.grad_reduce_in_fp32", *type == "fp32" || *type == "float32" ? "true" : "false",
             key);
@@ -228,16 +228,17 @@ void optimizer(Reader& r) {
   Draft& draft = r.draft;
   const auto type = r.text("optimizer.type");
   if (const auto device = r.text("zero_optimization.offload_optimizer.device")) {
-    const From from = r.from("zero_optimization.offload_optimizer.device");
+    const SourceKey from = r.from("zero_optimization.offload_optimizer.device");
     if (*device == "cpu")
       draft.set("optimizer.optimizer_cpu_offload", "true", from);
     else
-      draft.leave(from, *device, *device == "none" ? Why::off : Why::not_there, "optimizer state on NVMe");
+      draft.omit(from, *device, *device == "none" ? OmissionReason::off : OmissionReason::unsupported,
+                 "optimizer state on NVMe");
   }
   if (draft.text("optimizer.optimizer_cpu_offload") == "true")
     draft.assume("optimizer.use_precision_aware_optimizer", "true", "offload needs it");
   if (!type) return;
-  const From from = r.from("optimizer.type");
+  const SourceKey from = r.from("optimizer.type");
   const bool adamw =
       *type == "AdamW" || (*type == "Adam" && r.boolean("optimizer.params.adam_w_mode").value_or(true));
   if (*type == "Adam" || *type == "AdamW") {
@@ -247,7 +248,7 @@ void optimizer(Reader& r) {
   } else if (*type == "SGD" || *type == "Lion") {
     draft.set("optimizer.optimizer", *type == "SGD" ? "sgd" : "lion", from);
   } else {
-    draft.leave(from, *type, Why::not_there, "optimizers are adam, sgd, lion and muon");
+    draft.omit(from, *type, OmissionReason::unsupported, "optimizers are adam, sgd, lion and muon");
   }
   const std::string prefix = *type == "Lion" ? "optimizer.lion_beta" : "optimizer.adam_beta";
   if (const Node* betas = r.find("optimizer.params.betas")) {
@@ -255,7 +256,8 @@ void optimizer(Reader& r) {
       for (size_t i = 0; i < 2; ++i)
         r.set(prefix + std::to_string(i + 1), betas->items[i], "optimizer.params.betas");
     else
-      r.leave("optimizer.params.betas", *betas, Why::value, "two numbers for Adam or Lion are expected");
+      r.omit("optimizer.params.betas", *betas, OmissionReason::value,
+             "two numbers for Adam or Lion are expected");
   }
   r.take("optimizer.adam_eps", "optimizer.params.eps");
   r.take("optimizer.sgd_momentum", "optimizer.params.momentum");
@@ -273,7 +275,7 @@ void scheduler(Reader& r) {
   else if (r.given("optimizer.params.lr") || r.given("scheduler.params.warmup_max_lr"))
     draft.assume("optimizer.min_lr", "0", "DeepSpeed's schedules end at 0");
   if (!type) return;
-  const From from = r.from("scheduler.type");
+  const SourceKey from = r.from("scheduler.type");
   const bool cosine = *type == "WarmupCosineLR";
   if (*type == "WarmupLR" || *type == "WarmupDecayLR" || cosine) {
     draft.set("scheduler.lr_decay_style",
@@ -282,8 +284,8 @@ void scheduler(Reader& r) {
                                     : "linear",
               from);
   } else {
-    draft.leave(from, *type, Why::not_there,
-                "schedules with a warm-up that are constant, linear or cosine are");
+    draft.omit(from, *type, OmissionReason::unsupported,
+               "schedules with a warm-up that are constant, linear or cosine are");
     return;
   }
   const auto warmup = r.integer("scheduler.params.warmup_num_steps");
@@ -296,14 +298,15 @@ void scheduler(Reader& r) {
   r.take("optimizer.lr", "scheduler.params.warmup_max_lr");
   r.take("train.train_iters", "scheduler.params.total_num_steps", "the length of the schedule");
   if (r.given("scheduler.params.warmup_min_ratio"))
-    r.leave("scheduler.params.warmup_min_ratio", Why::to_fill_in,
-            "a fraction of the peak; give it as a learning rate in scheduler.lr_warmup_init");
+    r.omit("scheduler.params.warmup_min_ratio", OmissionReason::to_fill_in,
+           "a fraction of the peak; give it as a learning rate in scheduler.lr_warmup_init");
   const auto curve = r.text("scheduler.params.warmup_type");
   if (curve && *curve != "linear")
-    r.leave("scheduler.params.warmup_type", *curve, Why::not_there, "a warmup that is not linear");
+    r.omit("scheduler.params.warmup_type", *curve, OmissionReason::unsupported,
+           "a warmup that is not linear");
   else if (!curve && *type != "WarmupCosineLR" && absent(r, "scheduler.params.warmup_type"))
-    draft.leave({"scheduler.params.warmup_type", {}}, "log", Why::not_there,
-                "DeepSpeed's default; the warm-up here is a straight line");
+    draft.omit({"scheduler.params.warmup_type", {}}, "log", OmissionReason::unsupported,
+               "DeepSpeed's default; the warm-up here is a straight line");
 }
 
 }  // namespace
@@ -311,7 +314,7 @@ void scheduler(Reader& r) {
 void read_deepspeed(Draft& draft, const Node& root) {
   if (!draft.extends())
     draft.extend("quickstart",
-                 "to fill in: the file does not describe model and data; --base names another recipe");
+                 "to fill in: the file does not describe model and data; extend a recipe that does");
   const Node known = without_auto(draft, root, {});
   static const std::vector<Rule> rules = one_rule_per_key(kTable);
   Reader reader(draft, known, rules);

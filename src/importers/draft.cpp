@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/utf8.hpp"
 #include "config/core/convert.hpp"
-#include "config/tools/emit.hpp"
+#include "config/core/emit.hpp"
 #include "importers/rule.hpp"
 
 namespace capstan::importers {
@@ -15,16 +16,14 @@ using config::Node;
 
 namespace {
 
-// Values are compared and written without the blanks that comments are lined up with.
+// Comments are aligned up to column kWidestAligned and clipped to kLongestComment characters.
 constexpr size_t kWidestAligned = 56, kLongestComment = 160;
 
 std::string clipped(std::string text, size_t most) {
   for (char& c : text)
     if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = ' ';
   if (text.size() <= most) return text;
-  size_t end = most - 3;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  return text.substr(0, end) + "...";
+  return text.substr(0, character_start(text, most - 3)) + "...";
 }
 
 void write_inline(const Node& node, size_t most, std::string& out) {
@@ -50,7 +49,7 @@ void write_inline(const Node& node, size_t most, std::string& out) {
   }
 }
 
-// Python and YAML 1.1 spell truth in more ways than a recipe does.
+// Python and YAML 1.1 have more spellings of truth values than a recipe.
 Node plain_boolean(const Node& node) {
   Node result = node;
   if (const auto on = truth(node.text)) result.text = *on ? "true" : "false";
@@ -88,7 +87,7 @@ const config::FieldInfo& Draft::field(std::string_view path) const {
   return *found;
 }
 
-bool Draft::set(std::string_view path, const Node& value, const From& from, const std::string& note) {
+bool Draft::set(std::string_view path, const Node& value, const SourceKey& from, const std::string& note) {
   const config::FieldInfo& info = field(path);
   const Node node = info.type->kind == config::Type::Kind::boolean && value.kind == Node::Kind::scalar
                         ? plain_boolean(value)
@@ -101,31 +100,32 @@ bool Draft::set(std::string_view path, const Node& value, const From& from, cons
   if (!converted) {
     std::string reason = problems.empty() ? "not a value of `" + info.path + "`" : problems.front().message;
     if (!problems.empty() && !problems.front().helps.empty()) reason += "; " + problems.front().helps.front();
-    leave(from, value, Why::value, reason);
+    omit(from, value, OmissionReason::value, reason);
     return false;
   }
   Entry entry{from, note, config::yaml_inline(*info.type, *converted)};
   const auto found = entries_.find(info.path);
   if (found != entries_.end() && !found->second.from.key.empty() && found->second.value != entry.value)
-    leave(found->second.from, found->second.value, Why::replaced,
-          "`" + from.key + "` sets `" + info.path + "` again");
+    omit(found->second.from, found->second.value, OmissionReason::replaced,
+         "`" + from.key + "` sets `" + info.path + "` again");
   entries_[info.path] = std::move(entry);
   return true;
 }
 
-bool Draft::set(std::string_view path, const std::string& text, const From& from, const std::string& note) {
+bool Draft::set(std::string_view path, const std::string& text, const SourceKey& from,
+                const std::string& note) {
   Node value = Node::scalar(text, from.location);
   if (text == "null") value.kind = Node::Kind::null;
   return set(path, value, from, note);
 }
 
-bool Draft::set_if_other(std::string_view path, const Node& value, const From& from) {
+bool Draft::set_if_other(std::string_view path, const Node& value, const SourceKey& from) {
   const config::FieldInfo& info = field(path);
   if (!set(path, value, from)) return false;
   const auto entry = entries_.find(info.path);
   if (entry->second.value == config::yaml_inline(*info.type, info.default_value)) {
     entries_.erase(entry);
-    leave(from, value, Why::same, "the default of `" + info.path + "`");
+    omit(from, value, OmissionReason::same, "the default of `" + info.path + "`");
   }
   return true;
 }
@@ -137,8 +137,8 @@ void Draft::assume(std::string_view path, const std::string& text, const std::st
 }
 
 void Draft::assume(std::string_view path, const Node& value, const std::string& reason) {
-  const From nobody;
-  if (!has(path) && set(path, value, nobody)) entries_.find(path)->second.note = reason;
+  const SourceKey no_key;
+  if (!has(path) && set(path, value, no_key)) entries_.find(path)->second.note = reason;
 }
 
 void Draft::refer(std::string_view path, std::string_view other, const std::string& reason) {
@@ -146,7 +146,7 @@ void Draft::refer(std::string_view path, std::string_view other, const std::stri
   entries_[field(path).path] = {{}, reason, "${" + std::string(other) + "}"};
 }
 
-void Draft::choose(std::string_view section, const std::string& preset, const From& from,
+void Draft::choose(std::string_view section, const std::string& preset, const SourceKey& from,
                    const std::string& note) {
   presets_[std::string(section)] = {from, note, preset};
 }
@@ -160,34 +160,35 @@ void Draft::extend(const std::string& recipe, const std::string& reason) {
   base_reason_ = reason;
 }
 
-void Draft::leave(const From& from, const Node& value, Why why, std::string reason,
-                  std::vector<std::string> near) {
-  leave(from, shown(value), why, std::move(reason), std::move(near));
+void Draft::omit(const SourceKey& from, const Node& value, OmissionReason why, std::string reason,
+                 std::vector<std::string> near) {
+  omit(from, shown(value), why, std::move(reason), std::move(near));
 }
 
-void Draft::leave(const From& from, std::string value, Why why, std::string reason,
-                  std::vector<std::string> near) {
+void Draft::omit(const SourceKey& from, std::string value, OmissionReason why, std::string reason,
+                 std::vector<std::string> near) {
   const std::string key = clipped(from.key, 80);
-  for (const Left& known : left_)  // a key that is looked at twice is told once
+  // A key that is processed twice is listed once.
+  for (const OmittedKey& known : omitted_)
     if (known.key == key && known.why == why && known.location.line == from.location.line &&
         known.location.column == from.location.column)
       return;
-  left_.push_back(
+  omitted_.push_back(
       {from.location, key, clipped(std::move(value), 60), std::move(reason), why, std::move(near)});
 }
 
-void Draft::leave_branch(const From& from, std::string reason) {
-  leave(from, std::string(), Why::to_fill_in, std::move(reason));
-  for (Left& left : left_)
-    if (left.why == Why::to_fill_in && left.location.line == from.location.line &&
-        left.location.column == from.location.column)
-      left.branch = true;
+void Draft::omit_branch(const SourceKey& from, std::string reason) {
+  omit(from, std::string(), OmissionReason::to_fill_in, std::move(reason));
+  for (OmittedKey& omitted : omitted_)
+    if (omitted.why == OmissionReason::to_fill_in && omitted.location.line == from.location.line &&
+        omitted.location.column == from.location.column)
+      omitted.branch = true;
 }
 
-void Draft::withdraw(const std::string& path, Why why, const std::string& reason) {
+void Draft::withdraw(const std::string& path, OmissionReason why, const std::string& reason) {
   const auto found = entries_.find(path);
   if (found == entries_.end()) return;
-  if (!found->second.from.key.empty()) leave(found->second.from, found->second.value, why, reason);
+  if (!found->second.from.key.empty()) omit(found->second.from, found->second.value, why, reason);
   entries_.erase(found);
 }
 
@@ -200,7 +201,8 @@ bool Draft::mentions(std::string_view key) const {
   const auto has_key = [&](const auto& entry) { return entry.second.from.key == key; };
   return std::any_of(entries_.begin(), entries_.end(), has_key) ||
          std::any_of(presets_.begin(), presets_.end(), has_key) ||
-         std::any_of(left_.begin(), left_.end(), [&](const Left& left) { return left.key == key; });
+         std::any_of(omitted_.begin(), omitted_.end(),
+                     [&](const OmittedKey& omitted) { return omitted.key == key; });
 }
 
 std::string Draft::text(std::string_view path) const {
@@ -216,7 +218,7 @@ std::vector<std::string> Draft::paths_of(std::string_view section) const {
 }
 
 std::string Draft::comment(const Entry& entry) const {
-  // One line, whatever a key of the file holds.
+  // Puts the comment on one line, because a key of the file may contain line breaks.
   if (entry.from.key.empty()) return clipped(entry.note, kLongestComment);
   std::string text = clipped(entry.from.key, 60);
   if (entry.from.location.known()) text += ", line " + std::to_string(entry.from.location.line);
@@ -231,7 +233,8 @@ std::string Draft::recipe(const std::string& title, const std::string& name,
   out += "name: " + config::yaml_text(name) + "\ndescription: " + config::yaml_text(description) + "\n";
   for (const config::SectionInfo& section : config::schema().sections()) {
     if (section.name.empty()) continue;
-    std::vector<std::pair<std::string, std::string>> lines;  // text, comment
+    // Pairs of a line's text and its comment.
+    std::vector<std::pair<std::string, std::string>> lines;
     const auto preset = presets_.find(section.name);
     for (const config::FieldInfo& info : section.fields)
       if (const auto found = entries_.find(info.path); found != entries_.end())
@@ -270,8 +273,8 @@ void Draft::each_entry(See see) const {
   }
 }
 
-std::vector<Taken> Draft::taken() const {
-  std::vector<Taken> result;
+std::vector<ImportedKey> Draft::taken() const {
+  std::vector<ImportedKey> result;
   each_entry([&](const std::string& path, const Entry& entry) {
     if (!entry.from.key.empty()) result.push_back({entry.from.location, entry.from.key, path, entry.value});
   });
@@ -287,9 +290,9 @@ std::vector<Assumed> Draft::assumed() const {
   return result;
 }
 
-std::vector<Left> Draft::left() const {
-  std::vector<Left> result = left_;
-  std::stable_sort(result.begin(), result.end(), [](const Left& a, const Left& b) {
+std::vector<OmittedKey> Draft::omitted() const {
+  std::vector<OmittedKey> result = omitted_;
+  std::stable_sort(result.begin(), result.end(), [](const OmittedKey& a, const OmittedKey& b) {
     return std::tuple(!a.location.known(), a.location.line, a.location.column) <
            std::tuple(!b.location.known(), b.location.line, b.location.column);
   });

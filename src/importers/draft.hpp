@@ -1,4 +1,5 @@
-// The recipe in the making: what is taken from the file, what is assumed, what is left out and why.
+// A recipe that is being built by an import: the values taken from the file, the assumed values, and the
+// omitted keys with reasons.
 #pragma once
 
 #include <map>
@@ -13,7 +14,7 @@
 namespace capstan::importers {
 
 // A key of the file, for comments and lists.
-struct From {
+struct SourceKey {
   std::string key;
   config::SourceLocation location;
 };
@@ -22,74 +23,79 @@ class Draft {
  public:
   explicit Draft(const std::vector<config::Source>& sources) : sources_(sources) {}
 
-  // A field from a key of theirs; given twice the later one wins. A value that the field does not take is
-  // listed, and false returned. `note` follows the key in the comment.
-  bool set(std::string_view path, const config::Node& value, const From& from, const std::string& note = {});
-  bool set(std::string_view path, const std::string& text, const From& from, const std::string& note = {});
-  // The same, unless the field has this value anyway.
-  bool set_if_other(std::string_view path, const config::Node& value, const From& from);
-  // A field that the file does not name; nothing where it is set.
+  // Sets a field from a key of the source file; a later call replaces an earlier one. A value that the field
+  // does not take is listed as omitted, and the result is false. `note` follows the key in the comment.
+  bool set(std::string_view path, const config::Node& value, const SourceKey& from,
+           const std::string& note = {});
+  bool set(std::string_view path, const std::string& text, const SourceKey& from,
+           const std::string& note = {});
+  // Sets the field unless this value is its default.
+  bool set_if_other(std::string_view path, const config::Node& value, const SourceKey& from);
+  // Sets a field that the file does not name, unless it is set already.
   void assume(std::string_view path, const std::string& text, const std::string& reason);
   void assume(std::string_view path, const config::Node& value, const std::string& reason);
-  // The same value as another field, `${other}`; nothing where it is set.
+  // Sets the field to the value of another one, `${other}`, unless it is set already.
   void refer(std::string_view path, std::string_view other, const std::string& reason);
 
-  void choose(std::string_view section, const std::string& preset, const From& from,
+  void choose(std::string_view section, const std::string& preset, const SourceKey& from,
               const std::string& note = {});
   void assume_preset(std::string_view section, const std::string& preset, const std::string& reason);
   void extend(const std::string& recipe, const std::string& reason);
 
-  void leave(const From& from, const config::Node& value, Why why, std::string reason,
-             std::vector<std::string> near = {});
-  void leave(const From& from, std::string value, Why why, std::string reason,
-             std::vector<std::string> near = {});
-  // A branch or loop of a script that is not decided.
-  void leave_branch(const From& from, std::string reason);
-  // Takes a field out again.
-  void withdraw(const std::string& path, Why why, const std::string& reason);
+  void omit(const SourceKey& from, const config::Node& value, OmissionReason why, std::string reason,
+            std::vector<std::string> near = {});
+  void omit(const SourceKey& from, std::string value, OmissionReason why, std::string reason,
+            std::vector<std::string> near = {});
+  // Lists a branch or loop of a script whose condition is not known.
+  void omit_branch(const SourceKey& from, std::string reason);
+  // Removes a field, and lists its key as omitted.
+  void withdraw(const std::string& path, OmissionReason why, const std::string& reason);
 
   bool has(std::string_view path) const { return entries_.contains(std::string(path)); }
   bool has_preset(std::string_view section) const { return presets_.contains(std::string(section)); }
-  std::string preset(std::string_view section) const;  // empty: none
-  // Some list has the key.
+  // The chosen preset of a section; empty: none.
+  std::string preset(std::string_view section) const;
+  // Whether a field, a preset or an omission comes from the key.
   bool mentions(std::string_view key) const;
   bool extends() const { return !base_.empty(); }
-  // The value as YAML, empty where it is not set.
+  // The value as YAML; empty if it is not set.
   std::string text(std::string_view path) const;
   std::vector<std::string> paths_of(std::string_view section) const;
 
   // `title` becomes the first comment line.
   std::string recipe(const std::string& title, const std::string& name, const std::string& description) const;
-  std::vector<Taken> taken() const;
+  std::vector<ImportedKey> taken() const;
   std::vector<Assumed> assumed() const;
-  std::vector<Left> left() const;  // by place
+  // The omitted keys, ordered by location.
+  std::vector<OmittedKey> omitted() const;
 
  private:
   struct Entry {
-    // Key empty: assumed.
-    From from;
-    // Or the reason of the assumption.
+    // An empty key marks an assumption.
+    SourceKey from;
+    // The note on the key, or the reason of the assumption.
     std::string note;
     std::string value;
   };
-  // see(path, entry) in the recipe's order; "section (preset)" for presets.
+  // Calls see(path, entry) in the recipe's order; the path of a preset is "section (preset)".
   template <class See>
   void each_entry(See see) const;
   std::string comment(const Entry& entry) const;
   const config::FieldInfo& field(std::string_view path) const;
 
   const std::vector<config::Source>& sources_;
-  // By canonical path; by section.
+  // Fields by canonical path, presets by section.
   std::map<std::string, Entry, std::less<>> entries_, presets_;
   std::string base_, base_reason_;
-  std::vector<Left> left_;
+  std::vector<OmittedKey> omitted_;
 };
 
-std::string lower_case(std::string_view text);  // of ASCII
-// With `-` for all but letters, digits, `-`, `_` and `.`: a part of a file's name.
+// Converts ASCII letters to lower case.
+std::string lower_case(std::string_view text);
+// Replaces all characters but letters, digits, `-`, `_` and `.` with `-`, for use in a file name.
 std::string with_plain_characters(std::string_view text);
 
-// One line, no more than `most` characters.
+// The value in one line of at most `most` characters.
 std::string shown(const config::Node& node, size_t most = 60);
 
 }  // namespace capstan::importers

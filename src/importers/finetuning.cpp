@@ -14,7 +14,8 @@ using config::Node;
 
 namespace {
 
-// A module of theirs in a layer of ours: the part that has an adapter of its own, and the fused layer.
+// A module of Transformers in Capstan: the slice that has its own adapter, and the fused layer that contains
+// it.
 struct Module {
   std::string_view name, part, fused;
 };
@@ -30,7 +31,7 @@ constexpr Module kModules[] = {
     {"w3", "linear_fc1_up", "linear_fc1"},
     {"down_proj", "linear_fc2", "linear_fc2"},
     {"w2", "linear_fc2", "linear_fc2"},
-    // Modules that are fused there too.
+    // Modules that are fused in Transformers too.
     {"c_attn", "", "linear_qkv"},
     {"qkv_proj", "", "linear_qkv"},
     {"gate_up_proj", "", "linear_fc1"},
@@ -52,12 +53,12 @@ const Module* find_module(const Node& node) {
   return found == std::end(kModules) ? nullptr : found;
 }
 
-void set_scheme(Draft& draft, const From& from, bool parts, bool dora) {
+void set_scheme(Draft& draft, const SourceKey& from, bool parts, bool dora) {
   draft.set("peft.scheme", std::string(parts ? "canonical_" : "") + (dora ? "dora" : "lora"), from,
             parts ? "an adapter for each of q, k, v, gate and up" : "");
 }
 
-// A name that a file or directory can have: no way up, nothing of a URL.
+// Whether the name can be a file or directory: it contains no `..` and is no URL.
 std::string plain_name(std::string_view name) {
   while (name.ends_with('/')) name.remove_suffix(1);
   std::string plain = with_plain_characters(last_part(name, '/'));
@@ -72,7 +73,7 @@ bool is_path(std::string_view name) {
          name == "..";
 }
 
-void base_weights(Draft& draft, const std::string& name, const From& from) {
+void base_weights(Draft& draft, const std::string& name, const SourceKey& from) {
   const char* field_path = "checkpoint.pretrained_checkpoint";
   if (is_path(name))
     draft.set(field_path, "hf:" + name, from);
@@ -92,9 +93,9 @@ void save_and_load(Reader& reader, std::string_view save, std::string_view load)
   if (to) reader.set("checkpoint.save", *to, save);
   if (!from) return;
   if (to == from)
-    reader.leave(load, *from, Why::no_effect, "a run here continues with `capstan train … --resume`");
+    reader.omit(load, *from, OmissionReason::no_effect, std::string(kResume));
   else
-    reader.leave(load, *from, Why::theirs, std::string(kCheckpoint));
+    reader.omit(load, *from, OmissionReason::external, std::string(kCheckpoint));
 }
 
 void adapt_modules(Draft& draft, const AdaptedModules& adapted) {
@@ -104,8 +105,8 @@ void adapt_modules(Draft& draft, const AdaptedModules& adapted) {
     const Module* module = find_module(node);
     known.push_back(module);
     if (!module)
-      draft.leave({adapted.from.key, node.location}, node, Why::not_there,
-                  "adapters are supported on the linear layers of the transformer layers");
+      draft.omit({adapted.from.key, node.location}, node, OmissionReason::unsupported,
+                 "adapters are supported on the linear layers of the transformer layers");
     fused = fused || (module && module->part.empty());
   }
   Node list{.kind = Node::Kind::list, .location = adapted.from.location};
@@ -125,9 +126,9 @@ void adapt_modules(Draft& draft, const AdaptedModules& adapted) {
   draft.set("peft.target_modules", list, adapted.from);
 }
 
-void adapt_all_modules(Draft& draft, const From& scheme, bool dora, const From& from,
+void adapt_all_modules(Draft& draft, const SourceKey& scheme, bool dora, const SourceKey& from,
                        const std::string& reason) {
-  // Presets whose modules are fused in Transformers too.
+  // The modules of these presets are fused in Transformers too.
   const std::string preset = draft.preset("model");
   const bool fused = preset.starts_with("gpt2") || preset.starts_with("phi3");
   Node list{.kind = Node::Kind::list, .location = from.location};
@@ -141,7 +142,7 @@ void adapt_all_modules(Draft& draft, const From& scheme, bool dora, const From& 
 }
 
 void sample_files(Draft& draft, std::string_view field_path, const std::vector<std::string>& names,
-                  const From& from) {
+                  const SourceKey& from) {
   Node list{.kind = Node::Kind::list, .location = from.location};
   std::string elsewhere;
   for (const std::string& name : names) {
@@ -153,11 +154,12 @@ void sample_files(Draft& draft, std::string_view field_path, const std::vector<s
             elsewhere.empty() ? "" : "where " + elsewhere + " is expected, as JSON lines");
 }
 
-std::string split_with(double share) {
-  constexpr int64_t kWhole = 1'000'000;
-  const int64_t part = std::clamp<int64_t>(std::llround(share * static_cast<double>(kWhole)), 1, kWhole - 1);
-  const int64_t divisor = std::gcd(part, kWhole);
-  return std::to_string((kWhole - part) / divisor) + "," + std::to_string(part / divisor) + ",0";
+std::string split_with(double fraction) {
+  constexpr int64_t kTotal = 1'000'000;
+  const int64_t part =
+      std::clamp<int64_t>(std::llround(fraction * static_cast<double>(kTotal)), 1, kTotal - 1);
+  const int64_t divisor = std::gcd(part, kTotal);
+  return std::to_string((kTotal - part) / divisor) + "," + std::to_string(part / divisor) + ",0";
 }
 
 }  // namespace capstan::importers

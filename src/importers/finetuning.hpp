@@ -1,5 +1,5 @@
-// What fine-tuning needs, by whatever names other trainers have it: the base model's weights and tokenizer,
-// the layers that are adapted, samples in JSON lines.
+// The inputs of fine-tuning under the names of other trainers: the base model's weights and tokenizer, the
+// layers that are adapted, samples in JSON lines.
 #pragma once
 
 #include <string>
@@ -10,37 +10,39 @@
 
 namespace capstan::importers {
 
-// A path of some machine, not a name on a hub.
+// Whether the name is a file path, not a model name on a hub.
 bool is_path(std::string_view name);
 
-// Weights as another program keeps them, and the tokenizer beside them. For a name on a hub, the directory
-// that they are expected in.
-void base_weights(Draft& draft, const std::string& name, const From& from);
+// Sets the base weights of another program and their tokenizer. For a model name on a hub, sets the directory
+// in which they are expected.
+void base_weights(Draft& draft, const std::string& name, const SourceKey& from);
 void tokenizer_of_base(Draft& draft);
-// Where checkpoints go, by the key `save`, and the ones that another program would go on from.
+// Reads the key `save`, the directory of checkpoints, and `load`, the checkpoint that training continues.
 void save_and_load(Reader& reader, std::string_view save, std::string_view load);
 
-// Modules by the names of Transformers and torchtune (`q_proj`, `w1`, `c_attn`). Where q, k and v are modules
-// of their own, each has an adapter of its own; names that are no module of the layers are listed.
+// Adapted modules by their names in Transformers and torchtune (`q_proj`, `w1`, `c_attn`). If q, k and v are
+// separate modules, each has its own adapter. Unknown names are listed as omitted.
 struct AdaptedModules {
   std::vector<config::Node> modules;
-  From from;
-  // Who chooses adapters.
-  From scheme;
+  SourceKey from;
+  // The key that chooses the kind of adapter.
+  SourceKey scheme;
   bool dora = false;
-  // Numbers; empty: all.
+  // Layer indices; empty: all layers.
   std::vector<config::Node> layers;
 };
 void adapt_modules(Draft& draft, const AdaptedModules& adapted);
-// All of them, in a model of this preset; `reason` where the file says nothing, else `from` says it.
-void adapt_all_modules(Draft& draft, const From& scheme, bool dora, const From& from,
+// Adapts all linear modules. `from` is the key that requests it; `reason` explains the assumption if no key
+// does.
+void adapt_all_modules(Draft& draft, const SourceKey& scheme, bool dora, const SourceKey& from,
                        const std::string& reason);
 
-// dataset.train_files or valid_files from paths and names on a hub, of which a file is expected in data/.
+// Sets dataset.train_files or valid_files from paths and names on a hub; for the latter a file in data/ is
+// expected.
 void sample_files(Draft& draft, std::string_view field_path, const std::vector<std::string>& names,
-                  const From& from);
+                  const SourceKey& from);
 
-// A part of the samples set aside for validation: 0.05 is 19 of 20.
-std::string split_with(double share);
+// The value of dataset.split that sets aside a fraction of the samples for validation; 0.05 gives "19,1,0".
+std::string split_with(double fraction);
 
 }  // namespace capstan::importers

@@ -1,4 +1,4 @@
-// What each source format's file offers to import.cpp.
+// The reader of each source format, for import.cpp.
 #pragma once
 
 #include <map>
@@ -15,9 +15,11 @@ void read_megatron(Draft& draft, const config::Source& script,
 void read_deepspeed(Draft& draft, const config::Node& root);
 void read_bridge(Draft& draft, const config::Node& root);
 void read_torchtune(Draft& draft, const config::Node& root);
-void read_torchtune_data(Reader& reader);  // its samples (torchtune_data.cpp)
+// Reads the dataset of a torchtune configuration (torchtune_data.cpp).
+void read_torchtune_data(Reader& reader);
 void read_axolotl(Draft& draft, const config::Node& root);
-void read_axolotl_data(Reader& reader);  // its samples (axolotl_data.cpp)
+// Reads the datasets of an Axolotl configuration (axolotl_data.cpp).
+void read_axolotl_data(Reader& reader);
 void read_training_arguments(Draft& draft, const config::Node& root);
 
 // The tables of the formats whose keys the reference lists (key_reference.cpp).
@@ -25,11 +27,11 @@ std::span<const Rule> megatron_rules();
 std::span<const Rule> axolotl_rules();
 std::span<const Rule> torchtune_rules();
 
-// The options of a command line, after its variables are filled in: what the launcher and the file say
-// together.
+// The launch command of a Megatron script.
 struct MegatronLaunch {
-  std::string program;  // "pretrain_gpt.py"
-  // By torchrun, torch.distributed.launch or mpirun.
+  // The script that is started, such as "pretrain_gpt.py".
+  std::string program;
+  // Whether torchrun, torch.distributed.launch or mpirun starts the program.
   bool launched = false;
 };
 // Settings that follow from several options (megatron_finish.cpp).

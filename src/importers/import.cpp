@@ -33,7 +33,7 @@ constexpr FormatInfo kFormats[] = {
      "JSON with per_device_train_batch_size, learning_rate, num_train_epochs …"},
 };
 
-// Keys that tell a format. The one with the most wins.
+// Keys that identify a format. The format with the most such keys is chosen.
 struct Sign {
   Format format;
   std::vector<std::string_view> keys;
@@ -76,7 +76,7 @@ bool looks_like_command(std::string_view text) {
 }
 
 [[noreturn]] void not_recognized(const std::string& file, const Node& root) {
-  std::string help = "--from FORMAT sets its format:";
+  std::string help = "give its format:";
   for (const FormatInfo& info : kFormats)
     help += "\n      " + std::string(info.name) + std::string(20 - info.name.size(), ' ') +
             std::string(info.recognized);
@@ -101,8 +101,8 @@ Guess guess(const Node& root) {
   return best;
 }
 
-// JSON is indented with tabs as well as blanks; our YAML reader, which keeps the places, takes blanks only.
-// Strings of JSON hold no bare tab.
+// Replaces the tabs that indent JSON, because the YAML reader, which records locations, accepts spaces only.
+// JSON strings contain no unescaped tabs.
 std::string without_json_tabs(std::string text) {
   const auto first = text.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && text[first] == '{')
@@ -111,7 +111,8 @@ std::string without_json_tabs(std::string text) {
   return text;
 }
 
-// A document may have a command in a comment; a script is never a document with several known keys.
+// A document may contain a command in a comment, but a script never looks like a document with several known
+// keys.
 bool is_document(const std::vector<config::Source>& sources) {
   std::vector<config::Diagnostic> problems;
   const auto tree = config::parse_yaml(0, sources, problems);
@@ -163,8 +164,8 @@ config::Resolution resolve_text(const std::string& recipe, const std::string& sh
   return resolution;
 }
 
-// Resets the length in epochs that the base recipe sets where the file gives it in steps: a recipe has one of
-// the two.
+// Resets the number of epochs of the base recipe if the file gives a number of steps, because a recipe has
+// one of the two.
 void reset_epochs_of_base(Draft& draft, const std::string& base) {
   const bool in_steps = draft.has("train.train_iters") || draft.has("train.train_samples");
   if (base.empty() || !in_steps || draft.has("train.epochs")) return;
@@ -175,15 +176,17 @@ void reset_epochs_of_base(Draft& draft, const std::string& base) {
                  "the file gives the length in steps; the epochs of the base recipe do not apply");
 }
 
-// What other trainers set whether it is used or not would be an error in a recipe: it moves to the list.
+// Other trainers set some options even if they have no effect. In a recipe these would be errors, so they are
+// listed as omitted.
 bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
   bool changed = false;
   for (const config::Diagnostic& diagnostic : resolution.diagnostics) {
     const bool unread = diagnostic.name == "no_effect" || diagnostic.name == "unused_value";
-    // Of another kind of section; selective recomputation of what is never kept here.
+    // Fields of a section preset that is not selected, and recomputation of activations that Capstan never
+    // stores.
     const bool idle = diagnostic.code == "C0110" || diagnostic.name == "selective_recomputes_more";
     if ((!unread && !idle) || !draft.has(diagnostic.path)) continue;
-    draft.withdraw(diagnostic.path, Why::no_effect,
+    draft.withdraw(diagnostic.path, OmissionReason::no_effect,
                    unread ? "`" + diagnostic.path + "` is " + diagnostic.label : diagnostic.message);
     changed = true;
   }
@@ -234,17 +237,22 @@ const FormatInfo& info_of(Format format) {
                        [&](const FormatInfo& info) { return info.format == format; });
 }
 
-std::string_view why_name(Why why) {
-  constexpr std::string_view names[] = {"unknown",   "value",    "to_fill_in", "not_there", "theirs",
+std::string_view omission_name(OmissionReason why) {
+  constexpr std::string_view names[] = {"unknown",   "value",    "to_fill_in", "unsupported", "external",
                                         "no_effect", "replaced", "same",       "off"};
   return names[static_cast<size_t>(why)];
 }
 
-std::string_view why_title(Why why) {
-  constexpr std::string_view titles[] = {
-      "not known",      "values without a counterpart", "to fill in",        "not there yet",
-      "of their world", "without effect here",          "given again later", "defaults here too",
-      "off or empty"};
+std::string_view omission_title(OmissionReason why) {
+  constexpr std::string_view titles[] = {"not known",
+                                         "values without a counterpart",
+                                         "to fill in",
+                                         "not supported yet",
+                                         "paths and services outside",
+                                         "without effect here",
+                                         "given again later",
+                                         "defaults here too",
+                                         "off or empty"};
   return titles[static_cast<size_t>(why)];
 }
 
@@ -276,11 +284,11 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   }
 
   Draft draft(result.sources);
-  if (!options.base.empty()) draft.extend(options.base, "--base");
+  if (!options.base.empty()) draft.extend(options.base, "as given");
   try {
     read(result.format, draft, result.sources, root, options);
     reset_epochs_of_base(draft, options.base);
-  } catch (const Error& error) {  // of the words of a shell
+  } catch (const Error& error) {
     if (error.code() != ErrorCode::format) throw;
     fail(error.code(), "`" + file_name + "`: " + error.message(), error.help());
   }
@@ -288,14 +296,14 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   const std::string origin = std::filesystem::path(file_name).filename().string();
   std::string title =
       "Imported from " + shown(Node::scalar(origin, {})) + "; the comments give the origin of each value.";
-  // In the recipe too: messages do not stay with it.
-  for (const Left& left : draft.left()) {
-    if (!left.branch) continue;
+  // The recipe lists them too, because it is kept without the messages.
+  for (const OmittedKey& omitted : draft.omitted()) {
+    if (!omitted.branch) continue;
     result.undecided = true;
-    std::string condition = left.key;
+    std::string condition = omitted.key;
     std::replace_if(
         condition.begin(), condition.end(), [](unsigned char c) { return c < ' '; }, ' ');
-    title += "\n# To fill in: `" + condition + "`, line " + std::to_string(left.location.line) +
+    title += "\n# To fill in: `" + condition + "`, line " + std::to_string(omitted.location.line) +
              ": not decided; what it sets is missing below.";
   }
   const std::string description =
@@ -307,7 +315,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   }
   result.taken = draft.taken();
   result.assumed = draft.assumed();
-  result.left = draft.left();
+  result.omitted = draft.omitted();
   result.hints = hints_for(draft, result.resolution);
   return result;
 }

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 
 namespace capstan::importers {
 
@@ -18,81 +18,96 @@ enum class Format : uint8_t { megatron, deepspeed, bridge, torchtune, axolotl, t
 
 struct FormatInfo {
   Format format;
-  // "megatron": what --from takes.
+  // Name on the command line, such as "megatron".
   std::string_view name;
-  // "Megatron command line"
+  // Title for people, such as "Megatron command line".
   std::string_view title;
-  // What such a file looks like, for people.
+  // How a file of this format is recognized, for people.
   std::string_view recognized;
 };
 std::span<const FormatInfo> known_formats();
 const FormatInfo& info_of(Format format);
 
-// Why something of theirs is not in the recipe.
-enum class Why : uint8_t {
-  unknown,     // no table has the key
-  value,       // the key is known, this value is not
-  to_fill_in,  // the file does not say, somebody has to
-  not_there,   // a feature that does not exist here
-  theirs,      // a path, a service or an account of their world
-  no_effect,   // changes no number here
-  replaced,    // given again later in the file
-  same,        // the value that the field has anyway
-  off,         // switched off or empty, so nothing is lost
+// Why a key of the source file is not in the recipe.
+enum class OmissionReason : uint8_t {
+  // Capstan does not know the key.
+  unknown,
+  // The key is known, but this value has no counterpart.
+  value,
+  // The file does not give the value; the user has to.
+  to_fill_in,
+  // The key configures a feature that Capstan does not have.
+  unsupported,
+  // The key names a path, a service or an account outside of the recipe.
+  external,
+  // The setting does not change the numerical results of Capstan.
+  no_effect,
+  // A later key of the file sets the field again.
+  replaced,
+  // The value is the default of the field.
+  same,
+  // The value is empty or switches the feature off.
+  off,
 };
-std::string_view why_name(Why why);   // "no_effect"
-std::string_view why_title(Why why);  // "without effect here"
+// The name of a reason in JSON, such as "no_effect".
+std::string_view omission_name(OmissionReason why);
+// The name of a reason for people, such as "without effect here".
+std::string_view omission_title(OmissionReason why);
 
-// Places are in `Imported::sources[0]`.
-struct Taken {
+// Locations are in `Imported::sources[0]`.
+struct ImportedKey {
   config::SourceLocation location;
-  // As the file names it.
+  // The name of the key in the file.
   std::string key;
-  // Our field; `section (preset)` for the choice of a preset.
+  // Path of the recipe's field, or `section (preset)` for the choice of a preset.
   std::string path;
-  // As the recipe has it.
+  // The value in the recipe.
   std::string value;
 };
-struct Assumed {  // written though the file does not say so: their default where ours differs, or a stand-in
+// A value that the file does not give: the other trainer's default if Capstan's differs, or a value to fill
+// in.
+struct Assumed {
   std::string path, value, reason;
 };
-struct Left {
-  // Unknown where the file lacks the key.
+struct OmittedKey {
+  // Location of the key; unknown if the file lacks it.
   config::SourceLocation location;
   std::string key, value, reason;
-  Why why = Why::unknown;
+  OmissionReason why = OmissionReason::unknown;
   // Keys with a similar name.
   std::vector<std::string> near;
-  // A branch or loop whose values are missing.
+  // True for a branch or loop of a script whose condition is unknown.
   bool branch = false;
 };
 
 struct Options {
-  // Else recognized from the text.
+  // Format of the file; nullopt: it is recognized from the text.
   std::optional<Format> format;
-  // What a script takes from its environment or arguments ("1")
+  // Values that a script takes from its environment or arguments ("1").
   std::map<std::string, std::string> variables;
-  // Recipe to extend; empty: `quickstart` where the format says nothing of the model.
+  // Recipe to extend. If empty, formats that do not describe the model extend `quickstart`.
   std::string base;
-  std::string recipe_name = "imported.yaml";  // what diagnostics call the recipe
+  // The name of the recipe in diagnostics.
+  std::string recipe_name = "imported.yaml";
 };
 
 struct Imported {
   Format format = Format::megatron;
   // The file that was read.
   std::vector<config::Source> sources;
-  // In the recipe's order.
-  std::vector<Taken> taken;
-  // In the recipe's order.
+  // Keys whose values were taken, in the recipe's order.
+  std::vector<ImportedKey> taken;
+  // Values that were assumed, in the recipe's order.
   std::vector<Assumed> assumed;
-  // In the file's order.
-  std::vector<Left> left;
-  std::string recipe;  // YAML
-  // Of that recipe; may have errors where something is to be filled in.
+  // Keys that were omitted, in the order of the file.
+  std::vector<OmittedKey> omitted;
+  // The recipe as YAML.
+  std::string recipe;
+  // The resolved recipe, which has errors if a value must be filled in.
   config::Resolution resolution;
-  // Overrides that get round what `train` of this version refuses.
+  // Overrides that replace settings which `train` of this version refuses.
   std::vector<std::string> hints;
-  // A branch or loop of the script is left out: its values are missing.
+  // True if a branch or loop of the script was omitted because its condition is unknown.
   bool undecided = false;
 };
 

@@ -76,11 +76,11 @@ std::string reason_of(const Rule& rule) {
   const std::string text(rule.text);
   if (rule.how != Rule::How::drop) return text;
   switch (rule.why) {
-    case Why::not_there:
+    case OmissionReason::unsupported:
       return "not supported: " + text;
-    case Why::to_fill_in:
+    case OmissionReason::to_fill_in:
       return "to fill in: " + text;
-    case Why::theirs:
+    case OmissionReason::external:
       return "not used: " + text;
     default:
       return "no effect: " + text;
@@ -91,7 +91,7 @@ std::string code(std::string_view text) {
   return "`" + std::string(text) + "`";
 }
 
-// "dataset (preset)" as "`dataset` (preset)".
+// Converts "dataset (preset)" to "`dataset` (preset)".
 std::string shown_target(const std::string& target) {
   const size_t blank = target.find(' ');
   return blank == std::string::npos ? code(target) : code(target.substr(0, blank)) + target.substr(blank);
@@ -101,7 +101,8 @@ std::string chapter_text(const Chapter& chapter) {
   const std::vector<KeyReference> keys = key_reference(chapter.format);
   std::string text = "\n## " + std::string(chapter.title) + "\n\n" + std::string(chapter.introduction) +
                      "\n| option | Capstan field | value |\n|---|---|---|\n";
-  std::vector<std::pair<std::string, std::string>> without;  // reason, keys
+  // Pairs of a reason and the keys that it applies to.
+  std::vector<std::pair<std::string, std::string>> without;
   for (const KeyReference& one : keys) {
     if (!one.targets.empty()) {
       std::string targets;

@@ -11,13 +11,13 @@
 namespace capstan::importers {
 
 struct KeyReference {
-  // As the other trainer spells it; a last `*` stands for any rest.
+  // The other trainer's spelling; a final `*` matches any suffix.
   std::string_view key;
-  // Fields "model.vocab_size", presets "dataset (preset)"; empty: no counterpart.
+  // Fields such as "model.vocab_size" and presets such as "dataset (preset)"; empty: no counterpart.
   std::vector<std::string> targets;
-  // How the value changes; empty: as it is.
+  // How the value changes; empty: it is unchanged.
   std::string value;
-  // Why there is no counterpart.
+  // Why the key has no counterpart.
   std::string reason;
 };
 
@@ -28,7 +28,7 @@ std::span<const Format> referenced_formats();
 // listed.
 std::vector<KeyReference> key_reference(Format format);
 
-// docs/coming-from.md, in full.
+// The text of docs/coming-from.md without the flags that the command adds.
 std::string coming_from_page();
 
 }  // namespace capstan::importers

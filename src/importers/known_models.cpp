@@ -11,7 +11,7 @@ namespace capstan::importers {
 namespace {
 
 struct Model {
-  // Last part of a hub name in lower case; a `-chat`, `-instruct` or `-hf` after it is ignored.
+  // Last component of a hub name in lower case, without a suffix `-chat`, `-instruct` or `-hf`.
   std::string_view name;
   std::string_view preset;
 };
@@ -62,7 +62,8 @@ constexpr Model kModels[] = {
     {"smollm2-1.7b", "smollm2-1.7b"},
 };
 
-// Builders of torchtune, without `lora_`, `qlora_` and `dora_` in front, `_base` and `_instruct` behind.
+// Builders of torchtune, without the prefixes `lora_`, `qlora_` and `dora_` and the suffixes `_base` and
+// `_instruct`.
 constexpr Model kBuilders[] = {
     {"llama2_7b", "llama2-7b"},       {"llama2_13b", "llama2-13b"},     {"llama2_70b", "llama2-70b"},
     {"llama3_8b", "llama3-8b"},       {"llama3_70b", "llama3-70b"},     {"llama3_1_8b", "llama3.1-8b"},

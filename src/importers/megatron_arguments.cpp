@@ -1,5 +1,5 @@
-// pretrain_gpt.py of Megatron-LM: a command line, alone or in a shell script, in today's spellings and
-// retired ones.
+// Imports a command line of Megatron-LM's pretrain_gpt.py, alone or in a shell script, with current and
+// retired options.
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
@@ -19,7 +19,7 @@ using config::Node;
 namespace {
 
 void window_size(Reader& reader, const Item& item) {
-  // Megatron counts the tokens before the query, and gives a second number for those behind it.
+  // Megatron counts the tokens before the query, and has a second number for those after it.
   std::string text = item.value->kind == Node::Kind::scalar ? item.value->text : "";
   if (item.value->kind == Node::Kind::list && !item.value->items.empty()) text = item.value->items[0].text;
   std::string digits = text.substr(0, text.find(','));
@@ -29,7 +29,7 @@ void window_size(Reader& reader, const Item& item) {
     reader.draft.set("model.window_size", std::to_string(*before + 1), item.from,
                      "the query itself counts here");
   else
-    reader.draft.leave(item.from, *item.value, Why::value, "a pair such as 4095,0 is expected");
+    reader.draft.omit(item.from, *item.value, OmissionReason::value, "a pair such as 4095,0 is expected");
 }
 
 void loss_scale(Reader& reader, const Item& item) {
@@ -45,7 +45,7 @@ void interpolation(Reader& reader, const Item& item) {
   const auto factor = reader.real(item.key);
   if (!factor) return;
   if (*factor == 1) {
-    reader.draft.leave(item.from, *item.value, Why::off, "positions as they are");
+    reader.draft.omit(item.from, *item.value, OmissionReason::off, "positions as they are");
     return;
   }
   reader.draft.set("model.rope_scaling", "true", item.from);
@@ -55,12 +55,12 @@ void interpolation(Reader& reader, const Item& item) {
 
 void dataloader_type(Reader& reader, const Item& item) {
   const bool single = item.value->text == "single";
-  reader.draft.leave(
-      item.from, *item.value, single ? Why::no_effect : Why::not_there,
+  reader.draft.omit(
+      item.from, *item.value, single ? OmissionReason::no_effect : OmissionReason::unsupported,
       single ? "samples are read in the dataset's order" : "samples are read in the dataset's order, once");
 }
 
-// Named like one of our fields but with another meaning, or not named like one.
+// Options that have another name than the recipe's field, or the same name with another meaning.
 constexpr Rule kTable[] = {
     // model
     take("--encoder-num-layers", "model.num_layers"),
@@ -82,21 +82,21 @@ constexpr Rule kTable[] = {
     sets("--untie-embeddings-and-output-weights", "model.share_embeddings_and_output_weights", "false"),
     act("--window-size", window_size, "model.window_size"),
     take("--num-experts", "model.num_moe_experts"),
-    not_there("--quick-geglu", "the quick approximation of GEGLU"),
-    not_there("--init-method-xavier-uniform",
-              "Xavier initialization; weights are initialized from a normal distribution"),
+    unsupported("--quick-geglu", "the quick approximation of GEGLU"),
+    unsupported("--init-method-xavier-uniform",
+                "Xavier initialization; weights are initialized from a normal distribution"),
     act("--rotary-seq-len-interpolation-factor", interpolation,
         "model.rope_scaling, model.rope_scaling_type, model.rope_scaling_factor"),
-    not_there("--fp16-lm-cross-entropy", "cross entropy in fp16; it is computed in fp32"),
-    not_there("--spec", "layers specified by a Python module"),
-    not_there("--kitchen-*", "quantization by another library"),
-    not_there("--mamba-* --hybrid-*", "Mamba layers"),
-    not_there("--retro-*", "retrieval"),
-    not_there("--img-* --vision-*", "images"),
-    not_there("--decoder-num-layers --decoder-seq-length --pipeline-model-parallel-split-rank "
-              "--encoder-*-parallel-size",
-              "encoder-decoder models"),
-    not_there("--mask-prob --short-seq-prob --bert-*", "masked language models"),
+    unsupported("--fp16-lm-cross-entropy", "cross entropy in fp16; it is computed in fp32"),
+    unsupported("--spec", "layers specified by a Python module"),
+    unsupported("--kitchen-*", "quantization by another library"),
+    unsupported("--mamba-* --hybrid-*", "Mamba layers"),
+    unsupported("--retro-*", "retrieval"),
+    unsupported("--img-* --vision-*", "images"),
+    unsupported("--decoder-num-layers --decoder-seq-length --pipeline-model-parallel-split-rank "
+                "--encoder-*-parallel-size",
+                "encoder-decoder models"),
+    unsupported("--mask-prob --short-seq-prob --bert-*", "masked language models"),
     no_effect("--attention-softmax-in-fp32", "the softmax is computed in fp32 anyway"),
     no_effect("--apply-query-key-layer-scaling", "avoids overflow in fp16; softmax is computed in fp32"),
     no_effect("--no-query-key-layer-scaling", "softmax is computed in fp32 without rescaling"),
@@ -107,7 +107,7 @@ constexpr Rule kTable[] = {
     no_effect("--inference-*", "this is a recipe for training"),
     no_effect("--deterministic-mode", "runs are deterministic anyway"),
 
-    // recomputation: three generations of spellings
+    // recomputation, in three generations of options
     flag("--recompute-activations", "model.recompute_granularity"),
     flag("--checkpoint-activations", "model.recompute_granularity, model.recompute_method"),
     later("--activations-checkpoint-method", "model.recompute_method, model.recompute_granularity"),
@@ -164,9 +164,9 @@ constexpr Rule kTable[] = {
     take("--batch-size", "train.micro_batch_size"),
     take("--warmup", "scheduler.lr_warmup_fraction"),
     later("--seed", "rng.seed, dataset.random_seed"),
-    not_there("--rampup-batch-size --step-batch-size-schedule", "a batch size that grows during the run"),
-    not_there("--decrease-batch-size-if-needed", "a batch size that does not divide is an error"),
-    not_there("--iterations-to-skip", "skipping of iterations"),
+    unsupported("--rampup-batch-size --step-batch-size-schedule", "a batch size that grows during the run"),
+    unsupported("--decrease-batch-size-if-needed", "a batch size that does not divide is an error"),
+    unsupported("--iterations-to-skip", "skipping of iterations"),
     sets("--check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "true"),
     sets("--no-check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "false"),
     no_effect("--check-for-large-grads", "see `capstan explain resilience.grad_norm_spike_action`"),
@@ -176,7 +176,7 @@ constexpr Rule kTable[] = {
     no_effect(
         "--exit-signal-handler-for-dataloader --manual-gc* --empty-unused-memory-level --train-sync-interval",
         kPython),
-    not_there("--skip-train", "evaluation alone; `capstan eval` does it"),
+    unsupported("--skip-train", "evaluation alone; `capstan eval` does it"),
     no_effect("--full-validation", "eval_iters counts the batches"),
 
     // data and tokenizer
@@ -193,10 +193,10 @@ constexpr Rule kTable[] = {
     later("--tokenizer-model", "tokenizer.tokenizer_model, model.vocab_size"),
     later("--vocab-file", "tokenizer.vocab_file"),
     later("--merge-file", "tokenizer.merge_file"),
-    theirs("--tokenizer-name-or-path", "a name on a model hub; give a tokenizer.json"),
-    theirs("--tokenizer-hf-* --tiktoken-*", "options of another tokenizer library"),
-    theirs("--trust-remote-code", "nothing is downloaded, and no code from a file runs"),
-    not_there("--vocab-extra-ids", "ids beside the tokenizer's"),
+    external("--tokenizer-name-or-path", "a name on a model hub; give a tokenizer.json"),
+    external("--tokenizer-hf-* --tiktoken-*", "options of another tokenizer library"),
+    external("--trust-remote-code", "nothing is downloaded, and no code from a file runs"),
+    unsupported("--vocab-extra-ids", "ids beside the tokenizer's"),
     no_effect("--dataset-impl --data-impl", "indexed datasets are mapped, whatever their history"),
     no_effect("--mmap-warmup --no-mmap-bin-files", kLayout),
     no_effect("--no-create-attention-mask-in-dataloader", kKernels),
@@ -212,10 +212,10 @@ constexpr Rule kTable[] = {
     // checkpoints
     later("--save", "checkpoint.save"),
     later("--load", {},
-          "a run continues with `capstan train … --resume`; weights of another trainer come through Hugging "
+          "a run here is resumed from its own checkpoints; weights of another trainer come through Hugging "
           "Face files"),
     flag("--finetune", {}, "`checkpoint.pretrained_checkpoint` starts from weights alone"),
-    theirs("--pretrained-checkpoint", kCheckpoint),
+    external("--pretrained-checkpoint", kCheckpoint),
     sets("--no-save-optim", "checkpoint.save_optim", "false"),
     sets("--no-load-optim", "checkpoint.load_optim", "false"),
     no_effect("--no-save-rng --no-load-rng", "randomness has no state: it follows from seed and step"),
@@ -234,13 +234,13 @@ constexpr Rule kTable[] = {
     take("--log-num-zeros-in-grad", "logger.log_num_zeros_in_grad"),
     no_effect("--timing-log-* --no-log-* --tensorboard-queue-size", kLog),
     no_effect("--profile --use-pytorch-profiler", "`profiling.trace=true` writes a trace"),
-    theirs("--wandb-* --mlflow-*", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
-    theirs("--one-logger-* --enable-one-logger --no-one-logger", "a service"),
-    theirs("--enable-ft-package", "a service that restarts jobs"),
+    external("--wandb-* --mlflow-*", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
+    external("--one-logger-* --enable-one-logger --no-one-logger", "a service"),
+    external("--enable-ft-package", "a service that restarts jobs"),
 };
 
-// Options with the name of a field: `--num-layers` is model.num_layers. Sections whose short names mean other
-// things elsewhere are left out.
+// Finds the field with the name of an option: `--num-layers` is model.num_layers. Excludes sections whose
+// short names have other meanings in Megatron.
 const config::FieldInfo* field_of(std::string_view option) {
   std::string name(option.substr(2));
   std::replace(name.begin(), name.end(), '-', '_');
@@ -258,7 +258,7 @@ bool by_name(Reader& reader, const Item& item) {
   return field != nullptr;
 }
 
-// An option that takes no value.
+// Whether the option takes no value.
 bool is_flag(std::string_view option) {
   if (const Rule* rule = find_rule(megatron_rules(), option)) {
     if (rule->how == Rule::How::sets) return true;
@@ -273,7 +273,7 @@ bool is_flag(std::string_view option) {
   return field && field->type->kind == config::Type::Kind::boolean;
 }
 
-// Words that belong to an option; more are strays.
+// Maximum number of values of an option; further words are reported as stray.
 size_t most_values(std::string_view option) {
   constexpr size_t kAny = SIZE_MAX;
   const Rule* rule = find_rule(megatron_rules(), option);
@@ -285,9 +285,10 @@ size_t most_values(std::string_view option) {
   return kind == config::Type::Kind::list || kind == config::Type::Kind::map ? kAny : 1;
 }
 
-// From byte offsets to places.
-constexpr size_t kMostWords = 10'000;  // of a command: each option is looked up in lists
+// Maximum number of words of a command, because the lookup of options takes linear time.
+constexpr size_t kMostWords = 10'000;
 
+// Converts byte offsets to locations.
 class Lines {
  public:
   explicit Lines(std::string_view text) : text_(text) {
@@ -298,7 +299,8 @@ class Lines {
   config::SourceLocation location(size_t offset) const {
     const auto line = std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin();
     const size_t begin = begins_[static_cast<size_t>(line - 1)];
-    // From the place before on the same line: a script may be one line of megabytes.
+    // Continues counting from the last location on the same line, because a script may have a line of
+    // megabytes.
     if (last_ < begin || last_ > offset) last_ = begin, characters_ = 0;
     characters_ += count_code_points(text_.substr(last_, offset - last_));
     last_ = offset;
@@ -312,7 +314,8 @@ class Lines {
  private:
   std::string_view text_;
   std::vector<size_t> begins_;
-  mutable size_t last_ = 0, characters_ = 0;  // of a place, and before it on its line
+  // Offset of the last location, and the number of characters before it on its line.
+  mutable size_t last_ = 0, characters_ = 0;
 };
 
 std::string program_of(const std::string& word) {
@@ -324,8 +327,8 @@ bool is_option(const std::string& word) {
   return word.size() > 2 && word.starts_with("--") && word[2] != '-' && word[2] != '=';
 }
 
-// Every byte of a word keeps its place, so a quoted command ("srun bash -c '…'") can be cut again.
-ShellCommand cut_quoted(const ShellCommand& command) {
+// Splits words that are quoted commands ("srun bash -c '…'") into their words. Each byte keeps its offset.
+ShellCommand split_quoted(const ShellCommand& command) {
   ShellCommand result;
   for (const ShellWord& word : command) {
     if (word.text.find("pretrain") == std::string::npos ||
@@ -349,12 +352,12 @@ ShellCommand cut_quoted(const ShellCommand& command) {
   return result;
 }
 
-// The launcher's words in front of the program: how many ranks there are.
+// Reads the number of ranks from the launcher's words before the program.
 class Launcher {
  public:
   Launcher(Draft& draft, const Lines& lines) : draft_(draft), lines_(lines) {}
 
-  // True where the word was the launcher's.
+  // Returns true if the word belongs to the launcher.
   void read(const ShellCommand& command, size_t program, MegatronLaunch& launch) {
     for (size_t i = 0; i < program; ++i) {
       std::string key = command[i].text.substr(0, command[i].text.find('='));
@@ -371,16 +374,16 @@ class Launcher {
       }
       const ShellWord& value = joined || i + 1 >= program ? command[i] : command[i + 1];
       const std::string text = joined ? value.text.substr(key.size() + 1) : value.text;
-      const From from{key, lines_.location(command[i].begin)};
+      const SourceKey from{key, lines_.location(command[i].begin)};
       const auto number = parse_int(text);
       if (number && *number > 0 && *number < (1 << 24) && ranks_ * *number < (1 << 24)) {
         ranks_ *= *number;
         if (!known_) first_ = from;
         known_ = true;
       } else {
-        draft_.leave(from, text, Why::to_fill_in,
-                     (value.open.empty() ? "not a number of ranks" : value.open) +
-                         "; --ranks or dist.world_size gives the world");
+        draft_.omit(from, text, OmissionReason::to_fill_in,
+                    (value.open.empty() ? "not a number of ranks" : value.open) +
+                        "; dist.world_size gives the number of ranks");
         unclear_ = true;
       }
       if (!joined) ++i;
@@ -391,17 +394,17 @@ class Launcher {
 
  private:
   void other(const ShellWord& word) {
-    draft_.leave({word.text.substr(0, word.text.find('=')), lines_.location(word.begin)}, "", Why::no_effect,
-                 "the launcher's; `capstan train --nproc N` or mpirun starts the ranks");
+    draft_.omit({word.text.substr(0, word.text.find('=')), lines_.location(word.begin)}, "",
+                OmissionReason::no_effect, "the launcher's; " + std::string(kRanks));
   }
   Draft& draft_;
   const Lines& lines_;
   int64_t ranks_ = 1;
   bool known_ = false, unclear_ = false;
-  From first_;
+  SourceKey first_;
 };
 
-// Options and their values as one mapping, which a table can read.
+// Converts the options and their values to a mapping, to which the table applies.
 class CommandLine {
  public:
   CommandLine(Draft& draft, const Lines& lines) : draft_(draft), lines_(lines) {
@@ -414,7 +417,8 @@ class CommandLine {
       const ShellWord& word = command[i++];
       if (word.text.starts_with('>') || word.text == "2>" || word.text.starts_with("2>") ||
           word.text == "<") {
-        if (word.text.ends_with('>') || word.text == "<") ++i;  // the file's name
+        // Skips the file name of a redirection.
+        if (word.text.ends_with('>') || word.text == "<") ++i;
         continue;
       }
       if (!is_option(word.text)) {
@@ -424,7 +428,7 @@ class CommandLine {
       const auto equals = word.text.find('=');
       std::string key = word.text.substr(0, equals);
       std::replace(key.begin() + 2, key.end(), '_', '-');
-      const From from{key, lines_.location(word.begin)};
+      const SourceKey from{key, lines_.location(word.begin)};
       std::vector<Node> values;
       std::string open = word.open;
       if (equals != std::string::npos)
@@ -443,32 +447,32 @@ class CommandLine {
 
  private:
   void stray(const ShellWord& word) {
-    const From from{word.text, lines_.location(word.begin)};
+    const SourceKey from{word.text, lines_.location(word.begin)};
     if (!word.open.empty())
-      draft_.leave(from, "", Why::to_fill_in, word.open);
+      draft_.omit(from, "", OmissionReason::to_fill_in, word.open);
     else
-      draft_.leave(from, "", Why::unknown, "an argument without an option before it");
+      draft_.omit(from, "", OmissionReason::unknown, "an argument without an option before it");
   }
 
-  void add(const std::string& key, const From& from, std::vector<Node> values, const std::string& open) {
+  void add(const std::string& key, const SourceKey& from, std::vector<Node> values, const std::string& open) {
     Node value = Node::scalar("true", from.location);
     if (values.size() == 1) value = std::move(values[0]);
     if (values.size() > 1) {
       value = Node{.kind = Node::Kind::list, .location = values[0].location};
       value.items = std::move(values);
     } else if (values.empty() && !is_flag(key) && needs_value(key)) {
-      draft_.leave(from, "", Why::value, "the option needs a value");
+      draft_.omit(from, "", OmissionReason::value, "the option needs a value");
       return;
     }
     if (!open.empty()) {
-      draft_.leave(from, value, Why::to_fill_in, open);
+      draft_.omit(from, value, OmissionReason::to_fill_in, open);
       return;
     }
     for (size_t i = 0; i < root_.keys.size(); ++i)
       if (root_.keys[i] == key) {
         if (shown(root_.items[i]) != shown(value))
-          draft_.leave({key, root_.key_locations[i]}, root_.items[i], Why::replaced,
-                       "the option is given again");
+          draft_.omit({key, root_.key_locations[i]}, root_.items[i], OmissionReason::replaced,
+                      "the option is given again");
         root_.items[i] = std::move(value);
         root_.key_locations[i] = from.location;
         return;
@@ -486,8 +490,7 @@ class CommandLine {
   Node root_;
 };
 
-// Branches and loops of which the script does not say whether they run, as far as the command depends on
-// them.
+// Lists the undecided branches and loops on which the command depends.
 void report_branches(Draft& draft, const ShellScript& script, const ShellCommand& options, size_t around,
                      const Lines& lines) {
   std::set<size_t> used;
@@ -503,12 +506,16 @@ void report_branches(Draft& draft, const ShellScript& script, const ShellCommand
         loop ? "a loop is not run" : "not decided: commands are not executed, and files are not looked at";
     if (!branch.variables.empty()) {
       reason = "not decided: the script does not set `$" + join(branch.variables, "`, `$") + "`; choose with";
-      for (const std::string& name : branch.variables) reason += " --var " + name + "=VALUE";
+      for (const std::string& name : branch.variables) {
+        reason += " " + name + "=VALUE";
+        if (const auto found = branch.defaults.find(name); found != branch.defaults.end())
+          reason += " (the script's default: `" + found->second + "`)";
+      }
     } else {
       reason += "; write what it sets into the recipe";
     }
     if (index == around) reason = "the command runs in it; " + reason;
-    draft.leave_branch({branch.text, lines.location(branch.begin)}, reason);
+    draft.omit_branch({branch.text, lines.location(branch.begin)}, reason);
   }
 }
 
@@ -528,18 +535,18 @@ void read_megatron(Draft& draft, const config::Source& source,
   Launcher launcher(draft, lines);
   bool found = false;
   for (size_t index = 0; index < script.commands.size(); ++index) {
-    const ShellCommand& whole = script.commands[index];
-    if (whole.size() > kMostWords)
+    const ShellCommand& full = script.commands[index];
+    if (full.size() > kMostWords)
       fail(ErrorCode::format, "a command of more than " + std::to_string(kMostWords) + " words");
-    const ShellCommand command = cut_quoted(whole);
+    const ShellCommand command = split_quoted(full);
     size_t program = 0;
     while (program < command.size() && program_of(command[program].text).empty()) ++program;
     const bool bare = program == command.size() && !command.empty() && is_option(command[0].text);
     if (program == command.size() && !bare) continue;
     const ShellWord& first = command[bare ? 0 : program];
     if (found) {
-      draft.leave({first.text, lines.location(first.begin)}, "", Why::to_fill_in,
-                  "a second command; the first one is the recipe");
+      draft.omit({first.text, lines.location(first.begin)}, "", OmissionReason::to_fill_in,
+                 "a second command; the first one is the recipe");
       continue;
     }
     found = true;
@@ -547,8 +554,8 @@ void read_megatron(Draft& draft, const config::Source& source,
       launch.program = program_of(first.text);
       launcher.read(command, program, launch);
       if (!launch.program.starts_with("pretrain_gpt"))
-        draft.leave({first.text, lines.location(first.begin)}, "", Why::not_there,
-                    "another kind of model; read as if it were pretrain_gpt.py");
+        draft.omit({first.text, lines.location(first.begin)}, "", OmissionReason::unsupported,
+                   "another kind of model; read as if it were pretrain_gpt.py");
     }
     const size_t from = bare ? 0 : program + 1;
     report_branches(draft, script, {command.begin() + static_cast<long>(from), command.end()},
@@ -556,7 +563,8 @@ void read_megatron(Draft& draft, const config::Source& source,
     options.read(command, from);
   }
   if (!found)
-    draft.leave({source.name, {}}, "", Why::to_fill_in, "no command with pretrain_gpt.py, and no options");
+    draft.omit({source.name, {}}, "", OmissionReason::to_fill_in,
+               "no command with pretrain_gpt.py, and no options");
   Reader reader(draft, options.root(), megatron_rules());
   for (const config::FieldInfo* field : config::schema().fields()) {
     std::string option = "--" + field->name;

@@ -1,5 +1,5 @@
-// What follows from several options of a Megatron command line, and Megatron's defaults where they differ
-// from ours.
+// Settings that follow from several options of a Megatron command line, and Megatron's defaults that differ
+// from Capstan's.
 #include <algorithm>
 
 #include "base/text.hpp"
@@ -31,7 +31,7 @@ void activation(Reader& r) {
     draft.assume("model.activation_func", "gelu_tanh", "Megatron's fused bias and GELU is the tanh form");
   }
   if (r.is_true("--swiglu") && r.is_true("--no-bias-gelu-fusion"))
-    r.leave("--no-bias-gelu-fusion", "", Why::no_effect, "the activation is SwiGLU");
+    r.omit("--no-bias-gelu-fusion", "", OmissionReason::no_effect, "the activation is SwiGLU");
 }
 
 void positions(Reader& r) {
@@ -39,8 +39,8 @@ void positions(Reader& r) {
     if (*type == "learned_absolute" || *type == "rope" || *type == "none")
       r.set("model.position_embedding_type", *type, "--position-embedding-type");
     else
-      r.leave("--position-embedding-type", *type, Why::not_there,
-              "positions are learned_absolute, rope or none");
+      r.omit("--position-embedding-type", *type, OmissionReason::unsupported,
+             "positions are learned_absolute, rope or none");
   } else if (r.is_true("--use-rotary-position-embeddings")) {
     r.set("model.position_embedding_type", "rope", "--use-rotary-position-embeddings");
   } else if (r.is_true("--no-position-embedding")) {
@@ -58,7 +58,8 @@ void query_groups(Reader& r) {
   if (r.is_true("--group-query-attention"))
     r.take("model.num_query_groups", "--num-query-groups");
   else
-    r.leave("--num-query-groups", Why::no_effect, "Megatron reads it only with --group-query-attention");
+    r.omit("--num-query-groups", OmissionReason::no_effect,
+           "Megatron reads it only with --group-query-attention");
 }
 
 void recomputation(Reader& r) {
@@ -87,18 +88,21 @@ void precision(Reader& r) {
     r.choose("mixed_precision", "fp16_mixed", "--fp16");
     if (reduce_fp32)
       r.set("mixed_precision.grad_reduce_in_fp32", "true", "--accumulate-allreduce-grads-in-fp32");
-    if (r.is_true("--bf16")) r.leave("--bf16", "", Why::value, "--fp16 and --bf16 exclude each other");
+    if (r.is_true("--bf16"))
+      r.omit("--bf16", "", OmissionReason::value, "--fp16 and --bf16 exclude each other");
     return;
   }
   if (r.is_true("--bf16")) {
     const bool half = r.is_true("--grad-reduce-in-bf16");
     r.choose("mixed_precision", half ? "bf16_mixed_bf16_reduce" : "bf16_mixed",
              half ? "--grad-reduce-in-bf16" : "--bf16");
-    if (reduce_fp32) r.leave("--accumulate-allreduce-grads-in-fp32", "", Why::no_effect, "implied by --bf16");
+    if (reduce_fp32)
+      r.omit("--accumulate-allreduce-grads-in-fp32", "", OmissionReason::no_effect, "implied by --bf16");
     return;
   }
   draft.assume_preset("mixed_precision", "fp32", "neither --fp16 nor --bf16");
-  if (reduce_fp32) r.leave("--accumulate-allreduce-grads-in-fp32", "", Why::no_effect, "everything is fp32");
+  if (reduce_fp32)
+    r.omit("--accumulate-allreduce-grads-in-fp32", "", OmissionReason::no_effect, "everything is fp32");
 }
 
 int64_t ranks_of(const Draft& draft, std::string_view path) {
@@ -119,8 +123,8 @@ void world(Reader& r, const MegatronLaunch& launch) {
   if (ranks_of(draft, "dist.tensor_model_parallel_size") > 1)
     r.set("dist.sequence_parallel", "true", "--sequence-parallel");
   else
-    r.leave("--sequence-parallel", "", Why::no_effect,
-            "Megatron switches it off with one tensor-parallel rank");
+    r.omit("--sequence-parallel", "", OmissionReason::no_effect,
+           "Megatron switches it off with one tensor-parallel rank");
 }
 
 void sharding(Reader& r) {
@@ -135,12 +139,12 @@ void sharding(Reader& r) {
       return;
     }
   if (strategy)
-    r.leave("--data-parallel-sharding-strategy", *strategy, Why::no_effect,
-            "Megatron reads it only with --use-megatron-fsdp");
+    r.omit("--data-parallel-sharding-strategy", *strategy, OmissionReason::no_effect,
+           "Megatron reads it only with --use-megatron-fsdp");
   if (r.is_true("--use-distributed-optimizer")) r.set(field_path, "optim", "--use-distributed-optimizer");
 }
 
-// Weights, prefixes: ours are written the same way. Blends of one split are a mapping here.
+// Weights and prefixes have the same form in a recipe. Blends of single splits become a mapping.
 void blend(Reader& r, std::string_view key, std::string_view path) {
   const Node* value = r.find(key);
   if (!value) return;
@@ -164,7 +168,7 @@ void data(Reader& r) {
   blend(r, "--test-data-path", "dataset.test_blend");
   if (!draft.has("dataset.data_path") && !draft.has("dataset.train_blend")) {
     draft.assume_preset("dataset", "mock", "to fill in: no data is named, these are generated tokens");
-    draft.withdraw("dataset.split", Why::no_effect, "generated tokens are not split");
+    draft.withdraw("dataset.split", OmissionReason::no_effect, "generated tokens are not split");
   } else {
     draft.assume("dataset.sample_order", "megatron",
                  "the samples that Megatron-LM would train on, in its order");
@@ -180,7 +184,7 @@ void tokenizer(Reader& r) {
   const auto model = r.text("--tokenizer-model");
   const auto vocabulary = r.integer("--vocab-size");
   const bool gpt2 = given ? *given == "GPT2BPETokenizer" : r.given("--vocab-file");
-  const From type = r.from("--tokenizer-type");
+  const SourceKey type = r.from("--tokenizer-type");
   const char* unread = "the tokenizer is not read here";
   bool null_tokenizer = false;
   if (gpt2) {
@@ -212,15 +216,15 @@ void tokenizer(Reader& r) {
           "tokenizer", "none",
           given ? "to fill in: the data's ids are taken as they are" : "no tokenizer is named");
     if (given && !null_tokenizer)
-      draft.leave(type, *given, model ? Why::to_fill_in : Why::not_there,
-                  hub ? "give a tokenizer.json in tokenizer.tokenizer_model"
-                      : "tokenizers here are a tokenizer.json, a SentencePiece .model, or vocab.json with "
-                        "merges.txt");
+      draft.omit(type, *given, model ? OmissionReason::to_fill_in : OmissionReason::unsupported,
+                 hub ? "give a tokenizer.json in tokenizer.tokenizer_model"
+                     : "tokenizers here are a tokenizer.json, a SentencePiece .model, or vocab.json with "
+                       "merges.txt");
     if (model)
-      r.leave("--tokenizer-model", *model, hub ? Why::to_fill_in : Why::not_there,
-              hub ? "a name on a model hub; give its tokenizer.json" : unread);
+      r.omit("--tokenizer-model", *model, hub ? OmissionReason::to_fill_in : OmissionReason::unsupported,
+             hub ? "a name on a model hub; give its tokenizer.json" : unread);
     for (const char* key : {"--vocab-file", "--merge-file"})
-      if (r.given(key)) r.leave(key, *r.text(key), Why::no_effect, "not files of this tokenizer");
+      if (r.given(key)) r.omit(key, *r.text(key), OmissionReason::no_effect, "not files of this tokenizer");
   }
   if (vocabulary) {
     const bool one_more = null_tokenizer && *vocabulary < (1 << 30);
@@ -233,17 +237,19 @@ void tokenizer(Reader& r) {
     r.set("model.vocab_size", std::to_string(vocabulary_of_preset(*preset_of_model(*model))),
           "--tokenizer-model");
   } else {
-    draft.leave({"model.vocab_size", {}}, "", Why::to_fill_in, "Megatron derives it from the tokenizer");
+    draft.omit({"model.vocab_size", {}}, "", OmissionReason::to_fill_in,
+               "Megatron derives it from the tokenizer");
   }
   if (r.given("--padded-vocab-size"))
-    r.leave("--padded-vocab-size", *r.text("--padded-vocab-size"), Why::no_effect,
-            "follows from the vocabulary; padded rows never enter the softmax");
+    r.omit("--padded-vocab-size", *r.text("--padded-vocab-size"), OmissionReason::no_effect,
+           "follows from the vocabulary; padded rows never enter the softmax");
 }
 
 void checkpoints(Reader& r) {
   save_and_load(r, "--save", "--load");
   if (r.is_true("--finetune"))
-    r.leave("--finetune", "", Why::no_effect, "`checkpoint.pretrained_checkpoint` starts from weights alone");
+    r.omit("--finetune", "", OmissionReason::no_effect,
+           "`checkpoint.pretrained_checkpoint` starts from weights alone");
 }
 
 }  // namespace

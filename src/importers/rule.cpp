@@ -49,11 +49,11 @@ void Reader::apply_rule(const Rule& rule, const Item& item) {
   const Node& value = *item.value;
   if (rule.how == Rule::How::later) return;
   if (rule.how == Rule::How::drop) {
-    draft.leave(item.from, value, is_off(value) ? Why::off : rule.why, std::string(rule.text));
+    draft.omit(item.from, value, is_off(value) ? OmissionReason::off : rule.why, std::string(rule.text));
     return;
   }
   if (value.kind == Node::Kind::null) {
-    draft.leave(item.from, value, Why::off, "null");
+    draft.omit(item.from, value, OmissionReason::off, "null");
     return;
   }
   switch (rule.how) {
@@ -71,21 +71,21 @@ void Reader::apply_rule(const Rule& rule, const Item& item) {
         }
         words.emplace_back(theirs);
       }
-      draft.leave(item.from, value, Why::value, "counterparts are known for: " + join(words, ", "));
+      draft.omit(item.from, value, OmissionReason::value, "counterparts are known for: " + join(words, ", "));
       return;
     }
     case Rule::How::sets:
       if (value.kind == Node::Kind::scalar && truth(value.text) == true)
         draft.set(rule.path, std::string(rule.text), item.from);
       else
-        draft.leave(item.from, value, is_off(value) ? Why::off : Why::value,
-                    is_off(value) ? "" : "neither true nor false");
+        draft.omit(item.from, value, is_off(value) ? OmissionReason::off : OmissionReason::value,
+                   is_off(value) ? "" : "neither true nor false");
       return;
     case Rule::How::flip:
       if (const auto on = value.kind == Node::Kind::scalar ? truth(value.text) : std::nullopt)
         draft.set(rule.path, *on ? "false" : "true", item.from);
       else
-        draft.leave(item.from, value, Why::value, "neither true nor false");
+        draft.omit(item.from, value, OmissionReason::value, "neither true nor false");
       return;
     case Rule::How::act:
       rule.act(*this, item);
@@ -97,7 +97,7 @@ void Reader::apply_rule(const Rule& rule, const Item& item) {
 
 namespace {
 
-// A letter too many, too few, wrong, or two that changed places.
+// Whether the words differ by one inserted, missing or wrong letter, or by two swapped letters.
 bool one_slip(std::string_view a, std::string_view b) {
   while (!a.empty() && !b.empty() && a.front() == b.front()) a.remove_prefix(1), b.remove_prefix(1);
   while (!a.empty() && !b.empty() && a.back() == b.back()) a.remove_suffix(1), b.remove_suffix(1);
@@ -107,7 +107,7 @@ bool one_slip(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-// A key that only a rule for many keys takes, and that is one slip away from a key with a rule of its own.
+// Whether a key that only a rule with `*` matches differs by one typing error from a key with its own rule.
 bool Reader::misspelled(const Rule& rule, const Item& item) const {
   if (!rule.key.ends_with('*')) return false;
   return std::any_of(
@@ -119,25 +119,27 @@ bool Reader::misspelled(const Rule& rule, const Item& item) const {
 
 void Reader::unknown(const Item& item) {
   std::vector<std::string> names = also_known;
-  bool section = false;  // `peft: null` where the table knows peft.dim
+  // For example `peft: null`, if the table has peft.dim.
+  bool section = false;
   for (const Rule& rule : table) {
-    if (!rule.key.ends_with('*')) names.emplace_back(rule.key);
+    if (!rule.key.ends_with('*') && std::find(names.begin(), names.end(), rule.key) == names.end())
+      names.emplace_back(rule.key);
     section = section || rule.key.starts_with(item.key + ".");
   }
   std::vector<std::string> near;
   if (++unknown_ <= kMostLookedUp) near = near_matches(item.key, names, 3);
   if (is_off(*item.value) && (near.empty() || section))
-    draft.leave(item.from, *item.value, Why::off, "");
+    draft.omit(item.from, *item.value, OmissionReason::off, "");
   else
-    draft.leave(item.from, *item.value, Why::unknown, "no counterpart is known", std::move(near));
+    draft.omit(item.from, *item.value, OmissionReason::unknown, "no counterpart is known", std::move(near));
 }
 
 void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise)(Reader&, const Item&)) {
   for (size_t i = 0; i < node.items.size(); ++i) {
     const Item item{prefix + node.keys[i], {prefix + node.keys[i], node.key_locations[i]}, &node.items[i]};
     const Rule* rule = find_rule(table, item.key);
-    const bool whole = item.value->kind != Node::Kind::map || item.value->items.empty();
-    const bool section = !whole && std::any_of(table.begin(), table.end(), [&](const Rule& other) {
+    const bool is_value = item.value->kind != Node::Kind::map || item.value->items.empty();
+    const bool section = !is_value && std::any_of(table.begin(), table.end(), [&](const Rule& other) {
       return other.key.starts_with(item.key + ".");
     });
     if (rule && misspelled(*rule, item)) {
@@ -146,7 +148,7 @@ void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise
       apply_rule(*rule, item);
     } else if (otherwise && otherwise(*this, item)) {
       // taken
-    } else if (!whole) {
+    } else if (!is_value) {
       visit(*item.value, item.key + ".", otherwise);
     } else {
       unknown(item);
@@ -162,14 +164,16 @@ void Reader::account() {
   for (const Rule& rule : table) {
     const Node* node = rule.how == Rule::How::later ? find(rule.key) : nullptr;
     if (!node || draft.mentions(rule.key)) continue;
-    if (node->kind == Node::Kind::map && !node->items.empty()) continue;  // its keys are accounted for
-    draft.leave(from(rule.key), *node, is_off(*node) ? Why::off : Why::no_effect, "given by other keys");
+    // The keys below it have been processed.
+    if (node->kind == Node::Kind::map && !node->items.empty()) continue;
+    draft.omit(from(rule.key), *node, is_off(*node) ? OmissionReason::off : OmissionReason::no_effect,
+               "given by other keys");
   }
 }
 
 const Node* Reader::find(std::string_view key) const {
   const Node* node = &root;
-  if (const Node* whole = node->find(key)) return whole;
+  if (const Node* found = node->find(key)) return found;
   while (true) {
     const auto dot = key.find('.');
     node = node->find(key.substr(0, dot));
@@ -178,13 +182,13 @@ const Node* Reader::find(std::string_view key) const {
   }
 }
 
-From Reader::from(std::string_view key) const {
+SourceKey Reader::from(std::string_view key) const {
   const Node* node = &root;
   std::string_view rest = key;
   while (true) {
-    const auto whole = std::find(node->keys.begin(), node->keys.end(), rest);
-    if (whole != node->keys.end())
-      return {std::string(key), node->key_locations[static_cast<size_t>(whole - node->keys.begin())]};
+    const auto found = std::find(node->keys.begin(), node->keys.end(), rest);
+    if (found != node->keys.end())
+      return {std::string(key), node->key_locations[static_cast<size_t>(found - node->keys.begin())]};
     const auto dot = rest.find('.');
     if (dot == std::string_view::npos) return {std::string(key), {}};
     node = node->find(rest.substr(0, dot));
@@ -202,7 +206,7 @@ std::optional<std::string> Reader::text(std::string_view key) const {
   const Node* node = find(key);
   if (!node || node->kind == Node::Kind::null) return std::nullopt;
   if (node->kind == Node::Kind::scalar) return node->text;
-  draft.leave(from(key), *node, Why::value, "a single value is expected");
+  draft.omit(from(key), *node, OmissionReason::value, "a single value is expected");
   return std::nullopt;
 }
 
@@ -211,7 +215,7 @@ std::optional<int64_t> Reader::integer(std::string_view key) const {
   if (!value) return std::nullopt;
   config::TextProblem problem;
   const auto number = config::integer_from_text(*value, config::NumberForm::plain, problem);
-  if (!number) draft.leave(from(key), *find(key), Why::value, "not an integer");
+  if (!number) draft.omit(from(key), *find(key), OmissionReason::value, "not an integer");
   return number;
 }
 
@@ -219,7 +223,7 @@ std::optional<double> Reader::real(std::string_view key) const {
   const auto value = text(key);
   if (!value) return std::nullopt;
   const auto number = parse_double(*value);
-  if (!number) draft.leave(from(key), *find(key), Why::value, "not a number");
+  if (!number) draft.omit(from(key), *find(key), OmissionReason::value, "not a number");
   return number;
 }
 
@@ -227,7 +231,7 @@ std::optional<bool> Reader::boolean(std::string_view key) const {
   const auto value = text(key);
   if (!value) return std::nullopt;
   const auto on = truth(*value);
-  if (!on) draft.leave(from(key), *find(key), Why::value, "neither true nor false");
+  if (!on) draft.omit(from(key), *find(key), OmissionReason::value, "neither true nor false");
   return on;
 }
 
@@ -254,15 +258,15 @@ void Reader::choose(std::string_view section, const std::string& preset, std::st
                     const std::string& note) {
   draft.choose(section, preset, from(key), note);
 }
-void Reader::leave(std::string_view key, Why why, std::string reason) {
-  draft.leave(from(key), *find(key), why, std::move(reason));
+void Reader::omit(std::string_view key, OmissionReason why, std::string reason) {
+  draft.omit(from(key), *find(key), why, std::move(reason));
 }
-void Reader::leave(std::string_view key, const Node& value, Why why, std::string reason) {
-  draft.leave(from(key), value, why, std::move(reason));
+void Reader::omit(std::string_view key, const Node& value, OmissionReason why, std::string reason) {
+  draft.omit(from(key), value, why, std::move(reason));
 }
-void Reader::leave(std::string_view key, std::string value, Why why, std::string reason,
-                   std::vector<std::string> near) {
-  draft.leave(from(key), std::move(value), why, std::move(reason), std::move(near));
+void Reader::omit(std::string_view key, std::string value, OmissionReason why, std::string reason,
+                  std::vector<std::string> near) {
+  draft.omit(from(key), std::move(value), why, std::move(reason), std::move(near));
 }
 
 }  // namespace capstan::importers

@@ -1,4 +1,4 @@
-// The tables of the importers: a line for each key of theirs.
+// The tables of the importers, with one rule for each key of the source format.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,38 @@ namespace capstan::importers {
 class Reader;
 
 struct Item {
-  // Dotted, as the table names it.
+  // The dotted key, as the table names it.
   std::string key;
-  From from;
+  SourceKey from;
   const config::Node* value;
 };
 
 struct Rule {
   enum class How : uint8_t {
-    take,   // the value as it is
-    named,  // one of the words of `text`, "theirs=ours theirs=ours"
-    sets,   // the key alone stands for the value `text`; a document's false undoes it
-    flip,   // the other truth value
-    act,    // a function
-    later,  // read by the format's own code once the table is through
-    drop,   // no counterpart
+    // Takes the value unchanged.
+    take,
+    // Translates a word by the list in `text`, "theirs=ours theirs=ours".
+    named,
+    // The presence of the key sets the value `text`; false in a document does not.
+    sets,
+    // The negated truth value.
+    flip,
+    // Calls `act`.
+    act,
+    // Read by the format's own code once the table is through.
+    later,
+    // The key has no counterpart.
+    drop,
   };
-  // Dotted below sections; a last `*` stands for any rest. Several keys are separated by blanks.
+  // Dotted key; a final `*` matches any suffix. Several keys are separated by spaces.
   std::string_view key;
   // The field. act, later: the fields that the key can set, "model.vocab_size, dataset (preset)", for the
   // reference.
   std::string_view path;
   How how = How::take;
-  // Named, sets: above; drop: the reason; act, later: a remark for the reference.
+  // named, sets: see there; drop: the reason; act, later: a remark for the reference.
   std::string_view text;
-  Why why = Why::unknown;
+  OmissionReason why = OmissionReason::unknown;
   void (*act)(Reader&, const Item&) = nullptr;
   // later: an option without a value.
   bool flag = false;
@@ -68,25 +75,25 @@ constexpr Rule flag(std::string_view key, std::string_view fields, std::string_v
   return {key, fields, Rule::How::later, remark, {}, nullptr, true};
 }
 constexpr Rule no_effect(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::How::drop, reason, Why::no_effect, nullptr};
+  return {key, {}, Rule::How::drop, reason, OmissionReason::no_effect, nullptr};
 }
-constexpr Rule not_there(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::How::drop, reason, Why::not_there, nullptr};
+constexpr Rule unsupported(std::string_view key, std::string_view reason) {
+  return {key, {}, Rule::How::drop, reason, OmissionReason::unsupported, nullptr};
 }
-constexpr Rule theirs(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::How::drop, reason, Why::theirs, nullptr};
+constexpr Rule external(std::string_view key, std::string_view reason) {
+  return {key, {}, Rule::How::drop, reason, OmissionReason::external, nullptr};
 }
 constexpr Rule to_fill_in(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::How::drop, reason, Why::to_fill_in, nullptr};
+  return {key, {}, Rule::How::drop, reason, OmissionReason::to_fill_in, nullptr};
 }
 
 // The table with one rule for each key.
 std::vector<Rule> one_rule_per_key(std::span<const Rule> table);
 
-// The rule of a key: its own, else the longest that ends in `*`.
+// Returns the rule of a key: its own, else the longest matching one that ends in `*`.
 const Rule* find_rule(std::span<const Rule> table, std::string_view key);
 
-// A document (or a command line made into one) beside its table.
+// Applies a table to a document, or to a command line that was converted to one.
 class Reader {
  public:
   Reader(Draft& into, const config::Node& document, std::span<const Rule> rules)
@@ -95,20 +102,21 @@ class Reader {
   Draft& draft;
   const config::Node& root;
   std::span<const Rule> table;
-  // Keys beside the table's, for near matches.
+  // Further known keys, for suggestions of similar names.
   std::vector<std::string> also_known;
 
-  // Every key once: by its rule; without one by `otherwise`, and where that declines it is listed as unknown.
-  // Keys that are null, false or empty and have no counterpart are listed as off.
+  // Processes every key once, by its rule. A key without a rule is passed to `otherwise`; if that returns
+  // false, the key is listed as unknown. Keys that are null, false or empty and have no counterpart are
+  // listed as off.
   void apply(bool (*otherwise)(Reader&, const Item&) = nullptr);
 
-  // At the end: keys of How::later that nothing has taken or listed.
+  // Lists, at the end, the keys of How::later that no other call has taken or listed.
   void account();
 
   // Values by dotted key, for How::later. Absent and null read as nothing; a value of another kind is listed.
   const config::Node* find(std::string_view key) const;
-  From from(std::string_view key) const;
-  // Present and not null.
+  SourceKey from(std::string_view key) const;
+  // Whether the key is present and not null.
   bool given(std::string_view key) const;
   std::optional<std::string> text(std::string_view key) const;
   std::optional<int64_t> integer(std::string_view key) const;
@@ -116,8 +124,8 @@ class Reader {
   std::optional<bool> boolean(std::string_view key) const;
   bool is_true(std::string_view key) const { return boolean(key).value_or(false); }
 
-  // Draft's functions with a key of the document as the origin.
-  // The key's own value; false where it is absent or null.
+  // The following functions call those of Draft, with a key of the document as the origin. Sets the field to
+  // the key's value; returns false if it is absent or null.
   bool take(std::string_view path, std::string_view key, const std::string& note = {});
   void set(std::string_view path, const config::Node& value, std::string_view key,
            const std::string& note = {});
@@ -125,11 +133,11 @@ class Reader {
            const std::string& note = {});
   void choose(std::string_view section, const std::string& preset, std::string_view key,
               const std::string& note = {});
-  // Lists the key with its own value, which has to be there, or another.
-  void leave(std::string_view key, Why why, std::string reason);
-  void leave(std::string_view key, const config::Node& value, Why why, std::string reason);
-  void leave(std::string_view key, std::string value, Why why, std::string reason,
-             std::vector<std::string> near = {});
+  // Lists the key as omitted, with its own value, which must be present, or with another one.
+  void omit(std::string_view key, OmissionReason why, std::string reason);
+  void omit(std::string_view key, const config::Node& value, OmissionReason why, std::string reason);
+  void omit(std::string_view key, std::string value, OmissionReason why, std::string reason,
+            std::vector<std::string> near = {});
 
   // Applies one rule to one value.
   void apply_rule(const Rule& rule, const Item& item);
@@ -145,10 +153,12 @@ class Reader {
   int unknown_ = 0;
 };
 
-// Seeds weights and data alike; false where the key is absent.
+// Takes the seed of the weights and the data; returns false if the key is absent.
 bool take_seed(Reader& reader, std::string_view key);
 
-bool is_off(const config::Node& node);             // null, false, "", [], {}
-std::optional<bool> truth(std::string_view text);  // true/false and their relatives
+// True for null, false, "", [] and {}.
+bool is_off(const config::Node& node);
+// Parses true, false and their synonyms.
+std::optional<bool> truth(std::string_view text);
 
 }  // namespace capstan::importers

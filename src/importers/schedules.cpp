@@ -20,7 +20,7 @@ constexpr Name kSchedules[] = {
     {"warmup_stable_decay", "WSD"},
 };
 
-// An option of a schedule, and the field that takes its value.
+// An option of a schedule, and the field that receives its value.
 struct Option {
   std::string_view schedule, key, path;
 };
@@ -34,10 +34,10 @@ constexpr Option kOptions[] = {
     {"warmup_stable_decay", "num_warmup_steps", "scheduler.lr_warmup_iters"},
 };
 
-void read_option(Reader& reader, const std::string& type, const std::string& key, const From& from,
+void read_option(Reader& reader, const std::string& type, const std::string& key, const SourceKey& from,
                  const config::Node& value) {
   if (value.kind == config::Node::Kind::null) {
-    reader.draft.leave(from, value, Why::off, "null");
+    reader.draft.omit(from, value, OmissionReason::off, "null");
     return;
   }
   for (const Option& option : kOptions)
@@ -50,15 +50,16 @@ void read_option(Reader& reader, const std::string& type, const std::string& key
     if (root || value.text == "linear" || value.text == "cosine")
       reader.draft.set("scheduler.lr_wsd_decay_style", root ? "minus_sqrt" : value.text, from);
     else
-      reader.draft.leave(from, value, Why::value, "counterparts are known for: linear, cosine, 1-sqrt");
+      reader.draft.omit(from, value, OmissionReason::value,
+                        "counterparts are known for: linear, cosine, 1-sqrt");
     return;
   }
   if (type == "warmup_stable_decay" && key == "num_stable_steps")
-    reader.draft.leave(from, value, Why::no_effect, "what warm-up and decay leave of the run");
+    reader.draft.omit(from, value, OmissionReason::no_effect, "what warm-up and decay leave of the run");
   else if (key == "num_cycles" && parse_double(value.text) == 0.5)
-    reader.draft.leave(from, value, Why::same, "half a cosine");
+    reader.draft.omit(from, value, OmissionReason::same, "half a cosine");
   else
-    reader.draft.leave(from, value, Why::to_fill_in, "see `capstan explain scheduler`");
+    reader.draft.omit(from, value, OmissionReason::to_fill_in, "see `capstan explain scheduler`");
 }
 
 }  // namespace
@@ -71,7 +72,8 @@ void transformers_schedule(Reader& reader, std::string_view key, const std::stri
     }
   std::vector<std::string> known;
   for (const Name& name : kSchedules) known.emplace_back(name.theirs);
-  reader.leave(key, type, Why::not_there, "schedules are " + join(known, ", "), near_matches(type, known));
+  reader.omit(key, type, OmissionReason::unsupported, "schedules are " + join(known, ", "),
+              near_matches(type, known));
 }
 
 void transformers_schedule_options(Reader& reader, const std::string& type) {
@@ -79,11 +81,11 @@ void transformers_schedule_options(Reader& reader, const std::string& type) {
   const config::Node* const options = reader.find(key);
   if (!options) return;
   if (options->kind != config::Node::Kind::map) {
-    reader.leave(key, *options, is_off(*options) ? Why::off : Why::to_fill_in,
-                 "see `capstan explain scheduler`");
+    reader.omit(key, *options, is_off(*options) ? OmissionReason::off : OmissionReason::to_fill_in,
+                "see `capstan explain scheduler`");
     return;
   }
-  if (options->items.empty()) reader.leave(key, *options, Why::off, "");
+  if (options->items.empty()) reader.omit(key, *options, OmissionReason::off, "");
   for (size_t i = 0; i < options->items.size(); ++i)
     read_option(reader, type, options->keys[i], {key + "." + options->keys[i], options->key_locations[i]},
                 options->items[i]);
@@ -93,15 +95,15 @@ void transformers_warmup(Reader& reader) {
   Draft& draft = reader.draft;
   const auto steps = reader.real("warmup_steps");
   if (!steps) return;
-  const From from = reader.from("warmup_steps");
+  const SourceKey from = reader.from("warmup_steps");
   if (*steps > 0 && *steps < 1) {
     draft.set("scheduler.lr_warmup_fraction", *reader.find("warmup_steps"), from,
               "a value below 1 is a fraction");
   } else if (*steps >= 1) {
-    draft.withdraw("scheduler.lr_warmup_fraction", Why::no_effect, "warmup_steps is given");
+    draft.withdraw("scheduler.lr_warmup_fraction", OmissionReason::no_effect, "warmup_steps is given");
     draft.set("scheduler.lr_warmup_iters", *reader.find("warmup_steps"), from);
   } else {
-    draft.leave(from, "0", Why::off, "");
+    draft.omit(from, "0", OmissionReason::off, "");
   }
 }
 
@@ -110,10 +112,11 @@ void transformers_length(Reader& reader, std::string_view epochs, const DefaultE
   if (steps && *steps > 0) {
     reader.take("train.train_iters", "max_steps");
     if (reader.given(epochs))
-      reader.leave(epochs, Why::no_effect, "max_steps sets the length, whatever the number of epochs");
+      reader.omit(epochs, OmissionReason::no_effect,
+                  "max_steps sets the length, whatever the number of epochs");
     return;
   }
-  if (steps) reader.leave("max_steps", std::to_string(*steps), Why::off, "");
+  if (steps) reader.omit("max_steps", std::to_string(*steps), OmissionReason::off, "");
   length_in_epochs(reader, epochs, otherwise);
 }
 
@@ -130,7 +133,8 @@ void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpoc
       return;
     }
   } else if (given) {
-    reader.leave(epochs, Why::to_fill_in, "epochs over data that the file does not name: set train.epochs");
+    reader.omit(epochs, OmissionReason::to_fill_in,
+                "epochs over data that the file does not name: set train.epochs");
   }
   draft.assume("train.train_iters", "1000", "to fill in: the file does not give the length of the run");
 }

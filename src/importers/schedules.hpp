@@ -11,20 +11,19 @@ namespace capstan::importers {
 
 // The schedule `type` that `key` of the document names.
 void transformers_schedule(Reader& reader, std::string_view key, const std::string& type);
-// Its `lr_scheduler_kwargs`: floors, lengths and forms of the decay.
+// Reads `lr_scheduler_kwargs` of that schedule: minimum, length and form of the decay.
 void transformers_schedule_options(Reader& reader, const std::string& type);
-// `warmup_steps`, of which a number below 1 is a share of the run.
+// Reads `warmup_steps`; a number below 1 is a fraction of the run.
 void transformers_warmup(Reader& reader);
 
-// Passes that a trainer makes over the data where its configuration says nothing; text empty: it has to say
-// something.
+// The default number of epochs of a trainer. If `text` is empty, the configuration must give the number.
 struct DefaultEpochs {
   std::string text, reason;
 };
-// `max_steps`, else the passes that `epochs` names.
+// Reads the length of the run from `max_steps`, else from the number of epochs under the key `epochs`.
 void transformers_length(Reader& reader, std::string_view epochs, const DefaultEpochs& otherwise);
-// Passes over the data of the draft or of the recipe that it extends; where there is no data, a number of
-// steps to fill in.
+// Sets the length of the run in epochs over the data of the draft, or of the recipe that it extends. If there
+// is no data, lists a number of steps that the user must fill in.
 void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpochs& otherwise);
 
 }  // namespace capstan::importers

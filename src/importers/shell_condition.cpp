@@ -32,11 +32,14 @@ Truth compared(const std::string& left, std::string_view sign, const std::string
   return Truth::unknown;
 }
 
+bool is_undecided(const ShellWord& word) {
+  return !word.open.empty() || !word.defaulted.empty();
+}
+
 // The words between the brackets.
 Truth tested(std::span<const ShellWord> words, bool patterns) {
   if (!words.empty() && words[0].text == "!") return negated(tested(words.subspan(1), patterns));
-  if (std::any_of(words.begin(), words.end(), [](const ShellWord& word) { return !word.open.empty(); }))
-    return Truth::unknown;
+  if (std::any_of(words.begin(), words.end(), is_undecided)) return Truth::unknown;
   if (words.size() == 1) return of(!words[0].text.empty());
   if (words.size() == 2 && words[0].text == "-z") return of(words[1].text.empty());
   if (words.size() == 2 && words[0].text == "-n") return of(!words[1].text.empty());
@@ -58,7 +61,7 @@ Truth either(Truth a, Truth b) {
 
 Truth truth_of(const ShellCommand& command) {
   const std::span<const ShellWord> words(command);
-  if (words.empty()) return Truth::unknown;
+  if (words.empty() || is_undecided(words[0])) return Truth::unknown;
   const std::string& first = words[0].text;
   if (first == "!") return negated(truth_of(ShellCommand(words.begin() + 1, words.end())));
   if (words.size() == 1 && (first == "true" || first == ":")) return Truth::yes;
@@ -77,7 +80,7 @@ bool is_test(const ShellCommand& command) {
 
 Truth matches(const ShellWord& word, const ShellWord& pattern) {
   if (pattern.text == "*") return Truth::yes;
-  if (!word.open.empty() || !pattern.open.empty()) return Truth::unknown;
+  if (is_undecided(word) || is_undecided(pattern)) return Truth::unknown;
   return of(::fnmatch(pattern.text.c_str(), word.text.c_str(), 0) == 0);
 }
 

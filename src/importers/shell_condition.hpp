@@ -1,4 +1,4 @@
-// What the condition of an `if` or the pattern of a `case` comes to, as far as the words of the script say
+// Evaluates the condition of an `if` or the pattern of a `case`, as far as the words of the script determine
 // it.
 #pragma once
 
@@ -16,10 +16,11 @@ Truth negated(Truth truth);
 Truth both(Truth a, Truth b);
 Truth either(Truth a, Truth b);
 
-// A command in a condition: `[ … ]`, `[[ … ]]`, `test …`, `true`, `false`, each also behind `!`. Everything
-// else would have to be executed, and files are not looked at: unknown.
+// Evaluates a command of a condition: `[ … ]`, `[[ … ]]`, `test …`, `true`, `false`, each also after `!`.
+// Returns Truth::unknown for all other commands, which would have to be executed, and for tests of files.
 Truth truth_of(const ShellCommand& command);
-bool is_test(const ShellCommand& command);  // one of these
+// Whether `command` is a test that truth_of() knows.
+bool is_test(const ShellCommand& command);
 
 // Whether a word matches a pattern of `case`.
 Truth matches(const ShellWord& word, const ShellWord& pattern);

@@ -12,8 +12,10 @@ namespace capstan::importers {
 
 namespace {
 
-constexpr size_t kMostExpanded = size_t{4} << 20;  // bytes of all words together, variables filled in
-constexpr int kDeepest = 32;                       // ${A:-${B:-…}}
+// Limit of the bytes of all words together, with variables expanded.
+constexpr size_t kMostExpanded = size_t{4} << 20;
+// Limit of the nesting of expansions such as ${A:-${B:-…}}.
+constexpr int kDeepest = 32;
 
 bool name_start(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
@@ -57,7 +59,7 @@ class Script {
   }
   char peek(size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
 
-  // Blanks, continued lines and comments.
+  // Skips blanks, continued lines and comments.
   void skip_blanks() {
     while (at_ < text_.size()) {
       if (blank(text_[at_]))
@@ -77,7 +79,7 @@ class Script {
                                   " MiB when they are filled in");
   }
 
-  // One word being put together; `quoted` parts keep it even where it is empty.
+  // A word that is being built. It is kept even if it is empty, if a part of it is `quoted`.
   struct Builder {
     Words done;
     ShellWord word;
@@ -100,7 +102,13 @@ class Script {
     b.started = false;
   }
 
-  // Why some byte of a word is not known: by offset, so that a variable's other words are not held for open.
+  static void add_names(std::vector<std::string>& names, const std::vector<std::string>& more) {
+    for (const std::string& name : more)
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+
+  // Returns why some byte of a word is unknown. The lookup is by offset, so that other words of the same
+  // variable do not count as unknown.
   std::string why_open(const ShellWord& word) const {
     for (const uint32_t offset : word.at) {
       auto range = open_.upper_bound(offset);
@@ -113,14 +121,14 @@ class Script {
     return {};
   }
 
-  // What is not known stays as written.
+  // An unknown variable stays as written.
   void put_open(Builder& b, size_t from, size_t to, std::string why) {
     start(b, from);
     for (size_t i = from; i < to; ++i) put(b, text_[i] == '\n' ? ' ' : text_[i], i);
     open_[static_cast<uint32_t>(from)] = {static_cast<uint32_t>(to), std::move(why)};
   }
 
-  // Past the bracket that closes the one before `at_`; quotes and brackets inside are skipped.
+  // Moves past the bracket that closes the one before `at_`, skipping quotes and brackets inside.
   void skip_nested(char open, char close, size_t opened) {
     int depth = 1;
     while (depth > 0) {
@@ -141,28 +149,31 @@ class Script {
     }
   }
 
-  void put_variable(Builder& b, const Words& value, bool quoted, bool whole_list) {
+  void put_variable(Builder& b, const Words& value, bool quoted, bool as_list) {
     for (size_t i = 0; i < value.size(); ++i) {
       const ShellWord& part = value[i];
       grow(part.text.size() + 1);
       if (i > 0) {
-        if (quoted && !whole_list)
+        if (quoted && !as_list)
           put(b, ' ', part.begin);
         else
           finish(b);
       }
+      add_names(b.word.defaulted, part.defaulted);
       if (quoted) start(b, part.begin);
       for (size_t k = 0; k < part.text.size(); ++k) {
         const char c = part.text[k];
-        if (!quoted && (blank(c) || c == '\n'))
+        if (!quoted && (blank(c) || c == '\n')) {
           finish(b);
-        else
+          add_names(b.word.defaulted, part.defaulted);
+        } else {
           put(b, c, part.at[k], part.marks[k]);
+        }
       }
     }
   }
 
-  // At a `$`. Fills in what assignments of the script say.
+  // Expands the variable at a `$` by the script's assignments.
   void expand(Builder& b, bool quoted, int depth) {
     const size_t dollar = at_++;
     const char c = peek();
@@ -196,7 +207,8 @@ class Script {
     put(b, '$', dollar);
   }
 
-  enum class Items : uint8_t { first, each, joined };  // $A, ${A[@]}, ${A[*]}
+  // The forms $A, ${A[@]} and ${A[*]}.
+  enum class Items : uint8_t { first, each, joined };
 
   void lookup(Builder& b, const std::string& name, bool quoted, Items items, size_t dollar) {
     const auto found = variables_.find(name);
@@ -233,6 +245,11 @@ class Script {
       Builder other;
       read_until_brace(other, quoted, dollar, depth + 1);
       finish(other);
+      if (found == variables_.end()) {
+        defaults_.emplace(name, other.done.empty() ? std::string() : other.done.front().text);
+        add_names(b.word.defaulted, {name});
+        for (ShellWord& word : other.done) add_names(word.defaulted, {name});
+      }
       put_variable(b, use ? found->second : other.done, quoted, false);
       return;
     }
@@ -240,7 +257,7 @@ class Script {
     put_open(b, dollar, at_, "this form of expansion is not read");
   }
 
-  // The other value of ${NAME:-other}: up to its closing brace.
+  // Reads the default of ${NAME:-default}, up to its closing brace.
   void read_until_brace(Builder& b, bool quoted, size_t opened, int depth) {
     while (true) {
       if (at_ >= text_.size()) unclosed('{', opened);
@@ -251,7 +268,7 @@ class Script {
       }
       if (c == '"' || c == '\'') {
         if (!quoted && c == '\'') single_quotes(b);
-        // Quotes inside quotes only group.
+        // Quotes inside quotes only group words.
         else
           ++at_;
       } else if (c == '\\' && at_ + 1 < text_.size()) {
@@ -309,7 +326,7 @@ class Script {
     put_open(b, tick, at_, "commands are not executed");
   }
 
-  // The words that one word of the script stands for: one, or more where a variable holds several.
+  // Expands a word of the script to one word, or to several if a variable holds several.
   Words read_word() {
     Builder b;
     while (at_ < text_.size() && !blank(text_[at_]) && !ends_command(text_[at_])) {
@@ -335,16 +352,19 @@ class Script {
         here_document();
       } else if (c == '<' || c == '>') {
         put(b, c, at_++);
-        if (peek() == '&' || peek() == '(') ++at_;  // 2>&1
+        // For example 2>&1.
+        if (peek() == '&' || peek() == '(') ++at_;
       } else {
         put(b, c, at_++);
       }
     }
+    vanished_.clear();
+    if (!b.started) vanished_ = b.word.defaulted;
     finish(b);
     return std::move(b.done);
   }
 
-  // <<WORD: the text up to a line that is WORD is no command.
+  // Skips the text of a here document, <<WORD, up to a line that is WORD.
   void here_document() {
     at_ += 2;
     if (peek() == '-') ++at_;
@@ -372,9 +392,10 @@ class Script {
     to.text += more.text;
     to.at.insert(to.at.end(), more.at.begin(), more.at.end());
     to.marks.insert(to.marks.end(), more.marks.begin(), more.marks.end());
+    add_names(to.defaulted, more.defaulted);
   }
 
-  // NAME=, NAME+=: the name, with `at_` behind the sign.
+  // Reads the name of an assignment NAME= or NAME+=, and moves `at_` after the sign.
   std::optional<std::pair<std::string, bool>> assignment() {
     size_t end = at_;
     if (end >= text_.size() || !name_start(text_[end])) return std::nullopt;
@@ -403,20 +424,21 @@ class Script {
       }
       ++at_;
     } else {
-      // The right side of an assignment is one text, whatever its variables hold.
-      ShellWord whole;
-      whole.begin = static_cast<uint32_t>(at_);
+      // The right side of an assignment is not split into words.
+      ShellWord joined;
+      joined.begin = static_cast<uint32_t>(at_);
       bool first = true;
       for (ShellWord& word : read_word()) {
         if (!first) {
-          whole.text += ' ';
-          whole.at.push_back(word.begin);
-          whole.marks.push_back(0);
+          joined.text += ' ';
+          joined.at.push_back(word.begin);
+          joined.marks.push_back(0);
         }
         first = false;
-        append_to(whole, word);
+        append_to(joined, word);
       }
-      value.push_back(std::move(whole));
+      add_names(joined.defaulted, vanished_);
+      value.push_back(std::move(joined));
     }
     if (skipping()) return;
     Words& variable = variables_[name];
@@ -434,8 +456,8 @@ class Script {
     }
   }
 
-  // What an undecided branch writes, but for the value before where the new one begins with it (A="$A
-  // --more").
+  // Returns the text that an undecided branch appends. If the new value begins with the old one (A="$A
+  // --more"), the old one is not repeated.
   static void mark(Words& value, const Words& before, uint16_t branch) {
     size_t kept = 0;
     if (value.size() == 1 && before.size() == 1 && value[0].text.starts_with(before[0].text) &&
@@ -451,18 +473,28 @@ class Script {
 
   struct Block {
     enum class Kind : uint8_t { branches, cases, loop } kind = Kind::branches;
-    size_t begin = 0;          // of its first word
-    std::string text;          // what decides it: "case $SIZE in"
-    size_t asked = 0;          // begin of the condition
-    bool condition = false;    // between `if` and `then`
-    bool patterns = false;     // in front of a pattern of `case`
-    Truth value = Truth::yes;  // of the condition so far
-    bool first = true,
-         all = true;           // the next command is the condition's first; `&&` in front of it, else `||`
-    Truth runs = Truth::yes;   // the branch that is being read
-    Truth before = Truth::no;  // one of the branches before it ran
-    ShellWord subject;         // of `case`
-    size_t undecided = 0;      // its entry in out_.branches, 1 …
+    // Offset of its first word.
+    size_t begin = 0;
+    // Text of the condition, such as "case $SIZE in".
+    std::string text;
+    // Offset of the condition.
+    size_t asked = 0;
+    // Whether the words are between `if` and `then`.
+    bool condition = false;
+    // The next word is a pattern of `case`.
+    bool patterns = false;
+    // Value of the condition so far.
+    Truth value = Truth::yes;
+    // `first`: the next command is the condition's first. `all`: the operator before it is `&&`, not `||`.
+    bool first = true, all = true;
+    // Whether the branch that is being read runs.
+    Truth runs = Truth::yes;
+    // Whether one of the branches before it ran.
+    Truth before = Truth::no;
+    // The word that `case` compares.
+    ShellWord subject;
+    // Its index in out_.branches, from 1; 0: none.
+    size_t undecided = 0;
     std::vector<std::string> variables;
   };
 
@@ -471,14 +503,14 @@ class Script {
              return !block.condition && block.runs == Truth::no;
            });
   }
-  // The outermost branch that is not decided.
+  // The outermost undecided branch; 0: none.
   size_t undecided() const {
     for (const Block& block : blocks_)
       if (!block.condition && block.runs == Truth::unknown) return block.undecided;
     return chain_ == Truth::unknown ? chain_branch_ : 0;
   }
 
-  // The script's text from `begin` to here, on one line.
+  // The script's text from `begin` to the current offset, on one line.
   std::string written_since(size_t begin) const {
     std::string text;
     for (const char c : text_.substr(begin, std::min<size_t>(at_ - begin, 200)))
@@ -491,13 +523,18 @@ class Script {
   }
 
   size_t report_branch(size_t begin, std::string text, const std::vector<std::string>& variables) {
-    if (skipping() || undecided()) return undecided();  // inside of one that is reported
-    out_.branches.push_back({static_cast<uint32_t>(begin), std::move(text), variables, false});
+    // The branch is inside another one that is reported or skipped.
+    if (skipping() || undecided()) return undecided();
+    ShellBranch branch{static_cast<uint32_t>(begin), std::move(text), variables, {}, false};
+    for (const std::string& name : variables)
+      if (const auto found = defaults_.find(name); found != defaults_.end()) branch.defaults.insert(*found);
+    out_.branches.push_back(std::move(branch));
     return out_.branches.size();
   }
 
   void note_variables(const ShellCommand& command, std::vector<std::string>& variables) const {
-    for (const ShellWord& word : command)
+    for (const ShellWord& word : command) {
+      add_names(variables, word.defaulted);
       for (const std::string_view begin : {"the script does not set `", "it is an argument"}) {
         if (!word.open.starts_with(begin)) continue;
         std::string name;
@@ -505,15 +542,16 @@ class Script {
           name = word.open.substr(begin.size(), word.open.size() - begin.size() - 1);
         else if (const size_t dollar = word.text.find('$'); dollar + 1 < word.text.size())
           name = word.text.substr(dollar + 1, 1);
-        if (!name.empty() && std::find(variables.begin(), variables.end(), name) == variables.end())
-          variables.push_back(std::move(name));
+        if (!name.empty()) add_names(variables, {name});
       }
+    }
   }
 
   void begin_branch(Block& block, Truth holds) {
     const Truth runs = both(holds, negated(block.before));
     block.condition = false;
-    block.runs = Truth::yes;  // while the branches around it are asked
+    // report_branch() must consider only the enclosing branches.
+    block.runs = Truth::yes;
     if (runs == Truth::unknown && !block.undecided)
       block.undecided = report_branch(
           block.begin, block.text.empty() ? "if " + written_since(block.asked) : block.text, block.variables);
@@ -521,7 +559,7 @@ class Script {
     block.before = either(block.before, runs);
   }
 
-  // A word at the beginning of a command; true where it is no part of one.
+  // Processes a keyword at the beginning of a command; returns false if the word is no keyword.
   bool keyword(const std::string& text, size_t begin) {
     const auto inside = [&](Block::Kind kind) { return !blocks_.empty() && blocks_.back().kind == kind; };
     if (text == "if") {
@@ -555,7 +593,7 @@ class Script {
     return true;
   }
 
-  // `for NAME in …`: the name has a value that only the loop knows; its words are no command.
+  // Reads `for NAME in …`. The variable's value is unknown, and the words are no command.
   void begin_loop() {
     skip_blanks();
     const size_t from = at_;
@@ -574,18 +612,20 @@ class Script {
     for (ShellWord& word : subject) word.open = word.open.empty() ? why_open(word) : word.open;
     note_variables(subject, block.variables);
     if (subject.size() == 1) block.subject = std::move(subject.front());
+    if (subject.empty()) block.subject.defaulted = block.variables = vanished_;
     skip_blanks();
     if (text_.substr(at_).starts_with("in")) at_ += 2;
     block.text = written_since(begin);
     blocks_.push_back(std::move(block));
   }
 
-  // In front of a branch of `case`: its patterns, up to the bracket. False: there are none here.
+  // Reads the patterns before a branch of `case`, up to the bracket; returns false if there are none.
   bool read_patterns() {
     if (blocks_.empty() || !blocks_.back().patterns) return false;
     while (at_ < text_.size() && (blank(text_[at_]) || text_[at_] == '\n')) ++at_;
     skip_blanks();
-    if (at_ < text_.size() && text_[at_] == '\n') return true;  // after a comment
+    // A comment may precede the line break.
+    if (at_ < text_.size() && text_[at_] == '\n') return true;
     if (peek() == '(') ++at_;
     Truth found = Truth::no;
     while (at_ < text_.size()) {
@@ -609,7 +649,7 @@ class Script {
     return true;
   }
 
-  // Behind a command of a condition: how it is joined to the next one.
+  // After a command of a condition, combines its value by the operator that joins it to the next one.
   void add_to_condition(Block& block, const ShellCommand& command, std::string_view end) {
     if (!command.empty()) {
       Truth truth = truth_of(command);
@@ -617,12 +657,13 @@ class Script {
       if (block.first) block.variables = block.undecided ? block.variables : std::vector<std::string>{};
       note_variables(command, block.variables);
       block.value = block.first ? truth : block.all ? both(block.value, truth) : either(block.value, truth);
-      block.first = end != "&&" && end != "||";  // the last list of commands decides
+      // The last list of commands determines the value.
+      block.first = end != "&&" && end != "||";
     }
     block.all = end != "||";
   }
 
-  // The end of a command at `at_`, and past it.
+  // Processes the end of a command at `at_`, and moves past it.
   std::string_view end_of_command() {
     for (const std::string_view end : {";;&", ";;", ";&", "&&", "||"})
       if (text_.substr(at_).starts_with(end)) {
@@ -632,12 +673,13 @@ class Script {
     return text_.substr(at_++, 1);
   }
 
-  // Behind a command outside of conditions: whether the one that `&&` or `||` joins to it runs.
+  // After a command outside of conditions, decides whether the one that `&&` or `||` joins to it runs.
   void chain(const ShellCommand& command, std::string_view end, size_t begin) {
     const Truth before = chain_;
     chain_ = Truth::yes;
     if (end != "&&" && end != "||") return;
-    if (command.empty()) {  // an assignment
+    // An assignment always succeeds.
+    if (command.empty()) {
       chain_ = end == "&&" ? before : negated(before);
       return;
     }
@@ -655,7 +697,8 @@ class Script {
 
   void read_command() {
     ShellCommand command;
-    bool assigning = true;  // assignments stand in front of a command
+    // Assignments may precede a command.
+    bool assigning = true;
     bool declaring = false;
     skip_blanks();
     size_t begin = at_;
@@ -676,6 +719,7 @@ class Script {
       }
       const size_t word_begin = at_;
       Words words = read_word();
+      if (words.empty() && !command.empty()) add_names(command.back().defaulted, vanished_);
       const bool literal = words.size() == 1 && words[0].text == text_.substr(word_begin, at_ - word_begin);
       if (command.empty() && literal && keyword(words[0].text, word_begin)) {
         begin = at_;
@@ -686,14 +730,15 @@ class Script {
         grow(word.text.size() + 1);
         const std::string& text = word.text;
         if (command.empty() && (text == "declare" || text == "local" || text == "typeset")) declaring = true;
-        // These stand in front of assignments or of the command itself.
+        // These words precede assignments or the command itself.
         const bool prefix = text == "export" || text == "declare" || text == "local" || text == "readonly" ||
                             text == "typeset" || text == "env";
         if (command.empty() && prefix) continue;
         if (command.empty() && declaring && text.starts_with('-')) continue;
         assigning = false;
         if (word.open.empty()) word.open = why_open(word);
-        if (!word.at.empty()) word.begin = word.at.front();  // in the variable, not where it is used
+        // Sets `begin` to the word's offset in the variable's assignment, not to the offset of its use.
+        if (!word.at.empty()) word.begin = word.at.front();
         command.push_back(std::move(word));
       }
     }
@@ -725,10 +770,18 @@ class Script {
   size_t at_ = 0;
   size_t expanded_ = 0;
   std::map<std::string, Words> variables_;
-  std::map<uint32_t, std::pair<uint32_t, std::string>> open_;  // begin → end, reason
-  std::vector<std::string> documents_;  // ends of here documents that begin on the next line
-  std::vector<Block> blocks_;           // around the command
-  Truth chain_ = Truth::yes;            // what `&&` and `||` in front of it say
+  // Defaults in ${NAME:-default} of variables that come from outside.
+  std::map<std::string, std::string> defaults_;
+  // The field `defaulted` of a word that expanded to nothing.
+  std::vector<std::string> vanished_;
+  // Ranges of unknown text: begin → end and reason.
+  std::map<uint32_t, std::pair<uint32_t, std::string>> open_;
+  // End markers of the here documents that begin on the next line.
+  std::vector<std::string> documents_;
+  // The blocks that enclose the current command.
+  std::vector<Block> blocks_;
+  // Whether the current command runs, according to the `&&` and `||` before it.
+  Truth chain_ = Truth::yes;
   size_t chain_branch_ = 0;
   ShellScript out_;
 };

@@ -1,8 +1,8 @@
-// A shell script as far as words and variables go. Nothing is executed: what a command would have printed,
-// and what only the shell's arithmetic or the environment knows, stays as written and is marked.
-//
-// Of an `if` or `case` whose condition the script's own words decide, the branch that runs is read and the
-// others are not. Where they do not, every branch is read, and the words that it assigns are marked.
+// Reads the words and variables of a shell script without executing it. Command substitutions, arithmetic and
+// variables of the environment stay as written and are marked. If the script's own words decide the condition
+// of an `if` or `case`, only the branch that would run is read. Otherwise every branch is read, and the words
+// that it assigns are marked. A default for a variable from outside, as in ${NAME:-default}, fills in a word
+// but decides no condition.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +15,40 @@ namespace capstan::importers {
 
 struct ShellWord {
   std::string text;
-  // Byte offset in the script of each byte of `text`
+  // Byte offset in the script of each byte of `text`.
   std::vector<uint32_t> at;
-  // Of each byte: 0, or the branch (1 …) whose assignment wrote it, where that is not decided.
+  // For each byte: the undecided branch (1 …) whose assignment wrote it, or 0.
   std::vector<uint16_t> marks;
-  // Why the word cannot be known: "`$1` is an argument of the script"; empty: it is.
+  // Why the word is unknown, such as "`$1` is an argument of the script"; empty if it is known.
   std::string open;
+  // Variables from outside of the script whose default, as in ${NAME:-default}, is in the word. The word is
+  // known, but a condition that reads it is not decided by the script.
+  std::vector<std::string> defaulted;
   // Offset of the word, also where it is empty.
   uint32_t begin = 0;
 };
 
 using ShellCommand = std::vector<ShellWord>;
 
-// A branch or loop of which it is not known whether it runs.
+// A branch or loop whose condition is not decided by the script.
 struct ShellBranch {
   uint32_t begin = 0;
-  // "if [ $SIZE = 7b ]"
+  // Text of the condition, such as "if [ $SIZE = 7b ]".
   std::string text;
-  // That would decide it, as far as the script does not set them.
+  // Variables in the condition that the script does not set.
   std::vector<std::string> variables;
-  // What runs in it changes a variable.
+  // Variables in the condition for which the script has a default, with its text.
+  std::map<std::string, std::string> defaults;
+  // Whether a command in the branch changes a variable.
   bool assigns = false;
 };
 
 struct ShellScript {
-  // Assignments are left out.
+  // The commands without assignments.
   std::vector<ShellCommand> commands;
-  // Of each command: 0, or the undecided branch (1 …) in which it stands.
+  // For each command: the undecided branch (1 …) that contains it, or 0.
   std::vector<size_t> branch_of;
-  // Undecided, in the order of the script.
+  // The undecided branches, in the order of the script.
   std::vector<ShellBranch> branches;
 };
 

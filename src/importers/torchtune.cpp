@@ -1,4 +1,4 @@
-// A torchtune YAML: components are looked up by name, nothing is loaded.
+// Imports a torchtune YAML. Components are matched by name and never loaded.
 #include "base/checked.hpp"
 #include "base/text.hpp"
 #include "importers/finetuning.hpp"
@@ -19,9 +19,9 @@ void builder(Reader& r, const Item& item) {
   const std::string name = item.value->text;
   const auto preset = preset_of_builder(name);
   if (!preset) {
-    r.draft.leave(item.from, name, Why::value,
-                  name.starts_with("torchtune.") ? "no preset for this model: `capstan recipe ls model`"
-                                                 : "not a model that is known here");
+    r.draft.omit(item.from, name, OmissionReason::value,
+                 name.starts_with("torchtune.") ? "no preset for this model: `capstan recipe ls model`"
+                                                : "not a model that is known here");
     return;
   }
   r.draft.choose("model", *preset, item.from);
@@ -40,7 +40,7 @@ constexpr Rule kTable[] = {
         "peft.base_quantization, checkpoint.pretrained_checkpoint"),
     later("model.lora_attn_modules", "peft.target_modules, peft.scheme"),
     later("model.apply_lora_to_mlp", "peft.target_modules"),
-    not_there("model.apply_lora_to_output", "an adapter on the output layer"),
+    unsupported("model.apply_lora_to_output", "an adapter on the output layer"),
     take("model.lora_rank", "peft.dim"),
     take("model.lora_alpha", "peft.alpha"),
     take("model.lora_dropout", "peft.dropout"),
@@ -56,13 +56,13 @@ constexpr Rule kTable[] = {
     later("checkpointer._component_", {}, "the files are recognized by their content"),
     later("checkpointer.checkpoint_dir", "checkpoint.pretrained_checkpoint"),
     no_effect("checkpointer.checkpoint_files*", "a directory's own index names its files"),
-    theirs("checkpointer.adapter_checkpoint", "a pickle; peft.adapter reads a directory as PEFT writes it"),
-    theirs("checkpointer.recipe_checkpoint", "a run here continues with --resume"),
+    external("checkpointer.adapter_checkpoint", "a pickle; peft.adapter reads a directory as PEFT writes it"),
+    external("checkpointer.recipe_checkpoint", kResume),
     no_effect("checkpointer.output_dir", "given by output_dir"),
     no_effect("checkpointer.model_type", "given by the model"),
     no_effect("checkpointer.safe_serialization", "checkpoints have one format, which is safe to read"),
     take("output_dir", "checkpoint.save"),
-    no_effect("resume_from_checkpoint should_load_recipe_state", "a run here continues with --resume"),
+    no_effect("resume_from_checkpoint should_load_recipe_state", kResume),
     no_effect("save_adapter_weights_only", "adapters are saved by themselves"),
     no_effect("enable_async_checkpointing", "see checkpoint.async_save"),
 
@@ -88,7 +88,7 @@ constexpr Rule kTable[] = {
     no_effect("optimizer_in_bwd", "the update follows the complete backward pass"),
     later("lr_scheduler._component_", "scheduler.lr_decay_style"),
     take("lr_scheduler.num_warmup_steps", "scheduler.lr_warmup_iters"),
-    not_there("lr_scheduler.num_cycles", "more than half a cosine period"),
+    unsupported("lr_scheduler.num_cycles", "more than half a cosine period"),
     later("clip_grad_norm", "optimizer.clip_grad"),
     no_effect("loss", "cross entropy over the tokens of dataset.loss_mode"),
 
@@ -96,7 +96,7 @@ constexpr Rule kTable[] = {
     later("device", "train.device"),
     later("enable_activation_checkpointing", "model.recompute_granularity"),
     later("ac_mode", {}, "`full` only: complete layers are recomputed"),
-    not_there("enable_activation_offloading", "saved activations in host memory"),
+    unsupported("enable_activation_offloading", "saved activations in host memory"),
     take("tensor_parallel_dim", "dist.tensor_model_parallel_size"),
     take("context_parallel_dim", "dist.context_parallel_size"),
     no_effect("tensor_parallel_plan", "the model defines how it is sharded"),
@@ -105,12 +105,12 @@ constexpr Rule kTable[] = {
     no_effect("fsdp_reshard_after_forward", "see ddp.data_parallel_sharding_strategy"),
     no_effect("custom_sharded_layers", "parameters are sharded evenly"),
     no_effect("compile", kKernels),
-    not_there("enable_fp8_training fp8_recipe_name", "FP8 GEMMs"),
+    unsupported("enable_fp8_training fp8_recipe_name", "FP8 GEMMs"),
     no_effect("low_cpu_ram", "weights are read when they are needed"),
 
     take("log_every_n_steps", "logger.log_interval"),
     no_effect("log_peak_memory_stats", "memory is in every log line"),
-    no_effect("log_level", "`-q` and `-v` choose what is printed"),
+    no_effect("log_level", kVerbosity),
     no_effect("metric_logger", kLog),
     no_effect("profiler", kProfiler),
 };
@@ -142,7 +142,7 @@ void adapters(Reader& r) {
   const bool named = quantized || builder_has(r, "lora_") || builder_has(r, "dora_");
   if (!named) return;
   const bool dora = r.is_true("model.use_dora") || builder_has(r, "dora_") || builder_has(r, "qdora_");
-  const From scheme = r.from(r.is_true("model.use_dora") ? "model.use_dora" : "model._component_");
+  const SourceKey scheme = r.from(r.is_true("model.use_dora") ? "model.use_dora" : "model._component_");
   AdaptedModules adapted{
       .modules = {}, .from = r.from("model.lora_attn_modules"), .scheme = scheme, .dora = dora, .layers = {}};
   if (const Node* modules = r.find("model.lora_attn_modules"); modules && modules->kind == Node::Kind::list)
@@ -168,13 +168,14 @@ void weights(Reader& r) {
   Draft& draft = r.draft;
   const auto directory = r.text("checkpointer.checkpoint_dir");
   const std::string kind = r.text("checkpointer._component_").value_or("");
-  const From from = r.from("checkpointer.checkpoint_dir");
+  const SourceKey from = r.from("checkpointer.checkpoint_dir");
   if (directory && kind.ends_with("FullModelHFCheckpointer")) {
     base_weights(draft, is_path(*directory) ? *directory : "./" + *directory, from);
     return;
   }
-  if (!kind.empty()) r.leave("checkpointer._component_", kind, Why::theirs, std::string(kCheckpoint));
-  // The hub's download of a Llama has Meta's own files in `original`, beside those that are read here.
+  if (!kind.empty())
+    r.omit("checkpointer._component_", kind, OmissionReason::external, std::string(kCheckpoint));
+  // A Llama model from the hub has Meta's own files in `original`, beside the files that Capstan reads.
   std::string name = directory.value_or("");
   while (name.ends_with('/')) name.pop_back();
   const bool meta = kind.ends_with("FullModelMetaCheckpointer") && name.ends_with("/original");
@@ -189,7 +190,7 @@ void optimizer(Reader& r) {
   Draft& draft = r.draft;
   if (const auto name = r.text("optimizer._component_")) {
     const std::string last = name->substr(name->rfind('.') + 1);
-    const From from = r.from("optimizer._component_");
+    const SourceKey from = r.from("optimizer._component_");
     if (last == "AdamW" || last == "PagedAdamW8bit" || last == "AdamW8bit" || last == "PagedAdamW")
       draft.set("optimizer.optimizer", "adam", from, last == "AdamW" ? "" : "with moments in fp32");
     else if (last == "Adam") {
@@ -198,7 +199,7 @@ void optimizer(Reader& r) {
     } else if (last == "SGD")
       draft.set("optimizer.optimizer", "sgd", from);
     else
-      draft.leave(from, *name, Why::not_there, "optimizers are adam, sgd, lion and muon");
+      draft.omit(from, *name, OmissionReason::unsupported, "optimizers are adam, sgd, lion and muon");
     draft.assume("optimizer.weight_decay", last.find("AdamW") != std::string::npos ? "0.01" : "0",
                  "PyTorch's default");
   }
@@ -207,7 +208,7 @@ void optimizer(Reader& r) {
       for (size_t i = 0; i < 2; ++i)
         r.set("optimizer.adam_beta" + std::to_string(i + 1), betas->items[i], "optimizer.betas");
     else
-      r.leave("optimizer.betas", *betas, Why::value, "two numbers are expected");
+      r.omit("optimizer.betas", *betas, OmissionReason::value, "two numbers are expected");
   }
   if (!r.take("optimizer.clip_grad", "clip_grad_norm"))
     draft.assume("optimizer.clip_grad", "0", "torchtune clips only where clip_grad_norm is set");
@@ -218,12 +219,13 @@ void optimizer(Reader& r) {
   else if (schedule->ends_with("get_cosine_schedule_with_warmup"))
     r.set("scheduler.lr_decay_style", "cosine", "lr_scheduler._component_");
   else
-    r.leave("lr_scheduler._component_", *schedule, Why::not_there, "see `capstan explain scheduler`");
+    r.omit("lr_scheduler._component_", *schedule, OmissionReason::unsupported,
+           "see `capstan explain scheduler`");
 }
 
 void precision(Reader& r) {
   const auto type = r.text("dtype");
-  const From from = r.from("dtype");
+  const SourceKey from = r.from("dtype");
   if (!type || *type == "fp32")
     r.draft.choose("mixed_precision", "fp32", from);
   else if (*type == "bf16")
@@ -231,12 +233,12 @@ void precision(Reader& r) {
   else if (*type == "fp16")
     r.draft.choose("mixed_precision", "fp16_mixed", from, "with fp32 main parameters and moments");
   else
-    r.draft.leave(from, *type, Why::value, "number formats are fp32, bf16 and fp16");
+    r.draft.omit(from, *type, OmissionReason::value, "number formats are fp32, bf16 and fp16");
   const auto device = r.text("device");
   if (device == "cpu")
     r.set("train.device", "cpu", "device");
   else if (device)
-    r.leave("device", *device, Why::no_effect, "train.device chooses what is there");
+    r.omit("device", *device, OmissionReason::no_effect, "train.device chooses what is there");
 }
 
 }  // namespace
@@ -260,13 +262,14 @@ void read_torchtune(Draft& draft, const Node& root) {
     const auto mode = reader.text("ac_mode");
     reader.set("model.recompute_granularity", "full", "enable_activation_checkpointing");
     if (mode && *mode != "full")
-      reader.leave("ac_mode", *mode, Why::not_there, "a choice of single operations to recompute");
+      reader.omit("ac_mode", *mode, OmissionReason::unsupported,
+                  "a choice of single operations to recompute");
   }
   take_seed(reader, "seed");
   draft.assume_preset("tokenizer", "none", "to fill in with the data");
   if (!draft.has_preset("model"))
-    draft.leave({"model", {}}, "", Why::to_fill_in,
-                "the file names no model that is known here: `capstan recipe ls model`");
+    draft.omit({"model", {}}, "", OmissionReason::to_fill_in,
+               "the file names no model that is known here: `capstan recipe ls model`");
   reader.account();
 }
 

@@ -1,4 +1,4 @@
-// The samples of a torchtune YAML: a builder of data sets by its name, and what it is told.
+// Imports the dataset of a torchtune YAML: the name of a dataset builder and its arguments.
 #include <algorithm>
 
 #include "importers/finetuning.hpp"
@@ -28,11 +28,11 @@ constexpr Builder kBuilders[] = {
     {"grammar_dataset", "liweili/c4_200m", "prompt_completion", false},
 };
 
-// Tokenizers that write a template of their own, whatever stands beside the weights.
-struct Written {
+// Tokenizers with their own chat template, which they use instead of one that comes with the weights.
+struct TokenizerTemplate {
   std::string_view component, name;
 };
-constexpr Written kTemplates[] = {
+constexpr TokenizerTemplate kTemplates[] = {
     {"llama3_tokenizer", "llama3"},  {"qwen2_tokenizer", "chatml"}, {"qwen2_5_tokenizer", "chatml"},
     {"phi3_mini_tokenizer", "phi3"}, {"ChatMLTemplate", "chatml"},  {"Llama2ChatTemplate", "llama2"},
 };
@@ -42,18 +42,20 @@ std::string last_part(const std::string& name) {
 }
 
 std::string_view template_of(const std::string& component) {
-  for (const Written& one : kTemplates)
+  for (const TokenizerTemplate& one : kTemplates)
     if (one.component == last_part(component)) return one.name;
   return {};
 }
 
 struct Samples {
   std::vector<std::string> files;
-  std::string format;  // empty: several, or none that is known
-  bool alike = true;   // every entry has said the same
+  // Empty if there are several formats, or none that is known.
+  std::string format;
+  // Whether all entries agree.
+  bool alike = true;
 };
 
-// A key of an entry that concerns only where its rows come from.
+// Whether a key of an entry concerns only the source of its rows.
 bool of_source(std::string_view key) {
   return key == "split" || key == "name" || key == "trust_remote_code" || key == "num_proc";
 }
@@ -70,22 +72,25 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
   std::vector<std::string> files;
   const bool train = list == "dataset";
   bool says_loss = false;
-  From from{list + "._component_", {}};
+  SourceKey from{list + "._component_", {}};
   for (size_t i = 0; i < entry.keys.size(); ++i) {
     const std::string& key = entry.keys[i];
     const Node& value = entry.items[i];
-    const From at{list + "." + key, entry.key_locations[i]};
+    const SourceKey at{list + "." + key, entry.key_locations[i]};
     if (value.kind == Node::Kind::null) {
-      draft.leave(at, value, Why::off, "null");
+      draft.omit(at, value, OmissionReason::off, "null");
     } else if (key == "_component_") {
       from = at;
       if (!known)
-        draft.leave(
-            at, value, name.find("preference") != std::string::npos ? Why::not_there : Why::value,
+        draft.omit(
+            at, value,
+            name.find("preference") != std::string::npos ? OmissionReason::unsupported
+                                                         : OmissionReason::value,
             name.find("preference") != std::string::npos ? std::string(kPreferences) : std::string(kSamples));
     } else if (key == "source") {
       source = value.text;
-      if (entry.find("data_files")) draft.leave(at, value, Why::no_effect, "data_files names the files");
+      if (entry.find("data_files"))
+        draft.omit(at, value, OmissionReason::no_effect, "data_files names the files");
     } else if (key == "data_files") {
       if (value.kind == Node::Kind::scalar) files.push_back(value.text);
       for (const Node& file : value.items) files.push_back(file.text);
@@ -102,21 +107,21 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
       format = value.text == "sharegpt" ? "sharegpt" : "messages";
     } else if (key == "conversation_column" || key == "column") {
       if (value.text != "messages" && value.text != "conversations" && value.text != "text")
-        draft.leave(at, value, Why::to_fill_in, "a key with another name: see dataset.format");
+        draft.omit(at, value, OmissionReason::to_fill_in, "a key with another name: see dataset.format");
     } else if (key == "column_map") {
-      draft.leave(at, value, Why::to_fill_in, "keys with other names: see dataset.format");
+      draft.omit(at, value, OmissionReason::to_fill_in, "keys with other names: see dataset.format");
     } else if (is_off(value)) {
-      draft.leave(at, value, Why::off, "");
+      draft.omit(at, value, OmissionReason::off, "");
     } else if (of_source(key)) {
-      draft.leave(at, value, Why::theirs, "which part of a data set of the hub");
+      draft.omit(at, value, OmissionReason::external, "which part of a data set of the hub");
     } else if (key != "packed" && key != "train_on_input" && key != "masking_strategy") {
-      draft.leave(at, value, Why::to_fill_in, "to be written into the samples");
+      draft.omit(at, value, OmissionReason::to_fill_in, "to be written into the samples");
     }
   }
   if (!known) return;
   if (files.empty() && !source.empty()) files.push_back(source);
   if (files.empty()) {
-    draft.leave(from, component->text, Why::to_fill_in, std::string(kSamples));
+    draft.omit(from, component->text, OmissionReason::to_fill_in, std::string(kSamples));
     return;
   }
   if (train && !says_loss)
@@ -146,7 +151,7 @@ void read_torchtune_data(Reader& r) {
   r.take("dataset.packing", "packed");
   if (train.files.empty()) {
     for (const std::string& path : draft.paths_of("dataset"))
-      draft.withdraw(path, Why::no_effect, "the data is to be filled in");
+      draft.withdraw(path, OmissionReason::no_effect, "the data is to be filled in");
     draft.assume_preset("dataset", "mock", "to fill in: generated tokens (mock) replace the data");
     return;
   }
@@ -155,16 +160,16 @@ void read_torchtune_data(Reader& r) {
   if (train.alike && !train.format.empty()) {
     r.set("dataset.format", train.format, "dataset");
     if (train.format == "alpaca")
-      r.leave(
-          "dataset", "alpaca", Why::value,
+      r.omit(
+          "dataset", "alpaca", OmissionReason::value,
           "Alpaca's prompt text is not added: only the chat template is, or tokenizer.chat_template=alpaca");
   }
   draft.assume("dataset.packing", "false", "torchtune's default");
   if (const auto given = r.text("tokenizer.prompt_template"); given && !template_of(*given).empty())
     r.set("tokenizer.chat_template", std::string(template_of(*given)), "tokenizer.prompt_template");
   else if (given)
-    r.leave("tokenizer.prompt_template", *given, Why::to_fill_in,
-            "a .jinja file for tokenizer.chat_template; without one the tokenizer's own counts");
+    r.omit("tokenizer.prompt_template", *given, OmissionReason::to_fill_in,
+           "a .jinja file for tokenizer.chat_template; without one the tokenizer's own counts");
   else if (!template_of(tokenizer).empty())
     r.set("tokenizer.chat_template", std::string(template_of(tokenizer)), "tokenizer._component_",
           "what it writes around a message");
@@ -172,8 +177,8 @@ void read_torchtune_data(Reader& r) {
   if (held.files.empty()) {
     draft.assume("dataset.split", "1,0,0", "no data is held out");
     if (interval)
-      r.leave("run_val_every_n_steps", std::to_string(*interval), Why::no_effect,
-              "no data is held out for validation");
+      r.omit("run_val_every_n_steps", std::to_string(*interval), OmissionReason::no_effect,
+             "no data is held out for validation");
     return;
   }
   sample_files(draft, "dataset.valid_files", held.files, r.from("dataset_val"));

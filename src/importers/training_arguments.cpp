@@ -1,4 +1,4 @@
-// TrainingArguments of Transformers, as its JSON has them: in full, or the keys that somebody chose.
+// Imports a JSON of Transformers' TrainingArguments, complete or with some of the keys.
 #include "base/checked.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/reasons.hpp"
@@ -20,8 +20,8 @@ void chat_template(Reader& r, const Item& item) {
   if (item.value->text.ends_with(".jinja"))
     r.draft.set("tokenizer.chat_template", *item.value, item.from);
   else
-    r.draft.leave(
-        item.from, *item.value, Why::to_fill_in,
+    r.draft.omit(
+        item.from, *item.value, OmissionReason::to_fill_in,
         "a directory or a name on a hub: name its template's .jinja file in tokenizer.chat_template");
 }
 
@@ -40,16 +40,16 @@ constexpr Rule kTable[] = {
     take("adam_epsilon", "optimizer.adam_eps"),
     take("max_grad_norm", "optimizer.clip_grad"),
     later("optim"),
-    not_there("optim_args", "arguments of an optimizer of another library"),
-    not_there("optim_target_modules", "low-rank optimizers"),
-    not_there("adafactor", "Adafactor"),
+    unsupported("optim_args", "arguments of an optimizer of another library"),
+    unsupported("optim_target_modules", "low-rank optimizers"),
+    unsupported("adafactor", "Adafactor"),
     later("lr_scheduler_type lr_scheduler_kwargs"),
     take("warmup_ratio", "scheduler.lr_warmup_fraction"),
     later("warmup_steps seed"),
     take("data_seed", "dataset.random_seed"),
     no_effect("full_determinism", "runs are deterministic anyway"),
-    not_there("neftune_noise_alpha", "noise on embeddings"),
-    not_there("label_smoothing_factor", "label smoothing"),
+    unsupported("neftune_noise_alpha", "noise on embeddings"),
+    unsupported("label_smoothing_factor", "label smoothing"),
     no_effect("average_tokens_across_devices", "gradients are divided once by the number of tokens"),
 
     later("bf16 fp16"),
@@ -57,7 +57,7 @@ constexpr Rule kTable[] = {
     no_effect("fp16_opt_level half_precision_backend fp16_backend tf32", kKernels),
     later("gradient_checkpointing"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
-    not_there("activation_offloading", "saved activations in host memory"),
+    unsupported("activation_offloading", "saved activations in host memory"),
     no_effect(
         "torch_compile* jit_mode_eval use_liger_kernel liger_kernel_config use_ipex torch_empty_cache_steps",
         kKernels),
@@ -67,9 +67,9 @@ constexpr Rule kTable[] = {
     take("save_total_limit", "checkpoint.most_recent_k"),
     flip("save_only_model", "checkpoint.save_optim"),
     take("output_dir", "checkpoint.save"),
-    no_effect("overwrite_output_dir", "an existing run is continued with --resume, never overwritten"),
+    no_effect("overwrite_output_dir", "an existing run is resumed, never overwritten"),
     take("logging_dir", "logger.tensorboard_dir"),
-    theirs("resume_from_checkpoint", "a checkpoint of another trainer; a run here continues with --resume"),
+    external("resume_from_checkpoint", kResumeOrOther),
     no_effect("restore_callback_states_from_checkpoint", "there are no callbacks"),
     no_effect("save_safetensors", "checkpoints have one format, which is safe to read"),
     no_effect("save_on_each_node", "each rank saves its part"),
@@ -81,17 +81,17 @@ constexpr Rule kTable[] = {
     no_effect("do_train do_eval do_predict", "given by the command"),
     no_effect("logging_first_step", "the first step is always logged"),
     no_effect("logging_nan_inf_filter", "a loss that is not finite stops the run: resilience.check_for_nan"),
-    no_effect("log_level*", "`-q` and `-v` choose what is printed"),
+    no_effect("log_level*", kVerbosity),
     no_effect("log_on_each_node", "one rank prints"),
     no_effect("disable_tqdm", "progress is plain text without a terminal"),
     no_effect("skip_memory_metrics", "memory is in every log line"),
     no_effect("include_tokens_per_second", "the rate is in every log line"),
     no_effect("include_num_input_tokens_seen", "the tokens are in every log line"),
-    theirs("report_to", kService),
-    theirs("run_name", "the run directory has the recipe's name; --run-dir gives another"),
-    theirs("project trackio_space_id", kService),
-    theirs("push_to_hub* hub_*", kHub),
-    theirs("mp_parameters", "another launcher"),
+    external("report_to", kService),
+    external("run_name", "the run directory has the recipe's name, or the one given to the run"),
+    external("project trackio_space_id", kService),
+    external("push_to_hub* hub_*", kHub),
+    external("mp_parameters", "another launcher"),
 
     take("dataloader_num_workers", "dataset.num_workers"),
     no_effect("dataloader_*", kLoader),
@@ -100,7 +100,7 @@ constexpr Rule kTable[] = {
               kLoader),
     no_effect("ignore_data_skip", "a resumed run goes on where it stopped"),
 
-    // SFTConfig of TRL; what only fine-tuning reads counts with `--base` a recipe of that kind.
+    // Keys of TRL's SFTConfig. Those that only fine-tuning reads apply if the base recipe is of that kind.
     take("max_length", "model.seq_length"),
     take("max_seq_length", "model.seq_length"),
     take("packing", "dataset.packing"),
@@ -124,16 +124,17 @@ constexpr Rule kTable[] = {
     act("ddp_timeout", timeout),
     no_effect("ddp_*", "gradient reduction of another library"),
     no_effect("local_rank", "the launcher sets the rank"),
-    no_effect("_n_gpu n_gpu", "`capstan train --nproc N` or mpirun starts the ranks"),
+    no_effect("_n_gpu n_gpu", kRanks),
     no_effect("no_cuda", "`train.device=cpu` chooses the CPU"),
     sets("use_cpu", "train.device", "cpu"),
     no_effect("use_mps_device xpu_backend tpu_*", "this device is not supported"),
-    no_effect("debug", "see `capstan help` for -v"),
+    no_effect("debug", kVerbosity),
     no_effect("use_cache", "training uses no key/value cache"),
-    not_there("parallelism_config", "parallel axes described by another library; see `capstan explain dist`"),
+    unsupported("parallelism_config",
+                "parallel axes described by another library; see `capstan explain dist`"),
 };
 
-// The steps of one interval key, where its strategy says steps.
+// Reads the steps of an interval, if its strategy is `steps`.
 void interval(Reader& r, const char* steps, std::initializer_list<const char*> strategies, const char* path,
               const char* otherwise) {
   std::string strategy = otherwise;
@@ -143,19 +144,19 @@ void interval(Reader& r, const char* steps, std::initializer_list<const char*> s
   if (strategy == "steps") {
     const auto value = r.real(steps);
     if (value && *value > 0 && *value < 1)
-      r.leave(steps, Why::to_fill_in, "a fraction of the run: give the number of steps");
+      r.omit(steps, OmissionReason::to_fill_in, "a fraction of the run: give the number of steps");
     else if (value)
       r.take(path, steps);
     return;
   }
   if (r.given(steps))
-    r.leave(steps, strategy == "no" ? Why::off : Why::no_effect,
-            "read only where " + std::string(named) + " is steps");
+    r.omit(steps, strategy == "no" ? OmissionReason::off : OmissionReason::no_effect,
+           "read only where " + std::string(named) + " is steps");
   if (strategy == "no" && std::string_view(path) == "validation.eval_interval")
     r.draft.assume(path, "null", "no evaluation is asked for");
   if (r.given(named))
-    r.leave(named, strategy, strategy == "no" ? Why::off : Why::to_fill_in,
-            strategy == "no" ? "" : "intervals here are counted in steps");
+    r.omit(named, strategy, strategy == "no" ? OmissionReason::off : OmissionReason::to_fill_in,
+           strategy == "no" ? "" : "intervals here are counted in steps");
 }
 
 void batch(Reader& r) {
@@ -170,7 +171,8 @@ void batch(Reader& r) {
   const auto together = micro > 0 ? try_mul(micro, steps.value_or(1)) : std::nullopt;
   if (!together || *together < 1 || *together > (1 << 30)) {
     if (steps)
-      r.leave("gradient_accumulation_steps", std::to_string(*steps), Why::value, "not a number of steps");
+      r.omit("gradient_accumulation_steps", std::to_string(*steps), OmissionReason::value,
+             "not a number of steps");
     return;
   }
   const std::string text = std::to_string(*together);
@@ -196,7 +198,7 @@ void schedule(Reader& r) {
   if (type == "constant" &&
       (draft.has("scheduler.lr_warmup_fraction") || draft.has("scheduler.lr_warmup_iters")))
     for (const char* path : {"scheduler.lr_warmup_fraction", "scheduler.lr_warmup_iters"})
-      draft.withdraw(path, Why::no_effect, "lr_scheduler_type constant has no warm-up");
+      draft.withdraw(path, OmissionReason::no_effect, "lr_scheduler_type constant has no warm-up");
   if (!draft.has("scheduler.lr_warmup_fraction"))
     draft.assume("scheduler.lr_warmup_fraction", draft.has("scheduler.lr_warmup_iters") ? "null" : "0",
                  draft.has("scheduler.lr_warmup_iters") ? "the steps are given" : "no warm-up is named");
@@ -205,7 +207,7 @@ void schedule(Reader& r) {
 void optimizer(Reader& r) {
   const auto name = r.text("optim");
   if (name) {
-    const From from = r.from("optim");
+    const SourceKey from = r.from("optim");
     if (name->starts_with("adamw_torch") || *name == "adamw_hf" || *name == "adamw_apex_fused")
       r.draft.set("optimizer.optimizer", "adam", from);
     else if (*name == "sgd")
@@ -215,7 +217,7 @@ void optimizer(Reader& r) {
     else if (name->starts_with("adamw_") || name->starts_with("paged_adamw"))
       r.draft.set("optimizer.optimizer", "adam", from, "with moments in fp32");
     else
-      r.draft.leave(from, *name, Why::not_there, "optimizers are adam, sgd, lion and muon");
+      r.draft.omit(from, *name, OmissionReason::unsupported, "optimizers are adam, sgd, lion and muon");
   }
   const char* reason = "Transformers' default";
   r.draft.assume("optimizer.lr", "5e-5", reason);
@@ -234,7 +236,7 @@ void precision(Reader& r) {
   else
     r.draft.assume_preset("mixed_precision", "fp32", "neither bf16 nor fp16");
   for (const char* key : {"bf16", "fp16"})
-    if (r.find(key) && !r.is_true(key)) r.leave(key, Why::off, "");
+    if (r.find(key) && !r.is_true(key)) r.omit(key, OmissionReason::off, "");
 }
 
 void sharding(Reader& r) {
@@ -249,10 +251,10 @@ void sharding(Reader& r) {
   else if (words.find("shard_grad_op") != std::string::npos)
     r.set(field_path, "optim_grads", "fsdp");
   else
-    r.leave("fsdp", *fsdp, is_off(*fsdp) ? Why::off : Why::value,
-            "full_shard and shard_grad_op have a counterpart");
+    r.omit("fsdp", *fsdp, is_off(*fsdp) ? OmissionReason::off : OmissionReason::value,
+           "full_shard and shard_grad_op have a counterpart");
   if (words.find("offload") != std::string::npos)
-    r.leave("fsdp", *fsdp, Why::not_there, "parameters in host memory");
+    r.omit("fsdp", *fsdp, OmissionReason::unsupported, "parameters in host memory");
 }
 
 }  // namespace
@@ -260,8 +262,8 @@ void sharding(Reader& r) {
 void read_training_arguments(Draft& draft, const Node& root) {
   if (!draft.extends())
     draft.extend("quickstart",
-                 "to fill in: the file does not describe model and data; --base names another recipe, such "
-                 "as llama3-8b-lora");
+                 "to fill in: the file does not describe model and data; extend a recipe that does, such as "
+                 "llama3-8b-lora");
   static const std::vector<Rule> rules = one_rule_per_key(kTable);
   Reader reader(draft, root, rules);
   reader.apply();
@@ -274,11 +276,11 @@ void read_training_arguments(Draft& draft, const Node& root) {
   if (reader.is_true("gradient_checkpointing"))
     reader.set("model.recompute_granularity", "full", "gradient_checkpointing");
   else if (reader.find("gradient_checkpointing"))
-    reader.leave("gradient_checkpointing", "false", Why::off, "");
+    reader.omit("gradient_checkpointing", "false", OmissionReason::off, "");
   interval(reader, "eval_steps", {"eval_strategy", "evaluation_strategy"}, "validation.eval_interval", "no");
   interval(reader, "save_steps", {"save_strategy"}, "checkpoint.save_interval", "steps");
   interval(reader, "logging_steps", {"logging_strategy"}, "logger.log_interval", "steps");
-  const From seed = reader.from("seed");
+  const SourceKey seed = reader.from("seed");
   if (const auto value = reader.text("seed")) {
     draft.set("rng.seed", *value, seed);
     if (!draft.has("dataset.random_seed")) draft.set("dataset.random_seed", *value, seed);

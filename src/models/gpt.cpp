@@ -272,8 +272,8 @@ nn::TokenContext GptModel::token_context(Device& device, const Batch& batch,
         batch.positions.defined() ? batch.positions : positions_tensor(device, batch.batch, batch.seq, 0);
   if (rope_tables_) context.rope = rope_tables_->on(device, positions);
   context.document_start = batch.document_start;
-  context.row_ids = batch.row_ids;
-  context.hidden_row_ids = ops::local_rows(batch.row_ids, parallel_.tensor);
+  context.dropout_rows = batch.dropout_rows;
+  context.hidden_dropout_rows = ops::local_rows(batch.dropout_rows, parallel_.tensor);
   context.training = options.training;
   context.seed = options.seed;
   return context;

@@ -44,20 +44,25 @@ class GptModel final : public Model {
   void check_positions(int64_t positions) const;
 
   int64_t vocab_ = 0, hidden_ = 0;
-  int64_t learned_positions_ = 0;  // rows of the position table, 0: none
-  float final_softcap_ = 0;        // of the head's logits, 0: none
+  // Rows of the position table, 0: none.
+  int64_t learned_positions_ = 0;
+  // Of the head's logits, 0: none.
+  float final_softcap_ = 0;
   // Full recomputation: the first recomputed_layers_ layers of each stage in regions of region_layers_.
   int64_t recomputed_layers_ = 0, region_layers_ = 1;
 
   std::vector<Stage> stages_;
   nn::Parallel parallel_;
-  std::shared_ptr<const nn::AdapterOptions> adapters_;  // referenced by the layers
+  // Referenced by the layers.
+  std::shared_ptr<const nn::AdapterOptions> adapters_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::unique_ptr<nn::Embedding> embedding_;                         // null: on another stage
   std::map<int64_t, std::unique_ptr<nn::TransformerLayer>> layers_;  // by global index
   std::unique_ptr<nn::Norm> final_norm_;                             // null: on another stage
-  const Parameter* output_ = nullptr;                                // null: tied to the embedding
-  std::unique_ptr<nn::RopeTables> rope_tables_;                      // null without rotary positions
+  // Null: tied to the embedding.
+  const Parameter* output_ = nullptr;
+  // Null without rotary positions.
+  std::unique_ptr<nn::RopeTables> rope_tables_;
 };
 
 }  // namespace capstan::models

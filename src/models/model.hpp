@@ -22,24 +22,28 @@ struct Stage {
 // The shard of a model that one rank holds: its stages in the order of the forward pass, and the ranks over
 // which their layers are sharded.
 struct ModelShard {
-  std::vector<Stage> stages;  // empty: one stage with the full model
+  // Empty: one stage with the full model.
+  std::vector<Stage> stages;
   nn::Parallel parallel;
   std::shared_ptr<const nn::AdapterOptions> adapters;  // null: none
 };
 
 // One micro-batch. N = batch * seq rows, sequence by sequence.
 struct Batch {
-  int64_t batch = 0, seq = 0;  // sequences, local tokens of each
-  int64_t positions_end = 0;   // exclusive bound of the positions; 0: seq
-  Tensor tokens;               // i32 [N]
-  Tensor labels;               // i32 [N]
-  Tensor loss_mask;            // fp32 [N], weights of the tokens' losses
+  // Sequences, local tokens of each.
+  int64_t batch = 0, seq = 0;
+  // Exclusive bound of the positions; 0: seq.
+  int64_t positions_end = 0;
+  Tensor tokens;  // i32 [N]
+  Tensor labels;  // i32 [N]
+  // fp32 [N], weights of the tokens' losses.
+  Tensor loss_mask;
   // I32 [N]; undefined: 0 … seq - 1 in every sequence.
   Tensor positions;
   // I32 [N], index in its sequence of the first token of the token's document; undefined: 0.
   Tensor document_start;
   // I64 [N], dropout row index of each token, unique in the run; with dropout only.
-  Tensor row_ids;
+  Tensor dropout_rows;
 };
 
 struct ForwardOptions {
@@ -61,8 +65,9 @@ struct Loss {
 
 // The state of a generation: a batch of sequences of equal length.
 struct KvCache {
-  int64_t batch = 0, capacity = 0;  // sequences, tokens of each
-  int64_t past = 0;                 // cached tokens
+  // Sequences, tokens of each.
+  int64_t batch = 0, capacity = 0;
+  int64_t past = 0;  // cached tokens
   // Largest sequence length for which the cached keys stay valid, known after the first step; LongRoPE
   // switches frequencies beyond it, and the tokens must be run again with a new cache.
   int64_t valid_length = 0;

@@ -31,8 +31,9 @@ struct AdapterOptions {
 struct OutputSlice {
   std::string name;      // "linear_q"
   ops::ColumnRuns runs;  // of this rank's columns
-  int64_t out = 0;       // features, over all ranks
-  Sharding sharding;     // of its weight's rows
+  // Features, over all ranks.
+  int64_t out = 0;
+  Sharding sharding;  // of its weight's rows
 };
 
 // The adapters of one linear layer; empty where its path is no target.

@@ -84,7 +84,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     const ops::Dropout dropout = context.attention_dropout(options_.dropout, layer_);
     attention.dropout = dropout.p;
     attention.dropout_key = dropout.key;
-    attention.row_ids = dropout.row_ids;
+    attention.dropout_rows = dropout.dropout_rows;
     attention.document_start = context.document_start;
     out = ops::context_attention(tape, qkv, attention, context_parallel_);
   }

@@ -29,10 +29,12 @@ class SelfAttention {
     bool qk_norm_across_heads = false;
     std::optional<RopeOptions> rope;
     double scale = 1;
-    double softcap = 0;  // c > 0: scores become c tanh(score / c)
+    // c > 0: scores become c tanh(score / c).
+    double softcap = 0;
     // Keys visible to a query, its own included; 0: all earlier keys.
     int64_t window = 0;
-    double dropout = 0;  // of the attention probabilities
+    // Of the attention probabilities.
+    double dropout = 0;
     Init init, output_init;
   };
   SelfAttention(ParamList& parameters, const ModulePath& path, const Options& options);

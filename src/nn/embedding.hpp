@@ -10,8 +10,9 @@ namespace capstan::nn {
 class Embedding {
  public:
   struct Options {
-    int64_t vocab = 0;      // rows, padding included
-    int64_t positions = 0;  // rows of the position table; 0: none
+    int64_t vocab = 0;  // rows, padding included
+    // Rows of the position table; 0: none.
+    int64_t positions = 0;
     int64_t hidden = 0;
     double dropout = 0;
     // Of the token embedding, rounded to the compute type.

@@ -18,10 +18,12 @@ class Linear {
     bool bias = false;
     Init init;
     LinearSharding sharding = LinearSharding::none;
-    int64_t blocks = 1;  // of the output: gate and up are two
+    // Of the output: gate and up are two.
+    int64_t blocks = 1;
     // Of the output: groups of heads, key and value rows of each.
     int64_t groups = 0, group_kv = 0;
-    std::vector<OutputSlice> slices;  // of the output, for adapters of their own
+    // Of the output, for adapters of their own.
+    std::vector<OutputSlice> slices;
   };
   Linear(ParamList& parameters, const ModulePath& path, const Options& options);
 

@@ -8,7 +8,8 @@ namespace capstan::nn {
 struct NormKind {
   bool rms = false;
   double epsilon = 1e-5;
-  bool zero_centered_gamma = false;  // gamma is stored as gamma - 1
+  // Gamma is stored as gamma - 1.
+  bool zero_centered_gamma = false;
 
   ops::NormOptions options() const {
     return {rms, static_cast<float>(epsilon), zero_centered_gamma ? 1.0f : 0.0f};

@@ -44,7 +44,8 @@ struct ModulePath {
   std::string prefix;
   // Global layer index, -1: outside the layers.
   int layer = -1;
-  std::string block;  // unit of prefetch: "layer 3"
+  // Unit of prefetch: "layer 3".
+  std::string block;
   ModulePath inside(const std::string& name) const { return {prefix + "." + name, layer, block}; }
   ParamSpec spec(const std::string& name, Shape shape, Init init) const {
     ParamSpec result;

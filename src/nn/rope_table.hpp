@@ -39,7 +39,8 @@ struct RopeScaling {
 };
 
 struct RopeOptions {
-  int64_t rotary_dim = 0;  // rotated elements of a head, even
+  // Rotated elements of a head, even.
+  int64_t rotary_dim = 0;
   double base = 10000;
   std::optional<RopeScaling> scaling;
   bool interleaved = false;
@@ -66,7 +67,8 @@ class RopeTables {
   struct Rows {
     std::vector<float> cos, sin;  // [positions, rotary_dim / 2]
   };
-  Rows rows_, long_rows_;  // long: longrope above the original length
+  // Long: longrope above the original length.
+  Rows rows_, long_rows_;
 };
 
 }  // namespace capstan::nn

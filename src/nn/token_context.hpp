@@ -16,9 +16,10 @@ struct TokenContext {
   int64_t batch = 0, seq = 0;
   Tensor positions;       // i32 [N]
   Tensor document_start;  // i32 [N] or undefined
-  Tensor row_ids;         // i64 [N], only with dropout
-  // row_ids of the hidden states' rows, which may be sharded over tensor-parallel ranks.
-  Tensor hidden_row_ids;
+  // i64 [N], only with dropout.
+  Tensor dropout_rows;
+  // dropout_rows of the hidden states' rows, which may be sharded over tensor-parallel ranks.
+  Tensor hidden_dropout_rows;
   // Undefined tensors without rotary positions.
   ops::RopeTable rope;
   bool training = false;  // enables dropout
@@ -27,13 +28,13 @@ struct TokenContext {
   // Dropout of attention probabilities uses the indices of all rows, dropout of hidden states those of its
   // local rows.
   ops::Dropout attention_dropout(double p, uint64_t layer) const {
-    return dropout(p, purpose::attention_dropout, layer, row_ids);
+    return dropout(p, purpose::attention_dropout, layer, dropout_rows);
   }
   ops::Dropout hidden_dropout(double p, uint32_t use, uint64_t sequence) const {
-    return dropout(p, use, sequence, hidden_row_ids);
+    return dropout(p, use, sequence, hidden_dropout_rows);
   }
   ops::Dropout adapter_dropout(double p, uint64_t sequence) const {
-    return dropout(p, purpose::adapter_dropout, sequence, row_ids);
+    return dropout(p, purpose::adapter_dropout, sequence, dropout_rows);
   }
 
  private:

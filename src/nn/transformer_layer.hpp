@@ -34,7 +34,8 @@ class TransformerLayer {
     double hidden_dropout = 0;
     // The residual is the input norm's output instead of its input.
     bool residual_post_layernorm = false;
-    bool recompute_mlp = false;  // saves only the MLP's input
+    // Saves only the MLP's input.
+    bool recompute_mlp = false;
   };
   TransformerLayer(ParamList& parameters, const ModulePath& path, const Options& options);
 

@@ -199,11 +199,11 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
 Var dropout_columns(Tape& tape, Var x, const Dropout& dropout, int64_t first_column) {
   if (dropout.p == 0) return x;
   const int64_t rows = x.size(0), columns = x.size(1);
-  const auto drop = [=, p = dropout.p, key = dropout.key, row_ids = dropout.row_ids](const Tensor& from,
-                                                                                     const Tensor& to) {
+  const auto drop = [=, p = dropout.p, key = dropout.key, dropout_rows = dropout.dropout_rows](
+                        const Tensor& from, const Tensor& to) {
     Device& device = from.device();
     launch(device, device.table().elementwise->dropout, from, to, rows, columns, first_column, p, key,
-           row_ids);
+           dropout_rows);
   };
   const Tensor y = Tensor::empty(tape.device(), x.shape(), x.dtype());
   drop(x.value, y);

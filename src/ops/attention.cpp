@@ -45,34 +45,35 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
       "attention: qkv " + qkv.value.text());
   CAPSTAN_ASSERT(!options.document_start.defined() || options.document_start.elements() == rows,
                  "attention: document_start " + options.document_start.text());
-  CAPSTAN_ASSERT(options.dropout == 0 || (options.row_ids.defined() && options.row_ids.elements() == rows),
-                 "attention: dropout needs the rows' ids, got " + options.row_ids.text());
+  CAPSTAN_ASSERT(
+      options.dropout == 0 || (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
+      "attention: dropout needs the rows' ids, got " + options.dropout_rows.text());
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
   const Tensor lse = Tensor::empty(device, {options.batch, layout.heads(), options.seq});
   const kernels::AttentionShape shape = attention_shape(options);
-  const Tensor row_ids = options.dropout > 0 ? options.row_ids : Tensor();
+  const Tensor dropout_rows = options.dropout > 0 ? options.dropout_rows : Tensor();
   device.reserve_workspace(device.table().attention->forward_scratch(shape, qkv.dtype()));
-  launch(device, device.table().attention->forward, shape, qkv.value, options.document_start, row_ids, out,
-         lse);
+  launch(device, device.table().attention->forward, shape, qkv.value, options.document_start, dropout_rows,
+         out, lse);
 
   const double flops = attention_flops(options, options.seq);
   const auto bytes = static_cast<double>(qkv.value.bytes() + out.bytes());
-  return tape.record({.name = "attention",
-                      .inputs = {qkv},
-                      .outputs = {out},
-                      .cost = {flops, bytes},
-                      .backward_cost = {2 * flops, 2 * bytes},
-                      .saved = {qkv.value, out, lse},
-                      .backward = [shape, documents = options.document_start, row_ids](BackwardStep& step) {
-                        Device& dev = step.device();
-                        const Tensor& saved_qkv = step.saved(0);
-                        const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
-                        dev.reserve_workspace(
-                            dev.table().attention->backward_scratch(shape, saved_qkv.dtype()));
-                        launch(dev, dev.table().attention->backward, shape, saved_qkv, step.saved(1),
-                               step.saved(2), step.output_gradient(), documents, row_ids, dqkv);
-                        step.give(0, dqkv);
-                      }})[0];
+  return tape.record(
+      {.name = "attention",
+       .inputs = {qkv},
+       .outputs = {out},
+       .cost = {flops, bytes},
+       .backward_cost = {2 * flops, 2 * bytes},
+       .saved = {qkv.value, out, lse},
+       .backward = [shape, documents = options.document_start, dropout_rows](BackwardStep& step) {
+         Device& dev = step.device();
+         const Tensor& saved_qkv = step.saved(0);
+         const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
+         dev.reserve_workspace(dev.table().attention->backward_scratch(shape, saved_qkv.dtype()));
+         launch(dev, dev.table().attention->backward, shape, saved_qkv, step.saved(1), step.saved(2),
+                step.output_gradient(), documents, dropout_rows, dqkv);
+         step.give(0, dqkv);
+       }})[0];
 }
 
 KvCache KvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,

@@ -11,9 +11,11 @@ kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64_t head
 
 struct AttentionOptions {
   kernels::QkvLayout layout;
-  int64_t batch = 0, seq = 0;  // qkv has batch * seq rows
+  // Qkv has batch * seq rows.
+  int64_t batch = 0, seq = 0;
   float scale = 0;
-  float softcap = 0;   // c > 0: scores become c tanh(score / c)
+  // c > 0: scores become c tanh(score / c).
+  float softcap = 0;
   int64_t window = 0;  // 0: none
   bool causal = true;
   float dropout = 0;
@@ -21,7 +23,8 @@ struct AttentionOptions {
   // Global index of the first query head here.
   int64_t head_offset = 0;
   Tensor document_start;  // i32 [N] or undefined
-  Tensor row_ids;         // i64 [N], only with dropout
+  // i64 [N], only with dropout.
+  Tensor dropout_rows;
 };
 
 kernels::AttentionShape attention_shape(const AttentionOptions& options);

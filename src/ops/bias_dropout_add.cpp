@@ -12,35 +12,35 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
   const bool adds = residual.value.defined();
   const float p = dropout.p;
   const PhiloxKey key = dropout.key;
-  const Tensor row_ids = p > 0 ? dropout.row_ids : Tensor();
+  const Tensor dropout_rows = p > 0 ? dropout.dropout_rows : Tensor();
   CAPSTAN_ASSERT(x.value.is_contiguous() && (!adds || residual.shape() == x.shape()),
                  "bias_dropout_add: x " + x.value.text());
-  CAPSTAN_ASSERT(p == 0 || (row_ids.defined() && row_ids.elements() == rows),
-                 "bias_dropout_add: dropout needs the rows' ids, got " + row_ids.text());
+  CAPSTAN_ASSERT(p == 0 || (dropout_rows.defined() && dropout_rows.elements() == rows),
+                 "bias_dropout_add: dropout needs the rows' ids, got " + dropout_rows.text());
   const Tensor y = reuse_or_empty(x.value);
   Record record{.name = "bias_dropout_add", .outputs = {y}};
   if (bias) {
     const auto b = tape.pin(*bias);
     CAPSTAN_ASSERT(b->elements() == cols, "bias_dropout_add: `" + bias->name() + "` is " + b->text());
     launch(device, device.table().elementwise->bias_dropout_add, x.value, *b, residual.value, y, rows, cols,
-           p, key, row_ids);
+           p, key, dropout_rows);
     record.parameters = {bias};
   } else {
     launch(device, device.table().elementwise->bias_dropout_add, x.value, Tensor(), residual.value, y, rows,
-           cols, p, key, row_ids);
+           cols, p, key, dropout_rows);
   }
   record.inputs = {std::move(x)};
   if (adds) record.inputs.push_back(residual);
   const auto bytes = static_cast<double>(y.bytes());
   record.cost = {0, bytes * (adds ? 3 : 2)};
   record.backward_cost = {0, p > 0 ? 2 * bytes : 0};
-  record.backward = [bias, adds, p, key, row_ids, rows, cols](BackwardStep& step) {
+  record.backward = [bias, adds, p, key, dropout_rows, rows, cols](BackwardStep& step) {
     Tensor dy = std::move(step.output_gradient());
     Tensor dx = dy;
     if (p > 0) {
       Device& dev = step.device();
       if (adds) dx = Tensor::empty(dev, dy.shape(), dy.dtype());
-      launch(dev, dev.table().elementwise->dropout, dy, dx, rows, cols, 0, p, key, row_ids);
+      launch(dev, dev.table().elementwise->dropout, dy, dx, rows, cols, 0, p, key, dropout_rows);
     }
     if (adds) step.give(1, std::move(dy));
     dy = Tensor();

@@ -9,7 +9,8 @@ struct Dropout {
   // Probability that an element is dropped; 0: none.
   float p = 0;
   PhiloxKey key{};
-  Tensor row_ids;  // i64 [N], only with p > 0
+  // i64 [N], only with p > 0.
+  Tensor dropout_rows;
 };
 
 // y[N, h] = residual + dropout(x + bias); bias and residual may be absent (null, undefined). Move x in, so

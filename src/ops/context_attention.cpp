@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "base/error.hpp"
-#include "comm/exchange.hpp"
+#include "comm/channel.hpp"
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "ops/cast.hpp"
@@ -15,16 +15,16 @@ namespace capstan::ops {
 
 namespace {
 
-// All rings on a group use the same tags, because messages arrive in order.
-constexpr int kKeysTag = 71, kGradientsTag = 72;
-
 // One call: heads are exchanged within `heads`, keys and values over `keys`. Either may have one rank.
 struct Plan {
   HeadExchange heads;
-  comm::Communicator* keys;       // null: this rank has all keys
-  bool gather;                    // all-gather of the keys; else a ring
-  int64_t seq;                    // of full sequences
-  kernels::AttentionShape shape;  // of this rank's rows and heads after the exchange
+  // Null: this rank has all keys.
+  comm::Communicator* keys;
+  // all-gather of the keys; else a ring.
+  bool gather;
+  int64_t seq;  // of full sequences
+  // Of this rank's rows and heads after the exchange.
+  kernels::AttentionShape shape;
 
   Plan(const AttentionOptions& options, const ContextParallel& context)
       : heads(context.exchange == ContextExchange::a2a       ? context.group
@@ -76,9 +76,7 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
   if (plan.gather) {
     const Tensor all = empty(plan.ranks());
     TraceScope traced(context, 'C', "context_attention gather keys");
-    comm::Exchange transfer(group);
-    transfer.all_gather(current, all);
-    transfer.wait();
+    group.channel().start(comm::Batch().all_gather(current, all)).wait();
     traced.end();
     for (int step = 0; step < plan.ranks(); ++step) {
       const int source = plan.previous(step);
@@ -93,11 +91,10 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
     }
     const Tensor next = empty(1);
     TraceScope traced(context, 'C', "context_attention send keys");
-    comm::Exchange transfer(group);
-    transfer.receive(next, comm::previous_in(group), kKeysTag);
-    transfer.send(current, comm::next_in(group), kKeysTag);
+    comm::Transfers transfers = group.channel().start(
+        comm::Batch().receive(next, comm::previous_in(group)).send(current, comm::next_in(group)));
     block(step, plan.previous(step), current);
-    transfer.wait();
+    transfers.wait();
     traced.end();
     current = next;
   }
@@ -105,7 +102,7 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
 
 // Attention of this rank's queries over the keys of all ranks: out fp32 and lse.
 void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Tensor& documents,
-             const Tensor& row_ids, const Tensor& out, const Tensor& lse) {
+             const Tensor& dropout_rows, const Tensor& out, const Tensor& lse) {
   Device& device = context.device;
   const kernels::ContextAttention& kernel = *device.table().context_attention;
   for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
@@ -113,7 +110,7 @@ void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Te
     if (step > 0 && !part.sees_anything()) return;
     TraceScope traced(context, 'F', "context_attention block");
     device.reserve_workspace(kernel.forward_scratch(part));
-    launch(device, kernel.forward, part, qkv, kv, documents, row_ids, step > 0, out, lse);
+    launch(device, kernel.forward, part, qkv, kv, documents, dropout_rows, step > 0, out, lse);
     traced.end();
   });
 }
@@ -141,9 +138,8 @@ class RotatingGradients {
       arriving_ = Tensor::empty(context_.device, part.shape());
     }
     traced_.emplace(context_, 'C', "context_attention send gradients");
-    transfer_.emplace(group);
-    transfer_->receive(arriving_, comm::previous_in(group), kGradientsTag);
-    transfer_->send(part, comm::next_in(group), kGradientsTag);
+    transfers_ = group.channel().start(
+        comm::Batch().receive(arriving_, comm::previous_in(group)).send(part, comm::next_in(group)));
   }
   // The gradient of this rank's own keys and values, fp32 [rows, kv_row].
   Tensor finish() {
@@ -153,25 +149,26 @@ class RotatingGradients {
 
  private:
   void add_arrived(const Tensor& part) {
-    transfer_->wait();
+    transfers_.wait();
     traced_->end();
     launch(context_.device, context_.device.table().elementwise->add, arriving_, part, part, part.elements());
   }
   StepContext& context_;
   const Plan& plan_;
   Tensor own_, arriving_;
-  std::optional<comm::Exchange> transfer_;
+  comm::Transfers transfers_;
   std::optional<TraceScope> traced_;
 };
 
 // The gradient of this rank's packed rows, fp32.
 Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const Tensor& out,
-                const Tensor& lse, const Tensor& dout, const Tensor& documents, const Tensor& row_ids) {
+                const Tensor& lse, const Tensor& dout, const Tensor& documents, const Tensor& dropout_rows) {
   Device& device = context.device;
   const kernels::ContextAttention& kernel = *device.table().context_attention;
   const Tensor dqkv = Tensor::zeros(device, qkv.shape());
   RotatingGradients in_flight(context, plan);
-  Tensor all;  // all-gather: this rank's contribution to all keys
+  // all-gather: this rank's contribution to all keys.
+  Tensor all;
   if (plan.gather) {
     CategoryScope scope(MemoryCategory::workspace);
     all = Tensor::empty(device, {plan.ranks() * plan.rows(), plan.kv_row()});
@@ -182,7 +179,7 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
     TraceScope traced(context, 'B', "context_attention block");
     if (part.sees_anything()) {
       device.reserve_workspace(kernel.backward_scratch(part));
-      launch(device, kernel.backward, part, qkv, kv, out, lse, dout, documents, row_ids, dqkv, dkv);
+      launch(device, kernel.backward, part, qkv, kv, out, lse, dout, documents, dropout_rows, dqkv, dkv);
     } else {
       device.zero(dkv.address(), dkv.bytes());
     }
@@ -235,8 +232,9 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
       "context_attention: qkv " + qkv.value.text());
   CAPSTAN_ASSERT(!options.document_start.defined() || options.document_start.elements() == rows,
                  "context_attention: document_start " + options.document_start.text());
-  CAPSTAN_ASSERT(options.dropout == 0 || (options.row_ids.defined() && options.row_ids.elements() == rows),
-                 "context_attention: dropout needs the rows' ids, got " + options.row_ids.text());
+  CAPSTAN_ASSERT(
+      options.dropout == 0 || (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
+      "context_attention: dropout needs the rows' ids, got " + options.dropout_rows.text());
   CAPSTAN_ASSERT(
       context.exchange != ContextExchange::a2a_p2p ||
           (context.inner && context.outer &&
@@ -250,7 +248,7 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
 
   const Tensor packed = plan.heads.heads_of(qkv.value),
                documents = plan.heads.gathered(options.document_start),
-               row_ids = plan.heads.gathered(options.dropout > 0 ? options.row_ids : Tensor());
+               dropout_rows = plan.heads.gathered(options.dropout > 0 ? options.dropout_rows : Tensor());
   const int64_t width = plan.shape.qkv.heads() * plan.shape.qkv.head_dim;
   const Tensor lse = Tensor::empty(device, {options.batch, plan.shape.qkv.heads(), plan.shape.seq});
   Tensor attended;
@@ -259,12 +257,13 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
     if (type != DType::f32) scope.emplace(MemoryCategory::workspace);
     const Tensor wide = Tensor::empty(device, {plan.rows(), width});
     scope.reset();
-    forward(tape.context(), plan, packed, documents, row_ids, wide, lse);
+    forward(tape.context(), plan, packed, documents, dropout_rows, wide, lse);
     attended = converted(wide, type);
   } else {
     attended = Tensor::empty(device, {plan.rows(), width}, type);
     device.reserve_workspace(device.table().attention->forward_scratch(plan.shape, packed.dtype()));
-    launch(device, device.table().attention->forward, plan.shape, packed, documents, row_ids, attended, lse);
+    launch(device, device.table().attention->forward, plan.shape, packed, documents, dropout_rows, attended,
+           lse);
   }
   const Tensor out = plan.heads.rows_of_output(attended);
 
@@ -277,7 +276,7 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
        .outputs = {out},
        .cost = {flops, touched, sent.forward},
        .backward_cost = {2 * flops, 2 * touched, sent.backward},
-       .saved = {packed, attended, lse, documents, row_ids},
+       .saved = {packed, attended, lse, documents, dropout_rows},
        .backward = [plan](BackwardStep& step) {
          Device& dev = step.device();
          const Tensor &kept = step.saved(0), &document_start = step.saved(3), &ids = step.saved(4);

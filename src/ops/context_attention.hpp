@@ -34,12 +34,12 @@ struct ContextParallel {
 
 // ops::attention for this rank's rows: qkv [batch * seq, row] with options.seq = S / CP rows of each sequence
 // of S tokens, at the positions context_rows(CP, rank, S). document_start [batch * seq] holds positions in
-// the full sequence, row_ids the rows' own ids. Equal to attention over the full sequences, dropout included;
-// bitwise reproducible for the same layout. Collective over the group, forward and backward (recomputed
-// regions too). ErrorCode::config when S or the heads cannot be divided this way. Saves qkv, out and one
-// statistic as ops::attention does. With a2a these are S / CP * I rows of 1 / I of the heads, and the output
-// in addition (I: the ranks of a2a). Bytes sent by each rank, N = batch * seq; kv = N * groups * 2 * head_dim
-// elements of qkv's type, dkv = as many of fp32:
+// the full sequence, dropout_rows the indices of these rows. Equal to attention over the full sequences,
+// dropout included; bitwise reproducible for the same layout. Collective over the group, forward and
+// backward (recomputed regions too). ErrorCode::config when S or the heads cannot be divided this way.
+// Saves qkv, out and one statistic as ops::attention does. With a2a these are S / CP * I rows of 1 / I of
+// the heads, and the output in addition (I: the ranks of a2a). Bytes sent by each rank, N = batch * seq;
+// kv = N * groups * 2 * head_dim elements of qkv's type, dkv = as many of fp32:
 //   p2p, all_gather   forward (CP-1) kv                  backward (CP-1) (kv + dkv)
 //   a2a               forward (CP-1) (qkv' + out')       backward (CP-1) (out' + dqkv')
 //                     qkv', out': N rows of one rank's subset of heads, qkv' with their keys and values;

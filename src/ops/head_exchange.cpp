@@ -1,7 +1,7 @@
 #include "ops/head_exchange.hpp"
 
 #include "base/error.hpp"
-#include "comm/exchange.hpp"
+#include "comm/channel.hpp"
 #include "kernels/table.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
@@ -49,9 +49,7 @@ Tensor HeadExchange::part(const Tensor& parts, int64_t rank) const {
 
 Tensor HeadExchange::exchange(const Tensor& parts) const {
   const Tensor received = workspace(parts.device(), parts.shape(), parts.dtype());
-  comm::Exchange transfer(*group_);
-  transfer.all_to_all(parts, received);
-  transfer.wait();
+  group_->channel().start(comm::Batch().all_to_all(parts, received)).wait();
   return received;
 }
 
@@ -72,7 +70,8 @@ void HeadExchange::reorder(const Tensor& by_rank, const Tensor& natural, bool ba
 }
 
 Tensor HeadExchange::heads_of(const Tensor& qkv) const {
-  if (!replicates()) return heads_of_output(qkv);  // full groups: each rank gets consecutive columns
+  // Full groups: each rank gets consecutive columns.
+  if (!replicates()) return heads_of_output(qkv);
   const int64_t d = all_.head_dim, queries = mine_.heads_per_group * d;
   const Tensor parts = Tensor::empty(qkv.device(), {ranks_ * qkv.size(0), mine_.row()}, qkv.dtype());
   for (int64_t r = 0; r < ranks_; ++r) {
@@ -133,9 +132,7 @@ Tensor HeadExchange::gathered(const Tensor& per_row) const {
   const int64_t rows = batch_ * seq_;
   const Tensor received = workspace(per_row.device(), {ranks_ * rows, 1}, per_row.dtype()),
                natural = Tensor::empty(per_row.device(), {ranks_ * rows, 1}, per_row.dtype());
-  comm::Exchange transfer(*group_);
-  transfer.all_gather(per_row, received);
-  transfer.wait();
+  group_->channel().start(comm::Batch().all_gather(per_row, received)).wait();
   reorder(received, natural, false);
   return natural.view({ranks_ * rows});
 }

@@ -90,10 +90,10 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   const Tensor sum = Tensor::empty(device, {1});
   matmul(Transpose::no, Transpose::no, per_token.view({1, rows}), weights.view({rows, 1}), sum.view({1, 1}));
 
-  const double products = 1.0 + (needs_dx ? 1 : 0) + (trains ? 1 : 0);
+  const double gemms = 1.0 + (needs_dx ? 1 : 0) + (trains ? 1 : 0);
   Cost cost = matmul_cost(rows, columns, hidden, x.dtype());
-  cost.flops *= products;
-  cost.bytes *= products;
+  cost.flops *= gemms;
+  cost.bytes *= gemms;
   if (!parallel.alone())  // gathers maxima, sums two numbers
     cost.sent = 4.0 * static_cast<double>(rows) * (parallel.size() - 1) * (1 + 4.0 / parallel.size());
   result.sum =
@@ -131,9 +131,7 @@ Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t
   const Tensor all = Tensor::empty(device, {parallel.size() * rows, columns});
   matmul(Transpose::no, Transpose::yes, x, *w, mine);
   cap(mine);
-  comm::Exchange exchange(*parallel.group);
-  exchange.all_gather(mine, all);
-  exchange.wait();
+  parallel.group->channel().start(comm::Batch().all_gather(mine, all)).wait();
   for (int rank = 0; rank < parallel.size(); ++rank) {
     const int64_t first = rank * columns, count = std::clamp<int64_t>(vocab - first, 0, columns);
     if (count > 0)

@@ -36,7 +36,8 @@ void norm_backward(BackwardStep& step, const Parameter& gamma, const Parameter* 
   Tensor dsum = std::move(step.output_gradient(0));
   const Tensor dy = std::move(step.output_gradient(1));
   Device& dev = step.device();
-  if (!dy.defined()) {  // only the sum is used
+  // Only the sum is used.
+  if (!dy.defined()) {
     hand_over(step, &gamma, {});
     hand_over(step, beta, {});
     if (adds) step.give(1, dsum);
@@ -159,7 +160,8 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
   record.backward = [layout, parameters, options, tokens](BackwardStep& step) {
     Tensor dy = std::move(step.output_gradient());
     Device& dev = step.device();
-    const Tensor dx = dy.unique() ? dy : copy_of(dy);  // copies the gradients of the values
+    // Copies the gradients of the values.
+    const Tensor dx = dy.unique() ? dy : copy_of(dy);
     dy = Tensor();
     const auto back = [&](HeadRows heads, const Parameter& gamma, const Parameter* beta, size_t saved) {
       const ParamStore& store = step.context().store;

@@ -9,7 +9,8 @@ namespace capstan::ops {
 struct NormOptions {
   bool rms = false;  // RMSNorm, else LayerNorm
   float epsilon = 1e-5f;
-  float gamma_offset = 0;  // 1 where gamma is stored as gamma - 1
+  // 1 where gamma is stored as gamma - 1.
+  float gamma_offset = 0;
 };
 
 struct NormResult {

@@ -21,13 +21,15 @@ struct Init {
 struct ParamSpec {
   // Megatron's dotted name, unique: "decoder.layers.0.self_attention.linear_qkv.weight".
   std::string name;
-  Shape shape;  // global, vocabulary padded
+  // Global, vocabulary padded.
+  Shape shape;
   Init init;
   Sharding sharding;
   // Replicated over the tensor-parallel ranks, while each rank's gradient covers only its rows or heads: the
   // ranks sum it.
   bool partial_over_tensor = false;
-  bool no_weight_decay = false;  // biases and one-dimensional parameters
+  // Biases and one-dimensional parameters.
+  bool no_weight_decay = false;
   // With `peft`, only adapter parameters train.
   bool adapter = false;
   // An adapter's B, for which LoRA+ has its own learning rate.

@@ -5,7 +5,7 @@
 namespace capstan {
 
 namespace {
-[[noreturn]] void fail_cut(const std::string& name, int64_t count, const char* what, int size) {
+[[noreturn]] void fail_indivisible(const std::string& name, int64_t count, const char* what, int size) {
   fail(ErrorCode::config, "`" + name + "`: " + std::to_string(count) + " " + what +
                               " cannot be divided over " + std::to_string(size) + " tensor-parallel ranks");
 }
@@ -21,16 +21,17 @@ Shard shard_of(const std::string& name, const Shape& global, const Sharding& sha
   }
   if (sharding.groups > 0 && size > sharding.groups) {
     const int64_t group_slices = slices / sharding.groups, queries = group_slices - sharding.shared;
-    if (size % sharding.groups != 0) fail_cut(name, sharding.groups, "groups of heads", size);
-    const int sharers = size / static_cast<int>(sharding.groups), place = rank % sharers;
-    if (queries % sharers != 0) fail_cut(name, queries, "rows of queries in a group", sharers);
+    if (size % sharding.groups != 0) fail_indivisible(name, sharding.groups, "groups of heads", size);
+    const int sharers = size / static_cast<int>(sharding.groups), part_index = rank % sharers;
+    if (queries % sharers != 0) fail_indivisible(name, queries, "rows of queries in a group", sharers);
     const int64_t begin = rank / sharers * group_slices, part = queries / sharers;
-    if (part > 0) shard.runs.push_back({begin + place * part, part});
-    shard.runs.push_back({begin + queries, sharding.shared, sharers, place});
+    if (part > 0) shard.runs.push_back({begin + part_index * part, part});
+    shard.runs.push_back({begin + queries, sharding.shared, sharers, part_index});
   } else {
     if (sharding.groups > 0 && sharding.groups % size != 0)
-      fail_cut(name, sharding.groups, "groups of heads", size);
-    if (slices % (sharding.blocks * size) != 0) fail_cut(name, slices / sharding.blocks, "slices", size);
+      fail_indivisible(name, sharding.groups, "groups of heads", size);
+    if (slices % (sharding.blocks * size) != 0)
+      fail_indivisible(name, slices / sharding.blocks, "slices", size);
     const int64_t block = slices / sharding.blocks, part = block / size;
     for (int64_t b = 0; b < sharding.blocks; ++b) shard.runs.push_back({b * block + rank * part, part});
   }

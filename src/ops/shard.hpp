@@ -30,7 +30,8 @@ struct ShardRun {
   int64_t global = 0, count = 0;
   // Adjacent ranks that hold the same slices, each with a partial gradient.
   int replicas = 1;
-  int replica = 0;                             // this rank's index among them
+  // This rank's index among them.
+  int replica = 0;
   bool owned() const { return replica == 0; }  // counted in the norm and written to checkpoints here
 };
 

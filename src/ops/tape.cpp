@@ -123,7 +123,8 @@ const Tensor& Tape::input_gradient(const std::string& name) const {
 }
 
 void Tape::note(TapeEvent event, double started) {
-  event.recomputed = repeated_ && event.phase == 'F';  // a region's gradients are computed once
+  // A region's gradients are computed once.
+  event.recomputed = repeated_ && event.phase == 'F';
   device().synchronize();
   last_mark_ = now_seconds();
   event.seconds = last_mark_ - started;
@@ -227,7 +228,7 @@ void Tape::run_weight_gradients() {
 void Tape::backward(const std::map<std::string, Tensor>& output_gradients, BackwardOptions options) {
   for (const auto& [name, gradient] : output_gradients) {
     const Var& var = output(name);
-    CAPSTAN_ASSERT(var.needs_gradient(), "nothing to train behind output `" + name + "`");
+    CAPSTAN_ASSERT(var.needs_gradient(), "no parameter that is trained affects output `" + name + "`");
     accumulate(var.slot, gradient);
   }
   for (auto& [slot, gradient] : side_losses_) accumulate(slot, std::move(gradient));
@@ -281,7 +282,8 @@ Tensor Tape::choice(const std::function<Tensor()>& compute) {
 }
 
 std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> inputs, Body body) {
-  if (!recording()) return body(*this, inputs);  // inference, or inside of a region that is recomputed later
+  // Inference, or inside of a region that is recomputed later.
+  if (!recording()) return body(*this, inputs);
 
   // A nested region replays its section of the outer region's choices.
   const auto choices = choices_ ? choices_ : std::make_shared<std::vector<Tensor>>();
@@ -299,7 +301,8 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     for (const Var& input : inputs) plain.push_back({input.value, -1});
     for (Var& output : body(first, plain)) outputs.push_back(std::move(output.value));
     next_choice_ = first.next_choice_;
-    if (context_.observer) last_mark_ = first.last_mark_;  // the next operation's time excludes the region
+    // The next operation's time excludes the region.
+    if (context_.observer) last_mark_ = first.last_mark_;
   }
   for (const Var& input : inputs) {
     saved.push_back(input.value);
@@ -341,7 +344,8 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
       Tensor& gradient = again.gradients_[static_cast<size_t>(arguments[i].slot)];
       if (gradient.defined()) step.give(i, std::move(gradient));
     }
-    if (context_.observer) inner_seconds_ += now_seconds() - started;  // observed by the inner tape
+    // Observed by the inner tape.
+    if (context_.observer) inner_seconds_ += now_seconds() - started;
     // Delayed weight gradients outlive the inner tape and keep their own tensors.
     for (WeightStep& weight : again.weight_steps_) weight_steps_.push_back(std::move(weight));
   };

@@ -34,7 +34,8 @@ namespace capstan {
 struct Cost {
   double flops = 0;
   double bytes = 0;  // read and written
-  double sent = 0;   // bytes that this rank sends to others
+  // Bytes that this rank sends to others.
+  double sent = 0;
 };
 
 // One executed entry of a training step, for traces, the memory table and the memory estimate.
@@ -45,13 +46,15 @@ struct TapeEvent {
   // Inputs, then outputs (F); gradients (B, W).
   std::vector<Shape> shapes;
   Cost cost;
-  int64_t saved_bytes = 0;  // kept alive from F to B, or from B to W
+  // Kept alive from F to B, or from B to W.
+  int64_t saved_bytes = 0;
   bool recomputed = false;
   // Nested in an operation, whose own event includes it.
   bool part = false;
   // Host time of the call, without nested events.
   double seconds = 0;
-  double end = 0;  // steady host clock at its end, seconds
+  // Steady host clock at its end, seconds.
+  double end = 0;
 };
 
 class TapeObserver {
@@ -108,7 +111,8 @@ class BackwardStep {
   Tensor& output_gradient(size_t i = 0) { return output_gradients_[i]; }
   const Tensor& saved(size_t i) const { return saved_[i]; }
   bool needs(size_t input) const;
-  void give(size_t input, Tensor gradient);  // adds to the input's gradient
+  // Adds to the input's gradient.
+  void give(size_t input, Tensor gradient);
 
   // Schedules a weight gradient: `run` adds into `gradient` (fp32, the parameter's shape) and reads
   // `tensors`.
@@ -146,8 +150,9 @@ struct Record {
 class Tape {
  public:
   enum class Mode : uint8_t {
-    train,      // records
-    inference,  // records nothing and counts nothing
+    train,  // records
+    // Records nothing and counts nothing.
+    inference,
   };
   explicit Tape(StepContext& context, Mode mode = Mode::train);
   Tape(const Tape&) = delete;
@@ -218,8 +223,10 @@ class Tape {
 
   StepContext& context_;
   Mode mode_;
-  bool suspended_ = false;  // in the first pass of a recomputed region
-  bool repeated_ = false;   // while a region is recomputed
+  // In the first pass of a recomputed region.
+  bool suspended_ = false;
+  // While a region is recomputed.
+  bool repeated_ = false;
   bool delay_weights_ = false;
   std::vector<Entry> entries_;
   std::vector<Tensor> gradients_;  // by slot
@@ -229,8 +236,10 @@ class Tape {
   std::map<std::string, Var> inputs_, outputs_;
   std::map<std::string, Tensor> input_gradients_;
   std::vector<std::pair<int, Tensor>> side_losses_;
-  std::shared_ptr<std::vector<Tensor>> choices_;  // of the outermost recomputed region
-  size_t next_choice_ = 0;                        // when repeated
+  // Of the outermost recomputed region.
+  std::shared_ptr<std::vector<Tensor>> choices_;
+  // The next of choices_ while the region is recomputed.
+  size_t next_choice_ = 0;
   // Host clock at the end of the last observed event.
   double last_mark_ = 0;
   // Nested events of the running backward step.

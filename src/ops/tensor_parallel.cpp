@@ -52,30 +52,34 @@ class Gather {
   // Starts the transfer of a block.
   void start(RowRange range) {
     CategoryScope scope(MemoryCategory::workspace);
-    transfers_.push_back(
-        {range, Tensor::empty(mine_.device(), {parallel_.size() * range.count, mine_.size(1)}, mine_.dtype()),
-         comm::Exchange(*parallel_.group)});
-    traced(context_, 'C', "start gather of rows",
-           [&] { transfers_.back().exchange.all_gather(rows_of(mine_, range), transfers_.back().all); });
+    blocks_.push_back(
+        {range,
+         Tensor::empty(mine_.device(), {parallel_.size() * range.count, mine_.size(1)}, mine_.dtype()),
+         {}});
+    Block& block = blocks_.back();
+    traced(context_, 'C', "start gather of rows", [&] {
+      block.transfers =
+          parallel_.group->channel().start(comm::Batch().all_gather(rows_of(mine_, range), block.all));
+    });
   }
   // The oldest block whose transfer was started.
   Tensor take() {
-    Transfer transfer = std::move(transfers_.front());
-    transfers_.pop_front();
-    traced(context_, 'C', "wait for gather of rows", [&] { transfer.exchange.wait(); });
-    return std::move(transfer.all);
+    Block block = std::move(blocks_.front());
+    blocks_.pop_front();
+    traced(context_, 'C', "wait for gather of rows", [&] { block.transfers.wait(); });
+    return std::move(block.all);
   }
 
  private:
   StepContext& context_;
-  struct Transfer {
+  struct Block {
     RowRange range;
     Tensor all;
-    comm::Exchange exchange;
+    comm::Transfers transfers;
   };
   Tensor mine_;
   const TensorParallel& parallel_;
-  std::deque<Transfer> transfers_;
+  std::deque<Block> blocks_;
 };
 
 Tensor gathered(StepContext& context, const Tensor& mine, const TensorParallel& parallel) {
@@ -85,10 +89,10 @@ Tensor gathered(StepContext& context, const Tensor& mine, const TensorParallel& 
 }
 
 // y = op(x) for all rows of a row-sharded x: the next block arrives while the current one is computed.
-// `product(x_part, y_part)` works on contiguous rows.
-template <class Product>
-Tensor product_of_gathered(StepContext& context, const Tensor& mine, int64_t columns,
-                           const TensorParallel& parallel, Product&& product) {
+// `gemm(x_part, y_part)` works on contiguous rows.
+template <class Gemm>
+Tensor gemm_of_gathered(StepContext& context, const Tensor& mine, int64_t columns,
+                        const TensorParallel& parallel, Gemm&& gemm) {
   const int64_t here = mine.size(0);
   const Tensor y = Tensor::empty(mine.device(), {here * parallel.size(), columns}, mine.dtype());
   const auto chunks = chunks_of(here, parallel.splits);
@@ -98,12 +102,12 @@ Tensor product_of_gathered(StepContext& context, const Tensor& mine, int64_t col
     if (i + 1 < chunks.size()) gather.start(chunks[i + 1]);
     const Tensor all = gather.take();
     if (chunks.size() == 1)  // one block: all rows
-      product(all, y);
+      gemm(all, y);
     else
       traced(context, 'F', "GEMM of a chunk", [&] {
         for (int r = 0; r < parallel.size(); ++r)
-          product(all.slice(0, r * chunks[i].count, chunks[i].count),
-                  y.slice(0, r * here + chunks[i].begin, chunks[i].count));
+          gemm(all.slice(0, r * chunks[i].count, chunks[i].count),
+               y.slice(0, r * here + chunks[i].begin, chunks[i].count));
       });
   }
   return y;
@@ -111,11 +115,11 @@ Tensor product_of_gathered(StepContext& context, const Tensor& mine, int64_t col
 
 // The sum over ranks of op(x): the sum of each block overlaps with the GEMM of the next. With `sequence`, the
 // result is sharded by rows.
-template <class Product>
-class SummedProduct {
+template <class Gemm>
+class ReducedGemm {
  public:
-  SummedProduct(StepContext& context, const Tensor& x, int64_t columns, const TensorParallel& parallel,
-                Product product)
+  ReducedGemm(StepContext& context, const Tensor& x, int64_t columns, const TensorParallel& parallel,
+              Gemm gemm)
       : context_(context), parallel_(parallel) {
     const int64_t rows = x.size(0), ranks = parallel.shards_rows() ? parallel.size() : 1, here = rows / ranks;
     CAPSTAN_ASSERT(rows % ranks == 0, "rows of " + x.text() + " over " + std::to_string(ranks) + " ranks");
@@ -123,7 +127,7 @@ class SummedProduct {
     for (const RowRange range : chunks_of(here, parallel.splits)) {
       if (!parallel.shards_rows()) {
         const Tensor y = rows_of(sum_, range);
-        product(rows_of(x, range), y);
+        gemm(rows_of(x, range), y);
         finish_last();
         // Rows that do not divide evenly over the ranks are summed in one call.
         if (y.elements() % parallel.size() == 0)
@@ -136,12 +140,11 @@ class SummedProduct {
       CategoryScope scope(MemoryCategory::workspace);
       const Tensor y = Tensor::empty(x.device(), {ranks * range.count, columns}, x.dtype());
       if (range.count == here)
-        product(x, y);
+        gemm(x, y);
       else
         traced(context, 'F', "GEMM of a chunk", [&] {
           for (int64_t r = 0; r < ranks; ++r)
-            product(x.slice(0, r * here + range.begin, range.count),
-                    y.slice(0, r * range.count, range.count));
+            gemm(x.slice(0, r * here + range.begin, range.count), y.slice(0, r * range.count, range.count));
         });
       finish_last();
       traced(context, 'C', "start sum of a chunk",
@@ -164,7 +167,7 @@ class SummedProduct {
   std::optional<comm::Reduction> last_;
 };
 
-void check_product(const char* name, const Parameter& weight, const Tensor& w, const Tensor& x) {
+void check_gemm(const char* name, const Parameter& weight, const Tensor& w, const Tensor& x) {
   CAPSTAN_ASSERT(x.rank() == 2 && x.is_contiguous() && w.rank() == 2 && w.size(1) == x.size(1),
                  std::string(name) + ": `" + weight.name() + "` is " + w.text() + ", x is " + x.text());
 }
@@ -186,15 +189,15 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
   Tensor y;
   {
     const auto w = tape.pin(weight);
-    check_product("column_linear", weight, *w, x.value);
-    const auto product = [&](const Tensor& in, const Tensor& out) {
+    check_gemm("column_linear", weight, *w, x.value);
+    const auto gemm = [&](const Tensor& in, const Tensor& out) {
       matmul(Transpose::no, Transpose::yes, in, *w, out);
     };
     if (parallel.shards_rows()) {
-      y = product_of_gathered(tape.context(), x.value, w->size(0), parallel, product);
+      y = gemm_of_gathered(tape.context(), x.value, w->size(0), parallel, gemm);
     } else {
       y = Tensor::empty(device, {rows, w->size(0)}, x.dtype());
-      product(x.value, y);
+      gemm(x.value, y);
     }
   }
   const int64_t out = y.size(1), in = x.size(1);
@@ -223,11 +226,11 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
       gather->start({0, step.saved(0).size(0)});
     }
     const auto w = step.pin(weight);
-    const auto product = [&](const Tensor& from, const Tensor& to) {
+    const auto gemm = [&](const Tensor& from, const Tensor& to) {
       matmul(Transpose::no, Transpose::no, from, *w, to);
     };
-    std::optional<SummedProduct<decltype(product)>> dx;
-    if (step.needs(0)) dx.emplace(step.context(), dy, w->size(1), parallel, product);
+    std::optional<ReducedGemm<decltype(gemm)>> dx;
+    if (step.needs(0)) dx.emplace(step.context(), dy, w->size(1), parallel, gemm);
     if (gather) x_all = gather->take();
     if (trains) step.weight_gradient_gemm(weight, cost, x_all, dy);
     if (bias)
@@ -245,12 +248,12 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
   Record record{.name = "row_linear", .inputs = {x}, .parameters = {&weight}};
   {
     const auto w = tape.pin(weight);
-    check_product("row_linear", weight, *w, x.value);
-    const auto product = [&](const Tensor& from, const Tensor& to) {
+    check_gemm("row_linear", weight, *w, x.value);
+    const auto gemm = [&](const Tensor& from, const Tensor& to) {
       matmul(Transpose::no, Transpose::yes, from, *w, to);
     };
     record.outputs = {
-        SummedProduct<decltype(product)>(tape.context(), x.value, w->size(0), parallel, product).finish()};
+        ReducedGemm<decltype(gemm)>(tape.context(), x.value, w->size(0), parallel, gemm).finish()};
   }
   const Tensor& y = record.outputs[0];
   const bool trains = tape.context().store.trains(weight);
@@ -263,17 +266,17 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
     Tensor dy = std::move(step.output_gradient());
     {
       const auto w = step.pin(weight);
-      const auto product = [&](const Tensor& from, const Tensor& to) {
+      const auto gemm = [&](const Tensor& from, const Tensor& to) {
         matmul(Transpose::no, Transpose::no, from, *w, to);
       };
       if (trains && parallel.shards_rows())  // both GEMMs need all rows of dy: gather them once
         dy = gathered(step.context(), dy, parallel);
       if (step.needs(0) && (trains || !parallel.shards_rows())) {
         const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
-        product(dy, dx);
+        gemm(dy, dx);
         step.give(0, dx);
       } else if (step.needs(0)) {
-        step.give(0, product_of_gathered(step.context(), dy, in, parallel, product));
+        step.give(0, gemm_of_gathered(step.context(), dy, in, parallel, gemm));
       }
     }
     if (trains) step.weight_gradient_gemm(weight, cost, step.saved(0), dy);

@@ -15,7 +15,8 @@
 namespace capstan::ops {
 
 struct TensorParallel {
-  comm::Communicator* group = nullptr;  // null or one rank: not sharded
+  // Null or one rank: not sharded.
+  comm::Communicator* group = nullptr;
   // Sequence parallelism: rows are sharded outside of the GEMMs.
   bool sequence = false;
   // Number of row blocks of a GEMM. The collective of one block overlaps with the GEMM of the next; 1: no

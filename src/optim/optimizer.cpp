@@ -1,6 +1,5 @@
 #include "optim/optimizer.hpp"
 
-#include <algorithm>
 #include <cmath>
 
 #include "base/error.hpp"
@@ -9,96 +8,104 @@
 
 namespace capstan::optim {
 
+std::vector<FlatBuffer> with_range_tables(Device& device, std::vector<FlatBuffer> buffers) {
+  CategoryScope scope(MemoryCategory::workspace);
+  for (FlatBuffer& buffer : buffers) {
+    std::vector<kernels::UpdateRange> table;
+    for (const FlatBuffer::Range& range : buffer.ranges)
+      table.push_back({.begin = range.begin,
+                       .count = range.count,
+                       .lr_factor = range.lr_factor,
+                       .decoupled_lr = range.decoupled_lr,
+                       .weight_decay = range.weight_decay,
+                       .counted = range.counted});
+    const auto bytes = std::as_bytes(std::span(table));
+    buffer.table = Tensor::empty(device, {static_cast<int64_t>(bytes.size())}, DType::u8);
+    buffer.table.copy_from_host_bytes(bytes);
+  }
+  return buffers;
+}
+
 namespace {
 
-std::vector<Tensor> zero_state(Device& device, const std::vector<FlatBuffer>& buffers) {
-  CategoryScope scope(MemoryCategory::moments);
-  std::vector<Tensor> state;
-  for (const FlatBuffer& buffer : buffers) state.push_back(Tensor::zeros(device, buffer.main.shape()));
-  return state;
-}
-
-Tensor part(const Tensor& flat, const FlatBuffer::Range& range) {
-  return flat.defined() ? flat.flat_range(range.begin, range.count, {range.count}) : Tensor();
-}
-
-float rate(const StepOptions& options, const FlatBuffer::Range& range) {
-  return static_cast<float>((range.decoupled_lr ? options.decoupled_lr : options.lr) * range.lr_factor);
+int64_t range_count(const FlatBuffer& buffer) {
+  return static_cast<int64_t>(buffer.ranges.size());
 }
 
 class Adam final : public Optimizer {
  public:
   Adam(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
-      : device_(device), buffers_(std::move(buffers)) {
-    constants_.beta1 = static_cast<float>(config.adam_beta1);
-    constants_.beta2 = static_cast<float>(config.adam_beta2);
-    constants_.eps = static_cast<float>(config.adam_eps);
-    constants_.decoupled = config.decoupled_weight_decay;
-    beta1_ = config.adam_beta1, beta2_ = config.adam_beta2;
-    state_ = {{"exp_avg", zero_state(device, buffers_)}, {"exp_avg_sq", zero_state(device, buffers_)}};
-  }
-  void step(const StepOptions& options) override {
-    ++steps_;
-    kernels::AdamStep step = constants_;
-    step.bias_correction1 = static_cast<float>(1.0 - std::pow(beta1_, static_cast<double>(steps_)));
-    step.bias_correction2 = static_cast<float>(1.0 - std::pow(beta2_, static_cast<double>(steps_)));
-    for (size_t b = 0; b < buffers_.size(); ++b) {
-      const FlatBuffer& buffer = buffers_[b];
-      for (const FlatBuffer::Range& range : buffer.ranges) {
-        step.lr = rate(options, range);
-        step.weight_decay = range.weight_decay ? static_cast<float>(options.weight_decay) : 0.0f;
-        launch(device_, device_.table().optimizers->adam, step, part(buffer.gradients, range),
-               options.gradient_scale, part(buffer.main, range), part(state_[0].buffers[b], range),
-               part(state_[1].buffers[b], range), part(buffer.model, range), range.count);
-      }
-    }
-  }
-  const std::vector<State>& state() const override { return state_; }
+      : Optimizer(config, device, std::move(buffers), {"exp_avg", "exp_avg_sq"}) {}
 
  private:
-  Device& device_;
-  std::vector<FlatBuffer> buffers_;
-  kernels::AdamStep constants_;
-  double beta1_, beta2_;
-  std::vector<State> state_;
+  void update(size_t b, const kernels::StepScale& scale) override {
+    const auto t = static_cast<double>(steps_);
+    const kernels::AdamStep step{
+        .scale = scale,
+        .beta1 = static_cast<float>(config_.adam_beta1),
+        .beta2 = static_cast<float>(config_.adam_beta2),
+        .eps = static_cast<float>(config_.adam_eps),
+        .bias_correction1 = static_cast<float>(1.0 - std::pow(config_.adam_beta1, t)),
+        .bias_correction2 = static_cast<float>(1.0 - std::pow(config_.adam_beta2, t))};
+    const FlatBuffer& buffer = buffers_[b];
+    launch(device_, device_.table().optimizers->adam, step, buffer.table, range_count(buffer),
+           buffer.gradients, buffer.main, state_[0].buffers[b], state_[1].buffers[b], buffer.model);
+  }
 };
 
 class Sgd final : public Optimizer {
  public:
   Sgd(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
-      : device_(device), buffers_(std::move(buffers)) {
-    momentum_ = static_cast<float>(config.sgd_momentum);
-    decoupled_ = config.decoupled_weight_decay;
-    state_ = {{"momentum_buffer", zero_state(device, buffers_)}};
-  }
-  void step(const StepOptions& options) override {
-    ++steps_;
-    for (size_t b = 0; b < buffers_.size(); ++b) {
-      const FlatBuffer& buffer = buffers_[b];
-      for (const FlatBuffer::Range& range : buffer.ranges) {
-        const float lr = rate(options, range);
-        const float decay = range.weight_decay ? static_cast<float>(options.weight_decay) : 0.0f;
-        const Tensor main = part(buffer.main, range);
-        // Decoupled: w (1 - lr decay) - lr update. Else the kernel adds decay * w to the gradient.
-        if (decoupled_ && decay != 0)
-          launch(device_, device_.table().elementwise->scale, main, 1.0f - lr * decay, range.count);
-        launch(device_, device_.table().optimizers->sgd, lr, momentum_, false, decoupled_ ? 0.0f : decay,
-               part(buffer.gradients, range), options.gradient_scale, main, part(state_[0].buffers[b], range),
-               part(buffer.model, range), range.count);
-      }
-    }
-  }
-  const std::vector<State>& state() const override { return state_; }
+      : Optimizer(config, device, std::move(buffers), {"momentum_buffer"}) {}
 
  private:
-  Device& device_;
-  std::vector<FlatBuffer> buffers_;
-  float momentum_ = 0;
-  bool decoupled_ = true;
-  std::vector<State> state_;
+  void update(size_t b, const kernels::StepScale& scale) override {
+    const kernels::SgdStep step{.scale = scale, .momentum = static_cast<float>(config_.sgd_momentum)};
+    const FlatBuffer& buffer = buffers_[b];
+    launch(device_, device_.table().optimizers->sgd, step, buffer.table, range_count(buffer),
+           buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
+  }
+};
+
+class Lion final : public Optimizer {
+ public:
+  Lion(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
+      : Optimizer(config, device, std::move(buffers), {"exp_avg"}) {}
+
+ private:
+  void update(size_t b, const kernels::StepScale& scale) override {
+    const kernels::LionStep step{.scale = scale,
+                                 .beta1 = static_cast<float>(config_.lion_beta1),
+                                 .beta2 = static_cast<float>(config_.lion_beta2)};
+    const FlatBuffer& buffer = buffers_[b];
+    launch(device_, device_.table().optimizers->lion, step, buffer.table, range_count(buffer),
+           buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
+  }
 };
 
 }  // namespace
+
+Optimizer::Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers,
+                     std::initializer_list<const char*> state_names)
+    : device_(device), config_(config), buffers_(with_range_tables(device, std::move(buffers))) {
+  CategoryScope scope(MemoryCategory::moments);
+  for (const char* name : state_names) {
+    state_.push_back({name, {}});
+    for (const FlatBuffer& buffer : buffers_)
+      state_.back().buffers.push_back(Tensor::zeros(device, buffer.main.shape()));
+  }
+}
+
+void Optimizer::step(const StepOptions& options) {
+  ++steps_;
+  const kernels::StepScale scale{.lr = options.lr,
+                                 .decoupled_lr = options.decoupled_lr,
+                                 .weight_decay = static_cast<float>(options.weight_decay),
+                                 .gradient = options.gradient_scale,
+                                 .decoupled_decay = config_.decoupled_weight_decay};
+  for (size_t b = 0; b < buffers_.size(); ++b)
+    if (!buffers_[b].ranges.empty()) update(b, scale);
+}
 
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
                                  std::vector<FlatBuffer> buffers) {
@@ -108,45 +115,35 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
     case config::OptimizerKind::sgd:
       return std::make_unique<Sgd>(config, device, std::move(buffers));
     case config::OptimizerKind::lion:
+      return std::make_unique<Lion>(config, device, std::move(buffers));
     case config::OptimizerKind::muon:
       break;
   }
-  fail(ErrorCode::unsupported, "optimizer.optimizer: this build trains with adam and sgd",
+  fail(ErrorCode::unsupported, "optimizer.optimizer: this build trains with adam, lion and sgd",
        "optimizer.optimizer=adam");
 }
 
-GradientNorm::GradientNorm(Device& device) {
+FlatStatistics::FlatStatistics(Device& device) {
   CategoryScope scope(MemoryCategory::workspace);
-  result_ = Tensor::zeros(device, {1}, DType::f64);
+  sum_ = Tensor::zeros(device, {1}, DType::f64);
+  count_ = Tensor::zeros(device, {1}, DType::i64);
 }
 
-double GradientNorm::sum_of_squares(const std::vector<FlatBuffer>& buffers, Tensor FlatBuffer::*which) {
-  Device& device = result_.device();
+double FlatStatistics::sum_of_squares(const std::vector<FlatBuffer>& buffers, Tensor FlatBuffer::*which) {
+  Device& device = sum_.device();
+  for (const FlatBuffer& buffer : buffers)
+    launch(device, device.table().optimizers->sum_of_squares, buffer.table, range_count(buffer),
+           buffer.*which, sum_, &buffer != buffers.data());
   if (device.is_meta()) return 1.0;
-  bool first = true;
-  for (const FlatBuffer& buffer : buffers)
-    for (const FlatBuffer::Range& range : buffer.ranges) {
-      if (!range.counted) continue;
-      launch(device, device.table().elementwise->sum_of_squares, part(buffer.*which, range), range.count,
-             result_, !first);
-      first = false;
-    }
-  return first ? 0.0 : result_.to_host<double>()[0];
+  return buffers.empty() ? 0.0 : sum_.to_host<double>()[0];
 }
 
-int64_t count_zeros(const std::vector<FlatBuffer>& buffers) {
-  constexpr int64_t kAtOnce = 1 << 20;
-  int64_t zeros = 0;
+int64_t FlatStatistics::count_zeros(const std::vector<FlatBuffer>& buffers) {
+  Device& device = count_.device();
   for (const FlatBuffer& buffer : buffers)
-    for (const FlatBuffer::Range& range : buffer.ranges) {
-      if (!range.counted || buffer.gradients.device().is_meta()) continue;
-      for (int64_t at = 0; at < range.count; at += kAtOnce) {
-        const int64_t count = std::min(kAtOnce, range.count - at);
-        const auto values = buffer.gradients.flat_range(range.begin + at, count, {count}).to_host<float>();
-        zeros += std::count(values.begin(), values.end(), 0.0f);
-      }
-    }
-  return zeros;
+    launch(device, device.table().optimizers->count_zeros, buffer.table, range_count(buffer),
+           buffer.gradients, count_, &buffer != buffers.data());
+  return buffers.empty() || device.is_meta() ? 0 : count_.to_host<int64_t>()[0];
 }
 
 double clip_factor(double norm, double clip) {

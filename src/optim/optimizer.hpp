@@ -3,11 +3,13 @@
 // parameters.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "config/sections/optimizer.hpp"
+#include "kernels/optimizers.hpp"
 #include "tensor/tensor.hpp"
 
 namespace capstan::optim {
@@ -18,7 +20,8 @@ struct FlatBuffer {
     int64_t begin = 0, count = 0;  // elements
     bool weight_decay = true;
     bool decoupled_lr = false;  // embedding and head
-    double lr_factor = 1;       // LoRA+: for an adapter's B
+    // LoRA+: for an adapter's B.
+    double lr_factor = 1;
     // In the gradient norm, by one of the ranks with these elements.
     bool counted = true;
   };
@@ -28,27 +31,47 @@ struct FlatBuffer {
   Tensor model;
   // Sorted, disjoint; elements outside are padding and are not updated.
   std::vector<Range> ranges;
+  // The ranges as kernels read them, kernels::UpdateRange [ranges.size()] in bytes; with_range_tables().
+  Tensor table = {};
 };
+// Uploads the tables of `ranges`.
+std::vector<FlatBuffer> with_range_tables(Device& device, std::vector<FlatBuffer> buffers);
 
 struct StepOptions {
   double lr = 0, decoupled_lr = 0, weight_decay = 0;
-  float gradient_scale = 1;  // clipping times 1 / token count
+  // Clipping times 1 / token count.
+  float gradient_scale = 1;
 };
 
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  virtual void step(const StepOptions& options) = 0;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+  // One update: one launch for each buffer.
+  void step(const StepOptions& options);
   // State tensors by name ("exp_avg", "exp_avg_sq"), one for each buffer, fp32 [n].
   struct State {
     std::string name;
     std::vector<Tensor> buffers;
   };
-  virtual const std::vector<State>& state() const = 0;
+  const std::vector<State>& state() const { return state_; }
+  // With their range tables.
+  const std::vector<FlatBuffer>& buffers() const { return buffers_; }
   int64_t steps() const { return steps_; }  // updates made: Adam's t
   void set_steps(int64_t steps) { steps_ = steps; }
 
  protected:
+  // Allocates a zero state tensor for each name and buffer.
+  Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers,
+            std::initializer_list<const char*> state_names);
+  // Launches the update of buffers_[b].
+  virtual void update(size_t b, const kernels::StepScale& scale) = 0;
+
+  Device& device_;
+  const config::OptimizerConfig config_;
+  std::vector<FlatBuffer> buffers_;
+  std::vector<State> state_;
   int64_t steps_ = 0;
 };
 
@@ -56,20 +79,21 @@ class Optimizer {
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
                                  std::vector<FlatBuffer> buffers);
 
-// Sums of squares over the buffers' counted ranges, in double; the caller sums over ranks.
-class GradientNorm {
+// Statistics over the counted ranges of buffers with range tables; the caller sums over ranks. They wait for
+// the device.
+class FlatStatistics {
  public:
-  explicit GradientNorm(Device& device);
-  // Of the gradients, or of FlatBuffer::main. Waits for the device; not finite if a value is not.
+  explicit FlatStatistics(Device& device);
+  // Of the gradients, or of FlatBuffer::main, in double; not finite if a value is not.
   double sum_of_squares(const std::vector<FlatBuffer>& buffers,
                         Tensor FlatBuffer::*which = &FlatBuffer::gradients);
+  // The number of gradients that are zero.
+  int64_t count_zeros(const std::vector<FlatBuffer>& buffers);
 
  private:
-  Tensor result_;  // fp64 [1]
+  Tensor sum_;    // fp64 [1]
+  Tensor count_;  // i64 [1]
 };
-
-// The number of zero gradients in the counted ranges, counted on the host: for logging.
-int64_t count_zeros(const std::vector<FlatBuffer>& buffers);
 
 // The factor that clips gradients of this norm to `clip` (0: no clipping).
 double clip_factor(double norm, double clip);

@@ -8,7 +8,8 @@
 namespace capstan::parallel {
 
 namespace {
-constexpr int64_t kAlignment = 64;  // elements: a cache line of any type, and equal slices over ranks
+// Elements: a cache line of any type, and equal slices over ranks.
+constexpr int64_t kAlignment = 64;
 constexpr int64_t kSmallestShare = 16384;
 }  // namespace
 
@@ -23,7 +24,8 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     block_of.push_back(static_cast<size_t>(found - layout.blocks.begin()));
   }
   layout.positions.resize(parameters.size());
-  std::optional<size_t> open[2];  // the bucket that takes what is frozen, and what trains
+  // The bucket that takes what is frozen, and what trains.
+  std::optional<size_t> open[2];
   for (size_t i = parameters.size(); i-- > 0;) {
     const Parameter& parameter = *parameters[i];
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),

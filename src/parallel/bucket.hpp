@@ -27,27 +27,35 @@ struct BucketPlan {
   size_t block = 0;
   int64_t elements = 0;  // padded
   std::vector<const Parameter*> parameters;
-  std::vector<int64_t> begins;  // of each parameter, elements from the start of the bucket
+  // Of each parameter, elements from the start of the bucket.
+  std::vector<int64_t> begins;
 };
 
 struct BucketLayout {
   std::vector<BucketPlan> buckets;
-  std::vector<std::string> blocks;  // ParamSpec::block, in the order of the list
+  // ParamSpec::block, in the order of the list.
+  std::vector<std::string> blocks;
   struct Position {
     size_t bucket;
     int64_t begin;
   };
   static constexpr size_t kNoBucket = static_cast<size_t>(-1);
-  std::vector<Position> positions;  // by Parameter::index(); kNoBucket: in none
-  int64_t elements = 0;             // of all parameters, without padding
+  // By Parameter::index(); kNoBucket: in none.
+  std::vector<Position> positions;
+  // Of all parameters, without padding.
+  int64_t elements = 0;
 };
 
 struct BucketOptions {
-  int64_t bucket_elements = 40'000'000;            // a bucket is full when it has as many
-  int64_t shards = 1;                              // ranks that a bucket may be sharded over
-  bool by_block = false;                           // a bucket ends where its ParamSpec::block does
-  std::function<bool(const Parameter&)> trains;    // null: all
-  std::function<bool(const Parameter&)> excluded;  // in no bucket; null: none
+  // A bucket is full when it has as many.
+  int64_t bucket_elements = 40'000'000;
+  // Ranks that a bucket may be sharded over.
+  int64_t shards = 1;
+  // A bucket ends where its ParamSpec::block does.
+  bool by_block = false;
+  std::function<bool(const Parameter&)> trains;  // null: all
+  // In no bucket; null: none.
+  std::function<bool(const Parameter&)> excluded;
 };
 
 BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,

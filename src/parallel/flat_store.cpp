@@ -286,8 +286,7 @@ void FlatStore::start_gather(int block) {
     if (bucket.full.defined()) continue;
     CategoryScope scope(MemoryCategory::parameters);
     bucket.full = Tensor::empty(device_, {bucket.plan->elements}, options_.compute);
-    bucket.gather.emplace(*groups_.shard);
-    bucket.gather->all_gather(bucket.values, bucket.full);
+    bucket.gather = groups_.shard->channel().start(comm::Batch().all_gather(bucket.values, bucket.full));
     bytes += bucket.full.bytes();
     started = true;
   }
@@ -335,8 +334,8 @@ void FlatStore::gather_parameters(bool wait) {
       comm::all_gather_slices(*groups_.replica, bucket.values.flat_range(mine.begin - bucket.held.begin,
                                                                          mine.count, {mine.count}));
     if (!shards_state_ || shards_parameters_) continue;
-    bucket.gather.emplace(*groups_.shard);
-    bucket.gather->all_gather(bucket.values.flat_range(mine.begin, mine.count, {mine.count}), bucket.values);
+    bucket.gather = groups_.shard->channel().start(comm::Batch().all_gather(
+        bucket.values.flat_range(mine.begin, mine.count, {mine.count}), bucket.values));
     trace_start("gather bucket " + std::to_string(index), bucket.values.bytes());
     if (wait) finish_gather(index);
   }

@@ -64,32 +64,42 @@ inline int64_t rank_in(const comm::Communicator* group) {
 struct StoreGroups {
   // data-parallel ranks (dp-cp) of one instance: buckets are sharded over it.
   comm::Communicator* shard = nullptr;
-  comm::Communicator* replica = nullptr;  // the same rank of every instance of the optimizer (HSDP)
-  comm::Communicator* tensor = nullptr;   // gradients of ParamSpec::partial_over_tensor are summed over it
+  // The same rank of every instance of the optimizer (HSDP).
+  comm::Communicator* replica = nullptr;
+  // Gradients of ParamSpec::partial_over_tensor are summed over it.
+  comm::Communicator* tensor = nullptr;
   // Ranks that share the replicated runs of a Shard: their gradients are summed.
   comm::Communicator* kv_replicas = nullptr;
-  comm::Communicator* embedding = nullptr;  // copies of a tied parameter on different stages: summed
-  comm::Communicator* model = nullptr;      // tp-pp: sums over all parameters
+  // Copies of a tied parameter on different stages: summed.
+  comm::Communicator* embedding = nullptr;
+  // tp-pp: sums over all parameters.
+  comm::Communicator* model = nullptr;
 };
 
 class FlatStore final : public ParamStore {
  public:
   struct Options {
     DType compute = DType::f32;
-    DType reduce = DType::f32;  // in which gradients are sent: f32, or bf16
+    // In which gradients are sent: f32, or bf16.
+    DType reduce = DType::f32;
     // Without effect in a group of one.
     config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
     // outer_dp_sharding_strategy optim: main copies and moments are sharded over replicas too.
     bool shard_over_replicas = false;
-    bool overlap_grad_reduce = false;   // a bucket is exchanged while the backward pass goes on
-    bool overlap_param_gather = false;  // parameters are gathered while the forward pass goes on
+    // A bucket is exchanged while the backward pass goes on.
+    bool overlap_grad_reduce = false;
+    // Parameters are gathered while the forward pass goes on.
+    bool overlap_param_gather = false;
     int64_t bucket_elements = 40'000'000;
-    bool decay_qk_norm = false;                    // keep weight decay on query and key norms
-    bool gradients = true;                         // false: evaluation and generation; nothing trains
+    // Keep weight decay on query and key norms.
+    bool decay_qk_norm = false;
+    // False: evaluation and generation; nothing trains.
+    bool gradients = true;
     std::function<bool(const Parameter&)> trains;  // null: all parameters
     // Kept in 4 bits and frozen, not with optim_grads_params; null: none.
     std::function<bool(const Parameter&)> quantized;
-    Nf4Options nf4;  // how
+    // Block sizes and scales of the quantized parameters.
+    Nf4Options nf4;
     // LoRA+: learning rate of ParamSpec::second_factor over the others'.
     double second_factor_lr = 1;
   };
@@ -112,7 +122,8 @@ class FlatStore final : public ParamStore {
 
   // Before a step's first micro-batch. Zeroes each gradient buffer unless its first writer overwrites it.
   void zero_gradients();
-  void finish_gradients();  // after its last: then flat_buffers() hold the sums over all ranks
+  // After its last: then flat_buffers() hold the sums over all ranks.
+  void finish_gradients();
   // After the optimizer: distributes the new parameters to the ranks that compute with them.
   void after_update();
   // Called before and after values of parameter_shards() are set from outside.
@@ -136,11 +147,14 @@ class FlatStore final : public ParamStore {
   // loaded.
   struct ParameterShard {
     const Parameter* parameter;
-    FlatRange range;  // elements of the local shard (Parameter::shape(), row-major)
-    Tensor values;    // [range.count]: fp32 main parameters, or where there are none the compute values
+    // Elements of the local shard (Parameter::shape(), row-major).
+    FlatRange range;
+    // [range.count]: fp32 main parameters, or where there are none the compute values.
+    Tensor values;
     // The part of `range` that this rank writes to a checkpoint; of replicated runs (Shard) only those owned.
     FlatRange write;
-    int buffer = -1;    // index in flat_buffers(), -1: does not train
+    // Index in flat_buffers(), -1: does not train.
+    int buffer = -1;
     int64_t begin = 0;  // in that buffer
   };
   const std::vector<ParameterShard>& parameter_shards() const {
@@ -172,30 +186,42 @@ class FlatStore final : public ParamStore {
     int buffer = -1;  // index in flat_buffers()
     // Elements of `values`: all, or this rank's slice of `shard` (optim_grads_params).
     FlatRange held;
-    FlatRange owned;  // this rank's part of main copies and moments
-    Tensor values;    // compute type [held.count]
-    Tensor main;      // fp32 [owned.count]; a view of `values` in fp32
-    Tensor full;      // optim_grads_params: gathered
+    // This rank's part of main copies and moments.
+    FlatRange owned;
+    // Compute type [held.count].
+    Tensor values;
+    // fp32 [owned.count]; a view of `values` in fp32.
+    Tensor main;
+    // optim_grads_params: gathered.
+    Tensor full;
     // fp32 [elements]; sharded gradients: while the weight gradients of a micro-batch are computed.
     Tensor gradients;
-    Tensor sum;                                  // sharded gradients: fp32, this rank's slice
-    std::vector<FlatRange> partial, replicated;  // to be summed over `tensor`, over `kv_replicas`
-    int waiting = 0;                             // parameters whose gradients are not ready yet
+    // Sharded gradients: fp32, this rank's slice.
+    Tensor sum;
+    // To be summed over `tensor`, over `kv_replicas`.
+    std::vector<FlatRange> partial, replicated;
+    // Parameters whose gradients are not ready yet.
+    int waiting = 0;
     // Its exchange of this step was started; sharded gradients: `sum` is set.
     bool reduced = false;
-    std::optional<comm::Exchange> gather;           // of `values` or `full`, under way
-    std::optional<comm::Exchange> gradient_gather;  // of the gradients' sum, under way
-    Tensor in_flight;                               // the sent gradients, where they are not fp32
+    // Of `values` or `full`, under way.
+    std::optional<comm::Transfers> gather;
+    // Of the gradients' sum, under way.
+    std::optional<comm::Transfers> gradient_gather;
+    // The sent gradients, where they are not fp32.
+    Tensor in_flight;
   };
   struct Quantized {
     Nf4Weight kept;
     Tensor full;  // while it is acquired
     int pins = 0;
   };
-  struct PendingReduction {  // a reduction over `shard`
+  // A reduction over `shard`.
+  struct PendingReduction {
     size_t bucket;
-    Tensor gradients;       // fp32
-    Tensor in_flight, sum;  // what is sent, and this rank's slice of its sum, in the type of the reduction
+    Tensor gradients;  // fp32
+    // The buffer that is sent, and this rank's slice of its sum, in the type of the reduction.
+    Tensor in_flight, sum;
     comm::Reduction reduction;
   };
   Bucket& bucket_of(const Parameter& parameter) {
@@ -205,7 +231,8 @@ class FlatStore final : public ParamStore {
     return buckets_[layout_.positions[static_cast<size_t>(parameter.index())].bucket];
   }
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
-  FlatRange slice_of(const BucketPlan& plan) const;  // this rank's of `shard`
+  // The elements of a bucket that this rank of `shard` owns.
+  FlatRange slice_of(const BucketPlan& plan) const;
   Tensor owned_values(const Bucket& bucket) const;
   Tensor owned_gradients(const Bucket& bucket) const;
   void make_bucket(const BucketPlan& plan);
@@ -246,7 +273,8 @@ class FlatStore final : public ParamStore {
   int buffers_ = 0;
   BucketLayout layout_;
   std::vector<Bucket> buckets_;
-  std::vector<std::unique_ptr<Quantized>> quantized_;  // by Parameter::index(); empty: none
+  // By Parameter::index(); empty: none.
+  std::vector<std::unique_ptr<Quantized>> quantized_;
   std::vector<ParameterShard> parameter_shards_;
   std::optional<PendingReduction> pending_reduction_;
   TapeObserver* observer_ = nullptr;
@@ -257,7 +285,8 @@ class FlatStore final : public ParamStore {
   std::vector<int> pins_;  // by block
   int current_block_ = -1, prefetched_block_ = -1;
   PassDirection direction_ = PassDirection::forward;
-  bool direction_changed_ = true;  // set_direction() was called since the last block was entered
+  // set_direction() was called since the last block was entered.
+  bool direction_changed_ = true;
 };
 
 }  // namespace capstan::parallel

@@ -147,9 +147,8 @@ void FlatStore::start_gradient_gather(Bucket& bucket) {
     cast(bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}),
          bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}));
   }
-  bucket.gradient_gather.emplace(*groups_.shard);
-  bucket.gradient_gather->all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}),
-                                     bucket.in_flight);
+  bucket.gradient_gather = groups_.shard->channel().start(comm::Batch().all_gather(
+      bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), bucket.in_flight));
   trace_start("gather gradients", bucket.in_flight.bytes());
 }
 
@@ -165,7 +164,8 @@ void FlatStore::finish_gradient_gather(Bucket& bucket) {
 
 void FlatStore::finish_gradients() {
   for (size_t index = 0; index < buckets_.size(); ++index) {
-    finish_gather(index);  // of parameters that nothing has used
+    // Of parameters that nothing has used.
+    finish_gather(index);
     const Bucket& bucket = buckets_[index];
     if (bucket.plan->trains && (shards_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
       start_reduce(index);

@@ -20,8 +20,10 @@
 namespace capstan::parallel {
 
 struct Nf4Options {
-  int64_t block = 64;     // elements with one scale; a power of two from 32
-  bool two_stage = true;  // the scales are quantized too, to 8 bits in blocks of 256
+  // Elements with one scale; a power of two from 32.
+  int64_t block = 64;
+  // The scales are quantized too, to 8 bits in blocks of 256.
+  bool two_stage = true;
 };
 
 // The values of 8-bit scales on a device, for all its Nf4Weights.
@@ -40,15 +42,16 @@ class Nf4Weight {
   Tensor expand(DType type) const;
 
   const Parameter& parameter() const { return *parameter_; }
-  // What it keeps, in the order of the shard. scales: undefined where they are quantized; else scale_codes
-  // and nested, whose last element is the mean, are.
+  // Its tensors, in the order of the shard. scales: undefined where they are quantized; else scale_codes and
+  // nested, whose last element is the mean, are.
   const Tensor& codes() const { return codes_; }
   const Tensor& scales() const { return scales_; }
   const Tensor& scale_codes() const { return scale_codes_; }
   const Tensor& nested() const { return nested_; }
 
  private:
-  struct LocalRegion {  // a region of the matrix; its blocks are consecutive in the shard
+  // A region of the matrix; its blocks are consecutive in the shard.
+  struct LocalRegion {
     Region region;
     FlatRange elements;  // of the shard
     FlatRange blocks;

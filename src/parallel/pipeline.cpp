@@ -1,12 +1,11 @@
 #include "parallel/pipeline.hpp"
 
-#include <deque>
 #include <map>
 #include <optional>
 #include <tuple>
 
 #include "base/error.hpp"
-#include "comm/exchange.hpp"
+#include "comm/channel.hpp"
 
 namespace capstan::parallel {
 
@@ -15,34 +14,31 @@ namespace {
 class Runner {
  public:
   Runner(const PipelineShape& shape, const PipelineComm& links, PipelineWork& work)
-      : shape_(shape), links_(links), work_(work), rank_(links.stages ? links.stages->rank() : 0) {}
+      : shape_(shape), links_(links), work_(work), rank_(links.rank) {}
 
-  void run(const std::vector<PipelineAction>& steps) {
-    for (size_t i = 0; i < steps.size(); ++i) {
-      const PipelineAction& step = steps[i];
-      const Tensor input = arrived(step);
-      if (links_.overlap_p2p && i + 1 < steps.size()) start_receive(steps[i + 1]);
-      if (step.work == Work::weight) {
-        work_.weight(step.micro_batch, step.chunk);
+  void run(const std::vector<PipelineAction>& actions) {
+    for (size_t i = 0; i < actions.size(); ++i) {
+      const PipelineAction& action = actions[i];
+      const Tensor input = arrived(action);
+      if (links_.overlap_p2p && i + 1 < actions.size()) start_receive(actions[i + 1]);
+      if (action.work == Work::weight) {
+        work_.weight(action.micro_batch, action.chunk);
       } else {
-        const Tensor output = step.work == Work::forward
-                                  ? work_.forward(step.micro_batch, step.chunk, input)
-                                  : work_.backward(step.micro_batch, step.chunk, input);
-        send_on(step, output);
+        const Tensor output = action.work == Work::forward
+                                  ? work_.forward(action.micro_batch, action.chunk, input)
+                                  : work_.backward(action.micro_batch, action.chunk, input);
+        send_on(action, output);
       }
-      // The last one of each direction stays, done or not: what is held then does not depend on the
-      // neighbors' pace, unless they are more than a step behind.
-      for (auto* sent : {&sent_forward_, &sent_backward_})
-        while (sent->size() > 1 && sent->front().done()) sent->pop_front();
     }
-    for (auto* sent : {&sent_forward_, &sent_backward_})
-      for (comm::Exchange& exchange : *sent) exchange.wait();
+    sent_forward_.wait();
+    sent_backward_.wait();
   }
 
  private:
-  using Key = std::tuple<Work, int32_t, int32_t>;  // of the step that needs it
+  // Of the action that needs it.
+  using Key = std::tuple<Work, int32_t, int32_t>;
   struct Incoming {
-    comm::Exchange exchange;
+    comm::Transfers transfers;
     Tensor shard, full;
   };
   struct Neighbor {
@@ -54,18 +50,17 @@ class Runner {
     if (stage < 0 || stage >= shape_.ranks * shape_.chunks) return std::nullopt;
     return Neighbor{stage % shape_.ranks, stage / shape_.ranks};
   }
-  // The neighbors from which a step receives hidden states (or a gradient), and to which it sends its own.
-  std::optional<Neighbor> source(const PipelineAction& step) const {
-    if (step.work == Work::weight) return std::nullopt;
-    return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? -1 : 1));
+  // The neighbors from which an action receives hidden states (or a gradient), and to which it sends its own.
+  std::optional<Neighbor> source(const PipelineAction& action) const {
+    if (action.work == Work::weight) return std::nullopt;
+    return at_stage(stage_of(action.chunk) + (action.work == Work::forward ? -1 : 1));
   }
-  std::optional<Neighbor> target(const PipelineAction& step) const {
-    return at_stage(stage_of(step.chunk) + (step.work == Work::forward ? 1 : -1));
+  std::optional<Neighbor> target(const PipelineAction& action) const {
+    return at_stage(stage_of(action.chunk) + (action.work == Work::forward ? 1 : -1));
   }
-  // Of the receiving step. A tag may be used again when no micro-batch under way has it.
-  int tag(Work work, int64_t micro_batch, int64_t chunk) const {
-    return static_cast<int>((micro_batch * shape_.chunks + chunk) % 8192 * 2 +
-                            (work == Work::forward ? 0 : 1));
+  // Both ends of a link send and receive in the order of the schedule: nothing else matches them.
+  const comm::StageLinks& links(const PipelineAction& action) const {
+    return action.work == Work::forward ? links_.forward : links_.backward;
   }
   bool sharded_transfer(const Tensor& hidden_states) const {
     return !links_.tensor.alone() && !links_.tensor.sequence &&
@@ -73,61 +68,60 @@ class Runner {
   }
 
   template <class Transfer>
-  void traced(const char* what, const PipelineAction& step, Transfer&& transfer) {
+  void traced(const char* what, const PipelineAction& action, Transfer&& transfer) {
     if (!links_.context || !links_.context->observer) return transfer();
     TraceScope scope(*links_.context, 'C',
-                     std::string(what) + (step.work == Work::forward ? " hidden states " : " gradient ") +
-                         std::to_string(step.micro_batch));
+                     std::string(what) + (action.work == Work::forward ? " hidden states " : " gradient ") +
+                         std::to_string(action.micro_batch));
     transfer();
     scope.end();
   }
 
-  void start_receive(const PipelineAction& step) {
-    const auto from = source(step);
+  void start_receive(const PipelineAction& action) {
+    const auto from = source(action);
     if (!from || from->rank == rank_) return;
-    const Key key{step.work, step.micro_batch, step.chunk};
+    const Key key{action.work, action.micro_batch, action.chunk};
     if (incoming_.count(key)) return;
-    const Tensor full = work_.make_hidden_states(step.micro_batch);
+    const Tensor full = work_.make_hidden_states(action.micro_batch);
     Tensor shard = full;
     if (sharded_transfer(full))
       shard = Tensor::empty(full.device(), {full.size(0) / links_.tensor.size(), full.size(1)}, full.dtype());
-    Incoming incoming{comm::Exchange(*links_.stages), shard, full};
-    traced("start receive of", step, [&] {
-      incoming.exchange.receive(shard, static_cast<int>(from->rank),
-                                tag(step.work, step.micro_batch, step.chunk));
+    Incoming incoming{{}, shard, full};
+    traced("start receive of", action, [&] {
+      incoming.transfers =
+          links(action).in->channel().start(comm::Batch().receive(shard, comm::StageLinks::kSender));
     });
     incoming_.emplace(key, std::move(incoming));
   }
 
-  Tensor arrived(const PipelineAction& step) {
-    const auto from = source(step);
+  Tensor arrived(const PipelineAction& action) {
+    const auto from = source(action);
     if (!from) return {};
-    const Key key{step.work, step.micro_batch, step.chunk};
-    if (from->rank == rank_) {  // several chunks on one rank
+    const Key key{action.work, action.micro_batch, action.chunk};
+    // Several chunks on one rank.
+    if (from->rank == rank_) {
       const auto found = own_.find(key);
-      CAPSTAN_ASSERT(found != own_.end(), "a pipeline step before what it needs");
+      CAPSTAN_ASSERT(found != own_.end(), "a pipeline action before what it needs");
       Tensor hidden_states = std::move(found->second);
       own_.erase(found);
       return hidden_states;
     }
-    start_receive(step);
+    start_receive(action);
     const auto found = incoming_.find(key);
     Incoming incoming = std::move(found->second);
     incoming_.erase(found);
-    traced("wait for", step, [&] { incoming.exchange.wait(); });
+    traced("wait for", action, [&] { incoming.transfers.wait(); });
     if (!sharded_transfer(incoming.full)) return incoming.full;
-    comm::Exchange gather(*links_.tensor.group);
-    gather.all_gather(incoming.shard, incoming.full);
-    gather.wait();
+    links_.tensor.group->channel().start(comm::Batch().all_gather(incoming.shard, incoming.full)).wait();
     return incoming.full;
   }
 
-  void send_on(const PipelineAction& step, const Tensor& hidden_states) {
-    const auto to = target(step);
+  void send_on(const PipelineAction& action, const Tensor& hidden_states) {
+    const auto to = target(action);
     if (!to) return;
     CAPSTAN_ASSERT(hidden_states.defined(), "a pipeline stage that is not the last gave nothing");
     if (to->rank == rank_) {
-      own_[{step.work, step.micro_batch, static_cast<int32_t>(to->chunk)}] = hidden_states;
+      own_[{action.work, action.micro_batch, static_cast<int32_t>(to->chunk)}] = hidden_states;
       return;
     }
     Tensor shard = hidden_states;
@@ -135,10 +129,10 @@ class Runner {
       const int64_t rows = hidden_states.size(0) / links_.tensor.size();
       shard = hidden_states.slice(0, links_.tensor.rank() * rows, rows);
     }
-    auto& sent = step.work == Work::forward ? sent_forward_ : sent_backward_;
-    sent.emplace_back(*links_.stages);
-    traced("send", step, [&] {
-      sent.back().send(shard, static_cast<int>(to->rank), tag(step.work, step.micro_batch, to->chunk));
+    comm::Transfers& sent = action.work == Work::forward ? sent_forward_ : sent_backward_;
+    sent.wait();
+    traced("send", action, [&] {
+      sent = links(action).out->channel().start(comm::Batch().send(shard, comm::StageLinks::kReceiver));
     });
   }
 
@@ -148,14 +142,22 @@ class Runner {
   int64_t rank_;
   std::map<Key, Incoming> incoming_;
   std::map<Key, Tensor> own_;
-  std::deque<comm::Exchange> sent_forward_, sent_backward_;
+  // The last one of each direction.
+  comm::Transfers sent_forward_, sent_backward_;
 };
 
 }  // namespace
 
-void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& steps,
+PipelineComm pipeline_comm(const comm::Mesh& mesh, const ops::TensorParallel& tensor) {
+  return {.rank = mesh.index(comm::Axis::pp),
+          .forward = mesh.stage_links(comm::Mesh::Towards::last_stage),
+          .backward = mesh.stage_links(comm::Mesh::Towards::first_stage),
+          .tensor = tensor};
+}
+
+void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& actions,
                  const PipelineComm& links, PipelineWork& work) {
-  Runner(shape, links, work).run(steps);
+  Runner(shape, links, work).run(actions);
 }
 
 }  // namespace capstan::parallel

@@ -2,6 +2,7 @@
 // output.
 #pragma once
 
+#include "comm/mesh.hpp"
 #include "ops/tensor_parallel.hpp"
 #include "parallel/schedule.hpp"
 
@@ -20,7 +21,9 @@ class PipelineWork {
 };
 
 struct PipelineComm {
-  comm::Communicator* stages = nullptr;  // the ranks of the pipeline, in the order of the stages
+  // This rank's position in the pipeline, and its links to the stages beside it.
+  int64_t rank = 0;
+  comm::StageLinks forward, backward;
   // Tensor ranks that hold the same rows each send an equal part of them, and gather what they receive.
   ops::TensorParallel tensor;
   // The input of the next action is received while this one computes.
@@ -30,10 +33,12 @@ struct PipelineComm {
   StepContext* context = nullptr;
 };
 
-// An action sends its output as soon as it is computed. Sends are waited for at the end only, and the last
-// tensor sent in each direction is kept until the next. Bytes between two stages for each micro-batch and
+PipelineComm pipeline_comm(const comm::Mesh& mesh, const ops::TensorParallel& tensor);
+
+// An action sends its output as soon as it is computed. The last tensor sent in each direction is kept until
+// the next is sent, before which it is waited for. Bytes between two stages for each micro-batch and
 // direction: those of the hidden states, over the tensor ranks together.
-void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& steps,
+void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& actions,
                  const PipelineComm& links, PipelineWork& work);
 
 }  // namespace capstan::parallel

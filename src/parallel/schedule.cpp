@@ -56,8 +56,8 @@ Schedule make_schedule(const PipelineShape& shape) {
   const auto total = static_cast<int64_t>(order.size());
   Schedule schedule(static_cast<size_t>(s.ranks));
   for (int64_t rank = 0; rank < s.ranks; ++rank) {
-    auto& steps = schedule[static_cast<size_t>(rank)];
-    steps.reserve(static_cast<size_t>(2 * total));
+    auto& actions = schedule[static_cast<size_t>(rank)];
+    actions.reserve(static_cast<size_t>(2 * total));
     const int64_t after = s.ranks - rank - 1;
     const int64_t warm_up =
         s.all_forward_first ? total
@@ -65,11 +65,12 @@ Schedule make_schedule(const PipelineShape& shape) {
     int64_t forward = 0, backward = 0;
     const auto go_forward = [&] {
       const Position p = order[static_cast<size_t>(forward++)];
-      steps.push_back({Work::forward, p.micro_batch, p.chunk});
+      actions.push_back({Work::forward, p.micro_batch, p.chunk});
     };
-    const auto go_backward = [&] {  // the same order, from the last chunk to the first
+    // The same order, from the last chunk to the first.
+    const auto go_backward = [&] {
       const Position p = order[static_cast<size_t>(backward++)];
-      steps.push_back({Work::backward, p.micro_batch, static_cast<int32_t>(s.chunks - 1 - p.chunk)});
+      actions.push_back({Work::backward, p.micro_batch, static_cast<int32_t>(s.chunks - 1 - p.chunk)});
     };
     while (forward < warm_up) go_forward();
     while (forward < total) go_forward(), go_backward();
@@ -78,12 +79,12 @@ Schedule make_schedule(const PipelineShape& shape) {
   return schedule;
 }
 
-static std::string step_text(size_t rank, const PipelineAction& step) {
-  const char* work = step.work == Work::forward    ? "forward"
-                     : step.work == Work::backward ? "backward"
-                                                   : "weight";
-  return std::string(work) + " of micro-batch " + std::to_string(step.micro_batch) + ", chunk " +
-         std::to_string(step.chunk) + " on rank " + std::to_string(rank);
+static std::string action_text(size_t rank, const PipelineAction& action) {
+  const char* work = action.work == Work::forward    ? "forward"
+                     : action.work == Work::backward ? "backward"
+                                                     : "weight";
+  return std::string(work) + " of micro-batch " + std::to_string(action.micro_batch) + ", chunk " +
+         std::to_string(action.chunk) + " on rank " + std::to_string(rank);
 }
 
 ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks ticks) {
@@ -92,7 +93,7 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
   const auto ranks = static_cast<size_t>(s.ranks);
   if (schedule.size() != ranks) {
     run.problem =
-        std::to_string(schedule.size()) + " lists of steps for " + std::to_string(s.ranks) + " ranks";
+        std::to_string(schedule.size()) + " lists of actions for " + std::to_string(s.ranks) + " ranks";
     return run;
   }
   const int64_t stages = s.ranks * s.chunks;
@@ -112,28 +113,28 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
     moved = false;
     for (size_t rank = 0; rank < ranks; ++rank) {
       for (; next[rank] < schedule[rank].size(); ++next[rank]) {
-        const PipelineAction& step = schedule[rank][next[rank]];
-        if (step.micro_batch < 0 || step.micro_batch >= s.micro_batches || step.chunk < 0 ||
-            step.chunk >= s.chunks) {
-          run.problem = step_text(rank, step) + " does not exist";
+        const PipelineAction& action = schedule[rank][next[rank]];
+        if (action.micro_batch < 0 || action.micro_batch >= s.micro_batches || action.chunk < 0 ||
+            action.chunk >= s.chunks) {
+          run.problem = action_text(rank, action) + " does not exist";
           return run;
         }
-        const int64_t stage = step.chunk * s.ranks + static_cast<int64_t>(rank);
-        const size_t here = at(stage, step.micro_batch);
+        const int64_t stage = action.chunk * s.ranks + static_cast<int64_t>(rank);
+        const size_t here = at(stage, action.micro_batch);
         int64_t needed = 0, length = ticks.forward;
         std::vector<int64_t>* ended = &forward;
-        if (step.work == Work::forward) {
-          if (stage > 0) needed = forward[at(stage - 1, step.micro_batch)];
-        } else if (step.work == Work::backward) {
+        if (action.work == Work::forward) {
+          if (stage > 0) needed = forward[at(stage - 1, action.micro_batch)];
+        } else if (action.work == Work::backward) {
           ended = &backward, length = ticks.backward;
-          needed = stage + 1 < stages ? backward[at(stage + 1, step.micro_batch)] : forward[here];
+          needed = stage + 1 < stages ? backward[at(stage + 1, action.micro_batch)] : forward[here];
           if (forward[here] == kNever) needed = kNever;
         } else {
           ended = &weight, length = ticks.weight;
           needed = backward[here];
         }
         if ((*ended)[here] != kNever) {
-          run.problem = step_text(rank, step) + " comes twice";
+          run.problem = action_text(rank, action) + " comes twice";
           return run;
         }
         if (needed == kNever) break;
@@ -141,15 +142,15 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
         run.start[rank].push_back(start);
         free_at[rank] = (*ended)[here] = start + length;
         worked[rank] += length;
-        if (step.work == Work::forward) run.live[rank] = std::max(run.live[rank], ++held[rank]);
-        if (step.work == Work::backward) --held[rank];
+        if (action.work == Work::forward) run.live[rank] = std::max(run.live[rank], ++held[rank]);
+        if (action.work == Work::backward) --held[rank];
         moved = true;
       }
     }
   }
   for (size_t rank = 0; rank < ranks && run.problem.empty(); ++rank)
     if (next[rank] < schedule[rank].size())
-      run.problem = step_text(rank, schedule[rank][next[rank]]) + " waits for ever";
+      run.problem = action_text(rank, schedule[rank][next[rank]]) + " waits for ever";
   for (size_t i = 0; i < forward.size() && run.problem.empty(); ++i)
     if (forward[i] == kNever || backward[i] == kNever)
       run.problem = "micro-batch " + std::to_string(static_cast<int64_t>(i) % s.micro_batches) +
@@ -168,17 +169,17 @@ std::string draw(const PipelineShape& s, const Schedule& schedule, const Schedul
     std::vector<std::string> cells(static_cast<size_t>(shown),
                                    std::string(width, ' ').replace(width / 2, 1, "."));
     for (size_t i = 0; i < run.start[rank].size(); ++i) {
-      const PipelineAction& step = schedule[rank][i];
-      std::string label = std::to_string(step.micro_batch);
-      if (s.chunks > 1) label += static_cast<char>('a' + step.chunk % 26);
-      label = step.work == Work::forward    ? label
-              : step.work == Work::backward ? "[" + label + "]"
-                                            : "w" + label;
+      const PipelineAction& action = schedule[rank][i];
+      std::string label = std::to_string(action.micro_batch);
+      if (s.chunks > 1) label += static_cast<char>('a' + action.chunk % 26);
+      label = action.work == Work::forward    ? label
+              : action.work == Work::backward ? "[" + label + "]"
+                                              : "w" + label;
       label.insert(0, (width - label.size()) / 2, ' ');
       label.resize(width, ' ');
-      const int64_t length = step.work == Work::forward    ? run.lengths.forward
-                             : step.work == Work::backward ? run.lengths.backward
-                                                           : run.lengths.weight;
+      const int64_t length = action.work == Work::forward    ? run.lengths.forward
+                             : action.work == Work::backward ? run.lengths.backward
+                                                             : run.lengths.weight;
       const int64_t begin = run.start[rank][i];
       for (int64_t t = begin; t < std::min(shown, begin + length); ++t) cells[static_cast<size_t>(t)] = label;
     }

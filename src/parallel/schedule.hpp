@@ -13,12 +13,14 @@
 namespace capstan::parallel {
 
 struct PipelineShape {
-  int64_t ranks = 1;          // P
-  int64_t chunks = 1;         // V: virtual stages of each rank
+  int64_t ranks = 1;  // P
+  // V: virtual stages of each rank.
+  int64_t chunks = 1;
   int64_t micro_batches = 1;  // M
   // Micro-batches that pass through a chunk before the next chunk's turn; V > 1: at least P.
   int64_t group = 1;
-  bool all_forward_first = false;  // GPipe: V = 1, every forward pass before the first backward pass
+  // GPipe: V = 1, every forward pass before the first backward pass.
+  bool all_forward_first = false;
 };
 
 // `weight` is the part of the backward pass that computes the gradients of weights, where a schedule runs it
@@ -44,16 +46,19 @@ struct Ticks {
 };
 struct ScheduleRun {
   Ticks lengths;
-  // Empty, or what is wrong: a step missing, twice, or waiting forever.
+  // Empty, or what is wrong: an action missing, twice, or waiting forever.
   std::string problem;
-  int64_t ticks = 0;                        // until the last rank has ended
-  std::vector<std::vector<int64_t>> start;  // of each step of each rank
-  std::vector<int64_t> idle;                // ticks that each rank waits, of `ticks`
+  // Until the last rank has ended.
+  int64_t ticks = 0;
+  // Of each action of each rank.
+  std::vector<std::vector<int64_t>> start;
+  // Ticks that each rank waits, of `ticks`.
+  std::vector<int64_t> idle;
   // The most (micro-batch, chunk) pairs that a rank holds between forward and backward.
   std::vector<int64_t> live;
 };
-// Runs it by the clock: a step begins when its rank is free and what it needs has arrived; sends take no time
-// and never wait.
+// Runs it by the clock: an action begins when its rank is free and what it needs has arrived; sends take no
+// time and never wait.
 ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, Ticks ticks = {});
 
 // A row for each rank, a column for each tick: `0` … for the forward pass of a micro-batch, the same in

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 OrderedJson object_of(std::string_view line, std::initializer_list<const char*> known, const char* example) {
-  OrderedJson object = OrderedJson::parse(line, nullptr, false);
+  OrderedJson object = ordered_json_of(line, IfNotJson::discard);
   if (!object.is_object())
     fail(ErrorCode::usage, "`" + std::string(line.substr(0, 100)) + "` is no JSON object",
          std::string("for example ") + example);
@@ -46,7 +46,7 @@ std::string text_of(const OrderedJson& object, const char* key) {
 std::string value_text(const std::string& path, const OrderedJson& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_number_float()) return to_text(value.get<double>());
-  if (value.is_primitive()) return value.dump();
+  if (value.is_primitive()) return dump_json(value);
   fail(ErrorCode::usage, "the value of `" + path + "` is neither a number, a text, true, false nor null");
 }
 

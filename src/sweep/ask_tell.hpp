@@ -10,21 +10,24 @@
 
 namespace capstan::sweep {
 
-// {} the next trial that is pending; {"trial": null} when there is none
-// {"values": {"optimizer.lr": 3e-4}, "seed": 1} the trial with these values, made where it is not there yet
-// Answer: {"trial": ID, "new": …, "label": …, "values": {…}, "seed": …, "state": …, "recipe": FILE,
-// "command": [sweep run …]}. `given`: trials that this conversation has handed out; they are not the next one
-// again. Throws ErrorCode::usage for a line that is no such object, ErrorCode::config for values that no
-// trial can be made of.
+// Answers one request, a line of JSON:
+// {} asks for the next pending trial. The answer is {"trial": null} if there is none.
+// {"values": {"optimizer.lr": 3e-4}, "seed": 1} asks for the trial with these values, which is added if it
+// does not exist.
+// The answer is {"trial": ID, "new": …, "label": …, "values": {…}, "seed": …, "state": …, "recipe": FILE,
+// "command": [sweep run …]}.
+// `given` holds the trials that this conversation has handed out already; they are not handed out again.
+// Throws ErrorCode::usage for a line that is no such object, and ErrorCode::config for values of which no
+// trial can be made.
 std::string ask(Store& store, std::string_view line, std::set<std::string>& given);
 
-// {"trial": ID}                                 how it stands
-// {"trial": ID, "value": 2.5, "step": 100}      it is done elsewhere, with this metric
-// {"trial": ID, "state": "failed", "reason": …} likewise failed, or pruned
-// Answer: {"trial": ID, "state": …, "value": …, "step": …, "reason": …}; `value` is null while there is none.
-// Throws
-// ErrorCode::usage, ::not_found for an unknown trial, ::failed when it is done already or somebody works on
-// it.
+// Records or reads a result, given as a line of JSON:
+// {"trial": ID} asks for the state of the trial.
+// {"trial": ID, "value": 2.5, "step": 100} reports that the trial was run elsewhere, with this metric.
+// {"trial": ID, "state": "failed", "reason": …} reports that it failed; "pruned" works likewise.
+// The answer is {"trial": ID, "state": …, "value": …, "step": …, "reason": …}. `value` is null if there is
+// none yet. Throws ErrorCode::usage for other lines, ::not_found for an unknown trial, and ::failed if the
+// trial is done already or another process works on it.
 std::string tell(Store& store, std::string_view line);
 
 }  // namespace capstan::sweep

@@ -2,7 +2,7 @@
 
 #include "base/error.hpp"
 #include "config/core/field.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "sweep/values.hpp"
 
 namespace capstan::sweep {

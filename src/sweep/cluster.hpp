@@ -19,7 +19,8 @@ struct Cluster {
   std::optional<std::string> partition, account, qos, constraint, reservation, memory, mpi;
   std::optional<config::Duration> time;
   std::optional<int64_t> cpus_per_rank, gpus_per_rank, ranks_per_node, array_max, max_parallel;
-  int64_t signal_seconds = 180;  // before the end of the time: save and requeue
+  // Seconds before the end of the time limit at which a trial saves and is requeued.
+  int64_t signal_seconds = 180;
   int64_t max_requeues = 100;
   std::vector<std::string> sbatch, setup;
 };

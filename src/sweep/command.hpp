@@ -8,10 +8,11 @@
 namespace capstan::sweep {
 
 struct CommandResult {
-  int code = 0;  // 128 + signal when one ended it
+  // Exit code, or 128 + the number of the signal that ended the program.
+  int code = 0;
   std::string out, err;
 };
-// nullopt: PATH has no such program, or it took longer than `seconds` (then it is killed).
+// Returns nullopt if PATH has no such program, or if it took longer than `seconds` and was killed.
 std::optional<CommandResult> run_command(const std::vector<std::string>& words, double seconds);
 
 }  // namespace capstan::sweep

@@ -6,8 +6,8 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/hash.hpp"
-#include "config/tools/emit.hpp"
 #include "config/tools/show.hpp"
 #include "sweep/values.hpp"
 #include "train/trainer/data_setup.hpp"

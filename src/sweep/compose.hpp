@@ -8,28 +8,33 @@
 #include <string>
 #include <vector>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "sweep/plan.hpp"
 
 namespace capstan::sweep {
 
 struct ComposedTrial {
   bool valid = false;
-  std::optional<int64_t> eval_interval;        // nullopt: it does not validate
-  std::vector<std::string> reasons, warnings;  // of errors; of lints, and hidden presets
-  std::string unknown_length;                  // why the number of steps is not known; empty: it is
-  TrialPlan trial;                             // without id, configuration and label
-  std::string form;                            // the canonical form that its hash is of
+  // Interval of validation. nullopt: the trial does not validate.
+  std::optional<int64_t> eval_interval;
+  // `reasons` are the errors of the recipe; `warnings` are lints and hidden presets.
+  std::vector<std::string> reasons, warnings;
+  // Why the number of steps is not known. Empty: it is known.
+  std::string unknown_length;
+  // The trial without id, configuration and label.
+  TrialPlan trial;
+  // The canonical form from which the hash of the trial is computed.
+  std::string form;
   TrialFiles files;
 };
 
 class Composer {
  public:
-  // Throws ErrorCode::config or ::not_found where the base itself cannot be read.
+  // Throws ErrorCode::config or ::not_found if the base recipe cannot be read.
   explicit Composer(const Definition& definition);
   ComposedTrial compose(const Values& values, std::optional<int64_t> seed);
-  // The canonical form of the recipe that a trial has on disk, as this version reads it. Throws
-  // ErrorCode::config with its errors.
+  // Returns the canonical form of the recipe that a trial has on disk, as this version reads it. Throws
+  // ErrorCode::config with the errors of the recipe.
   std::string stored_form(const std::filesystem::path& recipe) const;
   const std::string& base_hash() const { return base_hash_; }
 
@@ -40,14 +45,16 @@ class Composer {
   std::optional<int64_t> steps_of(const config::Config& config, std::string& why_unknown);
   // Whether trials that differ in a field alone are different trials.
   bool counts(const config::FieldInfo& field) const;
-  // What a trial is named by: the fields that count.
+  // The fields from which a trial's id is computed.
   std::string form_of(const config::Config& config, bool with_seed = true) const;
 
   const Definition& definition_;
-  std::set<std::string, std::less<>> varied_validation_;  // paths
+  // Paths of the section `validation` that the sweep varies.
+  std::set<std::string, std::less<>> varied_validation_;
   std::string base_hash_;
-  std::map<std::string, std::pair<double, int64_t>> estimates_;  // by what they depend on
-  // Of recipes whose length is train.epochs: steps, or why they are not known.
+  // FLOPs and memory, keyed by the settings on which they depend.
+  std::map<std::string, std::pair<double, int64_t>> estimates_;
+  // Lengths of recipes with train.epochs: the number of steps, or why it is not known.
   std::map<std::string, std::pair<std::optional<int64_t>, std::string>> lengths_;
 };
 

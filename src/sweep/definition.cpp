@@ -288,8 +288,8 @@ class Reader {
           .help("for instance {log: [1e-4, 1e-3], n: 4}; {range: [start, stop, step]} leaves the stop out");
       return false;
     }
-    const bool whole = field.type->kind == config::Type::Kind::integer;
-    if (!whole && field.type->kind != config::Type::Kind::real) {
+    const bool integer = field.type->kind == config::Type::Kind::integer;
+    if (!integer && field.type->kind != config::Type::Kind::real) {
       out_.error(node.location, "`" + axis.path + "` takes " + config::type_text(*field.type, field) +
                                     ", and a range needs numbers")
           .help("list its values: [a, b]");
@@ -324,12 +324,12 @@ class Reader {
         return false;
       }
       for (const double value : range_points(axis.low, axis.high, step))
-        axis.values.push_back(point_text(value, whole));
+        axis.values.push_back(point_text(value, integer));
     }
     const int64_t points = given.n.value_or(0);
     for (int64_t i = 0; i < points; ++i)
       axis.values.push_back(
-          point_text(at_fraction(axis, static_cast<double>(i) / static_cast<double>(points - 1)), whole));
+          point_text(at_fraction(axis, static_cast<double>(i) / static_cast<double>(points - 1)), integer));
     axis.values.erase(std::unique(axis.values.begin(), axis.values.end()), axis.values.end());
     return true;
   }

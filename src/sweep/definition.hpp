@@ -41,19 +41,23 @@ enum class AxisKind : uint8_t { list, log, linear, preset };
 std::string_view name_of(AxisKind kind);
 
 struct Axis {
-  std::string path;  // of a field, canonical; of a section for presets
+  // Canonical path of a field; name of a section for presets.
+  std::string path;
   AxisKind kind = AxisKind::list;
-  // As the right side of an override; empty: any value from low to high.
+  // Right sides of overrides. Empty: any value from `low` to `high`.
   std::vector<std::string> values;
-  double low = 0, high = 0;  // log, linear
-  int64_t points = 0;        // `n` of a range as the command line gives it; reading it makes values of it
+  // Bounds of a log or linear range.
+  double low = 0, high = 0;
+  // The number `n` of a range on the command line. Reading the definition computes `values` from it.
+  int64_t points = 0;
   config::SourceLocation location;
   bool continuous() const { return values.empty(); }
 };
 
 // Path and value, in the order written. A value is text: the right side of an override.
 using Values = std::vector<std::pair<std::string, std::string>>;
-std::string value_of(const Values& values, std::string_view path);  // empty: it has none
+// Returns an empty text if there is no value for the path.
+std::string value_of(const Values& values, std::string_view path);
 // "optimizer.lr=3e-4 rng.seed=1"
 std::string text_of(const Values& values, std::optional<int64_t> seed);
 
@@ -68,25 +72,32 @@ struct Condition {
 
 enum class Method : uint8_t { grid, random, sobol, list };
 
-// `loss` and other names of logged steps; `val/loss` of the validation rows (EVENT/NAME of any row with an
-// event). A sweep that names none is ranked by `val/loss` where all its trials validate, else by `loss`;
-// make_plan chooses, and plan.json says.
+// The metric by which trials are ranked: `loss` or another name of logged steps, or `val/loss` of the
+// validation rows (EVENT/NAME of any row with an event). A sweep that names none is ranked by `val/loss` if
+// all its trials validate, and otherwise by `loss`. make_plan chooses, and plan.json records the choice.
 struct Metric {
-  std::string name;    // empty: not chosen yet
-  bool named = false;  // by the definition
+  // Empty: not chosen yet.
+  std::string name;
+  // Whether the definition names the metric. Otherwise it is the validation or the training loss.
+  bool named = false;
   enum class Goal : uint8_t { min, max } goal = Goal::min;
-  std::string at = "last";  // last, best or mean(last N)
-  int64_t window = 1;       // so many rows at the end are averaged; 0: the best row counts
-  // Sets `at` and `window`; false where the text is none of the three.
+  // "last", "best" or "mean(last N)".
+  std::string at = "last";
+  // Number of rows at the end that are averaged. 0: the best row counts.
+  int64_t window = 1;
+  // Sets `at` and `window`. Returns false if the text is none of the three forms.
   bool set_at(std::string_view text);
   bool better(double a, double b) const { return goal == Goal::min ? a < b : a > b; }
 };
-std::string ranking_text(const Metric& metric);  // "`loss` (last), the training loss, the lowest first"
+// "`loss` (last), the training loss, the lowest first".
+std::string ranking_text(const Metric& metric);
 
 // Successive halving.
 struct Asha {
-  std::vector<int64_t> steps;  // the rungs, ascending; empty: none
-  double keep = 1.0 / 3;       // fraction of the trials at a rung that continues
+  // Steps of the rungs, ascending. Empty: successive halving is off.
+  std::vector<int64_t> steps;
+  // Fraction of the trials at a rung that continues.
+  double keep = 1.0 / 3;
 };
 struct Stop {
   Asha asha;
@@ -96,22 +107,29 @@ struct Stop {
 
 struct Limits {
   std::optional<config::Duration> per_trial;
-  std::optional<double> device_hours;  // of all ranks of all trials
-  int64_t retries = 0;                 // of a trial whose failure is not an error of its configuration
+  // Limit of the sum over all ranks of all trials.
+  std::optional<double> device_hours;
+  // Applies to a trial whose failure is not an error of its configuration.
+  int64_t retries = 0;
 };
 
 struct Resources {
-  std::optional<int64_t> ranks, threads;  // threads: of one rank
+  // Number of ranks of a trial, and threads of each rank.
+  std::optional<int64_t> ranks, threads;
 };
 
 struct Definition {
   std::string name, base;
-  std::string directory;         // absolute: what `base` and paths in values are relative to
-  std::vector<std::string> set;  // overrides
+  // Absolute directory to which `base` and paths in values are relative.
+  std::string directory;
+  // Overrides that apply to every trial.
+  std::vector<std::string> set;
   std::vector<Axis> axes;
   std::vector<Values> link;
-  std::vector<std::vector<Condition>> exclude;  // a point that meets all conditions of a row is excluded
-  std::vector<int64_t> seeds;                   // also those of an axis `rng.seed`
+  // A point that meets all conditions of a row is excluded.
+  std::vector<std::vector<Condition>> exclude;
+  // Seeds of the trials, including those of an axis `rng.seed`.
+  std::vector<int64_t> seeds;
   Method method = Method::grid;
   std::optional<int64_t> trials;
   int64_t seed = 0;
@@ -119,7 +137,8 @@ struct Definition {
   Stop stop;
   Limits limits;
   Resources resources;
-  std::string text;  // of sweep.yaml: the file, or the equivalent of the command line
+  // Content of sweep.yaml: the file, or the equivalent of the command line.
+  std::string text;
 };
 
 // A definition with its diagnostics.
@@ -127,35 +146,39 @@ struct ParsedDefinition {
   Definition definition;
   std::vector<config::Source> sources;
   std::vector<config::Diagnostic> diagnostics;
-  config::Diagnostic& error(config::SourceLocation location, std::string message);  // adds one
+  // Appends an error and returns it, for a hint to be added.
+  config::Diagnostic& error(config::SourceLocation location, std::string message);
   bool ok() const { return config::count(diagnostics, config::Level::error) == 0; }
-  void require_ok() const;  // throws ErrorCode::config with the errors
+  // Throws ErrorCode::config with the errors.
+  void require_ok() const;
 };
 
-// Throws ErrorCode::not_found, ::format or ::io only for a file that cannot be read.
+// Reads a definition. Throws ErrorCode::not_found, ::format or ::io only if the file cannot be read.
 ParsedDefinition read_definition(const std::string& file);
-// `directory`: what paths in it are relative to; `shown`: how messages call the file.
+// Parses a definition given as text. `directory`: the directory to which its paths are relative. `shown`: the
+// name of the file in messages.
 ParsedDefinition read_definition_text(std::string text, std::string directory, std::string shown);
 
 // The definition as arguments of a command line.
 struct CommandLine {
   std::string recipe;
-  std::vector<config::Override> words;  // `optimizer.lr=1e-4,3e-4`: axes; with one value: `set`
+  // `optimizer.lr=1e-4,3e-4`: axes; with one value: `set`.
+  std::vector<config::Override> words;
   std::optional<int64_t> trials, seed;
 };
 // Hydra's spelling: a,b,c · choice(a,b) · range(start,stop[,step]) · interval(a,b) · tag(log,interval(a,b)) ·
 // loguniform(a,b[,n]) · uniform(a,b[,n]) · glob(pattern) for presets.
 ParsedDefinition definition_from_words(const CommandLine& given);
-// More of a definition: further values of its axes, new axes, further seeds (`rng.seed=4,5`), more points.
-// Its recipe is that of `before`. planned: there are trials already, so that a single value of no axis, which
-// would change all of them, is an error.
+// Extends a definition: further values of its axes, new axes, further seeds (`rng.seed=4,5`) or more points.
+// The recipe is that of `before`. planned: the sweep has trials already. A single value for a path that is no
+// axis would change all of them, and is an error then.
 ParsedDefinition extended(const Definition& before, const CommandLine& more, bool planned);
 
-// The definition as a sweep file that reads back as the same; fields only where they differ from their
-// defaults.
+// Writes the definition as a sweep file that reads back as the same definition. Fields with default values
+// are left out.
 std::string to_yaml(const Definition& definition);
 
-// Whether the text is a sweep file (its `schema` says so, or it has `base` and `axes`) and no recipe.
+// Whether the file is a sweep file, and not a recipe: its `schema` says so, or it has `base` and `axes`.
 bool is_sweep_file(const std::string& path);
 
 }  // namespace capstan::sweep

@@ -5,9 +5,11 @@
 #include <cmath>
 #include <filesystem>
 
+#include "base/error.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/library.hpp"
-#include "config/tools/emit.hpp"
 #include "sweep/definition.hpp"
 #include "sweep/values.hpp"
 
@@ -61,7 +63,7 @@ std::string yaml_value(const std::string& value) {
   const bool plain = first != '%' && value.find_first_not_of(
                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                          "_.+-/%") == std::string::npos;
-  return plain || first == '[' || first == '{' || first == '"' ? value : capstan::quoted(value);
+  return plain || first == '[' || first == '{' || first == '"' ? value : in_quotes(value);
 }
 
 std::string yaml_list(const std::vector<std::string>& values) {
@@ -254,13 +256,14 @@ std::string yaml_axis(const Axis& axis) {
   bool regular = true;
   if (!axis.continuous()) {
     points = static_cast<int64_t>(axis.values.size());
-    const bool whole = axis.values.front().find_first_of(".e") == std::string::npos &&
-                       axis.values.back().find_first_of(".e") == std::string::npos;
+    const bool integer = axis.values.front().find_first_of(".e") == std::string::npos &&
+                         axis.values.back().find_first_of(".e") == std::string::npos;
     for (int64_t i = 0; i < points && regular; ++i)
-      regular = points > 1 &&
-                number_of(axis.values[static_cast<size_t>(i)]) ==
-                    number_of(point_text(
-                        at_fraction(axis, static_cast<double>(i) / static_cast<double>(points - 1)), whole));
+      regular =
+          points > 1 &&
+          number_of(axis.values[static_cast<size_t>(i)]) ==
+              number_of(point_text(
+                  at_fraction(axis, static_cast<double>(i) / static_cast<double>(points - 1)), integer));
   }
   if (!regular) return yaml_list(axis.values);
   return "{" + std::string(name_of(axis.kind)) + ": [" + to_text(axis.low) + ", " + to_text(axis.high) + "]" +
@@ -269,7 +272,7 @@ std::string yaml_axis(const Axis& axis) {
 
 std::string yaml_condition(const Condition& condition) {
   if (condition.kind != Condition::Kind::equal)
-    return capstan::quoted(std::string(sign_of(condition.kind)) + condition.values.front());
+    return in_quotes(std::string(sign_of(condition.kind)) + condition.values.front());
   return condition.values.size() == 1 ? yaml_value(condition.values[0]) : yaml_list(condition.values);
 }
 
@@ -334,6 +337,9 @@ ParsedDefinition definition_from_words(const CommandLine& given) {
   d.seed = given.seed.value_or(0);
   OverrideReader(reading, false).read(given.words);
   if (reading.ok() && d.axes.empty() && d.seeds.empty()) {
+    if (!fs::exists(given.recipe, ignored) && fs::path(given.recipe).extension().string().starts_with(".y"))
+      fail(ErrorCode::not_found, not_found_text("sweep file", given.recipe),
+           near_paths_help(near_paths(given.recipe)));
     Diagnostic& nothing = reading.error({}, "nothing varies: no field has several values");
     nothing.help("for instance `optimizer.lr=1e-4,3e-4`");
     if (fs::exists(given.recipe, ignored))

@@ -1,4 +1,4 @@
-// What the JSON files and outputs of a sweep have in common. Include it from .cpp files.
+// Helpers for the JSON files and outputs of a sweep. Include it from .cpp files.
 #pragma once
 
 #include <optional>

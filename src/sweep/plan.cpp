@@ -202,9 +202,9 @@ std::string first_difference(const std::string& stored, const std::string& now) 
   return "";
 }
 
-// Where the base has another hash than in the plan, the recipes of its trials say whether it means the same:
-// a version with other fields hashes the same recipe otherwise. The trials get this version's hashes and keep
-// their names.
+// Adopts a base whose hash differs from the one in the plan, if the recipes of the trials show that it means
+// the same: a version with other fields computes another hash of the same recipe. The trials get this
+// version's hashes and keep their names.
 void adopt(Plan& plan, const fs::path& directory, Composer& composer) {
   if (composer.base_hash() == plan.base_hash) return;
   const auto refuse = [&](const std::string& why) {
@@ -278,7 +278,7 @@ void Plan::fail_no_trial(std::string_view id) const {
 }
 namespace {
 
-// How many of the trials validate, and how early.
+// Counts the trials that validate, and keeps their longest interval.
 struct Validation {
   int64_t trials = 0, validating = 0, longest_interval = 0;
   void add(std::optional<int64_t> eval_interval) {
@@ -470,7 +470,8 @@ int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
   };
   std::map<std::string, size_t> now;  // by hash
   for (size_t i = 0; i < planned.plan.trials.size(); ++i) now[planned.plan.trials[i].hash] = i;
-  std::map<std::string, std::string> configurations;  // hash, or its beginning → as the plan calls it
+  // Hash, or its beginning → as the plan calls it.
+  std::map<std::string, std::string> configurations;
   std::vector<size_t> added;
   for (const TrialPlan& trial : before.trials) {
     configurations.emplace(trial.configuration_hash.empty() ? trial.configuration : trial.configuration_hash,
@@ -490,7 +491,8 @@ int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
   for (size_t i = 0; i < planned.plan.trials.size(); ++i) {
     TrialPlan trial = planned.plan.trials[i];
     if (!now.contains(trial.hash)) continue;
-    const auto replicated = configurations.upper_bound(trial.configuration_hash);  // of one that is there
+    // The configuration may exist already; the trial is then a further seed of it.
+    const auto replicated = configurations.upper_bound(trial.configuration_hash);
     if (replicated != configurations.begin() &&
         trial.configuration_hash.starts_with(std::prev(replicated)->first))
       trial.configuration = std::prev(replicated)->second;
@@ -517,7 +519,8 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
   Values canonical;
   for (const auto& [path, value] : values) {
     const auto target = find_target(path);
-    if (!target) {  // an override's signs, `@file` and `~path`, are no paths
+    // An override's signs, `@file` and `~path`, are no paths.
+    if (!target) {
       const config::Diagnostic unknown = unknown_path(path, {});
       fail(ErrorCode::config, unknown.message, unknown.helps.empty() ? "" : unknown.helps.front());
     }
@@ -584,7 +587,7 @@ Plan read_plan(const fs::path& directory) {
     plan.definition = std::move(reading.definition);
     plan.name = plan.definition.name = json.at("name").get<std::string>();
     plan.base_hash = json.at("base").at("hash").get<std::string>();
-    // Where the definition names no metric, planning has chosen one.
+    // If the definition names no metric, planning has chosen one.
     if (!plan.definition.metric.named)
       plan.definition.metric.name = json.at("metric").at("name").get<std::string>();
     plan.varying = json.at("varying").get<std::vector<std::string>>();

@@ -15,7 +15,8 @@ namespace capstan::sweep {
 
 namespace {
 
-constexpr uint32_t kPurpose = 8;  // of random numbers: beside those of base/philox.hpp
+// Purpose of the random numbers, distinct from those of base/philox.hpp.
+constexpr uint32_t kPurpose = 8;
 
 class Space {
  public:
@@ -23,7 +24,7 @@ class Space {
     for (const Axis& axis : d_.axes) {
       sizes_.push_back(static_cast<int64_t>(axis.values.size()));
       const config::FieldInfo* field = config::schema().find_field(axis.path);
-      whole_.push_back(field && field->type->kind == config::Type::Kind::integer);
+      integer_.push_back(field && field->type->kind == config::Type::Kind::integer);
     }
     if (!d_.link.empty()) sizes_.push_back(static_cast<int64_t>(d_.link.size()));
   }
@@ -36,7 +37,7 @@ class Space {
     for (size_t i = 0; i < d_.axes.size(); ++i) {
       const Axis& axis = d_.axes[i];
       values.emplace_back(axis.path, axis.continuous()
-                                         ? point_text(at_fraction(axis, coordinates[i]), whole_[i])
+                                         ? point_text(at_fraction(axis, coordinates[i]), integer_[i])
                                          : axis.values[static_cast<size_t>(indices[i])]);
     }
     if (d_.link.empty()) return values;
@@ -62,7 +63,7 @@ class Space {
  private:
   const Definition& d_;
   std::vector<int64_t> sizes_;
-  std::vector<bool> whole_;
+  std::vector<bool> integer_;
 };
 
 Points grid(const Definition& d, const Space& space) {
@@ -77,7 +78,8 @@ Points grid(const Definition& d, const Space& space) {
   std::vector<int64_t> indices(space.dimensions());
   for (auto left = static_cast<int64_t>(product); left > 0; --left) {
     space.add(out, space.at(indices));
-    for (size_t i = indices.size(); i-- > 0;) {  // the last one runs fastest
+    // The last one runs fastest.
+    for (size_t i = indices.size(); i-- > 0;) {
       if (++indices[i] < space.size(i)) break;
       indices[i] = 0;
     }

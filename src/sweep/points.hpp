@@ -6,10 +6,13 @@
 namespace capstan::sweep {
 
 struct Points {
-  std::vector<Values> points;  // without seeds; in the order of the grid, or as drawn
+  // The points without seeds, in the order of the grid, or as drawn.
+  std::vector<Values> points;
   int64_t excluded = 0;
-  int64_t grid = 0;        // points of the full grid, if a subset was requested
-  bool exhausted = false;  // there are fewer different points than asked for
+  // Points of the full grid, if a subset was requested.
+  int64_t grid = 0;
+  // Whether there are fewer different points than requested.
+  bool exhausted = false;
 };
 
 // Throws ErrorCode::config for more than kMostPoints, or more dimensions than the Sobol sequence has. The

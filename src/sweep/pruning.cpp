@@ -64,7 +64,7 @@ PruningDecision Pruning::decide(const TrialPlan& trial, const std::vector<CurveP
     const auto point = point_at_rung(curve, step, reached);
     if (!point) break;
     at_rung_[{trial.id, step}] = point->value;
-    // At the end of the run nothing would be saved.
+    // Stopping at the last step would save no time.
     if (const auto total = store_.total_steps(trial); total && step >= *total) continue;
     std::vector<double> others;
     for (const TrialPlan& other : store_.plan().trials)

@@ -1,10 +1,10 @@
-// When a trial is not worth going on with: a metric that is not finite or hopeless, and asynchronous
-// successive halving. A trial that has come to a rung goes on when it is among the best `keep` of those that
-// have come there so far. Trials of one configuration, which differ in the seed alone, do not compete.
-//
-// What decides is the rows of metrics.jsonl, not when somebody looks at them: a trial that has passed a rung,
-// or has ended, between two looks is treated as if it had been looked at in time, and counts at no rung
-// beyond the step at which it should have stopped.
+// Decides when to stop a trial early: if its metric is not finite or far too bad, or by asynchronous
+// successive halving. A trial that reaches a rung continues if it is among the best fraction `keep` of the
+// trials that have reached the rung so far. Trials of one configuration, which differ only in the seed, do
+// not compete.
+// The rows of metrics.jsonl decide, and not the moment at which they are read. A trial that passed a rung or
+// ended between two reads is treated as if it had been read in time, and does not count at rungs beyond the
+// step at which it should have stopped.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,12 @@ namespace capstan::sweep {
 std::optional<CurvePoint> point_at_rung(const std::vector<CurvePoint>& curve, int64_t step,
                                         int64_t reached = 0);
 
-// Why a trial is to be stopped, and where.
+// Whether, why and at which step a trial should be stopped.
 struct PruningDecision {
-  std::string reason;  // empty: it goes on
-  int64_t step = 0;    // the rung, or the step of the bad value
+  // Empty: the trial continues.
+  std::string reason;
+  // Step of the rung or of the bad value.
+  int64_t step = 0;
 };
 
 class Pruning {
@@ -41,11 +43,13 @@ class Pruning {
   std::optional<PruningDecision> bad_value(const std::vector<CurvePoint>& curve) const;
 
   const Store& store_;
-  std::map<std::pair<std::string, int64_t>, double> at_rung_;  // (trial, step): once known it stays
-  std::map<std::string, int64_t> stopped_;                     // trial → the step at which it should stop
+  // (trial, step): once known it stays.
+  std::map<std::pair<std::string, int64_t>, double> at_rung_;
+  // Trial → the step at which it should stop.
+  std::map<std::string, int64_t> stopped_;
 };
 
-// The rank that a value has among others; what is not finite is behind everything.
+// Returns the rank of a value among others. Values that are not finite rank last.
 size_t rank_among(double value, const std::vector<double>& others, const Metric& metric);
 
 }  // namespace capstan::sweep

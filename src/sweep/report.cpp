@@ -51,14 +51,14 @@ std::string plain_value(const std::string& value) {
   return number ? to_text(*number) : value;
 }
 
-OrderedJson rows_text(const Table& table, const Results& results, RowSelection part) {
+OrderedJson rows_text(const Table& table, const Results& results, RowSelection selection) {
   OrderedJson lines = OrderedJson::array();
-  std::vector<std::vector<std::string>> texts = cells(table, results, part);
+  std::vector<std::vector<std::string>> texts = cells(table, results, selection);
   if (texts.size() < 2) return nullptr;
   lines.push_back({{"cells", std::move(texts[0])}});
   size_t next = 1;
   for (const TableRow& row : table.rows) {
-    if (row.ranked != (part == RowSelection::ranked)) continue;
+    if (row.ranked != (selection == RowSelection::ranked)) continue;
     if (next > kMostRows) break;
     lines.push_back({{"cells", std::move(texts[next++])}, {"trials", row.trials}});
   }
@@ -108,12 +108,12 @@ std::string data_text(const Results& results, const std::string& recipe, const s
   root["importance"] = nullptr;
   if (const auto explained = explained_variance(results)) {
     OrderedJson axes = OrderedJson::array();
-    for (const Importance& axis : explained->axes) {
+    for (const AxisImportance& axis : explained->axes) {
       std::vector<std::string> parts;
       for (const std::string& path : axis.paths)
         for (size_t k = 0; k < names.size(); ++k)
           if (plan.varying[k] == path) parts.push_back(names[k]);
-      axes.push_back({{"name", join(parts, " + ")}, {"share", axis.share}});
+      axes.push_back({{"name", join(parts, " + ")}, {"importance", axis.importance}});
     }
     root["importance"] = {{"axes", axes}, {"rest", explained->rest}, {"n", explained->n}};
   }
@@ -122,10 +122,11 @@ std::string data_text(const Results& results, const std::string& recipe, const s
   root["others"] = rows_text(table, results, RowSelection::others);
   root["rows"] = table.rows.size();
 
-  const size_t share = kPointsOfAll / std::max<size_t>(1, plan.trials.size());
-  const size_t most = std::clamp(share, kFewestPoints, kMostPoints);
+  const size_t even = kPointsOfAll / std::max<size_t>(1, plan.trials.size());
+  const size_t most = std::clamp(even, kFewestPoints, kMostPoints);
   std::string text = dump_json(root);
-  text.pop_back();  // the closing brace: the trials follow
+  // The closing brace: the trials follow.
+  text.pop_back();
   text += ",\"trials\":[";
   for (size_t i = 0; i < plan.trials.size(); ++i) {
     const TrialPlan& trial = plan.trials[i];

@@ -14,20 +14,24 @@ namespace capstan::sweep {
 
 // The configuration with the best mean of the metric over the seeds that have finished.
 struct BestConfiguration {
-  std::string id;              // the hash of the configuration
-  std::vector<size_t> trials;  // the finished ones, indices into the plan; not empty
-  int64_t planned = 0;         // trials that the configuration has
-  SeedStatistics metric;       // over `trials`
+  // The hash of the configuration.
+  std::string id;
+  // Indices of the finished trials in the plan; never empty.
+  std::vector<size_t> trials;
+  // Number of trials of the configuration.
+  int64_t planned = 0;
+  // Statistics over `trials`.
+  SeedStatistics metric;
 };
-// nullopt: no trial has a result.
+// Returns nullopt if no trial has a result.
 std::optional<BestConfiguration> best_configuration(const Results& results);
 
-// Curves are thinned, the more the more there are: the page stays under 5 MB up to some ten thousand trials.
-// `recipe`: text of the recipe of the best configuration's first finished trial; `shown`: how the sweep's
-// directory is called in commands.
+// Renders the report page. The more curves there are, the fewer points each one keeps, so that the page stays
+// under 5 MB up to some ten thousand trials. `recipe`: text of the recipe of the best configuration's first
+// finished trial. `shown`: name of the sweep's directory in commands.
 std::string report_html(const Results& results, const std::string& recipe, const std::string& shown);
 
-// The recipe read from the sweep's directory.
+// Renders the report page with the recipe read from the sweep's directory.
 std::string report_html(const Results& results, const std::filesystem::path& directory);
 
 }  // namespace capstan::sweep

@@ -5,7 +5,9 @@
 
 namespace capstan::sweep {
 
-std::string_view report_body();    // body.html
-std::string_view report_script();  // report.js
+// Content of body.html.
+std::string_view report_body();
+// Content of report.js.
+std::string_view report_script();
 
 }  // namespace capstan::sweep

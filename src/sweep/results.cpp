@@ -50,19 +50,19 @@ Metric metric_of(std::string_view text, const Metric& otherwise) {
 }
 
 SeedStatistics seed_statistics(std::span<const double> values) {
-  SeedStatistics spread{static_cast<int64_t>(values.size()), std::numeric_limits<double>::quiet_NaN(),
-                        std::nullopt};
-  if (values.empty()) return spread;
+  SeedStatistics statistics{static_cast<int64_t>(values.size()), std::numeric_limits<double>::quiet_NaN(),
+                            std::nullopt};
+  if (values.empty()) return statistics;
   const auto n = static_cast<double>(values.size());
   // Sums differences from the first value, so that large numbers that differ little keep their digits.
   double sum = 0;
   for (const double value : values) sum += value - values[0];
-  spread.mean = values[0] + sum / n;
-  if (values.size() < 2) return spread;
+  statistics.mean = values[0] + sum / n;
+  if (values.size() < 2) return statistics;
   double squares = 0;
-  for (const double value : values) squares += (value - spread.mean) * (value - spread.mean);
-  spread.deviation = std::sqrt(squares / (n - 1));
-  return spread;
+  for (const double value : values) squares += (value - statistics.mean) * (value - statistics.mean);
+  statistics.deviation = std::sqrt(squares / (n - 1));
+  return statistics;
 }
 
 std::vector<std::string> short_names(std::span<const std::string> paths) {
@@ -93,7 +93,8 @@ namespace {
 std::vector<std::vector<std::string>> independent_axes(const Plan& plan) {
   std::vector<std::string> linked;
   std::vector<std::vector<std::string>> axes;
-  const std::vector<Values>& link = plan.definition.link;  // all rows have the paths of the first
+  // All rows have the paths of the first.
+  const std::vector<Values>& link = plan.definition.link;
   for (const std::string& path : plan.varying)
     if (!link.empty() && !value_of(link.front(), path).empty())
       linked.push_back(path);
@@ -145,8 +146,9 @@ std::optional<ExplainedVariance> explained_variance(const Results& results) {
   }
   // In a grid with gaps several axes can explain the same variance.
   explained.rest = std::max(0.0, explained.rest);
-  std::stable_sort(explained.axes.begin(), explained.axes.end(),
-                   [](const Importance& a, const Importance& b) { return a.share > b.share; });
+  std::stable_sort(
+      explained.axes.begin(), explained.axes.end(),
+      [](const AxisImportance& a, const AxisImportance& b) { return a.importance > b.importance; });
   return explained;
 }
 

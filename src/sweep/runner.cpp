@@ -43,7 +43,8 @@ namespace {
 
 constexpr int kTerminalStop = 75;  // ended early, with a checkpoint
 constexpr auto kHeartbeat = std::chrono::seconds(15);
-constexpr std::chrono::minutes kStopTimeout{10};  // for a trial that was asked to save and end
+// Time that a trial has to save and end once it was asked to.
+constexpr std::chrono::minutes kStopTimeout{10};
 constexpr off_t kTail = 8192;
 constexpr int kTailLines = 15;
 
@@ -93,18 +94,23 @@ std::string log_tail(const fs::path& log) {
 
 // A running trial.
 struct RunningTrial {
-  const TrialPlan trial;  // a copy: the plan may grow
+  // A copy: the plan may grow.
+  const TrialPlan trial;
   TrialLock lock;
   int slot = 0;
   int64_t attempt = 0, failures = 0;
   pid_t process = 0;
-  bool launched = false;  // by mpirun, whose parent takes signals
+  // Started through mpirun, whose parent process takes the signals.
+  bool launched = false;
   Clock::time_point begun = Clock::now();
   std::string started = records::utc_now();
-  std::optional<Clock::time_point> asked;  // to save and end
-  PruningDecision pruned;                  // why it was asked
-  std::string too_long;                    // likewise
-  size_t rungs = 0;                        // that the trial has passed
+  // When the trial was asked to save and end.
+  std::optional<Clock::time_point> asked;
+  // Why it was asked: the decision to prune it, or its time limit.
+  PruningDecision pruned;
+  std::string too_long;
+  // Number of rungs that the trial has passed.
+  size_t rungs = 0;
   Clock::time_point looked{};
   double look_seconds = 0;
   uintmax_t metrics_size = 0;
@@ -153,8 +159,9 @@ class Runner {
     const bool full = static_cast<int64_t>(active_.size()) >= options_.slots;
     if (full || (nothing_since_ && seconds_since(*nothing_since_) < (active_.empty() ? 0.2 : 1))) return;
     candidates_ = false;
-    for (int pass = 0; pass < 2; ++pass) {  // once more when another process has added trials
-      // By index: starting one may take so long that the plan has grown.
+    // A second pass follows if another process has added trials.
+    for (int pass = 0; pass < 2; ++pass) {
+      // The loop uses an index, because the plan may grow while a trial starts.
       for (size_t i = 0; i < store_.plan().trials.size(); ++i) {
         const TrialPlan& trial = store_.plan().trials[i];
         if (finished_.contains(trial.id) || !is_selected(trial)) continue;
@@ -222,12 +229,12 @@ class Runner {
 
   std::vector<std::string> command_of(RunningTrial& active) const {
     const TrialPlan& trial = active.trial;
-    const fs::path place = fs::absolute(store_.trial(trial.id));
+    const fs::path directory = fs::absolute(store_.trial(trial.id));
     std::vector<std::string> command;
     if (trial.ranks > 1 && options_.launcher == Launcher::srun)
       command = {"srun", "--ntasks=" + std::to_string(trial.ranks), "--kill-on-bad-exit=1"};
-    command.insert(command.end(), {options_.program, "train", (place / "recipe.yaml").string(), "--run-dir",
-                                   (place / "run").string(), "--resume=auto"});
+    command.insert(command.end(), {options_.program, "train", (directory / "recipe.yaml").string(),
+                                   "--run-dir", (directory / "run").string(), "--resume=auto"});
     if (trial.ranks > 1 && options_.launcher == Launcher::mpirun) {
       command.insert(command.end(), {"--nproc", std::to_string(trial.ranks)});
       active.launched = true;
@@ -272,7 +279,8 @@ class Runner {
       ::dup2(input, STDIN_FILENO);
       ::dup2(output, STDOUT_FILENO);
       ::dup2(output, STDERR_FILENO);
-      ::fcntl(active.lock.descriptor(), F_SETFD, 0);  // the trial stays taken as long as its process lives
+      // The trial stays taken as long as its process lives.
+      ::fcntl(active.lock.descriptor(), F_SETFD, 0);
       ::sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
       ::execvpe(argv[0], argv.data(), envp.data());
       ::_exit(127);
@@ -292,7 +300,8 @@ class Runner {
     if (active.asked) return;
     active.asked = Clock::now();
     if (active.launched) {
-      ::kill(active.process, SIGTERM);  // its parent leaves the ranks a file of its own
+      // Its parent leaves the ranks a file of its own.
+      ::kill(active.process, SIGTERM);
       return;
     }
     const fs::path file = store_.attempt(active.trial.id, active.attempt) / "stop";
@@ -488,9 +497,11 @@ class Runner {
   BlockedSignals signals_;
   std::vector<std::unique_ptr<RunningTrial>> active_;
   std::set<std::string> finished_, awaited_;
-  std::map<std::string, int64_t> heartbeats_;  // of holders elsewhere, when first seen
+  // Heartbeats of holders on other machines, when first seen.
+  std::map<std::string, int64_t> heartbeats_;
   std::optional<Clock::time_point> nothing_since_;
-  bool candidates_ = true;  // some trials may be free
+  // Some trials may be free.
+  bool candidates_ = true;
   bool failed_ = false, spent_ = false;
   double device_seconds_ = 0;
   Clock::time_point heartbeat_ = Clock::now();

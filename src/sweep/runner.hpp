@@ -25,21 +25,26 @@ class RunnerListener {
 };
 
 enum class OnFailure : uint8_t { go_on, stop };
-enum class Launcher : uint8_t { mpirun, srun };  // of trials with several ranks
+// Starts trials with several ranks.
+enum class Launcher : uint8_t { mpirun, srun };
 
 struct RunnerOptions {
-  std::string program;  // path of this binary
+  // Path of this binary.
+  std::string program;
   int64_t slots = 1;
   OnFailure on_failure = OnFailure::go_on;
   Launcher launcher = Launcher::mpirun;
-  std::vector<std::string> trials;  // ids; empty: all
+  // Ids of the trials to run. Empty: all.
+  std::vector<std::string> trials;
 };
 
 struct RunnerResult {
-  int64_t done = 0, failed = 0, pruned = 0, pending = 0,
-          elsewhere = 0;  // final states of the selected trials
-  int signal = 0;         // of the request to stop; 0: none
-  bool killed = false;    // a second request killed the trials
+  // Number of selected trials in each final state. elsewhere: another process runs them.
+  int64_t done = 0, failed = 0, pruned = 0, pending = 0, elsewhere = 0;
+  // Signal that requested the stop. 0: none.
+  int signal = 0;
+  // A second request killed the trials.
+  bool killed = false;
   // 0 all done or pruned; 1 some failed; 75 stopped with trials left; 130 or 143 after a second request.
   int exit_code() const;
 };

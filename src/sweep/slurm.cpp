@@ -22,14 +22,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kArrayMax = 1000;   // MaxArraySize is 1001 by default, and task 0 is not used
-constexpr double kSlurmTimeout = 20;  // seconds for an answer of Slurm
+// MaxArraySize is 1001 by default, and task 0 is not used.
+constexpr int64_t kArrayMax = 1000;
+// Seconds for an answer of Slurm.
+constexpr double kSlurmTimeout = 20;
 
 std::string file_of(int64_t number, const char* suffix) {
   return "array-" + std::to_string(number) + suffix;
 }
 
-// In single quotes for the shell.
+// Quotes the text for the shell, in single quotes.
 std::string in_shell(const std::string& text) {
   std::string quoted = "'";
   for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -73,7 +75,7 @@ std::map<std::string, int64_t> submitted_jobs(const fs::path& directory) {
   std::map<std::string, int64_t> jobs;
   std::ifstream file(directory / "jobs.jsonl");
   for (std::string line; std::getline(file, line);) {
-    const Json row = Json::parse(line, nullptr, false);
+    const Json row = json_of(line, IfNotJson::discard);
     if (row.is_object() && row.contains("array") && row["array"].is_number_integer() && row.contains("job") &&
         row["job"].is_string())
       jobs[row["job"]] = row["array"];
@@ -88,7 +90,8 @@ std::optional<int64_t> limit_of_scontrol() {
     const size_t equals = line.find('=');
     if (equals == std::string_view::npos || trim(line.substr(0, equals)) != "MaxArraySize") continue;
     const auto size = parse_int(trim(line.substr(equals + 1)));
-    if (size && *size > 1) return *size - 1;  // the largest number is one less
+    // The largest number is one less.
+    if (size && *size > 1) return *size - 1;
   }
   return std::nullopt;
 }
@@ -109,12 +112,13 @@ std::vector<SlurmArray> slurm_arrays(const Plan& plan,
       placed.insert(id);
       if (!first) first = plan.find(id);
     }
-    if (!first) continue;  // of a plan that is no longer there
+    // The plan of these tasks does not exist any more.
+    if (!first) continue;
     array.ranks = first->ranks;
     array.threads = first->threads;
     arrays.push_back(std::move(array));
   }
-  // In the order in which the plan first asks for them.
+  // Groups in the order in which the plan first needs them.
   std::vector<std::pair<std::pair<int64_t, std::optional<int64_t>>, std::vector<std::string>>> groups;
   for (const TrialPlan& trial : plan.trials) {
     if (placed.contains(trial.id)) continue;
@@ -274,7 +278,8 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options) {
     write_file_durably(directory / file_of(array.number, ".map"), join(array.trials, "\n") + "\n");
     const fs::path file = directory / file_of(array.number, ".sh");
     write_file_durably(file, slurm_script(array, script));
-    std::error_code ignored;  // sbatch reads it; the bit is for whoever looks
+    // sbatch only reads the script. The execute bit shows people that it is a script.
+    std::error_code ignored;
     fs::permissions(file, fs::perms::owner_exec, fs::perm_options::add, ignored);
     plan.scripts.push_back(file.string());
     // The same as in the script's head: a command that is copied later still says which tasks were meant.

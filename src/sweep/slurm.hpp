@@ -18,24 +18,31 @@ namespace capstan::sweep {
 struct SlurmArray {
   int64_t number = 0;
   int64_t ranks = 1;
-  std::optional<int64_t> threads;   // of one rank
-  std::vector<std::string> trials;  // ids; task N is trials[N - 1]
-  std::vector<int64_t> tasks;       // those to submit, ascending
+  // Number of threads of one rank.
+  std::optional<int64_t> threads;
+  // Ids of the trials: task N runs trials[N - 1].
+  std::vector<std::string> trials;
+  // Numbers of the tasks to submit, ascending.
+  std::vector<int64_t> tasks;
 };
 
-// The arrays of a plan. Maps that were written before keep their lines, because tasks in the queue look
-// trials up there; trials that are in none are grouped by resources and split at `limit`. Tasks are left
-// empty.
+// Returns the arrays of a plan, without tasks. Maps that were written before keep their lines, because tasks
+// in the queue look up their trials there. Trials that are in no map are grouped by resources and split at
+// `limit`.
 std::vector<SlurmArray> slurm_arrays(const Plan& plan,
                                      const std::map<int64_t, std::vector<std::string>>& written,
                                      int64_t limit);
 
 struct SlurmScript {
-  std::string sweep;    // absolute directory
-  std::string program;  // absolute path of this binary
-  std::string name;     // of the job
+  // Absolute path of the sweep's directory.
+  std::string sweep;
+  // Absolute path of this binary.
+  std::string program;
+  // Name of the job.
+  std::string name;
   Cluster cluster;
-  std::optional<double> seconds;  // of one task, where the cluster says nothing
+  // Time limit of one task in seconds, if the cluster sets none.
+  std::optional<double> seconds;
   std::optional<int64_t> max_parallel;
 };
 std::string slurm_script(const SlurmArray& array, const SlurmScript& script);
@@ -46,29 +53,37 @@ std::string task_list(const std::vector<int64_t>& tasks);
 struct SlurmOptions {
   std::string program;
   Cluster cluster;
-  std::optional<int64_t> array_max, max_parallel;  // before the cluster's
+  // Limits that take precedence over those of the cluster.
+  std::optional<int64_t> array_max, max_parallel;
 };
 struct SlurmPlan {
-  std::vector<SlurmArray> arrays;  // those with tasks to submit
+  // The arrays that have tasks to submit.
+  std::vector<SlurmArray> arrays;
   std::vector<std::string> scripts;
-  std::vector<std::vector<std::string>> commands;  // sbatch …
+  // The sbatch commands.
+  std::vector<std::vector<std::string>> commands;
   int64_t limit = 0;
-  std::string limit_from;  // "--array-max", "scontrol", …
-  int64_t queued = 0;      // trials left out because a job of theirs is in the queue
+  // Origin of the limit: "--array-max", "scontrol", …
+  std::string limit_from;
+  // Number of trials left out because a job of theirs is in the queue.
+  int64_t queued = 0;
 };
-// Writes scripts and maps for the trials that are pending or lost and in no job. Submits nothing.
+// Writes scripts and maps for the trials that are pending or lost and in no job. Does not submit them.
 SlurmPlan write_slurm(const Store& store, const SlurmOptions& options);
 
-// Submits array `index` and notes it in jobs.jsonl. Returns the job's number. Throws ErrorCode::failed with
-// what sbatch said.
+// Submits array `index`, records it in jobs.jsonl, and returns the number of the job. Throws
+// ErrorCode::failed with the output of sbatch.
 std::string submit_slurm(const Store& store, const SlurmPlan& plan, size_t index);
 
-// The Slurm state of a sweep's tasks, by trial: from squeue, and for those that left the queue from sacct.
-// Empty where nothing was submitted or the tools are not there.
+// The Slurm state of a sweep's tasks, by trial. Tasks in the queue come from squeue, tasks that left it from
+// sacct. Empty if no job was submitted or the tools are not installed.
 struct SlurmTask {
-  std::string job;     // "123_4"
-  std::string state;   // "RUNNING"
-  std::string reason;  // of a pending one
+  // Number of job and task, such as "123_4".
+  std::string job;
+  // State in Slurm, such as "RUNNING".
+  std::string state;
+  // Why a pending task does not run yet.
+  std::string reason;
   bool in_queue = false;
 };
 std::map<std::string, SlurmTask> slurm_tasks(const std::filesystem::path& directory);

@@ -11,8 +11,10 @@ namespace capstan::sweep {
 class Sobol {
  public:
   static constexpr int kMostDimensions = 24;
-  explicit Sobol(int dimensions);  // from 1 to kMostDimensions
-  // Each in [0, 1); the first is all zeros. Throws ErrorCode::failed after 2^30 points.
+  // `dimensions` is from 1 to kMostDimensions.
+  explicit Sobol(int dimensions);
+  // Returns the next point, with coordinates in [0, 1). The first point is all zeros. Throws
+  // ErrorCode::failed after 2^30 points.
   std::vector<double> next();
 
  private:

@@ -142,7 +142,8 @@ std::optional<State> Store::written(std::string_view id) const {
     const auto at = std::find(kStates.begin(), kStates.end(), word);
     if (at != kStates.end()) return static_cast<State>(at - kStates.begin());
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::io) throw;  // not gone: it cannot be read now
+    // The file exists, but cannot be read now.
+    if (error.code() == ErrorCode::io) throw;
   }
   return std::nullopt;
 }
@@ -160,16 +161,17 @@ State Store::state(std::string_view id) const {
 
 TrialStatus Store::status(const TrialPlan& planned) const {
   TrialStatus out;
-  const fs::path place = trial(planned.id);
+  const fs::path directory = trial(planned.id);
   out.state = state(planned.id);
-  if (const auto holder = holder_of(place); holder && out.state == State::running) out.owner = holder->text;
-  out.attempt = newest_attempt(place);
+  if (const auto holder = holder_of(directory); holder && out.state == State::running)
+    out.owner = holder->text;
+  out.attempt = newest_attempt(directory);
   for (int64_t attempt = 1; attempt <= out.attempt; ++attempt) {
-    const fs::path file = place / "attempts" / std::to_string(attempt) / "result.json";
+    const fs::path file = directory / "attempts" / std::to_string(attempt) / "result.json";
     std::error_code error;
     if (!fs::exists(file, error)) continue;
     try {
-      const auto result = OrderedJson::parse(read_file(file, 1 << 20));
+      const auto result = ordered_json_of(read_file(file, 1 << 20));
       out.seconds += result.value("seconds", 0.0);
       out.failures = result.value("failures", int64_t{0});
       out.reason = result.value("reason", "");
@@ -201,7 +203,8 @@ int64_t Store::begin_attempt(std::string_view id) const {
   fs::create_directories(attempt(id, number), error);
   if (error) fail(ErrorCode::io, "cannot create `" + attempt(id, number).string() + "`: " + error.message());
   fs::create_symlink("../../run/metrics.jsonl", attempt(id, number) / "metrics.jsonl", error);
-  fs::create_symlink("run/checkpoints", trial(id) / "checkpoints", error);  // there already after the first
+  // There already after the first.
+  fs::create_symlink("run/checkpoints", trial(id) / "checkpoints", error);
   return number;
 }
 
@@ -217,7 +220,7 @@ void Store::repair_journal() const {
   const std::string text = journal.text();
   for (const std::string_view line : split(text, '\n')) {
     if (line.empty()) continue;
-    const auto row = OrderedJson::parse(line, nullptr, false);
+    const auto row = ordered_json_of(line, IfNotJson::discard);
     if (row.is_object() && row.contains("trial") && row.contains("state"))
       last[row["trial"].get<std::string>()] = row["state"].get<std::string>();
   }
@@ -275,7 +278,7 @@ RunMeasurements Store::measured(std::string_view id) const {
   const auto finite = [](double value) { return std::isfinite(value) ? std::optional(value) : std::nullopt; };
   out.tokens_per_second = finite(row->number("tokens_per_second"));
   out.memory_bytes = finite(row->number("memory_bytes"));
-  // As the log, the estimate and `runs show` count it: with the kernels' own.
+  // The log, the estimate and `runs show` include the scratch memory of kernels, too.
   if (const auto kernels = finite(row->number("kernel_scratch_bytes")); kernels && out.memory_bytes)
     *out.memory_bytes += *kernels;
   return out;
@@ -301,7 +304,7 @@ RunProgress Store::progress(const TrialPlan& planned) const {
   out.reached = row->step.value_or(0) - (ended ? 0 : 1);
   if (now != State::pruned) return out;
   try {
-    const auto result = OrderedJson::parse(
+    const auto result = ordered_json_of(
         read_file(attempt(planned.id, newest_attempt(trial(planned.id))) / "result.json", 1 << 20));
     if (result.contains("pruned_at") && result["pruned_at"].is_number_integer())
       out.pruned_at = result["pruned_at"].get<int64_t>();
@@ -351,7 +354,7 @@ struct LockRecord {
   int64_t seconds_left = 0;  // of the grace period
 };
 std::optional<LockRecord> read_lock_record(int fd) {
-  const auto text = OrderedJson::parse(read_all(fd), nullptr, false);
+  const auto text = ordered_json_of(read_all(fd), IfNotJson::discard);
   if (!text.is_object()) return std::nullopt;
   struct stat info {};
   ::fstat(fd, &info);

@@ -29,37 +29,47 @@ namespace capstan::sweep {
 enum class State : uint8_t { pending, running, done, failed, pruned, lost };
 std::string_view name_of(State state);
 
-std::string host_name();  // of this machine; empty: unknown
+// Name of this machine; empty: unknown.
+std::string host_name();
 
 struct TrialStatus {
   State state = State::pending;
-  int64_t attempt = 0;                       // the newest; 0: never started
-  int64_t failures = 0;                      // that count against limits.retries
-  std::string reason;                        // of failed and pruned, and why a pending one stopped
-  std::string owner;                         // running: "host, process 123 since 2026-01-31T12:34:56Z"
-  std::optional<int64_t> step, total_steps;  // step: last logged
-  // As the definition's metric says; nullopt: none yet, or not finite.
+  // Number of the newest attempt. 0: the trial was never started.
+  int64_t attempt = 0;
+  // Number of failures that count against limits.retries.
+  int64_t failures = 0;
+  // Why the trial failed, was pruned, or was stopped and is pending.
+  std::string reason;
+  // Process that runs the trial: "host, process 123 since 2026-01-31T12:34:56Z".
+  std::string owner;
+  // Last logged step, and number of steps of the trial.
+  std::optional<int64_t> step, total_steps;
+  // Value of the definition's metric. nullopt: there is none yet, or it is not finite.
   std::optional<double> metric;
-  double seconds = 0;  // in all attempts that ended
-  // Of successive halving that it has passed, as the newest attempt says.
+  // Duration of all attempts that ended, in seconds.
+  double seconds = 0;
+  // Number of rungs of successive halving that the trial has passed in the newest attempt.
   size_t rungs = 0;
 };
 
-// How far a trial's rows go.
+// How far the rows of a trial in metrics.jsonl reach.
 struct RunProgress {
-  // The last step after which no more rows of it or of an earlier one come.
+  // The last step that is complete: no more rows of it or of an earlier step will be written.
   int64_t reached = 0;
-  std::optional<int64_t> pruned_at;  // the step at which it was stopped, whatever it did afterwards
+  // The step at which the trial was pruned, whatever it did afterwards.
+  std::optional<int64_t> pruned_at;
 };
 
 struct CurvePoint {
   int64_t step = 0;
-  double value = 0;  // NaN where the file says null
+  // NaN if the file has null.
+  double value = 0;
 };
 
 // Measurements of the last logged step of a run.
 struct RunMeasurements {
-  std::optional<double> tokens_per_second, memory_bytes;  // the latter with the kernels' scratch
+  // memory_bytes includes kernel scratch memory.
+  std::optional<double> tokens_per_second, memory_bytes;
 };
 
 // One line of the journal.
@@ -67,49 +77,56 @@ struct StateChange {
   State state = State::pending;
   int64_t attempt = 0;
   std::string reason;
-  std::optional<int> code;  // exit code of the attempt that ended
+  // Exit code of the attempt that ended.
+  std::optional<int> code;
 };
 
 class Store {
  public:
-  explicit Store(const std::filesystem::path& directory);  // reads the plan; throws like read_plan
+  // Reads the plan; throws like read_plan.
+  explicit Store(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }
   const Plan& plan() const { return plan_; }
-  bool refresh();  // reads the plan again where another process has added trials
+  // Reads the plan again if another process has added trials.
+  bool refresh();
   std::filesystem::path trial(std::string_view id) const { return directory_ / "trials" / id; }
   std::filesystem::path run(std::string_view id) const { return trial(id) / "run"; }
   std::filesystem::path metrics(std::string_view id) const { return run(id) / "metrics.jsonl"; }
   bool has_metrics(std::string_view id) const;
-  std::optional<records::ReadRow> last_logged_step(std::string_view id) const;  // nullopt: none yet
+  // nullopt: no step is logged yet.
+  std::optional<records::ReadRow> last_logged_step(std::string_view id) const;
 
-  std::optional<State> written(
-      std::string_view id) const;  // the state file; nullopt: nothing that is a state
-  // failed: also a trial whose directory or state file is missing; damage() gives the reason and the fix.
+  // Content of the state file. nullopt: it is missing or holds no state.
+  std::optional<State> written(std::string_view id) const;
+  // A trial whose directory or state file is missing counts as failed; damage() gives the reason and the fix.
   State state(std::string_view id) const;
-  std::string damage(std::string_view id) const;  // empty: none
+  // Describes the damage of a trial's directory. Empty: it is not damaged.
+  std::string damage(std::string_view id) const;
   TrialStatus status(const TrialPlan& trial) const;
-  std::vector<TrialStatus> statuses() const;  // in the order of the plan
+  // Statuses in the order of the plan.
+  std::vector<TrialStatus> statuses() const;
 
-  // A new attempt's directory, with its links; its number.
+  // Makes the directory of a new attempt with its links, and returns the number of the attempt.
   int64_t begin_attempt(std::string_view id) const;
   std::filesystem::path attempt(std::string_view id, int64_t number) const {
     return trial(id) / "attempts" / std::to_string(number);
   }
 
-  // State file by rename and one journal line, both under the journal's lock. The caller holds the trial's
-  // lock.
+  // Replaces the state file by a rename and appends one line to the journal, both under the journal's lock.
+  // The caller holds the trial's lock.
   void change(std::string_view id, const StateChange& transition) const;
   // Adds the journal lines that a killed process did not write after it had changed a state.
   void repair_journal() const;
   // Adds a journal line before a trial is taken over from a runner that has died.
   void record_lost(std::string_view id, int64_t attempt) const;
 
-  // The metric over steps, from the run's metrics.jsonl; empty when there is none yet.
+  // Reads the values of a metric over steps from the run's metrics.jsonl. Empty: there are none yet.
   std::vector<CurvePoint> read_curve(std::string_view id, std::string_view metric) const;
   RunMeasurements measured(std::string_view id) const;
   RunProgress progress(const TrialPlan& trial) const;
-  // Of the whole trial, as its run says once it has begun, else as planned; nullopt: not known yet.
+  // Number of steps of the trial: as recorded by its run once that has begun, and as planned before. nullopt:
+  // not known yet.
   std::optional<int64_t> total_steps(const TrialPlan& trial) const;
 
  private:
@@ -119,19 +136,22 @@ class Store {
   std::filesystem::file_time_type stamp_;
 };
 
-// The metric's one number of a curve: last, best, or mean of the last rows. nullopt: empty, or not finite.
+// Reduces a curve to one number according to the metric: last value, best value, or mean of the last rows.
+// nullopt: the curve is empty, or the number is not finite.
 std::optional<double> summarized(const std::vector<CurvePoint>& curve, const Metric& metric);
 
-// A trial for one process and what it starts: the lock is inherited by the trial's own process, so that a
-// trial whose runner was killed stays taken until its last process is gone. Holds host, pid and time; another
-// host's claim counts as gone when its heartbeat is old, or when Slurm has started the same job again.
+// Lock of a trial, for one process and its children. The trial's own process inherits the lock, so that a
+// trial whose runner was killed stays locked until its last process has ended. The lock records host, process
+// id and time. A lock of another host expires when its heartbeat is old, or when Slurm has started the same
+// job again.
 class TrialLock {
  public:
   static std::optional<TrialLock> try_take(const std::filesystem::path& trial);
   TrialLock(TrialLock&& other) noexcept;
   TrialLock& operator=(TrialLock&& other) noexcept;
   ~TrialLock();
-  void heartbeat() const;  // every few seconds
+  // Called every few seconds while the lock is held.
+  void heartbeat() const;
   int descriptor() const { return fd_; }
 
  private:
@@ -141,12 +161,18 @@ class TrialLock {
 
 // The process that holds a trial.
 struct LockHolder {
-  std::string text = "another process";  // "host, process 123 since 2026-01-31T12:34:56Z"
-  bool here = false;                     // the process is on this host
-  bool gone = false;                     // it has ended, and a child of it holds the lock
-  int64_t beat = 0;                      // last sign of life, in nanoseconds of its clock
-  int64_t seconds_left = 0;              // of another host: until the lock expires without a heartbeat
+  // Description such as "host, process 123 since 2026-01-31T12:34:56Z".
+  std::string text = "another process";
+  // Whether the process is on this host.
+  bool here = false;
+  // Whether the process has ended and a child of it holds the lock.
+  bool gone = false;
+  // Time of the last heartbeat, in nanoseconds of the holder's clock.
+  int64_t beat = 0;
+  // Seconds until the lock of a holder on another host expires without a heartbeat.
+  int64_t seconds_left = 0;
 };
-std::optional<LockHolder> holder_of(const std::filesystem::path& trial);  // nullopt: not held
+// nullopt: no process holds the trial.
+std::optional<LockHolder> holder_of(const std::filesystem::path& trial);
 
 }  // namespace capstan::sweep

@@ -27,9 +27,9 @@ std::optional<std::string> path_named(const std::string& name, const std::vector
   return std::nullopt;
 }
 
-[[noreturn]] void unknown_name(const std::string& option, const std::string& name,
+[[noreturn]] void unknown_name(const std::string& what, const std::string& name,
                                const std::vector<std::string>& known) {
-  fail(ErrorCode::usage, "`" + option + "` has no name `" + name + "`",
+  fail(ErrorCode::usage, what + " has an unknown name: `" + name + "`",
        near_help(name, known, "known names: "));
 }
 
@@ -84,7 +84,7 @@ Conditions parse_where(const std::vector<std::string>& texts, const Table& table
         known.push_back(table.metric.name);
         known.insert(known.end(), kOfTrial.begin(), kOfTrial.end());
         known.insert(known.end(), kOfRow.begin(), kOfRow.end());
-        unknown_name("--where", condition.path, std::move(known));
+        unknown_name("the condition", condition.path, std::move(known));
       }
     }
   return conditions;
@@ -158,24 +158,18 @@ size_t unranked_order(const TableRow& row) {
   return at;
 }
 
-std::string rounded(double value, int digits = 5) {
-  std::array<char, 32> text;
-  std::snprintf(text.data(), text.size(), "%.*g", digits, value);
-  return text.data();
-}
-
 }  // namespace
 
 std::string metric_text(const SeedStatistics& metric) {
   if (metric.n == 0) return "-";
-  if (!metric.deviation) return rounded(metric.mean);
+  if (!metric.deviation) return significant(metric.mean, 5);
   int decimals = 4;
   if (*metric.deviation > 0)
     decimals = std::clamp(1 - static_cast<int>(std::floor(std::log10(*metric.deviation))), 0, 9);
   // Large and tiny means read better with an exponent.
   const double size = std::abs(metric.mean);
   if (size >= 1e6 || (size > 0 && size < 1e-3))
-    return rounded(metric.mean) + " ± " + rounded(*metric.deviation, 2);
+    return significant(metric.mean, 5) + " ± " + significant(*metric.deviation, 2);
   return fixed(metric.mean, decimals) + " ± " + fixed(*metric.deviation, decimals);
 }
 
@@ -201,7 +195,7 @@ Table make_table(const Results& results, const TableOptions& options) {
     std::vector<std::string> keys;
     for (const std::string& name : options.group_by) {
       const auto path = path_named(name, table.keys, table.names);
-      if (!path) unknown_name("--group-by", name, table.names);
+      if (!path) unknown_name("the grouping", name, table.names);
       if (std::find(keys.begin(), keys.end(), *path) == keys.end()) keys.push_back(*path);
     }
     table.keys = std::move(keys);
@@ -209,7 +203,8 @@ Table make_table(const Results& results, const TableOptions& options) {
     table.grouped = true;
   }
 
-  std::map<std::string, size_t> row_of;  // by configuration, or by the values grouped by
+  // Keyed by configuration, or by the values of the grouping keys.
+  std::map<std::string, size_t> row_of;
   for (size_t i = 0; i < plan.trials.size(); ++i) {
     const TrialPlan& trial = plan.trials[i];
     Values point = with_state(trial.values, name_of(results.trials[i].status.state), trial.seed);
@@ -255,8 +250,9 @@ Table make_table(const Results& results, const TableOptions& options) {
   return table;
 }
 
-std::vector<std::vector<std::string>> cells(const Table& table, const Results& results, RowSelection part) {
-  const bool ranked = part == RowSelection::ranked;
+std::vector<std::vector<std::string>> cells(const Table& table, const Results& results,
+                                            RowSelection selection) {
+  const bool ranked = selection == RowSelection::ranked;
   std::vector<std::vector<std::string>> lines;
   std::vector<std::string> head;
   if (ranked) head.emplace_back("#");
@@ -265,7 +261,8 @@ std::vector<std::vector<std::string>> cells(const Table& table, const Results& r
   if (table.seeds) head.emplace_back("n");
   if (table.grouped) head.emplace_back("best");
   for (const char* name : {"steps", "tokens/s", "memory", "time"}) head.emplace_back(name);
-  const bool replicated = table.seeds && !table.grouped;  // a row of several seeds shows its configuration
+  // A row of several seeds shows its configuration.
+  const bool replicated = table.seeds && !table.grouped;
   head.emplace_back(table.grouped ? "best trial" : replicated ? "configuration" : "trial");
   bool mixed = !ranked;
   for (size_t i = 0; i < table.ranked && !mixed; ++i) mixed = states_text(table.rows[i]) != "done";
@@ -281,8 +278,8 @@ std::vector<std::vector<std::string>> cells(const Table& table, const Results& r
     line.push_back(metric_text(row.metric));
     if (table.seeds)
       line.push_back(std::to_string(ranked ? row.metric.n : static_cast<int64_t>(row.trials.size())));
-    if (table.grouped) line.push_back(row.best ? rounded(*row.best) : "-");
-    line.push_back(row.steps.n ? rounded(row.steps.mean, 8) : "-");
+    if (table.grouped) line.push_back(row.best ? significant(*row.best, 5) : "-");
+    line.push_back(row.steps.n ? significant(row.steps.mean, 8) : "-");
     line.push_back(row.tokens_per_second.n ? human_count(row.tokens_per_second.mean) : "-");
     line.push_back(row.memory_bytes.n ? human_bytes(row.memory_bytes.mean) : "-");
     line.push_back(row.seconds.n ? human_duration(row.seconds.mean) : "-");
@@ -303,8 +300,8 @@ std::string csv_cell(const std::string& text) {
   return cell + "\"";
 }
 
-std::string exact(const SeedStatistics& spread) {
-  return spread.n ? to_text(spread.mean) : std::string();
+std::string exact(const SeedStatistics& statistics) {
+  return statistics.n ? to_text(statistics.mean) : std::string();
 }
 
 std::vector<std::string> ids_of(const TableRow& row, const Results& results) {
@@ -332,8 +329,9 @@ std::string table_csv(const Table& table, const Results& results) {
     items.push_back(row.metric.deviation ? to_text(*row.metric.deviation) : std::string());
     items.push_back(std::to_string(row.metric.n));
     items.push_back(row.best ? to_text(*row.best) : std::string());
-    for (const SeedStatistics* spread : {&row.steps, &row.tokens_per_second, &row.memory_bytes, &row.seconds})
-      items.push_back(exact(*spread));
+    for (const SeedStatistics* statistics :
+         {&row.steps, &row.tokens_per_second, &row.memory_bytes, &row.seconds})
+      items.push_back(exact(*statistics));
     items.push_back(states_text(row));
     items.push_back(row.reason);
     items.push_back(join(ids_of(row, results), " "));
@@ -343,7 +341,8 @@ std::string table_csv(const Table& table, const Results& results) {
     const InvalidTrial& trial = results.plan.invalid[i];
     std::vector<std::string> items;
     for (const std::string& key : table.keys) items.push_back(value_of(trial.values, key));
-    items.resize(head.size() - 3);  // no metric and no measurements
+    // No metric and no measurements.
+    items.resize(head.size() - 3);
     items.insert(items.end(), {kInvalid, join(trial.reasons, "; "), ""});
     line(items);
   }
@@ -356,8 +355,8 @@ std::string table_json(const Table& table, const Results& results) {
                    {"metric", json_of(table.metric)},
                    {"keys", table.keys},
                    {"rows", OrderedJson::array()}};
-  const auto number = [](const SeedStatistics& spread) {
-    return spread.n ? OrderedJson(spread.mean) : OrderedJson();
+  const auto number = [](const SeedStatistics& statistics) {
+    return statistics.n ? OrderedJson(statistics.mean) : OrderedJson();
   };
   for (const TableRow& row : table.rows) {
     OrderedJson item;
@@ -391,8 +390,8 @@ std::string table_json(const Table& table, const Results& results) {
 
 std::string table_markdown(const Table& table, const Results& results) {
   std::string text;
-  for (const RowSelection part : {RowSelection::ranked, RowSelection::others}) {
-    const auto lines = cells(table, results, part);
+  for (const RowSelection selection : {RowSelection::ranked, RowSelection::others}) {
+    const auto lines = cells(table, results, selection);
     if (lines.size() < 2) continue;
     if (!text.empty()) text += '\n';
     for (size_t i = 0; i < lines.size(); ++i) {

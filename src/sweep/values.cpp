@@ -90,7 +90,7 @@ std::string override_value(const Node& node) {
                          node.text.find_first_of(",[]{}:\"'\n\\") == std::string::npos &&
                          node.text.front() != ' ' && node.text.back() != ' ';
       const bool interpolation = node.text.starts_with("${") && node.text.ends_with("}");
-      return (plain || interpolation) && !node.quoted ? node.text : capstan::quoted(node.text);
+      return (plain || interpolation) && !node.quoted ? node.text : in_quotes(node.text);
     }
     case Node::Kind::list: {
       std::vector<std::string> items;
@@ -121,8 +121,8 @@ std::optional<double> number_of(std::string_view value) {
   return std::nullopt;
 }
 
-std::string point_text(double value, bool whole) {
-  if (whole) return std::to_string(std::llround(value));
+std::string point_text(double value, bool integer) {
+  if (integer) return std::to_string(std::llround(value));
   std::array<char, 48> digits;
   const auto end =
       std::to_chars(digits.data(), digits.data() + digits.size(), value, std::chars_format::scientific, 5)

@@ -6,8 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <deque>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -94,9 +97,12 @@ class CheckedEvent final : public Event {
   CheckedEvent(CheckedQueue& queue, CheckedQueue::Ticket ticket) : queue_(queue), ticket_(ticket) {}
   bool done() const override { return queue_.done(ticket_); }
   void wait() override { queue_.wait(ticket_); }
+  // An error before the event is one of the queue that waits, too: what it works with is not there.
   void follow(CheckedQueue& queue) const {
     if (&queue == &queue_) return;
-    queue.push([&before = queue_, ticket = ticket_] { before.wait_without_error(ticket); });
+    queue.push([&before = queue_, ticket = ticket_] {
+      if (const std::exception_ptr error = before.wait_for_error(ticket)) std::rethrow_exception(error);
+    });
   }
 
  private:
@@ -108,11 +114,14 @@ class CheckedDevice final : public Device {
  public:
   CheckedDevice(const kernels::Table& table, int threads, const CheckedOptions& options)
       : pool_(threads),
-        compute_(options.seed, options.patient),
-        transfer_(options.seed + 1, options.patient) {
+        seed_(options.seed),
+        hold_(options.patient ? CheckedQueue::Hold::all : CheckedQueue::Hold::some) {
+    for (size_t i = 0; i < kQueues; ++i) queues_.emplace_back(seed_ + i, hold_);
     table_ = &table;
-    context_.pool = &pool_;
-    context_.prepare(pool_.size());
+    for (kernels::Context& context : contexts_) {
+      context.pool = &pool_;
+      context.prepare(pool_.size());
+    }
     launch_mode_ = LaunchMode::queue;
     kernel_offset_ = memory_.distance();
   }
@@ -122,14 +131,21 @@ class CheckedDevice final : public Device {
   void synchronize() override {
     staged_ = 0;
     finish();
-    compute_.wait(compute_.last());
-    transfer_.wait(transfer_.last());
+    std::exception_ptr first;
+    for (CheckedQueue& queue : queues_) {
+      try {
+        queue.wait(queue.last());
+      } catch (...) {
+        if (!first) first = std::current_exception();
+      }
+    }
+    if (first) std::rethrow_exception(first);
   }
-  void enqueue(std::function<void()> work) override { compute_.push(std::move(work)); }
+  void enqueue(Queue queue, std::function<void()> work) override { queue_of(queue).push(std::move(work)); }
 
   void zero(std::byte* data, int64_t bytes) override {
     if (bytes <= 0) return;
-    compute_.push([to = kernel_address(data), bytes] { std::memset(to, 0, static_cast<size_t>(bytes)); });
+    compute().push([to = kernel_address(data), bytes] { std::memset(to, 0, static_cast<size_t>(bytes)); });
   }
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
     push_copy(kernel_address(to), from, bytes, Queue::compute);
@@ -138,7 +154,7 @@ class CheckedDevice final : public Device {
     if (bytes <= 0) return;
     const auto* begin = static_cast<const std::byte*>(from);
     std::vector<std::byte> staged(begin, begin + bytes);
-    compute_.push([to = kernel_address(to), staged = std::move(staged)] {
+    compute().push([to = kernel_address(to), staged = std::move(staged)] {
       std::memcpy(to, staged.data(), staged.size());
     });
     staged_ += bytes;
@@ -146,7 +162,7 @@ class CheckedDevice final : public Device {
   }
   void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
     start_copy_to_host(to, from, bytes, Queue::compute);
-    compute_.wait(compute_.last());
+    compute().wait(compute().last());
   }
   void push_copy(void* to, const std::byte* from, int64_t bytes, Queue queue) {
     if (bytes <= 0) return;
@@ -154,9 +170,15 @@ class CheckedDevice final : public Device {
       std::memcpy(to, from, static_cast<size_t>(bytes));
     });
   }
+  void start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue queue) override {
+    if (bytes <= 0) return;
+    queue_of(queue).push(
+        [to = kernel_address(to), from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  }
   void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue queue) override {
     if (bytes <= 0) return;
-    std::memset(to, 0xff, static_cast<size_t>(bytes));  // early readers find NaN, or -1
+    // Early readers find NaN, or -1.
+    std::memset(to, 0xff, static_cast<size_t>(bytes));
     push_copy(to, from, bytes, queue);
   }
   std::unique_ptr<Event> record(Queue queue) override {
@@ -164,6 +186,11 @@ class CheckedDevice final : public Device {
   }
   void wait_for(Queue queue, const Event& event) override {
     dynamic_cast<const CheckedEvent&>(event).follow(queue_of(queue));
+  }
+  Queue add_queue(bool prompt) override {
+    CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
+    queues_.emplace_back(seed_ + queues_.size(), prompt ? CheckedQueue::Hold::none : hold_);
+    return static_cast<Queue>(queues_.size() - 1);
   }
   std::byte* host_address(std::byte*) override { return nullptr; }
 
@@ -179,21 +206,25 @@ class CheckedDevice final : public Device {
  private:
   // In queue order: a read of the block before its first write or after its release gives NaNs.
   void spoil(std::byte* data, int64_t bytes) {
-    compute_.push([to = reinterpret_cast<uint16_t*>(kernel_address(data)), bytes] {
+    compute().push([to = reinterpret_cast<uint16_t*>(kernel_address(data)), bytes] {
       std::fill_n(to, bytes / 2, kNobodyWrote);
     });
   }
-  // The queues may wait for each other: both are empty before an error is thrown or either ends.
+  // The queues may wait for each other: all are empty before an error is thrown or one of them ends.
   void finish() {
-    transfer_.wait_without_error(transfer_.last());
-    compute_.wait_without_error(compute_.last());
+    for (CheckedQueue& queue : queues_) queue.wait_for_error(queue.last());
   }
-  CheckedQueue& queue_of(Queue queue) { return queue == Queue::compute ? compute_ : transfer_; }
+  CheckedQueue& queue_of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
+  CheckedQueue& compute() { return queue_of(Queue::compute); }
 
   DoubleMapping memory_;
   ThreadPool pool_;
-  int64_t staged_ = 0;               // bytes queued for the device since the host last waited
-  CheckedQueue compute_, transfer_;  // last: their threads end before the members above
+  // Bytes queued for the device since the host last waited.
+  int64_t staged_ = 0;
+  const uint64_t seed_;
+  const CheckedQueue::Hold hold_;
+  // Last: their threads end before the members above.
+  std::deque<CheckedQueue> queues_;
 };
 
 }  // namespace

@@ -6,8 +6,8 @@
 
 namespace capstan {
 
-CheckedQueue::CheckedQueue(uint64_t seed, bool patient)
-    : patient_(patient), random_(philox_key(seed, purpose::test, 0)), thread_([this] { run(); }) {}
+CheckedQueue::CheckedQueue(uint64_t seed, Hold hold)
+    : hold_(hold), random_(philox_key(seed, purpose::test, 0)), thread_([this] { run(); }) {}
 
 CheckedQueue::~CheckedQueue() {
   {
@@ -39,15 +39,16 @@ bool CheckedQueue::done(Ticket ticket) const {
   return finished_up_to_ >= ticket;
 }
 
-void CheckedQueue::wait_without_error(Ticket ticket) {
+std::exception_ptr CheckedQueue::wait_for_error(Ticket ticket) {
   std::unique_lock lock(mutex_);
   demanded_ = std::max(demanded_, ticket);
   work_.notify_all();
   finished_.wait(lock, [&] { return finished_up_to_ >= ticket; });
+  return error_ && failed_ <= ticket ? error_ : nullptr;
 }
 
 void CheckedQueue::wait(Ticket ticket) {
-  wait_without_error(ticket);
+  wait_for_error(ticket);
   std::exception_ptr error;
   {
     std::lock_guard lock(mutex_);
@@ -58,9 +59,9 @@ void CheckedQueue::wait(Ticket ticket) {
 
 void CheckedQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket) {
   constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 64, kLongestDelay = 1000;  // microseconds
-  if (demanded_ < ticket && (patient_ || random_.below(kHoldOneIn) == 0))
+  if (demanded_ < ticket && (hold_ == Hold::all || (hold_ == Hold::some && random_.below(kHoldOneIn) == 0)))
     work_.wait(lock, [&] { return stop_ || demanded_ >= ticket || pending_.size() >= kMostHeld; });
-  if (patient_ || random_.below(kDelayOneIn) != 0) return;
+  if (hold_ == Hold::all || random_.below(kDelayOneIn) != 0) return;
   const std::chrono::microseconds delay(1 + random_.below(kLongestDelay));
   lock.unlock();
   std::this_thread::sleep_for(delay);
@@ -83,10 +84,11 @@ void CheckedQueue::run() {
     } catch (...) {
       error = std::current_exception();
     }
-    work = nullptr;  // release its captures before reporting completion
+    // Release its captures before reporting completion.
+    work = nullptr;
     lock.lock();
-    if (error) error_ = error;
     ++finished_up_to_;
+    if (error) error_ = error, failed_ = finished_up_to_;
     finished_.notify_all();
   }
 }

@@ -1,4 +1,4 @@
-// The queue of a checked device: runs work in order on its own thread, with deliberate delays.
+// A queue of a checked device: runs work in order on its own thread, with deliberate delays.
 #pragma once
 
 #include <condition_variable>
@@ -18,9 +18,10 @@ class CheckedQueue {
   // The number of the work item, from 1; 0 is always done.
   using Ticket = uint64_t;
 
-  // Delays work: some items by up to a millisecond, some (with `patient` all) until a wait needs them or
-  // kMostHeld items follow. `seed` selects which.
-  CheckedQueue(uint64_t seed, bool patient);
+  // Which items are held until a wait needs them or kMostHeld items follow.
+  enum class Hold : uint8_t { none, some, all };
+  // Delays work: some items by up to a millisecond, and those that are held. `seed` selects which.
+  CheckedQueue(uint64_t seed, Hold hold);
   ~CheckedQueue();  // runs the remaining work
   CheckedQueue(const CheckedQueue&) = delete;
   CheckedQueue& operator=(const CheckedQueue&) = delete;
@@ -29,10 +30,10 @@ class CheckedQueue {
   Ticket last() const;
   bool done(Ticket ticket) const;
   // Waits until the ticket and all earlier ones have run. Throws the first error thrown by work since the
-  // last wait; the work queued behind that error is skipped.
+  // last wait; the work queued after that error is skipped.
   void wait(Ticket ticket);
-  // The same for another queue's thread: keeps the error for the next wait().
-  void wait_without_error(Ticket ticket);
+  // Waits, and returns the error of the work up to the ticket, or null; keeps the error for the next wait().
+  std::exception_ptr wait_for_error(Ticket ticket);
 
   static constexpr size_t kMostHeld = 1024;
 
@@ -45,10 +46,12 @@ class CheckedQueue {
   std::deque<std::function<void()>> pending_;
   Ticket pushed_ = 0, finished_up_to_ = 0, demanded_ = 0;
   std::exception_ptr error_;
+  Ticket failed_ = 0;
   bool stop_ = false;
-  const bool patient_;
+  const Hold hold_;
   PhiloxStream random_;
-  std::thread thread_;  // last: it uses the members above
+  // Last: it uses the members above.
+  std::thread thread_;
 };
 
 }  // namespace capstan

@@ -26,6 +26,12 @@ std::string_view name_of(MemoryCategory category) {
   return names[static_cast<size_t>(category)];
 }
 
+std::string_view name_of(Queue queue) {
+  constexpr std::array<std::string_view, kQueues> names{"compute", "communication", "host to device",
+                                                        "device to host"};
+  return queue < Queue::count_ ? names[static_cast<size_t>(queue)] : "channel";
+}
+
 namespace {
 constexpr int64_t kSmallBlock = 1 << 20;
 thread_local MemoryCategory current_owner = MemoryCategory::activations;
@@ -46,7 +52,8 @@ int64_t round_allocation(int64_t bytes) {
 
 struct Device::Cache {
   std::map<int64_t, std::vector<std::byte*>> free_blocks;  // by size
-  std::unordered_map<std::byte*, int64_t> larger;          // blocks in use whose size is not the rounded one
+  // Blocks in use whose size is not the rounded one.
+  std::unordered_map<std::byte*, int64_t> larger;
 
   // The smallest free block that holds `size` and is larger by at most an eighth.
   std::byte* take(int64_t size) {
@@ -128,6 +135,9 @@ class Done final : public Event {
 }  // namespace
 
 // For devices that complete all work before they return.
+void Device::start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue) {
+  copy_to_device(to, from, bytes);
+}
 void Device::start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue) {
   copy_to_host(to, from, bytes);
 }
@@ -135,10 +145,14 @@ std::unique_ptr<Event> Device::record(Queue) {
   return std::make_unique<Done>();
 }
 void Device::wait_for(Queue, const Event&) {}
+Queue Device::add_queue(bool) {
+  return Queue::communication;
+}
 
 MemoryUse Device::memory() const {
   MemoryUse use = use_;
-  use.kernel_scratch = static_cast<int64_t>(context_.scratch_bytes());
+  for (const kernels::Context& context : contexts_)
+    use.kernel_scratch += static_cast<int64_t>(context.scratch_bytes());
   return use;
 }
 
@@ -151,7 +165,8 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 #if defined(__SANITIZE_ADDRESS__)
-constexpr int64_t kLargestFromHeap = INT64_MAX;  // the sanitizer checks the bounds of heap blocks
+// The sanitizer checks the bounds of heap blocks.
+constexpr int64_t kLargestFromHeap = INT64_MAX;
 #else
 constexpr int64_t kLargestFromHeap = kSmallBlock;
 #endif
@@ -185,8 +200,10 @@ class CpuDevice final : public Device {
  public:
   CpuDevice(const kernels::Table& table, int threads) : pool_(threads) {
     table_ = &table;
-    context_.pool = &pool_;
-    context_.prepare(pool_.size());
+    for (kernels::Context& context : contexts_) {
+      context.pool = &pool_;
+      context.prepare(pool_.size());
+    }
   }
   ~CpuDevice() override { release_cached(); }
   DeviceType type() const override { return DeviceType::cpu; }
@@ -232,7 +249,9 @@ class MetaDevice final : public Device {
   void zero(std::byte*, int64_t) override {}
   void copy(std::byte*, const std::byte*, int64_t) override {}
   void copy_to_device(std::byte*, const void*, int64_t) override {}
-  void reserve_workspace(kernels::WorkspaceSize need) override { context_.reserve_workspace(need, workers_); }
+  void reserve_workspace(kernels::WorkspaceSize need) override {
+    context().reserve_workspace(need, workers_);
+  }
   void copy_to_host(void*, const std::byte*, int64_t) override {
     fail(ErrorCode::internal, "internal error: the value of a meta tensor was asked for");
   }
@@ -285,7 +304,8 @@ std::byte* Context::scratch(int worker, size_t bytes) {
   Block& block = blocks_[index];
   if (block.bytes >= bytes) return block.memory.get();
   total_ -= block.bytes;
-  block = {};  // first: its contents are not needed, and both might not fit
+  // First: its contents are not needed, and both might not fit.
+  block = {};
   size_t wanted = grown(bytes);
   block.memory.reset(allocate_aligned(wanted));
   if (!block.memory) {

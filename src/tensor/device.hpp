@@ -51,13 +51,17 @@ class CategoryScope {
   MemoryCategory before_;
 };
 
-struct MemoryUse {            // bytes, after the allocator's rounding
-  int64_t now = 0, peak = 0;  // all categories
+// Bytes, after the allocator's rounding.
+struct MemoryUse {
+  // Sums over all categories.
+  int64_t now = 0, peak = 0;
   std::array<int64_t, kMemoryCategories> now_by_category{};
-  std::array<int64_t, kMemoryCategories> peak_by_category{};  // at the time of the peak
+  // At the time of the peak.
+  std::array<int64_t, kMemoryCategories> peak_by_category{};
   // Taken from the system, in use or kept for reuse.
   int64_t reserved = 0;
-  int64_t system_requests = 0;  // number of system allocations
+  // Number of system allocations.
+  int64_t system_requests = 0;
   // Scratch memory that kernels keep between launches, not part of the numbers above. It grows to the largest
   // need.
   int64_t kernel_scratch = 0;
@@ -67,17 +71,30 @@ struct MemoryUse {            // bytes, after the allocator's rounding
   int64_t total() const { return peak + cached() + kernel_scratch; }
 };
 
-// A device runs the work of each queue in order. compute: kernels, fills and copies. transfer: copies to the
-// host that overlap with kernels. On the CPU device, work of both queues runs in the calling thread and is
-// done on return.
-enum class Queue : uint8_t { compute, transfer };
+// A device runs the work of each queue in order, and different queues at the same time; events order them. On
+// the CPU device, work of every queue runs in the calling thread and is done on return.
+enum class Queue : uint8_t {
+  // Kernels of the forward and backward passes and of the update, fills, and the copies that do not name a
+  // queue. Memory is allocated and freed in the order of this queue: a block that another queue uses may be
+  // freed once the compute queue waits for that use.
+  compute,
+  // Transfers between ranks, and the kernels that reduce what they bring.
+  communication,
+  // Copies between host and device that overlap with kernels.
+  host_to_device,
+  device_to_host,
+  count_
+};
+inline constexpr size_t kQueues = static_cast<size_t>(Queue::count_);
+std::string_view name_of(Queue queue);
 
 // A point in a queue: done when all work queued before it has run. Must not outlive its device.
 class Event {
  public:
   virtual ~Event() = default;
   virtual bool done() const = 0;  // does not wait
-  virtual void wait() = 0;        // throws the queue's first error
+  // Throws the first error of the queue, and of the queues that it waited for.
+  virtual void wait() = 0;
 };
 
 // How `launch` runs a kernel.
@@ -105,7 +122,10 @@ class Device {
   MemoryUse memory() const;
   void reset_peak();
 
-  // Waits for all queued work; throws its first error.
+  // Launches of kernels on `queue` so far, also on the meta device. Fills and copies do not count.
+  int64_t launches(Queue queue = Queue::compute) const { return launches_[static_cast<size_t>(queue)]; }
+
+  // Waits for the work of all queues; throws the first error of the first queue that has one.
   virtual void synchronize() = 0;
 
   // These run on the compute queue. The host range of copy_to_device may change once it returns; copy_to_host
@@ -114,10 +134,14 @@ class Device {
   virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;  // both on this device
   virtual void copy_to_device(std::byte* to, const void* from_host, int64_t bytes) = 0;
   virtual void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) = 0;
-  // Asynchronous: the host range is complete, and the device memory may be freed or written, when an event
-  // recorded later in that queue is done.
+  // Asynchronous copies on `queue`, which waits for nothing by itself. An event recorded later in that queue
+  // says when the target is complete, and when the source may be written or freed.
+  virtual void start_copy_to_device(std::byte* to, const void* from_host, int64_t bytes, Queue queue);
   virtual void start_copy_to_host(void* to_host, const std::byte* from, int64_t bytes, Queue queue);
   virtual std::unique_ptr<Event> record(Queue queue);
+  // A further queue, for copies and `enqueue` only. prompt: its work begins as soon as it can, because other
+  // processes wait for it.
+  virtual Queue add_queue(bool prompt);
   // Work queued on `queue` from now on runs after the event. The host does not wait.
   virtual void wait_for(Queue queue, const Event& event);
 
@@ -126,11 +150,13 @@ class Device {
 
   // For `launch` only.
   const kernels::Table& table() const { return *table_; }
-  kernels::Context& context() { return context_; }
+  // Each queue has its own: two queues may run kernels at the same time.
+  kernels::Context& context(Queue queue = Queue::compute) { return contexts_[static_cast<size_t>(queue)]; }
   LaunchMode launch_mode() const { return launch_mode_; }
+  void count_launch(Queue queue) { ++launches_[static_cast<size_t>(queue)]; }
   // The address that this device's kernels use for the memory at `address`.
   std::byte* kernel_address(std::byte* address) const { return address + kernel_offset_; }
-  virtual void enqueue(std::function<void()> work) { work(); }
+  virtual void enqueue(Queue, std::function<void()> work) { work(); }
   // Announces the scratch memory of a launch whose need depends on its shape. Only the meta device uses it,
   // for estimates.
   virtual void reserve_workspace(kernels::WorkspaceSize) {}
@@ -144,7 +170,8 @@ class Device {
   LaunchMode launch_mode_ = LaunchMode::call;
   std::ptrdiff_t kernel_offset_ = 0;
   const kernels::Table* table_ = nullptr;
-  kernels::Context context_;
+  std::array<kernels::Context, kQueues> contexts_;
+  std::array<int64_t, kQueues> launches_{};
 
  private:
   struct Cache;

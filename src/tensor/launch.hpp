@@ -1,5 +1,5 @@
-// Runs a kernel on a device: passes tensors as raw arrays, at the addresses that the device's kernels use,
-// and enqueues the kernel. Does nothing on the meta device. Kernels run through launch() only.
+// Runs a kernel on a queue of a device: passes tensors as raw arrays, at the addresses that the device's
+// kernels use, and enqueues the kernel. Does nothing on the meta device. Kernels run through launch() only.
 #pragma once
 
 #include <tuple>
@@ -48,25 +48,32 @@ struct KernelArgument<T*> {
 };
 
 template <class... P>
-void enqueue_kernel(Device& device, void (*kernel)(kernels::Context&, P...), P... values) {
-  device.enqueue([kernel, &context = device.context(), arguments = std::tuple<P...>(values...)] {
+void enqueue_kernel(Device& device, Queue queue, void (*kernel)(kernels::Context&, P...), P... values) {
+  device.enqueue(queue, [kernel, &context = device.context(queue), arguments = std::tuple<P...>(values...)] {
     std::apply([&](const P&... each) { kernel(context, each...); }, arguments);
   });
 }
 
 template <class... P, class... A>
-void launch(Device& device, void (*kernel)(kernels::Context&, P...), A&&... arguments) {
+void launch(Device& device, Queue queue, void (*kernel)(kernels::Context&, P...), A&&... arguments) {
   static_assert(sizeof...(P) == sizeof...(A),
                 "as many arguments as the kernel has parameters after its context");
+  device.count_launch(queue);
   switch (device.launch_mode()) {
     case LaunchMode::call:
-      return kernel(device.context(), KernelArgument<P>::from(device, std::forward<A>(arguments))...);
+      return kernel(device.context(queue), KernelArgument<P>::from(device, std::forward<A>(arguments))...);
     case LaunchMode::queue:
-      return enqueue_kernel<P...>(device, kernel,
+      return enqueue_kernel<P...>(device, queue, kernel,
                                   KernelArgument<P>::from(device, std::forward<A>(arguments))...);
     case LaunchMode::none:
       return;
   }
+}
+
+// On the compute queue.
+template <class... P, class... A>
+void launch(Device& device, void (*kernel)(kernels::Context&, P...), A&&... arguments) {
+  launch(device, Queue::compute, kernel, std::forward<A>(arguments)...);
 }
 
 }  // namespace capstan

@@ -93,7 +93,8 @@ std::string Region::text() const {
   std::string text = "[";
   for (size_t d = 0; d < sizes.size(); ++d) {
     const int64_t begin = offsets[d], size = sizes[d];
-    const auto end = try_add(begin, size);  // a region that is refused may hold any numbers
+    // A region that is refused may hold any numbers.
+    const auto end = try_add(begin, size);
     text += (d ? "," : "") + std::to_string(begin) + ":" +
             (end ? std::to_string(*end) : std::to_string(begin) + "+" + std::to_string(size));
   }

@@ -33,7 +33,8 @@ class Storage {
 
 class Tensor {
  public:
-  Tensor() = default;  // empty: defined() is false
+  // Empty: defined() is false.
+  Tensor() = default;
   // Uninitialized, contiguous, in the memory category CategoryScope::current().
   static Tensor empty(Device& device, const Shape& shape, DType dtype = DType::f32);
   static Tensor zeros(Device& device, const Shape& shape, DType dtype = DType::f32);  // all bytes zero

@@ -1,13 +1,6 @@
 # Installs the library from BUILD into a scratch prefix, moves the prefix, and builds and runs a copy of EXAMPLE against it: with
 # find_package, and with pkg-config.
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  if(NOT code EQUAL 0)
-    list(JOIN ARGN " " command)
-    message(FATAL_ERROR "${command}\nended with ${code}:\n${output}")
-  endif()
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/../support/run.cmake)
 
 set(scratch ${BUILD}/install_test)
 file(REMOVE_RECURSE ${scratch})

@@ -141,7 +141,7 @@ TEST_CASE("humane units") {
   CHECK(human_duration(192) == "3m 12s");
   CHECK(with_separators(4194304) == "4 194 304");
   CHECK(with_separators(-4194) == "-4 194");
-  CHECK(quoted("a\"b\n\x01") == "\"a\\\"b\\n\\u0001\"");
+  CHECK(in_quotes("a\"b\n\x01") == "\"a\\\"b\\n\\u0001\"");
 }
 
 TEST_CASE("invalid UTF-8 is found at its offset") {
@@ -210,6 +210,34 @@ TEST_CASE("what is not there is named with what is near, written as the name was
   CHECK(near_paths(root + "/dat/corpus.txt") == Names{root + "/data/corpus.txt"});
   CHECK(near_paths(root + "/dat/nothing") == Names{root + "/data"});
   CHECK(near_paths(root + "/quite/else").empty());
+
+  // Component by component; a path that is complete hides directories that are near.
+  for (const char* name : {"recipes/team/im.yaml", "recipes/team/own.yaml", "dara/notes"}) {
+    fs::create_directories((directory.path() / name).parent_path());
+    write_file_durably(directory.path() / name, "x");
+  }
+  const auto file = [&](const std::string& name) { return near_paths(name, directory.path() / name); };
+  CHECK(file("dat/corpus.txt") == Names{"data/corpus.txt"});
+  CHECK(file("recipe/taem/im.yml") == Names{"recipes/team/im.yaml"});
+  CHECK(file("recipe/team/nothing") == Names{"recipes/team"});
+  CHECK(prefix("dat/corpus") == Names{"data/corpus_text_document"});
+  CHECK(prefix("dat/corpus_text_document") == Names{"data/corpus_text_document"});
+  CHECK(prefix("dat/more/a") == Names{"data/more/a_text_document"});
+  // No directory is near: the only other one that has the rest of the path.
+  CHECK(file("recipes/zz/im.yaml") == Names{"recipes/team/im.yaml"});
+  CHECK(file("zz/team/im.yaml") == Names{"recipes/team/im.yaml"});
+  CHECK(file("zz/recipes/team/im.yaml") == Names{"recipes/team/im.yaml"});
+  CHECK(file("zz/im.yaml").empty());
+  fs::create_directories(directory.path() / "recipes/other");
+  write_file_durably(directory.path() / "recipes/other/im.yaml", "x");
+  CHECK(file("recipes/zz/im.yaml").empty());  // two have it
+  // Many near directories on every level end soon.
+  for (const char* name : {"loop1", "loop2", "loop3"})
+    fs::create_directory_symlink(".", directory.path() / name);
+  std::string loops;
+  for (int i = 0; i < 20; ++i) loops += "loop/";
+  CHECK(file(loops + "nothing-like-it").size() <= 3);
+
   CHECK(near_paths_help({"a", "b", "c"}) == "did you mean `a`, `b` or `c`?");
 
   CHECK(test::error_of([&] { read_file(root + "/data/corpus.txd"); }) ==

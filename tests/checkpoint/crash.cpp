@@ -1,4 +1,4 @@
-// Saves on a disk that fails, fills up or loses power at the n-th operation, for every n.
+// Tests saves on a disk that fails, fills up or loses power at the n-th operation, for every n.
 #include <doctest/doctest.h>
 
 #include "../support/faulty_disk.hpp"
@@ -58,7 +58,7 @@ TEST_CASE(
         CAPTURE(refused.reason);
         REQUIRE(false);  // nothing half done may look like a checkpoint
       }
-      // The next process clears up and saves as if nothing had been.
+      // The next process removes leftovers and saves normally.
       remove_leftovers(real_file_system(), root.path());
       save_and_retain(real_file_system(), root.path(), 30, 300, "c");
       REQUIRE(newest(root.path()) == 300);
@@ -137,7 +137,7 @@ TEST_CASE("a power cut that forgets, tears and reorders what was not synced lose
       const float found = newest(after.path() / "c");
       CAPTURE(n);
       CAPTURE(committed);
-      // What a save reported as done is there; the one in flight may be.
+      // A checkpoint whose save has returned exists; the one being saved may exist.
       REQUIRE((found == committed || found == (committed < 0 ? 100 : committed + 100)));
     }
   }

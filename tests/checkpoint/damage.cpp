@@ -1,4 +1,5 @@
-// Damaged and hostile checkpoints: every truncation, every flipped bit of the manifest, well-sealed nonsense.
+// Tests damaged and malicious checkpoints: every truncation, every flipped bit of the manifest, and invalid
+// manifests with valid hashes.
 #include <doctest/doctest.h>
 
 #include "checkpoint/manifest.hpp"
@@ -55,8 +56,8 @@ TEST_CASE(
       const auto problems = verify(path, Depth::content);
       REQUIRE(!problems.empty());
       REQUIRE(problems[0].file == name);
-      // Opened without the content check, a damaged shard reads as other numbers or as a named error, no
-      // more.
+      // Without the content check, reading a damaged shard gives wrong numbers or an error with its name, and
+      // never crashes.
       error_of([&] {
         Reader reader = Reader::open(path, Depth::structure);
         std::vector<float> w(15);
@@ -74,7 +75,7 @@ TEST_CASE(
   CHECK(verify(path, Depth::content).empty());
 }
 
-TEST_CASE("well-sealed nonsense is refused with its place") {
+TEST_CASE("invalid manifests with valid hashes are refused with the location") {
   const std::string text = manifest_text(example());
   const std::string body = text.substr(0, text.rfind(",\n\"manifest_hash\""));
   const auto refusal = [&](const std::string& changed) {
@@ -125,7 +126,7 @@ TEST_CASE("well-sealed nonsense is refused with its place") {
 TEST_CASE("a shard that contradicts the manifest is refused on reading") {
   const TemporaryDirectory root;
   const fs::path path = save_small(real_file_system(), root.path(), 1);
-  // The same bytes under another shape, with all hashes made right again.
+  // The same bytes with another shape, and with all hashes corrected.
   std::string shard = slurp(path / "rank-00000.safetensors");
   const size_t at = shard.find("[3,5]");
   shard.replace(at, 5, "[5,3]");

@@ -1,5 +1,4 @@
-// What the tests of the checkpoint module share: a directory that goes away, bytes of known values, the text
-// of an error.
+// Helpers of the checkpoint tests: a temporary directory, bytes of known values, the text of an error.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +42,7 @@ std::span<std::byte> writable_bytes_of(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// Element i of a tensor is i, so that misplaced elements show.
+// Element i of a tensor is i, so that misplaced elements are found.
 inline std::vector<float> ramp(const Shape& shape, float first = 0) {
   std::vector<float> values(static_cast<size_t>(shape.elements()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = first + static_cast<float>(i);

@@ -19,7 +19,7 @@ static std::string refusal(const std::string& content) {
   return error_of([&] { parse_safetensors(bytes_of(content), "f"); });
 }
 
-TEST_CASE("what the reference implementation wrote is read") {
+TEST_CASE("files of the reference implementation are read") {
   const SafetensorsFile file(golden("types.safetensors"));
   CHECK(file.entries().size() == 12);
   CHECK(file.metadata() == std::map<std::string, std::string>{{"format", "pt"}});
@@ -45,7 +45,7 @@ TEST_CASE("what the reference implementation wrote is read") {
   CHECK(!external.at("mask").dtype);
 }
 
-TEST_CASE("what we write is what the reference writes, byte for byte") {
+TEST_CASE("written files equal those of the reference implementation byte for byte") {
   const TemporaryDirectory directory;
   for (const std::string name : {"types.safetensors", "plain.safetensors", "half.safetensors"}) {
     const SafetensorsFile reference(golden(name));
@@ -102,7 +102,7 @@ TEST_CASE("a source of the wrong size and a repeated name are our own bugs") {
   CHECK(holds(write({w, w}), "twice"));
 }
 
-TEST_CASE("malformed files are refused with the reason and the place") {
+TEST_CASE("malformed files are refused with the reason and the location") {
   const std::string ok = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   REQUIRE(refusal(make_file(ok, 8)).empty());
   REQUIRE(refusal(make_file("{}", 0)).empty());

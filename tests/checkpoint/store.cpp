@@ -151,7 +151,7 @@ TEST_CASE("element types convert on reading where that is sound") {
               "has shape [3]"));
 }
 
-TEST_CASE("bytes may be made when their turn comes") {
+TEST_CASE("bytes may be produced when they are written") {
   const TemporaryDirectory root;
   Writer writer(disk(), root.path(), {}, "x", 0, 1);
   std::vector<float> staging(4);
@@ -168,7 +168,7 @@ TEST_CASE("bytes may be made when their turn comes") {
     CHECK(read_all(reader, "t" + std::to_string(k)) == ramp({4}, static_cast<float>(k) * 10));
 }
 
-TEST_CASE("rectangles are values_of into rows of at most so many bytes") {
+TEST_CASE("regions are values_of into rows of at most so many bytes") {
   const Region where{{10, 3}, {7, 5}};
   CHECK(row_slabs(where, DType::f32, 1 << 20) == std::vector{where});
   const auto slabs = row_slabs(where, DType::f32, 2 * 5 * 4 + 1);
@@ -281,7 +281,7 @@ TEST_CASE("a run directory stands for its newest checkpoint") {
   CHECK(holds(text, "step-00000004: `state.json` differs"));
 }
 
-TEST_CASE("whatever does not belong is a problem: stale steps, extra, missing, linked and odd files") {
+TEST_CASE("verification reports stale steps and extra, missing, linked and irregular files") {
   const TemporaryDirectory root;
   const fs::path path = save_small(disk(), root.path(), 1);
   const auto first_problem = [&](const fs::path& directory) {
@@ -333,7 +333,7 @@ TEST_CASE("the block that differs is named") {
   CHECK(problems[0].block == 3);
   CHECK(holds(problems[0].text, "block 3 (bytes 12582912 to 16777216)"));
   CHECK(verify(path, Depth::structure).empty());
-  // Two readers share the work: exactly one of them sees it.
+  // Two readers divide the files: exactly one of them finds the damage.
   CHECK(verify(path, Depth::content, 0, 2).size() + verify(path, Depth::content, 1, 2).size() == 1);
 }
 
@@ -350,7 +350,7 @@ TEST_CASE(
   flip(root.path() / "step-00000050/rank-00000.safetensors", 200);
   CHECK(apply_retention(disk(), root.path(), {2, {}, {}}) == std::vector<int64_t>{20, 30});
   CHECK(steps(root.path()) == std::vector<int64_t>{60, 50, 40});
-  // Broken structure: neither counted nor deleted.
+  // A checkpoint with a broken structure is neither counted nor deleted.
   spill(root.path() / "step-00000060/manifest.json", "");
   save_small(disk(), root.path(), 70);
   CHECK(apply_retention(disk(), root.path(), {1, {}, 70}) == std::vector<int64_t>{40, 50});
@@ -361,7 +361,7 @@ TEST_CASE(
     CHECK(entry.path().filename().string()[0] != '.');
 }
 
-TEST_CASE("a step saved again replaces the older one in one move") {
+TEST_CASE("a step that is saved again replaces the older one atomically") {
   const TemporaryDirectory root;
   save_small(disk(), root.path(), 8, 0, "a");
   const fs::path path = save_small(disk(), root.path(), 8, 1000, "b");

@@ -3,8 +3,8 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "base/json.hpp"
 #include "process.hpp"
 #include "support/paths.hpp"
 
@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 TEST_CASE("check says ok and nothing else of every shipped recipe") {
   const ScratchDirectory scratch;
-  const json listed = json::parse(run({"recipe", "ls", "--json"}).out);
+  const json listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   size_t seen = 0;
   for (const auto& recipe : listed["recipes"]) {
     const std::string name = recipe["name"];
@@ -45,9 +45,9 @@ TEST_CASE(
     CHECK_MESSAGE(result.code == (refused ? 1 : 0), result.err);
     CHECK_MESSAGE(contains(result.out, ": ok (") == !refused, result.out);
     trained += refused ? 0 : 1;
-    const json object = json::parse(run_in(scratch, {"check", recipe, "--json"}).out);
+    const json object = capstan::json_of(run_in(scratch, {"check", recipe, "--json"}).out);
     for (const auto& diagnostic : object["diagnostics"])
-      CHECK_MESSAGE(diagnostic["code"] == "C0801", diagnostic.dump());
+      CHECK_MESSAGE(diagnostic["code"] == "C0801", capstan::dump_json(diagnostic));
     ++seen;
   }
   CHECK(seen >= 14);
@@ -114,7 +114,7 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
     if (strict) words.emplace_back("--files");
     const Finished asked = run_in(scratch, words);
     CHECK(asked.code == (strict ? 1 : 0));
-    const json object = json::parse(asked.out);
+    const json object = capstan::json_of(asked.out);
     CHECK(object["ok"] == !strict);
     REQUIRE(object["missing_files"].size() == 1);
     CHECK(object["missing_files"][0]["path"] == "dataset.data_path");
@@ -153,18 +153,145 @@ TEST_CASE("check --files finds what train would find when it opens data and weig
   const std::string base = "checkpoint.pretrained_checkpoint=base";
   both({base, "model.hidden_size=64"}, "does not fit the recipe's model");
   both({base, "peft=lora", "model.num_layers=4"}, "is missing in the checkpoint");
+  both({base, "model.vocab_size=512"}, "word_embeddings.weight");
   both({"checkpoint.load=base", "checkpoint.ckpt_step=5"}, "not found: checkpoint.ckpt_step = 5");
   const std::vector<std::string> sft = {"dataset=sft", "dataset.format=prompt_completion",
                                         "tokenizer.tokenizer_type=byte", "model.vocab_size=257",
                                         "dataset.train_files=[bad.jsonl]"};
   both(sft, "bad.jsonl:2");
 
-  // What is missing hides nothing that can be read without it.
+  // A missing file does not hide errors that can be found without it.
   const Finished two = run_in(scratch, {"check", "quickstart", "--files", "dataset.data_path=gone",
                                         "tokenizer.tokenizer_model=large.json"});
   CHECK(two.code == 1);
   CHECK_MESSAGE(contains(two.err, "error[C0801]: not found: dataset.data_path = gone"), two.err);
   CHECK_MESSAGE(contains(two.err, "error[C0802]: "), two.err);
+}
+
+TEST_CASE("check --files compares a recipe with the checkpoint that it continues, as train does") {
+  const ScratchDirectory scratch;
+  REQUIRE(train_in(scratch, {"train.train_iters=2", "--run-dir", "base"}).code == 0);
+  REQUIRE(
+      train_in(scratch, {"train.train_iters=2", "checkpoint.save_optim=false", "--run-dir", "bare"}).code ==
+      0);
+  const std::vector<std::string> lora = {"peft=lora", "checkpoint.pretrained_checkpoint=base"},
+                                 other_base = {"peft=lora", "checkpoint.pretrained_checkpoint=bare"};
+  const auto with = [](std::vector<std::string> words, const std::vector<std::string>& more) {
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  REQUIRE(train_in(scratch, with(lora, {"train.train_iters=2", "--run-dir", "adapters"})).code == 0);
+  const auto check_files = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words = tiny_recipe(with({"train.train_iters=4", "--files"}, more));
+    words.insert(words.begin(), "check");
+    return run_in(scratch, words);
+  };
+  int runs = 0;
+  const auto train = [&](const std::vector<std::string>& more) {
+    return train_in(scratch,
+                    with({"train.train_iters=4", "--run-dir", "run" + std::to_string(runs++)}, more));
+  };
+  const auto both = [&](const std::vector<std::string>& more, const std::string& expected) {
+    CAPTURE(expected);
+    const Finished trained = train(more), checked = check_files(more);
+    CHECK(trained.code != 0);
+    CHECK_MESSAGE(contains(trained.err, expected), trained.err);
+    CHECK(checked.code == 1);
+    CHECK_MESSAGE(contains(checked.err, "error[C0802]: "), checked.err);
+    CHECK_MESSAGE(contains(checked.err, expected), checked.err);
+  };
+  const auto accepted = [&](const std::vector<std::string>& more) {
+    const Finished checked = check_files(more), trained = train(more);
+    CHECK_MESSAGE(checked.code == 0, checked.err);
+    CHECK_MESSAGE(trained.code == 0, trained.err);
+  };
+  const std::string load = "checkpoint.load=base";
+  const std::string changed = "the recipe differs from the run's in fields that change the results:\n    ";
+  accepted({load, "logger.tensorboard=false"});
+  both({load, "model.hidden_size=64"}, changed + "model.hidden_size: 32 -> 64");
+  both({load, "model.num_layers=2"}, changed + "model.num_layers: 1 -> 2");
+  both({load, "optimizer.lr=0.007"}, changed + "optimizer.lr: ");
+  both({load, "dataset.random_seed=5"}, changed + "dataset.random_seed: 1234 -> 5");
+  both({"checkpoint.load=bare"}, "was saved without optimizer state");
+  accepted({"checkpoint.load=bare", "checkpoint.load_optim=false"});
+  // Adapters: those that continue, and those with which a new run begins.
+  accepted(with(lora, {"checkpoint.load=adapters"}));
+  both(with(other_base, {"checkpoint.load=adapters"}),
+       "holds other weights than those that the adapters were trained beside");
+  accepted(with(lora, {"peft.adapter=adapters"}));
+  both(with(lora, {"peft.adapter=adapters", "peft.dim=4"}), "peft.dim is 4 in the recipe, and ");
+  both(with(other_base, {"peft.adapter=adapters"}), "were trained beside (hash ");
+
+  // Data that are missing do not hide a model of other shapes.
+  const Finished shapes = run_in(scratch, {"check", "quickstart", "--files", "dataset.data_path=gone", load});
+  CHECK(shapes.code == 1);
+  CHECK_MESSAGE(contains(shapes.err, "not found: dataset.data_path = gone"), shapes.err);
+  CHECK_MESSAGE(contains(shapes.err, "does not fit the recipe's model"), shapes.err);
+  // The output says which files --files would open in addition.
+  std::vector<std::string> words = tiny_recipe({load});
+  words.insert(words.begin(), "check");
+  CHECK_MESSAGE(contains(run_in(scratch, words).out, "; --files opens its weights too"),
+                run_in(scratch, words).out);
+}
+
+TEST_CASE("check --files and train refuse directories that cannot be written") {
+  const ScratchDirectory scratch;
+  scratch.write("file", "x");
+  const auto words = [](const char* command, const std::vector<std::string>& more) {
+    std::vector<std::string> all = tiny_recipe({"train.train_iters=1"});
+    all.insert(all.begin(), command);
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto both = [&](std::vector<std::string> more, const std::string& expected) {
+    CAPTURE(expected);
+    const Finished trained = run_in(scratch, words("train", more));
+    CHECK(trained.code == 1);
+    CHECK_MESSAGE(contains(trained.err, expected), trained.err);
+    more.emplace_back("--files");
+    const Finished checked = run_in(scratch, words("check", more));
+    CHECK(checked.code == 1);
+    CHECK_MESSAGE(contains(checked.err, "error[C0803]: " + expected), checked.err);
+  };
+  const std::string at_file = "`" + scratch.file("file") + "` is a file, not a directory";
+  both({"checkpoint.save=file/kept"}, "not writable: checkpoint.save = file/kept: " + at_file);
+  both({"logger.tensorboard_dir=file"}, "not writable: logger.tensorboard_dir = file: " + at_file);
+  both({"profiling.trace=true", "profiling.trace_dir=file/a/b"},
+       "not writable: profiling.trace_dir = file/a/b: " + at_file);
+  both({"--run-dir", "file/a"}, "not writable: run directory = file/a: `file` is a file");
+  scratch.write("runs", "x");
+  both({}, "not writable: run directory = runs/quickstart: `runs` is a file, not a directory");
+  CHECK(run_in(scratch, words("check", {})).code == 0);  // without --files nothing is looked at
+  CHECK(run_in(scratch, words("check", {"--files", "--run-dir", "elsewhere"})).code == 0);
+  CHECK_FALSE(fs::exists(scratch.file("elsewhere")));
+  CHECK(run_in(scratch, words("check", {"--run-dir", "elsewhere"})).code == 2);
+
+  // All at once, and nothing is left behind.
+  const Finished two = run_in(scratch, words("train", {"checkpoint.save=file"}));
+  CHECK(two.code == 1);
+  CHECK_MESSAGE(contains(two.err, "2 directories of the run cannot be written:"), two.err);
+  CHECK(std::distance(fs::directory_iterator(scratch.path()), fs::directory_iterator()) == 2);
+}
+
+TEST_CASE("a misspelled directory is named with what is near, component by component") {
+  const ScratchDirectory scratch;
+  fs::create_directories(scratch.file("data"));
+  fs::create_directories(scratch.file("recipes/team"));
+  scratch.write("data/corpus_text_document.bin", "");
+  scratch.write("data/corpus_text_document.idx", "");
+  scratch.write("recipes/team/im.yaml", "extends: quickstart\n");
+  const auto near = [&](const std::vector<std::string>& words, const std::string& name) {
+    CAPTURE(name);
+    const Finished missing = run_in(scratch, words);
+    CHECK(missing.code == 2);
+    CHECK_MESSAGE(contains(missing.err, "did you mean `" + name + "`?"), missing.err);
+  };
+  near({"check", "recipe/team/im.yaml"}, "recipes/team/im.yaml");
+  near({"check", "recipes/zz/im.yaml"}, "recipes/team/im.yaml");
+  near({"check", "recipe/taem/im.yml"}, "recipes/team/im.yaml");
+  near({"data", "inspect", "dat/corpus"}, "data/corpus_text_document");
+  const Finished files = run_in(scratch, {"check", "quickstart", "--files", "dataset.data_path=dat/corpus"});
+  CHECK_MESSAGE(contains(files.err, "did you mean `data/corpus_text_document`?"), files.err);
 }
 
 TEST_CASE("check refuses devices on which this version cannot train") {
@@ -292,7 +419,7 @@ TEST_CASE("dataset=mock needs no data and no tokenizer") {
     const Finished done = run_in(scratch, words);
     CHECK_MESSAGE(done.code == 0, done.err);
   }
-  const json listed = json::parse(run({"recipe", "ls", "--json"}).out);
+  const json listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   for (const auto& recipe : listed["recipes"]) {
     const std::string name = recipe["name"];
     const Finished result =

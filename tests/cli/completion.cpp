@@ -92,7 +92,7 @@ TEST_CASE("the scripts are printed, and no others") {
 
 namespace {
 
-// What bash would put in: `line` typed up to its end, split at the characters that bash splits at.
+// The replies of bash for `line`, typed up to its end and split at the characters at which bash splits words.
 std::string bash_replies(const std::string& line, int type = 9) {
   ScratchDirectory scratch;
   const std::string script = scratch.write(

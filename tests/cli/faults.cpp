@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/json.hpp"
 #include "process.hpp"
 #include "support/tools.hpp"
 
@@ -64,7 +64,7 @@ TEST_CASE(
   const std::string place = scratch.file("small");
   fs::create_directory(place);
   if (::mount("tmpfs", place.c_str(), "tmpfs", 0, "size=1536k") != 0) {
-    // Whoever is not root is, in a user namespace of its own: this test alone, once more.
+    // Without root rights, the test runs itself once more in a user namespace, in which it is root.
     const bool again =
         std::getenv("CAPSTAN_IN_NAMESPACE") == nullptr && std::system("unshare -rm true 2>/dev/null") == 0;
     if (!require_present(again, "right to mount a file system")) return;
@@ -101,7 +101,7 @@ TEST_CASE(
   std::istringstream rows(read_text(place + "/run/metrics.jsonl"));
   int64_t expected = 1;
   for (std::string line; std::getline(rows, line);) {
-    const auto row = nlohmann::json::parse(line);
+    const auto row = capstan::json_of(line);
     if (row.contains("event")) continue;
     REQUIRE(row["step"].get<int64_t>() == expected++);
   }
@@ -156,7 +156,7 @@ TEST_CASE("a directory with another run's checkpoints is no place to save, unles
   CHECK(fs::exists(scratch.file("b/checkpoints/step-00000014")));
 }
 
-TEST_CASE("guards that never let go: skips end with an error, rewinds are counted over restarts") {
+TEST_CASE("anomalies that never end: skips end with an error, rewinds are counted over restarts") {
   const ScratchDirectory scratch;
   const auto wild = [&](const std::string& action, std::vector<std::string> more) {
     more.insert(more.begin(), {"train.train_iters=200", "optimizer.lr=100", "optimizer.clip_grad=0",

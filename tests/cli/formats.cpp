@@ -5,9 +5,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/json.hpp"
 #include "process.hpp"
 #include "support/paths.hpp"
 #include "support/tools.hpp"
@@ -22,7 +22,7 @@ static double loss_of(const std::string& model, const std::string& text) {
   const auto done = run({"eval", model, "--text", text, "--json", "model.seq_length=24", "train.threads=1"});
   CAPTURE(done.err);
   REQUIRE(done.code == 0);
-  return json::parse(done.out)["loss"].get<double>();
+  return capstan::json_of(done.out)["loss"].get<double>();
 }
 
 TEST_CASE("hf: to a checkpoint, back, and to GGUF: the same text has the same loss in each") {
@@ -33,7 +33,7 @@ TEST_CASE("hf: to a checkpoint, back, and to GGUF: the same text has the same lo
   auto done = run({"convert", kSmol, checkpoint, "--json"});
   CAPTURE(done.err);
   REQUIRE(done.code == 0);
-  CHECK(json::parse(done.out)["model"] == "llama in safetensors");
+  CHECK(capstan::json_of(done.out)["model"] == "llama in safetensors");
   REQUIRE(run({"convert", checkpoint, "hf:" + back}).code == 0);
   CHECK(read_text(back + "/model.safetensors") == read_text(kHere + "families/smollm2/model.safetensors"));
   CHECK(read_text(back + "/config.json") == read_text(kHere + "families/smollm2/config.json"));
@@ -56,7 +56,7 @@ TEST_CASE("hf: to a checkpoint, back, and to GGUF: the same text has the same lo
                         .out);
 }
 
-TEST_CASE("converting and evaluating a foreign model starts no program and opens no shared object") {
+TEST_CASE("converting and evaluating an external model starts no program and opens no shared object") {
   if (!require_tool("strace")) return;
   ScratchDirectory home;
   const std::string text = home.write("text.txt", "the thin cat sat on the hat\n"), log = home.file("trace");
@@ -101,8 +101,8 @@ TEST_CASE("a run starts from hf: weights, and its checkpoint goes back to Transf
   REQUIRE(done.code == 0);
   CHECK(contains(done.err + done.out, "weights from " + kSmol));
   REQUIRE(run({"convert", home.file("run"), "hf:" + home.file("tuned"), "--dtype", "bf16"}).code == 0);
-  const json before = json::parse(read_text(kHere + "families/smollm2/config.json")),
-             after = json::parse(read_text(home.file("tuned") + "/config.json"));
+  const json before = capstan::json_of(read_text(kHere + "families/smollm2/config.json")),
+             after = capstan::json_of(read_text(home.file("tuned") + "/config.json"));
   CHECK(after["torch_dtype"] == "bfloat16");
   CHECK(after["head_dim"] == before["head_dim"]);
   CHECK(read_text(home.file("tuned") + "/generation_config.json") ==

@@ -1,4 +1,4 @@
-// What is generated from the tables is fresh, and well formed: docs/reference/ and the manual pages.
+// The files generated from the tables, docs/reference/ and the manual pages, are up to date and well formed.
 #include <doctest/doctest.h>
 
 #include <cstdlib>

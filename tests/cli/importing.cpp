@@ -1,8 +1,7 @@
 // capstan recipe import, as a user runs it.
 #include <doctest/doctest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.hpp"
 #include "process.hpp"
 #include "support/paths.hpp"
 
@@ -30,13 +29,13 @@ TEST_CASE("recipe import: to a file that check accepts, to standard output, as J
 
   const Finished json = run({"recipe", "import", kGolden + "gpt_small.sh", "--json"});
   REQUIRE(nlohmann::json::accept(json.out));
-  const auto object = nlohmann::json::parse(json.out);
+  const auto object = capstan::json_of(json.out);
   CHECK(object["schema"] == "capstan.import/1");
   CHECK(object["format"] == "megatron");
   CHECK(object["ok"] == true);
   CHECK(object["recipe"] == shown.out);
   CHECK(object["taken"][0]["key"] == "--num-layers");
-  CHECK(object["left"].size() >= 6);
+  CHECK(object["omitted"].size() >= 6);
 }
 
 TEST_CASE("recipe import: a branch is asked about, and --var chooses") {
@@ -51,7 +50,8 @@ TEST_CASE("recipe import: a branch is asked about, and --var chooses") {
   CHECK(asked.code == 1);  // the model has no layers
   CHECK(contains(asked.err, "run.sh:1:1 if [ \"$1\" = big ]"));
   CHECK(contains(asked.err, "choose with --var 1=VALUE"));
-  // Also where a recipe without the branch has no errors: in the exit code, and in the recipe itself.
+  // The open branch is also reported if the recipe has no errors without it: in the exit code, and in the
+  // recipe itself.
   const std::string precision = scratch.write(
       "precision.sh",
       "if [ \"$BF16\" = 1 ]; then P=--bf16; else P=--fp16; fi\n"
@@ -61,7 +61,7 @@ TEST_CASE("recipe import: a branch is asked about, and --var chooses") {
   const Finished open = run({"recipe", "import", precision});
   CHECK_MESSAGE(open.code == 1, open.err);
   CHECK_MESSAGE(contains(open.out, "# To fill in: `if [ \"$BF16\" = 1 ]`, line 1: not decided"), open.out);
-  CHECK(nlohmann::json::parse(run({"recipe", "import", precision, "--json"}).out)["ok"] == false);
+  CHECK(capstan::json_of(run({"recipe", "import", precision, "--json"}).out)["ok"] == false);
   const Finished decided = run({"recipe", "import", precision, "--var", "BF16=1"});
   CHECK_MESSAGE(decided.code == 0, decided.err);
   CHECK(contains(decided.out, "bf16_mixed"));
@@ -70,6 +70,23 @@ TEST_CASE("recipe import: a branch is asked about, and --var chooses") {
   CHECK_MESSAGE(chosen.code == 0, chosen.err);
   CHECK(contains(chosen.out, "num_layers: 4"));
   CHECK(run({"recipe", "import", script, "--var", "big"}).code == 2);
+  const std::string both = scratch.write(
+      "both.sh", "if [ \"$A\" = \"$B\" ]; then L=4; else L=2; fi\npython pretrain_gpt.py --num-layers $L\n");
+  CHECK(contains(run({"recipe", "import", both}).err, "choose with --var A=VALUE --var B=VALUE"));
+}
+
+TEST_CASE("recipe import: the command names the flags that the lists do not") {
+  ScratchDirectory scratch;
+  const Finished script = run({"recipe", "import", kGolden + "gpt_small.sh"});
+  CHECK(contains(script.err, "`capstan train --nproc N` or mpirun starts the ranks"));
+  CHECK(contains(script.err, "a run here continues with `capstan train … --resume`"));
+  const Finished json = run({"recipe", "import", kGolden + "gpt_small.sh", "--json"});
+  CHECK(contains(json.out, "`capstan train --nproc N` or mpirun starts the ranks"));
+  const Finished without_model = run({"recipe", "import", kGolden + "ds_zero2.json"});
+  CHECK(contains(without_model.err, "--base names a recipe that does"));
+  CHECK(contains(without_model.out, "extend a recipe that does"));
+  const Finished unknown = run({"recipe", "import", scratch.write("x.yaml", "a: 1\n")});
+  CHECK(contains(unknown.err, "--from FORMAT sets its format:"));
 }
 
 TEST_CASE("recipe import: exit codes and ways out") {

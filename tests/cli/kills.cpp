@@ -1,5 +1,5 @@
 // kill -9 at random moments: the run resumes each time, and in the end its losses are those of the run that
-// was not killed. CAPSTAN_KILLS says how many (200), CAPSTAN_SEED from which seed (1).
+// was not killed. CAPSTAN_KILLS says how many (80), CAPSTAN_SEED from which seed (1).
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -7,11 +7,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
 #include <thread>
 
+#include "base/json.hpp"
 #include "process.hpp"
 
 using namespace capstan::test;
@@ -32,9 +32,10 @@ std::string losses_of(const std::string& run) {
   std::string all;
   std::istringstream text(read_text(run + "/metrics.jsonl"));
   for (std::string line; std::getline(text, line);) {
-    const json row = json::parse(line);  // no line may be torn
+    const json row = capstan::json_of(line);  // no line may be torn
     if (row.contains("event")) continue;
-    all += row["step"].dump() + " " + row["loss"].dump() + " " + row["grad_norm"].dump() + "\n";
+    all += capstan::dump_json(row["step"]) + " " + capstan::dump_json(row["loss"]) + " " +
+           capstan::dump_json(row["grad_norm"]) + "\n";
   }
   return all;
 }
@@ -54,7 +55,7 @@ int64_t number_from(const char* variable, int64_t otherwise) {
 }  // namespace
 
 TEST_CASE("kill -9 at random moments loses nothing") {
-  const int64_t wanted = number_from("CAPSTAN_KILLS", 200);
+  const int64_t wanted = number_from("CAPSTAN_KILLS", 80);
   std::mt19937 random(static_cast<unsigned>(number_from("CAPSTAN_SEED", 1)));
   // In memory where that is possible: a process dies the same there, and thousands of files are synced.
   if (::access("/dev/shm", W_OK) == 0) ::setenv("TMPDIR", "/dev/shm", 1);
@@ -149,7 +150,7 @@ static void check_kills(int64_t wanted, int steps, const std::vector<std::string
     launch.directory = scratch.path();
     launch.arguments = arguments_of(run, async, steps);
     launch.arguments.insert(launch.arguments.end(), more.begin(), more.end());
-    // What Open MPI leaves of killed ranks goes away with the directory.
+    // Files that Open MPI leaves after killed ranks are deleted with the directory.
     launch.environment = {"OMPI_MCA_btl_vader_backing_directory=" + scratch.path()};
     return launch;
   };
@@ -193,7 +194,7 @@ static void check_kills(int64_t wanted, int steps, const std::vector<std::string
       REQUIRE_MESSAGE(killed, ended.err);
       ++kills;
       of_launcher += launcher;
-      // What the kill left running ends by itself, and soon: no other process can take the run before.
+      // Processes that survive the kill end by themselves soon. Until then no other process can take the run.
       for (int tries = 0; tries < 100; ++tries) {
         Launch look = launch_in(name, false);
         look.arguments.push_back("train.exit_interval=1");
@@ -212,10 +213,10 @@ static void check_kills(int64_t wanted, int steps, const std::vector<std::string
 }
 
 TEST_CASE("kill -9 of any process of a run on two ranks loses nothing, and ends the others") {
-  check_kills(std::max<int64_t>(8, number_from("CAPSTAN_KILLS", 200) / 20), 300, {"--nproc", "2"});
+  check_kills(std::max<int64_t>(8, number_from("CAPSTAN_KILLS", 80) / 20), 300, {"--nproc", "2"});
 }
 TEST_CASE("kill -9 of any of eight processes under tensor and pipeline parallelism and ZeRO loses nothing") {
-  check_kills(std::max<int64_t>(3, number_from("CAPSTAN_KILLS", 200) / 60), 30,
+  check_kills(std::max<int64_t>(3, number_from("CAPSTAN_KILLS", 80) / 60), 30,
               {"model.num_layers=2", "dist.tp=2", "dist.pp=2", "train.global_batch_size=4",
                "ddp.data_parallel_sharding_strategy=optim_grads", "--nproc", "8"});
 }

@@ -1,11 +1,11 @@
-// What the estimate says of memory is what the system counts for the process, whatever is trained, saved and
-// resumed; and a limit is held by every command alike.
+// The estimated memory agrees with the resident memory that the system reports for the process, also with
+// saves and resumes. Every command applies the memory limit.
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/json.hpp"
 #include "process.hpp"
 
 using namespace capstan::test;
@@ -15,8 +15,8 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// What is resident beside the estimate: the program and its libraries, stacks, the loader's samples, pieces
-// of files that are written or read. docs/performance.md states it.
+// Range of the resident memory beyond the estimate: program and libraries, stacks, samples of the loader, and
+// parts of files that are written or read. docs/performance.md gives it.
 constexpr double kLeastBase = 20, kMostBase = 64;  // MiB
 
 // Some 10 to 14 million parameters, and steps of seconds on one core.
@@ -58,7 +58,7 @@ double mib(const std::string& text) {
   return unit.starts_with("GiB") ? 1024 * value : value;
 }
 
-// Of the stage that needs the most, as `show --step` says it.
+// Estimated memory of the stage that needs the most, as printed by `show --step`.
 double estimated_mib(const ScratchDirectory& scratch, const Words& words, const Words& more = {}) {
   const Finished shown = in(scratch, "show", words, more);
   REQUIRE_MESSAGE(shown.code == 0, shown.err);
@@ -78,8 +78,8 @@ void check_resident(double resident, double estimated) {
 TEST_CASE(
     "resident memory is what the estimate says, with saves, adapters, evaluation and in every precision") {
   const std::pair<const char*, Words> cases[] = {
-      {"saves in the step's own time", {}},
-      {"saves beside the training", {"checkpoint.async_save=true"}},
+      {"synchronous checkpoints", {}},
+      {"asynchronous checkpoints", {"checkpoint.async_save=true"}},
       {"bf16", {"mixed_precision=bf16_mixed"}},
       {"many tokens",
        {"model.seq_length=512", "train.micro_batch_size=4", "model.vocab_size=2048", "train.train_iters=1"}},
@@ -105,12 +105,12 @@ TEST_CASE(
     std::istringstream lines(read_text(scratch.file("r/metrics.jsonl")));
     double said = 0;
     for (std::string line; std::getline(lines, line);) {
-      const json row = json::parse(line);
+      const json row = capstan::json_of(line);
       if (row.contains("resident_bytes")) said = row["resident_bytes"].get<double>() / (1 << 20);
     }
     CHECK(said == doctest::Approx(trained.resident_mib).epsilon(0.02));
     if (name != cases[0].first) continue;
-    // What is read when a run goes on, or begins with the weights of another program, does not stay.
+    // Memory in which a resumed run, or one that begins with external weights, reads its files is freed.
     const Finished resumed = in(
         scratch, "train", words,
         {"--run-dir", "r", "--resume", "train.train_iters=3", "scheduler.override_opt_param_scheduler=true"});
@@ -169,8 +169,8 @@ TEST_CASE("check, show --step and train refuse alike what a limit does not allow
     as_json.insert(as_json.begin(), "--json");
     const Finished machine = in(scratch, "check", words, as_json);
     CHECK(machine.code == 3);
-    CHECK(contains(refusal(checked.err), json::parse(machine.out)["does_not_fit"]["reason"]));
-    CHECK(json::parse(machine.out)["ok"] == false);
+    CHECK(contains(refusal(checked.err), capstan::json_of(machine.out)["does_not_fit"]["reason"]));
+    CHECK(capstan::json_of(machine.out)["ok"] == false);
     words.push_back("resilience.memory_limit=100MiB");
     const Finished enough = in(scratch, "check", words, more);
     CHECK_MESSAGE(enough.code == 0, enough.err);
@@ -181,7 +181,7 @@ TEST_CASE("check, show --step and train refuse alike what a limit does not allow
 
 TEST_CASE("the recipes fit the GPUs that they are made for") {
   // 80 GB are 74.5 GiB. The estimate is that of the CPU's kernels, whose scratch is not a GPU's.
-  const json listed = json::parse(run({"recipe", "ls", "--json"}).out);
+  const json listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   const ScratchDirectory scratch;
   size_t estimated = 0;
   for (const auto& recipe : listed["recipes"]) {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
+#include "base/json.hpp"
 #include "process.hpp"
 #include "support/paths.hpp"
 
@@ -18,7 +18,7 @@ namespace {
 
 const std::string kHere = std::string(capstan::test::kSourceDirectory) + "/tests/formats/";
 const std::string kBase = "hf:" + kHere + "families/llama", kAdapter = kHere + "adapters/lora";
-// What the fixture's adapter is, in a recipe.
+// The settings of the fixture's adapter as overrides of a recipe.
 const std::vector<std::string> kLikeIt = {"peft.scheme=canonical_lora", "peft.dim=3", "peft.alpha=6",
                                           "peft.target_modules=[linear_q,linear_k,linear_v,linear_proj,"
                                           "linear_fc1_gate,linear_fc1_up,linear_fc2]"};
@@ -49,7 +49,7 @@ struct Home {
     of.insert(of.begin(), "eval");
     // 53 words of vocabulary: bytes below that are few, and the text is given as such.
     of.insert(of.end(), {"--text", "text.txt", "--json", "model.seq_length=12", "train.threads=1"});
-    return json::parse(good(std::move(of)).out)["loss"].get<double>();
+    return capstan::json_of(good(std::move(of)).out)["loss"].get<double>();
   }
   std::string recipe(const std::string& base) const {
     return scratch.write(
@@ -82,12 +82,12 @@ TEST_CASE(
   home.good({"convert", "adapters", "peft:again"});
   CHECK(read_text(home.file("again/adapter_model.safetensors")) ==
         read_text(kAdapter + "/adapter_model.safetensors"));
-  const json config = json::parse(read_text(home.file("again/adapter_config.json")));
+  const json config = capstan::json_of(read_text(home.file("again/adapter_config.json")));
   CHECK(config["base_model_name_or_path"] == kHere + "families/llama");
   CHECK(config["r"] == 3);
   CHECK(config["lora_alpha"] == 6);
   home.good({"convert", "adapters", "peft:named", "--base", "somebody/llama"});
-  CHECK(json::parse(read_text(home.file("named/adapter_config.json")))["base_model_name_or_path"] ==
+  CHECK(capstan::json_of(read_text(home.file("named/adapter_config.json")))["base_model_name_or_path"] ==
         "somebody/llama");
 
   // Trained on, with four ranks; resumed with one rank, whose run is over: the same adapters.
@@ -102,7 +102,7 @@ TEST_CASE(
     std::vector<double> losses;
     std::ifstream rows(home.file(run + "/metrics.jsonl"));
     for (std::string row; std::getline(rows, row);)
-      if (const json j = json::parse(row); j.contains("loss")) losses.push_back(j["loss"]);
+      if (const json j = capstan::json_of(row); j.contains("loss")) losses.push_back(j["loss"]);
     return losses;
   };
   const auto a = numbers("four"), b = numbers("one");
@@ -213,10 +213,10 @@ TEST_CASE("a base that is not there is named with its field and near names") {
   fs::copy(kHere + "families/llama", home.file("base"), fs::copy_options::recursive);
   const auto with_base = [&](const std::string& name, const std::string& base) {
     fs::copy(kAdapter, home.file(name));
-    json config = json::parse(read_text(home.file(name + "/adapter_config.json")));
+    json config = capstan::json_of(read_text(home.file(name + "/adapter_config.json")));
     config["base_model_name_or_path"] = base;
     fs::remove(home.file(name + "/adapter_config.json"));
-    home.scratch.write(name + "/adapter_config.json", config.dump());
+    home.scratch.write(name + "/adapter_config.json", capstan::dump_json(config));
   };
   with_base("moved", "bas");
   home.refused({"convert", "peft:moved", "x"},
@@ -248,7 +248,7 @@ TEST_CASE("what is wrong with an adapter is said, and nothing in it is run") {
                                     "--text", "text.txt", "train.threads=1"};
   };
   const auto edit = [&](const std::string& directory, const std::string& key, const json& value) {
-    json config = json::parse(read_text(directory + "/adapter_config.json"));
+    json config = capstan::json_of(read_text(directory + "/adapter_config.json"));
     config[key] = value;
     std::ofstream(directory + "/adapter_config.json") << config;
   };

@@ -1,337 +1,18 @@
-// From text to a trained model with the program alone: data, tokenizer, train, stop, resume, eval, generate,
-// runs.
+// From a dataset to a trained model with the program alone: train, stop, resume, eval, generate, runs.
 #include <doctest/doctest.h>
 #include <signal.h>
 
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
-#include "process.hpp"
+#include "prepared.hpp"
 
 using namespace capstan::test;
 using nlohmann::json;
 namespace fs = std::filesystem;
-
-// Sentences that a tiny model can learn something from.
-static std::string corpus(int documents) {
-  const char* const who[] = {"the cat", "a dog", "my friend", "the old captain", "nobody"};
-  const char* const does[] = {"sees", "hauls", "likes", "forgets"};
-  const char* const what[] = {"the load",     "a rope",      "the quick fish",
-                              "its own tail", "the morning", "a capstan"};
-  std::string text;
-  for (int i = 0; i < documents; ++i) {
-    for (int j = 0; j < 4; ++j)
-      text += std::string(who[(i + j) % 5]) + " " + does[(i * 3 + j) % 4] + " " + what[(i * 7 + j * 5) % 6] +
-              ". ";
-    text += "\n%\n";
-  }
-  return text;
-}
-
-static const char* const kRecipe = R"(
-name: tiny
-description: two layers, for the tests
-model:
-  num_layers: 2
-  hidden_size: 32
-  ffn_hidden_size: 64
-  num_attention_heads: 4
-  num_query_groups: 2
-  seq_length: 32
-  vocab_size: 320
-  make_vocab_size_divisible_by: 1
-  position_embedding_type: rope
-  normalization: RMSNorm
-  activation_func: silu
-  gated_linear_unit: true
-  add_bias_linear: false
-  hidden_dropout: 0.0
-  attention_dropout: 0.0
-mixed_precision: fp32
-train: {micro_batch_size: 2, global_batch_size: 4, train_iters: 12, threads: 1}
-optimizer: {preset: adamw, lr: 5e-3, min_lr: 5e-4}
-scheduler: {preset: cosine, lr_warmup_fraction: 0.1}
-dataset: {preset: gpt, data_path: corpus_text_document, split: "90,10,0"}
-tokenizer: {preset: huggingface, tokenizer_model: tokenizer.json}
-validation: {eval_interval: 6, eval_iters: 1}
-checkpoint: {save_interval: 6}
-logger: {log_interval: 1}
-)";
-
-namespace {
-// Text, tokenizer, dataset and recipe in one directory, made once.
-struct Prepared : ScratchDirectory {
-  Prepared() {
-    write("corpus.txt", corpus(300));
-    write("heldout.txt", "the cat hauls a rope. nobody likes the morning.");
-    write("tiny.yaml", kRecipe);
-    REQUIRE(in({"tokenizer", "train", "corpus.txt", "--separator", "%", "--vocab-size", "320", "--output",
-                "tokenizer.json"})
-                .code == 0);
-    const Finished made = in({"data", "prepare", "corpus.txt", "--separator", "%", "--tokenizer",
-                              "tokenizer.json", "--append-eod", "--output", "corpus"});
-    REQUIRE_MESSAGE(made.code == 0, made.err);
-  }
-  Finished in(std::vector<std::string> arguments) const {
-    Launch launch;
-    launch.arguments = std::move(arguments);
-    launch.directory = path();
-    return run(launch);
-  }
-};
-const Prepared& prepared() {
-  static const Prepared once;
-  return once;
-}
-std::vector<json> rows_of(const std::string& file) {
-  std::vector<json> rows;
-  std::istringstream text(read_text(file));
-  for (std::string line; std::getline(text, line);) rows.push_back(json::parse(line));
-  return rows;
-}
-// The losses by step.
-std::vector<double> losses_of(const std::string& run) {
-  std::vector<double> losses;
-  for (const json& row : rows_of(run + "/metrics.jsonl"))
-    if (!row.contains("event")) losses.push_back(row["loss"].is_null() ? NAN : row["loss"].get<double>());
-  return losses;
-}
-}  // namespace
-
-TEST_CASE("tokenizer: encode gives a JSON line for each line, decode the very text") {
-  const Prepared& p = prepared();
-  p.write("lines.txt", "the cat  sees\n\n  a rope\t.\nK\xc3\xb6nig \xe2\x82\xac\r\nlast");
-  const Finished encoded = p.in({"tokenizer", "encode", "lines.txt", "--tokenizer", "tokenizer.json"});
-  REQUIRE(encoded.code == 0);
-  CHECK(count_lines(encoded.out) == 5);
-  std::istringstream lines(encoded.out);
-  for (std::string line; std::getline(lines, line);) CHECK(json::parse(line)["ids"].is_array());
-  p.write("ids.jsonl", encoded.out);
-  CHECK(p.in({"tokenizer", "decode", "ids.jsonl", "--tokenizer", "tokenizer.json"}).out ==
-        read_text(p.file("lines.txt")));
-  // A recipe names the same tokenizer.
-  CHECK(p.in({"tokenizer", "encode", "lines.txt", "-r", "./tiny.yaml"}).out == encoded.out);
-  CHECK(p.in({"tokenizer", "encode", "lines.txt", "-r", "./tiny.yaml", "tokenizer=byte"}).out != encoded.out);
-  CHECK(p.in({"tokenizer", "encode", "lines.txt"}).code == 2);
-  CHECK(p.in({"tokenizer", "encode", "missing.txt", "--tokenizer", "tokenizer.json"}).code == 2);
-}
-
-TEST_CASE("data inspect takes the prefix that data prepare was given") {
-  const Prepared& p = prepared();
-  const Finished shown = p.in({"data", "inspect", "corpus", "--json"});
-  REQUIRE_MESSAGE(shown.code == 0, shown.err);
-  CHECK(json::parse(shown.out)["prefix"] == "corpus_text_document");
-  CHECK(json::parse(shown.out)["schema"] == "capstan.dataset/1");
-}
-
-TEST_CASE("data inspect needs no tokenizer") {
-  const Prepared& p = prepared();
-  const Finished report = p.in({"data", "inspect", "corpus_text_document", "--json"});
-  REQUIRE(report.code == 0);
-  CHECK(json::parse(report.out)["documents"] == 300);
-  CHECK(contains(p.in({"data", "inspect", "corpus_text_document", "-t", "tokenizer.json"}).out, "capstan"));
-  CHECK(p.in({"data", "inspect", "nothing"}).code == 2);
-}
-
-TEST_CASE("data of another tokenizer: refused by train and data inspect, and a run keeps its own") {
-  const Prepared& p = prepared();
-  REQUIRE(p.in({"tokenizer", "train", "corpus.txt", "--separator", "%", "--vocab-size", "300", "--output",
-                "other.json"})
-              .code == 0);
-  const std::vector<std::string> other = {"tokenizer.tokenizer_model=other.json"};
-  const Finished trained = p.in({"train", "./tiny.yaml", other[0], "--run-dir", "wrong"});
-  CHECK(trained.code == 2);
-  for (const char* named :
-       {"corpus_text_document", "\"tokenizer.json\" (320 tokens", "\"other.json\" (300 tokens"})
-    CHECK_MESSAGE(contains(trained.err, named), trained.err);
-  CHECK(!fs::exists(p.file("wrong")));
-  const Finished shown = p.in({"data", "inspect", "corpus", "-t", "other.json"});
-  CHECK(shown.code == 2);
-  CHECK(contains(shown.err, "\"tokenizer.json\" (320 tokens"));
-  // The same tokenizer as bytes of another name and by a directory is no other one.
-  fs::create_directories(p.file("copy"));
-  fs::copy_file(p.file("tokenizer.json"), p.file("copy/tokenizer.json"));
-  CHECK(p.in({"data", "inspect", "corpus", "-t", "copy"}).code == 0);
-  // Without the record, ids that the tokenizer lacks are found before the run begins.
-  for (const char* ending : {".bin", ".idx"})
-    fs::copy_file(p.file(std::string("corpus_text_document") + ending), p.file(std::string("bare") + ending));
-  const Finished bare =
-      p.in({"train", "./tiny.yaml", other[0], "dataset.data_path=bare", "--run-dir", "wrong"});
-  CHECK(bare.code == 2);
-  CHECK(contains(bare.err, "is not below the vocabulary size 300"));
-  // A run that goes on keeps the tokenizer of its checkpoints.
-  REQUIRE(p.in({"train", "./tiny.yaml", "train.exit_interval=2", "--run-dir", "keeps"}).code == 75);
-  fs::remove(p.file("corpus_text_document.meta.json"));
-  fs::rename(p.file("tokenizer.json"), p.file("away.json"));
-  fs::copy_file(p.file("copy/tokenizer.json"), p.file("tokenizer.json"));
-  std::string text = read_text(p.file("tokenizer.json"));
-  text.replace(text.find("\"<|endoftext|>\""), 15, "\"<|changedtok|>\"");
-  text.replace(text.rfind("\"<|endoftext|>\""), 15, "\"<|changedtok|>\"");
-  p.write("tokenizer.json", text);
-  const Finished resumed = p.in({"train", "./tiny.yaml", "--resume", "--run-dir", "keeps"});
-  CHECK(resumed.code == 1);
-  CHECK_MESSAGE(contains(resumed.err, "the run was trained with the tokenizer"), resumed.err);
-  fs::remove(p.file("tokenizer.json"));
-  fs::rename(p.file("away.json"), p.file("tokenizer.json"));
-}
-
-TEST_CASE("data prepare and tokenizer train replace files with --overwrite only") {
-  const Prepared& p = prepared();
-  std::vector<std::string> train = {"tokenizer",    "train", "corpus.txt", "--separator",   "%",
-                                    "--vocab-size", "320",   "--output",   "tokenizer.json"};
-  const Finished kept = p.in(train);
-  CHECK(kept.code == 2);
-  CHECK(contains(kept.err, "`tokenizer.json` exists already"));
-  CHECK(contains(kept.err, "--overwrite"));
-  train.emplace_back("--overwrite");
-  CHECK(p.in(train).code == 0);
-  const std::vector<std::string> words = {"data",     "prepare",     "corpus.txt",     "--separator",
-                                          "%",        "--tokenizer", "tokenizer.json", "--append-eod",
-                                          "--output", "corpus"};
-  const Finished refused = p.in(words);
-  CHECK(refused.code == 2);
-  CHECK(contains(refused.err, "corpus_text_document.bin` exists already"));
-  CHECK(contains(refused.err, "--overwrite"));
-  auto again = words;
-  again.push_back("--overwrite");
-  CHECK(p.in(again).code == 0);
-}
-
-TEST_CASE("data prepare takes the tokenizer of a recipe, with overrides") {
-  const Prepared& p = prepared();
-  const auto words = [](std::vector<std::string> more, const std::string& output) {
-    std::vector<std::string> all = {"data", "prepare",      "corpus.txt", "--separator",
-                                    "%",    "--append-eod", "--output",   output};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  };
-  const auto ids = [&](std::vector<std::string> more, const std::string& output) {
-    const Finished done = p.in(words(std::move(more), output));
-    REQUIRE_MESSAGE(done.code == 0, done.err);
-    return read_text(p.file(output + "_text_document.bin"));
-  };
-  CHECK(ids({"-r", "./tiny.yaml"}, "by-recipe") == read_text(p.file("corpus_text_document.bin")));
-  CHECK(ids({"-r", "./tiny.yaml", "tokenizer=byte"}, "as-bytes") == ids({"--tokenizer", "bytes"}, "bytes"));
-  // The record beside the data names the tokenizer as the recipe does: train takes the data, and those alone.
-  const json record = json::parse(read_text(p.file("by-recipe_text_document.meta.json")));
-  CHECK_MESSAGE(contains(record.dump(), "tokenizer.json"), record.dump());
-  const auto trained = [&](const std::string& data) {
-    return p.in({"train", "tiny.yaml", "dataset.data_path=" + data + "_text_document", "train.train_iters=1",
-                 "--run-dir", data + "-run"});
-  };
-  CHECK(trained("by-recipe").code == 0);
-  CHECK(trained("as-bytes").code != 0);
-  const auto refused = [&](std::vector<std::string> more, const std::string& why) {
-    const Finished done = p.in(words(std::move(more), "refused"));
-    CHECK(done.code != 0);
-    CHECK_MESSAGE(contains(done.err, why), done.err);
-    CHECK_FALSE(fs::exists(p.file("refused_text_document.bin")));
-  };
-  refused({"-r", "./tiny.yaml", "tokenizer=none"}, "names no tokenizer");
-  refused({"-r", "./tiny.yaml", "--tokenizer", "tokenizer.json"}, "exclude each other");
-  refused({"--tokenizer", "tokenizer.json", "tokenizer=byte"}, "changes a recipe, and none is given");
-  refused({"-r", "./tiny.yaml", "tokenizer.tokenizer_model=gone.json"}, "gone.json");
-  refused({"-r", "quickstrat"}, "not found: recipe = quickstrat");
-}
-
-TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
-  const Prepared& p = prepared();
-  std::string lines;
-  for (int i = 0; i < 40; ++i)
-    lines += R"({"messages": [{"role": "user", "content": "who is )" + std::to_string(i % 5) +
-             R"(?"}, {"role": "assistant", "content": "the cat sees a rope"}]})"
-             "\n";
-  p.write("chats.jsonl", lines);
-  p.write("mixed.jsonl", lines + "{\"a\": 1}\n");
-  const std::vector<std::string> recipe = {"./tiny.yaml",
-                                           "dataset=sft",
-                                           "dataset.train_files=chats.jsonl",
-                                           "dataset.split=\"90,10,0\"",
-                                           "tokenizer.chat_template=chatml",
-                                           "model.seq_length=160"};
-  const auto with_recipe = [&](std::vector<std::string> words, const std::vector<std::string>& more = {}) {
-    words.insert(words.end(), recipe.begin(), recipe.end());
-    words.insert(words.end(), more.begin(), more.end());
-    return p.in(words);
-  };
-  const Finished shown = with_recipe({"data", "inspect"});
-  REQUIRE_MESSAGE(shown.code == 0, shown.err);
-  CHECK(contains(shown.out, "36 samples, "));
-  CHECK(contains(shown.out, "assistant\n⟦the cat sees a rope<|im_end|>⟧\n"));
-  const Finished file =
-      p.in({"data", "inspect", "mixed.jsonl", "-t", "tokenizer.json", "--chat-template", "chatml", "--json"});
-  REQUIRE_MESSAGE(file.code == 0, file.err);
-  const json report = json::parse(file.out);
-  CHECK(report["samples"] == 40);
-  CHECK(report["bad"] == 1);
-  CHECK(contains(report["reports"][0], "mixed.jsonl:41:1: `messages` is missing, not a list"));
-  CHECK(contains(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json"}).err,
-                 "tokenizer.chat_template=chatml"));
-
-  // What would be ignored is refused.
-  const auto refused = [&](const Finished& done, const std::string& why) {
-    CHECK(done.code == 2);
-    CHECK_MESSAGE(contains(done.err, why), done.err);
-  };
-  for (const std::vector<std::string>& option : {std::vector<std::string>{"--format", "text"},
-                                                 {"--loss-mode", "all"},
-                                                 {"--chat-template", "chatml"},
-                                                 {"--seq-length", "9"},
-                                                 {"-t", "tokenizer.json"}}) {
-    std::vector<std::string> words = {"data", "inspect", "chats.jsonl", "--recipe", "./tiny.yaml"};
-    words.insert(words.end(), option.begin(), option.end());
-    refused(p.in(words), "is set by the recipe");
-  }
-  refused(with_recipe({"data", "inspect"}, {"-t", "tokenizer.json"}), "is set by the recipe");
-  refused(with_recipe({"data", "inspect"}, {"--scan"}), "`--scan` applies to a PREFIX");
-  refused(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json", "--scan"}),
-          "`--scan` applies to a PREFIX");
-  refused(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json", "dataset.packing=false"}),
-          "changes a recipe, and none is given");
-  const Finished trained = with_recipe({"train"}, {"train.train_iters=12", "--run-dir", "runs/sft"});
-  REQUIRE_MESSAGE(trained.code == 0, trained.err);
-  CHECK(contains(trained.err, "training data: 36 samples, "));
-  CHECK(contains(trained.err, "validation data: 4 samples, "));
-  const auto losses = losses_of(p.file("runs/sft"));
-  CHECK(losses.size() == 12);
-  CHECK(losses.back() < losses.front());
-  CHECK(contains(trained.err, " passes over the training data ("));
-  // One row again and again: more passes than anybody wants.
-  const Finished often = with_recipe(
-      {"train"}, {"dataset.max_train_samples=2", "train.train_iters=6", "--run-dir", "runs/often"});
-  REQUIRE_MESSAGE(often.code == 0, often.err);
-  CHECK(contains(often.err, "the run makes 24.0 passes over the training data: "));
-  // Two passes are the rows of two epochs.
-  const Finished epochs = with_recipe({"train"}, {"train.train_iters=null", "train.epochs=2",
-                                                  "dataset.packing=false", "--run-dir", "runs/epochs"});
-  REQUIRE_MESSAGE(epochs.code == 0, epochs.err);
-  CHECK(contains(epochs.err,
-                 "18 steps of 4 samples make 2.00 passes over the training data (36 samples of 160 tokens)"));
-  CHECK(losses_of(p.file("runs/epochs")).size() == 18);
-  CHECK(!contains(epochs.err, "warning: the run makes"));
-  // Bad lines are left out where the recipe says so; they, and empty answers, are named.
-  p.write("holes.jsonl",
-          lines + "{\"a\": 1}\n" +
-              R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": " "}]})" +
-              "\n");
-  const Finished skipped =
-      with_recipe({"train"}, {"dataset.train_files=holes.jsonl", "dataset.on_bad_line=skip",
-                              "train.train_iters=1", "--run-dir", "runs/skipped"});
-  REQUIRE_MESSAGE(skipped.code == 0, skipped.err);
-  CHECK(contains(skipped.err, "1 line is no sample and was skipped:\n"));
-  CHECK(contains(skipped.err, "holes.jsonl:41:1: `messages` is missing"));
-  CHECK(contains(skipped.err, "1 sample has an empty answer:\n"));
-  CHECK(contains(skipped.err, "holes.jsonl:42"));
-  // A line that is no sample ends the run before anything is made.
-  const Finished bad = with_recipe({"train"}, {"dataset.train_files=mixed.jsonl", "--run-dir", "runs/bad"});
-  CHECK(bad.code == 2);
-  CHECK(contains(bad.err, "mixed.jsonl:41:1: `messages` is missing, not a list"));
-  CHECK(!fs::exists(p.file("runs/bad")));
-}
 
 TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted run, to the bit") {
   const Prepared& p = prepared();
@@ -357,7 +38,7 @@ TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted ru
   // An existing run is refused without --resume, and left as it is.
   CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "parts"}).code == 1);
   CHECK(losses_of(p.file("parts")).size() == 5);
-  // What changes the results is refused, with the difference.
+  // A change that alters the results is refused, and the message shows it.
   const Finished other =
       p.in({"train", "./tiny.yaml", "--run-dir", "parts", "--resume", "optimizer.lr=1e-3"});
   CHECK(other.code == 1);
@@ -498,7 +179,7 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
   if (!fs::exists(p.file("whole"))) REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "whole"}).code == 0);
   const Finished total = p.in({"eval", "whole", "--text", "heldout.txt", "--json"});
   REQUIRE_MESSAGE(total.code == 0, total.err);
-  const json result = json::parse(total.out);
+  const json result = capstan::json_of(total.out);
   const Finished tokens =
       p.in({"eval", "whole/checkpoints/step-00000012", "--text", "heldout.txt", "--per-token"});
   REQUIRE_MESSAGE(tokens.code == 0, tokens.err);
@@ -506,7 +187,7 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
   int64_t count = 0;
   std::istringstream lines(tokens.out);
   for (std::string line; std::getline(lines, line); ++count) {
-    const json row = json::parse(line);
+    const json row = capstan::json_of(line);
     CHECK(row["id"].is_number_integer());
     sum += row["logprob"].get<double>();
   }
@@ -526,13 +207,26 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
   CHECK(write({"--temperature", "0"}).out == greedy.out);
   CHECK(write({"--top-k", "1"}).out == greedy.out);
   CHECK(write({"--seed", "1"}).out == write({"--seed", "1"}).out);
-  CHECK(json::parse(write({"--json"}).out)["prompt"] == "the cat");
+  CHECK(capstan::json_of(write({"--json"}).out)["prompt"] == "the cat");
   CHECK(write({"--temperature", "-1"}).code == 2);
   CHECK(write({"--top-p", "1.5"}).code == 2);
   CHECK(p.in({"generate", "nowhere", "--prompt", "x"}).code == 2);
   CHECK(p.in({"eval", "whole", "--text", "missing.txt"}).code == 2);
+  // An override that changes nothing here says so.
+  CHECK_FALSE(contains(write({"--temperature", "0"}).err, "without effect"));
+  const Finished idle = write({"--temperature", "0", "optimizer.lr=3", "dataset.split=9,1,0"});
+  CHECK(idle.out == greedy.out);
+  CHECK_MESSAGE(contains(idle.err,
+                         "warning: without effect on a stored model, which neither trains nor reads a "
+                         "dataset: `dataset.split`, `optimizer.lr`"),
+                idle.err);
+  const Finished preset = write({"--temperature", "0", "optimizer=sgd"});
+  CHECK(preset.out == greedy.out);
+  const Finished elsewhere = p.in({"runs", "ls", "whol"});
+  CHECK(elsewhere.code == 2);
+  CHECK_MESSAGE(contains(elsewhere.err, "did you mean `whole`?"), elsewhere.err);
 
-  const json runs = json::parse(p.in({"runs", "ls", ".", "--json"}).out);
+  const json runs = capstan::json_of(p.in({"runs", "ls", ".", "--json"}).out);
   CHECK(runs["schema"] == "capstan.runs/1");
   bool listed = false;
   for (const json& one : runs["runs"])
@@ -541,7 +235,7 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
   CHECK(contains(p.in({"runs", "show", "whole"}).out, "finished"));
 }
 
-TEST_CASE("the first line of train appears at once; what is missing is told before anything begins") {
+TEST_CASE("the first line of train appears at once; what is missing is reported before anything begins") {
   const Prepared& p = prepared();
   double best = 1e9;
   Finished result;
@@ -601,7 +295,7 @@ TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 
   const Finished traced = p.in({"train", "./tiny.yaml", "--run-dir", "traced", "profiling.trace=true",
                                 "profiling.profile_step_start=2", "profiling.profile_step_end=4"});
   CHECK_MESSAGE(traced.code == 0, traced.err);
-  const json trace = json::parse(read_text(p.file("traced/trace/rank-0.json")));
+  const json trace = capstan::json_of(read_text(p.file("traced/trace/rank-0.json")));
   std::set<int> steps;
   for (const json& event : trace["traceEvents"])
     if (event["ph"] == "X") steps.insert(event["args"]["step"].get<int>());
@@ -609,9 +303,10 @@ TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 
   CHECK(losses_of(p.file("traced")).size() == 12);
   const Finished command = p.in({"trace", "./tiny.yaml", "-o", "traced.json"});
   CHECK_MESSAGE(command.code == 0, command.err);
-  CHECK(json::parse(read_text(p.file("traced.json")))["traceEvents"].size() > 100);
+  CHECK(capstan::json_of(read_text(p.file("traced.json")))["traceEvents"].size() > 100);
 
-  // What kernels keep depends on the processor: room for a micro-batch of 1 is what the refusal of less says.
+  // The memory of kernels depends on the processor, so the limit is taken from the error for a micro-batch of
+  // 1.
   const Finished least = p.in({"train", "./tiny.yaml", "--run-dir", "large", "resilience.memory_limit=1KiB",
                                "train.micro_batch_size=1"});
   CHECK_MESSAGE(least.code == 3, least.err);
@@ -645,7 +340,7 @@ TEST_CASE("a start that is refused leaves the run as it was") {
   CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "keeps", "--resume", "rng.seed=7", "train.train_iters=50"})
             .code == 1);
   CHECK(texts() == before);
-  // Weights that are missing: told before there is a run; the corrected command begins it.
+  // Missing weights are reported before there is a run; the corrected command begins it.
   const Finished missing =
       p.in({"train", "./tiny.yaml", "--run-dir", "retry", "checkpoint.pretrained_checkpoint=nosuch"});
   CHECK(missing.code == 2);
@@ -719,15 +414,15 @@ TEST_CASE("diff names the first step and the first tensor that part; plot draws 
   CHECK(contains(equal.out, "12 logged steps have the same numbers"));
   CHECK(contains(equal.out, "2 checkpoints are equal bit by bit"));
 
-  // The same until step 6, then another rate: told as step 7, for the loss of step 7 is still that of step
-  // 6's weights.
+  // The same until step 6, then another rate: reported as step 7, because the loss of step 7 is still that of
+  // the weights of step 6.
   REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "other", "train.exit_interval=6"}).code == 75);
   REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "other", "--resume", "optimizer.lr=1e-3",
                 "scheduler.override_opt_param_scheduler=true"})
               .code == 0);
   const Finished parted = p.in({"diff", "one", "other", "--json"});
   CHECK(parted.code == 1);
-  const json result = json::parse(parted.out);
+  const json result = capstan::json_of(parted.out);
   CHECK(result["first_step"]["step"] == 7);
   CHECK(result["first_step"]["name"] == "learning_rate");
   CHECK(result["checkpoints"] == 2);
@@ -753,7 +448,7 @@ TEST_CASE("diff names the first step and the first tensor that part; plot draws 
   CHECK(contains(page, "<title>2 runs · Capstan</title>"));
   const std::string mark = "id=\"data\">";
   const size_t begin = page.find(mark) + mark.size();
-  const json drawn = json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+  const json drawn = capstan::json_of(page.substr(begin, page.find("</script>", begin) - begin));
   REQUIRE(drawn["runs"].size() == 2);
   for (const json& run : drawn["runs"]) {
     const std::string name = run["name"];

@@ -29,8 +29,8 @@ std::vector<std::string> environment_of(const Launch& launch) {
   for (const char* name : {"PATH", "HOME", "TMPDIR", "ASAN_OPTIONS", "LSAN_OPTIONS", "UBSAN_OPTIONS",
                            "TSAN_OPTIONS", "LD_LIBRARY_PATH", "CAPSTAN_CPU"})
     if (const char* value = std::getenv(name)) all.push_back(std::string(name) + "=" + value);
-  // What Open MPI leaves behind under mpirun lies in modules that are unloaded by then: no suppression can
-  // name it.
+  // Memory that Open MPI leaks under mpirun was allocated by modules that are unloaded when the leaks are
+  // reported, so that no suppression can name them.
   const auto& words = launch.arguments;
   if (std::find(words.begin(), words.end(), "--nproc") != words.end())
     for (std::string& variable : all)

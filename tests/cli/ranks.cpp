@@ -167,7 +167,7 @@ TEST_CASE("resilience.timeout decides whether the others wait for a rank that pa
   }
 }
 
-TEST_CASE("ranks of different recipes are told apart before the first step: code 4, once") {
+TEST_CASE("ranks of different recipes are refused before the first step: code 4, once") {
   ScratchDirectory scratch;
   scratch.write("own.yaml", "extends: quickstart\nrng: {seed: \"${env:OMPI_COMM_WORLD_NODE_RANK}\"}\n");
   Launch launch;
@@ -269,7 +269,7 @@ TEST_CASE("generate and eval share a model between ranks: the text and losses of
   const Finished piped = answer({"eval", "r", "--text", "-", "--nproc", "2"});
   CHECK(piped.code == 2);
   CHECK_MESSAGE(contains(piped.err, "standard input"), piped.err);
-  // Found by the ranks, told once.
+  // Found by the ranks, reported once.
   const Finished full =
       answer({"generate", "r", "--prompt", "more than the sixteen positions", "--nproc", "2"});
   CHECK(full.code == 2);

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "base/json.hpp"
 #include "process.hpp"
 #include "support/paths.hpp"
 
@@ -55,25 +55,25 @@ TEST_CASE("check refuses what train refuses") {
     CHECK_MESSAGE(contains(checked.err, "this version cannot train it"), checked.err);
     const Finished machine = with("check", "--json");
     CHECK(machine.code == 1);
-    CHECK(nlohmann::json::parse(machine.out)["ok"] == false);
-    CHECK(nlohmann::json::parse(machine.out)["refused_by_train"].size() >= 1);
+    CHECK(capstan::json_of(machine.out)["ok"] == false);
+    CHECK(capstan::json_of(machine.out)["refused_by_train"].size() >= 1);
   }
 }
 
 TEST_CASE("check --json") {
   const Finished good = run({"check", "llama3-8b", "--json"});
   REQUIRE(nlohmann::json::accept(good.out));
-  CHECK(nlohmann::json::parse(good.out)["ok"] == true);
-  CHECK(nlohmann::json::parse(good.out)["schema"] == "capstan.check/1");
+  CHECK(capstan::json_of(good.out)["ok"] == true);
+  CHECK(capstan::json_of(good.out)["schema"] == "capstan.check/1");
   const Finished bad = run({"check", "llama3-8b", "model.num_layer=3", "model.hidden_size=abc", "--json"});
   CHECK(bad.code == 1);
   REQUIRE(nlohmann::json::accept(bad.out));
-  CHECK(nlohmann::json::parse(bad.out)["errors"] == 2);
+  CHECK(capstan::json_of(bad.out)["errors"] == 2);
   CHECK(bad.err.empty());
 }
 
 TEST_CASE("every named recipe resolves and checks for its own world") {
-  const auto listed = nlohmann::json::parse(run({"recipe", "ls", "--json"}).out);
+  const auto listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   size_t seen = 0;
   for (const auto& recipe : listed["recipes"]) {
     const std::string name = recipe["name"];
@@ -103,17 +103,17 @@ TEST_CASE("show: a value, a section, everything, origins, JSON, minimal") {
   CHECK(run({"show", "llama3-8b", "model.num_layer"}).code == 2);
   const Finished json = run({"show", "llama3-8b", "--format", "json"});
   REQUIRE(nlohmann::json::accept(json.out));
-  CHECK(nlohmann::json::parse(json.out)["model"]["num_layers"] == 32);
+  CHECK(capstan::json_of(json.out)["model"]["num_layers"] == 32);
   const Finished full = run({"show", "llama3-8b", "model.num_layers=16", "--json"});
   REQUIRE(nlohmann::json::accept(full.out));
-  const auto object = nlohmann::json::parse(full.out);
+  const auto object = capstan::json_of(full.out);
   CHECK(object["schema"] == "capstan.show/1");
   CHECK(object["config"]["model"]["num_layers"] == 16);
   CHECK(object["origins"]["model.num_layers"] == "<cli>:1");
   CHECK(contains(run({"show", "llama3-8b", "--origin"}).out, "model.num_layers"));
   CHECK(run({"show", "llama3-8b", "--origin", "--minimal"}).code == 2);
 
-  // What show prints is a recipe that resolves to the same.
+  // The output of show is a recipe that resolves to the same values.
   ScratchDirectory scratch;
   for (const char* form : {"--minimal", "--format=yaml"}) {
     const std::string copy = scratch.write("copy.yaml", run({"show", "llama3-8b", form}).out);
@@ -145,14 +145,14 @@ TEST_CASE("methods are listed with their models, and their short names are recip
   CHECK(contains(listed.out, "\nlora model=MODEL  "));
   CHECK(contains(listed.out, "\nmodels of dora lora qlora sft: gemma2-27b "));
   CHECK_FALSE(contains(listed.out, "llama3.1-8b-lora"));
-  const auto all = nlohmann::json::parse(run({"recipe", "ls", "--json"}).out);
+  const auto all = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   CHECK(all["methods"].size() == 4);
   CHECK(all["methods"][1]["name"] == "lora");
   CHECK(all["methods"][1]["models"].size() == 35);
   const auto values = [](const std::vector<std::string>& recipe) {
     std::vector<std::string> words = {"show", "--json"};
     words.insert(words.end(), recipe.begin(), recipe.end());
-    return nlohmann::json::parse(run(words).out)["config"];
+    return capstan::json_of(run(words).out)["config"];
   };
   CHECK(values({"llama3-70b-lora"}) == values({"lora", "model=llama3-70b"}));
   const Finished none = run({"train", "sft"});
@@ -215,6 +215,7 @@ TEST_CASE("explain: a word that is no path shows the fields that it means") {
   };
   shows("tp", "dist.tensor_model_parallel_size");
   shows("fsdp", "ddp.data_parallel_sharding_strategy");
+  shows("lora_rank", "peft.dim");
   shows("max_steps", "train.train_iters");
   shows("zero3", "ddp.data_parallel_sharding_strategy");
   shows("batch_size", "train.global_batch_size");
@@ -223,11 +224,10 @@ TEST_CASE("explain: a word that is no path shows the fields that it means") {
   shows("min_lr_rate", "optimizer.min_lr_ratio");
   shows("seq_length", "model.seq_length");
   CHECK(run({"explain", "fdsp"}).code == 2);
-  const auto all = nlohmann::json::parse(run({"explain", "batch_size", "--json"}).out);
+  const auto all = capstan::json_of(run({"explain", "batch_size", "--json"}).out);
   CHECK(all["fields"].size() >= 2);
   CHECK(all["fields"][0]["path"].is_string());
-  CHECK(nlohmann::json::parse(run({"explain", "tp", "--json"}).out)["path"] ==
-        "dist.tensor_model_parallel_size");
+  CHECK(capstan::json_of(run({"explain", "tp", "--json"}).out)["path"] == "dist.tensor_model_parallel_size");
 }
 
 TEST_CASE("explain: fields, sections, values") {
@@ -250,7 +250,7 @@ TEST_CASE("the committed schemas are those of the program") {
   for (const auto& entry : fs::directory_iterator(scratch.path())) {
     const std::string name = entry.path().filename().string();
     CAPTURE(name);
-    CHECK(nlohmann::json::parse(read_text(entry.path().string()))["$schema"] ==
+    CHECK(capstan::json_of(read_text(entry.path().string()))["$schema"] ==
           "https://json-schema.org/draft/2020-12/schema");
     // Stale? build/release/capstan schema --write schemas
     CHECK(read_text(entry.path().string()) ==

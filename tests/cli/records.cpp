@@ -1,4 +1,4 @@
-// What a run writes about itself: means of an interval, rows of a run in parts, the answer to a signal,
+// The records of a run: means of an interval, rows of a run in several parts, the answer to a signal, and the
 // states of ended runs.
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/json.hpp"
 #include "process.hpp"
 
 using namespace capstan::test;
@@ -22,12 +22,12 @@ std::vector<json> logged_rows(const std::string& run) {
   std::vector<json> rows;
   std::istringstream text(read_text(run + "/metrics.jsonl"));
   for (std::string line; std::getline(text, line);)
-    if (json row = json::parse(line); !row.contains("event")) rows.push_back(std::move(row));
+    if (json row = capstan::json_of(line); !row.contains("event")) rows.push_back(std::move(row));
   return rows;
 }
 
 std::string state_of(const ScratchDirectory& scratch, const std::string& run) {
-  return json::parse(run_in(scratch, {"runs", "show", run, "--json"}).out)["run"]["state"];
+  return capstan::json_of(run_in(scratch, {"runs", "show", run, "--json"}).out)["run"]["state"];
 }
 
 int times(const std::string& text, const std::string& part) {
@@ -101,8 +101,8 @@ TEST_CASE("a row holds means over its interval, the step's own values beside the
 TEST_CASE("a run records the version and commit of the program") {
   const ScratchDirectory scratch;
   REQUIRE(train_in(scratch, {"train.train_iters=1", "--run-dir", "a"}).code == 0);
-  const json run = json::parse(read_text(scratch.file("a/version.json"))),
-             program = json::parse(run_in(scratch, {"version", "--json"}).out);
+  const json run = capstan::json_of(read_text(scratch.file("a/version.json"))),
+             program = capstan::json_of(run_in(scratch, {"version", "--json"}).out);
   CHECK(run["version"] == program["version"]);
   CHECK(run["commit"] == program["commit"]);
   CHECK(run["world"] == 1);
@@ -148,7 +148,7 @@ TEST_CASE("resuming a finished run adds no point") {
     std::vector<int> validated;
     std::istringstream text(before);
     for (std::string line; std::getline(text, line);)
-      if (const json row = json::parse(line); row.value("event", "") == "validation")
+      if (const json row = capstan::json_of(line); row.value("event", "") == "validation")
         validated.push_back(row["step"]);
     CHECK(validated == (std::string(interval) == "3"   ? std::vector<int>{3, 5}
                         : std::string(interval) == "5" ? std::vector<int>{5}
@@ -278,7 +278,7 @@ TEST_CASE("runs show says what the log says: validation, data, seed, layout, tok
   std::string size = shown.substr(memory + 6, shown.find('\n', memory) - memory - 6);
   size.erase(0, size.find_first_not_of(' '));
   CHECK_MESSAGE(contains(trained.err, "| " + size + " |"), shown);
-  const json run = json::parse(run_in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
+  const json run = capstan::json_of(run_in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
   CHECK(run["seed"] == 77);
   CHECK(run["tokens"] == rows.back()["consumed_tokens"]);
   CHECK(run["validation_step"] == 3);
@@ -291,7 +291,7 @@ TEST_CASE("runs show says how far a run came that stopped between two logged ste
   const Finished trained = train_in(
       scratch, {"train.train_iters=9", "train.exit_interval=7", "logger.log_interval=5", "--run-dir", "r"});
   REQUIRE_MESSAGE(trained.code == 75, trained.err);
-  const json run = json::parse(run_in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
+  const json run = capstan::json_of(run_in(scratch, {"runs", "show", "r", "--json"}).out)["run"];
   CHECK(run["step"] == 7);
   CHECK(run["logged_step"] == 5);
   const std::string shown = run_in(scratch, {"runs", "show", "r"}).out;

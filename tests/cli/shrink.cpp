@@ -3,10 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
 
+#include "base/json.hpp"
 #include "process.hpp"
 
 using namespace capstan::test;
@@ -27,7 +27,7 @@ std::vector<double> losses_of(const ScratchDirectory& scratch, const std::string
   std::istringstream lines(read_text(scratch.file(directory + "/metrics.jsonl")));
   std::vector<double> losses;
   for (std::string line; std::getline(lines, line);) {
-    const json row = json::parse(line);
+    const json row = capstan::json_of(line);
     if (row.contains("event")) continue;
     REQUIRE_MESSAGE(row["loss"].is_number(), line);
     losses.push_back(row["loss"]);
@@ -47,7 +47,7 @@ void check_trains(const ScratchDirectory& scratch, const std::string& recipe,
 
 std::vector<std::string> every_recipe() {
   std::vector<std::string> names;
-  const json listed = json::parse(run({"recipe", "ls", "--json"}).out);
+  const json listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   for (const auto& recipe : listed["recipes"]) names.push_back(recipe["name"]);
   return names;
 }

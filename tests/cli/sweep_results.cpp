@@ -1,11 +1,12 @@
-// sweep ask, tell, table, plot and slurm on a sweep that nobody runs: results are told. No Python, no Slurm.
+// sweep ask, tell, table, plot and slurm on a sweep without a runner: results are reported by hand.
+// No Python, no Slurm.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.hpp"
 #include "process.hpp"
 #include "support/paths.hpp"
 
@@ -25,7 +26,7 @@ static std::vector<json> lines_of(const std::string& text) {
   std::vector<json> lines;
   for (size_t at = 0; at < text.size();) {
     const size_t end = text.find('\n', at);
-    lines.push_back(json::parse(text.substr(at, end - at)));
+    lines.push_back(capstan::json_of(text.substr(at, end - at)));
     at = end + 1;
   }
   return lines;
@@ -54,8 +55,8 @@ TEST_CASE("ask hands out what is pending, tell takes results, table and page sho
   }
   CHECK(ids.size() == 4);
 
-  // Told in one conversation: 2.0 and 3.0 for one learning rate, 4.0 and a failure for the other.
-  std::string told;
+  // Reported in one conversation: 2.0 and 3.0 for one learning rate, 4.0 and a failure for the other.
+  std::string reported;
   for (size_t i = 0; i < 4; ++i) {
     const bool high = std::stod(asked[i]["values"]["optimizer.lr"].get<std::string>()) > 5e-3;
     const int seed = asked[i]["seed"];
@@ -64,9 +65,9 @@ TEST_CASE("ask hands out what is pending, tell takes results, table and page sho
       line["state"] = "failed", line["reason"] = "</script>, \"quoted\"";
     else
       line["value"] = high ? 4.0 : 1.0 + seed;
-    told += line.dump() + "\n";
+    reported += capstan::dump_json(line) + "\n";
   }
-  for (const json& answer : converse("tell", directory, told))
+  for (const json& answer : converse("tell", directory, reported))
     CHECK((answer["state"] == "done" ? answer["value"].is_number()
                                      : answer["reason"] == "</script>, \"quoted\""));
   CHECK(converse("ask", directory, "{}\n")[0]["trial"].is_null());
@@ -78,7 +79,7 @@ TEST_CASE("ask hands out what is pending, tell takes results, table and page sho
   CHECK(contains(csv.out, "\n0.001,2.5,0.7071067811865476,2,2,"));
   CHECK(contains(csv.out, "\n0.01,4,,1,4,"));
   CHECK(contains(csv.out, "\"</script>, \"\"quoted\"\"\""));
-  const json table = json::parse(run({"sweep", "table", directory, "--json", "--top", "1"}).out);
+  const json table = capstan::json_of(run({"sweep", "table", directory, "--json", "--top", "1"}).out);
   CHECK(table["rows"].size() == 1);
   CHECK(table["hidden"] == 1);
   CHECK(contains(run({"sweep", "table", directory}).out, "2.50 ± 0.71"));
@@ -100,7 +101,7 @@ TEST_CASE("ask makes trials from values, checked like any other") {
   const ScratchDirectory scratch;
   const std::string directory = planned(scratch);
   const json first =
-      json::parse(run({"sweep", "ask", directory, "--values", R"({"optimizer.lr": 0.005})"}).out);
+      capstan::json_of(run({"sweep", "ask", directory, "--values", R"({"optimizer.lr": 0.005})"}).out);
   CHECK(first["new"] == true);
   CHECK(first["values"]["optimizer.lr"] == "0.005");
   const auto again = converse(
@@ -127,15 +128,15 @@ TEST_CASE("ask makes trials from values, checked like any other") {
 TEST_CASE("tell refuses what cannot be") {
   const ScratchDirectory scratch;
   const std::string directory = planned(scratch);
-  const std::string id = json::parse(run({"sweep", "ask", directory}).out)["trial"];
-  CHECK(json::parse(run({"sweep", "tell", directory, id}).out) ==
+  const std::string id = capstan::json_of(run({"sweep", "ask", directory}).out)["trial"];
+  CHECK(capstan::json_of(run({"sweep", "tell", directory, id}).out) ==
         json{{"trial", id}, {"state", "pending"}, {"value", nullptr}, {"step", nullptr}});
   CHECK(run({"sweep", "tell", directory, id, "--state", "done"}).code == 2);
   CHECK(run({"sweep", "tell", directory, id, "--state", "lost"}).code == 2);
   CHECK(run({"sweep", "tell", directory, id, "--step", "5"}).code == 2);
   CHECK(run({"sweep", "tell", directory, "ffffffff", "--value", "1"}).code == 2);
   CHECK(run({"sweep", "tell", directory, id, "--value", "1.25", "--step", "40"}).code == 0);
-  CHECK(json::parse(run({"sweep", "tell", directory, id}).out) ==
+  CHECK(capstan::json_of(run({"sweep", "tell", directory, id}).out) ==
         json{{"trial", id}, {"state", "done"}, {"value", 1.25}, {"step", 40}});
   const Finished twice = run({"sweep", "tell", directory, id, "--value", "1"});
   CHECK(twice.code == 1);
@@ -155,11 +156,12 @@ TEST_CASE("slurm writes scripts for what is still to do") {
   CHECK(count_lines(read_text(directory + "/slurm/array-0.map")) == 3);
   CHECK(contains(read_text(directory + "/slurm/array-0.sh"), "#SBATCH --array=1-3\n"));
 
-  // What is done is left out; lines stay.
+  // Trials that are done are left out of the tasks; their lines in the map stay.
   const std::string map = read_text(directory + "/slurm/array-0.map");
   CHECK(run({"sweep", "tell", directory, map.substr(map.find('\n') + 1, map.find('\n')), "--value", "2"})
             .code == 0);
-  const json again = json::parse(run({"sweep", "slurm", directory, "--json", "--max-parallel", "2"}).out);
+  const json again =
+      capstan::json_of(run({"sweep", "slurm", directory, "--json", "--max-parallel", "2"}).out);
   CHECK(again["arrays"][0]["tasks"] == json{1, 3});
   CHECK(again["arrays"][0]["job"].is_null());
   CHECK(read_text(directory + "/slurm/array-0.map") == map);

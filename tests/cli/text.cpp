@@ -4,8 +4,8 @@
 
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
+#include "base/json.hpp"
 #include "process.hpp"
 #include "support/paths.hpp"
 
@@ -19,7 +19,7 @@ const std::string kTests = std::string(capstan::test::kSourceDirectory) + "/test
 const std::string kSmol = kTests + "formats/families/smollm2";
 
 json expected() {
-  return json::parse(read_text(kTests + "cli/text/expected.json"));
+  return capstan::json_of(read_text(kTests + "cli/text/expected.json"));
 }
 
 // The model with the tokenizer that begins every text with a token.
@@ -32,7 +32,7 @@ std::string model_with_front(const ScratchDirectory& home) {
 }
 
 void edit(const std::string& file, const std::string& key, const json& value) {
-  json content = json::parse(read_text(file));
+  json content = capstan::json_of(read_text(file));
   content[key] = value;
   std::ofstream(file) << content;
 }
@@ -48,7 +48,7 @@ json generated(const std::string& model, std::vector<std::string> more = {}) {
   more.push_back("--json");
   const Finished done = generate(model, more);
   REQUIRE_MESSAGE(done.code == 0, done.err);
-  return json::parse(done.out);
+  return capstan::json_of(done.out);
 }
 void check_same(const json& got, const json& truth) {
   CHECK(got["text"] == truth["text"]);
@@ -72,7 +72,7 @@ TEST_CASE("a text begins with what its tokenizer puts before it, once") {
       words.insert(words.end(), more.begin(), more.end());
       const Finished done = run(words);
       REQUIRE_MESSAGE(done.code == 0, done.err);
-      return json::parse(done.out);
+      return capstan::json_of(done.out);
     };
     const json with = eval({}), without = eval({"--no-bos"});
     CHECK(with["loss"].get<double>() == doctest::Approx(truth["loss"].get<double>()).epsilon(1e-5));
@@ -95,7 +95,7 @@ TEST_CASE("a text begins with what its tokenizer puts before it, once") {
     }
   }
   // So is one that differs from a Hugging Face model's own; the same under another name is none.
-  json changed = json::parse(read_text(model + "/tokenizer.json"));
+  json changed = capstan::json_of(read_text(model + "/tokenizer.json"));
   changed["model"]["merges"].erase(changed["model"]["merges"].size() - 1);
   std::ofstream(home.file("other.json")) << changed;
   const Finished other =
@@ -157,7 +157,8 @@ TEST_CASE(
   const auto with = [&](const std::string& file, const std::string& text) {
     return "tokenizer.chat_template=" + home.write(file, text);
   };
-  // What it says again and again: "in". Here that is what ends an answer, as a token and as a part of a text.
+  // The model repeats "in". Here the chat template ends an answer with that text, once as a token and once as
+  // part of a text.
   const std::string same =
       "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{{ m.content + '";
   const json one = generated(name, {"--chat", with("one.jinja", same + "in' }}{% endif %}{% endfor %}")});
@@ -207,7 +208,7 @@ TEST_CASE("the tokenizer of a GGUF file has its special tokens and its chat temp
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
   const std::string step = home.file("tuned/checkpoints/step-00000001/");
   CHECK(fs::exists(step + "tokenizer.json"));
-  const json config = json::parse(read_text(step + "tokenizer_config.json"));
+  const json config = capstan::json_of(read_text(step + "tokenizer_config.json"));
   CHECK(config["eos_token"] == "<|im_end|>");
   CHECK(config["chat_template"] == read_text(kSmol + "/chat_template.jinja"));
   check_same(generated(home.file("tuned"), {"--chat"}), expected()["chat"]);

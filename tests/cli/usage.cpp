@@ -2,8 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "base/json.hpp"
 #include "process.hpp"
 #include "support/paths.hpp"
 
@@ -95,7 +95,7 @@ TEST_CASE("help lists every command and topic, and shows the pages of docs/") {
   for (const auto& entry :
        std::filesystem::directory_iterator(std::string(capstan::test::kSourceDirectory) + "/docs")) {
     const std::string topic = entry.path().stem().string();
-    if (entry.path().extension() != ".md" || topic == "README") continue;
+    if (entry.path().extension() != ".md") continue;
     CAPTURE(topic);
     ++pages;
     CHECK(contains(all.out, "\n  " + topic + " "));
@@ -109,6 +109,27 @@ TEST_CASE("help lists every command and topic, and shows the pages of docs/") {
   const Finished unknown = run({"help", "overides"});
   CHECK(unknown.code == 2);
   CHECK(contains(unknown.err, "did you mean `overrides`"));
+}
+
+TEST_CASE("the pages of docs/reference/ are help topics, which `help reference` lists") {
+  const Finished index = run({"help", "reference"});
+  CHECK(contains(run({"help"}).out, "\n  reference "));
+  size_t pages = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(capstan::test::kSourceDirectory) +
+                                                               "/docs/reference")) {
+    const std::string name = entry.path().stem().string();
+    CAPTURE(name);
+    ++pages;
+    const Finished page = name == "README" ? index : run({"help", "reference/" + name});
+    CHECK(page.code == 0);
+    CHECK(page.out == read_text(entry.path().string()).substr(2));
+    if (name != "README") CHECK(contains(index.out, "[" + name + "]"));
+  }
+  CHECK(pages >= 19);
+  const Finished unknown = run({"help", "reference/optimiser"});
+  CHECK(unknown.code == 2);
+  CHECK(contains(unknown.err, "did you mean `reference/optimizer`"));
+  CHECK(run({"help", "reference/"}).code == 2);
 }
 
 TEST_CASE("without arguments: short help on standard error, code 2") {
@@ -140,7 +161,7 @@ TEST_CASE("unknown commands and flags: near names, all at once, code 2") {
   CHECK(contains(flags.err, "`--json`"));
   CHECK(contains(flags.err, "unknown flag `-z`"));
 
-  // Of two values one would be ignored.
+  // An option that is given twice is refused, because one value would be ignored.
   const Finished twice = run({"train", "quickstart", "--run-dir", "a", "--run-dir", "b"});
   CHECK(twice.code == 2);
   CHECK_MESSAGE(contains(twice.err, "`--run-dir` is given twice: `a` and `b`"), twice.err);
@@ -162,7 +183,14 @@ TEST_CASE("unknown commands and flags: near names, all at once, code 2") {
   CHECK(run({"version", "extra"}).code == 2);
 }
 
-TEST_CASE("what a shell and other tools make of an override is told how to write it") {
+TEST_CASE("bench refuses a name that no kernel has") {
+  const Finished result = run({"bench", "atention", "--seconds", "0.01"});
+  CHECK(result.code == 2);
+  CHECK_MESSAGE(contains(result.err, "no kernel has `atention` in its name"), result.err);
+  CHECK_MESSAGE(contains(result.err, "qkv forward"), result.err);
+}
+
+TEST_CASE("overrides in the notation of shells and other tools get a correction") {
   struct Case {
     std::vector<std::string> words;
     std::string said;
@@ -245,11 +273,20 @@ TEST_CASE("messages for editors and programs") {
   const Finished usage = run({"check", "--nope", "--message-format=json"});
   CHECK(usage.code == 2);
   REQUIRE(nlohmann::json::accept(usage.err));
-  CHECK(nlohmann::json::parse(usage.err)["exit_code"] == 2);
+  CHECK(capstan::json_of(usage.err)["exit_code"] == 2);
 }
 
 TEST_CASE("version") {
   CHECK(contains(run({"version"}).out, "capstan "));
   CHECK(run({"--version"}).out == run({"version"}).out);
-  CHECK(nlohmann::json::parse(run({"version", "--json"}).out)["schema"] == "capstan.version/1");
+  CHECK(capstan::json_of(run({"version", "--json"}).out)["schema"] == "capstan.version/1");
+}
+
+TEST_CASE("the help of an error names the flag that the library's text does not") {
+  ScratchDirectory scratch;
+  const std::string records = scratch.write("records.jsonl", "{\"text\": 1}\n");
+  const Finished refused =
+      run({"data", "prepare", records, "--tokenizer", "bytes", "--output", scratch.file("corpus")});
+  CHECK(refused.code == 2);
+  CHECK_MESSAGE(contains(refused.err, "help: --on-bad-line skip leaves such records out"), refused.err);
 }

@@ -1,13 +1,14 @@
 // Run with any number of ranks.
 #include <doctest/doctest.h>
 
+#include <optional>
 #include <vector>
 
-#include "comm/exchange.hpp"
+#include "comm/channel.hpp"
 #include "comm/mesh.hpp"
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
-#include "tests/support/worlds.hpp"
+#include "tests/support/channels.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
@@ -29,8 +30,8 @@ TEST_CASE("collectives move the bytes where they belong") {
   CHECK(value == 42);
   if (n > 1) {
     int from = -1;
-    auto incoming = group.start_receive(&from, 4, (me + n - 1) % n, 7);
-    group.start_send(&me, 4, (me + 1) % n, 7)->wait();
+    auto incoming = group.start_receive(&from, 4, (me + n - 1) % n);
+    group.start_send(&me, 4, (me + 1) % n)->wait();
     incoming->wait();
     CHECK(from == (me + n - 1) % n);
   }
@@ -107,17 +108,25 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
   const auto cpu = make_cpu_device(kernels::cpu_table(), 1),
              checked = make_checked_device(kernels::cpu_table(), 1),
              patient = make_checked_device(kernels::cpu_table(), 1, {.patient = true});
-  for (Device* device : {cpu.get(), checked.get(), patient.get()}) {
+  struct Case {
+    Device* device;
+    bool blocking;
+  };
+  for (const auto& [device, blocking] : {Case{cpu.get(), false},
+                                         {checked.get(), false},
+                                         {patient.get(), false},
+                                         {checked.get(), true},
+                                         {patient.get(), true}}) {
+    std::optional<test::WithBlockingChannel> channel;
+    if (blocking) channel.emplace(group, *device);
+    CAPTURE(blocking);
     const auto upload = [&](const std::vector<int32_t>& values) {
       return Tensor::from_host<int32_t>(*device, {static_cast<int64_t>(values.size())}, values);
     };
     const auto count = static_cast<size_t>(n);
     const Tensor mine = upload(numbers(me, 1, 3)), all = upload(numbers(-1, 0, 3 * count)),
                  parts = upload(numbers(me, 2, 2 * count)), received = upload(numbers(-1, 0, 2 * count));
-    Exchange exchange(group);
-    exchange.all_gather(mine, all);
-    exchange.all_to_all(parts, received);
-    exchange.wait();
+    group.channel().start(Batch().all_gather(mine, all).all_to_all(parts, received)).wait();
     std::vector<int32_t> expected_all, expected_parts;
     for (int r = 0; r < n; ++r) {
       for (const int32_t v : numbers(r, 1, 3)) expected_all.push_back(v);
@@ -127,31 +136,36 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
     CHECK(all.to_host<int32_t>() == expected_all);
     CHECK(received.to_host<int32_t>() == expected_parts);
     if (n == 1) continue;
-    // Two messages with one tag arrive in their order; another tag does not get between them.
-    const Tensor first = upload({-1, -1}), second = upload({-1, -1}), other = upload({-1});
-    Exchange ring(group);
-    ring.send(upload(numbers(me, 3, 2)), next_in(group), 5);
-    ring.send(upload(numbers(me, 5, 1)), next_in(group), 6);
-    ring.send(upload(numbers(me, 4, 2)), next_in(group), 5);
-    ring.receive(other, previous_in(group), 6);
-    ring.receive(first, previous_in(group), 5);
-    ring.receive(second, previous_in(group), 5);
-    ring.wait();
-    ring.wait();
-    CHECK(first.to_host<int32_t>() == numbers(previous_in(group), 3, 2));
+    // Messages between two ranks arrive in their order, within a batch and from batch to batch. 20,000
+    // numbers are more than a channel moves at once.
+    const size_t large = 20'000;
+    const Tensor first = upload(numbers(-1, 0, large)), second = upload({-1, -1}), third = upload({-1});
+    Transfers pair = group.channel().start(Batch()
+                                               .send(upload(numbers(me, 3, large)), next_in(group))
+                                               .send(upload(numbers(me, 4, 2)), next_in(group))
+                                               .receive(first, previous_in(group))
+                                               .receive(second, previous_in(group)));
+    Transfers single = group.channel().start(
+        Batch().receive(third, previous_in(group)).send(upload(numbers(me, 5, 1)), next_in(group)));
+    single.wait();
+    pair.wait();
+    pair.wait();
+    CHECK(first.to_host<int32_t>() == numbers(previous_in(group), 3, large));
     CHECK(second.to_host<int32_t>() == numbers(previous_in(group), 4, 2));
-    CHECK(other.to_host<int32_t>() == numbers(previous_in(group), 5, 1));
+    CHECK(third.to_host<int32_t>() == numbers(previous_in(group), 5, 1));
   }
 }
 
 TEST_CASE("on the meta device nothing is sent or touched") {
   const auto device = make_meta_device(kernels::cpu_table(), 1);
   const auto group = make_meta_communicator(1, 4, "cp");
-  Exchange exchange(*group);
-  exchange.send(Tensor::empty(*device, {8}), 2, 1);
-  exchange.receive(Tensor::empty(*device, {8}), 0, 1);
-  exchange.all_gather(Tensor::empty(*device, {8}), Tensor::empty(*device, {32}));
-  exchange.wait();
+  group->channel()
+      .start(Batch()
+                 .send(Tensor::empty(*device, {8}), 2)
+                 .receive(Tensor::empty(*device, {8}), 0)
+                 .all_gather(Tensor::empty(*device, {8}), Tensor::empty(*device, {32})))
+      .wait();
+  CHECK(group->sent() == 32 + 3 * 32);
 }
 
 TEST_CASE("the mesh splits the world into its groups") {

@@ -117,7 +117,8 @@ TEST_CASE("groups of each name partition the world, and sizes multiply") {
       CAPTURE(name);
       std::vector<int> seen(static_cast<size_t>(sizes.world));
       for (const auto& group : groups_of(sizes, name)) {
-        CHECK(std::is_sorted(group.begin(), group.end()));
+        // Of a link the sender is first.
+        if (!name.starts_with("pp-")) CHECK(std::is_sorted(group.begin(), group.end()));
         for (const int64_t member : group) {
           ++seen[static_cast<size_t>(member)];
           CHECK(mesh.members(name, member) == group);

@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "comm/watchdog/publishing_communicator.hpp"
+#include "comm/publishing_communicator.hpp"
 #include "comm/watchdog/rank_status.hpp"
 
 using namespace capstan;

@@ -2,11 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "base/json.hpp"
 #include "cli/process.hpp"
 #include "support/paths.hpp"
 
@@ -37,11 +37,11 @@ struct Earlier : ScratchDirectory {
     std::vector<json> found;
     std::istringstream text(read_text(file(name)));
     for (std::string line; std::getline(text, line);)
-      if (json row = json::parse(line); !row.contains("event")) found.push_back(std::move(row));
+      if (json row = capstan::json_of(line); !row.contains("event")) found.push_back(std::move(row));
     return found;
   }
   json shown(const std::string& name) const {
-    return json::parse(good({"runs", "show", name, "--json"}))["run"];
+    return capstan::json_of(good({"runs", "show", name, "--json"}))["run"];
   }
 };
 
@@ -78,23 +78,23 @@ TEST_CASE("runs of an earlier version are listed and continue with its losses") 
 
 TEST_CASE("adapters of an earlier version are evaluated with its loss") {
   const Earlier home;
-  const json now = json::parse(
+  const json now = capstan::json_of(
                  home.good({"eval", "adapter", "checkpoint.pretrained_checkpoint=" + home.file("base"),
                             "--text", "text.txt", "--json"})),
-             then = json::parse(read_text(home.file("expected/adapter.json")));
+             then = capstan::json_of(read_text(home.file("expected/adapter.json")));
   check_close(now, then, "loss");
   CHECK(now["tokens"] == then["tokens"]);
 }
 
 TEST_CASE("a sweep that an earlier version began is finished, with its results") {
   const Earlier home;
-  const json before = json::parse(home.good({"sweep", "status", "sweep", "--json"}));
+  const json before = capstan::json_of(home.good({"sweep", "status", "sweep", "--json"}));
   std::vector<std::string> states;
   for (const json& trial : before["trials"]) states.push_back(trial["state"]);
   CHECK(states == std::vector<std::string>{"pending", "done"});
   home.good({"sweep", "run", "sweep"});
-  const json now = json::parse(home.good({"sweep", "table", "sweep", "--json"})),
-             then = json::parse(read_text(home.file("expected/sweep.json")));
+  const json now = capstan::json_of(home.good({"sweep", "table", "sweep", "--json"})),
+             then = capstan::json_of(read_text(home.file("expected/sweep.json")));
   REQUIRE(now["rows"].size() == 2);
   for (size_t i = 0; i < 2; ++i) {
     for (const char* key : {"configuration", "values", "trials", "states"})

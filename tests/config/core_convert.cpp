@@ -338,7 +338,7 @@ TEST_CASE("lists, maps and records") {
   CHECK(out.config.dataset.sources[1].weight == 3);
   CHECK(out.config.dataset.sources[0].epochs == 1);
   CHECK(w.text("train: {skip: 7}\n").config.train.skip == std::vector<int64_t>{7});
-  CHECK(w.text("train: {tags: a}\n").says("write [a]; to append an item: train.tags+=a"));
+  CHECK(w.text("train: {tags: a}\n").says("write [a]; to append an item: tags+: [a]"));
   CHECK(w.text("train: {env: [a]}\n").codes() == "C0206");
   CHECK(w.text("train: {skip: [1, x, 3.5]}\n").codes() == "C0201 C0201");
   CHECK(w.text("train: {skip: [1, [2]]}\n").codes() == "C0206");

@@ -11,7 +11,7 @@
 
 #include "base/file.hpp"
 #include "config/core/hash.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "config/tools/json_schema.hpp"
 #include "config/tools/show.hpp"
 #include "support/paths.hpp"
@@ -49,8 +49,8 @@ double median_ms(int rounds, const std::string& recipe, bool print) {
 }  // namespace
 
 TEST_CASE("every shipped recipe resolves, and every printed form of it reads back as the same") {
-  CHECK(recipes().size() >= 6);
-  for (const auto& entry : recipes()) {
+  CHECK(Library::standard().recipes().size() >= 6);
+  for (const auto& entry : Library::standard().recipes()) {
     CAPTURE(entry.name);
     CHECK_FALSE(entry.description.empty());
     Request request;
@@ -76,7 +76,7 @@ TEST_CASE("every shipped recipe resolves, and every printed form of it reads bac
 TEST_CASE("places point at the lines that set the fields, however often a shipped file was read before") {
   int locations = 0;
   for (int round = 0; round < 2; ++round)
-    for (const auto& recipe : recipes()) {
+    for (const auto& recipe : Library::standard().recipes()) {
       Request request;
       request.recipe = recipe.name;
       // One more source in front of the presets, so that they have other numbers than in the first round.

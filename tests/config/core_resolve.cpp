@@ -1,4 +1,4 @@
-// Who wins, what is derived, what refers to what: composition and resolution on a small schema.
+// Composition and resolution on a small schema: precedence, derived fields and references.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -137,7 +137,7 @@ TEST_CASE("extends and @file stay inside the directory of the recipe") {
   w.write("parent.yaml", "train: {iters: 3}\n");
   CHECK(w.resolve(w.path("d/child.yaml")).codes() == "C0503");  // above the file that was given
   CHECK(w.text("extends: d/child.yaml\n").config.train.iters == 3);
-  // What the command line names may lie anywhere.
+  // Files that the command line names may be in any directory.
   CHECK(w.text("name: x\n", {"@" + outside.path("x.yaml")}).config.train.iters == 1);
 }
 
@@ -290,8 +290,8 @@ TEST_CASE("derived values come after all overrides and never change an explicit 
   const auto out = w.resolve(w.write("r.yaml", "dist: {world_size: 4, tp: 2}\n"), {}, 16);
   CHECK(out.config.dist.world_size == 16);
   CHECK(out.config.dist.data_parallel_size == 8);
-  CHECK(out.origin("dist.world_size").text == "--ranks");
-  CHECK(w.resolve(w.path("r.yaml"), {}, 0).says("from --ranks 0"));
+  CHECK(out.origin("dist.world_size").text == "the number of ranks");
+  CHECK(w.resolve(w.path("r.yaml"), {}, 0).says("from the number of ranks 0"));
 }
 
 TEST_CASE("rules name the operands, their values and where they were set; cascades are suppressed") {

@@ -1,4 +1,5 @@
-// What a resolution prints: it reads back as the same Config, says where each field comes from, and compares.
+// The printed form of a resolution reads back as the same Config, names the origin of each field, and can be
+// compared.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -7,8 +8,8 @@
 
 #include "base/error.hpp"
 #include "base/utf8.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/hash.hpp"
-#include "config/tools/emit.hpp"
 #include "config/tools/json_schema.hpp"
 #include "config/tools/show.hpp"
 #include "core_support.hpp"
@@ -125,7 +126,7 @@ TEST_CASE("a minimal recipe keeps the names that it extends, and has only what d
       "schema: capstan/1\nextends: child\nname: mine\nmodel:\n  num_heads: 2\ntrain:\n  iters: 7\n"
       "optimizer:\n  lr: 0.25\n";
   CHECK(minimal(w.text(four)) == four);
-  // What the base says already goes; what the command line says comes.
+  // Values that the base already gives are left out; values of the command line are added.
   CHECK(minimal(w.text("extends: child\ntrain: {iters: 2000, global_batch: 16}\nmodel: base\n",
                        {"train.micro_batch=2", "dataset=mock"})) ==
         "schema: capstan/1\nextends: child\ntrain:\n  micro_batch: 2\ndataset: mock\n");

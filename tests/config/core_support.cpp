@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "config/tools/emit.hpp"
+#include "config/core/emit.hpp"
 
 namespace capstan::config::testing {
 

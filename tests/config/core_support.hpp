@@ -12,7 +12,7 @@
 
 #include "config/core/field.hpp"
 #include "config/core/library.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 
 namespace capstan::config::testing {
 

@@ -44,7 +44,7 @@ const char* const kRecipes[] = {"quickstart", "gpt2-124m",     "llama3-8b",
 }  // namespace
 
 TEST_CASE("every shipped recipe checks without errors or warnings, and is described") {
-  const auto entries = recipes();
+  const auto entries = Library::standard().recipes();
   CHECK(entries.size() >= 170);
   for (const auto& entry : entries) {
     CAPTURE(entry.name);
@@ -80,7 +80,7 @@ TEST_CASE("every named recipe resolves to the values that it had when each was a
     };
     const std::string now = values(name, {});
     text += name + " " + hash_of(now) + "\n";
-    for (const auto& entry : recipes())
+    for (const auto& entry : Library::standard().recipes())
       if (entry.name == name && !entry.method.empty())
         CHECK(values(entry.method, {"model=" + name.substr(0, name.size() - entry.method.size() - 1)}) ==
               now);
@@ -95,7 +95,7 @@ TEST_CASE("a method takes a model on the command line, in a recipe that extends 
   CHECK(count(none.diagnostics, Level::error) == 1);
   CHECK(problems(none).find("write `model=NAME`; there are settings for gemma2-27b, ") != std::string::npos);
 
-  // What the entry of the model says is stronger than the method, and weaker than a recipe that extends it.
+  // The entry of the model overrides the method, and a recipe that extends it overrides the entry.
   const Resolution large = resolved("sft", {"model=llama3-70b"});
   CHECK(large.config.dist.tensor_model_parallel_size == 8);
   CHECK(large.presets.at("ddp") == "zero1");
@@ -145,7 +145,7 @@ TEST_CASE("`models` of a recipe: presets of `model` with the keys that hold for 
 TEST_CASE("what recipes share is found by its name and not listed") {
   for (const char* name : {"_pretrain", "_sft", "_lora"}) {
     CHECK(Library::standard().recipe(name));
-    for (const auto& entry : recipes()) CHECK(entry.name != name);
+    for (const auto& entry : Library::standard().recipes()) CHECK(entry.name != name);
   }
   // A name, not a way around one.
   CHECK_FALSE(Library::standard().recipe("_none"));
@@ -153,7 +153,7 @@ TEST_CASE("what recipes share is found by its name and not listed") {
 
 TEST_CASE("fine-tuning takes weights and tokenizer from one place, that of the family's chat model") {
   size_t tuned = 0;
-  for (const auto& entry : recipes()) {
+  for (const auto& entry : Library::standard().recipes()) {
     CAPTURE(entry.name);
     const auto r = resolved(entry.name);
     if (r.config.dataset.kind != DatasetKind::sft) continue;
@@ -377,7 +377,7 @@ TEST_CASE("fewer layers are legal on every shipped recipe whose pipeline they di
     }
   }
   CHECK(alone >= 200);
-  // What the recipe says of 32 layers, said of four.
+  // The recipe was written for 32 layers, and is used here with four.
   const auto r = resolved("llama3-8b", {"model.num_layers=4"});
   CHECK(problems(r).find("10 is more than the layers of a stage, 4: all of them are recomputed") !=
         std::string::npos);

@@ -1,11 +1,11 @@
-// What a test asks of the recipes that come with the binary.
+// Requests for the recipes that come with the binary.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 
 namespace capstan::config::testing {
 

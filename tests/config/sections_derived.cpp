@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "config/core/resolve.hpp"
-#include "config/tools/emit.hpp"
+#include "config/core/emit.hpp"
+#include "config/resolve/resolve.hpp"
 #include "config/tools/show.hpp"
 
 using namespace capstan;
@@ -52,7 +52,8 @@ TEST_CASE("of virtual stages, layers of one, and the layout one is given and the
                          {"dist.num_layers_per_virtual_pipeline_stage=1", "4", "1", "Et|(t|)*6tL"},
                          {"dist.pipeline_model_parallel_layout=Et|(t|)*6tL", "4", "1", "Et|(t|)*6tL"}}) {
     CAPTURE(std::string(row.given));
-    // Whoever asks first, and from wherever: another field asks for one of the three before its turn.
+    // The result does not depend on which field is evaluated first: here another field reads one of the
+    // three.
     for (const std::string& first : {std::string(), std::string(kStages), std::string(kLayers)}) {
       CAPTURE(first);
       std::vector<std::string> overrides{row.given};
@@ -158,7 +159,7 @@ TEST_CASE("a world that does not fit is answered once, with both grids") {
   has(experts.second, "note: `dense grid TP * CP * DP * PP` = 2 * 1 * 3 * 1 = 6\n");
   has(experts.second, "note: `expert grid ETP * EP * EDP * PP` = 1 * 4 * EDP * 1 = 4 * EDP\n");
   has(experts.second, "nearest legal dist.world_size: 4 or 8; or dist.expert_model_parallel_size: 3 or 6");
-  // Somebody who multiplied TP * DP * EP into the world.
+  // A user who multiplied TP * DP * EP into the world.
   const auto multiplied =
       world(16, {"dist.tp=2", "dist.sp=true", "dist.etp=1", "dist.ep=4", "dist.dp=2", "dist.edp=2"});
   CHECK(multiplied.first == "R0103 ");

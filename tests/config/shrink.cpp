@@ -19,7 +19,9 @@ namespace {
 
 Resolution shrunk(const std::string& recipe, const std::vector<std::string>& overrides = {},
                   std::optional<int64_t> ranks = {}) {
-  Resolution small = resolve_shrunk(request_of(recipe, overrides, ranks));
+  Request request = request_of(recipe, overrides, ranks);
+  request.imposed_by = "--shrink";
+  Resolution small = resolve_shrunk(request);
   CHECK_MESSAGE(small.ok(), recipe << "\n" << render(small.diagnostics, small.sources));
   return small;
 }
@@ -27,7 +29,7 @@ Resolution shrunk(const std::string& recipe, const std::vector<std::string>& ove
 }  // namespace
 
 TEST_CASE("every shipped recipe can be shrunk, to any number of ranks, without a word") {
-  for (const auto& entry : recipes()) {
+  for (const auto& entry : Library::standard().recipes()) {
     CAPTURE(entry.name);
     for (const std::optional<int64_t> ranks :
          {std::optional<int64_t>{}, {1}, {2}, {3}, {4}, {6}, {8}, {16}, {64}}) {
@@ -50,7 +52,7 @@ TEST_CASE("every shipped recipe can be shrunk, to any number of ranks, without a
 }
 
 TEST_CASE("family, method and kind of layout stay") {
-  for (const auto& entry : recipes()) {
+  for (const auto& entry : Library::standard().recipes()) {
     CAPTURE(entry.name);
     const Resolution large = resolve(request_of(entry.name)), small = shrunk(entry.name);
     const ModelConfig &a = large.config.model, &b = small.config.model;
@@ -174,7 +176,7 @@ TEST_CASE("patterns that number a layer follow the depth") {
   CHECK(small.config.peft->exclude_modules == std::vector<std::string>{"*.layers.0.*"});
 }
 
-TEST_CASE("what a shrunk recipe was is told with it") {
+TEST_CASE("a shrunk recipe names the full one") {
   ShrunkFrom from;
   const Resolution all = resolve_shrunk(request_of("llama3-70b"), &from);
   CHECK(from.full.config.model.num_layers == 80);
@@ -217,7 +219,7 @@ TEST_CASE("recipes of one's own: other layouts, lengths and schedules") {
   std::filesystem::remove(path);
 }
 
-TEST_CASE("what a shrunk recipe prints is a recipe, and a wrong one is told as it is") {
+TEST_CASE("a shrunk recipe is printed as a recipe, and a wrong one is reported as it is") {
   const Resolution small = shrunk("gemma2-2b-lora");
   for (const auto format : {ShowFormat::yaml, ShowFormat::minimal}) {
     const auto path = std::filesystem::current_path() / "capstan-shrunk-round-trip.yaml";

@@ -3,9 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/json.hpp"
 #include "dataset_helpers.hpp"
 
 using namespace capstan;
@@ -13,11 +13,11 @@ using namespace capstan::data;
 using namespace capstan::data::testing;
 
 TEST_CASE("splits are those of megatron-core") {
-  const auto fixtures = nlohmann::json::parse(read_file(fixture("megatron.json")));
+  const auto fixtures = capstan::json_of(read_file(fixture("megatron.json")));
   for (const auto& test : fixtures["splits"]) {
     const auto shares = parse_split(test["split"].get<std::string>());
     const int64_t count = test["count"];
-    CAPTURE(test.dump());
+    CAPTURE(capstan::dump_json(test));
     for (size_t i = 0; i < 3; ++i) {
       REQUIRE(shares[i].has_value() == !test["ranges"][i].is_null());
       if (!shares[i]) continue;
@@ -28,7 +28,7 @@ TEST_CASE("splits are those of megatron-core") {
   }
 }
 
-TEST_CASE("what is not a split is refused") {
+TEST_CASE("malformed splits are refused") {
   for (const char* text :
        {"", "a", "1,,1", "1,-1", "0,0,0", "1,1,1,1", "nan", "inf,1", "1e308,1e308", "0x1", "969;30;1"}) {
     CAPTURE(text);
@@ -47,12 +47,12 @@ TEST_CASE("a list is prefixes, or weights and prefixes") {
   CHECK(error_of([] { parse_blend({"0.3", "a", "b", "c"}); }).starts_with("config: "));
 }
 
-TEST_CASE("the greedy order is megatron-core's, from any place") {
-  const auto fixtures = nlohmann::json::parse(read_file(fixture("megatron.json")));
+TEST_CASE("the greedy order is megatron-core's, from any position") {
+  const auto fixtures = capstan::json_of(read_file(fixture("megatron.json")));
   for (const auto& test : fixtures["blends"]) {
     const BlendOrder order(test["weights"].get<std::vector<double>>());
     const std::string expected = test["dataset"];
-    CAPTURE(test["weights"].dump());
+    CAPTURE(capstan::dump_json(test["weights"]));
     std::string found;
     for (size_t k = 0; k < expected.size(); ++k)
       found += std::to_string(order.at(static_cast<int64_t>(k)).dataset);
@@ -89,7 +89,7 @@ TEST_CASE("a blend far from its start equals the definition, whatever was asked 
   for (int64_t k = 0; k < kLength; k += 7)
     equal = equal && order.at(k).sample == expected[static_cast<size_t>(k)].sample;
   CHECK(equal);
-  // Shares are kept to within one sample at every prefix.
+  // At every prefix each dataset's share is exact to within one sample.
   for (size_t i = 0; i < weights.size(); ++i)
     CHECK(std::abs(static_cast<double>(counts[i]) - weights[i] / sum * kLength) < 2);
 

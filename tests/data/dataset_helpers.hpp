@@ -1,5 +1,4 @@
-// What the tests of the datasets share: a directory that goes away, small datasets, and the fixtures of
-// megatron-core.
+// Helpers of the dataset tests: a temporary directory, small datasets, and the fixtures of megatron-core.
 #pragma once
 
 #include <unistd.h>
@@ -43,7 +42,7 @@ inline void write_text(const std::string& path, std::string_view content) {
   std::ofstream(path, std::ios::binary) << content;
 }
 
-// Documents of one sequence each (none for an empty one).
+// Writes documents of one sequence each (an empty one has no sequence).
 inline void write_dataset(const std::string& prefix, const std::vector<std::vector<int32_t>>& documents,
                           TokenType type = TokenType::u16) {
   IndexedWriter writer(prefix, type);

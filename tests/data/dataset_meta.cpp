@@ -2,8 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.hpp"
 #include "data/gpt_dataset.hpp"
 #include "data/inspect.hpp"
 #include "data/prepare.hpp"
@@ -16,12 +15,12 @@ using namespace capstan::data::testing;
 
 namespace {
 
-// 256 bytes, <|endoftext|>, and one token more: what `bytes` is not.
+// A tokenizer that differs from `bytes`: 256 bytes, <|endoftext|> and one more token.
 std::shared_ptr<const text::Tokenizer> longer_tokenizer() {
-  auto json = nlohmann::ordered_json::parse(text::byte_tokenizer()->files().at(0).text);
+  auto json = capstan::ordered_json_of(text::byte_tokenizer()->files().at(0).text);
   json["model"]["vocab"]["ab"] = 257;
   json["model"]["merges"].push_back("a b");
-  return text::Tokenizer::from_json(json.dump());
+  return text::Tokenizer::from_json(capstan::dump_json(json));
 }
 
 GptDatasetOptions options_of(const std::vector<std::string>& prefixes, const text::Tokenizer* tokenizer) {
@@ -65,7 +64,7 @@ TEST_CASE("data prepare records the tokenizer, and data of another one is refuse
   };
   CHECK(open({a}, bytes.get()) == "");
   CHECK(open({b}, longer.get()) == "");
-  // Each prefix of a blend is looked at.
+  // Each prefix of a blend is checked.
   const std::string refused = open({a, b}, bytes.get());
   CHECK(refused.starts_with("config: "));
   for (const std::string& named :
@@ -83,7 +82,7 @@ TEST_CASE("data prepare records the tokenizer, and data of another one is refuse
 
   InspectOptions look;
   CHECK(to_text_report(inspect(b)).find("tokenizer     \"tok/b.json\" (258 tokens") != std::string::npos);
-  CHECK(nlohmann::json::parse(to_json_report(inspect(b)))["tokenizer"]["identity"] == longer->identity());
+  CHECK(capstan::json_of(to_json_report(inspect(b)))["tokenizer"]["identity"] == longer->identity());
   look.tokenizer = bytes.get();
   CHECK(error_of([&] { inspect(b, look); }).find("was prepared with the tokenizer \"tok/b.json\"") !=
         std::string::npos);
@@ -183,14 +182,14 @@ TEST_CASE("data prepare replaces a dataset only when asked to, and its record wi
   CHECK(read_file(prefix + ".bin") == before);
   prepare_text(directory, "d", longer_tokenizer(), true);
   CHECK(read_meta(IndexedDataset(prefix))->tokenizer.vocab_size == 258);
-  // What is half there counts too; a record alone does not.
+  // An incomplete dataset counts as existing; a record without files does not.
   std::filesystem::remove(prefix + ".idx");
   CHECK(error_of([&] { prepare_text(directory, "d", text::byte_tokenizer()); }).find(".bin` exists") !=
         std::string::npos);
   std::filesystem::remove(prefix + ".bin");
   prepare_text(directory, "d", text::byte_tokenizer());
   CHECK(read_meta(IndexedDataset(prefix))->tokenizer.vocab_size == 257);
-  // A writer that knows no tokenizer leaves no record of an earlier one.
+  // A writer without a tokenizer removes the record of an earlier one.
   write_dataset(prefix, {{1, 2, 3}});
   CHECK(!read_meta(IndexedDataset(prefix)));
 }

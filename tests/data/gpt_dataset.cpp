@@ -4,9 +4,9 @@
 
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.hpp"
 #include "data/mock_dataset.hpp"
 #include "dataset_helpers.hpp"
 
@@ -41,7 +41,7 @@ GptDatasetOptions options_for(Blend blend) {
 }  // namespace
 
 TEST_CASE("masks, positions and document bounds are megatron-core's") {
-  const auto fixtures = nlohmann::json::parse(read_file(fixture("megatron.json")));
+  const auto fixtures = capstan::json_of(read_file(fixture("megatron.json")));
   for (const auto& test : fixtures["masks"]) {
     auto text = test["tokens"].get<std::vector<int32_t>>();
     const auto length = static_cast<int64_t>(text.size());
@@ -49,7 +49,7 @@ TEST_CASE("masks, positions and document bounds are megatron-core's") {
     DocumentOptions options{99, test["flags"][0], test["flags"][1], test["flags"][2]};
     Row row(length);
     fill_row(text, options, row.view());
-    CAPTURE(test.dump());
+    CAPTURE(capstan::dump_json(test));
     CHECK(row.tokens == test["tokens"].get<std::vector<int32_t>>());
     CHECK(row.labels == std::vector<int32_t>(text.begin() + 1, text.end()));
     CHECK(row.loss_mask == test["loss_mask"].get<std::vector<float>>());
@@ -66,7 +66,7 @@ TEST_CASE("masks, positions and document bounds are megatron-core's") {
 }
 
 TEST_CASE("complete builds in Megatron's order: blends by weight, by size, per split") {
-  const auto fixtures = nlohmann::json::parse(read_file(fixture("megatron.json")));
+  const auto fixtures = capstan::json_of(read_file(fixture("megatron.json")));
   const std::string a = fixture("a"), b = fixture("b");
   for (const auto& test : fixtures["builds"]) {
     const std::string what = test["what"];
@@ -110,7 +110,7 @@ TEST_CASE("our order: splits do not share tokens, absent splits are null, blends
   for (int64_t i = 0; i < 3 * splits[1]->epoch_samples(); ++i)
     for (const int32_t token : text_of(*splits[1], i)) REQUIRE(token >= boundary);
 
-  // Two datasets that differ: 0… and 1000000….
+  // Two datasets with different tokens, 0… and 1000000….
   std::vector<std::vector<int32_t>> high;
   for (int i = 0; i < 100; ++i) high.push_back(std::vector<int32_t>(20, 1'000'000 + i));
   write_dataset(directory / "h", high, TokenType::i32);
@@ -174,13 +174,13 @@ TEST_CASE("options that contradict each other, and errors with their split and d
   const auto error = error_of([&] { build_gpt_datasets(options); });
   CHECK(error.find("in the valid split of") != std::string::npos);
   CHECK(error.find("small_u16") != std::string::npos);
-  // A split that is not wanted, or only where there is data for it, is not refused.
+  // A split without data is no error if it is not wanted, or wanted only if possible.
   options.wanted = {Wanted::yes, Wanted::no, Wanted::if_possible};
   const auto some = build_gpt_datasets(options);
   CHECK(some[0]);
   CHECK(!some[1]);
   CHECK(!some[2]);
-  // A token of another tokenizer.
+  // The dataset contains a token of another tokenizer.
   options.split = "1";
   options.vocab_size = 60000;
   options.sequence_length = 10;

@@ -63,7 +63,7 @@ TEST_CASE("an index comes back as it was kept; any damage and any other key coun
   CHECK(!load("key"));
   write_text(file.string(), good + "x");
   CHECK(!load("key"));
-  // A file of another key under this name.
+  // The file has this name but another key.
   cache.store("kez", {std::as_bytes(std::span(a)), std::as_bytes(std::span(b))});
   fs::rename(cache.file_of("kez"), file);
   CHECK(!load("key"));
@@ -83,7 +83,8 @@ TEST_CASE("both orders give the same samples from a cache; a damaged one is buil
   CHECK(samples_of(CapstanOrder(range, 6, 5, cache), count, 6) == expected);
   CHECK(samples_of(MegatronOrder(range, 6, 5, 2000, cache.get()), 2000, 6) == expected_megatron);
   const auto files = files_in(directory / "cache");
-  CHECK(files.size() == 4);  // two epochs; two indices and places
+  // The cache holds two epochs of Capstan's order, and the indices and positions of Megatron's.
+  CHECK(files.size() == 4);
   CHECK(samples_of(CapstanOrder(range, 6, 5, cache), count, 6) == expected);
   CHECK(samples_of(MegatronOrder(range, 6, 5, 2000, cache.get()), 2000, 6) == expected_megatron);
   CHECK(files_in(directory / "cache") == files);
@@ -95,8 +96,7 @@ TEST_CASE("both orders give the same samples from a cache; a damaged one is buil
   CHECK(samples_of(CapstanOrder(range, 6, 5, cache), count, 6) == expected);
   CHECK(samples_of(MegatronOrder(range, 6, 5, 2000, cache.get()), 2000, 6) == expected_megatron);
   CHECK(files_in(directory / "cache") == files);  // written again
-  // Another seed, length, range or number of samples has files of its own; so have other lengths of the
-  // sequences.
+  // A different seed, length, range, number of samples or index file has its own cache files.
   samples_of(CapstanOrder(range, 6, 6, cache), 1, 6);
   samples_of(CapstanOrder(range, 5, 5, cache), 1, 5);
   samples_of(CapstanOrder({dataset, 20, 479}, 6, 5, cache), 1, 6);
@@ -107,7 +107,7 @@ TEST_CASE("both orders give the same samples from a cache; a damaged one is buil
   CHECK(files_in(directory / "cache").size() == 8);
 }
 
-TEST_CASE("a kept index with a sound hash and impossible places is not used") {
+TEST_CASE("a cached index with a valid hash and impossible positions is not used") {
   const TempDirectory directory;
   const auto dataset = counting_dataset(directory / "d", 100, [](int64_t) { return 10; });
   const SequenceRange range{dataset, 0, 100};
@@ -115,7 +115,7 @@ TEST_CASE("a kept index with a sound hash and impossible places is not used") {
   const auto expected = samples_of(CapstanOrder(range, 8, 1), 100, 8);
   CHECK(samples_of(CapstanOrder(range, 8, 1, cache), 100, 8) == expected);
   const auto file = files_in(directory / "cache").at(0);
-  // The key stands in the file behind its head.
+  // In the file the key follows the header.
   const std::string content = read_file(file);
   const auto at = content.find("capstan index 1"), end = content.find("; epoch 0") + 9;
   const std::string key = content.substr(at, end - at);

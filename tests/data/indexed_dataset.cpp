@@ -63,7 +63,7 @@ TEST_CASE("the golden dataset, byte for byte") {
   CHECK(left == 2);  // no temporary file stays
 }
 
-TEST_CASE("what megatron-core wrote is written alike and read back") {
+TEST_CASE("datasets of megatron-core are read, and written with the same bytes") {
   for (const bool wide : {false, true}) {
     const std::string name = wide ? "small_i32" : "small_u16";
     const int32_t high = wide ? 128000 : 65499;
@@ -195,8 +195,7 @@ TEST_CASE("hostile .idx and .bin: a clear error with file and offset, never a cr
       CHECK(error.find(test.expected) != std::string::npos);
     INFO(error);
   }
-  // Every truncation and every flipped byte of the index: an error or a dataset that can be read, nothing
-  // else.
+  // Every truncation and every flipped byte of the index gives an error or a readable dataset.
   for (size_t size = 0; size < index.size(); ++size) {
     write_text(directory / "bad.idx", index.substr(0, size));
     write_text(directory / "bad.bin", bin);
@@ -225,6 +224,11 @@ TEST_CASE("a multimodal index is recognized by its size") {
 TEST_CASE("files that are not there or not files") {
   const TempDirectory directory;
   CHECK(error_of([&] { IndexedDataset(directory / "no"); }).starts_with("not_found: "));
+  std::filesystem::create_directory(directory / "data");
+  write_dataset(directory / "data/corpus_text_document", {{1, 2, 3}});
+  CHECK(error_of([&] { IndexedDataset(directory / "dat/corpus"); }) ==
+        "not_found: not found: " + (directory / "dat/corpus") + "\n  help: did you mean `" +
+            (directory / "data/corpus_text_document") + "`?");
   std::filesystem::create_directory(directory / "d.bin");
   CHECK(error_of([&] { IndexedDataset(directory / "d"); }).starts_with("format: "));
   REQUIRE(::mkfifo((directory / "p.bin").c_str(), 0600) == 0);
@@ -299,8 +303,8 @@ TEST_CASE("ten million documents open in a second and 200 MiB, first sample incl
     writer.finish();
   }
   const int64_t before = resident_bytes();
-  // Processor time: other work on the machine must not fail the test. (There is no input or output to wait
-  // for.)
+  // Measures processor time, so that other work on the machine does not fail the test. (The test waits for no
+  // I/O.)
   const auto start = std::clock();
   const auto seconds = [&] { return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC; };
   const auto dataset = std::make_shared<IndexedDataset>(directory / "large");

@@ -2,8 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.hpp"
 #include "dataset_helpers.hpp"
 
 using namespace capstan;
@@ -38,7 +37,7 @@ TEST_CASE("counts, lengths and samples of a dataset") {
   CHECK(text.find("documents     5 (2 empty)") != std::string::npos);
   CHECK(text.find("65 499") != std::string::npos);
   CHECK(text.find("2 - 3") != std::string::npos);
-  const auto json = nlohmann::json::parse(to_json_report(report));
+  const auto json = capstan::json_of(to_json_report(report));
   CHECK(json["tokens"] == 11);
   CHECK(json["token_type"] == "u16");
   CHECK(json["lengths"].size() == 3);

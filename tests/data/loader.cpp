@@ -31,7 +31,7 @@ bool equal(const MicroBatch& a, const MicroBatch& b) {
          a.position_ids == b.position_ids && a.cu_seqlens == b.cu_seqlens && a.sample_ids == b.sample_ids;
 }
 
-// Sample k is k, k + 1, …; a chosen sample fails, a delay makes workers overtake each other.
+// Sample k is k, k + 1, …. A chosen sample fails, and a delay makes workers overtake each other.
 class CountingSource final : public SampleSource {
  public:
   int64_t bad = -1;
@@ -117,7 +117,7 @@ TEST_CASE("ranks take contiguous rows; together they are the single rank's batch
   for (size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == 5 + i);
 }
 
-TEST_CASE("what fails in a worker surfaces at next(), in its turn, with its place") {
+TEST_CASE("next() throws a worker's error at the position of the failed micro-batch, and names it") {
   for (const int workers : {0, 1, 4}) {
     auto source = std::make_shared<CountingSource>();
     source->bad = 21;
@@ -167,8 +167,8 @@ TEST_CASE("a loader that makes no sense is refused") {
 }
 
 TEST_CASE("longer runs begin with shorter ones") {
-  // Nothing that a loader is given says how long the run is; the order of a longer one is read here in one
-  // go, a shorter one's in pieces with other batch shapes.
+  // The loader does not know the length of the run. The test reads the order of a longer run at once, and
+  // that of a shorter one in parts with other batch shapes.
   const auto dataset = fixture_dataset();
   LoaderOptions options;
   options.global_batch_size = 1;

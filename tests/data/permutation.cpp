@@ -71,7 +71,8 @@ TEST_CASE("all orders of few elements are equally likely over seeds") {
 }
 
 TEST_CASE("images and distances of neighbors are uniform") {
-  // Where positions 0, 1 and n/2 go, over seeds; and how far apart neighbors land within one permutation.
+  // Measures the images of positions 0, 1 and n/2 over many seeds, and the distance of neighbors within one
+  // permutation.
   for (const int64_t n : {12, 50, 97}) {
     for (const int64_t position : {int64_t{0}, int64_t{1}, n / 2}) {
       std::vector<int64_t> counts(static_cast<size_t>(n), 0);
@@ -95,7 +96,7 @@ TEST_CASE("images and distances of neighbors are uniform") {
       ++places[static_cast<size_t>((permute(i) * 8 / n) * 8 + i * 8 / n)];
     }
     CHECK(plausible(chi_square(distances, n - 1), 64));
-    // bijective: less spread than random is fine.
+    // A bijection may be more even than random draws.
     CHECK(chi_square(places, n - 1) < 64 + 5 * std::sqrt(128.0));
   }
 }

@@ -1,4 +1,5 @@
 #include "data/prepare.hpp"
+#include "base/json.hpp"
 #include "data/inspect.hpp"
 #include "data/prepare_report.hpp"
 
@@ -8,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "dataset_helpers.hpp"
@@ -20,7 +20,7 @@ using namespace capstan::data::testing;
 
 namespace {
 
-// One token for each byte: what was tokenized can be read back.
+// Encodes each byte as one token, so that the text can be read back.
 void encode_bytes(std::string_view text, std::vector<int32_t>& ids) {
   for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
 }
@@ -173,7 +173,7 @@ TEST_CASE("a JSON array is streamed element by element") {
   }
 }
 
-TEST_CASE("bad lines: place and reason, or left out and counted") {
+TEST_CASE("bad lines are errors with location and reason, or skipped and counted") {
   const std::pair<const char*, const char*> cases[] = {
       {"{\"text\": \"x\"", "e.jsonl:2:13: not JSON: "},
       {"{\"text\": nope}", "e.jsonl:2:11: not JSON: "},
@@ -276,12 +276,12 @@ TEST_CASE("plain text: blank lines, a separator, files") {
                    "d")
             .find("bad.txt:4:2: invalid UTF-8") != std::string::npos);
   CHECK(prepared.error("empty.txt", "\n \n").find("holds no document") != std::string::npos);
-  // JSON by request, whatever the name.
+  // The format can be set to JSON for any file name.
   prepared.options.records.format = InputFormat::json;
   CHECK(prepared.run("x.txt", "{\"text\": \"j\"}") == Documents{"j"});
 }
 
-TEST_CASE("a directory is its files in order, one document each; hidden files and links are left out") {
+TEST_CASE("a directory gives its files in order, one document each, without hidden files and links") {
   Prepared prepared;
   namespace fs = std::filesystem;
   fs::create_directories(prepared.directory / "tree/sub/.git");
@@ -333,7 +333,7 @@ TEST_CASE("gzip and zstd: members and frames in a row, truncation, damage, bombs
     const auto error = packed.error("d.jsonl." + kind, damaged);
     CHECK(error.starts_with("format: "));
     CHECK(packed.error("e.jsonl." + kind, text).find("corrupt") != std::string::npos);
-    // 100 MB of zeros from very few bytes.
+    // A compressed file of few bytes that expands to 100 MB of zeros.
     packed.options.records.limits.free_bytes = 1 << 20;
     packed.options.records.split = TextSplit::file;
     const auto bomb = packed.error("bomb.txt." + kind, pack(kind, std::string(100'000'000, 'x')));
@@ -383,7 +383,7 @@ TEST_CASE("progress is reported; a tokenizer's failure names the record; a wrong
   CHECK(reports.back().text_bytes_per_second > 0);
   CHECK(to_text(reports.back()).find("100 %") != std::string::npos);
   CHECK(to_text(prepared.result).find("12 documents") != std::string::npos);
-  CHECK(nlohmann::json::parse(to_json(prepared.result))["datasets"][0]["documents"] == 12);
+  CHECK(capstan::json_of(to_json(prepared.result))["datasets"][0]["documents"] == 12);
 
   ThreadPool pool(2);
   const auto error = error_of([&] {

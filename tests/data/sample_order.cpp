@@ -3,10 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
+#include "base/json.hpp"
 #include "data/blend.hpp"
 #include "data/numpy_random.hpp"
 #include "dataset_helpers.hpp"
@@ -26,7 +26,7 @@ std::vector<int32_t> text_of(const SampleSource& source, int64_t number, int64_t
 }  // namespace
 
 TEST_CASE("numpy's shuffles") {
-  const auto fixtures = nlohmann::json::parse(read_file(fixture("megatron.json")));
+  const auto fixtures = capstan::json_of(read_file(fixture("megatron.json")));
   for (const auto& test : fixtures["shuffles"]) {
     NumpyRandomState random(test["seed"].get<uint32_t>());
     for (const auto& expected : test["shuffled"]) {
@@ -40,9 +40,10 @@ TEST_CASE("numpy's shuffles") {
 }
 
 TEST_CASE("Megatron's order: its three indices and its samples") {
-  const auto fixtures = nlohmann::json::parse(read_file(fixture("megatron.json")));
+  const auto fixtures = capstan::json_of(read_file(fixture("megatron.json")));
   for (const auto& test : fixtures["orders"]) {
-    CAPTURE(test["name"].dump() + test["split"].dump() + test["samples"].dump());
+    CAPTURE(capstan::dump_json(test["name"]) + capstan::dump_json(test["split"]) +
+            capstan::dump_json(test["samples"]));
     const auto dataset = std::make_shared<IndexedDataset>(fixture(test["name"]), 100);
     const auto share = parse_split(test["split"].get<std::string>())[test["part"].get<size_t>()];
     const auto [begin, end] = split_range(*share, dataset->sequences());
@@ -69,10 +70,11 @@ TEST_CASE("Megatron's order: its three indices and its samples") {
   }
 }
 
-TEST_CASE("an epoch of our order: every whole sample once, over the documents in a permuted order") {
+TEST_CASE(
+    "an epoch of Capstan's order has every complete sample once, over the documents in a permuted order") {
   const TempDirectory directory;
   for (const int64_t length : {1, 3, 8, 31}) {
-    // A counting dataset: token values say where they come from.
+    // In a counting dataset the token values show where they come from.
     const auto dataset = counting_dataset(directory / ("c" + std::to_string(length)), 101,
                                           [](int64_t i) { return (i * 37) % 23; });
     const SequenceRange range{dataset, 3, 97};
@@ -87,21 +89,21 @@ TEST_CASE("an epoch of our order: every whole sample once, over the documents in
         epochs[epoch].push_back(text);
         inputs.insert(text.begin(), text.end() - 1);
       }
-      // No token is an input twice, all come from the range, and at most length tokens are left out.
+      // No token is an input twice, all tokens come from the range, and at most `length` tokens are unused.
       const std::set<int32_t> distinct(inputs.begin(), inputs.end());
       CHECK(distinct.size() == inputs.size());
       CHECK(static_cast<int64_t>(distinct.size()) == n * length);
       CHECK(*distinct.begin() >= dataset->first_token(3));
       CHECK(*distinct.rbegin() < dataset->first_token(97));
-      // Within a document tokens are consecutive; elsewhere a document begins.
+      // Within a document tokens are consecutive; at every other place a document begins.
       std::set<int32_t> begins;
       for (int64_t s = range.begin; s < range.end; ++s)
         begins.insert(static_cast<int32_t>(dataset->first_token(s)));
       for (const auto& text : epochs[epoch])
         for (size_t i = 1; i < text.size(); ++i)
           CHECK((text[i] == text[i - 1] + 1 || begins.count(text[i]) == 1));
-      // The samples tile one stream: the last label of each is the first input of another, but for the last
-      // of the stream.
+      // The samples cover the concatenated sequences: the last label of each is the first input of another
+      // one, except at the end.
       std::set<int32_t> firsts;
       for (const auto& text : epochs[epoch]) firsts.insert(text.front());
       int64_t open = 0;

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/philox.hpp"
 #include "data/loader.hpp"
 #include "data/sft_inspect.hpp"
@@ -32,7 +32,7 @@ Row row_of(const Dataset& dataset, int64_t number) {
   return row;
 }
 
-// A line of prompt and completion, so many bytes long together with the end.
+// A record whose prompt and completion have the given lengths in bytes, including the end token.
 std::string line_of(int64_t prompt, int64_t completion, char letter) {
   return R"({"prompt": ")" + std::string(static_cast<size_t>(prompt), letter) + R"(", "completion": ")" +
          std::string(static_cast<size_t>(completion), static_cast<char>(letter - 32)) + "\"}\n";
@@ -65,8 +65,8 @@ std::string write_many(const TempDirectory& directory) {
 std::string learned_text(const SftDataset& dataset, int64_t sample) {
   std::string text;
   for (const uint32_t token : dataset.tokens(sample)) {
-    const auto id = token & ~SftSamples::kLearned;
-    if (!(token & SftSamples::kLearned)) continue;
+    const auto id = token & ~SftSamples::kLossToken;
+    if (!(token & SftSamples::kLossToken)) continue;
     text += id == 256 ? '$' : static_cast<char>(id);
   }
   return text;
@@ -84,7 +84,7 @@ std::string error_for(const SftOptions& options) {
 
 }  // namespace
 
-TEST_CASE("what is learned follows the loss mode") {
+TEST_CASE("the tokens that count in the loss follow the loss mode") {
   const TempDirectory directory;
   write_text(
       directory / "a.jsonl",
@@ -147,8 +147,8 @@ TEST_CASE("packed or not, an epoch holds every sample once") {
       const auto dataset = build_sft_datasets(options)[0];
       const int64_t rows = dataset->epoch_samples();
       if (packing)
-        // First fit of the longest: at most 11/9 of the fewest rows, and those hold so many places (Johnson
-        // 1973).
+        // First-fit decreasing needs at most 11/9 of the minimal number of rows (Johnson 1973), which is at
+        // least the number of positions over the row length.
         CHECK(9 * 40 * (rows - 1) <= 11 * (dataset->counts().tokens - dataset->counts().samples));
       else
         CHECK(rows == 200);
@@ -166,8 +166,8 @@ TEST_CASE("packed or not, an epoch holds every sample once") {
       }
       CHECK(seen.size() == 200);
       CHECK(std::set<int64_t>(seen.begin(), seen.end()).size() == 200);
-      CHECK(loss == static_cast<double>(dataset->counts().learned));
-      // Another epoch, another order; the same one whenever it is asked for, by whomever.
+      CHECK(loss == static_cast<double>(dataset->counts().loss_tokens));
+      // Each epoch has its own order, which is the same on every rank and at every call.
       const auto order = [&](const SftDataset& of, int64_t first) {
         std::vector<std::vector<int64_t>> result;
         for (int64_t r = first; r < first + 20; ++r) result.push_back(of.samples_of(r));
@@ -217,7 +217,7 @@ TEST_CASE("the loader gives the same rows to any number of workers, ranks and st
   CHECK(rows(1, 2, 80) == one);
 }
 
-TEST_CASE("long samples are truncated or left out, and counted") {
+TEST_CASE("long samples are truncated or dropped, and counted") {
   const TempDirectory directory;
   write_text(directory / "a.jsonl", line_of(3, 4, 'a') + line_of(3, 40, 'b') + line_of(40, 3, 'c'));
   SftOptions options = options_for({directory / "a.jsonl"}, 20);
@@ -225,7 +225,7 @@ TEST_CASE("long samples are truncated or left out, and counted") {
   CHECK(truncated->counts().records == 3);
   CHECK(truncated->counts().samples == 2);
   CHECK(truncated->counts().truncated == 1);
-  CHECK(truncated->counts().unlearned == 1);  // nothing of its completion is left
+  CHECK(truncated->counts().without_loss == 1);  // nothing of its completion is left
   CHECK(truncated->tokens(1).size() == 21);
   CHECK(truncated->summary().find("1 truncated; 1 left out with nothing to learn") != std::string::npos);
   options.truncate = false;
@@ -257,7 +257,7 @@ TEST_CASE("splits: shares of one list, or files") {
   CHECK(splits[0]->counts().samples == 50);
   CHECK(splits[1]->counts().samples == 1);
   CHECK(!splits[2]);
-  // So small a share that nothing is in it.
+  // The share is so small that it holds no sample.
   options = options_for({directory / "v.jsonl"});
   options.split = "969,30,1";
   splits = build_sft_datasets(options);
@@ -265,7 +265,7 @@ TEST_CASE("splits: shares of one list, or files") {
   CHECK(!splits[1]);
 }
 
-TEST_CASE("bad lines are errors with their place, or skipped and counted") {
+TEST_CASE("bad lines are errors with their location, or skipped and counted") {
   const TempDirectory directory;
   write_text(directory / "a.jsonl",
              line_of(3, 4, 'a') + "{\"prompt\": \"x\"}\n\n" + line_of(2, 2, 'b') + "{\"prompt\": oops}\n");
@@ -279,7 +279,7 @@ TEST_CASE("bad lines are errors with their place, or skipped and counted") {
   CHECK(dataset->counts().bad == 2);
   REQUIRE(dataset->counts().reports.size() == 2);
   CHECK(dataset->counts().reports[1].starts_with(directory / "a.jsonl" + ":5:12: not JSON"));
-  // A line that is longer than the limit, and what a template refuses.
+  // A line above the limit, and a conversation that the template rejects.
   options.max_record_bytes = 20;
   CHECK(error_for(options).find("hold no sample") != std::string::npos);
   CHECK(error_for(options).find("\n    " + directory / "a.jsonl" + ":1:") != std::string::npos);
@@ -293,7 +293,7 @@ TEST_CASE("bad lines are errors with their place, or skipped and counted") {
   CHECK(error_for(options_for({directory / "none.jsonl"})).starts_with("not_found: "));
 }
 
-TEST_CASE("empty answers, samples with nothing to learn and bad lines are named with their places") {
+TEST_CASE("empty answers, samples without loss tokens and bad lines are reported with their locations") {
   const TempDirectory directory;
   const std::string file = directory / "a.jsonl";
   const std::string user = R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", )";
@@ -312,13 +312,13 @@ TEST_CASE("empty answers, samples with nothing to learn and bad lines are named 
   options.on_bad_line = OnBadLine::skip;
   const auto dataset = build_sft_datasets(options)[0];
   CHECK(dataset->counts().empty_locations == std::vector<std::string>{file + ":2", file + ":6"});
-  CHECK(dataset->counts().unlearned_locations == std::vector<std::string>{file + ":4"});
+  CHECK(dataset->counts().without_loss_locations == std::vector<std::string>{file + ":4"});
   const auto warnings = dataset->warnings();
   REQUIRE(warnings.size() == 4);
   CHECK(warnings[0].starts_with("1 line is no sample and was skipped:\n    " + file + ":5:1: "));
   CHECK(warnings[1] == "1 sample has nothing to learn and was left out:\n    " + file + ":4");
   CHECK(warnings[2] == "2 samples have an empty answer:\n    " + file + ":2\n    " + file + ":6");
-  // Bytes have no token for it: a model that is exported would not stop there.
+  // The byte tokenizer has no token for the end of a turn, so an exported model would not stop there.
   CHECK(
       warnings[3].starts_with("chat template chatml ends an answer with `<|im_end|>`, which the "
                               "tokenizer does not encode as one token"));
@@ -337,7 +337,7 @@ TEST_CASE("empty answers, samples with nothing to learn and bad lines are named 
   CHECK(build_sft_datasets(options_for({file}))[0]->warnings().empty());
 }
 
-TEST_CASE("passes over fine-tuning data are the rows of whole epochs") {
+TEST_CASE("epochs of fine-tuning data consist of the rows of complete epochs") {
   const TempDirectory directory;
   const auto dataset = build_sft_datasets(options_for({write_many(directory)}, 64))[0];
   int64_t samples = 0, row = 0;
@@ -382,7 +382,7 @@ TEST_CASE("inspection shows three conversations though they share a row") {
   const std::string text = to_text_report(report, false);
   CHECK(text.find("a.jsonl:4, 31 tokens") == std::string::npos);
   CHECK(text.ends_with("--- and 2 more documents\n"));
-  // Where there are as many rows, one of each.
+  // If there are enough rows, one document of each is shown.
   SftOptions narrow = options;
   narrow.sequence_length = 62;
   const auto rows = inspect_sft(*build_sft_datasets(narrow)[0], *options.tokenizer, 3, 31);
@@ -400,10 +400,12 @@ TEST_CASE("inspection shows what is learned") {
   const auto report = inspect_sft(*build_sft_datasets(options)[0], *options.tokenizer, 3, 512);
   REQUIRE(report.shown.size() == 1);
   const std::string plain = to_text_report(report, false);
-  CHECK(plain.find("row 0: 1 document, 10 of 32 positions, 7 learned") != std::string::npos);
-  CHECK(plain.find("a.jsonl:1, 11 tokens, 7 learned\nsay ⟦hi\\x1b[2J<|endoftext|>⟧\n") != std::string::npos);
+  CHECK(plain.find("row 0: 1 document, 10 of 32 positions, 7 loss tokens") != std::string::npos);
+  CHECK(plain.find("a.jsonl:1, 11 tokens, 7 loss tokens\nsay ⟦hi\\x1b[2J<|endoftext|>⟧\n") !=
+        std::string::npos);
   CHECK(to_text_report(report, true).find("say \x1b[32mhi\\x1b[2J<|endoftext|>\x1b[0m") != std::string::npos);
-  const auto json = nlohmann::json::parse(to_json_report(report));
-  CHECK(json["learned"] == 7);
+  const auto json = capstan::json_of(to_json_report(report));
+  CHECK(json["loss_tokens"] == 7);
+  CHECK(json["shown"][0]["documents"][0]["loss_tokens"] == 7);
   CHECK(json["shown"][0]["documents"][0]["loss"] == std::vector<int>{0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1});
 }

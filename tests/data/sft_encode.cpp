@@ -23,7 +23,7 @@ SftRecord record_of(const ordered_json& conversation) {
   SftDialogue dialogue;
   for (const auto& message : conversation.at("messages")) {
     dialogue.conversation.messages.push_back(chat_value(message));
-    dialogue.learned.push_back(true);
+    dialogue.in_loss.push_back(true);
   }
   if (conversation.contains("tools")) dialogue.conversation.tools = chat_value(conversation.at("tools"));
   return {SftFormat::messages, dialogue};
@@ -33,12 +33,12 @@ std::shared_ptr<const text::Tokenizer> family(const std::string& name) {
   return text::Tokenizer::load(tokenizer_fixtures::path("families/" + name + ".json"));
 }
 
-// The runs of learned tokens as text.
+// The texts of consecutive tokens that count in the loss.
 std::vector<std::string> learned_texts(const text::Tokenizer& tokenizer, const EncodedSample& sample) {
   std::vector<std::string> texts;
   std::vector<int32_t> run;
   for (size_t i = 0; i <= sample.ids.size(); ++i) {
-    if (i < sample.ids.size() && sample.learned[i]) {
+    if (i < sample.ids.size() && sample.loss_mask[i]) {
       run.push_back(sample.ids[i]);
     } else if (!run.empty()) {
       texts.push_back(tokenizer.decode(run));
@@ -52,8 +52,8 @@ std::vector<std::string> learned_texts(const text::Tokenizer& tokenizer, const E
 
 TEST_CASE(
     "conversations are the ids that Transformers makes of them, whatever the tokenizer does to a text") {
-  const auto conversations = ordered_json::parse(read_file(kFixtures / "conversations.json"));
-  const auto pairs = ordered_json::parse(read_file(kFixtures / "encoded.json"));
+  const auto conversations = capstan::ordered_json_of(read_file(kFixtures / "conversations.json"));
+  const auto pairs = capstan::ordered_json_of(read_file(kFixtures / "encoded.json"));
   for (const auto& pair : pairs) {
     const auto text = [&](const char* key) { return pair.at(key).get<std::string>(); };
     CAPTURE(text("tokenizer"));
@@ -77,13 +77,13 @@ TEST_CASE(
       if (!marked) continue;
       std::vector<bool> learned;
       for (const auto& one : expected.at("learned")) learned.push_back(one.get<int>() != 0);
-      CHECK(sample.learned == learned);
+      CHECK(sample.loss_mask == learned);
     }
   }
 }
 
-TEST_CASE("what is learned is found in text that a tokenizer changes") {
-  const auto conversations = ordered_json::parse(read_file(kFixtures / "conversations.json"));
+TEST_CASE("loss tokens are found in text that a tokenizer changes") {
+  const auto conversations = capstan::ordered_json_of(read_file(kFixtures / "conversations.json"));
   const auto learned = [&](const char* name, const char* chat_template, size_t conversation,
                            SftLoss loss = SftLoss::assistant) {
     const auto tokenizer = family(name);
@@ -100,7 +100,7 @@ TEST_CASE("what is learned is found in text that a tokenizer changes") {
   CHECK(learned("mistral", "mistral.jinja", 0) == Texts{"Hi there.</s>"});
   CHECK(learned("gemma", "gemma2.jinja", 0) == Texts{"Hi there.<end_of_turn>"});
 
-  // A prompt and its completion are one text: ids of both with the end behind them.
+  // A prompt and its completion are one text: ids of both with the end after them.
   const auto tokenizer = family("llama2");
   const SftEncoder encoder(*tokenizer, nullptr, SftLoss::assistant, tokenizer->id_of("</s>"));
   const EncodedSample sample =

@@ -26,7 +26,7 @@ std::string dialogue_text(const SftRecord& record) {
     out += (i > 0 ? " | " : "") + *message.find("role")->text() + ": " +
            (message.find("content") && message.find("content")->text() ? *message.find("content")->text()
                                                                        : "-") +
-           (dialogue.learned[i] ? "" : " (not learned)");
+           (dialogue.in_loss[i] ? "" : " (not learned)");
   }
   return out;
 }
@@ -78,7 +78,7 @@ TEST_CASE("samples of every form are recognized by their keys") {
 
   CHECK(std::get<SftText>(parsed(R"({"text": "T"})").what).completion == "T");
   CHECK(std::get<SftText>(parsed(R"({"content": "T"})").what).completion == "T");
-  // The format that is asked for comes before the keys.
+  // A requested format has precedence over the keys.
   CHECK(std::get<SftText>(parsed(R"({"messages": [], "text": "T"})", SftFormat::text).what).completion ==
         "T");
 }
@@ -128,7 +128,7 @@ TEST_CASE("a wrong sample is reported with what would be right") {
   CHECK(error_for(R"({"text": "a"})", SftFormat::messages).starts_with("`messages` is missing, not a list"));
   CHECK(error_for(R"({"tools": 3, "messages": [{"role": "user", "content": "a"}]})")
             .find("`tools` is a number") != std::string::npos);
-  // Half of a surrogate pair is no text; nesting has an end.
+  // Half of a surrogate pair is no valid text, and the depth of nesting is limited.
   CHECK(error_for(R"({"text": "\ud800"})").find("not JSON") != std::string::npos);
   CHECK(error_for("{\"text\": " + std::string(500, '[') + std::string(500, ']') + "}") != "no error");
   CHECK(error_for("{\"text\": " + std::string(100000, '[')) != "no error");

@@ -80,9 +80,9 @@ TEST_CASE("an adapter's update is PEFT's, in the file's modules and in Capstan's
                                                {"gpt2", "gpt2", false}}) {
     CAPTURE(name);
     Base base(base_name);
-    const bool turned = base.model.family->names.transposed;
+    const bool transposed = base.model.family->names.transposed;
     const PeftAdapter adapter = read_peft(kHere / "adapters" / name);
-    CHECK(adapter.config.fan_in_fan_out == turned);
+    CHECK(adapter.config.fan_in_fan_out == transposed);
     const test::Fixture truth((kHere / "adapters" / name / "merged.safetensors").string());
     std::map<std::string, std::vector<float>> after;  // the file's tensors, [out, in]
     for (const AdapterModule& module : adapter.modules) {
@@ -96,7 +96,7 @@ TEST_CASE("an adapter's update is PEFT's, in the file's modules and in Capstan's
             result[static_cast<size_t>(o * module.in + i)] = values[static_cast<size_t>(i * module.out + o)];
         values = result;
       };
-      if (turned) transpose(weight), transpose(expected);
+      if (transposed) transpose(weight), transpose(expected);
       const auto got = merged(weight, module);
       for (size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(got[i] - expected[i]) < 2e-6);
       after[module.module] = got;
@@ -104,7 +104,7 @@ TEST_CASE("an adapter's update is PEFT's, in the file's modules and in Capstan's
     const AdapterSet set = base.set(adapter);
     CHECK(config::adapts_parts(set.peft.scheme) == parts);
     CHECK(config::has_magnitudes(set.peft.scheme) == adapter.config.dora);
-    // There and back: the same files, but where ranks had to be filled up.
+    // Converting back gives the same files, except where ranks were padded.
     const bool one_rank = name != std::string("rslora") && name != std::string("patterns");
     const PeftAdapter back = to_peft(set, base.model.model, base.model.family->names, base_name);
     REQUIRE(back.modules.size() == adapter.modules.size());
@@ -115,7 +115,7 @@ TEST_CASE("an adapter's update is PEFT's, in the file's modules and in Capstan's
       CHECK(a.magnitude == b.magnitude);
       if (one_rank) CHECK((a.rank == b.rank && a.scale == b.scale && a.a == b.a && a.b == b.b));
       std::vector<float> weight = floats(base.files, a.module + ".weight");
-      if (turned) continue;  // compared as numbers above
+      if (transposed) continue;  // compared as numbers above
       const auto got = merged(weight, b);
       for (size_t k = 0; k < got.size(); ++k) REQUIRE(std::abs(got[k] - after[a.module][k]) < 2e-6);
     }
@@ -180,7 +180,7 @@ TEST_CASE("a fused adapter is split and joined without loss, and its files read 
     CHECK(got.b == expected.b);
     CHECK(got.magnitude == expected.magnitude);
   }
-  // Written once more: the same bytes.
+  // Writing again gives the same bytes.
   write_peft(home.path() / "again",
              to_peft(joined, base.model.model, base.model.family->names, read.config.base_model));
   for (const char* file : {"adapter_config.json", "adapter_model.safetensors"})
@@ -200,7 +200,7 @@ TEST_CASE("adapters of parts beside modules that are fused in the file: stacked,
     float step = 0.01f;
     const std::string around = "decoder.layers.1.self_attention.";
     const int64_t rows = base.table.targets.at(around + "linear_qkv.weight").shape[0];
-    for (const auto& part : config::layer_parts(m, around + "linear_qkv", rows))
+    for (const auto& part : config::layer_slices(m, around + "linear_qkv", rows))
       parts.modules.push_back(made_module(part.path, part.groups * part.count, m.hidden_size, 2,
                                           config::adapter_scale(parts.peft), dora, step += 0.01f));
     const PeftAdapter made = to_peft(parts, m, base.model.family->names, "");
@@ -212,7 +212,7 @@ TEST_CASE("adapters of parts beside modules that are fused in the file: stacked,
     const std::string fused = around + "linear_qkv";
     const auto weight = floats(before, fused + ".weight");
     size_t index = 0;
-    for (const auto& part : config::layer_parts(m, fused, rows)) {
+    for (const auto& part : config::layer_slices(m, fused, rows)) {
       const AdapterModule& own = parts.modules[index++];
       const int64_t width = rows / part.groups, columns = m.hidden_size;
       std::vector<float> of_part;
@@ -220,17 +220,17 @@ TEST_CASE("adapters of parts beside modules that are fused in the file: stacked,
         of_part.insert(of_part.end(), weight.begin() + (g * width + part.begin) * columns,
                        weight.begin() + (g * width + part.begin + part.count) * columns);
       const auto expected = merged(of_part, own);
-      for (const Run& run : base.table.targets.at(fused + ".weight").runs)
-        for (int64_t row = 0; row < run.count; ++row) {
-          const int64_t in_group = (run.begin + row) % width - part.begin;
+      for (const Segment& segment : base.table.targets.at(fused + ".weight").segments)
+        for (int64_t row = 0; row < segment.count; ++row) {
+          const int64_t in_group = (segment.begin + row) % width - part.begin;
           if (in_group < 0 || in_group >= part.count) continue;
-          const int64_t ours = (run.begin + row) / width * part.count + in_group;
+          const int64_t ours = (segment.begin + row) / width * part.count + in_group;
           for (int64_t i = 0; i < columns; ++i)
-            REQUIRE(std::abs(got[static_cast<size_t>((run.source_begin + row) * columns + i)] -
+            REQUIRE(std::abs(got[static_cast<size_t>((segment.source_begin + row) * columns + i)] -
                              expected[static_cast<size_t>(ours * columns + i)]) < 2e-6);
         }
     }
-    // Magnitudes of a part alone cannot be said there; LoRA of a part can.
+    // PEFT cannot express magnitudes of a single slice, but it can express LoRA of a slice.
     parts.modules.pop_back();
     if (dora)
       CHECK(holds(error_of([&] { to_peft(parts, m, base.model.family->names, ""); }), "for a part of"));
@@ -239,7 +239,7 @@ TEST_CASE("adapters of parts beside modules that are fused in the file: stacked,
   }
 }
 
-TEST_CASE("adapters that would not be computed as PEFT does are refused by name") {
+TEST_CASE("adapters that Capstan does not support are refused by name") {
   const auto text = read_file(kHere / "adapters/lora/adapter_config.json");
   const auto changed = [&](const std::string& from, const std::string& to) {
     std::string copy = text;
@@ -274,7 +274,7 @@ TEST_CASE("adapters that would not be computed as PEFT does are refused by name"
   wrong.modules[0].rank = 1000;
   CHECK(holds(error_of([&] { base.set(wrong); }), "has the rank 1000"));
 
-  // What the lists leave out and the file has all the same.
+  // The file contains tensors of a module that the lists exclude.
   test::TemporaryDirectory home;
   int number = 0;
   for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{

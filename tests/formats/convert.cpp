@@ -1,15 +1,16 @@
-// From Transformers' files to a checkpoint and back: the bytes of every tensor and of every small file.
+// Converting Transformers' files to a checkpoint and back preserves the bytes of every tensor and of every
+// small file.
 #include <doctest/doctest.h>
 
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "checkpoint/reader.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "config/sections/rotary.hpp"
@@ -67,8 +68,8 @@ struct Copy {
   }
 };
 
-Exported exported_of(checkpoint::Reader& reader, const config::ModelConfig& model) {
-  Exported exported{&reader, model, {}};
+ExportSource exported_of(checkpoint::Reader& reader, const config::ModelConfig& model) {
+  ExportSource exported{&reader, model, {}};
   for (const auto name : asset_files())
     if (reader.has_file(name)) exported.assets.emplace_back(name, reader.read_text(name));
   return exported;
@@ -82,7 +83,7 @@ TEST_CASE("Transformers' files to a checkpoint and back: tensors and small files
     CAPTURE(name);
     test::TemporaryDirectory home;
     const auto external = ExternalModel::open("hf:" + entry.path().string());
-    const Written in = write_checkpoint(*external, home.path() / "checkpoint", {});
+    const WriteResult in = write_checkpoint(*external, home.path() / "checkpoint", {});
     CHECK(in.tensors == static_cast<int64_t>(external->parameters(external->model())->names().size()));
     auto reader = checkpoint::Reader::open(home.path() / "checkpoint", checkpoint::Depth::content);
     write_hf(exported_of(reader, external->model()), home.path() / "back");
@@ -140,16 +141,16 @@ TEST_CASE("shards hold no more than they may, and read back") {
   test::TemporaryDirectory home;
   const auto external = ExternalModel::open("hf:" + (kFamilies / "qwen3").string());
   const auto parameters = external->parameters(external->model());
-  const Written written = write_hf({parameters.get(), external->model(), external->assets()},
-                                   home.path() / "out", {.shard_bytes = 9000});
+  const WriteResult written = write_hf({parameters.get(), external->model(), external->assets()},
+                                       home.path() / "out", {.shard_bytes = 9000});
   CHECK(fs::exists(home.path() / "out" / kIndexFile));
   CHECK(written.files.size() > 5);
   HfDirectory before(kFamilies / "qwen3"), after(home.path() / "out");
   CHECK(before.names() == after.names());
-  // The index that came along, and another size where one is asked for.
+  // The export keeps the original index, unless another file size is requested.
   const auto sharded = ExternalModel::open("hf:" + (home.path() / "out").string());
   const auto again = sharded->parameters(sharded->model());
-  const Exported from{again.get(), sharded->model(), sharded->assets()};
+  const ExportSource from{again.get(), sharded->model(), sharded->assets()};
   CHECK(write_hf(from, home.path() / "same").files == written.files);
   CHECK(write_hf(from, home.path() / "one", {.shard_bytes = 1'000'000}).files.size() < 5);
   CHECK(holds(error_of([&] {
@@ -158,7 +159,7 @@ TEST_CASE("shards hold no more than they may, and read back") {
               "exists already"));
 }
 
-TEST_CASE("what would not be computed as config.json says is refused by name") {
+TEST_CASE("keys of config.json that Capstan does not support are refused by name") {
   const auto refused = [](const std::string& from, const std::string& to) {
     Copy copy("smollm2");
     replace_in(copy.path / "config.json", from, to);
@@ -193,8 +194,8 @@ TEST_CASE("what would not be computed as config.json says is refused by name") {
   CHECK(holds(refused("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false"), "lm_head.weight"));
 }
 
-TEST_CASE("a share of turned elements is Phi-3's: other classes of Transformers ignore the key") {
-  const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
+TEST_CASE("partial_rotary_factor is supported for Phi-3 only: other classes of Transformers ignore the key") {
+  const auto defaults = capstan::json_of(read_file(kFamilies.parent_path() / "class_defaults.json"));
   for (const auto& [type, whole] : defaults.items()) {
     if (type == "gpt2") continue;
     CAPTURE(type);
@@ -205,30 +206,30 @@ TEST_CASE("a share of turned elements is Phi-3's: other classes of Transformers 
         config["rope_parameters"]["partial_rotary_factor"] = share;
     };
     set(0.5);
-    const std::string error = error_of([&] { read_hf_config(config.dump(), "config.json"); });
+    const std::string error = error_of([&] { read_hf_config(capstan::dump_json(config), "config.json"); });
     CHECK(error.empty() == (type == "phi3"));
     if (type != "phi3") CHECK(holds(error, "`partial_rotary_factor` is 0.5"));
     set(1);
-    CHECK(error_of([&] { read_hf_config(config.dump(), "config.json"); }).empty());
+    CHECK(error_of([&] { read_hf_config(capstan::dump_json(config), "config.json"); }).empty());
   }
 }
 
 TEST_CASE("the number of positions is the file's, also where a run takes shorter sequences") {
-  const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
+  const auto defaults = capstan::json_of(read_file(kFamilies.parent_path() / "class_defaults.json"));
   for (const auto& [type, whole] : defaults.items()) {
     CAPTURE(type);
     nlohmann::json config = whole;
     config[type == "gpt2" ? "n_positions" : "max_position_embeddings"] = 96;
-    const HfModel model = read_hf_config(config.dump(), "config.json");
+    const HfModel model = read_hf_config(capstan::dump_json(config), "config.json");
     CHECK(model.model.seq_length == 96);
     CHECK(holds(section_text(model.model), "max_position_embeddings: 96\n"));
   }
 }
 
 TEST_CASE("a key that config.json lacks has the value that Transformers' class gives it") {
-  const auto defaults = nlohmann::json::parse(read_file(kFamilies.parent_path() / "class_defaults.json"));
+  const auto defaults = capstan::json_of(read_file(kFamilies.parent_path() / "class_defaults.json"));
   CHECK(defaults.size() == all_families().size());
-  // What a model without these would be, nobody means.
+  // These keys are required.
   const std::set<std::string> needed = {"model_type",  "vocab_size",
                                         "hidden_size", "num_hidden_layers",
                                         "n_embd",      "intermediate_size",
@@ -236,49 +237,52 @@ TEST_CASE("a key that config.json lacks has the value that Transformers' class g
                                         "n_head",      "max_position_embeddings"};
   for (const auto& [type, whole] : defaults.items()) {
     CAPTURE(type);
-    const std::string truth = section_text(read_hf_config(whole.dump(), "config.json").model);
+    const std::string truth = section_text(read_hf_config(capstan::dump_json(whole), "config.json").model);
     for (const auto& [key, value] : whole.items()) {
       CAPTURE(key);
       nlohmann::json less = whole;
       less.erase(key);
       if (needed.count(key)) {
-        CHECK(
-            holds(error_of([&] { read_hf_config(less.dump(), "config.json"); }), "`" + key + "` is missing"));
+        CHECK(holds(error_of([&] { read_hf_config(capstan::dump_json(less), "config.json"); }),
+                    "`" + key + "` is missing"));
         less[key] = nlohmann::json::array({"no"});
         CHECK(
-            holds(error_of([&] { read_hf_config(less.dump(), "config.json"); }),
+            holds(error_of([&] { read_hf_config(capstan::dump_json(less), "config.json"); }),
                   "`" + key + "` is not a " + (key == "model_type" ? "string" : "whole number from 1 to ")));
-        CHECK(holds(error_of([&] { read_hf_config(less.dump(), "config.json"); }), "but [\"no\"]"));
+        CHECK(holds(error_of([&] { read_hf_config(capstan::dump_json(less), "config.json"); }),
+                    "but [\"no\"]"));
         continue;
       }
-      CHECK(section_text(read_hf_config(less.dump(), "config.json").model) == truth);
+      CHECK(section_text(read_hf_config(capstan::dump_json(less), "config.json").model) == truth);
     }
   }
-  // With windows on, of which the defaults say nothing; and null is off.
+  // Windows are enabled, and their keys have no defaults; null disables them.
   for (const char* type : {"qwen2", "qwen3"}) {
     nlohmann::json config = defaults[type];
     config["use_sliding_window"] = true;
     config["num_hidden_layers"] = 30;
     for (const char* key : {"sliding_window", "max_window_layers", "layer_types"}) config.erase(key);
-    CHECK(holds(error_of([&] { read_hf_config(config.dump(), "config.json"); }),
+    CHECK(holds(error_of([&] { read_hf_config(capstan::dump_json(config), "config.json"); }),
                 "every n-th layer"));  // from 28 on
     config["num_hidden_layers"] = 28;
-    CHECK(!read_hf_config(config.dump(), "config.json").model.window_size);
+    CHECK(!read_hf_config(capstan::dump_json(config), "config.json").model.window_size);
     config["max_window_layers"] = 0;
-    CHECK(read_hf_config(config.dump(), "config.json").model.window_size == 4096);
+    CHECK(read_hf_config(capstan::dump_json(config), "config.json").model.window_size == 4096);
   }
   nlohmann::json gemma = defaults["gemma2"];
   gemma["final_logit_softcapping"] = gemma["attn_logit_softcapping"] = nullptr;
-  CHECK(!read_hf_config(gemma.dump(), "config.json").model.attn_logit_softcapping);
-  CHECK(!read_hf_config(gemma.dump(), "config.json").model.final_logit_softcapping);
+  CHECK(!read_hf_config(capstan::dump_json(gemma), "config.json").model.attn_logit_softcapping);
+  CHECK(!read_hf_config(capstan::dump_json(gemma), "config.json").model.final_logit_softcapping);
   nlohmann::json mistral = defaults["mistral"];
   mistral["sliding_window"] = nullptr;
-  CHECK(!read_hf_config(mistral.dump(), "config.json").model.window_size);
+  CHECK(!read_hf_config(capstan::dump_json(mistral), "config.json").model.window_size);
 }
 
 TEST_CASE("RoPE's base counts wherever config.json has it, and may not be two") {
-  auto config = nlohmann::json::parse(read_file(kFamilies / "smollm2/config.json"));
-  const auto base = [&] { return read_hf_config(config.dump(), "config.json").model.rotary_base; };
+  auto config = capstan::json_of(read_file(kFamilies / "smollm2/config.json"));
+  const auto base = [&] {
+    return read_hf_config(capstan::dump_json(config), "config.json").model.rotary_base;
+  };
   config.erase("rope_parameters");
   config["rope_theta"] = 5e5;
   CHECK(base() == 5e5);
@@ -301,7 +305,7 @@ TEST_CASE("RoPE's base counts wherever config.json has it, and may not be two") 
   CHECK(holds(error_of(base), "`original_max_position_embeddings` and that"));
 }
 
-TEST_CASE("the share of a head that RoPE turns is a whole number of elements") {
+TEST_CASE("RoPE rotates an integer number of elements of a head") {
   config::ModelConfig model = ExternalModel::open("hf:" + (kFamilies / "phi3").string())->model();
   for (int64_t head = 2; head <= 256; head += 2)
     for (int64_t width = 2; width <= head; width += 2) {
@@ -316,7 +320,7 @@ TEST_CASE("the share of a head that RoPE turns is a whole number of elements") {
   fill_in(model);
   models::build(model);
   const HfConfig made = write_hf_config(model, DType::f32);
-  CHECK(static_cast<int>(88 * nlohmann::json::parse(made.text)["partial_rotary_factor"].get<double>()) == 60);
+  CHECK(static_cast<int>(88 * capstan::json_of(made.text)["partial_rotary_factor"].get<double>()) == 60);
 }
 
 TEST_CASE("a tied model that brings a head of its own is refused when its weights are read") {

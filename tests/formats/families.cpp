@@ -1,4 +1,4 @@
-// Every family against what Transformers wrote and computed (make_families.py): names, shapes and bytes,
+// Compares every family with the files and results of Transformers (make_families.py): names, shapes, bytes,
 // logits, loss and gradients.
 #include <doctest/doctest.h>
 
@@ -33,7 +33,7 @@ std::vector<float> floats(checkpoint::TensorSource& source, const std::string& n
   return values;
 }
 
-// The gradients of a fixture under the names of the tensors that they are of.
+// The gradients of a fixture by tensor name.
 class Gradients final : public checkpoint::TensorSource {
  public:
   explicit Gradients(const Fixture& fixture) : fixture_(fixture) {
@@ -93,7 +93,7 @@ TEST_CASE("every family's parameters are those that the engine asks for") {
   }
 }
 
-TEST_CASE("any rectangle of a parameter is the same part of the whole") {
+TEST_CASE("any region of a parameter equals that part of the full parameter") {
   for (const std::string name : kModels) {
     const auto external = ExternalModel::open("hf:" + kFamilies + name);
     const auto source = external->parameters(external->model());

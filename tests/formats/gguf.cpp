@@ -1,4 +1,5 @@
-// GGUF: what gguf's own reference reads and writes (make_gguf.py), our files read back, and files that lie.
+// Tests GGUF against the reference implementation (make_gguf.py), and with files that Capstan wrote and
+// malformed files.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -7,10 +8,10 @@
 #include <fstream>
 #include <functional>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "formats/convert.hpp"
 #include "formats/gguf_arch.hpp"
 #include "formats/gguf_file.hpp"
@@ -37,7 +38,7 @@ std::vector<float> floats(checkpoint::TensorSource& source, const std::string& n
   return values;
 }
 
-// A file by hand.
+// Builds a file by hand.
 struct Bytes {
   std::string text;
   template <class T>
@@ -65,14 +66,14 @@ Bytes tensor(Bytes b, const std::string& name, std::vector<uint64_t> sizes, uint
   return b.put(type).put(offset);
 }
 
-// A family's fixture as a GGUF file in fp32, with what it has to be.
+// A family's fixture as a GGUF file in fp32, with the expected content.
 struct AsGguf {
   std::unique_ptr<ExternalModel> hf;
   config::ModelConfig model;
   std::unique_ptr<checkpoint::TensorSource> parameters;
   AsGguf(const std::string& name, const fs::path& to)
       : hf(ExternalModel::open("hf:" + (kHere / "families" / name).string())), model(hf->model()) {
-    // The fixtures' own scale and window are none that a file can say.
+    // A GGUF file cannot express the scale and window of these fixtures.
     if (name == "gemma2") model.softmax_scale = 1 / std::sqrt(static_cast<double>(*model.kv_channels));
     if (name == "mistral") model.window_size.reset();
     parameters = hf->parameters(model);
@@ -81,7 +82,7 @@ struct AsGguf {
 };
 
 using Entries = std::vector<std::pair<std::string, GgufValue>>;
-// Writes a file's header anew; its data stay.
+// Replaces a file's header and keeps its data.
 void edit(const fs::path& path, const std::function<void(Entries&, std::vector<GgufTensor>&)>& change) {
   const std::string text = read_file(path);
   GgufHeader header = parse_gguf(std::as_bytes(std::span(text.data(), text.size())), "file");
@@ -93,7 +94,7 @@ void edit(const fs::path& path, const std::function<void(Entries&, std::vector<G
 
 }  // namespace
 
-TEST_CASE("blocks of every type are dequantized as the reference does, in any rectangle") {
+TEST_CASE("blocks of every type are dequantized as the reference does, in any region") {
   const test::Fixture expected((kHere / "gguf/blocks.safetensors").string());
   GgufFile file(kHere / "gguf/blocks.gguf");
   for (const std::string& name : expected.names("")) {
@@ -126,7 +127,7 @@ TEST_CASE("a file of llama.cpp's converter is the model it was made from, tokeni
   using nlohmann::json;
   const auto tokenizer = [](const ExternalModel& model) {
     for (const auto& [name, text] : model.assets())
-      if (name == "tokenizer.json") return json::parse(text);
+      if (name == "tokenizer.json") return capstan::json_of(text);
     return json();
   };
   const json ours = tokenizer(*gguf), theirs = tokenizer(*hf);
@@ -135,7 +136,7 @@ TEST_CASE("a file of llama.cpp's converter is the model it was made from, tokeni
   CHECK(ours["added_tokens"].size() == theirs["added_tokens"].size());
 }
 
-TEST_CASE("what is written as GGUF reads back as the same model") {
+TEST_CASE("a model written as GGUF reads back as the same model") {
   for (const char* name : {"gpt2", "llama", "smollm2", "mistral", "qwen2", "qwen3", "olmo2", "gemma2"}) {
     CAPTURE(name);
     test::TemporaryDirectory home;
@@ -262,7 +263,7 @@ TEST_CASE("numbers that a type cannot hold are refused, with the tensor") {
   CHECK(error(kGgmlF16, 65504).empty());
   CHECK(error(kGgmlF16, nan).empty());
   CHECK(error(kGgmlBf16, 3e38f).empty());
-  // Values whose scale has no inverse in fp32 are zeros.
+  // Values whose scale has no inverse in fp32 become zeros.
   const std::vector<float> tiny(32, 1e-40f);
   std::vector<std::byte> bytes;
   quantize(*find_ggml_type(kGgmlQ8_0), tiny, bytes);
@@ -304,7 +305,7 @@ TEST_CASE("a GGUF file of an activation function that its architecture does not 
   CHECK(holds(error_of([&] { plan_gguf(model); }), "model.apply_residual_connection_post_layernorm"));
 }
 
-TEST_CASE("a GGUF file that lies is refused with the place") {
+TEST_CASE("a malformed GGUF file is refused with the location") {
   CHECK(holds(Bytes{"GGML"}.error(), "does not begin with GGUF"));
   CHECK(holds(head(0, 0, 2).error(), "version 2"));
   CHECK(head(0, 0).error().empty());
@@ -349,7 +350,7 @@ TEST_CASE("a GGUF file that lies is refused with the place") {
   CHECK(holds(with_data(tensor(head(1, 0), "t", {8}, 77, 0)), "type 77"));
   CHECK(holds(with_data(tensor(head(1, 0), "t", {33}, 8, 0)), "no multiple of 32"));
   CHECK(holds(with_data(tensor(head(1, 0), "t", {8, 4}, 0, 16)), "0 is next"));
-  CHECK(holds(with_data(tensor(head(1, 0), "t", {8, 400}, 0, 0)), "behind the file"));
+  CHECK(holds(with_data(tensor(head(1, 0), "t", {8, 400}, 0, 0)), "after the end of the file"));
   CHECK(holds(with_data(tensor(head(1, 0), "t", {8}, 0, ~uint64_t{0} - 31)), "is next"));
   CHECK(holds(with_data(tensor(tensor(head(2, 0), "t", {8}, 0, 0), "t", {8}, 0, 32)), "twice"));
   CHECK(holds(with_data(tensor(tensor(head(2, 0), "t", {8}, 0, 0), "u", {8}, 0, 0)), "32 is next"));

@@ -1,5 +1,5 @@
-// A tokenizer.json as the metadata of a GGUF file: what llama.cpp makes of it is what the package tokenizers
-// makes of the file (make_gguf.py), or it is refused.
+// Converts a tokenizer.json to the metadata of a GGUF file: llama.cpp tokenizes with it as the package
+// tokenizers does with the file (make_gguf.py), or the conversion is refused.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "formats/gguf_tokenizer.hpp"
 #include "support/paths.hpp"
 #include "text/tokenizer/tokenizer.hpp"
@@ -28,7 +28,7 @@ const fs::path kTests = fs::path(capstan::test::kSourceDirectory) / "tests";
 GgufMetadata metadata_of(const json& tokenizer, const std::string& config = "", int64_t rows = 1000,
                          const std::string& generation = "") {
   GgufMetadata result;
-  for (auto& [key, value] : gguf_tokenizer(tokenizer.dump(), config, generation, "", rows))
+  for (auto& [key, value] : gguf_tokenizer(capstan::dump_json(tokenizer), config, generation, "", rows))
     CHECK(result.emplace(key, std::move(value)).second);
   return result;
 }
@@ -50,7 +50,7 @@ bool holds(const std::string& text, const std::string& part) {
 }
 
 json file(const std::string& name) {
-  return json::parse(read_file(kTests / name));
+  return capstan::json_of(read_file(kTests / name));
 }
 json family(const std::string& name) {
   return file("text/tokenizer/families/" + name + ".json");
@@ -125,7 +125,7 @@ TEST_CASE("a SentencePiece tokenizer gives llama.cpp's algorithm the ids of the 
     for (size_t i = 0; i < fixture["texts"].size(); ++i) {
       const auto text = fixture["texts"][i].get<std::string>();
       CAPTURE(text);
-      // Metaspace puts no blank before one that is there; llama.cpp does (docs/formats.md).
+      // Metaspace inserts no space before an existing one; llama.cpp does (docs/formats.md).
       if (blank && name != "llama" && (text.starts_with(" ") || text.starts_with("\u2581"))) continue;
       CHECK(as_llama_cpp(metadata, text) == stage["ids"][i].get<std::vector<int64_t>>());
     }
@@ -141,7 +141,7 @@ TEST_CASE("a token that is called Prepend puts no blank before the text") {
 namespace {
 
 // Changes one of the model's two messages of settings, which hold small fields and the pieces none of theirs:
-// `number` 2 is trainer_spec, 3 normalizer_spec. What is added last holds.
+// `number` 2 is trainer_spec, 3 normalizer_spec. The last value of a field counts.
 std::string with_field(const std::string& model, int number, int field, int value) {
   std::string added;
   const auto varint = [&](uint64_t v) {
@@ -157,7 +157,7 @@ std::string with_field(const std::string& model, int number, int field, int valu
   varint(inner.size());
   return model + added + inner;
 }
-// A further piece of this type.
+// Adds a piece of this type.
 std::string with_piece(const std::string& model, const std::string& text, int type) {
   std::string inner = "\n" + std::string(1, static_cast<char>(text.size())) + text + "\x18";
   inner += static_cast<char>(type);
@@ -233,7 +233,7 @@ TEST_CASE("a SentencePiece model gives llama.cpp's algorithm the ids of the file
   CHECK(metadata.at("tokenizer.ggml.add_bos_token").integer == 0);
   CHECK(metadata.count("tokenizer.chat_template") == 0);
 
-  // What stands beside the model: a class that begins texts, further tokens and ends, a template.
+  // Files beside the model: a class that adds BOS, further tokens and end tokens, a template.
   const GgufMetadata more =
       metadata_of(Files{{"tokenizer.model", model},
                         {"tokenizer_config.json",
@@ -275,9 +275,9 @@ TEST_CASE("SentencePiece models that llama.cpp would compute otherwise are refus
     CHECK(!refusal_of_model(bpe, config).empty());
 }
 
-// As llama.cpp's converter fills them.
+// Ids without a token are filled as llama.cpp's converter does.
 TEST_CASE("ids without a token have an unused one in GGUF, and none when it is read") {
-  json holes = json::parse(text::byte_tokenizer()->files()[0].text);
+  json holes = capstan::json_of(text::byte_tokenizer()->files()[0].text);
   holes["pre_tokenizer"]["use_regex"] = true;
   holes["model"]["vocab"]["<x>"] = 300;
   json added = holes["added_tokens"][0];
@@ -300,7 +300,7 @@ TEST_CASE("ids without a token have an unused one in GGUF, and none when it is r
 }
 
 TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
-  // As OLMo 2 has it.
+  // This is OLMo 2's form.
   json olmo = with(family("llama3"), "/model/ignore_merges", false);
   json& cut = olmo["pre_tokenizer"]["pretokenizers"][0];
   cut["behavior"] = "Removed";
@@ -313,7 +313,7 @@ TEST_CASE("a byte-level tokenizer comes back from GGUF with the same ids") {
     CAPTURE(pre);
     const GgufMetadata metadata = metadata_of(tokenizer, config);
     CHECK(metadata.at("tokenizer.ggml.pre").text == pre);
-    const auto before = text::Tokenizer::from_json(tokenizer.dump()),
+    const auto before = text::Tokenizer::from_json(capstan::dump_json(tokenizer)),
                after = text::Tokenizer::from_json(tokenizer_json_of(metadata, "file"));
     for (const std::string text :
          {"The cat's 12345 hats,  and\n\n DON'T\t... \u00e5ngstr\u00f6m \u4e2d\u6587 <|im_end|>x", " a", "",
@@ -363,9 +363,9 @@ TEST_CASE("tokenizers that llama.cpp would compute otherwise are refused with th
   CHECK(holds(refusal(with(llama3, "/pre_tokenizer/pretokenizers/0/pattern", {{"Regex", "\\w+"}})),
               "no name for"));
   CHECK(holds(refusal(with(qwen2, "/model/ignore_merges", true)), "ignore_merges"));
-  json turned = llama3;
-  std::swap(turned["pre_tokenizer"]["pretokenizers"][0], turned["pre_tokenizer"]["pretokenizers"][1]);
-  CHECK(holds(refusal(turned), "the Split"));
+  json swapped = llama3;
+  std::swap(swapped["pre_tokenizer"]["pretokenizers"][0], swapped["pre_tokenizer"]["pretokenizers"][1]);
+  CHECK(holds(refusal(swapped), "the Split"));
   // Both.
   CHECK(holds(refusal(with(gpt2, "/model/type", "Unigram")), "Unigram"));
   CHECK(holds(refusal(with(gpt2, "/model/dropout", 0.1)), "at random"));
@@ -418,7 +418,7 @@ TEST_CASE("a tokenizer.json with values of other types is refused by name") {
       if (!tokenizer.contains(place) && pointer != "/model/vocab/zz") continue;
       for (const json& value :
            {json(1.5), json(-3), json("text"), json(true), json::array({1}), json{{"a", 1}}}) {
-        CAPTURE(value.dump());
+        CAPTURE(capstan::dump_json(value));
         if (pointer != "/model/vocab/zz" && value.type() == tokenizer[place].type()) continue;
         if (pointer == "/model/unk_token" && value.is_string()) continue;
         json changed = tokenizer;
@@ -442,9 +442,9 @@ TEST_CASE("a vocabulary of many tokens is read in the time of its size") {
   metadata["tokenizer.ggml.merges"] = merges;
   const std::clock_t begin = std::clock();
   const std::string text = tokenizer_json_of(metadata, "file");
-  // Looking through all tokens before each takes 25 s.
+  // A linear search for each token would take 25 s.
   CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 8);
-  const json made = json::parse(text);
+  const json made = capstan::json_of(text);
   CHECK(made["model"]["vocab"].size() == 200000);
   CHECK(made["model"]["vocab"]["token7"] == 200000);
   CHECK(made["model"]["vocab"]["token199999"] == 199999);
@@ -466,14 +466,14 @@ TEST_CASE("every token that ends a text is in the file, and comes back from it")
   CHECK(id("eos") == 1);
   CHECK(id("eot") == 2);
   CHECK(id("eom") == 3);
-  CHECK(json::parse(generation_config_of(metadata)) ==
+  CHECK(capstan::json_of(generation_config_of(metadata)) ==
         json{{"bos_token_id", 0}, {"eos_token_id", {1, 2, 3}}, {"pad_token_id", 1}});
-  CHECK(json::parse(tokenizer_config_of(metadata))["eos_token"] == "<e>");
+  CHECK(capstan::json_of(tokenizer_config_of(metadata))["eos_token"] == "<e>");
   // Without names in tokenizer_config.json the first one is eos.
   metadata = metadata_of(tokenizer, "", 10, R"({"eos_token_id": 3})");
   CHECK(id("eos") == 3);
   CHECK(metadata.count("tokenizer.ggml.eot_token_id") == 0);
-  CHECK(json::parse(generation_config_of(metadata)) == json{{"eos_token_id", 3}, {"pad_token_id", 3}});
+  CHECK(capstan::json_of(generation_config_of(metadata)) == json{{"eos_token_id", 3}, {"pad_token_id", 3}});
   CHECK(generation_config_of(metadata_of(tokenizer)).empty());
   for (const char* settings : {"[]", "{", R"({"eos_token_id": "x"})", R"({"eos_token_id": null})"})
     CHECK(metadata_of(tokenizer, "", 10, settings).count("tokenizer.ggml.eos_token_id") == 0);
@@ -484,10 +484,11 @@ TEST_CASE("a token before every text is put there by Transformers too") {
       {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"<s>", 1}}}, {"merges", json::array()}}},
       {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}}};
   const auto metadata = metadata_of(tokenizer, R"({"bos_token": "<s>", "add_bos_token": true})", 2);
-  const json back = json::parse(tokenizer_json_of(metadata, "m.gguf"));
+  const json back = capstan::json_of(tokenizer_json_of(metadata, "m.gguf"));
   CHECK(back["post_processor"]["type"] == "TemplateProcessing");
   CHECK(back["post_processor"]["special_tokens"]["<s>"]["ids"] == json{1});
-  const auto read = text::Tokenizer::from_json(back.dump());
+  const auto read = text::Tokenizer::from_json(capstan::dump_json(back));
   CHECK(read->encode("a", {.add_special = true}) == std::vector<int32_t>{1, 0});
-  CHECK(json::parse(tokenizer_json_of(metadata_of(tokenizer, "", 2), "m.gguf"))["post_processor"].is_null());
+  CHECK(capstan::json_of(tokenizer_json_of(metadata_of(tokenizer, "", 2), "m.gguf"))["post_processor"]
+            .is_null());
 }

@@ -1,5 +1,5 @@
-// Reading what strangers wrote starts no program, opens no shared object and makes no memory executable: a
-// process that would be killed for any of these reads an artifact of every kind.
+// Reading untrusted files starts no program, opens no shared object and makes no memory executable: a process
+// that would be killed for any of these reads a file of every kind.
 #include <doctest/doctest.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -16,7 +16,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "formats/external_model.hpp"
 #include "formats/peft_adapter.hpp"
 #include "support/paths.hpp"
@@ -53,8 +53,8 @@ void forbid_execution() {
     std::_Exit(77);
 }
 
-// How a process ends that may not execute anything new and runs `body`: 0, -1 for an error, or the signal's
-// number.
+// Runs `body` in a process that must not execute anything new. Returns 0, -1 for an error, or the number of
+// the signal that ended it.
 int alone(const std::function<void()>& body) {
   std::fflush(nullptr);
   const pid_t child = fork();
@@ -113,7 +113,7 @@ TEST_CASE("artifacts of every kind are read without executing anything") {
           request.recipe = "quickstart";
           config::resolve(request);
         }) == 0);
-  // And it is a cage: what it forbids does end the process.
+  // The sandbox works: a forbidden call ends the process.
   CHECK(alone([] { execl("/bin/true", "true", nullptr); }) == SIGSYS);
   CHECK(alone([] {
           mmap(nullptr, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

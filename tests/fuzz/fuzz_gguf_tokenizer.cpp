@@ -1,4 +1,4 @@
-// A tokenizer.json, and behind a NUL a tokenizer_config.json, or a SentencePiece model, which begins with a
+// A tokenizer.json, and after a NUL a tokenizer_config.json, or a SentencePiece model, which begins with a
 // line break, on their way into a GGUF file: a named error, or metadata that make a tokenizer.json again.
 #include <cstdint>
 #include <cstdlib>

@@ -25,8 +25,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const importers::Imported imported =
         importers::import_recipe(std::string(input.substr(1)), "input", options);
     config::render(imported.resolution.diagnostics, imported.resolution.sources);
-    for (const importers::Left& left : imported.left)
-      if (first_invalid_utf8(left.key + left.value + left.reason)) std::abort();
+    for (const importers::OmittedKey& omitted : imported.omitted)
+      if (first_invalid_utf8(omitted.key + omitted.value + omitted.reason)) std::abort();
     const std::vector<config::Source> sources = {
         {config::Source::Kind::file, "recipe", imported.recipe, "/"}};
     std::vector<config::Diagnostic> problems;

@@ -52,20 +52,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::expect_no_internal_error([&] {
     const auto dataset = build_sft_datasets(options)[0];
     const SftCounts& counts = dataset->counts();
-    if (counts.samples + counts.bad + counts.dropped + counts.unlearned != counts.records) std::abort();
+    if (counts.samples + counts.bad + counts.dropped + counts.without_loss != counts.records) std::abort();
     std::multiset<int64_t> seen;
     std::vector<int32_t> tokens(64), labels(64), positions(64), bounds;
     std::vector<float> loss(64);
-    double learned = 0;
+    double loss_tokens = 0;
     for (int64_t r = 0; r < dataset->epoch_samples(); ++r) {
       for (const int64_t sample : dataset->samples_of(r)) seen.insert(sample);
       dataset->row(r, {tokens, labels, loss, positions, &bounds});
-      for (const float value : loss) learned += static_cast<double>(value);
+      for (const float value : loss) loss_tokens += static_cast<double>(value);
     }
     if (static_cast<int64_t>(seen.size()) != counts.samples ||
         std::set<int64_t>(seen.begin(), seen.end()).size() != seen.size())
       std::abort();
-    if (learned != static_cast<double>(counts.learned)) std::abort();
+    if (loss_tokens != static_cast<double>(counts.loss_tokens)) std::abort();
     to_json_report(inspect_sft(*dataset, *tokenizer, 2, 32));
   });
   return 0;

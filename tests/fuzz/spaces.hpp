@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "config/tools/show.hpp"
 #include "core_support.hpp"
 

@@ -1,4 +1,4 @@
-// What each table does with single keys, how formats are recognized, and that nothing is dropped silently.
+// Tests single keys of each table, the recognition of formats, and that no key is dropped silently.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -26,21 +26,21 @@ Imported command(const std::string& options, const std::string& launcher = "pyth
 }
 
 std::string value_of(const Imported& imported, const std::string& path) {
-  for (const Taken& one : imported.taken)
+  for (const ImportedKey& one : imported.taken)
     if (one.path == path) return one.value;
   for (const Assumed& one : imported.assumed)
     if (one.path == path) return one.value + " (assumed)";
   return "unset";
 }
 
-const Left* left(const Imported& imported, const std::string& key) {
-  for (const Left& one : imported.left)
+const OmittedKey* omitted(const Imported& imported, const std::string& key) {
+  for (const OmittedKey& one : imported.omitted)
     if (one.key == key) return &one;
   return nullptr;
 }
 
-bool left_as(const Imported& imported, const std::string& key, Why why) {
-  const Left* found = left(imported, key);
+bool omitted_as(const Imported& imported, const std::string& key, OmissionReason why) {
+  const OmittedKey* found = omitted(imported, key);
   return found && found->why == why;
 }
 
@@ -56,9 +56,10 @@ TEST_CASE("megatron: retired spellings") {
   CHECK(value_of(command("--fp16 --loss-scale 0"), "mixed_precision.loss_scale") == "null");
   CHECK(value_of(command("--fp16 --loss-scale 4096"), "mixed_precision.loss_scale") == "4096");
   CHECK(value_of(command("--warmup 0.1"), "scheduler.lr_warmup_fraction") == "0.1");
-  CHECK(left_as(command("--dataset-impl mmap"), "--dataset-impl", Why::no_effect));
-  CHECK(left_as(command("--DDP-impl local"), "--DDP-impl", Why::no_effect));
-  CHECK(left_as(command("--distributed-backend nccl"), "--distributed-backend", Why::no_effect));
+  CHECK(omitted_as(command("--dataset-impl mmap"), "--dataset-impl", OmissionReason::no_effect));
+  CHECK(omitted_as(command("--DDP-impl local"), "--DDP-impl", OmissionReason::no_effect));
+  CHECK(
+      omitted_as(command("--distributed-backend nccl"), "--distributed-backend", OmissionReason::no_effect));
 }
 
 TEST_CASE("megatron: defaults that are not ours are written") {
@@ -74,8 +75,8 @@ TEST_CASE("megatron: defaults that are not ours are written") {
   CHECK(value_of(command("--seed 5"), "dataset.random_seed") == "5");
   CHECK(value_of(command("--window-size 4095,0"), "model.window_size") == "4096");
   CHECK(value_of(command("--group-query-attention --num-query-groups 2"), "model.num_query_groups") == "2");
-  CHECK(left_as(command("--num-query-groups 2"), "--num-query-groups", Why::no_effect));
-  CHECK(left_as(command("--sequence-parallel"), "--sequence-parallel", Why::no_effect));
+  CHECK(omitted_as(command("--num-query-groups 2"), "--num-query-groups", OmissionReason::no_effect));
+  CHECK(omitted_as(command("--sequence-parallel"), "--sequence-parallel", OmissionReason::no_effect));
 }
 
 TEST_CASE("megatron: the launcher gives the world") {
@@ -85,24 +86,28 @@ TEST_CASE("megatron: the launcher gives the world") {
   const Imported open = command("--tensor-model-parallel-size 4",
                                 "torchrun --nproc-per-node $GPUS --nnodes 2 tools/pretrain_gpt.py");
   CHECK(value_of(open, "dist.world_size") == "4 (assumed)");
-  CHECK(left_as(open, "--nproc-per-node", Why::to_fill_in));
+  CHECK(omitted_as(open, "--nproc-per-node", OmissionReason::to_fill_in));
 }
 
 TEST_CASE("megatron: nothing is dropped silently") {
   const Imported odd =
       command("--hidden-dropot 0.1 --lr 2e-3 stray --micro-batch-size many --wandb-project x");
-  REQUIRE(left(odd, "--hidden-dropot"));
-  CHECK(left(odd, "--hidden-dropot")->why == Why::unknown);
-  CHECK(left_as(odd, "--lr", Why::replaced));
+  REQUIRE(omitted(odd, "--hidden-dropot"));
+  CHECK(omitted(odd, "--hidden-dropot")->why == OmissionReason::unknown);
+  CHECK(omitted_as(odd, "--lr", OmissionReason::replaced));
   CHECK(value_of(odd, "optimizer.lr") == "0.002");
-  CHECK(left_as(odd, "--micro-batch-size", Why::replaced));
-  CHECK(left_as(odd, "--wandb-project", Why::theirs));
+  CHECK(omitted_as(odd, "--micro-batch-size", OmissionReason::replaced));
+  CHECK(omitted_as(odd, "--wandb-project", OmissionReason::external));
   const Imported slip = command("--num-layrs 3");
-  REQUIRE(left(slip, "--num-layrs"));
-  CHECK(left(slip, "--num-layrs")->near.front() == "--num-layers");
+  REQUIRE(omitted(slip, "--num-layrs"));
+  CHECK(omitted(slip, "--num-layrs")->near.front() == "--num-layers");
   const Imported near = command("--tensor-model-paralel-size 2");
-  REQUIRE(left(near, "--tensor-model-paralel-size"));
-  CHECK(left(near, "--tensor-model-paralel-size")->near.size() >= 1);
+  REQUIRE(omitted(near, "--tensor-model-paralel-size"));
+  CHECK(omitted(near, "--tensor-model-paralel-size")->near.size() >= 1);
+  const Imported interval = command("--log-intervall 10");
+  const std::vector<std::string>& names = omitted(interval, "--log-intervall")->near;
+  CHECK(names.front() == "--log-interval");
+  CHECK(std::count(names.begin(), names.end(), "--log-interval") == 1);
 }
 
 TEST_CASE("megatron: a bare list of options, and one inside quotes") {
@@ -126,7 +131,7 @@ TEST_CASE("deepspeed: batch sizes give the world") {
   const Imported wrong = import_recipe(
       R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2})",
       "d.json", {});
-  CHECK(left_as(wrong, "gradient_accumulation_steps", Why::value));
+  CHECK(omitted_as(wrong, "gradient_accumulation_steps", OmissionReason::value));
   CHECK(value_of(all, "optimizer.clip_grad") == "0 (assumed)");
 }
 
@@ -135,8 +140,8 @@ TEST_CASE("deepspeed: auto is to be filled in, stages have names") {
       R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}, "train_batch_size": "auto"})",
       "d.json", {});
   CHECK(value_of(file, "ddp.data_parallel_sharding_strategy") == "optim_grads_params");
-  CHECK(left_as(file, "train_batch_size", Why::to_fill_in));
-  CHECK(left_as(file, "zero_optimization.offload_optimizer.device", Why::not_there));
+  CHECK(omitted_as(file, "train_batch_size", OmissionReason::to_fill_in));
+  CHECK(omitted_as(file, "zero_optimization.offload_optimizer.device", OmissionReason::unsupported));
 }
 
 TEST_CASE("megatron: positions that are drawn out, SentencePiece, fine-tuning") {
@@ -149,8 +154,9 @@ TEST_CASE("megatron: positions that are drawn out, SentencePiece, fine-tuning") 
   const Imported pieces = command("--tokenizer-type Llama2Tokenizer --tokenizer-model a/tokenizer.model");
   CHECK(value_of(pieces, "tokenizer.tokenizer_type") == "sentencepiece");
   CHECK(value_of(pieces, "tokenizer.tokenizer_model") == "a/tokenizer.model");
-  CHECK(left_as(command("--sft"), "--sft", Why::to_fill_in));
-  CHECK(left_as(command("--pretrained-checkpoint x"), "--pretrained-checkpoint", Why::theirs));
+  CHECK(omitted_as(command("--sft"), "--sft", OmissionReason::to_fill_in));
+  CHECK(
+      omitted_as(command("--pretrained-checkpoint x"), "--pretrained-checkpoint", OmissionReason::external));
 }
 
 namespace {
@@ -171,7 +177,7 @@ TEST_CASE("axolotl: modules of Transformers have adapters of their own, fused on
   const Imported some = axolotl(lora + "lora_target_modules: [v_proj, q_proj, lm_head]\n");
   CHECK(value_of(some, "peft.scheme") == "canonical_lora");
   CHECK(targets(some) == "[linear_q, linear_v]");
-  CHECK(left_as(some, "lora_target_modules", Why::not_there));
+  CHECK(omitted_as(some, "lora_target_modules", OmissionReason::unsupported));
   CHECK(value_of(some, "peft.lora_A_init") == "kaiming (assumed)");
   CHECK(some.resolution.ok());
   const std::string all =
@@ -203,8 +209,8 @@ TEST_CASE("axolotl: weights in 4 bits stay so, those in 8 are not there") {
   CHECK(value_of(axolotl("adapter: lora\nload_in_4bit: true\n" + lora), "peft.base_quantization") == "nf4");
   const Imported eight = axolotl("adapter: lora\nload_in_8bit: true\n" + lora);
   CHECK(value_of(eight, "peft.base_quantization") == "unset");
-  CHECK(left_as(eight, "load_in_8bit", Why::not_there));
-  CHECK(left_as(axolotl("load_in_4bit: true\n"), "load_in_4bit", Why::no_effect));
+  CHECK(omitted_as(eight, "load_in_8bit", OmissionReason::unsupported));
+  CHECK(omitted_as(axolotl("load_in_4bit: true\n"), "load_in_4bit", OmissionReason::no_effect));
 }
 
 TEST_CASE("axolotl: the base is a directory, or expected in one") {
@@ -219,7 +225,7 @@ TEST_CASE("axolotl: the base is a directory, or expected in one") {
   CHECK(value_of(here, "checkpoint.pretrained_checkpoint") == "hf:./models/llama-3.2-1b");
   CHECK(value_of(here, "model (preset)") == "llama3.2-1b");
   CHECK(value_of(axolotl("", "./models/mine"), "model (preset)") == "hf:./models/mine");
-  CHECK(left_as(axolotl("", "someone/else"), "base_model", Why::to_fill_in));
+  CHECK(omitted_as(axolotl("", "someone/else"), "base_model", OmissionReason::to_fill_in));
 }
 
 TEST_CASE("axolotl: samples, templates and what is learned") {
@@ -236,28 +242,29 @@ TEST_CASE("axolotl: samples, templates and what is learned") {
   CHECK(value_of(axolotl_sample("type: chat_template"), "dataset.format") == "messages");
   CHECK(value_of(axolotl_sample("type: chat_template, field_messages: conversations"), "dataset.format") ==
         "sharegpt");
-  CHECK(left_as(axolotl_sample("type: input_output"), "datasets.type", Why::not_there));
-  CHECK(left_as(axolotl_sample("type: {field: a}"), "datasets.type", Why::to_fill_in));
-  CHECK(left_as(axolotl_sample("type: alpaca, odd: 1"), "datasets.odd", Why::unknown));
-  CHECK(left_as(axolotl_sample("type: alpaca, ds_type: parquet"), "datasets.ds_type", Why::value));
-  CHECK(left_as(axolotl_sample("type: chat_template, roles_to_train: [user]"), "datasets.roles_to_train",
-                Why::value));
+  CHECK(omitted_as(axolotl_sample("type: input_output"), "datasets.type", OmissionReason::unsupported));
+  CHECK(omitted_as(axolotl_sample("type: {field: a}"), "datasets.type", OmissionReason::to_fill_in));
+  CHECK(omitted_as(axolotl_sample("type: alpaca, odd: 1"), "datasets.odd", OmissionReason::unknown));
+  CHECK(omitted_as(axolotl_sample("type: alpaca, ds_type: parquet"), "datasets.ds_type",
+                   OmissionReason::value));
+  CHECK(omitted_as(axolotl_sample("type: chat_template, roles_to_train: [user]"), "datasets.roles_to_train",
+                   OmissionReason::value));
   const auto chat = [](const std::string& more) { return axolotl_sample("type: chat_template", more); };
   CHECK(value_of(chat("chat_template: llama3\n"), "tokenizer.chat_template") == "llama3");
-  CHECK(left_as(chat("chat_template: qwen_25\n"), "chat_template", Why::to_fill_in));
-  CHECK(left_as(chat("chat_template: tokenizer_default\n"), "chat_template", Why::same));
-  CHECK(left_as(chat("chat_template: jinja\nchat_template_jinja: \"{{ messages }}\"\n"),
-                "chat_template_jinja", Why::to_fill_in));
+  CHECK(omitted_as(chat("chat_template: qwen_25\n"), "chat_template", OmissionReason::to_fill_in));
+  CHECK(omitted_as(chat("chat_template: tokenizer_default\n"), "chat_template", OmissionReason::same));
+  CHECK(omitted_as(chat("chat_template: jinja\nchat_template_jinja: \"{{ messages }}\"\n"),
+                   "chat_template_jinja", OmissionReason::to_fill_in));
   CHECK(value_of(chat("chat_template_jinja: ./t.jinja\n"), "tokenizer.chat_template") == "./t.jinja");
   CHECK(value_of(chat("sample_packing: true\n"), "dataset.packing") == "true");
   CHECK(value_of(chat("train_on_inputs: true\n"), "dataset.loss_mode") == "all");
   CHECK(value_of(chat("excess_length_strategy: truncate\n"), "dataset.too_long") == "truncate");
-  CHECK(left_as(chat("excess_length_strategy: raise\n"), "excess_length_strategy", Why::value));
+  CHECK(omitted_as(chat("excess_length_strategy: raise\n"), "excess_length_strategy", OmissionReason::value));
   CHECK(value_of(chat("val_set_size: 0.05\n"), "dataset.split") == "19,1,0");
   CHECK(value_of(chat("val_set_size: 0.3\n"), "dataset.split") == "7,3,0");
   const Imported counted = chat("val_set_size: 200\neval_steps: 5\n");
-  CHECK(left_as(counted, "val_set_size", Why::to_fill_in));
-  CHECK(left_as(counted, "eval_steps", Why::no_effect));
+  CHECK(omitted_as(counted, "val_set_size", OmissionReason::to_fill_in));
+  CHECK(omitted_as(counted, "eval_steps", OmissionReason::no_effect));
   CHECK(counted.resolution.ok());
   const Imported elsewhere =
       axolotl("datasets:\n  - {path: ../../etc/some set, type: alpaca}\n  - {path: a/b$c, type: alpaca}\n");
@@ -293,9 +300,10 @@ TEST_CASE("torchtune: builders say adapters, their base and samples") {
   CHECK(value_of(component("slimorca_dataset"), "dataset.loss_mode") == "assistant (assumed)");
   CHECK(value_of(component("slimorca_dataset, masking_strategy: train_on_last"), "dataset.loss_mode") ==
         "last_turn");
-  CHECK(left_as(component("preference_dataset, source: x"), "dataset._component_", Why::not_there));
-  CHECK(left_as(component("chat_dataset, source: x, new_system_prompt: Hi"), "dataset.new_system_prompt",
-                Why::to_fill_in));
+  CHECK(omitted_as(component("preference_dataset, source: x"), "dataset._component_",
+                   OmissionReason::unsupported));
+  CHECK(omitted_as(component("chat_dataset, source: x, new_system_prompt: Hi"), "dataset.new_system_prompt",
+                   OmissionReason::to_fill_in));
   const Imported two = tune("llama3.lora_llama3_8b",
                             "dataset:\n  - {_component_: torchtune.datasets.alpaca_dataset}\n"
                             "  - {_component_: torchtune.datasets.slimorca_dataset}\n");
@@ -318,7 +326,7 @@ TEST_CASE("TrainingArguments of fine-tuning count where the base is a recipe of 
                 config::render(tuned.resolution.diagnostics, tuned.resolution.sources));
   const Imported plain = import_recipe(text, "a.json", {});
   CHECK(value_of(plain, "dataset.packing") == "unset");
-  CHECK(left_as(plain, "packing", Why::no_effect));
+  CHECK(omitted_as(plain, "packing", OmissionReason::no_effect));
   CHECK_MESSAGE(plain.resolution.ok(),
                 config::render(plain.resolution.diagnostics, plain.resolution.sources));
 }
@@ -341,13 +349,13 @@ TEST_CASE("lengths in epochs stay epochs, with the other trainer's default where
     CHECK(!silent.resolution.config.train.train_iters);
     const Imported half = arguments(R"(, "num_train_epochs": 0.5, "max_steps": -1)", base);
     CHECK(value_of(half, "train.epochs") == "0.5");
-    CHECK(left_as(half, "max_steps", Why::off));
+    CHECK(omitted_as(half, "max_steps", OmissionReason::off));
     const Imported steps = arguments(R"(, "num_train_epochs": 2, "max_steps": 7)", base);
     CHECK(value_of(steps, "train.epochs") == "unset");
     CHECK(value_of(steps, "train.train_iters") == "7");
-    CHECK(left_as(steps, "num_train_epochs", Why::no_effect));
-    CHECK(std::any_of(steps.left.begin(), steps.left.end(), [](const auto& left) {
-      return left.reason == "max_steps sets the length, whatever the number of epochs";
+    CHECK(omitted_as(steps, "num_train_epochs", OmissionReason::no_effect));
+    CHECK(std::any_of(steps.omitted.begin(), steps.omitted.end(), [](const auto& omitted) {
+      return omitted.reason == "max_steps sets the length, whatever the number of epochs";
     }));
   }
   const auto sampled = [](const std::string& more, const std::string& data) {
@@ -362,10 +370,10 @@ TEST_CASE("lengths in epochs stay epochs, with the other trainer's default where
   CHECK(silent.resolution.config.train.epochs == 1);
   CHECK(value_of(sampled("num_epochs: 4\n", alpaca), "train.epochs") == "4");
   CHECK(value_of(sampled("num_epochs: 4\nmax_steps: 9\n", alpaca), "train.train_iters") == "9");
-  // Without data there is nothing to pass over.
+  // Without data the number of epochs has no meaning.
   const Imported bare = sampled("num_epochs: 2\n", "");
   CHECK(value_of(bare, "train.train_iters") == "1000 (assumed)");
-  CHECK(left_as(bare, "num_epochs", Why::to_fill_in));
+  CHECK(omitted_as(bare, "num_epochs", OmissionReason::to_fill_in));
 }
 
 TEST_CASE("bridge: fine-tuning data and adapters bring their base") {
@@ -410,7 +418,7 @@ TEST_CASE("chat models of Qwen 2.5 have fewer positions than the base models of 
   CHECK(positions(torchtune + "7b_base}") == "unset");
 }
 
-TEST_CASE("formats are recognized, or the known ones are told") {
+TEST_CASE("formats are recognized, or the known ones are listed") {
   const auto format_of = [](const char* text) { return import_recipe(text, "file", {}).format; };
   CHECK(format_of("pretrain_gpt.py --num-layers 2") == Format::megatron);
   CHECK(format_of("{\"zero_optimization\": {\"stage\": 1}}") == Format::deepspeed);
@@ -436,7 +444,7 @@ TEST_CASE("formats are recognized, or the known ones are told") {
   }
   Options forced;
   forced.format = Format::deepspeed;
-  CHECK(import_recipe("{\"a\": 1}", "file", forced).left.size() >= 1);
+  CHECK(import_recipe("{\"a\": 1}", "file", forced).omitted.size() >= 1);
 }
 
 TEST_CASE("malformed files are errors of the format") {
@@ -459,7 +467,7 @@ TEST_CASE("commands of megabytes are answered soon") {
   std::string options = "pretrain_gpt.py";
   for (int i = 0; i < 9000; ++i) options += " --unknown-" + std::to_string(i);
   const std::string padded = options + std::string(3'000'000, ' ');
-  CHECK(import_recipe(padded, "file.sh", {}).left.size() >= 9000);
+  CHECK(import_recipe(padded, "file.sh", {}).omitted.size() >= 9000);
   std::string repeated = "pretrain_gpt.py";
   while (repeated.size() < 4'000'000) repeated += " --num-layers 3";
   CHECK_THROWS_WITH_AS(import_recipe(repeated, "file.sh", {}),
@@ -483,12 +491,12 @@ TEST_CASE("a class of a file is a name to look up, never something to load") {
       "_target_: os.system\nmodel:\n  _target_: subprocess.Popen\n  args: [rm]\n"
       "  activation_func: {_target_: builtins.exec}\n",
       "run_config.yaml", {});
-  CHECK(left_as(file, "_target_", Why::value));
-  CHECK(left_as(file, "model._target_", Why::value));
-  CHECK(left_as(file, "model.activation_func", Why::value));
+  CHECK(omitted_as(file, "_target_", OmissionReason::value));
+  CHECK(omitted_as(file, "model._target_", OmissionReason::value));
+  CHECK(omitted_as(file, "model.activation_func", OmissionReason::value));
 }
 
-TEST_CASE("what a file calls its keys and values cannot write lines of the recipe") {
+TEST_CASE("keys and values of a file cannot insert lines into the recipe") {
   const Imported file = import_recipe(
       "base_model: \"evil/gpt2\\ntrain: {train_iters: 7}\"\nsequence_len: 128\n\"a\\n  b\\x7f\": \"c\\nd\"\n"
       "output_dir: \"x\\n- y\"\n",
@@ -528,9 +536,9 @@ TEST_CASE("floors of the learning rate go to the field that means them") {
   CHECK(value_of(wsd, "scheduler.lr_wsd_decay_iters") == "3");
   CHECK(value_of(wsd, "scheduler.lr_wsd_decay_style") == "minus_sqrt");
   CHECK(value_of(wsd, "optimizer.min_lr_ratio") == "0.2");
-  CHECK(left_as(wsd, "lr_scheduler_kwargs.flavor", Why::to_fill_in));
+  CHECK(omitted_as(wsd, "lr_scheduler_kwargs.flavor", OmissionReason::to_fill_in));
   const Imported other = arguments(R"("lr_scheduler_type": "cosine_with_restarts")");
-  CHECK(left_as(other, "lr_scheduler_type", Why::not_there));
+  CHECK(omitted_as(other, "lr_scheduler_type", OmissionReason::unsupported));
 
   const Imported deepspeed = import_recipe(
       R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},)"
@@ -548,10 +556,10 @@ TEST_CASE("floors of the learning rate go to the field that means them") {
 TEST_CASE("megatron: misspelled options are listed with the options that are near") {
   const auto near = [](const std::string& option, const std::string& meant) {
     const Imported result = command(option + " 1");
-    const Left* found = left(result, option);
+    const OmittedKey* found = omitted(result, option);
     CAPTURE(option);
     REQUIRE(found);
-    CHECK(found->why == Why::unknown);
+    CHECK(found->why == OmissionReason::unknown);
     CHECK(std::find(found->near.begin(), found->near.end(), meant) != found->near.end());
   };
   near("--num-layer", "--num-layers");
@@ -560,7 +568,7 @@ TEST_CASE("megatron: misspelled options are listed with the options that are nea
   // Rules for families of options (`--log-*`) do not swallow them.
   near("--log-intervall", "--log-interval");
   near("--log-params-nrom", "--log-params-norm");
-  CHECK(left_as(command("--log-throughput"), "--log-throughput", Why::no_effect));
+  CHECK(omitted_as(command("--log-throughput"), "--log-throughput", OmissionReason::no_effect));
 }
 
 namespace {
@@ -584,21 +592,27 @@ const std::string kSized =
 TEST_CASE("megatron: a branch that depends on a variable is asked about, not taken") {
   const Imported asked = import_recipe(kSized, "run.sh", {});
   CHECK(value_of(asked, "model.num_layers") == "unset");
-  REQUIRE(left_as(asked, "--num-layers", Why::to_fill_in));
-  CHECK(left(asked, "--num-layers")->reason == "depends on `case $SIZE in`, which is not decided");
-  REQUIRE(left_as(asked, "case $SIZE in", Why::to_fill_in));
-  CHECK(left(asked, "case $SIZE in")->reason ==
-        "not decided: the script does not set `$SIZE`; choose with --var SIZE=VALUE");
-  CHECK(left(asked, "case $SIZE in")->location.line == 2);
-  // What does not depend on it is taken: a default of the script decides.
-  CHECK(value_of(asked, "mixed_precision (preset)") == "bf16_mixed");
+  REQUIRE(omitted_as(asked, "--num-layers", OmissionReason::to_fill_in));
+  CHECK(omitted(asked, "--num-layers")->reason == "depends on `case $SIZE in`, which is not decided");
+  REQUIRE(omitted_as(asked, "case $SIZE in", OmissionReason::to_fill_in));
+  CHECK(omitted(asked, "case $SIZE in")->reason ==
+        "not decided: the script does not set `$SIZE`; choose with SIZE=VALUE");
+  CHECK(omitted(asked, "case $SIZE in")->location.line == 2);
+  // A default of the script decides no branch.
+  REQUIRE(omitted_as(asked, "if [ \"${BF16:-1}\" = 1 ]", OmissionReason::to_fill_in));
+  CHECK(omitted(asked, "if [ \"${BF16:-1}\" = 1 ]")->reason ==
+        "not decided: the script does not set `$BF16`; choose with BF16=VALUE (the script's default: "
+        "`1`)");
+  // Values that do not depend on them are taken.
   CHECK(value_of(asked, "optimizer.lr") == "0.001");
-  CHECK(left_as(asked, "if [ -n \"$2\" ]", Why::to_fill_in));
+  CHECK(omitted_as(asked, "if [ -n \"$2\" ]", OmissionReason::to_fill_in));
 
-  const Imported small = import_recipe(kSized, "run.sh", {.variables = {{"SIZE", "s"}, {"2", ""}}});
+  const Imported small =
+      import_recipe(kSized, "run.sh", {.variables = {{"SIZE", "s"}, {"2", ""}, {"BF16", "1"}}});
   CHECK(value_of(small, "model.num_layers") == "2");
   CHECK(value_of(small, "model.num_attention_heads") == "4");
-  CHECK(left(small, "case $SIZE in") == nullptr);
+  CHECK(value_of(small, "mixed_precision (preset)") == "bf16_mixed");
+  CHECK(omitted(small, "case $SIZE in") == nullptr);
   const Imported large =
       import_recipe(kSized, "run.sh", {.variables = {{"SIZE", "large"}, {"BF16", "0"}, {"2", "5e-4"}}});
   CHECK(value_of(large, "model.num_layers") == "4");
@@ -614,16 +628,17 @@ TEST_CASE("megatron: a command inside of a branch or loop is read, and that is s
   const Imported looped =
       import_recipe("for LR in 1e-3 3e-3; do\n" + line + " --lr $LR\ndone\n", "run.sh", {});
   CHECK(value_of(looped, "model.num_layers") == "2");
-  CHECK(left_as(looped, "--lr", Why::to_fill_in));
-  REQUIRE(left_as(looped, "for LR in 1e-3 3e-3", Why::to_fill_in));
-  CHECK(left(looped, "for LR in 1e-3 3e-3")->reason.starts_with("the command runs in it; a loop is not run"));
+  CHECK(omitted_as(looped, "--lr", OmissionReason::to_fill_in));
+  REQUIRE(omitted_as(looped, "for LR in 1e-3 3e-3", OmissionReason::to_fill_in));
+  CHECK(omitted(looped, "for LR in 1e-3 3e-3")
+            ->reason.starts_with("the command runs in it; a loop is not run"));
   const std::string two =
       "if [ \"$1\" = train ]; then\n" + line + " --lr 1e-3\nelse\n" + line + " --lr 2e-3\nfi\n";
   const Imported first = import_recipe(two, "run.sh", {});
-  CHECK(left_as(first, "if [ \"$1\" = train ]", Why::to_fill_in));
+  CHECK(omitted_as(first, "if [ \"$1\" = train ]", OmissionReason::to_fill_in));
   const Imported second = import_recipe(two, "run.sh", {.variables = {{"1", "test"}}});
   CHECK(value_of(second, "optimizer.lr") == "0.002");
-  CHECK(left(second, "if [ \"$1\" = train ]") == nullptr);
+  CHECK(omitted(second, "if [ \"$1\" = train ]") == nullptr);
 }
 
 TEST_CASE("a length in steps resets the epochs of the base recipe") {

@@ -1,5 +1,6 @@
-// Files of each format, byte for byte: the recipe, and the list of what was assumed and left out. To write
-// the expectations anew after a wanted change: CAPSTAN_WRITE_GOLDEN=1 test_import, and read the difference.
+// Compares imports of each format byte by byte with golden files: the recipe, and the lists of assumed values
+// and omitted keys. After an intended change, CAPSTAN_WRITE_GOLDEN=1 test_import rewrites the golden files;
+// review the difference.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -24,13 +25,13 @@ Imported imported(const std::string& name) {
 // Every list in full, one line each.
 std::string lists(const Imported& result) {
   std::string text = "format: " + std::string(info_of(result.format).name) + "\n";
-  for (const Taken& one : result.taken)
+  for (const ImportedKey& one : result.taken)
     text += "taken " + std::to_string(one.location.line) + ":" + std::to_string(one.location.column) + " " +
             one.key + " -> " + one.path + ": " + one.value + "\n";
   for (const Assumed& one : result.assumed)
     text += "assumed " + one.path + ": " + one.value + "  # " + one.reason + "\n";
-  for (const Left& one : result.left) {
-    text += std::string(why_name(one.why)) + " " + std::to_string(one.location.line) + ":" +
+  for (const OmittedKey& one : result.omitted) {
+    text += std::string(omission_name(one.why)) + " " + std::to_string(one.location.line) + ":" +
             std::to_string(one.location.column) + " " + one.key +
             (one.value.empty() ? "" : " = " + one.value) + "  # " + one.reason;
     for (const std::string& near : one.near) text += " [" + near + "?]";

@@ -1,4 +1,5 @@
-// Words and variables of shell scripts: what is filled in, what stays open, and where each byte comes from.
+// Tests the words and variables of shell scripts: expanded values, unknown values, and the origin of each
+// byte.
 #include <doctest/doctest.h>
 
 #include "base/error.hpp"
@@ -9,7 +10,7 @@ using namespace capstan::importers;
 
 namespace {
 
-// The last command, its words in brackets; a word that is not known has its reason behind it.
+// Prints the last command with its words in brackets; the reason follows an unknown word.
 std::string last(std::string_view text) {
   const ShellScript script = read_shell(text);
   std::string result;
@@ -49,15 +50,15 @@ TEST_CASE("variables: texts, lists and defaults") {
   CHECK(last("A=1\nA=2\nrun $A") == "[run][2]");
 }
 
-TEST_CASE("what only a shell could know stays as written and is marked") {
+TEST_CASE("values that only a shell could know stay as written and are marked") {
   CHECK(last("run $HOME $1 $(hostname -i) `date` $((1 + 2)) ${A##*/} ok") ==
         "[run][$HOME]?[$1]?[$(hostname -i)]?[`date`]?[$((1 + 2))]?[${A##*/}]?[ok]");
-  // One open part does not make the rest of a variable open.
+  // One unknown part does not make the rest of a variable unknown.
   CHECK(last("A=\"--nodes $N --lr 1e-4\"; run $A") == "[run][--nodes][$N]?[--lr][1e-4]");
   CHECK(last("N=$((2*4))\nrun --n $N --m 1") == "[run][--n][$((2*4))]?[--m][1]");
 }
 
-TEST_CASE("places lead to the assignment that the words were written in") {
+TEST_CASE("offsets lead to the assignment that contains the words") {
   const std::string text = "A=\"--lr 3\"\nrun $A";
   const ShellScript script = read_shell(text);
   REQUIRE(script.commands.size() == 1);
@@ -66,7 +67,7 @@ TEST_CASE("places lead to the assignment that the words were written in") {
   CHECK(script.commands[0][2].begin == text.find('3'));
 }
 
-TEST_CASE("here documents are no commands, branches are told") {
+TEST_CASE("here documents are no commands, branches are reported") {
   CHECK(last("cat <<EOF > x\nit's --lr 1\nEOF\nrun b") == "[run][b]");
   CHECK(last("cat <<-'EOF'\n\tdon't\n\tEOF\nrun c") == "[run][c]");
   CHECK(read_shell("if [ $A ]; then B=1; fi\nrun").branches.size() == 1);
@@ -92,6 +93,22 @@ TEST_CASE("branches: what the script's own words decide is read alone, the rest 
   CHECK(last("C=5; if [ $A ]; then B=$C; fi; run $B $C") == "[run][5]?[5]");
   CHECK(last("while read x; do B=1; done; run $B") == "[run][1]?");
   CHECK(last("I=9; for I in 1 2; do :; done; run $I") == "[run][$I]?");
+  // A default replaces a value from outside, but it never decides a branch, even through other variables.
+  CHECK(last("if [ \"${A:-1}\" = 1 ]; then B=x; else B=y; fi; run $B ${A:-1}") == "[run][y]?[1]");
+  CHECK(last("A=${A:-1}; C=\"$A\"; if [[ $C = 1 ]]; then B=x; fi; run $B $C") == "[run][x]?[1]");
+  CHECK(last("L=(0 ${A:-\"1 2\"}); if [ \"${L[*]}\" ]; then B=x; fi; run $B") == "[run][x]?");
+  CHECK(last("if [ -z \"${A:-}\" ]; then B=x; fi; run $B") == "[run][x]?");
+  CHECK(last("if [ -z ${A:-} ]; then B=x; fi; run $B") == "[run][x]?");
+  CHECK(last("A=${A:-}; if [ -z \"$A\" ]; then B=x; fi; run $B") == "[run][x]?");
+  CHECK(last("if ${A:-false}; then B=x; fi; run $B") == "[run][x]?");
+  CHECK(last("case ${A:-a} in a) B=1;; *) B=2;; esac; run $B") == "[run][2]?");
+  CHECK(last("case ${A:-} in a) B=1;; '') B=2;; esac; run $B") == "[run][2]?");
+  CHECK(last("A=1; if [ ${A:-2} = 1 ]; then B=x; fi; run $B") == "[run][x]");
+  CHECK(last("A=; if [ ${A:-2} = 2 ]; then B=x; fi; run $B") == "[run][x]");
+  const ShellScript by_default = read_shell("A=${A:-${1:-7b}}; if [ $A = 7b ]; then B=x; fi; run $B");
+  REQUIRE(by_default.branches.size() == 1);
+  CHECK(by_default.branches[0].variables == std::vector<std::string>{"A", "1"});
+  CHECK(by_default.branches[0].defaults == std::map<std::string, std::string>{{"1", "7b"}, {"A", "7b"}});
   // From outside.
   const auto given = [](const std::string& text, const std::map<std::string, std::string>& variables) {
     const ShellScript script = read_shell(text, variables);

@@ -36,7 +36,7 @@ void check_attention(const AttentionShape& a, DType type, const Vec<int32_t>& do
   const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), d = a.qkv.head_dim;
   const Array qkv(type, random_values(tokens * a.qkv.row(), seed, scale)),
       dout(type, random_values(tokens * heads * d, seed + 1));
-  const auto ids = row_ids(tokens);
+  const auto ids = dropout_rows(tokens);
   const int32_t* document_start = documents.empty() ? nullptr : documents.data();
   const auto y = run_kernel(
       {Array::zeros(type, tokens * heads * d, NAN), Array::zeros(DType::f32, a.batch * heads * a.seq, NAN)},
@@ -68,7 +68,7 @@ TEST_CASE("the reference gradient of attention is the derivative of the referenc
     a.window = variant == 2 ? 3 : 0;
     a.dropout = variant == 2 ? 0.3f : 0.0f;
     const auto documents = variant == 0 ? packed_documents(2, 7, 3) : Vec<int32_t>{};
-    const auto ids = row_ids(14);
+    const auto ids = dropout_rows(14);
     const auto qkv = random_values(14 * a.qkv.row(), 1), dout = random_values(14 * 4 * 3, 2);
     const auto slow = reference::complex_step(qkv, [&](const auto& z) {
       return reference::contract(reference::attention<Complex>(a, z, documents, ids, nullptr), dout);
@@ -159,18 +159,18 @@ void check_narrow(const AttentionShape& a, const Vec<int32_t>& documents, uint64
   const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), d = a.qkv.head_dim;
   const Array qkv(DType::bf16, random_values(tokens * a.qkv.row(), seed)),
       dout(DType::bf16, random_values(tokens * heads * d, seed + 1));
-  const auto ids = row_ids(tokens);
+  const auto ids = dropout_rows(tokens);
   const int32_t* document_start = documents.empty() ? nullptr : documents.data();
-  const int64_t* row_ids = a.dropout > 0 ? ids.data() : nullptr;
+  const int64_t* dropout_rows = a.dropout > 0 ? ids.data() : nullptr;
   const auto forward = [&](DType type) {
     const Array x(type, qkv.rounded());
     return run_kernel(
         {Array::zeros(type, tokens * heads * d, NAN), Array::zeros(DType::f32, a.batch * heads * a.seq, NAN)},
         [&](kernels::Context& c, Vec<Array>& o) {
-          attention().forward(c, a, x, document_start, row_ids, o[0].out(), o[1].f32());
-          kernels::Context foreseen;
-          foreseen.reserve_workspace(attention().forward_scratch(a, type), c.pool->size());
-          CHECK(c.scratch_bytes() == foreseen.scratch_bytes());
+          attention().forward(c, a, x, document_start, dropout_rows, o[0].out(), o[1].f32());
+          kernels::Context reserved;
+          reserved.reserve_workspace(attention().forward_scratch(a, type), c.pool->size());
+          CHECK(c.scratch_bytes() == reserved.scratch_bytes());
         });
   };
   const auto narrow = forward(DType::bf16), wide = forward(DType::f32);
@@ -181,10 +181,11 @@ void check_narrow(const AttentionShape& a, const Vec<int32_t>& documents, uint64
     Array lse = wide[1];
     return run_kernel({Array::zeros(type, tokens * a.qkv.row(), NAN)},
                       [&](kernels::Context& c, Vec<Array>& o) {
-                        attention().backward(c, a, x, y, lse.f32(), dy, document_start, row_ids, o[0].out());
-                        kernels::Context foreseen;
-                        foreseen.reserve_workspace(attention().backward_scratch(a, type), c.pool->size());
-                        CHECK(c.scratch_bytes() == foreseen.scratch_bytes());
+                        attention().backward(c, a, x, y, lse.f32(), dy, document_start, dropout_rows,
+                                             o[0].out());
+                        kernels::Context reserved;
+                        reserved.reserve_workspace(attention().backward_scratch(a, type), c.pool->size());
+                        CHECK(c.scratch_bytes() == reserved.scratch_bytes());
                       })[0]
         .rounded();
   };
@@ -223,7 +224,7 @@ TEST_CASE("dropout drops the same pairs in bf16 as in fp32") {
     for (int64_t g = 0; g < 2; ++g)
       for (int64_t i = 0; i < 150; ++i)
         values[static_cast<size_t>(t * a.qkv.row() + a.qkv.value(g) + i)] = i == t ? 1 : 0;
-  const auto ids = row_ids(a.seq);
+  const auto ids = dropout_rows(a.seq);
   Vec<bool> kept[2];
   for (size_t type = 0; type < 2; ++type) {
     const Array qkv(kTypes[type], values);

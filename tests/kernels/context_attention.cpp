@@ -53,7 +53,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
                 row = a.qkv.row(), kv_row = a.qkv.groups * 2 * a.qkv.head_dim;
   const auto qkv = Array(type, random_values(tokens * row, seed)).rounded(),
              dout = Array(type, random_values(tokens * width, seed + 1)).rounded();
-  const auto ids = row_ids(tokens);
+  const auto ids = dropout_rows(tokens);
   Vec<double> out(static_cast<size_t>(tokens * width)), gradient(qkv.size());
   for (size_t rank = 0; rank < shards.size(); ++rank) {
     AttentionBlock part{a, shards[rank], {}};
@@ -64,7 +64,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     const auto my_ids = rows_of(ids, a, shards[rank], 1);
     const auto my_documents = documents.empty() ? Vec<int32_t>() : rows_of(documents, a, shards[rank], 1);
     const int32_t* document_start = documents.empty() ? nullptr : my_documents.data();
-    const int64_t* row_id = a.dropout > 0 ? my_ids.data() : nullptr;
+    const int64_t* dropout_row = a.dropout > 0 ? my_ids.data() : nullptr;
     Vec<Array> y{Array::zeros(DType::f32, mine * width, NAN), Array::zeros(DType::f32, mine * heads, NAN)};
     // As in a ring: the own keys first, then those of the rank before.
     for (size_t step = 0; step < shards.size(); ++step) {
@@ -72,7 +72,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
       const Array kv(type, kv_of(rows_of(qkv, a, part.keys, row), a.qkv));
       if (step > 0 && !part.sees_anything()) continue;
       y = run_kernel(y, [&](kernels::Context& c, Vec<Array>& o) {
-        parts().forward(c, part, my_qkv, kv, document_start, row_id, step > 0, o[0].f32(), o[1].f32());
+        parts().forward(c, part, my_qkv, kv, document_start, dropout_row, step > 0, o[0].f32(), o[1].f32());
       });
     }
     put_rows(out, y[0].rounded(), a, shards[rank], width);
@@ -84,7 +84,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
       const auto g = run_kernel({dqkv, Array::zeros(DType::f32, a.batch * keys.rows() * kv_row, NAN)},
                                 [&](kernels::Context& c, Vec<Array>& o) {
                                   parts().backward(c, part, my_qkv, kv, saved, lse.f32(), my_dout,
-                                                   document_start, row_id, o[0].f32(), o[1].f32());
+                                                   document_start, dropout_row, o[0].f32(), o[1].f32());
                                 });
       dqkv = g[0];
       const auto dkv = g[1].rounded();

@@ -9,8 +9,8 @@ const kernels::Gemm& gemm() {
   return *kernels::cpu_table().gemm;
 }
 
-void check_product(kernels::GemmShape s, DType in, DType out, double alpha, double beta, uint64_t seed,
-                   int64_t pad = 0, bool aligned = false) {
+void check_gemm(kernels::GemmShape s, DType in, DType out, double alpha, double beta, uint64_t seed,
+                int64_t pad = 0, bool aligned = false) {
   s.lda = (s.trans_a ? s.m : s.k) + pad;
   s.ldb = (s.trans_b ? s.k : s.n) + pad;
   s.ldc = s.n + pad;
@@ -31,7 +31,7 @@ void check_product(kernels::GemmShape s, DType in, DType out, double alpha, doub
 }
 }  // namespace
 
-TEST_CASE("products of odd shapes, all transpositions, fp32 and bf16") {
+TEST_CASE("GEMMs of odd shapes, all transpositions, fp32 and bf16") {
   uint64_t seed = 1;
   for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 1, 1},
                                {1, 5, 37},
@@ -49,40 +49,39 @@ TEST_CASE("products of odd shapes, all transpositions, fp32 and bf16") {
     for (int t = 0; t < 4; ++t)
       for (DType in : kTypes)
         for (DType out : kTypes) {
-          check_product({(t & 1) != 0, (t & 2) != 0, m, n, k}, in, out, 1.0, 0.0, seed += 3);
-          check_product({(t & 1) != 0, (t & 2) != 0, m, n, k}, in, out, 0.5, 1.0, seed += 3, 7);
+          check_gemm({(t & 1) != 0, (t & 2) != 0, m, n, k}, in, out, 1.0, 0.0, seed += 3);
+          check_gemm({(t & 1) != 0, (t & 2) != 0, m, n, k}, in, out, 0.5, 1.0, seed += 3, 7);
         }
 }
 
-TEST_CASE("products of several tiles and k panels keep their bits for any number of threads") {
+TEST_CASE("GEMMs of several tiles and k panels keep their bits for any number of threads") {
   for (int t = 0; t < 4; ++t)
     for (DType in : kTypes) {
-      check_product({(t & 1) != 0, (t & 2) != 0, 530, 790, 600}, in, DType::f32, 1.0, 1.0, 50, t);
-      check_product({(t & 1) != 0, (t & 2) != 0, 70, 60, 2100}, in, DType::f32, 1.0, 1.0, 60, t);
-      check_product({(t & 1) != 0, (t & 2) != 0, 1, 1700, 520}, in, in, 1.0, 0.0, 70, t);
+      check_gemm({(t & 1) != 0, (t & 2) != 0, 530, 790, 600}, in, DType::f32, 1.0, 1.0, 50, t);
+      check_gemm({(t & 1) != 0, (t & 2) != 0, 70, 60, 2100}, in, DType::f32, 1.0, 1.0, 60, t);
+      check_gemm({(t & 1) != 0, (t & 2) != 0, 1, 1700, 520}, in, in, 1.0, 0.0, 70, t);
     }
 }
 
-TEST_CASE("large bf16 products: chunks of k and of columns, and results that go past the caches") {
+TEST_CASE("large bf16 GEMMs: chunks of k and of columns, and results that go past the caches") {
   for (DType out : kTypes) {
-    check_product({true, false, 9, 2010, 4200}, DType::bf16, out, 1.0, 1.0, 84, 3);
-    check_product({false, true, 9, 2010, 4200}, DType::bf16, out, 1.0, 0.0, 86);
-    check_product({true, false, 70, 40, 9000}, DType::bf16, out, 1.0, 0.0, 88);
+    check_gemm({true, false, 9, 2010, 4200}, DType::bf16, out, 1.0, 1.0, 84, 3);
+    check_gemm({false, true, 9, 2010, 4200}, DType::bf16, out, 1.0, 0.0, 86);
+    check_gemm({true, false, 70, 40, 9000}, DType::bf16, out, 1.0, 0.0, 88);
   }
-  check_product({false, true, 33, 100, 3100}, DType::bf16, DType::bf16, 1.0, 0.0, 90);
-  check_product({true, false, 33, 100, 3100}, DType::bf16, DType::f32, 1.0, 1.0, 93, 3);
-  check_product({true, false, 2800, 5, 3072}, DType::bf16, DType::bf16, 1.0, 1.0, 96);  // many blocks of rows
-  check_product({false, true, 17, 4300, 1000}, DType::bf16, DType::f32, 1.0, 0.0, 98);
-  for (DType out : kTypes)
-    check_product({false, false, 1030, 2112, 5}, DType::bf16, out, 1.0, 0.0, 99, 0, true);
+  check_gemm({false, true, 33, 100, 3100}, DType::bf16, DType::bf16, 1.0, 0.0, 90);
+  check_gemm({true, false, 33, 100, 3100}, DType::bf16, DType::f32, 1.0, 1.0, 93, 3);
+  check_gemm({true, false, 2800, 5, 3072}, DType::bf16, DType::bf16, 1.0, 1.0, 96);  // many blocks of rows
+  check_gemm({false, true, 17, 4300, 1000}, DType::bf16, DType::f32, 1.0, 0.0, 98);
+  for (DType out : kTypes) check_gemm({false, false, 1030, 2112, 5}, DType::bf16, out, 1.0, 0.0, 99, 0, true);
 }
 
-TEST_CASE("a product over nothing scales C") {
-  check_product({false, false, 7, 9, 0}, DType::f32, DType::f32, 1.0, 0.5, 80);
-  check_product({false, true, 7, 9, 0}, DType::bf16, DType::bf16, 1.0, 0.0, 81);
+TEST_CASE("a GEMM over nothing scales C") {
+  check_gemm({false, false, 7, 9, 0}, DType::f32, DType::f32, 1.0, 0.5, 80);
+  check_gemm({false, true, 7, 9, 0}, DType::bf16, DType::bf16, 1.0, 0.0, 81);
 }
 
-TEST_CASE("oneDNN's product on the calling thread, where it has one") {
+TEST_CASE("oneDNN's GEMM on the calling thread, where it has one") {
   for (DType in : kTypes) {
     if (in == DType::bf16 && !*kernels::native_bf16()) continue;  // fp32 takes the same path
     for (int t = 0; t < 4; ++t)
@@ -95,7 +94,7 @@ TEST_CASE("oneDNN's product on the calling thread, where it has one") {
             b(in, random_values((s.trans_b ? s.n : s.k) * s.ldb, 2)),
             c(DType::f32, random_values(s.m * s.ldc, 3));
         const auto y = run_kernel({c}, [&](kernels::Context&, Vec<Array>& out) {
-          CHECK(kernels::onednn_product(s, a, b, out[0].out(), beta));
+          CHECK(kernels::onednn_gemm(s, a, b, out[0].out(), beta));
         });
         CHECK(error(y[0].rounded(),
                     reference::gemm<double>(s, a.rounded(), b.rounded(), c.rounded(), 1.0, beta)) < 1e-5);

@@ -168,7 +168,7 @@ S capped(S logit, double cap) {
 // lse may be null. Masked queries give 0 and -infinity.
 template <class S>
 Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<int32_t>& document_start,
-                 const Vec<int64_t>& row_ids, Vec<double>* lse) {
+                 const Vec<int64_t>& dropout_rows, Vec<double>* lse) {
   const auto& l = a.qkv;
   const int64_t heads = l.heads(), d = l.head_dim;
   Vec<S> out(static_cast<size_t>(a.batch * a.seq * heads * d));
@@ -202,7 +202,7 @@ Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<
         for (int64_t j = low; j < high; ++j) {
           S weight = p[static_cast<size_t>(j - low)] / sum;
           if (a.dropout > 0)
-            weight *= kernels::keep_attention(a.dropout_key, row_ids[static_cast<size_t>(row)],
+            weight *= kernels::keep_attention(a.dropout_key, dropout_rows[static_cast<size_t>(row)],
                                               a.head_offset + h, j, threshold)
                           ? 1.0 / (1.0 - static_cast<double>(a.dropout))
                           : 0.0;
@@ -219,7 +219,7 @@ Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<
 // function against it).
 inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Vec<double>& qkv,
                                       const Vec<double>& dout, const Vec<int32_t>& document_start,
-                                      const Vec<int64_t>& row_ids) {
+                                      const Vec<int64_t>& dropout_rows) {
   const auto& l = a.qkv;
   const int64_t heads = l.heads(), d = l.head_dim;
   Vec<double> grad(qkv.size());
@@ -250,7 +250,7 @@ inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Ve
           const int64_t key = low + static_cast<int64_t>(j),
                         value_at = (b * a.seq + key) * l.row() + l.value(group);
           if (a.dropout > 0)
-            keep[j] = kernels::keep_attention(a.dropout_key, row_ids[static_cast<size_t>(row)],
+            keep[j] = kernels::keep_attention(a.dropout_key, dropout_rows[static_cast<size_t>(row)],
                                               a.head_offset + h, key, threshold)
                           ? 1.0 / (1.0 - static_cast<double>(a.dropout))
                           : 0.0;

@@ -33,8 +33,8 @@ inline Vec<int32_t> random_ints(int64_t n, uint64_t seed, int64_t below) {
   for (int32_t& v : values) v = static_cast<int32_t>(stream.below(static_cast<uint64_t>(below)));
   return values;
 }
-// Row ids as a sampler gives them: large, not consecutive.
-inline Vec<int64_t> row_ids(int64_t n) {
+// Dropout row indices as a sampler gives them: large, not consecutive.
+inline Vec<int64_t> dropout_rows(int64_t n) {
   Vec<int64_t> ids(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) ids[static_cast<size_t>(i)] = (int64_t{1} << 33) + 7 * i;
   return ids;
@@ -52,8 +52,8 @@ struct CacheLines {  // an allocator
   bool operator==(const CacheLines&) const { return true; }
 };
 
-// An fp32 or bf16 array with guard elements behind it: a kernel that writes past its end is found. It begins
-// with a cache line (`aligned`), else 16 bytes behind one. rounded(): what the kernel reads, as doubles.
+// An fp32 or bf16 array with guard elements after it: a kernel that writes past its end is found. It begins
+// with a cache line (`aligned`), else 16 bytes after one. rounded(): what the kernel reads, as doubles.
 class Array {
  public:
   using Bytes = std::vector<char, CacheLines<char>>;
@@ -109,7 +109,7 @@ inline void spoil_scratch(kernels::Context& context, int workers) {
 }
 
 // Runs `body(context, outputs)` with 1, 2 and 3 threads, each on fresh copies of `outputs`, and with 3 once
-// more on scratch that holds NaNs; checks that bits agree and that nothing was written behind the arrays, and
+// more on scratch that holds NaNs; checks that bits agree and that nothing was written after the arrays, and
 // returns the outputs.
 template <class Body>
 Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {

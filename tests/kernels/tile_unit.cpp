@@ -36,7 +36,7 @@ TEST_CASE("the kernels of this program use the tile unit") {
   CHECK(runs_amx());
 }
 
-TEST_CASE("a product of small tiles") {
+TEST_CASE("a GEMM of small tiles") {
   const Release release;
   const Shapes shapes = odd_shapes();
   _tile_loadconfig(&shapes);

@@ -23,7 +23,7 @@ namespace {
 struct Data {
   std::vector<int32_t> tokens, labels, positions, document_start;
   std::vector<float> mask;
-  std::vector<int64_t> row_ids;
+  std::vector<int64_t> dropout_rows;
 };
 Data random_batch(int64_t rows, uint64_t seed) {
   Data data;
@@ -32,13 +32,13 @@ Data random_batch(int64_t rows, uint64_t seed) {
     data.tokens.push_back(static_cast<int32_t>(hidden_states.below(131)));
     data.labels.push_back(static_cast<int32_t>(hidden_states.below(131)));
     data.mask.push_back(hidden_states.below(5) ? 1.0f : 0.0f);
-    data.row_ids.push_back(static_cast<int64_t>(seed * 100000) + i);
+    data.dropout_rows.push_back(static_cast<int64_t>(seed * 100000) + i);
   }
   return data;
 }
 models::Batch upload(Device& device, int64_t batch, int64_t seq, const Data& data) {
   models::Batch b = make_batch(device, batch, seq, data.tokens, data.labels, data.mask);
-  b.row_ids = Tensor::from_host<int64_t>(device, {batch * seq}, data.row_ids);
+  b.dropout_rows = Tensor::from_host<int64_t>(device, {batch * seq}, data.dropout_rows);
   if (!data.positions.empty())
     b.positions = Tensor::from_host<int32_t>(device, {batch * seq}, data.positions);
   if (!data.document_start.empty())
@@ -141,7 +141,7 @@ TEST_CASE_TEMPLATE("recomputation, delayed weight gradients and threads change n
 TEST_CASE_TEMPLATE("a micro-batch split in two gives the same sums", D, EVERY_DEVICE) {
   const Data data = random_batch(4 * 13, 2);
   for (config::ModelConfig c : all_models()) {
-    c.hidden_dropout = c.attention_dropout = 0.1;  // row ids travel with the tokens
+    c.hidden_dropout = c.attention_dropout = 0.1;  // dropout row indices travel with the tokens
     const auto device = D::make(2);
     const models::ForwardOptions options{.training = true, .seed = 3};
     const Step full = run_step(*device, c, DType::f32, 4, 13, data, options);
@@ -151,7 +151,7 @@ TEST_CASE_TEMPLATE("a micro-batch split in two gives the same sums", D, EVERY_DE
         return std::decay_t<decltype(all)>(all.begin() + static_cast<int64_t>(half * 26),
                                            all.begin() + static_cast<int64_t>(half * 26 + 26));
       };
-      const Data d{part(data.tokens), part(data.labels), {}, {}, part(data.mask), part(data.row_ids)};
+      const Data d{part(data.tokens), part(data.labels), {}, {}, part(data.mask), part(data.dropout_rows)};
       const Step step = run_step(*device, c, DType::f32, 2, 13, d, options);
       sum.loss += step.loss;
       for (const auto& [name, values] : step.gradients) {
@@ -206,7 +206,8 @@ TEST_CASE_TEMPLATE("documents packed into one sequence equal separate sequences"
       const auto part = [&](const auto& all) {
         return std::decay_t<decltype(all)>(all.begin() + begin, all.begin() + begin + length);
       };
-      const Data d{part(packed.tokens), part(packed.labels), {}, {}, part(packed.mask), part(packed.row_ids)};
+      const Data d{part(packed.tokens), part(packed.labels),      {}, {},
+                   part(packed.mask),   part(packed.dropout_rows)};
       const Step step = run_step(*device, c, DType::f32, 1, length, d);
       loss += step.loss;
       per_token.insert(per_token.end(), step.per_token.begin(), step.per_token.end());
@@ -290,7 +291,7 @@ TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one go
   const auto last_of = [&](int64_t length) {
     Data part = data;
     part.tokens.resize(static_cast<size_t>(length)), part.labels.resize(static_cast<size_t>(length));
-    part.mask.resize(static_cast<size_t>(length)), part.row_ids.resize(static_cast<size_t>(length));
+    part.mask.resize(static_cast<size_t>(length)), part.dropout_rows.resize(static_cast<size_t>(length));
     Tape tape(context, Tape::Mode::inference);
     const auto all = model->all_logits(tape, upload(*device, 1, length, part)).to_floats();
     return std::vector<float>(all.end() - c.vocab_size, all.end());

@@ -187,7 +187,7 @@ void check_ten_steps(Device& device, const std::string& name, DType type, double
     const double norm = std::sqrt(squares);
     CHECK(std::abs(norm / norms[static_cast<size_t>(step)] - 1) < tolerance);
     kernels::AdamStep adam;
-    adam.lr = 2e-3f;
+    adam.scale.lr = 2e-3f;
     adam.beta1 = 0.9f;
     adam.beta2 = 0.95f;
     adam.eps = 1e-8f;
@@ -195,8 +195,9 @@ void check_ten_steps(Device& device, const std::string& name, DType type, double
     adam.bias_correction2 = static_cast<float>(1 - std::pow(0.95, static_cast<double>(step + 1)));
     const double clip = std::min(1.0, 1.0 / (norm + 1e-6));
     for (const auto& parameter : golden.model->parameters()) {
-      adam.weight_decay = parameter->spec().no_weight_decay ? 0.0f : 0.1f;
-      store.adam(*parameter, adam, static_cast<float>(clip / count));
+      adam.scale.weight_decay = parameter->spec().no_weight_decay ? 0.0f : 0.1f;
+      adam.scale.gradient = static_cast<float>(clip / count);
+      store.adam(*parameter, adam);
     }
     CHECK(store.ready.size() == golden.model->parameters().size());
   }

@@ -45,7 +45,7 @@ std::vector<config::ModelConfig> models_for(int ranks) {
 struct Data {
   std::vector<int32_t> tokens, labels, starts;
   std::vector<float> mask;
-  std::vector<int64_t> row_ids;
+  std::vector<int64_t> dropout_rows;
 };
 Data token_data(uint64_t seed) {
   Data data;
@@ -55,13 +55,13 @@ Data token_data(uint64_t seed) {
     data.labels.push_back(static_cast<int32_t>(hidden_states.below(131)));
     data.mask.push_back(hidden_states.below(5) ? 1.0f : 0.0f);
     data.starts.push_back(i % kSeq < 5 ? 0 : 5);
-    data.row_ids.push_back(static_cast<int64_t>(seed) * 1000 + i);
+    data.dropout_rows.push_back(static_cast<int64_t>(seed) * 1000 + i);
   }
   return data;
 }
 models::Batch upload(Device& device, const Data& data) {
   models::Batch b = make_batch(device, kBatch, kSeq, data.tokens, data.labels, data.mask);
-  b.row_ids = Tensor::from_host<int64_t>(device, {kBatch * kSeq}, data.row_ids);
+  b.dropout_rows = Tensor::from_host<int64_t>(device, {kBatch * kSeq}, data.dropout_rows);
   b.document_start = Tensor::from_host<int32_t>(device, {kBatch * kSeq}, data.starts);
   return b;
 }
@@ -279,12 +279,11 @@ TEST_CASE("what travels is started before what runs beside it") {
     return Names(at - static_cast<std::ptrdiff_t>(count), at);
   };
   const std::string start = "start gather of rows", wait = "wait for gather of rows",
-                    product = "GEMM of a chunk";
-  CHECK(before("F column_linear", 9) ==
-        Names{start, start, wait, product, start, wait, product, wait, product});
+                    gemm = "GEMM of a chunk";
+  CHECK(before("F column_linear", 9) == Names{start, start, wait, gemm, start, wait, gemm, wait, gemm});
   const std::string sum = "start sum of a chunk", summed = "wait for sum of a chunk";
-  CHECK(before("F row_linear", 9) == Names{product, sum, product, summed, sum, product, summed, sum, summed});
-  // Backward: the rows of x travel under the product of dx, its sum under the weight gradient.
-  CHECK(before("B column_linear", 12) == Names{start, product, sum, product, summed, sum, product, summed,
-                                               sum, wait, "weight gradient", summed});
+  CHECK(before("F row_linear", 9) == Names{gemm, sum, gemm, summed, sum, gemm, summed, sum, summed});
+  // Backward: the rows of x travel under the gemm of dx, its sum under the weight gradient.
+  CHECK(before("B column_linear", 12) ==
+        Names{start, gemm, sum, gemm, summed, sum, gemm, summed, sum, wait, "weight gradient", summed});
 }

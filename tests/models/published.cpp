@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "models/registry.hpp"
 
 using namespace capstan;

@@ -202,7 +202,7 @@ TEST_CASE_TEMPLATE("every use of hidden dropout draws a mask of its own", D, EVE
   tokens.training = true;
   std::vector<int64_t> ids(static_cast<size_t>(rows));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(1000 + i);
-  tokens.row_ids = tokens.hidden_row_ids = Tensor::from_host<int64_t>(*device, {rows}, ids);
+  tokens.dropout_rows = tokens.hidden_dropout_rows = Tensor::from_host<int64_t>(*device, {rows}, ids);
   std::vector<std::vector<float>> results;
   for (const auto& layer : layers) {
     Tape tape(context);
@@ -264,7 +264,7 @@ TEST_CASE_TEMPLATE("every adapter draws a mask of its own", D, EVERY_DEVICE) {
     tokens.training = true;
     std::vector<int64_t> ids(static_cast<size_t>(kRows));
     std::iota(ids.begin(), ids.end(), 1000);
-    tokens.row_ids = tokens.hidden_row_ids = Tensor::from_host<int64_t>(*device, {kRows}, ids);
+    tokens.dropout_rows = tokens.hidden_dropout_rows = Tensor::from_host<int64_t>(*device, {kRows}, ids);
     const std::vector<float> ones(kRows * kWidth, 1.0f);
     std::vector<std::vector<float>> masks;
     for (const nn::Linear& linear : linears) {

@@ -129,7 +129,7 @@ TEST_CASE("magnitude: rows of W + s B A scaled to given lengths, which count as 
 }
 
 TEST_CASE("dropout_columns: the mask is that of the global columns") {
-  const Vec<int64_t> ids = testing::row_ids(4);
+  const Vec<int64_t> ids = testing::dropout_rows(4);
   const PhiloxKey key = philox_key(3, purpose::adapter_dropout, 7);
   for (const int64_t first : {int64_t{0}, int64_t{12}, int64_t{5}}) {
     CAPTURE(first);

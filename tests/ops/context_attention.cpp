@@ -52,13 +52,13 @@ class Counting final : public comm::Communicator {
   comm::WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
     return group_.start_broadcast(data, bytes, root);
   }
-  comm::WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
+  comm::WorkHandle start_send(const void* data, int64_t bytes, int to) override {
     bytes_sent += bytes;
     order += 's';
-    return group_.start_send(data, bytes, to, tag);
+    return group_.start_send(data, bytes, to);
   }
-  comm::WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
-    return std::make_unique<Received>(group_.start_receive(data, bytes, from, tag));
+  comm::WorkHandle start_receive(void* data, int64_t bytes, int from) override {
+    return std::make_unique<Received>(group_.start_receive(data, bytes, from));
   }
   void barrier() override { group_.barrier(); }
   int64_t sent() const override { return bytes_sent; }
@@ -70,7 +70,6 @@ class Counting final : public comm::Communicator {
       order += 'w';
       inner->wait();
     }
-    bool done() override { return inner->done(); }
     comm::WorkHandle inner;
   };
   comm::Communicator& group_;
@@ -188,12 +187,12 @@ enum class RegionKind : uint8_t { plain, recomputed };
 
 struct Inputs {
   std::vector<float> qkv, dout;
-  std::vector<int64_t> row_ids;
+  std::vector<int64_t> dropout_rows;
   std::vector<int32_t> documents;
   explicit Inputs(const Case& c)
       : qkv(floats(c.batch * c.seq() * c.layout().row(), c.seed)),
         dout(floats(c.batch * c.seq() * c.heads() * c.d, c.seed + 50)),
-        row_ids(testing::row_ids(c.batch * c.seq())),
+        dropout_rows(testing::dropout_rows(c.batch * c.seq())),
         documents(documents_of(c)) {}
 };
 
@@ -213,7 +212,8 @@ Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* 
   options.head_offset = 5;
   const int64_t rows = c.batch * options.seq;
   if (c.documents) options.document_start = Tensor::from_host<int32_t>(device, {rows}, local(in.documents));
-  if (c.dropout > 0) options.row_ids = Tensor::from_host<int64_t>(device, {rows}, local(in.row_ids));
+  if (c.dropout > 0)
+    options.dropout_rows = Tensor::from_host<int64_t>(device, {rows}, local(in.dropout_rows));
   SimpleStore store(device);
   StepContext step{device, store, observer};
   Tape tape(step);

@@ -246,7 +246,7 @@ TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
   const kernels::QkvLayout layout{2, 2, 4};
   const int64_t batch = 2, seq = 5;
   const Vec<int32_t> documents{0, 0, 2, 2, 2, 0, 1, 1, 1, 4};
-  const Vec<int64_t> ids = testing::row_ids(batch * seq);
+  const Vec<int64_t> ids = testing::dropout_rows(batch * seq);
   for (const DType type : kTypes)
     for (const int variant : {0, 1, 2, 3, 4}) {
       kernels::AttentionShape shape;
@@ -278,7 +278,7 @@ TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
             o.head_offset = shape.head_offset;
             if (variant == 2)
               o.document_start = Tensor::from_host<int32_t>(t.device(), {batch * seq}, documents);
-            if (variant == 3) o.row_ids = Tensor::from_host<int64_t>(t.device(), {batch * seq}, ids);
+            if (variant == 3) o.dropout_rows = Tensor::from_host<int64_t>(t.device(), {batch * seq}, ids);
             return Vars{ops::attention(t, x[0], o)};
           },
           [&](const auto& x, const auto&) {
@@ -311,7 +311,7 @@ TEST_CASE("bias_activation: every kind, gated or not, with and without bias") {
 }
 
 TEST_CASE("bias_dropout_add: every combination; the mask of backward is the mask of forward") {
-  const Vec<int64_t> ids = testing::row_ids(4);
+  const Vec<int64_t> ids = testing::dropout_rows(4);
   const PhiloxKey key = philox_key(3, purpose::hidden_dropout, 7);
   for (const DType type : kTypes)
     for (const float p : {0.0f, 0.4f})

@@ -3,10 +3,14 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/json.hpp"
 #include "kernels/table.hpp"
 #include "optim/schedule.hpp"
+#include "support/paths.hpp"
 #include "tests/support/devices.hpp"
 
 using namespace capstan;
@@ -104,6 +108,58 @@ TEST_CASE_TEMPLATE("AdamW equals the formula in double over ranges with and with
   }
 }
 
+TEST_CASE_TEMPLATE("updates equal those of PyTorch's optimizers", D, EVERY_DEVICE) {
+  const Json fixture =
+      json_of(read_file(std::filesystem::path(test::kSourceDirectory) / "tests/optim/optimizers.json"));
+  const std::vector<float> start = fixture["start"];
+  const auto n = static_cast<int64_t>(start.size());
+  const auto device = D::make(1);
+  for (const auto& [name, steps] : fixture["cases"].items()) {
+    CAPTURE(name);
+    config::OptimizerConfig config;
+    config.adam_beta2 = 0.95;
+    config.decoupled_weight_decay = name == "adamw" || name == "lion";
+    config.optimizer = name == "lion"     ? config::OptimizerKind::lion
+                       : name == "sgd_l2" ? config::OptimizerKind::sgd
+                                          : config::OptimizerKind::adam;
+    const FlatBuffer buffer{
+        Tensor::from_host<float>(*device, {n}, start), Tensor::zeros(*device, {n}), Tensor(), {{0, n}}};
+    const auto optimizer = build(config, *device, {buffer});
+    for (size_t t = 0; t < steps.size(); ++t) {
+      const std::vector<float> gradients = fixture["gradients"][t];
+      buffer.gradients.copy_from_host_bytes(std::as_bytes(std::span(gradients)));
+      optimizer->step({.lr = fixture["lr"][t], .weight_decay = fixture["weight_decay"]});
+      const std::vector<double> expected = steps[t];
+      const auto result = buffer.main.to_host<float>();
+      for (size_t i = 0; i < expected.size(); ++i)
+        CHECK(static_cast<double>(result[i]) == doctest::Approx(expected[i]).epsilon(2e-6).scale(0.1));
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("an update is one launch for each buffer, whatever the number of parameters", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(1);
+  for (const auto kind :
+       {config::OptimizerKind::adam, config::OptimizerKind::sgd, config::OptimizerKind::lion}) {
+    config::OptimizerConfig config;
+    config.optimizer = kind;
+    std::vector<FlatBuffer> buffers;
+    for (int b = 0; b < 3; ++b) {
+      FlatBuffer buffer{Tensor::zeros(*device, {100}), Tensor::zeros(*device, {100}), Tensor(), {}};
+      for (int64_t begin = 0; begin < 100; begin += 10) buffer.ranges.push_back({begin, 7, begin % 20 == 0});
+      buffers.push_back(buffer);
+    }
+    const auto optimizer = build(config, *device, buffers);
+    FlatStatistics statistics(*device);
+    const int64_t before = device->launches();
+    optimizer->step({});
+    CHECK(device->launches() - before == 3);
+    (void)statistics.sum_of_squares(optimizer->buffers());
+    CHECK(device->launches() - before == 6);
+  }
+}
+
 TEST_CASE_TEMPLATE("optimizers without a kernel are refused by name", D, EVERY_DEVICE) {
   const auto device = D::make(1);
   config::OptimizerConfig config;
@@ -155,8 +211,13 @@ TEST_CASE_TEMPLATE("zeros and norms count the ranges that this rank counts", D, 
                     Tensor(),
                     {}};
   buffer.ranges = {{0, 4, true}, {4, 2, true, false, 1, false}, {6, 1, false}};
-  CHECK(count_zeros({buffer}) == 2);  // not those of the range that another rank counts
-  GradientNorm norm(*device);
-  CHECK(norm.sum_of_squares({buffer}) == 14);
-  CHECK(norm.sum_of_squares({buffer}, &FlatBuffer::main) == 169);
+  const auto buffers = with_range_tables(*device, {buffer});
+  FlatStatistics statistics(*device);
+  CHECK(statistics.count_zeros(buffers) == 2);  // not those of the range that another rank counts
+  CHECK(statistics.sum_of_squares(buffers) == 14);
+  CHECK(statistics.sum_of_squares(buffers, &FlatBuffer::main) == 169);
+  CHECK(statistics.sum_of_squares(with_range_tables(*device, {buffer, buffer})) == 28);
+  buffer.ranges.clear();  // a rank that owns padding only
+  CHECK(statistics.sum_of_squares(with_range_tables(*device, {buffer})) == 0);
+  CHECK(statistics.count_zeros({}) == 0);
 }

@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "tests/support/channels.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/simple_store.hpp"
 #include "tests/support/worlds.hpp"
@@ -66,13 +67,16 @@ class Counting final : public PipelineWork {
   std::set<std::pair<int64_t, int64_t>> held_;
 };
 
-}  // namespace
+// All ranks as the stages of a pipeline, or with two tensor ranks for each stage.
+comm::Mesh connected_mesh(int64_t tensor_ranks, const comm::Mesh::ChannelFactory& make_channel = {}) {
+  const int64_t ranks = world().size();
+  comm::Mesh mesh({.world = ranks, .tp = tensor_ranks, .pp = ranks / tensor_ranks}, world().rank());
+  mesh.connect(world().communicator(), make_channel);
+  return mesh;
+}
 
-TEST_CASE_TEMPLATE("hidden states arrive in every schedule, and no more are held than it says", D,
-                   EVERY_DEVICE) {
-  comm::Communicator& stages = world().communicator();
-  const auto device = D::make(1);
-  const int64_t ranks = stages.size();
+void run_every_schedule(Device& device, const comm::Mesh& mesh) {
+  const int64_t ranks = mesh.size(comm::Axis::pp);
   for (const int64_t micro_batches : {1, 2, 7, 12})
     for (const int64_t chunks : {1, 2, 3})
       for (const bool gpipe : {false, true})
@@ -82,26 +86,42 @@ TEST_CASE_TEMPLATE("hidden states arrive in every schedule, and no more are held
           const Schedule schedule = make_schedule(shape);
           const ScheduleRun plan = simulate(shape, schedule);
           REQUIRE(plan.problem.empty());
-          Counting work(*device, shape, stages.rank(), 6);
-          const auto rank = static_cast<size_t>(stages.rank());
-          run_actions(shape, schedule[rank], {&stages, {}, early}, work);
+          const auto rank = static_cast<size_t>(mesh.index(comm::Axis::pp));
+          Counting work(device, shape, mesh.index(comm::Axis::pp), 6);
+          PipelineComm comm = pipeline_comm(mesh, {});
+          comm.overlap_p2p = early;
+          run_actions(shape, schedule[rank], comm, work);
           CHECK(work.backwards == micro_batches * chunks);
           CHECK(work.most == plan.live[rank]);
         }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("hidden states arrive in every schedule, and no more are held than it says", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(1);
+  run_every_schedule(*device, connected_mesh(1));
+}
+
+TEST_CASE("every schedule runs on channels that buffer nothing") {
+  const auto device = Checked::make(1);
+  run_every_schedule(*device, connected_mesh(1, [&](comm::Communicator& group) {
+    return comm::make_blocking_channel(group, *device, transfer_status());
+  }));
 }
 
 TEST_CASE_TEMPLATE("tensor ranks send a share each and gather what arrives", D, EVERY_DEVICE) {
   comm::Communicator& all = world().communicator();
   if (all.size() % 2 != 0) return;
   const auto device = D::make(1);
-  const int64_t tensor_ranks = 2, ranks = all.size() / tensor_ranks;
-  const auto tensor = all.split(all.rank() / 2, all.rank(), "tp"),
-             stages = all.split(all.rank() % 2, all.rank(), "pp");
+  const comm::Mesh mesh = connected_mesh(2);
+  const int64_t ranks = mesh.size(comm::Axis::pp), rank = mesh.index(comm::Axis::pp);
   for (const int64_t rows : {6, 7}) {  // 7 rows cannot be shared out: each sends all
     const PipelineShape shape{.ranks = ranks, .micro_batches = 3};
-    Counting work(*device, shape, stages->rank(), rows);
-    run_actions(shape, make_schedule(shape)[static_cast<size_t>(stages->rank())],
-                {stages.get(), {tensor.get(), false, 1}, true}, work);
+    Counting work(*device, shape, rank, rows);
+    run_actions(shape, make_schedule(shape)[static_cast<size_t>(rank)],
+                pipeline_comm(mesh, {&mesh.group("tp"), false, 1}), work);
     CHECK(work.backwards == 3);
   }
 }
@@ -134,10 +154,12 @@ TEST_CASE("what a step needs is asked for before the step before it is computed,
   SimpleStore store(*device);
   Order observer;
   StepContext context{*device, store, &observer};
+  const comm::Mesh connected = connected_mesh(1);
   Counting counting(*device, shape, stages.rank(), 6);
   Logging work(counting, observer.order);
-  run_actions(shape, make_schedule(shape)[static_cast<size_t>(stages.rank())], {&stages, {}, true, &context},
-              work);
+  PipelineComm comm = pipeline_comm(connected, {});
+  comm.context = &context;
+  run_actions(shape, make_schedule(shape)[static_cast<size_t>(stages.rank())], comm, work);
   using Names = std::vector<std::string>;
   if (stages.rank() + 1 == ranks)
     CHECK(observer.order == Names{"start receive of hidden states 0", "wait for hidden states 0", "F0",

@@ -118,7 +118,7 @@ TEST_CASE("the check sees what is wrong with a schedule") {
   Schedule strange = good;
   strange[0][0].micro_batch = 9;
   CHECK(simulate(shape, strange).problem == "forward of micro-batch 9, chunk 0 on rank 0 does not exist");
-  CHECK(simulate(shape, Schedule(3)).problem == "3 lists of steps for 2 ranks");
+  CHECK(simulate(shape, Schedule(3)).problem == "3 lists of actions for 2 ranks");
   CHECK_THROWS_AS(make_schedule({4, 2, 8, 3}), Error);
   CHECK_THROWS_AS(make_schedule({0, 1, 8, 1}), Error);
 }

@@ -14,9 +14,9 @@
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "tensor/launch.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/device_batch.hpp"
-#include "train/trainer/model_setup.hpp"
 #include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
@@ -493,8 +493,8 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
   }
 }
 
-TEST_CASE_TEMPLATE("what a product sets is not zeroed first, what is added to and what has no writer is zero",
-                   D, EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and what has no writer is zero", D,
+                   EVERY_DEVICE) {
   const auto device = D::make(1);
   const auto model = models::build(config_of<D>(world().size(), 1).model);
   const auto fill = [&](const Tensor& t, float value) {

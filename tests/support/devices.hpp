@@ -18,18 +18,18 @@ struct Cpu {
   static constexpr DeviceType type = DeviceType::cpu;
   static std::unique_ptr<Device> make(int threads) { return make_cpu_device(kernels::cpu_table(), threads); }
 };
-struct Guard {
+struct Checked {
   static constexpr DeviceType type = DeviceType::checked;
   static std::unique_ptr<Device> make(int threads) {
     return make_checked_device(kernels::cpu_table(), threads);
   }
 };
-#define EVERY_DEVICE ::capstan::test::Cpu, ::capstan::test::Guard
+#define EVERY_DEVICE ::capstan::test::Cpu, ::capstan::test::Checked
 
 // Several of each, the plain CPU first: for bodies that hold all to the bits of the first.
 inline void on_every_device(const std::function<void(Device&)>& body) {
   for (const int threads : {1, 3}) body(*Cpu::make(threads));
-  body(*Guard::make(2));
+  body(*Checked::make(2));
   body(*make_checked_device(kernels::cpu_table(), 1, {.patient = true}));
 }
 

@@ -39,11 +39,11 @@ class FaultyCommunicator final : public comm::Communicator {
   comm::WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
     return call(bytes, [&](int64_t b) { return inner_.start_broadcast(data, b, root); });
   }
-  comm::WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
-    return call(bytes, [&](int64_t b) { return inner_.start_send(data, b, to, tag); });
+  comm::WorkHandle start_send(const void* data, int64_t bytes, int to) override {
+    return call(bytes, [&](int64_t b) { return inner_.start_send(data, b, to); });
   }
-  comm::WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
-    return call(bytes, [&](int64_t b) { return inner_.start_receive(data, b, from, tag); });
+  comm::WorkHandle start_receive(void* data, int64_t bytes, int from) override {
+    return call(bytes, [&](int64_t b) { return inner_.start_receive(data, b, from); });
   }
   void barrier() override {
     call(0, [&](int64_t) {
@@ -57,7 +57,6 @@ class FaultyCommunicator final : public comm::Communicator {
  private:
   struct Nothing final : comm::Work {
     void wait() override {}
-    bool done() override { return true; }
   };
   template <class Start>
   comm::WorkHandle call(int64_t bytes, Start start) {

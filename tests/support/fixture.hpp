@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include "base/json.hpp"
 
 namespace capstan::test {
 
@@ -22,8 +22,7 @@ class Fixture {
     uint64_t header = 0;
     if (bytes_.size() < 8) throw std::runtime_error("no fixture " + path);
     std::memcpy(&header, bytes_.data(), 8);
-    const auto index =
-        nlohmann::json::parse(bytes_.begin() + 8, bytes_.begin() + 8 + static_cast<int64_t>(header));
+    const auto index = capstan::json_of(std::string_view(bytes_.data() + 8, header));
     for (const auto& [name, entry] : index.items()) {
       if (name == "__metadata__") continue;
       const auto offsets = entry.at("data_offsets").get<std::vector<size_t>>();

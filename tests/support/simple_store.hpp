@@ -58,14 +58,17 @@ class SimpleStore : public ParamStore {
     ready.clear();
     for (Slot& slot : slots_) device_.zero(slot.gradient.address(), slot.gradient.bytes());
   }
-  void adam(const Parameter& parameter, kernels::AdamStep step, float grad_scale) {
+  void adam(const Parameter& parameter, kernels::AdamStep step) {
     Slot& slot = at(parameter);
     if (!slot.m.defined()) {
+      const kernels::UpdateRange range{.count = slot.main.elements()};
+      slot.range = Tensor::empty(device_, {sizeof range}, DType::u8);
+      slot.range.copy_from_host_bytes(std::as_bytes(std::span(&range, 1)));
       slot.m = Tensor::zeros(device_, slot.main.shape());
       slot.v = Tensor::zeros(device_, slot.main.shape());
     }
-    launch(device_, device_.table().optimizers->adam, step, slot.gradient, grad_scale, slot.main, slot.m,
-           slot.v, compute_ == DType::f32 ? Tensor() : slot.model, slot.main.elements());
+    launch(device_, device_.table().optimizers->adam, step, slot.range, 1, slot.gradient, slot.main, slot.m,
+           slot.v, compute_ == DType::f32 ? Tensor() : slot.model);
   }
   const Tensor& main(const Parameter& parameter) { return at(parameter).main; }
 
@@ -101,7 +104,7 @@ class SimpleStore : public ParamStore {
 
  private:
   struct Slot {
-    Tensor main, model, gradient, m, v, gathered;
+    Tensor main, model, gradient, m, v, gathered, range;
     int pins = 0;
   };
   Slot& at(const Parameter& parameter) { return slots_.at(static_cast<size_t>(parameter.index())); }

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 
 namespace capstan::testing {
 

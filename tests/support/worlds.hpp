@@ -86,12 +86,12 @@ class CountingCommunicator final : public comm::Communicator {
     if (rank() == root) count(bytes);
     return real_->start_broadcast(data, bytes, root);
   }
-  comm::WorkHandle start_send(const void* data, int64_t bytes, int to, int tag) override {
+  comm::WorkHandle start_send(const void* data, int64_t bytes, int to) override {
     count(bytes);
-    return real_->start_send(data, bytes, to, tag);
+    return real_->start_send(data, bytes, to);
   }
-  comm::WorkHandle start_receive(void* data, int64_t bytes, int from, int tag) override {
-    return real_->start_receive(data, bytes, from, tag);
+  comm::WorkHandle start_receive(void* data, int64_t bytes, int from) override {
+    return real_->start_receive(data, bytes, from);
   }
   void barrier() override { real_->barrier(); }
   int64_t sent() const override { return real_->sent(); }

@@ -204,6 +204,10 @@ TEST_CASE("single mistakes") {
     INFO(one.text, "\n", errors_of(one.text));
     CHECK(contains(errors_of(one.text), one.said));
   }
+  // A sweep file appends nothing.
+  const std::string single = errors_of("axes: {optimizer.lr: [1, 2]}\nseeds: 5");
+  CHECK(contains(single, "`seeds` takes a list, not a single value"));
+  CHECK(contains(single, "write [5]\n"));
   CHECK(!read_definition_text("", "/tmp", "e.yaml").ok());
   CHECK(!read_definition_text("- a\n", "/tmp", "e.yaml").ok());
   CHECK(!read_definition_text("axes: {optimizer.lr: [1", "/tmp", "e.yaml").ok());
@@ -256,6 +260,10 @@ TEST_CASE("the command line says the same in Hydra's words") {
   const ParsedDefinition nothing = words({"train.train_iters=20"});
   REQUIRE(nothing.diagnostics.size() == 1);
   CHECK(nothing.diagnostics[0].message == "nothing varies: no field has several values");
+  CommandLine missing;
+  missing.recipe = "no-such-sweep.yaml";
+  CHECK_THROWS_WITH_AS(definition_from_words(missing),
+                       doctest::Contains("not found: sweep file = no-such-sweep.yaml"), Error);
   for (const char* name : {"null", "~", "a: b", "1e3"}) {
     CommandLine line;
     line.recipe = std::string("./") + name + ".yaml";

@@ -13,7 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "sweep/pruning.hpp"
 #include "sweep/store.hpp"
 #include "sweep/values.hpp"
@@ -341,9 +341,9 @@ TEST_CASE("curves, their one number, and when a trial is not worth going on with
   CHECK(rank_among(NAN, {1, 5, NAN}, Metric{}) == 2);
 
   Pruning pruning(store);
-  const auto decision = [&](size_t trial, size_t& judged) {
+  const auto decision = [&](size_t trial, size_t& examined) {
     const TrialPlan& planned = store.plan().trials[trial];
-    return pruning.decide(planned, store.read_curve(planned.id, "loss"), 0, judged).reason;
+    return pruning.decide(planned, store.read_curve(planned.id, "loss"), 0, examined).reason;
   };
   size_t first = 0, second = 0, third = 0, fourth = 0;
   CHECK(decision(0, first).empty());  // the first to come goes on
@@ -361,8 +361,8 @@ TEST_CASE("curves, their one number, and when a trial is not worth going on with
   CHECK(decision(3, fourth) == "loss at step 1 is 9.5, worse than 9");
 }
 
-// What decides at a rung: rows alone. Each history is looked at after every row, and once at its end.
-TEST_CASE("a trial that ends between two looks is judged at its rung, from its rows") {
+// Only the rows decide at a rung. Each history is checked after every row, and once at its end.
+TEST_CASE("a trial that ends between two looks is decided at its rung, from its rows") {
   const std::string text =
       "axes: {optimizer.lr: [1e-3, 2e-3, 3e-3, 4e-3]}\nmetric: loss\n"
       "stop: {asha: {steps: [2, 4], keep: 1/2}, worse_than: 9}\n";
@@ -380,14 +380,14 @@ TEST_CASE("a trial that ends between two looks is judged at its rung, from its r
       const TrialPlan& trial = store.plan().trials[i];
       fs::create_directories(store.run(trial.id));
       std::ofstream rows(store.run(trial.id) / "metrics.jsonl");
-      size_t judged = 0;
+      size_t examined = 0;
       PruningDecision decision;
       for (size_t step = 1; step <= losses[i].size(); ++step) {
         rows << "{\"step\": " << step << ", \"loss\": " << losses[i][step - 1] << "}" << std::endl;
         const bool last = step == losses[i].size();
         if ((at_every_row || last) && decision.reason.empty())
           decision = pruning.decide(trial, store.read_curve(trial.id, "loss"),
-                                    static_cast<int64_t>(step) - (last ? 0 : 1), judged);
+                                    static_cast<int64_t>(step) - (last ? 0 : 1), examined);
       }
       decisions += std::to_string(decision.step) + " " + decision.reason + "\n";
       store.change(trial.id, {decision.reason.empty() ? State::done : State::pruned, 1, decision.reason, 0});
@@ -450,9 +450,9 @@ TEST_CASE("the step at which a trial was pruned is kept for the runners after th
   CHECK(store.progress(first).pruned_at == 2);
   CHECK(store.progress(first).reached == 5);
   // At step 4 it does not count although its rows go on.
-  size_t judged = 0;
-  CHECK(Pruning(store).decide(second, store.read_curve(second.id, "loss"), 5, judged).reason.empty());
-  CHECK(judged == 2);
+  size_t examined = 0;
+  CHECK(Pruning(store).decide(second, store.read_curve(second.id, "loss"), 5, examined).reason.empty());
+  CHECK(examined == 2);
 }
 
 TEST_CASE("a sweep that names no metric is ranked by the validation loss where every trial has one") {
@@ -737,19 +737,19 @@ TEST_CASE("where the data is not there, the steps of a trial are not known until
   // Halving goes on without the length: the second is behind at step 2 already.
   rows(first, "3");
   rows(second, "4");
-  size_t judged = 0;
-  CHECK(Pruning(store).decide(first, store.read_curve(first.id, "loss"), 6, judged).reason.empty());
-  judged = 0;
-  CHECK(Pruning(store).decide(second, store.read_curve(second.id, "loss"), 6, judged).step == 2);
+  size_t examined = 0;
+  CHECK(Pruning(store).decide(first, store.read_curve(first.id, "loss"), 6, examined).reason.empty());
+  examined = 0;
+  CHECK(Pruning(store).decide(second, store.read_curve(second.id, "loss"), 6, examined).step == 2);
   // A run says how long it is; at its last step nothing would be saved.
   records::RunFile file;
   file.state = "finished", file.steps = 6;
   write_file_durably(store.run(second.id) / "run.json", records::run_file_text(file));
   CHECK(store.total_steps(second) == 6);
   CHECK(store.status(second).total_steps == 6);
-  judged = 1;
-  CHECK(Pruning(store).decide(second, store.read_curve(second.id, "loss"), 6, judged).reason.empty());
-  CHECK(judged == 2);
+  examined = 1;
+  CHECK(Pruning(store).decide(second, store.read_curve(second.id, "loss"), 6, examined).reason.empty());
+  CHECK(examined == 2);
 }
 
 TEST_CASE("samples that fill no batch make no step, in the plan as in the run") {

@@ -1,11 +1,11 @@
 // The page of a sweep: what is in it, how large it gets, and that no text of a sweep becomes markup or
 // script.
 #include "sweep/report.hpp"
+#include "base/json.hpp"
 
 #include <doctest/doctest.h>
 
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "made_results.hpp"
 #include "sweep/report_page.hpp"
@@ -21,11 +21,11 @@ static size_t occurrences(const std::string& text, const std::string& part) {
   return count;
 }
 
-// What the page's script will read.
+// The JSON that the script of the page reads.
 static json data_of(const std::string& page) {
   const std::string begin = "id=\"data\">";
   const size_t at = page.find(begin) + begin.size();
-  return json::parse(page.substr(at, page.find("</script>", at) - at));
+  return capstan::json_of(page.substr(at, page.find("</script>", at) - at));
 }
 
 TEST_CASE("the page holds every trial, thinned curves and the best recipe") {
@@ -81,6 +81,7 @@ TEST_CASE("the best is a configuration, by its mean over the seeds, and no singl
   CHECK(data["best"]["trials"] == json{0, 2});
   CHECK(data["best"]["seeds"] == json{1, 2});
   CHECK(data["best"]["planned"] == 3);
+  CHECK(data["importance"]["axes"][0]["importance"].is_number());
   CHECK(data["best"]["metric"].get<double>() == doctest::Approx(3.1));
   CHECK(data["best"]["command"] ==
         "capstan train s/trials/" + sweep.results.plan.trials[0].id + "/recipe.yaml");

@@ -1,10 +1,10 @@
 // The table of a sweep, its statistics beside independent ones.
 #include "sweep/table.hpp"
+#include "base/json.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "base/error.hpp"
@@ -107,7 +107,7 @@ TEST_CASE("csv has every digit, and quotes what needs it") {
 
 TEST_CASE("json says the same") {
   const MadeSweep sweep = small();
-  const json table = json::parse(table_json(make_table(sweep.results), sweep.results));
+  const json table = capstan::json_of(table_json(make_table(sweep.results), sweep.results));
   CHECK(table["schema"] == "capstan.sweep-table/1");
   CHECK(table["metric"] == json{{"name", "loss"}, {"goal", "min"}, {"at", "last"}});
   REQUIRE(table["rows"].size() == 4);
@@ -167,7 +167,7 @@ TEST_CASE("--top, --where and --group-by") {
   CHECK(means("state=pruned") == std::vector<double>{6});
   CHECK(means("lr=77").empty());
   CHECK(make_table(results, {.where = {"lr=0.001", "loss<2.6"}}).rows.size() == 1);
-  CHECK(holds(error_of([&] { means("learning=2"); }), "`--where` has no name `learning`"));
+  CHECK(holds(error_of([&] { means("learning=2"); }), "the condition has an unknown name: `learning`"));
   CHECK(holds(error_of([&] { means("num_layer=2"); }), "did you mean `num_layers`?"));
   CHECK(holds(error_of([&] { means("lr"); }), "`lr` is not a condition"));
   CHECK(holds(error_of([&] { means("lr>"); }), "is not a condition"));
@@ -231,9 +231,9 @@ TEST_CASE("variance explained: a sum of effects splits exactly, whatever their o
   REQUIRE(explained);
   CHECK(explained->n == 12);
   CHECK(explained->axes[0].paths == std::vector<std::string>{"b"});
-  CHECK(explained->axes[0].share == doctest::Approx(6.0 / 7));
-  CHECK(explained->axes[1].share == doctest::Approx(1.0 / 7));
-  CHECK(explained->axes[2].share == doctest::Approx(0.0));
+  CHECK(explained->axes[0].importance == doctest::Approx(6.0 / 7));
+  CHECK(explained->axes[1].importance == doctest::Approx(1.0 / 7));
+  CHECK(explained->axes[2].importance == doctest::Approx(0.0));
   CHECK(explained->rest == doctest::Approx(0.0));
 
   // Only together: an exclusive or.
@@ -244,7 +244,7 @@ TEST_CASE("variance explained: a sum of effects splits exactly, whatever their o
   // Linked paths are one axis.
   both.results.plan.definition.link = {{{"a", "0"}, {"b", "0"}}};
   CHECK(explained_variance(both.results)->axes.size() == 1);
-  CHECK(explained_variance(both.results)->axes[0].share == doctest::Approx(1.0));
+  CHECK(explained_variance(both.results)->axes[0].importance == doctest::Approx(1.0));
   // Not for points that were drawn, nor where nothing differs.
   both.results.plan.definition.method = Method::random;
   CHECK(!explained_variance(both.results));
@@ -261,7 +261,7 @@ TEST_CASE("invalid trials stand in what programs read, with the reason") {
   const Table table = make_table(sweep.results);
   CHECK(table_csv(table, sweep.results)
             .ends_with("\n-1,2,,,,,,,,,invalid,error[C0202]: `optimizer.lr` is -1; more,\n"));
-  const json all = json::parse(table_json(table, sweep.results));
+  const json all = capstan::json_of(table_json(table, sweep.results));
   REQUIRE(all["invalid"].size() == 1);
   CHECK(all["invalid"][0]["values"]["optimizer.lr"] == "-1");
   CHECK(all["invalid"][0]["seed"] == 3);

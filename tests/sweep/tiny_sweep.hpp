@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "sweep/definition.hpp"
 
 namespace capstan::sweep::test {

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <csignal>
@@ -49,6 +50,9 @@ std::vector<float> counting(int64_t n) {
   std::iota(values.begin(), values.end(), 0.0f);
   return values;
 }
+
+constexpr std::array kAllQueues{Queue::compute, Queue::communication, Queue::host_to_device,
+                                Queue::device_to_host};
 
 constexpr int kCrashed = 42;
 
@@ -181,7 +185,7 @@ TEST_CASE("checked device: a source on the host may change as soon as the copy h
 TEST_CASE("checked device: without the wait for its event a copy to the host has not happened") {
   const auto device = patient_checked();
   const int64_t n = 32;
-  for (const Queue queue : {Queue::compute, Queue::transfer}) {
+  for (const Queue queue : kAllQueues) {
     const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
     device->synchronize();
     std::vector<float> seen(static_cast<size_t>(n), -7.0f);
@@ -195,27 +199,123 @@ TEST_CASE("checked device: without the wait for its event a copy to the host has
   }
 }
 
-TEST_CASE("checked device: queues are ordered by events alone") {
-  const auto device = patient_checked();
+TEST_CASE("checked device: a kernel runs on the queue that its launch names") {
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const auto device = checked(seed);
+    const int64_t n = 100;
+    for (const Queue queue : kAllQueues) {
+      const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
+      device->wait_for(queue, *device->record(Queue::compute));
+      launch(*device, queue, &scale, x, 3.0f, n);
+      device->wait_for(Queue::compute, *device->record(queue));
+      auto expected = counting(n);
+      for (float& v : expected) v *= 3;
+      CHECK(x.to_host<float>() == expected);
+    }
+  }
+}
+
+TEST_CASE("checked device: a missing wait between two queues is found in every direction") {
   const int64_t n = 32;
-  const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
-  device->synchronize();
   auto doubled = counting(n);
   for (float& v : doubled) v *= 2;
-  for (const bool ordered : {false, true}) {
-    launch(*device, &scale, x, 2.0f, n);
-    if (ordered) device->wait_for(Queue::transfer, *device->record(Queue::compute));
-    std::vector<float> snapshot(static_cast<size_t>(n));
-    device->start_copy_to_host(snapshot.data(), x.address(), x.bytes(), Queue::transfer);
-    const auto copied = device->record(Queue::transfer);
-    // The next kernel must not overwrite what is being copied.
-    device->wait_for(Queue::compute, *copied);
-    launch(*device, &scale, x, 0.5f, n);
-    copied->wait();
-    CHECK(snapshot == (ordered ? doubled : counting(n)));  // without the order: the values of before
-    device->synchronize();
-    CHECK(x.to_host<float>() == counting(n));
+  for (const Queue first : kAllQueues) {
+    for (const Queue second : kAllQueues) {
+      if (first == second) continue;
+      CAPTURE(name_of(first));
+      CAPTURE(name_of(second));
+      for (const bool waits : {false, true}) {
+        CAPTURE(waits);
+        const auto device = patient_checked();
+        const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
+        const Tensor y = Tensor::zeros(*device, {n});
+        device->synchronize();
+        // Read after write: `second` reads what `first` writes.
+        launch(*device, first, &scale, x, 2.0f, n);
+        if (waits) device->wait_for(second, *device->record(first));
+        std::vector<float> seen(static_cast<size_t>(n));
+        device->start_copy_to_host(seen.data(), x.address(), x.bytes(), second);
+        device->record(second)->wait();
+        CHECK(seen == (waits ? doubled : counting(n)));
+        device->synchronize();
+        // Write after read: `second` overwrites what `first` reads.
+        launch(*device, first, &scale, y, 1.0f, n);
+        device->start_copy_to_host(seen.data(), x.address(), x.bytes(), first);
+        if (waits) device->wait_for(second, *device->record(first));
+        launch(*device, second, &scale, x, 0.5f, n);
+        device->record(second)->wait();
+        device->record(first)->wait();
+        CHECK(seen == (waits ? doubled : counting(n)));
+      }
+    }
   }
+}
+
+TEST_CASE("checked device: a missing wait between the host and a queue is found in both directions") {
+  const int64_t n = 32;
+  for (const Queue queue : kAllQueues) {
+    CAPTURE(name_of(queue));
+    for (const bool waits : {false, true}) {
+      CAPTURE(waits);
+      const auto device = patient_checked();
+      const Tensor x = Tensor::zeros(*device, {n});
+      device->synchronize();
+      // The host changes the source of a copy that is under way.
+      std::vector<float> source = counting(n);
+      device->start_copy_to_device(x.address(), source.data(), x.bytes(), queue);
+      const auto copied = device->record(queue);
+      if (waits) copied->wait();
+      source.assign(source.size(), -1.0f);
+      copied->wait();
+      CHECK(x.to_host<float>() == (waits ? counting(n) : source));
+      // The host reads the target of a copy that is under way.
+      std::vector<float> seen(static_cast<size_t>(n));
+      device->start_copy_to_host(seen.data(), x.address(), x.bytes(), queue);
+      const auto arrived = device->record(queue);
+      if (waits) arrived->wait();
+      CHECK(std::isnan(seen[0]) == !waits);
+      arrived->wait();
+    }
+  }
+}
+
+TEST_CASE("checked device: memory freed while another queue uses it is found") {
+  const int64_t n = 64;
+  for (const Queue queue : {Queue::communication, Queue::host_to_device, Queue::device_to_host}) {
+    for (const bool waits : {false, true}) {
+      CAPTURE(name_of(queue));
+      CAPTURE(waits);
+      const auto device = patient_checked();
+      std::vector<float> seen(static_cast<size_t>(n));
+      {
+        const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
+        device->synchronize();
+        device->start_copy_to_host(seen.data(), x.address(), x.bytes(), queue);
+        if (waits) device->wait_for(Queue::compute, *device->record(queue));
+      }
+      // The block's next owner writes it.
+      const Tensor next = Tensor::zeros(*device, {n});
+      device->record(Queue::compute)->wait();
+      device->record(queue)->wait();
+      CHECK(seen == (waits ? counting(n) : std::vector<float>(static_cast<size_t>(n), 0.0f)));
+    }
+  }
+}
+
+TEST_CASE("checked device: an error reaches the queues that wait for it, and one synchronize() ends it") {
+  const auto device = checked();
+  const int64_t n = 16;
+  const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n));
+  std::vector<float> seen(static_cast<size_t>(n));
+  launch(*device, Queue::communication, &break_down, int32_t{7});
+  device->wait_for(Queue::compute, *device->record(Queue::communication));
+  device->wait_for(Queue::device_to_host, *device->record(Queue::compute));
+  device->start_copy_to_host(seen.data(), x.address(), x.bytes(), Queue::device_to_host);
+  CHECK_THROWS_WITH(device->record(Queue::device_to_host)->wait(), "kernel 7 broke down");
+  CHECK(std::isnan(seen[0]));  // left out
+  CHECK_THROWS_WITH(device->synchronize(), "kernel 7 broke down");
+  device->synchronize();
+  CHECK(x.to_host<float>() == counting(n));
 }
 
 TEST_CASE(

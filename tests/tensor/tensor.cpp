@@ -50,7 +50,7 @@ TEST_CASE("views share storage and slices keep strides") {
   CHECK_THROWS_AS((void)row.view({8}), Error);
   CHECK(t.text() == "fp32[2,3,4] on cpu");
 
-  // The upper half of an fp32 number is a bf16 one, behind the lower half.
+  // The upper half of an fp32 number is a bf16 one, after the lower half.
   const Tensor halves = t.as_type(DType::bf16);
   CHECK(halves.shape() == Shape{2, 3, 8});
   CHECK(halves.shares_storage_with(t));

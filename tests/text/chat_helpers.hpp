@@ -1,10 +1,9 @@
-// What the tests of chat templates share.
+// Helpers of the tests of chat templates.
 #pragma once
 
 #include <string>
 
-#include <nlohmann/json.hpp>
-
+#include "base/json.hpp"
 #include "text/chat/value.hpp"
 
 namespace capstan::testing {

@@ -1,5 +1,4 @@
-// Chat templates against what Transformers makes of them (tests/golden/make_chat_fixtures.py), and against
-// strangers.
+// Compares chat templates with Transformers (tests/golden/make_chat_fixtures.py), and tests untrusted ones.
 #include "text/chat/chat_template.hpp"
 
 #include <doctest/doctest.h>
@@ -25,7 +24,7 @@ namespace {
 const fs::path kFixtures = fs::path(capstan::test::kSourceDirectory) / "tests/text/chat";
 
 ordered_json fixture(const char* name) {
-  return ordered_json::parse(read_file(kFixtures / name));
+  return capstan::ordered_json_of(read_file(kFixtures / name));
 }
 
 RenderOptions fixture_options(bool prompt) {
@@ -39,7 +38,7 @@ RenderOptions fixture_options(bool prompt) {
   return options;
 }
 
-// As Transformers hands it to the template: thoughts under each of their names.
+// The message as Transformers passes it to the template, with reasoning under each of its names.
 Conversation conversation_of(const ordered_json& json) {
   Conversation result;
   for (ordered_json message : json.at("messages")) {
@@ -81,7 +80,7 @@ std::vector<std::string> turns_of(const ChatTemplate& chat_template, const Conve
                                   bool last_only = false) {
   const RenderOptions options = fixture_options(false);
   const Rendered whole = chat_template.render(conversation, options);
-  // Tokens here: one for `<…>`, one for every other byte.
+  // The test's tokens: one for `<…>`, and one for every other byte.
   const auto boundary = [&](size_t offset) {
     const size_t open = whole.text.rfind('<', offset - 1);
     if (open == std::string::npos) return offset;
@@ -158,7 +157,7 @@ TEST_CASE("every construct of a chat template does what Jinja2 does") {
   }
 }
 
-TEST_CASE("a mistake in a chat template is named with its place and text") {
+TEST_CASE("errors in a chat template name the location and the text") {
   CHECK(error_of("a\n  {{ x ") == "t:2:3: this tag has no `}}`: `{{ x`");
   CHECK(error_of("a\n  {{ x }") == "t:2:8: `}` closes nothing here: `{{ x }`");
   CHECK(error_of("{% include 'x' %}") ==
@@ -172,9 +171,9 @@ TEST_CASE("a mistake in a chat template is named with its place and text") {
   CHECK(error_of("{{ raise_exception('roles') }}").find("the template refuses the conversation: roles") !=
         std::string::npos);
   CHECK(error_of("{% break %}").find("outside of a loop") != std::string::npos);
-  // A construct that is not reached may be one that this subset lacks.
+  // An unsupported construct is no error unless it is reached.
   CHECK(rendered("{% if tools %}{{ tools | urlize }}{% endif %}ok") == "ok");
-  // Of a long line, the part around the place.
+  // The message shows the part of a long line around the error.
   CHECK(error_of(std::string(300, 'x') + "{{ 1 + 'a' }}" + std::string(300, 'y')).size() < 300);
 }
 
@@ -184,7 +183,7 @@ TEST_CASE("the clock exists only where one is given") {
         "26 Jul 2024");
 }
 
-TEST_CASE("templates from strangers end within their budget") {
+TEST_CASE("untrusted templates end within their budget") {
   const std::string range = "range(100000)";
   const std::string bombs[] = {
       "{% for a in " + range + " %}{% for b in " + range + " %}{% for c in " + range +
@@ -250,7 +249,7 @@ TEST_CASE("templates from strangers end within their budget") {
     CAPTURE(bomb.substr(0, 120));
     CHECK(error_of(bomb, {}, small) != "no error");
   }
-  // What comes close is no bomb.
+  // Templates just below the limits are accepted.
   CHECK(rendered("{% macro m(n) %}{% if n %}.{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}").size() ==
         40);
 }
@@ -267,7 +266,7 @@ TEST_CASE("known templates load by name and mark what the assistant says") {
     CHECK(turns[0].starts_with("A1"));
     CHECK(turns[0].size() > 2);  // with the end of the turn
     CHECK(turns[1].substr(2) == turns[0].substr(2));
-    // Where the conversation goes on is where the prompt for it ends.
+    // The turn begins where the generation prompt ends.
     const std::string whole = chat_template->render(conversation, fixture_options(false)).text,
                       prompt = chat_template->render(talk({{"user", "Q1"}}), fixture_options(true)).text;
     CHECK(whole.starts_with(prompt));
@@ -314,7 +313,7 @@ TEST_CASE("without generation tags a template renders the same text, and marks n
         CHECK(render(*plain) == render(*original));
       }
   }
-  // By Transformers' own rendering of the tags.
+  // The expectation comes from Transformers' rendering of the tags.
   const auto plain = ChatTemplate::parse("plain", without_generation_tags(family("generation")->text()));
   const auto& wanted = expected.at("generation");
   for (size_t i = 0; i < conversations.size(); ++i)
@@ -345,25 +344,25 @@ TEST_CASE("the assistant's turns are found without marks") {
   CHECK(turns("olmo2") == Texts{"A1</s>", "  A2  </s>"});
   CHECK(turns("zephyr") == Texts{"A1</s>", "  A2  </s>"});
   CHECK(turns("qwen2") == Texts{"A1<|im_end|>", "  A2  <|im_end|>"});
-  // Every text ends with another token than the turn.
+  // Every text ends with a token that differs from the end of a turn.
   CHECK(turns("phi3") == Texts{"A1<|end|>", "  A2  <|end|>"});
-  // The last turn alone shows thoughts.
+  // Only the last turn contains reasoning.
   CHECK(turns("qwen3") == Texts{"A1<|im_end|>", "<think>\n\n</think>\n\n  A2  <|im_end|>"});
-  // Qwen 1.5 leaves out the end of the last turn, which is any turn's end then.
+  // Qwen 1.5 omits the end of the last turn, so the end of any turn serves for it.
   CHECK(turns("qwen1.5") == Texts{"A1", "  A2  "});
   CHECK(turns_of(*family("smollm2"), conversation, true) == Texts{"  A2  <|im_end|>"});
   CHECK(turns_of(*family("smollm2"), talk({{"user", "Q"}})).empty());
-  // An order of its own: nothing tells the turns.
+  // The template reorders messages, so no method finds the turns.
   const auto backwards =
       ChatTemplate::parse("t", "{% for m in messages[::-1] %}{{ m.role }}{{ m.content }};{% endfor %}");
-  CHECK_THROWS_WITH_AS(turns_of(*backwards, conversation), doctest::Contains("cannot be told from the rest"),
-                       Error);
+  CHECK_THROWS_WITH_AS(turns_of(*backwards, conversation),
+                       doctest::Contains("cannot be separated from the rest"), Error);
 }
 
 namespace {
 
 Conversation conversation_from(const char* json) {
-  return conversation_of(ordered_json::parse(json));
+  return conversation_of(capstan::ordered_json_of(json));
 }
 
 using Texts = std::vector<std::string>;
@@ -379,13 +378,14 @@ std::string messages(std::initializer_list<std::string> all) {
   return text + "]}";
 }
 std::string says(const char* role, const std::string& content, const std::string& more = {}) {
-  return R"({"role": ")" + std::string(role) + R"(", "content": )" + ordered_json(content).dump() +
-         (more.empty() ? "" : ", " + more) + "}";
+  return R"({"role": ")" + std::string(role) + R"(", "content": )" +
+         capstan::dump_json(ordered_json(content)) + (more.empty() ? "" : ", " + more) + "}";
 }
 
 }  // namespace
 
-// The texts are those of Transformers' apply_chat_template, what the model writes in them told by eye.
+// The texts are those of Transformers' apply_chat_template; the parts that the model writes are marked by
+// hand.
 TEST_CASE("turns that a template renders otherwise at the end of a conversation are found within it") {
   const auto turns = [&](std::initializer_list<std::string> all) {
     return turns_of(*family("qwen3"), conversation_from(messages(all).c_str()));
@@ -407,7 +407,7 @@ TEST_CASE("turns that a template renders otherwise at the end of a conversation 
       Texts{"<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n" + kCalled,
             kNoThought + "<|im_end|>"});
 
-  // Thoughts: earlier turns are rendered without theirs, those behind the last question with them.
+  // Earlier turns are rendered without reasoning, those after the last question with it.
   const std::string thought = "<think>\nhm\n</think>\n\n";
   CHECK(turns({q, says("assistant", thought + "a1"), more, says("assistant", thought + "a2")}) ==
         Texts{"a1<|im_end|>", thought + "a2<|im_end|>"});
@@ -439,22 +439,22 @@ TEST_CASE("turns that a template renders otherwise at the end of a conversation 
   CHECK(
       turns_of(*blank, talk({{"user", "q"}, {"assistant", "a1 "}, {"user", "more"}, {"assistant", "a2"}})) ==
       Texts{"a1 \n\n", "a2\n\n"});
-  // Tools that are told of before the last question alone.
+  // Tools are listed only before the last question.
   Conversation tools = talk({{"user", "q"}, {"assistant", "a1"}, {"user", "more"}, {"assistant", "a2"}});
-  tools.tools = chat_value(ordered_json::parse(R"([{"type": "function", "function": {"name": "f"}}])"));
+  tools.tools = chat_value(capstan::ordered_json_of(R"([{"type": "function", "function": {"name": "f"}}])"));
   CHECK(turns_of(*family("mistral"), tools) == Texts{" a1</s>", " a2</s>"});
 
-  // An answer that ends as an end of turn does.
+  // An answer has the same ending as a turn.
   CHECK(turns({q, says("assistant", ">"), more, says("assistant", "<|im_end|>")}) ==
         Texts{"><|im_end|>", kNoThought + "<|im_end|><|im_end|>"});
 
-  // What is quoted from a template is not taken for it.
+  // Template text that is quoted in a message is not mistaken for markup.
   const std::string quoted = "a<|im_end|>\n<|im_start|>assistant\nb";
   CHECK(turns({q, says("assistant", quoted), says("assistant", quoted)}) ==
         Texts{quoted + "<|im_end|>", kNoThought + quoted + "<|im_end|>"});
 }
 
-TEST_CASE("an assistant that begins the conversation is found behind what asks for an answer elsewhere") {
+TEST_CASE("an assistant that begins the conversation is found after what asks for an answer elsewhere") {
   const auto turns = [&](const char* name, std::initializer_list<std::string> all) {
     return turns_of(*family(name), conversation_from(messages(all).c_str()));
   };
@@ -480,10 +480,11 @@ TEST_CASE("an assistant that begins the conversation is found behind what asks f
   CHECK(turns("phi3", {first, q, second}) == Texts{"first<|end|>", "second<|end|>"});
   CHECK(turns("olmo2", {first, q, second}) == Texts{"first</s>", "second</s>"});
 
-  // Where no text asks for an answer, the error tells that, not what an empty conversation lacks.
+  // If the template has no generation prompt, the error says so instead of reporting what an empty
+  // conversation lacks.
   const auto bare =
       ChatTemplate::parse("t", "{{ messages[0].role }}:{% for m in messages %}{{ m.content }};{% endfor %}");
   CHECK_THROWS_WITH_AS(
       turns_of(*bare, conversation_from(messages({first, q}).c_str())),
-      doctest::Contains("message 1 cannot be told from the rest: no message comes before it"), Error);
+      doctest::Contains("message 1 cannot be separated from the rest: no message comes before it"), Error);
 }

@@ -1,4 +1,4 @@
-// Encoding and decoding against what Hugging Face tokenizers gives.
+// Compares encoding and decoding with Hugging Face tokenizers.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -159,7 +159,7 @@ TEST_CASE("tokenizer: many threads share one tokenizer") {
   CHECK(wrong == 0);
 }
 
-// Merging as defined: look for the pair of the lowest rank, the leftmost of equals, merge, again.
+// Merges by definition: repeatedly merges the leftmost pair of the lowest rank.
 static std::vector<int32_t> merge_by_definition(const std::vector<std::array<int32_t, 3>>& merges,
                                                 std::vector<int32_t> ids) {
   for (;;) {

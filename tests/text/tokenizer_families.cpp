@@ -1,4 +1,4 @@
-// Every family against Hugging Face tokenizers and SentencePiece, on every sample: ids, special tokens,
+// Compares every family with Hugging Face tokenizers and SentencePiece on every sample: ids, special tokens,
 // offsets, text.
 #include <doctest/doctest.h>
 
@@ -27,7 +27,7 @@ const char* const kModels[] = {"spm_bpe", "spm_bpe_unknown", "spm_unigram", "spm
 std::vector<std::string> all_samples() {
   auto result = fixtures::samples();
   for (const auto& line : fixtures::lines("families/odd.txt"))
-    result.push_back(nlohmann::json::parse("\"" + line + "\"").get<std::string>());
+    result.push_back(capstan::json_of("\"" + line + "\"").get<std::string>());
   return result;
 }
 
@@ -61,7 +61,7 @@ std::vector<Expected> expected_of(const std::string& name, const std::vector<std
     expected.offsets = parts[2];
     const std::string_view text =
         std::string_view(lines[i]).substr(static_cast<size_t>(parts[3].data() - lines[i].data()));
-    expected.text = text == "=" ? samples[i] : nlohmann::json::parse(text).get<std::string>();
+    expected.text = text == "=" ? samples[i] : capstan::json_of(text).get<std::string>();
   }
   return result;
 }
@@ -193,7 +193,7 @@ TEST_CASE("families: no text takes quadratic time") {
     return text;
   }();
   const auto check = [&](const std::shared_ptr<const Tokenizer>& tokenizer) {
-    // The processor's time: other programs on the machine do not count.
+    // Measures processor time, so that other programs on the machine do not matter.
     const std::clock_t start = std::clock();
     for (const std::string& text : {runs, words, std::string(60'000, ' '), std::string(60'000, 'a'), marks}) {
       const auto ids = tokenizer->encode(text);

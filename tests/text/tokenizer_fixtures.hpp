@@ -2,11 +2,11 @@
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "support/paths.hpp"
 
@@ -20,14 +20,14 @@ inline std::vector<std::string> lines(const std::string& name) {
   const std::string content = capstan::read_file(path(name));
   std::vector<std::string> result;
   for (const auto line : capstan::split(content, '\n')) result.emplace_back(line);
-  result.pop_back();  // behind the last newline
+  result.pop_back();  // after the last newline
   return result;
 }
 
 inline std::vector<std::string> samples() {
   std::vector<std::string> result;
   for (const auto& line : lines("text.txt"))
-    result.push_back(nlohmann::json::parse("\"" + line + "\"").get<std::string>());
+    result.push_back(capstan::json_of("\"" + line + "\"").get<std::string>());
   return result;
 }
 

@@ -1,4 +1,4 @@
-// What SentencePiece models may be wrong about, tables of characters, directories of the older kinds.
+// Tests malformed SentencePiece models, character tables, and directories with older files.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -63,7 +63,7 @@ std::string error_of(const std::string& model) {
 
 }  // namespace
 
-TEST_CASE("sentencepiece: what is wrong is said with its place") {
+TEST_CASE("sentencepiece: errors name the problem and its location") {
   CHECK(error_of(pieces() + trainer()) == "");
   const auto good = Tokenizer::from_sentencepiece(pieces() + trainer());
   CHECK(good->encode("ab  ba") == std::vector<int32_t>{3, 6, 3, 5, 4});
@@ -185,7 +185,7 @@ TEST_CASE("tokenizer: directories of SentencePiece and BERT, names of special to
   }
   fs::remove(path / "tokenizer.model");
 
-  auto json = nlohmann::json::parse(read_file(fixtures::path("families/bert_uncased.json")));
+  auto json = capstan::json_of(read_file(fixtures::path("families/bert_uncased.json")));
   json["model"]["max_input_chars_per_word"] = 100;
   std::vector<std::string> lines(json["model"]["vocab"].size());
   for (const auto& [token, id] : json["model"]["vocab"].items()) lines[id.get<size_t>()] = token;
@@ -193,13 +193,14 @@ TEST_CASE("tokenizer: directories of SentencePiece and BERT, names of special to
   write("tokenizer_config.json", R"({"do_lower_case":true,"tokenizer_class":"BertTokenizer"})");
   {
     const auto tokenizer = Tokenizer::load(path);
-    const auto expected = Tokenizer::from_json(json.dump());
+    const auto expected = Tokenizer::from_json(capstan::dump_json(json));
     for (const auto& sample : fixtures::samples())
       CHECK(tokenizer->encode(sample, around) == expected->encode(sample, around));
     CHECK(tokenizer->pad() == 0);
     CHECK(tokenizer->unk() == 1);
   }
-  // tokenizer_config.json decides what goes around a text; special_tokens_map.json names what it leaves out.
+  // tokenizer_config.json determines the tokens around a text; special_tokens_map.json names tokens that it
+  // omits.
   write("tokenizer.json", read_file(fixtures::path("families/llama2.json")));
   write("tokenizer_config.json", R"({"bos_token":"<s>","add_bos_token":false,"add_eos_token":true})");
   write("special_tokens_map.json", R"({"eos_token":{"content":"</s>"},"bos_token":"<unk>"})");

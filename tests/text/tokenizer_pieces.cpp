@@ -66,7 +66,7 @@ static PreTokenizer one_step(Kind kind, std::shared_ptr<const Pattern> pattern =
   return result;
 }
 
-// Text out of the characters that the patterns tell apart, and of random ones whose class is the same in
+// Random text of characters that the patterns distinguish, and of others whose class is the same in
 // Oniguruma's older Unicode.
 class RandomText {
  public:
@@ -116,7 +116,7 @@ TEST_CASE("pre-tokenizers: the scanners equal the regular expressions") {
       {Kind::gpt2, kGpt2Pattern}, {Kind::llama3, kLlama3Pattern}, {Kind::qwen2, kQwen2Pattern}};
   for (const auto& [kind, regex] : known) {
     CAPTURE(regex);
-    Kind found = Kind::whole;
+    Kind found = Kind::unsplit;
     CHECK(known_pattern(regex, found));
     CHECK(found == kind);
     const PreTokenizer scanner = one_step(kind), general = one_step(Kind::pattern, Pattern::compile(regex));
@@ -130,7 +130,7 @@ TEST_CASE("pre-tokenizers: the scanners equal the regular expressions") {
         break;
       }
     }
-    // Whatever the bytes: the pieces are the text, none is empty.
+    // For any bytes, the pieces concatenate to the text and none is empty.
     for (int round = 0; round < 5'000; ++round) {
       const std::string sample = text.next(true);
       std::string joined;
@@ -163,14 +163,14 @@ TEST_CASE("pre-tokenizers: a piece longer than a batch, steps after steps, space
   CHECK(joined == text);
   steps.steps[1].add_prefix_space = true;
   CHECK(pieces_of(steps, "ab12 c") == std::vector<std::string>{" ab", " 1", " 2", " c"});
-  CHECK(pieces_of(one_step(Kind::digit_runs), "ab12 c345") ==
+  CHECK(pieces_of(one_step(Kind::digit_groups), "ab12 c345") ==
         std::vector<std::string>{"ab", "12", " c", "345"});
   CHECK(pieces_of(steps, "").empty());
 }
 
 // patterns.json is made by tests/golden/make_tokenizer_patterns.py.
 TEST_CASE("pre-tokenizers: regular expressions cut as those of Hugging Face do") {
-  const auto fixture = nlohmann::json::parse(read_file(tokenizer_fixtures::path("patterns.json")));
+  const auto fixture = capstan::json_of(read_file(tokenizer_fixtures::path("patterns.json")));
   for (const auto& [regex, expected] : fixture["patterns"].items()) {
     CAPTURE(regex);
     const PreTokenizer step = one_step(Kind::pattern, Pattern::compile(regex));
@@ -226,7 +226,7 @@ TEST_CASE("pre-tokenizers: patterns are bounded and say where they are wrong") {
   const auto evil = Pattern::compile("(a+)+$");
   CHECK_THROWS_WITH_AS(evil->find_all(std::string(64, 'a') + "b", [](size_t, size_t) {}),
                        doctest::Contains("gave up"), Error);
-  // A long run with a step of backtracking for each character.
+  // A long text that needs one backtracking step for each character.
   size_t matches = 0;
   Pattern::compile("\\s+(?!\\S)|\\s+")->find_all(std::string(2'000'000, ' ') + "x", [&](size_t, size_t) {
     ++matches;
@@ -242,7 +242,7 @@ TEST_CASE("pre-tokenizers: patterns are bounded and say where they are wrong") {
   found.clear();
   Pattern::compile("[\\s]|\\S\\S")->find_all("\xE1\xA0\x8E\xC2\xA0", note);  // U+180E is no space
   CHECK(found == std::vector<std::pair<size_t, size_t>>{{3, 5}});
-  // No match, no look-behind and no line begins or ends at a stray byte.
+  // No match, look-behind or line begins or ends at a stray byte.
   for (const auto& [regex, expected] :
        {std::pair{"\\S+", "0-1 2-3 5-6 "}, {"^.", "0-1 "}, {".$", "2-3 5-6 "}, {"(?<=a).", ""}}) {
     std::string result;
@@ -296,7 +296,7 @@ TEST_CASE("normalizer: NFC equals utf8proc's") {
   }
   const std::string plain = "plain é 你好 привет";
   CHECK(nfc.apply(plain, buffer).data() == plain.data());
-  // Long runs of marks of falling class take no quadratic time; stray bytes stay.
+  // Many marks of descending class do not take quadratic time, and stray bytes are kept.
   std::string marks = "a";
   for (int i = 0; i < 300'000; ++i) append_utf8(marks, i % 2 ? 0x323 : 0x301);
   CHECK(nfc.apply(marks, buffer).size() > 500'000);
@@ -338,7 +338,7 @@ TEST_CASE("added tokens: the leftmost, then the longest") {
   CHECK(cut({special, word}, "aS wS", true) == "(aS wS)");
   CHECK(cut({special, word}, "aS w S", true) == "(aS )[1:w]( S)");
 
-  // Text that looks like a token at every place: found by the automaton, the same as by looking.
+  // In a text that resembles a token at every byte, the automaton finds the same tokens as a simple search.
   PhiloxStream random(philox_key(8, purpose::test, 6));
   for (int round = 0; round < 20; ++round) {
     std::vector<AddedToken> tokens;

@@ -1,4 +1,4 @@
-// Learning a vocabulary, against what Hugging Face's BpeTrainer learns from the same samples.
+// Compares a trained vocabulary with the one that Hugging Face's BpeTrainer learns from the same samples.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -29,7 +29,9 @@ static std::string train(const std::vector<std::string>& documents, const TrainO
 TEST_CASE("train_bpe: the tokenizer.json that Hugging Face learns and saves") {
   const auto samples = fixtures::samples();
   CHECK(train(samples, {.vocab_size = 700}) == read_file(fixtures::path("trained_gpt2.json")));
-  const auto compact = [](const std::string& json) { return nlohmann::ordered_json::parse(json).dump(); };
+  const auto compact = [](const std::string& json) {
+    return capstan::dump_json(capstan::ordered_json_of(json));
+  };
   CHECK(compact(train(samples, {.vocab_size = 700,
                                 .pre_tokenizer = PreTokenizerChoice::llama3,
                                 .special_tokens = {"<|begin_of_text|>", "<|end_of_text|>"}})) ==
@@ -77,7 +79,7 @@ TEST_CASE("train_bpe: files are one text each, however they are cut") {
 }
 
 TEST_CASE("train_bpe: small and strange cases") {
-  // Nothing to learn from: the bytes and the special token.
+  // Without data the vocabulary holds the bytes and the special token.
   const auto empty = Tokenizer::from_json(train({}, {.vocab_size = 1000}));
   CHECK(empty->vocab_size() == 257);
   CHECK(empty->decode(empty->encode("any text")) == "any text");

@@ -1,4 +1,4 @@
-// Asynchronous saves and the guards, on any number of ranks.
+// Asynchronous saves and anomaly detection, on any number of ranks.
 #include "train/trainer/anomaly.hpp"
 
 #include <doctest/doctest.h>
@@ -43,7 +43,7 @@ class Shared {
     int64_t id = ::getpid() * 1000 + count()++;
     world().communicator().broadcast(&id, sizeof id, 0);
     path_ = (::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path()) /
-            ("capstan-guards-" + std::to_string(id));
+            ("capstan-anomaly-" + std::to_string(id));
     if (world().rank() == 0) fs::create_directories(path_);
     world().communicator().barrier();
   }
@@ -333,7 +333,7 @@ TEST_CASE("spikes: off, warn, skip, rewind; the same on all ranks") {
       (loss ? config.resilience.loss_spike_action : config.resilience.grad_norm_spike_action) = action;
       Running r(config);
       r.step();
-      // What came before was far lower: the next step is a spike; one entry fewer, and it is none.
+      // The recent values are far lower, so the next step is a spike. With one entry less it is none.
       auto& recent = loss ? r.runner.state().recent_losses : r.runner.state().recent_norms;
       recent.assign(15, 1e-3);
       const auto before = r.parameters();
@@ -473,7 +473,7 @@ TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resum
   CHECK(first.number("consumed_samples") == first.number("from_step") * 4);  // past the batch of the spike
   CHECK(*first.step % 4 == 0);
   CHECK(first.number("from_step") > static_cast<double>(*first.step));
-  // The row stands where the run goes on, and names the step that was judged, as the warning does.
+  // The row stands where the run goes on, and names the step of the anomaly, as the warning does.
   CHECK(*full.spikes.front().step == *first.step);
   CHECK(full.spikes.front().number("seen_at_step") == first.number("from_step"));
   if (world().rank() == 0)

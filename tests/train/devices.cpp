@@ -6,10 +6,10 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "base/json.hpp"
 #include "support/devices.hpp"
 #include "support/tiny.hpp"
 #include "train/inference/evaluate.hpp"
@@ -52,10 +52,10 @@ std::vector<std::string> numbers_of(const fs::path& run) {
   std::ifstream in(run / "metrics.jsonl");
   std::vector<std::string> rows;
   for (std::string line; std::getline(in, line);) {
-    const auto row = nlohmann::json::parse(line);
+    const auto row = capstan::json_of(line);
     std::string text;
     for (const char* key : {"step", "event", "loss", "grad_norm", "perplexity", "memory_bytes"})
-      if (row.contains(key)) text += row[key].dump() + " ";
+      if (row.contains(key)) text += capstan::dump_json(row[key]) + " ";
     if (row.contains("loss")) rows.push_back(text);
   }
   return rows;

@@ -75,7 +75,7 @@ void check_resume(const fs::path& run, const config::Config& config) {
   const auto after = checkpoint::find_latest(run / "checkpoints", Depth::content);
   REQUIRE(after.found);
   REQUIRE(after.found->step == 6);
-  // Nothing half done is left lying about; what retention could not delete is a checkpoint still.
+  // No temporary files are left. A checkpoint that retention could not delete is still a valid checkpoint.
   for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
     REQUIRE_MESSAGE(entry.path().filename().string().starts_with("step-"), entry.path().string());
     REQUIRE(checkpoint::verify(entry.path(), Depth::content).empty());
@@ -108,8 +108,8 @@ TEST_CASE(
         FailingDisk disk(mode, n);
         Report sink;
         const std::string error = train_in(root.path() / "run", config, false, &disk, &sink);
-        // Nothing is hidden: a save that failed was reported, or it ended the run because it was the last.
-        // (The last operations of all delete, which needs no space.)
+        // Every failed save was reported, or it ended the run because it was the last one. (The last
+        // operations of all delete files, which needs no space.)
         const bool space = mode == FailingDisk::Mode::full && n > total - 16;
         REQUIRE((holds(error, "injected") || !sink.warnings.empty() || space));
         check_resume(root.path() / "run", config);
@@ -138,7 +138,7 @@ TEST_CASE("the power fails at every operation of every save, unsynced writes are
           if (entry.path().filename() != "checkpoints") fs::copy(entry.path(), after);
         disk.materialize(after / "checkpoints", random);
         const auto search = checkpoint::find_latest(after / "checkpoints", Depth::content);
-        // What was reported as saved is there.
+        // A checkpoint that was reported as saved exists.
         REQUIRE((search.found ? search.found->step : 0) >= 2 * reported);
         check_resume(after, config);
       }

@@ -23,13 +23,13 @@
 #include "support/temporary_directory.hpp"
 #include "text/chat/chat_template.hpp"
 #include "train/adapters/adapters.hpp"
+#include "train/setup/model.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/model_setup.hpp"
 #include "train/trainer/run_schedule.hpp"
 #include "train/trainer/step_runner.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -383,7 +383,7 @@ void carry_out(const Proof& proof) {
       CHECK(missing(before).empty());
       CHECK(missing(after).empty());
       if (proof.view == View::shown) CHECK(proof.field == "description");
-      // What two runs of the same recipe do not share proves nothing.
+      // A result that differs between two runs of the same recipe would prove nothing.
       if (proof.view == View::files || proof.view == View::resume)
         CHECK(view_of(proof.view, before) == view_of(proof.view, before));
       CHECK(view_of(proof.view, before) != view_of(proof.view, after));

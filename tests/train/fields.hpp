@@ -8,7 +8,7 @@ namespace capstan::testing {
 
 using Overrides = std::vector<std::string>;
 
-// What is built from two recipes and compared.
+// The result that is computed from two recipes and compared.
 enum class View {
   // losses, gradient norms, learning rates, skips and events of five steps, validation loss; device, threads
   run,

@@ -273,8 +273,8 @@ void training() {
   changes("optimizer.adam_beta2", "0.5");
   changes("optimizer.adam_eps", "0.1");
   changes("optimizer.sgd_momentum", "0.5", {"optimizer.optimizer=sgd"});
-  idle("optimizer.lion_beta1", "0.5", {"optimizer.optimizer=lion"});
-  idle("optimizer.lion_beta2", "0.5", {"optimizer.optimizer=lion"});
+  changes("optimizer.lion_beta1", "0.5", {"optimizer.optimizer=lion"});
+  changes("optimizer.lion_beta2", "0.5", {"optimizer.optimizer=lion"});
   const Overrides muon = {"optimizer.optimizer=muon"};
   idle("optimizer.muon_momentum", "0.5", muon);
   idle("optimizer.muon_use_nesterov", "true", muon);

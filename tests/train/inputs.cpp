@@ -1,7 +1,9 @@
-// What a recipe names and is not there: found without reading anything, with near names.
+// Inputs that a recipe names but that do not exist are found without reading any file contents, with similar
+// names. Directories that a run could not write are found too.
 #include "train/trainer/inputs.hpp"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -97,4 +99,70 @@ TEST_CASE("nothing is missed where everything is there, and mock data needs no f
   REQUIRE(missing.size() == 1);
   CHECK(error_of([&] { require_files(missing); }) ==
         "not_found: not found: dataset.train_files = merges.text\n  help: did you mean `merges.txt`?");
+}
+
+TEST_CASE("directories that a run cannot write are found, and none is made") {
+  const Files files{"file", "there/x"};
+  config::Config c;
+  RunOptions options;
+  options.recipe.name = "never";
+  options.run_dir = files.path("there/runs/a").resolved;
+  c.checkpoint.save = files.path("new/checkpoints");
+  c.dataset.path_to_cache = files.path("there");
+  CHECK(unwritable_directories(c, options).empty());
+  CHECK_NOTHROW(require_writable({}));
+
+  // A file in the place of a parent, of the directory itself, and a link to nothing.
+  std::filesystem::create_symlink("gone", files.directory.path() / "link");
+  options.run_dir = files.path("file/runs/a").resolved;
+  c.checkpoint.save = files.path("file");
+  c.dataset.path_to_cache = files.path("link/cache");
+  c.logger.tensorboard_dir = files.path("file/events");
+  c.profiling.trace = true;
+  c.profiling.trace_dir = files.path("file/traces");
+  const auto found = unwritable_directories(c, options);
+  const std::string file = files.path("file").resolved, link = files.path("link").resolved;
+  const std::vector<std::array<std::string, 3>> expected = {
+      {"name", "not writable: run directory = " + options.run_dir.string() + ": `" + file + "` is a file",
+       "give another run directory"},
+      {"checkpoint.save", "not writable: checkpoint.save = file: `" + file + "` is a file, not a directory",
+       "checkpoint.save=PATH names another one"},
+      {"dataset.path_to_cache", "`" + link + "` is a link to something that does not exist",
+       "dataset.path_to_cache=PATH"},
+      {"logger.tensorboard_dir", "`" + file + "` is a file", "logger.tensorboard_dir=PATH"},
+      {"profiling.trace_dir", "`" + file + "` is a file", "profiling.trace_dir=PATH"}};
+  REQUIRE(found.size() == expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    CHECK(found[i].field == expected[i][0]);
+    CHECK(holds(found[i].message, expected[i][1]));
+    CHECK(holds(found[i].help, expected[i][2]));
+  }
+  const std::string all = error_of([&] { require_writable(found); });
+  CHECK(all.starts_with("io: 5 directories of the run cannot be written:"));
+  for (const MissingFile& one : found) CHECK(holds(all, one.message));
+
+  // Only what the run uses.
+  c.dataset.kind = config::DatasetKind::mock;
+  c.logger.tensorboard = false;
+  c.profiling.trace = false;
+  CHECK(unwritable_directories(c, options).size() == 2);
+  options.run_dir.clear();
+  options.recipe.name = "a/b";
+  CHECK(holds(unwritable_directories(c, options)[0].message, "`a/b` cannot name a directory in runs/"));
+}
+
+TEST_CASE("a directory without permission to write is named") {
+  const Files files{"closed/x"};
+  const std::filesystem::path closed = files.directory.path() / "closed";
+  std::filesystem::permissions(closed, std::filesystem::perms(0555));
+  config::Config c;
+  RunOptions options;
+  options.run_dir = files.path("closed/runs/a").resolved;
+  // access(2) asks for the real user: root may write everywhere.
+  const bool root = ::geteuid() == 0;
+  if (root) REQUIRE(::setresuid(65534, 0, 0) == 0);
+  const auto found = unwritable_directories(c, options);
+  if (root) REQUIRE(::setresuid(0, 0, 0) == 0);
+  REQUIRE(found.size() == 1);
+  CHECK(holds(found[0].message, "`" + closed.string() + "`: Permission denied"));
 }

@@ -157,7 +157,7 @@ double largest(const std::vector<float>& values) {
   for (const float value : values) most = std::max(most, std::abs(static_cast<double>(value)));
   return most;
 }
-// As a part of `scale`, where it is given, else of the largest of b.
+// Largest difference relative to `scale`, if it is given, and otherwise to the largest value of b.
 double apart(const std::vector<float>& a, const std::vector<float>& b, double factor = 1, double scale = 0) {
   REQUIRE(a.size() == b.size());
   double most = 0;
@@ -198,7 +198,7 @@ TEST_CASE("logits with an adapter are PEFT's") {
   }
 }
 
-TEST_CASE("rank 0 reads a foreign base for its hash, and every rank knows it") {
+TEST_CASE("rank 0 reads an external base for its hash, and every rank knows it") {
   const Case& c = kCases[0];
   BaseModel alone = BaseModel::open(base_of(c)), shared = BaseModel::open(base_of(c));
   shared.share_hash(world().communicator());
@@ -222,7 +222,7 @@ TEST_CASE("gradients and ten steps of AdamW are PEFT's") {
     const auto names = formats::class_names(model, base.assets());
     const auto gradients =
         formats::to_peft(formats::read_adapters(moments, *recipe.config.peft, model), model, names, "");
-    // Those behind a nearly one-hot softmax are small differences of large numbers.
+    // Gradients behind a nearly one-hot softmax are small differences of large numbers.
     double scale = 0;
     for (const std::string& name : truth.names("gradient."))
       scale = std::max(scale, largest(truth.get<float>("gradient." + name)));
@@ -301,7 +301,7 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
         CHECK(values(again) == values(ours));
         if (!name.starts_with("optimizer.")) CHECK(apart(values(ours), values(theirs)) < 1e-5);
       }
-      // And so in PEFT's files, there, back and there.
+      // The values also stay the same in files of PEFT that are written, read and written again.
       write_peft_files(many.checkpoint.string(), root / "peft", "base");
       write_peft_files(again.directory().string(), root / "peft-again", "base");
       read_peft_files((root / "peft").string(), root / "back", base_of(c));

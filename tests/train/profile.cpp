@@ -1,5 +1,6 @@
 // Memory estimated and measured, what fits, the table of operations and the trace.
 #include "train/trainer/profile.hpp"
+#include "base/json.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -7,11 +8,10 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "models/registry.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
@@ -136,7 +136,7 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
     CHECK(error.help().find("train.micro_batch_size=2") != std::string::npos);
     CHECK(error.help().find("model.recompute_granularity=full") != std::string::npos);
   }
-  // What is proposed does fit.
+  // The proposed values fit.
   config.train.micro_batch_size = 2;
   CHECK(estimate_step(config).memory.peak < estimate.memory.peak);
   config.resilience.memory_limit = config::Bytes{1000};
@@ -171,7 +171,7 @@ TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in or
   steps(runner, config, 1, timers);
   const auto file = scratch_file("trace.json");
   trace.write(file);
-  const auto json = nlohmann::json::parse(read_file(file));
+  const auto json = capstan::json_of(read_file(file));
   std::filesystem::remove(file);
   std::map<int, double> ends;  // by lane: nothing overlaps
   double traced = 0;
@@ -191,6 +191,31 @@ TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in or
   CHECK(ends.size() == 4);
   CHECK(traced == doctest::Approx(expected));
   CHECK_THROWS_AS(trace.write("/proc/no/such/place.json"), Error);
+}
+
+TEST_CASE("the launches of a step are counted: those of a layer, and an update of one for each buffer") {
+  for (const bool llama : {false, true}) {
+    CAPTURE(llama);
+    const auto launches = [&](int64_t layers, int64_t micro_batches) {
+      config::Config config = tiny_config(llama);
+      config.model.num_layers = layers;
+      config.train.micro_batch_size = 1;
+      config.train.global_batch_size = micro_batches;
+      StepRunner runner(config, world());
+      runner.initialize();
+      StepTimers timers;
+      steps(runner, config, 1, timers);
+      const int64_t before = runner.device().launches();
+      steps(runner, config, 1, timers);
+      const int64_t step = runner.device().launches() - before;
+      CHECK(estimate_step(config).launches == step);
+      return step;
+    };
+    const int64_t two = launches(2, 1), three = launches(3, 1), twice = launches(2, 2), more = launches(2, 7);
+    // Forward and backward pass of a layer; docs/performance.md has these numbers.
+    CHECK(three - two == (llama ? 26 : 39));
+    CHECK(more - twice == 5 * (twice - two));
+  }
 }
 
 TEST_CASE("an observed operation has run: on a device that queues kernels its time is not that of asking") {

@@ -1,4 +1,4 @@
-// What the tests of the records share.
+// Helpers of the tests of run records.
 #pragma once
 
 #include <filesystem>

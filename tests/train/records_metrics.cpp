@@ -7,9 +7,9 @@
 #include <csignal>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <random>
 
+#include "base/json.hpp"
 #include "records_helpers.hpp"
 
 using namespace capstan;
@@ -35,7 +35,7 @@ TEST_CASE("a row is one JSON object; what is not finite is null") {
   CHECK(row.line() ==
         "{\"step\": 12, \"event\": \"note\", \"loss\": 2.5, \"bad\": null, \"worse\": null, \"small\": 0.1, "
         "\"big\": -9223372036854775808, \"yes\": true, \"why\": \"a \\\"b\\\"\\n\\u0001\xEF\xBF\xBD é\"}\n");
-  const auto parsed = nlohmann::json::parse(row.line());
+  const auto parsed = capstan::json_of(row.line());
   CHECK(parsed["big"] == INT64_MIN);
 }
 
@@ -45,7 +45,7 @@ TEST_CASE("numbers read back as the same bits") {
     const double value = std::bit_cast<double>(random());
     const float narrow = std::bit_cast<float>(static_cast<uint32_t>(random()));
     if (!std::isfinite(value) || !std::isfinite(narrow)) continue;
-    const auto parsed = nlohmann::json::parse(MetricsRow(0).number("a", value).number("b", narrow).line());
+    const auto parsed = capstan::json_of(MetricsRow(0).number("a", value).number("b", narrow).line());
     REQUIRE(std::bit_cast<uint64_t>(parsed["a"].get<double>()) == std::bit_cast<uint64_t>(value));
     REQUIRE(std::bit_cast<uint32_t>(static_cast<float>(parsed["b"].get<double>())) ==
             std::bit_cast<uint32_t>(narrow));

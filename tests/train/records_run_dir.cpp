@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "records_helpers.hpp"
 #include "train/records/log_file.hpp"
@@ -173,7 +173,7 @@ TEST_CASE("runs are listed with state, step, loss and checkpoints") {
   CHECK(by_name["c"].step == 20);
   CHECK(!by_name["c"].last_loss);
   CHECK(holds(by_name["d"].reason, "not a JSON object"));
-  const auto json = nlohmann::json::parse(to_json(runs));
+  const auto json = capstan::json_of(to_json(runs));
   CHECK(json.size() == 4);
   for (const auto& run : json)
     if (run["name"] == "b") CHECK(run["reason"] == "loss is \"NaN\"");

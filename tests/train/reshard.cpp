@@ -11,8 +11,8 @@
 #include "support/shards.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
+#include "train/setup/shard_regions.hpp"
 #include "train/trainer/data_setup.hpp"
-#include "train/trainer/shard_regions.hpp"
 #include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
@@ -160,7 +160,7 @@ TEST_CASE("initial values do not depend on how parameters are sharded") {
 }
 
 TEST_CASE(
-    "rectangles of shards: every cell of the global tensor once over tensor and data ranks, in its place") {
+    "regions of shards: every element of the global tensor once over tensor and data ranks, in its place") {
   if (world().rank() != 0) return;
   for (unsigned seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed);
@@ -215,7 +215,7 @@ TEST_CASE(
           REQUIRE(part.elements.begin == at);
           REQUIRE(part.elements.count == part.where.sizes.elements());
           if (part.owned && (spec.sharding.axis == MeshAxis::tensor || t == 0)) written.push_back(part.where);
-          // Row-major through the rectangle: each element is the global cell that the plain arithmetic says.
+          // Row-major through the region: each element is the global element that the plain arithmetic says.
           Shape index = part.where.offsets;
           bool same = true;
           for (int64_t e = 0; e < part.elements.count; ++e) {

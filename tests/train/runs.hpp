@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "train/records/metrics.hpp"
 #include "train/trainer/progress.hpp"
 #include "train/trainer/recipe.hpp"
@@ -41,7 +41,7 @@ inline train::RunOptions run_options(const config::Resolution& resolution,
   return options;
 }
 
-// What a run reports, without status lines.
+// Collects the reports of a run, without status lines.
 struct Report final : train::ProgressSink {
   std::vector<std::string> lines, warnings;
   std::string all;  // both, in their order

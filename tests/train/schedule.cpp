@@ -2,9 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "runs.hpp"
 #include "support/errors.hpp"
 #include "support/temporary_directory.hpp"
@@ -63,8 +63,9 @@ struct Bench {
     return rates;
   }
   // The learning rates of `iters` steps by the recipe with these overrides.
-  std::vector<double> curve(int64_t iters, const std::vector<std::string>& overrides) const {
-    const auto schedule = make_schedule(resolve(overrides).config, false);
+  std::vector<double> curve(int64_t iters, const std::vector<std::string>& overrides,
+                            const std::string& recipe = "tiny.yaml") const {
+    const auto schedule = make_schedule(resolve(overrides, recipe).config, false);
     std::vector<double> rates;
     for (int64_t step = 0; step < iters; ++step) rates.push_back(schedule.learning_rate(4 * step));
     return rates;
@@ -91,11 +92,15 @@ TEST_CASE("a longer train_iters does not move the learning rate, until the recip
       holds(b.said.all, "schedule kept: scheduler.lr_decay_iters: the checkpoint's 10 steps, not 14 steps"));
   CHECK(holds(b.said.all, "warning: the learning rate reaches its floor, 0.001, at step 10"));
   CHECK(holds(b.said.all, "scheduler.lr_decay_iters=14"));
-  // Once more: the stored recipe says 14 by now, the schedule in force is what counts.
+  // The recipe of the run directory says what the run follows: a new run of it has the same curve.
+  CHECK(b.curve(14, {}, "a/recipe.yaml") == held);
+  b.train("new", Resume::no, {}, "a/recipe.yaml");
+  CHECK(b.rates("new") == held);
+  // Once more, by the recipe that was given first.
   b.train("a", Resume::existing, {"train.train_iters=15"});
   CHECK(b.rates("a").back() == 1e-3);
 
-  // So does the run's own recipe.yaml, whose derived values the run does not follow.
+  // So does the run's own recipe.yaml.
   b.train("a", Resume::existing, {"train.train_iters=17"}, "a/recipe.yaml");
   CHECK(b.rates("a").back() == 1e-3);
   CHECK(b.rates("a").size() == 17);
@@ -108,6 +113,14 @@ TEST_CASE("a longer train_iters does not move the learning rate, until the recip
   CHECK(b.rates("b") == stretched);
   CHECK(holds(b.said.all, "schedule changed: scheduler.lr_decay_iters: 10 steps -> 14 steps"));
   CHECK(b.said.all.find("warning: the learning rate") == std::string::npos);
+  // The warm-up is no longer the fraction of the decay that the recipe gives.
+  const auto recorded = b.resolve({}, "b/recipe.yaml").config.scheduler;
+  CHECK(recorded.lr_warmup_iters == 2);
+  CHECK(!recorded.lr_warmup_fraction);
+  fs::copy(b.root.path() / "b", b.root.path() / "e", fs::copy_options::recursive);
+  b.train("e", Resume::existing, {"train.train_iters=16"}, "e/recipe.yaml");
+  CHECK(std::equal(stretched.begin(), stretched.end(), b.rates("e").begin()));
+  CHECK(b.rates("e").back() == 1e-3);
 
   b.train("c", Resume::existing, {"train.train_iters=20", "scheduler.override_opt_param_scheduler=true"});
   auto own = b.curve(20, {"train.train_iters=20"});
@@ -128,7 +141,7 @@ TEST_CASE("peak and floor: refused where they are given anew, kept where they ar
   fs::copy(b.root.path() / "a", b.root.path() / "b", fs::copy_options::recursive);
   b.train("a", Resume::existing, {"optimizer.lr=3e-2", "scheduler.use_checkpoint_opt_param_scheduler=true"});
   CHECK(b.rates("a") == curve);
-  // What the first command line said and this one leaves out still holds, the style too.
+  // Values of the first command line that this one leaves out still apply, including the decay style.
   b.train("b", Resume::existing, {});
   CHECK(b.rates("b") == curve);
 }
@@ -195,11 +208,12 @@ TEST_CASE("the stored schedule reads back as it was; a damaged one is an error")
   schedule.from_command_line = {"optimizer.lr"};
   const std::string text = schedule_text(schedule);
   CHECK(schedule_text(parse_schedule(text, "state.json")) == text);
-  const auto json = nlohmann::json::parse(text);
+  const auto json = capstan::json_of(text);
   for (const auto& [key, value] : json.items()) {
     auto damaged = json;
     damaged[key] = nlohmann::json::object();
-    CHECK_MESSAGE(holds(error_of([&] { parse_schedule(damaged.dump(), "state.json"); }), key), key);
+    CHECK_MESSAGE(holds(error_of([&] { parse_schedule(capstan::dump_json(damaged), "state.json"); }), key),
+                  key);
   }
   CHECK(holds(error_of([&] { parse_schedule("[]", "state.json"); }), "state.json"));
 }

@@ -16,8 +16,8 @@
 #include "train/inference/evaluate.hpp"
 #include "train/inference/generate.hpp"
 #include "train/inference/loaded_model.hpp"
+#include "train/setup/stored_recipe.hpp"
 #include "train/trainer/data_setup.hpp"
-#include "train/trainer/recipe.hpp"
 #include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
@@ -196,7 +196,8 @@ TEST_CASE("what many ranks have trained, one rank and other layouts serve alike"
     const fs::path checkpoint = trained(recipe(number % 2 ? "gpt" : "llama", layout, world().size()), world(),
                                         "many" + std::to_string(number));
     ++number;
-    // As it was trained, but for virtual and uneven stages, and in another way.
+    // The model is served with the layout of its training, except for virtual and uneven stages, and with
+    // another layout.
     check_served(checkpoint, "");
     check_served(checkpoint, "dist.tp=" + std::to_string(world().size()) + " dist.pp=1");
   }

@@ -9,9 +9,9 @@
 #include "support/temporary_directory.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/step_runner.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
 
 using namespace capstan;
 using namespace capstan::train;

@@ -12,9 +12,9 @@
 #include "cli/terminal.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/table.hpp"
-#include "train/trainer/device_setup.hpp"
+#include "train/setup/device.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/model_setup.hpp"
 
 namespace capstan::cli {
 
@@ -41,10 +41,10 @@ class Bench {
   const OrderedJson& json() const { return json_; }
 
  private:
-  void add_product(const kernels::ProductShape& shape, Table& table);
+  void add_gemm(const kernels::NamedGemm& shape, Table& table);
   std::string phases_text(const StepMeasurement& step);
   std::string operations_text(const StepMeasurement& step);
-  // Not with --json, which prints one object at the end.
+  // Prints nothing with --json, which prints one object at the end.
   void print(const std::string& text) const {
     if (!args_.has("json")) put(text);
     flush_output();
@@ -55,8 +55,9 @@ class Bench {
   double seconds_;  // for each kernel
   Progress progress_;
   std::unique_ptr<Device> device_;
-  double gemm_ = 0, step_gemm_ = 0;  // GFLOP/s in fp32, and in the compute type of the step
-  double copy_ = 0;                  // GB/s
+  // GFLOP/s in fp32, and in the compute type of the step.
+  double gemm_ = 0, step_gemm_ = 0;
+  double copy_ = 0;  // GB/s
   OrderedJson json_ = {{"schema", "capstan.bench/1"}};
 };
 
@@ -83,9 +84,9 @@ void Bench::measure_machine() {
                       {"native_bf16", features.native_bf16_gemm}};
   print("machine: " + std::to_string(available_cores()) + " cores, " + std::string(features.instruction_set) +
         (features.native_bf16_gemm ? ", native bf16 GEMM" : ", bf16 GEMM computed in fp32") + "\n");
-  gemm_ = kernels::roof_gemm_gflops(*device_);
-  const DType type = kernels::product_type(train::compute_type(resolution_.config.mixed_precision));
-  step_gemm_ = type == DType::f32 ? gemm_ : kernels::roof_gemm_gflops(*device_, type);
+  gemm_ = kernels::peak_gemm_gflops(*device_);
+  const DType type = kernels::gemm_type(train::compute_type(resolution_.config.mixed_precision));
+  step_gemm_ = type == DType::f32 ? gemm_ : kernels::peak_gemm_gflops(*device_, type);
   copy_ = kernels::measured_copy_gbps(*device_);
   json_["gemm_gflops"] = gemm_;
   json_["step_gemm_gflops"] = step_gemm_;
@@ -96,9 +97,9 @@ void Bench::measure_machine() {
         "\ncopy:    " + fixed(copy_, 1) + " GB/s read and written\n");
 }
 
-void Bench::add_product(const kernels::ProductShape& shape, Table& table) {
-  const double rate = kernels::product_gflops(*device_, shape, DType::f32, seconds_);
-  const double onednn = kernels::onednn_product_gflops(shape, device_->context().pool->size(), seconds_);
+void Bench::add_gemm(const kernels::NamedGemm& shape, Table& table) {
+  const double rate = kernels::gemm_gflops(*device_, shape, DType::f32, seconds_);
+  const double onednn = kernels::onednn_gemm_gflops(shape, device_->context().pool->size(), seconds_);
   json_["kernels"].push_back({{"name", shape.name},
                               {"rate", rate},
                               {"unit", "GFLOP/s"},
@@ -111,14 +112,27 @@ void Bench::add_product(const kernels::ProductShape& shape, Table& table) {
 void Bench::measure_kernels() {
   progress_.status("measuring kernels");
   Table table;
-  for (const kernels::ProductShape& shape : kernels::product_shapes())
-    if (wanted(shape.name)) add_product(shape, table);
+  std::vector<std::string> known;
+  for (const kernels::NamedGemm& shape : kernels::named_gemms()) {
+    known.emplace_back(shape.name);
+    if (wanted(shape.name)) add_gemm(shape, table);
+  }
   for (const kernels::KernelRate& kernel : kernels::measure_kernels(*device_, gemm_, copy_, seconds_)) {
+    known.push_back(kernel.name);
     if (!wanted(kernel.name)) continue;
     const char* unit = kernel.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s";
-    json_["kernels"].push_back(
-        {{"name", kernel.name}, {"rate", kernel.rate}, {"unit", unit}, {"fraction_of_peak", kernel.share}});
-    table.add({kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.share, 0) + "%"});
+    json_["kernels"].push_back({{"name", kernel.name},
+                                {"rate", kernel.rate},
+                                {"unit", unit},
+                                {"fraction_of_peak", kernel.fraction_of_peak}});
+    table.add(
+        {kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.fraction_of_peak, 0) + "%"});
+  }
+  if (json_["kernels"].empty() && !wanted("step")) {
+    const std::string& given = args_.words().front();
+    const std::string near = did_you_mean(given, known);
+    fail(ErrorCode::usage, "no kernel has `" + given + "` in its name",
+         near.empty() ? "the names: " + join(known, ", ") : near);
   }
   print("\nkernels, as % of the peak GEMM throughput or of the copy bandwidth:\n" + table.text());
 }
@@ -196,7 +210,7 @@ int run_bench(Context& context) {
   const std::vector<std::string>& names = context.args.words();
   if (names.size() != 1 || names[0] != "step") bench.measure_kernels();
   if (bench.wanted("step")) bench.measure_training_step();
-  if (context.args.has("json")) put(bench.json().dump(2) + "\n");
+  if (context.args.has("json")) put(dump_json(bench.json(), 2) + "\n");
   return 0;
 }
 

@@ -16,14 +16,22 @@ namespace capstan::cli {
 
 namespace {
 
-// Files that are missing or cannot be used are errors with --files, else notes. A missing file that only a
-// recipe shipped with Capstan names gets no note: it is a place where data may be put.
-std::vector<config::Diagnostic> add_missing_files(config::Resolution& resolution, bool files) {
+// Files that are missing or cannot be used are errors with --files, else notes; --files also looks at the
+// directories that the run writes. A missing file that only a recipe shipped with Capstan names gets no note:
+// the user may put data there.
+std::vector<config::Diagnostic> add_missing_files(const Context& context, config::Resolution& resolution) {
+  const bool files = context.args.has("files");
+  const auto run_dir = context.args.value("run-dir");
+  if (run_dir && !files)
+    fail(ErrorCode::usage, "`--run-dir` is looked at with `--files` only", "add --files, or leave it out");
   if (!resolution.ok()) return {};
   const config::Level level = files ? config::Level::error : config::Level::note;
-  const auto missing = missing_files(resolution, level);
+  auto missing = missing_files(resolution, level);
   for (const config::Diagnostic& one : unusable_files(resolution, level))
     resolution.diagnostics.push_back(one);
+  if (files)
+    for (const config::Diagnostic& one : unwritable_directories(resolution, run_dir.value_or("")))
+      resolution.diagnostics.push_back(one);
   for (const config::Diagnostic& one : missing) {
     const bool shipped =
         one.location.known() &&
@@ -34,11 +42,28 @@ std::vector<config::Diagnostic> add_missing_files(config::Resolution& resolution
   return missing;
 }
 
+// "my: ok (1 rank); --files opens its data too".
+std::string accepted_text(const config::Resolution& resolution, size_t warnings, bool files) {
+  const config::CheckpointConfig& checkpoint = resolution.config.checkpoint;
+  const bool data = resolution.config.dataset.kind != config::DatasetKind::mock,
+             weights = checkpoint.load || checkpoint.pretrained_checkpoint;
+  std::string line = resolution.recipe_name + ": ";
+  line += warnings == 0 ? std::string("ok") : "no errors, " + count_text(warnings, "warning");
+  line += " (" + layout_text(resolution.config.dist) + ")";
+  if (!files && (data || weights))
+    line += std::string("; --files opens its ") +
+            (!weights ? "data"
+             : data   ? "data and weights"
+                      : "weights") +
+            " too";
+  return line + "\n";
+}
+
 int run_check(Context& context) {
   const std::string& recipe = context.args.word(0, "RECIPE");
   config::ShrunkFrom shrunk_from;
   config::Resolution resolution = resolve_recipe(context, recipe, ranks_argument(context), &shrunk_from);
-  const std::vector<config::Diagnostic> files = add_missing_files(resolution, context.args.has("files"));
+  const std::vector<config::Diagnostic> files = add_missing_files(context, resolution);
   const size_t errors = count(resolution.diagnostics, config::Level::error);
   const size_t warnings = count(resolution.diagnostics, config::Level::warning);
   std::vector<config::MissingFeature> missing;
@@ -66,7 +91,7 @@ int run_check(Context& context) {
                           {"errors", errors},
                           {"warnings", warnings}};
     object["diagnostics"] =
-        OrderedJson::parse(config::render(resolution.diagnostics, resolution.sources, options));
+        ordered_json_of(config::render(resolution.diagnostics, resolution.sources, options));
     object["refused_by_train"] = OrderedJson::array();
     for (const auto& feature : missing)
       object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});
@@ -74,17 +99,12 @@ int run_check(Context& context) {
     for (const auto& file : files)
       object["missing_files"].push_back({{"path", file.path}, {"message", file.message}});
     if (too_large) object["does_not_fit"] = {{"reason", refused->message()}, {"help", refused->help()}};
-    put(object.dump(2) + "\n");
+    put(dump_json(object, 2) + "\n");
   } else {
     show_diagnostics(context, resolution);
     if (resolution.ok() && !refused && !context.quiet()) {
-      std::string line = resolution.recipe_name + ": ";
-      line += warnings == 0 ? std::string("ok") : "no errors, " + count_text(warnings, "warning");
-      line += " (" + layout_text(resolution.config.dist) + ")";
-      if (!context.args.has("files") && resolution.config.dataset.kind != config::DatasetKind::mock)
-        line += "; --files opens its data too";
-      put(line + "\n");
-      if (context.args.has("shrink")) say(shrunk_summary(shrunk_from, resolution) + "\n");
+      put(accepted_text(resolution, warnings, context.args.has("files")));
+      if (context.args.has("shrink")) print_stderr(shrunk_summary(shrunk_from, resolution) + "\n");
     }
   }
   if (refused) throw *refused;
@@ -101,23 +121,23 @@ const Command kCheck = {
     .usage = "RECIPE [a.b=c …] [flags]",
     .examples = {{"check llama3-70b", "at its own world size"},
                  {"check llama3-70b dist.tp=8 --ranks 128", "another layout, another world"},
+                 {"check my.yaml --files", "before a long run: data, weights and directories too"},
                  {"check my.yaml --message-format short", "file:line:col, for editors"}},
     .options = {{"ranks", 0, "N", "the world size, instead of the recipe's"},
                 {"shrink", 0, "", "the recipe as `train --shrink` runs it"},
                 {"files", 0, "",
                  "files that the recipe names and that are missing or cannot be used are errors"},
+                {"run-dir", 0, "DIR", "with --files: the run directory of `train`; default runs/NAME"},
                 {"json", 0, "", "the result and all diagnostics as one JSON object"}},
     .details =
-        "Exit code 0: `train` accepts the recipe; 1: it has errors, or needs a feature that this version "
-        "lacks;\n"
-        "2: it cannot be read, or the command line is wrong; 3: a training step needs more than "
+        "Exit code 0: `train` accepts the recipe; 1: it has errors, or needs a feature that this version\n"
+        "lacks; 2: it cannot be read, or the command line is wrong; 3: a training step needs more than\n"
         "`resilience.memory_limit`.\n"
-        "Needs no data, tokenizer or weights on disk: a file that the recipe names and that is missing or "
-        "cannot be\nused is a note, with --files an error. --files opens all that `train` would: it "
-        "tokenizes "
-        "fine-tuning data\nand reads the shapes of the weights. The data that a shipped recipe names is "
-        "looked "
-        "for with --files only.\n",
+        "Needs no data, tokenizer or weights on disk: a file that the recipe names and that is missing or\n"
+        "cannot be used is a note, with --files an error. --files opens all that `train` would: it\n"
+        "tokenizes fine-tuning data and compares the recipe with the checkpoints with which the run begins,\n"
+        "as `train` does. It also looks whether the directories that the run writes can be made and\n"
+        "written. The data that a shipped recipe names is looked for with --files only.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_check,

@@ -7,16 +7,17 @@
 #include "checkpoint/reader.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
+#include "cli/stored_model.hpp"
 #include "cli/terminal.hpp"
 #include "train/adapters/export_files.hpp"
 #include "train/adapters/peft_files.hpp"
-#include "train/trainer/recipe.hpp"
+#include "train/setup/stored_recipe.hpp"
 
 namespace capstan::cli {
 
 namespace {
 
-using formats::Written;
+using formats::WriteResult;
 
 constexpr std::string_view kPeft = "peft:";
 
@@ -51,7 +52,7 @@ int64_t shard_bytes(const std::string& text) {
   fail(ErrorCode::usage, "`--shard-size " + text + "` is no size", "5GB, 500MB or a number of bytes");
 }
 
-Written write_external(const Context& context, const formats::Exported& from, const std::string& to) {
+WriteResult write_external(const Context& context, const formats::ExportSource& from, const std::string& to) {
   const std::string path = to.substr(to.find(':') + 1);
   if (path.empty()) fail(ErrorCode::usage, "`" + to + "` names nothing");
   if (to.starts_with("gguf:"))
@@ -64,20 +65,30 @@ Written write_external(const Context& context, const formats::Exported& from, co
 
 void note_no_tokenizer(const Context& context, const std::string& from, const std::string& to, bool mock) {
   if (!context.quiet())
-    say("note: " + to + " has no tokenizer, since " + from + " has none" +
-        (mock ? ": its run trained on mock data" : "") + "\n");
+    print_stderr("note: " + to + " has no tokenizer, since " + from + " has none" +
+                 (mock ? ": its run trained on mock data" : "") + "\n");
 }
 
-Written convert_external(const Context& context, const std::string& from, const std::string& to) {
+WriteResult convert_external(const Context& context, const std::string& from, const std::string& to) {
   const auto model = formats::ExternalModel::open(from);
   if (!formats::is_external(to)) return formats::write_checkpoint(*model, to, dtype_argument(context.args));
   const auto parameters = model->parameters(model->model());
-  const Written written = write_external(context, {parameters.get(), model->model(), model->assets()}, to);
+  const WriteResult written =
+      write_external(context, {parameters.get(), model->model(), model->assets()}, to);
   if (!written.tokenizer) note_no_tokenizer(context, from, to, false);
   return written;
 }
 
-Written convert_checkpoint(const Context& context, const std::string& from, const std::string& to) {
+WriteResult convert_adapters(const std::string& from, const std::string& to,
+                             const std::optional<std::string>& base) {
+  const WriteResult written = train::write_peft_files(from, to.substr(kPeft.size()), base);
+  const train::StoredRecipe run = train::stored_recipe(from, {}, 1);
+  warn_of_turn_end(checkpoint::Reader::open(run.checkpoint, checkpoint::Depth::structure),
+                   run.resolution.config);
+  return written;
+}
+
+WriteResult convert_checkpoint(const Context& context, const std::string& from, const std::string& to) {
   const train::StoredRecipe stored = train::stored_recipe(from, {}, 1);
   if (stored.resolution.ok() && stored.resolution.config.peft)
     fail(ErrorCode::usage, "`" + from + "` holds adapters, not a full model",
@@ -88,9 +99,10 @@ Written convert_checkpoint(const Context& context, const std::string& from, cons
     throw Exit{exit_code_of(ErrorCode::config)};
   }
   auto reader = checkpoint::Reader::open(stored.checkpoint, checkpoint::Depth::structure);
-  const formats::Exported exported{&reader, stored.resolution.config.model,
-                                   train::export_files(reader, stored.resolution.config)};
-  const Written written = write_external(context, exported, to);
+  const formats::ExportSource exported{&reader, stored.resolution.config.model,
+                                       train::export_files(reader, stored.resolution.config)};
+  const WriteResult written = write_external(context, exported, to);
+  warn_of_turn_end(reader, stored.resolution.config);
   if (!written.tokenizer)
     note_no_tokenizer(context, from, to, stored.resolution.config.dataset.kind == config::DatasetKind::mock);
   return written;
@@ -122,23 +134,22 @@ int run_convert(Context& context) {
   if (context.args.has("shard-size") && !to.starts_with("hf:"))
     fail(ErrorCode::usage, "`--shard-size` applies to safetensors files", "write hf:DIRECTORY");
   const auto base = context.args.value("base");
-  const Written written = adapters_in    ? train::read_peft_files(from, to, base)
-                          : adapters_out ? train::write_peft_files(from, to.substr(kPeft.size()), base)
-                          : formats::is_external(from) ? convert_external(context, from, to)
-                                                       : convert_checkpoint(context, from, to);
+  const WriteResult written = adapters_in                  ? train::read_peft_files(from, to, base)
+                              : adapters_out               ? convert_adapters(from, to, base)
+                              : formats::is_external(from) ? convert_external(context, from, to)
+                                                           : convert_checkpoint(context, from, to);
   if (context.args.has("json")) {
-    put(OrderedJson{{"schema", "capstan.convert/1"},
-                    {"from", from},
-                    {"to", to},
-                    {"model", written.kind},
-                    {"tensors", written.tensors},
-                    {"bytes", written.bytes},
-                    {"files", written.files}}
-            .dump() +
+    put(dump_json(OrderedJson{{"schema", "capstan.convert/1"},
+                              {"from", from},
+                              {"to", to},
+                              {"model", written.kind},
+                              {"tensors", written.tensors},
+                              {"bytes", written.bytes},
+                              {"files", written.files}}) +
         "\n");
   } else if (!context.quiet()) {
-    say(to + ": " + written.kind + ", " + std::to_string(written.tensors) + " tensors, " +
-        human_bytes(static_cast<double>(written.bytes)) + "\n");
+    print_stderr(to + ": " + written.kind + ", " + std::to_string(written.tensors) + " tensors, " +
+                 human_bytes(static_cast<double>(written.bytes)) + "\n");
   }
   return 0;
 }

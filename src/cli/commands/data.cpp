@@ -11,8 +11,8 @@
 #include "data/inspect.hpp"
 #include "data/prepare_report.hpp"
 #include "data/sft_inspect.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/data_setup.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::cli {
 
@@ -117,7 +117,7 @@ int inspect_recipe(Context& context, const std::string& recipe, const std::optio
   request.recipe = recipe;
   if (file)
     for (const std::string& text :
-         {std::string("dataset=sft"), "dataset.train_files=[" + capstan::quoted(*file) + "]"})
+         {std::string("dataset=sft"), "dataset.train_files=[" + in_quotes(*file) + "]"})
       request.overrides.push_back(config::Override::token(text));
   request.overrides.insert(request.overrides.end(), args.overrides().begin(), args.overrides().end());
   const config::Resolution resolution = config::resolve(request);
@@ -158,7 +158,10 @@ int inspect_samples(Context& context, const std::string& file) {
   const Arguments& args = context.args;
   refuse(args, {"scan"}, "applies to a PREFIX, and `" + file + "` is a file of samples");
   if (const auto recipe = args.value("recipe")) return inspect_recipe(context, *recipe, file);
-  refuse_overrides(args, "capstan data inspect " + file + " --recipe RECIPE ");
+  refuse_overrides(args,
+                   "the options --tokenizer, --chat-template, --format, --loss-mode and --seq-length, or "
+                   "capstan data inspect " +
+                       file + " --recipe RECIPE ");
   using data::SftFormat;
   using data::SftLoss;
   const auto tokenizer = tokenizer_argument(context).tokenizer;
@@ -181,9 +184,18 @@ int inspect_samples(Context& context, const std::string& file) {
   options.eod = tokenizer->eod();
   if (const auto name = args.value("chat-template"); name && !name->empty())
     options.chat_template = text::chat::ChatTemplate::load(*name);
-  put_report(context, data::inspect_sft(*data::build_sft_datasets(options)[0], *tokenizer,
-                                        args.integer("samples", 0, 1'000'000).value_or(3),
-                                        args.integer("sample-tokens", 0, 1'000'000).value_or(512)));
+  try {
+    put_report(context, data::inspect_sft(*data::build_sft_datasets(options)[0], *tokenizer,
+                                          args.integer("samples", 0, 1'000'000).value_or(3),
+                                          args.integer("sample-tokens", 0, 1'000'000).value_or(512)));
+  } catch (const Error& error) {
+    constexpr std::string_view kField = "tokenizer.chat_template=";
+    if (!error.help().starts_with(kField)) throw;
+    // Without a recipe, the option has the place of the field in the message.
+    Error with_option(error.code(), error.message(), "--chat-template " + error.help().substr(kField.size()));
+    for (const std::string& context_line : error.context()) with_option.in(context_line);
+    throw with_option;
+  }
   return 0;
 }
 

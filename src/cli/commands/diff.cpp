@@ -41,7 +41,7 @@ OrderedJson as_json(const train::Comparison& c) {
   for (const auto& t : c.tensors)
     json["tensors"].push_back({{"name", t.name},
                                {"problem", t.problem},
-                               {"elements", t.cells},
+                               {"elements", t.elements},
                                {"first", t.first},
                                {"a", t.a},
                                {"b", t.b},
@@ -65,7 +65,7 @@ void put_human(const train::Comparison& c) {
         std::to_string(c.tensors.size()) + (c.tensors.size() == 1 ? " tensor: " : " tensors, first ") +
         t.name + ": " +
         (t.problem.empty()
-             ? std::to_string(t.cells) + " elements, the first at " + std::to_string(t.first) + ": " +
+             ? std::to_string(t.elements) + " elements, the first at " + std::to_string(t.first) + ": " +
                    to_text(t.a) + " against " + to_text(t.b) + "; at most " + to_text(t.largest) + " apart"
              : t.problem) +
         "\n");
@@ -81,7 +81,7 @@ void put_human(const train::Comparison& c) {
 // A recipe, or the one that a run or checkpoint keeps.
 config::Resolution recipe_of(const Context& context, const std::string& name, bool stored) {
   config::Request request;
-  request.recipe = stored ? train::stored_recipe(name).string() : name;
+  request.recipe = stored ? train::stored_recipe_file(name).string() : name;
   try {
     config::Resolution resolution = config::resolve(request);
     if (resolution.ok()) return resolution;
@@ -102,9 +102,10 @@ int diff_recipes(const Context& context, const std::string& a, bool a_stored, co
   const config::Resolution first = recipe_of(context, a, a_stored), second = recipe_of(context, b, b_stored);
   const auto changes = config::diff(first, second);
   if (context.args.has("json"))
-    put(OrderedJson(
-            {{"schema", "capstan.diff/1"}, {"same_recipe", changes.empty()}, {"recipe", as_json(changes)}})
-            .dump(2) +
+    put(dump_json(
+            OrderedJson{
+                {"schema", "capstan.diff/1"}, {"same_recipe", changes.empty()}, {"recipe", as_json(changes)}},
+            2) +
         "\n");
   else
     put(changes.empty() ? "the recipes are equal\n" : config::render_diff(changes));
@@ -118,7 +119,7 @@ int run_diff(Context& context) {
   if (!a_stored || !b_stored) return diff_recipes(context, a, a_stored, b, b_stored);
   const train::Comparison comparison = train::compare(a, b);
   if (args.has("json"))
-    put(as_json(comparison).dump(2) + "\n");
+    put(dump_json(as_json(comparison), 2) + "\n");
   else
     put_human(comparison);
   return !comparison.same_numbers() ? 1 : comparison.not_compared.empty() ? 0 : 2;

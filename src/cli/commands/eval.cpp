@@ -32,7 +32,7 @@ int run_eval(Context& context) {
   return run_stored_model(context, name, [&](train::LoadedModel& model, bool is_rank0) {
     if (per_token && is_rank0)
       options.per_token = [](int32_t id, double logprob) {
-        put("{\"id\":" + std::to_string(id) + ",\"logprob\":" + to_text(logprob) + "}\n");
+        put(dump_json(OrderedJson{{"id", id}, {"logprob", logprob}}) + "\n");
       };
     const train::EvalResult result = train::evaluate_text(model, options);
     if (!is_rank0) return 0;
@@ -42,14 +42,14 @@ int run_eval(Context& context) {
                                   {"perplexity", result.perplexity},
                                   {"tokens", result.tokens},
                                   {"bits_per_byte", result.bits_per_byte}};
-      put(object.dump() + "\n");
+      put(dump_json(object) + "\n");
       return 0;
     }
     const std::string line = "loss " + fixed(result.loss, 4) + " | perplexity " +
                              fixed(result.perplexity, 2) + " | " + fixed(result.bits_per_byte, 4) +
                              " bits/byte | " + with_separators(result.tokens) + " tokens\n";
     if (per_token) {
-      if (!context.quiet()) say(line);
+      if (!context.quiet()) print_stderr(line);
     } else {
       put(line);
     }

@@ -37,13 +37,15 @@ int run_generate(Context& context) {
   const bool json = args.has("json");
 
   return run_stored_model(context, name, [&](train::LoadedModel& model, bool is_rank0) {
-    if (!is_rank0) {  // takes part in the computation without output
+    // Takes part in the computation without output.
+    if (!is_rank0) {
       train::generate(model, options);
       return 0;
     }
     std::string text;
     bool echoes = !json && !options.chat && !args.has("no-echo");
-    const auto echo = [&] {  // with the first token: what is refused before has printed nothing
+    // The prompt is printed with the first token, so that a refused request prints nothing.
+    const auto echo = [&] {
       if (std::exchange(echoes, false)) put(options.prompt);
     };
     options.on_text = [&](const std::string& token_text) {
@@ -58,9 +60,10 @@ int run_generate(Context& context) {
     const train::GenerateResult result = train::generate(model, options);
     const auto note_full = [&] {
       if (result.context_full && !context.quiet())
-        say("note: the context is full: prompt and answer have the " + std::to_string(result.context_limit) +
-            " tokens of " + result.context_field + ", " + std::to_string(options.max_tokens - result.tokens) +
-            " fewer than --max-tokens asks for\n");
+        print_stderr("note: the context is full: prompt and answer have the " +
+                     std::to_string(result.context_limit) + " tokens of " + result.context_field + ", " +
+                     std::to_string(options.max_tokens - result.tokens) +
+                     " fewer than --max-tokens asks for\n");
     };
     if (json) {
       const OrderedJson object = {
@@ -76,8 +79,8 @@ int run_generate(Context& context) {
     finish_output();
     note_full();
     if (context.verbosity > 0 && result.seconds > 0)
-      say(std::to_string(result.tokens) + " tokens, " +
-          human_count(static_cast<double>(result.tokens) / result.seconds) + " tokens/s\n");
+      print_stderr(std::to_string(result.tokens) + " tokens, " +
+                   human_count(static_cast<double>(result.tokens) / result.seconds) + " tokens/s\n");
     return 0;
   });
 }

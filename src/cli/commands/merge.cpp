@@ -1,7 +1,9 @@
 // capstan merge
 #include "train/adapters/merge.hpp"
 #include "checkpoint/file_system.hpp"
+#include "checkpoint/reader.hpp"
 #include "cli/commands/commands.hpp"
+#include "cli/stored_model.hpp"
 #include "cli/terminal.hpp"
 #include "train/adapters/stored_adapters.hpp"
 
@@ -23,11 +25,15 @@ int run_merge(Context& context) {
   const auto adapters = train::open_adapters(from, base.weights, base.recipe.resolution.config.model);
   if (adapters.run)
     for (const std::string& reason : adapters.run->refused)
-      say("warning: not used: " + reason + "\nwarning: used instead: `" + adapters.run->checkpoint.string() +
-          "`\n");
+      print_stderr("warning: not used: " + reason + "\nwarning: used instead: `" +
+                   adapters.run->checkpoint.string() + "`\n");
   const train::Merged merged = train::merge_adapters(adapters, base, to, checkpoint::real_file_system());
-  say("adapters of " + std::to_string(merged.layers) + " layers merged into " + merged.checkpoint.string() +
-      "\n");
+  print_stderr("adapters of " + std::to_string(merged.layers) + " layers merged into " +
+               merged.checkpoint.string() + "\n");
+  if (adapters.run) {
+    const auto run = checkpoint::Reader::open(adapters.run->checkpoint, checkpoint::Depth::structure);
+    warn_of_turn_end(run, adapters.run->resolution.config);
+  }
   return 0;
 }
 
@@ -42,10 +48,10 @@ const Command kMerge = {
     .options = {{"base", 0, "BASE", "base weights of the adapters: CHECKPOINT, RUN or hf:DIR"}},
     .details =
         "ADAPTER is a run with `peft`, a checkpoint of one, or a PEFT directory. The merged weights are "
-        "written "
-        "to\n"
+        "written to\n"
         "CHECKPOINT/step-N, with the recipe and the data types of the base. The default base is that of the "
-        "run,\nor base_model_name_or_path of adapter_config.json.\n",
+        "run,\n"
+        "or base_model_name_or_path of adapter_config.json.\n",
     .overrides = true,
     .max_words = 2,
     .run = run_merge,

@@ -10,9 +10,9 @@
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/library.hpp"
 #include "config/tools/edit.hpp"
-#include "config/tools/emit.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::cli {
@@ -54,7 +54,7 @@ int run_recipe_ls(Context& context) {
     };
     add(section.empty() ? "recipes" : "presets", entries);
     if (section.empty()) add("methods", methods);
-    put(object.dump(2) + "\n");
+    put(dump_json(object, 2) + "\n");
     return 0;
   }
   Table table;
@@ -108,7 +108,8 @@ bool has_tokenizer(const std::filesystem::path& directory) {
   try {
     return text::Tokenizer::load(directory) != nullptr;
   } catch (const Error&) {
-    return false;  // check says so when the recipe names one
+    // Check says so when the recipe names one.
+    return false;
   }
 }
 

@@ -8,8 +8,8 @@
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "cli/text_diff.hpp"
-#include "config/core/config.hpp"
 #include "config/core/library.hpp"
+#include "config/sections/config.hpp"
 #include "config/tools/edit.hpp"
 
 namespace capstan::cli {
@@ -59,9 +59,9 @@ int finish(Context& context, const std::string& file, const std::string& before,
       object["changes"].push_back({{"line", step.line}, {"column", step.column}, {"what", step.what}});
     config::RenderOptions options;
     options.format = config::DiagnosticFormat::json;
-    object["left"] =
-        OrderedJson::parse(config::render(result.resolved.diagnostics, result.resolved.sources, options));
-    put(object.dump(2) + "\n");
+    object["diagnostics"] =
+        ordered_json_of(config::render(result.resolved.diagnostics, result.resolved.sources, options));
+    put(dump_json(object, 2) + "\n");
   } else if (args.has("diff")) {
     put(unified_diff(before, result.text, file));
   } else if (!context.quiet()) {
@@ -122,8 +122,7 @@ const Command kRecipeFix = {
     .options = kEditOptions,
     .details =
         "Applies a correction that `check` suggests where it is the only one: renamed and misspelled keys, "
-        "keys of "
-        "another\n"
+        "keys of another\n"
         "section or of another tool, quotes around a number, `yes` for true. Comments and layout stay. "
         "Remaining\n"
         "diagnostics are shown as by `check`. Code 0: no errors remain; 1: some do.\n",

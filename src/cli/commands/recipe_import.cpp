@@ -9,6 +9,7 @@
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
+#include "cli/report.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
 #include "config/core/field.hpp"
@@ -20,7 +21,7 @@ namespace capstan::cli {
 namespace {
 
 using importers::Imported;
-using importers::Why;
+using importers::OmissionReason;
 
 constexpr uint64_t kMostBytes = uint64_t{4} << 20;
 
@@ -53,13 +54,23 @@ importers::Options options_of(const Context& context, const std::string& to) {
   return options;
 }
 
-std::string location_of(const Imported& imported, const importers::Left& left) {
-  return left.location.known() ? config::location_text(left.location, imported.sources) : std::string();
+std::string location_of(const Imported& imported, const importers::OmittedKey& omitted) {
+  return omitted.location.known() ? config::location_text(omitted.location, imported.sources) : std::string();
+}
+
+// A reason as the command gives it: variables of a script, too, are chosen by a flag.
+std::string reason_text(const std::string& reason) {
+  std::string text = with_flags(reason);
+  for (size_t at = text.find("choose with "); (at = text.find("=VALUE", at)) != std::string::npos;) {
+    text.insert(text.rfind(' ', at) + 1, "--var ");
+    at += std::string_view("--var =VALUE").size();
+  }
+  return text;
 }
 
 // Lists that hold names only are summarized by their length.
-bool only_counted(Why why) {
-  return why == Why::off || why == Why::same;
+bool only_counted(OmissionReason why) {
+  return why == OmissionReason::off || why == OmissionReason::same;
 }
 
 std::string summary(const Imported& imported) {
@@ -67,34 +78,37 @@ std::string summary(const Imported& imported) {
   std::string text =
       imported.sources[0].name + ": " + std::string(importers::info_of(imported.format).title) + "; " +
       counted(imported.taken.size(), "taken") + ", " + counted(imported.assumed.size(), "assumed") + ", " +
-      counted(imported.left.size(), "left out") + "\n";
+      counted(imported.omitted.size(), "omitted") + "\n";
   if (!imported.assumed.empty()) {
     text += "assumed:\n";
     Table table;
     for (const importers::Assumed& one : imported.assumed)
-      table.add({"  " + one.path + ": " + one.value, one.reason});
+      table.add({"  " + one.path + ": " + one.value, reason_text(one.reason)});
     text += table.text();
   }
-  for (const Why why : {Why::to_fill_in, Why::unknown, Why::value, Why::not_there, Why::theirs, Why::replaced,
-                        Why::no_effect, Why::same, Why::off}) {
-    const auto number = static_cast<size_t>(std::count_if(imported.left.begin(), imported.left.end(),
-                                                          [&](const auto& left) { return left.why == why; }));
+  for (const OmissionReason why :
+       {OmissionReason::to_fill_in, OmissionReason::unknown, OmissionReason::value,
+        OmissionReason::unsupported, OmissionReason::external, OmissionReason::replaced,
+        OmissionReason::no_effect, OmissionReason::same, OmissionReason::off}) {
+    const auto number =
+        static_cast<size_t>(std::count_if(imported.omitted.begin(), imported.omitted.end(),
+                                          [&](const auto& omitted) { return omitted.why == why; }));
     if (number == 0) continue;
-    text += std::string(importers::why_title(why)) + ":";
+    text += std::string(importers::omission_title(why)) + ":";
     if (only_counted(why)) {
       text += " " + std::to_string(number) + " (--json names them)\n";
       continue;
     }
     text += "\n";
     Table table;
-    for (const importers::Left& left : imported.left) {
-      if (left.why != why) continue;
-      std::string reason = left.reason;
-      for (size_t i = 0; i < left.near.size(); ++i)
-        reason += (i == 0 ? "; similar: `" : ", `") + left.near[i] + "`";
-      const std::string location = location_of(imported, left);
-      table.add({"  " + (location.empty() ? "" : location + " ") + left.key +
-                     (left.value.empty() ? "" : " " + left.value),
+    for (const importers::OmittedKey& omitted : imported.omitted) {
+      if (omitted.why != why) continue;
+      std::string reason = reason_text(omitted.reason);
+      for (size_t i = 0; i < omitted.near.size(); ++i)
+        reason += (i == 0 ? "; similar: `" : ", `") + omitted.near[i] + "`";
+      const std::string location = location_of(imported, omitted);
+      table.add({"  " + (location.empty() ? "" : location + " ") + omitted.key +
+                     (omitted.value.empty() ? "" : " " + omitted.value),
                  reason});
     }
     text += table.text();
@@ -114,28 +128,28 @@ OrderedJson as_json(const Imported& imported, const std::string& to) {
     if (location.known()) item["line"] = location.line, item["column"] = location.column;
   };
   auto& taken = object["taken"] = OrderedJson::array();
-  for (const importers::Taken& one : imported.taken) {
+  for (const importers::ImportedKey& one : imported.taken) {
     OrderedJson item = {{"key", one.key}, {"path", one.path}, {"value", one.value}};
     put_location(item, one.location);
     taken.push_back(std::move(item));
   }
   auto& assumed = object["assumed"] = OrderedJson::array();
   for (const importers::Assumed& one : imported.assumed)
-    assumed.push_back({{"path", one.path}, {"value", one.value}, {"reason", one.reason}});
-  auto& left = object["left"] = OrderedJson::array();
-  for (const importers::Left& one : imported.left) {
+    assumed.push_back({{"path", one.path}, {"value", one.value}, {"reason", reason_text(one.reason)}});
+  auto& omitted = object["omitted"] = OrderedJson::array();
+  for (const importers::OmittedKey& one : imported.omitted) {
     OrderedJson item = {{"key", one.key},
                         {"value", one.value},
-                        {"why", importers::why_name(one.why)},
-                        {"reason", one.reason}};
+                        {"why", importers::omission_name(one.why)},
+                        {"reason", reason_text(one.reason)}};
     if (!one.near.empty()) item["near"] = one.near;
     put_location(item, one.location);
-    left.push_back(std::move(item));
+    omitted.push_back(std::move(item));
   }
   config::RenderOptions options;
   options.format = config::DiagnosticFormat::json;
   object["diagnostics"] =
-      OrderedJson::parse(config::render(resolution.diagnostics, resolution.sources, options));
+      ordered_json_of(config::render(resolution.diagnostics, resolution.sources, options));
   object["refused_by_train"] = OrderedJson::array();
   if (resolution.ok())
     for (const auto& feature : config::missing_features(config::schema(), &resolution.config))
@@ -157,12 +171,12 @@ void show_refusals(const Imported& imported, const std::string& to) {
     for (const std::string& hint : imported.hints) text += " " + hint;
     text += "\n";
   }
-  say(text);
+  print_stderr(text);
 }
 
 int run_recipe_import(Context& context) {
   if (context.args.has("keys")) {
-    put(importers::coming_from_page());
+    put(with_flags(importers::coming_from_page()));
     return 0;
   }
   const std::string& file = context.args.word(0, "FILE");
@@ -171,10 +185,10 @@ int run_recipe_import(Context& context) {
                                                      options_of(context, to));
   if (!to.empty()) write_new(to, imported.recipe);
   if (context.args.has("json")) {
-    put(as_json(imported, to).dump(2) + "\n");
+    put(dump_json(as_json(imported, to), 2) + "\n");
   } else {
     if (to.empty()) put(imported.recipe);
-    if (!context.quiet()) say(summary(imported));
+    if (!context.quiet()) print_stderr(summary(imported));
     show_diagnostics(context, imported.resolution);
     if (!context.quiet()) show_refusals(imported, to);
   }
@@ -198,7 +212,7 @@ const Command kRecipeImport = {
                  "value of a variable of the script (of its first argument: 1=VALUE); may be repeated", "",
                  "", true},
                 {"output", 'o', "FILE", "write the recipe there; default standard output"},
-                {"json", 0, "", "the recipe and what was taken, assumed and left out, as one JSON object"},
+                {"json", 0, "", "the recipe and what was taken, assumed and omitted, as one JSON object"},
                 {"keys", 0, "", "print the options of other trainers and their fields as Markdown tables"}},
     .details =
         "The text is parsed, never executed: variables of a script are expanded, $(commands) are not. A "

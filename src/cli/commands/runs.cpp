@@ -30,13 +30,18 @@ std::string loss_text(const std::optional<double>& loss) {
 
 int run_runs_ls(Context& context) {
   const std::string root = context.args.words().empty() ? "runs" : context.args.words()[0];
+  std::error_code unknown;
+  if (!context.args.words().empty() && !std::filesystem::exists(root, unknown))
+    fail(ErrorCode::not_found, not_found_text("", root), near_paths_help(near_paths(root)));
   const auto runs = records::list_runs(root);
   if (context.args.has("json")) {
-    put("{\"schema\":\"capstan.runs/1\",\"runs\":" + records::to_json(runs) + "}\n");
+    put(dump_json(
+            OrderedJson{{"schema", "capstan.runs/1"}, {"runs", ordered_json_of(records::to_json(runs))}}) +
+        "\n");
     return 0;
   }
   if (runs.empty()) {
-    if (!context.quiet()) say("no runs in " + root + "\n");
+    if (!context.quiet()) print_stderr("no runs in " + root + "\n");
     return 0;
   }
   Table table;
@@ -81,7 +86,9 @@ int run_runs_show(Context& context) {
   const records::RunSummary run = records::summarize(path);
   const records::RunDetails details = records::details_of(path);
   if (context.args.has("json")) {
-    put("{\"schema\":\"capstan.run_summary/1\",\"run\":" + records::to_json(run, details) + "}\n");
+    put(dump_json(OrderedJson{{"schema", "capstan.run_summary/1"},
+                              {"run", ordered_json_of(records::to_json(run, details))}}) +
+        "\n");
     return 0;
   }
   Table table;
@@ -139,8 +146,8 @@ const Command kRunsPlot = {
     .options = {{"output", 'o', "FILE", "where to; default runs.html"}},
     .details =
         "Loss with validation, gradient norm, learning rate, tokens/s, MFU and memory, with smoothing, "
-        "logarithmic axes "
-        "and the\nvalues at the pointer. The page needs no network.\n",
+        "logarithmic axes and the\n"
+        "values at the pointer. The page needs no network.\n",
     .max_words = SIZE_MAX,
     .run = run_runs_plot,
 };

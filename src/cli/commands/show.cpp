@@ -10,8 +10,8 @@
 #include "cli/step_text.hpp"
 #include "cli/terminal.hpp"
 #include "parallel/schedule.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/model_setup.hpp"
 #include "train/trainer/schedule_setup.hpp"
 
 namespace capstan::cli {
@@ -72,7 +72,7 @@ int run_show(Context& context) {
   const config::Resolution resolution =
       require_recipe(context, recipe, ranks_argument(context), &shrunk_from);
   if (args.has("shrink") && !context.quiet() && !args.has("json"))
-    say("--shrink changes:\n" + shrunk_changes(shrunk_from, resolution));
+    print_stderr("--shrink changes:\n" + shrunk_changes(shrunk_from, resolution));
   if (layout) {
     show_layout(args, resolution.config, rank);
     if (args.has("step")) train::check_memory_limit(resolution.config);
@@ -91,14 +91,14 @@ int run_show(Context& context) {
   options.format = config::ShowFormat::json;
   OrderedJson object = {{"schema", "capstan.show/1"}, {"recipe", resolution.recipe_name}};
   if (!options.path.empty()) object["path"] = options.path;
-  object[options.path.empty() ? "config" : "value"] = OrderedJson::parse(config::show(resolution, options));
+  object[options.path.empty() ? "config" : "value"] = ordered_json_of(config::show(resolution, options));
   object["presets"] = resolution.presets;
   if (options.path.empty()) {
     OrderedJson origins = OrderedJson::object();
     for (const auto& [path, origin] : resolution.origins) origins[path] = origin.text;
     object["origins"] = std::move(origins);
   }
-  put(object.dump(2) + "\n");
+  put(dump_json(object, 2) + "\n");
   return 0;
 }
 

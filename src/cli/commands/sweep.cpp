@@ -127,7 +127,7 @@ void show_plan(const Context& context, const sweep::ComposedPlan& planned, const
     return;
   }
   Table table;
-  table.add({"TRIAL", "RANKS", "STEPS", "MEMORY", "WHAT"});
+  table.add({"TRIAL", "RANKS", "STEPS", "MEMORY", "OVERRIDES"});
   for (size_t i = 0; i < std::min(plan.trials.size(), kShownTrials); ++i) {
     const sweep::TrialPlan& trial = plan.trials[i];
     table.add({trial.id, std::to_string(trial.ranks), steps_text(trial.estimate.steps),
@@ -137,7 +137,7 @@ void show_plan(const Context& context, const sweep::ComposedPlan& planned, const
   if (plan.trials.size() > kShownTrials)
     put("and " + std::to_string(plan.trials.size() - kShownTrials) + " more\n");
   show_invalid(plan);
-  for (const std::string& note : planned.notes) say("note: " + note + "\n");
+  for (const std::string& note : planned.notes) print_stderr("note: " + note + "\n");
   std::string line = std::to_string(plan.trials.size()) + (plan.trials.size() == 1 ? " trial" : " trials");
   if (!plan.invalid.empty()) line += ", " + std::to_string(plan.invalid.size()) + " invalid";
   if (plan.excluded) line += ", " + std::to_string(plan.excluded) + " excluded";
@@ -158,7 +158,7 @@ int finish_plan(const Context& context, const sweep::Definition& definition, con
   const bool dry = context.args.has("dry-run");
   const std::string done = dry ? "nothing was written: --dry-run" : write(planned);
   show_plan(context, planned, dry ? "" : directory);
-  if (!context.quiet()) say(done + "\n");
+  if (!context.quiet()) print_stderr(done + "\n");
   return 0;
 }
 
@@ -228,12 +228,13 @@ class RunDisplay : public sweep::RunnerListener {
   }
   void failure(const sweep::TrialPlan& trial, const sweep::StateChange& how,
                const std::string& log_tail) override {
-    if (how.state == sweep::State::failed && shown_++ > 0) return;  // the others are in `sweep status`
+    // The others are in `sweep status`.
+    if (how.state == sweep::State::failed && shown_++ > 0) return;
     clear();
     std::string text = "trial " + trial.id + " (" + trial.label + ") failed: " + how.reason +
                        "; the end of " + store_.attempt(trial.id, how.attempt).string() + "/log.txt:\n";
     for (const std::string_view one : split(log_tail, '\n')) text += "    " + std::string(one) + "\n";
-    say(text);
+    print_stderr(text);
     draw();
   }
   void progress(int slot, const sweep::TrialPlan& trial, std::optional<int64_t> step,
@@ -255,11 +256,11 @@ class RunDisplay : public sweep::RunnerListener {
   void line(const std::string& text) {
     if (quiet_) return;
     clear();
-    say(text + "\n");
+    print_stderr(text + "\n");
     draw();
   }
   void clear() {
-    if (drawn_ > 0) say("\r\x1b[" + std::to_string(drawn_) + "A\x1b[J");
+    if (drawn_ > 0) print_stderr("\r\x1b[" + std::to_string(drawn_) + "A\x1b[J");
     drawn_ = 0;
   }
   void draw() {
@@ -273,7 +274,7 @@ class RunDisplay : public sweep::RunnerListener {
       text += one.substr(0, columns) + "\n";
     }
     drawn_ = static_cast<int>(lines_.size());
-    say(text);
+    print_stderr(text);
   }
 
   bool quiet_, terminal_;
@@ -309,9 +310,9 @@ int run_sweep_run(Context& context) {
   if (args.value("launcher") == "srun") options.launcher = sweep::Launcher::srun;
   if (const auto trial = args.value("trial")) options.trials = ids_of(store.plan(), {*trial});
   if (!context.quiet())
-    say("capstan " CAPSTAN_VERSION ": sweep " + store.plan().name + ", " +
-        std::to_string(store.plan().trials.size()) + " trials, " + std::to_string(options.slots) +
-        (options.slots == 1 ? " slot\n" : " slots\n"));
+    print_stderr("capstan " CAPSTAN_VERSION ": sweep " + store.plan().name + ", " +
+                 std::to_string(store.plan().trials.size()) + " trials, " + std::to_string(options.slots) +
+                 (options.slots == 1 ? " slot\n" : " slots\n"));
   sweep::RunnerResult result;
   {
     RunDisplay display(context, store, options.slots);
@@ -333,7 +334,7 @@ int run_sweep_run(Context& context) {
       text += "; see capstan sweep status " + directory + ", and capstan sweep retry " + directory;
     else
       text += "; see capstan sweep table " + directory;
-    say(text + "\n");
+    print_stderr(text + "\n");
   }
   return result.exit_code();
 }
@@ -378,7 +379,7 @@ int run_sweep_status(Context& context) {
     return 0;
   }
   Table table;
-  table.add({"TRIAL", "STATE", "STEP", store.plan().definition.metric.name, "WHAT", ""});
+  table.add({"TRIAL", "STATE", "STEP", store.plan().definition.metric.name, "OVERRIDES", ""});
   for (size_t i = 0; i < trials.size(); ++i) {
     const sweep::TrialStatus& s = statuses[i];
     std::string about = s.owner.empty() ? last_line(s.reason) : s.owner;
@@ -482,9 +483,10 @@ const Command kSweepRun = {
                  "mpirun srun"}},
     .details =
         "Each trial is a process of its own and resumes from its checkpoint. Several runners can share one "
-        "directory;\na trial runs in one of them. Ctrl-C once: trials save and end (code 75); twice: they "
-        "are "
-        "killed. Code 1\nif a trial has failed.\n",
+        "directory;\n"
+        "a trial runs in one of them. Ctrl-C once: trials save and end (code 75); twice: they are killed. "
+        "Code 1\n"
+        "if a trial has failed.\n",
     .max_words = 1,
     .run = run_sweep_run,
 };

@@ -51,7 +51,7 @@ int run_sweep_ask(Context& context) {
     fail(ErrorCode::usage, "unexpected `" + args.words()[1] + "`", "`-` reads lines from standard input");
   OrderedJson request = OrderedJson::object();
   if (const auto values = args.value("values")) {
-    request["values"] = OrderedJson::parse(*values, nullptr, false);
+    request["values"] = ordered_json_of(*values, IfNotJson::discard);
     if (!request["values"].is_object())
       fail(ErrorCode::usage, "`--values` is not a JSON object",
            R"(for example --values '{"optimizer.lr": 3e-4}')");

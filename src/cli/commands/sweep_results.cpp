@@ -52,8 +52,9 @@ int run_sweep_table(Context& context) {
   if (!table.invalid.empty())
     put(std::to_string(table.invalid.size()) + (table.invalid.size() == 1 ? " trial is" : " trials are") +
         " invalid: `capstan sweep status` lists the reasons\n");
-  if (table.rows.empty() && !context.quiet()) say("no trial meets the condition\n");
-  if (table.hidden > 0 && !context.quiet()) say(std::to_string(table.hidden) + " more without --top\n");
+  if (table.rows.empty() && !context.quiet()) print_stderr("no trial meets the condition\n");
+  if (table.hidden > 0 && !context.quiet())
+    print_stderr(std::to_string(table.hidden) + " more without --top\n");
   return 0;
 }
 
@@ -106,8 +107,7 @@ const Command kSweepPlot = {
                 {"metric", 0, "NAME[:AT]", "metric instead of the sweep's: loss, val/loss:best"}},
     .details =
         "Curves over steps, the metric against each axis, parallel coordinates, the best configuration's "
-        "recipe, how "
-        "much of the\n"
+        "recipe, how much of the\n"
         "variance each axis explains (grids), and the table. The page needs no network.\n",
     .max_words = 1,
     .run = run_sweep_plot,

@@ -42,7 +42,8 @@ int run_sweep_slurm(Context& context) {
       put(submit ? "job " + job + ": " + plan.scripts[i] + "\n" : command_text(plan.commands[i]) + "\n");
   }
   if (json) {
-    put(OrderedJson{{"schema", "capstan.sweep-slurm/1"}, {"arrays", arrays}, {"queued", plan.queued}}.dump(
+    put(dump_json(
+            OrderedJson{{"schema", "capstan.sweep-slurm/1"}, {"arrays", arrays}, {"queued", plan.queued}},
             2) +
         "\n");
     return 0;
@@ -51,9 +52,10 @@ int run_sweep_slurm(Context& context) {
   const std::string queued =
       plan.queued ? ", " + std::to_string(plan.queued) + " are in the queue already" : "";
   if (plan.arrays.empty())
-    say("nothing to submit: no trial is pending" + queued + "\n");
+    print_stderr("nothing to submit: no trial is pending" + queued + "\n");
   else
-    say(std::to_string(trials) + (trials == 1 ? " trial in " : " trials in ") +
+    print_stderr(
+        std::to_string(trials) + (trials == 1 ? " trial in " : " trials in ") +
         std::to_string(plan.arrays.size()) + (plan.arrays.size() == 1 ? " array" : " arrays") +
         " of at most " + std::to_string(plan.limit) + " (" + plan.limit_from + ")" + queued + "\n" +
         (submit ? ""
@@ -77,8 +79,7 @@ const Command kSweepSlurm = {
                 {"json", 0, "", "as one JSON object"}},
     .details =
         "Writes one array for each set of resources to DIR/slurm. A task runs one trial; before its time "
-        "limit "
-        "it saves,\n"
+        "limit it saves,\n"
         "is requeued and resumes from its checkpoint. `capstan help sweeps` describes the cluster file.\n",
     .max_words = 1,
     .run = run_sweep_slurm,

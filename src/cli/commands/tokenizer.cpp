@@ -34,15 +34,15 @@ class Documents {
       if (!reader_.next(batch_, int64_t{4} << 20)) return false;
     }
     const data::Record& record = batch_.records[at_++];
-    const std::string place = reader_.files()[static_cast<size_t>(record.file)].path + ":" +
-                              std::to_string(record.line) + ":" + std::to_string(record.column);
-    if (!record.problem.empty()) fail(ErrorCode::format, place + ": " + record.problem);
+    const std::string location = reader_.files()[static_cast<size_t>(record.file)].path + ":" +
+                                 std::to_string(record.line) + ":" + std::to_string(record.column);
+    if (!record.problem.empty()) fail(ErrorCode::format, location + ": " + record.problem);
     const std::string_view text = batch_.of(record);
     if (!record.json) return document.assign(text), true;
-    const auto value = Json::parse(text, nullptr, false);
-    if (value.is_discarded()) fail(ErrorCode::format, place + ": this is not a JSON value");
+    const auto value = json_of(text, IfNotJson::discard);
+    if (value.is_discarded()) fail(ErrorCode::format, location + ": this is not a JSON value");
     if (!value.is_object() || !value.contains(key_) || !value[key_].is_string())
-      fail(ErrorCode::format, place + ": no text under `" + key_ + "`",
+      fail(ErrorCode::format, location + ": no text under `" + key_ + "`",
            "--json-key names the key that holds the text");
     document = value[key_].get<std::string>();
     return true;
@@ -95,9 +95,9 @@ int run_tokenizer_train(Context& context) {
       text::train_bpe([&](std::string& document) { return documents.next(document); }, options, pool, report);
   if (output.has_parent_path()) std::filesystem::create_directories(output.parent_path());
   write_file_durably(output, text);
-  const int64_t learned = text::Tokenizer::from_json(text, output.string())->vocab_size();
-  put(output.string() + ": " + with_separators(learned) + " tokens\n");
-  if (learned < options.vocab_size)
+  const int64_t trained = text::Tokenizer::from_json(text, output.string())->vocab_size();
+  put(output.string() + ": " + with_separators(trained) + " tokens\n");
+  if (trained < options.vocab_size)
     progress.line("note: the text has no more pairs that occur " + std::to_string(options.min_frequency) +
                   " times; --min-frequency 1 allows rarer ones");
   return 0;
@@ -111,7 +111,7 @@ int run_tokenizer_encode(Context& context) {
   const text::EncodeOptions options{.specials_as_text = args.has("specials-as-text"),
                                     .add_special = args.has("add-special")};
   text::encode_file(
-      *tokenizer, file, [](std::string_view text) { put(text); }, pool, {}, options, args.has("places"));
+      *tokenizer, file, [](std::string_view text) { put(text); }, pool, {}, options, args.has("offsets"));
   return 0;
 }
 
@@ -162,7 +162,7 @@ const Command kTokenizerEncode = {
                 {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to it"},
                 {"specials-as-text", 0, "", "encode special tokens inside the text as ordinary text"},
                 {"add-special", 0, "", "add the special tokens that the tokenizer puts around a text"},
-                {"places", 0, "", "adds \"places\": the byte range [begin, end) of each token in the line"},
+                {"offsets", 0, "", "adds \"offsets\": the byte range [begin, end) of each token in the line"},
                 {"workers", 0, "N", "threads; default: the cores of this process"}},
     .details =
         "Lines end at \\n only, nothing is trimmed; no special tokens are added around a line unless asked "

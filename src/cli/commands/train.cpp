@@ -1,6 +1,8 @@
 // capstan train
 #include <signal.h>
 
+#include <filesystem>
+
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
@@ -14,7 +16,7 @@ namespace capstan::cli {
 
 namespace {
 
-std::string resume_command(const Context& context, const train::Outcome& outcome) {
+std::string resume_command(const Context& context, const Outcome& outcome) {
   std::vector<std::string> command;
   bool has_resume = false, has_directory = false;
   for (const std::string& word : given_command(context)) {
@@ -25,6 +27,26 @@ std::string resume_command(const Context& context, const train::Outcome& outcome
   if (!has_directory) command.insert(command.end(), {"--run-dir", outcome.run_dir.string()});
   if (!has_resume) command.emplace_back("--resume");
   return command_text(command);
+}
+
+// Resolves the recipe. With --resume, a path that is no recipe is probably the run directory, so the error
+// shows where that belongs.
+config::Resolution resolve_for_training(const Context& context, const std::string& recipe, int64_t ranks,
+                                        config::ShrunkFrom* from) {
+  try {
+    return resolve_recipe(context, recipe, ranks, from);
+  } catch (const Error& error) {
+    const std::filesystem::path path(recipe);
+    std::error_code ignored;
+    if (!context.args.has("resume") || context.args.has("run-dir") || !path.has_parent_path() ||
+        std::filesystem::is_regular_file(path, ignored))
+      throw;
+    const std::string near = error.help().starts_with("did you mean") ? error.help() + " " : std::string();
+    throw Error(
+        error.code(), error.message(),
+        near + "to resume a run, give its recipe and its run directory: capstan train RECIPE --run-dir " +
+            shell_quoted(recipe) + " --resume");
+  }
 }
 
 int run_train(Context& context) {
@@ -41,7 +63,7 @@ int run_train(Context& context) {
          "write it to a file and name that");
   const int64_t ranks = nproc ? *nproc : launched.size;
   config::ShrunkFrom shrunk_from;
-  const config::Resolution resolution = resolve_recipe(context, recipe, ranks, &shrunk_from);
+  const config::Resolution resolution = resolve_for_training(context, recipe, ranks, &shrunk_from);
   if (is_rank0 && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
@@ -68,9 +90,10 @@ int run_train(Context& context) {
     options.changes_since = [&](const std::string& stored) {
       return train::changes_since(stored, resolution);
     };
-    const train::Outcome outcome = train::train(resolution.config, world, options, progress);
-    if (outcome.ended == train::Ended::finished) {
-      if (!outcome.checkpoint.empty() && !args.has("shrink"))
+    const Outcome outcome = train::train(resolution.config, world, options, progress);
+    if (outcome.ended == Ended::finished) {
+      const bool has_text = resolution.config.dataset.kind != config::DatasetKind::mock;
+      if (!outcome.checkpoint.empty() && has_text && !args.has("shrink"))
         progress.line("try: capstan generate " + shell_quoted(outcome.run_dir.string()) + " --prompt TEXT");
       return 0;
     }

@@ -26,7 +26,7 @@ int run_version(Context& context) {
   const OrderedJson object = {{"schema", "capstan.version/1"}, {"version", CAPSTAN_VERSION},
                               {"commit", program_commit()},    {"build", CAPSTAN_BUILD_TYPE},
                               {"compiler", kCompiler},         {"devices", {"cpu"}}};
-  put(object.dump(2) + "\n");
+  put(dump_json(object, 2) + "\n");
   return 0;
 }
 

@@ -33,7 +33,7 @@ std::string call_text(const RankStatus& status) {
              std::to_string(status.bytes) + " bytes)";
   }
 }
-std::string place_text(const RankStatus& status) {
+std::string step_text(const RankStatus& status) {
   return "step " + std::to_string(status.step) + (status.phase.empty() ? "" : ", " + status.phase);
 }
 std::string state_text(const RankStatus& status) {
@@ -58,7 +58,7 @@ void add_others(Error& error, std::vector<RankStatus> statuses, int except) {
              (status.state == RankState::waiting
                   ? " waits for " + fixed(status.seconds, 1) + " s in " + call_text(status)
                   : " is " + state_text(status)) +
-             ", " + place_text(status));
+             ", " + step_text(status));
   }
   if (statuses.size() > kMost) error.in("and " + std::to_string(statuses.size() - kMost) + " more ranks");
 }
@@ -96,7 +96,7 @@ std::optional<Error> mismatch(const std::vector<RankStatus>& statuses) {
         Error error(ErrorCode::rank_failure, "ranks disagree about collective " + std::to_string(a.sequence) +
                                                  " of group `" + a.group + "`: " + rank_text(a) + " is in " +
                                                  call_text(a) + ", " + rank_text(b) + " in " + call_text(b));
-        error.in(place_text(a) + " on rank " + std::to_string(a.rank) + ", " + place_text(b) + " on rank " +
+        error.in(step_text(a) + " on rank " + std::to_string(a.rank) + ", " + step_text(b) + " on rank " +
                  std::to_string(b.rank));
         return error;
       }
@@ -111,7 +111,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
     if (!status.gone || status.state == RankState::ended || status.state == RankState::absent) continue;
     Error error(ErrorCode::rank_failure,
                 rank_text(status) + (status.remote ? " gives no sign of life at " : " is gone at ") +
-                    place_text(status) + ": it was " + state_text(status),
+                    step_text(status) + ": it was " + state_text(status),
                 (status.remote ? "its host or the network to it may be down; "
                                : "the system's log says whether it took too much memory; ") +
                     resume);
@@ -142,7 +142,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
   if (lagging) {
     Error error(ErrorCode::rank_failure,
                 rank_text(*lagging) + (lagging->stopped ? " is stopped" : " lags") + " at " +
-                    place_text(*lagging) + ": it has been " + state_text(*lagging) + " for " +
+                    step_text(*lagging) + ": it has been " + state_text(*lagging) + " for " +
                     fixed(lagging->seconds, 1) + " s, and the others wait (resilience.timeout " +
                     fixed(timeout, 1) + " s)",
                 lagging->stopped ? "SIGSTOP, a debugger or a batch system has stopped it; " + resume
@@ -158,7 +158,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
   const RankStatus* missing = awaited(*waiter, statuses);
   Error error(ErrorCode::rank_failure,
               rank_text(*waiter) + " waits in " + call_text(*waiter) + " for " + fixed(waiter->seconds, 1) +
-                  " s at " + place_text(*waiter) +
+                  " s at " + step_text(*waiter) +
                   (missing ? ", where rank " + std::to_string(missing->rank) + " on host `" + missing->host +
                                  "` does not come: it is " + state_text(*missing)
                            : ", though all members are there: a message was lost"),

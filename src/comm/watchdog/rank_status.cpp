@@ -20,8 +20,10 @@ namespace capstan::comm {
 struct alignas(alignof(Slot)) RankStatusTable::Header {
   static constexpr uint64_t kMagic = 0x626f6172'64303032;  // this layout
   std::atomic<uint64_t> magic;
-  std::atomic<int32_t> ranks, parent, claim;  // claim: 0 free, 1 taken, 2 the report is complete
-  std::array<char, 8192> report;              // message, help and context lines, separated by kSeparator
+  // Claim: 0 free, 1 taken, 2 the report is complete.
+  std::atomic<int32_t> ranks, parent, claim;
+  // Message, help and context lines, separated by kSeparator.
+  std::array<char, 8192> report;
 };
 
 namespace {

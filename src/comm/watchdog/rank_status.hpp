@@ -43,7 +43,8 @@ struct GroupSlot {
   std::atomic<int32_t> first;
   // Collectives entered; the first has number 1.
   std::atomic<int64_t> sequence;
-  std::array<std::atomic<int64_t>, kKept> asked;  // of collective s at s % kKept: asked_of()
+  // Of collective s at s % kKept: asked_of().
+  std::array<std::atomic<int64_t>, kKept> asked;
 };
 inline int64_t asked_of(Call call, int64_t bytes) {
   return bytes * 16 + static_cast<int64_t>(call);
@@ -52,14 +53,18 @@ inline int64_t asked_of(Call call, int64_t bytes) {
 struct alignas(64) Slot {
   static constexpr size_t kGroups = 64;
   std::atomic<int32_t> rank, pid, state;
-  std::atomic<int64_t> since;      // CLOCK_MONOTONIC, ns: when `state` began
-  std::atomic<int64_t> heartbeat;  // counts up while the process runs
+  // CLOCK_MONOTONIC, ns: when `state` began.
+  std::atomic<int64_t> since;
+  // Counts up while the process runs.
+  std::atomic<int64_t> heartbeat;
   std::atomic<int64_t> step;
   // CLOCK_MONOTONIC, ns: when the rank could stop on request; 0: unknown.
   std::atomic<int64_t> expected_end;
-  std::array<std::atomic<uint64_t>, 2> phase;  // text of up to 16 bytes
+  // Text of up to 16 bytes.
+  std::array<std::atomic<uint64_t>, 2> phase;
   // The current or latest call.
-  std::atomic<int32_t> call, group, peer;  // group: index below; peer: world rank, -1 for a collective
+  // Group: index below; peer: world rank, -1 for a collective.
+  std::atomic<int32_t> call, group, peer;
   std::atomic<int64_t> sequence, bytes;
   std::array<char, 64> host;
   std::array<GroupSlot, kGroups> groups;

@@ -14,7 +14,8 @@ namespace capstan::comm {
 
 namespace {
 constexpr std::string_view kReport = "report";
-constexpr uint64_t kLargest = 16 << 20;  // bytes of one host's file
+// Bytes of one host's file.
+constexpr uint64_t kLargest = 16 << 20;
 constexpr size_t kNumbers = 11, kTexts = 4;
 }  // namespace
 
@@ -135,7 +136,8 @@ std::vector<RankStatus> RankStatusFiles::read(double timeout) {
 
 bool RankStatusFiles::claim() {
   const int fd = ::open((directory_ / kReport).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (fd < 0) return errno != EEXIST;  // an unwritable directory: report twice rather than never
+  // An unwritable directory: report twice rather than never.
+  if (fd < 0) return errno != EEXIST;
   ::close(fd);
   return true;
 }

@@ -98,7 +98,8 @@ void Watchdog::watch() {
     if (1e-9 * static_cast<double>(now - before) > 2 * interval + 2) not_before_ = now;
     before = now;
     status_table_.slot(self_).heartbeat.fetch_add(1, std::memory_order_relaxed);
-    if (status_table_.claimed()) continue;  // another process reports; the launcher ends this one
+    // Another process reports; the launcher ends this one.
+    if (status_table_.claimed()) continue;
     if (const auto error = diagnose_stall(look(), options_.timeout)) found(*error);
   }
 }

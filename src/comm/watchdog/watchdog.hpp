@@ -14,9 +14,11 @@
 namespace capstan::comm {
 
 struct WatchOptions {
-  double timeout = 600;                      // seconds
-  std::function<void(const Error&)> report;  // where no parent process reports
-  std::function<void()> leave;               // ends the process; null: _exit(4)
+  double timeout = 600;  // seconds
+  // Where no parent process reports.
+  std::function<void(const Error&)> report;
+  // Ends the process; null: _exit(4).
+  std::function<void()> leave;
 };
 
 class Watchdog {
@@ -39,14 +41,16 @@ class Watchdog {
   // Pidfd of each slot; -1: its own, or unsupported.
   std::vector<int> processes_;
   std::vector<bool> gone_;
-  std::mutex mutex_;                         // guards others_
-  std::unique_ptr<RankStatusFiles> others_;  // null: all ranks are on this host
-  std::vector<RankStatus> remote_;           // as last read
-  int64_t next_exchange_ = 0;                // ns
+  std::mutex mutex_;  // guards others_
+  // Null: all ranks are on this host.
+  std::unique_ptr<RankStatusFiles> others_;
+  std::vector<RankStatus> remote_;  // as last read
+  int64_t next_exchange_ = 0;       // ns
   // Waiting times count from here, because this process may itself have been stopped before. CLOCK_MONOTONIC,
   // ns.
   int64_t not_before_ = 0;
-  int wake_ = -1;  // eventfd that ends the thread
+  // eventfd that ends the thread.
+  int wake_ = -1;
   std::thread thread_;
 };
 

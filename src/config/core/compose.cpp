@@ -174,7 +174,7 @@ void Composer::write_members(const std::string& section, const Node& map) {
                 shortened(key) + ": …`");
       continue;
     }
-    // The place is the key's, without the section in front.
+    // The location is the key's, without the section in front.
     const auto known = schema_.find_spelling(section + "." + key);
     if (!known) {
       unknown(section, key, map.key_locations[i]);
@@ -269,7 +269,8 @@ Composition compose(const Schema& schema, const Library& library, const Request&
   Composer composer(schema, library, request, text);
   Composition out = composer.run();
   if (composer.model_with_entry().empty()) return out;
-  const std::string given = out.sources.front().text;  // standard input is read once
+  // Standard input is read once.
+  const std::string given = out.sources.front().text;
   return Composer(schema, library, request, &given, composer.model_with_entry()).run();
 }
 

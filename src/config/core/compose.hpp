@@ -19,20 +19,22 @@ namespace capstan::config {
 struct Request {
   // A name, a path (contains "/" or ends in .yaml/.yml), or "-" for standard input.
   std::string recipe;
-  // In the order given, -f files included.
+  // The overrides in the order given, including -f files.
   std::vector<Override> overrides;
-  // --ranks: the world size, instead of the recipe's.
+  // Value of --ranks: a world size that replaces the recipe's.
   std::optional<int64_t> ranks;
-  std::string ranks_origin = "--ranks";  // what messages call it
-  // Fields, or whole sections, as if the recipe and what it extends did not set them; -f files and overrides
-  // may.
+  // The words for `ranks` in messages.
+  std::string ranks_origin = "the number of ranks";
+  // Fields or full sections that are treated as if the recipe, and the recipes that it extends, did not set
+  // them. -f files and overrides may set them.
   std::vector<std::string> unset;
-  // Overrides above all others, which `imposed_by` asks for.
+  // Overrides that take precedence over all others. `imposed_by` names who imposes them.
   std::vector<Override> imposed;
   std::string imposed_by;
   // Seconds since 1970 for ${now:…}; tests and resumed runs fix it.
   std::optional<int64_t> now;
-  // Absolute: what paths in overrides and in embedded recipes are relative to; empty: the current directory.
+  // Absolute directory to which paths in overrides and in embedded recipes are relative. Empty: the current
+  // directory.
   std::string directory;
 };
 
@@ -42,7 +44,7 @@ struct Layer {
   Rank rank = Rank::recipe;
   // "model/llama3-8b" for presets.
   std::string preset;
-  // Of a recipe that the given one extends by name, or of what that one extends.
+  // Whether the layer belongs to a recipe that the given one extends by name, directly or indirectly.
   bool base = false;
 };
 
@@ -51,18 +53,18 @@ struct Write {
   enum class Op : uint8_t { set, append, remove };
   Op op = Op::set;
   const FieldInfo* field = nullptr;
-  // Below the field: an index, a key.
+  // Path below the field: an index or a key.
   std::vector<Segment> rest;
   Node value;
-  // The key, or the override.
+  // Location of the key or of the override.
   SourceLocation location;
   // The path as written.
   std::string spelling;
   // Index into Composition::layers.
   size_t layer = 0;
-  // A later `~path` took it back.
+  // Whether a later `~path` took the write back.
   bool dead = false;
-  // The layer with that `~path`; kRequested: Request::unset.
+  // Index of the layer with that `~path`. kRequested: Request::unset.
   size_t dead_by = 0;
   static constexpr size_t kRequested = static_cast<size_t>(-1);
   void take_back(size_t by) {
@@ -74,7 +76,7 @@ struct Write {
 struct Choice {
   size_t layer = 0;
   bool off = false;
-  // Name, or the path of a preset file.
+  // Name of the preset, or the path of a preset file.
   std::string preset;
   SourceLocation location;
 };
@@ -83,34 +85,35 @@ struct Composition {
   std::string recipe_name;
   std::vector<Source> sources;
   std::vector<Diagnostic> diagnostics;
-  // The names that the given recipe extends, itself or by the files that it extends.
+  // Names that the given recipe extends, itself or through files that it extends.
   std::vector<std::string> extends;
   std::vector<Layer> layers;
-  // Soft ones first, then by rank and order.
+  // All writes: soft ones first, then by rank and order.
   std::vector<Write> writes;
-  // By section index.
+  // Chosen presets, by section index.
   std::vector<std::vector<Choice>> choices;
-  // By section index: the preset in effect, empty without.
+  // The preset in effect, by section index. Empty: there is none.
   std::vector<std::string> preset_of;
-  // Given twice where once is legal, and reported: their value is unknown.
+  // Fields that are given twice where only one value is legal. They are reported, and their values are
+  // unknown.
   std::vector<const FieldInfo*> ambiguous;
-  // A file could not be read or parsed.
+  // Whether a file could not be read or parsed.
   bool malformed = false;
-  // An override that is none.
+  // Whether an override cannot be parsed.
   bool bad_words = false;
-  // By section index: the preset that was chosen cannot be read.
+  // Whether the chosen preset cannot be read, by section index.
   std::vector<bool> unknown_presets;
-  // What an `extends` or a file would have set is unknown.
+  // Whether values are unknown that a missing `extends` or file would have set.
   bool incomplete = false;
 };
 
-// text: of the recipe, instead of what its file holds.
-// Throws Error only when the recipe itself cannot be read (ErrorCode::not_found, format, io).
+// Composes a recipe. `text` replaces the content of the recipe's file. Throws Error only if the recipe itself
+// cannot be read (ErrorCode::not_found, format, io).
 Composition compose(const Schema& schema, const Library& library, const Request& request,
                     const std::string* text = nullptr);
 
-// "unknown key" with at most three near matches, other sections included. `section`: where it stood, empty at
-// the top.
+// Returns the error "unknown key" with at most three similar names, also from other sections. `section` is
+// the section in which the key stood. Empty: the top of the recipe.
 Diagnostic unknown_key(const Schema& schema, const std::string& section, const std::string& key,
                        SourceLocation location, bool suggest = true);
 

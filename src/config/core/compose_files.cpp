@@ -18,8 +18,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t kMaxFiles = 100;           // files of one resolution, each counted as often as it is named
-constexpr int64_t kMaxTotalNodes = 50'000;  // values in all of them
+// Files of one resolution, each counted as often as it is named.
+constexpr size_t kMaxFiles = 100;
+// Values in all of them.
+constexpr int64_t kMaxTotalNodes = 50'000;
 
 }  // namespace
 
@@ -49,8 +51,8 @@ void move_to_source(Node& node, int source) {
   for (auto& item : node.items) move_to_source(item, source);
 }
 
-// What comes with the binary is parsed once: a program that resolves many recipes reads the same few presets
-// for each, and that is half of a resolution's time. By content, so that two libraries do not meet.
+// Recipes and presets of the binary are parsed once: a program that resolves many recipes reads the same few
+// presets for each, and that is half of a resolution's time. By content, so that two libraries do not meet.
 std::optional<Node> parse_embedded(int source, const std::vector<Source>& sources,
                                    std::vector<Diagnostic>& diagnostics) {
   constexpr size_t kMost = 256;
@@ -124,6 +126,10 @@ void Composer::read_recipe() {
     if (name.find("://") != std::string::npos)
       fail(ErrorCode::usage, "`" + shortened(name) + "` is an address, and recipes are read from files",
            "download the file and give its path");
+    std::error_code ignored;
+    if (!text_ && !fs::exists(name, ignored))
+      fail_not_found("recipe", name,
+                     "a recipe is a YAML file, or a name without `/` (`capstan recipe ls` lists the names)");
     source = add_source(Source::Kind::file, name, text_ ? *text_ : read_file(name, TreeLimits::kFileBytes),
                         directory_of(name));
     origin.root = out_.sources.back().directory;

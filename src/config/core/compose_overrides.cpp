@@ -92,7 +92,8 @@ void Composer::apply(const ParsedOverride& one) {
   const Type& type = *target->field->type;
   if (value.empty && target->rest.empty() && one.op != Op::append &&
       (type.kind == Type::Kind::text || type.kind == Type::Kind::path)) {
-    value = Node::scalar("", one.value_location, true);  // `key=` is the empty text
+    // `key=` is the empty text.
+    value = Node::scalar("", one.value_location, true);
   }
   if (one.op == Op::add) {
     for (const auto& write : out_.writes) {

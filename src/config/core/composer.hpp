@@ -4,7 +4,7 @@
 //   compose_files.cpp      recipes, `extends`, `unset`, included files, and what a file may name
 //   compose_overrides.cpp  the command line: set, add, append, reset, `-f`
 //   compose_presets.cpp    the presets that sections chose
-//   unknown_key.cpp        what a key that does not exist was meant to be
+//   unknown_key.cpp        which existing key an unknown key may have meant
 //
 // Internal to the module; others include compose.hpp.
 #pragma once
@@ -21,16 +21,18 @@
 
 namespace capstan::config {
 
-bool is_path(std::string_view text);           // of a file, not a name: has a "/" or ends in .yaml or .yml
-std::string shortened(std::string_view text);  // at most 80 bytes on one line, for messages
+// Whether the text is the path of a file and not a name: it contains "/" or ends in .yaml or .yml.
+bool is_path(std::string_view text);
+// Shortens a text to at most 80 bytes on one line, for messages.
+std::string shortened(std::string_view text);
 
 class Composer {
  public:
-  // model: whose entries of `models` are read; empty: not known yet.
+  // model: the model whose entries of `models` are read. Empty: it is not known yet.
   Composer(const Schema& schema, const Library& library, const Request& request, const std::string* text,
            std::string model = {});
   Composition run();
-  // After run(): the model whose entries of `models` a second run reads; empty: none.
+  // After run(): the model whose entries of `models` a second pass must read. Empty: none.
   const std::string& model_with_entry() const { return model_with_entry_; }
 
  private:
@@ -39,7 +41,8 @@ class Composer {
   struct Origin {
     std::string root;
     Layer::Rank rank = Layer::Rank::recipe;
-    bool base = false;  // see Layer::base
+    // See Layer::base.
+    bool base = false;
   };
 
   struct Target {
@@ -61,7 +64,8 @@ class Composer {
   void add_write(const Target& target, const Node& value, Write::Op op, SourceLocation location);
   void write_members(const std::string& section, const Node& map);
   void write_section(const SectionInfo& section, const Node& value, Write::Op op, SourceLocation location);
-  static bool take_plus(std::string& key);  // `key+`: append
+  // Removes the `+` of a key such as `key+`, which appends. Returns whether there was one.
+  static bool take_plus(std::string& key);
   static bool same(const std::vector<Segment>& a, const std::vector<Segment>& b);
   bool equal(const FieldInfo& field, const Node& a, const Node& b) const;
   bool alias_prefix(const std::string& name) const { return alias_prefixes_.count(name) > 0; }
@@ -70,7 +74,7 @@ class Composer {
   int add_source(Source::Kind kind, std::string name, std::string text, std::string directory);
   std::optional<Node> parse(int source);
   bool budget(SourceLocation location);
-  // Reads a file named inside another one or on the command line; problems become diagnostics at `place`.
+  // Reads a file named inside another one or on the command line; problems become diagnostics at `location`.
   std::optional<int> read_named(const std::string& file, const std::string& shown, SourceLocation location);
   static std::string directory_of(const std::string& file);
   static std::string canonical(const std::string& file);
@@ -94,7 +98,7 @@ class Composer {
   void unset_requested();
   void include(const SectionInfo& section, const std::string& file, SourceLocation location);
 
-  // In one file a field is given once, whatever it is called.
+  // Reports fields that one file sets twice, under any of their names.
   void find_duplicates();
 
   // command line, and what is imposed on it (compose_overrides.cpp)
@@ -102,8 +106,8 @@ class Composer {
   void include_override(const ParsedOverride& one);
   void apply(const ParsedOverride& one);
 
-  // On the command line a later override of the same spelling wins, and the earlier one was for nothing. Two
-  // spellings of one field have the same rank: they must agree.
+  // On the command line, a later override of the same spelling replaces the earlier one. Two spellings of one
+  // field have the same rank and must agree.
   void replace_earlier();
 
   // `~path`: a field or section goes back to its soft value, an item or key is removed.
@@ -121,7 +125,7 @@ class Composer {
   const Request& request_;
   const std::string* text_;
   const std::string model_;
-  // Where the last `models` is written, and the keys of all.
+  // Location of the last `models`, and the keys of all `models`.
   SourceLocation models_location_;
   std::set<std::string> models_;
   std::string model_with_entry_;
@@ -129,7 +133,7 @@ class Composer {
   std::string current_directory_;
   // `parallel` of `parallel.tp`
   std::set<std::string> alias_prefixes_;
-  // Of the file being read; null on the command line.
+  // Origin of the file being read. Null on the command line.
   const Origin* origin_ = nullptr;
   size_t layer_ = 0;
   size_t files_ = 0;

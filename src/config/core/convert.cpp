@@ -129,9 +129,7 @@ class Converter {
         comma(node, path, true);
       } else {
         error("C0206", "`" + path + "` takes a list, not " + node_kind(node), node,
-              scalar
-                  ? "write [" + shown(node.text) + "]; to append an item: " + path + "+=" + shown(node.text)
-                  : "");
+              scalar ? "write [" + shown(node.text) + "]" + append_help(node, path) : "");
       }
       return std::nullopt;
     }
@@ -238,14 +236,12 @@ class Converter {
   }
 
   void comma(const Node& node, const std::string& path, bool list) {
-    const bool cli = node.location.known() &&
-                     (*context_.sources)[static_cast<size_t>(node.location.source)].kind == Source::Kind::cli;
     std::vector<std::string> helps;
     TextProblem decimal;  // `0,001` was meant as 0.001
     if (!list && field_.type->kind == Type::Kind::real) real_from_text(node.text, field_, decimal);
     if (decimal.help.starts_with("write ")) helps.push_back(decimal.help);
     if (list) helps.push_back("use `[" + shown(node.text) + "]` for a list");
-    if (cli)
+    if (on_command_line(node))
       helps.push_back("for a trial of each value: `capstan sweep plan RECIPE " + path + "=" +
                       shown(node.text) + "`");
     auto& problem =
@@ -334,6 +330,13 @@ class Converter {
       }
     }
     return result;
+  }
+
+  // How an item is appended where this value is written. Only fields of a recipe can be appended to.
+  std::string append_help(const Node& node, const std::string& path) const {
+    if (field_.path.empty()) return {};
+    return "; to append an item: " + (on_command_line(node) ? path + "+=" + shown(node.text)
+                                                            : field_.name + "+: [" + shown(node.text) + "]");
   }
 
   bool on_command_line(const Node& node) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 
@@ -170,49 +171,43 @@ int utf16_column(std::string_view line, int column) {
   return units;
 }
 
-std::string location_json(const SourceLocation& location, const std::vector<Source>& sources) {
+// Adds file, line, column and LSP range of a location that is known.
+void add_location(OrderedJson& object, const SourceLocation& location, const std::vector<Source>& sources) {
+  if (!location.known()) return;
   const Source& source = sources[static_cast<size_t>(location.source)];
   const std::string_view line = source.line(location.line);
-  const std::string row = std::to_string(location.line - 1);
-  return "\"file\":" + quoted(source.name) + ",\"line\":" + std::to_string(location.line) +
-         ",\"column\":" + std::to_string(location.column) + ",\"range\":{\"start\":{\"line\":" + row +
-         ",\"character\":" + std::to_string(utf16_column(line, location.column)) +
-         "},\"end\":{\"line\":" + row +
-         ",\"character\":" + std::to_string(utf16_column(line, location.column + location.length)) + "}}";
+  const auto position = [&](int column) {
+    return OrderedJson{{"line", location.line - 1}, {"character", utf16_column(line, column)}};
+  };
+  object["file"] = source.name;
+  object["line"] = location.line;
+  object["column"] = location.column;
+  object["range"] = {{"start", position(location.column)},
+                     {"end", position(location.column + location.length)}};
 }
 
 std::string json(const Diagnostic& diagnostic, const std::vector<Source>& sources) {
-  std::string out =
-      "{\"level\":" + quoted(level_name(diagnostic.level)) + ",\"code\":" + quoted(diagnostic.code);
-  if (!diagnostic.name.empty()) out += ",\"name\":" + quoted(diagnostic.name);
-  out += ",\"message\":" + quoted(diagnostic.message);
-  if (!diagnostic.path.empty()) out += ",\"path\":" + quoted(diagnostic.path);
-  if (diagnostic.location.known()) out += "," + location_json(diagnostic.location, sources);
-  if (!diagnostic.label.empty()) out += ",\"label\":" + quoted(diagnostic.label);
-  const auto list = [&](const char* key, const std::vector<std::string>& texts) {
-    out += std::string(",\"") + key + "\":[";
-    for (size_t i = 0; i < texts.size(); ++i) out += (i ? "," : "") + quoted(texts[i]);
-    out += "]";
-  };
-  list("notes", diagnostic.notes);
-  list("help", diagnostic.helps);
-  out += ",\"related\":[";
-  for (size_t i = 0; i < diagnostic.also.size(); ++i) {
-    const auto& label = diagnostic.also[i];
-    out += std::string(i ? "," : "") + "{\"message\":" + quoted(label.text);
-    if (label.location.known()) out += "," + location_json(label.location, sources);
-    out += "}";
+  OrderedJson object = {{"level", level_name(diagnostic.level)}, {"code", diagnostic.code}};
+  if (!diagnostic.name.empty()) object["name"] = diagnostic.name;
+  object["message"] = diagnostic.message;
+  if (!diagnostic.path.empty()) object["path"] = diagnostic.path;
+  add_location(object, diagnostic.location, sources);
+  if (!diagnostic.label.empty()) object["label"] = diagnostic.label;
+  object["notes"] = diagnostic.notes;
+  object["help"] = diagnostic.helps;
+  OrderedJson& related = object["related"] = OrderedJson::array();
+  for (const auto& label : diagnostic.also) {
+    related.push_back({{"message", label.text}});
+    add_location(related.back(), label.location, sources);
   }
-  out += "],\"suggestions\":[";
-  for (size_t i = 0; i < diagnostic.suggestions.size(); ++i) {
-    const auto& suggestion = diagnostic.suggestions[i];
-    out += std::string(i ? "," : "") + "{\"replacement\":" + quoted(suggestion.replacement) +
-           ",\"applicability\":" +
-           (suggestion.machine_applicable ? "\"machine-applicable\"" : "\"maybe-incorrect\"");
-    if (suggestion.location.known()) out += "," + location_json(suggestion.location, sources);
-    out += "}";
+  OrderedJson& suggestions = object["suggestions"] = OrderedJson::array();
+  for (const auto& suggestion : diagnostic.suggestions) {
+    suggestions.push_back(
+        {{"replacement", suggestion.replacement},
+         {"applicability", suggestion.machine_applicable ? "machine-applicable" : "maybe-incorrect"}});
+    add_location(suggestions.back(), suggestion.location, sources);
   }
-  return out + "]}";
+  return dump_json(object);
 }
 
 }  // namespace

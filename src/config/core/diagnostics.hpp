@@ -1,6 +1,6 @@
-// What is wrong with a recipe, where, why, and what would be right. Text conventions follow rustc: the
-// message says what is wrong (lower case, no full stop, names in backquotes), only the help says how to mend
-// it.
+// Diagnostics of a recipe: the problem, its location, its reason and a correction. Text conventions follow
+// rustc: the message says what is wrong (lower case, no full stop, names in backquotes), only the help says
+// how to fix it.
 #pragma once
 
 #include <string>
@@ -14,17 +14,17 @@ namespace capstan::config {
 struct Source {
   enum class Kind : unsigned char { file, embedded, cli };
   Kind kind = Kind::file;
-  // As printed: "my/recipe.yaml", "recipes/quickstart.yaml", "<cli>"
+  // Name in messages: "my/recipe.yaml", "recipes/quickstart.yaml" or "<cli>".
   std::string name;
-  // Without byte order mark, line ends as \n.
+  // The text without byte order mark, with \n as line end.
   std::string text;
-  // Absolute; what paths written here are relative to.
+  // Absolute directory to which paths in the text are relative.
   std::string directory;
-  // From 1; empty when out of range.
+  // Returns a line, counted from 1. Empty if there is no such line.
   std::string_view line(int number) const;
 };
 
-// A stretch of one line. Columns and lengths count characters (code points), from 1; line 0: no place.
+// A stretch of one line. Columns and lengths count characters (code points), from 1; line 0: not known.
 struct SourceLocation {
   // Index into the sources of the resolution.
   int source = -1;
@@ -48,14 +48,15 @@ struct Diagnostic {
     bool machine_applicable = false;
   };
   Level level = Level::error;
-  std::string code;  // "C0102"
-  // Lints and rules: "unused_override"
+  // Code such as "C0102".
+  std::string code;
+  // Name of a lint or rule, such as "unused_override".
   std::string name;
   std::string message;
   SourceLocation location;
-  // Under the caret.
+  // Text printed under the caret.
   std::string label;
-  // The field it is about, where there is one.
+  // Path of the field that the diagnostic is about, if there is one.
   std::string path;
   std::vector<Label> also;
   std::vector<std::string> notes;
@@ -84,24 +85,21 @@ struct Diagnostic {
 std::string location_text(const SourceLocation& location, const std::vector<Source>& sources,
                           bool column = true);
 
-enum class DiagnosticFormat : unsigned char {
-  human,
-  compact,
-  json
-};  // compact: file:line:col: level[code]: message
+// compact: one line "file:line:col: level[code]: message" for each diagnostic.
+enum class DiagnosticFormat : unsigned char { human, compact, json };
 struct RenderOptions {
   DiagnosticFormat format = DiagnosticFormat::human;
   bool color = false;
 };
 std::string render(const Diagnostic& diagnostic, const std::vector<Source>& sources,
                    const RenderOptions& options = {});
-// All of them. human ends with a count line; json is one array of objects with LSP ranges (zero-based,
-// UTF-16) and suggestions.
+// Formats all diagnostics. The human format ends with a line of counts. The JSON format is one array of
+// objects with LSP ranges (zero-based, UTF-16) and suggestions.
 std::string render(const std::vector<Diagnostic>& diagnostics, const std::vector<Source>& sources,
                    const RenderOptions& options = {});
 
 size_t count(const std::vector<Diagnostic>& diagnostics, Level level);
-// Errors before warnings before notes, each by place.
+// Sorts errors before warnings before notes, each by location.
 void sort_diagnostics(std::vector<Diagnostic>& diagnostics);
 
 }  // namespace capstan::config

@@ -8,17 +8,17 @@
 
 namespace capstan::config {
 
-// `hf:DIR`, `gguf:FILE` and `peft:DIR` say what a file is; only what follows is a path.
+// A name such as `hf:DIR`, `gguf:FILE` or `peft:DIR`. The scheme names the kind of file; the rest is a path.
 struct SchemedName {
-  // With its colon; empty: a plain path.
+  // The scheme with its colon. Empty: the name is a plain path.
   std::string_view scheme;
   std::string_view path;
 };
 SchemedName split_scheme(std::string_view name);
-// The same with an absolute path, which a relative one is below `directory`.
+// Returns the name with an absolute path. A relative path is below `directory`.
 std::string absolute_name(std::string_view name, const std::filesystem::path& directory);
-// The reverse: a name in `directory` for what `name` stands for elsewhere, `absolute`. An absolute name stays
-// as it is.
+// Does the reverse: returns a name relative to `directory` for `name`, which stands for `absolute` elsewhere.
+// An absolute name stays unchanged.
 std::string relative_name(std::string_view name, std::string_view absolute,
                           const std::filesystem::path& directory);
 
@@ -28,6 +28,7 @@ inline bool is_external_model(std::string_view section, std::string_view name) {
 }
 // reader: gives the lines of the section; name has an absolute path. It may throw Error.
 void read_external_models_with(std::string (*reader)(const std::string& name));
-std::string external_model(const std::string& name);  // ErrorCode::unsupported without a reader
+// ErrorCode::unsupported without a reader.
+std::string external_model(const std::string& name);
 
 }  // namespace capstan::config

@@ -46,18 +46,23 @@
 
 namespace capstan::config {
 
-// What a field changes. math: the numbers of the training run (loss curve); perf, memory: how fast and how
+// The effect of a field. math: the numbers of the training run (loss curve); perf, memory: how fast and how
 // large; io: files read and written; log: what is reported.
 enum class Effect : uint8_t { math, perf, memory, io, log };
 std::string_view effect_name(Effect effect);
 
 // How numbers of a field may be written (beside the C++ type).
 enum class NumberForm : uint8_t {
-  plain,     // int: 42, 1_000, 4k, 1.5M, 1e6 (when integral); real: 1e-4
-  count,     // as plain, and Ki Mi Gi Ti
-  tokens,    // a length in tokens: a suffix is refused, both readings (4000 and 4096) are offered
-  hex,       // also 0x1F
-  fraction,  // real: 0.03 or 3%
+  // Integers: 42, 1_000, 4k, 1.5M, 1e6 (if it is integral). Reals: 1e-4.
+  plain,
+  // The forms of `plain`, and the suffixes Ki, Mi, Gi and Ti.
+  count,
+  // A length in tokens: a suffix is refused, both readings (4000 and 4096) are offered.
+  tokens,
+  // The forms of `plain`, and 0x1F.
+  hex,
+  // Reals: 0.03 or 3%.
+  fraction,
 };
 
 struct EnumTable {
@@ -67,7 +72,7 @@ struct EnumTable {
     std::vector<std::string> aliases;
   };
   std::vector<Entry> entries;
-  // Names and aliases, exact.
+  // Finds an entry by its exact name or alias.
   const Entry* find(std::string_view name) const;
   const Entry* find(int64_t value) const;
   void add(int64_t value, const char* name, const char* doc, const char* aliases);
@@ -93,10 +98,14 @@ struct Type {
     record
   };
   Kind kind = Kind::text;
-  bool optional = false;               // takes null
-  const EnumTable* names = nullptr;    // enumeration
-  const Type* element = nullptr;       // list, map
-  const RecordInfo* record = nullptr;  // record
+  // Whether the value may be null.
+  bool optional = false;
+  // Names of the values of an enumeration.
+  const EnumTable* names = nullptr;
+  // Type of the elements of a list or map.
+  const Type* element = nullptr;
+  // Fields of a record.
+  const RecordInfo* record = nullptr;
   Value (*load)(const void* member) = nullptr;
   void (*store)(void* member, const Value& value) = nullptr;
 };
@@ -113,16 +122,16 @@ struct Condition {
 
 // A value that check accepts and train refuses by name, because the engine lacks the feature.
 struct UnsupportedFeature {
-  // What is missing: "virtual pipeline stages"
+  // The missing feature: "virtual pipeline stages"
   std::string reason;
-  // Empty: any value but the default.
+  // Whether the value needs the feature. Empty: any value but the default does.
   std::function<bool(const Value&)> applies;
 };
 
 struct FieldInfo {
   std::string name, path, section;
   const Type* type = nullptr;
-  // From the section struct.
+  // Offset in bytes from the beginning of the section struct.
   size_t offset = 0;
   size_t section_index = 0;
   Value default_value;
@@ -137,11 +146,11 @@ struct FieldInfo {
   // Duration: unit of a plain number ("s", "m", …), empty: a plain number is refused.
   std::string duration_unit;
   bool allow_inf = false, allow_nan = false, scalar_ok = false, required = false, no_preset = false;
-  // Why, and what to use instead.
+  // Why the field is deprecated, and which field replaces it.
   std::string deprecated;
   // Other spellings of this field; with a dot: absolute, else in the same section.
   std::vector<std::string> aliases;
-  // Accepted with a `deprecated_key` lint.
+  // Earlier names, which are accepted with a `deprecated_key` lint.
   std::vector<std::string> old_names;
   // Names in other tools: suggested, not accepted.
   std::vector<std::string> known_as;
@@ -150,9 +159,9 @@ struct FieldInfo {
   std::vector<std::string> examples;
   std::vector<UnsupportedFeature> unsupported;
   std::vector<Condition> used_when;
-  // Derived where unset (Schema::derive)
+  // Formula of the value of an unset field (Schema::derive).
   std::string formula;
-  // What to do instead of a value outside the range.
+  // Advice for a value outside the range.
   std::string range_help;
   // Path of the field that this one takes the place of, and that is derived from it.
   std::string instead_of;
@@ -167,11 +176,12 @@ class Field {
   Field& unit(std::string text);
   Field& since(std::string version);
   Field& effect(Effect value);
-  // Both ends included.
+  // The ends are included.
   Field& range(double min, double max);
   Field& min(double value);
   Field& max(double value);
-  Field& above(double value);  // excluded end
+  // The ends are excluded.
+  Field& above(double value);
   Field& below(double value);
   Field& one_of(std::initializer_list<int64_t> values);
   Field& multiple_of(int64_t value);
@@ -220,16 +230,16 @@ class Field {
   FieldInfo* info_;
 };
 
-// What is said about one struct: a section of the recipe, or an item of a list of structs.
+// The schema of one struct: a section of the recipe, or an item of a list of structs.
 struct RecordInfo {
   std::string name, doc;
-  // Items of a list: `datasets[name=code]` finds by this field.
+  // Name of the field that identifies an item of a list, as in `datasets[name=code]`.
   std::string id_field;
-  // Sections with variants: the enum field that chooses.
+  // Name of the enum field that chooses the variant of a section.
   std::string variant_field;
-  // Holds for every field.
+  // Conditions that apply to every field.
   std::vector<Condition> used_when;
-  // In the order declared.
+  // The fields in the order of their declarations.
   std::deque<FieldInfo> fields;
   const FieldInfo* find(std::string_view name) const;
 };
@@ -239,9 +249,9 @@ struct SectionInfo : RecordInfo {
   size_t index = 0;
   // null: the section is switched off.
   std::function<const void*(const void* root)> at;
-  // Switches it on.
+  // Switches the section on.
   std::function<void*(void* root)> ensure;
-  // Back to the defaults (optional: off)
+  // Sets the section back to its defaults; an optional section is switched off.
   std::function<void(void* root)> clear;
 };
 
@@ -258,15 +268,17 @@ template <class T>
 struct IsVector<std::vector<T>> : std::true_type {
   using Inner = T;
 };
+// A map that keeps the order in which it was written.
 template <class T>
-struct IsMap : std::false_type {};  // keeps the order written
+struct IsMap : std::false_type {};
 template <class T>
 struct IsMap<std::vector<std::pair<std::string, T>>> : std::true_type {
   using Inner = T;
 };
 
+// Returns the type of a scalar. The set is closed; field.cpp defines it.
 template <class T>
-Type scalar_type();  // the closed set; defined in field.cpp
+Type scalar_type();
 template <>
 Type scalar_type<bool>();
 template <>
@@ -426,18 +438,18 @@ class Section {
     info_.doc = std::move(text);
     return *this;
   }
-  // Items of a list: the field that names an item.
+  // Sets the field that identifies an item of a list.
   Section& id(std::string field) {
     info_.id_field = std::move(field);
     return *this;
   }
-  // The enum field whose value decides which fields exist (Field::only_for)
+  // Sets the enum field whose value decides which fields exist (Field::only_for).
   Section& variants(std::string field) {
     info_.variant_field = std::move(field);
     return *this;
   }
   template <class Root>
-  // For every field of the section.
+  // Adds the condition to every field of the section.
   Section& used_when(std::string text, bool (*holds)(const Root&)) {
     info_.used_when.push_back(
         {std::move(text), [holds](const void* root) { return holds(*static_cast<const Root*>(root)); }});
@@ -475,7 +487,7 @@ const RecordInfo& record_of() {
 }  // namespace detail
 
 // One thing a rule found. Every operand (the rule's `reads`, unless operands are named) is printed with its
-// value and the place that set it; the first one is where the diagnostic points.
+// value and the location that set it; the first one is where the diagnostic points.
 class Violation {
  public:
   // Point here, and print it first.
@@ -505,7 +517,8 @@ class RuleReport {
 };
 
 struct RuleInfo {
-  std::string code;  // "C0301": stable
+  // Stable code, such as "R0301".
+  std::string code;
   // "batch_divides": reads well after "allow"
   std::string name;
   // The rule in one sentence, for explain and documentation.
@@ -590,12 +603,12 @@ class Schema {
     });
   }
 
-  // Where Request::ranks goes ("dist.world_size").
+  // Path of the field that Request::ranks sets ("dist.world_size").
   void ranks_path(std::string path) { ranks_path_ = std::move(path); }
   const std::string& ranks_path() const { return ranks_path_; }
 
-  // After everything is registered: checks the table itself (unknown paths in rules, aliases that collide,
-  // missing documentation) and fills the indices. Throws ErrorCode::internal.
+  // Checks the table after everything is registered (unknown paths in rules, colliding aliases, missing
+  // documentation) and fills the indices. Throws ErrorCode::internal.
   void finish();
 
   const std::deque<SectionInfo>& sections() const { return sections_; }
@@ -608,7 +621,8 @@ class Schema {
   // Canonical path, alias or old name; `spelled` tells which.
   enum class Spelling : uint8_t { canonical, alias, old_name };
   const FieldInfo* find_spelling(std::string_view path, Spelling* spelled = nullptr) const;
-  const std::vector<const FieldInfo*>& fields() const { return order_; }  // in the order declared
+  // The fields in the order of their declarations.
+  const std::vector<const FieldInfo*>& fields() const { return order_; }
 
   // Null where the section is switched off.
   Value load(const void* root, const FieldInfo& field) const;
@@ -638,7 +652,9 @@ struct MissingFeature {
 };
 std::vector<MissingFeature> missing_features(const Schema& schema, const void* root);
 
-void register_sections(Schema& schema);  // sections/register.cpp: sections, derivations and rules of Config
-const Schema& schema();                  // the registry of Config, built on first use
+// sections/register.cpp: sections, derivations and rules of Config.
+void register_sections(Schema& schema);
+// The registry of Config, built on first use.
+const Schema& schema();
 
 }  // namespace capstan::config

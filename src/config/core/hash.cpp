@@ -6,7 +6,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "config/tools/emit.hpp"
+#include "base/text.hpp"
+#include "config/core/emit.hpp"
 
 namespace capstan::config {
 
@@ -45,10 +46,7 @@ std::string config_hash(const Schema& schema, const void* root, HashScope scope)
 
 std::string hash_of(std::string_view text) {
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  char digits[33];
-  std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
-                static_cast<unsigned long long>(hash.low64));
-  return digits;
+  return hex(hash.high64) + hex(hash.low64);
 }
 
 }  // namespace capstan::config

@@ -9,14 +9,16 @@
 
 namespace capstan::config {
 
-enum class HashScope : unsigned char { math, full };  // math: only fields with Effect::math
-// One line "path = json" for each field, in the order of the paths; fields of a section that is switched off
-// are left out. Secrets and the recipe's name and description never count.
+// math: only fields with Effect::math count.
+enum class HashScope : unsigned char { math, full };
+// Returns one line "path = json" for each field, in the order of the paths. Fields of a section that is
+// switched off are left out. Secrets and the recipe's name and description are never included.
 std::string canonical_form(const Schema& schema, const void* root, HashScope scope = HashScope::full);
 std::string canonical_form(const Schema& schema, const void* root,
                            FunctionRef<bool(const FieldInfo&)> counts);
-// 32 hex digits.
+// Returns the hash of a configuration as 32 hexadecimal digits.
 std::string config_hash(const Schema& schema, const void* root, HashScope scope = HashScope::math);
-std::string hash_of(std::string_view canonical);  // of a canonical form: likewise
+// Returns the hash of a canonical form as 32 hexadecimal digits.
+std::string hash_of(std::string_view canonical);
 
 }  // namespace capstan::config

@@ -11,8 +11,9 @@ namespace capstan::config {
 
 namespace {
 
-constexpr int kDepth = 16;          // ${…} inside ${…}
-constexpr size_t kBytes = 1 << 20;  // of one text after replacement
+constexpr int kDepth = 16;  // ${…} inside ${…}
+// Maximum size of one text after replacement.
+constexpr size_t kBytes = 1 << 20;
 
 class Expander {
  public:
@@ -105,7 +106,7 @@ class Expander {
     return out;
   }
 
-  // What stands between `${` and `}`; `origin`: byte offset of the `${`.
+  // The text between `${` and `}`; `origin`: byte offset of the `${`.
   std::optional<Node> expression(std::string_view written, size_t origin, int depth) {
     const SourceLocation where = location(origin, written.size() + 3);
     if (depth >= kDepth) {

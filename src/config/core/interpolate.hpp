@@ -17,25 +17,26 @@ namespace capstan::config {
 
 struct Interpolation {
   std::vector<Diagnostic>* diagnostics = nullptr;
-  // Of the field that holds the text, for ${.sibling} and ${..up.one}.
+  // Section of the field that holds the text, for ${.sibling} and ${..up.one}.
   std::string section;
-  // Of that field.
+  // Path of that field.
   std::string path;
   std::string recipe_name;
   // Seconds since 1970, UTC.
   int64_t now = 0;
-  // The value of another field (an absolute path) as a node; nullopt: reported through `place`, or already
-  // wrong itself.
+  // Returns the value of another field, named by an absolute path, as a node. nullopt: an error was reported
+  // at `location`, or the other field has an error itself.
   std::function<std::optional<Node>(const std::string& path, SourceLocation location)> field_value;
   std::function<std::optional<std::string>(SourceLocation location)> hash;
   std::function<const char*(const std::string&)> environment;
   bool* used_environment = nullptr;
 };
 
-// The scalar with everything in `${…}` replaced. A text that is one `${…}` and nothing else keeps the type of
-// what it names.
+// Returns the scalar with every `${…}` replaced. A text that consists of a single `${…}` gets the type of the
+// value that it names.
 std::optional<Node> interpolate(const Node& scalar, const Interpolation& context);
 
-bool mentions_hash(const Node& node);  // `${hash}` anywhere in it
+// Whether `${hash}` occurs anywhere in the node.
+bool mentions_hash(const Node& node);
 
 }  // namespace capstan::config

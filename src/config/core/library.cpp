@@ -68,14 +68,16 @@ std::optional<Library::Found> Library::recipe(std::string_view name) const {
 const std::set<std::string>& Library::models_of(const std::string& recipe, ModelsByRecipe& known) const {
   const auto [entry, is_new] = known.try_emplace(recipe);
   std::set<std::string>& models = entry->second;
-  if (!is_new) return models;  // also where a recipe extends itself
+  // A recipe that extends itself stops here too.
+  if (!is_new) return models;
   const auto found = recipe_file(recipe);
   if (!found) return models;
   std::string text = found->text;
   try {
     if (!found->file.empty()) text = read_file(found->file, TreeLimits::kFileBytes);
   } catch (const Error&) {
-    return models;  // reported when the recipe is resolved
+    // Reported when the recipe is resolved.
+    return models;
   }
   std::vector<Diagnostic> ignored;
   const auto tree = parse_yaml(0, {{Source::Kind::file, found->name, normalized(text), {}}}, ignored);
@@ -168,10 +170,6 @@ void fail_no_recipe(const Library& library, std::string_view name, std::string o
   const std::string near = near_paths_help(near_matches(name, names));
   if (otherwise.empty()) otherwise = "`capstan recipe ls` lists the names";
   fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), near.empty() ? otherwise : near);
-}
-
-std::vector<Library::Entry> recipes() {
-  return Library::standard().recipes();
 }
 
 }  // namespace capstan::config

@@ -13,29 +13,32 @@
 namespace capstan::config {
 
 struct LibraryFile {
-  std::string_view path;  // "recipes/quickstart.yaml", "configs/model/llama3-8b.yaml"
+  // "recipes/quickstart.yaml", "configs/model/llama3-8b.yaml".
+  std::string_view path;
   std::string_view text;
 };
-std::span<const LibraryFile> library_files();  // embedded at build time, sorted by path
+// The files embedded at build time, sorted by path.
+std::span<const LibraryFile> library_files();
 
-// Where names are looked up: the directories of CAPSTAN_RECIPE_PATH (DIR/NAME.yaml,
-// DIR/configs/SECTION/NAME.yaml), then what is embedded. Tests give their own.
+// Looks up names in the directories of CAPSTAN_RECIPE_PATH (DIR/NAME.yaml, DIR/configs/SECTION/NAME.yaml),
+// then among the embedded files. Tests pass their own directories and files.
 class Library {
  public:
   struct Found {
-    // As printed: the path of a file, "recipes/x.yaml" for an embedded one.
+    // Name in messages: the path of a file, or "recipes/x.yaml" for an embedded one.
     std::string name;
-    // Path to read; empty: embedded, or MODEL-METHOD.
+    // Path of the file to read. Empty: the file is embedded, or the name is MODEL-METHOD.
     std::string file;
-    std::string text;  // without a file
+    // Text of the recipe, if `file` is empty.
+    std::string text;
   };
   struct Entry {
-    // file: empty for an embedded one.
+    // `file` is empty for an embedded recipe or preset.
     std::string name, description, file;
-    // Of a method: the presets of `model` for which it, or a recipe that it extends, has an entry in
+    // Models of a method: the presets of `model` for which it, or a recipe that it extends, has an entry in
     // `models`.
     std::vector<std::string> models;
-    // Of MODEL-METHOD, the short name of a method with a model.
+    // The method of MODEL-METHOD, the short name of a method with a model.
     std::string method;
   };
   Library() = default;
@@ -45,7 +48,7 @@ class Library {
   static Library standard();
   const std::vector<std::string>& directories() const { return directories_; }
 
-  // A file, or MODEL-METHOD.
+  // Finds a recipe: a file, or MODEL-METHOD.
   std::optional<Found> recipe(std::string_view name) const;
   std::optional<Found> preset(std::string_view section, std::string_view name) const;
   // Sorted by name, without those that begin with `_`, which others extend. description: the first comment.
@@ -57,7 +60,8 @@ class Library {
  private:
   std::optional<Found> recipe_file(std::string_view name) const;
   using ModelsByRecipe = std::map<std::string, std::set<std::string>>;
-  // The models that a recipe, or one that it extends, has an entry for. `known`: of recipes read before.
+  // Returns the models for which a recipe, or one that it extends, has an entry. `known` caches the result of
+  // recipes read before.
   const std::set<std::string>& models_of(const std::string& recipe, ModelsByRecipe& known) const;
   std::optional<Found> find(const std::string& in_directory, const std::string& embedded) const;
   std::vector<Entry> list(const std::string& subdirectory, const std::string& embedded_prefix) const;
@@ -65,9 +69,8 @@ class Library {
   std::vector<std::string> directories_;
 };
 
-// ErrorCode::not_found, "not found: recipe = NAME", with near names, else `otherwise`.
+// Throws ErrorCode::not_found, "not found: recipe = NAME", with similar names, or with `otherwise` if there
+// are none.
 [[noreturn]] void fail_no_recipe(const Library& library, std::string_view name, std::string otherwise = {});
-
-std::vector<Library::Entry> recipes();  // of Library::standard()
 
 }  // namespace capstan::config

@@ -6,7 +6,7 @@
 
 #include "base/text.hpp"
 #include "config/core/convert.hpp"
-#include "config/tools/emit.hpp"
+#include "config/core/emit.hpp"
 
 namespace capstan::config {
 
@@ -150,7 +150,8 @@ class Editor {
                    "write `=`");
     if (write_.value.empty) return error("C0203", "nothing to append to `" + path + "`");
     if (target.kind == Node::Kind::null) target = empty(Node::Kind::list);
-    if (target.kind == Node::Kind::scalar) {  // one item given without brackets
+    // One item given without brackets.
+    if (target.kind == Node::Kind::scalar) {
       Node list = empty(Node::Kind::list);
       list.location = target.location;
       list.items.push_back(std::move(target));

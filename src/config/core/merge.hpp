@@ -1,5 +1,5 @@
-// How writes change the node of one field: lists replace, maps merge, `+=` appends, an index or a key reaches
-// inside.
+// Merges writes into the node of one field: lists are replaced, maps are merged, `+=` appends, and an index
+// or a key changes one item.
 #pragma once
 
 #include <optional>

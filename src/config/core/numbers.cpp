@@ -22,14 +22,16 @@ bool letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-// digits * 10^exponent, and what stands behind the number.
+// digits * 10^exponent, and what stands after the number.
 struct Decimal {
   bool negative = false;
-  std::string digits;  // without leading zeros; empty for zero
+  // Digits without leading zeros. Empty for zero.
+  std::string digits;
   int64_t exponent = 0;
   std::string_view rest;
   bool leading_zero = false;  // 017
-  bool pure = true;           // digits (and underscores) alone: no point, no exponent
+  // Digits (and underscores) alone: no point, no exponent.
+  bool pure = true;
 };
 
 // A number at the start of the text; nullopt when there is none or an underscore stands where none may.

@@ -21,7 +21,7 @@ Diagnostic& report(std::vector<Diagnostic>& diagnostics, SourceLocation location
   return diagnostics.back();
 }
 
-// The place of bytes [begin, end) of `text`, which starts at `token`.
+// The location of bytes [begin, end) of `text`, which starts at `token`.
 SourceLocation part(const SourceLocation& token, std::string_view text, size_t begin, size_t end) {
   SourceLocation location = token;
   location.column += static_cast<int>(count_code_points(text.substr(0, begin)));
@@ -266,7 +266,7 @@ std::string ParsedPath::text() const {
         bool plain = !segment.name.empty() && ident_start(segment.name[0]);
         for (const char c : segment.name) plain = plain && ident(c);
         if (!out.empty()) out += '.';
-        out += plain ? segment.name : capstan::quoted(segment.name);
+        out += plain ? segment.name : in_quotes(segment.name);
         break;
       }
       case Segment::Kind::index:

@@ -23,48 +23,50 @@ struct Override {
 };
 
 struct Segment {
-  // A, [0] (and .0), [name=code].
+  // `a`, `[0]` (also written `.0`), and `[name=code]`.
   enum class Kind : unsigned char { name, index, id };
   Kind kind = Kind::name;
-  // Name; id: the field.
+  // The name; for `id`, the name of the field.
   std::string name;
-  // id: its value.
+  // For `id`, the value of the field.
   std::string text;
-  // Negative counts from the end.
+  // The index. A negative index counts from the end.
   long long index = 0;
 };
 
 struct ParsedPath {
   std::vector<Segment> segments;
   SourceLocation location;
-  // As it would be written.
+  // The path as a user would write it.
   std::string text() const;
 };
 
 struct ParsedOverride {
   enum class Op : unsigned char { set, add, force, unset, append, include };
   Op op = Op::set;
-  // Empty for an include at the root.
+  // Path of the field. Empty for an include at the root.
   ParsedPath path;
-  // Set, add, force, append; unset with a value to match.
+  // Value of set, add, force and append; for unset, the value to match, if one is given.
   std::optional<Node> value;
-  // Where the value would stand, also when it is empty.
+  // Location of the value, also if the value is empty.
   SourceLocation value_location;
-  std::string file;  // include
-  // Of the whole token.
+  // The file that an `include` names.
+  std::string file;
+  // Location of the complete token.
   SourceLocation location;
 };
 
-// `line` is the override's line in the command-line source (from 1). nullopt: reported.
+// Parses an override. `line` is its line in the command-line source, from 1. Returns nullopt after it has
+// reported an error.
 std::optional<ParsedOverride> parse_override(const Override& given, const std::string* next_token, int source,
                                              int line, std::vector<Diagnostic>& diagnostics);
 
-// A value as the right side of an override: a scalar, "[a, b]", "{k: v}", quoted text. Also for tests and
-// tools.
+// Parses the right side of an override: a scalar, "[a, b]", "{k: v}" or quoted text. Tests and tools use it
+// too.
 std::optional<Node> parse_value(std::string_view text, SourceLocation location,
                                 std::vector<Diagnostic>& diagnostics);
 
-// `a.b[0]."c.d"`, for show and explain. `error` gets the reason.
+// Parses a path such as `a.b[0]."c.d"`, for show and explain. Adds errors to `diagnostics`.
 std::optional<ParsedPath> parse_path(std::string_view text, SourceLocation location,
                                      std::vector<Diagnostic>& diagnostics);
 

@@ -44,7 +44,8 @@ class Scanner {
     size_t first = begin;
     while (first < end && text_[first] == ' ') ++first;
     const size_t indent = first - begin;
-    if (block_ && first == end) return;  // a blank line inside a block scalar
+    // A blank line inside a block scalar.
+    if (block_ && first == end) return;
     if (block_) {
       if (static_cast<int64_t>(indent) > block_indent_) return;
       block_ = false;

@@ -11,7 +11,8 @@ namespace capstan::config {
 struct PrescanProblem {
   enum class Kind : unsigned char { control_character, tab, flow_depth, too_many_values, long_line };
   Kind kind;
-  size_t offset;  // byte offset
+  // Offset in bytes.
+  size_t offset;
 };
 struct Prescan {
   std::optional<PrescanProblem> problem;

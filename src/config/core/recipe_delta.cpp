@@ -18,7 +18,8 @@ std::string shown_preset(const SectionInfo& section, const Choice& choice, const
 
 std::string own_choice(const SectionInfo& section, const void* root, const Composition& composed) {
   const auto& choices = composed.choices[section.index];
-  const Choice* base = nullptr;  // in effect without the recipe's own
+  // The choice in effect without the recipe's own choices.
+  const Choice* base = nullptr;
   for (const Choice& choice : choices)
     if (composed.layers[choice.layer].base) base = &choice;
   const bool base_on = (base && !base->off) ||

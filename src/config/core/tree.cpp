@@ -61,9 +61,10 @@ std::string normalized(std::string text) {
 
 namespace {
 
-struct Abort {};  // the tree cannot be built; the reason is among the diagnostics
+// The tree cannot be built; the reason is among the diagnostics.
+struct Abort {};
 
-// From byte offsets and yaml-cpp's marks (zero-based line, byte column) to places.
+// Converts byte offsets and yaml-cpp's marks (zero-based line, byte column) to locations.
 class Lines {
  public:
   Lines(int source, std::string_view text) : source_(source), text_(text) {
@@ -79,7 +80,7 @@ class Lines {
   }
   SourceLocation location(size_t offset, size_t bytes = 1) const {
     const size_t line = line_of(offset);
-    // Places come in the order of the text: characters are counted on from the last one.
+    // Locations are asked for in the order of the text, so that characters are counted from the last one.
     if (line != last_line_ || offset < last_offset_) {
       last_line_ = line;
       last_offset_ = begins_[line];
@@ -224,7 +225,8 @@ class Builder : public YAML::EventHandler {
       bytes = 1;
     }
     Node node = Node::scalar(text, lines_.location(at, std::max<size_t>(1, bytes)), quoted);
-    if (first_invalid_utf8(text)) {  // yaml-cpp 0.7 turns \N and \_ into single bytes
+    // yaml-cpp 0.7 turns \N and \_ into single bytes.
+    if (first_invalid_utf8(text)) {
       error("C0004", "an escape that does not give valid text", node.location, "")
           .help("write the character itself, or \\uXXXX");
       node.text.clear();
@@ -248,7 +250,8 @@ class Builder : public YAML::EventHandler {
     Node node;
     YAML::anchor_t anchor = 0;
     bool has_key = false;
-    bool drop = false;  // the key is wrong and reported: leave its value out
+    // The key is wrong and reported: leave its value out.
+    bool drop = false;
     std::string key;
     SourceLocation key_location;
     size_t key_offset = 0;
@@ -272,7 +275,7 @@ class Builder : public YAML::EventHandler {
     return !stack_.empty() && stack_.back().node.kind == Node::Kind::map && !stack_.back().has_key;
   }
 
-  // Whether the line of the last key has a colon behind it; without one the parser took the line for a key
+  // Whether the line of the last key has a colon after it; without one the parser took the line for a key
   // alone.
   bool colon_follows() const {
     const Frame& frame = stack_.back();
@@ -459,7 +462,7 @@ std::optional<std::pair<size_t, size_t>> missing_space(std::string_view line) {
   return std::pair(begin, line.find_last_not_of(' ') + 1);
 }
 
-// yaml-cpp's message in our words, with the hints that the text around the place allows.
+// yaml-cpp's message in our words, with the hints that the text around the error allows.
 void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Prescan& scan,
                     std::vector<Diagnostic>& diagnostics) {
   Diagnostic diagnostic;

@@ -1,4 +1,4 @@
-// The located YAML tree: text as written, with the place of every key and value. Nothing is converted here;
+// The located YAML tree: text as written, with locations of keys and values. Nothing is converted here;
 // what a text means is the field's business (convert.hpp). Built over yaml-cpp's event interface, behind own
 // budgets.
 #pragma once
@@ -17,9 +17,9 @@ namespace capstan::config {
 struct TreeLimits {
   static constexpr int64_t kFileBytes = 4 << 20;
   static constexpr int64_t kLineBytes = 1 << 20;
-  // After aliases are expanded.
+  // Maximum number of nodes after aliases are expanded.
   static constexpr int64_t kNodes = 10'000;
-  // Expanded to written nodes, looked at above kAliasFloor.
+  // Maximum ratio of expanded nodes to written nodes; checked above kAliasFloor nodes.
   static constexpr int64_t kAliasRatio = 100;
   static constexpr int64_t kAliasFloor = 1'000;
   static constexpr int kDepth = 64;
@@ -30,38 +30,39 @@ struct TreeLimits {
 struct Node {
   enum class Kind : uint8_t { null, scalar, list, map };
   Kind kind = Kind::null;
-  // Scalars in quotes and block scalars: text by intent, never a number.
+  // Whether the scalar is in quotes or is a block scalar: then it is a text and never a number.
   bool quoted = false;
-  // Null because nothing was written.
+  // Whether the value is null because no value was written.
   bool empty = false;
-  // Text to be taken as it is: no interpolation (already resolved)
+  // Whether the text is resolved already, so that it is not interpolated.
   bool raw = false;
-  // Scalars, quotes and escapes removed; for null "null" or "~" as written.
+  // Text of a scalar without quotes and escapes. For null, "null" or "~" as written.
   std::string text;
-  // Of the value; for an alias, of the alias.
+  // Location of the value. If the value is an alias, location of the alias.
   SourceLocation location;
-  // For an alias, where the value itself stands.
+  // If the value is an alias, location of the value that it refers to.
   SourceLocation anchor;
-  // Directory that paths in this value are relative to; empty: that of its source.
+  // Directory to which paths in this value are relative. Empty: that of its source.
   std::string base;
-  // map: one for each item.
+  // Keys of a map and their locations, one for each item.
   std::vector<std::string> keys;
-  std::vector<SourceLocation> key_locations;  // map: likewise
-  std::vector<Node> items;                    // list, map
+  std::vector<SourceLocation> key_locations;
+  // Items of a list or values of a map.
+  std::vector<Node> items;
 
   static Node scalar(std::string text, SourceLocation location, bool quoted = false);
   const Node* find(std::string_view key) const;
   void add(std::string key, SourceLocation key_location, Node value);
-  // Nodes, itself included.
+  // Number of nodes, including this one.
   int64_t size() const;
 };
 
-// Readies text of a file: byte order mark off, line ends to \n.
+// Removes the byte order mark of a file's text and converts line ends to \n.
 std::string normalized(std::string text);
 
-// One document, a mapping at its top. Everything that is wrong goes to `diagnostics` (syntax errors: the
-// first, all others: all of them); nullopt when there is no tree to go on with. `sources[source]` holds the
-// text.
+// Parses one document with a mapping at its top. Adds everything that is wrong to `diagnostics`: only the
+// first syntax error, and all other errors. Returns nullopt if there is no usable tree. `sources[source]`
+// holds the text.
 std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources,
                                std::vector<Diagnostic>& diagnostics);
 

@@ -9,9 +9,11 @@
 
 namespace capstan::config {
 
+// The field table of one struct (config/core/field.hpp).
 template <class S>
-class Section;  // the field table of one struct (config/field.hpp)
-class Schema;   // all sections, rules and derivations (config/field.hpp)
+class Section;
+// All sections, rules and derivations (config/core/field.hpp).
+class Schema;
 class RuleReport;
 
 // A file name as the user wrote it, and the same made absolute: relative to the file that wrote it, or to the
@@ -23,18 +25,20 @@ struct Path {
   bool operator==(const Path& other) const { return text == other.text && resolved == other.resolved; }
 };
 
-struct Bytes {  // `512 MiB` is written `512MiB`; a plain integer is bytes
+// `512 MiB` is written `512MiB`; a plain integer is bytes.
+struct Bytes {
   int64_t value = 0;
   bool operator==(const Bytes& other) const { return value == other.value; }
 };
 
-struct Duration {  // `1h30m`, `500ms`; a plain number only where the field names a unit
+// `1h30m`, `500ms`; a plain number only where the field names a unit.
+struct Duration {
   double seconds = 0;
   bool operator==(const Duration& other) const { return seconds == other.seconds; }
 };
 
-// A reference to a secret, never the secret: `env:NAME` (written `${env:NAME}`) or `file:/path`. Whoever
-// needs the secret reads it with read(); it is not dumped, hashed or logged anywhere.
+// A reference to a secret, never the secret: `env:NAME` (written `${env:NAME}`) or `file:/path`. The
+// reader of the secret calls read(); it is not dumped, hashed or logged anywhere.
 struct Secret {
   std::string reference;
   // Throws ErrorCode::not_found when the variable or the file is missing.

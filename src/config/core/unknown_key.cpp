@@ -23,7 +23,8 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
   const auto offer = [&](std::string text, const std::string& replacement) {
     if (offered++ < 3) diagnostic.help(std::move(text));
     if (offered == 1 && !replacement.empty()) diagnostic.replace(location, replacement);
-    if (offered > 1) {  // which of them is meant, only the writer knows
+    // Which of them is meant, only the writer knows.
+    if (offered > 1) {
       for (auto& suggestion : diagnostic.suggestions) suggestion.machine_applicable = false;
       diagnostic.path.clear();
     }
@@ -44,7 +45,8 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
   for (const FieldInfo* field : schema.fields())
     if (field->name == key && field->section != section)
       offer_field("a field with that name exists: `" + field->path + "`", *field);
-  const bool exact = offered > 0;  // then other names for it in other sections are noise
+  // Then other names for it in other sections are noise.
+  const bool exact = offered > 0;
   for (const FieldInfo* field : schema.fields()) {
     if (field->name == key || (exact && field->section != section)) continue;
     if (std::find(field->known_as.begin(), field->known_as.end(), key) != field->known_as.end())

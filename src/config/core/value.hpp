@@ -14,16 +14,17 @@ struct Value {
 
   Kind kind = Kind::null;
   bool boolean = false;
-  int64_t integer = 0;  // integers, bytes
-  // Reals, durations (seconds)
+  // Value of integers and of bytes.
+  int64_t integer = 0;
+  // Value of reals, and of durations in seconds.
   double real = 0;
-  // Text, enum names, paths as written, secret references.
+  // Texts, enum names, paths as written, and references to secrets.
   std::string text;
-  // Paths only: the absolute form.
+  // Absolute form of a path.
   std::string resolved;
-  // List and map.
+  // Items of a list or values of a map.
   std::vector<Value> items;
-  // map: one for each item, in the order written.
+  // Keys of a map, one for each item, in the order written.
   std::vector<std::string> keys;
 
   static Value of(bool value);
@@ -36,7 +37,7 @@ struct Value {
 
   bool is_null() const { return kind == Kind::null; }
   double number() const { return kind == Kind::integer ? static_cast<double>(integer) : real; }
-  // NaN equals NaN; paths by their absolute form.
+  // NaN equals NaN. Paths are compared by their absolute form.
   bool operator==(const Value& other) const;
   bool operator!=(const Value& other) const { return !(*this == other); }
 };

@@ -25,7 +25,7 @@ std::vector<std::string> adaptable_layers(const ModelConfig& model, PeftScheme s
   return paths;
 }
 
-std::vector<LayerPart> layer_parts(const ModelConfig& m, const std::string& path, int64_t rows) {
+std::vector<LayerSlice> layer_slices(const ModelConfig& m, const std::string& path, int64_t rows) {
   const std::string around = path.substr(0, path.rfind('.') + 1);
   if (path.ends_with(".linear_qkv")) {
     const int64_t d = *m.kv_channels, of_group = (m.num_attention_heads / *m.num_query_groups + 2) * d;
@@ -45,7 +45,7 @@ double adapter_scale(const PeftConfig& peft) {
   return peft.alpha / (peft.use_rslora ? std::sqrt(rank) : rank);
 }
 
-// Greedy with one place to go back to: linear in pattern * path at most.
+// Greedy matching that returns to the last `*` only; at most pattern × path steps.
 static bool matches_pattern(std::string_view pattern, std::string_view text) {
   size_t p = 0, t = 0, star = std::string_view::npos, back = 0;
   while (t < text.size()) {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 
 namespace capstan::config {
 
@@ -14,22 +14,24 @@ namespace capstan::config {
 // their own.
 std::vector<std::string> adaptable_layers(const ModelConfig& model, PeftScheme scheme);
 
-// Parts of a fused layer that canonical schemes adapt apart: rows [begin, begin + count) of each of `groups`
-// equal parts of its weight. A layer that is not fused is its own part. rows: of the weight, or of a tensor
-// rank's share of it.
-struct LayerPart {
+// A slice of a fused layer that canonical schemes adapt separately: rows [begin, begin + count) of each of
+// `groups` equal groups of rows of its weight.
+struct LayerSlice {
   std::string path;
   int64_t groups = 1, begin = 0, count = 0;
 };
-std::vector<LayerPart> layer_parts(const ModelConfig& model, const std::string& path, int64_t rows);
+// Returns the slices of a layer; a layer that is not fused is its only slice. rows: number of rows of the
+// weight, or of a tensor-parallel rank's shard of it.
+std::vector<LayerSlice> layer_slices(const ModelConfig& model, const std::string& path, int64_t rows);
 
-// What the update is multiplied by.
+// The factor of the adapter's update.
 double adapter_scale(const PeftConfig& peft);
 
-// A name is the last part of a path; a pattern with `*` is matched against the full path.
+// Whether a layer matches. A name is the last component of a path; a pattern with `*` is matched against the
+// full path.
 bool matches_layer(std::string_view name_or_pattern, std::string_view path);
 
-// A target and not excluded.
+// Whether the layer is a target and not excluded.
 bool adapts(const PeftConfig& peft, std::string_view path);
 
 }  // namespace capstan::config

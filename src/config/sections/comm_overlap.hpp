@@ -1,4 +1,4 @@
-// What is sent while something else is computed. The overlaps of data parallelism are fields of `ddp`.
+// Communication beside computation. The overlaps of data parallelism are fields of `ddp`.
 #pragma once
 
 #include <cstdint>

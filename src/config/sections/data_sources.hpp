@@ -1,4 +1,4 @@
-// What `dataset` names, as lists of weighted prefixes for each split.
+// The files that `dataset` names, as lists of weighted prefixes for each split.
 #pragma once
 
 #include <array>
@@ -12,9 +12,9 @@
 namespace capstan::config {
 
 struct WeightedPrefix {
-  // A file name without .bin/.idx, resolved.
+  // A resolved file name without .bin or .idx.
   std::string prefix;
-  // none: by the number of samples.
+  // Weight of the source. None: sources are weighted by their number of samples.
   std::optional<double> weight;
 };
 
@@ -22,17 +22,19 @@ struct DataSources {
   // One source that `shares` splits by documents (shares set), or one for each split.
   // Train, validation, test; with shares only the first.
   std::array<std::vector<WeightedPrefix>, 3> splits;
-  std::optional<std::array<double, 3>> shares;  // sum 1
+  // Fractions of the splits, which add up to 1.
+  std::optional<std::array<double, 3>> shares;
 };
 
-// Empty when the list is prefixes, or a weight before each prefix; else what is wrong.
+// Describes what is wrong with a list of prefixes, which may have a weight before each prefix. Empty: the
+// list is correct.
 std::string data_path_problem(const std::vector<Path>& data_path);
 
-// "969,30,1" → three shares with sum 1; nothing when the text is not three non-negative numbers with a
-// positive sum.
+// Parses a split such as "969,30,1" into three fractions that add up to 1. Returns nullopt unless the text is
+// three non-negative numbers with a positive sum.
 std::optional<std::array<double, 3>> split_shares(std::string_view text);
 
-// For kind gpt of a checked recipe.
+// Returns the data sources of a checked recipe with dataset.kind gpt.
 DataSources data_sources(const DatasetConfig& dataset);
 
 }  // namespace capstan::config

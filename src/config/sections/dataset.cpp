@@ -40,8 +40,8 @@ void describe(Section<DatasetConfig>& s) {
       .known_as("test_data_path");
   s.field("split", &D::split)
       .doc(
-          "proportions of documents or samples for training, validation and test; the test part is evaluated "
-          "once, at the end")
+          "proportions for training, validation and test (evaluated once, at the end); with "
+          "validation.eval_interval=null only the first is read")
       .only_for({"gpt", "sft"})
       .example("969,30,1");
   s.field("sample_order", &D::sample_order)

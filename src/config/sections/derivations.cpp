@@ -117,7 +117,8 @@ void derive_world(Schema& s) {
                    });
 }
 
-// Of virtual stages, layers of one, and the layout in full at most one is given; each of the others follows.
+// At most one of the number of virtual stages, the layers of a virtual stage and the full layout is given.
+// The others are derived from it.
 void derive_pipeline(Schema& s) {
   s.derive<Config>(
       "dist.virtual_pipeline_model_parallel_size",

@@ -11,9 +11,10 @@
 
 namespace capstan::config {
 
-enum class CpCommType : uint8_t { p2p, all_gather, a2a, a2a_p2p };  // the last is spelled a2a+p2p
+// The last is spelled a2a+p2p.
+enum class CpCommType : uint8_t { p2p, all_gather, a2a, a2a_p2p };
 enum class PipelineSchedule : uint8_t { gpipe, one_f_one_b, interleaved, zero_bubble, pipedream };
-enum class DistributedBackend : uint8_t { automatic, mpi, nccl };
+enum class DistributedBackend : uint8_t { automatic, mpi, nccl, nccl_stand_in };
 
 template <>
 struct EnumNames<CpCommType> {
@@ -43,6 +44,8 @@ struct EnumNames<DistributedBackend> {
       {DistributedBackend::automatic, "auto", "mpi on the CPU, nccl on GPUs"},
       {DistributedBackend::mpi, "mpi", "MPI"},
       {DistributedBackend::nccl, "nccl", "NCCL"},
+      {DistributedBackend::nccl_stand_in, "nccl_stand_in",
+       "for developers, on the checked device: transfers block and match as NCCL's"},
   };
 };
 

@@ -1,4 +1,4 @@
-// What a run prints and records.
+// The log, metrics and progress output of a run.
 #pragma once
 
 #include <cstdint>

@@ -101,7 +101,7 @@ void size_fields(Section<ModelConfig>& s) {
   s.field("vocab_size", &M::vocab_size)
       .doc("vocabulary size of the model; at least that of the tokenizer")
       .unit("ids")
-      .range(1, 1 << 30)
+      .range(2, 1 << 30)
       .required();
   s.field("make_vocab_size_divisible_by", &M::make_vocab_size_divisible_by)
       .doc("pad the vocabulary to a multiple of this; padding entries are excluded from the softmax")
@@ -169,14 +169,14 @@ void position_fields(Section<ModelConfig>& s) {
       .doc(
           "dimensions with more rotations than this within the original length are not scaled (extrapolation "
           "boundary of YaRN)")
-      .unit("turns")
+      .unit("rotations")
       .above(0)
       .used_when<Config>(yarn, scales_as_yarn);
   s.field("rope_scaling_beta_slow", &M::rope_scaling_beta_slow)
       .doc(
           "dimensions with fewer rotations than this within the original length are scaled by the full "
           "factor (interpolation boundary of YaRN)")
-      .unit("turns")
+      .unit("rotations")
       .above(0)
       .used_when<Config>(yarn, scales_as_yarn);
   s.field("rope_scaling_truncate", &M::rope_scaling_truncate)

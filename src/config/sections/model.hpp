@@ -1,4 +1,4 @@
-// The model's architecture: what is computed. How it is spread over ranks belongs to `dist`, in which number
+// The architecture of the model. Its distribution over ranks belongs to `dist`, in which number
 // formats to `mixed_precision`.
 #pragma once
 
@@ -11,7 +11,8 @@
 namespace capstan::config {
 
 enum class PositionEmbedding : uint8_t { learned_absolute, rope, none };
-enum class Normalization : uint8_t { layer_norm, rms_norm };  // spelled LayerNorm, RMSNorm
+// Spelled LayerNorm, RMSNorm.
+enum class Normalization : uint8_t { layer_norm, rms_norm };
 enum class NormPlacement : uint8_t { input, output, both };
 enum class RopeScaling : uint8_t { llama3, linear, yarn, longrope };
 enum class Activation : uint8_t { gelu, gelu_tanh, silu, relu, squared_relu };

@@ -18,8 +18,8 @@ bool has_muon(const Config& c) {
 bool has_own_rate(const Config& c) {
   return c.optimizer.decoupled_lr.has_value();
 }
-bool is_lion_or_muon(const Value& v) {
-  return v.text == "lion" || v.text == "muon";
+bool is_muon(const Value& v) {
+  return v.text == "muon";
 }
 }  // namespace
 
@@ -29,7 +29,7 @@ void describe(Section<OptimizerConfig>& s) {
   s.doc("optimizer and its hyperparameters");
   s.field("optimizer", &O::optimizer)
       .doc("optimization algorithm")
-      .unsupported("this optimizer", is_lion_or_muon)
+      .unsupported("this optimizer", is_muon)
       .known_as("type")
       .known_as("name");
   s.field("lr", &O::lr)

@@ -135,18 +135,19 @@ PipelineLayout parse_pipeline_layout(std::string_view text) {
 std::string pipeline_layout_text(const std::vector<PipelineStage>& stages) {
   std::string text;
   for (size_t i = 0; i < stages.size();) {
-    size_t run = 1;
-    while (i + run < stages.size() && stages[i + run] == stages[i]) ++run;
-    const bool last = i + run == stages.size();
+    size_t equal = 1;
+    while (i + equal < stages.size() && stages[i + equal] == stages[i]) ++equal;
+    const bool last = i + equal == stages.size();
     const std::string one = stage_text(stages[i]);
-    const size_t repeated = last ? run - 1 : run;  // stages followed by a bar
+    // Number of equal stages that a bar follows.
+    const size_t repeated = last ? equal - 1 : equal;
     if (repeated > 2) {
       text += "(" + one + "|)*" + std::to_string(repeated);
     } else {
       for (size_t k = 0; k < repeated; ++k) text += one + "|";
     }
     if (last) text += one;
-    i += run;
+    i += equal;
   }
   return text;
 }

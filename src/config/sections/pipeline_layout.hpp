@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 
 namespace capstan::config {
 
@@ -26,7 +26,7 @@ struct PipelineStage {
 };
 
 struct PipelineLayout {
-  // In the order of the forward pass.
+  // The stages in the order of the forward pass.
   std::vector<PipelineStage> stages;
   // Empty, or why the text is not a layout (with the character's position, from 1)
   std::string problem;
@@ -36,7 +36,8 @@ struct PipelineLayout {
 // Checks the grammar, that E comes first and once, L last and once, and that no layer follows a predicted
 // token.
 PipelineLayout parse_pipeline_layout(std::string_view text);
-std::string pipeline_layout_text(const std::vector<PipelineStage>& stages);  // shortest form with repetitions
+// Shortest form with repetitions.
+std::string pipeline_layout_text(const std::vector<PipelineStage>& stages);
 
 // All PP * VPP stages of a resolved recipe, from the layout or from the split rules; nothing when they do not
 // fit.

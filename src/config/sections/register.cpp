@@ -1,4 +1,4 @@
-#include "config/sections/sections.hpp"
+#include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
 
@@ -28,15 +28,9 @@ void register_sections(Schema& s) {
   s.section("profiling", &Config::profiling);
   s.ranks_path("dist.world_size");
   register_derivations(s);
-  register_world_rules(s);
-  register_batch_rules(s);
-  register_pipeline_rules(s);
-  register_tensor_rules(s);
-  register_precision_rules(s);
-  register_optimizer_rules(s);
-  register_moe_rules(s);
-  register_recompute_rules(s);
-  register_run_rules(s);
+  for (const auto rules : {world_rules, batch_rules, pipeline_rules, tensor_rules, precision_rules,
+                           optimizer_rules, moe_rules, recompute_rules, run_rules})
+    rules().add_to(s);
 }
 
 }  // namespace capstan::config

@@ -1,22 +1,18 @@
 #include "config/sections/rule_tools.hpp"
 
 #include "base/checked.hpp"
-#include "base/text.hpp"
 
 namespace capstan::config {
 
-std::string text_of(int64_t value) {
+std::string to_text(int64_t value) {
   return std::to_string(value);
-}
-std::string text_of(double value) {
-  return to_text(value);
 }
 
 std::string product_text(const std::vector<int64_t>& factors) {
   std::string text;
-  for (const int64_t factor : factors) text += (text.empty() ? "" : " * ") + text_of(factor);
+  for (const int64_t factor : factors) text += (text.empty() ? "" : " * ") + to_text(factor);
   if (const auto product = product_of(factors); product && factors.size() > 1)
-    text += " = " + text_of(*product);
+    text += " = " + to_text(*product);
   return text;
 }
 
@@ -30,9 +26,9 @@ std::optional<int64_t> product_of(const std::vector<int64_t>& factors) {
 std::string nearest_multiples(int64_t value, int64_t step) {
   const int64_t below = value / step * step;
   const auto above = try_add(below, step);
-  if (below == 0) return text_of(step);
-  if (!above) return text_of(below);
-  return text_of(below) + " or " + text_of(*above);
+  if (below == 0) return to_text(step);
+  if (!above) return to_text(below);
+  return to_text(below) + " or " + to_text(*above);
 }
 
 std::string nearest_divisors(int64_t value, int64_t total) {
@@ -46,9 +42,9 @@ std::string nearest_divisors(int64_t value, int64_t total) {
     consider(d);
     consider(total / d);
   }
-  if (below == 0) return text_of(above);
-  if (above == 0 || above == below) return text_of(below);
-  return text_of(below) + " or " + text_of(above);
+  if (below == 0) return to_text(above);
+  if (above == 0 || above == below) return to_text(below);
+  return to_text(below) + " or " + to_text(above);
 }
 
 int64_t virtual_stages(const Config& c) {

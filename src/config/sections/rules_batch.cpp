@@ -7,12 +7,9 @@
 
 namespace capstan::config {
 
-namespace {
+RULES_OF_FILE(batch_rules)
 
-RuleList& file_rules() {
-  static RuleList rules;
-  return rules;
-}
+namespace {
 
 RULE("R0201", global_batch_divisible,
      "the global batch is a multiple of micro-batch size * data parallelism; the quotient is the number of "
@@ -27,14 +24,14 @@ RULE("R0201", global_batch_divisible,
     help += "; or micro_batch_size: " +
             nearest_divisors(c.train.micro_batch_size, batch / *c.dist.data_parallel_size);
   report
-      .error("`train.global_batch_size` " + text_of(batch) +
+      .error("`train.global_batch_size` " + to_text(batch) +
              " is not a multiple of micro_batch_size * data_parallel_size = " +
              product_text({c.train.micro_batch_size, *c.dist.data_parallel_size}))
-      .operand("micro_batch_size * data_parallel_size", text_of(together))
+      .operand("micro_batch_size * data_parallel_size", to_text(together))
       .help(help);
 }
 
-RULE("R0202", micro_batches_agree, "a given number of micro-batches is what the batch sizes give",
+RULE("R0202", micro_batches_agree, "a given number of micro-batches agrees with the batch sizes",
      "train.num_microbatches", "train.global_batch_size", "train.micro_batch_size",
      "dist.data_parallel_size") {
   if (!c.train.num_microbatches || !c.train.global_batch_size || !c.dist.data_parallel_size) return;
@@ -43,9 +40,9 @@ RULE("R0202", micro_batches_agree, "a given number of micro-batches is what the 
       *c.train.num_microbatches == *c.train.global_batch_size / together)
     return;
   report
-      .error("`train.num_microbatches` " + text_of(*c.train.num_microbatches) +
+      .error("`train.num_microbatches` " + to_text(*c.train.num_microbatches) +
              " is not global_batch_size / " +
-             "(micro_batch_size * data_parallel_size) = " + text_of(*c.train.global_batch_size / together))
+             "(micro_batch_size * data_parallel_size) = " + to_text(*c.train.global_batch_size / together))
       .help("leave train.num_microbatches unset; it follows from the batch sizes");
 }
 
@@ -61,7 +58,7 @@ RULE("R0203", eval_batch_divisible,
   const int64_t together = *v.eval_micro_batch_size * *c.dist.data_parallel_size;
   if (*v.eval_global_batch_size % together == 0) return;
   report
-      .error("`validation.eval_global_batch_size` " + text_of(*v.eval_global_batch_size) +
+      .error("`validation.eval_global_batch_size` " + to_text(*v.eval_global_batch_size) +
              " is not a multiple of eval_micro_batch_size * data_parallel_size = " +
              product_text({*v.eval_micro_batch_size, *c.dist.data_parallel_size}))
       .help("nearest legal eval_global_batch_size: " +
@@ -89,9 +86,9 @@ RULE("R0204", length_given, "exactly one of train_iters, train_samples and epoch
   } else if (t.train_iters && t.train_samples && t.global_batch_size &&
              *t.train_samples / *t.global_batch_size != *t.train_iters) {
     report
-        .error("`train.train_iters` " + text_of(*t.train_iters) + " and `train.train_samples` " +
-               text_of(*t.train_samples) + " disagree: " + text_of(*t.train_samples) + " / " +
-               text_of(*t.global_batch_size) + " = " + text_of(*t.train_samples / *t.global_batch_size))
+        .error("`train.train_iters` " + to_text(*t.train_iters) + " and `train.train_samples` " +
+               to_text(*t.train_samples) + " disagree: " + to_text(*t.train_samples) + " / " +
+               to_text(*t.global_batch_size) + " = " + to_text(*t.train_samples / *t.global_batch_size))
         .help("give one of the two, and unset the other");
   }
 }
@@ -109,7 +106,7 @@ RULE("R0222", megatron_order_seed, "Megatron's sample order accepts 32-bit seeds
   if (c.dataset.kind == DatasetKind::gpt && c.dataset.sample_order == SampleOrder::megatron &&
       c.dataset.random_seed > int64_t{0xffffffff})
     report
-        .error("`dataset.random_seed` " + text_of(c.dataset.random_seed) +
+        .error("`dataset.random_seed` " + to_text(c.dataset.random_seed) +
                " is above 4294967295, the largest seed of Megatron's order")
         .at("dataset.random_seed")
         .help("a smaller seed, or dataset.sample_order=capstan");
@@ -121,9 +118,9 @@ RULE("R0205", length_of_a_step, "a run has at least one step", "train.train_samp
       *c.train.train_samples >= *c.train.global_batch_size)
     return;
   report
-      .error("`train.train_samples` " + text_of(*c.train.train_samples) + " is less than one step of " +
-             text_of(*c.train.global_batch_size) + " samples")
-      .help("nearest legal train_samples: " + text_of(*c.train.global_batch_size));
+      .error("`train.train_samples` " + to_text(*c.train.train_samples) + " is less than one step of " +
+             to_text(*c.train.global_batch_size) + " samples")
+      .help("nearest legal train_samples: " + to_text(*c.train.global_batch_size));
 }
 
 RULE("R0206", one_source_of_data,
@@ -164,7 +161,7 @@ RULE("R0208", blend_weights_positive, "weights of a blend are positive", "datase
   for (const auto& [path, blend] : blends)
     for (const auto& [prefix, weight] : *blend)
       if (!(weight > 0) || !std::isfinite(weight))
-        report.error("the weight of `" + prefix + "` in `" + path + "` is " + text_of(weight))
+        report.error("the weight of `" + prefix + "` in `" + path + "` is " + to_text(weight))
             .at(path)
             .help("weights are positive; leave a dataset out to give it none");
 }
@@ -182,7 +179,7 @@ RULE("R0210", split_is_three_shares, "split is three proportions, the first abov
   if (c.dataset.kind == DatasetKind::mock || !c.dataset.split) return;
   const auto shares = split_shares(*c.dataset.split);
   if (!shares)
-    report.error("`dataset.split` " + quoted(*c.dataset.split) + " is not three proportions")
+    report.error("`dataset.split` " + in_quotes(*c.dataset.split) + " is not three proportions")
         .help("train, validation, test, as in 969,30,1 or 0.9,0.1,0");
   else if ((*shares)[0] <= 0)
     report.error("`dataset.split` " + *c.dataset.split + " leaves no training data")
@@ -253,8 +250,8 @@ RULE("R0213", context_divides_sequence,
   const int64_t cp = c.dist.context_parallel_size;
   if (cp == 1 || c.model.seq_length % (2 * cp) == 0) return;
   report
-      .error("`model.seq_length` " + text_of(c.model.seq_length) +
-             " is not a multiple of 2 * context parallelism = " + text_of(2 * cp))
+      .error("`model.seq_length` " + to_text(c.model.seq_length) +
+             " is not a multiple of 2 * context parallelism = " + to_text(2 * cp))
       .help("nearest legal seq_length: " + nearest_multiples(c.model.seq_length, 2 * cp));
 }
 
@@ -266,8 +263,8 @@ RULE("R0214", sequence_divides_tensor,
   const auto ranks = product_of({c.dist.tensor_model_parallel_size, c.dist.context_parallel_size});
   if (!ranks || c.model.seq_length % *ranks == 0) return;
   report
-      .error("`model.seq_length` " + text_of(c.model.seq_length) +
-             " is not a multiple of tensor * context parallelism = " + text_of(*ranks) +
+      .error("`model.seq_length` " + to_text(c.model.seq_length) +
+             " is not a multiple of tensor * context parallelism = " + to_text(*ranks) +
              ", over which sequence_parallel splits it")
       .help("nearest legal seq_length: " + nearest_multiples(c.model.seq_length, *ranks));
 }
@@ -276,13 +273,13 @@ RULE("R0215", positions_cover_sequence, "max_position_embeddings is at least seq
      "model.max_position_embeddings", "model.seq_length") {
   if (!c.model.max_position_embeddings || *c.model.max_position_embeddings >= c.model.seq_length) return;
   report
-      .error("`model.max_position_embeddings` " + text_of(*c.model.max_position_embeddings) +
-             " is less than `model.seq_length` " + text_of(c.model.seq_length))
-      .help("set model.max_position_embeddings to " + text_of(c.model.seq_length) + " or more");
+      .error("`model.max_position_embeddings` " + to_text(*c.model.max_position_embeddings) +
+             " is less than `model.seq_length` " + to_text(c.model.seq_length))
+      .help("set model.max_position_embeddings to " + to_text(c.model.seq_length) + " or more");
 }
 
 RULE("R0216", documents_need_their_end,
-     "what depends on documents' ends needs a tokenizer that names the end-of-document token",
+     "settings that depend on the ends of documents need a tokenizer with an end-of-document token",
      "tokenizer.tokenizer_type", "dataset.reset_position_ids", "dataset.reset_attention_mask",
      "dataset.eod_mask_loss") {
   const auto& d = c.dataset;
@@ -291,15 +288,10 @@ RULE("R0216", documents_need_their_end,
   report
       .error(
           "reset_position_ids, reset_attention_mask and eod_mask_loss need to know the end-of-document "
-          "token, but "
-          "`tokenizer.tokenizer_type` is none")
+          "token, but `tokenizer.tokenizer_type` is none")
       .help("choose the tokenizer that the data was prepared with, for instance tokenizer=huggingface");
 }
 
 }  // namespace
-
-void register_batch_rules(Schema& schema) {
-  file_rules().add_to(schema);
-}
 
 }  // namespace capstan::config

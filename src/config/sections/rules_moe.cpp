@@ -1,14 +1,11 @@
-// Mixture of experts: routing, capacity, and the experts' place in the world.
+// Mixture of experts: routing, capacity, and the layout of the experts over the ranks.
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
 
-namespace {
+RULES_OF_FILE(moe_rules)
 
-RuleList& file_rules() {
-  static RuleList rules;
-  return rules;
-}
+namespace {
 
 bool experts(const Config& c) {
   return c.model.num_moe_experts.has_value();
@@ -18,7 +15,7 @@ RULE("R0701", expert_parallel_needs_experts, "expert parallelism needs experts",
      "dist.expert_model_parallel_size", "model.num_moe_experts") {
   if (c.dist.expert_model_parallel_size == 1 || experts(c)) return;
   report
-      .error("`dist.expert_model_parallel_size` " + text_of(c.dist.expert_model_parallel_size) +
+      .error("`dist.expert_model_parallel_size` " + to_text(c.dist.expert_model_parallel_size) +
              " needs a model with experts, but `model.num_moe_experts` is not set")
       .help("set dist.expert_model_parallel_size=1");
 }
@@ -28,8 +25,8 @@ RULE("R0702", experts_divide_ranks, "experts divide over the expert-parallel ran
   const int64_t ep = c.dist.expert_model_parallel_size;
   if (!experts(c) || *c.model.num_moe_experts % ep == 0) return;
   report
-      .error("`model.num_moe_experts` " + text_of(*c.model.num_moe_experts) + " does not divide over " +
-             text_of(ep) + " expert-parallel ranks")
+      .error("`model.num_moe_experts` " + to_text(*c.model.num_moe_experts) + " does not divide over " +
+             to_text(ep) + " expert-parallel ranks")
       .help("nearest legal dist.expert_model_parallel_size: " +
             nearest_divisors(ep, *c.model.num_moe_experts));
 }
@@ -40,8 +37,8 @@ RULE("R0703", expert_width_divides_tensor, "an expert's width divides over its t
   const int64_t etp = *c.dist.expert_tensor_parallel_size;
   if (*c.model.moe_ffn_hidden_size % etp == 0) return;
   report
-      .error("`model.moe_ffn_hidden_size` " + text_of(*c.model.moe_ffn_hidden_size) +
-             " does not divide over " + text_of(etp) + " expert-tensor-parallel ranks")
+      .error("`model.moe_ffn_hidden_size` " + to_text(*c.model.moe_ffn_hidden_size) +
+             " does not divide over " + to_text(etp) + " expert-tensor-parallel ranks")
       .help("nearest legal moe_ffn_hidden_size: " + nearest_multiples(*c.model.moe_ffn_hidden_size, etp));
 }
 
@@ -50,8 +47,8 @@ RULE("R0704", shared_width_divides_tensor, "the shared expert's width divides ov
   const auto width = c.model.moe_shared_expert_intermediate_size;
   if (!experts(c) || !width || *width % c.dist.tensor_model_parallel_size == 0) return;
   report
-      .error("`model.moe_shared_expert_intermediate_size` " + text_of(*width) + " does not divide over " +
-             text_of(c.dist.tensor_model_parallel_size) + " tensor-parallel ranks")
+      .error("`model.moe_shared_expert_intermediate_size` " + to_text(*width) + " does not divide over " +
+             to_text(c.dist.tensor_model_parallel_size) + " tensor-parallel ranks")
       .help("nearest legal value: " + nearest_multiples(*width, c.dist.tensor_model_parallel_size));
 }
 
@@ -62,7 +59,7 @@ RULE("R0705", expert_biases_are_unsharded, "experts with biases are not split ov
       .error(
           "experts with biases (`model.add_bias_linear`) cannot be split, but "
           "`dist.expert_tensor_parallel_size` is " +
-          text_of(*c.dist.expert_tensor_parallel_size))
+          to_text(*c.dist.expert_tensor_parallel_size))
       .help("set dist.expert_tensor_parallel_size=1, or model.add_bias_linear=false");
 }
 
@@ -75,8 +72,7 @@ RULE("R0706", experts_and_tensor_need_sequence,
   report
       .error(
           "expert and tensor parallelism together need `dist.sequence_parallel`: else every token is routed "
-          "once "
-          "for each tensor-parallel rank")
+          "once for each tensor-parallel rank")
       .help("set dist.sequence_parallel=true");
 }
 
@@ -84,9 +80,9 @@ RULE("R0707", topk_of_the_experts, "a token goes to no more experts than there a
      "model.num_moe_experts") {
   if (!experts(c) || c.model.moe_router_topk <= *c.model.num_moe_experts) return;
   report
-      .error("`model.moe_router_topk` " + text_of(c.model.moe_router_topk) + " is more than the " +
-             text_of(*c.model.num_moe_experts) + " experts")
-      .help("at most " + text_of(*c.model.num_moe_experts));
+      .error("`model.moe_router_topk` " + to_text(c.model.moe_router_topk) + " is more than the " +
+             to_text(*c.model.num_moe_experts) + " experts")
+      .help("at most " + to_text(*c.model.num_moe_experts));
 }
 
 RULE("R0708", one_expert_needs_pre_softmax, "top-1 routing computes its weight before the selection",
@@ -127,18 +123,18 @@ RULE("R0710", expert_groups_fit, "groups divide the experts, and the chosen ones
   const int64_t groups = *m.moe_router_num_groups, chosen = *m.moe_router_group_topk,
                 all = *m.num_moe_experts;
   if (all % groups != 0)
-    report.error(text_of(all) + " experts do not divide into " + text_of(groups) + " groups")
+    report.error(to_text(all) + " experts do not divide into " + to_text(groups) + " groups")
         .help("nearest legal moe_router_num_groups: " + nearest_divisors(groups, all));
   else if (chosen > groups)
     report
-        .error("`model.moe_router_group_topk` " + text_of(chosen) + " is more than the " + text_of(groups) +
+        .error("`model.moe_router_group_topk` " + to_text(chosen) + " is more than the " + to_text(groups) +
                " groups")
-        .help("at most " + text_of(groups));
+        .help("at most " + to_text(groups));
   else if (m.moe_router_topk > chosen * (all / groups))
     report
-        .error("`model.moe_router_topk` " + text_of(m.moe_router_topk) + " is more than the " +
-               text_of(chosen * (all / groups)) + " experts of the chosen groups")
-        .help("at most " + text_of(chosen * (all / groups)));
+        .error("`model.moe_router_topk` " + to_text(m.moe_router_topk) + " is more than the " +
+               to_text(chosen * (all / groups)) + " experts of the chosen groups")
+        .help("at most " + to_text(chosen * (all / groups)));
 }
 
 RULE("R0711", capacity_needs_aux_loss, "a capacity excludes sinkhorn balancing",
@@ -197,7 +193,7 @@ RULE("R0718", aux_weight_has_loss, "the weight of a balancing loss has such a lo
   const auto type = c.model.moe_router_load_balancing_type;
   if (experts(c) && !has_aux_loss(type) && c.model.moe_aux_loss_coeff > 0)
     report
-        .error("`model.moe_aux_loss_coeff` " + text_of(c.model.moe_aux_loss_coeff) +
+        .error("`model.moe_aux_loss_coeff` " + to_text(c.model.moe_aux_loss_coeff) +
                " weighs a loss that `model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
                " does not have")
         .help("set model.moe_router_load_balancing_type=aux_loss, or model.moe_aux_loss_coeff=0");
@@ -209,12 +205,14 @@ RULE("R0716", some_layer_has_experts, "a model with experts has them in some lay
   const int64_t before = c.model.moe_first_dense_layers, every = c.model.moe_layer_freq;
   if (before < c.model.num_layers && every <= c.model.num_layers) return;
   report
-      .error("no layer has experts: moe_first_dense_layers is " + text_of(before) + ", moe_layer_freq " +
-             text_of(every) + ", of " + text_of(c.model.num_layers) + " layers")
+      .error("no layer has experts: moe_first_dense_layers is " + to_text(before) + ", moe_layer_freq " +
+             to_text(every) + ", of " + to_text(c.model.num_layers) + " layers")
       .help("smaller values, or leave num_moe_experts unset");
 }
 
-RULE("R0717", expert_exchange_overlaps, "what overlapping the experts' exchange needs and excludes",
+RULE("R0717", expert_exchange_overlaps,
+     "overlapping the exchange between experts needs expert parallelism, the alltoall dispatcher and half "
+     "precision, and excludes some other settings",
      "comm_overlap.overlap_moe_expert_parallel_comm") {
   if (!c.comm_overlap.overlap_moe_expert_parallel_comm) return;
   const auto refuse = [&](const std::string& why, const char* help) {
@@ -243,9 +241,5 @@ RULE("R0717", expert_exchange_overlaps, "what overlapping the experts' exchange 
 }
 
 }  // namespace
-
-void register_moe_rules(Schema& schema) {
-  file_rules().add_to(schema);
-}
 
 }  // namespace capstan::config

@@ -5,12 +5,9 @@
 
 namespace capstan::config {
 
-namespace {
+RULES_OF_FILE(optimizer_rules)
 
-RuleList& file_rules() {
-  static RuleList rules;
-  return rules;
-}
+namespace {
 
 RULE("R0601", gather_needs_sharding,
      "overlapped gathering needs sharding, and overlapped reduction of gradients", "ddp.overlap_param_gather",
@@ -20,8 +17,7 @@ RULE("R0601", gather_needs_sharding,
     report
         .error(
             "`ddp.overlap_param_gather` gathers sharded parameters, but "
-            "`ddp.data_parallel_sharding_strategy` is "
-            "no_shard")
+            "`ddp.data_parallel_sharding_strategy` is no_shard")
         .help("set ddp.data_parallel_sharding_strategy=optim, or ddp.overlap_param_gather=false");
   else if (!c.ddp.overlap_grad_reduce)
     report.error("`ddp.overlap_param_gather` needs `ddp.overlap_grad_reduce`")
@@ -52,23 +48,23 @@ RULE("R0604", floor_below_peak, "the smallest learning rate is not above the pea
      "optimizer.lr") {
   const auto& o = c.optimizer;
   if (o.min_lr && *o.min_lr > o.lr)
-    report.error("`optimizer.min_lr` " + text_of(*o.min_lr) + " is above `optimizer.lr` " + text_of(o.lr))
-        .help("a min_lr of at most " + text_of(o.lr));
+    report.error("`optimizer.min_lr` " + to_text(*o.min_lr) + " is above `optimizer.lr` " + to_text(o.lr))
+        .help("a min_lr of at most " + to_text(o.lr));
   if (o.decoupled_lr && o.decoupled_min_lr && *o.decoupled_min_lr > *o.decoupled_lr)
     report
-        .error("`optimizer.decoupled_min_lr` " + text_of(*o.decoupled_min_lr) +
-               " is above `optimizer.decoupled_lr` " + text_of(*o.decoupled_lr))
+        .error("`optimizer.decoupled_min_lr` " + to_text(*o.decoupled_min_lr) +
+               " is above `optimizer.decoupled_lr` " + to_text(*o.decoupled_lr))
         .at("optimizer.decoupled_min_lr")
-        .help("a decoupled_min_lr of at most " + text_of(*o.decoupled_lr));
+        .help("a decoupled_min_lr of at most " + to_text(*o.decoupled_lr));
 }
 
 RULE("R0605", warmup_starts_below_peak, "warm-up starts at or below the peak", "scheduler.lr_warmup_init",
      "optimizer.lr") {
   if (c.scheduler.lr_warmup_init <= c.optimizer.lr) return;
   report
-      .error("`scheduler.lr_warmup_init` " + text_of(c.scheduler.lr_warmup_init) +
-             " is above `optimizer.lr` " + text_of(c.optimizer.lr))
-      .help("a lr_warmup_init of at most " + text_of(c.optimizer.lr));
+      .error("`scheduler.lr_warmup_init` " + to_text(c.scheduler.lr_warmup_init) +
+             " is above `optimizer.lr` " + to_text(c.optimizer.lr))
+      .help("a lr_warmup_init of at most " + to_text(c.optimizer.lr));
 }
 
 RULE("R0606", warmup_before_decay, "warm-up ends before the decay does", "scheduler.lr_warmup_iters",
@@ -78,12 +74,12 @@ RULE("R0606", warmup_before_decay, "warm-up ends before the decay does", "schedu
                          const std::optional<int64_t>& warmup, const std::optional<int64_t>& decay) {
     if (!warmup || !decay || *warmup < *decay) return;
     report
-        .error("`" + std::string(warmup_path) + "` " + text_of(*warmup) + " is not below `" + decay_path +
-               "` " + text_of(*decay))
+        .error("`" + std::string(warmup_path) + "` " + to_text(*warmup) + " is not below `" + decay_path +
+               "` " + to_text(*decay))
         .at(warmup_path)
         .operand(warmup_path)
         .operand(decay_path)
-        .help("at most " + text_of(*decay - 1) +
+        .help("at most " + to_text(*decay - 1) +
               "; scheduler.lr_warmup_fraction follows the length of the run");
   };
   check("scheduler.lr_warmup_iters", "scheduler.lr_decay_iters", s.lr_warmup_iters, s.lr_decay_iters);
@@ -100,8 +96,8 @@ RULE("R0607", one_warmup, "warm-up is given as a fraction or as a length", "sche
     const double exact = *s.lr_warmup_fraction * static_cast<double>(*decay);
     if (std::abs(exact - static_cast<double>(*warmup)) <= 0.5 + 1e-6 * exact) return;
     report
-        .error("`" + std::string(path) + "` " + text_of(*warmup) + " and `scheduler.lr_warmup_fraction` " +
-               text_of(*s.lr_warmup_fraction) + " (" + text_of(exact) + ") disagree")
+        .error("`" + std::string(path) + "` " + to_text(*warmup) + " and `scheduler.lr_warmup_fraction` " +
+               to_text(*s.lr_warmup_fraction) + " (" + to_text(exact) + ") disagree")
         .at(path)
         .help("give one of the two: " + std::string(path) +
               " with scheduler.lr_warmup_fraction=null, or the fraction alone");
@@ -147,9 +143,9 @@ RULE("R0609", stable_phase_ends, "WSD's final decay has a length that fits after
   }
   if (!decay_length || *length + warmup.value_or(0) <= *decay_length) return;
   report
-      .error("WSD's warm-up and final decay, " + text_of(warmup.value_or(0)) + " + " + text_of(*length) +
-             ", are longer than the full decay, " + text_of(*decay_length))
-      .help("at most " + text_of(*decay_length - warmup.value_or(0)) + " for the final decay");
+      .error("WSD's warm-up and final decay, " + to_text(warmup.value_or(0)) + " + " + to_text(*length) +
+             ", are longer than the full decay, " + to_text(*decay_length))
+      .help("at most " + to_text(*decay_length - warmup.value_or(0)) + " for the final decay");
 }
 
 RULE("R0610", one_final_decay, "WSD's final decay is given as a fraction or as a length",
@@ -161,9 +157,9 @@ RULE("R0610", one_final_decay, "WSD's final decay is given as a fraction or as a
   const double exact = *s.lr_wsd_decay_fraction * static_cast<double>(*s.lr_decay_iters);
   if (std::abs(exact - static_cast<double>(*s.lr_wsd_decay_iters)) <= 1 + 1e-6 * exact) return;
   report
-      .error("`scheduler.lr_wsd_decay_iters` " + text_of(*s.lr_wsd_decay_iters) +
-             " and `scheduler.lr_wsd_decay_fraction` " + text_of(*s.lr_wsd_decay_fraction) + " (" +
-             text_of(exact) + ") disagree")
+      .error("`scheduler.lr_wsd_decay_iters` " + to_text(*s.lr_wsd_decay_iters) +
+             " and `scheduler.lr_wsd_decay_fraction` " + to_text(*s.lr_wsd_decay_fraction) + " (" +
+             to_text(exact) + ") disagree")
       .help("give one of the two, and set the other to null");
 }
 
@@ -172,7 +168,8 @@ RULE("R0611", weight_decay_has_one_owner,
      "scheduler.weight_decay_incr_style", "scheduler.start_weight_decay", "scheduler.end_weight_decay") {
   const auto& s = c.scheduler;
   const bool varies = s.weight_decay_incr_style != WeightDecayStyle::constant;
-  if (!varies) return;  // start and end without effect are reported by their fields
+  // Start and end without effect are reported by their fields.
+  if (!varies) return;
   if (s.start_weight_decay && s.end_weight_decay) return;
   report
       .error("`scheduler.weight_decay_incr_style` " + std::string(enum_name(s.weight_decay_incr_style)) +
@@ -185,9 +182,9 @@ RULE("R0612", weight_decay_grows, "the last weight decay is not below the first"
   const auto& s = c.scheduler;
   if (!s.start_weight_decay || !s.end_weight_decay || *s.end_weight_decay >= *s.start_weight_decay) return;
   report
-      .error("`scheduler.end_weight_decay` " + text_of(*s.end_weight_decay) +
-             " is below `scheduler.start_weight_decay` " + text_of(*s.start_weight_decay))
-      .help("an end_weight_decay of at least " + text_of(*s.start_weight_decay));
+      .error("`scheduler.end_weight_decay` " + to_text(*s.end_weight_decay) +
+             " is below `scheduler.start_weight_decay` " + to_text(*s.start_weight_decay))
+      .help("an end_weight_decay of at least " + to_text(*s.start_weight_decay));
 }
 
 // Values that another choice of the schedule leaves without a reader.
@@ -207,7 +204,7 @@ RULE("R0616", schedule_values_are_read,
   if (constant && o.min_lr.value_or(0) > 0)
     idle(o.min_lr_ratio ? "optimizer.min_lr_ratio" : "optimizer.min_lr", style, decay);
   if (constant && o.decoupled_min_lr.value_or(0) > 0) idle("optimizer.decoupled_min_lr", style, decay);
-  // A warm-up that is a share of the decay length reads the length.
+  // A warm-up that is a fraction of the decay length reads the length.
   if (constant && !s.lr_warmup_fraction) {
     if (s.lr_decay_iters && s.lr_decay_iters != c.train.train_iters)
       idle("scheduler.lr_decay_iters", style, decay);
@@ -235,8 +232,7 @@ RULE("R0613", one_schedule_on_resume, "on resume one schedule wins, the recipe's
   report
       .error(
           "`scheduler.override_opt_param_scheduler` and `scheduler.use_checkpoint_opt_param_scheduler` "
-          "exclude each "
-          "other")
+          "exclude each other")
       .help("set one of them to false");
 }
 
@@ -260,9 +256,5 @@ RULE("R0615", muon_excludes_sharded_gradients, "muon excludes sharded gradients"
 }
 
 }  // namespace
-
-void register_optimizer_rules(Schema& schema) {
-  file_rules().add_to(schema);
-}
 
 }  // namespace capstan::config

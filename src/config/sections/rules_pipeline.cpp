@@ -1,15 +1,12 @@
-// How layers are spread over pipeline stages, and in which order the stages work.
+// Assignment of layers to pipeline stages, and the order in which the stages work.
 #include "config/sections/pipeline_layout.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
 
-namespace {
+RULES_OF_FILE(pipeline_rules)
 
-RuleList& file_rules() {
-  static RuleList rules;
-  return rules;
-}
+namespace {
 
 bool has_pipeline(const Config& c) {
   return c.dist.pipeline_model_parallel_size > 1;
@@ -20,12 +17,13 @@ bool uneven_ends(const Config& c) {
 bool accounts(const Config& c) {
   return c.dist.account_for_embedding_in_pipeline_split || c.dist.account_for_loss_in_pipeline_split;
 }
-int64_t units(const Config& c) {  // layers, and embedding and head where they count as one
+// Layers, and embedding and head where they count as one.
+int64_t units(const Config& c) {
   return c.model.num_layers + (c.dist.account_for_embedding_in_pipeline_split ? 1 : 0) +
          (c.dist.account_for_loss_in_pipeline_split ? 1 : 0);
 }
 std::string units_text(const Config& c) {
-  std::string text = text_of(c.model.num_layers) + " layers";
+  std::string text = to_text(c.model.num_layers) + " layers";
   if (c.dist.account_for_embedding_in_pipeline_split) text += " + 1 for the embedding";
   if (c.dist.account_for_loss_in_pipeline_split) text += " + 1 for the head";
   return text;
@@ -34,7 +32,7 @@ RULE("R0301", virtual_stages_need_pipeline, "virtual stages need pipeline parall
      "dist.virtual_pipeline_model_parallel_size", "dist.pipeline_model_parallel_size") {
   if (has_pipeline(c) || virtual_stages(c) == 1) return;
   report
-      .error("`dist.virtual_pipeline_model_parallel_size` " + text_of(virtual_stages(c)) +
+      .error("`dist.virtual_pipeline_model_parallel_size` " + to_text(virtual_stages(c)) +
              " needs pipeline parallelism, but `dist.pipeline_model_parallel_size` is 1")
       .help(
           "set dist.pipeline_model_parallel_size to 2 or more, or unset "
@@ -61,7 +59,7 @@ RULE("R0302", layers_divide_stages,
     help +=
         "; or give the ends their own sizes with dist.num_layers_in_first_pipeline_stage and "
         "dist.num_layers_in_last_pipeline_stage";
-  report.error(units_text(c) + " do not divide into " + text_of(pp) + " pipeline stages").help(help);
+  report.error(units_text(c) + " do not divide into " + to_text(pp) + " pipeline stages").help(help);
 }
 
 RULE("R0303", layers_divide_virtual_stages, "the layers of a stage divide evenly into virtual stages",
@@ -70,9 +68,9 @@ RULE("R0303", layers_divide_virtual_stages, "the layers of a stage divide evenly
   if (!has_pipeline(c) || vpp == 1 || uneven_ends(c) || c.dist.pipeline_model_parallel_layout) return;
   if (units(c) % pp != 0 || units(c) / pp % vpp == 0) return;
   report
-      .error("the " + text_of(units(c) / pp) + " layers of a pipeline stage do not divide into " +
-             text_of(vpp) + " virtual stages")
-      .operand("layers of a stage", text_of(units(c) / pp))
+      .error("the " + to_text(units(c) / pp) + " layers of a pipeline stage do not divide into " +
+             to_text(vpp) + " virtual stages")
+      .operand("layers of a stage", to_text(units(c) / pp))
       .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, units(c) / pp));
 }
 
@@ -87,24 +85,23 @@ RULE("R0304", virtual_stage_layers_agree,
     report
         .error(
             "`dist.num_layers_per_virtual_pipeline_stage` needs stages of equal size, but the first or the "
-            "last "
-            "stage has a size of its own")
+            "last stage has a size of its own")
         .help("give dist.virtual_pipeline_model_parallel_size instead");
     return;
   }
   if (units(c) % pp != 0) return;  // layers_divide_stages speaks
   if (units(c) / pp % *each != 0) {
     report
-        .error("the " + text_of(units(c) / pp) +
-               " layers of a pipeline stage do not divide into virtual stages of " + text_of(*each))
+        .error("the " + to_text(units(c) / pp) +
+               " layers of a pipeline stage do not divide into virtual stages of " + to_text(*each))
         .help("nearest legal num_layers_per_virtual_pipeline_stage: " +
               nearest_divisors(*each, units(c) / pp));
   } else if (units(c) / pp / *each != virtual_stages(c)) {
     report
-        .error("`dist.num_layers_per_virtual_pipeline_stage` " + text_of(*each) + " gives " +
-               text_of(units(c) / pp / *each) +
+        .error("`dist.num_layers_per_virtual_pipeline_stage` " + to_text(*each) + " gives " +
+               to_text(units(c) / pp / *each) +
                " virtual stages, `dist.virtual_pipeline_model_parallel_size` is " +
-               text_of(virtual_stages(c)))
+               to_text(virtual_stages(c)))
         .help("give one of the two");
   }
 }
@@ -117,8 +114,7 @@ RULE("R0305", ends_exclude_accounting,
   report
       .error(
           "a first or last stage with a size of its own and account_for_embedding/loss_in_pipeline_split "
-          "exclude "
-          "each other")
+          "exclude each other")
       .help("keep one of them");
 }
 
@@ -132,16 +128,16 @@ RULE("R0306", middle_stages_even, "the layers between first and last stage divid
   const int64_t stages = c.dist.pipeline_model_parallel_size - (first ? 1 : 0) - (last ? 1 : 0);
   if (layers < 0)
     report
-        .error("the first and last stage take " + text_of(first.value_or(0) + last.value_or(0)) +
-               " layers, the model has " + text_of(c.model.num_layers))
+        .error("the first and last stage take " + to_text(first.value_or(0) + last.value_or(0)) +
+               " layers, the model has " + to_text(c.model.num_layers))
         .help("smaller dist.num_layers_in_first_pipeline_stage or dist.num_layers_in_last_pipeline_stage");
   else if (stages == 0 && layers > 0)
-    report.error(text_of(layers) + " layers are left and no stage to hold them")
-        .help("let the first and last stage hold " + text_of(c.model.num_layers) + " layers together");
+    report.error(to_text(layers) + " layers are left and no stage to hold them")
+        .help("let the first and last stage hold " + to_text(c.model.num_layers) + " layers together");
   else if (stages > 0 && (layers == 0 || layers % stages != 0))
     report
-        .error(text_of(layers) + " layers between the first and last stage do not divide into " +
-               text_of(stages) + " stages")
+        .error(to_text(layers) + " layers between the first and last stage do not divide into " +
+               to_text(stages) + " stages")
         .help("nearest legal number of layers there: " + nearest_multiples(layers, stages));
 }
 
@@ -157,8 +153,8 @@ RULE("R0307", virtual_stages_divide_ends, "first, last and middle stages each di
   const auto check = [&](const char* which, int64_t held) {
     if (held % vpp != 0)
       report
-          .error("the " + text_of(held) + " layers of the " + which + " stage do not divide into " +
-                 text_of(vpp) + " virtual stages")
+          .error("the " + to_text(held) + " layers of the " + which + " stage do not divide into " +
+                 to_text(vpp) + " virtual stages")
           .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, held));
   };
   if (first) check("first", *first);
@@ -187,14 +183,14 @@ RULE("R0309", layout_divides_stages, "the layout's stages are pipeline ranks * v
   const int64_t pp = c.dist.pipeline_model_parallel_size;
   if (stages % pp != 0)
     report
-        .error("`dist.pipeline_model_parallel_layout` has " + text_of(stages) +
-               " stages, not a multiple of " + text_of(pp) + " pipeline ranks")
+        .error("`dist.pipeline_model_parallel_layout` has " + to_text(stages) +
+               " stages, not a multiple of " + to_text(pp) + " pipeline ranks")
         .help("nearest legal number of stages: " + nearest_multiples(stages, pp));
   else if (stages / pp != virtual_stages(c))
     report
-        .error("`dist.pipeline_model_parallel_layout` has " + text_of(stages) + " stages = " + text_of(pp) +
-               " ranks * " + text_of(stages / pp) + ", `dist.virtual_pipeline_model_parallel_size` is " +
-               text_of(virtual_stages(c)))
+        .error("`dist.pipeline_model_parallel_layout` has " + to_text(stages) + " stages = " + to_text(pp) +
+               " ranks * " + to_text(stages / pp) + ", `dist.virtual_pipeline_model_parallel_size` is " +
+               to_text(virtual_stages(c)))
         .help("unset dist.virtual_pipeline_model_parallel_size; it follows from the layout");
 }
 
@@ -210,14 +206,14 @@ RULE("R0310", layout_holds_all_layers, "the layout holds each layer and each pre
   }
   if (layers != c.model.num_layers)
     report
-        .error("`dist.pipeline_model_parallel_layout` holds " + text_of(layers) +
-               " layers, `model.num_layers` is " + text_of(c.model.num_layers))
-        .help("write `t` " + text_of(c.model.num_layers) + " times");
+        .error("`dist.pipeline_model_parallel_layout` holds " + to_text(layers) +
+               " layers, `model.num_layers` is " + to_text(c.model.num_layers))
+        .help("write `t` " + to_text(c.model.num_layers) + " times");
   if (predicted != c.model.mtp_num_layers.value_or(0))
     report
-        .error("`dist.pipeline_model_parallel_layout` holds " + text_of(predicted) +
-               " predicted tokens, `model.mtp_num_layers` is " + text_of(c.model.mtp_num_layers.value_or(0)))
-        .help("write `m` " + text_of(c.model.mtp_num_layers.value_or(0)) + " times");
+        .error("`dist.pipeline_model_parallel_layout` holds " + to_text(predicted) +
+               " predicted tokens, `model.mtp_num_layers` is " + to_text(c.model.mtp_num_layers.value_or(0)))
+        .help("write `m` " + to_text(c.model.mtp_num_layers.value_or(0)) + " times");
 }
 
 RULE("R0311", layout_excludes_split, "a layout excludes the other ways to split layers",
@@ -260,20 +256,20 @@ RULE("R0314", micro_batch_groups_fit, "with virtual stages micro-batches divide 
   const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
   if (*group < pp)
     report
-        .error("`dist.microbatch_group_size_per_vp_stage` " + text_of(*group) +
-               " is less than the number of pipeline ranks, " + text_of(pp))
-        .help("nearest legal value: " + text_of(pp));
+        .error("`dist.microbatch_group_size_per_vp_stage` " + to_text(*group) +
+               " is less than the number of pipeline ranks, " + to_text(pp))
+        .help("nearest legal value: " + to_text(pp));
   // Whole groups, or a last one that still fills the pipeline.
   else if (*group > count || (count % *group != 0 && count % *group < pp)) {
     const int64_t below = count / *group * *group, above = below == 0 ? *group : below + pp;
     report
-        .error("with virtual stages, " + text_of(count) + " micro-batches do not divide into groups of " +
-               text_of(*group))
+        .error("with virtual stages, " + to_text(count) + " micro-batches do not divide into groups of " +
+               to_text(*group))
         .operand("train.num_microbatches")
         .operand("dist.microbatch_group_size_per_vp_stage")
         .operand("train.global_batch_size")
-        .help("nearest legal number of micro-batches: " + (below > 0 ? text_of(below) + " or " : "") +
-              text_of(above) + " (global_batch_size / (micro_batch_size * data_parallel_size))");
+        .help("nearest legal number of micro-batches: " + (below > 0 ? to_text(below) + " or " : "") +
+              to_text(above) + " (global_batch_size / (micro_batch_size * data_parallel_size))");
   }
 }
 
@@ -283,8 +279,8 @@ RULE("R0315", pipeline_is_filled, "a pipeline has at least as many micro-batches
   const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
   if (count >= pp) return;
   report
-      .lint(text_of(count) + " micro-batches leave a pipeline of " + text_of(pp) + " stages empty for " +
-            text_of(100 * (pp - 1) / (count + pp - 1)) + " % of the time")
+      .lint(to_text(count) + " micro-batches leave a pipeline of " + to_text(pp) + " stages empty for " +
+            to_text(100 * (pp - 1) / (count + pp - 1)) + " % of the time")
       .help("a larger train.global_batch_size, or fewer pipeline stages");
 }
 
@@ -340,16 +336,12 @@ RULE("R0318", schedule_fits_virtual_stages, "interleaved_1f1b is for virtual sta
   report
       .error("`dist.pipeline_schedule` " + std::string(enum_name(*schedule)) +
              (interleaved ? " needs virtual stages" : " cannot order ") +
-             (interleaved ? "" : text_of(virtual_stages(c)) + " virtual stages"))
+             (interleaved ? "" : to_text(virtual_stages(c)) + " virtual stages"))
       .help(interleaved
                 ? "set dist.virtual_pipeline_model_parallel_size to 2 or more, or dist.pipeline_schedule=1f1b"
                 : "set dist.pipeline_schedule=interleaved_1f1b");
 }
 
 }  // namespace
-
-void register_pipeline_rules(Schema& schema) {
-  file_rules().add_to(schema);
-}
 
 }  // namespace capstan::config

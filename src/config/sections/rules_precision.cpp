@@ -4,12 +4,9 @@
 
 namespace capstan::config {
 
-namespace {
+RULES_OF_FILE(precision_rules)
 
-RuleList& file_rules() {
-  static RuleList rules;
-  return rules;
-}
+namespace {
 
 bool low(const Config& c) {
   return c.mixed_precision.fp8 || c.mixed_precision.fp4;
@@ -41,8 +38,7 @@ RULE("R0503", low_gather_needs_sharding, "gathering in fp8 or fp4 needs paramete
   report
       .lint(
           "parameters are not gathered: `ddp.data_parallel_sharding_strategy` is no_shard, so that "
-          "fp8_param_gather "
-          "and fp4_param_gather have no effect")
+          "fp8_param_gather and fp4_param_gather have no effect")
       .help("set ddp.data_parallel_sharding_strategy=optim, or switch the gather off");
 }
 
@@ -80,10 +76,10 @@ RULE("R0506", edge_layers_fit_a_stage, "layers kept in bf16 are layers of the fi
   const auto check = [&](const char* path, int64_t wanted, int64_t held) {
     if (wanted > held)
       report
-          .error("`" + std::string(path) + "` " + text_of(wanted) + " is more than the " + text_of(held) +
+          .error("`" + std::string(path) + "` " + to_text(wanted) + " is more than the " + to_text(held) +
                  " layers of its pipeline stage")
           .at(path)
-          .help("at most " + text_of(held));
+          .help("at most " + to_text(held));
   };
   const auto pp = static_cast<size_t>(c.dist.pipeline_model_parallel_size);
   int64_t first = 0, last = 0;
@@ -120,9 +116,9 @@ RULE("R0509", loss_scale_bounds, "the smallest loss scale is not above the first
   const auto& m = c.mixed_precision;
   if (m.params_dtype != Precision::fp16 || m.loss_scale || m.min_loss_scale <= m.initial_loss_scale) return;
   report
-      .error("`mixed_precision.min_loss_scale` " + text_of(m.min_loss_scale) +
-             " is above `mixed_precision.initial_loss_scale` " + text_of(m.initial_loss_scale))
-      .help("a min_loss_scale of at most " + text_of(m.initial_loss_scale));
+      .error("`mixed_precision.min_loss_scale` " + to_text(m.min_loss_scale) +
+             " is above `mixed_precision.initial_loss_scale` " + to_text(m.initial_loss_scale))
+      .help("a min_loss_scale of at most " + to_text(m.initial_loss_scale));
 }
 
 RULE("R0510", reduction_format_matters, "the format of reduction matters below fp32 only",
@@ -175,9 +171,5 @@ RULE("R0512", main_copies_have_a_format, "main parameters are fp32 or fp16, thei
 }
 
 }  // namespace
-
-void register_precision_rules(Schema& schema) {
-  file_rules().add_to(schema);
-}
 
 }  // namespace capstan::config

@@ -6,12 +6,9 @@
 
 namespace capstan::config {
 
-namespace {
+RULES_OF_FILE(recompute_rules)
 
-RuleList& file_rules() {
-  static RuleList rules;
-  return rules;
-}
+namespace {
 
 bool full(const Config& c) {
   return c.model.recompute_granularity == RecomputeGranularity::full;
@@ -35,7 +32,7 @@ RULE("R0801", selective_has_no_layers, "recompute_method and recompute_num_layer
         .help("unset model.recompute_method, or set model.recompute_granularity=full");
   if (c.model.recompute_num_layers)
     report
-        .error("`model.recompute_num_layers` " + text_of(*c.model.recompute_num_layers) +
+        .error("`model.recompute_num_layers` " + to_text(*c.model.recompute_num_layers) +
                " is for full recomputation, `model.recompute_granularity` is selective")
         .at("model.recompute_num_layers")
         .help("unset model.recompute_num_layers, or set model.recompute_granularity=full");
@@ -49,11 +46,11 @@ RULE("R0802", recomputed_layers_fit, "recompute_num_layers above the layers of a
   int64_t most = 0;
   for (const auto& stage : *stages) most = std::max(most, stage.layers);
   if (*c.model.recompute_num_layers <= most) return;
-  // As in Megatron-LM; a recipe for 32 layers stays valid with `model.num_layers=4`.
+  // This is the behavior of Megatron-LM. A recipe for 32 layers stays valid with `model.num_layers=4`.
   report
-      .lint("`model.recompute_num_layers` " + text_of(*c.model.recompute_num_layers) +
-            " is more than the layers of a stage, " + text_of(most) + ": all of them are recomputed")
-      .help("model.recompute_num_layers=" + text_of(most) + " is the same");
+      .lint("`model.recompute_num_layers` " + to_text(*c.model.recompute_num_layers) +
+            " is more than the layers of a stage, " + to_text(most) + ": all of them are recomputed")
+      .help("model.recompute_num_layers=" + to_text(most) + " is the same");
 }
 
 RULE("R0803", full_has_no_modules, "recompute_modules is for selective recomputation",
@@ -122,8 +119,7 @@ RULE("R0806", saved_activations_distribute,
     report
         .error(
             "`model.distribute_saved_activations` and `dist.sequence_parallel` exclude each other: the "
-            "inputs are "
-            "split already")
+            "inputs are split already")
         .help("set model.distribute_saved_activations=false");
   else if (!full(c))
     report.error("`model.distribute_saved_activations` needs `model.recompute_granularity` full")
@@ -136,10 +132,10 @@ RULE("R0807", offloaded_layers_fit, "offload moves at least one and not all laye
   const int64_t layers = c.model.cpu_offloading_num_layers;
   if (layers < 1 || layers >= c.model.num_layers)
     report
-        .error("`model.cpu_offloading_num_layers` " + text_of(layers) + " is not between 1 and " +
-               text_of(c.model.num_layers - 1))
+        .error("`model.cpu_offloading_num_layers` " + to_text(layers) + " is not between 1 and " +
+               to_text(c.model.num_layers - 1))
         .help("the last layer's activations are needed at once, so that at most " +
-              text_of(c.model.num_layers - 1) + " can move");
+              to_text(c.model.num_layers - 1) + " can move");
 }
 
 RULE("R0808", offload_excludes, "offload excludes pipelines and recomputation", "model.cpu_offloading",
@@ -154,9 +150,5 @@ RULE("R0808", offload_excludes, "offload excludes pipelines and recomputation", 
 }
 
 }  // namespace
-
-void register_recompute_rules(Schema& schema) {
-  file_rules().add_to(schema);
-}
 
 }  // namespace capstan::config

@@ -7,23 +7,21 @@
 
 namespace capstan::config {
 
+RULES_OF_FILE(run_rules)
+
 namespace {
 
-RuleList& file_rules() {
-  static RuleList rules;
-  return rules;
-}
+// One id for each byte, one for the end of a document.
+constexpr int64_t kByteVocabulary = 257;
 
-constexpr int64_t kByteVocabulary = 257;  // one id for each byte, one for the end of a document
-
+// With adapters checkpoint.load holds the adapters alone, and checkpoint.pretrained_checkpoint their base.
 RULE("R0901", one_start, "a run continues another or starts from weights, not both", "checkpoint.load",
      "checkpoint.pretrained_checkpoint") {
-  if (!c.checkpoint.load || !c.checkpoint.pretrained_checkpoint) return;
+  if (!c.checkpoint.load || !c.checkpoint.pretrained_checkpoint || c.peft) return;
   report
       .error(
           "`checkpoint.load` continues a run, `checkpoint.pretrained_checkpoint` starts one from weights; "
-          "they "
-          "exclude each other")
+          "they exclude each other")
       .help("keep one of them");
 }
 
@@ -36,8 +34,8 @@ RULE("R0902", retained_are_saved, "checkpoints that are kept for good are among 
         .help("set checkpoint.save_interval");
   else if (*k.save_retain_interval % *k.save_interval != 0)
     report
-        .error("`checkpoint.save_retain_interval` " + text_of(*k.save_retain_interval) +
-               " is not a multiple of `checkpoint.save_interval` " + text_of(*k.save_interval))
+        .error("`checkpoint.save_retain_interval` " + to_text(*k.save_retain_interval) +
+               " is not a multiple of `checkpoint.save_interval` " + to_text(*k.save_interval))
         .help("nearest legal save_retain_interval: " +
               nearest_multiples(*k.save_retain_interval, *k.save_interval));
 }
@@ -53,7 +51,7 @@ RULE("R0904", adapters_need_a_model, "adapters need the weights of a trained mod
   if (c.peft->random_base && c.checkpoint.pretrained_checkpoint)
     report.error("`peft.random_base` and `checkpoint.pretrained_checkpoint` exclude each other")
         .help("keep the checkpoint, unless the recipe is only tried out");
-  if (c.peft->random_base || c.checkpoint.pretrained_checkpoint || c.checkpoint.load) return;
+  if (c.peft->random_base || c.checkpoint.pretrained_checkpoint) return;
   report
       .error(
           "`peft` trains adapters beside frozen weights, but `checkpoint.pretrained_checkpoint` names none")
@@ -83,7 +81,7 @@ RULE("R0912", adapter_targets_exist, "every target of adapters is a layer of the
           modules.push_back(std::move(module));
       }
       const auto near = near_matches(name, modules, 2);
-      report.error("`" + std::string(field) + "`: " + quoted(name) + " is no layer of this model")
+      report.error("`" + std::string(field) + "`: " + in_quotes(name) + " is no layer of this model")
           .at(field)
           .help((near.empty() ? std::string() : "did you mean `" + near[0] + "`? ") + "layers are " +
                 join(modules, ", ") + ", or a pattern such as `*.layers.0.*." + modules[0] + "`");
@@ -104,7 +102,8 @@ RULE("R0913", something_is_adapted, "some layer has an adapter", "peft.exclude_m
     return std::any_of(c.peft->target_modules.begin(), c.peft->target_modules.end(),
                        [&](const auto& name) { return matches_layer(name, layer); });
   });
-  if (!excluded) return;  // adapter_targets_exist has said it
+  // adapter_targets_exist has said it.
+  if (!excluded) return;
   report.error("`peft.exclude_modules` leaves no layer of `peft.target_modules`: nothing would train")
       .help("exclude less");
 }
@@ -123,14 +122,16 @@ RULE("R0914", quantized_blocks, "quantization blocks are powers of two", "peft.q
   if (!c.peft || c.peft->base_quantization == BaseQuantization::none) return;
   const int64_t block = c.peft->quantization_block;
   if ((block & (block - 1)) == 0) return;
-  report.error("`peft.quantization_block` " + text_of(block) + " is not a power of two").help("set 64");
+  report.error("`peft.quantization_block` " + to_text(block) + " is not a power of two").help("set 64");
 }
 
-// A part of a matrix that a tensor-parallel rank holds, where blocks of its elements share a scale.
+// The share of a matrix that a tensor-parallel rank holds, if blocks of its elements have a common scale.
 struct QuantizedShard {
   const char* layer;
-  std::string part;  // "704 of 2816 columns"
-  int64_t elements;  // from one boundary to the next, in the order of the matrix
+  // Description such as "704 of 2816 columns".
+  std::string part;
+  // Number of elements between two shard boundaries, in the order of the matrix.
+  int64_t elements;
 };
 
 std::vector<QuantizedShard> quantized_shards(const Config& c, int64_t ranks) {
@@ -140,10 +141,10 @@ std::vector<QuantizedShard> quantized_shards(const Config& c, int64_t ranks) {
                 groups = m.num_query_groups.value_or(m.num_attention_heads);
   std::vector<QuantizedShard> shards;
   const auto rows = [&](const char* layer, int64_t count, int64_t of, const char* what) {
-    shards.push_back({layer, text_of(count) + " of " + text_of(of) + " rows" + what, count * hidden});
+    shards.push_back({layer, to_text(count) + " of " + to_text(of) + " rows" + what, count * hidden});
   };
   const auto columns = [&](const char* layer, int64_t of) {
-    shards.push_back({layer, text_of(of / ranks) + " of " + text_of(of) + " columns", of / ranks});
+    shards.push_back({layer, to_text(of / ranks) + " of " + to_text(of) + " columns", of / ranks});
   };
   // Another rule reports a size that the ranks do not divide.
   if (heads % ranks != 0 || ffn % ranks != 0) return shards;
@@ -175,20 +176,20 @@ RULE("R0915", tensor_shards_hold_full_quantized_blocks,
   std::vector<std::string> ways;
   for (int64_t smaller = block / 2; smaller >= 32; smaller /= 2)
     if (all_full(shards, smaller)) {
-      ways.push_back("peft.quantization_block=" + text_of(smaller));
+      ways.push_back("peft.quantization_block=" + to_text(smaller));
       break;
     }
   for (int64_t fewer = ranks - 1; fewer > 0; --fewer)
     if (ranks % fewer == 0 && (fewer == 1 || all_full(quantized_shards(c, fewer), block))) {
-      ways.push_back("dist.tensor_model_parallel_size=" + text_of(fewer));
+      ways.push_back("dist.tensor_model_parallel_size=" + to_text(fewer));
       break;
     }
   for (const QuantizedShard& shard : shards)
     if (shard.elements % block != 0) {
       report
-          .error(std::string("`") + shard.layer + ".weight`: each of " + text_of(ranks) +
-                 " tensor-parallel ranks holds " + shard.part + ", runs of " + text_of(shard.elements) +
-                 " elements: no multiple of `peft.quantization_block` " + text_of(block) +
+          .error(std::string("`") + shard.layer + ".weight`: each of " + to_text(ranks) +
+                 " tensor-parallel ranks holds " + shard.part + ", runs of " + to_text(shard.elements) +
+                 " elements: no multiple of `peft.quantization_block` " + to_text(block) +
                  ", whose elements share a scale")
           .help("set " + join(ways, " or "));
     }
@@ -201,9 +202,8 @@ RULE("R0916", quantized_weights_are_unsharded, "quantized weights are not sharde
     return;
   report
       .error(
-          "`peft.base_quantization` nf4 and `ddp.data_parallel_sharding_strategy` optim_grads_params exclude "
-          "each "
-          "other: every data-parallel rank holds the weights in 4 bits")
+          "`peft.base_quantization` nf4 and `ddp.data_parallel_sharding_strategy` optim_grads_params "
+          "exclude each other: every data-parallel rank holds the weights in 4 bits")
       .help("set ddp.data_parallel_sharding_strategy=optim_grads");
 }
 
@@ -227,9 +227,9 @@ RULE("R0907", bytes_fit_vocabulary, "the byte tokenizer's ids fit the vocabulary
      "tokenizer.tokenizer_type") {
   if (c.tokenizer.tokenizer_type != TokenizerKind::byte || c.model.vocab_size >= kByteVocabulary) return;
   report
-      .error("`model.vocab_size` " + text_of(c.model.vocab_size) + " is less than the " +
-             text_of(kByteVocabulary) + " ids of `tokenizer.tokenizer_type` byte")
-      .help("set model.vocab_size=" + text_of(kByteVocabulary));
+      .error("`model.vocab_size` " + to_text(c.model.vocab_size) + " is less than the " +
+             to_text(kByteVocabulary) + " ids of `tokenizer.tokenizer_type` byte")
+      .help("set model.vocab_size=" + to_text(kByteVocabulary));
 }
 
 RULE("R0908", trace_has_steps, "a trace has at least one step", "profiling.profile_step_start",
@@ -237,9 +237,19 @@ RULE("R0908", trace_has_steps, "a trace has at least one step", "profiling.profi
   const auto& p = c.profiling;
   if (!p.trace || p.profile_step_start < p.profile_step_end) return;
   report
-      .error("`profiling.profile_step_start` " + text_of(p.profile_step_start) +
-             " is not below `profiling.profile_step_end` " + text_of(p.profile_step_end))
-      .help("set profiling.profile_step_end=" + text_of(p.profile_step_start + 2));
+      .error("`profiling.profile_step_start` " + to_text(p.profile_step_start) +
+             " is not below `profiling.profile_step_end` " + to_text(p.profile_step_end))
+      .help("set profiling.profile_step_end=" + to_text(p.profile_step_start + 2));
+}
+
+RULE("R0918", traced_steps_exist, "the run has steps to trace", "profiling.profile_step_start",
+     "train.train_iters") {
+  const int64_t start = c.profiling.profile_step_start;
+  if (!c.profiling.trace || !c.train.train_iters || start < *c.train.train_iters) return;
+  report
+      .lint("`profiling.profile_step_start` " + to_text(start) + " is not below `train.train_iters` " +
+            to_text(*c.train.train_iters) + ": no step is traced")
+      .help("for instance profiling.profile_step_start=0");
 }
 
 RULE("R0909", traced_ranks_exist, "traced ranks are ranks of the world", "profiling.profile_ranks",
@@ -248,9 +258,9 @@ RULE("R0909", traced_ranks_exist, "traced ranks are ranks of the world", "profil
   for (const int64_t rank : c.profiling.profile_ranks)
     if (rank < 0 || rank >= c.dist.world_size)
       report
-          .error("`profiling.profile_ranks` names rank " + text_of(rank) + " of a world of " +
-                 text_of(c.dist.world_size))
-          .help("ranks from 0 to " + text_of(c.dist.world_size - 1));
+          .error("`profiling.profile_ranks` names rank " + to_text(rank) + " of a world of " +
+                 to_text(c.dist.world_size))
+          .help("ranks from 0 to " + to_text(c.dist.world_size - 1));
 }
 
 RULE("R0910", rewind_needs_checkpoints, "rewinding needs checkpoints with optimizer state",
@@ -270,9 +280,5 @@ RULE("R0911", checkpoints_can_resume, "checkpoints hold what a resume needs", "c
 }
 
 }  // namespace
-
-void register_run_rules(Schema& schema) {
-  file_rules().add_to(schema);
-}
 
 }  // namespace capstan::config

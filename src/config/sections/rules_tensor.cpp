@@ -6,12 +6,9 @@
 
 namespace capstan::config {
 
-namespace {
+RULES_OF_FILE(tensor_rules)
 
-RuleList& file_rules() {
-  static RuleList rules;
-  return rules;
-}
+namespace {
 
 int64_t tp(const Config& c) {
   return c.dist.tensor_model_parallel_size;
@@ -31,8 +28,8 @@ RULE("R0402", heads_divide_tensor, "attention heads divide over the tensor-paral
      "model.num_attention_heads", "dist.tensor_model_parallel_size") {
   if (c.model.num_attention_heads % tp(c) == 0) return;
   report
-      .error("`model.num_attention_heads` " + text_of(c.model.num_attention_heads) +
-             " does not divide over " + text_of(tp(c)) + " tensor-parallel ranks")
+      .error("`model.num_attention_heads` " + to_text(c.model.num_attention_heads) +
+             " does not divide over " + to_text(tp(c)) + " tensor-parallel ranks")
       .help("nearest legal dist.tensor_model_parallel_size: " +
             nearest_divisors(tp(c), c.model.num_attention_heads));
 }
@@ -44,18 +41,18 @@ RULE("R0403", groups_divide_tensor,
   const int64_t groups = *c.model.num_query_groups;
   if (groups % tp(c) == 0 || tp(c) % groups == 0) return;
   report
-      .error("`model.num_query_groups` " + text_of(groups) + " is neither a multiple nor a divisor of " +
-             text_of(tp(c)) + " tensor-parallel ranks")
+      .error("`model.num_query_groups` " + to_text(groups) + " is neither a multiple nor a divisor of " +
+             to_text(tp(c)) + " tensor-parallel ranks")
       .help("nearest legal dist.tensor_model_parallel_size: " + nearest_divisors(tp(c), groups) +
-            ", or a multiple of " + text_of(groups));
+            ", or a multiple of " + to_text(groups));
 }
 
 RULE("R0404", groups_divide_heads, "each key/value head serves the same number of query heads",
      "model.num_query_groups", "model.num_attention_heads") {
   if (!c.model.num_query_groups || c.model.num_attention_heads % *c.model.num_query_groups == 0) return;
   report
-      .error("`model.num_attention_heads` " + text_of(c.model.num_attention_heads) +
-             " is not a multiple of `model.num_query_groups` " + text_of(*c.model.num_query_groups))
+      .error("`model.num_attention_heads` " + to_text(c.model.num_attention_heads) +
+             " is not a multiple of `model.num_query_groups` " + to_text(*c.model.num_query_groups))
       .help("nearest legal num_query_groups: " +
             nearest_divisors(*c.model.num_query_groups, c.model.num_attention_heads));
 }
@@ -64,8 +61,8 @@ RULE("R0405", heads_divide_hidden, "the hidden size divides into heads, unless k
      "model.hidden_size", "model.num_attention_heads", "model.kv_channels") {
   if (c.model.kv_channels || c.model.num_attention_heads < 1) return;
   report
-      .error("`model.hidden_size` " + text_of(c.model.hidden_size) +
-             " is not a multiple of `model.num_attention_heads` " + text_of(c.model.num_attention_heads) +
+      .error("`model.hidden_size` " + to_text(c.model.hidden_size) +
+             " is not a multiple of `model.num_attention_heads` " + to_text(c.model.num_attention_heads) +
              ", and `model.kv_channels` is not given")
       .help(
           "nearest legal hidden_size: " +
@@ -77,8 +74,8 @@ RULE("R0406", feed_forward_divides_tensor, "the feed-forward width divides over 
      "model.ffn_hidden_size", "dist.tensor_model_parallel_size") {
   if (!c.model.ffn_hidden_size || *c.model.ffn_hidden_size % tp(c) == 0) return;
   report
-      .error("`model.ffn_hidden_size` " + text_of(*c.model.ffn_hidden_size) + " does not divide over " +
-             text_of(tp(c)) + " tensor-parallel ranks")
+      .error("`model.ffn_hidden_size` " + to_text(*c.model.ffn_hidden_size) + " does not divide over " +
+             to_text(tp(c)) + " tensor-parallel ranks")
       .help("nearest legal ffn_hidden_size: " + nearest_multiples(*c.model.ffn_hidden_size, tp(c)));
 }
 
@@ -86,9 +83,9 @@ RULE("R0407", vocabulary_divides_tensor, "the padded vocabulary divides over the
      "model.padded_vocab_size", "model.make_vocab_size_divisible_by", "dist.tensor_model_parallel_size") {
   if (!c.model.padded_vocab_size || *c.model.padded_vocab_size % tp(c) == 0) return;
   report
-      .error("`model.padded_vocab_size` " + text_of(*c.model.padded_vocab_size) + " does not divide over " +
-             text_of(tp(c)) + " tensor-parallel ranks")
-      .help("set model.make_vocab_size_divisible_by to a multiple of " + text_of(tp(c)));
+      .error("`model.padded_vocab_size` " + to_text(*c.model.padded_vocab_size) + " does not divide over " +
+             to_text(tp(c)) + " tensor-parallel ranks")
+      .help("set model.make_vocab_size_divisible_by to a multiple of " + to_text(tp(c)));
 }
 
 RULE("R0408", padding_covers_vocabulary,
@@ -98,13 +95,13 @@ RULE("R0408", padding_covers_vocabulary,
   const int64_t rows = *c.model.padded_vocab_size, step = c.model.make_vocab_size_divisible_by;
   if (rows < c.model.vocab_size)
     report
-        .error("`model.padded_vocab_size` " + text_of(rows) + " is less than `model.vocab_size` " +
-               text_of(c.model.vocab_size))
+        .error("`model.padded_vocab_size` " + to_text(rows) + " is less than `model.vocab_size` " +
+               to_text(c.model.vocab_size))
         .help("leave model.padded_vocab_size unset; it follows from the vocabulary");
   else if (rows % step != 0)
     report
-        .error("`model.padded_vocab_size` " + text_of(rows) +
-               " is not a multiple of `model.make_vocab_size_divisible_by` " + text_of(step))
+        .error("`model.padded_vocab_size` " + to_text(rows) +
+               " is not a multiple of `model.make_vocab_size_divisible_by` " + to_text(step))
         .help("nearest legal padded_vocab_size: " + nearest_multiples(rows, step));
 }
 
@@ -127,8 +124,8 @@ RULE("R0410", rotated_width_even, "the rotated part of a head has an even width"
   const auto rotated = static_cast<int64_t>(std::llround(width));
   if (rotated >= 2 && rotated % 2 == 0 && std::abs(width - static_cast<double>(rotated)) < 1e-6) return;
   report
-      .error("RoPE rotates pairs, but `model.rotary_percent` " + text_of(m.rotary_percent) +
-             " of a head of width " + text_of(*m.kv_channels) + " is " + text_of(width) + " elements")
+      .error("RoPE rotates pairs, but `model.rotary_percent` " + to_text(m.rotary_percent) +
+             " of a head of width " + to_text(*m.kv_channels) + " is " + to_text(width) + " elements")
       .help("kv_channels * rotary_percent must be an even integer");
 }
 
@@ -140,16 +137,16 @@ RULE("R0411", rope_scaling_ordered,
   if (m.position_embedding_type != PositionEmbedding::rope || !m.rope_scaling) return;
   if (m.rope_scaling_type == RopeScaling::yarn && m.rope_scaling_beta_slow >= m.rope_scaling_beta_fast)
     report
-        .error("`model.rope_scaling_beta_slow` " + text_of(m.rope_scaling_beta_slow) +
-               " is not below `model.rope_scaling_beta_fast` " + text_of(m.rope_scaling_beta_fast))
+        .error("`model.rope_scaling_beta_slow` " + to_text(m.rope_scaling_beta_slow) +
+               " is not below `model.rope_scaling_beta_fast` " + to_text(m.rope_scaling_beta_fast))
         .help("the paper has 1 and 32");
   if (m.rope_scaling_type != RopeScaling::llama3 ||
       m.rope_scaling_low_freq_factor < m.rope_scaling_high_freq_factor)
     return;
   report
-      .error("`model.rope_scaling_low_freq_factor` " + text_of(m.rope_scaling_low_freq_factor) +
+      .error("`model.rope_scaling_low_freq_factor` " + to_text(m.rope_scaling_low_freq_factor) +
              " is not below `model.rope_scaling_high_freq_factor` " +
-             text_of(m.rope_scaling_high_freq_factor))
+             to_text(m.rope_scaling_high_freq_factor))
       .help("Llama 3.1 has 1 and 4");
 }
 
@@ -166,13 +163,13 @@ RULE("R0418", rope_factors_for_pairs,
     const auto given = static_cast<int64_t>(factors.size());
     if (given != pairs)
       report
-          .error("`model." + std::string(field) + "` has " + text_of(given) + " values, and RoPE rotates " +
-                 text_of(pairs) + " pairs")
+          .error("`model." + std::string(field) + "` has " + to_text(given) + " values, and RoPE rotates " +
+                 to_text(pairs) + " pairs")
           .help("one factor for each pair, as `rope_scaling` of the model's config.json lists them");
     for (const double factor : factors)
       if (!(factor > 0)) {
         report
-            .error("`model." + std::string(field) + "` has the factor " + text_of(factor) +
+            .error("`model." + std::string(field) + "` has the factor " + to_text(factor) +
                    ", but wavelengths stay positive")
             .help("factors above 0");
         break;
@@ -207,9 +204,9 @@ RULE("R0412", window_below_sequence, "a sliding window is shorter than the seque
      "model.seq_length") {
   if (!c.model.window_size || *c.model.window_size < c.model.seq_length) return;
   report
-      .lint("`model.window_size` " + text_of(*c.model.window_size) + " masks no token in sequences of " +
-            text_of(c.model.seq_length) + " tokens")
-      .help("unset model.window_size, or make it less than " + text_of(c.model.seq_length));
+      .lint("`model.window_size` " + to_text(*c.model.window_size) + " masks no token in sequences of " +
+            to_text(c.model.seq_length) + " tokens")
+      .help("unset model.window_size, or make it less than " + to_text(c.model.seq_length));
 }
 
 RULE("R0413", qkv_bias_is_extra, "add_qkv_bias is for models without other biases", "model.add_qkv_bias",
@@ -226,8 +223,8 @@ RULE("R0414", latent_attention_excludes_groups, "latent attention has as many ke
     return;
   report
       .error("`model.multi_latent_attention` and grouped queries exclude each other: num_query_groups is " +
-             text_of(*c.model.num_query_groups) + ", num_attention_heads " +
-             text_of(c.model.num_attention_heads))
+             to_text(*c.model.num_query_groups) + ", num_attention_heads " +
+             to_text(c.model.num_attention_heads))
       .help("unset model.num_query_groups");
 }
 
@@ -257,8 +254,8 @@ RULE("R0416", heads_divide_exchange, "exchange of heads for sequence needs heads
   const auto needed = product_of({ranks, tp(c)});
   if (ranks == 1 || !needed || c.model.num_attention_heads % *needed == 0) return;
   report
-      .error("`dist.cp_comm_type` a2a exchanges heads over " + text_of(ranks) + " ranks, but the " +
-             text_of(c.model.num_attention_heads) +
+      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) + " ranks, but the " +
+             to_text(c.model.num_attention_heads) +
              " heads do not divide over tensor * context = " + product_text({tp(c), ranks}))
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides the heads of a rank");
 }
@@ -274,15 +271,11 @@ RULE("R0417", groups_divide_exchange,
   const int64_t here = std::max<int64_t>(1, *c.model.num_query_groups / tp(c));
   if (here % ranks == 0 || ranks % here == 0) return;
   report
-      .error("`dist.cp_comm_type` a2a exchanges heads over " + text_of(ranks) + " ranks, but the " +
-             text_of(here) + " key/value heads of a rank neither divide over them nor they over the heads")
+      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) + " ranks, but the " +
+             to_text(here) + " key/value heads of a rank neither divide over them nor they over the heads")
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides model.num_query_groups");
 }
 
 }  // namespace
-
-void register_tensor_rules(Schema& schema) {
-  file_rules().add_to(schema);
-}
 
 }  // namespace capstan::config

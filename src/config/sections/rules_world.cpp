@@ -7,22 +7,21 @@
 
 namespace capstan::config {
 
+RULES_OF_FILE(world_rules)
+
 namespace {
 
-RuleList& file_rules() {
-  static RuleList rules;
-  return rules;
-}
-
 std::string ranks_text(int64_t count) {
-  return text_of(count) + (count == 1 ? " rank" : " ranks");
+  return to_text(count) + (count == 1 ? " rank" : " ranks");
 }
 
 // One of the two grids: the axes that are given, and the data axis, which is what they leave of the world.
 struct Grid {
-  int64_t outer, middle, pipeline;  // TP, CP, PP, or ETP, EP, PP
-  std::optional<int64_t> data;      // as given, or as derived; unset where nothing fits
-  const char* data_name;            // "DP", "EDP"
+  // TP, CP, PP, or ETP, EP, PP.
+  int64_t outer, middle, pipeline;
+  // The data-parallel size as given or derived. Unset if no size fits.
+  std::optional<int64_t> data;
+  const char* data_name;  // "DP", "EDP"
 
   std::optional<int64_t> product() const { return product_of({outer, middle, pipeline}); }
   bool divides(int64_t world) const {
@@ -33,8 +32,8 @@ struct Grid {
   std::string text() const {
     if (data) return product_text({outer, middle, *data, pipeline});
     const auto model_parallel = product();
-    return text_of(outer) + " * " + text_of(middle) + " * " + data_name + " * " + text_of(pipeline) +
-           (model_parallel ? " = " + text_of(*model_parallel) + " * " + data_name : "");
+    return to_text(outer) + " * " + to_text(middle) + " * " + data_name + " * " + to_text(pipeline) +
+           (model_parallel ? " = " + to_text(*model_parallel) + " * " + data_name : "");
   }
 };
 
@@ -50,7 +49,7 @@ std::optional<Grid> expert_grid(const Config& c) {
               d.expert_data_parallel_size, "EDP"};
 }
 
-// Both products stand with every finding about the world: who sees one wrong looks at the other next.
+// Every finding about the world shows both products, because a wrong one is often fixed by the other.
 void add_grids(const Config& c, Violation& found) {
   const auto experts = expert_grid(c);
   found.operand("dist.world_size")
@@ -63,7 +62,7 @@ void add_grids(const Config& c, Violation& found) {
 }
 
 std::string expert_parallelism_is_data_parallelism(const Config& c) {
-  return "expert parallelism (" + text_of(c.dist.expert_model_parallel_size) +
+  return "expert parallelism (" + to_text(c.dist.expert_model_parallel_size) +
          ") is a part of data parallelism and does not multiply into the world";
 }
 
@@ -113,7 +112,7 @@ RULE("R0102", expert_world_divisible,
       "the world of " + ranks_text(d.world_size) +
       " is not a multiple of expert tensor * expert * pipeline = " +
       product_text({experts->outer, experts->middle, experts->pipeline}) +
-      ", though it is one of tensor * pipeline * context = " + text_of(*dense_grid(c).product()));
+      ", though it is one of tensor * pipeline * context = " + to_text(*dense_grid(c).product()));
   add_grids(c, found);
   std::string help = nearest_worlds(c);
   if (help.empty()) help = "smaller sizes: no world is as large as their product";
@@ -137,15 +136,15 @@ RULE("R0103", data_parallel_size_agrees, "a given data_parallel_size matches the
   if (dense_data_agrees(c)) return;
   const int64_t world = c.dist.world_size, given = *c.dist.data_parallel_size;
   const int64_t axes = *dense_grid(c).product();
-  auto& found = report.error("`dist.data_parallel_size` " + text_of(given) +
-                             " does not match the world size: " + text_of(world) + " / " + text_of(axes) +
-                             " = " + text_of(world / axes));
+  auto& found = report.error("`dist.data_parallel_size` " + to_text(given) +
+                             " does not match the world size: " + to_text(world) + " / " + to_text(axes) +
+                             " = " + to_text(world / axes));
   found.operand("dist.data_parallel_size");
   add_grids(c, found);
   std::string help = "leave dist.data_parallel_size unset; it follows from dist.world_size";
   const auto multiplied = product_of({axes, given, c.dist.expert_model_parallel_size});
   if (c.dist.expert_model_parallel_size > 1 && multiplied == world)
-    help = expert_parallelism_is_data_parallelism(c) + ": set dist.world_size=" + text_of(axes * given) +
+    help = expert_parallelism_is_data_parallelism(c) + ": set dist.world_size=" + to_text(axes * given) +
            ", or " + help;
   found.help(help);
 }
@@ -159,9 +158,9 @@ RULE("R0104", expert_data_parallel_size_agrees, "a given expert_data_parallel_si
   if (!experts || !experts->data || !experts->divides(world) || !dense_data_agrees(c)) return;
   const int64_t axes = *experts->product();
   if (*experts->data == world / axes) return;
-  auto& found = report.error("`dist.expert_data_parallel_size` " + text_of(*experts->data) +
-                             " does not match the world size: " + text_of(world) + " / " + text_of(axes) +
-                             " = " + text_of(world / axes));
+  auto& found = report.error("`dist.expert_data_parallel_size` " + to_text(*experts->data) +
+                             " does not match the world size: " + to_text(world) + " / " + to_text(axes) +
+                             " = " + to_text(world / axes));
   found.operand("dist.expert_data_parallel_size");
   add_grids(c, found);
   found.help("leave dist.expert_data_parallel_size unset; it follows from dist.world_size");
@@ -179,7 +178,7 @@ RULE("R0105", pipeline_order_needs_one_data_axis,
       .error(
           "with `dist.use_tp_pp_dp_mapping` and pipeline stages, dense layers and experts need equal data "
           "parallelism, but have " +
-          text_of(*d.data_parallel_size) + " and " + text_of(*d.expert_data_parallel_size))
+          to_text(*d.data_parallel_size) + " and " + to_text(*d.expert_data_parallel_size))
       .help(
           "set dist.use_tp_pp_dp_mapping=false, or choose dist.expert_model_parallel_size and "
           "dist.expert_tensor_parallel_size so that both are equal");
@@ -202,8 +201,8 @@ RULE("R0106", hierarchical_sizes_multiply_to_context,
   if (positive && product == c.dist.context_parallel_size) return;
   report
       .error("`dist.hierarchical_context_parallel_sizes` multiply to " + product_text(sizes) +
-             ", context parallelism is " + text_of(c.dist.context_parallel_size))
-      .help("two sizes whose product is " + text_of(c.dist.context_parallel_size));
+             ", context parallelism is " + to_text(c.dist.context_parallel_size))
+      .help("two sizes whose product is " + to_text(c.dist.context_parallel_size));
 }
 
 RULE("R0107", hierarchical_sizes_given,
@@ -217,9 +216,9 @@ RULE("R0107", hierarchical_sizes_given,
           .error(
               "`dist.cp_comm_type` a2a+p2p needs two sizes in `dist.hierarchical_context_parallel_sizes`, "
               "got " +
-              text_of(static_cast<int64_t>(given)))
+              to_text(static_cast<int64_t>(given)))
           .help("for instance dist.hierarchical_context_parallel_sizes=[2," +
-                text_of(std::max<int64_t>(1, c.dist.context_parallel_size / 2)) + "]");
+                to_text(std::max<int64_t>(1, c.dist.context_parallel_size / 2)) + "]");
   } else if (given != 0) {
     report.error("`dist.hierarchical_context_parallel_sizes` is only for `dist.cp_comm_type` a2a+p2p")
         .help("set dist.cp_comm_type=a2a+p2p, or unset dist.hierarchical_context_parallel_sizes");
@@ -231,9 +230,9 @@ RULE("R0108", context_exchange_for_each_layer, "cp_comm_type has one item, or on
   const auto given = static_cast<int64_t>(c.dist.cp_comm_type.size());
   if (given == 1 || given == c.model.num_layers) return;
   report
-      .error("`dist.cp_comm_type` has " + text_of(given) + " items for " + text_of(c.model.num_layers) +
+      .error("`dist.cp_comm_type` has " + to_text(given) + " items for " + to_text(c.model.num_layers) +
              " layers")
-      .help("give one for all layers, or " + text_of(c.model.num_layers));
+      .help("give one for all layers, or " + to_text(c.model.num_layers));
 }
 
 RULE("R0109", state_groups_divide_data,
@@ -244,13 +243,13 @@ RULE("R0109", state_groups_divide_data,
   const int64_t ranks = *c.dist.data_parallel_size * c.dist.context_parallel_size;
   if (ranks % groups != 0)
     report
-        .error("`ddp.num_distributed_optimizer_instances` " + text_of(groups) +
-               " does not divide data * context parallelism = " + text_of(ranks))
+        .error("`ddp.num_distributed_optimizer_instances` " + to_text(groups) +
+               " does not divide data * context parallelism = " + to_text(ranks))
         .help("nearest legal values: " + nearest_divisors(groups, ranks));
   else if (c.dist.expert_data_parallel_size && *c.dist.expert_data_parallel_size % groups != 0)
     report
-        .error("`ddp.num_distributed_optimizer_instances` " + text_of(groups) +
-               " does not divide expert data parallelism = " + text_of(*c.dist.expert_data_parallel_size))
+        .error("`ddp.num_distributed_optimizer_instances` " + to_text(groups) +
+               " does not divide expert data parallelism = " + to_text(*c.dist.expert_data_parallel_size))
         .help("nearest legal values: " + nearest_divisors(groups, *c.dist.expert_data_parallel_size));
 }
 
@@ -259,7 +258,7 @@ RULE("R0110", state_groups_need_sharding, "groups of optimizer state need optimi
   if (c.ddp.num_distributed_optimizer_instances == 1 || shards(c)) return;
   report
       .error("`ddp.num_distributed_optimizer_instances` " +
-             text_of(c.ddp.num_distributed_optimizer_instances) +
+             to_text(c.ddp.num_distributed_optimizer_instances) +
              " groups the shards of the optimizer state, but nothing is sharded")
       .help("set ddp.data_parallel_sharding_strategy=optim, or ddp.num_distributed_optimizer_instances=1");
 }
@@ -282,8 +281,17 @@ RULE("R0111", outer_sharding_fits,
         .help("set ddp.num_distributed_optimizer_instances to 2 or more");
 }
 
-RULE("R0112", backend_fits_device, "nccl carries collectives of GPUs only", "dist.distributed_backend",
-     "train.device") {
+RULE("R0112", backend_fits_device,
+     "nccl carries collectives of GPUs only, and its stand-in those of the checked device",
+     "dist.distributed_backend", "train.device") {
+  if (c.dist.distributed_backend == DistributedBackend::nccl_stand_in) {
+    if (c.train.device == DeviceKind::checked) return;
+    report
+        .error("`dist.distributed_backend` nccl_stand_in is for `train.device` checked, which is " +
+               std::string(enum_name(c.train.device)))
+        .help("set dist.distributed_backend=auto, or train.device=checked");
+    return;
+  }
   if (c.dist.distributed_backend != DistributedBackend::nccl || c.train.device == DeviceKind::automatic ||
       c.train.device == DeviceKind::cuda)
     return;
@@ -294,9 +302,5 @@ RULE("R0112", backend_fits_device, "nccl carries collectives of GPUs only", "dis
 }
 
 }  // namespace
-
-void register_world_rules(Schema& schema) {
-  file_rules().add_to(schema);
-}
 
 }  // namespace capstan::config

@@ -1,8 +1,8 @@
 // The field tables of all sections: one describe() for each struct, defined in the section's .cpp.
 #pragma once
 
-#include "config/core/config.hpp"
 #include "config/core/field.hpp"
+#include "config/sections/config.hpp"
 
 namespace capstan::config {
 
@@ -24,17 +24,18 @@ void describe(Section<ProfilingConfig>& s);
 void describe(Section<RngConfig>& s);
 void describe(Section<ResilienceConfig>& s);
 
-void register_derivations(Schema& schema);  // derivations.cpp
+void register_derivations(Schema& schema);
 
 // The cross-field rules, one file for each topic.
-void register_world_rules(Schema& schema);
-void register_batch_rules(Schema& schema);
-void register_pipeline_rules(Schema& schema);
-void register_tensor_rules(Schema& schema);
-void register_precision_rules(Schema& schema);
-void register_optimizer_rules(Schema& schema);
-void register_moe_rules(Schema& schema);
-void register_recompute_rules(Schema& schema);
-void register_run_rules(Schema& schema);
+class RuleList;
+RuleList& world_rules();
+RuleList& batch_rules();
+RuleList& pipeline_rules();
+RuleList& tensor_rules();
+RuleList& precision_rules();
+RuleList& optimizer_rules();
+RuleList& moe_rules();
+RuleList& recompute_rules();
+RuleList& run_rules();
 
 }  // namespace capstan::config

@@ -8,7 +8,8 @@
 
 namespace capstan::config {
 
-enum class DeviceKind : uint8_t { automatic, cpu, cuda, checked, meta };  // automatic is spelled auto
+// Automatic is spelled auto.
+enum class DeviceKind : uint8_t { automatic, cpu, cuda, checked, meta };
 
 template <>
 struct EnumNames<DeviceKind> {

@@ -39,10 +39,11 @@ size_t quoted_end(std::string_view text, size_t at) {
   return text.size();
 }
 
-// From inside brackets to the `,`, `]` or `}` that ends the item.
+// Returns the offset of the `,`, `]` or `}` that ends an item in brackets.
 size_t flow_item_end(std::string_view text, size_t at) {
   int depth = 0;
-  bool token_begins = true;  // a quote elsewhere is a character like others: `it's`
+  // A quote elsewhere is a character like others: `it's`.
+  bool token_begins = true;
   for (; at < text.size(); ++at) {
     const char c = text[at];
     if ((c == '"' || c == '\'') && token_begins) {
@@ -81,7 +82,7 @@ bool in_braces(std::string_view text, const Node& map) {
 }
 
 // The first of the comment lines directly above a line, in its column; the line itself where there are none.
-// What stands at the head of the file is about the file.
+// A comment at the head of the file describes the file.
 size_t comment_begin(std::string_view text, size_t line, std::string_view indent) {
   size_t begin = line;
   while (begin > 0) {
@@ -101,7 +102,7 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, C
   const std::string_view indent = text.substr(begin, key - begin);
   if (key >= text.size() || indent.find_first_not_of(' ') != std::string_view::npos) return {};
 
-  // The comment behind the value stays, on a line of its own.
+  // The comment after the value stays, on a line of its own.
   std::string kept;
   const bool block_scalar = entry.value->kind == Node::Kind::scalar && entry.value->quoted && [&] {
     const size_t at = offset_of(text, entry.value->location.line, entry.value->location.column);
@@ -159,12 +160,12 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, C
   const size_t section_end = line_end(text, section);
   const std::string_view line = text.substr(section, section_end - section);
   const size_t comment = line.find(" #");
-  TextEdit cut{line_begin(text, section), std::min(section_end + 1, text.size()), {}};
+  TextEdit removal{line_begin(text, section), std::min(section_end + 1, text.size()), {}};
   if (drop)
-    cut.begin = comment_begin(text, cut.begin, {});
+    removal.begin = comment_begin(text, removal.begin, {});
   else if (comment != std::string_view::npos)
-    cut.replacement = std::string(trim(line.substr(comment))) + "\n";
-  edits.push_back(std::move(cut));
+    removal.replacement = std::string(trim(line.substr(comment))) + "\n";
+  edits.push_back(std::move(removal));
   return edits;
 }
 

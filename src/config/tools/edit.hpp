@@ -1,4 +1,4 @@
-// Changing the text of a recipe at the places that the parser reports. Everything else stays as it was
+// Changing the text of a recipe at the locations that the parser reports. Everything else stays as it was
 // written: comments, order, quotes, byte order mark and line ends.
 #pragma once
 
@@ -9,74 +9,78 @@
 #include <vector>
 
 #include "config/core/diagnostics.hpp"
-#include "config/core/resolve.hpp"
 #include "config/core/tree.hpp"
+#include "config/resolve/resolve.hpp"
 
 namespace capstan::config {
 
 struct TextEdit {
-  size_t begin = 0, end = 0;  // bytes
+  // Range of bytes that is replaced.
+  size_t begin = 0, end = 0;
   std::string replacement;
 };
 // The byte at which a line and column (in characters) of a file's text begins; text.size() when it has no
-// such place.
+// such location.
 size_t offset_of(std::string_view text, int line, int column);
-// An edit that overlaps an earlier one of the list is left out.
+// Applies the edits to the text. An edit that overlaps an earlier one of the list is left out.
 std::string apply_edits(std::string_view text, std::vector<TextEdit> edits);
 
 // One `key: value` at the top of a recipe, or inside a section.
 struct Entry {
-  // Empty at the top.
+  // Name of the section. Empty at the top of the recipe.
   std::string section;
-  // As written, a `+` behind it included.
+  // The key as written, including a `+` after it.
   std::string key;
-  // Of the key.
+  // Location of the key.
   SourceLocation location;
   const Node* value = nullptr;
   // The mapping that holds it.
   const Node* parent = nullptr;
-  // In the parent.
+  // Index of the entry in `parent`.
   size_t index = 0;
-  // Of the section's key.
+  // Location of the section's key.
   SourceLocation section_location;
 };
-// Those of a parsed recipe, in the order written; a section whose value is a mapping stands before its own
-// entries.
+// Returns the entries of a parsed recipe in the order written. A section whose value is a mapping stands
+// before its own entries.
 std::vector<Entry> entries_of(const Node& recipe);
 
-// What takes an entry out of the text: its lines, or its part of a mapping in braces; with the last one of a
-// section goes the section. Empty where the layout is too unusual to remove it safely.
+// Returns the edits that remove an entry from the text: its lines, or its share of a mapping in braces.
+// Removing the last entry of a section removes the section. Returns no edits if the layout is too unusual to
+// remove the entry safely.
 enum class CommentsOfEntry : unsigned char {
   stay,
-  // Remove those behind the value, inside of it, and on the lines directly above it, except the head of the
+  // Remove those after the value, inside of it, and on the lines directly above it, except the head of the
   // file.
   go,
 };
 std::vector<TextEdit> removal(std::string_view text, const Entry& entry, CommentsOfEntry comments);
-// The value as written, on one line; empty where it takes several.
+// Returns the value as written, if it is on one line; otherwise an empty text.
 std::string_view value_text(std::string_view text, const Entry& entry);
 
 struct FixResult {
   std::string text;
   struct Step {
-    // Of the text as it was at that moment.
+    // Position in the text as it was before this step.
     int line = 0, column = 0;
-    // "`num_layer` is now `num_layers`"
+    // Description of the step, such as "`num_layer` is now `num_layers`".
     std::string what;
   };
   std::vector<Step> steps;
-  // The text as it is now.
+  // Resolution of the fixed text.
   Resolved resolved;
 };
 using ResolveText = std::function<Resolved(const std::string& text)>;
 
-// Applies what diagnostics offer as certain: renamed and misspelled keys, values in the wrong spelling, keys
-// that belong to another section. Each one only when its diagnostic then is gone and no key is given twice.
+// Applies the fixes that diagnostics offer as certain: renamed and misspelled keys, values in the wrong
+// spelling, and keys that belong to another section. A fix is kept only if its diagnostic is then gone and no
+// key is given twice.
 FixResult fix_recipe(const Schema& schema, std::string text, const ResolveText& resolve);
 
-// Drops every entry without which the recipe resolves to the same, field by field: what `extends`, presets or
-// defaults already say. A value that would then be derived stays, for a derived one moves with what it
-// depends on. The text must resolve without errors; file: what its relative names are relative to.
+// Removes every entry whose removal does not change the resolved recipe, because `extends`, presets or
+// defaults give the same value. An entry whose value would then be derived stays, because a derived value
+// changes with its inputs. The text must resolve without errors. file: the path to which its relative names
+// are relative.
 FixResult trim_recipe(const std::string& file, std::string text);
 
 }  // namespace capstan::config

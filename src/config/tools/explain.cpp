@@ -2,9 +2,10 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "config/core/convert.hpp"
-#include "config/tools/emit.hpp"
+#include "config/core/emit.hpp"
 #include "config/tools/show.hpp"
 
 namespace capstan::config {
@@ -66,12 +67,12 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0605", "interpolated_key: `${…}` in the key of an open mapping, where it is plain text"},
       {"C0606",
        "unused_value: an explicit value that another choice of the recipe makes idle; the numbers are as "
-       "they "
-       "would be without it"},
+       "they would be without it"},
       {"C0701", "a value of a recipe of your own is dropped because its section is off or of another kind"},
       {"C0702", "a preset's value is hidden by an explicit one"},
       {"C0801", "missing_file: a file that the recipe names and that is not there"},
       {"C0802", "unusable_file: a file that the recipe names, that is there, and that training cannot use"},
+      {"C0803", "unwritable_directory: a directory that the run writes, and that cannot be made or written"},
   };
   return codes;
 }
@@ -83,14 +84,17 @@ struct Topic {
   const SectionInfo* section = nullptr;
   const Rule* rule = nullptr;
   const CodeInfo* code = nullptr;
-  std::vector<const FieldInfo*> fields;  // of a name that is no path
-  std::string note;                      // why these
+  // The fields that a name that is no path may mean.
+  std::vector<const FieldInfo*> fields;
+  // Why these fields were chosen.
+  std::string note;
 };
 
-// What people look for by a word that is neither a field nor its name elsewhere.
+// Search words that are neither fields nor their names in other programs.
 struct Term {
   std::string_view name, note;
-  const char* fields[2];  // the second may be null
+  // The second may be null.
+  const char* fields[2];
 };
 const Term kTerms[] = {
     {"fsdp",
@@ -115,6 +119,9 @@ const Term kTerms[] = {
     {"mixed_precision_dtype", "", {"mixed_precision.params_dtype"}},
     {"activation_checkpointing", "", {"model.recompute_granularity"}},
     {"gradient_checkpointing", "", {"model.recompute_granularity"}},
+    {"lora_rank", "", {"peft.dim"}},
+    {"lora_r", "", {"peft.dim"}},
+    {"lora_target_modules", "", {"peft.target_modules"}},
 };
 
 // Fields with this last part of their path, or an alias or a name in another tool that is this word.
@@ -188,6 +195,7 @@ const char* status_text(HistoryEntry::Status status) {
 
 std::vector<std::string> spellings(const FieldInfo& field, const std::vector<std::string>& names) {
   std::vector<std::string> out;
+  out.reserve(names.size());
   for (const auto& name : names)
     out.push_back(name.find('.') != std::string::npos || field.section.empty() ? name
                                                                                : field.section + "." + name);
@@ -281,59 +289,51 @@ std::string explain_section(const SectionInfo& section) {
   return out;
 }
 
-std::string texts(const std::vector<std::string>& items) {
-  std::string out = "[";
-  for (size_t i = 0; i < items.size(); ++i) out += (i ? "," : "") + quoted(items[i]);
-  return out + "]";
+std::string_view status_name(HistoryEntry::Status status) {
+  switch (status) {
+    case HistoryEntry::Status::effective:
+      return "effective";
+    case HistoryEntry::Status::replaced:
+      return "replaced";
+    case HistoryEntry::Status::reset:
+      return "reset";
+    case HistoryEntry::Status::dropped:
+      return "dropped";
+  }
+  return "";
 }
 
-std::string field_json(const Schema& schema, const FieldInfo& field, const void* root,
-                       const Resolved* resolved) {
-  std::string out = "{\"path\":" + quoted(field.path) + ",\"doc\":" + quoted(field.doc) +
-                    ",\"type\":" + quoted(type_text(*field.type, field)) +
-                    ",\"optional\":" + (field.type->optional ? "true" : "false") +
-                    ",\"required\":" + (field.required ? "true" : "false") +
-                    ",\"default\":" + json(*field.type, field.default_value) +
-                    ",\"effect\":" + quoted(effect_name(field.effect)) + ",\"since\":" + quoted(field.since);
-  if (!field.unit.empty()) out += ",\"unit\":" + quoted(field.unit);
-  if (!field.formula.empty()) out += ",\"derived\":" + quoted(field.formula);
-  out += ",\"aliases\":" + texts(spellings(field, field.aliases));
+// Adds the description of a field to an object.
+void add_field(OrderedJson& out, const Schema& schema, const FieldInfo& field, const void* root,
+               const Resolved* resolved) {
+  out["path"] = field.path;
+  out["doc"] = field.doc;
+  out["type"] = type_text(*field.type, field);
+  out["optional"] = field.type->optional;
+  out["required"] = field.required;
+  out["default"] = ordered_json_of(json(*field.type, field.default_value));
+  out["effect"] = effect_name(field.effect);
+  out["since"] = field.since;
+  if (!field.unit.empty()) out["unit"] = field.unit;
+  if (!field.formula.empty()) out["derived"] = field.formula;
+  out["aliases"] = spellings(field, field.aliases);
   const Type* type = field.type->kind == Type::Kind::list ? field.type->element : field.type;
-  if (type->kind == Type::Kind::enumeration) {
-    out += ",\"values\":[";
-    for (size_t i = 0; i < type->names->entries.size(); ++i) {
-      const auto& entry = type->names->entries[i];
-      out += std::string(i ? "," : "") + "{\"name\":" + quoted(entry.name) + ",\"doc\":" + quoted(entry.doc) +
-             "}";
-    }
-    out += "]";
-  }
-  out += ",\"rules\":[";
-  bool first = true;
+  if (type->kind == Type::Kind::enumeration)
+    for (const auto& entry : type->names->entries)
+      out["values"].push_back({{"name", entry.name}, {"doc", entry.doc}});
+  OrderedJson& rules = out["rules"] = OrderedJson::array();
   for (const auto& rule : schema.rules())
-    if (std::find(rule.reads.begin(), rule.reads.end(), field.path) != rule.reads.end()) {
-      out += std::string(first ? "" : ",") + "{\"code\":" + quoted(rule.code) +
-             ",\"name\":" + quoted(rule.name) + ",\"doc\":" + quoted(rule.doc) + "}";
-      first = false;
-    }
-  out += "]";
-  if (root && resolved && schema.sections()[field.section_index].at(root)) {
-    out += ",\"value\":" + json(*field.type, schema.load(root, field)) +
-           ",\"origin\":" + quoted(resolved->origin(field.path).text) + ",\"writes\":[";
-    first = true;
-    for (const auto& entry : resolved->history) {
-      if (entry.path != field.path) continue;
-      const std::string status = entry.status == HistoryEntry::Status::effective  ? "effective"
-                                 : entry.status == HistoryEntry::Status::replaced ? "replaced"
-                                 : entry.status == HistoryEntry::Status::reset    ? "reset"
-                                                                                  : "dropped";
-      out += std::string(first ? "" : ",") + "{\"origin\":" + quoted(entry.origin.text) +
-             ",\"written\":" + quoted(entry.origin.written) + ",\"status\":" + quoted(status) + "}";
-      first = false;
-    }
-    out += "]";
-  }
-  return out + "}";
+    if (std::find(rule.reads.begin(), rule.reads.end(), field.path) != rule.reads.end())
+      rules.push_back({{"code", rule.code}, {"name", rule.name}, {"doc", rule.doc}});
+  if (!root || !resolved || !schema.sections()[field.section_index].at(root)) return;
+  out["value"] = ordered_json_of(json(*field.type, schema.load(root, field)));
+  out["origin"] = resolved->origin(field.path).text;
+  OrderedJson& writes = out["writes"] = OrderedJson::array();
+  for (const auto& entry : resolved->history)
+    if (entry.path == field.path)
+      writes.push_back({{"origin", entry.origin.text},
+                        {"written", entry.origin.written},
+                        {"status", status_name(entry.status)}});
 }
 
 }  // namespace
@@ -369,34 +369,40 @@ std::string explain(std::string_view what, const Resolution* resolution) {
 std::string explain_json(const Schema& schema, std::string_view what, const void* root,
                          const Resolved* resolved) {
   const Topic topic = find_topic(schema, what);
-  const std::string head = "{\"schema\":\"capstan.explain/1\",";
-  if (topic.field) return head + field_json(schema, *topic.field, root, resolved).substr(1) + "\n";
-  if (!topic.fields.empty()) {
-    std::string out = head + "\"name\":" + quoted(what) + ",\"note\":" + quoted(topic.note) + ",\"fields\":[";
-    for (size_t i = 0; i < topic.fields.size(); ++i)
-      out += (i ? "," : "") + field_json(schema, *topic.fields[i], root, resolved);
-    return out + "]}\n";
+  OrderedJson out = {{"schema", "capstan.explain/1"}};
+  const auto field_json = [&](const FieldInfo& field) {
+    OrderedJson object;
+    add_field(object, schema, field, root, resolved);
+    return object;
+  };
+  if (topic.field) {
+    add_field(out, schema, *topic.field, root, resolved);
+  } else if (!topic.fields.empty()) {
+    out["name"] = what;
+    out["note"] = topic.note;
+    for (const FieldInfo* field : topic.fields) out["fields"].push_back(field_json(*field));
+  } else if (topic.rule) {
+    out["code"] = topic.rule->code;
+    out["name"] = topic.rule->name;
+    out["doc"] = topic.rule->doc;
+    out["reads"] = topic.rule->reads;
+  } else if (topic.code) {
+    out["code"] = topic.code->code;
+    out["doc"] = topic.code->title;
+  } else {
+    OrderedJson& sections = out["sections"] = OrderedJson::array();
+    for (const auto& section : schema.sections()) {
+      if (topic.section ? &section != topic.section : section.name.empty()) continue;
+      OrderedJson fields = OrderedJson::array();
+      for (const auto& field : section.fields)
+        fields.push_back(topic.section ? field_json(field) : OrderedJson(field.name));
+      sections.push_back({{"name", section.name},
+                          {"doc", section.doc},
+                          {"optional", section.optional},
+                          {"fields", std::move(fields)}});
+    }
   }
-  if (topic.rule)
-    return head + "\"code\":" + quoted(topic.rule->code) + ",\"name\":" + quoted(topic.rule->name) +
-           ",\"doc\":" + quoted(topic.rule->doc) + ",\"reads\":" + texts(topic.rule->reads) + "}\n";
-  if (topic.code)
-    return head + "\"code\":" + quoted(topic.code->code) + ",\"doc\":" + quoted(topic.code->title) + "}\n";
-  std::string out = head + "\"sections\":[";
-  bool first = true;
-  for (const auto& section : schema.sections()) {
-    if (topic.section ? &section != topic.section : section.name.empty()) continue;
-    out += std::string(first ? "" : ",") + "{\"name\":" + quoted(section.name) +
-           ",\"doc\":" + quoted(section.doc) + ",\"optional\":" + (section.optional ? "true" : "false") +
-           ",\"fields\":[";
-    for (size_t i = 0; i < section.fields.size(); ++i)
-      out +=
-          std::string(i ? "," : "") + (topic.section ? field_json(schema, section.fields[i], root, resolved)
-                                                     : quoted(section.fields[i].name));
-    out += "]}";
-    first = false;
-  }
-  return out + "]}\n";
+  return dump_json(out) + "\n";
 }
 
 }  // namespace capstan::config

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "config/tools/edit.hpp"
 
 namespace capstan::config {
@@ -68,7 +68,7 @@ std::optional<Proposal> move(const Schema& schema, const std::string& text, cons
     const std::string value(value_text(text, entry));
     std::vector<TextEdit> edits = removal(text, entry, CommentsOfEntry::stay);
     if (value.empty() || edits.empty()) return std::nullopt;
-    // In front of the next section, its comments included, or at the end.
+    // The entry goes before the next section and its comments, or to the end.
     size_t at = text.size();
     for (const Entry& other : entries)
       if (other.section.empty() && other.location.line > entry.location.line) {
@@ -117,7 +117,8 @@ FixResult fix_recipe(const Schema& schema, std::string text, const ResolveText& 
   FixResult result;
   result.text = std::move(text);
   result.resolved = resolve(result.text);
-  std::set<std::string> refused;  // tried, and of no use
+  // Tried, and of no use.
+  std::set<std::string> refused;
   for (int step = 0; step < kMostSteps; ++step) {
     bool changed = false;
     for (const Diagnostic& diagnostic : result.resolved.diagnostics) {

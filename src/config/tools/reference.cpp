@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "base/text.hpp"
-#include "config/core/config.hpp"
 #include "config/core/convert.hpp"
-#include "config/core/resolve.hpp"
-#include "config/tools/emit.hpp"
+#include "config/core/emit.hpp"
+#include "config/resolve/resolve.hpp"
+#include "config/sections/config.hpp"
 #include "config/tools/show.hpp"
 
 namespace capstan::config {
@@ -93,7 +93,8 @@ std::string preset_table(const std::vector<Library::Entry>& presets) {
 }
 
 std::string section_page(const Schema& schema, const Library& library, const SectionInfo& section) {
-  std::string out = "# " + section.name + "\n\n" + section.doc + "\n\n";
+  std::string out =
+      "# " + section.name + "\n\nReference, for users who write recipes: " + section.doc + ".\n\n";
   if (section.optional) out += "The section may be switched off: " + code(section.name + ": null") + ".\n\n";
   for (const auto& condition : section.used_when) out += "Read when " + condition.text + ".\n\n";
   const auto presets = library.presets(section.name);
@@ -105,8 +106,10 @@ std::string section_page(const Schema& schema, const Library& library, const Sec
 
 std::string rules_page(const Schema& schema) {
   std::string out =
-      "# Rules and codes\n\nWhat `capstan check` holds a recipe to beside the type and range of each field. "
-      "`capstan explain R0206` shows\none of them.\n\n";
+      "# Rules and codes\n\n"
+      "Reference, for users whose recipe is refused: the rules that `capstan check` applies beside the type "
+      "and range of each\n"
+      "field. `capstan explain R0206` shows one of them.\n\n";
   for (const auto& rule : schema.rules())
     out += "## " + rule.code + " " + rule.name + "\n\n" + rule.doc + "\n\n- reads: " + codes(rule.reads) +
            "\n\n";
@@ -139,9 +142,11 @@ Resolved resolve_named(const Schema& schema, const Library& library, Config& con
 // The methods, and the layout that each chooses for each model.
 std::string methods_part(const Schema& schema, const Library& library) {
   std::string out =
-      "\n## Methods\n\nA method takes a model: `capstan train sft model=llama3.1-8b`, with the short name "
-      "`llama3.1-8b-sft`. A preset of `model` that\nis not in the table takes the settings that all models "
-      "share, on one rank.\n\n";
+      "\n"
+      "## Methods\n\n"
+      "A method takes a model: `capstan train sft model=llama3.1-8b`, with the short name "
+      "`llama3.1-8b-sft`. A preset of `model` that\n"
+      "is not in the table takes the settings that all models share, on one rank.\n\n";
   std::vector<std::string> methods;
   std::set<std::string> models;
   for (const auto& entry : library.methods()) {
@@ -167,16 +172,20 @@ std::string methods_part(const Schema& schema, const Library& library) {
 
 std::string recipes_page(const Schema& schema, const Library& library) {
   std::string out =
-      "# Recipes and presets\n\nThey are included with Capstan; your own recipe extends one of them "
-      "(`capstan recipe new my.yaml --from NAME`).\n\n| recipe | | layers × hidden size | sequence length | "
-      "global batch size | world size |\n|---|---|---|---|---|---|\n";
+      "# Recipes and presets\n\n"
+      "Reference, for users who choose a recipe to start from: the recipes and presets included with "
+      "Capstan. Your own recipe\n"
+      "extends one of them (`capstan recipe new my.yaml --from NAME`).\n\n"
+      "| recipe | | layers × hidden size | sequence length | global batch size | world size |\n"
+      "|---|---|---|---|---|---|\n";
   for (const auto& entry : library.recipes()) {
     if (!entry.method.empty()) continue;
     Config config;
     const Resolved resolved = resolve_named(schema, library, config, entry.name);
     out += "| " + code(entry.name) + " | " + cell(entry.description) + " | ";
     if (!resolved.ok()) {
-      out += "| | | |\n";  // a test keeps all of them sound
+      // A test keeps all of them sound.
+      out += "| | | |\n";
       continue;
     }
     out += std::to_string(config.model.num_layers) + " × " + std::to_string(config.model.hidden_size) +
@@ -197,17 +206,18 @@ std::string recipes_page(const Schema& schema, const Library& library) {
 
 std::string index_page(const Schema& schema) {
   std::string out =
-      "# Reference\n\nGenerated from the field tables by `scripts/docs.sh`; a test keeps the pages fresh. "
-      "The "
-      "same texts are on the command\nline: `capstan explain optimizer.lr`.\n\n";
-  for (const auto& section : schema.sections())
-    if (!section.name.empty())
-      out += "- [" + section.name + "](" + section.name + ".md): " + section.doc + "\n";
+      "# Reference\n\n"
+      "For users who write recipes. Generated from the field tables by `scripts/docs.sh`; a test keeps the "
+      "pages fresh. On the\n"
+      "command line, `capstan explain optimizer.lr` shows a field, and `capstan help reference/optimizer` a "
+      "page.\n\n";
+  for (const PageTitle& page : reference_titles(schema))
+    out += "- [" + page.name + "](" + page.name + ".md): " + page.title + "\n";
   out +=
-      "- [rules](rules.md): constraints between fields, and the codes of diagnostics\n- "
-      "[recipes](recipes.md): the recipes and presets included with Capstan\n\nThe top level of a recipe "
-      "holds `schema: capstan/1` (the format), `extends` (the recipes to start from), `unset` (paths that "
-      "go\nback to preset or default), `models` (presets of `model`, and the keys that hold for each), the "
+      "\n"
+      "The top level of a recipe holds `schema: capstan/1` (the format), `extends` (the recipes to start "
+      "from), `unset` (paths that go\n"
+      "back to preset or default), `models` (presets of `model`, and the keys that hold for each), the "
       "sections above, and:\n\n";
   for (const auto& section : schema.sections())
     if (section.name.empty())
@@ -217,15 +227,31 @@ std::string index_page(const Schema& schema) {
 
 }  // namespace
 
-std::map<std::string, std::string> reference_pages(const Schema& schema, const Library& library) {
-  std::map<std::string, std::string> pages;
-  pages["README.md"] = index_page(schema);
-  pages["rules.md"] = rules_page(schema);
-  pages["recipes.md"] = recipes_page(schema, library);
+std::vector<PageTitle> reference_titles(const Schema& schema) {
+  std::vector<PageTitle> titles;
   for (const auto& section : schema.sections())
-    if (!section.name.empty()) pages[section.name + ".md"] = section_page(schema, library, section);
-  for (auto& [name, text] : pages)  // one line break at the end
-    while (text.ends_with("\n\n")) text.pop_back();
+    if (!section.name.empty()) titles.push_back({section.name, section.doc});
+  titles.push_back({"rules", "constraints between fields, and the codes of diagnostics"});
+  titles.push_back({"recipes", "the recipes and presets included with Capstan"});
+  return titles;
+}
+
+std::string reference_page(const Schema& schema, const Library& library, const std::string& name) {
+  const SectionInfo* section = name.empty() ? nullptr : schema.find_section(name);
+  std::string page = name == "README"    ? index_page(schema)
+                     : name == "rules"   ? rules_page(schema)
+                     : name == "recipes" ? recipes_page(schema, library)
+                     : section           ? section_page(schema, library, *section)
+                                         : std::string();
+  // One line break at the end.
+  while (page.ends_with("\n\n")) page.pop_back();
+  return page;
+}
+
+std::map<std::string, std::string> reference_pages(const Schema& schema, const Library& library) {
+  std::map<std::string, std::string> pages{{"README.md", reference_page(schema, library, "README")}};
+  for (const PageTitle& page : reference_titles(schema))
+    pages[page.name + ".md"] = reference_page(schema, library, page.name);
   return pages;
 }
 

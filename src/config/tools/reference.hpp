@@ -4,11 +4,22 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "config/core/field.hpp"
 #include "config/core/library.hpp"
 
 namespace capstan::config {
+
+// A page of the reference: "optimizer", and what it is about.
+struct PageTitle {
+  std::string name, title;
+};
+// One for each section, "rules" and "recipes", in the order of the index.
+std::vector<PageTitle> reference_titles(const Schema& schema);
+
+// The page of that name; the index for "README". Empty where there is none.
+std::string reference_page(const Schema& schema, const Library& library, const std::string& name);
 
 // File name → content: README.md (the list of pages and the fields at the top of a recipe), one page for each
 // section, rules.md (rules and diagnostic codes) and recipes.md (recipes and presets).

@@ -5,9 +5,9 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/core/convert.hpp"
+#include "config/core/emit.hpp"
 #include "config/core/merge.hpp"
 #include "config/core/override.hpp"
-#include "config/tools/emit.hpp"
 
 namespace capstan::config {
 
@@ -188,11 +188,12 @@ Selected select(const Schema& schema, const std::string& path) {
   fail(ErrorCode::usage, "there is no field `" + path + "`", help);
 }
 
-struct Part {
+struct TypedValue {
   const Type* type;
   Value value;
 };
-Part descend(const FieldInfo& field, Value value, const std::vector<Segment>& rest, const std::string& path) {
+TypedValue descend(const FieldInfo& field, Value value, const std::vector<Segment>& rest,
+                   const std::string& path) {
   const Type* type = field.type;
   for (const auto& segment : rest) {
     const Value* inner = nullptr;
@@ -228,7 +229,7 @@ std::string json_section(const Schema& schema, const void* root, const SectionIn
   for (const auto& field : section.fields) {
     if (!present(schema, root, field)) continue;
     out += std::string(first ? "" : ",") + "\n" + std::string(static_cast<size_t>(2 * level + 2), ' ') +
-           quoted(field.name) + ": " + json(*field.type, schema.load(root, field), 2, level + 1);
+           in_quotes(field.name) + ": " + json(*field.type, schema.load(root, field), 2, level + 1);
     first = false;
   }
   return out + "\n" + std::string(static_cast<size_t>(2 * level), ' ') + "}";
@@ -238,7 +239,7 @@ std::string json_all(const Schema& schema, const void* root) {
   std::string out = "{";
   bool first = true;
   const auto member = [&](const std::string& name, const std::string& value) {
-    out += std::string(first ? "" : ",") + "\n  " + quoted(name) + ": " + value;
+    out += std::string(first ? "" : ",") + "\n  " + in_quotes(name) + ": " + value;
     first = false;
   };
   for (const auto& section : schema.sections()) {
@@ -280,7 +281,7 @@ std::string show(const Schema& schema, const void* root, const Resolved& resolve
   EmitOptions emit;
   if (options.format == ShowFormat::origin) return origin_lines(schema, root, resolved, selected);
   if (selected.field) {
-    const Part part =
+    const TypedValue part =
         descend(*selected.field, schema.load(root, *selected.field), selected.rest, options.path);
     if (options.format == ShowFormat::json) return json(*part.type, part.value, 2) + "\n";
     return yaml_inline(*part.type, part.value, emit) + "\n";

@@ -1,4 +1,4 @@
-// What a resolution says, for people and for programs: the resolved recipe, one field, its history, the
+// Output of a resolution, for people and for programs: the resolved recipe, one field, its history, the
 // difference of two.
 #pragma once
 
@@ -7,14 +7,17 @@
 #include <vector>
 
 #include "config/core/field.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 
 namespace capstan::config {
 
 enum class ShowFormat : unsigned char {
-  yaml,    // a complete recipe; texts such as `4k` beside the number they stand for
-  json,    // plain nested values
-  origin,  // path = value  # origin, one field on each line
+  // A complete recipe; texts such as `4k` beside the number they stand for.
+  yaml,
+  // Plain nested values.
+  json,
+  // One field on each line: path = value  # origin
+  origin,
   // The shortest recipe that resolves to the same: what it extends, presets, and what differs from them.
   minimal,
 };
@@ -44,15 +47,16 @@ std::string explain_json(const Schema& schema, std::string_view what, const void
 struct Change {
   std::string path;
   Effect effect;
-  // As YAML; empty where the section is off.
+  // Values as YAML. Empty if the section is off.
   std::string before, after;
   std::string before_origin, after_origin;
 };
-// Fields that differ, by effect (math first), then in the order of the schema.
+// Returns the fields that differ, sorted by effect (math first), then in the order of the schema.
 std::vector<Change> diff(const Schema& schema, const void* before_root, const Resolved& before,
                          const void* after_root, const Resolved& after);
 std::vector<Change> diff(const Resolution& before, const Resolution& after);
-std::string render_diff(const std::vector<Change>& changes);  // grouped, human; empty when equal
+// Formats changes for people, grouped by effect. Empty if there are none.
+std::string render_diff(const std::vector<Change>& changes);
 
 // One line for each diagnostic code of this module, for `explain` and the documentation.
 struct CodeInfo {

@@ -87,8 +87,8 @@ class Shrinker {
     cp_ = axis("dist.context_parallel_size", d_.context_parallel_size);
     dp_ = ranks ? left : std::min<int64_t>(2, d_.data_parallel_size.value_or(1));
     world_ = ranks.value_or(tp_ * pp_ * cp_ * dp_);
-    const bool spread = (cp_ * dp_) % 2 == 0;
-    set("dist.expert_model_parallel_size", int64_t{d_.expert_model_parallel_size > 1 && spread ? 2 : 1},
+    const bool even = (cp_ * dp_) % 2 == 0;
+    set("dist.expert_model_parallel_size", int64_t{d_.expert_model_parallel_size > 1 && even ? 2 : 1},
         d_.expert_model_parallel_size);
     for (const char* path :
          {"dist.data_parallel_size", "dist.expert_tensor_parallel_size", "dist.expert_data_parallel_size",
@@ -254,7 +254,7 @@ class Shrinker {
     move_layers("peft.target_modules", peft.target_modules);
     move_layers("peft.exclude_modules", peft.exclude_modules);
   }
-  // Patterns that number a layer (*.layers.20.*.linear_qkv) name the one at the same share of the depth.
+  // Patterns that number a layer (*.layers.20.*.linear_qkv) name the one at the same fraction of the depth.
   void move_layers(const char* path, const std::vector<std::string>& patterns) {
     constexpr std::string_view kLayer = "layers.";
     std::vector<std::string> moved;
@@ -289,7 +289,8 @@ class Shrinker {
   void steps() {
     const Config& c = recipe_.config;
     int64_t iterations = t_.train_iters.value_or(kSteps);
-    if (t_.epochs) {  // generated data has no end
+    // Generated data has no end.
+    if (t_.epochs) {
       impose("train.epochs", "null");
       impose("train.train_iters", to_text(kSteps));
       iterations = kSteps;
@@ -298,10 +299,11 @@ class Shrinker {
       iterations = set("train.train_iters", kSteps, t_.train_iters.value_or(0));
     }
     leave_open("train.exit_interval");
-    const double share = t_.train_iters ? ratio(iterations, *t_.train_iters) : t_.epochs ? 0 : 1;
+    const double fraction = t_.train_iters ? ratio(iterations, *t_.train_iters) : t_.epochs ? 0 : 1;
     const auto part = [&](const char* path, std::optional<int64_t> count, int64_t least) {
       if (count && written(path))
-        set(path, std::clamp<int64_t>(std::llround(share * static_cast<double>(*count)), least, iterations),
+        set(path,
+            std::clamp<int64_t>(std::llround(fraction * static_cast<double>(*count)), least, iterations),
             *count);
     };
     part("scheduler.lr_warmup_iters", c.scheduler.lr_warmup_iters, 0);
@@ -318,7 +320,8 @@ class Shrinker {
     set("logger.log_interval", int64_t{1}, c.logger.log_interval);
   }
 
-  // Nothing is read: not even what the command line names, which is for the model as it is.
+  // Removes everything that would be read, even if the command line names it, because those files are for the
+  // model in its full size.
   void sources() {
     const Config& c = recipe_.config;
     if (!by_user("name")) impose("name", c.name + "-shrunk");
@@ -352,10 +355,9 @@ namespace {
 Resolution resolve_small(const Resolution& full, Request request) {
   Shrunk small = shrink(full, request.ranks);
   request.imposed = std::move(small.overrides);
-  request.imposed_by = kShrinkFlag;
   if (!request.ranks) {
     request.ranks = small.world;
-    request.ranks_origin = kShrinkFlag;
+    request.ranks_origin = request.imposed_by;
   }
   return resolve(request);
 }
@@ -365,7 +367,8 @@ Resolution resolve_shrunk(const Request& request, ShrunkFrom* from) {
   Request any = request;
   any.ranks.reset();
   Resolution full = resolve(any);
-  if (!full.ok() && request.ranks) {  // a layout of the command line may need the ranks of the launch
+  // A layout of the command line may need the ranks of the launch.
+  if (!full.ok() && request.ranks) {
     Resolution launched = resolve(request);
     if (launched.ok()) full = std::move(launched);
   }

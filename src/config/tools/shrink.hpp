@@ -8,11 +8,9 @@
 #include <optional>
 #include <vector>
 
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 
 namespace capstan::config {
-
-constexpr const char* kShrinkFlag = "--shrink";
 
 struct Shrunk {
   // `path=value`, each field once.
@@ -21,20 +19,20 @@ struct Shrunk {
   int64_t world = 1;
 };
 
-// What shrinks `recipe`, which must be ok(). Every axis of parallelism above 1 becomes 2, in the order
-// tensor, pipeline, context, as long as `ranks` (null: as many as it takes) are divided by them, and data
-// parallelism has the rest. Sizes and lengths that the command line gives stay as they are given; data,
+// The overrides that shrink `recipe`, which must be ok(). Every axis of parallelism above 1 becomes 2, in the
+// order tensor, pipeline, context, as long as `ranks` (null: as many as it takes) are divided by them, and
+// data parallelism has the rest. Sizes and lengths that the command line gives stay as they are given; data,
 // tokenizer and weights do not.
 Shrunk shrink(const Resolution& recipe, std::optional<int64_t> ranks);
 
 struct ShrunkFrom {
   Resolution full;
-  // What its kind of layout takes, where the request has fewer ranks.
+  // The layout that its axes of parallelism need, where the request has fewer ranks.
   std::optional<DistConfig> layout;
 };
 
-// The recipe of the request, shrunk to its `ranks`, and what it was. A recipe with errors comes back as it
-// is, and `from` is left.
+// The recipe of the request, shrunk to its `ranks` by values of the origin `imposed_by`, and what it was. A
+// recipe with errors comes back as it is, and `from` is left.
 Resolution resolve_shrunk(const Request& request, ShrunkFrom* from = nullptr);
 
 }  // namespace capstan::config

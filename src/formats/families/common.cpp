@@ -13,10 +13,11 @@ using config::RopeScaling;
 
 namespace {
 
-// rope_type and its numbers, from either place in the file.
+// Reads rope_type and its parameters from rope_scaling or rope_parameters.
 void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<int64_t> original_positions) {
   std::string type = c.text("rope_type", c.text("type", "default"));
-  if (type == "su") type = "longrope";  // of the first Phi-3 files
+  // The first Phi-3 files use this name.
+  if (type == "su") type = "longrope";
   if (type == "default") return;
   m.rope_scaling = true;
   const char* const kOriginal = "original_max_position_embeddings";
@@ -76,25 +77,27 @@ void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<
         if (!(value > 0)) c.refuse("one of rope's factors is " + to_text(value) + ", not above 0");
     }
   } else {
-    c.changes_nothing({"factor", kOriginal});  // numbers of what is refused here
-    c.refuse("`rope_type` is " + capstan::quoted(type) +
+    // Parameters of a type that has just been refused.
+    c.changes_nothing({"factor", kOriginal});
+    c.refuse("`rope_type` is " + in_quotes(type) +
              ", which the engine lacks (it has default, linear, llama3, yarn, longrope)");
   }
 }
 
-// The fraction as an integer number of head elements, rounded down as in Transformers.
+// Converts the fraction to an integer number of head elements, rounded down as in Transformers.
 void settle_rotary_percent(ConfigJson& c, ModelConfig& m) {
   if (!(m.rotary_percent > 0) || m.rotary_percent > 1)
     return c.refuse("`partial_rotary_factor` is " + to_text(m.rotary_percent) + ", not in (0, 1]");
-  const auto head = static_cast<double>(*m.kv_channels), turned = std::floor(head * m.rotary_percent);
+  const auto head = static_cast<double>(*m.kv_channels), rotated = std::floor(head * m.rotary_percent);
   if (m.rotary_percent == 1 && std::fmod(head, 2) != 0)
-    return c.refuse("`head_dim` is " + to_text(head) + ", and RoPE turns pairs of elements");
-  if (turned < 2 || std::fmod(turned, 2) != 0)
-    c.refuse("`partial_rotary_factor` turns " + to_text(turned) + " elements of a head, which are not pairs");
-  m.rotary_percent = turned / head;
+    return c.refuse("`head_dim` is " + to_text(head) + ", and RoPE rotates pairs of elements");
+  if (rotated < 2 || std::fmod(rotated, 2) != 0)
+    c.refuse("`partial_rotary_factor` rotates " + to_text(rotated) +
+             " elements of a head, which are not pairs");
+  m.rotary_percent = rotated / head;
 }
 
-// Transformers 4: rope_theta and rope_scaling; 5: both in rope_parameters.
+// Transformers 4 has rope_theta and rope_scaling; Transformers 5 has both in rope_parameters.
 void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   m.position_embedding_type = config::PositionEmbedding::rope;
   const Json& parameters = c.value("rope_parameters");
@@ -106,7 +109,7 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   if (!scaling.is_null() || !parameters.is_null()) {
     const std::string name = parameters.is_null() ? "rope_scaling" : "rope_parameters";
     ConfigJson inner(parameters.is_null() ? scaling : parameters, c.location() + ": " + name);
-    // Each may be in either place, or in both in edited files.
+    // Each key may be in the inner object, at the top, or, in edited files, in both.
     const auto take = [&](const char* key, double& value) {
       const double here = inner.number(key, value);
       if (c.has(key) && here != value)
@@ -123,7 +126,7 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
   }
   if (!how.partial_rotary && m.rotary_percent != 1)
     c.refuse("`partial_rotary_factor` is " + to_text(m.rotary_percent) +
-             ": the classes of this family turn whole heads (Phi-3 knows the key)");
+             ": the classes of this family rotate all elements of a head (Phi-3 has the key)");
   if (!m.rope_scaling) c.changes_nothing({"original_max_position_embeddings"});
   if (!(m.rotary_base > 1)) c.refuse("`rope_theta` is " + to_text(m.rotary_base) + ", not above 1");
   c.only("rope_interleaved", false, "pairs of neighbors are another model");
@@ -132,12 +135,12 @@ void read_rope(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
 void write_rope(const ModelConfig& m, OrderedJson& j, const LlamaLike& how) {
   j["rope_theta"] = m.rotary_base;
   if (how.partial_rotary && m.rotary_percent != 1) {
-    // Readers cut off what is behind the point of share * width, where 88 * (60 / 88.) is 59.999…
-    double share = m.rotary_percent;
-    while (std::floor(share * static_cast<double>(*m.kv_channels)) <
+    // Readers truncate fraction * width to an integer; 88 * (60 / 88.) is 59.999…
+    double fraction = m.rotary_percent;
+    while (std::floor(fraction * static_cast<double>(*m.kv_channels)) <
            static_cast<double>(config::rotary_width(m)))
-      share = std::nextafter(share, 1.0);
-    j["partial_rotary_factor"] = share;
+      fraction = std::nextafter(fraction, 1.0);
+    j["partial_rotary_factor"] = fraction;
   }
   j["rope_scaling"] = nullptr;
   if (!m.rope_scaling) return;
@@ -186,8 +189,7 @@ void read_activation(ConfigJson& c, ModelConfig& m, const char* key, const char*
       m.activation_func = one.function;
       return;
     }
-  c.refuse("`" + std::string(key) + "` is " + capstan::quoted(name) +
-           ", an activation that the engine lacks");
+  c.refuse("`" + std::string(key) + "` is " + in_quotes(name) + ", an activation that the engine lacks");
 }
 
 const char* activation_name(const ModelConfig& m) {
@@ -264,12 +266,13 @@ void read_layer_types(ConfigJson& c, ModelConfig& m, std::optional<int64_t> wind
              std::to_string(m.num_layers));
     return;
   }
-  std::vector<int64_t> seeing_all;  // layers, from 1
+  // Layers with full attention, from 1.
+  std::vector<int64_t> seeing_all;
   for (size_t i = 0; i < types.size(); ++i) {
     if (types[i] == "full_attention")
       seeing_all.push_back(static_cast<int64_t>(i) + 1);
     else if (types[i] != "sliding_attention")
-      return c.refuse("`layer_types` has " + capstan::quoted(types[i]));
+      return c.refuse("`layer_types` has " + in_quotes(types[i]));
   }
   if (static_cast<int64_t>(seeing_all.size()) == m.num_layers) return;
   if (!window) return c.refuse("`layer_types` has sliding layers, and there is no `sliding_window`");

@@ -7,7 +7,8 @@
 namespace capstan::formats {
 
 static void read_gemma2(ConfigJson& c, config::ModelConfig& m) {
-  c.changes_nothing({"hidden_act"});  // of the first files; the class never looks at it
+  // Early files have this key; the model class ignores it.
+  c.changes_nothing({"hidden_act"});
   m.norm_placement = config::NormPlacement::both;
   m.layernorm_zero_centered_gamma = true;
   m.embedding_multiplier = std::sqrt(static_cast<double>(m.hidden_size));
@@ -28,9 +29,9 @@ static void read_gemma2(ConfigJson& c, config::ModelConfig& m) {
 }
 
 static void write_gemma2(const config::ModelConfig& m, OrderedJson& j) {
-  const double scalar = 1 / (*m.softmax_scale * *m.softmax_scale), whole = std::round(scalar);
-  j["query_pre_attn_scalar"] = std::abs(scalar - whole) < 1e-9 * scalar
-                                   ? OrderedJson(static_cast<int64_t>(whole))
+  const double scalar = 1 / (*m.softmax_scale * *m.softmax_scale), rounded = std::round(scalar);
+  j["query_pre_attn_scalar"] = std::abs(scalar - rounded) < 1e-9 * scalar
+                                   ? OrderedJson(static_cast<int64_t>(rounded))
                                    : OrderedJson(scalar);
   j["attn_logit_softcapping"] = m.attn_logit_softcapping ? OrderedJson(*m.attn_logit_softcapping) : nullptr;
   j["final_logit_softcapping"] =

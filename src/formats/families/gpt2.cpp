@@ -25,8 +25,8 @@ static void read_gpt2(ConfigJson& c, config::ModelConfig& m) {
   c.only("scale_attn_by_inverse_layer_idx", false,
          "scores that shrink with the layer's number are not computed");
   c.only("add_cross_attention", false, "there is no second sequence to look at");
-  // reorder_and_upcast_attn: attention in fp32, as here. summary_*: of a classifier's head. n_ctx:
-  // n_positions once more.
+  // reorder_and_upcast_attn selects attention in fp32, as in Capstan. summary_* configure a classifier's
+  // head. n_ctx repeats n_positions.
   c.changes_nothing({"reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation",
                      "summary_proj_to_labels", "summary_first_dropout", "n_ctx"});
 }
@@ -39,7 +39,8 @@ static void write_gpt2(const config::ModelConfig& m, OrderedJson& j) {
   j["vocab_size"] = m.vocab_size;
   j["n_positions"] = *m.max_position_embeddings;
   j["layer_norm_epsilon"] = m.layernorm_epsilon;
-  const bool of_gpt2 = m.activation_func == config::Activation::gelu_tanh;  // the class's own name for it
+  // The class has its own name for this activation.
+  const bool of_gpt2 = m.activation_func == config::Activation::gelu_tanh;
   j["activation_function"] = of_gpt2 ? "gelu_new" : activation_name(m);
   j["tie_word_embeddings"] = m.share_embeddings_and_output_weights;
   j["resid_pdrop"] = m.hidden_dropout;

@@ -23,8 +23,8 @@
     const numeric = texts.every((text, i) => text === "" || finite(numbers[i]));
     if (!numeric || texts.every((text) => text === "")) {
       const values = [...new Set(texts)];
-      const place = new Map(values.map((value, i) => [value, (i + 0.5) / values.length]));
-      return {numeric: false, at: (text) => place.get(text), ticks: values.map((v) => [place.get(v), v === "" ? "–" : v]), values};
+      const position = new Map(values.map((value, i) => [value, (i + 0.5) / values.length]));
+      return {numeric: false, at: (text) => position.get(text), ticks: values.map((v) => [position.get(v), v === "" ? "–" : v]), values};
     }
     const known = [...new Set(numbers.filter(finite))].sort((a, b) => a - b);
     const log = key.log && known[0] > 0;
@@ -61,7 +61,7 @@
     const at = Math.min(Math.max(t, 0), 1) * (stops.length - 1), i = Math.min(Math.floor(at), stops.length - 2);
     return "rgb(" + stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (at - i))).join(",") + ")";
   };
-  const view = {color: -1, logY: false, whole: false, others: true, brush: new Map(), lit: new Set(), over: null};
+  const view = {color: -1, logY: false, full: false, others: true, brush: new Map(), lit: new Set(), over: null};
   const colorOf = (trial) => {
     if (!trial.finished) return color("faint");
     if (view.color < 0) return ramp(trial.rank);
@@ -142,8 +142,8 @@
         if (x0 === x1) x0 -= 1, x1 += 1;
         values.sort((a, b) => a - b);
         // The first steps and runs that diverge would press the rest into a line.
-        y0 = values.length ? quantile(values, view.whole || minimize ? 0 : 0.04) : 0;
-        y1 = values.length ? quantile(values, view.whole || !minimize ? 1 : 0.96) : 1;
+        y0 = values.length ? quantile(values, view.full || minimize ? 0 : 0.04) : 0;
+        y1 = values.length ? quantile(values, view.full || !minimize ? 1 : 0.96) : 1;
         const margin = (y1 - y0) * 0.04 || Math.abs(y0) * 0.05 || 0.5;
         y0 -= margin, y1 += margin;
         const yTicks = view.logY ? ticksBetween(y0, y1, true).map((y) => [(Math.log10(y) - y0) / (y1 - y0), tick(y)])
@@ -214,9 +214,9 @@
     chart(cell, 220, data.metric.name + " against " + key.path,
       (c, self) => {
         const ticks = scales[k].ticks.map(([at, text]) => [inset + at * (1 - 2 * inset), text]);
-        const room = (self.width - 64) / Math.max(1, ticks.length) - 6;
+        const space = (self.width - 64) / Math.max(1, ticks.length) - 6;
         area = frame(c, self, 56, 8, 8, 24,
-                     scales[k].numeric ? ticks : ticks.map(([at, text]) => [at, shortened(c, text, room)]), metricTicks);
+                     scales[k].numeric ? ticks : ticks.map(([at, text]) => [at, shortened(c, text, space)]), metricTicks);
         const many = plotted.length > 200;
         for (const t of plotted) {
           if (!shown(t)) continue;
@@ -283,7 +283,7 @@
       (c, self) => {
         c.clearRect(0, 0, self.width, self.height);
         area = {left: 70, top: 34, w: self.width - 140, h: self.height - 50};
-        const room = area.w / (names.length - 1);
+        const space = area.w / (names.length - 1);
         for (const t of plotted) {
           if (!view.others && !t.finished) continue;
           const inside = inBrush(t);
@@ -302,19 +302,19 @@
           c.textAlign = "center", c.textBaseline = "bottom";
           c.fillStyle = color("ink");
           c.font = "600 12px system-ui, sans-serif";
-          c.fillText(shortened(c, name, axis === 0 || axis === names.length - 1 ? 136 : room - 8), x, area.top - 12);
+          c.fillText(shortened(c, name, axis === 0 || axis === names.length - 1 ? 136 : space - 8), x, area.top - 12);
           c.font = "11px system-ui, sans-serif";
           c.textBaseline = "middle";
           const last = axis === names.length - 1;
           c.textAlign = last ? "left" : "right";
           for (const [at, text] of ticks[axis]) {
             const y = py(at);
-            const cut = shortened(c, text, Math.min(axis === 0 ? 62 : 100, room - 14)), w = c.measureText(cut).width;
+            const label = shortened(c, text, Math.min(axis === 0 ? 62 : 100, space - 14)), w = c.measureText(label).width;
             const tx = last ? x + 7 : x - 7;
             c.fillStyle = color("veil");
             c.fillRect(last ? tx - 2 : tx - w - 2, y - 7, w + 4, 14);
             c.fillStyle = color("soft");
-            c.fillText(cut, tx, y);
+            c.fillText(label, tx, y);
             c.beginPath(), c.moveTo(x - 3, y), c.lineTo(x + 3, y), c.stroke();
           }
           const brush = view.brush.get(axis);
@@ -340,12 +340,12 @@
         return hit && {trial: hit, text: about(hit)};
       });
     let dragged = null;
-    const placeOf = (event) => {
-      const place = self.box.getBoundingClientRect();
-      return {x: event.clientX - place.left, at: Math.min(Math.max(1 - (event.clientY - place.top - area.top) / area.h, 0), 1)};
+    const positionOf = (event) => {
+      const box = self.box.getBoundingClientRect();
+      return {x: event.clientX - box.left, at: Math.min(Math.max(1 - (event.clientY - box.top - area.top) / area.h, 0), 1)};
     };
     self.box.addEventListener("pointerdown", (event) => {
-      const {x, at} = placeOf(event);
+      const {x, at} = positionOf(event);
       const axis = names.findIndex((_, i) => Math.abs(px(i) - x) < 14);
       if (axis < 0) return;
       dragged = {axis, from: at};
@@ -353,7 +353,7 @@
       if (view.brush.delete(axis)) redraw();
     });
     self.box.addEventListener("pointermove", (event) => {
-      const {x, at} = placeOf(event);
+      const {x, at} = positionOf(event);
       self.box.style.cursor = names.some((_, i) => Math.abs(px(i) - x) < 14) ? "ns-resize" : "";
       if (!dragged || Math.abs(at - dragged.from) < 0.02) return;
       view.brush.set(dragged.axis, [Math.min(at, dragged.from), Math.max(at, dragged.from)]);
@@ -367,13 +367,13 @@
   // ---- what the axes explain
   const importance = document.getElementById("importance");
   if (data.importance) {
-    const bar = (name, share, rest) => {
+    const bar = (name, fraction, rest) => {
       const line = make("div", {class: rest ? "bar rest" : "bar"}, make("span", {text: name}));
-      line.append(make("div", {}, make("i", {style: "width:" + Math.max(0.4, share * 100).toFixed(1) + "%"})));
-      line.append(make("em", {text: (share * 100).toFixed(1) + "%"}));
+      line.append(make("div", {}, make("i", {style: "width:" + Math.max(0.4, fraction * 100).toFixed(1) + "%"})));
+      line.append(make("em", {text: (fraction * 100).toFixed(1) + "%"}));
       return line;
     };
-    for (const axis of data.importance.axes) importance.append(bar(axis.name, axis.share, false));
+    for (const axis of data.importance.axes) importance.append(bar(axis.name, axis.importance, false));
     importance.append(bar("together, and seeds", data.importance.rest, true));
     importance.append(make("p", {class: "soft", text: "Share of the variance between " + data.importance.n + " finished trials that each axis explains by itself."}));
   } else {
@@ -410,7 +410,7 @@
   } else {
     document.getElementById("best-section").remove();
   }
-  const table = (place, lines, numeric) => {
+  const table = (parent, lines, numeric) => {
     if (!lines || lines.length < 2) return false;
     const head = make("tr"), body = make("tbody");
     lines[0].cells.forEach((text, i) => head.append(make("th", {text, class: numeric(i) ? "number" : ""})));
@@ -424,7 +424,7 @@
       });
       body.append(row);
     }
-    place.append(make("table", {}, make("thead", {}, head), body));
+    parent.append(make("table", {}, make("thead", {}, head), body));
     return true;
   };
   const right = (lines) => (i) => {
@@ -454,7 +454,7 @@
   tools.append(make("label", {}, "color", choose, ends[0], scale, ends[1]));
   const box = (text, name, value) => tools.append(Charts.checkbox(text, value, (on) => (view[name] = on, redraw())));
   box("logarithmic", "logY", false);
-  box("whole range", "whole", false);
+  box("full range", "full", false);
   if (finished.length < trials.length) box("unfinished trials", "others", true);
 
   Charts.start(redraw);

@@ -28,13 +28,14 @@ size_t common_back(std::string_view a, std::string_view b) {
 
 constexpr size_t kMostTurns = 1000;
 
-// A message that says something else in one place: where its rendering differs is where the message speaks.
+// A message with one text replaced; the rendering shows the field where it differs.
 struct Variant {
   Value message;
-  std::string mark;  // what it says there
+  // The replacement text.
+  std::string mark;
 };
 
-// A text that begins and ends with other characters than `said` and any part of it.
+// Returns a text whose first and last characters do not occur in `said`.
 std::string mark_for(std::string_view said) {
   for (const char c : {'#', '0', 'X', '@'})
     if (said.find(c) == std::string_view::npos) return std::string(1, c) + ":" + c;
@@ -47,7 +48,7 @@ Value with(const Map& map, std::string_view key, Value value) {
   return *Value::map(std::move(changed));
 }
 
-// The name of one of its tool calls, or of the function in it.
+// Changes the name of a tool call, or of the function in the call.
 std::optional<Variant> other_call(const Map& message, const List& calls, size_t index) {
   const Map* call = calls[index].map();
   const Value* inner = call ? call->find("function") : nullptr;
@@ -65,7 +66,7 @@ std::vector<Variant> variants_of(const Value& message) {
   std::vector<Variant> variants;
   if (!message.map()) return variants;
   const Map& map = *message.map();
-  // An empty or missing content has a place as well.
+  // The content is located even when it is empty or missing.
   const std::string* content = text_at(message, "content");
   const std::string mark = mark_for(content ? *content : "");
   variants.push_back({with(map, "content", mark), mark});
@@ -86,20 +87,20 @@ std::vector<Variant> variants_of(const Value& message) {
 class Finder {
  public:
   Finder(const ChatTemplate& chat_template, const Conversation& conversation, const RenderOptions& options,
-         std::string_view whole, FunctionRef<size_t(size_t)> boundary)
+         std::string_view full, FunctionRef<size_t(size_t)> boundary)
       : template_(chat_template),
         conversation_(conversation),
         options_(options),
-        whole_(whole),
+        full_(full),
         boundary_(boundary) {}
 
   AssistantTurn turn(size_t message) {
     message_ = message;
     AssistantTurn result{message, begin(), 0};
     result.end = end(result.begin);
-    if (result.begin < said_ || result.end < result.begin) lost();
+    if (result.begin < previous_end_ || result.end < result.begin) lost();
     without_blanks(result);
-    said_ = result.end;
+    previous_end_ = result.end;
     return result;
   }
 
@@ -116,7 +117,8 @@ class Finder {
     options.add_generation_prompt = prompt;
     return template_.render(part, options).text;
   }
-  // A part of a conversation, or with other texts, may be what a template refuses.
+  // Returns nullopt if the template rejects the conversation, which is a part of the full one or has replaced
+  // texts.
   std::optional<std::string> try_render(const Conversation& part, bool prompt) const {
     try {
       return render(part, prompt);
@@ -129,9 +131,10 @@ class Finder {
   struct Bounds {
     size_t begin, end;
   };
-  // What changes in `text`, the rendering of `part`, when a message is replaced; nullopt where nothing does.
-  std::optional<Bounds> place_in(std::string_view text, Conversation part, bool prompt, size_t message,
-                                 const Variant& variant) const {
+  // The range of `text`, the rendering of `part`, that changes when a message is replaced; nullopt where
+  // nothing changes.
+  std::optional<Bounds> locate_in(std::string_view text, Conversation part, bool prompt, size_t message,
+                                  const Variant& variant) const {
     part.messages[message] = variant.message;
     const auto changed = try_render(part, prompt);
     if (!changed || *changed == text) return std::nullopt;
@@ -142,17 +145,19 @@ class Finder {
     if (!strip_back(region).ends_with(variant.mark)) lost();
     return Bounds{front, text.size() - back};
   }
-  struct Place {
-    Variant variant;  // of the last text that the message shows
-    Bounds bounds;    // of all that it shows
+  struct LocatedVariant {
+    // Replaces the last text of the message that the template shows.
+    Variant variant;
+    // The range from the first such text to the last.
+    Bounds bounds;
   };
-  std::optional<Place> place_in_full(size_t message) const {
-    std::optional<Place> found;
+  std::optional<LocatedVariant> locate_in_full(size_t message) const {
+    std::optional<LocatedVariant> found;
     for (Variant& variant : variants_of(conversation_.messages[message])) {
-      const auto bounds = place_in(whole_, conversation_, false, message, variant);
+      const auto bounds = locate_in(full_, conversation_, false, message, variant);
       if (!bounds) continue;
       const size_t begin = found ? std::min(found->bounds.begin, bounds->begin) : bounds->begin;
-      if (!found || bounds->end >= found->bounds.end) found = Place{std::move(variant), *bounds};
+      if (!found || bounds->end >= found->bounds.end) found = LocatedVariant{std::move(variant), *bounds};
       found->bounds.begin = begin;
     }
     return found;
@@ -161,33 +166,33 @@ class Finder {
   size_t begin() const {
     const Conversation part = first(message_);
     const auto before = try_render(part, true);
-    // Nothing comes before the first message that a prompt could follow; some templates print half of it all
-    // the same.
+    // No message precedes the first one for a generation prompt to follow; some templates render part of the
+    // prompt even so.
     if (message_ == 0)
-      if (const auto found = behind_prompt(0)) return *found;
-    if (before && whole_.starts_with(*before)) return before->size();
-    // What stands between the message before it that shows something and this one.
+      if (const auto found = after_prompt(0)) return *found;
+    if (before && full_.starts_with(*before)) return before->size();
+    // The text between this message and the last visible one before it.
     size_t from = 0;
     for (size_t earlier = message_; earlier-- > 0;) {
-      const auto place = place_in_full(earlier);
-      if (!place) continue;
-      from = place->bounds.end;
+      const auto shown = locate_in_full(earlier);
+      if (!shown) continue;
+      from = shown->bounds.end;
       const auto in_part =
-          before ? place_in(*before, part, true, earlier, place->variant) : std::optional<Bounds>();
+          before ? locate_in(*before, part, true, earlier, shown->variant) : std::optional<Bounds>();
       if (!in_part) break;
       const std::string_view opening = std::string_view(*before).substr(in_part->end);
-      const auto own = place_in_full(message_);
-      if (!own || !whole_.substr(from).starts_with(opening) || own->bounds.begin < from + opening.size())
+      const auto own = locate_in_full(message_);
+      if (!own || !full_.substr(from).starts_with(opening) || own->bounds.begin < from + opening.size())
         break;
       return from + opening.size();
     }
-    const auto found = behind_prompt(from);
+    const auto found = after_prompt(from);
     if (!found) lost();
     return *found;
   }
 
-  // Behind the text that asks for an answer elsewhere.
-  std::optional<size_t> behind_prompt(size_t from) const {
+  // The end of the generation prompt that the template renders for a question, searched from `from` on.
+  std::optional<size_t> after_prompt(size_t from) const {
     Conversation part = first(message_);
     if (message_ == 0 || is_assistant(part.messages.back())) {
       Map question;
@@ -196,10 +201,10 @@ class Finder {
       part.messages.push_back(*Value::map(std::move(question)));
     }
     const auto asked = try_render(part, true), unasked = try_render(part, false);
-    const auto own = place_in_full(message_);
+    const auto own = locate_in_full(message_);
     if (!asked || !unasked || !own || own->bounds.begin < from) return std::nullopt;
     const std::string_view prompt = std::string_view(*asked).substr(common_front(*asked, *unasked));
-    const size_t at = whole_.substr(from, own->bounds.begin - from).rfind(prompt);
+    const size_t at = full_.substr(from, own->bounds.begin - from).rfind(prompt);
     if (prompt.empty() || at == std::string_view::npos) return std::nullopt;
     return from + at + prompt.size();
   }
@@ -207,37 +212,37 @@ class Finder {
   size_t end(size_t begin) const {
     const auto up_to = try_render(first(message_ + 1), false);
     if (!up_to) lost();
-    if (*up_to == whole_) return end_of_last(begin);
-    if (whole_.starts_with(*up_to)) return up_to->size();
-    return end_by_place(*up_to);
+    if (*up_to == full_) return end_of_last(begin);
+    if (full_.starts_with(*up_to)) return up_to->size();
+    return end_by_location(*up_to);
   }
 
-  // What would stand there as well if another turn followed: not the end of the whole text.
+  // The text that also follows other turns; the end of the complete text does not.
   size_t end_of_last(size_t begin) const {
-    const size_t end = boundary_(common_front(whole_, render(first(message_ + 1), true)));
-    return end > begin ? end : whole_.size();
+    const size_t end = boundary_(common_front(full_, render(first(message_ + 1), true)));
+    return end > begin ? end : full_.size();
   }
 
-  size_t end_by_place(std::string_view up_to) const {
-    const auto place = place_in_full(message_);
-    if (!place) lost();
-    const auto in_part = place_in(up_to, first(message_ + 1), false, message_, place->variant);
+  size_t end_by_location(std::string_view up_to) const {
+    const auto shown = locate_in_full(message_);
+    if (!shown) lost();
+    const auto in_part = locate_in(up_to, first(message_ + 1), false, message_, shown->variant);
     if (!in_part) lost();
-    const size_t in_whole = place->bounds.end;
-    const size_t end = in_whole + common_front(up_to.substr(in_part->end), whole_.substr(in_whole));
-    return std::max(in_whole, boundary_(end));
+    const size_t in_full = shown->bounds.end;
+    const size_t end = in_full + common_front(up_to.substr(in_part->end), full_.substr(in_full));
+    return std::max(in_full, boundary_(end));
   }
 
   void without_blanks(AssistantTurn& turn) const {
-    const std::string_view said = whole_.substr(turn.begin, turn.end - turn.begin);
+    const std::string_view said = full_.substr(turn.begin, turn.end - turn.begin);
     const std::string_view bare = strip_back(said);
-    // Where blanks are all that follows the content, they are the end of the turn.
+    // If only white space follows the content, it ends the turn.
     const std::string* content = text_at(conversation_.messages[turn.message], "content");
     const std::string_view words = content ? strip_back(*content) : std::string_view();
     if (!words.empty() && bare.ends_with(words)) {
-      // An answer of `>` also ends as an end token does.
-      const auto place = place_in_full(turn.message);
-      if (place && place->bounds.end >= turn.begin + bare.size()) return;
+      // An answer `>` has the same last character as an end token.
+      const auto shown = locate_in_full(turn.message);
+      if (shown && shown->bounds.end >= turn.begin + bare.size()) return;
     }
     turn.end = turn.begin + bare.size();
   }
@@ -246,7 +251,7 @@ class Finder {
     fail(
         ErrorCode::format,
         template_.name() + ": what the assistant says in message " + std::to_string(message_ + 1) +
-            " cannot be told from the rest: " +
+            " cannot be separated from the rest: " +
             (message_ == 0 ? "no message comes before it, nor does the text that asks for an answer elsewhere"
                            : "the conversation up to there is not rendered as the beginning of the full one"),
         "put {% generation %} … {% endgeneration %} around it in the template, or take "
@@ -256,10 +261,12 @@ class Finder {
   const ChatTemplate& template_;
   const Conversation& conversation_;
   const RenderOptions& options_;
-  std::string_view whole_;
+  std::string_view full_;
   FunctionRef<size_t(size_t)> boundary_;
-  size_t message_ = 0;  // whose turn is looked for
-  size_t said_ = 0;     // where the turn before it ends
+  // The message whose turn is searched.
+  size_t message_ = 0;
+  // The end of the preceding turn.
+  size_t previous_end_ = 0;
 };
 
 }  // namespace
@@ -271,20 +278,19 @@ bool is_assistant(const Value& message) {
 
 std::vector<AssistantTurn> assistant_turns(const ChatTemplate& chat_template,
                                            const Conversation& conversation, const RenderOptions& options,
-                                           const Rendered& whole, FunctionRef<size_t(size_t offset)> boundary,
+                                           const Rendered& full, FunctionRef<size_t(size_t offset)> boundary,
                                            bool last_only) {
   std::vector<size_t> messages;
   for (size_t i = 0; i < conversation.messages.size(); ++i)
     if (is_assistant(conversation.messages[i])) messages.push_back(i);
   std::vector<AssistantTurn> turns;
-  if (!whole.generations.empty()) {
-    if (whole.generations.size() != messages.size())
-      fail(ErrorCode::format, chat_template.name() + ": it marks " +
-                                  std::to_string(whole.generations.size()) +
+  if (!full.generations.empty()) {
+    if (full.generations.size() != messages.size())
+      fail(ErrorCode::format, chat_template.name() + ": it marks " + std::to_string(full.generations.size()) +
                                   " texts with {% generation %}, but the assistant has " +
                                   std::to_string(messages.size()) + " messages");
     for (size_t i = last_only ? messages.size() - 1 : 0; i < messages.size(); ++i)
-      turns.push_back({messages[i], whole.generations[i].first, whole.generations[i].second});
+      turns.push_back({messages[i], full.generations[i].first, full.generations[i].second});
     return turns;
   }
   if (last_only && messages.size() > 1) messages.erase(messages.begin(), messages.end() - 1);
@@ -294,7 +300,7 @@ std::vector<AssistantTurn> assistant_turns(const ChatTemplate& chat_template,
              " messages of the assistant in one conversation; each takes several renderings, for " +
              std::to_string(kMostTurns) + " at most",
          "put {% generation %} … {% endgeneration %} around what the assistant says in the template");
-  Finder finder(chat_template, conversation, options, whole.text, boundary);
+  Finder finder(chat_template, conversation, options, full.text, boundary);
   for (const size_t message : messages) turns.push_back(finder.turn(message));
   return turns;
 }

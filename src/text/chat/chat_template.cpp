@@ -11,22 +11,20 @@
 
 namespace capstan::text::chat {
 
-struct ChatTemplate::Parts {
-  Parts(std::string name, std::string_view given)
-      : text(given), source(std::move(name), given), program(parse(source)) {}
+struct ChatTemplate::Program {
+  Program(std::string name, std::string_view given)
+      : text(given), source(std::move(name), given), statements(chat::parse(source)) {}
   std::string text;
   Source source;
-  Statements program;
-
-  static Statements parse(const Source& source) { return chat::parse(source); }
+  Statements statements;
 };
 
-ChatTemplate::ChatTemplate(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+ChatTemplate::ChatTemplate(std::unique_ptr<Program> program) : program_(std::move(program)) {}
 ChatTemplate::~ChatTemplate() = default;
 
 std::shared_ptr<const ChatTemplate> ChatTemplate::parse(std::string name, std::string_view text) {
   return std::shared_ptr<const ChatTemplate>(
-      new ChatTemplate(std::make_unique<Parts>(std::move(name), text)));
+      new ChatTemplate(std::make_unique<Program>(std::move(name), text)));
 }
 
 std::shared_ptr<const ChatTemplate> ChatTemplate::load(const std::string& name_or_path) {
@@ -47,14 +45,14 @@ std::shared_ptr<const ChatTemplate> ChatTemplate::load(const std::string& name_o
 }
 
 const std::string& ChatTemplate::name() const {
-  return parts_->source.name();
+  return program_->source.name();
 }
 const std::string& ChatTemplate::text() const {
-  return parts_->text;
+  return program_->text;
 }
 
 Rendered ChatTemplate::render(const Conversation& conversation, const RenderOptions& options) const {
-  Interpreter interpreter(parts_->source, options.limits, options.now);
+  Interpreter interpreter(program_->source, options.limits, options.now);
   Frame names;
   for (const auto& item : options.variables.items()) names.names[item.first] = item.second;
   names.names["messages"] = interpreter.runtime().list(conversation.messages);
@@ -62,7 +60,7 @@ Rendered ChatTemplate::render(const Conversation& conversation, const RenderOpti
   names.names["documents"] = None{};
   names.names["add_generation_prompt"] = Value(options.add_generation_prompt);
   Frame inside{&names, {}};
-  interpreter.run(parts_->program, inside);
+  interpreter.run(program_->statements, inside);
   return {interpreter.output(), interpreter.generations()};
 }
 

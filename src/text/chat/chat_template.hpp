@@ -23,15 +23,18 @@
 namespace capstan::text::chat {
 
 struct Conversation {
-  // Dicts with `role` and `content`, and what else the template reads.
+  // Dicts with `role`, `content` and whatever other keys the template reads.
   List messages;
-  Value tools = None{};  // a list of tools' schemas, or none
+  // A list of tool schemas, or None.
+  Value tools = None{};
 };
 
 struct RenderOptions {
   bool add_generation_prompt = false;
-  Map variables;  // bos_token, eos_token …
-  // The clock of strftime_now; without one the function is not defined, which templates ask for.
+  // Variables of the template, such as bos_token and eos_token.
+  Map variables;
+  // The time that strftime_now() formats. Without a value the function is undefined, which templates can test
+  // for.
   std::optional<std::tm> now;
   Limits limits;
 };
@@ -44,9 +47,9 @@ struct Rendered {
 
 class ChatTemplate {
  public:
-  // `name` is what messages call it.
+  // Parses a template. Messages refer to it as `name`.
   static std::shared_ptr<const ChatTemplate> parse(std::string name, std::string_view text);
-  // A known template's name, or a file. ErrorCode::not_found with the nearest names.
+  // Loads a known template by name, or a file. Throws ErrorCode::not_found with the nearest names.
   static std::shared_ptr<const ChatTemplate> load(const std::string& name_or_path);
 
   ~ChatTemplate();
@@ -54,17 +57,19 @@ class ChatTemplate {
   ChatTemplate& operator=(const ChatTemplate&) = delete;
 
   const std::string& name() const;
-  const std::string& text() const;  // as it was given
-  // Thread-safe. ErrorCode::format for what the template refuses or cannot work with, and beyond the limits.
+  // The source text that was passed to parse().
+  const std::string& text() const;
+  // Renders a conversation; thread-safe. Throws ErrorCode::format if the template rejects the conversation,
+  // fails on it or exceeds the limits.
   Rendered render(const Conversation& conversation, const RenderOptions& options) const;
 
  private:
-  struct Parts;
-  explicit ChatTemplate(std::unique_ptr<Parts> parts);
-  std::unique_ptr<Parts> parts_;
+  struct Program;
+  explicit ChatTemplate(std::unique_ptr<Program> program);
+  std::unique_ptr<Program> program_;
 };
 
-// Templates that are known by name: those of families, short, with {% generation %}.
+// A template that is known by name: a short version of a model family's, with {% generation %} tags.
 struct KnownTemplate {
   std::string_view name, text;
 };

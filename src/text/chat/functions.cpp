@@ -32,7 +32,7 @@ template <class Table>
                       (near.empty() ? "" : " (near: `" + near[0] + "`)"));
 }
 
-// --- what filters share
+// --- helpers of the filters
 
 std::string text_of(Runtime& runtime, const Value& value) {
   return runtime.printed(value);
@@ -52,11 +52,11 @@ Value looked_up(Runtime& runtime, Value item, const Value& path) {
   }
   return item;
 }
-// The item, or what the argument `attribute` names in it.
+// The item, or the attribute of it that the argument `attribute` names.
 Value item_or_attribute(Runtime& runtime, const Value& item, const std::optional<Value>& path) {
   return path && !path->is_none() ? looked_up(runtime, item, *path) : item;
 }
-// What a comparison without regard to case compares.
+// The sort key of a value, which ignores case if requested.
 Value folded(Runtime& runtime, const Value& value, bool sensitive) {
   return !sensitive && value.text() ? runtime.text(lower(*value.text())) : value;
 }
@@ -64,7 +64,7 @@ Value folded(Runtime& runtime, const Value& value, bool sensitive) {
 void sort_items(Runtime& runtime, List& items, List& keys, bool reverse) {
   std::vector<size_t> order(items.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  // An exception from the comparison leaves nothing half done: `order` is thrown away.
+  // An exception from the comparison is harmless, because `order` is discarded.
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return reverse ? runtime.before(keys[b], keys[a]) : runtime.before(keys[a], keys[b]);
   });
@@ -75,7 +75,8 @@ void sort_items(Runtime& runtime, List& items, List& keys, bool reverse) {
 
 JsonStyle json_style(Runtime& runtime, const Bound& a) {
   JsonStyle style;
-  constexpr int64_t kMost = 16;  // characters of an indent or separator
+  // Characters of an indent or separator.
+  constexpr int64_t kMost = 16;
   if (a[0] && !a[0]->is_none()) {
     style.item_separator = ",";
     if (const auto width = a[0]->integer())
@@ -97,7 +98,7 @@ JsonStyle json_style(Runtime& runtime, const Bound& a) {
   return style;
 }
 
-// The items whose test, on themselves or on an attribute, comes out as `wanted`.
+// The items for which the test, of themselves or of an attribute, returns `wanted`.
 Value chosen(Runtime& runtime, const Value& value, const Arguments& arguments, bool by_attribute,
              bool wanted) {
   Arguments rest = arguments;
@@ -151,10 +152,10 @@ int64_t size_of(Runtime& runtime, const Value& value) {
 Value replaced_text(Runtime& runtime, const std::string& text, const Bound& a) {
   const std::string from = text_of(runtime, *a[0]), to = text_of(runtime, *a[1]);
   const int64_t most = a[2] && !a[2]->is_none() ? runtime.integer("`count`", *a[2]) : -1;
-  // The worst case is known before anything is made.
-  const auto places = static_cast<int64_t>(text.size() / std::max<size_t>(1, from.size())) + 1;
+  // The size of the result is checked before any text is created.
+  const auto matches = static_cast<int64_t>(text.size() / std::max<size_t>(1, from.size())) + 1;
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(most < 0 ? places : std::min(most, places), static_cast<int64_t>(to.size()),
+  if (__builtin_mul_overflow(most < 0 ? matches : std::min(most, matches), static_cast<int64_t>(to.size()),
                              &bytes))
     runtime.out_of("bytes of texts and lists", runtime.limits().bytes);
   if (to.size() > from.size()) runtime.charge(bytes);
@@ -188,11 +189,11 @@ Value indented(Runtime& runtime, const Value& value, const Bound& a) {
 
 Value as_integer(Runtime& runtime, const Value& value, const Bound& a) {
   const Value otherwise = a[0] ? *a[0] : Value(int64_t{0});
-  if (const auto whole = value.integer()) return Value(*whole);
+  if (const auto integer = value.integer()) return Value(*integer);
   std::optional<double> real = value.number();
   if (const std::string* text = value.text()) {
     if (a[1] && runtime.integer("`base`", *a[1]) != 10) runtime.unsupported("another base than 10");
-    if (const auto whole = parse_int(trim(*text))) return Value(*whole);
+    if (const auto integer = parse_int(trim(*text))) return Value(*integer);
     real = parse_double(trim(*text));
   }
   if (!real || !std::isfinite(*real) || std::fabs(*real) > 9e18) return otherwise;
@@ -208,7 +209,7 @@ Value rounded(Runtime& runtime, const Value& value, const Bound& a) {
   if (method == "ceil") return Value(std::ceil(*number * scale) / scale);
   if (method == "floor") return Value(std::floor(*number * scale) / scale);
   if (method != "common") runtime.error("`round` rounds by common, ceil or floor");
-  // Half to even on the decimal value, as Python's round.
+  // Rounds the decimal value half to even, as Python's round().
   if (digits >= 0 && digits <= 300)
     return Value(parse_double(fixed(*number, static_cast<int>(digits))).value_or(*number));
   return Value(std::nearbyint(*number * scale) / scale);
@@ -368,7 +369,7 @@ const Named<Filter> kFilters[] = {
     {"title", on_text<title_by_words>},
     {"tojson",
      [](Runtime& r, const Value& v, const Arguments& given) {
-       // Transformers' own, whose first argument is ensure_ascii.
+       // The filter of Transformers, whose first argument is ensure_ascii.
        const auto a = r.bind("tojson", given, {"ensure_ascii", "indent", "separators", "sort_keys"});
        const JsonStyle style = json_style(r, {a[1], a[2], a[0], a[3]});
        r.charge(v.weight() *
@@ -384,7 +385,7 @@ const Named<Filter> kFilters[] = {
        const std::string text = text_of(r, v);
        std::optional<std::string_view> characters;
        if (a[0] && !a[0]->is_none()) characters = r.words("`chars`", *a[0]);
-       return r.text(std::string(stripped(text, characters, Side::both)));
+       return r.text(std::string(stripped(text, characters, StripSide::both)));
      }},
     {"unique",
      [](Runtime& r, const Value& v, const Arguments& given) {
@@ -477,7 +478,7 @@ std::string_view real_name(const Named<std::string_view> (&aliases)[N], std::str
 
 using TextMethod = Value (*)(Runtime&, const std::string&, const Arguments&);
 
-template <Side side>
+template <StripSide side>
 Value strip_method(Runtime& r, const std::string& text, const Arguments& given) {
   const auto a = r.bind("strip", given, {"chars"});
   std::optional<std::string_view> characters;
@@ -554,7 +555,7 @@ const Named<TextMethod> kTextMethods[] = {
        return apply_filter(r, "join", *a[0], {{Value(text)}, {}});
      }},
     {"lower", changed_text<lower>},
-    {"lstrip", strip_method<Side::front>},
+    {"lstrip", strip_method<StripSide::front>},
     {"removeprefix", without<false>},
     {"removesuffix", without<true>},
     {"replace",
@@ -563,7 +564,7 @@ const Named<TextMethod> kTextMethods[] = {
      }},
     {"rfind", find_method<true>},
     {"rsplit", split_method<true>},
-    {"rstrip", strip_method<Side::back>},
+    {"rstrip", strip_method<StripSide::back>},
     {"split", split_method<false>},
     {"splitlines",
      [](Runtime& r, const std::string& text, const Arguments& given) {
@@ -572,7 +573,7 @@ const Named<TextMethod> kTextMethods[] = {
        return texts(r, split_lines(text));
      }},
     {"startswith", begins_or_ends<false>},
-    {"strip", strip_method<Side::both>},
+    {"strip", strip_method<StripSide::both>},
     {"title", changed_text<title_by_letters>},
     {"upper", changed_text<upper>},
 };
@@ -623,7 +624,8 @@ Value named_values(Runtime& r, const Arguments& given) {
 }
 
 Value range_of(Runtime& r, const Arguments& given) {
-  constexpr int64_t kMost = 100'000;  // as Jinja2's sandbox
+  // The limit of Jinja2's sandbox.
+  constexpr int64_t kMost = 100'000;
   const auto a = r.bind("range", given, {"start", "stop", "step"}, 1);
   const int64_t first = r.integer("`range`", *a[0]), by = a[2] ? r.integer("`range`", *a[2]) : 1;
   int64_t at = a[1] ? first : 0;

@@ -6,7 +6,7 @@ namespace capstan::text::chat {
 
 namespace {
 
-// One level deeper while it lives.
+// Increments the nesting depth during its lifetime.
 class Level {
  public:
   Level(int& depth, Runtime& runtime) : depth_(depth) {
@@ -24,10 +24,6 @@ class Level {
 
 }  // namespace
 
-void Interpreter::run(const Statements& statements, Frame& names) {
-  run_all(statements, names);
-}
-
 void Interpreter::write(std::string_view text) {
   if (static_cast<int64_t>(sink_->size() + text.size()) > runtime_.limits().output)
     runtime_.out_of("bytes of output", runtime_.limits().output);
@@ -39,7 +35,7 @@ std::string Interpreter::captured(const Statements& statements, Frame& frame) {
   std::string text;
   std::string* outer = std::exchange(sink_, &text);
   try {
-    run_all(statements, frame);
+    run(statements, frame);
   } catch (...) {
     sink_ = outer;
     throw;
@@ -48,7 +44,7 @@ std::string Interpreter::captured(const Statements& statements, Frame& frame) {
   return text;
 }
 
-Interpreter::Flow Interpreter::run_all(const Statements& statements, Frame& frame) {
+Interpreter::Flow Interpreter::run(const Statements& statements, Frame& frame) {
   const Level level(depth_, runtime_);
   for (const Statement& statement : statements)
     if (const Flow flow = run_one(statement, frame); flow != Flow::next) return flow;
@@ -72,9 +68,8 @@ Interpreter::Flow Interpreter::run_one(const Statement& statement, Frame& frame)
     }
     case StatementKind::branch:
       for (size_t i = 0; i < statement.conditions.size(); ++i)
-        if (eval(*statement.conditions[i], frame).truthy()) return run_all(statement.bodies[i], frame);
-      if (statement.bodies.size() > statement.conditions.size())
-        return run_all(statement.bodies.back(), frame);
+        if (eval(*statement.conditions[i], frame).truthy()) return run(statement.bodies[i], frame);
+      if (statement.bodies.size() > statement.conditions.size()) return run(statement.bodies.back(), frame);
       break;
     case StatementKind::loop:
       return loop(statement, frame);
@@ -104,7 +99,7 @@ Interpreter::Flow Interpreter::run_one(const Statement& statement, Frame& frame)
       if (sink_ != &output_) runtime_.unsupported("`{% generation %}` inside of a macro or of `{% set %}`");
       Frame inside{&frame, {}};
       const size_t begin = output_.size();
-      const Flow flow = run_all(statement.bodies[0], inside);
+      const Flow flow = run(statement.bodies[0], inside);
       generations_.emplace_back(begin, output_.size());
       return flow;
     }
@@ -131,7 +126,7 @@ Interpreter::Flow Interpreter::loop(const Statement& statement, Frame& frame) {
   if (items.empty()) {
     if (statement.bodies.size() < 2) return Flow::next;
     Frame inside{&frame, {}};
-    return run_all(statement.bodies[1], inside);
+    return run(statement.bodies[1], inside);
   }
   runtime_.charge(static_cast<int64_t>(items.size() * sizeof(Value)));
   auto all = std::make_shared<ListNode>();
@@ -140,14 +135,14 @@ Interpreter::Flow Interpreter::loop(const Statement& statement, Frame& frame) {
   for (size_t i = 0; i < shared->items.size(); ++i) {
     runtime_.at = statement.at;
     runtime_.step();
-    // Each round begins anew: what it sets is gone after it.
+    // Each iteration has its own frame, so that variables set in it do not outlive it.
     Frame round{&frame, {}};
     auto state = std::make_shared<LoopNode>();
     state->items = shared;
     state->index = static_cast<int64_t>(i);
     round.names["loop"] = Value(std::shared_ptr<const LoopNode>(std::move(state)));
     assign(statement.targets, shared->items[i], round);
-    if (run_all(statement.bodies[0], round) == Flow::leave_loop) break;
+    if (run(statement.bodies[0], round) == Flow::leave_loop) break;
   }
   return Flow::next;
 }
@@ -164,7 +159,7 @@ void Interpreter::assign(const std::vector<Target>& targets, Value value, Frame&
       if (found == at->names.end()) continue;
       NamespaceNode* names = found->second.name_space();
       if (!names) break;
-      // Plain data only: nothing can then refer to itself.
+      // Only plain data can be stored, so that no value can contain itself.
       if (!part.is_data())
         runtime_.unsupported(std::string("a ") + part.type_name() + " inside of a namespace");
       names->attributes.set(target.attribute, std::move(part));

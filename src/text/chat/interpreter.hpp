@@ -11,7 +11,7 @@
 
 namespace capstan::text::chat {
 
-// Names that are known at a place, and those around it.
+// The names that a block defines, and the frame of the enclosing block.
 struct Frame {
   Frame* around = nullptr;
   std::map<std::string, Value, std::less<>> names;
@@ -23,16 +23,15 @@ class Interpreter {
       : runtime_(source, limits, now) {}
 
   Runtime& runtime() { return runtime_; }
-  void run(const Statements& statements, Frame& names);
+  // How a sequence of statements ends: normally, with `break` or with `continue`.
+  enum class Flow : uint8_t { next, leave_loop, next_round };
+  Flow run(const Statements& statements, Frame& frame);
 
   const std::string& output() const { return output_; }
   // Bytes [first, second) of the output that `{% generation %}` blocks printed.
   const std::vector<std::pair<size_t, size_t>>& generations() const { return generations_; }
 
  private:
-  enum class Flow : uint8_t { next, leave_loop, next_round };
-
-  Flow run_all(const Statements& statements, Frame& frame);
   Flow run_one(const Statement& statement, Frame& frame);
   Flow loop(const Statement& statement, Frame& frame);
   void assign(const std::vector<Target>& targets, Value value, Frame& frame);

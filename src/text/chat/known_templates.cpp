@@ -1,5 +1,5 @@
-// Short forms of what the families' own templates print: without tools, with marks for what the assistant
-// says.
+// Short forms of the families' own templates: without tools, and with {% generation %} around the assistant's
+// text.
 #include "text/chat/chat_template.hpp"
 
 namespace capstan::text::chat {

@@ -50,7 +50,7 @@ class Lexer {
     return std::string_view::npos;
   }
 
-  // What is left of the text before a tag.
+  // The text before a tag after stripping.
   std::string_view before_tag(std::string_view text, char kind, char sign) const {
     if (sign == '-') return strip_back(text);
     if (sign == '+' || kind == '{') return text;
@@ -70,7 +70,7 @@ class Lexer {
       at_ += blank;
     }
   }
-  // After a closing tag with this sign before it.
+  // Skips blanks or a line break after a closing tag with this sign before it.
   void close(char sign, bool trims) {
     if (sign == '-')
       skip_blanks();
@@ -85,7 +85,7 @@ class Lexer {
     close(end > after ? text_[end - 1] : '\0', true);
   }
 
-  // The offset behind `{% WORD %}` at `tag`, with the sign before its end; 0 if it is not one.
+  // The offset after `{% WORD %}` at `tag`, with the sign before its end; 0 if it is not one.
   size_t word_tag(size_t tag, std::string_view word, char& sign) const {
     size_t i = tag + 2;
     if (text_.substr(tag, 2) != "{%") return 0;
@@ -112,20 +112,20 @@ class Lexer {
     for (size_t end = text_.find("{%", begin); end != std::string_view::npos;
          end = text_.find("{%", end + 1)) {
       char sign = '\0';
-      const size_t behind = word_tag(end, "endraw", sign);
-      if (behind == 0) continue;
+      const size_t after = word_tag(end, "endraw", sign);
+      if (after == 0) continue;
       line_starting_ = text_[begin - 1] == '\n';
       at_ = begin;
       add_data(
           before_tag(text_.substr(begin, end - begin), '%', end + 2 < text_.size() ? text_[end + 2] : '\0'));
-      at_ = behind;
+      at_ = after;
       close(sign, true);
       return;
     }
     source_.fail_at(tag, "`{% raw %}` without `{% endraw %}`");
   }
 
-  // Is there an end of the tag here, and how long is it?
+  // Reads the closing delimiter of a tag; returns false if there is none at the current offset.
   bool take_end(bool block) {
     const std::string_view mark = block ? "%}" : "}}";
     char sign = '\0';
@@ -196,7 +196,7 @@ class Lexer {
     tokens_.push_back({real ? TokenKind::real : TokenKind::integer, begin, std::move(written)});
   }
 
-  // With Python's escapes.
+  // Reads a string literal with Python's escapes.
   void quoted_text(char quote) {
     const size_t begin = at_++;
     std::string value;
@@ -236,7 +236,8 @@ class Lexer {
     if (const size_t plain = kNames.find(c); plain != std::string_view::npos)
       value += kValues[plain];
     else if (c == '\n')
-      ;  // a continued line
+      // Skips an escaped line break.
+      ;
     else if (c >= '0' && c <= '7')
       --at_, code(8, 1, 3);
     else if (c == 'x')

@@ -1,4 +1,4 @@
-// A template's text cut into tokens, with the white space rules of trim_blocks and lstrip_blocks.
+// A template's text split into tokens, with the white space rules of trim_blocks and lstrip_blocks.
 #pragma once
 
 #include <string>
@@ -25,11 +25,14 @@ enum class TokenKind : uint8_t {
 
 struct Token {
   TokenKind kind;
-  size_t at;         // in the source
-  std::string text;  // data, the value of a text, or the token as written
+  // Byte offset in the source.
+  size_t at;
+  // The text of template data, the value of a string literal, or the token as written.
+  std::string text;
 };
 
-// Ends with a token `end`. ErrorCode::format for what cannot be a token.
+// Returns the tokens of the source; the last one has kind `end`. Throws ErrorCode::format where no token can
+// be read.
 std::vector<Token> tokenize(const Source& source);
 
 }  // namespace capstan::text::chat

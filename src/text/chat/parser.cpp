@@ -1,4 +1,4 @@
-// Grammar and precedence are Jinja2's (its parser.py), without what chat templates do not use.
+// Grammar and precedence follow Jinja2's parser.py, without the parts that chat templates do not use.
 #include <algorithm>
 #include <charconv>
 
@@ -10,7 +10,8 @@ namespace capstan::text::chat {
 
 namespace {
 
-constexpr int kMaxDepth = 100;  // of expressions, and of statements, inside one another
+// Limit of nested expressions, and of nested statements.
+constexpr int kMaxDepth = 100;
 
 class Parser {
  public:
@@ -184,7 +185,7 @@ class Parser {
     return with_filters ? filters(std::move(value)) : std::move(value);
   }
 
-  // Items with commas between them and perhaps one behind the last, up to `close`, which is taken.
+  // Parses items separated by commas, with an optional trailing comma, up to and including `close`.
   template <class Read>
   void comma_list(std::string_view close, Read read) {
     for (bool first = true; !is_op(close); first = false) {
@@ -252,7 +253,8 @@ class Parser {
     }
     bad("expected an expression, not " + written());
   }
-  // Expressions with commas between them; one without a comma is itself.
+  // Parses expressions separated by commas as a tuple; a single expression without a comma is returned
+  // itself.
   ExprPtr tuple(bool may_be_empty) {
     const Deeper deeper(*this);
     const size_t at = now().at;
@@ -307,7 +309,8 @@ class Parser {
     return make(ExprKind::slice, at,
                 of(std::move(value), std::move(bounds[0]), std::move(bounds[1]), std::move(bounds[2])));
   }
-  // `( … )` behind a value, or behind a filter or test whose first operand it is.
+  // Parses the arguments `( … )` of a call, a filter or a test, into which the value before them is the first
+  // operand.
   void arguments(Expr& into) {
     expect_op("(");
     comma_list(")", [&] {
@@ -320,7 +323,7 @@ class Parser {
         into.depth = std::max(into.depth, value->depth + 1);
         into.keywords.emplace_back(std::move(name), std::move(value));
       } else {
-        if (!into.keywords.empty()) bad("a positional argument behind a named one");
+        if (!into.keywords.empty()) bad("a positional argument after a named one");
         value = expression();
         into.depth = std::max(into.depth, value->depth + 1);
         into.operands.push_back(std::move(value));
@@ -385,7 +388,7 @@ class Parser {
            std::find(ends.begin(), ends.end(), after().text) != ends.end();
   }
 
-  // Up to one of `ends`, whose `{%` and word are taken.
+  // Parses statements up to one of `ends`, and consumes its `{%` and its word.
   Statements statements(std::initializer_list<std::string_view> ends, std::string* end = nullptr) {
     const Deeper deeper(*this);
     Statements result;
@@ -514,7 +517,7 @@ class Parser {
     expect_block_end();
     return result;
   }
-  // An `if` behind them is the loop's.
+  // A following `if` belongs to the loop.
   ExprPtr loop_items() {
     const size_t at = now().at;
     auto items = of(disjunction());
@@ -554,14 +557,15 @@ class Parser {
       if (skip_op("="))
         macro.defaults.push_back(expression());
       else if (!macro.defaults.empty())
-        bad("a parameter without a default behind one with a default");
+        bad("a parameter without a default after one with a default");
     }
     expect_op(")");
     expect_block_end();
     const int outer = std::exchange(loops_, 0);
     macro.body = statements({"endmacro"});
     loops_ = outer;
-    if (now().kind == TokenKind::name) ++next_;  // the name again
+    // `endmacro` may be followed by the name.
+    if (now().kind == TokenKind::name) ++next_;
     expect_block_end();
     return result;
   }

@@ -84,7 +84,7 @@ Value loop_attribute(Runtime& runtime, const LoopNode& loop, std::string_view na
   if (name == "first") return Value(loop.index == 0);
   if (name == "last") return Value(loop.index + 1 == count);
   if (name == "length") return Value(count);
-  // Of recursive loops, which there are none of.
+  // Recursive loops are not supported, so the depth is always 1.
   if (name == "depth") return Value(int64_t{1});
   if (name == "depth0") return Value(int64_t{0});
   if (name == "previtem")
@@ -104,8 +104,8 @@ Value method(const Value& self, std::string_view name) {
   return Value(std::shared_ptr<const CallableNode>(std::move(node)));
 }
 
-// Python's index from either end; nullopt outside.
-std::optional<size_t> place_of(int64_t index, size_t size) {
+// Resolves a Python index, which may be negative; nullopt if it is out of range.
+std::optional<size_t> item_index(int64_t index, size_t size) {
   const auto count = static_cast<int64_t>(size);
   if (index < 0) index += count;
   if (index < 0 || index >= count) return std::nullopt;
@@ -114,7 +114,7 @@ std::optional<size_t> place_of(int64_t index, size_t size) {
 
 }  // namespace
 
-// As in Jinja2: an attribute of the object (a method) comes before an item of that name.
+// An attribute of the object (a method) takes precedence over an item of that name, as in Jinja2.
 Value Runtime::attribute(const Value& base, std::string_view name) {
   if (base.is_undefined()) {
     const auto& looked_up = base.as<Undefined>()->name;
@@ -146,15 +146,15 @@ Value Runtime::subscript(const Value& base, const Value& key) {
     error(std::string("a ") + base.type_name() + " has no items");
   }
   if (const List* list = base.list()) {
-    const auto place = place_of(*index, list->size());
-    return place ? (*list)[*place] : Value::undefined("item " + std::to_string(*index));
+    const auto item = item_index(*index, list->size());
+    return item ? (*list)[*item] : Value::undefined("item " + std::to_string(*index));
   }
   if (const std::string* text = base.text()) {
     step(static_cast<int64_t>(text->size()) / 64);
-    const auto place = place_of(*index, count_code_points(*text));
-    if (!place) return Value::undefined("character " + std::to_string(*index));
+    const auto item = item_index(*index, count_code_points(*text));
+    if (!item) return Value::undefined("character " + std::to_string(*index));
     size_t offset = 0;
-    for (size_t i = 0; i < *place; ++i) offset += static_cast<size_t>(decode_utf8(*text, offset).bytes);
+    for (size_t i = 0; i < *item; ++i) offset += static_cast<size_t>(decode_utf8(*text, offset).bytes);
     return Value(text->substr(offset, static_cast<size_t>(decode_utf8(*text, offset).bytes)));
   }
   return Value::undefined("item " + std::to_string(*index));
@@ -237,7 +237,7 @@ Value Runtime::binary(std::string_view op, const Value& a, const Value& b) {
         if (op == "%") return Value(int64_t{0});
         if (!__builtin_sub_overflow(int64_t{0}, *x, &result)) return Value(result);
       } else {
-        // Rounded down, as Python does.
+        // The quotient is rounded down, as in Python.
         const int64_t rest = *x % *y, adjust = rest != 0 && (rest < 0) != (*y < 0) ? 1 : 0;
         return Value(op == "%" ? rest + adjust * *y : *x / *y - adjust);
       }
@@ -252,8 +252,8 @@ Value Runtime::binary(std::string_view op, const Value& a, const Value& b) {
     if (op == "**") return Value(std::pow(p, q));
     if (q == 0) error("a division by zero");
     if (op == "/") return Value(p / q);
-    const double whole = std::floor(p / q);
-    return Value(op == "//" ? whole : p - whole * q);
+    const double quotient = std::floor(p / q);
+    return Value(op == "//" ? quotient : p - quotient * q);
   }
   if (op == "+") {
     if (a.text() && b.text()) {

@@ -17,9 +17,11 @@ namespace capstan::text::chat {
 // statement, an iteration of a loop, or some hundred bytes of text that are processed.
 struct Limits {
   int64_t steps = 20'000'000;
-  int64_t bytes = int64_t{512} << 20;   // of texts and lists made, all together
-  int64_t output = int64_t{256} << 20;  // of the text that it prints
-  // Of statements and expressions inside one another, macros included.
+  // Bytes of all texts and lists that the template creates.
+  int64_t bytes = int64_t{512} << 20;
+  // Bytes of the text that the template prints.
+  int64_t output = int64_t{256} << 20;
+  // Nesting of statements and expressions, macros included.
   int depth = 400;
 };
 
@@ -60,27 +62,31 @@ class Runtime {
   }
   Value list(List items, bool tuple = false);
   Value map(Map map);
-  std::string printed(const Value& value);  // "" for undefined
+  // The output of `{{ value }}`; empty for an undefined value.
+  std::string printed(const Value& value);
   bool same(const Value& a, const Value& b) {
     step(1 + std::min(a.weight(), b.weight()) / 64);
     return equal(a, b);
   }
-  bool before(const Value& a, const Value& b);  // a < b; an error where there is no order
+  // Returns a < b. Throws where the two values have no order.
+  bool before(const Value& a, const Value& b);
 
   // Python's iteration: items, keys of a map, characters of a text; nothing for an undefined value.
   List items_of(const Value& value);
-  Value attribute(const Value& base, std::string_view name);  // base.name
-  Value subscript(const Value& base, const Value& key);       // base[key]
+  // Evaluates `base.name`.
+  Value attribute(const Value& base, std::string_view name);
+  // Evaluates `base[key]`.
+  Value subscript(const Value& base, const Value& key);
   Value slice(const Value& base, const Value& from, const Value& to, const Value& step);
   bool contains(const Value& container, const Value& item);
   Value binary(std::string_view op, const Value& a, const Value& b);
 
-  // Arguments in the order of `names`; missing ones are nullopt. An error for one too many, or with another
-  // name.
+  // Returns the arguments in the order of `names`; missing ones are nullopt. Throws for a surplus argument or
+  // one with another name.
   std::vector<std::optional<Value>> bind(std::string_view what, const Arguments& given,
                                          std::initializer_list<std::string_view> names,
                                          size_t required = 0) const;
-  // An argument that has to be an integer or a text.
+  // Returns an argument that must be an integer, or a text; throws for any other type.
   int64_t integer(std::string_view what, const Value& value) const;
   const std::string& words(std::string_view what, const Value& value) const;
 
@@ -91,12 +97,12 @@ class Runtime {
   int64_t steps_ = 0, bytes_ = 0;
 };
 
-// By name; an error that names what there is when there is none of that name.
+// Applies the filter `name`; throws an error that lists the filters if there is none of that name.
 Value apply_filter(Runtime& runtime, std::string_view name, const Value& value, const Arguments& arguments);
 bool apply_test(Runtime& runtime, std::string_view name, const Value& value, const Arguments& arguments);
 Value call_method(Runtime& runtime, const Value& self, std::string_view name, const Arguments& arguments);
 bool has_method(const Value& self, std::string_view name);
-// Global functions: range, namespace, dict, raise_exception, strftime_now.
+// Calls a global function: range, namespace, dict, raise_exception or strftime_now.
 Value call_function(Runtime& runtime, std::string_view name, const Arguments& arguments);
 std::optional<Value> find_function(const Runtime& runtime, std::string_view name);
 

@@ -27,17 +27,18 @@ Source::Source(std::string name, std::string_view text) : name_(std::move(name))
 void Source::fail_at(size_t offset, const std::string& what, ErrorCode code, std::string help) const {
   const std::string_view all = text_;
   offset = std::min(offset, all.size());
-  const size_t begin = all.substr(0, offset).rfind('\n') + 1;  // npos + 1 is 0
+  // Without a line break, npos + 1 is 0.
+  const size_t begin = all.substr(0, offset).rfind('\n') + 1;
   const size_t end = std::min(all.find('\n', offset), all.size());
   const auto line = 1 + std::count(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(begin), '\n');
-  // Of a long line, what is around the place.
+  // The message shows only a part of a long line, around the offset.
   constexpr size_t kShown = 80;
   size_t from = begin, to = end;
   if (to - from > kShown) {
     from = std::max(begin, offset - std::min(offset, kShown / 4));
     to = std::min(end, from + kShown);
-    while (from < offset && (static_cast<unsigned char>(all[from]) & 0xC0) == 0x80) ++from;
-    while (to < end && (static_cast<unsigned char>(all[to]) & 0xC0) == 0x80) ++to;
+    while (from < offset && is_continuation(all[from])) ++from;
+    while (to < end && is_continuation(all[to])) ++to;
   }
   const std::string shown = (from > begin ? "…" : "") +
                             std::string(strip_back(strip_front(all.substr(from, to - from)))) +

@@ -1,4 +1,4 @@
-// The text of a template, and places in it.
+// The text of a template, and errors at offsets in it.
 #pragma once
 
 #include <string>
@@ -12,12 +12,14 @@ class Source {
  public:
   static constexpr size_t kMaxBytes = 1 << 20;
 
-  // Line breaks become `\n`, one at the end goes, as Jinja2 reads it. ErrorCode::format beyond kMaxBytes.
+  // Converts line breaks to `\n` and removes one at the end, as Jinja2 does. Throws ErrorCode::format for a
+  // text above kMaxBytes.
   Source(std::string name, std::string_view text);
 
   const std::string& name() const { return name_; }
   std::string_view text() const { return text_; }
-  // "NAME:LINE:COLUMN: what: `the line`"; line and column from 1, the column in characters.
+  // Throws the message "NAME:LINE:COLUMN: what: `the line`". Line and column count from 1; the column counts
+  // characters.
   [[noreturn]] void fail_at(size_t offset, const std::string& what, ErrorCode code = ErrorCode::format,
                             std::string help = {}) const;
 

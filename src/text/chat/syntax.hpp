@@ -12,31 +12,45 @@
 
 namespace capstan::text::chat {
 
+// The kinds of expressions, each with the fields of Expr that it uses. `o` stands for operands, `args` for
+// the operands that follow and the keywords:
+//
+//   constant   value                        attribute   o[0] . text
+//   name       text                         subscript   o[0] [ o[1] ]
+//   list       o                            slice       o[0] [ o[1] : o[2] : o[3] ], each may be null
+//   tuple      o                            call        o[0] ( args )
+//   map        o: key, value, key, value …  filter      o[0] | text ( args )
+//   unary      text o[0], text: - + not     test        o[0] is text ( o[1] … )
+//   concat     o joined by ~                compare     o[0] names[0] o[1] names[1] …
+//   binary     o[0] text o[1], text: + - * / // % ** and or
+//   condition  o[0] if o[1] else o[2], which may be missing
 enum class ExprKind : uint8_t {
-  constant,   // value
-  name,       // text
-  list,       // operands
-  tuple,      // operands
-  map,        // operands: key, value, key, value …
-  attribute,  // operands[0] . text
-  subscript,  // operands[0] [ operands[1] ]
-  slice,      // operands[0] [ operands[1] : operands[2] : operands[3] ], each of the three may be null
-  call,       // operands[0] ( the other operands, keywords )
-  filter,     // operands[0] | text ( the other operands, keywords )
-  test,       // operands[0] is text ( the other operands )
-  unary,      // text operands[0]: - + not
-  binary,     // operands[0] text operands[1]: + - * / // % ** and or
-  concat,     // operands joined by ~
-  compare,    // operands[0] names[0] operands[1] names[1] …
-  condition,  // operands[0] if operands[1] else operands[2] (may be missing)
+  constant,
+  name,
+  list,
+  tuple,
+  map,
+  attribute,
+  subscript,
+  slice,
+  call,
+  filter,
+  test,
+  unary,
+  binary,
+  concat,
+  compare,
+  condition,
 };
 
 struct Expr;
 using ExprPtr = std::unique_ptr<Expr>;
 struct Expr {
   ExprKind kind;
-  size_t at;      // in the source
-  int depth = 1;  // of expressions inside one another
+  // Byte offset in the source.
+  size_t at;
+  // Nesting depth of the expression.
+  int depth = 1;
   std::string text;
   Value value;
   std::vector<ExprPtr> operands;
@@ -44,15 +58,25 @@ struct Expr {
   std::vector<std::string> names;
 };
 
+// The kinds of statements, each with the fields of Statement that it uses:
+//
+//   data           text
+//   output         expr
+//   branch         conditions[i] → bodies[i]; the else branch is one body more
+//   loop           for targets in expr (if conditions[0]): bodies[0], else bodies[1]
+//   assign         targets = expr
+//   assign_block   targets[0] = the output of bodies[0] through the filters of expr (null: no filters)
+//   macro          macro
+//   generation     bodies[0], the text that the assistant writes
 enum class StatementKind : uint8_t {
-  data,          // text
-  output,        // expr
-  branch,        // conditions[i] → bodies[i]; one body more is the else
-  loop,          // for targets in expr (if conditions[0]): bodies[0], else bodies[1]
-  assign,        // targets = expr
-  assign_block,  // targets[0] = what bodies[0] prints, through the filters of expr (null: none)
-  macro,         // macro
-  generation,    // bodies[0] is what the assistant says
+  data,
+  output,
+  branch,
+  loop,
+  assign,
+  assign_block,
+  macro,
+  generation,
   break_loop,
   continue_loop,
 };
@@ -69,7 +93,8 @@ struct Target {
 struct Macro {
   std::string name;
   std::vector<std::string> parameters;
-  std::vector<ExprPtr> defaults;  // of the last parameters
+  // Default values of the last parameters.
+  std::vector<ExprPtr> defaults;
   Statements body;
 };
 
@@ -84,10 +109,11 @@ struct Statement {
   std::unique_ptr<Macro> macro;
 };
 
-// The operand that an assign_block's filters begin with: the text of the block.
+// Name of the variable that an assign_block's filters apply to: the output of the block.
 inline constexpr const char* kBlockText = "\x01";
 
-// ErrorCode::format for what is not Jinja2, ::unsupported for what this subset lacks, by name and place.
+// Parses a template. Throws ErrorCode::format for syntax errors of Jinja2, and ::unsupported, with name and
+// location, for statements that this subset lacks.
 Statements parse(const Source& source);
 
 }  // namespace capstan::text::chat

@@ -11,7 +11,7 @@ namespace capstan::text::chat {
 
 namespace {
 
-// f(code point) for each character.
+// Calls f(code point) for each character.
 template <class F>
 std::string mapped(std::string_view text, F f) {
   std::string out;
@@ -23,7 +23,8 @@ std::string mapped(std::string_view text, F f) {
   }
   return out;
 }
-constexpr char32_t kSharpS = 0xDF;  // ß, which Python writes SS
+// ß, whose upper-case form in Python is SS.
+constexpr char32_t kSharpS = 0xDF;
 char32_t up(char32_t c) {
   return c == kSharpS ? c : static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
 }
@@ -36,7 +37,7 @@ char32_t titled(char32_t c) {
 
 }  // namespace
 
-// The other letters that become two keep to one here.
+// Other letters whose upper-case form has two characters are left unchanged.
 std::string upper(std::string_view text) {
   return replaced(mapped(text, up), "ß", "SS", -1);
 }
@@ -68,21 +69,20 @@ std::string title_by_words(std::string_view text) {
   });
 }
 
-std::string_view stripped(std::string_view text, std::optional<std::string_view> characters, Side side) {
+std::string_view stripped(std::string_view text, std::optional<std::string_view> characters, StripSide side) {
   if (!characters) {
-    if (side != Side::back) text = strip_front(text);
-    if (side != Side::front) text = strip_back(text);
+    if (side != StripSide::back) text = strip_front(text);
+    if (side != StripSide::front) text = strip_back(text);
     return text;
   }
   const auto taken = [&](std::string_view c) { return characters->find(c) != std::string_view::npos; };
-  while (side != Side::back && !text.empty()) {
+  while (side != StripSide::back && !text.empty()) {
     const auto length = static_cast<size_t>(decode_utf8(text, 0).bytes);
     if (!taken(text.substr(0, length))) break;
     text.remove_prefix(length);
   }
-  while (side != Side::front && !text.empty()) {
-    size_t start = text.size() - 1;
-    while (start > 0 && (static_cast<unsigned char>(text[start]) & 0xC0) == 0x80) --start;
+  while (side != StripSide::front && !text.empty()) {
+    const size_t start = character_start(text, text.size() - 1);
     if (!taken(text.substr(start))) break;
     text.remove_suffix(text.size() - start);
   }
@@ -100,20 +100,19 @@ std::vector<std::string> split_text(std::string_view text, std::optional<std::st
         parts.emplace_back(text);
         break;
       }
-      size_t cut = from_back ? text.size() : 0;
+      size_t at = from_back ? text.size() : 0;
       if (from_back) {
-        while (cut > 0) {
-          size_t start = cut - 1;
-          while (start > 0 && (static_cast<unsigned char>(text[start]) & 0xC0) == 0x80) --start;
+        while (at > 0) {
+          const size_t start = character_start(text, at - 1);
           if (blank_at(text, start) > 0) break;
-          cut = start;
+          at = start;
         }
-        parts.emplace_back(text.substr(cut));
-        text = strip_back(text.substr(0, cut));
+        parts.emplace_back(text.substr(at));
+        text = strip_back(text.substr(0, at));
       } else {
-        while (cut < text.size() && blank_at(text, cut) == 0) ++cut;
-        parts.emplace_back(text.substr(0, cut));
-        text = strip_front(text.substr(cut));
+        while (at < text.size() && blank_at(text, at) == 0) ++at;
+        parts.emplace_back(text.substr(0, at));
+        text = strip_front(text.substr(at));
       }
     }
   } else {
@@ -138,7 +137,7 @@ std::vector<std::string> split_text(std::string_view text, std::optional<std::st
 
 namespace {
 
-// Bytes of the line break at `at`, of those that Python's str.splitlines knows; 0: none.
+// Length of the line break at `at`, as Python's str.splitlines() defines it; 0: there is none.
 size_t line_break(std::string_view text, size_t at) {
   const std::string_view rest = text.substr(at);
   for (const std::string_view wide : {"\r\n", "\xC2\x85", "\xE2\x80\xA8", "\xE2\x80\xA9"})
@@ -166,7 +165,7 @@ std::string replaced(std::string_view text, std::string_view from, std::string_v
   size_t at = 0;
   for (int64_t count = 0; most < 0 || count < most; ++count) {
     if (from.empty()) {
-      // Between all characters, and at both ends.
+      // An empty `from` matches between all characters and at both ends.
       if (at > text.size()) break;
       out += to;
       if (at == text.size()) return out;

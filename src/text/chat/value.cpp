@@ -46,7 +46,7 @@ Value Value::undefined(std::string name) {
 }
 
 namespace {
-// Depth and weight of a list or map, with one more part.
+// Adds an element to the depth and weight of a list or map.
 struct Measure {
   int depth = 1;
   int64_t weight = 2;
@@ -184,9 +184,10 @@ std::string number_text(double value) {
     return out + tail;
   }
   if (exponent < 0) return out + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + digits;
-  const auto whole = static_cast<size_t>(exponent) + 1;
-  if (digits.size() <= whole) return out + digits + std::string(whole - digits.size(), '0') + ".0";
-  return out + digits.substr(0, whole) + "." + digits.substr(whole);
+  const auto before_point = static_cast<size_t>(exponent) + 1;
+  if (digits.size() <= before_point)
+    return out + digits + std::string(before_point - digits.size(), '0') + ".0";
+  return out + digits.substr(0, before_point) + "." + digits.substr(before_point);
 }
 
 namespace {
@@ -251,54 +252,6 @@ void print_json_text(std::string_view text, bool ascii, std::string& out) {
   out += '"';
 }
 
-bool print_json_at(const Value& value, const JsonStyle& style, size_t level, std::string& out) {
-  const auto line = [&](size_t at) {
-    if (!style.indent) return;
-    out += '\n';
-    for (size_t i = 0; i < at; ++i) out += *style.indent;
-  };
-  if (value.is_none()) {
-    out += "null";
-  } else if (const auto* flag = value.as<bool>()) {
-    out += *flag ? "true" : "false";
-  } else if (const auto* whole = value.as<int64_t>()) {
-    out += std::to_string(*whole);
-  } else if (const auto* real = value.as<double>()) {
-    out += std::isnan(*real)   ? "NaN"
-           : std::isinf(*real) ? (*real < 0 ? "-Infinity" : "Infinity")
-                               : number_text(*real);
-  } else if (const auto* text = value.text()) {
-    print_json_text(*text, style.ascii, out);
-  } else if (const List* list = value.list()) {
-    out += '[';
-    for (size_t i = 0; i < list->size(); ++i) {
-      if (i > 0) out += style.item_separator;
-      line(level + 1);
-      if (!print_json_at((*list)[i], style, level + 1, out)) return false;
-    }
-    if (!list->empty()) line(level);
-    out += ']';
-  } else if (const Map* map = value.map()) {
-    std::vector<const std::pair<std::string, Value>*> items;
-    for (const auto& item : map->items()) items.push_back(&item);
-    if (style.sort_keys)
-      std::sort(items.begin(), items.end(), [](const auto* a, const auto* b) { return a->first < b->first; });
-    out += '{';
-    for (size_t i = 0; i < items.size(); ++i) {
-      if (i > 0) out += style.item_separator;
-      line(level + 1);
-      print_json_text(items[i]->first, style.ascii, out);
-      out += style.key_separator;
-      if (!print_json_at(items[i]->second, style, level + 1, out)) return false;
-    }
-    if (!items.empty()) line(level);
-    out += '}';
-  } else {
-    return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 void print_repr(const Value& value, std::string& out) {
@@ -335,8 +288,8 @@ void print(const Value& value, std::string& out) {
     out += "None";
   else if (const auto* flag = value.as<bool>())
     out += *flag ? "True" : "False";
-  else if (const auto* whole = value.as<int64_t>())
-    out += std::to_string(*whole);
+  else if (const auto* integer = value.as<int64_t>())
+    out += std::to_string(*integer);
   else if (const auto* real = value.as<double>())
     out += number_text(*real);
   else if (const auto* text = value.text())
@@ -347,8 +300,52 @@ void print(const Value& value, std::string& out) {
     (out += '<') += std::string(value.type_name()) + ">";
 }
 
-bool print_json(const Value& value, const JsonStyle& style, std::string& out) {
-  return print_json_at(value, style, 0, out);
+bool print_json(const Value& value, const JsonStyle& style, std::string& out, size_t level) {
+  const auto line = [&](size_t at) {
+    if (!style.indent) return;
+    out += '\n';
+    for (size_t i = 0; i < at; ++i) out += *style.indent;
+  };
+  if (value.is_none()) {
+    out += "null";
+  } else if (const auto* flag = value.as<bool>()) {
+    out += *flag ? "true" : "false";
+  } else if (const auto* integer = value.as<int64_t>()) {
+    out += std::to_string(*integer);
+  } else if (const auto* real = value.as<double>()) {
+    out += std::isnan(*real)   ? "NaN"
+           : std::isinf(*real) ? (*real < 0 ? "-Infinity" : "Infinity")
+                               : number_text(*real);
+  } else if (const auto* text = value.text()) {
+    print_json_text(*text, style.ascii, out);
+  } else if (const List* list = value.list()) {
+    out += '[';
+    for (size_t i = 0; i < list->size(); ++i) {
+      if (i > 0) out += style.item_separator;
+      line(level + 1);
+      if (!print_json((*list)[i], style, out, level + 1)) return false;
+    }
+    if (!list->empty()) line(level);
+    out += ']';
+  } else if (const Map* map = value.map()) {
+    std::vector<const std::pair<std::string, Value>*> items;
+    for (const auto& item : map->items()) items.push_back(&item);
+    if (style.sort_keys)
+      std::sort(items.begin(), items.end(), [](const auto* a, const auto* b) { return a->first < b->first; });
+    out += '{';
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) out += style.item_separator;
+      line(level + 1);
+      print_json_text(items[i]->first, style.ascii, out);
+      out += style.key_separator;
+      if (!print_json(items[i]->second, style, out, level + 1)) return false;
+    }
+    if (!items.empty()) line(level);
+    out += '}';
+  } else {
+    return false;
+  }
+  return true;
 }
 
 size_t blank_at(std::string_view text, size_t offset) {
@@ -373,8 +370,7 @@ std::string_view strip_front(std::string_view text) {
 std::string_view strip_back(std::string_view text) {
   while (!text.empty()) {
     size_t start = text.size() - 1;
-    while (start > 0 && text.size() - start < 4 && (static_cast<unsigned char>(text[start]) & 0xC0) == 0x80)
-      --start;
+    while (start > 0 && text.size() - start < 4 && is_continuation(text[start])) --start;
     const size_t blank = blank_at(text, start);
     if (blank == 0 || start + blank != text.size()) break;
     text.remove_suffix(blank);

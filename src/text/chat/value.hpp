@@ -16,11 +16,11 @@
 namespace capstan::text::chat {
 
 class Value;
-struct Macro;  // syntax.hpp
-struct Frame;  // interpreter.hpp
+struct Macro;
+struct Frame;
 using List = std::vector<Value>;
 
-// Keys in the order in which they came; a key that comes again replaces the value, as in Python.
+// A dict: keys keep the order of their first insertion, and a repeated key replaces the value, as in Python.
 class Map {
  public:
   using Items = std::vector<std::pair<std::string, Value>>;
@@ -30,34 +30,41 @@ class Map {
   size_t size() const;
 
  private:
-  static constexpr size_t kIndexed = 16;  // from here on keys are found by hash
+  // Number of keys from which on lookups use a hash index.
+  static constexpr size_t kIndexed = 16;
   Items items_;
   std::unordered_map<std::string, size_t> index_;
 };
 
 struct Undefined {
-  std::shared_ptr<const std::string> name;  // what was looked up, for messages
+  // The name that was looked up, for messages.
+  std::shared_ptr<const std::string> name;
 };
 struct None {};
 struct ListNode {
   List items;
   bool tuple = false;
-  int depth = 1;       // of the values inside one another
-  int64_t weight = 0;  // about the bytes of its text; shared parts count each time
+  // Nesting of values.
+  int depth = 1;
+  // Approximate size of its text in bytes; shared parts count each time.
+  int64_t weight = 0;
 };
 struct MapNode {
   Map map;
   int depth = 1;
   int64_t weight = 0;
 };
-struct NamespaceNode {  // the one thing that changes: namespace()
+// The attributes of a namespace() object, which is the only mutable value.
+struct NamespaceNode {
   Map attributes;
 };
-struct LoopNode {  // `loop` inside a for
+// The variable `loop` inside a for statement.
+struct LoopNode {
   std::shared_ptr<const ListNode> items;
   int64_t index = 0;
 };
-struct CallableNode;  // a macro, a global function, or a method of a value
+// A macro, a global function, or a method of a value.
+struct CallableNode;
 
 class Value {
  public:
@@ -65,7 +72,8 @@ class Value {
   static constexpr int kMaxDepth = 128;
   static constexpr int64_t kMaxWeight = int64_t{1} << 30;
 
-  Value() = default;  // undefined
+  // Constructs an undefined value.
+  Value() = default;
   Value(None) : data_(None{}) {}
   Value(bool value) : data_(value) {}
   Value(int64_t value) : data_(value) {}
@@ -76,7 +84,8 @@ class Value {
   Value(std::shared_ptr<const LoopNode> node) : data_(std::move(node)) {}
   Value(std::shared_ptr<const CallableNode> node) : data_(std::move(node)) {}
   static Value undefined(std::string name);
-  // nullopt: deeper or heavier than the limits, or holding what is not data (a namespace, a macro, a method).
+  // Returns nullopt if the value exceeds kMaxDepth or kMaxWeight, or contains something other than data (a
+  // namespace, a macro or a method).
   static std::optional<Value> list(List items, bool tuple = false);
   static std::optional<Value> map(Map map);
 
@@ -115,14 +124,17 @@ class Value {
     return node ? node->get() : nullptr;
   }
   bool is_number() const { return as<bool>() || as<int64_t>() || as<double>(); }
-  std::optional<int64_t> integer() const;  // an integer, True and False included
+  // The value as an integer; True and False count as 1 and 0.
+  std::optional<int64_t> integer() const;
   std::optional<double> number() const;
 
   bool truthy() const;
   bool is_data() const { return !name_space() && !loop() && !callable(); }
   int depth() const;
-  int64_t weight() const;         // what it takes to print or to compare it
-  const char* type_name() const;  // as Python says it: "str", "dict"
+  // The cost of printing or comparing it.
+  int64_t weight() const;
+  // Python's name of the type: "str", "dict".
+  const char* type_name() const;
 
  private:
   std::variant<Undefined, None, bool, int64_t, double, Text, std::shared_ptr<const ListNode>,
@@ -133,9 +145,10 @@ class Value {
 
 struct CallableNode {
   const Macro* macro = nullptr;
-  // The macro's surroundings; they live as long as whatever can name it.
+  // The frame in which the macro was defined. It lives as long as the macro can be called.
   Frame* frame = nullptr;
-  Value self;  // a method's object; undefined for a global function
+  // The object of a method; undefined for a global function.
+  Value self;
   std::string name;
 };
 
@@ -148,20 +161,22 @@ bool equal(const Value& a, const Value& b);
 // Python's <; nullopt where Python has no order between them.
 std::optional<bool> less(const Value& a, const Value& b);
 
-// What `{{ value }}` prints: str(), and repr() inside of lists and maps. Undefined prints nothing.
+// The output of `{{ value }}`: str(), and repr() inside of lists and maps. Undefined prints nothing.
 void print(const Value& value, std::string& out);
 void print_repr(const Value& value, std::string& out);
-std::string number_text(double value);  // Python's repr of a float
+// Python's repr of a float.
+std::string number_text(double value);
 
 struct JsonStyle {
-  std::optional<std::string> indent;  // of one level
+  // Indentation of one nesting level; nullopt prints everything in one line.
+  std::optional<std::string> indent;
   std::string item_separator = ", ", key_separator = ": ";
   bool ascii = false, sort_keys = false;
 };
-// json.dumps; false where a value has no JSON form.
-bool print_json(const Value& value, const JsonStyle& style, std::string& out);
+// Appends the value as json.dumps() prints it at a nesting level. Returns false if it has no JSON form.
+bool print_json(const Value& value, const JsonStyle& style, std::string& out, size_t level = 0);
 
-// Python's white space at a place of a text: its bytes, 0 when there is none.
+// Length in bytes of the character at `offset` if Python counts it as white space, else 0.
 size_t blank_at(std::string_view text, size_t offset);
 std::string_view strip_front(std::string_view text);
 std::string_view strip_back(std::string_view text);

@@ -10,8 +10,8 @@ namespace capstan::text {
 
 namespace {
 
-// For every place of a text the longest pattern that begins there: the patterns, backwards, are an automaton
-// of Aho and Corasick, which reads the text from its end.
+// Finds the longest pattern that begins at each byte of a text: an Aho-Corasick automaton of the reversed
+// patterns reads the text from its end.
 class LongestMatches {
  public:
   struct Match {
@@ -49,7 +49,7 @@ class LongestMatches {
       matches_[i] = at(state).longest;
     }
   }
-  const Match& operator[](size_t place) const { return matches_[place]; }
+  const Match& operator[](size_t offset) const { return matches_[offset]; }
 
  private:
   struct Node {
@@ -118,7 +118,7 @@ int32_t TokenFinder::match_at(std::string_view text, size_t begin, size_t& end, 
   return found;
 }
 
-// The first place from `from` on where a token may begin; text.size() when there is none.
+// The first offset from `from` on at which a token may begin; text.size() when there is none.
 size_t TokenFinder::next_candidate(std::string_view text, size_t from) const {
   if (first_bytes_ == 1) {
     const void* found =
@@ -128,16 +128,19 @@ size_t TokenFinder::next_candidate(std::string_view text, size_t from) const {
   const auto byte_at = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   for (size_t i = from; i + 1 < text.size(); ++i)
     if (pairs_[size_t{byte_at(i)} << 8 | byte_at(i + 1)]) return i;
-  const size_t last = text.size() - 1;  // only a token of one byte fits there
+  // Only a token of one byte fits at the end of the text.
+  const size_t last = text.size() - 1;
   return from < text.size() && roots_[byte_at(last)] >= 0 ? last : text.size();
 }
 
 void TokenFinder::split(std::string_view text, const std::vector<AddedToken>& tokens, bool specials_as_text,
                         FunctionRef<void(std::string_view, int32_t)> part) const {
-  size_t done = 0;  // end of the last token, with the space that it took
+  // End of the last token, including the white space that it absorbed.
+  size_t done = 0;
   const size_t most_steps = 4096 + 8 * text.size();
   size_t steps = 0;
-  std::optional<LongestMatches> matches;  // once the plain search has taken too many steps
+  // Created when the simple search has taken too many steps.
+  std::optional<LongestMatches> matches;
   for (size_t at = next_candidate(text, 0); at < text.size();) {
     size_t stop = 0;
     if (steps > most_steps && !matches) matches.emplace(patterns_, text);
@@ -154,7 +157,8 @@ void TokenFinder::split(std::string_view text, const std::vector<AddedToken>& to
     }
     const AddedToken& token = tokens[static_cast<size_t>(index)];
     size_t start = at;
-    at = stop;  // the next match begins behind this one, even when this one does not count
+    // The search continues after this match, even if the match is rejected.
+    at = stop;
     bool counts = !(specials_as_text && token.special);
     if (counts && token.single_word) {
       const bool after_word = start > 0 && is_word_character(character_before(text, start).value);
@@ -167,7 +171,7 @@ void TokenFinder::split(std::string_view text, const std::vector<AddedToken>& to
       const UnicodeClasses& classes = unicode_classes();
       if (token.lstrip) {
         while (start > 0) {
-          const Character before = character_before(text, start);
+          const CodePoint before = character_before(text, start);
           if (!(classes.of(before.value) & kSpace)) break;
           start -= before.bytes;
         }
@@ -175,7 +179,7 @@ void TokenFinder::split(std::string_view text, const std::vector<AddedToken>& to
       }
       if (token.rstrip) {
         while (stop < text.size()) {
-          const Character after = decode_character(text.data() + stop, text.data() + text.size());
+          const CodePoint after = decode_character(text.data() + stop, text.data() + text.size());
           if (!(classes.of(after.value) & kSpace)) break;
           stop += after.bytes;
         }

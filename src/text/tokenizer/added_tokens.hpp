@@ -1,5 +1,5 @@
-// Tokens that are found in the text itself, before anything else is done to it: <|endoftext|>, <|im_start|>
-// and their like.
+// Added tokens, such as <|endoftext|> and <|im_start|>, which are found in the text before it is normalized
+// and split.
 #pragma once
 
 #include <array>
@@ -17,22 +17,28 @@ namespace capstan::text {
 struct AddedToken {
   int32_t id = -1;
   std::string content;
-  bool single_word = false;  // not inside a word
-  bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;       // takes the white space behind it along
-  bool normalized = false;   // looked for in the normalized text, in its own normalized form
-  bool special = false;      // left out by decode(…, skip_special)
+  // Matches only as a full word, not inside one.
+  bool single_word = false;
+  // Includes the white space before it.
+  bool lstrip = false;
+  // Includes the white space after it.
+  bool rstrip = false;
+  // Is searched in the normalized text, in its own normalized form.
+  bool normalized = false;
+  // Is dropped by decode(…, skip_special).
+  bool special = false;
 };
 
-// Finds tokens in a text: the leftmost first, of several that begin there the longest. In linear time: text
-// that makes the plain search look at its bytes again and again is searched by an automaton (Aho and
-// Corasick's).
+// Finds tokens in a text: the leftmost first, and of several that begin there the longest. Takes linear time:
+// text that makes the simple search read its bytes repeatedly is searched by an Aho-Corasick automaton
+// instead.
 class TokenFinder {
  public:
-  static constexpr size_t kMaxBytes = 1024;  // of one token
+  // Maximum length of one token.
+  static constexpr size_t kMaxBytes = 1024;
 
-  // `pattern` is what the text holds: the content, or its normalized form. `token` indexes the caller's list
-  // of tokens.
+  // Adds a token. `pattern` is the text to search for: the content, or its normalized form. `token` indexes
+  // the caller's list of tokens.
   void add(std::string_view pattern, int32_t token);
   bool empty() const { return nodes_.size() == 1; }
 
@@ -53,7 +59,8 @@ class TokenFinder {
       child = nodes_[static_cast<size_t>(child)].sibling;
     return child;
   }
-  // The longest match at `begin`: its token and its end, or -1. Adds the bytes looked at to `steps`.
+  // Returns the token of the longest match at `begin` and sets `end` to its end; -1 without a match. Adds the
+  // number of bytes read to `steps`.
   int32_t match_at(std::string_view text, size_t begin, size_t& end, size_t& steps) const;
   size_t next_candidate(std::string_view text, size_t from) const;
 
@@ -64,7 +71,8 @@ class TokenFinder {
     none.fill(-1);
     return none;
   }();
-  std::bitset<1 << 16> pairs_;  // first two bytes (a one-byte token has all that begin with it)
+  // First two bytes (a one-byte token has all that begin with it).
+  std::bitset<1 << 16> pairs_;
   int first_bytes_ = 0;
   unsigned char only_first_ = 0;
 };

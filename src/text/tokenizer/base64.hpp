@@ -1,4 +1,4 @@
-// Base64 (RFC 4648, with padding), as tables in a tokenizer.json are written.
+// Base64 (RFC 4648, with padding), the encoding of tables in a tokenizer.json.
 #pragma once
 
 #include <optional>
@@ -7,6 +7,7 @@
 
 namespace capstan::text {
 
-std::optional<std::string> decode_base64(std::string_view text);  // nullopt: not base64
+// Returns nullopt if the text is not base64.
+std::optional<std::string> decode_base64(std::string_view text);
 
 }  // namespace capstan::text

@@ -13,14 +13,15 @@
 
 namespace capstan::text {
 
-// Two tables of pieces that fit whole words into one cache line: up to 15 bytes in two 64-bit words with at
-// most 3 ids, and up to 31 bytes with at most 7. A set is two entries, the newer first; a full set forgets
-// the older. Both have a fixed size, so that hostile text costs misses and nothing else.
+// Two tables of pieces whose entries fit one cache line: up to 15 bytes in two 64-bit words with at most 3
+// ids, and up to 31 bytes with at most 7. A set has two entries, the newer first, and a full set evicts the
+// older one. Both tables have a fixed size, so that hostile text only causes cache misses.
 class BpeModel::Memory {
  public:
   template <int words>
   struct Key {
-    std::array<uint64_t, words> word;  // the last byte is the length, never 0
+    // The last byte holds the length, which is never 0.
+    std::array<uint64_t, words> word;
     bool operator==(const Key& other) const {
       uint64_t difference = 0;
       for (int i = 0; i < words; ++i)
@@ -37,9 +38,10 @@ class BpeModel::Memory {
   template <int words, int most_ids, int bits>
   struct Table {
     using E = Entry<words, most_ids>;
-    static constexpr size_t kLength = words * 8 - 1;  // most bytes of a piece
-    // From calloc: memory that no piece needs is never touched. An entry of zeros is a valid one that matches
-    // nothing.
+    // Maximum length of a piece in bytes.
+    static constexpr size_t kLength = words * 8 - 1;
+    // Allocated by calloc, so that pages without entries are never touched. An entry of zeros is valid and
+    // matches nothing.
     struct Free {
       void operator()(void* memory) const { std::free(memory); }
     };
@@ -53,7 +55,7 @@ class BpeModel::Memory {
       if (readable_end - piece.data() >= words * 8) {
         std::memcpy(key.word.data(), piece.data(), sizeof(key.word));
         for (size_t i = 0; i < words; ++i) {
-          // Bytes of this word that count.
+          // Number of bytes of the piece in this word.
           const auto kept = static_cast<int>(piece.size()) - static_cast<int>(i) * 8;
           key.word[i] &= kept >= 8 ? ~uint64_t{0} : kept <= 0 ? 0 : (uint64_t{1} << (kept * 8)) - 1;
         }
@@ -100,7 +102,8 @@ void BpeModel::add_merge(int32_t left, int32_t right, uint32_t rank, int32_t id)
 
 void BpeModel::encode_words(const PieceBatch& batch, Scratch& scratch, std::vector<int32_t>& out) const {
   Memory& memory = *scratch.memory;
-  constexpr size_t kMost = 8;  // room for the ids of a remembered piece
+  // Space that is reserved for the ids of each piece; a cached piece never needs more.
+  constexpr size_t kMost = 8;
   size_t used = out.size();
   if (out.capacity() < used + kMost * batch.pieces.size())
     out.reserve(std::max(out.capacity() * 2, used + kMost * batch.pieces.size()));
@@ -109,7 +112,8 @@ void BpeModel::encode_words(const PieceBatch& batch, Scratch& scratch, std::vect
 
   const auto append_ids = [&](size_t pieces_left) {
     const size_t count = scratch.ids.size();
-    if (count > kMost) {  // more than this piece's share: keep room for the others
+    // Grows by more than this piece needs, to leave space for the following ones.
+    if (count > kMost) {
       used = static_cast<size_t>(write - out.data());
       out.resize(used + count + kMost * pieces_left);
       write = out.data() + used;
@@ -155,11 +159,10 @@ void BpeModel::finish_characters() {
   for (int32_t id = 0; id < vocabulary_.size(); ++id) {
     const std::string_view text = vocabulary_.text(id);
     if (text.empty() || text.size() > 3 || !vocabulary_.of_model(id)) continue;
-    const Character c = decode_character(text.data(), text.data() + text.size());
+    const CodePoint c = decode_character(text.data(), text.data() + text.size());
     if (c.bytes == text.size() && !(c.value == 0xFFFD && c.bytes == 1)) character_ids_[c.value] = id;
   }
-  // Where no merge reaches from another character into a ▁ behind it, text is split there, and words are
-  // remembered.
+  // If no merge joins a character to a ▁ after it, the text is split before each ▁ and the words are cached.
   split_words_ = !ignore_merges && prefix.empty() && suffix.empty() && vocabulary_.find_of_model(kMetaspace);
   for (const Merge& merge : merges_) {
     if (merge.pair == kFree) continue;
@@ -189,11 +192,12 @@ void BpeModel::encode(const PieceBatch& batch, Model::Scratch& scratch, std::vec
 void BpeModel::encode_piece(std::string_view piece, Model::Scratch& scratch,
                             std::vector<ModelToken>& out) const {
   auto& own = static_cast<Scratch&>(scratch);
-  if (whole_piece(piece, own)) {
+  if (find_token(piece, own)) {
     out.push_back({own.ids[0], 0, piece.size()});
     return;
   }
-  own.lengths.assign(1, 0);  // not empty: they are wanted
+  // look_up() and merge_long() fill `lengths` only if it is not empty.
+  own.lengths.assign(1, 0);
   look_up(piece, own);
   merge_long(own);
   size_t at = 0;
@@ -204,7 +208,7 @@ void BpeModel::encode_piece(std::string_view piece, Model::Scratch& scratch,
   own.lengths.clear();
 }
 
-bool BpeModel::whole_piece(std::string_view piece, Scratch& scratch) const {
+bool BpeModel::find_token(std::string_view piece, Scratch& scratch) const {
   if (!ignore_merges) return false;
   std::string_view text = piece;
   if (!characters) {
@@ -218,7 +222,7 @@ bool BpeModel::whole_piece(std::string_view piece, Scratch& scratch) const {
 }
 
 void BpeModel::encode_ids(std::string_view piece, Scratch& scratch) const {
-  if (whole_piece(piece, scratch)) return;
+  if (find_token(piece, scratch)) return;
   look_up(piece, scratch);
   constexpr size_t kShort = 48;
   if (scratch.ids.size() < 2) return;
@@ -263,7 +267,8 @@ void BpeModel::look_up_characters(std::string_view piece, Scratch& scratch) cons
     ids.push_back(id);
     if (measure) lengths.push_back(static_cast<uint32_t>(bytes));
   };
-  size_t unknown_bytes = 0;  // of unknown characters that are not added yet
+  // Bytes of preceding unknown characters that have no id yet.
+  size_t unknown_bytes = 0;
   const auto add_unknown = [&] {
     if (unknown_bytes > 0) add(unknown, unknown_bytes);
     unknown_bytes = 0;
@@ -319,7 +324,7 @@ void BpeModel::merge_short(std::vector<int32_t>& ids) const {
       if (rank[i] < rank[best]) best = i;
     if (rank[best] == kNone) break;
     ids[best] = merged[best];
-    // The symbol at best + 1 goes, and with it one pair.
+    // Removes the symbol at best + 1, and with it one pair.
     for (size_t i = best + 1; i + 1 < count; ++i) ids[i] = ids[i + 1];
     for (size_t i = best + 1; i + 2 < count; ++i) {
       rank[i] = rank[i + 1];
@@ -334,7 +339,8 @@ void BpeModel::merge_short(std::vector<int32_t>& ids) const {
 
 void BpeModel::merge_long(Scratch& scratch) const {
   auto& ids = scratch.ids;
-  auto& heap = scratch.heap;  // rank << 32 | position, the smallest on top
+  // Heap entries are rank << 32 | position, the smallest on top.
+  auto& heap = scratch.heap;
   const bool measure = !scratch.lengths.empty();
   const auto count = static_cast<int32_t>(ids.size());
   scratch.next.resize(ids.size());
@@ -363,10 +369,12 @@ void BpeModel::merge_long(Scratch& scratch) const {
     const uint64_t top = heap.back();
     heap.pop_back();
     const auto position = static_cast<int32_t>(top & 0xFFFFFFFF);
-    if (next[position] < 0) continue;  // gone, or the last one
+    // The symbol was merged into another one, or is the last.
+    if (next[position] < 0) continue;
     const int32_t right = next[position];
     const Merge* merge = find(ids[static_cast<size_t>(position)], ids[static_cast<size_t>(right)]);
-    if (!merge || merge->rank != top >> 32) continue;  // the pair has changed since
+    // The pair has changed since.
+    if (!merge || merge->rank != top >> 32) continue;
     ids[static_cast<size_t>(position)] = merge->id;
     if (measure)
       scratch.lengths[static_cast<size_t>(position)] += scratch.lengths[static_cast<size_t>(right)];

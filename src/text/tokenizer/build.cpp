@@ -6,96 +6,99 @@
 #include "base/text.hpp"
 #include "text/tokenizer/bpe.hpp"
 #include "text/tokenizer/byte_level.hpp"
-#include "text/tokenizer/parts.hpp"
+#include "text/tokenizer/pipeline.hpp"
 #include "text/tokenizer/sentencepiece.hpp"
 #include "text/tokenizer/unigram.hpp"
 #include "text/tokenizer/wordpiece.hpp"
 
 namespace capstan::text {
 
-void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
-  const auto at = [&](std::string_view place, std::string_view token) {
-    return std::string(place) + "[" + capstan::quoted(token) + "]";
+void Tokenizer::Pipeline::add_vocabulary(const TokenizerSpec& spec) {
+  const auto at = [&](std::string_view location, std::string_view token) {
+    return std::string(location) + "[" + in_quotes(token) + "]";
   };
-  // The vocabulary's ids may leave holes (o200k's do), but not so many that a file of a few bytes takes
-  // gigabytes. Added tokens that it lacks are numbered on without holes.
+  // The ids of a vocabulary may have gaps (those of o200k do), but not so large that a file of a few bytes
+  // takes gigabytes of memory. Added tokens that the vocabulary lacks get consecutive ids.
   const auto count = static_cast<int64_t>(spec.vocab.size());
   const int64_t limit = (1 << 16) + 4 * count;
-  int64_t listed = 0;  // 1 + the highest id of the vocabulary
+  // 1 + the highest id of the vocabulary.
+  int64_t listed = 0;
   for (const auto& [token, id] : spec.vocab) {
     if (id >= limit)
-      fail(ErrorCode::format, at(spec.vocab_place, token) + ": the id " + std::to_string(id) +
+      fail(ErrorCode::format, at(spec.vocab_location, token) + ": the id " + std::to_string(id) +
                                   " leaves holes, too many of them: for " + std::to_string(count) +
                                   " tokens ids end at " + std::to_string(limit - 1));
     listed = std::max<int64_t>(listed, id + 1);
   }
   {
     int64_t size = listed;
-    std::vector<int64_t> behind;
+    std::vector<int64_t> unlisted;
     for (const AddedToken& token : spec.added) {
       if (token.content.empty()) continue;
       size = std::max<int64_t>(size, token.id + 1);
-      if (token.id >= listed) behind.push_back(token.id);
+      if (token.id >= listed) unlisted.push_back(token.id);
     }
-    std::sort(behind.begin(), behind.end());
-    for (int64_t next = listed; const int64_t id : behind) {
+    std::sort(unlisted.begin(), unlisted.end());
+    for (int64_t next = listed; const int64_t id : unlisted) {
       if (id > next)
-        fail(ErrorCode::format, spec.added_place + ": the id " + std::to_string(id) +
+        fail(ErrorCode::format, spec.added_location + ": the id " + std::to_string(id) +
                                     " leaves holes: no token has the id " + std::to_string(next));
       next = id + 1;
     }
     vocabulary = Vocabulary(size);
   }
-  const auto insert = [&](std::string_view token, int32_t id, std::string_view place, bool of_model) {
+  const auto insert = [&](std::string_view token, int32_t id, std::string_view location, bool of_model) {
     if (token.empty())
-      fail(ErrorCode::format, std::string(place) + ": the token of id " + std::to_string(id) + " is empty");
+      fail(ErrorCode::format,
+           std::string(location) + ": the token of id " + std::to_string(id) + " is empty");
     if (token.size() > (1 << 20))
       fail(ErrorCode::format,
-           std::string(place) + ": the token of id " + std::to_string(id) + " has more than 1 MiB");
+           std::string(location) + ": the token of id " + std::to_string(id) + " has more than 1 MiB");
     switch (vocabulary.add(token, id, of_model)) {
       case Vocabulary::Added::yes:
         break;
       case Vocabulary::Added::id_taken:
-        fail(ErrorCode::format, at(place, token) + ": the id " + std::to_string(id) + " belongs to " +
-                                    capstan::quoted(vocabulary.text(id)) + " already");
+        fail(ErrorCode::format, at(location, token) + ": the id " + std::to_string(id) + " belongs to " +
+                                    in_quotes(vocabulary.text(id)) + " already");
       case Vocabulary::Added::text_taken:
-        fail(ErrorCode::format, at(place, token) + ": the token is there twice");
+        fail(ErrorCode::format, at(location, token) + ": the token is there twice");
     }
   };
   for (const auto& [token, id] : spec.vocab) {
-    // Of SentencePiece's pieces these are found in text.
+    // Of SentencePiece's pieces, only ordinary, user-defined and unused ones are found in text.
     const auto index = static_cast<size_t>(id);
     const bool of_model = index >= spec.kinds.size() || spec.kinds[index] == PieceKind::ordinary ||
                           spec.kinds[index] == PieceKind::user_defined ||
                           spec.kinds[index] == PieceKind::unused;
-    insert(token, id, spec.vocab_place, of_model);
+    insert(token, id, spec.vocab_location, of_model);
   }
 
   std::vector<bool> is_added(static_cast<size_t>(vocabulary.size()));
   for (const AddedToken& token : spec.added) {
     if (token.content.empty()) continue;
     if (token.content.size() > TokenFinder::kMaxBytes)
-      fail(ErrorCode::unsupported, at(spec.added_place, token.content.substr(0, 40) + "…") +
+      fail(ErrorCode::unsupported, at(spec.added_location, token.content.substr(0, 40) + "…") +
                                        ": has more than " + std::to_string(TokenFinder::kMaxBytes) +
                                        " bytes");
     const auto known = vocabulary.find(token.content);
     if (known && *known != token.id)
-      fail(ErrorCode::format, at(spec.added_place, token.content) + ": the id " + std::to_string(token.id) +
-                                  " is not that of the vocabulary, " + std::to_string(*known));
+      fail(ErrorCode::format, at(spec.added_location, token.content) + ": the id " +
+                                  std::to_string(token.id) + " is not that of the vocabulary, " +
+                                  std::to_string(*known));
     if (!known) {
-      insert(token.content, token.id, spec.added_place, false);
+      insert(token.content, token.id, spec.added_location, false);
     } else if (is_added[static_cast<size_t>(token.id)]) {
-      fail(ErrorCode::format, at(spec.added_place, token.content) + ": the token is there twice");
+      fail(ErrorCode::format, at(spec.added_location, token.content) + ": the token is there twice");
     }
     is_added[static_cast<size_t>(token.id)] = true;
     const bool blank = std::all_of(token.content.begin(), token.content.end(),
                                    [](char c) { return c == ' ' || (c >= 9 && c <= 13); });
     if (blank && (token.lstrip || token.rstrip))
       fail(ErrorCode::unsupported,
-           at(spec.added_place, token.content) + ": a token of white space cannot take white space along");
+           at(spec.added_location, token.content) + ": a token of white space cannot take white space along");
     added.push_back(token);
   }
-  if (vocabulary.size() == 0) fail(ErrorCode::format, spec.vocab_place + ": there are no tokens");
+  if (vocabulary.size() == 0) fail(ErrorCode::format, spec.vocab_location + ": there are no tokens");
 
   special.resize(static_cast<size_t>(vocabulary.size()));
   for (const AddedToken& token : added)
@@ -104,14 +107,14 @@ void Tokenizer::Parts::add_vocabulary(const TokenizerSpec& spec) {
     if (spec.kinds[id] == PieceKind::control) special[id] = true;
 }
 
-void Tokenizer::Parts::add_texts() {
+void Tokenizer::Pipeline::add_texts() {
   const auto count = static_cast<size_t>(vocabulary.size());
   std::vector<size_t> ends(count);
   for (size_t id = 0; id < count; ++id) {
     const auto number = static_cast<int32_t>(id);
     const std::string_view token = text_to_decode(number);
     if (!vocabulary.has(number)) {
-      // A hole stands for nothing.
+      // An id without a token has no bytes.
     } else if (plain_decoder) {
       if (!append_text_bytes(arena, token)) arena += token;
     } else {
@@ -129,7 +132,7 @@ void Tokenizer::Parts::add_texts() {
   }
 }
 
-std::array<int32_t, 256> Tokenizer::Parts::fallback_ids() const {
+std::array<int32_t, 256> Tokenizer::Pipeline::fallback_ids() const {
   std::array<int32_t, 256> result;
   for (size_t b = 0; b < 256; ++b) {
     constexpr std::string_view kDigits = "0123456789ABCDEF";
@@ -139,7 +142,7 @@ std::array<int32_t, 256> Tokenizer::Parts::fallback_ids() const {
   return result;
 }
 
-void Tokenizer::Parts::add_bpe(const TokenizerSpec& spec) {
+void Tokenizer::Pipeline::add_bpe(const TokenizerSpec& spec) {
   auto bpe = std::make_unique<BpeModel>(vocabulary, static_cast<int64_t>(spec.merges.size()));
   bpe->ignore_merges = spec.ignore_merges;
   bpe->fuse_unknown = spec.fuse_unknown;
@@ -172,12 +175,13 @@ void Tokenizer::Parts::add_bpe(const TokenizerSpec& spec) {
     const auto left_id = vocabulary.find_of_model(left), right_id = vocabulary.find_of_model(right),
                id = vocabulary.find_of_model(joined);
     if (!left_id || !right_id || !id) {
-      const std::string place = spec.merges_are_lines ? spec.merges_place + ":" + std::to_string(i + 1)
-                                                      : spec.merges_place + "[" + std::to_string(i) + "]";
-      fail(ErrorCode::format, place + ": " +
-                                  capstan::quoted(!left_id    ? left
-                                                  : !right_id ? right
-                                                              : joined) +
+      const std::string location = spec.merges_are_lines
+                                       ? spec.merges_location + ":" + std::to_string(i + 1)
+                                       : spec.merges_location + "[" + std::to_string(i) + "]";
+      fail(ErrorCode::format, location + ": " +
+                                  in_quotes(!left_id    ? left
+                                            : !right_id ? right
+                                                        : joined) +
                                   " is not in the vocabulary");
     }
     bpe->add_merge(*left_id, *right_id, static_cast<uint32_t>(i), *id);
@@ -186,12 +190,12 @@ void Tokenizer::Parts::add_bpe(const TokenizerSpec& spec) {
   model = std::move(bpe);
 }
 
-void Tokenizer::Parts::fail_unknown(const TokenizerSpec& spec) {
+void Tokenizer::Pipeline::fail_unknown(const TokenizerSpec& spec) {
   fail(ErrorCode::format,
-       spec.vocab_place + ": the unknown token " + capstan::quoted(*spec.unknown) + " is not there");
+       spec.vocab_location + ": the unknown token " + in_quotes(*spec.unknown) + " is not there");
 }
 
-void Tokenizer::Parts::add_unigram(const TokenizerSpec& spec) {
+void Tokenizer::Pipeline::add_unigram(const TokenizerSpec& spec) {
   UnigramOptions options;
   options.byte_fallback = spec.byte_fallback;
   options.byte_ids = fallback_ids();
@@ -201,7 +205,8 @@ void Tokenizer::Parts::add_unigram(const TokenizerSpec& spec) {
   options.highest = -std::numeric_limits<double>::infinity();
   for (size_t id = 0; id < spec.scores.size(); ++id) {
     if (!std::isfinite(spec.scores[id]))
-      fail(ErrorCode::format, spec.vocab_place + "[" + std::to_string(id) + "]: the score is not a number");
+      fail(ErrorCode::format,
+           spec.vocab_location + "[" + std::to_string(id) + "]: the score is not a number");
     PieceKind kind = PieceKind::ordinary;
     if (id < spec.kinds.size()) kind = spec.kinds[id];
     if (kind == PieceKind::user_defined) kinds[id] = UnigramModel::Kind::user_defined;
@@ -212,12 +217,13 @@ void Tokenizer::Parts::add_unigram(const TokenizerSpec& spec) {
       kinds[id] = UnigramModel::Kind::none;
     }
   }
-  if (!std::isfinite(options.lowest)) options.lowest = options.highest = 0;  // no ordinary token
+  // Without ordinary tokens the range is empty.
+  if (!std::isfinite(options.lowest)) options.lowest = options.highest = 0;
   if (spec.unknown) options.unknown = vocabulary.find(*spec.unknown).value_or(-1);
   model = std::make_unique<UnigramModel>(vocabulary, spec.scores, kinds, options);
 }
 
-void Tokenizer::Parts::add_word_piece(const TokenizerSpec& spec) {
+void Tokenizer::Pipeline::add_word_piece(const TokenizerSpec& spec) {
   WordPieceOptions options;
   options.unknown = vocabulary.find_of_model(*spec.unknown).value_or(-1);
   if (options.unknown < 0) fail_unknown(spec);
@@ -226,7 +232,7 @@ void Tokenizer::Parts::add_word_piece(const TokenizerSpec& spec) {
   model = std::make_unique<WordPieceModel>(vocabulary, options);
 }
 
-void Tokenizer::Parts::add_finders() {
+void Tokenizer::Pipeline::add_finders() {
   for (size_t i = 0; i < added.size(); ++i) {
     if (!added[i].normalized) {
       plain.add(added[i].content, static_cast<int32_t>(i));
@@ -241,14 +247,14 @@ void Tokenizer::Parts::add_finders() {
   }
 }
 
-void Tokenizer::Parts::add_post(const TokenizerSpec& spec) {
+void Tokenizer::Pipeline::add_post(const TokenizerSpec& spec) {
   post = spec.post;
   for (const PostStep& step : post)
     for (const auto* list : {&step.before, &step.after})
       for (const int32_t id : *list)
         if (!vocabulary.has(id))
-          fail(ErrorCode::format,
-               spec.added_place + ": the id " + std::to_string(id) + " of the template belongs to no token");
+          fail(ErrorCode::format, spec.added_location + ": the id " + std::to_string(id) +
+                                      " of the template belongs to no token");
   if (spec.add_bos || spec.add_eos) {
     PostStep around;
     if (spec.add_bos.value_or(false) && bos) around.before.push_back(*bos);
@@ -261,7 +267,7 @@ void Tokenizer::Parts::add_post(const TokenizerSpec& spec) {
   }
 }
 
-void Tokenizer::Parts::build(const TokenizerSpec& spec) {
+void Tokenizer::Pipeline::build(const TokenizerSpec& spec) {
   normalizer = spec.normalizer;
   pre_tokenizer = spec.pre_tokenizer;
   normalizers = spec.normalizers;

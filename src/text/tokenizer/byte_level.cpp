@@ -45,7 +45,7 @@ bool append_text_bytes(std::string& out, std::string_view text) {
   const size_t before = out.size();
   const char* const end = text.data() + text.size();
   for (const char* p = text.data(); p < end;) {
-    const Character c = decode_character(p, end);
+    const CodePoint c = decode_character(p, end);
     if (c.value >= kByteAlphabetSize || table[c.value] < 0) {
       out.resize(before);
       return false;

@@ -10,9 +10,12 @@
 
 namespace capstan::text {
 
-inline constexpr char32_t kByteAlphabetSize = 0x144;                // all 256 characters lie below
-const std::array<uint16_t, 256>& byte_to_character();               // byte → code point
-const std::array<int16_t, kByteAlphabetSize>& character_to_byte();  // code point → byte, or -1
+// All 256 characters are below this code point.
+inline constexpr char32_t kByteAlphabetSize = 0x144;
+// Maps a byte to its code point.
+const std::array<uint16_t, 256>& byte_to_character();
+// Maps a code point to its byte, or to -1.
+const std::array<int16_t, kByteAlphabetSize>& character_to_byte();
 
 // Appends the text that stands for the bytes.
 void append_byte_text(std::string& out, std::string_view bytes);

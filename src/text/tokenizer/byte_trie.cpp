@@ -9,9 +9,10 @@ ByteTrie::ByteTrie(std::vector<std::pair<std::string_view, int32_t>> entries) {
   std::erase_if(entries, [](const auto& entry) { return entry.first.empty(); });
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  // Level by level: a node stands for a range of entries that share its text.
+  // Builds the trie level by level. A node represents a range of entries with a common prefix.
   struct Open {
-    int32_t node;  // -1: the root
+    // Index of the node; -1 for the root.
+    int32_t node;
     size_t begin, end;
   };
   std::vector<Open> level = {{-1, 0, entries.size()}}, next;

@@ -1,4 +1,4 @@
-// A set of texts with a number each, walked byte by byte from the beginning of a text.
+// Maps texts to numbers and finds all entries that are prefixes of a text.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@ namespace capstan::text {
 
 class ByteTrie {
  public:
-  // Of equal texts the last one counts.
+  // If texts are equal, the last one counts.
   explicit ByteTrie(std::vector<std::pair<std::string_view, int32_t>> entries);
   ByteTrie() : ByteTrie(std::vector<std::pair<std::string_view, int32_t>>()) {}
 
@@ -32,7 +32,8 @@ class ByteTrie {
  private:
   struct Node {
     int32_t value = -1;
-    int32_t first = 0;  // children lie together, ordered by byte
+    // Index of the first child; children are adjacent and ordered by byte.
+    int32_t first = 0;
     int16_t count = 0;
     unsigned char byte = 0;
   };

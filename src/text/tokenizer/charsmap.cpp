@@ -5,8 +5,8 @@
 
 namespace capstan::text {
 
-// A unit of the double array: bit 8 tells that an entry ends here, bits 0-7 and 31 are the label, the rest
-// leads on.
+// A unit of the double array: bit 8 marks the end of an entry, bits 0-7 and 31 are the label, the rest
+// is the offset of the next unit.
 static bool has_leaf(uint32_t unit) {
   return (unit >> 8 & 1) != 0;
 }
@@ -20,9 +20,9 @@ static uint32_t value(uint32_t unit) {
   return unit & ((uint32_t{1} << 31) - 1);
 }
 
-Charsmap::Charsmap(std::string_view blob, const std::string& place) {
+Charsmap::Charsmap(std::string_view blob, const std::string& location) {
   const auto wrong = [&](const std::string& what) {
-    fail(ErrorCode::format, place + ": the table of characters is broken: " + what);
+    fail(ErrorCode::format, location + ": the table of characters is broken: " + what);
   };
   const auto word = [&](size_t at) {
     uint32_t result = 0;
@@ -50,7 +50,7 @@ std::optional<Charsmap::Match> Charsmap::match(std::string_view text, bool longe
     const uint32_t unit = units_[at];
     at ^= offset(unit);
     if (!has_leaf(unit)) continue;
-    // A link or a text that lies outside is no entry: hostile tables match nothing there.
+    // A link or text outside of the table ends the search, so that malformed tables match nothing there.
     if (at >= units_.size() || value(units_[at]) >= texts_.size()) break;
     const size_t begin = value(units_[at]);
     const size_t end = texts_.find('\0', begin);

@@ -12,24 +12,28 @@ namespace capstan::text {
 
 class Charsmap {
  public:
-  // Throws ErrorCode::format when the sizes, the trie's links or the texts' ends are wrong; `place` begins
+  // Throws ErrorCode::format when the sizes, the trie's links or the texts' ends are wrong; `location` begins
   // the message.
-  Charsmap(std::string_view blob, const std::string& place);
+  Charsmap(std::string_view blob, const std::string& location);
 
   struct Match {
-    size_t bytes;           // of the text, > 0
-    std::string_view text;  // takes their place
+    // Length of the matched text in bytes, > 0.
+    size_t bytes;
+    // The replacement of the matched text.
+    std::string_view text;
   };
-  // The longest, or the shortest, entry that the text begins with.
+  // Returns the longest, or the shortest, entry that the text begins with.
   std::optional<Match> longest(std::string_view text) const { return match(text, true); }
   std::optional<Match> shortest(std::string_view text) const { return match(text, false); }
 
  private:
   std::optional<Match> match(std::string_view text, bool longest) const;
 
-  static constexpr size_t kMostBytes = 1024;  // a longer text is no entry
+  // Entries are no longer than this.
+  static constexpr size_t kMostBytes = 1024;
   std::vector<uint32_t> units_;
-  std::string texts_;  // each ends with NUL
+  // The replacement texts, each terminated by NUL.
+  std::string texts_;
 };
 
 }  // namespace capstan::text

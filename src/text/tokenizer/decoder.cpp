@@ -43,13 +43,12 @@ std::string clean(std::string text) {
   return text;
 }
 
-// The text without up to `start` and `stop` of the character at its ends.
+// Returns the text without up to `start` characters `content` at its beginning and `stop` at its end.
 std::string_view stripped(std::string_view text, std::string_view character, size_t start, size_t stop) {
-  const std::string_view whole = text;
   size_t begin = 0, end = text.size();
-  for (; start > 0 && whole.substr(begin).starts_with(character); --start) begin += character.size();
-  for (; stop > 0 && whole.substr(0, end).ends_with(character); --stop) end -= character.size();
-  return begin < end ? whole.substr(begin, end - begin) : std::string_view();
+  for (; start > 0 && text.substr(begin).starts_with(character); --start) begin += character.size();
+  for (; stop > 0 && text.substr(0, end).ends_with(character); --stop) end -= character.size();
+  return begin < end ? text.substr(begin, end - begin) : std::string_view();
 }
 
 }  // namespace
@@ -68,13 +67,13 @@ int byte_of_fallback(std::string_view token) {
 
 DecoderRun::DecoderRun(const Decoder& decoder, bool raw, bool inside)
     : decoder_(&decoder), raw_(raw), states_(decoder.steps.size()), text_seen_(inside) {
-  bool whole = false;
+  bool joined = false;
   for (size_t i = 0; i < states_.size(); ++i) {
-    states_[i].whole = whole;
+    states_[i].joined = joined;
     states_[i].first = !inside;
     states_[i].inside = inside;
     const Kind kind = decoder.steps[i].kind;
-    whole = whole || kind == Kind::fuse || kind == Kind::byte_level;
+    joined = joined || kind == Kind::fuse || kind == Kind::byte_level;
   }
 }
 
@@ -93,7 +92,8 @@ void DecoderRun::token(size_t step, int32_t id, std::string_view text, std::stri
   }
   const DecoderStep& own = decoder_->steps[step];
   State& state = states_[step];
-  if (state.whole) {  // parts of one token
+  // The texts are parts of one token.
+  if (state.joined) {
     if (own.kind == Kind::fuse)
       token(step + 1, id, text, out);
     else if (own.kind == Kind::strip)
@@ -178,11 +178,11 @@ void DecoderRun::end(size_t step, std::string& out) {
   State& state = states_[step];
   const std::string left = std::move(state.pending);
   state.pending.clear();
-  if (state.whole && own.kind == Kind::strip) {
-    // Held back: up to `stop` of the character at the end, which go.
+  if (state.joined && own.kind == Kind::strip) {
+    // Removes up to `stop` of the characters that are held back at the end.
     token(step + 1, -1, stripped(left, own.content, 0, own.stop), out);
-  } else if (state.whole && own.kind != Kind::fuse) {
-    state.whole = false;
+  } else if (state.joined && own.kind != Kind::fuse) {
+    state.joined = false;
     state.first = true;
     token(step, -1, left, out);
     return end(step, out);
@@ -202,7 +202,8 @@ void DecoderRun::end(size_t step, std::string& out) {
   end(step + 1, out);
 }
 
-// Parts of one token: the first characters are dropped as they come, the last ones held back.
+// The texts are parts of one token: characters at its beginning are removed at once, and those at the end are
+// held back.
 void DecoderRun::push_strip(size_t step, std::string_view text, std::string& out) {
   const DecoderStep& own = decoder_->steps[step];
   State& state = states_[step];
@@ -235,7 +236,7 @@ void DecoderRun::flush_fallback(size_t step, std::string& out) {
   for (size_t i = 0; i < bytes.size(); ++i) token(step + 1, -1, kReplacementCharacter, out);
 }
 
-// Bytes that are complete characters, and U+FFFD for each byte that no character has.
+// Emits the bytes of complete characters, and U+FFFD for each invalid byte.
 void DecoderRun::flush_pieces(size_t step, bool last, std::string& out) {
   std::string& pending = states_[step].pending;
   size_t at = 0;
@@ -243,7 +244,8 @@ void DecoderRun::flush_pieces(size_t step, bool last, std::string& out) {
     const CodePoint c = decode_utf8(pending, at);
     const bool broken = c.bytes == 1 && c.value == 0xFFFD;
     if (broken && !last) {
-      std::string probe;  // the beginning of a character waits for the rest
+      // An incomplete character is kept until its remaining bytes arrive.
+      std::string probe;
       if (append_lossy(probe, std::string_view(pending).substr(at), false) == 0) break;
     }
     token(step + 1, -1,

@@ -1,6 +1,6 @@
-// From tokens back to text: the decoder steps of a tokenizer.json, and SentencePiece's own way. A DecoderRun
-// takes token after token and gives text as soon as no later token can change it, so that decoding in one go
-// and streaming are one.
+// Decodes tokens to text: the decoder steps of a tokenizer.json, and SentencePiece's own rules. A DecoderRun
+// receives one token at a time and emits text as soon as no later token can change it, so that decoding a
+// list and streaming give the same text.
 #pragma once
 
 #include <cstdint>
@@ -16,39 +16,49 @@ namespace capstan::text {
 
 struct DecoderStep {
   enum class Kind : uint8_t {
-    byte_level,     // tokens are texts of byte_level.hpp's alphabet
-    metaspace,      // content (one character) is a space, in the first token nothing (if `prepended`)
-    replace,        // pattern → content, in each token
-    byte_fallback,  // <0xHH> are bytes
-    fuse,           // all tokens are one
-    strip,          // at most `start` and `stop` of the character `content` at the ends of each token
-    word_piece,     // a space before each token, but not where `content` marks the inside of a word
-    bpe,            // `content` ends words: a space, in the last token nothing
-    spaced,         // no decoder: a space between tokens
+    // Tokens are texts of the byte-level alphabet (byte_level.hpp).
+    byte_level,
+    // `content` (one character) becomes a space. If `prepended`, it is removed from the first token instead.
+    metaspace,
+    // Replaces `pattern` by `content` in each token.
+    replace,
+    // Tokens <0xHH> are bytes.
+    byte_fallback,
+    // Joins all tokens into one.
+    fuse,
+    // Removes the character `content` from the ends of each token, at most `start` and `stop` times.
+    strip,
+    // Inserts a space before each token, except where `content` marks the continuation of a word.
+    word_piece,
+    // `content` ends a word. It becomes a space, and is removed from the last token.
+    bpe,
+    // Inserts a space between tokens; used for files without a decoder.
+    spaced,
     sentencepiece,
   };
   Kind kind = Kind::fuse;
   std::string content;
   std::shared_ptr<const Pattern> pattern;
   bool prepended = true;
-  bool cleanup = false;  // word_piece: no space before punctuation and the like
+  // word_piece: removes the space before punctuation and in contractions.
+  bool cleanup = false;
   size_t start = 0, stop = 0;
 };
 
-// What SentencePiece's decoder asks of an id.
+// The kinds of ids that SentencePiece's decoder distinguishes.
 enum class PieceKind : uint8_t { ordinary, unknown, control, user_defined, unused, byte };
 
 struct Decoder {
   std::vector<DecoderStep> steps;
-  // For Kind::sentencepiece.
-  std::vector<PieceKind> kinds;  // by id; an id beyond it is an added token, given as it is
+  // Kinds by id, used by Kind::sentencepiece. Higher ids are added tokens, which are emitted unchanged.
+  std::vector<PieceKind> kinds;
   std::string unknown_surface;
   bool strip_first_space = false, strip_all_first_spaces = false;
 };
 
 class DecoderRun {
  public:
-  // `raw`: bytes as they are, where text would have U+FFFD. `inside`: as if other tokens had gone before.
+  // `raw`: emits invalid bytes unchanged instead of U+FFFD. `inside`: decodes as if other tokens preceded.
   explicit DecoderRun(const Decoder& decoder, bool raw = false, bool inside = false);
   // Appends to `out`.
   void push(int32_t id, std::string_view token, std::string& out);
@@ -56,9 +66,12 @@ class DecoderRun {
 
  private:
   struct State {
-    bool whole = false;   // all tokens are one for this step, which sees it in parts
-    bool first = true;    // no token was there yet
-    bool inside = false;  // strip: behind what may be stripped
+    // An earlier step joins all tokens into one text, which this step receives in parts.
+    bool joined = false;
+    // No token has been decoded yet.
+    bool first = true;
+    // Kind::strip: the characters that may be stripped have passed.
+    bool inside = false;
     size_t stripped = 0;
     std::string pending;
   };
@@ -72,7 +85,8 @@ class DecoderRun {
   const Decoder* decoder_;
   bool raw_;
   std::vector<State> states_;
-  bool space_seen_ = false, text_seen_ = false;  // sentencepiece
+  // State of Kind::sentencepiece.
+  bool space_seen_ = false, text_seen_ = false;
 };
 
 // The byte that a token such as <0x0A> stands for, -1 for any other.

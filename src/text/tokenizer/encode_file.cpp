@@ -19,10 +19,11 @@ constexpr size_t kChunkBytes = 256 << 10;
 struct Output {
   std::string text;
   FileTotals totals;
-  std::string error;  // the file is wrong here; reported when all before it is written
+  // An error of the file, which is thrown after all output before it is written.
+  std::string error;
 };
 
-// Splits the file behind newlines, has `convert` run on the parts by all threads and writes what it gives in
+// Splits the file after newlines, runs `convert` on the parts on all threads, and writes the results in
 // order.
 FileTotals convert_file(
     const std::filesystem::path& file, TextSink write, ThreadPool& pool, const FileProgress& progress,
@@ -80,8 +81,8 @@ FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
     std::vector<int32_t> ids;
     for (size_t begin = 0; begin < part.size();) {
       const size_t newline = part.find('\n', begin);
-      const bool whole = newline != std::string_view::npos;
-      const std::string_view line = part.substr(begin, whole ? newline - begin : std::string_view::npos);
+      const bool terminated = newline != std::string_view::npos;
+      const std::string_view line = part.substr(begin, terminated ? newline - begin : std::string_view::npos);
       Encoding encoding;
       ids.clear();
       if (offsets) {
@@ -96,7 +97,7 @@ FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
         append_number(out.text, ids[i]);
       }
       out.text += ']';
-      if (offsets) out.text += ",\"places\":[";
+      if (offsets) out.text += ",\"offsets\":[";
       for (size_t i = 0; i < encoding.offsets.size(); ++i) {
         out.text += i > 0 ? ",[" : "[";
         append_number(out.text, static_cast<int64_t>(encoding.offsets[i].begin));
@@ -105,11 +106,11 @@ FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& 
         out.text += ']';
       }
       if (offsets) out.text += ']';
-      out.text += whole ? "}\n" : ",\"newline\":false}\n";
+      out.text += terminated ? "}\n" : ",\"newline\":false}\n";
       out.totals.lines += 1;
-      out.totals.bytes += static_cast<int64_t>(line.size() + whole);
+      out.totals.bytes += static_cast<int64_t>(line.size() + terminated);
       out.totals.tokens += static_cast<int64_t>(ids.size());
-      begin += line.size() + whole;
+      begin += line.size() + terminated;
     }
   });
 }

@@ -14,22 +14,24 @@ namespace capstan::text {
 
 struct FileTotals {
   int64_t lines = 0;
-  int64_t bytes = 0;  // of text
+  // Bytes of text.
+  int64_t bytes = 0;
   int64_t tokens = 0;
 };
-// Bytes of the file; from the calling thread.
+// Reports bytes of the file that are done, from the calling thread.
 using FileProgress = std::function<void(int64_t done, int64_t total)>;
-using TextSink = FunctionRef<void(std::string_view)>;  // gets the output piece by piece, in order
+// Receives the output in order, in parts of any size.
+using TextSink = FunctionRef<void(std::string_view)>;
 
-// One JSON line {"ids":[…]} for each line of text. Lines end at \n only, nothing is trimmed, the \n itself is
-// not encoded. A last line without \n is marked {"ids":[…],"newline":false}, so that decoding gives back the
-// very file. With `offsets` each line has "places":[[begin,end],…] as well.
+// Writes one JSON line {"ids":[…]} for each line of text. Lines end at \n only, nothing is trimmed, and the
+// \n itself is not encoded. A last line without \n is marked {"ids":[…],"newline":false}, so that decoding
+// gives back exactly the same file. With `offsets` each line has "offsets":[[begin,end],…] as well.
 FileTotals encode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
                        ThreadPool& pool, const FileProgress& progress = {}, const EncodeOptions& options = {},
                        bool offsets = false);
 
-// The reverse: the bytes that each line's ids stand for, and \n. ErrorCode::format with file:line for a line
-// that is not such JSON or an id that the tokenizer lacks.
+// Writes the bytes that the ids of each line decode to, and \n: the reverse of encode_file(). Throws
+// ErrorCode::format with file:line for a line that is not such JSON or an id that the tokenizer lacks.
 FileTotals decode_file(const Tokenizer& tokenizer, const std::filesystem::path& file, TextSink write,
                        ThreadPool& pool, const FileProgress& progress = {});
 

@@ -5,14 +5,15 @@
 #include <vector>
 
 #include "base/utf8.hpp"
-#include "text/tokenizer/parts.hpp"
+#include "text/tokenizer/pipeline.hpp"
 
 namespace capstan::text {
 
 namespace {
 
-// Scripts, digits, contractions, white space, punctuation, line breaks and combining characters: what
-// normalizers and pre-tokenizers treat differently. A change of one byte changes every recorded identity.
+// A text with scripts, digits, contractions, white space, punctuation, line breaks and combining characters,
+// which normalizers and pre-tokenizers treat differently. Changing one byte would change every recorded
+// identity.
 constexpr std::string_view kProbe =
     "The quick brown fox didn't jump; she'LL say \"we've 1234567 reasons\", I'M sure (or 3.14159e-10).\n"
     " leading space,  two,   three, trailing \t tab\r\n\r\n\n\n    indented = code[i++] != 0x7F; // comment\n"
@@ -28,7 +29,7 @@ constexpr std::string_view kProbe =
     "\xF0\x9F\x98\x80\xF0\x9F\x91\xA9\xE2\x80\x8D\xF0\x9F\x92\xBB \xE2\x80\x94 \xC2\xA0nbsp\xE2\x80\x83wide "
     "UPPER lower MiXeD snake_case kebab-case http://example.org/a?b=c&d=%20 $100,000.00 #tag @user ...!!!???";
 
-// Texts of tokens, one after the other: what merges and scores decide.
+// The concatenated texts of tokens, whose encoding depends on merges and scores.
 constexpr int64_t kProbeTokens = 8192;
 
 // Control tokens and bytes (`<s>`, `<0x41>`, `[CLS]`) are found in a text by one form of a tokenizer and not
@@ -45,7 +46,7 @@ void append(std::string& out, const T* data, size_t count) {
 }  // namespace
 
 std::string Tokenizer::identity() const {
-  const Vocabulary& vocabulary = parts_->vocabulary;
+  const Vocabulary& vocabulary = pipeline_->vocabulary;
   std::string content = "capstan tokenizer 1";
   std::vector<int32_t> probed;
   for (int32_t id = 0; id < vocabulary.size(); ++id) {

@@ -11,8 +11,8 @@ namespace capstan::text {
 
 namespace {
 
-// The parser refuses integers of more than 64 bits, which JSON allows and a tokenizer_config.json has where
-// no length is set (model_max_length 1e30): as fractions they are read. `text` with ".0" behind them.
+// Returns `text` with ".0" appended to integers of more than 64 bits, which simdjson refuses. JSON allows
+// them, and a tokenizer_config.json without a length contains one (model_max_length 1e30).
 std::string with_wide_integers(std::string_view text) {
   std::string result;
   bool quoted = false;
@@ -78,7 +78,7 @@ void JsonNode::fail(std::string_view what, ErrorCode code) const {
 
 void JsonNode::fail_unknown(std::string_view kind, std::string_view type, std::string_view known) const {
   capstan::fail(ErrorCode::unsupported,
-                location() + ": the " + std::string(kind) + " " + quoted(type) + " is not supported",
+                location() + ": the " + std::string(kind) + " " + in_quotes(type) + " is not supported",
                 "supported here: " + std::string(known));
 }
 
@@ -118,7 +118,7 @@ simdjson::dom::object JsonNode::object() const {
   for (const auto field : result) keys.push_back(field.key);
   std::sort(keys.begin(), keys.end());
   const auto twice = std::adjacent_find(keys.begin(), keys.end());
-  if (twice != keys.end()) fail("the key " + quoted(*twice) + " is there twice");
+  if (twice != keys.end()) fail("the key " + in_quotes(*twice) + " is there twice");
   return result;
 }
 simdjson::dom::array JsonNode::array() const {
@@ -161,7 +161,7 @@ JsonNode JsonNode::member(std::string_view key, simdjson::dom::element value) co
 }
 
 JsonNode JsonNode::entry(std::string_view key, simdjson::dom::element value) const {
-  return {*file_, value, path_ + "[" + quoted(key) + "]"};
+  return {*file_, value, path_ + "[" + in_quotes(key) + "]"};
 }
 
 std::optional<JsonNode> JsonNode::find(std::string_view key) const {

@@ -33,39 +33,48 @@ class JsonFile {
   simdjson::dom::element root_;
 };
 
-// A value in a JsonFile, which outlives it, with its path: "model.vocab", "added_tokens[3]". A value of
-// another type than asked for is ErrorCode::format.
+// A value in a JsonFile, which outlives it, with its path: "model.vocab", "added_tokens[3]". An accessor
+// throws ErrorCode::format if the value has another type.
 class JsonNode {
  public:
   JsonNode(const JsonFile& file, simdjson::dom::element value, std::string path)
       : file_(&file), value_(value), path_(std::move(path)) {}
 
   simdjson::dom::element value() const { return value_; }
-  std::string location() const;  // "NAME: PATH", NAME for the root
+  // "NAME: PATH", NAME for the root.
+  std::string location() const;
 
-  simdjson::dom::object object() const;  // refuses duplicate keys
-  simdjson::dom::object map() const;     // does not look for duplicate keys
+  // The value as an object; refuses duplicate keys.
+  simdjson::dom::object object() const;
+  // The value as an object, without the check for duplicate keys.
+  simdjson::dom::object map() const;
   simdjson::dom::array array() const;
-  std::vector<JsonNode> items() const;  // of an array
+  // The elements of an array.
+  std::vector<JsonNode> items() const;
   std::string_view text() const;
   bool boolean() const;
   int64_t integer() const;
-  int32_t token_id() const;  // 0 … 2^31-2
+  // The value as a token id, 0 … 2^31-2.
+  int32_t token_id() const;
 
   // A member of an object, nullopt where it is absent or null.
   std::optional<JsonNode> find(std::string_view key) const;
-  JsonNode at(std::string_view key) const;  // must be there
+  // A member of an object; throws ErrorCode::format where it is absent or null.
+  JsonNode at(std::string_view key) const;
   std::string_view text(std::string_view key, std::string_view otherwise) const;
   bool boolean(std::string_view key, bool otherwise) const;
-  std::string_view type() const;  // of a step: an object with "type"
+  // The type of a step, which is an object with "type".
+  std::string_view type() const;
 
   JsonNode item(size_t index, simdjson::dom::element value) const;
-  JsonNode member(std::string_view key, simdjson::dom::element value) const;  // PATH.key
-  JsonNode entry(std::string_view key, simdjson::dom::element value) const;   // PATH["key"]
+  // A child node with the path PATH.key.
+  JsonNode member(std::string_view key, simdjson::dom::element value) const;
+  // A child node with the path PATH["key"].
+  JsonNode entry(std::string_view key, simdjson::dom::element value) const;
 
-  // "NAME: PATH: what"
+  // Throws the message "NAME: PATH: what".
   [[noreturn]] void fail(std::string_view what, ErrorCode code = ErrorCode::format) const;
-  // "NAME: PATH: the KIND "TYPE" is not supported", with what is.
+  // Throws the message "NAME: PATH: the KIND "TYPE" is not supported", with the list of supported ones.
   [[noreturn]] void fail_unknown(std::string_view kind, std::string_view type, std::string_view known) const;
   [[noreturn]] void fail_type(std::string_view expected) const;
 

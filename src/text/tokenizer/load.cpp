@@ -27,7 +27,7 @@ void add_special(TokenizerSpec& spec, std::string_view content) {
     }
 }
 
-// "left right", one space; nullopt for another number of spaces.
+// Splits "left right" at its only space; nullopt for another number of spaces.
 std::optional<std::pair<std::string_view, std::string_view>> two_tokens(std::string_view line) {
   const size_t space = line.find(' ');
   if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)
@@ -36,10 +36,10 @@ std::optional<std::pair<std::string_view, std::string_view>> two_tokens(std::str
 }
 
 std::string not_two_tokens(std::string_view line) {
-  return "expected two tokens with one space between them, got " + quoted(line);
+  return "expected two tokens with one space between them, got " + in_quotes(line);
 }
 
-// An object of tokens and their ids.
+// Reads an object that maps tokens to ids.
 void read_vocab(const JsonNode& vocab, TokenizerSpec& spec) {
   for (const auto field : vocab.map()) {
     const auto is_id =
@@ -56,10 +56,11 @@ class TokenizerJson {
   void read(const JsonNode& root) {
     root.object();
     if (const auto version = root.find("version"); version && version->text() != "1.0")
-      version->fail("expected \"1.0\", got " + quoted(version->text()), ErrorCode::unsupported);
+      version->fail("expected \"1.0\", got " + in_quotes(version->text()), ErrorCode::unsupported);
     const auto model = root.find("model");
     if (!model) root.fail("there is no `model`: this is not a tokenizer.json");
-    // "truncation" and "padding" are about batches of a model's inputs; encode() never splits or pads.
+    // "truncation" and "padding" are ignored: they apply to batches of model inputs, and encode() never
+    // truncates or pads.
     read_added(root);
     read_stages(root, spec_);
     read_model(*model);
@@ -67,7 +68,7 @@ class TokenizerJson {
 
  private:
   void read_added(const JsonNode& root) {
-    spec_.added_place = root.location() + ": added_tokens";
+    spec_.added_location = root.location() + ": added_tokens";
     const auto list = root.find("added_tokens");
     if (!list) return;
     for (const JsonNode& node : list->items()) {
@@ -84,7 +85,7 @@ class TokenizerJson {
   void read_model(const JsonNode& model) {
     model.map();
     const auto vocab = model.find("vocab");
-    // Older files do not name the type.
+    // Older files do not give the type.
     const std::string_view otherwise = vocab && vocab->value().is_array()       ? "Unigram"
                                        : model.find("max_input_chars_per_word") ? "WordPiece"
                                                                                 : "BPE";
@@ -93,7 +94,7 @@ class TokenizerJson {
       model.at("type").fail_unknown("model", type, "BPE, Unigram, WordPiece");
     model.object();
     if (!vocab) model.fail("there is no `vocab`");
-    spec_.vocab_place = vocab->location();
+    spec_.vocab_location = vocab->location();
     spec_.byte_fallback = model.boolean("byte_fallback", false);
     if (type == "Unigram") return read_unigram(model, *vocab);
     read_vocab(*vocab, spec_);
@@ -123,12 +124,12 @@ class TokenizerJson {
     spec_.fuse_unknown = model.boolean("fuse_unk", false);
     spec_.ignore_merges = model.boolean("ignore_merges", false);
     const JsonNode merges = model.at("merges");
-    spec_.merges_place = merges.location();
+    spec_.merges_location = merges.location();
     size_t index = 0;
     for (const auto merge : merges.array()) read_merge(merges, merge, index++);
   }
 
-  // Unigram: [["piece", score], …], the id is the place.
+  // Reads the vocabulary of Unigram, [["piece", score], …], in which the index is the id.
   void read_unigram(const JsonNode& model, const JsonNode& vocab) {
     spec_.model = TokenizerSpec::ModelKind::unigram;
     for (const auto entry : vocab.array()) {
@@ -151,7 +152,8 @@ class TokenizerJson {
 
   void read_merge(const JsonNode& merges, simdjson::dom::element merge, size_t index) {
     std::string_view line;
-    if (merge.get(line) == simdjson::SUCCESS) {  // the older way: "left right"
+    // Older files write a merge as "left right".
+    if (merge.get(line) == simdjson::SUCCESS) {
       if (line.starts_with("#version")) return;
       const auto pair = two_tokens(line);
       if (!pair) merges.item(index, merge).fail(not_two_tokens(line));
@@ -201,7 +203,7 @@ void read_added_tokens_decoder(const JsonNode& settings, TokenizerSpec& spec) {
   settings.object();
   const auto added = settings.find("added_tokens_decoder");
   if (!added) return;
-  spec.added_place = added->location();
+  spec.added_location = added->location();
   for (const auto field : added->object()) {
     const JsonNode node = added->member(field.key, field.value);
     node.object();
@@ -221,19 +223,18 @@ LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std:
   LoadedSpec result;
   TokenizerSpec& spec = result.spec;
   const JsonFile& file = result.add_document(std::move(vocab), std::move(vocab_name));
-  spec.vocab_place = spec.added_place = file.name();
+  spec.vocab_location = spec.added_location = file.name();
   read_vocab(file.root(), spec);
 
   result.lines = std::make_unique<const std::string>(std::move(merges));
-  spec.merges_place = merges_name;
+  spec.merges_location = merges_name;
   spec.merges_are_lines = true;
   size_t number = 0;
   for (std::string_view line : split(*result.lines, '\n')) {
     ++number;
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty() || line.starts_with("#version")) {
-      // An empty line keeps its number in messages; the rank does not count it, as in Hugging Face's own
-      // reader.
+      // Empty lines count in the line numbers of messages but not in the ranks, as in Hugging Face's reader.
       spec.merges.emplace_back(std::string_view(), std::string_view());
       continue;
     }
@@ -259,7 +260,7 @@ LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std:
       step.add_prefix_space = settings.boolean("add_prefix_space", false);
     } else {
       fail(ErrorCode::unsupported,
-           settings.location() + ": tokenizer_class: " + quoted(kind) +
+           settings.location() + ": tokenizer_class: " + in_quotes(kind) +
                " with vocab.json and merges.txt is not supported",
            "supported here: GPT2Tokenizer, Qwen2Tokenizer; any other byte-level one as tokenizer.json");
     }
@@ -278,7 +279,7 @@ LoadedSpec read_vocab_lines(std::string vocab, std::string vocab_name, std::stri
   LoadedSpec result;
   TokenizerSpec& spec = result.spec;
   spec.model = TokenizerSpec::ModelKind::word_piece;
-  spec.vocab_place = spec.added_place = vocab_name;
+  spec.vocab_location = spec.added_location = vocab_name;
   if (vocab.size() > JsonFile::kMaxBytes)
     fail(ErrorCode::format, vocab_name + " has " + std::to_string(vocab.size()) + " bytes; the limit is " +
                                 std::to_string(JsonFile::kMaxBytes));

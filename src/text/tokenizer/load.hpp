@@ -1,4 +1,4 @@
-// From the text of a tokenizer's files to a TokenizerSpec. Private to the tokenizer.
+// Reads the text of a tokenizer's files into a TokenizerSpec. Private to the tokenizer.
 #pragma once
 
 #include <memory>
@@ -14,23 +14,23 @@ namespace capstan::text {
 struct LoadedSpec {
   TokenizerSpec spec;
   std::vector<std::unique_ptr<JsonFile>> documents;
-  // Of merges.txt or vocab.txt; apart, so that moving the rest does not move it.
+  // Text of merges.txt or vocab.txt, allocated so that a move of LoadedSpec keeps its address.
   std::unique_ptr<const std::string> lines;
 
   const JsonFile& add_document(std::string text, std::string name);
 };
 
-// `name` is what messages call the file. Components that this build does not know are ErrorCode::unsupported,
-// by name and path.
+// Reads a tokenizer.json. Messages refer to the file as `name`. Throws ErrorCode::unsupported, with name and
+// path, for components that this build does not know.
 LoadedSpec read_tokenizer_json(std::string text, std::string name);
-// GPT-2's pair of files. `config` is the text of a tokenizer_config.json beside them, empty when there is
+// Reads GPT-2's pair of files. `config` is the text of a tokenizer_config.json beside them, empty if there is
 // none.
 LoadedSpec read_vocab_and_merges(std::string vocab, std::string vocab_name, std::string merges,
                                  std::string merges_name, std::string config, std::string config_name);
-// BERT's vocab.txt: a token on each line, the id is its number from 0.
+// Reads BERT's vocab.txt: one token on each line, whose id is the line number from 0.
 LoadedSpec read_vocab_lines(std::string vocab, std::string vocab_name, std::string config,
                             std::string config_name);
-// A SentencePiece .model. `config` is the text of a tokenizer_config.json beside it, empty when there is
+// Reads a SentencePiece .model. `config` is the text of a tokenizer_config.json beside it, empty if there is
 // none.
 LoadedSpec read_sentencepiece(std::string model, const std::string& name, std::string config,
                               std::string config_name);

@@ -50,20 +50,21 @@ class ModelReader {
       if (field.number == 2) score = reader.number(field);
       if (field.number == 3) type = reader.integer(field);
     }
-    const std::string place = name_ + ": pieces[" + std::to_string(model_.pieces.size()) + "]";
-    if (text.empty()) fail(ErrorCode::format, place + ": the piece is empty");
-    if (first_invalid_utf8(text)) fail(ErrorCode::format, place + ": the piece is not UTF-8");
-    if (!std::isfinite(score)) fail(ErrorCode::format, place + ": the score is not a number");
+    const std::string location = name_ + ": pieces[" + std::to_string(model_.pieces.size()) + "]";
+    if (text.empty()) fail(ErrorCode::format, location + ": the piece is empty");
+    if (first_invalid_utf8(text)) fail(ErrorCode::format, location + ": the piece is not UTF-8");
+    if (!std::isfinite(score)) fail(ErrorCode::format, location + ": the score is not a number");
     constexpr PieceKind kKinds[] = {PieceKind::ordinary,     PieceKind::unknown, PieceKind::control,
                                     PieceKind::user_defined, PieceKind::unused,  PieceKind::byte};
-    if (type < 1 || type > 6) fail(ErrorCode::format, place + ": there is no type " + std::to_string(type));
+    if (type < 1 || type > 6)
+      fail(ErrorCode::format, location + ": there is no type " + std::to_string(type));
     const PieceKind kind = kKinds[type - 1];
     if (kind == PieceKind::byte && byte_of_fallback(text) < 0)
-      fail(ErrorCode::format, place + ": " + capstan::quoted(text) + " is no byte");
+      fail(ErrorCode::format, location + ": " + in_quotes(text) + " is no byte");
     if (kind == PieceKind::unknown) {
       if (!unknown_.empty())
-        fail(ErrorCode::format, place + ": there are two unknown pieces, " + capstan::quoted(unknown_) +
-                                    " and " + capstan::quoted(text));
+        fail(ErrorCode::format,
+             location + ": there are two unknown pieces, " + in_quotes(unknown_) + " and " + in_quotes(text));
       unknown_ = text;
     }
     model_.pieces.push_back({text, static_cast<double>(score), kind});
@@ -193,12 +194,12 @@ LoadedSpec read_sentencepiece(std::string model, const std::string& name, std::s
   LoadedSpec result;
   TokenizerSpec& spec = result.spec;
   result.lines = std::make_unique<const std::string>(std::move(model));
-  spec.vocab_place = spec.added_place = name + ": pieces";
+  spec.vocab_location = spec.added_location = name + ": pieces";
   describe(read_sentencepiece_model(*result.lines, name), spec);
   if (config.empty()) return result;
   const JsonNode settings = result.add_document(std::move(config), std::move(config_name)).root();
   read_added_tokens_decoder(settings, spec);
-  // The classes that put tokens around a text without being told.
+  // These tokenizer classes add special tokens by default.
   const std::string_view kind = settings.text("tokenizer_class", "");
   if (kind.starts_with("LlamaTokenizer") || kind.starts_with("CodeLlamaTokenizer") ||
       kind.starts_with("GemmaTokenizer"))

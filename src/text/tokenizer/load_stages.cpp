@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMaxSteps = 64;
 
-// A step without settings.
+// Reads a step that has no settings.
 using MakeStep = TextStepPtr (*)();
 
 template <class Value>
@@ -65,7 +65,7 @@ class StageReader {
     }
   }
 
-  // What is put into text, each time: short.
+  // Reads a text that is inserted on every use, so its length is limited.
   static std::string read_content(const JsonNode& node) {
     const std::string text(node.text());
     constexpr size_t kMost = 1024;
@@ -77,7 +77,7 @@ class StageReader {
 
   static std::string read_character(const JsonNode& node) {
     const std::string text(node.text());
-    if (count_code_points(text) != 1) node.fail("expected one character, got " + capstan::quoted(text));
+    if (count_code_points(text) != 1) node.fail("expected one character, got " + in_quotes(text));
     return text;
   }
 
@@ -136,14 +136,15 @@ class StageReader {
     add(spec_.normalizers, std::move(step), node);
   }
 
-  // A step that the fast way knows.
+  // A step that the fast path supports.
   void add_scanner(PreTokenizerStep step, const JsonNode& node) {
     if (spec_.pre_tokenizer.steps.size() == PreTokenizer::kMaxSteps) simple_ = false;
     if (simple_) spec_.pre_tokenizer.steps.push_back(step);
     add_split(scanner_step(step), node);
   }
   void add_split(TextStepPtr step, const JsonNode& node) {
-    if (byte_level_) simple_ = false;  // it sees the alphabet instead of bytes
+    // This step receives the byte-level alphabet instead of bytes.
+    if (byte_level_) simple_ = false;
     add(spec_.splits, step, node);
     spec_.alphabet_splits.push_back(std::move(step));
   }
@@ -164,9 +165,9 @@ class StageReader {
       add_other_split((*make)(), node);
     } else if (type == "ByteLevel") {
       step.add_prefix_space = node.boolean("add_prefix_space", true);
-      step.kind = node.boolean("use_regex", true) ? Kind::gpt2 : Kind::whole;
-      // A step that changes nothing is none.
-      if (step.add_prefix_space || step.kind != Kind::whole || spec_.pre_tokenizer.steps.empty())
+      step.kind = node.boolean("use_regex", true) ? Kind::gpt2 : Kind::unsplit;
+      // A step without effect is dropped.
+      if (step.add_prefix_space || step.kind != Kind::unsplit || spec_.pre_tokenizer.steps.empty())
         add_scanner(step, node);
       if (byte_level_) simple_ = false;
       byte_level_ = true;
@@ -174,7 +175,7 @@ class StageReader {
     } else if (type == "Split") {
       read_split(node);
     } else if (type == "Digits") {
-      step.kind = node.boolean("individual_digits", false) ? Kind::single_digits : Kind::digit_runs;
+      step.kind = node.boolean("individual_digits", false) ? Kind::single_digits : Kind::digit_groups;
       add_scanner(step, node);
     } else if (type == "Metaspace") {
       const auto [replacement, scheme] = read_metaspace(node);
@@ -201,10 +202,10 @@ class StageReader {
     else if (name == "never")
       scheme = PrependScheme::never;
     else if (name != "always")
-      node.at("prepend_scheme").fail("expected always, first or never, got " + capstan::quoted(name));
+      node.at("prepend_scheme").fail("expected always, first or never, got " + in_quotes(name));
     if (!node.boolean("add_prefix_space", true)) {
       if (node.find("prepend_scheme") && scheme != PrependScheme::never)
-        node.fail("add_prefix_space is false, but prepend_scheme is " + capstan::quoted(name));
+        node.fail("add_prefix_space is false, but prepend_scheme is " + in_quotes(name));
       scheme = PrependScheme::never;
     }
     return {read_character(node.at("replacement")), scheme};
@@ -217,7 +218,7 @@ class StageReader {
     if (behavior == "MergedWithPrevious") return SplitBehavior::merged_with_previous;
     if (behavior == "MergedWithNext") return SplitBehavior::merged_with_next;
     if (behavior == "Contiguous") return SplitBehavior::contiguous;
-    node.at("behavior").fail("unknown behavior " + capstan::quoted(behavior));
+    node.at("behavior").fail("unknown behavior " + in_quotes(behavior));
   }
 
   void read_split(const JsonNode& node) {
@@ -225,7 +226,7 @@ class StageReader {
     step.behavior = read_behavior(node, "");
     step.invert = node.boolean("invert", false);
     const PatternField pattern = read_pattern(node);
-    // The known patterns match every character, so that what they leave out is nothing.
+    // The known patterns match every character, so no text lies between their matches.
     const bool everything = (step.behavior == SplitBehavior::isolated) ||
                             (step.behavior == SplitBehavior::removed && step.invert);
     if (!pattern.is_regex || !everything || !known_pattern(pattern.text, step.kind)) {
@@ -323,7 +324,7 @@ class StageReader {
       const std::string name(special->at("id").text());
       if (!seen && !spec_.bos) spec_.bos = name;
       const auto token = specials ? specials->find(name) : std::nullopt;
-      if (!token) part.fail("the token " + capstan::quoted(name) + " is not in `special_tokens`");
+      if (!token) part.fail("the token " + in_quotes(name) + " is not in `special_tokens`");
       token->object();
       for (const JsonNode& id : token->at("ids").items())
         (seen ? step.after : step.before).push_back(id.token_id());
@@ -333,7 +334,8 @@ class StageReader {
 
   TokenizerSpec& spec_;
   bool byte_level_ = false;
-  bool simple_ = true;  // nothing but what the fast way knows
+  // Accepts only steps that the fast path supports.
+  bool simple_ = true;
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
-// What turns a piece of text into tokens: one interface for byte-pair encoding (bpe.hpp), Unigram
-// (unigram.hpp) and WordPiece (wordpiece.hpp). A model is immutable and shared by threads, each with its own
-// Scratch.
+// Turns a piece of text into tokens: one interface for byte-pair encoding (bpe.hpp), Unigram (unigram.hpp)
+// and WordPiece (wordpiece.hpp). A model is immutable and shared by threads, each with its own Scratch.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +14,8 @@ namespace capstan::text {
 
 struct ModelToken {
   int32_t id;
-  size_t begin, end;  // bytes of the piece
+  // Byte range of the token in the piece.
+  size_t begin, end;
 };
 
 class Model {
@@ -23,7 +23,8 @@ class Model {
   class Scratch {
    public:
     virtual ~Scratch() = default;
-    virtual size_t bytes() const { return 0; }  // that long texts have left it with
+    // Bytes of memory that it retains after long texts.
+    virtual size_t bytes() const { return 0; }
   };
 
   virtual ~Model() = default;

@@ -15,12 +15,14 @@ namespace capstan::text {
 
 namespace {
 
-constexpr char32_t kFirst = 0x300;  // NFC changes nothing below, unless a character from above follows
-// Compatibility ideographs end before it; beyond there is nothing to compose.
+// NFC does not change characters below this one unless a character from this one on follows.
+constexpr char32_t kFirst = 0x300;
+// Compatibility ideographs end before this code point, and no character beyond it composes.
 constexpr char32_t kLimit = 0x30000;
 
-// Characters that are not normal by themselves or that may join the one before: not their own NFC, of a
-// combining class other than 0, or the second half of a composition. Text without them is already in NFC.
+// The set of characters that are not their own NFC, or that may combine with a preceding character: those
+// with a combining class other than 0, and the second characters of compositions. Text without them is in
+// NFC.
 using Unsafe = std::bitset<kLimit>;
 
 std::unique_ptr<Unsafe> make_unsafe() {
@@ -45,7 +47,8 @@ std::unique_ptr<Unsafe> make_unsafe() {
         composed.data(), count, static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
     if (left != 1 || composed[0] != point) result->set(c);
   }
-  for (char32_t c = 0x1160; c <= 0x11FF; ++c) result->set(c);  // conjoining vowels and final consonants
+  // Conjoining Hangul vowels and final consonants.
+  for (char32_t c = 0x1160; c <= 0x11FF; ++c) result->set(c);
   return result;
 }
 
@@ -55,12 +58,12 @@ class Nfc {
 
   bool safe(char32_t c) const { return c < kFirst || c >= kLimit || !unsafe_->test(c); }
 
-  // Appends the NFC of a run of valid characters.
+  // Appends the NFC of a sequence of valid characters.
   void append(std::string& out, std::string_view text, std::vector<utf8proc_int32_t>& points) const {
     points.clear();
     const char* const end = text.data() + text.size();
     for (const char* p = text.data(); p < end;) {
-      const Character c = decode_character(p, end);
+      const CodePoint c = decode_character(p, end);
       p += c.bytes;
       std::array<utf8proc_int32_t, 64> part;
       int boundary = 0;
@@ -69,7 +72,8 @@ class Nfc {
           static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE), &boundary);
       points.insert(points.end(), part.begin(), part.begin() + std::clamp<utf8proc_ssize_t>(count, 0, 64));
     }
-    // Canonical order, by our own sort: the library's takes quadratic time on long runs of marks.
+    // Sorts marks into canonical order here, because utf8proc takes quadratic time for many consecutive
+    // marks.
     const auto rank = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
     for (auto first = points.begin(); first != points.end();) {
       if (rank(*first) == 0) {
@@ -101,33 +105,36 @@ std::string_view apply_nfc(std::string_view text, std::string& buffer) {
   const Nfc& nfc = nfc_tables();
   const char* const begin = text.data();
   const char* const end = begin + text.size();
-  const char* copied = begin;    // what is before it is in the buffer
-  const char* previous = begin;  // start of the character before p: the first one that the next may join
+  // The text before this position is in the buffer.
+  const char* copied = begin;
+  // Start of the character before p, with which the next one may combine.
+  const char* previous = begin;
   std::vector<utf8proc_int32_t> points;
   buffer.clear();
   for (const char* p = begin; p < end;) {
-    if (static_cast<unsigned char>(*p) < 0xCC) {  // below U+0300, or a stray byte
+    // A byte below 0xCC begins a character below U+0300, or is a stray continuation byte.
+    if (static_cast<unsigned char>(*p) < 0xCC) {
       const int bytes = static_cast<unsigned char>(*p) < 0x80 ? 1 : decode_multibyte(p, end).bytes;
       previous = p;
       p += bytes;
       continue;
     }
-    const Character c = decode_multibyte(p, end);
+    const CodePoint c = decode_multibyte(p, end);
     if (nfc.safe(c.value)) {
       previous = p;
       p += c.bytes;
       continue;
     }
-    // A run from the character before up to the next one that joins nothing. A stray byte is a character of
-    // its own.
+    // A sequence from the character before up to the next one that cannot combine. A stray byte is a
+    // character of its own.
     const char* first = previous;
     if (first < p) {
-      const Character before = decode_character(first, end);
+      const CodePoint before = decode_character(first, end);
       if (before.value == 0xFFFD && before.bytes == 1) first = p;
     }
     const char* last = p + c.bytes;
     while (last < end) {
-      const Character next = decode_character(last, end);
+      const CodePoint next = decode_character(last, end);
       if (nfc.safe(next.value)) break;
       last += next.bytes;
     }

@@ -1,5 +1,5 @@
-// What is done to text before it is split into pieces. Qwen's tokenizers ask for NFC, the other byte-level
-// ones for nothing.
+// Normalizes text before it is split into pieces. Qwen's tokenizers require NFC; other byte-level tokenizers
+// require nothing.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ class Normalizer {
   bool nfc = false;
 
   bool active() const { return nfc; }
-  // The normalized text: `text` itself where nothing changes (the usual case, found without copying), else
-  // `buffer`. Bytes that are not UTF-8 are kept as they are.
+  // Returns the normalized text: `text` itself if nothing changes (the usual case, detected without copying),
+  // else `buffer`. Bytes that are not valid UTF-8 are kept.
   std::string_view apply(std::string_view text, std::string& buffer) const;
 };
 

@@ -12,7 +12,7 @@ namespace capstan::text {
 
 namespace {
 
-// A step whose whole work is one change of each piece.
+// A step that applies one change to each piece.
 class ChangeStep : public TextStep {
  public:
   using Function = std::function<bool(std::string_view, const TextPieces::Piece&, Changes&)>;
@@ -68,7 +68,8 @@ bool map(std::string_view text, Changes& changes, Map mapped) {
 bool lowercase(std::string_view text, Changes& changes) {
   bool any = false;
   for_each_character(text, [&](char32_t c, size_t) {
-    if (c == 0x130) {  // the one capital whose small form is two characters
+    // The only capital letter whose lower-case form has two characters.
+    if (c == 0x130) {
       any = true;
       changes.add('i', 0);
       changes.add(0x307, 1);
@@ -103,7 +104,7 @@ bool strip(bool left, bool right, std::string_view text, Changes& changes) {
   return true;
 }
 
-// What takes the place of `old_count` characters, in Hugging Face's way of counting.
+// Replaces `old_count` characters and records the changes as Hugging Face counts them.
 void add_replacement(Changes& changes, size_t old_count, std::string_view text) {
   size_t count = 0;
   for_each_character(text, [&](char32_t c, size_t) {

@@ -20,11 +20,13 @@ TextStepPtr unicode_form_step(UnicodeForm form);
 TextStepPtr lowercase_step();
 TextStepPtr strip_step(bool left, bool right);
 TextStepPtr strip_accents_step();
-TextStepPtr prepend_step(std::string text);  // before a piece that is not empty
+// Prepends `text` to each piece that is not empty.
+TextStepPtr prepend_step(std::string text);
 TextStepPtr replace_step(std::shared_ptr<const Pattern> pattern, std::string content);
 TextStepPtr charsmap_step(std::shared_ptr<const Charsmap> map);
 TextStepPtr bert_normalizer_step(const BertNormalizerOptions& options);
 TextStepPtr nmt_step();
-TextStepPtr byte_alphabet_step();  // each byte becomes its character of byte_level.hpp
+// Each byte becomes its character of byte_level.hpp.
+TextStepPtr byte_alphabet_step();
 
 }  // namespace capstan::text

@@ -1,4 +1,4 @@
-// Where something lies in a text.
+// A range of bytes in a text.
 #pragma once
 
 #include <cstddef>

@@ -15,12 +15,12 @@ namespace {
 
 constexpr size_t kMaxPatternBytes = 16 << 10;
 constexpr unsigned kParseDepthLimit = 250;
-// Backtracking steps from one start position: enough to run through the text a few times, too few to do so
+// Limit of backtracking steps from one start position: enough to pass over the text a few times, but not once
 // for every character.
 constexpr size_t kMatchLimit = 200'000, kMatchLimitPerByte = 8;
-// Backtracking steps from all start positions until the next match.
+// Limit of backtracking steps from all start positions until the next match.
 constexpr size_t kSearchLimitPerByte = 64;
-// Entries of the backtracking stack, about 40 bytes each.
+// Limit of entries of the backtracking stack, about 40 bytes each.
 constexpr size_t kStackLimit = 1 << 20, kStackLimitPerByte = 2;
 
 const UChar* bytes_of(std::string_view text) {
@@ -55,7 +55,7 @@ std::string newer_property(std::string_view property) {
   }
   if (name == "word") return complement ? "\\W" : "\\w";
   if (name.starts_with("in") && name != "inherited" && !name.starts_with("inscriptional"))
-    fail(ErrorCode::unsupported, "regular expressions with Unicode blocks (" + quoted(property) +
+    fail(ErrorCode::unsupported, "regular expressions with Unicode blocks (" + in_quotes(property) +
                                      ") are not supported: versions of Oniguruma differ in them");
   return std::string(property);
 }
@@ -64,7 +64,8 @@ std::string newer_property(std::string_view property) {
 // differently: there [[:punct:]] is \p{P} and \p{S}, and \p{Word} is \w. Refuses what is not supported.
 std::string with_newer_sets(std::string_view regex) {
   std::string result;
-  int depth = 0;  // of nested character sets
+  // Depth of nested character sets.
+  int depth = 0;
   const auto copy = [&](size_t count) {
     result += regex.substr(0, count);
     regex.remove_prefix(std::min(count, regex.size()));
@@ -90,7 +91,8 @@ std::string with_newer_sets(std::string_view regex) {
     } else if (regex[0] == '[') {
       ++depth;
       copy(regex.starts_with("[^") ? 2 : 1);
-      if (regex.starts_with("]")) copy(1);  // a literal at the beginning of a set
+      // A literal at the beginning of a set.
+      if (regex.starts_with("]")) copy(1);
     } else {
       if (regex[0] == ']' && depth > 0) --depth;
       copy(1);
@@ -144,12 +146,12 @@ struct Pattern::Code {
   regex_t* regex = nullptr;
   ~Code() { onig_free(regex); }
 
-  // Finds the matches in `run`, the valid UTF-8 at byte `offset` of a text.
-  void find_all(Search& search, std::string_view run, size_t offset, OnigOptionType options,
+  // Finds the matches in `valid`, the valid UTF-8 at byte `offset` of a text.
+  void find_all(Search& search, std::string_view valid, size_t offset, OnigOptionType options,
                 FunctionRef<void(size_t, size_t)> match, FunctionRef<void(size_t, int)> failed) const {
     size_t position = 0, last_end = std::string_view::npos;
-    while (position <= run.size()) {
-      const int status = search.run(regex, run, position, options);
+    while (position <= valid.size()) {
+      const int status = search.run(regex, valid, position, options);
       if (status == ONIG_MISMATCH) return;
       if (status < 0) failed(offset + position, status);
       const size_t begin = search.begin(), end = search.end();
@@ -158,10 +160,10 @@ struct Pattern::Code {
         position = last_end = end;
         continue;
       }
-      // An empty match; \K can also put its beginning behind its end.
+      // The match is empty, or \K has moved its beginning past its end.
       if (end != last_end) match(offset + end, offset + end);
-      if (end >= run.size()) return;
-      position = end + decode_utf8(run, end).bytes;
+      if (end >= valid.size()) return;
+      position = end + decode_utf8(valid, end).bytes;
       last_end = std::string_view::npos;
     }
   }
@@ -180,7 +182,7 @@ std::shared_ptr<const Pattern> Pattern::compile(std::string_view regex) {
   if (status != ONIG_NORMAL) {
     code->regex = nullptr;
     fail(ErrorCode::format,
-         "the regular expression " + quoted(regex) + " does not compile: " + error_text(status, &details));
+         "the regular expression " + in_quotes(regex) + " does not compile: " + error_text(status, &details));
   }
   auto result = std::shared_ptr<Pattern>(new Pattern);
   result->code_ = std::move(code);
@@ -203,20 +205,20 @@ void Pattern::find_all(std::string_view text, FunctionRef<void(size_t, size_t)> 
     return;
   }
   const auto failed = [&](size_t position, int status) {
-    fail(ErrorCode::format, "the regular expression " + quoted(regex_) + " gave up at byte " +
+    fail(ErrorCode::format, "the regular expression " + in_quotes(regex_) + " gave up at byte " +
                                 std::to_string(position) + " of a text of " + std::to_string(text.size()) +
                                 " bytes: " + error_text(status));
   };
   Search search(text.size());
-  // Oniguruma reads valid UTF-8 only, so each run between stray bytes is searched by itself.
+  // Oniguruma reads valid UTF-8 only, so each valid part between stray bytes is searched separately.
   for (size_t begin = 0; begin <= text.size();) {
     const std::string_view rest = text.substr(begin);
-    const std::string_view run = rest.substr(0, first_invalid_utf8(rest).value_or(rest.size()));
+    const std::string_view valid = rest.substr(0, first_invalid_utf8(rest).value_or(rest.size()));
     OnigOptionType options = ONIG_OPTION_NONE;
     if (begin > 0) options |= ONIG_OPTION_NOTBOL | ONIG_OPTION_NOT_BEGIN_STRING;
-    if (run.size() < rest.size()) options |= ONIG_OPTION_NOTEOL | ONIG_OPTION_NOT_END_STRING;
-    if (!run.empty() || text.empty()) code_->find_all(search, run, begin, options, match, failed);
-    begin += run.size() + 1;
+    if (valid.size() < rest.size()) options |= ONIG_OPTION_NOTEOL | ONIG_OPTION_NOT_END_STRING;
+    if (!valid.empty() || text.empty()) code_->find_all(search, valid, begin, options, match, failed);
+    begin += valid.size() + 1;
   }
 }
 

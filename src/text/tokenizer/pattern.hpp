@@ -20,7 +20,7 @@ class Pattern {
   static std::shared_ptr<const Pattern> literal(std::string_view text);
 
   // Calls match(begin, end) for every match, left to right, without overlaps; an empty match directly after
-  // another match is left out. A match contains valid UTF-8 only, and each search is bounded: throws
+  // another match is skipped. A match contains valid UTF-8 only, and each search is bounded: throws
   // ErrorCode::format when it needs too much backtracking or memory.
   void find_all(std::string_view text, FunctionRef<void(size_t begin, size_t end)> match) const;
 
@@ -29,7 +29,8 @@ class Pattern {
   struct Code;
   std::shared_ptr<const Code> code_;
   std::string regex_;
-  std::string literal_;  // searched without the engine
+  // A literal text, which is searched without Oniguruma.
+  std::string literal_;
 };
 
 }  // namespace capstan::text

@@ -7,10 +7,12 @@
 namespace capstan::text {
 
 struct PostStep {
-  // Places lose the spaces at their tokens' ends (ByteLevel, RobertaProcessing).
+  // Offsets exclude the spaces at the ends of their tokens (ByteLevel, RobertaProcessing).
   bool trim = false;
-  bool add_prefix_space = true;        // a single space at the front stays with the first token
-  std::vector<int32_t> before, after;  // added where special tokens are asked for
+  // A single space at the front stays with the first token.
+  bool add_prefix_space = true;
+  // Added if EncodeOptions::add_special is set.
+  std::vector<int32_t> before, after;
 };
 
 }  // namespace capstan::text

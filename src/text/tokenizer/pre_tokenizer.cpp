@@ -16,8 +16,8 @@ const std::string_view kQwen2Pattern =
 
 bool known_pattern(std::string_view regex, PreTokenizerStep::Kind& kind) {
   using Kind = PreTokenizerStep::Kind;
-  // cl100k as tiktoken writes it: possessive where the other cannot backtrack into, and \s*[\r\n], whose
-  // greedy \s* takes all newlines but the last, so that [\r\n]+ matches the same.
+  // The pattern of cl100k as tiktoken writes it. It matches the same texts as kLlama3Pattern: its possessive
+  // quantifiers do not change a match, and in \s*[\r\n] the greedy \s* takes all newlines but the last.
   constexpr std::string_view kCl100k =
       R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
   if (regex == kGpt2Pattern) return kind = Kind::gpt2, true;
@@ -28,7 +28,7 @@ bool known_pattern(std::string_view regex, PreTokenizerStep::Kind& kind) {
 
 namespace {
 
-// Fills `out` with pieces from `position` on, moves it behind them and returns their number.
+// Fills `out` with pieces from `position` on, moves it after them and returns their number.
 template <class Next>
 size_t scan_pieces(const scan::Context& text, const char*& position, std::string_view* out, size_t most,
                    Next next) {
@@ -59,7 +59,7 @@ size_t scan_kind(PreTokenizerStep::Kind kind, const scan::Context& text, const c
         if (c.bits & kNumber) return p + c.bytes;
         return t.skip(p, [](uint8_t bits) { return !(bits & kNumber); });
       });
-    case Kind::digit_runs:
+    case Kind::digit_groups:
       return scan_pieces(text, position, out, most, [](const scan::Context& t, const char* p) {
         const uint8_t wanted = t.at(p).bits & kNumber;
         return t.skip(p, [wanted](uint8_t bits) { return (bits & kNumber) == wanted; });
@@ -79,19 +79,19 @@ void flush(PreTokenizer::Scratch& scratch, FunctionRef<void(const PieceBatch&)> 
 
 }  // namespace
 
-void merge_parts(SplitBehavior behavior, std::vector<SplitPart>& parts) {
-  std::vector<SplitPart> merged;
+void merge_segments(SplitBehavior behavior, std::vector<SplitSegment>& parts) {
+  std::vector<SplitSegment> merged;
   switch (behavior) {
     case SplitBehavior::isolated:
       return;
     case SplitBehavior::removed:
-      for (const SplitPart& part : parts)
+      for (const SplitSegment& part : parts)
         if (!part.match) merged.push_back(part);
       break;
     case SplitBehavior::contiguous:
     case SplitBehavior::merged_with_previous: {
       bool before = false;
-      for (const SplitPart& part : parts) {
+      for (const SplitSegment& part : parts) {
         const bool join =
             behavior == SplitBehavior::contiguous ? part.match == before : part.match && !before;
         if (join && !merged.empty())
@@ -129,7 +129,7 @@ void split_piece(const PreTokenizerStep& step, std::string_view text, std::vecto
     }
     return;
   }
-  std::vector<SplitPart> parts;
+  std::vector<SplitSegment> parts;
   size_t previous = 0;
   step.pattern->find_all(text, [&](size_t begin, size_t end) {
     if (begin < previous) return;
@@ -138,15 +138,15 @@ void split_piece(const PreTokenizerStep& step, std::string_view text, std::vecto
     previous = end;
   });
   if (previous != text.size()) parts.push_back({previous, text.size(), step.invert});
-  merge_parts(step.behavior, parts);
-  for (const SplitPart& part : parts)
+  merge_segments(step.behavior, parts);
+  for (const SplitSegment& part : parts)
     if (part.begin < part.end) out.push_back(text.substr(part.begin, part.end - part.begin));
 }
 
 void PreTokenizer::run(std::string_view text, Scratch& scratch,
                        FunctionRef<void(const PieceBatch&)> sink) const {
   scratch.prefixed.resize(steps.size());
-  scratch.cut.resize(steps.size());
+  scratch.pieces.resize(steps.size());
   scratch.count = 0;
   scratch.readable_end = text.data() + text.size();
   run_step(0, text, scratch, sink);
@@ -165,7 +165,8 @@ void PreTokenizer::run_step(size_t index, std::string_view text, Scratch& scratc
   const char* const outer_end = scratch.readable_end;
   const bool prefix = step.add_prefix_space && text.front() != ' ';
   if (prefix) {
-    flush(scratch, sink);  // its pieces may lie in the buffer that is about to change
+    // The pieces of the batch may point into the buffer that the next line changes.
+    flush(scratch, sink);
     std::string& copy = scratch.prefixed[index];
     copy.assign(1, ' ').append(text);
     text = copy;
@@ -173,10 +174,10 @@ void PreTokenizer::run_step(size_t index, std::string_view text, Scratch& scratc
   }
   const bool last = index + 1 == steps.size();
   if (step.kind == PreTokenizerStep::Kind::pattern) {
-    auto& cut = scratch.cut[index];
-    cut.clear();
-    split_piece(step, text, cut);
-    for (const std::string_view piece : cut) run_step(index + 1, piece, scratch, sink);
+    auto& pieces = scratch.pieces[index];
+    pieces.clear();
+    split_piece(step, text, pieces);
+    for (const std::string_view piece : pieces) run_step(index + 1, piece, scratch, sink);
   } else {
     const scan::Context context{unicode_classes(), text.data() + text.size()};
     const char* position = text.data();

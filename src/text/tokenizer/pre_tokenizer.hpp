@@ -21,22 +21,24 @@ namespace capstan::text {
 enum class SplitBehavior : uint8_t { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 struct PreTokenizerStep {
-  enum class Kind : uint8_t { whole, gpt2, llama3, qwen2, single_digits, digit_runs, pattern };
-  Kind kind = Kind::whole;
-  // A space goes before a piece that does not begin with one, then it is split.
+  enum class Kind : uint8_t { unsplit, gpt2, llama3, qwen2, single_digits, digit_groups, pattern };
+  Kind kind = Kind::unsplit;
+  // Inserts a space before a piece that does not begin with one, before splitting it.
   bool add_prefix_space = false;
-  SplitBehavior behavior = SplitBehavior::isolated;  // for Kind::pattern
-  bool invert = false;                               // for Kind::pattern
-  std::shared_ptr<const Pattern> pattern;            // for Kind::pattern
+  // The following fields apply to Kind::pattern.
+  SplitBehavior behavior = SplitBehavior::isolated;
+  bool invert = false;
+  std::shared_ptr<const Pattern> pattern;
 };
 
-// Matches and the text between them, and what Hugging Face's NormalizedString::split makes of them.
-struct SplitPart {
+// A range of the text: a match, or the text between two matches.
+struct SplitSegment {
   size_t begin, end;
   bool match;
 };
-void merge_parts(SplitBehavior behavior, std::vector<SplitPart>& parts);
-// Appends the pieces that the step splits the text into (add_prefix_space is not its business).
+// Merges the parts as Hugging Face's NormalizedString::split does.
+void merge_segments(SplitBehavior behavior, std::vector<SplitSegment>& parts);
+// Appends the pieces that the step splits the text into; the caller applies add_prefix_space.
 void split_piece(const PreTokenizerStep& step, std::string_view text, std::vector<std::string_view>& out);
 
 // A batch of pieces, in order. The bytes from each piece up to `readable_end` may be read.
@@ -55,8 +57,10 @@ class PreTokenizer {
     std::array<std::string_view, kBatch> batch;
     size_t count = 0;
     const char* readable_end = nullptr;
-    std::vector<std::string> prefixed;               // per step: the piece with a space before it
-    std::vector<std::vector<std::string_view>> cut;  // per step
+    // For each step, the piece with a space before it.
+    std::vector<std::string> prefixed;
+    // The pieces that each step splits its input into.
+    std::vector<std::vector<std::string_view>> pieces;
   };
 
   std::vector<PreTokenizerStep> steps;
@@ -68,7 +72,8 @@ class PreTokenizer {
                 FunctionRef<void(const PieceBatch&)> sink) const;
 };
 
-// The regular expressions that have a scanner: `regex` is compared as text. False: it needs a Pattern.
+// Finds the scanner of a regular expression by comparing its text. Returns false if there is none, so that
+// the expression needs a Pattern.
 bool known_pattern(std::string_view regex, PreTokenizerStep::Kind& kind);
 extern const std::string_view kGpt2Pattern, kLlama3Pattern, kQwen2Pattern;
 

@@ -6,7 +6,8 @@
 
 namespace capstan::text {
 
-enum class PreTokenizerChoice : uint8_t { gpt2, llama3, qwen2 };  // qwen2 normalizes to NFC as well
+// qwen2 normalizes to NFC as well.
+enum class PreTokenizerChoice : uint8_t { gpt2, llama3, qwen2 };
 
 // "gpt2", "llama3", "qwen2"; ErrorCode::usage otherwise
 PreTokenizerChoice pre_tokenizer_by_name(std::string_view name);

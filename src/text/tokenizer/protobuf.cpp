@@ -7,7 +7,7 @@
 namespace capstan::text {
 
 void ProtobufReader::fail_here(const std::string& what) const {
-  fail(ErrorCode::format, place_ + ": byte " + std::to_string(start_ + at_) + ": " + what);
+  fail(ErrorCode::format, location_ + ": byte " + std::to_string(start_ + at_) + ": " + what);
 }
 
 uint64_t ProtobufReader::varint() {

@@ -1,5 +1,5 @@
-// Reads the wire format of Protocol Buffers, field by field, with every length checked. SentencePiece's
-// models are such.
+// Reads the wire format of Protocol Buffers, which SentencePiece models use, field by field, and checks every
+// length.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,26 @@ class ProtobufReader {
  public:
   struct Field {
     uint32_t number = 0;
-    std::string_view bytes;  // of a text, a blob, a message
-    uint64_t integer = 0;    // of a varint, or the bits of a fixed number
+    // Value of a text, blob or message.
+    std::string_view bytes;
+    // Value of a varint, or the bits of a fixed-width number.
+    uint64_t integer = 0;
     bool is_bytes = false;
     bool is_fixed32 = false;
   };
 
-  // `place` begins every message; `start` is where the bytes lie in the file.
-  ProtobufReader(std::string_view bytes, const std::string& place, uint64_t start = 0)
-      : bytes_(bytes), place_(place), start_(start) {}
+  // `location` begins every message; `start` is the offset of the bytes in the file.
+  ProtobufReader(std::string_view bytes, const std::string& location, uint64_t start = 0)
+      : bytes_(bytes), location_(location), start_(start) {}
 
-  // false at the end; ErrorCode::format where the bytes are no such message.
+  // Reads the next field; returns false at the end. Throws ErrorCode::format if the bytes are malformed.
   bool next(Field& field);
-  // Where a field's bytes lie in the file, for a reader inside.
+  // The offset of a field's bytes in the file, for the reader of a nested message.
   uint64_t offset_of(const Field& field) const {
     return start_ + static_cast<uint64_t>(field.bytes.data() - bytes_.data());
   }
 
-  // The values, ErrorCode::format when the field is of another kind.
+  // The value of a field; throws ErrorCode::format if the field has another kind.
   std::string_view bytes(const Field& field) const;
   int64_t integer(const Field& field) const;
   bool boolean(const Field& field) const { return integer(field) != 0; }
@@ -40,7 +42,7 @@ class ProtobufReader {
   [[noreturn]] void fail_here(const std::string& what) const;
 
   std::string_view bytes_;
-  const std::string& place_;
+  const std::string& location_;
   uint64_t start_;
   size_t at_ = 0;
 };

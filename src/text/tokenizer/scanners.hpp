@@ -19,7 +19,7 @@ struct Context {
   Class at(const char* p) const {
     const auto first = static_cast<unsigned char>(*p);
     if (first < 0x80) return {classes.bits[first], 1};
-    const Character c = decode_multibyte(p, end);
+    const CodePoint c = decode_multibyte(p, end);
     return {classes.of(c.value), c.bytes};
   }
   template <class Accept>
@@ -48,7 +48,8 @@ inline bool is_other(uint8_t bits) {
 template <bool with_newlines>
 const char* space_run(const Context& text, const char* p) {
   const char* after_newline = nullptr;
-  const char* last = p;  // start of the run's last character
+  // Start of the last white space character.
+  const char* last = p;
   const char* q = p;
   while (q < text.end) {
     const Context::Class c = text.at(q);
@@ -59,11 +60,12 @@ const char* space_run(const Context& text, const char* p) {
   }
   if (with_newlines && after_newline) return after_newline;
   if (q == text.end || last == p) return q;
-  return last;  // one space stays for the next piece
+  // The last space belongs to the next piece.
+  return last;
 }
 
-// The end of 's|'t|'re|'ve|'m|'ll|'d at the apostrophe p, or nullptr; any_case: of (?i:…), where case folding
-// knows U+017F as an s.
+// Returns the end of 's|'t|'re|'ve|'m|'ll|'d at the apostrophe p, or nullptr. With any_case, matches (?i:…),
+// in which case folding maps U+017F to s.
 template <bool any_case>
 const char* contraction(const char* p, const char* end) {
   const auto left = end - p;

@@ -25,7 +25,8 @@ class NormalizerStep : public TextStep {
  private:
   struct Prefix {
     std::string_view text;
-    size_t bytes;  // of the input
+    // Number of bytes of the input.
+    size_t bytes;
   };
 
   Prefix normalize_prefix(std::string_view text) const {
@@ -34,7 +35,7 @@ class NormalizerStep : public TextStep {
     if (kept > 0) return {text.substr(0, kept), kept};
     if (options_.charsmap)
       if (const auto match = options_.charsmap->longest(text)) return {match->text, match->bytes};
-    const Character c = decode_character(text.data(), text.data() + text.size());
+    const CodePoint c = decode_character(text.data(), text.data() + text.size());
     if (c.value == 0xFFFD && c.bytes == 1) return {kReplacementCharacter, 1};
     return {text.substr(0, c.bytes), c.bytes};
   }
@@ -49,18 +50,18 @@ class NormalizerStep : public TextStep {
         at += prefix.bytes;
       }
     if (at == text.size()) return;
-    const auto put = [&](std::string_view part, OffsetRange place) {
+    const auto put = [&](std::string_view part, OffsetRange range) {
       out += part;
-      from.resize(out.size(), place);
+      from.resize(out.size(), range);
     };
     if (options_.add_dummy_prefix && !options_.space_as_suffix) put(space, {at, at});
     bool after_space = options_.remove_extra_spaces;
     while (at < text.size()) {
       const Prefix prefix = normalize_prefix(text.substr(at));
-      const OffsetRange place{at, at + prefix.bytes};
+      const OffsetRange range{at, at + prefix.bytes};
       std::string_view rest = prefix.text;
       if (after_space) rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
-      for (const char c : rest) put(c == ' ' ? space : std::string_view(&c, 1), place);
+      for (const char c : rest) put(c == ' ' ? space : std::string_view(&c, 1), range);
       if (!rest.empty()) after_space = rest.ends_with(' ');
       at += prefix.bytes;
       if (!options_.remove_extra_spaces) after_space = false;
@@ -82,7 +83,8 @@ TextStepPtr sentencepiece_step(const SentencePieceNormalizer& normalizer) {
 
 struct SentencePieceBpe::Scratch final : Model::Scratch {
   struct Symbol {
-    size_t begin, size;  // size 0: gone
+    // Range of the symbol; size 0: it was merged into another one.
+    size_t begin, size;
     int32_t previous, next;
     bool frozen;
   };
@@ -147,7 +149,7 @@ void SentencePieceBpe::encode_piece(std::string_view piece, Model::Scratch& scra
   if (symbols.empty()) return;
   symbols.back().next = -1;
 
-  // Unused pieces join on the way, and are split again in the end.
+  // Unused pieces take part in merges, and are split again at the end.
   std::unordered_map<std::string_view, size_t> joined_at;
   const auto symbol = [&](int32_t index) -> Scratch::Symbol& { return symbols[static_cast<size_t>(index)]; };
   const auto push = [&](int32_t left) {
@@ -192,7 +194,8 @@ void SentencePieceBpe::encode_piece(std::string_view piece, Model::Scratch& scra
     }
     after_unknown = id < 0;
   };
-  std::vector<OffsetRange> open;  // to be split again, the first on top
+  // Ranges to be split again, the first on top.
+  std::vector<OffsetRange> open;
   for (int32_t index = 0; index >= 0; index = symbol(index).next) {
     open.push_back({symbol(index).begin, symbol(index).begin + symbol(index).size});
     while (!open.empty()) {
@@ -200,13 +203,14 @@ void SentencePieceBpe::encode_piece(std::string_view piece, Model::Scratch& scra
       open.pop_back();
       const std::string_view text = piece.substr(part.begin, part.end - part.begin);
       const int32_t id = piece_id(text);
-      const auto cut = id >= 0 && kinds_[static_cast<size_t>(id)] == PieceKind::unused ? joined_at.find(text)
-                                                                                       : joined_at.end();
-      if (cut == joined_at.end()) {
+      const auto split = id >= 0 && kinds_[static_cast<size_t>(id)] == PieceKind::unused
+                             ? joined_at.find(text)
+                             : joined_at.end();
+      if (split == joined_at.end()) {
         add(part.begin, part.end - part.begin);
       } else {
-        open.push_back({part.begin + cut->second, part.end});
-        open.push_back({part.begin, part.begin + cut->second});
+        open.push_back({part.begin + split->second, part.end});
+        open.push_back({part.begin, part.begin + split->second});
       }
     }
   }

@@ -1,5 +1,5 @@
-// What SentencePiece's own library does with a .model: its normalizer, and its BPE, which merges by scores.
-// (Its Unigram is unigram.hpp's in single precision.)
+// SentencePiece's treatment of a .model: its normalizer, and its BPE, which merges by scores. (Its Unigram is
+// unigram.hpp's in single precision.)
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,14 @@ namespace capstan::text {
 
 struct SentencePieceNormalizer {
   std::shared_ptr<const Charsmap> charsmap;
-  std::shared_ptr<const ByteTrie> user_defined;  // these pass as they are
+  // Texts that the normalizer keeps unchanged.
+  std::shared_ptr<const ByteTrie> user_defined;
   bool add_dummy_prefix = true;
   bool remove_extra_spaces = true;
-  bool escape_spaces = true;     // as ▁
-  bool space_as_suffix = false;  // the dummy goes to the end
+  // Replaces spaces by ▁.
+  bool escape_spaces = true;
+  // Adds the dummy space at the end of the text instead of the beginning.
+  bool space_as_suffix = false;
 };
 TextStepPtr sentencepiece_step(const SentencePieceNormalizer& normalizer);
 
@@ -38,13 +41,15 @@ class SentencePieceBpe final : public Model {
 
  private:
   struct Scratch;
-  int32_t piece_id(std::string_view piece) const;  // -1: none
+  // Id of a piece, or -1.
+  int32_t piece_id(std::string_view piece) const;
 
   const Vocabulary& vocabulary_;
   std::vector<double> scores_;
   std::vector<PieceKind> kinds_;
   int32_t unknown_;
-  std::vector<int32_t> byte_ids_;  // empty without byte_fallback
+  // Empty without byte_fallback.
+  std::vector<int32_t> byte_ids_;
   ByteTrie user_defined_;
 };
 

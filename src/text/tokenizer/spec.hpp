@@ -1,4 +1,4 @@
-// What the files of a tokenizer say, before it is built: the loaders read it, tokenizer.cpp checks it and
+// The content of a tokenizer's files, before it is built: the loaders read it, tokenizer.cpp checks it and
 // makes the stages. Texts are views into the documents that the loader holds until the tokenizer is built.
 #pragma once
 
@@ -22,37 +22,46 @@ struct TokenizerSpec {
   enum class ModelKind : uint8_t { bpe, unigram, word_piece, sentencepiece_bpe };
 
   // "file: model.vocab" and the like, for messages.
-  std::string vocab_place, merges_place, added_place;
-  bool merges_are_lines = false;  // of merges.txt: messages count from 1
+  std::string vocab_location, merges_location, added_location;
+  // The merges are the lines of merges.txt; messages count them from 1.
+  bool merges_are_lines = false;
 
   ModelKind model = ModelKind::bpe;
-  std::vector<std::pair<std::string_view, int32_t>> vocab;  // ids >= 0
+  // Tokens and their ids, which are not negative.
+  std::vector<std::pair<std::string_view, int32_t>> vocab;
   std::optional<std::string> unknown;
   bool byte_fallback = false;
-  // BPE.
+  // Fields of BPE.
   std::vector<std::pair<std::string_view, std::string_view>> merges;
   bool ignore_merges = false, fuse_unknown = false;
-  std::string prefix, suffix;  // prefix: WordPiece, too
-  // Unigram and SentencePiece: by id.
+  // Prefix of tokens that continue a word (BPE and WordPiece), and suffix of the token that ends a word
+  // (BPE).
+  std::string prefix, suffix;
+  // Scores by id (Unigram and SentencePiece), and kinds by id (SentencePiece only).
   std::vector<double> scores;
-  std::vector<PieceKind> kinds;   // SentencePiece only
-  int64_t most_characters = 100;  // WordPiece
+  std::vector<PieceKind> kinds;
+  // WordPiece: a word with more characters becomes the unknown token.
+  int64_t most_characters = 100;
 
   std::vector<AddedToken> added;
-  // All before the model is a Normalizer and a PreTokenizer: the fast way, if the model merges bytes.
+  // The steps before the model are a Normalizer and a PreTokenizer, which is the fast path if the model
+  // merges bytes.
   bool byte_level = false;
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
-  // Any other way, and that for offsets: the same steps, and those with the byte alphabet where ByteLevel
-  // puts it.
+  // The general path, also used for offsets: the same steps, and the splits that write the byte alphabet
+  // where ByteLevel does.
   TextSteps normalizers, splits, alphabet_splits;
-  bool needs_origin = false;  // a step asks whether a piece begins the text
+  // Some step depends on whether a piece begins the text.
+  bool needs_origin = false;
   std::optional<Decoder> decoder;
   std::vector<PostStep> post;
 
-  // By the files' own word (a template, tokenizer_config.json, special_tokens_map.json).
+  // Special tokens that the files name: a post-processor template, tokenizer_config.json or
+  // special_tokens_map.json.
   std::optional<std::string> bos, eos, unk, pad;
-  std::optional<bool> add_bos, add_eos;  // instead of the template
+  // Whether encoding adds BOS and EOS. If set, they take precedence over the template.
+  std::optional<bool> add_bos, add_eos;
 };
 
 }  // namespace capstan::text

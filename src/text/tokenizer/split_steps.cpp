@@ -8,12 +8,12 @@ namespace capstan::text {
 
 namespace {
 
-using Parts = TextPieces::Parts;
+using PieceList = TextPieces::PieceList;
 
-class CutStep : public TextStep {
+class SplitStep : public TextStep {
  public:
-  using Function = std::function<void(std::string_view, Parts&)>;
-  explicit CutStep(Function function) : function_(std::move(function)) {}
+  using Function = std::function<void(std::string_view, PieceList&)>;
+  explicit SplitStep(Function function) : function_(std::move(function)) {}
   void apply(TextPieces& pieces) const override { pieces.split(function_); }
 
  private:
@@ -24,23 +24,23 @@ bool is_space(char32_t c) {
   return (unicode_classes().of(c) & kSpace) != 0;
 }
 
-// Each character that counts is a match of its own.
+// Each matching character is a match of its own.
 template <class IsMatch>
 TextStepPtr character_step(IsMatch is_match, SplitBehavior behavior) {
-  return std::make_shared<CutStep>([is_match, behavior](std::string_view text, Parts& parts) {
-    std::vector<SplitPart> cut;
+  return std::make_shared<SplitStep>([is_match, behavior](std::string_view text, PieceList& parts) {
+    std::vector<SplitSegment> matches;
     size_t done = 0, at = 0;
     for_each_character(text, [&](char32_t c, size_t bytes) {
       if (is_match(c)) {
-        if (done < at) cut.push_back({done, at, false});
-        cut.push_back({at, at + bytes, true});
+        if (done < at) matches.push_back({done, at, false});
+        matches.push_back({at, at + bytes, true});
         done = at + bytes;
       }
       at += bytes;
     });
-    if (done < at) cut.push_back({done, at, false});
-    merge_parts(behavior, cut);
-    for (const SplitPart& part : cut) parts.push_back({part.begin, part.end, -1});
+    if (done < at) matches.push_back({done, at, false});
+    merge_segments(behavior, matches);
+    for (const SplitSegment& part : matches) parts.push_back({part.begin, part.end, -1});
   });
 }
 
@@ -62,7 +62,7 @@ class MetaspaceStep : public TextStep {
                (scheme_ == PrependScheme::always || pieces.origin(piece) == 0);
       });
     if (!split_) return;
-    pieces.split([&](std::string_view text, Parts& parts) {
+    pieces.split([&](std::string_view text, PieceList& parts) {
       size_t begin = 0;
       for (size_t at = text.find(replacement_, 0); at != std::string_view::npos;
            at = text.find(replacement_, at + replacement_.size())) {
@@ -86,11 +86,11 @@ class ScannerStep : public TextStep {
     if (step_.add_prefix_space)
       pieces.prepend(" ",
                      [](std::string_view text, const TextPieces::Piece&) { return text.front() != ' '; });
-    std::vector<std::string_view> cut;
-    pieces.split([&](std::string_view text, Parts& parts) {
-      cut.clear();
-      split_piece(step_, text, cut);
-      for (const std::string_view part : cut) {
+    std::vector<std::string_view> split_pieces;
+    pieces.split([&](std::string_view text, PieceList& parts) {
+      split_pieces.clear();
+      split_piece(step_, text, split_pieces);
+      for (const std::string_view part : split_pieces) {
         const auto begin = static_cast<size_t>(part.data() - text.data());
         parts.push_back({begin, begin + part.size(), -1});
       }
@@ -112,7 +112,7 @@ TextStepPtr metaspace_step(std::string replacement, PrependScheme scheme, bool s
 }
 
 TextStepPtr whitespace_step() {
-  return std::make_shared<CutStep>([](std::string_view text, Parts& parts) {
+  return std::make_shared<SplitStep>([](std::string_view text, PieceList& parts) {
     enum class Kind : uint8_t { space, word, other };
     Kind before = Kind::space;
     size_t begin = 0, at = 0;

@@ -28,7 +28,7 @@ TextPieces::TextPieces(std::string_view text, bool track)
   });
 }
 
-OffsetRange TextPieces::place(size_t begin, size_t end) const {
+OffsetRange TextPieces::original_range(size_t begin, size_t end) const {
   if (begin < end) return {offsets_[begin].begin, offsets_[end - 1].end};
   const size_t at = offsets_.empty()          ? 0
                     : begin < offsets_.size() ? offsets_[begin].begin
@@ -36,9 +36,9 @@ OffsetRange TextPieces::place(size_t begin, size_t end) const {
   return {at, at};
 }
 
-void TextPieces::split(FunctionRef<void(std::string_view, Parts&)> parts_of) {
+void TextPieces::split(FunctionRef<void(std::string_view, PieceList&)> parts_of) {
   new_pieces_.clear();
-  Parts parts;
+  PieceList parts;
   for (const Piece& piece : pieces_) {
     if (piece.id >= 0) {
       new_pieces_.push_back(piece);
@@ -55,22 +55,22 @@ void TextPieces::split(FunctionRef<void(std::string_view, Parts&)> parts_of) {
 
 void TextPieces::begin_rewrite() {
   new_text_.clear();
-  new_places_.clear();
+  new_offsets_.clear();
   new_pieces_.clear();
   new_text_.reserve(text_.size() + text_.size() / 8);
-  if (tracked_) new_places_.reserve(offsets_.size() + offsets_.size() / 8);
+  if (tracked_) new_offsets_.reserve(offsets_.size() + offsets_.size() / 8);
 }
 
 void TextPieces::keep(size_t begin, size_t end) {
   new_text_.append(text_, begin, end - begin);
   if (tracked_)
-    new_places_.insert(new_places_.end(), offsets_.begin() + static_cast<ptrdiff_t>(begin),
-                       offsets_.begin() + static_cast<ptrdiff_t>(end));
+    new_offsets_.insert(new_offsets_.end(), offsets_.begin() + static_cast<ptrdiff_t>(begin),
+                        offsets_.begin() + static_cast<ptrdiff_t>(end));
 }
 
-void TextPieces::put(char32_t c, OffsetRange place) {
+void TextPieces::put(char32_t c, OffsetRange range) {
   append_character(new_text_, c);
-  if (tracked_) new_places_.resize(new_text_.size(), place);
+  if (tracked_) new_offsets_.resize(new_text_.size(), range);
 }
 
 void TextPieces::check_growth() const {
@@ -82,7 +82,7 @@ void TextPieces::check_growth() const {
 void TextPieces::end_rewrite() {
   check_growth();
   text_.swap(new_text_);
-  offsets_.swap(new_places_);
+  offsets_.swap(new_offsets_);
   pieces_.swap(new_pieces_);
 }
 
@@ -98,14 +98,14 @@ void TextPieces::apply(const Piece& piece, const Changes& changes) {
   };
   skip(changes.removed_first);
   for (const Change& change : changes.list) {
-    OffsetRange place;
+    OffsetRange range;
     if (change.change <= 0)
-      place = offsets_[std::min(offset, piece.end - 1)];
+      range = offsets_[std::min(offset, piece.end - 1)];
     else if (offset > piece.begin)
-      place = offsets_[offset - 1];
+      range = offsets_[offset - 1];
     else
-      place = {offsets_[piece.begin].begin, offsets_[piece.begin].begin};
-    put(change.value, place);
+      range = {offsets_[piece.begin].begin, offsets_[piece.begin].begin};
+    put(change.value, range);
     if (change.change <= 0) skip(1 + static_cast<size_t>(-change.change));
   }
 }
@@ -141,7 +141,7 @@ void TextPieces::replace(FunctionRef<void(std::string_view, FunctionRef<void(siz
         check_growth();
         if (!tracked_) return;
         const size_t start = offsets_[piece.begin].begin;
-        new_places_.resize(new_text_.size(), to > 0 ? offsets_[done - 1] : OffsetRange{start, start});
+        new_offsets_.resize(new_text_.size(), to > 0 ? offsets_[done - 1] : OffsetRange{start, start});
       });
     keep(done, piece.end);
     if (new_text_.size() > begin || piece.id >= 0) new_pieces_.push_back({begin, new_text_.size(), piece.id});
@@ -163,8 +163,8 @@ void TextPieces::rewrite(FunctionRef<void(std::string_view, std::string&, std::v
       make(text(piece), made, from);
       new_text_ += made;
       if (tracked_)
-        for (const OffsetRange& place : from)
-          new_places_.push_back(this->place(piece.begin + place.begin, piece.begin + place.end));
+        for (const OffsetRange& range : from)
+          new_offsets_.push_back(original_range(piece.begin + range.begin, piece.begin + range.end));
     }
     if (new_text_.size() > begin || piece.id >= 0) new_pieces_.push_back({begin, new_text_.size(), piece.id});
   }
@@ -180,7 +180,7 @@ void TextPieces::prepend(std::string_view prefix, FunctionRef<bool(std::string_v
     const size_t begin = new_text_.size();
     if (piece.id < 0 && where(text(piece), piece)) {
       new_text_ += prefix;
-      if (tracked_) new_places_.resize(new_text_.size(), offsets_[piece.begin]);
+      if (tracked_) new_offsets_.resize(new_text_.size(), offsets_[piece.begin]);
     }
     keep(piece.begin, piece.end);
     new_pieces_.push_back({begin, new_text_.size(), piece.id});

@@ -1,6 +1,6 @@
 // Text on its way to the model: split into pieces and changed step by step, with the offsets in the original
-// text that every byte came from where that is asked for. Byte-level BPE without offsets does not come here:
-// it has a faster way (pre_tokenizer.hpp).
+// text that every byte came from, if they are requested. Byte-level BPE without offsets uses the faster
+// PreTokenizer (pre_tokenizer.hpp) instead.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,14 @@
 
 namespace capstan::text {
 
-// A byte that is not UTF-8 travels as a character of its own, above all of Unicode.
+// First of 256 values above Unicode that stand for single bytes that are not valid UTF-8.
 inline constexpr char32_t kRawByte = 0x110000;
 // Calls f(character, bytes) for each character of the text.
 template <class F>
 void for_each_character(std::string_view text, F f) {
   const char* const end = text.data() + text.size();
   for (const char* p = text.data(); p < end;) {
-    Character c = decode_character(p, end);
+    CodePoint c = decode_character(p, end);
     if (c.value == 0xFFFD && c.bytes == 1) c.value = kRawByte + static_cast<unsigned char>(*p);
     f(c.value, size_t{c.bytes});
     p += c.bytes;
@@ -32,26 +32,29 @@ void for_each_character(std::string_view text, F f) {
 }
 void append_character(std::string& out, char32_t c);
 
-// One character of a changed text. `change` is as Hugging Face counts it: 0 stands for the next old
-// character, 1 is put in behind what was there, -n stands for the next old character and n more that go.
+// One character of a changed text. `change` counts as in Hugging Face tokenizers: 0 replaces the next old
+// character, 1 inserts a character, and -n replaces the next old character and removes the n after it.
 struct Change {
   char32_t value;
   int32_t change;
 };
 struct Changes {
   std::vector<Change> list;
-  size_t removed_first = 0;  // old characters that go before the first of the list
+  // Number of old characters that are removed before the first entry of the list.
+  size_t removed_first = 0;
   void add(char32_t value, int32_t change) { list.push_back({value, change}); }
 };
 
 class TextPieces {
  public:
   struct Piece {
-    size_t begin, end;  // bytes of the text of now
-    int32_t id;         // an added token, -1: text
+    // Bytes of the text after the steps so far.
+    size_t begin, end;
+    // Id of an added token; -1 for text.
+    int32_t id;
   };
 
-  // All of the text is one piece. Without `track` offsets are not known.
+  // Begins with the text as one piece. Without `track` the offsets are not known.
   TextPieces(std::string_view text, bool track);
 
   const std::vector<Piece>& pieces() const { return pieces_; }
@@ -59,40 +62,43 @@ class TextPieces {
     return std::string_view(text_).substr(piece.begin, piece.end - piece.begin);
   }
   const char* end_of_text() const { return text_.data() + text_.size(); }
-  // From the first byte's beginning to the last byte's end; an empty range is at the piece's beginning.
-  OffsetRange place(size_t begin, size_t end) const;
-  // Where the piece begins in the original text (a guess that is right for the first piece when not tracked).
+  // The range of the original text that bytes [begin, end) came from; for an empty range, the offset of
+  // `begin`.
+  OffsetRange original_range(size_t begin, size_t end) const;
+  // The offset of the piece in the original text. Without tracking this is exact for the first piece only.
   size_t origin(const Piece& piece) const { return tracked_ ? offsets_[piece.begin].begin : piece.begin; }
 
   // Splits every piece of text: `parts_of` gives the parts that stay, in order, as ranges of the piece's
-  // text. Empty ones are left out.
-  using Parts = std::vector<Piece>;
-  void split(FunctionRef<void(std::string_view text, Parts& parts)> parts_of);
+  // text. Empty parts are dropped.
+  using PieceList = std::vector<Piece>;
+  void split(FunctionRef<void(std::string_view text, PieceList& parts)> parts_of);
   // Changes every piece of text. `change` fills the list, or returns false when all stays as it is.
   void change(FunctionRef<bool(std::string_view text, const Piece& piece, Changes& changes)> change);
-  // Puts `content` in for each range that `find` gives (of the piece's text, in order, not overlapping).
+  // Replaces each range that `find` reports (of the piece's text, in order, not overlapping) by `content`.
   void replace(FunctionRef<void(std::string_view text, FunctionRef<void(size_t, size_t)> match)> find,
                std::string_view content);
-  // Gives every piece of text a new one: `from` holds for each of its bytes the bytes of the piece that it
-  // stands for.
+  // Replaces every piece of text by `out`; `from` holds, for each byte of `out`, the range of the old piece
+  // that it came from.
   void rewrite(
       FunctionRef<void(std::string_view text, std::string& out, std::vector<OffsetRange>& from)> make);
-  // For the pieces that `where` accepts: puts `prefix` before the first character, at that one's place.
+  // Puts `prefix` before each piece that `where` accepts, with the offsets of its first character.
   void prepend(std::string_view prefix, FunctionRef<bool(std::string_view text, const Piece& piece)> where);
 
  private:
   void begin_rewrite();
   void keep(size_t begin, size_t end);
-  void put(char32_t c, OffsetRange place);
+  void put(char32_t c, OffsetRange range);
   void end_rewrite();
   void check_growth() const;
   void apply(const Piece& piece, const Changes& changes);
 
   std::string text_, new_text_;
-  std::vector<OffsetRange> offsets_, new_places_;  // by byte
+  // Ranges of the original text, one for each byte of text_ and new_text_.
+  std::vector<OffsetRange> offsets_, new_offsets_;
   std::vector<Piece> pieces_, new_pieces_;
   bool tracked_;
-  size_t most_bytes_;  // of a hostile tokenizer's text
+  // Limits the growth of the text, because a tokenizer.json is untrusted.
+  size_t most_bytes_;
 };
 
 // One step of a tokenizer.json: a normalizer, or a pre-tokenizer.
@@ -103,6 +109,7 @@ class TextStep {
 };
 using TextStepPtr = std::shared_ptr<const TextStep>;
 using TextSteps = std::vector<TextStepPtr>;
-TextStepPtr step_list(TextSteps steps);  // one after the other
+// A step that applies `steps` in order.
+TextStepPtr step_list(TextSteps steps);
 
 }  // namespace capstan::text

@@ -12,7 +12,7 @@
 #include "base/text.hpp"
 #include "text/tokenizer/byte_level.hpp"
 #include "text/tokenizer/load.hpp"
-#include "text/tokenizer/parts.hpp"
+#include "text/tokenizer/pipeline.hpp"
 #include "text/tokenizer/utf8_lossy.hpp"
 #include "text/tokenizer/write_json.hpp"
 
@@ -28,7 +28,7 @@ std::string hash_text(std::string_view content) {
   return result;
 }
 
-std::unique_ptr<Tokenizer::Parts::Scratch> Tokenizer::Parts::take() {
+std::unique_ptr<Tokenizer::Pipeline::Scratch> Tokenizer::Pipeline::take() {
   {
     std::lock_guard lock(mutex);
     if (!idle.empty()) {
@@ -42,20 +42,21 @@ std::unique_ptr<Tokenizer::Parts::Scratch> Tokenizer::Parts::take() {
   return result;
 }
 
-void Tokenizer::Parts::give(std::unique_ptr<Scratch> scratch) {
-  constexpr size_t kLargeBuffer = 64 << 20;  // a single huge text must not keep its buffers for ever
+void Tokenizer::Pipeline::give(std::unique_ptr<Scratch> scratch) {
+  // Buffers that a very long text has enlarged are released.
+  constexpr size_t kLargeBuffer = 64 << 20;
   if (scratch->normalized.capacity() > kLargeBuffer || scratch->model->bytes() > kLargeBuffer) return;
   std::lock_guard lock(mutex);
   idle.push_back(std::move(scratch));
 }
 
-Tokenizer::Tokenizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+Tokenizer::Tokenizer(std::unique_ptr<Pipeline> pipeline) : pipeline_(std::move(pipeline)) {}
 Tokenizer::~Tokenizer() = default;
 
 std::shared_ptr<const Tokenizer> Tokenizer::make(LoadedSpec loaded) {
-  auto parts = std::make_unique<Parts>();
-  parts->build(loaded.spec);
-  return std::shared_ptr<const Tokenizer>(new Tokenizer(std::move(parts)));
+  auto pipeline = std::make_unique<Pipeline>();
+  pipeline->build(loaded.spec);
+  return std::shared_ptr<const Tokenizer>(new Tokenizer(std::move(pipeline)));
 }
 
 namespace {
@@ -70,33 +71,34 @@ TokenizerFile generated(std::string name, std::string text) {
 
 std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string text, const std::string& name) {
   auto result = make(read_tokenizer_json(text, name));
-  result->parts_->files.push_back(generated("tokenizer.json", std::move(text)));
+  result->pipeline_->files.push_back(generated("tokenizer.json", std::move(text)));
   return result;
 }
 
 std::shared_ptr<const Tokenizer> Tokenizer::from_sentencepiece(std::string model, const std::string& name) {
   auto result = make(read_sentencepiece(model, name, {}, {}));
-  result->parts_->files.push_back(generated("tokenizer.model", std::move(model)));
+  result->pipeline_->files.push_back(generated("tokenizer.model", std::move(model)));
   return result;
 }
 
-// The files of a directory, or of what stands for one.
+// The files of a directory, or of another container such as a GGUF file.
 struct Tokenizer::FileSource {
-  std::string place;  // before a file's name in messages
+  // Precedes a file's name in messages.
+  std::string location;
   std::function<bool(const char* name)> exists;
   std::function<std::string(const char* name)> read;
 };
 
 namespace {
 
-// A file that a user has named: no download that went wrong.
+// Reads a file that a user named, and refuses files of failed downloads.
 std::string read_named(const fs::path& file) {
   std::string content = read_file(file, JsonFile::kMaxBytes);
   refuse_placeholder(content, file.string());
   return content;
 }
 
-// What lies beside a file that is no tokenizer.
+// Help for a file that is no tokenizer, which names a tokenizer file beside it if there is one.
 std::string tokenizer_beside(const fs::path& path) {
   std::error_code unknown;
   for (const char* name : {"tokenizer.json", "tokenizer.model"})
@@ -106,7 +108,8 @@ std::string tokenizer_beside(const fs::path& path) {
   return "a tokenizer.json, a SentencePiece .model, or a directory with one";
 }
 
-// json: of the content. Errors of a file that does not look like a tokenizer begin with that.
+// Parses the content of a tokenizer.json. If it does not look like one, the message of an error begins with
+// that.
 LoadedSpec read_tokenizer_file(std::string content, const fs::path& path, bool json) {
   const bool looks_like_one =
       json ? content.find("\"model\"") != std::string::npos && content.find("\"vocab\"") != std::string::npos
@@ -140,13 +143,13 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const fs::path& path) {
     const bool json = content.find_first_not_of(" \t\r\n") == content.find('{');
     auto result = make(read_tokenizer_file(std::move(content), path, json));
     files.back().name = json ? "tokenizer.json" : "tokenizer.model";
-    result->parts_->files = std::move(files);
+    result->pipeline_->files = std::move(files);
     return result;
   }
   auto result = from_source({(path / "").string(),
                              [&](const char* name) { return fs::is_regular_file(path / name, ignored); },
                              [&](const char* name) { return read(path / name); }});
-  result->parts_->files = std::move(files);
+  result->pipeline_->files = std::move(files);
   return result;
 }
 
@@ -161,7 +164,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_texts(
                                files.push_back(generated(file, find(file)->second));
                                return files.back().text;
                              }});
-  result->parts_->files = std::move(files);
+  result->pipeline_->files = std::move(files);
   return result;
 }
 
@@ -169,7 +172,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_source(const FileSource& source
   const auto& exists = source.exists;
   const auto& read = source.read;
   const auto read_if = [&](const char* name) { return exists(name) ? read(name) : std::string(); };
-  const auto full = [&](const char* name) { return source.place + name; };
+  const auto full = [&](const char* name) { return source.location + name; };
   LoadedSpec loaded;
   std::string config;
   const char* const kConfig = "tokenizer_config.json";
@@ -188,13 +191,14 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_source(const FileSource& source
     std::string vocab = read("vocab.txt");
     loaded = read_vocab_lines(std::move(vocab), full("vocab.txt"), read_if(kConfig), full(kConfig));
   } else {
-    fail(ErrorCode::not_found, "`" + source.place +
+    fail(ErrorCode::not_found, "`" + source.location +
                                    "` has none of tokenizer.json, tokenizer.model, vocab.json with "
                                    "merges.txt, vocab.txt");
   }
   if (!config.empty()) read_special_names(JsonFile(config, full(kConfig)).root(), loaded.spec);
   if (const std::string map = read_if("special_tokens_map.json"); !map.empty()) {
-    TokenizerSpec names;  // tokenizer_config.json goes first
+    // tokenizer_config.json has precedence, so it is read first.
+    TokenizerSpec names;
     read_special_names(JsonFile(map, full("special_tokens_map.json")).root(), names);
     TokenizerSpec& spec = loaded.spec;
     for (const auto member :
@@ -209,7 +213,8 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_pair(const fs::path& vocab, con
                                                       PreTokenizerChoice pre_tokenizer) {
   const LoadedSpec loaded = read_vocab_and_merges(read_named(vocab), vocab.string(), read_named(merges),
                                                   merges.string(), std::string(), std::string());
-  Parts().build(loaded.spec);  // what is wrong is said with the names and lines of these files
+  // Builds the tokenizer once from these files, so that errors name the files and lines.
+  Pipeline().build(loaded.spec);
   TokenizerText text;
   text.pre_tokenizer = pre_tokenizer;
   text.ignore_merges = pre_tokenizer == PreTokenizerChoice::llama3;
@@ -221,19 +226,19 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_pair(const fs::path& vocab, con
 }
 
 void Tokenizer::encode(std::string_view text, std::vector<int32_t>& out, const EncodeOptions& options) const {
-  Parts& parts = *parts_;
-  auto scratch = parts.take();
-  if (options.add_special) out.insert(out.end(), parts.before.begin(), parts.before.end());
-  if (parts.fast)
-    parts.encode_fast(text, *scratch, out, options);
+  Pipeline& pipeline = *pipeline_;
+  auto scratch = pipeline.take();
+  if (options.add_special) out.insert(out.end(), pipeline.before.begin(), pipeline.before.end());
+  if (pipeline.fast)
+    pipeline.encode_fast(text, *scratch, out, options);
   else
-    parts.encode_steps(text, *scratch, out, options);
-  if (options.add_special) out.insert(out.end(), parts.after.begin(), parts.after.end());
-  parts.give(std::move(scratch));
+    pipeline.encode_steps(text, *scratch, out, options);
+  if (options.add_special) out.insert(out.end(), pipeline.after.begin(), pipeline.after.end());
+  pipeline.give(std::move(scratch));
 }
 
-void Tokenizer::Parts::encode_fast(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
-                                   const EncodeOptions& options) const {
+void Tokenizer::Pipeline::encode_fast(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
+                                      const EncodeOptions& options) const {
   const auto sink = [&](const PieceBatch& batch) { model->encode(batch, *scratch.model, out); };
   const auto encode_text = [&](std::string_view part, int32_t id) {
     if (id >= 0)
@@ -259,11 +264,12 @@ void Tokenizer::Parts::encode_fast(std::string_view text, Scratch& scratch, std:
 }
 
 // The text split and changed by all steps before the model.
-TextPieces Tokenizer::Parts::prepare(std::string_view text, bool track, const EncodeOptions& options) const {
+TextPieces Tokenizer::Pipeline::prepare(std::string_view text, bool track,
+                                        const EncodeOptions& options) const {
   TextPieces pieces(text, track || track_origin);
   const auto find = [&](const TokenFinder& finder) {
     if (finder.empty()) return;
-    pieces.split([&](std::string_view part, TextPieces::Parts& found) {
+    pieces.split([&](std::string_view part, TextPieces::PieceList& found) {
       finder.split(part, added, options.specials_as_text, [&](std::string_view token, int32_t id) {
         const auto begin = static_cast<size_t>(token.data() - part.data());
         found.push_back({begin, begin + token.size(), id});
@@ -277,8 +283,8 @@ TextPieces Tokenizer::Parts::prepare(std::string_view text, bool track, const En
   return pieces;
 }
 
-void Tokenizer::Parts::encode_steps(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
-                                    const EncodeOptions& options) const {
+void Tokenizer::Pipeline::encode_steps(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
+                                       const EncodeOptions& options) const {
   const TextPieces pieces = prepare(text, false, options);
   auto& batch = scratch.batch;
   batch.clear();
@@ -300,7 +306,7 @@ void Tokenizer::Parts::encode_steps(std::string_view text, Scratch& scratch, std
 
 namespace {
 
-// The spaces (also those of the byte alphabet) at the ends of a token's text, in characters.
+// Counts the spaces (also those of the byte alphabet) at both ends of a token's text.
 struct Spaces {
   size_t leading = 0, trailing = 0;
 };
@@ -317,52 +323,52 @@ Spaces spaces_of(std::string_view token) {
   return result;
 }
 
-// Moves the place's ends over the spaces, character by character of the text.
-void trim_place(std::string_view text, const Spaces& spaces, bool keep_one, bool first, OffsetRange& place) {
+// Excludes the spaces at both ends from the range, character by character.
+void trim_range(std::string_view text, const Spaces& spaces, bool keep_one, bool first, OffsetRange& range) {
   size_t leading = spaces.leading;
-  if (keep_one && (first || place.begin == 0) && leading == 1) leading = 0;
-  for (; leading > 0 && place.begin < place.end; --leading)
-    place.begin += decode_character(text.data() + place.begin, text.data() + text.size()).bytes;
-  place.begin = std::min(place.begin, place.end);
-  for (size_t n = spaces.trailing; n > 0 && place.end > place.begin; --n)
-    place.end -= character_before(text, place.end).bytes;
-  place.end = std::max(place.end, place.begin);
+  if (keep_one && (first || range.begin == 0) && leading == 1) leading = 0;
+  for (; leading > 0 && range.begin < range.end; --leading)
+    range.begin += decode_character(text.data() + range.begin, text.data() + text.size()).bytes;
+  range.begin = std::min(range.begin, range.end);
+  for (size_t n = spaces.trailing; n > 0 && range.end > range.begin; --n)
+    range.end -= character_before(text, range.end).bytes;
+  range.end = std::max(range.end, range.begin);
 }
 
 }  // namespace
 
 Encoding Tokenizer::encode_with_offsets(std::string_view text, const EncodeOptions& options) const {
-  Parts& parts = *parts_;
-  auto scratch = parts.take();
-  const TextPieces pieces = parts.prepare(text, true, options);
+  Pipeline& pipeline = *pipeline_;
+  auto scratch = pipeline.take();
+  const TextPieces pieces = pipeline.prepare(text, true, options);
   Encoding result;
   std::vector<Spaces> spaces;
-  const bool trims = options.trim_offsets && std::any_of(parts.post.begin(), parts.post.end(),
+  const bool trims = options.trim_offsets && std::any_of(pipeline.post.begin(), pipeline.post.end(),
                                                          [](const PostStep& s) { return s.trim; });
-  const auto add = [&](int32_t id, OffsetRange place, std::string_view token) {
+  const auto add = [&](int32_t id, OffsetRange range, std::string_view token) {
     result.ids.push_back(id);
-    result.offsets.push_back(place);
+    result.offsets.push_back(range);
     if (trims) spaces.push_back(spaces_of(token));
   };
   std::vector<ModelToken> tokens;
   for (const auto& piece : pieces.pieces()) {
     if (piece.id >= 0) {
-      add(piece.id, pieces.place(piece.begin, piece.end), pieces.text(piece));
+      add(piece.id, pieces.original_range(piece.begin, piece.end), pieces.text(piece));
       continue;
     }
     tokens.clear();
-    parts.model->encode_piece(pieces.text(piece), *scratch->model, tokens);
+    pipeline.model->encode_piece(pieces.text(piece), *scratch->model, tokens);
     for (const ModelToken& token : tokens) {
       const size_t begin = std::min(piece.begin + token.begin, piece.end);
-      add(token.id, pieces.place(begin, std::clamp(piece.begin + token.end, begin, piece.end)),
-          parts.vocabulary.text(token.id));
+      add(token.id, pieces.original_range(begin, std::clamp(piece.begin + token.end, begin, piece.end)),
+          pipeline.vocabulary.text(token.id));
     }
   }
-  parts.give(std::move(scratch));
-  for (const PostStep& step : parts.post) {
+  pipeline.give(std::move(scratch));
+  for (const PostStep& step : pipeline.post) {
     if (step.trim && options.trim_offsets)
       for (size_t i = 0; i < result.ids.size(); ++i)
-        trim_place(text, spaces[i], step.add_prefix_space, i == 0, result.offsets[i]);
+        trim_range(text, spaces[i], step.add_prefix_space, i == 0, result.offsets[i]);
     if (!options.add_special) continue;
     result.ids.insert(result.ids.begin(), step.before.begin(), step.before.end());
     result.offsets.insert(result.offsets.begin(), step.before.size(), OffsetRange{});
@@ -381,16 +387,17 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
 }
 
 std::string_view Tokenizer::bytes_of(int32_t id) const {
-  return id >= 0 && id < vocab_size() ? parts_->bytes[static_cast<size_t>(id)] : std::string_view();
+  return id >= 0 && id < vocab_size() ? pipeline_->bytes[static_cast<size_t>(id)] : std::string_view();
 }
 
-std::string_view Tokenizer::Parts::text_to_decode(int32_t id) const {
+std::string_view Tokenizer::Pipeline::text_to_decode(int32_t id) const {
   const auto normalized_text = normalized_texts.find(id);
   return normalized_text != normalized_texts.end() ? std::string_view(normalized_text->second)
                                                    : vocabulary.text(id);
 }
 
-std::string Tokenizer::Parts::run_decoder(std::span<const int32_t> ids, bool skip_special, bool raw) const {
+std::string Tokenizer::Pipeline::run_decoder(std::span<const int32_t> ids, bool skip_special,
+                                             bool raw) const {
   std::string result;
   DecoderRun run(decoder, raw);
   for (const int32_t id : ids)
@@ -401,7 +408,7 @@ std::string Tokenizer::Parts::run_decoder(std::span<const int32_t> ids, bool ski
 }
 
 std::string Tokenizer::decode_bytes(std::span<const int32_t> ids, bool skip_special) const {
-  if (!parts_->plain_decoder) return parts_->run_decoder(ids, skip_special, true);
+  if (!pipeline_->plain_decoder) return pipeline_->run_decoder(ids, skip_special, true);
   std::string result;
   for (const int32_t id : ids)
     if (!(skip_special && is_special(id))) result += bytes_of(id);
@@ -409,7 +416,7 @@ std::string Tokenizer::decode_bytes(std::span<const int32_t> ids, bool skip_spec
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
-  if (!parts_->plain_decoder) return parts_->run_decoder(ids, skip_special, false);
+  if (!pipeline_->plain_decoder) return pipeline_->run_decoder(ids, skip_special, false);
   const std::string raw = decode_bytes(ids, skip_special);
   std::string result;
   result.reserve(raw.size());
@@ -418,47 +425,47 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
 }
 
 int64_t Tokenizer::vocab_size() const {
-  return static_cast<int64_t>(parts_->bytes.size());
+  return static_cast<int64_t>(pipeline_->bytes.size());
 }
 std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
-  return parts_->vocabulary.find(token);
+  return pipeline_->vocabulary.find(token);
 }
 std::string_view Tokenizer::token_of(int32_t id) const {
-  return parts_->vocabulary.text(id);
+  return pipeline_->vocabulary.text(id);
 }
 bool Tokenizer::is_special(int32_t id) const {
-  return id >= 0 && id < vocab_size() && parts_->special[static_cast<size_t>(id)];
+  return id >= 0 && id < vocab_size() && pipeline_->special[static_cast<size_t>(id)];
 }
 std::optional<int32_t> Tokenizer::eod() const {
-  return parts_->eod;
+  return pipeline_->eod;
 }
 std::optional<int32_t> Tokenizer::bos() const {
-  return parts_->bos;
+  return pipeline_->bos;
 }
 std::optional<int32_t> Tokenizer::eos() const {
-  return parts_->eos;
+  return pipeline_->eos;
 }
 std::optional<int32_t> Tokenizer::unk() const {
-  return parts_->unk;
+  return pipeline_->unk;
 }
 std::optional<int32_t> Tokenizer::pad() const {
-  return parts_->pad;
+  return pipeline_->pad;
 }
 const std::vector<int32_t>& Tokenizer::before() const {
-  return parts_->before;
+  return pipeline_->before;
 }
 const std::vector<TokenizerFile>& Tokenizer::files() const {
-  return parts_->files;
+  return pipeline_->files;
 }
 
 std::string Tokenizer::content_hash() const {
   std::string all;
-  for (const TokenizerFile& file : parts_->files) all += file.name + '\0' + file.hash + '\0';
+  for (const TokenizerFile& file : pipeline_->files) all += file.name + '\0' + file.hash + '\0';
   return hash_text(all);
 }
 
 void Tokenizer::write_to(const fs::path& directory) const {
-  for (const TokenizerFile& file : parts_->files) {
+  for (const TokenizerFile& file : pipeline_->files) {
     const std::string content = file.path.empty() ? file.text : read_file(file.path, JsonFile::kMaxBytes);
     if (hash_text(content) != file.hash)
       fail(ErrorCode::failed, "`" + file.path.string() + "` has changed since the tokenizer was read");
@@ -468,7 +475,8 @@ void Tokenizer::write_to(const fs::path& directory) const {
 
 StreamDecoder::StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special)
     : tokenizer_(std::move(tokenizer)), skip_special_(skip_special) {
-  if (!tokenizer_->parts_->plain_decoder) run_ = std::make_unique<DecoderRun>(tokenizer_->parts_->decoder);
+  if (!tokenizer_->pipeline_->plain_decoder)
+    run_ = std::make_unique<DecoderRun>(tokenizer_->pipeline_->decoder);
 }
 StreamDecoder::~StreamDecoder() = default;
 StreamDecoder::StreamDecoder(StreamDecoder&&) noexcept = default;
@@ -478,8 +486,8 @@ std::string StreamDecoder::push(int32_t id) {
   if (skip_special_ && tokenizer_->is_special(id)) return {};
   std::string result;
   if (run_) {
-    if (tokenizer_->parts_->vocabulary.has(id))
-      run_->push(id, tokenizer_->parts_->text_to_decode(id), result);
+    if (tokenizer_->pipeline_->vocabulary.has(id))
+      run_->push(id, tokenizer_->pipeline_->text_to_decode(id), result);
     return result;
   }
   pending_ += tokenizer_->bytes_of(id);
@@ -491,7 +499,7 @@ std::string StreamDecoder::finish() {
   std::string result;
   if (run_) {
     run_->finish(result);
-    run_ = std::make_unique<DecoderRun>(tokenizer_->parts_->decoder);
+    run_ = std::make_unique<DecoderRun>(tokenizer_->pipeline_->decoder);
     return result;
   }
   append_lossy(result, pending_, true);

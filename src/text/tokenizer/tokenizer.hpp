@@ -39,17 +39,21 @@ struct EncodeOptions {
 // Ids with the byte range of the text that each id covers.
 struct Encoding {
   std::vector<int32_t> ids;
-  std::vector<OffsetRange> offsets;  // {0, 0} for tokens put around the text
+  // {0, 0} for tokens put around the text.
+  std::vector<OffsetRange> offsets;
 };
 
 // A file that a tokenizer was read from; checkpoints contain a copy.
 struct TokenizerFile {
-  std::string name;  // plain file name: "tokenizer.json"
-  // Empty: it lies in no file of its own; write_to() writes it all the same.
+  // Plain file name: "tokenizer.json".
+  std::string name;
+  // Empty for content that has no file of its own; write_to() writes it as well.
   std::filesystem::path path;
   uint64_t bytes = 0;
-  std::string hash;  // XXH3-128 of the content, 32 hexadecimal digits
-  std::string text;  // the content, where there is no path
+  // XXH3-128 of the content, 32 hexadecimal digits.
+  std::string hash;
+  // The content, if `path` is empty.
+  std::string text;
 };
 
 class Tokenizer {
@@ -63,15 +67,15 @@ class Tokenizer {
   static std::shared_ptr<const Tokenizer> load_pair(const std::filesystem::path& vocab,
                                                     const std::filesystem::path& merges,
                                                     PreTokenizerChoice pre_tokenizer);
-  // From the text of a tokenizer.json; messages name it `name`.
+  // Reads the text of a tokenizer.json; messages call it `name`.
   static std::shared_ptr<const Tokenizer> from_json(std::string text,
                                                     const std::string& name = "tokenizer.json");
 
-  // From the names and contents of the files of a directory, for files that another file contains (GGUF).
+  // Reads files of a directory by name and content, for files that another file contains (GGUF).
   static std::shared_ptr<const Tokenizer> from_texts(
       const std::vector<std::pair<std::string, std::string>>& texts, const std::string& name);
 
-  // From the bytes of a SentencePiece .model.
+  // Reads the bytes of a SentencePiece .model.
   static std::shared_ptr<const Tokenizer> from_sentencepiece(std::string model,
                                                              const std::string& name = "tokenizer.model");
 
@@ -99,10 +103,12 @@ class Tokenizer {
   // The bytes of one token.
   std::string_view bytes_of(int32_t id) const;
 
-  int64_t vocab_size() const;  // 1 + the highest id, added tokens included
-  // By the text in the file: "Ġthe", "<|endoftext|>".
+  // 1 + the highest id, added tokens included.
+  int64_t vocab_size() const;
+  // The id of a token by its text in the file: "Ġthe", "<|endoftext|>".
   std::optional<int32_t> id_of(std::string_view token) const;
-  std::string_view token_of(int32_t id) const;  // empty for an id without a token
+  // The text of a token in the file; empty for an id without a token.
+  std::string_view token_of(int32_t id) const;
   bool is_special(int32_t id) const;
 
   // End of document: <|endoftext|> where there is one, else the eos_token of tokenizer_config.json. bos: the
@@ -130,12 +136,12 @@ class Tokenizer {
 
  private:
   friend class StreamDecoder;
-  struct Parts;
+  struct Pipeline;
   struct FileSource;
   static std::shared_ptr<const Tokenizer> from_source(const FileSource& source);
-  explicit Tokenizer(std::unique_ptr<Parts> parts);
+  explicit Tokenizer(std::unique_ptr<Pipeline> pipeline);
   static std::shared_ptr<const Tokenizer> make(struct LoadedSpec loaded);
-  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<Pipeline> pipeline_;
 };
 
 // Decodes ids one at a time. Returns text as soon as it is complete UTF-8 and no later id can change it. All
@@ -146,17 +152,21 @@ class StreamDecoder {
   ~StreamDecoder();
   StreamDecoder(StreamDecoder&&) noexcept;
   StreamDecoder& operator=(StreamDecoder&&) noexcept;
-  std::string push(int32_t id);  // the text that this id completes, possibly empty
-  std::string finish();          // what is left: U+FFFD for an incomplete character
+  // The text that this id completes, possibly empty.
+  std::string push(int32_t id);
+  // The remaining text: U+FFFD for an incomplete character.
+  std::string finish();
 
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;
   bool skip_special_;
-  std::unique_ptr<DecoderRun> run_;  // nothing where tokens are bytes
+  // Null if the bytes of a text are the concatenated bytes of its tokens.
+  std::unique_ptr<DecoderRun> run_;
   std::string pending_;
 };
 
-// 257 tokens: byte b is id b, <|endoftext|> is 256. It is a tokenizer.json as well, which write_to() writes.
+// The tokenizer with 257 tokens: byte b has id b, and <|endoftext|> has id 256. write_to() writes it as a
+// tokenizer.json.
 std::shared_ptr<const Tokenizer> byte_tokenizer();
 
 }  // namespace capstan::text

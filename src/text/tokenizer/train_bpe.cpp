@@ -22,7 +22,7 @@ namespace capstan::text {
 
 namespace {
 
-// How often each piece of text was seen. One per thread, joined at the end.
+// Counts how often each piece of text occurs. Each thread has one; they are joined at the end.
 class WordCounts {
  public:
   WordCounts() : slots_(1 << 14, -1) {}
@@ -63,15 +63,15 @@ class WordCounts {
   }
   std::string arena_;
   std::vector<Word> words_;
-  std::vector<int32_t> slots_;  // index into words_, or -1; at most half full
+  // Hash table of indices into words_, or -1; at most half full.
+  std::vector<int32_t> slots_;
 };
 
-// The merge loop. Words are sequences of ids in one array, each shrinking in place as its pairs are merged.
-//
-// A heap holds (count, pair, words with it); an entry is trusted only if its count is still the pair's. That
-// entries of one pair may be several, each with its own words, and that a pair's own count is not taken back
-// when it is merged, is what Hugging Face does: it shows in rare vocabularies (a token that two merges make),
-// so it is kept.
+// The merge loop. Words are sequences of ids in one array, each shrinking in place as its pairs are merged. A
+// heap holds (count, pair, words with it); an entry is valid only if its count still equals the pair's. As in
+// Hugging Face's trainer, a pair may have several entries, each with its own words, and the count of a pair
+// is not reduced when it is merged. This affects rare vocabularies (a token that two merges create), so it is
+// reproduced.
 class Merger {
  public:
   Merger(const TrainOptions& options, const WordCounts& words);
@@ -79,19 +79,22 @@ class Merger {
   std::string json(const TrainOptions& options) const;
 
  private:
-  using Pair = uint64_t;  // left << 32 | right
+  // A pair is left << 32 | right.
+  using Pair = uint64_t;
   struct Entry {
     int64_t count;
     Pair pair;
-    int32_t words;  // index into word_lists_
-    // The heap's top: the highest count, of equals the smallest pair.
+    // Index into word_lists_.
+    int32_t words;
+    // The heap's top has the highest count and, among equal counts, the smallest pair.
     bool operator<(const Entry& other) const {
       return count != other.count ? count < other.count : pair > other.pair;
     }
   };
   struct PairState {
     int64_t count = 0;
-    int32_t fresh = -1;  // list of the words in which the merge at hand made it
+    // List of the words in which the current merge created the pair.
+    int32_t fresh = -1;
   };
 
   static Pair pair_of(int32_t left, int32_t right) {
@@ -105,11 +108,12 @@ class Merger {
   std::vector<std::string> tokens_;
   std::unordered_map<std::string, int32_t> ids_;
   std::vector<int32_t> symbols_;
-  std::vector<uint64_t> begins_;   // of words
-  std::vector<uint32_t> lengths_;  // of words, in symbols
-  std::vector<int64_t> counts_;    // of words
+  // Begin, length in symbols, and count of each word.
+  std::vector<uint64_t> begins_;
+  std::vector<uint32_t> lengths_;
+  std::vector<int64_t> counts_;
 
-  // Pairs in an open-addressing table that never forgets one.
+  // Pairs in an open-addressing table, from which none is removed.
   std::vector<Pair> keys_;
   std::vector<PairState> states_;
   size_t pairs_ = 0;
@@ -118,17 +122,19 @@ class Merger {
 
   std::vector<std::vector<uint32_t>> word_lists_;
   std::vector<int32_t> free_lists_;
-  std::vector<Pair> touched_;  // pairs with a fresh list
+  // Pairs with a new list of words.
+  std::vector<Pair> touched_;
   std::priority_queue<Entry> heap_;
-  std::vector<Pair> merges_;  // by rank
+  // Merges in the order of their rank.
+  std::vector<Pair> merges_;
 };
 
 constexpr uint64_t kNoPair = ~uint64_t{0};
 
 int32_t Merger::token(const std::string& text) {
-  const auto [place, is_new] = ids_.emplace(text, static_cast<int32_t>(tokens_.size()));
+  const auto [entry, is_new] = ids_.emplace(text, static_cast<int32_t>(tokens_.size()));
   if (is_new) tokens_.push_back(text);
-  return place->second;
+  return entry->second;
 }
 
 Merger::PairState& Merger::state(Pair pair) {
@@ -161,7 +167,8 @@ void Merger::grow_pairs() {
   states_ = std::move(states);
 }
 
-// Counts a pair up or down; a word that has gained it is noted once (all changes of one word come in a row).
+// Adds to the count of a pair. A word that gained the pair is recorded once, because all changes of one word
+// are consecutive.
 void Merger::change(Pair pair, int64_t by, uint32_t word) {
   PairState& pair_state = state(pair);
   pair_state.count += by;
@@ -250,7 +257,7 @@ void Merger::run(int64_t vocab_size, int64_t min_frequency, const TrainProgressS
     heap_.pop();
     const int64_t now = state(top.pair).count;
     if (top.count != now) {
-      // A count that fell to nothing goes to the bottom, where it ends the loop when nothing else is left.
+      // An entry whose count fell to 0 sinks to the bottom of the heap, where it ends the loop.
       top.count = now;
       heap_.push(top);
       continue;
@@ -302,7 +309,8 @@ class WordCounter {
     if (options.add_prefix_space && step.kind == Kind::gpt2) {
       step.add_prefix_space = true;
     } else if (options.add_prefix_space) {
-      pre_tokenizer_.steps.push_back(step);  // the space goes before each piece that the pattern made
+      // The space is inserted before each piece that the pattern split off.
+      pre_tokenizer_.steps.push_back(step);
       step = {};
       step.add_prefix_space = true;
     }
@@ -376,9 +384,9 @@ std::string learn(WordCounter& counter, const TrainOptions& options, const Train
   return merger.json(options);
 }
 
-// A place near `offset` where no piece of any of the patterns crosses: between a letter or digit and a
-// newline, ASCII both.
-size_t cut_near(std::string_view text, size_t offset) {
+// The first offset from `offset` on that no piece of any pattern crosses: between an ASCII letter or digit
+// and a newline.
+size_t split_offset(std::string_view text, size_t offset) {
   for (size_t i = offset; i < text.size(); ++i) {
     const char before = text[i - 1];
     const bool alphanumeric = (before >= 'a' && before <= 'z') || (before >= 'A' && before <= 'Z') ||
@@ -443,7 +451,7 @@ std::string train_bpe(std::span<const std::filesystem::path> files, const TrainO
   for (const MappedFile& map : maps) {
     const std::string_view text = text_of(map);
     for (size_t begin = 0; begin < text.size();) {
-      const size_t end = text.size() - begin > kChunk ? cut_near(text, begin + kChunk) : text.size();
+      const size_t end = text.size() - begin > kChunk ? split_offset(text, begin + kChunk) : text.size();
       chunks.push_back(text.substr(begin, end - begin));
       chunk_bytes += end - begin;
       begin = end;

@@ -17,30 +17,33 @@
 namespace capstan::text {
 
 struct TrainOptions {
-  int64_t vocab_size = 0;  // entries in all: the special tokens, 256 bytes, the merges
-  // A pair that is rarer is not merged; the vocabulary may stay smaller for it.
+  // Number of entries: special tokens, 256 bytes and merges.
+  int64_t vocab_size = 0;
+  // Rarer pairs are not merged, so the vocabulary may be smaller than vocab_size.
   int64_t min_frequency = 2;
   PreTokenizerChoice pre_tokenizer = PreTokenizerChoice::gpt2;
   bool add_prefix_space = false;
-  std::vector<std::string> special_tokens = {"<|endoftext|>"};  // the first ids, in this order
+  // The special tokens, which have the first ids in this order.
+  std::vector<std::string> special_tokens = {"<|endoftext|>"};
 };
 
-// phase: "reading" (bytes; total 0 when unknown), "counting" (words), "merging" (entries of the vocabulary).
+// Progress of a phase: "reading" (in bytes; total is 0 if unknown), "counting" (in words) or "merging" (in
+// entries of the vocabulary).
 struct TrainProgress {
   std::string_view phase;
   int64_t done, total;
 };
 using TrainProgressSink = std::function<void(const TrainProgress&)>;
 
-// Gives the next document, false at the end. Called by one thread at a time.
+// Sets `document` to the next document, or returns false at the end. Called by one thread at a time.
 using DocumentSource = FunctionRef<bool(std::string& document)>;
 
-// Returns the text of a tokenizer.json. Throws ErrorCode::usage for options that cannot be.
+// Returns the text of a tokenizer.json. Throws ErrorCode::usage for invalid options.
 std::string train_bpe(DocumentSource documents, const TrainOptions& options, ThreadPool& pool,
                       const TrainProgressSink& progress = {});
 
-// Plain text files, each read as one text. (It is split for the threads only where no piece of text could
-// cross.)
+// Trains on plain text files, each read as one document. (The threads split a file only at boundaries that no
+// piece of text can cross.)
 std::string train_bpe(std::span<const std::filesystem::path> files, const TrainOptions& options,
                       ThreadPool& pool, const TrainProgressSink& progress = {});
 

@@ -4,12 +4,14 @@
 
 #include <memory>
 
+#include "base/utf8.hpp"
+
 namespace capstan::text {
 
 namespace {
 
-// What Unicode 15.1 and 16.0 assigned, for a utf8proc that knows 15.0 (Debian 12). With a newer one they
-// change nothing.
+// Code points assigned in Unicode 15.1 and 16.0, for utf8proc with Unicode 15.0 (Debian 12). With a newer
+// version they have no effect.
 struct Range {
   char32_t first, last;
   uint8_t bits;
@@ -34,7 +36,7 @@ constexpr Range kUnicode16[] = {
 uint8_t bits_of(char32_t c) {
   if (c == '\n' || c == '\r') return kSpace | kNewline;
   if ((c >= 9 && c <= 13) || c == 0x85) return kSpace;
-  // utf8proc numbers the categories of one class in a row.
+  // In utf8proc the categories of one class have consecutive numbers.
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
   const auto between = [&](utf8proc_category_t first, utf8proc_category_t last) {
     return category >= first && category <= last;
@@ -71,15 +73,16 @@ bool is_word_character(char32_t c) {
     return true;
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
   if (bits & kNumber)
-    return category != UTF8PROC_CATEGORY_NO;  // unassigned in utf8proc: the decimal digits of Unicode 16
+    // Numbers that are unassigned in utf8proc are the decimal digits of Unicode 16.
+    return category != UTF8PROC_CATEGORY_NO;
   return category == UTF8PROC_CATEGORY_PC;
 }
 
-Character character_before(std::string_view text, size_t offset) {
+CodePoint character_before(std::string_view text, size_t offset) {
   const char* const end = text.data() + offset;
   for (size_t back = 1; back <= 4 && back <= offset; ++back) {
-    if ((static_cast<unsigned char>(end[-static_cast<ptrdiff_t>(back)]) & 0xC0) == 0x80) continue;
-    const Character c = decode_character(end - back, end);
+    if (is_continuation(end[-static_cast<ptrdiff_t>(back)])) continue;
+    const CodePoint c = decode_character(end - back, end);
     if (c.bytes == back) return c;
     break;
   }

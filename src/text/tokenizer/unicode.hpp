@@ -12,14 +12,17 @@
 
 namespace capstan::text {
 
-inline constexpr uint8_t kLetter = 1;    // \p{L}
-inline constexpr uint8_t kNumber = 2;    // \p{N}
-inline constexpr uint8_t kSpace = 4;     // \s, the property White_Space
-inline constexpr uint8_t kMark = 8;      // \p{M}
-inline constexpr uint8_t kNewline = 16;  // \r and \n (also kSpace)
+// Bits of the classes of a code point: \p{L}, \p{N}, \s (the property White_Space), \p{M}, and \r and
+// \n, which are kSpace as well.
+inline constexpr uint8_t kLetter = 1;
+inline constexpr uint8_t kNumber = 2;
+inline constexpr uint8_t kSpace = 4;
+inline constexpr uint8_t kMark = 8;
+inline constexpr uint8_t kNewline = 16;
 
 struct UnicodeClasses {
-  static constexpr char32_t kSize = 0x34000;  // no letter, number or space is assigned beyond it
+  // No letter, number or space is assigned beyond it.
+  static constexpr char32_t kSize = 0x34000;
   std::array<uint8_t, kSize> bits;
 
   uint8_t of(char32_t c) const {
@@ -32,7 +35,8 @@ const UnicodeClasses& unicode_classes();
 // \w of Rust's regex: alphabetic, marks, decimal digits, connector punctuation, joiners.
 bool is_word_character(char32_t c);
 
-// The character that ends at `offset` > 0 (one byte where the text before it is not valid UTF-8).
-Character character_before(std::string_view text, size_t offset);
+// Returns the character that ends at `offset` > 0, or a single byte where the text before it is not valid
+// UTF-8.
+CodePoint character_before(std::string_view text, size_t offset);
 
 }  // namespace capstan::text

@@ -17,7 +17,7 @@ uint8_t combining_class(char32_t c) {
   return static_cast<uint8_t>(utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class);
 }
 
-// The character that two ones make, 0 for none.
+// Returns the composition of two characters, or 0.
 char32_t compose(char32_t first, char32_t second) {
   if (first >= kRawByte || second >= kRawByte || second < 0x300) return 0;
   std::array<utf8proc_int32_t, 2> pair = {static_cast<utf8proc_int32_t>(first),
@@ -31,7 +31,8 @@ char32_t compose(char32_t first, char32_t second) {
 void decompose(bool compatible, std::string_view text, std::vector<Change>& out) {
   const auto options = static_cast<utf8proc_option_t>(compatible ? UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT
                                                                  : UTF8PROC_DECOMPOSE | UTF8PROC_STABLE);
-  size_t starter = 0;  // behind the last character of class 0
+  // End of the last character of class 0.
+  size_t starter = 0;
   std::vector<std::pair<uint8_t, Change>> marks;
   const auto sort_marks = [&](size_t end) {
     if (end - starter < 2) return;
@@ -66,15 +67,16 @@ void decompose(bool compatible, std::string_view text, std::vector<Change>& out)
   sort_marks(out.size());
 }
 
-// Joins what Unicode composes. A character that takes others up counts them in its change.
+// Composes characters. A composed character counts in `change` the characters that it replaces.
 void recompose(const std::vector<Change>& in, std::vector<Change>& out) {
-  std::vector<Change> behind;  // marks behind the starter that did not join it
+  // Marks after the starter that did not combine with it.
+  std::vector<Change> pending;
   std::optional<Change> starter;
   uint8_t last_class = 0;
   const auto flush = [&] {
     if (starter) out.push_back(*starter);
-    out.insert(out.end(), behind.begin(), behind.end());
-    behind.clear();
+    out.insert(out.end(), pending.begin(), pending.end());
+    pending.clear();
   };
   for (const Change& next : in) {
     const uint8_t rank = next.value < 0x300 ? 0 : combining_class(next.value);
@@ -85,18 +87,18 @@ void recompose(const std::vector<Change>& in, std::vector<Change>& out) {
         starter = next;
       continue;
     }
-    if (behind.empty() || last_class < rank) {
+    if (pending.empty() || last_class < rank) {
       if (const char32_t joined = compose(starter->value, next.value)) {
         *starter = {joined, starter->change + next.change - 1};
         continue;
       }
-      if (!behind.empty() || rank != 0) {
-        behind.push_back(next);
+      if (!pending.empty() || rank != 0) {
+        pending.push_back(next);
         last_class = rank;
         continue;
       }
     } else if (rank != 0) {
-      behind.push_back(next);
+      pending.push_back(next);
       last_class = rank;
       continue;
     }
@@ -109,7 +111,7 @@ void recompose(const std::vector<Change>& in, std::vector<Change>& out) {
 }  // namespace
 
 bool normal_form(UnicodeForm form, std::string_view text, Changes& changes) {
-  // Nothing below U+00A0 decomposes or composes with another one below.
+  // No character below U+00A0 decomposes or composes with another one below.
   if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }))
     return false;
   const bool compatible = form == UnicodeForm::nfkc || form == UnicodeForm::nfkd;

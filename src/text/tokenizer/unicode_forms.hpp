@@ -1,4 +1,4 @@
-// Unicode's normal forms, with the account of each character's origin that offsets need.
+// Unicode's normal forms, with the origin of each character, which offsets need.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace capstan::text {
 
 enum class UnicodeForm : uint8_t { nfc, nfd, nfkc, nfkd };
 
-// Fills `changes` with the normal form of the text; false when the text is surely in that form already (then
-// the list is left empty). Linear but for the sorting of runs of marks.
+// Fills `changes` with the normal form of the text; returns false, with an empty list, if a quick check finds
+// that the text is in that form already. Takes linear time, except for sorting consecutive marks.
 bool normal_form(UnicodeForm form, std::string_view text, Changes& changes);
 
 }  // namespace capstan::text

@@ -15,7 +15,7 @@ struct Range {
   char32_t first, last;
 };
 
-// Punctuation that came after Unicode 8.
+// Punctuation that was added after Unicode 8.
 constexpr Range kLaterPunctuation[] = {
     {0x61D, 0x61D},     {0x9FD, 0x9FD},     {0xA76, 0xA76},     {0xC77, 0xC77},     {0xC84, 0xC84},
     {0x1B7D, 0x1B7E},   {0x2E43, 0x2E4F},   {0x2E52, 0x2E5D},   {0x10EAD, 0x10EAD}, {0x10F55, 0x10F59},
@@ -24,7 +24,7 @@ constexpr Range kLaterPunctuation[] = {
     {0x11A9A, 0x11A9C}, {0x11A9E, 0x11AA2}, {0x11B00, 0x11B09}, {0x11C41, 0x11C45}, {0x11C70, 0x11C71},
     {0x11EF7, 0x11EF8}, {0x11F43, 0x11F4F}, {0x11FFF, 0x11FFF}, {0x12FF1, 0x12FF2}, {0x16E97, 0x16E9A},
     {0x16FE2, 0x16FE2}, {0x1E95E, 0x1E95F}};
-// Nonspacing marks that came after Unicode 8.
+// Nonspacing marks that were added after Unicode 8.
 constexpr Range kLaterNonspacing[] = {
     {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8E1},     {0x9FE, 0x9FE},     {0xAFA, 0xAFF},
     {0xB55, 0xB55},     {0xC04, 0xC04},     {0xC3C, 0xC3C},     {0xD00, 0xD00},     {0xD3B, 0xD3C},
@@ -45,7 +45,7 @@ constexpr Range kLaterNonspacing[] = {
     {0x1E000, 0x1E006}, {0x1E008, 0x1E018}, {0x1E01B, 0x1E021}, {0x1E023, 0x1E024}, {0x1E026, 0x1E02A},
     {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF},
     {0x1E944, 0x1E94A}};
-// Marks that came after Unicode 9.
+// Marks that were added after Unicode 9.
 constexpr Range kLaterMarks[] = {
     {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xAFA, 0xAFF},
     {0xB55, 0xB55},     {0xC04, 0xC04},     {0xC3C, 0xC3C},     {0xCF3, 0xCF3},     {0xD00, 0xD00},
@@ -63,7 +63,7 @@ constexpr Range kLaterMarks[] = {
     {0x16F4F, 0x16F4F}, {0x16F7F, 0x16F87}, {0x16FE4, 0x16FE4}, {0x16FF0, 0x16FF1}, {0x1CF00, 0x1CF2D},
     {0x1CF30, 0x1CF46}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF},
     {0x1E4EC, 0x1E4EF}};
-// Characters whose decomposition came after Unicode 9 (some of it after utf8proc's 15).
+// Characters whose decomposition was added after Unicode 9, in part after the Unicode 15 of utf8proc.
 constexpr Range kLaterDecompositions[] = {{0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},   {0xAB69, 0xAB69},
                                           {0x10781, 0x10785}, {0x10787, 0x107B0}, {0x107B2, 0x107BA},
                                           {0x11938, 0x11938}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9}};
@@ -78,7 +78,7 @@ utf8proc_category_t category(char32_t c) {
   return c >= kRawByte ? UTF8PROC_CATEGORY_CN : utf8proc_category(static_cast<utf8proc_int32_t>(c));
 }
 
-// utf8proc numbers the categories of one class in a row.
+// In utf8proc the categories of one class have consecutive numbers.
 bool between(utf8proc_category_t category, utf8proc_category_t first, utf8proc_category_t last) {
   return category >= first && category <= last;
 }
@@ -89,14 +89,15 @@ bool is_punctuation(char32_t c) {
   if (c < 0x80)
     return (c >= 0x21 && c <= 0x2F) || (c >= 0x3A && c <= 0x40) || (c >= 0x5B && c <= 0x60) ||
            (c >= 0x7B && c <= 0x7E);
-  if (c == 0x166D || c == 0x111C9) return true;  // were, and are no longer
+  // Characters that were punctuation in Unicode 8 and no longer are.
+  if (c == 0x166D || c == 0x111C9) return true;
   return between(category(c), UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PO) && !in(kLaterPunctuation, c);
 }
 
 bool is_control(char32_t c) {
   if (c == '\t' || c == '\n' || c == '\r') return false;
   if (c < 0x7F) return c < 0x20;
-  // Became format characters after Unicode 8.
+  // These characters became format characters after Unicode 8.
   if (c == 0x890 || c == 0x891 || c == 0x8E2 || c == 0x110CD || (c >= 0x13430 && c <= 0x1343F)) return false;
   return between(category(c), UTF8PROC_CATEGORY_CC, UTF8PROC_CATEGORY_CO);
 }

@@ -1,17 +1,23 @@
-// Classes of characters as the parts of Hugging Face tokenizers know them, which stopped at different
-// versions of Unicode: what is punctuation to its pre-tokenizers and a mark to its normalizers. (Its regular
-// expressions know the newest one: unicode.hpp.) Compared with tokenizers 0.23.3 on every code point.
+// Classes of characters in the components of Hugging Face tokenizers, which use different versions of
+// Unicode: punctuation in its pre-tokenizers and marks in its normalizers. (Its regular expressions use the
+// newest version, see unicode.hpp.) The classes were compared with tokenizers 0.23.3 on every code point.
 #pragma once
 
 namespace capstan::text {
 
-bool is_punctuation(char32_t c);           // Punctuation, BertPreTokenizer
-bool is_control(char32_t c);               // BertNormalizer; not tab, newline, carriage return
-bool is_nonspacing_mark(char32_t c);       // BertNormalizer
-bool is_mark(char32_t c);                  // StripAccents
-bool is_later_mark(char32_t c);            // unknown to its normal forms: of combining class 0
-bool has_later_decomposition(char32_t c);  // unknown to its normal forms: left as it is
-// Unicode 17; U+0130, which has two characters, is not this function's.
+// Punctuation for the pre-tokenizers Punctuation and BertPreTokenizer.
+bool is_punctuation(char32_t c);
+// A control character for BertNormalizer, which excludes tab, newline and carriage return.
+bool is_control(char32_t c);
+// A nonspacing mark for BertNormalizer.
+bool is_nonspacing_mark(char32_t c);
+// A mark for StripAccents.
+bool is_mark(char32_t c);
+// A mark that the normal forms do not know, so that its combining class is 0.
+bool is_later_mark(char32_t c);
+// A character whose decomposition the normal forms do not know, so that it is kept.
+bool has_later_decomposition(char32_t c);
+// The lower-case form in Unicode 17. U+0130, whose form has two characters, is handled by the caller.
 char32_t small_letter(char32_t c);
 
 }  // namespace capstan::text

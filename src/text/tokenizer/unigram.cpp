@@ -11,9 +11,11 @@ namespace capstan::text {
 static constexpr double kUnknownPenalty = 10;
 
 struct UnigramModel::Scratch final : Model::Scratch {
-  struct End {  // the best way to split what ends here
+  // The best split of the text that ends at a position.
+  struct End {
     double score;
-    int32_t id, length;  // of its last token; length 0: nothing ends here
+    // Id and length of the last token; length 0: no split ends at this position.
+    int32_t id, length;
   };
   std::vector<End> ends;
   std::vector<ModelToken> found;
@@ -53,7 +55,8 @@ void UnigramModel::search(std::string_view piece, Scratch& scratch) const {
     };
     trie_.prefixes(piece.substr(at), [&](size_t length, int32_t id) {
       const auto index = static_cast<size_t>(id);
-      if (user_defined_[index])  // this one sum is SentencePiece's in double precision
+      // Only the sum with a user-defined token is in double precision, as in SentencePiece.
+      if (user_defined_[index])
         offer(length, id,
               static_cast<double>(static_cast<Score>(length) * static_cast<Score>(options_.highest)) - 0.1);
       else
@@ -81,7 +84,7 @@ void UnigramModel::encode_piece(std::string_view piece, Model::Scratch& scratch,
     const auto& last = own.ends[end];
     const size_t begin = end - static_cast<size_t>(last.length);
     const int32_t id = last.id < 0 ? options_.unknown : last.id;
-    // Neighbors without a token become one unknown.
+    // Adjacent characters without a token become one unknown token.
     if (id == options_.unknown && !own.found.empty() && own.found.back().id == id)
       own.found.back().begin = begin;
     else

@@ -1,4 +1,4 @@
-// Unigram: of all ways to split a piece into tokens the one with the highest sum of scores.
+// Unigram: splits a piece into the tokens with the highest sum of scores.
 #pragma once
 
 #include <array>
@@ -15,18 +15,21 @@ namespace capstan::text {
 
 struct UnigramOptions {
   int32_t unknown = -1;
-  std::array<int32_t, 256> byte_ids{};  // of <0x00> … <0xFF>, for byte_fallback
+  // Ids of <0x00> … <0xFF>, for byte_fallback.
+  std::array<int32_t, 256> byte_ids{};
   bool byte_fallback = false;
-  // As SentencePiece itself adds: in single precision. Hugging Face adds in double precision, and equal sums
-  // may be split otherwise.
+  // Adds scores in single precision, as SentencePiece does. Hugging Face adds in double precision, which may
+  // break ties between sums differently.
   bool single_precision = false;
-  double lowest = 0, highest = 0;  // of the scores of ordinary tokens
+  // Range of the scores of ordinary tokens.
+  double lowest = 0, highest = 0;
 };
 
 class UnigramModel final : public Model {
  public:
-  enum class Kind : uint8_t { none, ordinary, user_defined };  // user-defined ones always win
-  // By id, as many as the vocabulary's model has.
+  // User-defined tokens always win.
+  enum class Kind : uint8_t { none, ordinary, user_defined };
+  // `scores` and `kinds` have one entry for each id.
   UnigramModel(const Vocabulary& vocabulary, std::vector<double> scores, std::span<const Kind> kinds,
                const UnigramOptions& options);
 

@@ -1,4 +1,4 @@
-// Bytes to valid UTF-8, for text that a model made.
+// Converts bytes to valid UTF-8, for text that a model generated.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@ namespace capstan::text {
 
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
 
-// Appends what of `bytes` is complete, with U+FFFD for each maximal part of a broken sequence (as Rust and
-// the web do it). Returns the number of bytes used; the rest is the beginning of a character that may still
-// be completed (all is used if `last`).
+// Appends the complete characters of `bytes`, with U+FFFD for each maximal part of a broken sequence (as Rust
+// and the web do it). Returns the number of bytes used; the rest is the beginning of a character that may
+// still be completed (all is used if `last`).
 size_t append_lossy(std::string& out, std::string_view bytes, bool last);
 
 }  // namespace capstan::text

@@ -11,10 +11,12 @@ namespace capstan::text {
 
 class Vocabulary {
  public:
-  explicit Vocabulary(int64_t size);  // ids 0 … size-1, none of them taken yet
+  // Ids 0 … size-1, none of them taken yet.
+  explicit Vocabulary(int64_t size);
 
   enum class Added : uint8_t { yes, id_taken, text_taken };
-  // 0 <= id < size(), text is not empty; not `of_model`: a token that is only found in the text itself.
+  // Adds a token with 0 <= id < size() and a text that is not empty. Tokens without `of_model` are added
+  // tokens, which only TokenFinder finds.
   Added add(std::string_view text, int32_t id, bool of_model = true);
 
   int64_t size() const { return static_cast<int64_t>(spans_.size()); }
@@ -25,12 +27,14 @@ class Vocabulary {
   }
   bool of_model(int32_t id) const { return spans_[static_cast<size_t>(id)].of_model; }
   bool has(int32_t id) const { return id >= 0 && id < size() && spans_[static_cast<size_t>(id)].bytes != 0; }
-  std::string_view text(int32_t id) const;  // empty for an id that no token has
+  // Empty for an id that no token has.
+  std::string_view text(int32_t id) const;
 
  private:
   struct Span {
     uint64_t offset = 0;
-    uint32_t bytes = 0;  // 0: no token
+    // Length of the text; 0: no token has this id.
+    uint32_t bytes = 0;
     bool of_model = true;
   };
   std::string arena_;
@@ -38,7 +42,8 @@ class Vocabulary {
   // Open addressing, at most half full.
   struct Slot {
     uint32_t tag;
-    int32_t id;  // -1: free
+    // -1 in a free slot.
+    int32_t id;
   };
   std::vector<Slot> slots_;
   uint64_t mask_;

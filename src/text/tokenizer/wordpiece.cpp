@@ -1,6 +1,7 @@
 #include "text/tokenizer/wordpiece.hpp"
 
 #include "base/error.hpp"
+#include "base/utf8.hpp"
 #include "text/tokenizer/text_pieces.hpp"
 
 namespace capstan::text {
@@ -35,8 +36,8 @@ void WordPieceModel::encode_piece(std::string_view piece, Scratch&, std::vector<
     int32_t id = -1;
     const std::string_view rest = piece.substr(at);
     (at == 0 ? starts_ : insides_).prefixes(rest, [&](size_t bytes, int32_t value) {
-      // Not inside a character, which only a vocabulary that is not UTF-8 could ask for.
-      if (bytes < rest.size() && (static_cast<unsigned char>(rest[bytes]) & 0xC0) == 0x80) return;
+      // A match that ends inside a character is rejected; only a vocabulary that is not UTF-8 can cause one.
+      if (bytes < rest.size() && is_continuation(rest[bytes])) return;
       length = bytes;
       id = value;
     });

@@ -1,4 +1,5 @@
-// WordPiece: from the left the longest token each time; a word that has no such way is one unknown token.
+// WordPiece: takes the longest matching token from the left each time. A word that cannot be split this way
+// becomes one unknown token.
 #pragma once
 
 #include <string>
@@ -11,8 +12,10 @@ namespace capstan::text {
 
 struct WordPieceOptions {
   int32_t unknown = -1;
-  std::string prefix = "##";     // of tokens inside a word
-  size_t most_characters = 100;  // a longer word is unknown
+  // Prefix of the tokens that continue a word.
+  std::string prefix = "##";
+  // A word with more characters becomes the unknown token.
+  size_t most_characters = 100;
 };
 
 class WordPieceModel final : public Model {
@@ -21,7 +24,8 @@ class WordPieceModel final : public Model {
   void encode_piece(std::string_view piece, Scratch& scratch, std::vector<ModelToken>& out) const override;
 
  private:
-  ByteTrie starts_, insides_;  // insides without the prefix
+  // The tokens that begin a word, and those that continue one (stored without the prefix).
+  ByteTrie starts_, insides_;
   WordPieceOptions options_;
 };
 

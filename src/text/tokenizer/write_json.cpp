@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "base/json.hpp"
 #include "base/text.hpp"
+#include "text/tokenizer/bpe_json.hpp"
 #include "text/tokenizer/byte_level.hpp"
 #include "text/tokenizer/pre_tokenizer.hpp"
 
@@ -12,59 +12,30 @@ namespace capstan::text {
 
 namespace {
 
-OrderedJson byte_level(bool add_prefix_space, bool trim_offsets, bool use_regex) {
-  return {{"type", "ByteLevel"},
-          {"add_prefix_space", add_prefix_space},
-          {"trim_offsets", trim_offsets},
-          {"use_regex", use_regex}};
-}
-
 OrderedJson pre_tokenizer(const TokenizerText& text) {
-  if (text.pre_tokenizer == PreTokenizerChoice::gpt2) return byte_level(text.add_prefix_space, true, true);
+  if (text.pre_tokenizer == PreTokenizerChoice::gpt2)
+    return byte_level_json(text.add_prefix_space, true, true);
   const auto pattern = text.pre_tokenizer == PreTokenizerChoice::llama3 ? kLlama3Pattern : kQwen2Pattern;
-  const OrderedJson split = {
-      {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
-  return {{"type", "Sequence"}, {"pretokenizers", {split, byte_level(text.add_prefix_space, true, false)}}};
+  return {{"type", "Sequence"},
+          {"pretokenizers", {split_json(pattern), byte_level_json(text.add_prefix_space, true, false)}}};
 }
 
-OrderedJson document(TokenizerText text) {
+BpeJson bpe_of(TokenizerText text) {
+  BpeJson bpe;
   std::sort(text.special_ids.begin(), text.special_ids.end());
-  OrderedJson added = OrderedJson::array(), merges = OrderedJson::array(), normalizer;
   for (const int32_t id : text.special_ids) {
     const auto token = std::find_if(text.vocab.begin(), text.vocab.end(),
                                     [&](const auto& entry) { return entry.second == id; });
-    added.push_back({{"id", id},
-                     {"content", token->first},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
+    bpe.add_token(id, token->first, true);
   }
-  OrderedJson::object_t vocab;  // not by operator[], which looks through all tokens before
-  for (const auto& [token, id] : text.vocab) vocab.emplace_back(token, id);
-  for (const auto& [left, right] : text.merges) merges.push_back({left, right});
-  if (text.pre_tokenizer == PreTokenizerChoice::qwen2) normalizer = {{"type", "NFC"}};
-  OrderedJson model = {{"type", "BPE"},
-                       {"dropout", nullptr},
-                       {"unk_token", nullptr},
-                       {"continuing_subword_prefix", nullptr},
-                       {"end_of_word_suffix", nullptr},
-                       {"fuse_unk", false},
-                       {"byte_fallback", false},
-                       {"ignore_merges", text.ignore_merges}};
-  model["vocab"] = std::move(vocab);
-  model["merges"] = std::move(merges);
-  OrderedJson result = {{"version", "1.0"},
-                        {"truncation", nullptr},
-                        {"padding", nullptr},
-                        {"added_tokens", std::move(added)},
-                        {"normalizer", std::move(normalizer)},
-                        {"pre_tokenizer", pre_tokenizer(text)},
-                        {"post_processor", byte_level(true, false, true)},
-                        {"decoder", byte_level(true, true, true)}};
-  result["model"] = std::move(model);
-  return result;
+  for (const auto& [token, id] : text.vocab) bpe.vocab.emplace_back(token, id);
+  for (const auto& [left, right] : text.merges) bpe.merges.push_back({left, right});
+  if (text.pre_tokenizer == PreTokenizerChoice::qwen2) bpe.normalizer = {{"type", "NFC"}};
+  bpe.pre_tokenizer = pre_tokenizer(text);
+  bpe.post_processor = byte_level_json(true, false, true);
+  bpe.decoder = byte_level_json(true, true, true);
+  bpe.ignore_merges = text.ignore_merges;
+  return bpe;
 }
 
 }  // namespace
@@ -73,11 +44,11 @@ PreTokenizerChoice pre_tokenizer_by_name(std::string_view name) {
   if (name == "gpt2") return PreTokenizerChoice::gpt2;
   if (name == "llama3") return PreTokenizerChoice::llama3;
   if (name == "qwen2") return PreTokenizerChoice::qwen2;
-  fail(ErrorCode::usage, "there is no pre-tokenizer " + capstan::quoted(name), "one of gpt2, llama3, qwen2");
+  fail(ErrorCode::usage, "there is no pre-tokenizer " + in_quotes(name), "one of gpt2, llama3, qwen2");
 }
 
 std::string tokenizer_json(TokenizerText text) {
-  return dump_json(document(std::move(text)), 2);
+  return dump_json(document(bpe_of(std::move(text))), 2);
 }
 
 std::string byte_tokenizer_json() {
@@ -87,10 +58,10 @@ std::string byte_tokenizer_json() {
   for (int b = 0; b < 256; ++b) text.vocab.emplace_back(tokens[static_cast<size_t>(b)], b);
   text.vocab.emplace_back("<|endoftext|>", 256);
   text.special_ids = {256};
-  OrderedJson json = document(std::move(text));
-  json["pre_tokenizer"] = json["decoder"] = byte_level(false, true, false);
-  json["post_processor"] = nullptr;
-  return json.dump();
+  BpeJson bpe = bpe_of(std::move(text));
+  bpe.pre_tokenizer = bpe.decoder = byte_level_json(false, true, false);
+  bpe.post_processor = nullptr;
+  return document(std::move(bpe)).dump();
 }
 
 }  // namespace capstan::text

@@ -14,14 +14,17 @@ namespace capstan::text {
 struct TokenizerText {
   PreTokenizerChoice pre_tokenizer = PreTokenizerChoice::gpt2;
   bool add_prefix_space = false;
-  bool ignore_merges = false;        // a piece that is in the vocabulary is one token (Llama 3)
-  std::vector<int32_t> special_ids;  // which of the vocabulary are special tokens
+  // A piece that is in the vocabulary is one token (Llama 3).
+  bool ignore_merges = false;
+  // Ids of the special tokens.
+  std::vector<int32_t> special_ids;
   std::vector<std::pair<std::string_view, int32_t>> vocab;
-  std::vector<std::pair<std::string_view, std::string_view>> merges;  // in the order of their rank
+  // The merges in the order of their rank.
+  std::vector<std::pair<std::string_view, std::string_view>> merges;
 };
 
 std::string tokenizer_json(TokenizerText text);
-// Of byte_tokenizer(), in one line.
+// The tokenizer.json of byte_tokenizer(), in one line.
 std::string byte_tokenizer_json();
 
 }  // namespace capstan::text

@@ -2,66 +2,50 @@
 
 #include <cmath>
 #include <map>
-#include <memory>
-#include <set>
 
 #include "base/error.hpp"
 #include "config/sections/adapter_targets.hpp"
 #include "ops/adapter.hpp"
 #include "train/adapters/base_model.hpp"
 #include "train/adapters/stored_adapters.hpp"
-#include "train/trainer/state.hpp"
+#include "train/setup/state.hpp"
 
 namespace capstan::train {
 
-std::function<bool(const std::string&)> quantized_weights(const config::PeftConfig& peft,
-                                                          const config::ModelConfig& model) {
-  if (peft.base_quantization == config::BaseQuantization::none) return nullptr;
-  auto names = std::make_shared<std::set<std::string>>();
-  for (const std::string& layer : config::adaptable_layers(model, config::PeftScheme::lora))
-    names->insert(layer + ".weight");
-  return [names](const std::string& name) { return names->count(name) > 0; };
-}
-
-parallel::Nf4Options nf4_options(const config::PeftConfig& peft) {
-  return {.block = peft.quantization_block, .two_stage = peft.quantization_double};
-}
-
-void quantize_base(const config::PeftConfig& peft, const config::ModelConfig& model,
-                   parallel::FlatStore::Options& options) {
-  if (const auto quantized = quantized_weights(peft, model))
-    options.quantized = [quantized](const Parameter& parameter) { return quantized(parameter.name()); };
-  options.nf4 = nf4_options(peft);
-}
-
-BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, const std::string& expected,
-                      comm::Communicator& ranks) {
+BaseModel open_base(const config::Config& config, const std::string& expected, comm::Communicator& ranks) {
   CAPSTAN_ASSERT(config.checkpoint.pretrained_checkpoint, "adapters without a base, which the rules refuse");
   BaseModel base = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
+  if (expected.empty()) return base;
   base.share_hash(ranks);
-  if (!expected.empty() && base.hash() != expected)
+  if (base.hash() != expected)
     fail(ErrorCode::failed,
          "checkpoint.pretrained_checkpoint `" + base.path() +
              "` holds other weights than those that the adapters were trained beside (hash " + base.hash() +
              " instead of " + expected + ")",
          "name the checkpoint that the run began with");
+  return base;
+}
+
+BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, const std::string& expected,
+                      comm::Communicator& ranks) {
+  BaseModel base = open_base(config, expected, ranks);
+  base.share_hash(ranks);
   load_parameters(base.parameters(config.model), store, Which::base);
   return {base.path(), base.hash()};
 }
 
-void begin_adapters(const config::Config& config, Device& device, parallel::FlatStore& store,
-                    const BaseWeights& beside) {
-  if (!config.peft->adapter) return initialize_magnitudes(config, device, store);
+StoredAdapters open_first_adapters(const config::Config& config, const BaseWeights& beside) {
   BaseModel base = BaseModel::open_verified(beside.path);
-  const StoredAdapters adapters = open_adapters(config.peft->adapter->resolved, base, config.model,
-                                                config::adapts_parts(config.peft->scheme));
+  StoredAdapters adapters = open_adapters(config.peft->adapter->resolved, base, config.model,
+                                          config::adapts_parts(config.peft->scheme));
   require_same_adapters(*config.peft, adapters, config.model);
   if (adapters.base_hash != beside.hash) require_own_base(adapters, base);
-  load_parameters(*adapters.tensors, store, Which::adapters);
+  return adapters;
 }
 
-void initialize_magnitudes(const config::Config& config, Device& device, parallel::FlatStore& store) {
-  if (!config.peft || !config::has_magnitudes(config.peft->scheme)) return;
+// Collective. DoRA's magnitudes begin as the lengths of the rows of W + s B A. After load_base().
+static void initialize_magnitudes(const config::Config& config, Device& device, parallel::FlatStore& store) {
+  if (!config::has_magnitudes(config.peft->scheme)) return;
   std::map<std::string, const Parameter*> by_name;
   for (const auto& parameter : store.parameters()) by_name[parameter->name()] = parameter.get();
   std::map<const Parameter*, std::vector<float>> lengths;
@@ -74,7 +58,7 @@ void initialize_magnitudes(const config::Config& config, Device& device, paralle
     const Parameter& weight = *by_name.at(spec.row_lengths_of);
     const std::string fused = weight.name().substr(0, weight.name().rfind('.'));
     ops::ColumnRuns rows;
-    for (const config::LayerPart& part : config::layer_parts(config.model, fused, weight.shape()[0]))
+    for (const config::LayerSlice& part : config::layer_slices(config.model, fused, weight.shape()[0]))
       if (part.path + ".adapter." == around) rows = {part.groups, part.begin, part.count};
     const Tensor squared = ops::squared_row_lengths(
         context, weight, *by_name.at(around + "linear_in.weight"), *by_name.at(around + "linear_out.weight"),
@@ -94,6 +78,12 @@ void initialize_magnitudes(const config::Config& config, Device& device, paralle
     shard.values.copy_from_host_bytes(std::as_bytes(values));
   }
   store.after_load();
+}
+
+void begin_adapters(const config::Config& config, Device& device, parallel::FlatStore& store,
+                    const BaseWeights& beside) {
+  if (!config.peft->adapter) return initialize_magnitudes(config, device, store);
+  load_parameters(*open_first_adapters(config, beside).tensors, store, Which::adapters);
 }
 
 }  // namespace capstan::train

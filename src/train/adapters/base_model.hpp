@@ -14,25 +14,26 @@ namespace capstan::train {
 
 class BaseModel {
  public:
-  // A checkpoint, a directory of checkpoints, a run, `hf:DIR` or `gguf:FILE`; a checkpoint's contents are
-  // verified.
+  // Opens a checkpoint, a directory of checkpoints, a run, `hf:DIR` or `gguf:FILE`. The contents of a
+  // checkpoint are verified.
   static BaseModel open(const std::string& name);
-  // The same for a checkpoint that has been verified already.
+  // Opens a checkpoint that has been verified already.
   static BaseModel open_verified(const std::string& path);
 
-  const std::string& path() const { return path_; }  // the checkpoint's directory, or `hf:DIR` …
-  // Of its manifest, which holds the hashes of its files; of another program's files themselves, which reads
-  // them all.
+  // Directory of the checkpoint, or the name of the external model (`hf:DIR`, `gguf:FILE`).
+  const std::string& path() const { return path_; }
+  // Hash of the checkpoint's manifest, which holds the hashes of its files. The hash of an external model is
+  // computed from its files, which reads all of them.
   const std::string& hash();
-  // Collective, before hash(): rank 0 reads an external model's files for it, and broadcasts the hash.
+  // Collective; call it before hash(). Rank 0 computes the hash of an external model and broadcasts it.
   void share_hash(comm::Communicator& ranks);
-  // Under Capstan's names, for a model section with its derived values; refers to this, until the next call.
+  // The parameters under Capstan's names, for a model section with its derived values. The result refers to
+  // this object and is valid until the next call.
   checkpoint::TensorSource& parameters(const config::ModelConfig& model);
-  // config.json, tokenizer and the like, as far as they are there.
+  // The assets that exist, such as config.json and the tokenizer.
   formats::Assets assets() const;
-  const checkpoint::Reader* checkpoint() const {
-    return reader_ ? &*reader_ : nullptr;
-  }  // null: another program's
+  // Null for an external model.
+  const checkpoint::Reader* checkpoint() const { return reader_ ? &*reader_ : nullptr; }
 
  private:
   std::string path_, hash_;
@@ -41,7 +42,7 @@ class BaseModel {
   std::unique_ptr<checkpoint::TensorSource> parameters_;
 };
 
-// Those of asset_files() that lie in a checkpoint.
+// Returns the files of asset_files() that a checkpoint contains.
 formats::Assets assets_in(const checkpoint::Reader& reader);
 
 }  // namespace capstan::train

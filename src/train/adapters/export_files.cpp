@@ -9,7 +9,7 @@
 #include "data/sft_encode.hpp"
 #include "formats/hf_directory.hpp"
 #include "train/adapters/base_model.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
+#include "train/setup/tokenizer.hpp"
 
 namespace capstan::train {
 
@@ -36,16 +36,17 @@ void put(Assets& files, const char* name, std::string text) {
 // Null where the file is missing or no object.
 OrderedJson object_in(const Assets& files, const char* name) {
   const std::string* text = find(files, name);
-  OrderedJson parsed = text ? OrderedJson::parse(*text, nullptr, false) : OrderedJson();
+  OrderedJson parsed = text ? ordered_json_of(*text, IfNotJson::discard) : OrderedJson();
   return parsed.is_object() ? parsed : OrderedJson();
 }
 std::string text_of(const OrderedJson& json) {
   return dump_json(json, 2) + "\n";
 }
 
-// That of the checkpoint; the byte tokenizer, which lies in no file, is put beside the others.
+// Returns the checkpoint's tokenizer. The byte tokenizer has no file of its own, so it is written beside the
+// others.
 std::shared_ptr<const text::Tokenizer> tokenizer_of(const config::Config& config, Assets& files,
-                                                    const std::string& place) {
+                                                    const std::string& location) {
   if (config.tokenizer.tokenizer_type == config::TokenizerKind::none) return nullptr;
   if (config.tokenizer.tokenizer_type == config::TokenizerKind::byte) {
     put(files, "tokenizer.json", text::byte_tokenizer()->files()[0].text);
@@ -53,7 +54,7 @@ std::shared_ptr<const text::Tokenizer> tokenizer_of(const config::Config& config
   }
   const bool here = std::any_of(files.begin(), files.end(),
                                 [](const auto& file) { return formats::is_tokenizer_file(file.first); });
-  return here ? text::Tokenizer::from_texts(files, place) : nullptr;
+  return here ? text::Tokenizer::from_texts(files, location) : nullptr;
 }
 
 std::shared_ptr<const text::chat::ChatTemplate> template_of(const config::Config& config,
@@ -68,7 +69,8 @@ std::shared_ptr<const text::chat::ChatTemplate> template_of(const config::Config
 
 struct SpecialTokens {
   std::optional<int32_t> bos, eos, pad;
-  std::vector<int32_t> ends;  // every token that ends a text, eos first
+  // Every token that ends a text, eos first.
+  std::vector<int32_t> ends;
 };
 
 SpecialTokens special_tokens(const config::Config& config, const text::Tokenizer& tokenizer,
@@ -89,7 +91,8 @@ SpecialTokens special_tokens(const config::Config& config, const text::Tokenizer
     try {
       add(data::chat_prompt(tokenizer, *chat, eod, "", "text").end_token);
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::format) throw;  // a template that takes no such conversation
+      // A template that takes no such conversation.
+      if (error.code() != ErrorCode::format) throw;
     }
   }
   return tokens;
@@ -171,6 +174,15 @@ Assets export_files(const checkpoint::Reader& reader, const config::Config& conf
   add_tokenizer_config(config, *tokenizer, tokens, files);
   add_generation_config(config, tokens, files);
   return files;
+}
+
+std::string turn_end_problem(const checkpoint::Reader& reader, const config::Config& config) {
+  if (reader.info().run_id == formats::kImportedRun) return {};
+  Assets files = assets_in(reader);
+  const auto tokenizer = tokenizer_of(config, files, reader.description());
+  const auto chat = tokenizer ? template_of(config, *tokenizer) : nullptr;
+  return chat ? data::turn_end_problem(*tokenizer, *chat, end_of_document(config, *tokenizer))
+              : std::string();
 }
 
 }  // namespace capstan::train

@@ -17,8 +17,8 @@
 #include "tensor/half.hpp"
 #include "tensor/region.hpp"
 #include "train/adapters/adapters.hpp"
-#include "train/trainer/device_setup.hpp"
-#include "train/trainer/model_setup.hpp"
+#include "train/setup/device.hpp"
+#include "train/setup/model.hpp"
 
 namespace capstan::train {
 
@@ -46,21 +46,22 @@ void store_as(DType type, const std::vector<float>& values, const std::string& n
 
 // Rows of a weight that have an adapter.
 struct Branch {
-  std::string prefix;  // "decoder.layers.0.self_attention.linear_q.adapter."
-  config::LayerPart rows;
+  // "decoder.layers.0.self_attention.linear_q.adapter.".
+  std::string prefix;
+  config::LayerSlice rows;
 };
 
 std::vector<Branch> branches_of(const config::ModelConfig& model, const TensorSource& adapters,
                                 const std::string& weight, int64_t rows) {
   const std::string layer = weight.substr(0, weight.rfind('.'));
   std::vector<Branch> branches;
-  const auto add = [&](const config::LayerPart& part) {
+  const auto add = [&](const config::LayerSlice& part) {
     if (adapters.find(part.path + ".adapter.linear_in.weight"))
       branches.push_back({part.path + ".adapter.", part});
   };
-  const auto parts = config::layer_parts(model, layer, rows);
+  const auto parts = config::layer_slices(model, layer, rows);
   if (parts.size() > 1) add({layer, 1, 0, rows});
-  for (const config::LayerPart& part : parts) add(part);
+  for (const config::LayerSlice& part : parts) add(part);
   return branches;
 }
 
@@ -81,7 +82,7 @@ Tensor read_matrix(Device& device, TensorSource& source, const std::string& name
 }
 
 // Each row scaled to its magnitude.
-void scale_rows(std::vector<float>& values, int64_t columns, const config::LayerPart& rows,
+void scale_rows(std::vector<float>& values, int64_t columns, const config::LayerSlice& rows,
                 const std::vector<float>& magnitudes) {
   const int64_t all = static_cast<int64_t>(values.size()) / columns, width = all / rows.groups;
   for (size_t i = 0; i < magnitudes.size(); ++i) {
@@ -161,9 +162,9 @@ std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base
         run.model.max_position_embeddings != full.model.max_position_embeddings)
       set("model.max_position_embeddings", std::to_string(*run.model.max_position_embeddings));
     const config::TokenizerConfig &t = run.tokenizer, &before = full.tokenizer;
-    if (t.eod_token != before.eod_token) set("tokenizer.eod_token", capstan::quoted(t.eod_token));
+    if (t.eod_token != before.eod_token) set("tokenizer.eod_token", in_quotes(t.eod_token));
     if (t.chat_template && t.chat_template != before.chat_template)
-      set("tokenizer.chat_template", capstan::quoted(t.chat_template->resolved));
+      set("tokenizer.chat_template", in_quotes(t.chat_template->resolved));
   }
   if (request.overrides.empty())
     return stored ? stored->read_text(checkpoint::kRecipeFile) : config::resolved_recipe(resolution);
@@ -210,10 +211,10 @@ checkpoint::SaveInfo merged_info(const std::optional<checkpoint::Reader>& run, c
 // The counters of `from`, null: of a start. The optimizer state, which is of the adapters alone, is left out.
 std::string merged_state(const checkpoint::Reader* from) {
   if (!from) return formats::first_state("");
-  auto state = OrderedJson::parse(from->read_text(checkpoint::kStateFile));
+  auto state = ordered_json_of(from->read_text(checkpoint::kStateFile));
   state["optimizer"] = false;
   state.erase("base");
-  return state.dump(2) + "\n";
+  return dump_json(state, 2) + "\n";
 }
 
 }  // namespace
@@ -269,7 +270,8 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
   } catch (...) {
     writer.abandon();
     std::error_code stays;
-    if (made) std::filesystem::remove(root, stays);  // only while nothing is in it
+    // Only while nothing is in it.
+    if (made) std::filesystem::remove(root, stays);
     throw;
   }
   return result;

@@ -9,8 +9,10 @@
 namespace capstan::train {
 
 struct Merged {
-  std::filesystem::path checkpoint;  // that was written
-  int64_t layers = 0;                // weights that an adapter has changed
+  // The checkpoint that was written.
+  std::filesystem::path checkpoint;
+  // Weights that an adapter has changed.
+  int64_t layers = 0;
 };
 
 // Writes ROOT/step-N, N the step of the adapters' run, or the base's for adapters of PEFT's, with the base's

@@ -9,10 +9,10 @@
 
 namespace capstan::train {
 
-using formats::Written;
+using formats::WriteResult;
 
-static Written counted(checkpoint::TensorSource& tensors, const std::string& kind) {
-  Written written;
+static WriteResult counted(checkpoint::TensorSource& tensors, const std::string& kind) {
+  WriteResult written;
   written.kind = kind;
   for (const std::string& name : tensors.names()) {
     const checkpoint::TensorInfo& info = tensors.at(name);
@@ -26,8 +26,8 @@ static std::string kind_of(const config::PeftConfig& peft) {
   return "adapters (" + std::string(enum_name(peft.scheme)) + ", rank " + std::to_string(peft.dim) + ")";
 }
 
-Written write_peft_files(const std::string& from, const std::filesystem::path& to,
-                         const std::optional<std::string>& base) {
+WriteResult write_peft_files(const std::string& from, const std::filesystem::path& to,
+                             const std::optional<std::string>& base) {
   const StoredRecipe run = stored_recipe(from, {}, 1);
   run.resolution.require_ok();
   const config::Config& config = run.resolution.config;
@@ -43,13 +43,13 @@ Written write_peft_files(const std::string& from, const std::filesystem::path& t
   const auto adapter = formats::to_peft(formats::read_adapters(reader, *config.peft, config.model),
                                         config.model, names, named);
   formats::write_peft(to, adapter);
-  Written written = counted(*formats::adapter_tensors(adapter.modules, ""), kind_of(*config.peft));
+  WriteResult written = counted(*formats::adapter_tensors(adapter.modules, ""), kind_of(*config.peft));
   written.files = {"adapter_config.json", "adapter_model.safetensors"};
   return written;
 }
 
-Written read_peft_files(const std::string& from, const std::filesystem::path& to,
-                        const std::optional<std::string>& base) {
+WriteResult read_peft_files(const std::string& from, const std::filesystem::path& to,
+                            const std::optional<std::string>& base) {
   StoredBase beside = base_of_adapters(from, base, {});
   const StoredAdapters adapters = open_adapters(from, beside.weights, beside.recipe.resolution.config.model);
   std::vector<config::Override> overrides;
@@ -57,10 +57,10 @@ Written read_peft_files(const std::string& from, const std::filesystem::path& to
     overrides.push_back(config::Override::token(text));
   overrides.push_back(config::Override::token("peft.dropout=" + to_text(adapters.peft.dropout)));
   overrides.push_back(
-      config::Override::token("checkpoint.pretrained_checkpoint=" + capstan::quoted(beside.weights.path())));
+      config::Override::token("checkpoint.pretrained_checkpoint=" + in_quotes(beside.weights.path())));
   const StoredRecipe recipe = stored_recipe(beside.recipe.checkpoint.string(), std::move(overrides), 1);
   recipe.resolution.require_ok();
-  Written written = counted(*adapters.tensors, kind_of(adapters.peft));
+  WriteResult written = counted(*adapters.tensors, kind_of(adapters.peft));
   written.files =
       formats::write_first_checkpoint(
           {&recipe.resolution, adapters.tensors.get(), {}, beside.weights.assets(), beside.weights.hash()},

@@ -11,7 +11,7 @@
 #include "config/sections/adapter_targets.hpp"
 #include "formats/peft_mapping.hpp"
 #include "train/records/run_list.hpp"
-#include "train/trainer/state.hpp"
+#include "train/setup/state.hpp"
 
 namespace capstan::train {
 
@@ -22,7 +22,8 @@ std::optional<fs::path> peft_directory(const std::string& name) {
   std::error_code error;
   if (!fs::is_directory(name, error)) return std::nullopt;
   if (formats::is_peft(name)) return fs::path(name);
-  // What is no run and has no checkpoint was meant to be PEFT's: that reader says what is missing.
+  // A directory that is no run and has no checkpoint is read as PEFT's: that reader reports the missing
+  // files.
   const bool ours = records::is_run(name) || fs::exists(fs::path(name) / checkpoint::kManifestFile, error) ||
                     fs::exists(fs::path(name) / "checkpoints", error) ||
                     !checkpoint::list_checkpoints(name).empty();
@@ -58,14 +59,14 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
       return from->resolved;
     }
     fail(ErrorCode::usage, "`" + name + "` does not say beside which weights its adapters were trained",
-         "--base CHECKPOINT|RUN|hf:DIR");
+         kNameIt);
   }
   const std::string said = formats::read_peft(*directory).config.base_model;
   std::error_code error;
-  // As it is written, from here or from the adapter.
-  for (const fs::path& place : {fs::path(said), *directory / said}) {
-    if (said.empty() || !fs::is_directory(place, error)) continue;
-    return (fs::exists(place / "config.json", error) ? "hf:" : "") + place.string();
+  // The path may be relative to the current directory or to the adapter's directory.
+  for (const fs::path& base : {fs::path(said), *directory / said}) {
+    if (said.empty() || !fs::is_directory(base, error)) continue;
+    return (fs::exists(base / "config.json", error) ? "hf:" : "") + base.string();
   }
   const std::string file = (*directory / "adapter_config.json").string();
   if (said.empty()) fail(ErrorCode::usage, "`" + file + "` does not say what the base is", kNameIt);
@@ -156,14 +157,14 @@ void require_same_adapters(const config::PeftConfig& recipe, const StoredAdapter
 std::vector<std::string> adapter_overrides(const config::PeftConfig& peft) {
   std::vector<std::string> names;
   for (const std::string& name : peft.target_modules)
-    names.push_back(name.find('*') == std::string::npos ? name : capstan::quoted(name));
+    names.push_back(name.find('*') == std::string::npos ? name : in_quotes(name));
   std::vector<std::string> result = {"peft.scheme=" + std::string(enum_name(peft.scheme)),
                                      "peft.dim=" + std::to_string(peft.dim),
                                      "peft.alpha=" + to_text(peft.alpha),
                                      std::string("peft.use_rslora=") + (peft.use_rslora ? "true" : "false"),
                                      "peft.target_modules=[" + join(names, ",") + "]"};
   names.clear();
-  for (const std::string& name : peft.exclude_modules) names.push_back(capstan::quoted(name));
+  for (const std::string& name : peft.exclude_modules) names.push_back(in_quotes(name));
   result.push_back("peft.exclude_modules=[" + join(names, ",") + "]");
   return result;
 }

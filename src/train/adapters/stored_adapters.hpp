@@ -9,18 +9,22 @@
 #include "checkpoint/tensor_source.hpp"
 #include "config/sections/peft.hpp"
 #include "train/adapters/base_model.hpp"
-#include "train/trainer/recipe.hpp"
+#include "train/setup/stored_recipe.hpp"
 
 namespace capstan::train {
 
 struct StoredAdapters {
-  std::string name;         // for messages
-  config::PeftConfig peft;  // as they were trained; of PEFT's only what makes the update
+  // Name of the adapters in messages.
+  std::string name;
+  // The settings with which they were trained. For PEFT adapters, only the settings that define the update
+  // are known.
+  config::PeftConfig peft;
   // "decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight" …
   std::unique_ptr<checkpoint::TensorSource> tensors;
-  // BaseModel::hash() of the weights that they were trained beside; empty: it is not known.
+  // BaseModel::hash() of the weights with which they were trained. Empty: it is not known.
   std::string base_hash;
-  std::optional<StoredRecipe> run;  // where a checkpoint holds them
+  // The recipe of the run, if the adapters come from a checkpoint.
+  std::optional<StoredRecipe> run;
 };
 
 // name: `peft:DIR`, a directory with an adapter_config.json, a checkpoint, a directory of checkpoints or a
@@ -29,28 +33,29 @@ struct StoredAdapters {
 StoredAdapters open_adapters(const std::string& name, BaseModel& base, const config::ModelConfig& model,
                              std::optional<bool> parts = {});
 
-// The directory of PEFT's that a name means; null: it means a checkpoint.
+// The PEFT directory that a name means. Null: the name means a checkpoint.
 std::optional<std::filesystem::path> peft_directory(const std::string& name);
 
-// A base with its recipe.
+// A base model with its recipe.
 struct StoredBase {
   StoredRecipe recipe;
   BaseModel weights;
 };
-// base: what the user named; else what the adapters say: checkpoint.pretrained_checkpoint of a run (with the
-// overrides), base_model_name_or_path where it is a directory here. ErrorCode::usage where that leads
-// nowhere.
+// Opens the base model of adapters. `base` is the name given by the user; without it, the adapters name their
+// base: a run by checkpoint.pretrained_checkpoint (after the overrides), a PEFT directory by
+// base_model_name_or_path if that directory exists here. Throws ErrorCode::usage if no base can be found.
 StoredBase base_of_adapters(const std::string& name, const std::optional<std::string>& base,
                             const std::vector<config::Override>& overrides);
 
-// ErrorCode::failed where the weights are others than those that the adapters were trained beside.
+// Throws ErrorCode::failed if the adapters were trained with different weights.
 void require_own_base(const StoredAdapters& adapters, BaseModel& base);
 
-// ErrorCode::config with every field of `recipe` in which its adapters would be others than the stored ones.
+// Throws ErrorCode::config that names every field of `recipe` whose adapters would differ from the stored
+// ones.
 void require_same_adapters(const config::PeftConfig& recipe, const StoredAdapters& adapters,
                            const config::ModelConfig& model);
 
-// The overrides that give a recipe these adapters: peft.scheme=lora …
+// Returns the overrides that give a recipe these adapters, such as "peft.scheme=lora".
 std::vector<std::string> adapter_overrides(const config::PeftConfig& peft);
 
 }  // namespace capstan::train

@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 #include "checkpoint/store.hpp"
-#include "config/core/resolve.hpp"
+#include "config/resolve/resolve.hpp"
 #include "config/tools/show.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_list.hpp"
@@ -72,9 +72,10 @@ std::string text_of(const checkpoint::StoredTensor& tensor) {
 }
 
 std::vector<float> values_of(checkpoint::Reader& reader, const std::string& name) {
-  int64_t cells = 1;  // the reader has checked that they can be counted
-  for (const int64_t size : reader.at(name).shape) cells *= size;
-  std::vector<float> values(static_cast<size_t>(cells));
+  // The reader has checked that they can be counted.
+  int64_t elements = 1;
+  for (const int64_t size : reader.at(name).shape) elements *= size;
+  std::vector<float> values(static_cast<size_t>(elements));
   reader.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   return values;
 }
@@ -93,17 +94,18 @@ std::vector<TensorDifference> compare_tensors(const fs::path& a, const fs::path&
       differences.push_back({name, text_of(stored) + " against " + text_of(*other)});
       continue;
     }
-    if (!can_convert(stored.dtype, DType::f32)) continue;  // counters, which the state names too
+    // Counters, which the state names too.
+    if (!can_convert(stored.dtype, DType::f32)) continue;
     const auto x = values_of(first, name), y = values_of(second, name);
     TensorDifference difference{name, {}};
     for (size_t i = 0; i < x.size(); ++i) {
       if (std::bit_cast<uint32_t>(x[i]) == std::bit_cast<uint32_t>(y[i])) continue;
-      if (difference.cells++ == 0)
+      if (difference.elements++ == 0)
         difference.first = static_cast<int64_t>(i), difference.a = x[i], difference.b = y[i];
       const double distance = std::abs(static_cast<double>(x[i]) - static_cast<double>(y[i]));
       if (!(distance <= difference.largest)) difference.largest = distance;
     }
-    if (difference.cells > 0) differences.push_back(std::move(difference));
+    if (difference.elements > 0) differences.push_back(std::move(difference));
   }
   for (const auto& [name, stored] : second.manifest().tensors)
     if (!first.find(name)) differences.push_back({name, "only in " + b.string()});
@@ -136,7 +138,7 @@ void compare_checkpoints(const fs::path& a, const fs::path& b, Comparison& resul
 void compare_recipes(const fs::path& a, const fs::path& b, Comparison& result) {
   const auto resolved = [](const fs::path& stored) {
     config::Request request;
-    request.recipe = stored_recipe(stored).string();
+    request.recipe = stored_recipe_file(stored).string();
     return config::resolve(request);
   };
   try {
@@ -156,7 +158,7 @@ bool is_stored(const fs::path& path) {
          (fs::is_directory(path, ignored) && !checkpoint::list_checkpoints(path).empty());
 }
 
-fs::path stored_recipe(const fs::path& path) {
+fs::path stored_recipe_file(const fs::path& path) {
   std::error_code ignored;
   const bool itself = records::is_run(path) || fs::exists(path / checkpoint::kManifestFile, ignored);
   return fs::absolute((itself ? path : checkpoint::resolve_checkpoint(path).path) / checkpoint::kRecipeFile);

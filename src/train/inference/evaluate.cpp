@@ -42,7 +42,8 @@ EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
     batch.labels.assign(static_cast<size_t>(n), 0);
     batch.loss_mask.assign(static_cast<size_t>(n), 0.0f);
     batch.position_ids.resize(static_cast<size_t>(n));
-    std::vector<std::pair<int64_t, int64_t>> counted;  // of each row: first position counted, end
+    // Range of counted positions of each row: the first one, and the end.
+    std::vector<std::pair<int64_t, int64_t>> counted;
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t begin = (first + row) * stride, end = std::min(predictions, begin + stride);
       const int64_t start = std::max<int64_t>(0, end - window);

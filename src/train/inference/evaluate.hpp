@@ -7,11 +7,12 @@
 
 namespace capstan::train {
 
-class LoadedModel;  // loaded_model.hpp
+class LoadedModel;
 
 struct EvalOptions {
-  std::string text;  // UTF-8
-  // What the tokenizer puts before a text (<bos>), once, at its beginning; it is not predicted.
+  // The text to evaluate, as UTF-8.
+  std::string text;
+  // Adds the tokens that the tokenizer puts before a text (<bos>), once, at its beginning; not predicted.
   bool add_front = true;
   // Tokens by which windows of model.seq_length move on: each token is predicted from the at least seq_length
   // - stride before it. 0: seq_length, windows do not overlap (but for one token) and every token is computed
@@ -21,10 +22,14 @@ struct EvalOptions {
   std::function<void(int32_t id, double logprob)> per_token;
 };
 struct EvalResult {
-  double loss = 0;           // mean negative log-likelihood in nats
-  double perplexity = 0;     // exp(loss)
-  int64_t tokens = 0;        // predicted tokens: all but the first
-  double bits_per_byte = 0;  // of the text
+  // Mean negative log-likelihood in nats.
+  double loss = 0;
+  // exp(loss).
+  double perplexity = 0;
+  // Predicted tokens: all but the first.
+  int64_t tokens = 0;
+  // Negative log-likelihood in bits, divided by the number of bytes of the text.
+  double bits_per_byte = 0;
 };
 
 // Throws ErrorCode::failed, naming `what`, where a model has computed NaN or an infinite value.

@@ -13,8 +13,8 @@
 #include "data/chat_prompt.hpp"
 #include "train/inference/evaluate.hpp"
 #include "train/inference/loaded_model.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/timers.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 
@@ -158,7 +158,8 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     fail(ErrorCode::usage, "the prompt has " + std::to_string(prompt_tokens) + " tokens, the model " +
                                std::to_string(positions) + " positions (" + limit + ")");
   const int64_t wanted = std::min(options.max_tokens, positions - prompt_tokens);
-  std::vector<int32_t> tokens = prompt;  // with those that were drawn
+  // The prompt and the generated tokens.
+  std::vector<int32_t> tokens = prompt;
 
   GenerateResult result;
   result.prompt_tokens = prompt_tokens;

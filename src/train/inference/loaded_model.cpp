@@ -10,12 +10,12 @@
 #include "train/adapters/adapters.hpp"
 #include "train/adapters/base_model.hpp"
 #include "train/adapters/stored_adapters.hpp"
+#include "train/setup/device.hpp"
+#include "train/setup/model.hpp"
+#include "train/setup/state.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/agreement.hpp"
 #include "train/trainer/device_batch.hpp"
-#include "train/trainer/device_setup.hpp"
-#include "train/trainer/model_setup.hpp"
-#include "train/trainer/state.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 
@@ -53,15 +53,15 @@ std::vector<int32_t> end_tokens_of(const BaseModel& weights) {
     const auto file =
         std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
     if (file == files.end()) continue;
-    const std::string place = "`" + weights.path() + "`: " + name;
-    const auto json = Json::parse(file->second, nullptr, false);
-    if (!json.is_object()) fail(ErrorCode::format, place + " is no JSON object");
+    const std::string location = "`" + weights.path() + "`: " + name;
+    const auto json = json_of(file->second, IfNotJson::discard);
+    if (!json.is_object()) fail(ErrorCode::format, location + " is no JSON object");
     const auto found = json.find("eos_token_id");
     std::vector<int32_t> ids;
     if (found == json.end() || found->is_null()) return ids;
     for (const auto& id : found->is_array() ? *found : Json::array({*found})) {
       if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
-        fail(ErrorCode::format, place + ": `eos_token_id` is neither an id nor a list of ids");
+        fail(ErrorCode::format, location + ": `eos_token_id` is neither an id nor a list of ids");
       ids.push_back(id.get<int32_t>());
     }
     return ids;
@@ -95,9 +95,9 @@ const text::Tokenizer& LoadedModel::require_tokenizer() const {
   fail(ErrorCode::unsupported,
        std::string("the checkpoint has no tokenizer") + (mock ? ", since its run trained on mock data" : "") +
            ": text cannot be tokenized",
-       mock ? "tokenizer.tokenizer_model=FILE names one; a model that has seen mock data alone knows no text"
-            : "tokenizer.tokenizer_type=huggingface tokenizer.tokenizer_model=FILE names the one of its "
-              "training data");
+       std::string("tokenizer.tokenizer_type=huggingface tokenizer.tokenizer_model=FILE names ") +
+           (mock ? "one; a model that has seen mock data alone knows no text"
+                 : "the one of its training data"));
 }
 
 LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::Config& config,
@@ -109,7 +109,6 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
                             {"the checkpoint", checkpoint.string()},
                             {"the adapters", adapter}});
   require_same_recipe(world, config);
-  mesh_.connect(world.communicator());
   // Its contents were verified when it was chosen.
   BaseModel weights = BaseModel::open_verified(checkpoint.string());
   if (const checkpoint::Reader* reader = weights.checkpoint()) {
@@ -142,6 +141,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   tokenizer_ = load_tokenizer(config_);
   end_tokens_ = end_tokens_of(weights);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), world.local_size());
+  connect(mesh_, config, world, *device_);
   model_ = models::build(config.model, model_shard(config_, mesh_));
   parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};
   if (config_.peft) quantize_base(*config_.peft, config.model, options);
@@ -176,7 +176,7 @@ std::vector<float> LoadedModel::pass(int64_t rows, int64_t values, Stage stage) 
   for (int64_t chunk = 0; chunk < chunks; ++chunk)
     steps.push_back({parallel::Work::forward, 0, static_cast<int32_t>(chunk)});
   parallel::run_actions({.ranks = stages.size(), .chunks = chunks}, steps,
-                        {.stages = &stages, .tensor = tensor_parallel(config_, mesh_)}, work);
+                        parallel::pipeline_comm(mesh_, tensor_parallel(config_, mesh_)), work);
 
   std::vector<float> result(static_cast<size_t>(values));
   if (answer.defined()) result = answer.to_host<float>();

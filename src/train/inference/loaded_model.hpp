@@ -10,7 +10,7 @@
 #include "base/function_ref.hpp"
 #include "comm/mesh.hpp"
 #include "comm/world.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "data/loader.hpp"
 #include "models/model.hpp"
 #include "parallel/flat_store.hpp"
@@ -28,13 +28,16 @@ class LoadedModel {
               const std::string& adapter = {});
 
   const config::Config& config() const { return config_; }
-  const std::shared_ptr<const text::Tokenizer>& tokenizer() const { return tokenizer_; }  // null: none
-  const text::Tokenizer& require_tokenizer() const;  // ErrorCode::unsupported where there is none, with why
+  // Null if the model has no tokenizer.
+  const std::shared_ptr<const text::Tokenizer>& tokenizer() const { return tokenizer_; }
+  // Throws ErrorCode::unsupported, with the reason, if the model has no tokenizer.
+  const text::Tokenizer& require_tokenizer() const;
   Device& device() const { return *device_; }
   // eos_token_id of the model's generation_config.json, or of its config.json where that is missing.
   const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
 
-  // For one sequence of up to `capacity` tokens. Errors: usage, when the model has fewer positions.
+  // Makes a cache for one sequence of up to `capacity` tokens. Throws ErrorCode::usage if the model has fewer
+  // positions.
   models::KvCache make_cache(int64_t capacity) const { return model_->make_cache(1, capacity); }
   // Feeds tokens after those in the cache: the logits [vocab] of the token after the last of them.
   // Collective.
@@ -54,8 +57,9 @@ class LoadedModel {
   config::Config config_;
   std::shared_ptr<const text::Tokenizer> tokenizer_;
   std::vector<int32_t> end_tokens_;
-  comm::Mesh mesh_;
+  // Outlives the channels of the mesh.
   std::unique_ptr<Device> device_;
+  comm::Mesh mesh_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::FlatStore> store_;
 };

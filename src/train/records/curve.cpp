@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "base/text.hpp"
+
 namespace capstan::records {
 
 std::vector<Point> thinned(const std::vector<Point>& points, size_t most) {
@@ -31,12 +33,10 @@ std::string curve_json(const std::vector<Point>& points, size_t most) {
   for (const Point& point : points)
     if (std::isfinite(point.y)) finite.push_back(point);
   std::string xs, ys;
-  std::array<char, 32> text;
   for (const Point& point : thinned(finite, most)) {
     if (!xs.empty()) xs += ',', ys += ',';
     xs += std::to_string(static_cast<int64_t>(point.x));
-    std::snprintf(text.data(), text.size(), "%.6g", point.y);
-    ys += text.data();
+    ys += significant(point.y, 6);
   }
   return "\"s\":[" + xs + "],\"v\":[" + ys + "]";
 }

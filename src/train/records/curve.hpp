@@ -10,8 +10,8 @@ namespace capstan::records {
 struct Point {
   double x = 0, y = 0;
 };
-// At most about `most` points: of each of `most / 2` intervals the lowest and the highest, in order, and the
-// two ends.
+// Reduces a curve to about `most` points: the lowest and the highest point of each of `most / 2` intervals,
+// in order, and both ends.
 std::vector<Point> thinned(const std::vector<Point>& points, size_t most);
 
 // "s":[x…],"v":[y…] of the points that are finite, thinned, with six digits: a part of a JSON object.

@@ -115,7 +115,8 @@ std::string session_start_event(double wall_time, int64_t step) {
 }
 
 std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar> scalars) {
-  std::string summary;  // Summary: 1 repeated Value {1 tag, 2 simple_value}
+  // Summary: 1 repeated Value {1 tag, 2 simple_value}.
+  std::string summary;
   for (const auto& scalar : scalars) {
     std::string value;
     if (const std::string tag = safe_tag(scalar.tag); !tag.empty()) put_bytes(value, 1, tag);
@@ -131,7 +132,8 @@ std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar>
 EventsWriter::EventsWriter(const std::filesystem::path& directory, double wall_time,
                            std::optional<int64_t> resumed_at) {
   std::error_code ignored;
-  std::filesystem::create_directories(directory, ignored);  // the open below reports what matters
+  // The open below reports what matters.
+  std::filesystem::create_directories(directory, ignored);
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0 || host[0] == '\0')
     std::strcpy(host.data(), "localhost");

@@ -14,7 +14,8 @@ namespace capstan::records {
 
 struct Scalar {
   std::string tag;
-  double value = 0;  // stored as float; NaN and infinities too
+  // Stored as float; NaN and infinities too.
+  double value = 0;
 };
 
 // One event file. Appends complete records with one write each, so that a reader that follows the file sees
@@ -41,8 +42,10 @@ class EventsWriter {
 
 // The parts, for tests and for other writers of records.
 uint32_t crc32c(std::string_view bytes);
-std::string frame_record(std::string_view data);  // length, its masked CRC, data, its masked CRC
-std::string version_event(double wall_time);      // the first of every file
+// Length, its masked CRC, data, its masked CRC.
+std::string frame_record(std::string_view data);
+// The first of every file.
+std::string version_event(double wall_time);
 std::string session_start_event(double wall_time, int64_t step);
 // Tags are made safe: control characters and bytes that are not UTF-8 become `_`, at most 512 bytes.
 std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar> scalars);

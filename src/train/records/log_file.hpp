@@ -1,4 +1,4 @@
-// log.txt of a run: every line and warning that the run said, with the time in UTC, over all its starts.
+// The log.txt of a run: every line and warning of all its starts, with the time in UTC.
 #pragma once
 
 #include <filesystem>
@@ -9,11 +9,12 @@ namespace capstan::records {
 
 class LogFile {
  public:
-  explicit LogFile(const std::filesystem::path& path);  // appends; throws ErrorCode::io when it cannot
+  // Opens the file for appending. Throws ErrorCode::io if that fails.
+  explicit LogFile(const std::filesystem::path& path);
   ~LogFile();
   LogFile(const LogFile&) = delete;
   LogFile& operator=(const LogFile&) = delete;
-  // Each text is in the file when the call returns. A full disk loses lines, never the run.
+  // Each text is in the file when the call returns. On a full disk lines are lost, but the run continues.
   void line(const std::string& text) noexcept;
   void warning(const std::string& text) noexcept;
 

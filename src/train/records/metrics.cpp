@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 MetricsRow& MetricsRow::raw(std::string_view name, std::string_view value) {
   if (!body_.empty()) body_ += ", ";
-  body_ += capstan::quoted(name) + ": ";
+  body_ += in_quotes(name) + ": ";
   body_ += value;
   return *this;
 }
@@ -40,13 +40,14 @@ MetricsRow& MetricsRow::boolean(std::string_view name, bool value) {
   return raw(name, value ? "true" : "false");
 }
 MetricsRow& MetricsRow::text(std::string_view name, std::string_view value) {
-  std::string valid;  // a path or a message may hold any bytes, JSON may not
+  // A path or a message may hold any bytes, JSON may not.
+  std::string valid;
   for (size_t at = 0; at < value.size();) {
     const CodePoint point = decode_utf8(value, at);
     append_utf8(valid, point.value);
     at += static_cast<size_t>(point.bytes);
   }
-  return raw(name, capstan::quoted(valid));
+  return raw(name, in_quotes(valid));
 }
 
 MetricsWriter::MetricsWriter(const fs::path& path)
@@ -85,7 +86,7 @@ double ReadRow::number(std::string_view name) const {
 }
 
 static std::optional<ReadRow> parse_row(std::string_view line) {
-  const Json value = Json::parse(line.begin(), line.end(), nullptr, false);
+  const Json value = json_of(line, IfNotJson::discard);
   if (!value.is_object()) return std::nullopt;
   ReadRow row;
   for (const auto& [name, item] : value.items()) {
@@ -123,13 +124,15 @@ static std::string_view as_text(std::span<const std::byte> bytes) {
 int64_t truncate_after_step(const fs::path& path, int64_t step) {
   std::error_code error;
   if (!fs::exists(path, error)) return 0;
-  size_t keep = 0;  // bytes up to the end of the last row that stays
+  // Bytes up to the end of the last row that stays.
+  size_t keep = 0;
   int64_t removed = 0, within = 0;
   std::string kept;
   {
     const MappedFile file(path);
     const std::string_view text = as_text(file.bytes());
-    bool within_step = true;  // a row without a step belongs to the step of the row before
+    // A row without a step belongs to the step of the row before.
+    bool within_step = true;
     const auto stays = [&](std::string_view line, bool complete) {
       if (const auto row = parse_row(line); row && row->step) within_step = *row->step <= step;
       return complete && within_step;

@@ -20,9 +20,10 @@ class MetricsRow {
  public:
   explicit MetricsRow(int64_t step) { integer("step", step); }
   MetricsRow(int64_t step, std::string_view event) : MetricsRow(step) { text("event", event); }
-  // Names of one row differ; the caller sees to it.
+  // The caller ensures that the names in one row differ.
   MetricsRow& number(std::string_view name, double value);
-  MetricsRow& number(std::string_view name, float value);  // the digits of a float, not of its double
+  // Writes the digits of the float, not of the same value as double.
+  MetricsRow& number(std::string_view name, float value);
   MetricsRow& integer(std::string_view name, int64_t value);
   MetricsRow& boolean(std::string_view name, bool value);
   MetricsRow& text(std::string_view name, std::string_view value);
@@ -35,30 +36,35 @@ class MetricsRow {
 
 class MetricsWriter {
  public:
-  explicit MetricsWriter(const std::filesystem::path& path);  // appends; made when it is not there
+  // Opens the file for appending, and creates it if it does not exist.
+  explicit MetricsWriter(const std::filesystem::path& path);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
   // Throws ErrorCode::io (a full disk) and then leaves no half row behind.
   void write(const MetricsRow& row);
-  void sync();  // with a checkpoint, so that the rows up to it survive a power cut
+  // Called with each checkpoint, so that the rows up to it survive a power failure.
+  void sync();
 
  private:
   std::filesystem::path path_;
   int fd_ = -1;
 };
 
-// Before a resume from `step`: removes the first row with a larger step and everything behind it, and a last
+// Before a resume from `step`: removes the first row with a larger step and everything after it, and a last
 // line that was torn. Returns the number of lines removed. A file that does not exist has nothing to remove.
 int64_t truncate_after_step(const std::filesystem::path& path, int64_t step);
 
 struct ReadRow {
   std::optional<int64_t> step;
-  std::string event;  // empty: a logged step
-  // Null: NaN; booleans: 0 or 1; `step` is not among them.
+  // Name of the event. Empty: a row of a logged step.
+  std::string event;
+  // Values of the numeric keys except `step`. Null is read as NaN, a boolean as 0 or 1.
   std::vector<std::pair<std::string, double>> numbers;
-  std::vector<std::pair<std::string, std::string>> texts;  // without `event`
-  double number(std::string_view name) const;              // NaN when it is not there
+  // Values of the text keys except `event`.
+  std::vector<std::pair<std::string, std::string>> texts;
+  // Returns NaN if there is no number of that name.
+  double number(std::string_view name) const;
 };
 
 // Calls `use` for each row in order. Lines that are no such object (torn, damaged) are skipped and counted in

@@ -17,7 +17,7 @@ std::string without_markup(const std::string& json) {
   return text;
 }
 
-// Replaces {{name}}, each once; what is put in is not looked at again.
+// Replaces each {{name}} once. The inserted text is not searched again.
 std::string filled(std::string_view page, const std::map<std::string_view, std::string>& parts) {
   std::string text;
   for (size_t at = 0;;) {

@@ -8,10 +8,12 @@
 namespace capstan::records {
 
 struct Page {
-  std::string title;  // of the window; any text
-  // HTML inside <main>, and what draws in it with Charts of page/charts.js.
+  // Title of the browser window. It is escaped.
+  std::string title;
+  // HTML inside <main>, and the script that draws in it with Charts of page/charts.js.
   std::string_view body, script;
-  std::string data;  // JSON for the script
+  // JSON that the script reads.
+  std::string data;
 };
 std::string page_html(const Page& page);
 

@@ -5,11 +5,12 @@
 
 namespace capstan::records {
 
-// page.html, with {{title}}, {{style}}, {{body}}, {{data}}, {{charts}} and {{script}}.
+// page.html, with {{title}}, {{style}}, {{body}}, {{data}}, {{charts}} and {{script}}; and page.css,
+// charts.js, runs.html and runs.js.
 std::string_view page_file();
-std::string_view style_file();   // page.css
-std::string_view charts_file();  // charts.js
-std::string_view runs_body();    // runs.html
-std::string_view runs_script();  // runs.js
+std::string_view style_file();
+std::string_view charts_file();
+std::string_view runs_body();
+std::string_view runs_script();
 
 }  // namespace capstan::records

@@ -19,7 +19,8 @@ namespace capstan::records {
 namespace {
 
 struct Chart {
-  const char* key;  // name in the rows of logged steps
+  // Name in the rows of logged steps.
+  const char* key;
   const char* title;
   double scale;
   bool logarithmic, smooth, wide;
@@ -52,7 +53,7 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
       if (!row.event.empty()) return;
       for (const Chart& chart : kCharts) {
         double value = row.number(chart.key);
-        // As the log and `runs show` count memory: with the kernels' own.
+        // Memory includes kernel scratch memory, as in the log and in `runs show`.
         if (const double kernels = row.number("kernel_scratch_bytes");
             chart.key == std::string_view("memory_bytes") && std::isfinite(kernels))
           value += kernels;
@@ -69,11 +70,12 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
                               {"speed", or_null(details.tokens_per_second)},
                               {"started", run.started}};
   std::string text = dump_json(object);
-  text.pop_back();  // the closing brace: the curves follow
+  // The closing brace: the curves follow.
+  text.pop_back();
   std::string all;
   for (const auto& [key, points] : curves)
     if (std::any_of(points.begin(), points.end(), [](const Point& p) { return std::isfinite(p.y); }))
-      all += (all.empty() ? "" : ",") + capstan::quoted(key) + ":{" + curve_json(points, most) + "}";
+      all += (all.empty() ? "" : ",") + in_quotes(key) + ":{" + curve_json(points, most) + "}";
   return text + ",\"curves\":{" + all + "}}";
 }
 

@@ -44,7 +44,7 @@ FileLock::FileLock(const fs::path& directory, std::string_view what) {
   const fs::path path = directory / "lock";
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (fd < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
-  // A listing looks at the lock for a moment by sharing it, so a refusal is tried again a few times.
+  // A listing holds the lock in shared mode for a moment, so a failed attempt is repeated a few times.
   for (int attempt = 0; ::flock(fd, LOCK_EX | LOCK_NB) != 0; ++attempt) {
     const int error = errno;
     if (error == EINTR) continue;
@@ -76,7 +76,7 @@ FileLock::~FileLock() {
 }
 FileLock::FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
 
-// What write_file_durably leaves when its process is killed: "run.json.tmp.1234".
+// The file that write_file_durably leaves when its process is killed: "run.json.tmp.1234".
 static bool is_temporary(const fs::path& path) {
   const std::string name = path.filename().string();
   const size_t at = name.rfind(".tmp.");
@@ -115,7 +115,8 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
     if (is_temporary(entry.path())) fs::remove(entry.path(), error);
   if (resumed_) {
     file_ = read_run_file(path);
-    killed_ = file_.state == "running";  // and the lock is free
+    // The state is stale, because the lock is free.
+    killed_ = file_.state == "running";
   } else {
     file_.id = new_id();
     file_.created = utc_now();

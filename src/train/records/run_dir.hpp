@@ -23,21 +23,29 @@ namespace capstan::records {
 
 // The texts that a start leaves in the directory; the trainer hands them in.
 struct RunRecords {
-  std::string recipe_name;                  // for listings: "quickstart"
-  std::string recipe_given;                 // YAML as read, with the overrides as comments or keys
-  std::string recipe;                       // YAML, resolved, origins as comments
-  std::string command;                      // one line
-  std::string version;                      // JSON object
-  std::string checkpoints = "checkpoints";  // where they go, relative to the run directory or absolute
-  std::string layout, data;                 // "tp2 dp4"; the samples trained on, in a line
+  // Name of the recipe in listings, such as "quickstart".
+  std::string recipe_name;
+  // YAML as read, with the overrides as comments or keys.
+  std::string recipe_given;
+  // YAML, resolved, origins as comments.
+  std::string recipe;
+  // Command line of the start, without line breaks.
+  std::string command;
+  // Version of the binary as a JSON object.
+  std::string version;
+  // Directory of the checkpoints, relative to the run directory or absolute.
+  std::string checkpoints = "checkpoints";
+  // Parallel layout, such as "tp2 dp4", and a one-line description of the training data.
+  std::string layout, data;
   int64_t ranks = 1, seed = 0;
-  std::optional<int64_t> steps;  // of the whole run
+  // Number of steps of the complete run.
+  std::optional<int64_t> steps;
 };
 
 enum class RunEnd : uint8_t { finished, stopped, failed };
 
-// DIRECTORY/lock, held by this process until it ends, however it ends. Throws ErrorCode::failed naming the
-// holder when another has it: `what` (a "run", say) says of what.
+// The lock DIRECTORY/lock, which this process holds until it ends. If another process holds it, throws
+// ErrorCode::failed that names the holder. `what` names the locked object in that message, such as "run".
 class FileLock {
  public:
   FileLock(const std::filesystem::path& directory, std::string_view what);
@@ -59,15 +67,19 @@ class RunDirectory {
   RunDirectory(RunDirectory&& other) noexcept = default;
   RunDirectory& operator=(RunDirectory&&) = delete;
 
-  bool resumed() const { return resumed_; }  // there was a run; its texts can be read with previous_recipe
-  const std::string& id() const { return file_.id; }  // 16 hexadecimal digits, the same over all starts
-  bool killed() const { return killed_; }             // the last start's process ended without saying how
-  std::string previous_recipe() const;                // recipe.yaml of the last start; empty in a new run
+  // Whether the directory held a run. previous_recipe() then returns its recipe.
+  bool resumed() const { return resumed_; }
+  // 16 hexadecimal digits that stay the same over all starts.
+  const std::string& id() const { return file_.id; }
+  // Whether the process of the last start ended without recording how the run ended.
+  bool killed() const { return killed_; }
+  // recipe.yaml of the last start; empty in a new run.
+  std::string previous_recipe() const;
 
   // Writes the texts of this start. In a resumed run, a recipe that differs from the last one's is kept as
   // recipe.N.yaml.
   void begin(const RunRecords& records);
-  // How it ended; a run whose process has gone without calling it was killed.
+  // Records how the run ended. A run whose process exits without this call was killed.
   void end(RunEnd how, std::string_view reason);
 
   const std::filesystem::path& path() const { return path_; }
@@ -76,13 +88,15 @@ class RunDirectory {
   std::filesystem::path log() const { return path_ / "log.txt"; }
 
  private:
-  void save() const;  // run.json
+  // Writes run.json.
+  void save() const;
   std::filesystem::path path_;
   std::optional<FileLock> lock_;
   bool resumed_ = false, killed_ = false;
   RunFile file_;
 };
 
-std::string utc_now();  // "2026-01-31T12:34:56Z"
+// The current time, as in "2026-01-31T12:34:56Z".
+std::string utc_now();
 
 }  // namespace capstan::records

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 RunFile read_run_file(const fs::path& run) {
   const fs::path path = run / kRunFile;
   const std::string text = read_file(path, 1 << 20);
-  const Json value = Json::parse(text, nullptr, false);
+  const Json value = json_of(text, IfNotJson::discard);
   if (!value.is_object()) fail(ErrorCode::format, "`" + path.string() + "` is not a JSON object");
   const auto text_of = [&](const char* key) {
     const auto found = value.find(key);
@@ -30,8 +30,8 @@ RunFile read_run_file(const fs::path& run) {
     return found->get<std::string>();
   };
   if (text_of("schema") != kRunSchema)
-    fail(ErrorCode::format, "`" + path.string() + "` is of the schema " + capstan::quoted(text_of("schema")) +
-                                ", not " + capstan::quoted(kRunSchema));
+    fail(ErrorCode::format, "`" + path.string() + "` is of the schema " + in_quotes(text_of("schema")) +
+                                ", not " + in_quotes(kRunSchema));
   RunFile file{text_of("id"),
                text_of("recipe"),
                text_of("checkpoints"),
@@ -60,7 +60,7 @@ RunFile read_run_file(const fs::path& run) {
 
 std::string run_file_text(const RunFile& file) {
   const auto line = [](const char* key, const std::string& value) {
-    return std::string("  \"") + key + "\": " + capstan::quoted(value) + ",\n";
+    return std::string("  \"") + key + "\": " + in_quotes(value) + ",\n";
   };
   return "{\n" + line("schema", std::string(kRunSchema)) + line("id", file.id) + line("recipe", file.recipe) +
          line("checkpoints", file.checkpoints) + line("created", file.created) +
@@ -116,9 +116,11 @@ void require_run(const fs::path& path) {
 fs::path saved_in(const fs::path& path) {
   if (!is_run(path)) return path;
   const fs::path named = read_run_file(path).checkpoints;
-  const fs::path place = named.empty() ? path / "checkpoints" : named.is_absolute() ? named : path / named;
+  const fs::path directory = named.empty()         ? path / "checkpoints"
+                             : named.is_absolute() ? named
+                                                   : path / named;
   std::error_code none_yet;
-  return fs::is_directory(place, none_yet) ? place : path;
+  return fs::is_directory(directory, none_yet) ? directory : path;
 }
 
 static bool is_locked(const fs::path& run) {
@@ -214,41 +216,49 @@ RunDetails details_of(const fs::path& run) {
   return details;
 }
 
-std::string to_json(const RunSummary& run) {
-  std::string checkpoints;
-  for (const int64_t step : run.checkpoints)
-    checkpoints += (checkpoints.empty() ? "" : ",") + std::to_string(step);
-  return "{\"name\": " + capstan::quoted(run.name) + ", \"path\": " + capstan::quoted(run.path.string()) +
-         ", \"state\": \"" + std::string(name_of(run.state)) +
-         "\", \"reason\": " + capstan::quoted(run.reason) + ", \"recipe\": " + capstan::quoted(run.recipe) +
-         ", \"started\": " + capstan::quoted(run.started) + ", \"ended\": " + capstan::quoted(run.ended) +
-         ", \"step\": " + (run.step ? std::to_string(*run.step) : "null") +
-         ", \"logged_step\": " + (run.logged_step ? std::to_string(*run.logged_step) : "null") +
-         ", \"last_loss\": " + (run.last_loss ? to_text(*run.last_loss) : "null") + ", \"checkpoints\": [" +
-         checkpoints + "]}";
+template <class T>
+static OrderedJson or_null(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson();
+}
+
+static OrderedJson json_of(const RunSummary& run) {
+  return {{"name", run.name},
+          {"path", run.path.string()},
+          {"state", name_of(run.state)},
+          {"reason", run.reason},
+          {"recipe", run.recipe},
+          {"started", run.started},
+          {"ended", run.ended},
+          {"step", or_null(run.step)},
+          {"logged_step", or_null(run.logged_step)},
+          {"last_loss", or_null(run.last_loss)},
+          {"checkpoints", run.checkpoints}};
 }
 
 std::string to_json(const RunSummary& run, const RunDetails& details) {
-  const auto number = [](const auto& value) { return value ? to_text(*value) : std::string("null"); };
-  const auto count = [](const auto& value) { return value ? std::to_string(*value) : std::string("null"); };
-  std::string text = to_json(run);
-  text.pop_back();
-  return text + ", \"layout\": " + capstan::quoted(run.file.layout) +
-         ", \"data\": " + capstan::quoted(run.file.data) +
-         ", \"ranks\": " + (run.file.ranks > 0 ? std::to_string(run.file.ranks) : "null") +
-         ", \"seed\": " + count(run.file.seed) + ", \"steps\": " + count(run.file.steps) +
-         ", \"starts\": " + std::to_string(run.file.starts) + ", \"tokens\": " + count(details.tokens) +
-         ", \"tokens_per_second\": " + number(details.tokens_per_second) +
-         ", \"mfu\": " + number(details.mfu) + ", \"memory_bytes\": " + number(details.memory) +
-         ", \"validation_step\": " + count(details.validation_step) +
-         ", \"validation_loss\": " + number(details.validation_loss) +
-         ", \"perplexity\": " + number(details.perplexity) + ", \"test_loss\": " + number(details.test_loss) +
-         "}";
+  OrderedJson object = json_of(run);
+  object["layout"] = run.file.layout;
+  object["data"] = run.file.data;
+  object["ranks"] = run.file.ranks > 0 ? OrderedJson(run.file.ranks) : OrderedJson();
+  object["seed"] = or_null(run.file.seed);
+  object["steps"] = or_null(run.file.steps);
+  object["starts"] = run.file.starts;
+  object["tokens"] = or_null(details.tokens);
+  object["tokens_per_second"] = or_null(details.tokens_per_second);
+  object["mfu"] = or_null(details.mfu);
+  object["memory_bytes"] =
+      details.memory ? OrderedJson(static_cast<int64_t>(*details.memory)) : OrderedJson();
+  object["validation_step"] = or_null(details.validation_step);
+  object["validation_loss"] = or_null(details.validation_loss);
+  object["perplexity"] = or_null(details.perplexity);
+  object["test_loss"] = or_null(details.test_loss);
+  return dump_json(object);
 }
 
 std::string to_json(std::span<const RunSummary> runs) {
   std::string text = "[";
-  for (size_t i = 0; i < runs.size(); ++i) text += std::string(i ? ",\n " : "\n ") + to_json(runs[i]);
+  for (size_t i = 0; i < runs.size(); ++i)
+    text += std::string(i ? ",\n " : "\n ") + dump_json(json_of(runs[i]));
   return text + (runs.empty() ? "]\n" : "\n]\n");
 }
 

@@ -21,12 +21,14 @@ struct RunFile {
   std::string state;
   std::string reason;
   int64_t starts = 0;
-  // Of the last start; not in the files of earlier versions.
+  // Layout and data of the last start. Files of earlier versions do not have them.
   std::string layout, data;
   int64_t ranks = 0;
-  std::optional<int64_t> seed, steps;  // steps: of the whole run
+  // Random seed, and number of steps of the complete run.
+  std::optional<int64_t> seed, steps;
 };
-RunFile read_run_file(const std::filesystem::path& run);  // throws ErrorCode::not_found or ::format
+// Throws ErrorCode::not_found or ::format.
+RunFile read_run_file(const std::filesystem::path& run);
 std::string run_file_text(const RunFile& file);
 
 // killed: the process that was at work has gone without saying how the run ended.
@@ -34,44 +36,55 @@ enum class RunState : uint8_t { running, finished, stopped, killed, failed };
 std::string_view name_of(RunState state);
 
 struct RunSummary {
-  std::string name;  // of the directory
+  // Name of the run directory.
+  std::string name;
   std::filesystem::path path;
-  RunState state = RunState::stopped;  // running: a process holds its lock
-  std::string reason;                  // of the end, where one was given
+  // `running` means that a process holds the lock of the run.
+  RunState state = RunState::stopped;
+  // Reason why the run ended, if it is known.
+  std::string reason;
   std::string recipe, started, ended;
-  std::optional<int64_t> step;         // last recorded: logged, saved or validated
-  std::optional<int64_t> logged_step;  // last logged: a run may end between two
-  std::optional<double> last_loss;     // of the logged step; null: none, or not finite
-  std::vector<int64_t> checkpoints;    // steps, newest first; not verified
-  RunFile file;                        // run.json
+  // Last recorded step, whether logged, saved or validated.
+  std::optional<int64_t> step;
+  // Last logged step. A run may end between two logged steps.
+  std::optional<int64_t> logged_step;
+  // Loss of the last logged step. Null: there is none, or it is not finite.
+  std::optional<double> last_loss;
+  // Steps of the checkpoints, newest first. The checkpoints are not verified.
+  std::vector<int64_t> checkpoints;
+  // Content of run.json.
+  RunFile file;
 };
 
-// What `runs show` says beyond the summary, from the rows of metrics.jsonl; null: not there.
+// Additional output of `runs show`, from the rows of metrics.jsonl; null: not there.
 struct RunDetails {
-  std::optional<int64_t> tokens;  // trained on so far
-  std::optional<double> tokens_per_second, mfu,
-      memory;  // of the last logged step; memory in bytes, with that of kernels
+  // Number of tokens trained on so far.
+  std::optional<int64_t> tokens;
+  // Values of the last logged step. memory: bytes, including kernel scratch memory.
+  std::optional<double> tokens_per_second, mfu, memory;
   std::optional<int64_t> validation_step;
   std::optional<double> validation_loss, perplexity;
-  std::optional<double> test_loss;  // of the end of the run
+  // Test loss at the end of the run.
+  std::optional<double> test_loss;
 };
 
 bool is_run(const std::filesystem::path& path);
-// ErrorCode::not_found with the names of runs near it where `path` holds no run.
+// Throws ErrorCode::not_found with the names of similar runs if `path` holds no run.
 void require_run(const std::filesystem::path& path);
-// Where a run's checkpoints are, by its run.json (checkpoint.save may lie elsewhere); of what is no run or
-// has none yet, the path itself.
+// Directory of a run's checkpoints according to its run.json (checkpoint.save may be elsewhere). Returns the
+// path itself if it is not a run, or if the run has no checkpoints yet.
 std::filesystem::path saved_in(const std::filesystem::path& path);
-RunSummary summarize(const std::filesystem::path& run);  // throws like read_run_file
+// Throws like read_run_file.
+RunSummary summarize(const std::filesystem::path& run);
 RunDetails details_of(const std::filesystem::path& run);
 
 // The runs of a directory ("runs"), latest start first. Entries that are no runs are left out; a run whose
 // run.json is damaged is listed as failed with the reason.
 std::vector<RunSummary> list_runs(const std::filesystem::path& root);
 
-std::string to_json(const RunSummary& run);  // one object
-std::string to_json(const RunSummary& run,
-                    const RunDetails& details);         // one object, with all that `runs show` says
-std::string to_json(std::span<const RunSummary> runs);  // an array, one run per line
+// One JSON object with everything that `runs show` prints.
+std::string to_json(const RunSummary& run, const RunDetails& details);
+// An array, one run per line.
+std::string to_json(std::span<const RunSummary> runs);
 
 }  // namespace capstan::records

@@ -111,12 +111,12 @@ void require_same_recipe(comm::World& world, const config::Config& config) {
   const std::string form = config::canonical_form(config::schema(), &config);
   const std::string is_rank0 = comm::gather_texts(group, world.rank() == 0 ? form : "")[0];
   const auto [mine, of_rank_0] = first_difference(form, is_rank0);
-  const auto lines = comm::gather_texts(group, mine), chief_lines = comm::gather_texts(group, of_rank_0);
+  const auto lines = comm::gather_texts(group, mine), rank0_lines = comm::gather_texts(group, of_rank_0);
   const auto hosts = comm::gather_texts(group, world.host());
   std::vector<std::string> differing;
   for (size_t rank = 1; rank < hashes.size(); ++rank)
     if (hashes[rank] != hashes[0])
-      differing.push_back(disagreement(rank, hosts, "the recipe", lines[rank], chief_lines[rank]));
+      differing.push_back(disagreement(rank, hosts, "the recipe", lines[rank], rank0_lines[rank]));
   fail_differing(differing);
 }
 

@@ -6,24 +6,26 @@
 #include <vector>
 
 #include "comm/world.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 
 namespace capstan::train {
 
 struct Common {
-  std::string what;   // "the program"
-  std::string value;  // of this rank
+  // What all ranks must have in common, as named in messages: "the program".
+  std::string what;
+  // Value on this rank.
+  std::string value;
 };
 
-// ErrorCode::rank_failure on every rank, naming each rank that differs from rank 0, its host and both values.
-// Collective.
+// Collective. Throws ErrorCode::rank_failure on every rank if values differ, and names each rank that differs
+// from rank 0, its host and both values.
 void require_agreement(comm::World& world, const std::vector<Common>& values);
 
-// The same for every field of the recipe, layout and intervals too: the first field in which a rank differs
-// is named. Collective.
+// Collective. Requires the same value of every field of the recipe, including layout and intervals. The error
+// names the first field in which a rank differs.
 void require_same_recipe(comm::World& world, const config::Config& config);
 
-// Version of the program and the build id that the linker gave this executable.
+// Version of the program, and the build id that the linker gave this executable.
 std::string program_identity();
 
 }  // namespace capstan::train

@@ -11,28 +11,22 @@ namespace capstan::train {
 
 namespace {
 
-std::string four_digits(double value) {
-  std::array<char, 32> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.4g", value);
-  return buffer.data();
-}
-
 double mean_of(const std::vector<double>& values) {
   double sum = 0;
   for (const double value : values) sum += value;
   return sum / static_cast<double>(values.size());
 }
 
-void look(const config::ResilienceConfig& config, config::SpikeAction action, double factor,
-          const std::vector<double>& recent, const char* event, const char* what, double value,
-          AnomalyDecision& result) {
+void detect_spike(const config::ResilienceConfig& config, config::SpikeAction action, double factor,
+                  const std::vector<double>& recent, const char* event, const char* quantity, double value,
+                  AnomalyDecision& result) {
   if (action == config::SpikeAction::off || !std::isfinite(value)) return;
   if (recent.size() < static_cast<size_t>(std::min<int64_t>(config.spike_window, 16))) return;
   const double mean = mean_of(recent);
   if (value <= factor * mean) return;
   result.events.push_back({event,
-                           std::string("the ") + what + " is " + four_digits(value) + ", more than " +
-                               to_text(factor) + " times the mean " + four_digits(mean) + " of the " +
+                           std::string("the ") + quantity + " is " + significant(value, 4) + ", more than " +
+                               to_text(factor) + " times the mean " + significant(mean, 4) + " of the " +
                                std::to_string(recent.size()) + " steps before",
                            std::string(config::enum_name(action)),
                            {{"value", value}, {"mean", mean}, {"factor", factor}},
@@ -40,7 +34,7 @@ void look(const config::ResilienceConfig& config, config::SpikeAction action, do
   result.action = std::max(result.action, action);
 }
 
-void push(std::vector<double>& recent, int64_t window, double value) {
+void append_recent(std::vector<double>& recent, int64_t window, double value) {
   if (!std::isfinite(value)) return;
   recent.push_back(value);
   if (static_cast<int64_t>(recent.size()) > window)
@@ -52,22 +46,26 @@ void push(std::vector<double>& recent, int64_t window, double value) {
 AnomalyDecision detect_anomalies(const config::ResilienceConfig& c, const TrainState& state, double loss,
                                  double norm) {
   AnomalyDecision result;
-  look(c, c.loss_spike_action, c.loss_spike_factor, state.recent_losses, "loss_spike", "loss", loss, result);
-  look(c, c.grad_norm_spike_action, c.grad_norm_spike_factor, state.recent_norms, "grad_norm_spike",
-       "gradient norm", norm, result);
+  detect_spike(c, c.loss_spike_action, c.loss_spike_factor, state.recent_losses, "loss_spike", "loss", loss,
+               result);
+  detect_spike(c, c.grad_norm_spike_action, c.grad_norm_spike_factor, state.recent_norms, "grad_norm_spike",
+               "gradient norm", norm, result);
   return result;
 }
 
 void remember(const config::ResilienceConfig& c, TrainState& state, double loss, double norm) {
-  if (c.loss_spike_action != config::SpikeAction::off) push(state.recent_losses, c.spike_window, loss);
-  if (c.grad_norm_spike_action != config::SpikeAction::off) push(state.recent_norms, c.spike_window, norm);
+  if (c.loss_spike_action != config::SpikeAction::off)
+    append_recent(state.recent_losses, c.spike_window, loss);
+  if (c.grad_norm_spike_action != config::SpikeAction::off)
+    append_recent(state.recent_norms, c.spike_window, norm);
 }
 
 bool all_finite(const Tensor& tensor) {
   if (!tensor.defined()) return true;
   if (tensor.dtype() != DType::f32 && tensor.dtype() != DType::bf16 && tensor.dtype() != DType::f64)
     return true;
-  if (!tensor.is_contiguous()) return true;  // a view of what was looked at where it was made
+  // A view that is not contiguous shows values of a contiguous tensor that was checked when it was computed.
+  if (!tensor.is_contiguous()) return true;
   const auto values = tensor.to_floats();
   return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
 }

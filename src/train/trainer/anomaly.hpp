@@ -8,42 +8,49 @@
 
 #include "checkpoint/hash.hpp"
 #include "comm/communicator.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "ops/tape.hpp"
 #include "parallel/flat_store.hpp"
-#include "train/trainer/state.hpp"
+#include "train/setup/state.hpp"
 
 namespace capstan::train {
 
 // One finding; a row of metrics.jsonl and a warning.
 struct Anomaly {
   std::string event, text;
-  std::string action;  // what is done about it; empty: nothing
+  // The action that follows. Empty: none.
+  std::string action;
   std::vector<std::pair<std::string, double>> numbers;
   std::vector<std::pair<std::string, std::string>> texts;
 };
 
 struct AnomalyDecision {
-  config::SpikeAction action = config::SpikeAction::off;  // the most severe of the findings
+  // The most severe of the findings.
+  config::SpikeAction action = config::SpikeAction::off;
   std::vector<Anomaly> events;
 };
 
-// Compares the step's numbers with the means of those before it (TrainState::recent_*). Nothing is a spike
-// before min(spike_window, 16) steps are known. Values that are not finite are ignored here.
+// Compares the step's loss and gradient norm with the means of recent steps (TrainState::recent_*). No value
+// counts as a spike before min(spike_window, 16) steps are known. Values that are not finite are ignored
+// here.
 AnomalyDecision detect_anomalies(const config::ResilienceConfig& config, const TrainState& state, double loss,
                                  double norm);
-// Adds the step's numbers to the means, where they are watched.
+// Adds the step's loss and gradient norm to the recent values in `state`, if the recipe detects spikes in
+// them.
 void remember(const config::ResilienceConfig& config, TrainState& state, double loss, double norm);
 
-// Finds the first value that is not finite among what operations give, in the order in which they run.
+// Finds the first value that is not finite in the outputs and input gradients of operations, in the order in
+// which the operations run.
 class FiniteCheck final : public TapeObserver {
  public:
   void observe(const TapeEvent&) override {}
   void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,
               std::span<const Tensor> tensors) override;
   void micro_batch(int64_t index) override { current_ = index; }
-  const std::string& found() const { return found_; }   // empty: all finite
-  int64_t micro_batch() const { return micro_batch_; }  // of the finding, from 0
+  // Describes the first value that is not finite. Empty: all values are finite.
+  const std::string& found() const { return found_; }
+  // Index of the micro-batch in which it was found, from 0.
+  int64_t micro_batch() const { return micro_batch_; }
 
  private:
   std::string found_, last_parameter_;
@@ -52,8 +59,8 @@ class FiniteCheck final : public TapeObserver {
 
 bool all_finite(const Tensor& tensor);
 
-// The first parameter that is not finite among what this rank holds, and the last one whose gradient is not,
-// which is the first in the order of the backward pass; null: none is.
+// The first parameter of this rank's shard with a value that is not finite; and the last parameter with such
+// a gradient, which is the first one in the order of the backward pass. Null: all values are finite.
 const Parameter* first_nonfinite_parameter(const parallel::FlatStore& store);
 const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store);
 
@@ -61,7 +68,8 @@ const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store);
 // thing.
 class Fingerprint {
  public:
-  void take(const Tensor& tensor);  // waits for the device
+  // Adds the bytes of a tensor. Waits for the device.
+  void take(const Tensor& tensor);
   std::string finish() { return hasher_.finish().full; }
 
  private:

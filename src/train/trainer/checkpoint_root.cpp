@@ -34,7 +34,7 @@ void CheckpointRoot::open(comm::World& world, const RunOptions& options, const s
     try {
       checkpoint::remove_leftovers(options.files ? *options.files : checkpoint::real_file_system(), path_);
     } catch (const Error& error) {
-      log.warning("what an earlier save left behind was not removed: " + error.message());
+      log.warning("the remains of an earlier save were not removed: " + error.message());
     }
   });
 }

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "comm/world.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "train/records/run_dir.hpp"
 #include "train/trainer/run_log.hpp"
 #include "train/trainer/run_options.hpp"
@@ -31,7 +31,7 @@ class CheckpointRoot {
   const config::Config& config_;
   std::filesystem::path run_directory_, path_;
   std::unique_ptr<records::FileLock> lock_;
-  // Of the run in whose directory checkpoint.save lies.
+  // Lock of the run in whose directory checkpoint.save lies.
   std::unique_ptr<records::FileLock> owner_lock_;
 };
 

@@ -1,11 +1,11 @@
-// When and how a run saves checkpoints, beside the training or in its own time.
+// Decides when a run saves checkpoints, and saves them asynchronously or synchronously.
 #pragma once
 
 #include <filesystem>
 #include <memory>
 
 #include "comm/world.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "train/trainer/run_log.hpp"
 #include "train/trainer/run_recorder.hpp"
 #include "train/trainer/saver.hpp"
@@ -20,27 +20,28 @@ class Checkpointer {
   Checkpointer(const config::Config& config, comm::World& world, SavePlan plan, StepRunner& runner,
                StepTimers& timers, RunRecorder& recorder, RunLog& log, const std::filesystem::path& saved);
 
-  // Allocates the buffers of asynchronous saves, where the recipe has them.
+  // Allocates the buffers of asynchronous saves if the recipe uses them.
   void allocate_snapshot();
 
   // Collective. Saves the current step. With checkpoint.async_save the files are written beside the next
   // steps. A failure is a warning: the next interval tries again.
   void save();
-  // Collective. Saves the current step and returns when the checkpoint exists. Throws where it cannot.
+  // Collective. Saves the current step and returns when the checkpoint exists. Throws an error if it cannot
+  // be saved.
   void save_and_wait();
-  // Collective. Waits for a save that is under way.
+  // Collective. Waits for a save that is in progress.
   void finish();
 
-  // True where this rank has written its share of a save that is under way.
+  // Whether this rank has written its share of a save that is in progress.
   bool rank_is_written() const { return saver_ && saver_->busy() && saver_->ready(); }
-  // Collective, once rank_is_written() on all ranks.
+  // Collective. Commits the save once rank_is_written() is true on all ranks.
   void commit();
 
-  // After a return to `checkpoint`, whose rewind count is lower than that of the current state: save() writes
-  // that step again.
+  // Called when the run has returned to `checkpoint`, whose rewind count is lower than that of the current
+  // state. The next save() then writes that step again.
   void rewound_to(const std::filesystem::path& checkpoint) { saved_step_ = -1, last_ = checkpoint; }
 
-  // The newest checkpoint of this run; empty: none.
+  // The newest checkpoint of this run. Empty: there is none.
   const std::filesystem::path& last() const { return last_; }
   // Seconds that the last save took; 0: not known.
   double seconds() const { return seconds_; }
@@ -57,7 +58,8 @@ class Checkpointer {
   StepTimers& timers_;
   RunRecorder& recorder_;
   RunLog& log_;
-  std::unique_ptr<Saver> saver_;  // with checkpoint.async_save
+  // Null without checkpoint.async_save.
+  std::unique_ptr<Saver> saver_;
   int64_t saved_step_ = -1;
   std::filesystem::path last_;
   double seconds_ = 0;

@@ -7,9 +7,9 @@
 #include "config/sections/data_sources.hpp"
 #include "data/gpt_dataset.hpp"
 #include "text/chat/chat_template.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/inputs.hpp"
 #include "train/trainer/schedule_setup.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 
@@ -62,7 +62,8 @@ data::SftOptions sft_options(const config::Config& config, const text::Tokenizer
 static void set_megatron_order(const config::Config& config, data::GptDatasetOptions& options) {
   int64_t steps = 0;
   if (config.train.epochs && !config.train.train_iters) {
-    data::GptDatasetOptions counted = options;  // an epoch has as many samples in either order
+    // An epoch has as many samples in either order.
+    data::GptDatasetOptions counted = options;
     counted.wanted = {data::Wanted::yes, data::Wanted::no, data::Wanted::no};
     steps = steps_of_epochs(config, *data::build_gpt_datasets(counted)[0]);
   } else {

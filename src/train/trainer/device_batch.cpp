@@ -22,7 +22,7 @@ double loss_tokens(const data::MicroBatch& batch, ContextShard shard) {
   return sum;
 }
 
-models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextShard shard) {
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout_rows, ContextShard shard) {
   const int64_t seq = batch.sequence_length;
   const std::vector<int64_t> here = shard.positions(seq);
   models::Batch result;
@@ -54,8 +54,8 @@ models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids
       return *(std::upper_bound(bounds.begin(), bounds.end(), static_cast<int32_t>(p)) - 1);
     });
   // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39 samples.
-  if (row_ids)
-    result.row_ids = on_device(int64_t{}, [&](int64_t row, int64_t p) {
+  if (dropout_rows)
+    result.dropout_rows = on_device(int64_t{}, [&](int64_t row, int64_t p) {
       return static_cast<int64_t>(batch.sample_ids[static_cast<size_t>(row)] << 24) + p;
     });
   return result;

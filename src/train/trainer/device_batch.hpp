@@ -16,9 +16,10 @@ struct ContextShard {
   std::vector<int64_t> positions(int64_t seq) const;
 };
 
-// Copies this rank's tokens of a micro-batch to the device. `row_ids`: with dropout row indices, which only
-// dropout reads.
-models::Batch upload(Device& device, const data::MicroBatch& batch, bool row_ids, ContextShard shard = {});
+// Copies this rank's tokens of a micro-batch to the device. `dropout_rows`: with dropout row indices, which
+// only dropout reads.
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout_rows,
+                     ContextShard shard = {});
 
 // The sum of the loss weights of this rank's tokens.
 double loss_tokens(const data::MicroBatch& batch, ContextShard shard = {});

@@ -5,9 +5,9 @@
 #include "kernels/table.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
-#include "train/trainer/device_setup.hpp"
+#include "train/setup/device.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
-#include "train/trainer/model_setup.hpp"
 #include "train/trainer/saver.hpp"
 
 namespace capstan::train {
@@ -18,7 +18,8 @@ class CostSum final : public TapeObserver {
  public:
   void observe(const TapeEvent& event) override {
     executed += event.cost.flops;
-    if (!event.recomputed) flops += event.cost.flops;  // what the step needs, not what recomputation adds
+    // What the step needs, not what recomputation adds.
+    if (!event.recomputed) flops += event.cost.flops;
   }
   double flops = 0, executed = 0;
 };
@@ -58,6 +59,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   if (config.checkpoint.async_save && config.checkpoint.save_interval)
     snapshot = snapshot_buffers(
         *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr));
+  optim::FlatStatistics statistics(*device);
   MicroBatchRunner runner(config, mesh, *device, *model, store);
   const auto source_of = [&](int64_t rows) {
     const bool documents =
@@ -70,24 +72,33 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   const int64_t micro_batches = micro_batches_to_estimate(pipeline_shape(config, all));
   CostSum cost;
   StepTimers timers;
+  StepEstimate estimate;
+  int64_t launched = 0;
   const auto step = [&](int64_t count, TapeObserver* observer) {
     const auto before = sent_bytes(mesh);
+    const int64_t launches_before = device->launches();
     store.zero_gradients();
     runner.forward_backward(count, source_of(config.train.micro_batch_size), timers, observer);
     store.finish_gradients();
+    (void)statistics.sum_of_squares(optimizer->buffers());
     optimizer->step({});
     store.after_update();
+    launched = device->launches() - launches_before;
     auto sent = sent_bytes(mesh);
     for (auto& [group, bytes] : sent) bytes -= before.at(group);
     return sent;
   };
-  StepEstimate estimate;
   estimate.sent = step(micro_batches, &cost);
-  // Every further micro-batch sends the same number of bytes: two counts are enough.
-  if (const int64_t more = std::min(all, 2 * micro_batches);
-      config.dist.world_size > 1 && more > micro_batches)
-    for (const auto& [group, bytes] : step(more, nullptr))
-      estimate.sent[group] += (bytes - estimate.sent[group]) * (all - micro_batches) / (more - micro_batches);
+  estimate.launches = launched;
+  // Every further micro-batch sends the same number of bytes and launches the same kernels: two counts are
+  // enough.
+  if (const int64_t more = std::min(all, 2 * micro_batches); more > micro_batches) {
+    const auto at_step_of_all = [&](int64_t& value, int64_t with_more) {
+      value += (with_more - value) * (all - micro_batches) / (more - micro_batches);
+    };
+    for (const auto& [group, bytes] : step(more, nullptr)) at_step_of_all(estimate.sent[group], bytes);
+    at_step_of_all(estimate.launches, launched);
+  }
   const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);
   if (config.validation.eval_interval && eval_rows > config.train.micro_batch_size)  // else a step needs more
     runner.forward_only(1, source_of(eval_rows));

@@ -1,11 +1,12 @@
-// FLOPs, memory and bytes sent of a step, found by running the trainer's own step on the meta device.
+// FLOPs, memory, bytes sent and kernel launches of a step, found by running the trainer's own step on the
+// meta device.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "tensor/device.hpp"
 
 namespace capstan::train {
@@ -13,11 +14,14 @@ namespace capstan::train {
 struct StepEstimate {
   // Forward, backward and weight gradients of one micro-batch, this rank's part.
   double flops = 0;
-  double executed_flops = 0;  // with those of recomputation
+  // With those of recomputation.
+  double executed_flops = 0;
   // Of the full step of one rank; kernel_scratch is that of GEMMs, column sums and attention.
   MemoryUse memory;
   // Bytes that this rank sends in a step, by group; without a few scalars.
   std::map<std::string, int64_t> sent;
+  // Kernels that this rank launches in a step.
+  int64_t launches = 0;
 };
 // Of rank `rank` in the recipe's world (dist.world_size), which need not be there. local_ranks: of its host,
 // over which the cores are divided where train.threads does not say how many there are.

@@ -13,7 +13,7 @@
 #include "base/text.hpp"
 #include "comm/mesh.hpp"
 #include "models/registry.hpp"
-#include "train/trainer/model_setup.hpp"
+#include "train/setup/model.hpp"
 
 namespace capstan::train {
 
@@ -140,8 +140,8 @@ RankStep largest_step(const config::Config& config, int local_ranks) {
 }  // namespace
 
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks) {
-  // A limit of the recipe holds for every rank: all come to the same answer, that of the stage that needs the
-  // most.
+  // A limit of the recipe holds for every rank. All ranks come to the same answer, that of the stage that
+  // needs the most memory.
   const bool all_stages = config.resilience.memory_limit && config.dist.pipeline_model_parallel_size > 1;
   const auto step_of = [&](const config::Config& asked) {
     return all_stages ? largest_step(asked, local_ranks)
@@ -163,8 +163,10 @@ void check_fits(const config::Config& config, const StepEstimate& estimate, int6
     if (++found == 3) break;
   }
   if (help.empty())
-    help = "neither a micro-batch of 1 nor full recomputation nor saving in the step's own time fits (" +
-           human_bytes(static_cast<double>(least)) + "): a smaller model, a shorter sequence or more memory";
+    help =
+        "neither a micro-batch of 1 nor full recomputation nor synchronous checkpoints "
+        "(checkpoint.async_save=false) fits (" +
+        human_bytes(static_cast<double>(least)) + "): a smaller model, a shorter sequence or more memory";
   const std::string whose =
       config.resilience.memory_limit ? "resilience.memory_limit allows " : "this rank has ";
   fail(ErrorCode::no_fit,

@@ -5,20 +5,20 @@
 #include <string>
 #include <vector>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "train/trainer/estimate.hpp"
 
 namespace capstan::train {
 
-// Bytes that one rank may take: resilience.memory_limit, else the host's memory (or its control group's) over
-// the ranks there.
+// Number of bytes that one rank may take: resilience.memory_limit, or else the memory of the host (or of its
+// control group) divided by the number of ranks on it.
 int64_t memory_limit(const config::Config& config, int local_ranks);
 
-// Peak resident memory of this process as the system counts it (VmHWM): that of the estimate, and the base:
-// the program with its libraries, stacks and small buffers. 0 where the system does not say.
+// Peak resident memory of this process as the system counts it (VmHWM): the estimated memory and a base of
+// program, libraries, stacks and small buffers. 0: the system does not report it.
 int64_t resident_peak();
 
-// One rank of each pipeline stage; what a step needs differs between stages only.
+// Returns one rank of each pipeline stage. Memory needs differ between stages only.
 std::vector<int64_t> pipeline_ranks(const config::Config& config);
 
 // "parameters 16.0 MiB | gradients 16.0 MiB | …": the categories at the moment of the peak, memory that the
@@ -30,10 +30,10 @@ std::string memory_text(const MemoryUse& use);
 // `rank`; resilience.memory_limit is held against the stage that needs the most, on every rank alike.
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks);
 
-// The same for a recipe whose ranks are not there, where it has a resilience.memory_limit: `check` and `show
-// --step` refuse what `train --nproc` would. Takes milliseconds (0.2 s for the eight stages of 405B).
+// Checks a recipe whose ranks are not running, if it has a resilience.memory_limit: `check` and `show --step`
+// refuse what `train --nproc` would refuse. Takes milliseconds (0.2 s for the eight stages of 405B).
 void check_memory_limit(const config::Config& config);
-// The ranks of the recipe's world, as many as one host would run them: the cores are divided over them.
+// The number of ranks in the recipe's world as if one host ran all of them. The cores are divided among them.
 int ranks_on_one_host(const config::Config& config);
 
 }  // namespace capstan::train

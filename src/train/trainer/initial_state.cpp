@@ -15,8 +15,8 @@
 #include "train/adapters/adapters.hpp"
 #include "train/adapters/base_model.hpp"
 #include "train/records/run_list.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/resume_checks.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 
@@ -80,8 +80,7 @@ class Starter {
     const auto damaged = comm::gather_texts(world_.communicator(), join(state_.refused, "\n    "))[0];
     if (!found && !damaged.empty())
       fail(ErrorCode::failed, "no checkpoint of the run is valid:\n    " + damaged,
-           "restore one of them; or move them aside and resume from step 0, or take "
-           "another run directory");
+           "restore one of them; or move them aside and resume from step 0, or take another run directory");
     return found;
   }
 
@@ -121,7 +120,8 @@ class Starter {
   // The weights beside which adapters train. expected: their hash at an earlier start; empty: the first
   // start.
   BaseWeights load_base_weights(const std::string& expected) {
-    if (config_.peft->random_base) {  // the weights are those of StepRunner::initialize()
+    // The weights are those of StepRunner::initialize().
+    if (config_.peft->random_base) {
       state_.base = checkpoint::hash_of("first values of seed " + std::to_string(config_.rng.seed));
       if (!expected.empty() && expected != state_.base)
         fail(ErrorCode::failed,
@@ -173,18 +173,20 @@ void compare_tokenizer(const config::Config& config, const RunData& data, const 
   try {
     own = text::Tokenizer::from_texts(files, from);
   } catch (const Error&) {
-    return;  // the weights come without a tokenizer, or with one of another kind
+    // The weights come without a tokenizer, or with one of another kind.
+    return;
   }
   const int64_t shared = std::min(own->vocab_size(), data.tokenizer->vocab_size());
   int64_t different = 0;
   int32_t first = 0;
   for (int32_t id = 0; id < shared; ++id)
     if (own->token_of(id) != data.tokenizer->token_of(id) && different++ == 0) first = id;
-  if (different == 0) return;  // the same one, or one with further tokens
+  // The same one, or one with further tokens.
+  if (different == 0) return;
   log.warning("the weights of " + from + " come with another tokenizer: " + with_separators(different) +
               " of " + with_separators(shared) + " ids stand for another token there, the first is " +
-              std::to_string(first) + " (" + quoted(own->token_of(first)) + " there, " +
-              quoted(data.tokenizer->token_of(first)) + " here)");
+              std::to_string(first) + " (" + in_quotes(own->token_of(first)) + " there, " +
+              in_quotes(data.tokenizer->token_of(first)) + " here)");
 }
 
 }  // namespace

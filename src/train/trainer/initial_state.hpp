@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/world.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "formats/convert.hpp"
 #include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/run_data.hpp"

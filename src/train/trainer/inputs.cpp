@@ -1,9 +1,14 @@
 #include "train/trainer/inputs.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
+#include <optional>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/function_ref.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
@@ -12,14 +17,12 @@
 #include "data/dataset_meta.hpp"
 #include "data/indexed_dataset.hpp"
 #include "data/input_stream.hpp"
-#include "formats/external_model.hpp"
-#include "models/registry.hpp"
 #include "text/chat/chat_template.hpp"
 #include "train/records/run_list.hpp"
-#include "train/trainer/data_setup.hpp"
-#include "train/trainer/initial_state.hpp"
-#include "train/trainer/state.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
+#include "train/setup/tokenizer.hpp"
+#include "train/trainer/run_data.hpp"
+#include "train/trainer/run_recorder.hpp"
+#include "train/trainer/start_checks.hpp"
 
 namespace capstan::train {
 
@@ -57,18 +60,18 @@ class Search {
     const size_t before = found_.size();
     path(field, given);
     if (found_.size() > before || !config::split_scheme(given.resolved).scheme.empty()) return;
-    const fs::path place = records::saved_in(given.resolved);
+    const fs::path saved = records::saved_in(given.resolved);
     std::error_code unknown;
-    const fs::path root = fs::is_directory(place / "checkpoints", unknown) ? place / "checkpoints" : place;
-    if (exists(place / checkpoint::kManifestFile) || (fs::is_directory(root, unknown) && has_steps(root)))
+    const fs::path root = fs::is_directory(saved / "checkpoints", unknown) ? saved / "checkpoints" : saved;
+    if (exists(saved / checkpoint::kManifestFile) || (fs::is_directory(root, unknown) && has_steps(root)))
       return;
-    // As the user wrote the name.
+    // The help uses the name as the user wrote it.
     std::string help = checkpoint::no_checkpoint_help(given.resolved);
     if (const size_t at = help.find(given.resolved); at != std::string::npos)
       help.replace(at, given.resolved.size(), given.text);
     found_.push_back({field, given.text,
                       std::string(field) + " = " + given.text +
-                          (fs::is_directory(place, unknown) ? " holds no checkpoint" : " is no checkpoint"),
+                          (fs::is_directory(saved, unknown) ? " holds no checkpoint" : " is no checkpoint"),
                       std::move(help)});
   }
 
@@ -180,22 +183,6 @@ std::vector<MissingFile> missing_files(const config::Config& config, bool resume
   return search.take();
 }
 
-// The weights with which a new run begins have the shapes of the recipe's model.
-static void check_weights(const config::Config& config) {
-  const config::CheckpointConfig& c = config.checkpoint;
-  if (c.load) {
-    open_given_checkpoint(c);
-    return;
-  }
-  if (!c.pretrained_checkpoint || (config.peft && config.peft->random_base)) return;
-  const std::string& name = c.pretrained_checkpoint->resolved;
-  const auto model = models::build(config.model);
-  if (formats::is_external(name))
-    return check_shapes(*formats::ExternalModel::open(name)->parameters(config.model), *model);
-  const auto found = checkpoint::resolve_checkpoint(records::saved_in(name));
-  check_shapes(checkpoint::Reader::open(found.path, checkpoint::Depth::structure), *model);
-}
-
 static void refuse_placeholders(const config::Path& file) {
   std::error_code unknown;
   if (!fs::is_regular_file(file.resolved, unknown)) return;
@@ -205,69 +192,148 @@ static void refuse_placeholders(const config::Path& file) {
   refuse_placeholder(beginning, file.resolved);
 }
 
-std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
-                                        Inspection inspection) {
-  std::vector<MissingFile> found;
-  const auto is_missing = [&](std::string_view field, const std::string& name) {
-    return std::any_of(missing.begin(), missing.end(), [&](const MissingFile& one) {
+namespace {
+
+// Tries what a run would open, and collects the errors.
+class Trial {
+ public:
+  Trial(const config::Config& config, const std::vector<MissingFile>& missing)
+      : config_(config), missing_(missing) {}
+
+  // Tokenizer, indices and the beginning of fine-tuning files.
+  void read_beginnings() {
+    const config::DatasetConfig& d = config_.dataset;
+    const char* const field =
+        config_.tokenizer.vocab_file ? "tokenizer.vocab_file" : "tokenizer.tokenizer_model";
+    if (d.kind == config::DatasetKind::mock || is_missing(field, "")) return;
+    const std::string name = tokenizer_name(config_.tokenizer);
+    std::shared_ptr<const text::Tokenizer> tokenizer;
+    // The data are read with it.
+    if (!attempt(field, name, [&] { tokenizer = load_tokenizer(config_); })) return;
+    for_each_prefix(d, [&](const char* list, const std::string& given, const std::string& resolved) {
+      attempt(list, given, [&] {
+        data::TokenizerCheck(tokenizer.get(), name, config_.model.vocab_size)
+            .check(data::IndexedDataset(resolved, config_.model.vocab_size));
+      });
+    });
+    const std::pair<const char*, const std::vector<config::Path>*> lists[] = {
+        {"dataset.train_files", &d.train_files},
+        {"dataset.valid_files", &d.valid_files},
+        {"dataset.test_files", &d.test_files}};
+    for (const auto& [list, files] : lists)
+      for (const config::Path& file : *files) attempt(list, file.text, [&] { refuse_placeholders(file); });
+  }
+
+  // The data as a run opens them, and the checkpoints with which it begins.
+  void open_all(const RunOptions& options) {
+    config::Config opened = config_;
+    opened.dataset.path_to_cache.reset();  // nothing is written
+    std::optional<RunData> data;
+    if (missing_.empty() && found_.empty())
+      attempt(config_.dataset.kind == config::DatasetKind::sft ? "dataset.train_files" : "dataset.data_path",
+              "", [&] { data = open_data(opened); });
+    const config::CheckpointConfig& c = opened.checkpoint;
+    if (c.load) attempt("checkpoint.load", "", [&] { check_load(opened, options, data ? &*data : nullptr); });
+    if (c.pretrained_checkpoint &&
+        attempt("checkpoint.pretrained_checkpoint", "", [&] { check_pretrained(opened); }) && opened.peft &&
+        opened.peft->adapter && !c.load)
+      attempt("peft.adapter", "", [&] { check_adapter(opened); });
+  }
+
+  std::vector<MissingFile> take() { return std::move(found_); }
+
+ private:
+  bool is_missing(std::string_view field, const std::string& name) const {
+    return std::any_of(missing_.begin(), missing_.end(), [&](const MissingFile& one) {
       return one.field == field && (name.empty() || one.name == name);
     });
-  };
-  const auto attempt = [&](const char* field, const std::string& name, FunctionRef<void()> open) {
-    if (is_missing(field, name)) return;
+  }
+  // False where it failed, or was not tried because the file is missing.
+  bool attempt(const char* field, const std::string& name, FunctionRef<void()> open) {
+    if (is_missing(field, name)) return false;
     try {
       open();
+      return true;
     } catch (const Error& error) {
-      // A tokenizer in a directory of weights that is missing, which `missing` names.
-      if (error.code() == ErrorCode::not_found && !missing.empty()) return;
-      found.push_back({field, name, error.message(), error.help()});
+      // A tokenizer in a directory of weights that is missing, which `missing_` names.
+      if (error.code() != ErrorCode::not_found || missing_.empty())
+        found_.push_back({field, name, error.message(), error.help()});
+      return false;
     }
+  }
+
+  const config::Config& config_;
+  const std::vector<MissingFile>& missing_;
+  std::vector<MissingFile> found_;
+};
+
+}  // namespace
+
+std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
+                                        Inspection inspection, const RunOptions& options) {
+  Trial trial(config, missing);
+  trial.read_beginnings();
+  if (inspection == Inspection::full) trial.open_all(options);
+  return trial.take();
+}
+
+// Why a directory cannot be made, or no file can be made in it; empty: both are possible. Parents that do not
+// exist are made with it.
+static std::string unwritable_reason(fs::path directory) {
+  std::error_code unknown;
+  while (!directory.empty() && !fs::exists(fs::symlink_status(directory, unknown)))
+    directory = directory.parent_path();
+  if (directory.empty()) directory = ".";
+  const std::string quoted = "`" + directory.string() + "`";
+  if (!fs::exists(directory, unknown)) return quoted + " is a link to something that does not exist";
+  if (!fs::is_directory(directory, unknown)) return quoted + " is a file, not a directory";
+  if (::access(directory.c_str(), W_OK | X_OK) == 0) return {};
+  return quoted + ": " + system_error_text(errno);
+}
+
+std::vector<MissingFile> unwritable_directories(const config::Config& config, const RunOptions& options) {
+  std::vector<MissingFile> found;
+  const auto look = [&](const char* field, const std::string& shown, const std::string& name,
+                        const fs::path& directory, const std::string& help) {
+    if (const std::string reason = unwritable_reason(directory); !reason.empty())
+      found.push_back({field, name, "not writable: " + shown + " = " + name + ": " + reason,
+                       "the run makes this directory and writes in it; " + help});
   };
-  const config::DatasetConfig& d = config.dataset;
-  const char* const tokenizer_field =
-      config.tokenizer.vocab_file ? "tokenizer.vocab_file" : "tokenizer.tokenizer_model";
-  const std::string name = tokenizer_name(config.tokenizer);
-  std::shared_ptr<const text::Tokenizer> tokenizer;
-  if (inspection == Inspection::full) {
-    const char* const field = config.checkpoint.load ? "checkpoint.load" : "checkpoint.pretrained_checkpoint";
-    attempt(field, "", [&] { check_weights(config); });
+  try {
+    const fs::path run = run_directory(options);
+    look("name", "run directory", run.string(), run, "give another run directory");
+  } catch (const Error& error) {
+    found.push_back({"name", options.recipe.name, error.message(), error.help()});
   }
-  if (d.kind == config::DatasetKind::mock || is_missing(tokenizer_field, "")) return found;
-  const size_t before = found.size();
-  bool readable = false;
-  attempt(tokenizer_field, name, [&] {
-    tokenizer = load_tokenizer(config);
-    readable = true;
-  });
-  if (!readable) return found;  // the data are read with it
-  for_each_prefix(d, [&](const char* field, const std::string& given, const std::string& resolved) {
-    attempt(field, given, [&] {
-      data::TokenizerCheck(tokenizer.get(), name, config.model.vocab_size)
-          .check(data::IndexedDataset(resolved, config.model.vocab_size));
-    });
-  });
-  const std::pair<const char*, const std::vector<config::Path>*> lists[] = {
-      {"dataset.train_files", &d.train_files},
-      {"dataset.valid_files", &d.valid_files},
-      {"dataset.test_files", &d.test_files}};
-  for (const auto& [field, files] : lists)
-    for (const config::Path& file : *files) attempt(field, file.text, [&] { refuse_placeholders(file); });
-  if (inspection == Inspection::full && missing.empty() && found.size() == before) {
-    config::Config opened = config;
-    opened.dataset.path_to_cache.reset();  // nothing is written
-    attempt(d.kind == config::DatasetKind::sft ? "dataset.train_files" : "dataset.data_path", "",
-            [&] { (void)open_datasets(opened, tokenizer.get()); });
-  }
+  const auto field = [&](const char* name, const std::optional<config::Path>& path, bool used = true) {
+    if (path && used)
+      look(name, name, path->text, path->resolved, std::string(name) + "=PATH names another one");
+  };
+  field("checkpoint.save", config.checkpoint.save);
+  field("dataset.path_to_cache", config.dataset.path_to_cache,
+        config.dataset.kind == config::DatasetKind::gpt);
+  field("logger.tensorboard_dir", config.logger.tensorboard_dir, config.logger.tensorboard);
+  field("profiling.trace_dir", config.profiling.trace_dir, config.profiling.trace);
   return found;
 }
 
-void require_files(const std::vector<MissingFile>& missing) {
-  if (missing.empty()) return;
-  if (missing.size() == 1) fail(ErrorCode::not_found, missing[0].message, missing[0].help);
-  std::string message = "the recipe names " + std::to_string(missing.size()) + " files that are not there:";
-  for (const MissingFile& one : missing)
+static void refuse(ErrorCode code, const std::string& together, const std::vector<MissingFile>& found) {
+  if (found.empty()) return;
+  if (found.size() == 1) fail(code, found[0].message, found[0].help);
+  std::string message = together + ":";
+  for (const MissingFile& one : found)
     message += "\n    " + one.message + (one.help.empty() ? "" : "\n        " + one.help);
-  fail(ErrorCode::not_found, message);
+  fail(code, message);
+}
+
+void require_files(const std::vector<MissingFile>& missing) {
+  refuse(ErrorCode::not_found,
+         "the recipe names " + std::to_string(missing.size()) + " files that are not there", missing);
+}
+
+void require_writable(const std::vector<MissingFile>& unwritable) {
+  refuse(ErrorCode::io, std::to_string(unwritable.size()) + " directories of the run cannot be written",
+         unwritable);
 }
 
 }  // namespace capstan::train

@@ -1,40 +1,53 @@
-// The files and directories that a recipe names: whether they are there, and whether they can be used.
+// The files and directories that a recipe names: whether they are there, and whether they can be used. The
+// directories that its run writes.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
+#include "train/trainer/run_options.hpp"
 
 namespace capstan::train {
 
-// A file or directory that a recipe names and that is not there, or is of another kind than the field takes.
+// A file or directory that a recipe names but that does not exist, is of the wrong kind, or cannot be used.
 struct MissingFile {
-  std::string field;    // "dataset.data_path"
-  std::string name;     // as the recipe has it
-  std::string message;  // "not found: dataset.data_path = data/corpus"
-  std::string help;     // near names, or what else to do; may be empty
+  // Path of the field, such as "dataset.data_path".
+  std::string field;
+  // Name of the file as written in the recipe.
+  std::string name;
+  // The message, such as "not found: dataset.data_path = data/corpus".
+  std::string message;
+  // Similar names, or another remedy. It may be empty.
+  std::string help;
 };
 
-// What a new run of the recipe needs and does not find, in the order of use; empty: everything is there. A
-// recipe that is resolved and has no errors. resumes: the run goes on from a checkpoint of its own, and of
-// the weights needs only those beside which adapters stand. Reads directories alone, no content.
+// Returns the missing inputs of a new run of the recipe, in the order of use. The recipe must be resolved
+// without errors. resumes: the run continues from a checkpoint of its own, and needs the given weights only
+// if they are the base of adapters. Reads directories only, no file contents.
 std::vector<MissingFile> missing_files(const config::Config& config, bool resumes = false);
 
 // quick: reads the tokenizer, the indices of datasets and the beginning of fine-tuning files. full: opens the
-// data as a run does, and reads the shapes of the weights.
+// data as a run does, and compares the recipe with the checkpoints with which the run begins.
 enum class Inspection : uint8_t { quick, full };
 
-// Files that are there and cannot be used: a tokenizer that is none, larger than the model's vocabulary, or
-// not the one with which the data were prepared; an indexed dataset that is damaged; what an incomplete
-// download leaves in the place of a file; fully inspected also data without a sample, lines that cannot be
-// read, and weights of other shapes. Fields of `missing` (missing_files() of the recipe) are left out, and so
-// is what can be read only with them.
+// Returns the files that exist but cannot be used: a tokenizer file that holds no tokenizer, is larger than
+// the model's vocabulary, or is not the one with which the data were prepared; a damaged indexed dataset; and
+// the placeholders that an incomplete download leaves. A full inspection also finds data without a sample,
+// lines that cannot be read, weights of other shapes, and a checkpoint.load from which the recipe may not
+// continue. Fields of `missing` (missing_files() of the recipe) are left out, and so is everything that can
+// be read only with them. `options` are those of the run, for the comparison with checkpoint.load.
 std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
-                                        Inspection inspection);
+                                        Inspection inspection, const RunOptions& options = {});
+
+// Returns the directories that a run writes but that cannot be made or written: its run directory,
+// checkpoint.save, and those of dataset indices, events and traces. No directory is made.
+std::vector<MissingFile> unwritable_directories(const config::Config& config, const RunOptions& options);
 
 // ErrorCode::not_found with all of them.
 void require_files(const std::vector<MissingFile>& missing);
+// ErrorCode::io with all of them.
+void require_writable(const std::vector<MissingFile>& unwritable);
 
 }  // namespace capstan::train

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "train/trainer/model_setup.hpp"
+#include "train/setup/model.hpp"
 
 namespace capstan::train {
 
@@ -16,8 +16,7 @@ MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mes
       shape_(pipeline_shape(config, 0)) {
   CAPSTAN_ASSERT(shape_.chunks == static_cast<int64_t>(model.stages().size()),
                  "a model in " + std::to_string(model.stages().size()) + " chunks");
-  links_.stages = &mesh.group("pp");
-  links_.tensor = tensor_parallel(config, mesh);
+  links_ = parallel::pipeline_comm(mesh, tensor_parallel(config, mesh));
   links_.context = &context_;
   context_shard_ = {mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)};
   links_.overlap_p2p = config.comm_overlap.overlap_p2p_comm.value_or(true);
@@ -33,8 +32,8 @@ MicroBatchRunner::Losses MicroBatchRunner::forward_backward(int64_t micro_batche
   begin(micro_batches, source, &timers, observer);
   if (pipelined()) {
     if (std::exchange(scheduled_, micro_batches) != micro_batches)
-      steps_ = make_schedule(shape_)[static_cast<size_t>(links_.stages->rank())];
-    parallel::run_actions(shape_, steps_, links_, *this);
+      actions_ = make_schedule(shape_)[static_cast<size_t>(links_.rank)];
+    parallel::run_actions(shape_, actions_, links_, *this);
   } else {
     for (int64_t m = 0; m < micro_batches; ++m) {
       forward(m, 0, {});
@@ -47,7 +46,7 @@ MicroBatchRunner::Losses MicroBatchRunner::forward_backward(int64_t micro_batche
 MicroBatchRunner::Losses MicroBatchRunner::forward_only(int64_t micro_batches, const Source& source) {
   begin(micro_batches, source, nullptr, nullptr);
   if (pipelined())
-    parallel::run_actions(shape_, forward_steps(), links_, *this);
+    parallel::run_actions(shape_, forward_actions(), links_, *this);
   else
     for (int64_t m = 0; m < micro_batches; ++m) forward(m, 0, {});
   return std::move(losses_);
@@ -68,7 +67,7 @@ void MicroBatchRunner::begin(int64_t micro_batches, const Source& source, StepTi
 }
 
 // Without a backward pass the last group of micro-batches may be smaller than the pipeline.
-std::vector<parallel::PipelineAction> MicroBatchRunner::forward_steps() const {
+std::vector<parallel::PipelineAction> MicroBatchRunner::forward_actions() const {
   std::vector<parallel::PipelineAction> steps;
   for (int64_t first = 0; first < shape_.micro_batches; first += shape_.ranks)
     for (int64_t c = 0; c < shape_.chunks; ++c)

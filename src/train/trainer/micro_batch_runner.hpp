@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/mesh.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "data/loader.hpp"
 #include "models/model.hpp"
 #include "parallel/pipeline.hpp"
@@ -22,8 +22,10 @@ class MicroBatchRunner final : private parallel::PipelineWork {
  public:
   // The losses of the micro-batches on the last pipeline stage; empty on the other stages.
   struct Losses {
-    std::vector<Tensor> sums;  // fp64 [1] of each micro-batch, on the device
-    double tokens = 0;         // sum of their loss weights
+    // fp64 [1] of each micro-batch, on the device.
+    std::vector<Tensor> sums;
+    // Sum of their loss weights.
+    double tokens = 0;
   };
   // Returns the m-th micro-batch. It is called once for each micro-batch in rising order; the reference stays
   // valid until the next call.
@@ -42,7 +44,7 @@ class MicroBatchRunner final : private parallel::PipelineWork {
  private:
   void begin(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
   bool pipelined() const { return shape_.ranks > 1 || shape_.chunks > 1; }
-  std::vector<parallel::PipelineAction> forward_steps() const;
+  std::vector<parallel::PipelineAction> forward_actions() const;
   void load(int64_t micro_batch);
   void enter(Phase phase) {
     if (timers_) timers_->enter(phase);
@@ -65,7 +67,7 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   // The gradient of the summed loss.
   Tensor one_;  // fp32 [1]
   // This rank's schedule of a training step of `scheduled_` micro-batches.
-  std::vector<parallel::PipelineAction> steps_;
+  std::vector<parallel::PipelineAction> actions_;
   int64_t scheduled_ = 0;
 
   // State of the current call. timers_ is null in evaluation.

@@ -51,7 +51,7 @@ std::vector<OperationTable::Row> OperationTable::by_time() const {
 void Trace::add(int lane, const std::string& name, double end, double seconds, const std::string& arguments) {
   const double begin = end - seconds;
   if (start_ < 0) start_ = begin;
-  body_ += ",\n{\"ph\":\"X\",\"name\":" + capstan::quoted(name) + ",\"pid\":" + std::to_string(rank_) +
+  body_ += ",\n{\"ph\":\"X\",\"name\":" + in_quotes(name) + ",\"pid\":" + std::to_string(rank_) +
            ",\"tid\":" + std::to_string(lane) + ",\"ts\":" + fixed(1e6 * (begin - start_), 3) +
            ",\"dur\":" + fixed(1e6 * seconds, 3) + ",\"args\":{\"step\":" + std::to_string(step_) +
            arguments + "}}";

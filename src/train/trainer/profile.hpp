@@ -1,4 +1,4 @@
-// What a step consists of: a table of its operations, and a trace of them for Perfetto or chrome://tracing.
+// Profile of a step: a table of its operations, and a trace of them for Perfetto or chrome://tracing.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,22 @@
 
 namespace capstan::train {
 
-// Operations by name and phase, added up. An observed step waits for each operation's end: on devices that
-// queue kernels it is the slower for it, and the times are the kernels'.
+// Sums of the operations by name and phase. An observed step waits for the end of each operation. On devices
+// that queue kernels the step is therefore slower, and the times are those of the kernels.
 class OperationTable final : public TapeObserver {
  public:
   struct Row {
     std::string name;
-    char phase;  // 'F', 'B', 'W'
+    // 'F' (forward), 'B' (backward) or 'W' (weight gradients).
+    char phase;
     int64_t calls = 0;
     double seconds = 0;
     Cost cost;
   };
   void observe(const TapeEvent& event) override;
   void clear() { rows_.clear(); }
-  std::vector<Row> by_time() const;  // the longest first
+  // The rows, longest time first.
+  std::vector<Row> by_time() const;
 
  private:
   std::vector<Row> rows_;
@@ -48,7 +50,8 @@ class Trace final : public TapeObserver {
   int rank_;
   bool shapes_;
   int64_t step_ = 0;
-  double start_ = -1;  // of the first event, as time zero
+  // Time of the first event, from which the trace counts.
+  double start_ = -1;
   size_t events_ = 0;
   std::string body_;
 };

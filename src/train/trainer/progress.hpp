@@ -10,8 +10,10 @@ namespace capstan::train {
 class ProgressSink {
  public:
   virtual ~ProgressSink() = default;
-  virtual void line(const std::string& text) = 0;     // stays
-  virtual void warning(const std::string& text) = 0;  // stays, marked as a warning
+  // Prints a line that stays on the screen; status() is overwritten.
+  virtual void line(const std::string& text) = 0;
+  // Stays, marked as a warning.
+  virtual void warning(const std::string& text) = 0;
   // Replaces the last status on a terminal; elsewhere nothing happens, the trainer writes lines at its
   // intervals.
   virtual void status(const std::string& text) = 0;

@@ -8,9 +8,9 @@
 #include "comm/collective_errors.hpp"
 #include "data/dataset_meta.hpp"
 #include "train/records/run_dir.hpp"
+#include "train/setup/state.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/recipe.hpp"
-#include "train/trainer/state.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 
@@ -18,7 +18,7 @@ namespace {
 
 // Changes that a continued run may have although they would alter a new one.
 bool harmless(const RecipeChange& change, const RunData& data, const checkpoint::Reader& reader) {
-  // Where the run began does not matter any more: the state is in the checkpoint.
+  // The initial weights do not matter any more, because the state is in the checkpoint.
   if (change.path.starts_with("checkpoint.") || change.path == "peft.adapter") return true;
   // choose_schedule() compares these with the schedule of the checkpoint.
   if (change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||

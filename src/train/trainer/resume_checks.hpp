@@ -1,11 +1,11 @@
-// Whether a recipe may continue from a checkpoint, and with which schedule.
+// Checks whether a recipe may continue from a checkpoint, and chooses the schedule for it.
 #pragma once
 
 #include <string>
 
 #include "checkpoint/reader.hpp"
 #include "comm/world.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "train/trainer/run_data.hpp"
 #include "train/trainer/run_log.hpp"
 #include "train/trainer/run_options.hpp"
@@ -20,8 +20,8 @@ RunSchedule continue_schedule(const config::Config& config, const RunOptions& op
                               const RunSchedule& recipe_schedule, const checkpoint::Reader& reader,
                               int64_t total_steps, RunLog& log);
 
-// Collective. ErrorCode::failed where the checkpoint holds another tokenizer than the recipe's: the run would
-// save its weights beside the wrong one.
+// Collective. Throws ErrorCode::failed if the checkpoint holds another tokenizer than the recipe's, because
+// the run would save its weights beside the wrong tokenizer.
 void check_same_tokenizer(const config::Config& config, comm::World& world, const RunData& data,
                           const checkpoint::Reader& reader);
 

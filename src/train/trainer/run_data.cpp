@@ -2,9 +2,9 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/inputs.hpp"
-#include "train/trainer/tokenizer_setup.hpp"
 
 namespace capstan::train {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "data/dataset.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 #include "train/trainer/run_log.hpp"
@@ -13,20 +13,23 @@
 namespace capstan::train {
 
 struct RunData {
-  std::shared_ptr<const text::Tokenizer> tokenizer;              // null with mock data
-  std::array<std::shared_ptr<const data::Dataset>, 3> datasets;  // as open_datasets()
-  std::string fingerprint;                                       // of the training samples
+  // Null with mock data.
+  std::shared_ptr<const text::Tokenizer> tokenizer;
+  // The result of open_datasets().
+  std::array<std::shared_ptr<const data::Dataset>, 3> datasets;
+  // Fingerprint of the training samples.
+  std::string fingerprint;
 
   const std::shared_ptr<const data::Dataset>& training() const { return datasets[0]; }
   const std::shared_ptr<const data::Dataset>& validation() const { return datasets[1]; }
   const std::shared_ptr<const data::Dataset>& test() const { return datasets[2]; }
 };
 
-// Opens tokenizer and data, and sets train.train_iters where train.epochs gives the length.
-// ErrorCode::not_found for files that are missing. `resumes`: see missing_files().
+// Opens tokenizer and data, and sets train.train_iters if train.epochs gives the length. Throws
+// ErrorCode::not_found for missing files. For `resumes`, see missing_files().
 RunData open_run_data(config::Config& config, bool resumes, RunLog& log);
 
-// Reports how often the run goes over its data, with a warning where it is often.
+// Reports how often the run passes over its data, with a warning if that is often.
 void report_epochs(const config::Config& config, const data::Dataset& training, int64_t steps, RunLog& log);
 
 // "mock data", "gpt data/a, data/b: 120 samples a pass".

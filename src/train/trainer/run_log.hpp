@@ -11,19 +11,20 @@
 
 namespace capstan::train {
 
-// Only rank 0 reports. Lines from before open() are kept, and written to the file when it is opened.
+// The log of a run; only rank 0 writes it. Lines from before open() are kept, and written to the file when it
+// is opened.
 class RunLog {
  public:
   RunLog(ProgressSink& sink, bool is_rank0) : sink_(sink), is_rank0_(is_rank0) {}
 
-  // Opens log.txt; rank 0.
+  // Opens log.txt on rank 0.
   void open(const std::filesystem::path& path);
 
-  // To the file alone.
+  // Writes to the file only.
   void log_only(const std::string& text);
   void line(const std::string& text);
   void warning(const std::string& text);
-  // Replaces the progress line of a terminal; not in the file.
+  // Replaces the progress line of a terminal. It is not written to the file.
   void status(const std::string& text) {
     if (is_rank0_) sink_.status(text);
   }

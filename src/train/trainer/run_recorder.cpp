@@ -14,14 +14,18 @@ double wall_time() {
 }
 }  // namespace
 
-RunRecorder::RunRecorder(const config::Config& config, comm::World& world, const RunOptions& options,
-                         RunLog& log)
-    : config_(config), world_(world), options_(options), log_(log) {
+fs::path run_directory(const RunOptions& options) {
+  if (!options.run_dir.empty()) return options.run_dir;
   const std::string& name = options.recipe.name;
-  if (options.run_dir.empty() && (name.find('/') != std::string::npos || name == "." || name == ".."))
+  if (name.find('/') != std::string::npos || name == "." || name == "..")
     fail(ErrorCode::config, "the recipe's name `" + name + "` cannot name a directory in runs/",
          "a name without `/`, or another run directory");
-  directory_ = options.run_dir.empty() ? fs::path("runs") / name : options.run_dir;
+  return fs::path("runs") / name;
+}
+
+RunRecorder::RunRecorder(const config::Config& config, comm::World& world, const RunOptions& options,
+                         RunLog& log)
+    : config_(config), world_(world), options_(options), log_(log), directory_(run_directory(options)) {
   if (options.resume != Resume::existing) return;
   comm::run_collectively(world.communicator(), "looking for the run to resume", [&] {
     if (world_.rank() == 0) records::require_run(directory_);
@@ -64,7 +68,8 @@ void RunRecorder::open_events(std::optional<int64_t> resumed_at) {
 void RunRecorder::rewind(int64_t step) {
   unwritten_.clear();
   if (!run_) return;
-  metrics_.reset();  // truncation may replace the file
+  // Truncation may replace the file.
+  metrics_.reset();
   records::truncate_after_step(run_->metrics(), step);
   metrics_ = std::make_unique<records::MetricsWriter>(run_->metrics());
   if (events_) open_events(step);

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "comm/world.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "train/records/events.hpp"
 #include "train/records/metrics.hpp"
 #include "train/records/run_dir.hpp"
@@ -18,6 +18,10 @@
 #include "train/trainer/run_options.hpp"
 
 namespace capstan::train {
+
+// Returns options.run_dir, or runs/NAME without it. Throws ErrorCode::config if the recipe's name cannot name
+// a directory.
+std::filesystem::path run_directory(const RunOptions& options);
 
 // Only rank 0 writes. On other ranks the writing functions do nothing; functions marked collective are for
 // all ranks.
@@ -31,7 +35,7 @@ class RunRecorder {
   // Collective. Records this start: recipe, command, version. A start that is refused before leaves the
   // directory as it was.
   void begin(const records::RunRecords& start);
-  // Opens metrics and events for a run that goes on after `step`; rows of later steps are removed.
+  // Opens metrics and events for a run that continues after `step`. Rows of later steps are removed.
   void open_metrics(int64_t step);
   // Removes the rows of the steps after `step`, and hides their events.
   void rewind(int64_t step);
@@ -40,17 +44,18 @@ class RunRecorder {
   void write(const records::MetricsRow& row);
   void write_events(int64_t step, std::span<const records::Scalar> scalars);
   bool has_events() const { return events_ != nullptr; }
-  // Brings the rows that are written to the disk.
+  // Flushes the written rows to the disk.
   void sync();
   void end(records::RunEnd how, const std::string& reason);
 
   const std::filesystem::path& directory() const { return directory_; }
   const std::string& run_id() const { return run_id_; }
   bool begun() const { return begun_; }
-  // Rank 0: whether the directory held the run before this start, and where that start saved its checkpoints.
+  // On rank 0: whether the directory held the run before this start, and where that run saved its
+  // checkpoints.
   bool resumed() const { return run_ && run_->resumed(); }
   std::filesystem::path earlier_checkpoints() const;
-  // Rank 0: mean seconds of a step at the last logged step; 0: not known.
+  // On rank 0: mean time in seconds of a step at the last logged step. 0: not known.
   double logged_step_seconds() const;
 
  private:
@@ -62,11 +67,13 @@ class RunRecorder {
   RunLog& log_;
   std::filesystem::path directory_;
   std::string run_id_;
-  std::unique_ptr<records::RunDirectory> run_;  // rank 0
+  // Null except on rank 0.
+  std::unique_ptr<records::RunDirectory> run_;
   std::unique_ptr<records::MetricsWriter> metrics_;
   std::unique_ptr<records::EventsWriter> events_;
   bool begun_ = false;
-  std::deque<records::MetricsRow> unwritten_;  // oldest first
+  // Rows that a full disk has kept from being written, oldest first.
+  std::deque<records::MetricsRow> unwritten_;
   std::chrono::steady_clock::time_point last_complaint_;
 };
 

@@ -29,8 +29,10 @@ std::string number_text(const std::optional<double>& value) {
 // A value of the schedule, and the fields of a recipe that decide it. Two values are the same where their
 // texts are.
 struct Item {
-  std::vector<std::string_view> fields;  // the first one names it
-  std::string_view fraction_field;       // gives it as a share of the decay length; empty: none
+  // The first one names it.
+  std::vector<std::string_view> fields;
+  // Gives it as a share of the decay length; empty: none.
+  std::string_view fraction_field;
   std::string (*text)(const RunSchedule&, int64_t batch);
   void (*copy)(const RunSchedule& from, RunSchedule& to);
 };
@@ -124,6 +126,24 @@ bool is_decay_length(const Item& item) {
   return item.fields.front() == "scheduler.lr_decay_iters";
 }
 
+// Sets a field of the section `scheduler` in the text of a resolved recipe.
+void write_field(std::string& recipe, const std::string& name, const std::string& value) {
+  constexpr std::string_view section = "\nscheduler:\n";
+  const size_t found = recipe.find(section);
+  if (found == std::string::npos) return;
+  const size_t begin = found + section.size();
+  const std::string field = "  " + name + ": ", line = field + value + "  # the run's schedule\n";
+  for (size_t at = begin; recipe.compare(at, 2, "  ") == 0;) {
+    const size_t next = recipe.find('\n', at) + 1;
+    if (recipe.compare(at, field.size(), field) == 0) {
+      recipe.replace(at, next - at, line);
+      return;
+    }
+    at = next;
+  }
+  recipe.insert(begin, line);
+}
+
 }  // namespace
 
 optim::Schedule RunSchedule::schedule() const {
@@ -171,13 +191,13 @@ std::string schedule_text(const RunSchedule& s) {
   optional("lr_warmup_fraction", s.lr_warmup_fraction);
   optional("lr_wsd_decay_fraction", s.lr_wsd_decay_fraction);
   if (!s.from_command_line.empty()) json["from_command_line"] = s.from_command_line;
-  return json.dump();
+  return dump_json(json);
 }
 
-RunSchedule parse_schedule(const std::string& text, const std::string& place) {
-  const auto json = Json::parse(text, nullptr, false);
+RunSchedule parse_schedule(const std::string& text, const std::string& location) {
+  const auto json = json_of(text, IfNotJson::discard);
   const auto wrong = [&](const std::string& key) {
-    fail(ErrorCode::format, place + ": `schedule." + key + "` is missing or of the wrong type");
+    fail(ErrorCode::format, location + ": `schedule." + key + "` is missing or of the wrong type");
   };
   if (!json.is_object()) wrong("");
   const auto real = [&](const char* key) {
@@ -233,6 +253,36 @@ std::string summary(const RunSchedule& schedule, int64_t batch) {
   return text;
 }
 
+std::string recipe_with_schedule(std::string recipe, const RunSchedule& followed,
+                                 const config::Config& config) {
+  const optim::ScheduleOptions own = make_schedule(config, false).options(), &now = followed.options;
+  const bool wsd = now.style == config::LrDecayStyle::wsd;
+  if (own.decay_samples == now.decay_samples && own.warmup_samples == now.warmup_samples &&
+      (!wsd || own.wsd_decay_samples == now.wsd_decay_samples))
+    return recipe;
+  const bool in_samples = config.train.train_samples.has_value();
+  const int64_t unit = in_samples ? 1 : *config.train.global_batch_size;
+  // A recipe cannot say these, or would be refused with them.
+  if (now.decay_samples % unit != 0 || now.warmup_samples % unit != 0 || now.wsd_decay_samples % unit != 0 ||
+      (wsd && now.warmup_samples + now.wsd_decay_samples > now.decay_samples))
+    return recipe;
+  const auto write = [&](const std::string& length, const std::string& fraction_field,
+                         const std::optional<double>& fraction, int64_t before, int64_t after) {
+    const double by_fraction = fraction.value_or(0) * static_cast<double>(now.decay_samples / unit);
+    const bool agrees = !fraction || std::abs(by_fraction - static_cast<double>(after / unit)) <= 0.5;
+    if (before != after || !agrees)
+      write_field(recipe, length + (in_samples ? "_samples" : "_iters"), std::to_string(after / unit));
+    if (!agrees) write_field(recipe, fraction_field, "null");
+  };
+  const config::SchedulerConfig& s = config.scheduler;
+  write("lr_decay", "", std::nullopt, own.decay_samples, now.decay_samples);
+  write("lr_warmup", "lr_warmup_fraction", s.lr_warmup_fraction, own.warmup_samples, now.warmup_samples);
+  if (wsd)
+    write("lr_wsd_decay", "lr_wsd_decay_fraction", s.lr_wsd_decay_fraction, own.wsd_decay_samples,
+          now.wsd_decay_samples);
+  return recipe;
+}
+
 ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,
                                const config::Config& config) {
   const int64_t batch = *config.train.global_batch_size;
@@ -281,7 +331,8 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
       continue;
     }
     item.copy(now, choice.schedule);
-    if (cause == item.fields.end()) {  // a share of the decay length that is in force
+    // A share of the decay length that is in force.
+    if (cause == item.fields.end()) {
       const int64_t decay = choice.schedule.options.decay_samples, unit = decay % batch == 0 ? batch : 1;
       const int64_t length = std::llround(*fraction_of(now, item) * static_cast<double>(decay / unit)) * unit;
       (item.fraction_field == "scheduler.lr_warmup_fraction" ? choice.schedule.options.warmup_samples

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "optim/schedule.hpp"
 #include "train/trainer/run_options.hpp"
 
@@ -15,9 +15,12 @@ namespace capstan::train {
 // All values that define the curves, as a checkpoint stores them. Lengths are in samples.
 struct RunSchedule {
   optim::ScheduleOptions options;
-  std::optional<double> decoupled_lr, decoupled_min_lr;             // of embedding and head; null: options
-  std::optional<double> lr_warmup_fraction, lr_wsd_decay_fraction;  // where a length was given as a fraction
-  std::vector<std::string> from_command_line;  // fields whose values came from a command line, not a file
+  // Learning rates of embedding and output layer. Null: those of `options`.
+  std::optional<double> decoupled_lr, decoupled_min_lr;
+  // The fractions from which lengths were computed, if they were given as fractions.
+  std::optional<double> lr_warmup_fraction, lr_wsd_decay_fraction;
+  // Fields whose values came from a command line, not a file.
+  std::vector<std::string> from_command_line;
 
   optim::Schedule schedule() const;
   optim::Schedule decoupled_schedule() const;
@@ -26,19 +29,26 @@ struct RunSchedule {
 // The recipe's own schedule.
 RunSchedule schedule_of(const config::Config& config, const RecipeRecord& record);
 
-// One JSON object; reading it throws ErrorCode::format. `place` names the file in messages.
+// One JSON object; reading it throws ErrorCode::format. `location` names the file in messages.
 std::string schedule_text(const RunSchedule& schedule);
-RunSchedule parse_schedule(const std::string& text, const std::string& place);
+RunSchedule parse_schedule(const std::string& text, const std::string& location);
 
 // "linear, learning rate 0.01 to 0.001, warm-up 2 steps, decay 10 steps, weight decay 0.01"
 std::string summary(const RunSchedule& schedule, int64_t global_batch_size);
 
+// A resolved recipe as a run records it, with the lengths of the schedule that the run follows in place of
+// those that the recipe of this launch derives. config: of that recipe.
+std::string recipe_with_schedule(std::string recipe, const RunSchedule& followed,
+                                 const config::Config& config);
+
 struct ScheduleChoice {
   RunSchedule schedule;
-  std::vector<std::string> fields_taken;  // "scheduler.lr_decay_iters: 10 steps -> 14 steps"
+  // "scheduler.lr_decay_iters: 10 steps -> 14 steps".
+  std::vector<std::string> fields_taken;
   // "scheduler.lr_decay_iters: the checkpoint's 10 steps, not 14 steps".
   std::vector<std::string> fields_kept;
-  std::vector<std::string> refused;  // "optimizer.lr: 0.01 -> 0.001"
+  // Changes that are refused, such as "optimizer.lr: 0.01 -> 0.001".
+  std::vector<std::string> refused;
   bool keeps_decay_length = false;
 };
 

@@ -23,7 +23,7 @@ struct Saver::Save {
   double stall_seconds = 0;
   std::thread thread;
   std::atomic<bool> done{true};
-  // Of the writer thread until `done`, then of the trainer's.
+  // The writer thread owns these until `done`; after that, the trainer's thread does.
   std::string error, manifest;
   bool committed = false;
 };
@@ -38,7 +38,6 @@ std::vector<Tensor> snapshot_buffers(Device& device, const std::vector<StateTens
 Saver::Saver(comm::World& world, const parallel::FlatStore& store, const optim::Optimizer& optimizer,
              bool with_optimizer, Device& device)
     : world_(world),
-      store_(store),
       optimizer_(optimizer),
       device_(device),
       tensors_(state_tensors(store, with_optimizer ? &optimizer : nullptr)),
@@ -72,18 +71,26 @@ void Saver::join() {
   if (save_ && save_->thread.joinable()) save_->thread.join();
 }
 
+void Saver::copy_to_host() {
+  device_.wait_for(Queue::device_to_host, *device_.record(Queue::compute));
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const Tensor& tensor = tensors_[i].tensor;
+    device_.start_copy_to_host(host_copies_[i].data(), tensor.address(), tensor.bytes(),
+                               Queue::device_to_host);
+  }
+}
+
 void Saver::begin(const SavePlan& plan, const TrainState& state) {
   CAPSTAN_ASSERT(!busy(), "one save at a time");
   const auto begun = Clock::now();
   for (size_t i = 0; i < copies_.size(); ++i)
     launch(device_, device_.table().elementwise->cast, tensors_[i].tensor, copies_[i],
            tensors_[i].tensor.elements());
+  if (!host_copies_.empty()) copy_to_host();
   StateWriter writer(world_, plan, state, optimizer_);
   device_.synchronize();
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const auto bytes = static_cast<size_t>(tensors_[i].tensor.bytes());
-    if (!host_copies_.empty())
-      tensors_[i].tensor.copy_to_host_bytes(tensors_[i].tensor.dtype(), host_copies_[i]);
     writer.add(tensors_[i], host_copies_.empty() ? std::span<const std::byte>(
                                                        device_.host_address(copies_[i].address()), bytes)
                                                  : std::span<const std::byte>(host_copies_[i]));

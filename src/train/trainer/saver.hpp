@@ -1,5 +1,5 @@
-// Saves that training goes on beside (checkpoint.async_save): the step waits for a copy of the state, a
-// thread of this rank writes it, and a later step boundary commits it.
+// Asynchronous saves (checkpoint.async_save): the step waits for a copy of the state, a thread of this rank
+// writes it, and a later step boundary commits it.
 //
 //   begin()    copies this rank's share of the state into buffers that live as long as the saver;
 //              starts the writer
@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "train/trainer/state.hpp"
+#include "train/setup/state.hpp"
 
 namespace capstan::train {
 
@@ -26,41 +26,52 @@ class Saver {
   struct Ended {
     int64_t step = 0;
     std::filesystem::path directory;
-    // Not empty: nothing was committed, what was there before is unchanged.
+    // If not empty, nothing was committed and the files on disk are unchanged.
     std::string error;
-    std::string problem;       // rank 0: committed, but old checkpoints could not be deleted
-    double stall_seconds = 0;  // the steps waited so long: the copy, and what finish() waited
-    double seconds = 0;        // from begin() to the commit
+    // Rank 0: committed, but old checkpoints could not be deleted.
+    std::string problem;
+    // Time that training steps waited: for the copy of the state, and in finish().
+    double stall_seconds = 0;
+    // Time from begin() to the commit.
+    double seconds = 0;
   };
 
   // Takes the memory of the copies (MemoryCategory::snapshot) at once and touches it, so that no step pays
   // for that.
   Saver(comm::World& world, const parallel::FlatStore& store, const optim::Optimizer& optimizer,
         bool with_optimizer, Device& device);
-  // Waits for the writer. What was not committed is removed; nothing is communicated.
+  // Waits for the writer and removes an uncommitted checkpoint; nothing is communicated.
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
   bool busy() const { return save_ != nullptr; }
-  void begin(const SavePlan& plan, const TrainState& state);  // collective; not while busy()
-  bool ready() const;                                         // also when nothing is under way
-  std::optional<Ended> advance();                             // collective, when ready() on all ranks
-  std::optional<Ended> finish();                              // collective: waits for the save under way
+  // Collective. Must not be called while busy().
+  void begin(const SavePlan& plan, const TrainState& state);
+  // Whether this rank's writer is idle. This is also true if no save is in progress.
+  bool ready() const;
+  // Collective. Goes on with the save once ready() is true on all ranks.
+  std::optional<Ended> advance();
+  // Collective. Waits for the save in progress.
+  std::optional<Ended> finish();
 
  private:
   struct Save;
   void start(std::function<void()> work);
   void join();
+  // Starts the copies to host_copies_; synchronize() completes them.
+  void copy_to_host();
   Ended ended(std::string error);
 
   comm::World& world_;
-  const parallel::FlatStore& store_;
   const optim::Optimizer& optimizer_;
   Device& device_;
-  std::vector<StateTensor> tensors_;                 // that this rank writes
-  std::vector<Tensor> copies_;                       // where the host may read the device's memory,
-  std::vector<std::vector<std::byte>> host_copies_;  // and where not
+  // The tensors that this rank writes.
+  std::vector<StateTensor> tensors_;
+  // Copies of the tensors if the host can read the device's memory.
+  std::vector<Tensor> copies_;
+  // Copies of the tensors if the host cannot read the device's memory.
+  std::vector<std::vector<std::byte>> host_copies_;
   std::unique_ptr<Save> save_;
 };
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "optim/schedule.hpp"
 
 namespace capstan::train {

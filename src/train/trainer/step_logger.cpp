@@ -9,22 +9,15 @@
 #include "comm/reduce.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/registry.hpp"
-#include "train/trainer/device_setup.hpp"
+#include "train/setup/device.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/fit.hpp"
-#include "train/trainer/model_setup.hpp"
 
 namespace capstan::train {
 
 using Clock = std::chrono::steady_clock;
 
 namespace {
-// Three digits: 2e-04.
-std::string significant(double value) {
-  std::array<char, 48> buffer;
-  std::snprintf(buffer.data(), buffer.size(), "%.3g", value);
-  return buffer.data();
-}
-
 // "4.00M parameters"; with adapters "4.10M parameters (98.3K trainable, 2.4%; 4.00M frozen)". Of the full
 // model.
 std::string parameters_text(const config::Config& config, const comm::Mesh& mesh) {
@@ -39,7 +32,7 @@ std::string parameters_text(const config::Config& config, const comm::Mesh& mesh
   }
   std::string text = human_count(all) + " parameters";
   if (config.peft)
-    text += " (" + human_count(trainable) + " trainable, " + significant(100 * trainable / all) + "%; " +
+    text += " (" + human_count(trainable) + " trainable, " + significant(100 * trainable / all, 3) + "%; " +
             human_count(all - trainable) + " frozen)";
   return text;
 }
@@ -56,11 +49,11 @@ StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRun
       log_(log),
       total_steps_(total_steps),
       first_step_(runner.state().step),
-      // On a device of its own, so that the matrices do not count as memory of the run.
+      // The measurement uses its own device, so that its matrices do not count as memory of the run.
       gemm_peak_([this] {
         const auto device =
             make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
-        const auto type = kernels::product_type(compute_type(config_.mixed_precision));
+        const auto type = kernels::gemm_type(compute_type(config_.mixed_precision));
         return kernels::measured_gemm_gflops(*device, type) * 1e9;
       }),
       last_line_(Clock::now()) {}
@@ -160,7 +153,7 @@ std::string StepLogger::step_text(const StepResult& result, const Throughput& sp
          fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) +
          (result.params_norm ? " | params " + fixed(*result.params_norm, 3) : "") +
          (result.num_zeros ? " | zeros " + std::to_string(*result.num_zeros) : "") + " | lr " +
-         significant(result.learning_rate) + " | " + human_count(speed.tokens_per_second) + " tok/s" +
+         significant(result.learning_rate, 3) + " | " + human_count(speed.tokens_per_second) + " tok/s" +
          (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
          human_bytes(static_cast<double>(runner_.device().memory().total())) + " | " +
          human_duration(speed.step_seconds * static_cast<double>(total_steps_ - state.step)) + " left";
@@ -207,7 +200,8 @@ void StepLogger::write_step_events(const StepResult& result) {
   if (speed.mfu > 0) scalars.push_back({"train/mfu", speed.mfu});
   if (result.params_norm) scalars.push_back({"train/params_norm", *result.params_norm});
   if (result.num_zeros) scalars.push_back({"train/num_zeros", static_cast<double>(*result.num_zeros)});
-  if (config_.logger.tensorboard_log_interval > 1) {  // the means of one step are its values
+  // The means of one step are its values.
+  if (config_.logger.tensorboard_log_interval > 1) {
     scalars.push_back({"train/step_loss", result.loss});
     scalars.push_back({"train/step_grad_norm", result.gradient_norm});
   }

@@ -1,4 +1,4 @@
-// What a run reports of its model and of its steps: log lines, rows of metrics.jsonl, TensorBoard scalars.
+// Reports a run's model and steps: log lines, rows of metrics.jsonl, TensorBoard scalars.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/world.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/run_log.hpp"
 #include "train/trainer/run_recorder.hpp"
@@ -16,26 +16,33 @@
 
 namespace capstan::train {
 
-// Of the steps of an interval; docs/files.md defines the values.
+// Throughput over the steps of an interval. docs/files.md defines the values.
 struct Throughput {
-  double step_seconds = 0;            // mean
-  double tokens_per_second = 0;       // of all ranks
-  double rank_tokens_per_second = 0;  // of all ranks, divided by their number
-  double rank_tflops = 0;             // model TFLOP/s, divided by the number of ranks
+  // Mean time of a step.
+  double step_seconds = 0;
+  // Sum over all ranks.
+  double tokens_per_second = 0;
+  // tokens_per_second, divided by the number of ranks.
+  double rank_tokens_per_second = 0;
+  // Model TFLOP/s, divided by the number of ranks.
+  double rank_tflops = 0;
   // rank_tflops as a fraction of the peak GEMM throughput, at most 1; 0: not measured
   double mfu = 0;
 };
 
-// The greatest GEMM throughput known of a machine, in FLOP/s, which other programs may use at the same time.
+// The greatest known GEMM throughput of a machine, in FLOP/s. Other programs may use the machine at the same
+// time.
 class PeakThroughput {
  public:
   explicit PeakThroughput(std::function<double()> measure) : measure_(std::move(measure)) {}
-  // Four times at most in its life: the greatest measurement counts.
+  // Measures the throughput at most four times; the greatest measurement counts.
   void measure();
-  // A training step reached this. No step is faster than its matrix products: a smaller peak was measured
-  // while the machine was busy. It is measured again, and is at least what the step reached.
+  // Called with the throughput of a training step. A step cannot be faster than its GEMMs, so a smaller peak
+  // was measured while the machine was busy. The peak is then measured again, and is at least as high as the
+  // step's throughput.
   void reached(double flops_per_second);
-  double value() const { return value_; }  // 0: never measured
+  // 0: not measured yet.
+  double value() const { return value_; }
 
  private:
   std::function<double()> measure_;
@@ -51,21 +58,21 @@ class StepLogger {
   // Collective. Reports parameters, FLOPs, estimated memory and estimated time. measure_gemm: measures the
   // peak GEMM throughput, without which there is no MFU.
   void report_model(const StepEstimate& estimate, bool measure_gemm);
-  // After each step: ends the step's time, and writes its line and rows where they are due.
+  // Called after each step: ends the time of the step, and writes its log line and rows when they are due.
   void log_step(const StepResult& result);
-  // `row_step`: the step of the rows in metrics.jsonl, where the run goes on from there after a rewind.
+  // `row_step`: the step of the rows in metrics.jsonl if the run continues from that step after a rewind.
   void report_anomalies(int64_t step, const std::vector<Anomaly>& events,
                         std::optional<int64_t> row_step = {});
   // split: "validation" or "test".
   void report_evaluation(const std::string& split, double loss, double seconds);
-  // Begins the means of a log interval again.
+  // Restarts the means of a log interval.
   void reset_intervals() { log_seconds_ = {}, events_seconds_ = {}; }
 
   // Seconds of the last step, or of the steps before a resume; 0: not known.
   double step_seconds() const { return step_seconds_; }
-  // Before the first step: as estimated.
+  // Before the first step this is the estimated time.
   double expected_step_seconds() const { return step_seconds_ > 0 ? step_seconds_ : expected_seconds_; }
-  // Of the last step; none: no step was left to do.
+  // Loss of the last step. None: no step was left to do.
   std::optional<double> last_loss() const { return last_loss_; }
 
  private:
@@ -82,9 +89,12 @@ class StepLogger {
   RunRecorder& recorder_;
   RunLog& log_;
   int64_t total_steps_, first_step_;
-  PeakThroughput gemm_peak_;   // of this rank
-  double flops_per_step_ = 0;  // of this rank
-  double model_flops_ = 0;     // of a step, of all ranks, without recomputation
+  // Peak GEMM throughput of this rank.
+  PeakThroughput gemm_peak_;
+  // FLOPs of a step on this rank.
+  double flops_per_step_ = 0;
+  // FLOPs of a step on all ranks, without recomputation.
+  double model_flops_ = 0;
   double step_seconds_ = 0, expected_seconds_ = 0;
   std::optional<double> last_loss_;
   std::chrono::steady_clock::time_point last_line_;

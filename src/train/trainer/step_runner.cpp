@@ -8,16 +8,16 @@
 #include "base/text.hpp"
 #include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
-#include "train/trainer/device_setup.hpp"
-#include "train/trainer/model_setup.hpp"
+#include "train/setup/device.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/schedule_setup.hpp"
 
 namespace capstan::train {
 
 namespace {
-comm::Mesh connected_mesh(const config::Config& config, comm::World& world) {
+comm::Mesh connected_mesh(const config::Config& config, comm::World& world, Device& device) {
   comm::Mesh mesh(mesh_sizes(config, world.size()), world.rank());
-  mesh.connect(world.communicator());
+  connect(mesh, config, world, device);
   return mesh;
 }
 }  // namespace
@@ -26,15 +26,14 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world)
     : config_(config),
       world_(world.communicator()),
       device_(make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
-      mesh_(connected_mesh(config, world)),
+      mesh_(connected_mesh(config, world, *device_)),
       model_(models::build(config.model, model_shard(config, mesh_))),
       schedule_(make_schedule(config, false)),
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())) {
   store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
                                                  store_options(config));
-  buffers_ = store_->flat_buffers();
-  optimizer_ = optim::build(config.optimizer, *device_, buffers_);
-  norm_ = std::make_unique<optim::GradientNorm>(*device_);
+  optimizer_ = optim::build(config.optimizer, *device_, store_->flat_buffers());
+  statistics_ = std::make_unique<optim::FlatStatistics>(*device_);
   micro_batch_runner_ = std::make_unique<MicroBatchRunner>(config, mesh_, *device_, *model_, *store_);
   micro_batches_ = micro_batches_of(config, mesh_);
 }
@@ -70,7 +69,7 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   result.loss_tokens = static_cast<int64_t>(totals.tokens);
   result.learning_rate = schedule_.learning_rate(state_.schedule_samples);
   if (config_.logger.log_num_zeros_in_grad) {
-    auto zeros = static_cast<double>(optim::count_zeros(buffers_));
+    auto zeros = static_cast<double>(statistics_->count_zeros(optimizer_->buffers()));
     store_->sum_over_owners(std::span(&zeros, 1));
     result.num_zeros = static_cast<int64_t>(zeros);
   }
@@ -124,7 +123,7 @@ StepRunner::StepTotals StepRunner::reduce_gradients(const MicroBatchRunner::Loss
   result.scale = total.tokens > 0 ? 1.0 / total.tokens : 0.0;
   result.loss = total.loss * result.scale;
   timers.enter(Phase::optimizer);
-  double squares = norm_->sum_of_squares(buffers_);
+  double squares = statistics_->sum_of_squares(optimizer_->buffers());
   store_->sum_over_owners(std::span(&squares, 1));
   result.norm = std::sqrt(squares) * result.scale;
   return result;
@@ -227,7 +226,8 @@ Anomaly StepRunner::locate_not_finite(const StepTotals& totals) {
   StepTimers timers;
   store_->zero_gradients();
   rerun_batch(timers, &check);
-  store_->finish_gradients();  // completes the reductions that the backward pass has started
+  // Completes the reductions that the backward pass has started.
+  store_->finish_gradients();
   std::string operation;
   if (!check.found().empty())
     operation = check.found() + " in micro-batch " + std::to_string(check.micro_batch() + 1) + " of " +
@@ -258,7 +258,7 @@ Anomaly StepRunner::locate_not_finite(const StepTotals& totals) {
 }
 
 double StepRunner::parameter_norm() {
-  double squares = norm_->sum_of_squares(buffers_, &optim::FlatBuffer::main);
+  double squares = statistics_->sum_of_squares(optimizer_->buffers(), &optim::FlatBuffer::main);
   store_->sum_over_owners(std::span(&squares, 1));
   return std::sqrt(squares);
 }

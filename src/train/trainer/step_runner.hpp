@@ -8,21 +8,23 @@
 #include <vector>
 
 #include "comm/mesh.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "models/registry.hpp"
 #include "optim/optimizer.hpp"
 #include "optim/schedule.hpp"
 #include "parallel/flat_store.hpp"
+#include "train/setup/state.hpp"
 #include "train/trainer/anomaly.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
-#include "train/trainer/state.hpp"
 #include "train/trainer/timers.hpp"
 
 namespace capstan::train {
 
 struct StepResult {
-  double loss = 0;           // mean over the step's loss tokens
-  double gradient_norm = 0;  // before clipping, of the mean loss
+  // Mean over the step's loss tokens.
+  double loss = 0;
+  // Before clipping, of the mean loss.
+  double gradient_norm = 0;
   double learning_rate = 0;
   int64_t loss_tokens = 0;  // of all ranks
   // Elements of the gradients that are zero, over the full model; with logger.log_num_zeros_in_grad.
@@ -84,10 +86,12 @@ class StepRunner {
  private:
   // Of the step, reduced over all ranks, before the optimizer runs.
   struct StepTotals {
-    double loss = 0;    // mean over the loss tokens
-    double norm = 0;    // L2, of the mean loss
-    double scale = 0;   // 1 / tokens
-    double tokens = 0;  // loss tokens of all ranks
+    // Mean over the loss tokens.
+    double loss = 0;
+    double norm = 0;   // L2, of the mean loss
+    double scale = 0;  // 1 / tokens
+    // Loss tokens of all ranks.
+    double tokens = 0;
     // Hash of this rank's own gradients and losses before the reduction; with resilience.rerun_mode.
     std::string fingerprint;
   };
@@ -111,8 +115,7 @@ class StepRunner {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::FlatStore> store_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  std::unique_ptr<optim::GradientNorm> norm_;
-  std::vector<optim::FlatBuffer> buffers_;
+  std::unique_ptr<optim::FlatStatistics> statistics_;
   optim::Schedule schedule_, decoupled_schedule_;
   TrainState state_;
   std::unique_ptr<MicroBatchRunner> micro_batch_runner_;

@@ -22,7 +22,8 @@ class StopSignals {
   // Installs the handlers; one object at a time. `sink` gets the answer to the first signal, from within the
   // handler; null: no answer. handles false: signals keep their default action, and only the file counts.
   explicit StopSignals(ProgressSink* sink, bool handles = true);
-  ~StopSignals();  // puts back what was there
+  // Puts back what was there.
+  ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
   // A signal has come, or a parent of several ranks has left the file that CAPSTAN_STOP_FILE names.

@@ -1,5 +1,5 @@
-// Where the time of a step goes. Every moment belongs to exactly one phase, so that the phases add up to the
-// step.
+// Measures the phases of a training step. Every moment belongs to exactly one phase, so that the phases add
+// up to the step.
 #pragma once
 
 #include <array>
@@ -32,11 +32,15 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
 class StepTimers {
  public:
   StepTimers() { start_step(); }
-  void start_step();        // all phases to zero; what follows is `other` until enter()
-  void enter(Phase phase);  // ends the phase before
+  // Sets all phases to zero. The time until the first enter() counts as `other`.
+  void start_step();
+  // Ends the current phase and begins this one.
+  void enter(Phase phase);
   double seconds(Phase phase) const { return seconds_[static_cast<size_t>(phase)]; }
-  double step_seconds();          // up to now: the sum of all phases
-  void exclude(double seconds) {  // the last `seconds` are not the step's: something was measured in between
+  // Returns the sum of all phases up to now.
+  double step_seconds();
+  // Excludes the last `seconds` from the step, because something else was measured in that time.
+  void exclude(double seconds) {
     mark_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
 
@@ -55,7 +59,7 @@ class StepTimers {
   Clock::time_point mark_;
 };
 
-// Time of the steps between two logged points, as far as this process ran them.
+// Time of the steps between two logged points. Only the steps that this process ran count.
 struct IntervalSeconds {
   int64_t steps = 0;
   double total = 0;
@@ -66,7 +70,8 @@ struct IntervalSeconds {
     total += step_seconds;
     for (size_t p = 0; p < kPhases; ++p) phases[p] += timers.seconds(static_cast<Phase>(p));
   }
-  double mean() const { return total / static_cast<double>(steps); }  // of a step
+  // Mean time of a step.
+  double mean() const { return total / static_cast<double>(steps); }
 };
 
 }  // namespace capstan::train

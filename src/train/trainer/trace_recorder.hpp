@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "train/trainer/profile.hpp"
 #include "train/trainer/run_log.hpp"
 #include "train/trainer/step_runner.hpp"

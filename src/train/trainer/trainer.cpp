@@ -5,21 +5,24 @@
 
 #include "base/commit.hpp"
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
+#include "train/setup/device.hpp"
+#include "train/setup/model.hpp"
 #include "train/trainer/agreement.hpp"
 #include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/checkpointer.hpp"
-#include "train/trainer/device_setup.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/initial_state.hpp"
-#include "train/trainer/model_setup.hpp"
+#include "train/trainer/inputs.hpp"
 #include "train/trainer/run_data.hpp"
 #include "train/trainer/run_log.hpp"
 #include "train/trainer/run_recorder.hpp"
+#include "train/trainer/run_schedule.hpp"
 #include "train/trainer/schedule_setup.hpp"
 #include "train/trainer/step_logger.hpp"
 #include "train/trainer/step_runner.hpp"
@@ -56,7 +59,8 @@ Outcome Trainer::run() {
     stop = check_for_stop();
     if (stop.empty() && save_is_due()) {
       checkpointer_->save();
-      stop = check_for_stop();  // a signal may have come while saving
+      // A signal may have come while saving.
+      stop = check_for_stop();
     }
   }
   trace_->finish();
@@ -69,18 +73,26 @@ Outcome Trainer::run() {
 
 Trainer::~Trainer() = default;
 
+// ErrorCode::io for directories that the run could not write.
+static void check_directories(const config::Config& config, comm::World& world, const RunOptions& options) {
+  comm::run_collectively(world.communicator(), "looking at the directories to write", [&] {
+    if (world.rank() == 0) require_writable(unwritable_directories(config, options));
+  });
+}
+
 Trainer::Trainer(const config::Config& config, comm::World& world, const RunOptions& options,
                  ProgressSink& sink)
     : config_(config), world_(world), options_(options), start_(Clock::now()) {
   log_ = std::make_unique<RunLog>(sink, is_rank0());
-  // From here on a signal asks for a checkpoint and an end. Without the handlers it ends the process.
+  // From here on, a signal makes the run save a checkpoint and end. Without the handlers it ends the process.
   stop_signals_ = std::make_unique<StopSignals>(log_->sink(),
                                                 config_.train.exit_signal_handler && options_.handle_signals);
-  // Missing files, unsupported features and a lack of memory are found before anything is allocated or
-  // written.
+  // Missing files, directories that cannot be written, unsupported features and a lack of memory are found
+  // before anything is allocated or written.
   check_device(config_.train.device);
   check_ranks_agree();
   recorder_ = std::make_unique<RunRecorder>(config_, world_, options_, *log_);
+  check_directories(config_, world_, options_);
   data_ = std::make_unique<RunData>(open_run_data(config_, options_.resume != Resume::no, *log_));
   require_agreement(world_, {{"the training data (fingerprint)", data_->fingerprint}});
   estimate_memory();
@@ -100,7 +112,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
              std::to_string(runner_->device().context().pool->size()) + " threads, " +
              features.instruction_set +
              (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm
-                  ? ", bf16 products widened to fp32"
+                  ? ", bf16 GEMMs widened to fp32"
                   : ""));
   CheckpointAssets assets;
   if (is_rank0()) assets = find_assets(config_, *data_, *log_);
@@ -127,7 +139,7 @@ void Trainer::check_ranks_agree() {
 
 // Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank has.
 void Trainer::estimate_memory() {
-  comm::run_collectively(world_.communicator(), "planning the memory", [&] {
+  comm::run_collectively(world_.communicator(), "estimating the memory", [&] {
     estimate_ = std::make_unique<StepEstimate>(estimate_step(config_, world_.rank(), world_.local_size()));
     check_fits(config_, *estimate_, world_.rank(), world_.local_size());
   });
@@ -141,7 +153,7 @@ SavePlan Trainer::save_plan(const InitialState& initial, CheckpointAssets assets
   SavePlan plan;
   plan.root = checkpoint_root_->path();
   plan.run_id = recorder_->run_id();
-  plan.recipe = options_.recipe.resolved;
+  plan.recipe = recipe_with_schedule(options_.recipe.resolved, initial.schedule, config_);
   plan.recipe_hash = options_.recipe.hash;
   plan.data = data_->fingerprint;
   plan.base = initial.base;
@@ -160,15 +172,16 @@ SavePlan Trainer::save_plan(const InitialState& initial, CheckpointAssets assets
   return plan;
 }
 
-// From here on the run directory describes this launch. One that was refused earlier has not changed it.
+// From here on the run directory describes this launch. A launch that was refused earlier has not changed it.
 void Trainer::begin_run() {
   recorder_->begin(
       {.recipe_name = options_.recipe.name,
        .recipe_given = options_.recipe.given,
-       .recipe = options_.recipe.resolved,
+       .recipe = recipe_with_schedule(options_.recipe.resolved, initial_->schedule, config_),
        .command = options_.recipe.command,
-       .version = std::string("{\"version\": \"" CAPSTAN_VERSION "\", \"commit\": \"") + program_commit() +
-                  "\", \"world\": " + std::to_string(world_.size()) + "}\n",
+       .version = dump_json(OrderedJson{
+                      {"version", CAPSTAN_VERSION}, {"commit", program_commit()}, {"world", world_.size()}}) +
+                  "\n",
        .checkpoints = config_.checkpoint.save ? config_.checkpoint.save->resolved : "checkpoints",
        .layout = runner_->mesh().text(),
        .data = data_text(config_.dataset, *data_->training()),
@@ -227,7 +240,7 @@ bool Trainer::call_on_step(const StepResult& result) {
   report.step = state.step;
   report.total_steps = total_steps_;
   report.loss = result.loss;
-  report.gradient_norm = result.gradient_norm;
+  report.grad_norm = result.gradient_norm;
   report.learning_rate = result.learning_rate;
   report.step_seconds = seconds;
   report.tokens_per_second = seconds > 0 ? tokens / seconds : 0;
@@ -298,7 +311,8 @@ void Trainer::evaluate_at_interval() {
     evaluate("validation", data_->validation());
 }
 
-// Nothing is evaluated twice: not by resuming a finished run, and not where validation ran after this step.
+// A step is not evaluated twice: neither when a finished run is resumed, nor when validation already ran
+// after that step.
 void Trainer::evaluate_at_end() {
   if (!evaluation_enabled() || step() == first_step_) return;
   if (data_->validation() && step() % *config_.validation.eval_interval != 0)

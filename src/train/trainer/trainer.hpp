@@ -8,7 +8,7 @@
 #include <string>
 
 #include "comm/world.hpp"
-#include "config/core/config.hpp"
+#include "config/sections/config.hpp"
 #include "train/trainer/progress.hpp"
 #include "train/trainer/run_options.hpp"
 
@@ -93,9 +93,10 @@ class Trainer {
   std::unique_ptr<StepLogger> logger_;
   std::unique_ptr<TraceRecorder> trace_;
   int64_t total_steps_ = 0, first_step_ = 0;
-  // Updates that were left out in a row because of spikes.
+  // Number of consecutive updates that were skipped because of spikes.
   int64_t skips_in_a_row_ = 0;
-  double evaluation_seconds_ = 0;  // of the last evaluation; 0: not known
+  // Time of the last evaluation. 0: not known.
+  double evaluation_seconds_ = 0;
   // RunOptions::on_step has returned false on this rank.
   bool callback_stops_ = false;
 };

@@ -71,7 +71,7 @@ const Charts = (() => {
     return known.get(name);
   };
   const dark = () => scheme.matches;
-  // Colors that can be told apart, also by the color-blind as far as ten allow; further ones by the golden angle.
+  // Distinct colors, also for the color-blind as far as ten allow; further ones by the golden angle.
   const light_palette = ["#2563c9", "#d9480f", "#0b8a5f", "#b02a8f", "#a67c00", "#0f8fb3", "#c92a4b", "#6b7a12", "#7048c6", "#6b6f76"];
   const dark_palette = ["#6ea8ff", "#ff9a5c", "#4fd6a0", "#f08ad6", "#e6c34a", "#5fd3f0", "#ff8097", "#b9cc54", "#b79bff", "#b4bac4"];
   const distinct = (i) => {
@@ -92,18 +92,18 @@ const Charts = (() => {
     box.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8)) + "px";
   };
 
-  // ---- a chart: two canvases, one for everything (draw) and one for what the pointer is on (mark). hover(x, y, event, chart) is
-  // told where the pointer is, hover(null) that it has left.
+  // ---- a chart: two canvases, one for everything (draw) and one for what the pointer is on (mark). hover(x, y, event, chart) gets
+  // the position of the pointer, and nulls when the pointer leaves the chart.
   const charts = [];
   const chart = (parent, height, label, {draw, mark, hover}) => {
-    const place = make("div", {class: "chart", style: "height:" + height + "px", role: "img", "aria-label": label});
+    const container = make("div", {class: "chart", style: "height:" + height + "px", role: "img", "aria-label": label});
     const layers = [make("canvas"), make("canvas")];
-    place.append(...layers);
-    parent.append(place);
-    const self = {box: place, width: 0, height};
+    container.append(...layers);
+    parent.append(container);
+    const self = {box: container, width: 0, height};
     const context = (canvas) => {
       const ratio = window.devicePixelRatio || 1;
-      self.width = place.clientWidth;
+      self.width = container.clientWidth;
       canvas.width = Math.round(self.width * ratio);
       canvas.height = Math.round(height * ratio);
       const c = canvas.getContext("2d");
@@ -114,12 +114,12 @@ const Charts = (() => {
     };
     self.draw = () => draw(context(layers[0]), self);
     self.mark = () => mark(context(layers[1]), self);
-    place.addEventListener("pointermove", (event) => {
+    container.addEventListener("pointermove", (event) => {
       if (event.buttons && event.pointerType === "mouse") return;
-      const at = place.getBoundingClientRect();
+      const at = container.getBoundingClientRect();
       hover(event.clientX - at.left, event.clientY - at.top, event, self);
     });
-    place.addEventListener("pointerleave", (event) => hover(null, null, event, self));
+    container.addEventListener("pointerleave", (event) => hover(null, null, event, self));
     charts.push(self);
     return self;
   };

@@ -69,138 +69,158 @@
     }
     return list;
   };
-  const place = document.getElementById("charts");
-  const add = (one) => {
-    if (!runs.some((run) => run.curves[one.key])) return;
-    const section = make("section", {class: one.wide ? "wide" : ""});
-    const switches = make("div", {class: "tools"});
-    section.append(make("div", {class: "head"}, make("h2", {text: one.title}), switches));
-    place.append(section);
-    let log = one.log, area, x0, x1, y0, y1, pointed = null;
-    const to = (y) => (log ? Math.log10(y) : y);
-    const usable = (y) => finite(y) && (!log || y > 0);
-    const px = (x) => area.left + ((x - x0) / (x1 - x0)) * area.w;
-    const py = (y) => area.top + (1 - (to(y) - y0) / (y1 - y0)) * area.h;
-    switches.append(checkbox("logarithmic", log, (on) => (log = on, redraw())));
-    const trace = (c, curve, values) => {
-      c.beginPath();
-      let pen = false, points = 0, last = null;
-      values.forEach((y, i) => {
-        if (!usable(y)) return void (pen = false);
-        if (pen) c.lineTo(px(curve.s[i]), py(y));
-        else c.moveTo(px(curve.s[i]), py(y));
-        pen = true, ++points, last = i;
+  // The tooltip: the step at the pointer, and each curve's value there.
+  const describe = (what) => {
+    const list = make("div", {}, make("b", {text: "step " + what.x}));
+    const nearest = [...what.points].sort((a, b) => a.away - b.away).slice(0, 12);
+    for (const p of what.points.filter((p) => nearest.includes(p))) {
+      const swatch = make("span", {class: "swatch"});
+      swatch.style.background = distinct(p.run.index);
+      const text = (runs.length > 1 ? p.run.name + " " : "") + (p.dashed ? "validation " : "") + number(p.raw) +
+                   (p.smooth ? " (smoothed " + number(p.y) + ")" : "") + (p.step === what.x ? "" : " at step " + p.step);
+      list.append(make("div", {}, swatch, text));
+    }
+    if (nearest.length < what.points.length) list.append(make("div", {text: "and " + (what.points.length - nearest.length) + " more"}));
+    return list;
+  };
+
+  class CurveChart {
+    // definition: {key, title, log, wide}; steps on the x axis
+    constructor(definition) {
+      this.key = definition.key;
+      this.log = definition.log;
+      this.pointed = null;
+      const section = make("section", {class: definition.wide ? "wide" : ""});
+      const switches = make("div", {class: "tools"});
+      section.append(make("div", {class: "head"}, make("h2", {text: definition.title}), switches));
+      document.getElementById("charts").append(section);
+      switches.append(checkbox("logarithmic", this.log, (on) => (this.log = on, redraw())));
+      Charts.chart(section, definition.wide ? 360 : 230, definition.title + " over steps", {
+        draw: (c, self) => this.draw(c, self),
+        mark: (c, self) => this.mark(c, self),
+        hover: (x, y, event) => {
+          this.pointed = x === null ? null : this.point(x, y);
+          view.over = this.pointed ? this.pointed.nearest : null;
+          tip(this.pointed && describe(this.pointed), event);
+          Charts.mark();
+        },
       });
-      c.stroke();
-      if (points === 1) dot(c, curve.s[last], values[last], 3);
-    };
-    const dot = (c, x, y, radius) => {
-      c.beginPath(), c.arc(px(x), py(y), radius, 0, 7);
-      c.fillStyle = c.strokeStyle, c.fill();
-    };
-    const limits = () => {
-      x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
-      for (const {curve} of curves_of(one.key))
+    }
+
+    // ---- scales: from values to pixels
+    to(y) { return this.log ? Math.log10(y) : y; }
+    usable(y) { return finite(y) && (!this.log || y > 0); }
+    px(x) { return this.area.left + ((x - this.x0) / (this.x1 - this.x0)) * this.area.w; }
+    py(y) { return this.area.top + (1 - (this.to(y) - this.y0) / (this.y1 - this.y0)) * this.area.h; }
+    limits() {
+      let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
+      for (const {curve} of curves_of(this.key))
         curve.v.forEach((y, i) => {
-          if (!usable(y)) return;
+          if (!this.usable(y)) return;
           x0 = Math.min(x0, curve.s[i]), x1 = Math.max(x1, curve.s[i]);
-          y0 = Math.min(y0, to(y)), y1 = Math.max(y1, to(y));
+          y0 = Math.min(y0, this.to(y)), y1 = Math.max(y1, this.to(y));
         });
       if (x0 > x1) x0 = 0, x1 = 1, y0 = 0, y1 = 1;
       if (x0 === x1) x0 -= 1, x1 += 1;
       if (x0 < 0.1 * x1) x0 = 0;
       const margin = y1 > y0 ? 0.05 * (y1 - y0) : Math.abs(y0) * 0.1 || 0.5;
-      if (!log && y0 >= 0 && y0 - margin < 0) y0 = 0;
+      if (!this.log && y0 >= 0 && y0 - margin < 0) y0 = 0;
       else y0 -= margin;
       y1 += margin;
-    };
-    Charts.chart(section, one.wide ? 360 : 230, one.title + " over steps", {
-      draw: (c, self) => {
-        limits();
-        const steps = ticksBetween(x0, x1, false, Math.max(3, self.width / 130)).filter((x) => x === Math.round(x) || x1 - x0 < 2);
-        area = frame(c, self, 44, 12, 8, 26, steps.map((x) => [(x - x0) / (x1 - x0), tick(x)]),
-                     ticksBetween(y0, y1, log).map((y) => [(to(y) - y0) / (y1 - y0), tick(y)]).filter(([at]) => at >= 0 && at <= 1));
-        c.fillStyle = color("soft"), c.textAlign = "right", c.textBaseline = "top";
-        c.fillText("step", area.left - 14, area.top + area.h + 6);
-        clipped(c, area, () => {
-          for (const {run, curve, dashed} of curves_of(one.key)) {
-            c.strokeStyle = distinct(run.index);
-            c.setLineDash(dashed ? [6, 4] : []);
-            if (curve.y !== curve.v) {
-              c.globalAlpha = 0.25, c.lineWidth = 1;
-              trace(c, curve, curve.v);
-            }
-            c.globalAlpha = 1, c.lineWidth = dashed ? 1.8 : 1.5;
-            trace(c, curve, curve.y);
-            if (dashed && curve.s.length <= 40) curve.s.forEach((x, i) => usable(curve.y[i]) && dot(c, x, curve.y[i], 2.5));
+      Object.assign(this, {x0, x1, y0, y1});
+    }
+
+    // ---- drawing
+    dot(c, x, y, radius) {
+      c.beginPath(), c.arc(this.px(x), this.py(y), radius, 0, 7);
+      c.fillStyle = c.strokeStyle, c.fill();
+    }
+    trace(c, curve, values) {
+      c.beginPath();
+      let pen = false, points = 0, last = null;
+      values.forEach((y, i) => {
+        if (!this.usable(y)) return void (pen = false);
+        if (pen) c.lineTo(this.px(curve.s[i]), this.py(y));
+        else c.moveTo(this.px(curve.s[i]), this.py(y));
+        pen = true, ++points, last = i;
+      });
+      c.stroke();
+      if (points === 1) this.dot(c, curve.s[last], values[last], 3);
+    }
+    axes(c, self) {
+      const {x0, x1, y0, y1} = this;
+      const steps = ticksBetween(x0, x1, false, Math.max(3, self.width / 130)).filter((x) => x === Math.round(x) || x1 - x0 < 2);
+      this.area = frame(c, self, 44, 12, 8, 26, steps.map((x) => [(x - x0) / (x1 - x0), tick(x)]),
+                        ticksBetween(y0, y1, this.log).map((y) => [(this.to(y) - y0) / (y1 - y0), tick(y)]).filter(([at]) => at >= 0 && at <= 1));
+      c.fillStyle = color("soft"), c.textAlign = "right", c.textBaseline = "top";
+      c.fillText("step", this.area.left - 14, this.area.top + this.area.h + 6);
+    }
+    draw(c, self) {
+      this.limits();
+      this.axes(c, self);
+      clipped(c, this.area, () => {
+        for (const {run, curve, dashed} of curves_of(this.key)) {
+          c.strokeStyle = distinct(run.index);
+          c.setLineDash(dashed ? [6, 4] : []);
+          if (curve.y !== curve.v) {
+            c.globalAlpha = 0.25, c.lineWidth = 1;
+            this.trace(c, curve, curve.v);
           }
-          c.setLineDash([]);
-        });
-      },
-      mark: (c, self) => {
-        c.clearRect(0, 0, self.width, self.height);
-        if (!area) return;
-        clipped(c, area, () => {
-          for (const {run, curve, dashed} of curves_of(one.key)) {
-            if (view.over !== run.index) continue;
-            c.strokeStyle = distinct(run.index), c.lineWidth = 3;
-            c.setLineDash(dashed ? [6, 4] : []);
-            trace(c, curve, curve.y);
-          }
-          c.setLineDash([]);
-        });
-        if (!pointed) return;
-        c.strokeStyle = color("axis"), c.lineWidth = 1;
-        const x = Math.round(px(pointed.x)) + 0.5;
-        c.beginPath(), c.moveTo(x, area.top), c.lineTo(x, area.top + area.h), c.stroke();
-        for (const {run, step, y} of pointed.points) c.strokeStyle = distinct(run.index), dot(c, step, y, 4);
-      },
-      hover: (x, y, event) => {
-        pointed = x === null ? null : point(x, y);
-        view.over = pointed ? pointed.nearest : null;
-        tip(pointed && describe(pointed), event);
-        Charts.mark();
-      },
-    });
+          c.globalAlpha = 1, c.lineWidth = dashed ? 1.8 : 1.5;
+          this.trace(c, curve, curve.y);
+          if (dashed && curve.s.length <= 40)
+            curve.s.forEach((x, i) => this.usable(curve.y[i]) && this.dot(c, x, curve.y[i], 2.5));
+        }
+        c.setLineDash([]);
+      });
+    }
+    // The run under the pointer in bold, and its values.
+    mark(c, self) {
+      c.clearRect(0, 0, self.width, self.height);
+      if (!this.area) return;
+      clipped(c, this.area, () => {
+        for (const {run, curve, dashed} of curves_of(this.key)) {
+          if (view.over !== run.index) continue;
+          c.strokeStyle = distinct(run.index), c.lineWidth = 3;
+          c.setLineDash(dashed ? [6, 4] : []);
+          this.trace(c, curve, curve.y);
+        }
+        c.setLineDash([]);
+      });
+      if (!this.pointed) return;
+      c.strokeStyle = color("axis"), c.lineWidth = 1;
+      const x = Math.round(this.px(this.pointed.x)) + 0.5;
+      c.beginPath(), c.moveTo(x, this.area.top), c.lineTo(x, this.area.top + this.area.h), c.stroke();
+      for (const {run, step, y} of this.pointed.points) c.strokeStyle = distinct(run.index), this.dot(c, step, y, 4);
+    }
+
     // The step at the pointer, and each curve's value there.
-    const point = (x, y) => {
-      const curves = curves_of(one.key);
+    point(x, y) {
+      const curves = curves_of(this.key);
       let step = null, far = Infinity;
       for (const {curve} of curves)
         for (const s of curve.s)
-          if (Math.abs(px(s) - x) < far) far = Math.abs(px(s) - x), step = s;
+          if (Math.abs(this.px(s) - x) < far) far = Math.abs(this.px(s) - x), step = s;
       if (step === null) return null;
       const points = [];
       let nearest = null, best = 16;
       for (const {run, curve, dashed} of curves) {
         let at = -1, gap = Infinity;
         curve.s.forEach((s, i) => {
-          if (usable(curve.y[i]) && Math.abs(s - step) < gap) gap = Math.abs(s - step), at = i;
+          if (this.usable(curve.y[i]) && Math.abs(s - step) < gap) gap = Math.abs(s - step), at = i;
         });
-        if (at < 0 || gap * (area.w / (x1 - x0)) > 8) continue;
-        const away = Math.abs(py(curve.y[at]) - y);
+        if (at < 0 || gap * (this.area.w / (this.x1 - this.x0)) > 8) continue;
+        const away = Math.abs(this.py(curve.y[at]) - y);
         points.push({run, dashed, step: curve.s[at], y: curve.y[at], raw: curve.v[at], away, smooth: curve.y !== curve.v});
         if (away < best) best = away, nearest = run.index;
       }
       return {x: step, points, nearest};
-    };
-    const describe = (what) => {
-      const list = make("div", {}, make("b", {text: "step " + what.x}));
-      const nearest = [...what.points].sort((a, b) => a.away - b.away).slice(0, 12);
-      for (const p of what.points.filter((p) => nearest.includes(p))) {
-        const swatch = make("span", {class: "swatch"});
-        swatch.style.background = distinct(p.run.index);
-        const text = (runs.length > 1 ? p.run.name + " " : "") + (p.dashed ? "validation " : "") + number(p.raw) +
-                     (p.smooth ? " (smoothed " + number(p.y) + ")" : "") + (p.step === what.x ? "" : " at step " + p.step);
-        list.append(make("div", {}, swatch, text));
-      }
-      if (nearest.length < what.points.length) list.append(make("div", {text: "and " + (what.points.length - nearest.length) + " more"}));
-      return list;
-    };
-  };
-  for (const one of data.charts) add(one);
-  if (!place.children.length) {
-    place.append(make("p", {class: "soft", text: "No step has been logged yet."}));
+    }
+  }
+  const drawn = data.charts.filter((chart) => runs.some((run) => run.curves[chart.key]));
+  for (const chart of drawn) new CurveChart(chart);
+  if (!drawn.length) {
+    document.getElementById("charts").append(make("p", {class: "soft", text: "No step has been logged yet."}));
     document.getElementById("tools-section").remove();
   }
 

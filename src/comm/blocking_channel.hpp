@@ -1,0 +1,22 @@
+// A stand-in for NCCL on the checked device, to show that transfers are ordered as NCCL needs it: a batch
+// blocks its queue until all its peers have come to theirs, and a sender until the receiver takes the data.
+// Nothing is buffered, and nothing but the order matches a send with its receive.
+#pragma once
+
+#include <memory>
+
+#include "comm/channel.hpp"
+#include "comm/transfer_status.hpp"
+
+namespace capstan::comm {
+
+// Each channel has queues of `device`, which outlives it. Collective over the group, whose ranks are on one
+// host.
+//
+// Errors appear where the host next waits for the device, as ErrorCode::rank_failure on all ranks concerned:
+// peers whose transfers do not match (both are named), and ranks that wait for each other (all are named with
+// their transfers).
+std::unique_ptr<Channel> make_blocking_channel(Communicator& group, Device& device,
+                                               std::shared_ptr<TransferStatus> status);
+
+}  // namespace capstan::comm

@@ -1,0 +1,105 @@
+// Transfers of tensors between the ranks of a group, in the order of a device's queues.
+//
+// Every member starts the same batches in the same order; a send and its receive are matched by this order
+// alone. A batch begins when the work queued before it is done, and its transfers begin together, so that two
+// ranks which send to each other in one batch do not wait for each other. Batches of one channel follow each
+// other; batches of different channels are independent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "tensor/tensor.hpp"
+
+namespace capstan::comm {
+
+// The transfers of one moment. Tensors are contiguous. A sent tensor may be read meanwhile; a received one
+// must not be used before Transfers::wait().
+class Batch {
+ public:
+  enum class Kind : uint8_t { send, receive, all_gather, all_to_all };
+  struct Transfer {
+    Kind kind;
+    // Group rank, -1 for a collective.
+    int peer;
+    // Undefined where the transfer does not read or does not write.
+    Tensor from, to;
+  };
+
+  Batch& send(const Tensor& data, int to);
+  // The sender gives the same number of bytes.
+  Batch& receive(const Tensor& data, int from);
+  // all: the `mine` of all ranks, concatenated by rank; `mine` may be this rank's part of it.
+  Batch& all_gather(const Tensor& mine, const Tensor& all);
+  // Part r of `data` goes to rank r; part r of `received` comes from rank r.
+  Batch& all_to_all(const Tensor& data, const Tensor& received);
+
+  const std::vector<Transfer>& transfers() const { return transfers_; }
+  Device& device() const;
+
+ private:
+  std::vector<Transfer> transfers_;
+};
+std::string_view name_of(Batch::Kind kind);
+
+// A batch that was started, as a channel sees it.
+class Completion {
+ public:
+  virtual ~Completion() = default;
+  // Work queued on `queue` from now on runs after the batch.
+  virtual void wait(Queue queue) = 0;
+};
+
+// A batch under way. Keeps the tensors alive until the compute queue waits for the batch; the destructor lets
+// it wait.
+class Transfers {
+ public:
+  Transfers() = default;
+  Transfers(Batch batch, std::unique_ptr<Completion> completion)
+      : batch_(std::move(batch)), completion_(std::move(completion)) {}
+  ~Transfers();
+  Transfers(Transfers&&) noexcept = default;
+  Transfers& operator=(Transfers&& other) noexcept;
+
+  // Kernels launched on `queue` from now on run after the batch. A second call for the compute queue does
+  // nothing. Transport errors are ErrorCode::rank_failure, here or where the host next waits for the device.
+  void wait(Queue queue = Queue::compute);
+
+ private:
+  void release() noexcept;
+  Batch batch_;
+  std::unique_ptr<Completion> completion_;
+};
+
+class Channel {
+ public:
+  virtual ~Channel() = default;
+  // Starts a batch after the work that was queued on `after`. On the meta device it only counts bytes.
+  Transfers start(Batch batch, Queue after = Queue::compute);
+  // Bytes that this rank has sent to others without the communicator's help.
+  int64_t sent() const { return sent_; }
+
+ protected:
+  explicit Channel(Communicator& group) : group_(group) {}
+  virtual std::unique_ptr<Completion> begin(const Batch& batch, Queue after) = 0;
+  Communicator& group_;
+  int64_t sent_ = 0;
+};
+
+// A channel through host memory: what is sent is copied to the host first, and what is received to the device
+// afterwards, on the queues for it; where the host can access the device's memory nothing is copied. The host
+// waits in start() for the data, and in wait() for the transport.
+std::unique_ptr<Channel> make_staging_channel(Communicator& group);
+
+// The next and the previous rank of a ring.
+inline int next_in(const Communicator& group) {
+  return (group.rank() + 1) % group.size();
+}
+inline int previous_in(const Communicator& group) {
+  return (group.rank() + group.size() - 1) % group.size();
+}
+
+}  // namespace capstan::comm

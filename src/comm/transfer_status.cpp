@@ -1,0 +1,126 @@
+#include "comm/transfer_status.hpp"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace capstan::comm {
+
+TransferStatus::TransferStatus(Communicator& world)
+    : rank_(world.rank()), memory_(world, sizeof(RankSlot) * static_cast<size_t>(world.size())) {}
+
+std::vector<int> TransferStatus::world_ranks(Communicator& group, int mine) {
+  std::vector<int> ranks(static_cast<size_t>(group.size()));
+  group.all_gather(&mine, ranks.data(), sizeof mine);
+  return ranks;
+}
+
+ChannelSlot& TransferStatus::add(Communicator& group) {
+  auto& channels = slot(rank_).channels;
+  const auto mine = std::ranges::find_if(channels, [](const ChannelSlot& c) { return c.id.load() == 0; });
+  CAPSTAN_ASSERT(mine != channels.end(), "more channels than the status table has");
+  // Unique by the first member and the number of channels that it has made.
+  int64_t id = ((int64_t{rank_} + 1) << 32) + ++created_;
+  group.broadcast(&id, sizeof id, 0);
+  mine->group.fill('\0');
+  group.name().copy(mine->group.data(), mine->group.size() - 1);
+  mine->state = static_cast<int32_t>(ChannelState::idle);
+  mine->count = 0;
+  mine->id.store(id, std::memory_order_release);
+  return *mine;
+}
+
+void TransferStatus::compute_waits(int64_t id, int64_t batch) {
+  slot(rank_).waits_for_batch.store(batch, std::memory_order_relaxed);
+  slot(rank_).waits_for.store(id, std::memory_order_release);
+}
+
+const ChannelSlot* TransferStatus::find(int rank, int64_t id) const {
+  for (const ChannelSlot& channel : slot(rank).channels)
+    if (channel.id.load(std::memory_order_acquire) == id) return &channel;
+  return nullptr;
+}
+
+// A path through ranks of which each waits for the next; a channel on it twice closes a circle.
+struct TransferStatus::Search {
+  struct Step {
+    int rank;
+    int64_t id;
+    std::string text;
+  };
+  std::vector<Step> path;
+  size_t circle = 0;  // its first step
+};
+
+bool TransferStatus::compute_blocked(Search& search, int rank) const {
+  const int64_t id = slot(rank).waits_for.load(std::memory_order_acquire);
+  if (id == 0) return false;
+  const ChannelSlot* channel = find(rank, id);
+  // A later batch: the one that was waited for has ended.
+  if (!channel || channel->batch.load() > slot(rank).waits_for_batch.load()) return false;
+  return blocked(search, rank, id);
+}
+
+bool TransferStatus::blocked(Search& search, int rank, int64_t id) const {
+  const auto before = std::find_if(search.path.begin(), search.path.end(),
+                                   [&](const Search::Step& s) { return s.rank == rank && s.id == id; });
+  if (before != search.path.end()) {
+    search.circle = static_cast<size_t>(before - search.path.begin());
+    return true;
+  }
+  const ChannelSlot* channel = find(rank, id);
+  if (!channel) return false;
+  const auto state = static_cast<ChannelState>(channel->state.load(std::memory_order_acquire));
+  const std::string where = "rank " + std::to_string(rank) + ", group `" + channel->group.data() +
+                            "`, batch " + std::to_string(channel->batch.load()) + ": ";
+  if (state == ChannelState::idle) return false;
+  if (state == ChannelState::waits_for_compute) {
+    search.path.push_back(
+        {rank, id, where + "waits for the compute queue, which waits for an earlier transfer"});
+    if (compute_blocked(search, rank)) return true;
+    search.path.pop_back();
+    return false;
+  }
+  const auto transfers = [](const ChannelSlot& of) {
+    return std::span(of.transfers).first(static_cast<size_t>(of.count.load(std::memory_order_acquire)));
+  };
+  for (const TransferSlot& transfer : transfers(*channel)) {
+    if (transfer.matched.load() != 0) continue;
+    const int peer = transfer.peer.load();
+    const ChannelSlot* theirs = find(peer, id);
+    if (!theirs) continue;
+    // The peer is in a batch that meets this transfer.
+    const bool meets = static_cast<ChannelState>(theirs->state.load()) == ChannelState::transfers &&
+                       std::ranges::any_of(transfers(*theirs), [&](const TransferSlot& other) {
+                         return other.peer.load() == rank && other.sends.load() != transfer.sends.load();
+                       });
+    if (meets) continue;
+    search.path.push_back({rank, id,
+                           where + std::string(name_of(static_cast<Batch::Kind>(transfer.kind.load()))) +
+                               " of " + std::to_string(transfer.bytes.load()) + " bytes " +
+                               (transfer.sends.load() ? "to" : "from") + " rank " + std::to_string(peer)});
+    if (blocked(search, peer, id)) return true;
+    search.path.pop_back();
+  }
+  return false;
+}
+
+std::optional<std::string> TransferStatus::deadlock(const ChannelSlot& mine) const {
+  Search search;
+  if (!blocked(search, rank_, mine.id.load())) return std::nullopt;
+  // From the lowest rank on, so that all ranks of the circle say the same.
+  auto& path = search.path;
+  path.erase(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(search.circle));
+  std::rotate(
+      path.begin(),
+      std::ranges::min_element(path, {}, [](const Search::Step& s) { return std::pair(s.rank, s.id); }),
+      path.end());
+  std::string text;
+  for (const Search::Step& step : path) text += (text.empty() ? "" : "; ") + step.text;
+  return text;
+}
+
+}  // namespace capstan::comm

@@ -1,0 +1,80 @@
+// What the queues of the ranks wait for, in shared memory: finds ranks whose transfers wait for each other.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/channel.hpp"
+#include "comm/shared_memory.hpp"
+
+namespace capstan::comm {
+
+// A transfer of the batch in which a channel is, with one peer.
+struct TransferSlot {
+  std::atomic<int32_t> kind, peer;  // Batch::Kind; world rank
+  std::atomic<int32_t> sends;       // 1: to the peer, 0: from it
+  // The peer has come to it.
+  std::atomic<int32_t> matched;
+  std::atomic<int64_t> bytes;
+};
+
+enum class ChannelState : int32_t {
+  idle,
+  // The first batch waits for work that was queued before it.
+  waits_for_compute,
+  transfers,
+};
+
+// A channel of one rank.
+struct ChannelSlot {
+  static constexpr size_t kTransfers = 64;
+  // The same on all members; 0: free.
+  std::atomic<int64_t> id;
+  std::array<char, 32> group;
+  std::atomic<int32_t> state;
+  // The number of the batch, from 1, and its transfers.
+  std::atomic<int64_t> batch;
+  std::atomic<int32_t> count;
+  std::array<TransferSlot, kTransfers> transfers;
+};
+
+class TransferStatus {
+ public:
+  // Collective over the world, whose ranks are on one host (else ErrorCode::unsupported).
+  explicit TransferStatus(Communicator& world);
+
+  // This rank's slot for a channel of the group; collective over the group.
+  ChannelSlot& add(Communicator& group);
+  int rank() const { return rank_; }
+  // The group rank's rank in the world; collective over the group.
+  static std::vector<int> world_ranks(Communicator& group, int mine);
+
+  // The compute queue waits for a batch of a channel; id 0: it does not.
+  void compute_waits(int64_t id, int64_t batch);
+
+  // The ranks that wait for each other because this rank's channel cannot go on, with their transfers;
+  // nullopt: it may go on. Two equal answers some time apart are a proof.
+  std::optional<std::string> deadlock(const ChannelSlot& mine) const;
+
+ private:
+  static constexpr size_t kChannels = 48;
+  struct RankSlot {
+    std::atomic<int64_t> waits_for, waits_for_batch;
+    std::array<ChannelSlot, kChannels> channels;
+  };
+  struct Search;
+  RankSlot& slot(int rank) const { return reinterpret_cast<RankSlot*>(memory_.data())[rank]; }
+  const ChannelSlot* find(int rank, int64_t id) const;
+  bool blocked(Search& search, int rank, int64_t id) const;
+  bool compute_blocked(Search& search, int rank) const;
+
+  int rank_;
+  SharedMemory memory_;
+  int64_t created_ = 0;
+};
+
+}  // namespace capstan::comm

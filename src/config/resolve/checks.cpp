@@ -1,0 +1,172 @@
+// Checks of resolved values (see resolver.hpp).
+#include "config/resolve/resolver.hpp"
+
+#include <algorithm>
+
+#include "config/core/convert.hpp"
+#include "config/core/emit.hpp"
+
+namespace capstan::config {
+
+void Resolver::check_alternatives() {
+  for (const auto& one : entries_) {
+    if (one.field->instead_of.empty()) continue;
+    const FieldEntry& other = *entry_of(one.field->instead_of);
+    if (!gives_value(one) || !gives_value(other) || one.failed || other.failed) continue;
+    const Value value = schema_.load(root_, *other.field), derived = derived_value(other);
+    if (value == derived) continue;
+    auto& problem =
+        report(Level::error, "C0111",
+               "`" + one.field->path + "` and `" + other.field->path + "` are both given and disagree",
+               one.winner->location);
+    problem.path = one.field->path;
+    problem.related(other.winner->location, "`" + other.field->path + "` is " +
+                                                yaml_inline(*other.field->type, value) + " here, and " +
+                                                yaml_inline(*other.field->type, derived) + " by `" +
+                                                one.field->name + "`");
+    problem.help("give one of the two");
+  }
+}
+
+void Resolver::check_required() {
+  for (auto& entry : entries_) {
+    if (!entry.field->required || entry.failed || entry.dropped || !section_on(*entry.field)) continue;
+    const Value value = schema_.load(root_, *entry.field);
+    const bool missing = entry.field->type->optional ? value.is_null() : !entry.node && !entry.derived;
+    if (!missing) continue;
+    entry.failed = true;
+    auto& problem = report(Level::error, "C0210", "`" + entry.field->path + "` is missing",
+                           entry.winner ? entry.winner->location : SourceLocation{});
+    problem.path = entry.field->path;
+    // The first part of the documentation is what the field is; typical values follow.
+    const std::string what = entry.field->doc.substr(0, entry.field->doc.find(';'));
+    problem.help(what + ": " + type_text(*entry.field->type, *entry.field));
+  }
+}
+
+std::string Resolver::operand_note(const std::string& path) {
+  const FieldEntry& operand = *entry_of(path);
+  const std::string value = yaml_inline(*operand.field->type, schema_.load(root_, *operand.field));
+  return "`" + path + "` = " + value + " (" + origin_text(operand) + ")";
+}
+
+void Resolver::check_rules() {
+  const bool any_failed =
+      std::any_of(entries_.begin(), entries_.end(), [](const FieldEntry& one) { return one.failed; });
+  for (const Rule& rule : schema_.rules()) {
+    const bool skip =
+        any_failed && std::any_of(rule.reads.begin(), rule.reads.end(),
+                                  [&](const std::string& path) { return entry_of(path)->failed; });
+    if (skip) continue;
+    RuleReport found;
+    rule.check(root_, found);
+    for (const auto& violation : found.violations) {
+      std::vector<Violation::Operand> operands;
+      if (!violation.pointed.empty()) operands.push_back({violation.pointed, {}, true});
+      for (const auto& operand : violation.operands)
+        if (!operand.is_path || operand.name != violation.pointed) operands.push_back(operand);
+      const bool named_paths = std::any_of(violation.operands.begin(), violation.operands.end(),
+                                           [](const Violation::Operand& operand) { return operand.is_path; });
+      if (!named_paths)
+        for (const auto& path : rule.reads)
+          if (path != violation.pointed) operands.push_back({path, {}, true});
+      auto& problem =
+          report(violation.lint ? Level::warning : Level::error, rule.code.c_str(), violation.message);
+      problem.name = rule.name;
+      problem.path = violation.pointed;
+      // Point at what the user can change: the operand named by the rule, else the one set with the highest
+      // rank.
+      const FieldEntry* best = nullptr;
+      for (const auto& operand : operands) {
+        const FieldEntry* candidate = operand.is_path ? entry_of(operand.name) : nullptr;
+        if (!candidate) continue;
+        if (candidate->winner && is_explicit(*candidate->winner)) {
+          const bool named = operand.name == violation.pointed;
+          if (!best || (!named && best->winner->layer < candidate->winner->layer &&
+                        best->field->path != violation.pointed))
+            best = candidate;
+        }
+      }
+      if (!violation.pointed.empty() && entry_of(violation.pointed)->from_ranks) best = nullptr;
+      // A number of ranks that the user gave is to be changed before what a recipe of the program says.
+      const bool by_ranks = std::any_of(operands.begin(), operands.end(), [&](const auto& operand) {
+        return operand.is_path && entry_of(operand.name) && entry_of(operand.name)->from_ranks;
+      });
+      if (best && by_ranks && of_program(*best->winner)) best = nullptr;
+      if (best) {
+        problem.location =
+            best->node && best->node->location.known() ? best->node->location : best->winner->location;
+        if (problem.path.empty()) problem.path = best->field->path;
+      }
+      for (const auto& operand : operands)
+        problem.note(operand.is_path && entry_of(operand.name) ? operand_note(operand.name)
+                                                               : "`" + operand.name + "` = " + operand.value);
+      problem.help(violation.help_text);
+    }
+  }
+}
+
+bool Resolver::of_program(const Write& write) const {
+  return write.location.known() &&
+         composed_.sources[static_cast<size_t>(write.location.source)].kind == Source::Kind::embedded;
+}
+
+bool Resolver::of_shipped_base(const Write& write) const {
+  const auto embedded = [](const Source& source) { return source.kind == Source::Kind::embedded; };
+  return of_program(write) &&
+         (layer(write).base || !std::all_of(composed_.sources.begin(), composed_.sources.end(), embedded));
+}
+
+void Resolver::check_effects() {
+  for (auto& entry : entries_) {
+    if (entry.failed || entry.dropped || !entry.winner || !is_explicit(*entry.winner) ||
+        !section_on(*entry.field) || of_shipped_base(*entry.winner))
+      continue;
+    const SectionInfo& section = schema_.sections()[entry.field->section_index];
+    const Condition* unmet = nullptr;
+    for (const auto* conditions : {&section.used_when, &entry.field->used_when})
+      for (const auto& condition : *conditions)
+        if (!unmet && !condition.holds(root_)) unmet = &condition;
+    if (!unmet) continue;
+    const Value value = schema_.load(root_, *entry.field);
+    if (value == entry.field->default_value || value == derived_value(entry)) continue;
+    const bool error = entry.field->effect == Effect::math;
+    auto& problem = report(error ? Level::error : Level::warning, error ? "C0604" : "C0606",
+                           "`" + entry.field->path + "` has no effect here", entry.winner->location);
+    problem.name = error ? "no_effect" : "unused_value";
+    problem.path = entry.field->path;
+    problem.label = "read only when " + unmet->text;
+    problem.help("remove it, or make sure that " + unmet->text);
+  }
+}
+
+bool Resolver::chosen_after(const Write& preset, const Write& write) const {
+  const std::string name = layer(preset).preset.substr(0, layer(preset).preset.find('/'));
+  const Choice& choice = composed_.choices[schema_.find_section(name)->index].back();
+  const bool one_line = choice.layer == write.layer && layer(write).rank == Layer::Rank::cli;
+  return choice.layer > write.layer || (one_line && choice.location.line > write.location.line);
+}
+
+void Resolver::note_hidden_presets() {
+  for (const auto& entry : entries_) {
+    if (entry.failed || entry.dropped || !entry.winner || !is_explicit(*entry.winner)) continue;
+    const Write* preset = nullptr;
+    for (const Write* write : entry.writes)
+      if (!is_explicit(*write) && !write->dead && write->rest.empty()) preset = write;
+    if (!preset || entry.field->type->kind == Type::Kind::map || entry.winner->op == Write::Op::append ||
+        !entry.winner->rest.empty() || !chosen_after(*preset, *entry.winner))
+      continue;
+    std::vector<Diagnostic> ignored;
+    ConvertContext context{&composed_.sources, &ignored, {}};
+    const auto soft = convert(*entry.field, preset->value, entry.field->path, context);
+    const Value kept = schema_.load(root_, *entry.field);
+    if (!soft || *soft == kept) continue;
+    auto& note = report(Level::note, "C0702",
+                        "preset " + layer(*preset).preset + " would set `" + entry.field->path + ": " +
+                            yaml_inline(*entry.field->type, *soft) + "`; kept `" +
+                            yaml_inline(*entry.field->type, kept) + "` from " + origin_text(entry));
+    note.path = entry.field->path;
+  }
+}
+
+}  // namespace capstan::config

@@ -1,0 +1,27 @@
+// The device of a recipe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "comm/mesh.hpp"
+#include "comm/world.hpp"
+#include "config/sections/config.hpp"
+#include "tensor/device.hpp"
+
+namespace capstan::train {
+
+// ErrorCode::unsupported for a device whose backend this build lacks.
+void check_device(config::DeviceKind kind);
+
+// threads 0: cores of this host / ranks of this host.
+int threads_per_rank(int64_t threads, int local_ranks);
+
+std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks);
+
+// Makes the communicators of the mesh, with the channels that dist.distributed_backend chooses for the
+// device, which outlives the mesh. Collective over the world. ErrorCode::unsupported for nccl_stand_in on
+// several hosts.
+void connect(comm::Mesh& mesh, const config::Config& config, comm::World& world, Device& device);
+
+}  // namespace capstan::train

@@ -1,0 +1,219 @@
+#include "train/setup/model.hpp"
+
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "base/error.hpp"
+#include "config/sections/adapter_targets.hpp"
+#include "config/sections/pipeline_layout.hpp"
+#include "nn/initialize.hpp"
+#include "train/setup/shard_regions.hpp"
+
+namespace capstan::train {
+
+DType compute_type(const config::MixedPrecisionConfig& precision) {
+  switch (precision.params_dtype) {
+    case config::Precision::fp32:
+      return DType::f32;
+    case config::Precision::bf16:
+      return DType::bf16;
+    default:
+      break;
+  }
+  fail(ErrorCode::unsupported, "mixed_precision.params_dtype: this build trains in fp32 and bf16",
+       "mixed_precision=bf16_mixed");
+}
+
+comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
+  const config::DistConfig& d = config.dist;
+  const int64_t tp = d.tensor_model_parallel_size, groups = config.model.num_query_groups.value_or(tp);
+  return {.world = world,
+          .tp = tp,
+          .cp = d.context_parallel_size,
+          .pp = d.pipeline_model_parallel_size,
+          .experts = config.model.num_moe_experts.has_value(),
+          .ep = d.expert_model_parallel_size,
+          .etp = d.expert_tensor_parallel_size.value_or(tp),
+          .pp_before_dp = d.use_tp_pp_dp_mapping,
+          .hierarchical_cp = d.hierarchical_context_parallel_sizes,
+          .optimizer_instances = config.ddp.num_distributed_optimizer_instances,
+          .kv_sharers = groups > 0 && tp % groups == 0 ? tp / groups : 1};
+}
+
+std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
+  std::map<std::string, int64_t> sent;
+  for (const std::string& group : mesh.group_names())
+    sent[group.starts_with("pp-") ? "pp" : group] +=
+        mesh.group(group).sent() + mesh.group(group).channel().sent();
+  return sent;
+}
+
+ops::TensorParallel tensor_parallel(const config::Config& config, const comm::Mesh& mesh) {
+  const config::CommOverlapConfig& overlap = config.comm_overlap;
+  return {&mesh.group("tp"), config.dist.sequence_parallel,
+          overlap.tp_comm_overlap ? overlap.tp_comm_num_splits : 1};
+}
+
+namespace {
+ops::ContextExchange exchange_of(config::CpCommType type) {
+  switch (type) {
+    case config::CpCommType::p2p:
+      break;
+    case config::CpCommType::all_gather:
+      return ops::ContextExchange::all_gather;
+    case config::CpCommType::a2a:
+      return ops::ContextExchange::a2a;
+    case config::CpCommType::a2a_p2p:
+      return ops::ContextExchange::a2a_p2p;
+  }
+  return ops::ContextExchange::p2p;
+}
+
+nn::AdapterOptions::InitialValues initial_values_of(config::LoraInit init) {
+  switch (init) {
+    case config::LoraInit::xavier:
+      return nn::AdapterOptions::InitialValues::xavier;
+    case config::LoraInit::kaiming:
+      return nn::AdapterOptions::InitialValues::kaiming;
+    case config::LoraInit::normal:
+      return nn::AdapterOptions::InitialValues::normal;
+    case config::LoraInit::zero:
+      break;
+  }
+  return nn::AdapterOptions::InitialValues::zero;
+}
+
+std::shared_ptr<const nn::AdapterOptions> adapter_options(const config::PeftConfig& peft) {
+  auto options = std::make_shared<nn::AdapterOptions>();
+  options->adapts = [peft](std::string_view path) { return config::adapts(peft, path); };
+  options->rank = peft.dim;
+  options->scale = config::adapter_scale(peft);
+  options->dropout = peft.dropout;
+  options->split_fused = config::adapts_parts(peft.scheme);
+  options->magnitudes = config::has_magnitudes(peft.scheme);
+  options->a = initial_values_of(peft.lora_a_init);
+  options->b = initial_values_of(peft.lora_b_init);
+  return options;
+}
+}  // namespace
+
+models::ModelShard model_shard(const config::Config& config, const comm::Mesh& mesh) {
+  models::ModelShard shard;
+  if (config.peft) shard.adapters = adapter_options(*config.peft);
+  shard.parallel.tensor = tensor_parallel(config, mesh);
+  ops::ContextParallel& context = shard.parallel.context;
+  context.group = &mesh.group("cp");
+  if (!config.dist.hierarchical_context_parallel_sizes.empty())
+    context.inner = &mesh.group("cp-inner"), context.outer = &mesh.group("cp-outer");
+  const auto& exchanges = config.dist.cp_comm_type;
+  if (exchanges.size() == 1) context.exchange = exchange_of(exchanges[0]);
+  if (exchanges.size() > 1)
+    for (const auto type : exchanges) shard.parallel.exchange_of_layer.push_back(exchange_of(type));
+  const auto stages = config::pipeline_stages(config);
+  CAPSTAN_ASSERT(stages, "a pipeline split that the rules have let pass");
+  int64_t layer = 0;
+  for (size_t i = 0; i < stages->size(); ++i) {
+    const config::PipelineStage& stage = (*stages)[i];
+    if (static_cast<int64_t>(i) % mesh.size(comm::Axis::pp) == mesh.index(comm::Axis::pp))
+      shard.stages.push_back({layer, stage.layers, stage.embedding, stage.loss});
+    layer += stage.layers;
+  }
+  return shard;
+}
+
+int64_t micro_batches_of(const config::Config& config, const comm::Mesh& mesh) {
+  return *config.train.global_batch_size / (config.train.micro_batch_size * mesh.size(comm::Axis::dp));
+}
+
+parallel::PipelineShape pipeline_shape(const config::Config& config, int64_t micro_batches) {
+  const config::DistConfig& d = config.dist;
+  return {.ranks = d.pipeline_model_parallel_size,
+          .chunks = d.virtual_pipeline_model_parallel_size.value_or(1),
+          .micro_batches = micro_batches,
+          .group = d.microbatch_group_size_per_vp_stage.value_or(d.pipeline_model_parallel_size),
+          .all_forward_first = d.pipeline_schedule == config::PipelineSchedule::gpipe};
+}
+
+std::function<bool(const std::string&)> quantized_weights(const config::PeftConfig& peft,
+                                                          const config::ModelConfig& model) {
+  if (peft.base_quantization == config::BaseQuantization::none) return nullptr;
+  auto names = std::make_shared<std::set<std::string>>();
+  for (const std::string& layer : config::adaptable_layers(model, config::PeftScheme::lora))
+    names->insert(layer + ".weight");
+  return [names](const std::string& name) { return names->count(name) > 0; };
+}
+
+parallel::Nf4Options nf4_options(const config::PeftConfig& peft) {
+  return {.block = peft.quantization_block, .two_stage = peft.quantization_double};
+}
+
+void quantize_base(const config::PeftConfig& peft, const config::ModelConfig& model,
+                   parallel::FlatStore::Options& options) {
+  if (const auto quantized = quantized_weights(peft, model))
+    options.quantized = [quantized](const Parameter& parameter) { return quantized(parameter.name()); };
+  options.nf4 = nf4_options(peft);
+}
+
+parallel::FlatStore::Options store_options(const config::Config& config) {
+  parallel::FlatStore::Options options;
+  options.compute = compute_type(config.mixed_precision);
+  options.reduce = config.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : options.compute;
+  options.sharding = config.ddp.data_parallel_sharding_strategy;
+  options.shard_over_replicas = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
+  options.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
+  options.overlap_param_gather = config.ddp.overlap_param_gather;
+  options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
+  if (config.peft) {
+    options.trains = [](const Parameter& parameter) { return parameter.spec().adapter; };
+    options.second_factor_lr = config.peft->lora_plus_ratio.value_or(1);
+    quantize_base(*config.peft, config.model, options);
+  }
+  if (config.ddp.bucket_size) options.bucket_elements = *config.ddp.bucket_size;
+  return options;
+}
+
+parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
+  parallel::StoreGroups groups;
+  groups.shard = &mesh.group("shard");
+  groups.replica = &mesh.group("replica");
+  groups.tensor = &mesh.group("tp");
+  if (mesh.shares_keys()) groups.kv_replicas = &mesh.group("tp-kv");
+  groups.embedding = &mesh.group("embedding");
+  groups.model = &mesh.group("tp-pp");
+  return groups;
+}
+
+void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {
+  store.before_load();
+  std::vector<float> values;
+  const auto make = [&](const Parameter& parameter, const parallel::FlatRange& range) {
+    const ParamSpec& spec = parameter.spec();
+    values.resize(static_cast<size_t>(range.count));
+    for (const ShardRegion& region : shard_regions(spec.shape, parameter.shard(), range))
+      nn::initialize(spec, seed, region.where,
+                     std::span(values).subspan(static_cast<size_t>(region.elements.begin - range.begin),
+                                               static_cast<size_t>(region.elements.count)),
+                     pool);
+  };
+  for (const auto& shard : store.parameter_shards())
+    for (const parallel::FlatRange& range : chunks_of(shard.range)) {
+      make(*shard.parameter, range);
+      const Tensor target =
+          shard.values.flat_range(range.begin - shard.range.begin, range.count, {range.count});
+      if (target.dtype() == DType::f32) {
+        target.copy_from_host_bytes(std::as_bytes(std::span(values)));
+      } else {
+        const std::vector<bf16> rounded(values.begin(), values.end());
+        target.copy_from_host_bytes(std::as_bytes(std::span(rounded)));
+      }
+    }
+  for (const auto& parameter : store.parameters()) {
+    if (!store.quantized(*parameter)) continue;
+    make(*parameter, {0, parameter->shape().elements()});
+    store.set_quantized(*parameter, values);
+  }
+  store.after_load();
+}
+
+}  // namespace capstan::train

@@ -1,0 +1,37 @@
+// The tokenizer and the chat template of a recipe.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "config/sections/config.hpp"
+#include "text/tokenizer/tokenizer.hpp"
+
+namespace capstan::text::chat {
+class ChatTemplate;  // text/chat/chat_template.hpp
+}
+
+namespace capstan::train {
+
+// A tokenizer by the name that a recipe or a command line gives it: a file, a directory, hf:DIR, gguf:FILE, a
+// run or `bytes`.
+std::shared_ptr<const text::Tokenizer> load_tokenizer_files(const std::string& name);
+
+// The name that the recipe has for its tokenizer, for messages.
+std::string tokenizer_name(const config::TokenizerConfig& tokenizer);
+
+// Null when the recipe has none. Checks that the vocabulary fits the model.
+std::shared_ptr<const text::Tokenizer> load_tokenizer(const config::Config& config);
+
+// tokenizer.eod_token where the tokenizer has it, else the tokenizer's own.
+std::optional<int32_t> end_of_document(const config::Config& config, const text::Tokenizer& tokenizer);
+
+// True where tokenizer.chat_template is the name of a known template and not a file.
+bool names_known_template(const config::Path& chosen);
+
+// tokenizer.chat_template, else the tokenizer's own; null where there is neither.
+std::shared_ptr<const text::chat::ChatTemplate> chat_template_of(const config::Config& config,
+                                                                 const text::Tokenizer& tokenizer);
+
+}  // namespace capstan::train

@@ -1,0 +1,112 @@
+#include "train/trainer/start_checks.hpp"
+
+#include <memory>
+
+#include "checkpoint/reader.hpp"
+#include "comm/mesh.hpp"
+#include "comm/world.hpp"
+#include "kernels/table.hpp"
+#include "models/registry.hpp"
+#include "optim/optimizer.hpp"
+#include "parallel/flat_store.hpp"
+#include "train/adapters/adapters.hpp"
+#include "train/adapters/base_model.hpp"
+#include "train/adapters/stored_adapters.hpp"
+#include "train/setup/model.hpp"
+#include "train/setup/state.hpp"
+#include "train/trainer/initial_state.hpp"
+#include "train/trainer/progress.hpp"
+#include "train/trainer/resume_checks.hpp"
+#include "train/trainer/run_log.hpp"
+#include "train/trainer/run_schedule.hpp"
+#include "train/trainer/schedule_setup.hpp"
+
+namespace capstan::train {
+
+namespace {
+
+class NoProgress final : public ProgressSink {
+ public:
+  void line(const std::string&) override {}
+  void warning(const std::string&) override {}
+  void status(const std::string&) override {}
+  bool terminal() const override { return false; }
+};
+
+// A log without a reader.
+struct SilentLog {
+  NoProgress progress;
+  RunLog log{progress, false};
+};
+
+// All parameters of the recipe's model on one rank of the meta device.
+class MetaState {
+ public:
+  explicit MetaState(const config::Config& config)
+      : config_(on_one_rank(config)),
+        world_(comm::World::alone()),
+        mesh_(mesh_sizes(config_, 1), 0),
+        device_(make_meta_device(kernels::cpu_table())) {
+    mesh_.connect(world_->communicator());
+    model_ = models::build(config_.model, model_shard(config_, mesh_));
+    store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
+                                                   store_options(config_));
+  }
+
+  comm::World& world() { return *world_; }
+  const parallel::FlatStore& store() const { return *store_; }
+  std::unique_ptr<optim::Optimizer> make_optimizer() {
+    return optim::build(config_.optimizer, *device_, store_->flat_buffers());
+  }
+
+ private:
+  static config::Config on_one_rank(config::Config config) {
+    config.dist = {};
+    config.ddp = {};
+    return config;
+  }
+
+  config::Config config_;
+  std::unique_ptr<comm::World> world_;
+  comm::Mesh mesh_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<parallel::FlatStore> store_;
+};
+
+}  // namespace
+
+RunData open_data(config::Config& config) {
+  SilentLog silent;
+  return open_run_data(config, false, silent.log);
+}
+
+void check_load(const config::Config& config, const RunOptions& options, const RunData* data) {
+  MetaState state(config);
+  checkpoint::Reader reader = open_given_checkpoint(config.checkpoint);
+  if (data) {
+    SilentLog silent;
+    continue_schedule(config, options, *data, schedule_of(config, options.recipe), reader,
+                      total_iterations(config), silent.log);
+    check_same_tokenizer(config, state.world(), *data, reader);
+  }
+  if (config.peft && !config.peft->random_base)
+    (void)open_base(config, base_of(reader), state.world().communicator());
+  const auto optimizer = config.checkpoint.load_optim ? state.make_optimizer() : nullptr;
+  check_state(reader, state.store(), optimizer.get());
+}
+
+void check_pretrained(const config::Config& config) {
+  const MetaState state(config);
+  BaseModel weights = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
+  check_parameters(weights.parameters(config.model), state.store(), config.peft ? Which::base : Which::all);
+}
+
+void check_adapter(const config::Config& config) {
+  const MetaState state(config);
+  const BaseModel base = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
+  const StoredAdapters adapters = open_first_adapters(config, {base.path(), {}});
+  check_parameters(*adapters.tensors, state.store(), Which::adapters);
+}
+
+}  // namespace capstan::train

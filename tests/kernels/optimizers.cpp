@@ -1,0 +1,182 @@
+// Updates and statistics over tables of ranges, against the formulas in double.
+#include "kernels/optimizers.hpp"
+
+#include <cstring>
+
+#include "tests/kernels/support.hpp"
+
+using namespace capstan;
+using namespace capstan::testing;
+
+namespace {
+
+const kernels::Optimizers& optimizers() {
+  return *kernels::cpu_table().optimizers;
+}
+
+// Ranges of every kind, with padding between them that belongs to none: odd sizes, one larger than a tile.
+Vec<kernels::UpdateRange> ranges_of(int64_t n) {
+  if (n < 8) return {{.count = n}};
+  const int64_t third = n / 3;
+  return {{.begin = 1, .count = third - 1},
+          {.begin = third + 3, .count = 1, .decoupled_lr = 1, .weight_decay = 0, .counted = 0},
+          {.begin = third + 4, .count = n - third - 6, .lr_factor = 3}};
+}
+kernels::In table_of(const Vec<kernels::UpdateRange>& ranges) {
+  return {ranges.data(), DType::u8};
+}
+int64_t count(const Vec<kernels::UpdateRange>& ranges) {
+  return static_cast<int64_t>(ranges.size());
+}
+
+// Calls update(i, lr, decay) for every element of a range.
+template <class Update>
+void for_elements(const Vec<kernels::UpdateRange>& ranges, const kernels::StepScale& s, Update&& update) {
+  for (const auto& range : ranges)
+    for (int64_t i = range.begin; i < range.begin + range.count; ++i)
+      update(static_cast<size_t>(i), (range.decoupled_lr ? s.decoupled_lr : s.lr) * range.lr_factor,
+             range.weight_decay ? static_cast<double>(s.weight_decay) : 0.0);
+}
+
+const Vec<int64_t> kSizes{1, 37, 20003, 60001};
+constexpr kernels::StepScale kScale{
+    .lr = 3e-3, .decoupled_lr = 5e-3, .weight_decay = 0.1f, .gradient = 0.5f, .decoupled_decay = true};
+
+}  // namespace
+
+TEST_CASE("Adam over ranges; padding keeps its bits") {
+  for (const bool decoupled : {true, false})
+    for (const int64_t n : kSizes) {
+      const auto ranges = ranges_of(n);
+      kernels::AdamStep s{kScale, 0.9f, 0.95f, 1e-8f, 1 - std::pow(0.9f, 3.0f), 1 - std::pow(0.95f, 3.0f)};
+      s.scale.decoupled_decay = decoupled;
+      const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)),
+          m(DType::f32, random_values(n, 3, 0.1));
+      Vec<double> squares = random_values(n, 4);
+      for (double& v : squares) v = v * v;
+      const Array v(DType::f32, squares), model(DType::bf16, random_values(n, 5));
+      const auto y = run_kernel({main, m, v, model}, [&](kernels::Context& c, Vec<Array>& out) {
+        Array g = grad;
+        optimizers().adam(c, s, table_of(ranges), count(ranges), g.f32(), out[0].f32(), out[1].f32(),
+                          out[2].f32(), out[3].out());
+      });
+      Vec<double> w = main.rounded(), em = m.rounded(), ev = v.rounded(), copy = model.rounded();
+      const auto gs = grad.rounded(), got = y[0].rounded();
+      for_elements(ranges, s.scale, [&](size_t i, double lr, double decay) {
+        double g = gs[i] * 0.5;
+        if (!decoupled) g += decay * w[i];
+        em[i] = static_cast<double>(s.beta1) * em[i] + (1 - static_cast<double>(s.beta1)) * g;
+        ev[i] = static_cast<double>(s.beta2) * ev[i] + (1 - static_cast<double>(s.beta2)) * g * g;
+        double update =
+            em[i] / s.bias_correction1 / (std::sqrt(ev[i] / s.bias_correction2) + static_cast<double>(s.eps));
+        if (decoupled) update += decay * w[i];
+        w[i] -= lr * update;
+        copy[i] = got[i];
+      });
+      CHECK(error(y[0].rounded(), w) < 1e-6);
+      CHECK(error(y[1].rounded(), em) < 1e-6);
+      CHECK(error(y[2].rounded(), ev) < 1e-6);
+      CHECK(y[3].bytes() == Array(DType::bf16, copy).bytes());
+      if (n >= 8) CHECK((got[0] == main.rounded()[0] && got.back() == main.rounded().back()));
+    }
+}
+
+TEST_CASE("SGD over ranges, with and without momentum, Nesterov, decoupled decay") {
+  for (const bool nesterov : {false, true})
+    for (const bool decoupled : {false, true})
+      for (const float momentum : {0.0f, 0.9f})
+        for (const int64_t n : kSizes) {
+          const auto ranges = ranges_of(n);
+          kernels::SgdStep s{kScale, momentum, nesterov};
+          s.scale.decoupled_decay = decoupled;
+          const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)),
+              buffer(DType::f32, random_values(n, 3));
+          const auto y = run_kernel({main, buffer, main}, [&](kernels::Context& c, Vec<Array>& out) {
+            Array g = grad;
+            optimizers().sgd(c, s, table_of(ranges), count(ranges), g.f32(), out[0].f32(), out[1].f32(),
+                             out[2].out());
+          });
+          Vec<double> w = main.rounded(), b = buffer.rounded();
+          const auto gs = grad.rounded();
+          for_elements(ranges, s.scale, [&](size_t i, double lr, double decay) {
+            double g = 0.5 * gs[i];
+            if (decoupled)
+              w[i] *= 1 - lr * decay;
+            else
+              g += decay * w[i];
+            if (momentum != 0) b[i] = static_cast<double>(momentum) * b[i] + g;
+            w[i] -= lr * (momentum == 0 ? g : nesterov ? g + static_cast<double>(momentum) * b[i] : b[i]);
+          });
+          CHECK(error(y[0].rounded(), w) < 1e-6);
+          CHECK(error(y[1].rounded(), b) < 1e-6);
+          CHECK(y[2].bytes() == y[0].bytes());
+        }
+}
+
+TEST_CASE("Lion over ranges: the sign of the interpolated momentum, zero where it is zero") {
+  for (const bool decoupled : {false, true})
+    for (const int64_t n : kSizes) {
+      const auto ranges = ranges_of(n);
+      kernels::LionStep s{kScale, 0.95f, 0.98f};
+      s.scale.decoupled_decay = decoupled;
+      Vec<double> gradients = random_values(n, 1), momenta = random_values(n, 3);
+      // Without decay neither has a direction: the weight stays.
+      const size_t still = static_cast<size_t>(n) / 2;
+      if (decoupled) gradients[still] = momenta[still] = 0;
+      const Array grad(DType::f32, gradients), main(DType::f32, random_values(n, 2)), m(DType::f32, momenta);
+      const auto y = run_kernel({main, m, main}, [&](kernels::Context& c, Vec<Array>& out) {
+        Array g = grad;
+        optimizers().lion(c, s, table_of(ranges), count(ranges), g.f32(), out[0].f32(), out[1].f32(),
+                          out[2].out());
+      });
+      Vec<double> w = main.rounded(), em = m.rounded();
+      const auto gs = grad.rounded();
+      for_elements(ranges, s.scale, [&](size_t i, double lr, double decay) {
+        double g = 0.5 * gs[i];
+        if (decoupled)
+          w[i] *= 1 - lr * decay;
+        else
+          g += decay * w[i];
+        const double c = 0.95 * em[i] + 0.05 * g;
+        w[i] -= lr * (c > 0 ? 1 : c < 0 ? -1 : 0);
+        em[i] = 0.98 * em[i] + 0.02 * g;
+      });
+      CHECK(error(y[0].rounded(), w) < 1e-6);
+      CHECK(error(y[1].rounded(), em) < 1e-6);
+      CHECK(y[2].bytes() == y[0].bytes());
+    }
+}
+
+TEST_CASE("sums of squares and numbers of zeros over the counted ranges, for any number of threads") {
+  for (const int64_t n : {int64_t{1}, int64_t{37}, int64_t{1025}, int64_t{200001}}) {
+    const auto ranges = ranges_of(n);
+    Vec<double> values = random_values(n, 1);
+    for (size_t i = 0; i < values.size(); i += 5) values[i] = i % 2 ? 0.0 : -0.0;
+    Array x(DType::f32, values);
+    double squares = 0;
+    int64_t zeros = 0;
+    for (const auto& range : ranges)
+      for (int64_t i = range.begin; range.counted && i < range.begin + range.count; ++i) {
+        const double v = x.rounded()[static_cast<size_t>(i)];
+        squares += v * v, zeros += v == 0;
+      }
+    double first = 0;
+    for (int threads = 1; threads <= 3; ++threads) {
+      ThreadPool pool(threads);
+      kernels::Context c;
+      c.pool = &pool;
+      c.prepare(threads);
+      double sum = 1;
+      int64_t number = 3;
+      optimizers().sum_of_squares(c, table_of(ranges), count(ranges), x.f32(), &sum, true);
+      optimizers().count_zeros(c, table_of(ranges), count(ranges), x.f32(), &number, true);
+      CHECK(sum == doctest::Approx(squares + 1).epsilon(1e-13));
+      CHECK(number == zeros + 3);
+      if (threads == 1) first = sum;
+      CHECK(sum == first);
+      optimizers().sum_of_squares(c, table_of(ranges), 0, x.f32(), &sum, false);
+      optimizers().count_zeros(c, table_of(ranges), 0, x.f32(), &number, false);
+      CHECK((sum == 0 && number == 0));
+    }
+  }
+}

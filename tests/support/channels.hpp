@@ -1,0 +1,31 @@
+// The channels over which tests transfer tensors.
+#pragma once
+
+#include <memory>
+
+#include "comm/blocking_channel.hpp"
+#include "tests/support/worlds.hpp"
+
+namespace capstan::test {
+
+// The table in which the blocking channels of this program's world meet.
+inline const std::shared_ptr<comm::TransferStatus>& transfer_status() {
+  static const auto status = std::make_shared<comm::TransferStatus>(world().communicator());
+  return status;
+}
+
+// Gives the group a blocking channel while it lives, where it has several ranks. Collective over the group.
+class WithBlockingChannel {
+ public:
+  WithBlockingChannel(comm::Communicator& group, Device& device) : group_(group) {
+    if (!group.alone()) group.use_channel(comm::make_blocking_channel(group, device, transfer_status()));
+  }
+  ~WithBlockingChannel() { group_.use_channel(nullptr); }
+  WithBlockingChannel(const WithBlockingChannel&) = delete;
+  WithBlockingChannel& operator=(const WithBlockingChannel&) = delete;
+
+ private:
+  comm::Communicator& group_;
+};
+
+}  // namespace capstan::test
