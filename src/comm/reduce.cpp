@@ -31,33 +31,49 @@ double all_reduce(Communicator& group, double value, ReduceOp op) {
   return value;
 }
 
-Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& sum)
-    : group_(&group), values_(values), sum_(sum) {
+Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& sum, Queue queue)
+    : group_(&group), queue_(queue), values_(values), sum_(sum) {
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() == sum.elements() * group.size() &&
                      values.dtype() == sum.dtype(),
                  "a sum of " + values.text() + " into " + sum.text());
-  if (group.alone()) return;
-  CategoryScope scope(MemoryCategory::workspace);
-  received_ = Tensor::empty(values.device(), values.shape(), values.dtype());
-  transfers_ = group.channel().start(Batch().all_to_all(values, received_));
+  Device& device = values.device();
+  if (!group.alone()) {
+    CategoryScope scope(MemoryCategory::workspace);
+    received_ = Tensor::empty(device, values.shape(), values.dtype());
+    // The tensors are the compute queue's until now.
+    if (queue != Queue::compute) device.wait_for(queue, *device.record(Queue::compute));
+    transfers_ = group.channel().start(Batch().all_to_all(values, received_), queue);
+  }
+  if (queue == Queue::compute) return;
+  add_parts();
+  summed_ = device.record(queue);
 }
-Reduction Reduction::scatter(Communicator& group, const Tensor& values, const Tensor& sum) {
-  return Reduction(group, values, sum);
+Reduction Reduction::scatter(Communicator& group, const Tensor& values, const Tensor& sum, Queue queue) {
+  return Reduction(group, values, sum, queue);
 }
 Reduction Reduction::everywhere(Communicator& group, const Tensor& values) {
   const int64_t n = values.elements() / group.size();
-  Reduction reduction(group, values, values.flat_range(group.rank() * n, n, {n}));
+  Reduction reduction(group, values, values.flat_range(group.rank() * n, n, {n}), Queue::compute);
   reduction.gather_ = true;
   return reduction;
 }
+void Reduction::add_parts() {
+  Device& device = values_.device();
+  const auto& table = *device.table().elementwise;
+  transfers_.wait(queue_);
+  if (!group_->alone())
+    launch(device, queue_, table.sum_parts, received_, group_->size(), sum_, sum_.elements());
+  else if (sum_.address() != values_.address())
+    launch(device, queue_, table.cast, values_, sum_, sum_.elements());
+}
 void Reduction::finish() {
   if (!values_.defined()) return;
-  Device& device = values_.device();
-  transfers_.wait();
-  if (!group_->alone())
-    launch(device, device.table().elementwise->sum_parts, received_, group_->size(), sum_, sum_.elements());
-  else if (sum_.address() != values_.address())
-    launch(device, device.table().elementwise->cast, values_, sum_, sum_.elements());
+  if (summed_) {
+    transfers_.wait();
+    values_.device().wait_for(Queue::compute, *summed_);
+  } else {
+    add_parts();
+  }
   received_ = Tensor();
   if (gather_) all_gather_slices(*group_, values_);
   values_ = sum_ = Tensor();

@@ -2,6 +2,7 @@
 // for a reduce-scatter followed by a gather, whatever the transport.
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "comm/channel.hpp"
@@ -28,24 +29,31 @@ void all_reduce_sum_any(Communicator& group, const Tensor& values);
 // The element-wise maximum over ranks, any length. For small tensors: every rank receives all values.
 void all_reduce_max(Communicator& group, const Tensor& values);
 
-// An asynchronous sum: started by scatter() or everywhere(), complete after finish(). Holds a second tensor
-// of the size of `values` until then.
+// An asynchronous sum: started by scatter() or everywhere(), complete for the compute queue after finish().
+// Holds a second tensor of the size of `values` until then.
 class Reduction {
  public:
   // sum = slice `group.rank()` of the sum over ranks. `sum` may be that slice of `values`; `values` become
-  // undefined.
-  static Reduction scatter(Communicator& group, const Tensor& values, const Tensor& sum);
+  // undefined. It begins after the work of `queue`. On another queue than compute the sum is queued at once,
+  // and work queued there afterwards may use it; the host waits for nothing if the group's channel runs
+  // without it.
+  static Reduction scatter(Communicator& group, const Tensor& values, const Tensor& sum,
+                           Queue queue = Queue::compute);
   // In place, on every rank.
   static Reduction everywhere(Communicator& group, const Tensor& values);
   // A second call does nothing.
   void finish();
 
  private:
-  Reduction(Communicator& group, const Tensor& values, const Tensor& sum);
+  Reduction(Communicator& group, const Tensor& values, const Tensor& sum, Queue queue);
+  void add_parts();
   Communicator* group_;
+  Queue queue_;
   Tensor values_, received_, sum_;
   bool gather_ = false;
   Transfers transfers_;
+  // On another queue than compute: `sum_` is complete.
+  std::unique_ptr<Event> summed_;
 };
 
 }  // namespace capstan::comm

@@ -16,7 +16,7 @@
 //   *      none in fp32: the model computes with the main parameters.
 //   full   P b of the block that computes and, with overlap_param_gather, of the one that is prefetched.
 //   open   4 b of the bucket whose weight gradients are computed and, with overlap_grad_reduce, of one that
-//          is being reduced.
+//          is being reduced (two on the communication queue).
 //   With shard_over_replicas main copies and moments are 1 / (S R) of b.
 //
 // It sends, in a step of M micro-batches, G bytes an element of the gradients (4, or 2 when they are reduced
@@ -34,6 +34,7 @@
 // same order; all methods but the views are collective.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -88,6 +89,9 @@ class FlatStore final : public ParamStore {
     bool shard_over_replicas = false;
     // A bucket is exchanged while the backward pass goes on.
     bool overlap_grad_reduce = false;
+    // Where gradients are reduced over `shard`. communication: up to two buckets at a time, beside the compute
+    // queue; for channels that run without the host (NCCL).
+    Queue reduce_queue = Queue::compute;
     // Parameters are gathered while the forward pass goes on.
     bool overlap_param_gather = false;
     int64_t bucket_elements = 40'000'000;
@@ -106,8 +110,8 @@ class FlatStore final : public ParamStore {
 
   FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, const StoreGroups& groups,
             const Options& options);
-  // Waits for transfers that are under way.
-  ~FlatStore() override = default;
+  // The compute queue waits for transfers and sums that are under way, before it reuses their memory.
+  ~FlatStore() override;
 
   // ParamStore. With optim_grads_params acquire() gathers the block of the parameter; at most two blocks are
   // gathered.
@@ -223,6 +227,8 @@ class FlatStore final : public ParamStore {
     // The buffer that is sent, and this rank's slice of its sum, in the type of the reduction.
     Tensor in_flight, sum;
     comm::Reduction reduction;
+    // The communication queue has added the sum to the bucket; null: that is left to finish_reduce().
+    std::unique_ptr<Event> added;
   };
   Bucket& bucket_of(const Parameter& parameter) {
     return buckets_[layout_.positions[static_cast<size_t>(parameter.index())].bucket];
@@ -253,12 +259,16 @@ class FlatStore final : public ParamStore {
 
   // gradients.cpp
   void start_reduce(size_t bucket);
+  // Adds the sum to the bucket's gradients.
+  void add_sum(const PendingReduction& pending, Queue queue);
+  // The oldest; all.
   void finish_reduce();
+  void finish_reductions();
   void finish_bucket(Bucket& bucket);
   void sum_over_replicas(const Tensor& slice);
   void start_gradient_gather(Bucket& bucket);
   void finish_gradient_gather(Bucket& bucket);
-  void cast(const Tensor& from, const Tensor& to);
+  void cast(const Tensor& from, const Tensor& to, Queue queue = Queue::compute);
   void sum_ranges(comm::Communicator* group, const Tensor& flat, const std::vector<FlatRange>& ranges);
 
   Device& device_;
@@ -276,7 +286,7 @@ class FlatStore final : public ParamStore {
   // By Parameter::index(); empty: none.
   std::vector<std::unique_ptr<Quantized>> quantized_;
   std::vector<ParameterShard> parameter_shards_;
-  std::optional<PendingReduction> pending_reduction_;
+  std::deque<PendingReduction> pending_reductions_;
   TapeObserver* observer_ = nullptr;
   std::function<void(const Tensor&)> watch_;
 

@@ -29,7 +29,7 @@ Tensor FlatStore::gradient_to_set(const Parameter& parameter, bool& fresh) {
 
 void FlatStore::zero_gradients() {
   begin_step(static_cast<int>(parameters_.size()));
-  finish_reduce();
+  finish_reductions();
   for (Bucket& bucket : buckets_) {
     if (!bucket.plan->trains) continue;
     finish_gradient_gather(bucket);
@@ -61,13 +61,14 @@ void FlatStore::gradient_ready(const Parameter& parameter) {
     start_reduce(index);
 }
 
-void FlatStore::cast(const Tensor& from, const Tensor& to) {
-  launch(device_, device_.table().elementwise->cast, from, to, from.elements());
+void FlatStore::cast(const Tensor& from, const Tensor& to, Queue queue) {
+  launch(device_, queue, device_.table().elementwise->cast, from, to, from.elements());
 }
 
-// One exchange is under way at a time: its memory is that of one bucket.
+// One exchange is under way at a time, or two on the communication queue: their memory is that of the buckets.
 void FlatStore::start_reduce(size_t index) {
-  finish_reduce();
+  const Queue queue = options_.reduce_queue;
+  while (pending_reductions_.size() >= (queue == Queue::compute ? 1 : 2)) finish_reduce();
   Bucket& bucket = buckets_[index];
   // Zeroes those that were not set.
   if (!shards_gradients_)
@@ -86,33 +87,51 @@ void FlatStore::start_reduce(size_t index) {
   if (options_.reduce != DType::f32) {
     CategoryScope scope(MemoryCategory::workspace);
     in_flight = Tensor::empty(device_, gradients.shape(), options_.reduce);
-    cast(gradients, in_flight);
+    if (queue != Queue::compute) device_.wait_for(queue, *device_.record(Queue::compute));
+    cast(gradients, in_flight, queue);
   }
   const FlatRange mine = slice_of(*bucket.plan);
   const Tensor sum = in_flight.flat_range(mine.begin, mine.count, {mine.count});
-  pending_reduction_.emplace(PendingReduction{index, gradients, in_flight, sum,
-                                              comm::Reduction::scatter(*groups_.shard, in_flight, sum)});
+  PendingReduction& pending = pending_reductions_.emplace_back(
+      PendingReduction{index, gradients, in_flight, sum,
+                       comm::Reduction::scatter(*groups_.shard, in_flight, sum, queue), nullptr});
+  if (queue != Queue::compute) {
+    add_sum(pending, queue);
+    pending.added = device_.record(queue);
+  }
   trace_start("reduce bucket " + std::to_string(index), in_flight.bytes());
   if (!options_.overlap_grad_reduce) finish_reduce();
 }
 
-void FlatStore::finish_reduce() {
-  if (!pending_reduction_) return;
-  const double started = clock();
-  pending_reduction_->reduction.finish();
-  Bucket& bucket = buckets_[pending_reduction_->bucket];
+void FlatStore::add_sum(const PendingReduction& pending, Queue queue) {
+  Bucket& bucket = buckets_[pending.bucket];
   const FlatRange mine = slice_of(*bucket.plan);
-  const Tensor slice = pending_reduction_->gradients.flat_range(mine.begin, mine.count, {mine.count});
-  if (shards_gradients_ && !std::exchange(bucket.reduced, true)) {
-    cast(pending_reduction_->sum, bucket.sum);
-  } else {
-    if (options_.reduce != DType::f32) cast(pending_reduction_->sum, slice);
-    if (shards_gradients_)
-      launch(device_, device_.table().elementwise->add, bucket.sum, slice, bucket.sum, mine.count);
-  }
-  trace_wait("reduce bucket " + std::to_string(pending_reduction_->bucket), started);
-  pending_reduction_.reset();
+  const Tensor slice = pending.gradients.flat_range(mine.begin, mine.count, {mine.count});
+  if (shards_gradients_ && !std::exchange(bucket.reduced, true)) return cast(pending.sum, bucket.sum, queue);
+  if (options_.reduce != DType::f32) cast(pending.sum, slice, queue);
+  if (shards_gradients_)
+    launch(device_, queue, device_.table().elementwise->add, bucket.sum, slice, bucket.sum, mine.count);
+}
+
+void FlatStore::finish_reduce() {
+  const double started = clock();
+  PendingReduction& pending = pending_reductions_.front();
+  pending.reduction.finish();
+  if (pending.added)
+    device_.wait_for(Queue::compute, *pending.added);
+  else
+    add_sum(pending, Queue::compute);
+  trace_wait("reduce bucket " + std::to_string(pending.bucket), started);
+  Bucket& bucket = buckets_[pending.bucket];
+  pending_reductions_.pop_front();
   if (!shards_gradients_) finish_bucket(bucket);
+}
+FlatStore::~FlatStore() {
+  if (!pending_reductions_.empty() && pending_reductions_.back().added)
+    device_.wait_for(Queue::compute, *pending_reductions_.back().added);
+}
+void FlatStore::finish_reductions() {
+  while (!pending_reductions_.empty()) finish_reduce();
 }
 
 // Completes the sum of this rank's slice, which is that over `shard`, over replicas and tied copies.
@@ -170,7 +189,7 @@ void FlatStore::finish_gradients() {
     if (bucket.plan->trains && (shards_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
       start_reduce(index);
   }
-  finish_reduce();
+  finish_reductions();
   for (Bucket& bucket : buckets_) {
     if (!bucket.plan->trains) continue;
     if (shards_gradients_) {

@@ -4,9 +4,12 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <chrono>
+#include <thread>
 
 #include "base/error.hpp"
+#include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "tests/support/channels.hpp"
 
@@ -100,4 +103,26 @@ TEST_CASE("kernels that do not wait for a batch read old values") {
   transfers.wait();
   CHECK(early[0] == 0.0f);
   CHECK(arriving.to_host<float>()[0] == 1.0f + static_cast<float>(previous_in(group)));
+}
+
+TEST_CASE("a sum on the communication queue is complete while the compute queue is busy") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  const auto device = make_checked_device(kernels::cpu_table(), 1);
+  const test::WithBlockingChannel with(group, *device);
+  const float mine = 1.0f + static_cast<float>(group.rank());
+  const Tensor values = Tensor::from_host<float>(*device, {6}, std::vector<float>(6, mine));
+  const Tensor sum = Tensor::zeros(*device, {3});
+  Reduction reduction = Reduction::scatter(group, values, sum, Queue::communication);
+  const auto summed = device->record(Queue::communication);
+  std::atomic<bool> seen{false};
+  device->enqueue(Queue::compute, [&seen] {
+    for (int i = 0; i < 20'000 && !seen.load(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (!seen.load()) fail(ErrorCode::rank_failure, "the sum waits for the compute queue");
+  });
+  summed->wait();
+  seen.store(true);
+  reduction.finish();
+  CHECK(sum.to_host<float>() == std::vector<float>(3, 3.0f));
 }
