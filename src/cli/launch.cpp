@@ -10,9 +10,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <thread>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
@@ -317,9 +319,12 @@ int run_in_world(const Context& context, double timeout, FunctionRef<int(comm::W
     return body(*world);
   } catch (...) {
     const Error error = as_error(std::current_exception());
-    // Do not report errors that follow from the one already reported.
-    if (error.code() == ErrorCode::rank_failure && world->failure_reported())
+    // Do not report errors that follow from the one already reported. The rank that has it ends the world
+    // with its exit code: the launcher takes the first one.
+    if (error.code() == ErrorCode::rank_failure && world->failure_reported()) {
+      std::this_thread::sleep_for(std::chrono::seconds(2));
       world->abort(exit_code_of(error.code()));
+    }
     const int code = report(error, context.command_line, style);
     world->abort(code);
     return code;

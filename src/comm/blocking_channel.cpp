@@ -264,11 +264,18 @@ class BlockingChannel final : public Channel {
     if (header().failed.load() == 2) fail(ErrorCode::rank_failure, header().text.data());
     if (Clock::now() < patience.next) return;
     patience.next = Clock::now() + std::chrono::milliseconds(200);
-    const std::optional<std::string> circle = status_->deadlock(slot_);
-    if (circle && *circle == patience.suspected) report("transfers wait for each other: " + *circle);
-    patience.suspected = circle.value_or("");
+    if (const auto text = status_->reported(slot_)) fail_deadlock(*text);
+    const auto deadlock = status_->deadlock(slot_);
+    if (deadlock && deadlock->text == patience.suspected) {
+      status_->report(*deadlock);
+      fail_deadlock(deadlock->text);
+    }
+    patience.suspected = deadlock ? deadlock->text : "";
   }
 
+  [[noreturn]] void fail_deadlock(const std::string& text) {
+    report("transfers wait for each other: " + text);
+  }
   [[noreturn]] void fail_match(const Part& part, int64_t sender, int64_t receiver) {
     const int me = status_->rank(), peer = ranks_[static_cast<size_t>(part.peer)];
     report("transfers of group `" + name_ + "` do not match: rank " + std::to_string(part.sends ? me : peer) +

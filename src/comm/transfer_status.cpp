@@ -29,6 +29,7 @@ ChannelSlot& TransferStatus::add(Communicator& group) {
   group.name().copy(mine->group.data(), mine->group.size() - 1);
   mine->state = static_cast<int32_t>(ChannelState::idle);
   mine->count = 0;
+  mine->deadlock_found_by = 0;
   mine->id.store(id, std::memory_order_release);
   return *mine;
 }
@@ -38,8 +39,8 @@ void TransferStatus::compute_waits(int64_t id, int64_t batch) {
   slot(rank_).waits_for.store(id, std::memory_order_release);
 }
 
-const ChannelSlot* TransferStatus::find(int rank, int64_t id) const {
-  for (const ChannelSlot& channel : slot(rank).channels)
+ChannelSlot* TransferStatus::find(int rank, int64_t id) const {
+  for (ChannelSlot& channel : slot(rank).channels)
     if (channel.id.load(std::memory_order_acquire) == id) return &channel;
   return nullptr;
 }
@@ -108,7 +109,7 @@ bool TransferStatus::blocked(Search& search, int rank, int64_t id) const {
   return false;
 }
 
-std::optional<std::string> TransferStatus::deadlock(const ChannelSlot& mine) const {
+std::optional<TransferStatus::Deadlock> TransferStatus::deadlock(const ChannelSlot& mine) const {
   Search search;
   if (!blocked(search, rank_, mine.id.load())) return std::nullopt;
   // From the lowest rank on, so that all ranks of the circle say the same.
@@ -118,9 +119,29 @@ std::optional<std::string> TransferStatus::deadlock(const ChannelSlot& mine) con
       path.begin(),
       std::ranges::min_element(path, {}, [](const Search::Step& s) { return std::pair(s.rank, s.id); }),
       path.end());
-  std::string text;
-  for (const Search::Step& step : path) text += (text.empty() ? "" : "; ") + step.text;
-  return text;
+  Deadlock deadlock;
+  for (const Search::Step& step : path) {
+    deadlock.text += (deadlock.text.empty() ? "" : "; ") + step.text;
+    deadlock.channels.emplace_back(step.rank, step.id);
+  }
+  return deadlock;
+}
+
+void TransferStatus::report(const Deadlock& deadlock) {
+  auto& text = slot(rank_).deadlock;
+  text.fill('\0');
+  deadlock.text.copy(text.data(), text.size() - 1);
+  for (const auto& [rank, id] : deadlock.channels) {
+    int32_t none = 0;
+    if (ChannelSlot* channel = find(rank, id))
+      channel->deadlock_found_by.compare_exchange_strong(none, rank_ + 1);
+  }
+}
+
+std::optional<std::string> TransferStatus::reported(const ChannelSlot& mine) const {
+  const int32_t by = mine.deadlock_found_by.load();
+  if (by == 0) return std::nullopt;
+  return std::string(slot(by - 1).deadlock.data());
 }
 
 }  // namespace capstan::comm

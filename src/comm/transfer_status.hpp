@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/channel.hpp"
@@ -40,6 +41,8 @@ struct ChannelSlot {
   std::atomic<int64_t> batch;
   std::atomic<int32_t> count;
   std::array<TransferSlot, kTransfers> transfers;
+  // The world rank that found this channel in a deadlock, plus 1; 0: none.
+  std::atomic<int32_t> deadlock_found_by;
 };
 
 class TransferStatus {
@@ -56,19 +59,29 @@ class TransferStatus {
   // The compute queue waits for a batch of a channel; id 0: it does not.
   void compute_waits(int64_t id, int64_t batch);
 
-  // The ranks that wait for each other because this rank's channel cannot go on, with their transfers;
-  // nullopt: it may go on. Two equal answers some time apart are a proof.
-  std::optional<std::string> deadlock(const ChannelSlot& mine) const;
+  // Ranks that wait for each other.
+  struct Deadlock {
+    std::string text;                               // the ranks with their transfers
+    std::vector<std::pair<int, int64_t>> channels;  // world rank and id of each
+  };
+  // The deadlock because of which this rank's channel cannot go on; nullopt: it may go on. Two equal answers
+  // some time apart are a proof.
+  std::optional<Deadlock> deadlock(const ChannelSlot& mine) const;
+  // Tells the channels of a deadlock: with the first one that fails, the others would not find it any more.
+  void report(const Deadlock& deadlock);
+  // What another rank has reported of a deadlock that this rank's channel is in; nullopt: nothing.
+  std::optional<std::string> reported(const ChannelSlot& mine) const;
 
  private:
   static constexpr size_t kChannels = 48;
   struct RankSlot {
     std::atomic<int64_t> waits_for, waits_for_batch;
+    std::array<char, 2048> deadlock;  // the last one that this rank has found
     std::array<ChannelSlot, kChannels> channels;
   };
   struct Search;
   RankSlot& slot(int rank) const { return reinterpret_cast<RankSlot*>(memory_.data())[rank]; }
-  const ChannelSlot* find(int rank, int64_t id) const;
+  ChannelSlot* find(int rank, int64_t id) const;
   bool blocked(Search& search, int rank, int64_t id) const;
   bool compute_blocked(Search& search, int rank) const;
 

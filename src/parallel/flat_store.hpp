@@ -89,8 +89,8 @@ class FlatStore final : public ParamStore {
     bool shard_over_replicas = false;
     // A bucket is exchanged while the backward pass goes on.
     bool overlap_grad_reduce = false;
-    // Where gradients are reduced over `shard`. communication: up to two buckets at a time, beside the compute
-    // queue; for channels that run without the host (NCCL).
+    // Where gradients are reduced over `shard`. communication: up to two buckets at a time, beside the
+    // compute queue; for channels that run without the host (NCCL).
     Queue reduce_queue = Queue::compute;
     // Parameters are gathered while the forward pass goes on.
     bool overlap_param_gather = false;

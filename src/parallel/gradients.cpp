@@ -16,7 +16,7 @@ Tensor FlatStore::gradient(const Parameter& parameter) {
     CategoryScope scope(MemoryCategory::gradients);
     bucket.gradients = Tensor::zeros(device_, {bucket.plan->elements});
   }
-  const Tensor gradient = view(bucket.gradients, parameter);
+  Tensor gradient = view(bucket.gradients, parameter);
   if (std::exchange(unwritten_[static_cast<size_t>(parameter.index())], char{0}) != 0)
     launch(device_, device_.table().elementwise->fill, gradient, 0.0f, gradient.elements());
   return gradient;
@@ -65,7 +65,8 @@ void FlatStore::cast(const Tensor& from, const Tensor& to, Queue queue) {
   launch(device_, queue, device_.table().elementwise->cast, from, to, from.elements());
 }
 
-// One exchange is under way at a time, or two on the communication queue: their memory is that of the buckets.
+// One exchange is under way at a time, or two on the communication queue: their memory is that of the
+// buckets.
 void FlatStore::start_reduce(size_t index) {
   const Queue queue = options_.reduce_queue;
   while (pending_reductions_.size() >= (queue == Queue::compute ? 1 : 2)) finish_reduce();

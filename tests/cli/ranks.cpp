@@ -18,13 +18,15 @@ TEST_CASE("two ranks under one parent; its exit code is theirs") {
   const Finished stopped =
       train_in(scratch, {"--nproc=2", "train.train_iters=9", "train.exit_interval=4", "--run-dir", "b"});
   CHECK_MESSAGE(stopped.code == 75, stopped.err);
-  // One error, however many ranks hit it.
-  const Finished exists = train_in(scratch, {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
-  CHECK(exists.code == 1);
-  size_t times = 0;
-  for (size_t at = exists.err.find("error"); at != std::string::npos; at = exists.err.find("error", at + 1))
-    ++times;
-  CHECK_MESSAGE(times == 1, exists.err);
+  // One error and its exit code, however many ranks hit it, and whichever ends first.
+  for (int i = 0; i < 12; ++i) {
+    const Finished exists = train_in(scratch, {"--nproc", "2", "train.train_iters=3", "--run-dir", "a"});
+    CHECK(exists.code == 1);
+    size_t times = 0;
+    for (size_t at = exists.err.find("error"); at != std::string::npos; at = exists.err.find("error", at + 1))
+      ++times;
+    CHECK_MESSAGE(times == 1, exists.err);
+  }
   CHECK(train_in(scratch, {"--nproc", "2", "train.global_batch_size=3", "--run-dir", "c"}).code == 2);
   CHECK(train_in(scratch, {"--nproc", "0"}).code == 2);
 }

@@ -153,11 +153,12 @@ TEST_CASE("sums of squares and numbers of zeros over the counted ranges, for any
     Vec<double> values = random_values(n, 1);
     for (size_t i = 0; i < values.size(); i += 5) values[i] = i % 2 ? 0.0 : -0.0;
     Array x(DType::f32, values);
+    const Vec<double> rounded = x.rounded();
     double squares = 0;
     int64_t zeros = 0;
     for (const auto& range : ranges)
       for (int64_t i = range.begin; range.counted && i < range.begin + range.count; ++i) {
-        const double v = x.rounded()[static_cast<size_t>(i)];
+        const double v = rounded[static_cast<size_t>(i)];
         squares += v * v, zeros += v == 0;
       }
     double first = 0;
