@@ -42,17 +42,21 @@ config::Config shortened(config::Config config, double gemm_gflops) {
 
 namespace {
 
-// Observes each operation; twice a second runs the reference GEMM between two operations and excludes its
-// time.
+// Passes each operation to the trace, if there is one, or to the table; beside the table it runs the
+// reference GEMM between two operations twice a second, and excludes its time.
 struct StepObserver final : TapeObserver {
   void observe(const TapeEvent& event) override {
+    if (trace) return trace->observe(event);
     table->observe(event);
-    if (trace) trace->observe(event);
     if (!peak || event.end - last < 0.5) return;
     const double before = peak->seconds();
     peak->run();
     timers->exclude(peak->seconds() - before);
     last = event.end + peak->seconds() - before;
+  }
+  bool waits() const override { return trace == nullptr; }
+  void queue_span(const QueueSpan& span) override {
+    if (trace) trace->queue_span(span);
   }
   train::OperationTable* table = nullptr;
   train::Trace* trace = nullptr;
@@ -109,6 +113,7 @@ StepMeasurement measure_step(const config::Config& config, double gemm_gflops, d
     row.first = now;
     for (size_t p = 0; p < train::kPhases; ++p) row.second[p] = timers.seconds(static_cast<train::Phase>(p));
   }
+  if (trace) trace->finish_step();
   std::sort(taken.begin(), taken.end());
   std::vector<train::OperationTable::Row> rows = operations.by_time();
   for (auto& row : rows) {  // of one step

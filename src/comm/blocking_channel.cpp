@@ -82,7 +82,9 @@ class BlockingChannel final : public Channel {
  protected:
   std::unique_ptr<Completion> begin(const Batch& batch, Queue after) override {
     CAPSTAN_ASSERT(&batch.device() == &device_, "a channel of another device");
-    if (!queues_) queues_ = {.transfer = device_.add_queue(true), .deliver = device_.add_queue(false)};
+    if (!queues_)
+      queues_ = {.transfer = device_.add_queue(true, "transfers of `" + name_ + "`"),
+                 .deliver = device_.add_queue(false, "delivery of `" + name_ + "`")};
     const auto ready = device_.record(after);
     const int64_t number = ++started_;
     const auto parts = std::make_shared<std::vector<Part>>(parts_of(batch));
@@ -90,7 +92,9 @@ class BlockingChannel final : public Channel {
       if (part.sends && part.peer != rank_) sent_ += part.bytes;
     device_.enqueue(queues_->transfer, [this, number] { publish(ChannelState::waits_for_compute, number); });
     device_.wait_for(queues_->transfer, *ready);
+    QueueScope traced(device_, queues_->transfer);
     device_.enqueue(queues_->transfer, [this, number, parts] { run(number, *parts); });
+    traced.end(text_of(batch));
     // What has arrived is seen late: kernels that do not wait for it read old values.
     device_.wait_for(queues_->deliver, *device_.record(queues_->transfer));
     device_.enqueue(queues_->deliver, [parts] {

@@ -33,6 +33,17 @@ std::string_view name_of(Batch::Kind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
+std::string text_of(const Batch& batch) {
+  std::string text;
+  for (const Batch::Transfer& t : batch.transfers()) {
+    const int64_t bytes = (t.from.defined() ? t.from : t.to).bytes();
+    text +=
+        (text.empty() ? "" : ", ") + std::string(name_of(t.kind)) + " of " + std::to_string(bytes) + " bytes";
+    if (t.peer >= 0) text += (t.from.defined() ? " to rank " : " from rank ") + std::to_string(t.peer);
+  }
+  return text;
+}
+
 Transfers::~Transfers() {
   release();
 }

@@ -44,6 +44,8 @@ class Batch {
   std::vector<Transfer> transfers_;
 };
 std::string_view name_of(Batch::Kind kind);
+// "receive of 32 bytes from rank 1, send of 32 bytes to rank 1"
+std::string text_of(const Batch& batch);
 
 // A batch that was started, as a channel sees it.
 class Completion {

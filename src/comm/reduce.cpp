@@ -61,10 +61,13 @@ void Reduction::add_parts() {
   Device& device = values_.device();
   const auto& table = *device.table().elementwise;
   transfers_.wait(queue_);
+  QueueScope traced(device, queue_);
   if (!group_->alone())
     launch(device, queue_, table.sum_parts, received_, group_->size(), sum_, sum_.elements());
   else if (sum_.address() != values_.address())
     launch(device, queue_, table.cast, values_, sum_, sum_.elements());
+  if (queue_ != Queue::compute)
+    traced.end("sum of " + std::to_string(sum_.bytes()) + " bytes over `" + group_->name() + "`");
 }
 void Reduction::finish() {
   if (!values_.defined()) return;

@@ -1,5 +1,6 @@
 // Transfers through host memory, carried by a communicator.
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,18 +23,23 @@ class StagedBatch final : public Completion {
   // Copies what is sent to the host, where it cannot be read directly, and waits until it is there.
   void read(const Batch& batch) {
     bool copies = false;
+    std::optional<QueueScope> traced;
     for (const Batch::Transfer& transfer : batch.transfers()) {
       if (!transfer.from.defined()) continue;
       const Tensor& tensor = transfer.from;
       std::byte* address = device_.host_address(tensor.address());
       if (!address) {
-        if (!std::exchange(copies, true)) device_.wait_for(Queue::device_to_host, *ready_);
+        if (!std::exchange(copies, true)) {
+          device_.wait_for(Queue::device_to_host, *ready_);
+          traced.emplace(device_, Queue::device_to_host);
+        }
         Buffer& buffer = buffers_.emplace_back(static_cast<size_t>(tensor.bytes()));
         device_.start_copy_to_host(buffer.data(), tensor.address(), tensor.bytes(), Queue::device_to_host);
         address = buffer.data();
       }
       sources_.push_back(address);
     }
+    if (traced) traced->end("copy for " + text_of(batch));
     if (copies)
       device_.record(Queue::device_to_host)->wait();
     else
@@ -78,9 +84,11 @@ class StagedBatch final : public Completion {
     works_.clear();
     // The targets were allocated, and perhaps used, by work before the batch.
     if (!received_.empty()) device_.wait_for(Queue::communication, *ready_);
+    QueueScope traced(device_, Queue::communication);
     for (const Received& one : received_)
       device_.start_copy_to_device(one.to.address(), buffers_[one.buffer].data(), one.to.bytes(),
                                    Queue::communication);
+    if (!received_.empty()) traced.end("copy of what has arrived");
     complete_ = device_.record(Queue::communication);
     // The copies read the buffers, which live until then.
     if (!received_.empty())

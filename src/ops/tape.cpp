@@ -1,8 +1,8 @@
 #include "ops/tape.hpp"
 
-#include <chrono>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "kernels/table.hpp"
 #include "ops/matmul.hpp"
@@ -11,15 +11,14 @@
 namespace capstan {
 
 namespace {
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-// Where kernels are queued, an observed step waits before and after each operation, to measure its kernels
-// and not their launch.
-double start_observing(const StepContext& context) {
-  if (!context.observer) return 0;
-  context.device.synchronize();
-  return now_seconds();
+// The end of the work so far, by the host's clock. An observer that waits gets the time of the kernels and
+// not of their launch; for others the compute queue has an event.
+double end_of_work(Device& device, const TapeObserver& observer, std::shared_ptr<Event>& event) {
+  if (observer.waits())
+    device.synchronize();
+  else if (device.queues_work())
+    event = device.record_time(Queue::compute);
+  return steady_seconds();
 }
 std::vector<Shape> shapes_of(std::span<const Tensor> tensors) {
   std::vector<Shape> shapes;
@@ -56,17 +55,18 @@ void ParamStore::note_weight_gradient(const Parameter& parameter, PendingUses& t
   if (--outstanding_[index] == 0 && last_micro_batch_) gradient_ready(parameter);
 }
 
-TraceScope::TraceScope(StepContext& context, char phase, std::string name) : context_(context) {
-  if (!context.observer) return;
-  event_ = {.phase = phase, .name = std::move(name), .shapes = {}, .cost = {}, .part = true};
-  event_.end = start_observing(context);
+TraceScope::TraceScope(Device& device, TapeObserver* observer, char phase, std::string name, Cost cost)
+    : device_(device), observer_(observer) {
+  if (!observer) return;
+  event_ = {.phase = phase, .name = std::move(name), .cost = cost, .part = true};
+  event_.end = end_of_work(device, *observer, event_.before);
 }
 void TraceScope::end() {
-  if (!context_.observer) return;
+  if (!observer_) return;
   const double started = event_.end;
-  event_.end = start_observing(context_);
+  event_.end = end_of_work(device_, *observer_, event_.after);
   event_.seconds = event_.end - started;
-  context_.observer->observe(event_);
+  observer_->observe(event_);
 }
 
 // ---- backward steps ---------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ void BackwardStep::weight_gradient_gemm(const Parameter& parameter, Cost cost, T
 // ---- the tape ---------------------------------------------------------------------------------------------
 
 Tape::Tape(StepContext& context, Mode mode) : context_(context), mode_(mode) {
-  if (context.observer) last_mark_ = now_seconds();
+  last_ = moment_of(context);
   context.store.set_direction(ParamStore::PassDirection::forward);
 }
 
@@ -122,15 +122,21 @@ const Tensor& Tape::input_gradient(const std::string& name) const {
   return found->second;
 }
 
-void Tape::note(TapeEvent event, double started) {
+Tape::Moment Tape::moment_of(const StepContext& context) {
+  Moment moment;
+  if (context.observer) moment.seconds = end_of_work(context.device, *context.observer, moment.event);
+  return moment;
+}
+void Tape::note(TapeEvent event, const Moment& started, double nested_seconds) {
   // A region's gradients are computed once.
   event.recomputed = repeated_ && event.phase == 'F';
-  device().synchronize();
-  last_mark_ = now_seconds();
-  event.seconds = last_mark_ - started;
-  event.end = last_mark_;
+  event.before = started.event;
+  last_ = moment_of(context_);
+  event.after = last_.event;
+  event.seconds = last_.seconds - started.seconds - nested_seconds;
+  event.end = last_.seconds;
   context_.observer->observe(event);
-  last_mark_ = now_seconds();  // excludes the observer's time
+  last_.seconds = steady_seconds();  // excludes the observer's time
 }
 
 std::vector<Var> Tape::record(Record record) {
@@ -148,7 +154,7 @@ std::vector<Var> Tape::record(Record record) {
     TapeEvent event{'F', record.name, {}, record.cost, bytes_of(record.saved)};
     for (const Var& input : record.inputs) event.shapes.push_back(input.shape());
     for (const Tensor& output : record.outputs) event.shapes.push_back(output.shape());
-    note(std::move(event), last_mark_);
+    note(std::move(event), last_, 0);
   }
   bool needed = trains;
   for (const Var& input : record.inputs) needed |= input.needs_gradient();
@@ -203,7 +209,7 @@ void Tape::take_weight_step(WeightStep step) {
 }
 
 void Tape::run_weight_step(WeightStep& step) {
-  const double started = start_observing(context_);
+  const Moment started = moment_of(context_);
   if (step.run) {
     step.run(context_.store.gradient(*step.parameter), step.tensors);
   } else {
@@ -213,8 +219,8 @@ void Tape::run_weight_step(WeightStep& step) {
                 fresh ? 0.0f : 1.0f);
   }
   if (context_.observer) {
-    note({'W', step.name, shapes_of(step.tensors), step.cost, bytes_of(step.tensors)}, started);
-    inner_seconds_ += last_mark_ - started;
+    note({'W', step.name, shapes_of(step.tensors), step.cost, bytes_of(step.tensors)}, started, 0);
+    inner_seconds_ += last_.seconds - started.seconds;
   }
   step.tensors.clear();
   context_.store.note_weight_gradient(*step.parameter, *uses_left_);
@@ -254,7 +260,7 @@ void Tape::run_backward(BackwardOptions options) {
       reached |= step.output_gradients_.back().defined();
     }
     step.saved_ = std::move(entry.saved);
-    const double started = start_observing(context_);
+    const Moment started = moment_of(context_);
     TapeEvent event;
     if (context_.observer)
       event = {'B', entry.name, shapes_of(step.output_gradients_), entry.backward_cost,
@@ -267,7 +273,7 @@ void Tape::run_backward(BackwardOptions options) {
     inner_seconds_ = 0;
     entry.backward(step);
     // Nested events (weight steps, a recomputed region) were observed separately.
-    if (context_.observer) note(std::move(event), started + inner_seconds_);
+    if (context_.observer) note(std::move(event), started, inner_seconds_);
     entries_.pop_back();
   }
 }
@@ -302,7 +308,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     for (Var& output : body(first, plain)) outputs.push_back(std::move(output.value));
     next_choice_ = first.next_choice_;
     // The next operation's time excludes the region.
-    if (context_.observer) last_mark_ = first.last_mark_;
+    if (context_.observer) last_ = first.last_;
   }
   for (const Var& input : inputs) {
     saved.push_back(input.value);
@@ -323,7 +329,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
   entry.name = name;
   entry.saved = std::move(saved);
   entry.backward = [this, choices, first_choice, needs, body = std::move(body)](BackwardStep& step) {
-    const double started = start_observing(context_);
+    const Moment started = moment_of(context_);
     Tape again(context_, Mode::train);
     again.repeated_ = true;
     again.uses_left_ = uses_left_;
@@ -345,7 +351,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
       if (gradient.defined()) step.give(i, std::move(gradient));
     }
     // Observed by the inner tape.
-    if (context_.observer) inner_seconds_ += now_seconds() - started;
+    if (context_.observer) inner_seconds_ += steady_seconds() - started.seconds;
     // Delayed weight gradients outlive the inner tape and keep their own tensors.
     for (WeightStep& weight : again.weight_steps_) weight_steps_.push_back(std::move(weight));
   };

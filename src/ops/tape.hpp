@@ -24,6 +24,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/parameter.hpp"
@@ -55,12 +56,20 @@ struct TapeEvent {
   double seconds = 0;
   // Steady host clock at its end, seconds.
   double end = 0;
+  // The compute queue before and after it, with times, on a device that queues work and for an observer that
+  // does not wait: what the host's times do not tell then. Nested events lie between them.
+  std::shared_ptr<Event> before, after;
 };
 
 class TapeObserver {
  public:
   virtual ~TapeObserver() = default;
   virtual void observe(const TapeEvent& event) = 0;
+  // Whether a step waits for the end of each operation, so that the host's times are those of the kernels. A
+  // step that does not wait runs as without an observer.
+  virtual bool waits() const { return true; }
+  // Work on another queue than the compute queue.
+  virtual void queue_span(const QueueSpan& span) { static_cast<void>(span); }
   // Called before the operations of a micro-batch.
   virtual void micro_batch(int64_t index) { static_cast<void>(index); }
   // Called before `observe` with the values: the outputs of an operation ('F', with its parameters), or the
@@ -83,11 +92,14 @@ struct StepContext {
 // an asynchronous transfer, or work that overlaps with it. Does nothing without an observer.
 class TraceScope {
  public:
-  TraceScope(StepContext& context, char phase, std::string name);
+  TraceScope(Device& device, TapeObserver* observer, char phase, std::string name, Cost cost = {});
+  TraceScope(const StepContext& context, char phase, std::string name)
+      : TraceScope(context.device, context.observer, phase, std::move(name)) {}
   void end();
 
  private:
-  StepContext& context_;
+  Device& device_;
+  TapeObserver* observer_;
   TapeEvent event_;
 };
 
@@ -219,7 +231,13 @@ class Tape {
   void run_backward(BackwardOptions options);
   void take_weight_step(WeightStep step);
   void run_weight_step(WeightStep& step);
-  void note(TapeEvent event, double seconds);
+  // A moment of an observed step: the end of the work so far.
+  struct Moment {
+    double seconds = 0;  // host clock
+    std::shared_ptr<Event> event;
+  };
+  static Moment moment_of(const StepContext& context);
+  void note(TapeEvent event, const Moment& started, double nested_seconds);
 
   StepContext& context_;
   Mode mode_;
@@ -240,8 +258,8 @@ class Tape {
   std::shared_ptr<std::vector<Tensor>> choices_;
   // The next of choices_ while the region is recomputed.
   size_t next_choice_ = 0;
-  // Host clock at the end of the last observed event.
-  double last_mark_ = 0;
+  // The end of the last observed event.
+  Moment last_;
   // Nested events of the running backward step.
   double inner_seconds_ = 0;
 };

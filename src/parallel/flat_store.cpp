@@ -140,23 +140,12 @@ Tensor FlatStore::range_of(const ParameterShard& shard, const FlatRange& range,
                                                                range.count, {range.count});
 }
 
-double FlatStore::clock() const {
-  if (!observer_) return 0;
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 void FlatStore::trace_start(const std::string& what, int64_t bytes) const {
-  if (!observer_) return;
-  observer_->observe({.phase = 'C',
-                      .name = "start " + what,
-                      .cost = {.sent = static_cast<double>(bytes / shards_ * (shards_ - 1))},
-                      .part = true,
-                      .end = clock()});
+  const Cost cost{.sent = static_cast<double>(bytes / shards_ * (shards_ - 1))};
+  TraceScope(device_, observer_, 'C', "start " + what, cost).end();
 }
-void FlatStore::trace_wait(const std::string& what, double started) const {
-  if (!observer_) return;
-  const double now = clock();
-  observer_->observe(
-      {.phase = 'C', .name = "wait " + what, .part = true, .seconds = now - started, .end = now});
+TraceScope FlatStore::trace_wait(const std::string& what) const {
+  return {device_, observer_, 'C', "wait " + what};
 }
 
 // ---- views ------------------------------------------------------------------------------------------------
@@ -296,12 +285,11 @@ void FlatStore::start_gather(int block) {
 void FlatStore::finish_gather(size_t index) {
   Bucket& bucket = buckets_[index];
   if (!bucket.gather) return;
-  const double started = clock();
+  TraceScope traced = trace_wait("gather " + (shards_parameters_ ? layout_.blocks[bucket.plan->block]
+                                                                 : "bucket " + std::to_string(index)));
   bucket.gather->wait();
   bucket.gather.reset();
-  trace_wait("gather " + (shards_parameters_ ? layout_.blocks[bucket.plan->block]
-                                             : "bucket " + std::to_string(index)),
-             started);
+  traced.end();
 }
 
 void FlatStore::release_block(int block) {

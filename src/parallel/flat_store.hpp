@@ -247,8 +247,7 @@ class FlatStore final : public ParamStore {
   // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it
   // was waited for since `started` on the host's clock.
   void trace_start(const std::string& what, int64_t bytes) const;
-  void trace_wait(const std::string& what, double started) const;
-  double clock() const;  // 0 without an observer
+  TraceScope trace_wait(const std::string& what) const;
 
   // flat_store.cpp: parameters
   void gather_parameters(bool wait);

@@ -115,14 +115,14 @@ void FlatStore::add_sum(const PendingReduction& pending, Queue queue) {
 }
 
 void FlatStore::finish_reduce() {
-  const double started = clock();
   PendingReduction& pending = pending_reductions_.front();
+  TraceScope traced = trace_wait("reduce bucket " + std::to_string(pending.bucket));
   pending.reduction.finish();
   if (pending.added)
     device_.wait_for(Queue::compute, *pending.added);
   else
     add_sum(pending, Queue::compute);
-  trace_wait("reduce bucket " + std::to_string(pending.bucket), started);
+  traced.end();
   Bucket& bucket = buckets_[pending.bucket];
   pending_reductions_.pop_front();
   if (!shards_gradients_) finish_bucket(bucket);
@@ -174,9 +174,9 @@ void FlatStore::start_gradient_gather(Bucket& bucket) {
 
 void FlatStore::finish_gradient_gather(Bucket& bucket) {
   if (!bucket.gradient_gather) return;
-  const double started = clock();
+  TraceScope traced = trace_wait("gather gradients");
   bucket.gradient_gather->wait();
-  trace_wait("gather gradients", started);
+  traced.end();
   bucket.gradient_gather.reset();
   if (options_.reduce != DType::f32) cast(bucket.in_flight, bucket.gradients);
   bucket.in_flight = Tensor();

@@ -7,14 +7,18 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/checked.hpp"
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "tensor/checked_queue.hpp"
 #include "tensor/device.hpp"
@@ -94,9 +98,15 @@ class DoubleMapping {
 
 class CheckedEvent final : public Event {
  public:
-  CheckedEvent(CheckedQueue& queue, CheckedQueue::Ticket ticket) : queue_(queue), ticket_(ticket) {}
+  CheckedEvent(CheckedQueue& queue, CheckedQueue::Ticket ticket,
+               std::shared_ptr<const std::atomic<double>> time = nullptr)
+      : queue_(queue), ticket_(ticket), time_(std::move(time)) {}
   bool done() const override { return queue_.done(ticket_); }
   void wait() override { queue_.wait(ticket_); }
+  double time() const override {
+    CAPSTAN_ASSERT(time_, "the time of an event that has none");
+    return time_->load();
+  }
   // An error before the event is one of the queue that waits, too: what it works with is not there.
   void follow(CheckedQueue& queue) const {
     if (&queue == &queue_) return;
@@ -108,6 +118,7 @@ class CheckedEvent final : public Event {
  private:
   CheckedQueue& queue_;
   CheckedQueue::Ticket ticket_;
+  std::shared_ptr<const std::atomic<double>> time_;
 };
 
 class CheckedDevice final : public Device {
@@ -184,13 +195,24 @@ class CheckedDevice final : public Device {
   std::unique_ptr<Event> record(Queue queue) override {
     return std::make_unique<CheckedEvent>(queue_of(queue), queue_of(queue).last());
   }
+  std::unique_ptr<Event> record_time(Queue queue) override {
+    const auto time = std::make_shared<std::atomic<double>>(0);
+    const CheckedQueue::Ticket ticket = queue_of(queue).push([time] { time->store(steady_seconds()); });
+    return std::make_unique<CheckedEvent>(queue_of(queue), ticket, time);
+  }
+  bool queues_work() const override { return true; }
   void wait_for(Queue queue, const Event& event) override {
     dynamic_cast<const CheckedEvent&>(event).follow(queue_of(queue));
   }
-  Queue add_queue(bool prompt) override {
+  Queue add_queue(bool prompt, std::string name) override {
     CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
+    added_.push_back(std::move(name));
     queues_.emplace_back(seed_ + queues_.size(), prompt ? CheckedQueue::Hold::none : hold_);
     return static_cast<Queue>(queues_.size() - 1);
+  }
+  std::string queue_name(Queue queue) const override {
+    const auto index = static_cast<size_t>(queue);
+    return index < kQueues ? std::string(name_of(queue)) : added_[index - kQueues];
   }
   std::byte* host_address(std::byte*) override { return nullptr; }
 
@@ -223,6 +245,7 @@ class CheckedDevice final : public Device {
   int64_t staged_ = 0;
   const uint64_t seed_;
   const CheckedQueue::Hold hold_;
+  std::vector<std::string> added_;  // names of the queues behind the first kQueues
   // Last: their threads end before the members above.
   std::deque<CheckedQueue> queues_;
 };

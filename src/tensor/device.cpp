@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/checked.hpp"
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 
@@ -129,8 +130,13 @@ void Device::release_cached() {
 namespace {
 class Done final : public Event {
  public:
+  explicit Done(double time) : time_(time) {}
   bool done() const override { return true; }
   void wait() override {}
+  double time() const override { return time_; }
+
+ private:
+  double time_;
 };
 }  // namespace
 
@@ -142,11 +148,22 @@ void Device::start_copy_to_host(void* to, const std::byte* from, int64_t bytes, 
   copy_to_host(to, from, bytes);
 }
 std::unique_ptr<Event> Device::record(Queue) {
-  return std::make_unique<Done>();
+  return std::make_unique<Done>(0);
+}
+std::unique_ptr<Event> Device::record_time(Queue) {
+  return std::make_unique<Done>(steady_seconds());
 }
 void Device::wait_for(Queue, const Event&) {}
-Queue Device::add_queue(bool) {
+Queue Device::add_queue(bool, std::string) {
   return Queue::communication;
+}
+
+QueueScope::QueueScope(Device& device, Queue queue) : device_(device), queue_(queue) {
+  if (device.listener()) before_ = device.record_time(queue);
+}
+void QueueScope::end(const std::string& name) {
+  if (before_ && device_.listener())
+    device_.listener()({device_.queue_name(queue_), name, before_, device_.record_time(queue_)});
 }
 
 MemoryUse Device::memory() const {

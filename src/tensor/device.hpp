@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/thread_pool.hpp"
 #include "tensor/kernel_context.hpp"
@@ -95,6 +96,14 @@ class Event {
   virtual bool done() const = 0;  // does not wait
   // Throws the first error of the queue, and of the queues that it waited for.
   virtual void wait() = 0;
+  // When it was done: seconds of the host's steady clock. Only for an event of record_time() that is done.
+  virtual double time() const = 0;
+};
+
+// Work on a queue beside the compute queue, for traces. Both events have times.
+struct QueueSpan {
+  std::string queue, name;
+  std::shared_ptr<Event> before, after;
 };
 
 // How `launch` runs a kernel.
@@ -139,9 +148,17 @@ class Device {
   virtual void start_copy_to_device(std::byte* to, const void* from_host, int64_t bytes, Queue queue);
   virtual void start_copy_to_host(void* to_host, const std::byte* from, int64_t bytes, Queue queue);
   virtual std::unique_ptr<Event> record(Queue queue);
+  // An event with a time, which a device may need longer for.
+  virtual std::unique_ptr<Event> record_time(Queue queue);
+  // Whether work is queued when the call that asked for it returns, and not done.
+  virtual bool queues_work() const { return false; }
   // A further queue, for copies and `enqueue` only. prompt: its work begins as soon as it can, because other
   // processes wait for it.
-  virtual Queue add_queue(bool prompt);
+  virtual Queue add_queue(bool prompt, std::string name);
+  virtual std::string queue_name(Queue queue) const { return std::string(name_of(queue)); }
+  // `listener` is called with every span that a QueueScope marks; empty: nobody listens.
+  void listen(std::function<void(const QueueSpan&)> listener) { listener_ = std::move(listener); }
+  const std::function<void(const QueueSpan&)>& listener() const { return listener_; }
   // Work queued on `queue` from now on runs after the event. The host does not wait.
   virtual void wait_for(Queue queue, const Event& event);
 
@@ -180,6 +197,20 @@ class Device {
   };
   std::unique_ptr<Cache, CacheDeleter> cache_;
   MemoryUse use_;
+  std::function<void(const QueueSpan&)> listener_;
+};
+
+// Marks the work that is queued on `queue` from construction to end() as a span, if the device has a
+// listener.
+class QueueScope {
+ public:
+  QueueScope(Device& device, Queue queue);
+  void end(const std::string& name);
+
+ private:
+  Device& device_;
+  Queue queue_;
+  std::shared_ptr<Event> before_;
 };
 
 // Rounds sizes up to 1 MiB to 512 bytes, larger ones to pages of 4096. The meta device uses the same rounding

@@ -301,9 +301,11 @@ TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 
     if (event["ph"] == "X") steps.insert(event["args"]["step"].get<int>());
   CHECK(steps == std::set<int>{2, 3});
   CHECK(losses_of(p.file("traced")).size() == 12);
-  const Finished command = p.in({"trace", "./tiny.yaml", "-o", "traced.json"});
-  CHECK_MESSAGE(command.code == 0, command.err);
-  CHECK(capstan::json_of(read_text(p.file("traced.json")))["traceEvents"].size() > 100);
+  for (const char* device : {"train.device=cpu", "train.device=checked"}) {
+    const Finished command = p.in({"trace", "./tiny.yaml", device, "-o", "traced.json"});
+    CHECK_MESSAGE(command.code == 0, command.err);
+    CHECK(capstan::json_of(read_text(p.file("traced.json")))["traceEvents"].size() > 100);
+  }
 
   // The memory of kernels depends on the processor, so the limit is taken from the error for a micro-batch of
   // 1.

@@ -544,3 +544,62 @@ TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and w
     if (!sharded) CHECK(threes == parameters[0]->shape().elements());
   }
 }
+
+// Weight gradients and the work of other queues, as events tell.
+class Intervals final : public TapeObserver {
+ public:
+  bool waits() const override { return false; }
+  void observe(const TapeEvent& event) override {
+    if (event.phase == 'W') gradients.push_back({{}, event.name, event.before, event.after});
+  }
+  void queue_span(const QueueSpan& span) override {
+    if (span.queue.rfind("delivery", 0) != 0) others.push_back(span);
+  }
+  // Seconds that both a weight gradient and another queue's work took.
+  double overlap() const {
+    double seconds = 0;
+    for (const QueueSpan& a : gradients)
+      for (const QueueSpan& b : others) {
+        for (const QueueSpan* span : {&a, &b}) span->before->wait(), span->after->wait();
+        seconds += std::max(
+            0.0, std::min(a.after->time(), b.after->time()) - std::max(a.before->time(), b.before->time()));
+      }
+    return seconds;
+  }
+  std::vector<QueueSpan> gradients, others;
+};
+
+TEST_CASE("buckets are summed beside the backward pass: events of the queues show it, and cost no bits") {
+  const int ranks = world().size();
+  if (ranks == 1) return;
+  auto config = config_of<capstan::test::Checked>(ranks, 1);
+  config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+  config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim;
+  config.ddp.bucket_size = 2000;
+  for (const bool overlap : {true, false}) {
+    CAPTURE(overlap);
+    config.ddp.overlap_grad_reduce = overlap;
+    const Ended plain = run(config, world(), 1);
+    train::StepRunner runner(config, world());
+    runner.initialize();
+    Intervals intervals;
+    runner.observe(&intervals);
+    const auto data = train::open_datasets(config, nullptr);
+    data::Loader loader(data[0], runner.loader_options());
+    train::StepTimers timers;
+    timers.start_step();
+    CHECK(runner.train_step(loader, timers).loss == plain.losses[0]);
+    runner.observe(nullptr);
+    CHECK(intervals.gradients.size() > 20);
+    const auto on = [&](const std::string& queue) {
+      return std::ranges::count_if(intervals.others, [&](const QueueSpan& s) { return s.queue == queue; });
+    };
+    CHECK(on("transfers of `shard`") > 10);
+    CHECK(on("communication") > 5);
+    const double seconds = intervals.overlap();
+    if (overlap)
+      CHECK(seconds > 0);
+    else
+      CHECK(seconds == 0);
+  }
+}

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <functional>
@@ -300,6 +301,31 @@ TEST_CASE("checked device: memory freed while another queue uses it is found") {
       CHECK(seen == (waits ? counting(n) : std::vector<float>(static_cast<size_t>(n), 0.0f)));
     }
   }
+}
+
+TEST_CASE("checked device: events tell when the work of a queue ran, and spans name its queue") {
+  const auto device = checked();
+  std::vector<QueueSpan> spans;
+  QueueScope unheard(*device, Queue::communication);
+  unheard.end("unheard");
+  device->listen([&](const QueueSpan& span) { spans.push_back(span); });
+  const Queue added = device->add_queue(true, "transfers of `shard`");
+  const auto sleep = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  const auto before = device->record_time(Queue::compute);
+  device->enqueue(Queue::compute, sleep);
+  const auto after = device->record_time(Queue::compute);
+  device->wait_for(added, *after);
+  QueueScope scope(*device, added);
+  device->enqueue(added, sleep);
+  scope.end("send");
+  CHECK(device->queues_work());
+  device->synchronize();
+  CHECK(after->time() - before->time() >= 0.005);
+  REQUIRE(spans.size() == 1);
+  CHECK(spans[0].queue == "transfers of `shard`");
+  CHECK(spans[0].name == "send");
+  CHECK(spans[0].before->time() >= after->time());
+  CHECK(spans[0].after->time() - spans[0].before->time() >= 0.005);
 }
 
 TEST_CASE("checked device: an error reaches the queues that wait for it, and one synchronize() ends it") {

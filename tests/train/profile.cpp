@@ -145,7 +145,7 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
   CHECK_NOTHROW(check_fits(config, estimate, 0, 1));
 }
 
-TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in order") {
+TEST_CASE("operations add up to the step's FLOPs") {
   const config::Config config = tiny_config(true);
   StepRunner runner(config, world());
   runner.initialize();
@@ -163,7 +163,17 @@ TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in or
     again.model.recompute_granularity.reset();
     CHECK(needed == doctest::Approx(estimate_step(again).flops));
   }
+}
 
+// The trace of one step, and a check of what every trace holds.
+static void check_trace(config::DeviceKind device) {
+  CAPTURE(static_cast<int>(device));
+  config::Config config = tiny_config(true);
+  config.train.device = device;
+  StepRunner runner(config, world());
+  runner.initialize();
+  StepTimers timers;
+  const double expected = estimate_step(config).flops * static_cast<double>(runner.micro_batches());
   Trace trace(3, true);
   trace.step(2);
   runner.observe(&trace);
@@ -183,6 +193,7 @@ TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in or
     CHECK(event["args"]["step"] == 2);
     double& end = ends[event["tid"].get<int>()];
     CHECK(event["ts"].get<double>() >= end - 0.01);
+    CHECK(event["dur"].get<double>() >= 0);
     end = event["ts"].get<double>() + event["dur"].get<double>();
     traced += event["args"].value("flops", 0.0);
     if (event["name"] == "linear") CHECK(event["args"].contains("shapes"));
@@ -191,6 +202,12 @@ TEST_CASE("operations add up to the step's FLOPs, and the trace holds them in or
   CHECK(ends.size() == 4);
   CHECK(traced == doctest::Approx(expected));
   CHECK_THROWS_AS(trace.write("/proc/no/such/place.json"), Error);
+  runner.observe(nullptr);
+}
+
+TEST_CASE(
+    "the trace holds the step's FLOPs in order, by the host's clock or by events of the compute queue") {
+  for (const auto device : {config::DeviceKind::cpu, config::DeviceKind::checked}) check_trace(device);
 }
 
 TEST_CASE("the launches of a step are counted: those of a layer, and an update of one for each buffer") {

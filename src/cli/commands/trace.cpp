@@ -32,7 +32,12 @@ const Command kTrace = {
                   "one micro-batch of a larger model"}},
     .options = {{"output", 'o', "FILE", "where to; default trace.json"}},
     .details =
-        "Each operation has its shapes, FLOPs, bytes and the throughput reached. A run traces itself with\n"
+        "Each operation has its shapes, FLOPs, bytes and the throughput reached. On a device with queues "
+        "the\n"
+        "times are those of events, the step does not wait for them, and each queue that transfers or "
+        "copies\n"
+        "has a row of its own, so that its overlap with the operations can be seen. A run traces itself "
+        "with\n"
         "`profiling.trace=true` for the steps from profiling.profile_step_start to profile_step_end.\n",
     .overrides = true,
     .max_words = 1,

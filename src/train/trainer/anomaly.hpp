@@ -44,6 +44,7 @@ void remember(const config::ResilienceConfig& config, TrainState& state, double 
 class FiniteCheck final : public TapeObserver {
  public:
   void observe(const TapeEvent&) override {}
+  bool waits() const override { return false; }
   void values(char phase, const std::string& name, std::span<const Parameter* const> parameters,
               std::span<const Tensor> tensors) override;
   void micro_batch(int64_t index) override { current_ = index; }

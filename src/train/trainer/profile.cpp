@@ -48,23 +48,11 @@ std::vector<OperationTable::Row> OperationTable::by_time() const {
   return sorted;
 }
 
-void Trace::add(int lane, const std::string& name, double end, double seconds, const std::string& arguments) {
-  const double begin = end - seconds;
-  if (start_ < 0) start_ = begin;
-  body_ += ",\n{\"ph\":\"X\",\"name\":" + in_quotes(name) + ",\"pid\":" + std::to_string(rank_) +
-           ",\"tid\":" + std::to_string(lane) + ",\"ts\":" + fixed(1e6 * (begin - start_), 3) +
-           ",\"dur\":" + fixed(1e6 * seconds, 3) + ",\"args\":{\"step\":" + std::to_string(step_) +
-           arguments + "}}";
-  ++events_;
-}
+Trace::Trace(int rank, bool shapes)
+    : rank_(rank), shapes_(shapes), lanes_(kLaneNames.begin(), kLaneNames.end()) {}
 
 void Trace::observe(const TapeEvent& event) {
   std::string arguments;
-  if (event.cost.flops > 0) {
-    arguments += ",\"flops\":" + fixed(event.cost.flops, 0);
-    if (event.seconds > 0)
-      arguments += ",\"gflops_per_second\":" + fixed(1e-9 * event.cost.flops / event.seconds, 2);
-  }
   if (event.cost.bytes > 0) arguments += ",\"bytes\":" + fixed(event.cost.bytes, 0);
   if (event.cost.sent > 0) arguments += ",\"sent\":" + fixed(event.cost.sent, 0);
   if (event.saved_bytes > 0) arguments += ",\"saved_bytes\":" + std::to_string(event.saved_bytes);
@@ -74,25 +62,65 @@ void Trace::observe(const TapeEvent& event) {
     for (size_t i = 0; i < event.shapes.size(); ++i) arguments += (i ? " " : "") + event.shapes[i].text();
     arguments += '"';
   }
-  add(lane_of(event.phase), event.name, event.end, event.seconds, arguments);
+  entries_.push_back({lane_of(event.phase), step_, event.name, event.end - event.seconds, event.seconds,
+                      event.cost.flops, std::move(arguments), event.before, event.after});
+}
+
+void Trace::queue_span(const QueueSpan& span) {
+  auto lane = std::find(lanes_.begin(), lanes_.end(), span.queue);
+  if (lane == lanes_.end()) lane = lanes_.insert(lane, span.queue);
+  entries_.push_back(
+      {static_cast<int>(lane - lanes_.begin()), step_, span.name, 0, 0, 0, {}, span.before, span.after});
 }
 
 void Trace::phase(Phase phase, double end, double seconds) {
-  add(kPhaseLane, std::string(name_of(phase)), end, seconds, {});
+  entries_.push_back({kPhaseLane, step_, std::string(name_of(phase)), end - seconds, seconds, 0, {}, {}, {}});
 }
 
-void Trace::write(const std::filesystem::path& file) const {
+void Trace::step(int64_t step) {
+  finish_step();
+  step_ = step;
+}
+
+void Trace::finish_step() {
+  for (; resolved_ < entries_.size(); ++resolved_) {
+    Entry& entry = entries_[resolved_];
+    if (!entry.after) continue;
+    entry.before->wait();
+    entry.after->wait();
+    entry.begin = entry.before->time();
+    entry.seconds = entry.after->time() - entry.begin;
+    entry.before = entry.after = nullptr;
+  }
+}
+
+std::string Trace::text_of(const Entry& entry, int rank, double start) {
+  std::string text =
+      ",\n{\"ph\":\"X\",\"name\":" + in_quotes(entry.name) + ",\"pid\":" + std::to_string(rank) +
+      ",\"tid\":" + std::to_string(entry.lane) + ",\"ts\":" + fixed(1e6 * (entry.begin - start), 3) +
+      ",\"dur\":" + fixed(1e6 * entry.seconds, 3) + ",\"args\":{\"step\":" + std::to_string(entry.step);
+  if (entry.flops > 0) {
+    text += ",\"flops\":" + fixed(entry.flops, 0);
+    if (entry.seconds > 0) text += ",\"gflops_per_second\":" + fixed(1e-9 * entry.flops / entry.seconds, 2);
+  }
+  return text + entry.arguments + "}}";
+}
+
+void Trace::write(const std::filesystem::path& file) {
+  finish_step();
+  const std::string process = std::to_string(rank_);
   std::string head =
       "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" +
-      std::to_string(rank_) + ",\"args\":{\"name\":\"rank " + std::to_string(rank_) + "\"}}";
-  for (size_t lane = 0; lane < kLaneNames.size(); ++lane)
-    head += ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":" + std::to_string(rank_) +
-            ",\"tid\":" + std::to_string(lane) + ",\"args\":{\"name\":\"" + kLaneNames[lane] + "\"}}";
+      process + ",\"args\":{\"name\":\"rank " + process + "\"}}";
+  for (size_t lane = 0; lane < lanes_.size(); ++lane)
+    head += ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":" + process +
+            ",\"tid\":" + std::to_string(lane) + ",\"args\":{\"name\":" + in_quotes(lanes_[lane]) + "}}";
   std::error_code problem;
   if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), problem);
   FileWriter writer(file);
   writer.write(head);
-  writer.write(body_);
+  const auto first = std::ranges::min_element(entries_, {}, &Entry::begin);
+  for (const Entry& entry : entries_) writer.write(text_of(entry, rank_, first->begin));
   writer.write("\n]}\n");
   writer.finish(false);
 }

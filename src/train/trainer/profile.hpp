@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -33,27 +34,46 @@ class OperationTable final : public TapeObserver {
 };
 
 // Chrome's trace format (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU):
-// complete events in microseconds. Lanes: phases of the step, forward, backward, weight gradients, transfers.
-// Each operation carries shapes, FLOPs, bytes, bytes sent to other ranks and the rate it reached.
+// complete events in microseconds. Lanes: phases of the step (host), forward, backward and weight gradients,
+// transfers (on a device that queues work: what the compute queue waits for them), and one lane for each
+// further queue that was used. Each operation carries shapes, FLOPs, bytes, bytes sent to other ranks and the
+// rate it reached. The step runs as without a trace: where work is queued, times are those of events.
 class Trace final : public TapeObserver {
  public:
-  Trace(int rank, bool shapes) : rank_(rank), shapes_(shapes) {}
+  Trace(int rank, bool shapes);
   void observe(const TapeEvent& event) override;
+  bool waits() const override { return false; }
+  void queue_span(const QueueSpan& span) override;
   void phase(Phase phase, double end, double seconds);
-  void step(int64_t step) { step_ = step; }
-  size_t events() const { return events_; }
-  // Makes the directory; throws ErrorCode::io.
-  void write(const std::filesystem::path& file) const;
+  // Begins a step; the last one is finished.
+  void step(int64_t step);
+  // Takes the times of what was observed from its events, for which it waits. Events do not outlive their
+  // device: to be called while it exists.
+  void finish_step();
+  size_t events() const { return entries_.size(); }
+  // Makes the directory; throws ErrorCode::io, and what finish_step() throws.
+  void write(const std::filesystem::path& file);
 
  private:
-  void add(int lane, const std::string& name, double end, double seconds, const std::string& arguments);
+  struct Entry {
+    int lane;
+    int64_t step;
+    std::string name;
+    double begin, seconds;  // host clock
+    double flops;
+    std::string arguments;  // JSON members, each after a comma
+    // In place of `begin` and `seconds` until the work is done.
+    std::shared_ptr<Event> before, after;
+  };
+  static std::string text_of(const Entry& entry, int rank, double start);
+
   int rank_;
   bool shapes_;
   int64_t step_ = 0;
-  // Time of the first event, from which the trace counts.
-  double start_ = -1;
-  size_t events_ = 0;
-  std::string body_;
+  std::vector<std::string> lanes_;
+  std::vector<Entry> entries_;
+  // Those before it have times.
+  size_t resolved_ = 0;
 };
 
 }  // namespace capstan::train

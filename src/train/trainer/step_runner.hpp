@@ -65,6 +65,8 @@ class StepRunner {
   void observe(TapeObserver* observer) {
     observer_ = observer;
     store_->observe(observer);
+    device_->listen(observer ? [observer](const QueueSpan& span) { observer->queue_span(span); }
+                             : std::function<void(const QueueSpan&)>());
   }
 
   // Replaces the recipe's own schedules.

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <chrono>
+
+namespace capstan {
+
+// Seconds of the host's steady clock, from a moment that is the same for all threads of this process.
+inline double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace capstan
