@@ -12,6 +12,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -217,13 +218,28 @@ class CheckedDevice final : public Device {
   std::byte* host_address(std::byte*) override { return nullptr; }
 
  protected:
-  std::byte* system_allocate(int64_t bytes) override {
-    std::byte* data = memory_.take(bytes);
-    if (data) spoil(data, bytes);
+  // Each block has pages of its own, whose end is watched; offsets in the pools only count.
+  bool grow(Pool, int64_t, int64_t) override { return true; }
+  void shrink(Pool pool, int64_t, int64_t) override {
+    if (pool != Pool::large) return;
+    for (const auto& [size, blocks] : free_blocks_)
+      for (std::byte* data : blocks) memory_.give_back(data, size);
+    free_blocks_.clear();
+  }
+  std::byte* place(Pool, int64_t, int64_t size) override {
+    if (const auto found = free_blocks_.find(size); found != free_blocks_.end() && !found->second.empty()) {
+      std::byte* data = found->second.back();
+      found->second.pop_back();
+      return data;
+    }
+    std::byte* data = memory_.take(size);
+    if (data) spoil(data, size);
     return data;
   }
-  void system_free(std::byte* data, int64_t bytes) override { memory_.give_back(data, bytes); }
-  void retire(std::byte* data, int64_t size) override { spoil(data, size); }
+  void retire(std::byte* data, int64_t size) override {
+    spoil(data, size);
+    free_blocks_[size].push_back(data);
+  }
 
  private:
   // In queue order: a read of the block before its first write or after its release gives NaNs.
@@ -240,6 +256,7 @@ class CheckedDevice final : public Device {
   CheckedQueue& compute() { return queue_of(Queue::compute); }
 
   DoubleMapping memory_;
+  std::map<int64_t, std::vector<std::byte*>> free_blocks_;  // by size
   ThreadPool pool_;
   // Bytes queued for the device since the host last waited.
   int64_t staged_ = 0;

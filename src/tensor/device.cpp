@@ -1,17 +1,16 @@
 #include "tensor/device.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <new>
-#include <unordered_map>
-#include <vector>
 
 #include "base/checked.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/text.hpp"
 
 namespace capstan {
@@ -34,7 +33,7 @@ std::string_view name_of(Queue queue) {
 }
 
 namespace {
-constexpr int64_t kSmallBlock = 1 << 20;
+constexpr int64_t kHugePage = int64_t{2} << 20;
 thread_local MemoryCategory current_owner = MemoryCategory::activations;
 }  // namespace
 CategoryScope::CategoryScope(MemoryCategory category) : before_(current_owner) {
@@ -48,58 +47,45 @@ MemoryCategory CategoryScope::current() {
 }
 
 int64_t round_allocation(int64_t bytes) {
-  return bytes <= kSmallBlock ? round_up(bytes < 1 ? 1 : bytes, 512) : round_up(bytes, 4096);
+  return bytes <= Device::kLargestSmallBlock ? round_up(bytes < 1 ? 1 : bytes, 512) : round_up(bytes, 4096);
 }
 
-struct Device::Cache {
-  std::map<int64_t, std::vector<std::byte*>> free_blocks;  // by size
-  // Blocks in use whose size is not the rounded one.
-  std::unordered_map<std::byte*, int64_t> larger;
+// The small pool grows by pages, the large one by the pages of 2 MiB that the system, or an accelerator,
+// maps.
+Device::Device() : pools_{BlockAllocator(4096), BlockAllocator(kHugePage)} {}
 
-  // The smallest free block that holds `size` and is larger by at most an eighth.
-  std::byte* take(int64_t size) {
-    for (auto found = free_blocks.lower_bound(size);
-         found != free_blocks.end() && found->first <= size + size / 8; ++found) {
-      if (found->second.empty()) continue;
-      std::byte* data = found->second.back();
-      found->second.pop_back();
-      if (found->first != size) larger.emplace(data, found->first);
-      return data;
-    }
-    return nullptr;
+std::byte* Device::find_block(int64_t size) {
+  const Pool pool = pool_of(size);
+  BlockAllocator& range = blocks(pool);
+  auto offset = range.take(size);
+  if (!offset) {
+    const int64_t more = range.missing(size);
+    if (!grow(pool, range.end(), more)) return nullptr;
+    range.grow(more);
+    use_.reserved += more;
+    ++use_.system_requests;
+    offset = range.take(size);
   }
-  // Returns the size of the block.
-  int64_t put_back(std::byte* data, int64_t size) {
-    if (const auto found = larger.find(data); found != larger.end()) {
-      size = found->second;
-      larger.erase(found);
-    }
-    free_blocks[size].push_back(data);
-    return size;
-  }
-};
-void Device::CacheDeleter::operator()(Cache* cache) const {
-  delete cache;
+  std::byte* data = place(pool, *offset, size);
+  if (data)
+    offsets_.emplace(data, *offset);
+  else
+    range.put_back(*offset);
+  return data;
 }
 
 std::byte* Device::allocate(int64_t bytes, MemoryCategory category) {
-  if (!cache_) cache_.reset(new Cache);
   const int64_t size = round_allocation(bytes);
-  std::byte* data = cache_->take(size);
+  std::byte* data = find_block(size);
   if (!data) {
-    data = system_allocate(size);
-    if (!data) {
-      release_cached();
-      data = system_allocate(size);
-    }
+    release_cached();
+    data = find_block(size);
     if (!data)
       fail(ErrorCode::no_fit,
            "out of memory on " + std::string(name()) + ": " + human_bytes(static_cast<double>(size)) +
                " for " + std::string(name_of(category)) + " on top of " +
                human_bytes(static_cast<double>(use_.now)) + " in use",
            "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
-    use_.reserved += size;
-    ++use_.system_requests;
   }
   use_.now += size;
   use_.now_by_category[static_cast<size_t>(category)] += size;
@@ -114,17 +100,20 @@ void Device::free(std::byte* data, int64_t bytes, MemoryCategory category) {
   const int64_t size = round_allocation(bytes);
   use_.now -= size;
   use_.now_by_category[static_cast<size_t>(category)] -= size;
-  retire(data, cache_->put_back(data, size));
+  const auto found = offsets_.find(data);
+  CAPSTAN_ASSERT(found != offsets_.end(), "memory is freed that was not allocated");
+  blocks(pool_of(size)).put_back(found->second);
+  offsets_.erase(found);
+  retire(data, size);
 }
 
 void Device::release_cached() {
-  if (!cache_) return;
   synchronize();
-  for (auto& [size, blocks] : cache_->free_blocks) {
-    for (std::byte* data : blocks) system_free(data, size);
-    use_.reserved -= size * static_cast<int64_t>(blocks.size());
+  for (const Pool pool : {Pool::small, Pool::large}) {
+    const int64_t bytes = blocks(pool).shrink();
+    shrink(pool, blocks(pool).end(), bytes);
+    use_.reserved -= bytes;
   }
-  cache_->free_blocks.clear();
 }
 
 namespace {
@@ -180,38 +169,65 @@ void Device::reset_peak() {
 
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
-#if defined(__SANITIZE_ADDRESS__)
-// The sanitizer checks the bounds of heap blocks.
-constexpr int64_t kLargestFromHeap = INT64_MAX;
-#else
-constexpr int64_t kLargestFromHeap = kSmallBlock;
-#endif
-
 // For memory that lives as long as the program. Aligns large blocks to huge pages and requests them, which
 // saves page faults and TLB misses. Null when the system refuses.
 std::byte* allocate_aligned(size_t bytes) {
-  const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-  const int64_t size = round_up(static_cast<int64_t>(bytes), static_cast<int64_t>(alignment));
-  void* data = std::aligned_alloc(alignment, static_cast<size_t>(size));
+  const int64_t alignment = bytes >= size_t{kHugePage} ? kHugePage : 64;
+  void* data = std::aligned_alloc(static_cast<size_t>(alignment),
+                                  static_cast<size_t>(round_up(static_cast<int64_t>(bytes), alignment)));
   if (data && alignment == kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(data);
 }
 
-// The same in a mapping of exactly `bytes` (full pages): no adjacent page becomes resident, and unmapping
-// returns all of it to the system.
-std::byte* map_pages(size_t bytes) {
-  const size_t spare = bytes >= kHugePage ? kHugePage : 0;
-  void* mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) return nullptr;
-  auto* begin = static_cast<std::byte*>(mapped);
-  if (spare == 0) return begin;
-  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
-  if (before > 0) ::munmap(begin, before);
-  ::munmap(begin + before + bytes, spare - before);
-  ::madvise(begin + before, bytes, MADV_HUGEPAGE);
-  return begin + before;
-}
+// Addresses for the two pools of a device, which get memory as the pools grow.
+class AddressRanges {
+ public:
+  AddressRanges() {
+    const int64_t memory = ::sysconf(_SC_PHYS_PAGES) * int64_t{::sysconf(_SC_PAGESIZE)};
+    // Blocks may lie apart: twice the memory.
+    bytes_ = round_up(2 * memory, 16 * kHugePage);
+    void* mapped = map();
+    // Where addresses are limited (RLIMIT_AS): at most half of what there is.
+    while (mapped == MAP_FAILED && bytes_ > 64 * kHugePage) {
+      bytes_ = round_up(bytes_ / 2, 16 * kHugePage);
+      mapped = map();
+      if (mapped == MAP_FAILED) continue;
+      ::munmap(mapped, static_cast<size_t>(bytes_));
+      bytes_ = round_up(bytes_ / 2, 16 * kHugePage);
+      mapped = map();
+    }
+    if (mapped == MAP_FAILED)
+      fail(ErrorCode::no_fit, "the system gives no addresses for tensors: " + system_error_text(errno));
+    begin_ = static_cast<std::byte*>(mapped);
+    large_ = begin_ +
+             (kHugePage - static_cast<int64_t>(reinterpret_cast<uintptr_t>(begin_) % kHugePage)) % kHugePage;
+    small_ = begin_ + bytes_ / 8 * 7;
+    // Huge pages save page faults and TLB misses.
+    ::madvise(large_, static_cast<size_t>(small_ - large_), MADV_HUGEPAGE);
+  }
+  ~AddressRanges() { ::munmap(begin_, static_cast<size_t>(bytes_)); }
+  AddressRanges(const AddressRanges&) = delete;
+  AddressRanges& operator=(const AddressRanges&) = delete;
+
+  std::byte* at(bool large, int64_t offset) const { return (large ? large_ : small_) + offset; }
+  bool commit(bool large, int64_t offset, int64_t bytes) {
+    const int64_t size = large ? small_ - large_ : begin_ + bytes_ - small_;
+    return bytes <= size - offset &&
+           ::mprotect(at(large, offset), static_cast<size_t>(bytes), PROT_READ | PROT_WRITE) == 0;
+  }
+  void release(bool large, int64_t offset, int64_t bytes) {
+    ::madvise(at(large, offset), static_cast<size_t>(bytes), MADV_DONTNEED);
+    ::mprotect(at(large, offset), static_cast<size_t>(bytes), PROT_NONE);
+  }
+
+ private:
+  void* map() const {
+    return ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_NONE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  int64_t bytes_;
+  std::byte *begin_, *large_, *small_;
+};
 
 class CpuDevice final : public Device {
  public:
@@ -222,7 +238,6 @@ class CpuDevice final : public Device {
       context.prepare(pool_.size());
     }
   }
-  ~CpuDevice() override { release_cached(); }
   DeviceType type() const override { return DeviceType::cpu; }
   void synchronize() override {}
   std::byte* host_address(std::byte* address) override { return address; }
@@ -238,19 +253,35 @@ class CpuDevice final : public Device {
   }
 
  protected:
-  std::byte* system_allocate(int64_t bytes) override {
-    const auto size = static_cast<size_t>(bytes);
-    return bytes > kLargestFromHeap ? map_pages(size) : allocate_aligned(size);
+#if defined(__SANITIZE_ADDRESS__)
+  // The sanitizer checks the bounds of heap blocks.
+  bool grow(Pool, int64_t, int64_t) override {
+    return true;
   }
-  void system_free(std::byte* data, int64_t bytes) override {
-    if (bytes > kLargestFromHeap)
-      ::munmap(data, static_cast<size_t>(bytes));
-    else
-      std::free(data);
+  void shrink(Pool, int64_t, int64_t) override {}
+  std::byte* place(Pool, int64_t, int64_t size) override {
+    return static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(round_up(size, 64))));
   }
+  void retire(std::byte* data, int64_t) override {
+    std::free(data);
+  }
+#else
+  bool grow(Pool pool, int64_t end, int64_t bytes) override {
+    return ranges_.commit(pool == Pool::large, end, bytes);
+  }
+  void shrink(Pool pool, int64_t end, int64_t bytes) override {
+    if (bytes > 0) ranges_.release(pool == Pool::large, end, bytes);
+  }
+  std::byte* place(Pool pool, int64_t offset, int64_t) override {
+    return ranges_.at(pool == Pool::large, offset);
+  }
+#endif
 
  private:
   ThreadPool pool_;
+#if !defined(__SANITIZE_ADDRESS__)
+  AddressRanges ranges_;
+#endif
 };
 
 // Shapes without memory: addresses are never dereferenced, and every block counts its size on a real device.
@@ -274,16 +305,15 @@ class MetaDevice final : public Device {
   }
 
  protected:
-  std::byte* system_allocate(int64_t bytes) override {
-    std::byte* address = reinterpret_cast<std::byte*>(next_);
-    next_ += static_cast<uintptr_t>(bytes);
-    return address;
+  bool grow(Pool, int64_t, int64_t) override { return true; }
+  void shrink(Pool, int64_t, int64_t) override {}
+  std::byte* place(Pool pool, int64_t offset, int64_t) override {
+    return reinterpret_cast<std::byte*>((pool == Pool::large ? uintptr_t{1} << 60 : uintptr_t{1} << 20) +
+                                        static_cast<uintptr_t>(offset));
   }
-  void system_free(std::byte*, int64_t) override {}
 
  private:
   int workers_;
-  uintptr_t next_ = 1 << 20;
 };
 
 }  // namespace

@@ -9,9 +9,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "base/thread_pool.hpp"
+#include "tensor/block_allocator.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan {
@@ -61,12 +63,13 @@ struct MemoryUse {
   std::array<int64_t, kMemoryCategories> peak_by_category{};
   // Taken from the system, in use or kept for reuse.
   int64_t reserved = 0;
-  // Number of system allocations.
+  // How often memory was asked of the system.
   int64_t system_requests = 0;
   // Scratch memory that kernels keep between launches, not part of the numbers above. It grows to the largest
   // need.
   int64_t kernel_scratch = 0;
-  // Memory that the allocator keeps for reuse at the peak: blocks whose sizes were in use at another time.
+  // Memory that is reserved at the peak and not in use: gaps between blocks that were too small for what was
+  // asked for.
   int64_t cached() const { return reserved > peak ? reserved - peak : 0; }
   // The memory that tensors and kernels together take from the system.
   int64_t total() const { return peak + cached() + kernel_scratch; }
@@ -122,9 +125,13 @@ class Device {
   bool is_meta() const { return type() == DeviceType::meta; }
   std::string_view name() const { return name_of(type()); }
 
-  // The caching allocator. Rounds sizes up (round_allocation), reuses a freed block for requests of at least
-  // 7/8 of its size, and returns memory to the system in release_cached() only. Not thread-safe: the training
-  // thread owns the device. Errors: no_fit when the system refuses memory.
+  // Blocks up to kLargestSmallBlock bytes, and larger ones.
+  enum class Pool : uint8_t { small, large };
+  static constexpr int64_t kLargestSmallBlock = 1 << 20;
+  // The allocator. Rounds sizes up (round_allocation), and divides two ranges of addresses into blocks, for
+  // small blocks and for large ones (BlockAllocator). A range grows where no free block is large enough, and
+  // returns memory to the system in release_cached() only. Not thread-safe: the training thread owns the
+  // device. Errors: no_fit when the system refuses memory.
   std::byte* allocate(int64_t bytes, MemoryCategory category);
   void free(std::byte* data, int64_t bytes, MemoryCategory category);
   void release_cached();
@@ -179,10 +186,15 @@ class Device {
   virtual void reserve_workspace(kernels::WorkspaceSize) {}
 
  protected:
-  Device() = default;
-  virtual std::byte* system_allocate(int64_t bytes) = 0;  // nullptr when refused
-  virtual void system_free(std::byte* data, int64_t bytes) = 0;
-  // Called when a block (of its rounded size) returns to the cache; work queued later may reuse it.
+  Device();
+  // Gives memory to the next `bytes` addresses of a pool's range, from offset `end` on; false: the system
+  // refuses.
+  virtual bool grow(Pool pool, int64_t end, int64_t bytes) = 0;
+  // Returns the memory of the range from offset `end` on, and of blocks that are kept for reuse.
+  virtual void shrink(Pool pool, int64_t end, int64_t bytes) = 0;
+  // The address of a block in a pool's range; nullptr: the system refuses memory.
+  virtual std::byte* place(Pool pool, int64_t offset, int64_t size) = 0;
+  // Called when a block of this (rounded) size is free; work queued later may use its memory again.
   virtual void retire(std::byte*, int64_t) {}
   LaunchMode launch_mode_ = LaunchMode::call;
   std::ptrdiff_t kernel_offset_ = 0;
@@ -191,11 +203,13 @@ class Device {
   std::array<int64_t, kQueues> launches_{};
 
  private:
-  struct Cache;
-  struct CacheDeleter {
-    void operator()(Cache*) const;
-  };
-  std::unique_ptr<Cache, CacheDeleter> cache_;
+  std::byte* find_block(int64_t size);
+  static Pool pool_of(int64_t size) { return size <= kLargestSmallBlock ? Pool::small : Pool::large; }
+  BlockAllocator& blocks(Pool pool) { return pools_[static_cast<size_t>(pool)]; }
+
+  std::array<BlockAllocator, 2> pools_;
+  // Of the blocks in use, by address.
+  std::unordered_map<std::byte*, int64_t> offsets_;
   MemoryUse use_;
   std::function<void(const QueueSpan&)> listener_;
 };
@@ -214,7 +228,7 @@ class QueueScope {
 };
 
 // Rounds sizes up to 1 MiB to 512 bytes, larger ones to pages of 4096. The meta device uses the same rounding
-// and block choice, so that memory estimates are exact.
+// and the same choice of blocks, so that memory estimates are exact.
 int64_t round_allocation(int64_t bytes);
 
 // threads: as in ThreadPool.

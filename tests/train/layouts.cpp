@@ -301,6 +301,8 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   const auto slack = static_cast<double>(waiting * hidden_states);
   CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(planned.peak) + slack);
   CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(planned.peak));
+  CHECK(static_cast<double>(used.reserved) <= 1.02 * static_cast<double>(planned.reserved) + slack);
+  CHECK(static_cast<double>(used.reserved) >= 0.98 * static_cast<double>(planned.reserved));
   // Buffers that wait for a neighbor may also move the peak to another moment, at which memory is divided
   // differently among the categories.
   const bool same_moment = waiting == 0 || used.peak == planned.peak;

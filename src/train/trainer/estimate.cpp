@@ -78,7 +78,9 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
     const auto before = sent_bytes(mesh);
     const int64_t launches_before = device->launches();
     store.zero_gradients();
-    runner.forward_backward(count, source_of(config.train.micro_batch_size), timers, observer);
+    // The losses live until the end of the step.
+    const auto losses =
+        runner.forward_backward(count, source_of(config.train.micro_batch_size), timers, observer);
     store.finish_gradients();
     (void)statistics.sum_of_squares(optimizer->buffers());
     optimizer->step({});
@@ -88,11 +90,15 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
     for (auto& [group, bytes] : sent) bytes -= before.at(group);
     return sent;
   };
+  const int64_t more = std::min(all, 4 * micro_batches);
+  store.after_load();
+  // The next step begins with what the first one leaves, such as a block of parameters that was gathered.
+  step(more, nullptr);
   estimate.sent = step(micro_batches, &cost);
   estimate.launches = launched;
   // Every further micro-batch sends the same number of bytes and launches the same kernels: two counts are
   // enough.
-  if (const int64_t more = std::min(all, 2 * micro_batches); more > micro_batches) {
+  if (more > micro_batches) {
     const auto at_step_of_all = [&](int64_t& value, int64_t with_more) {
       value += (with_more - value) * (all - micro_batches) / (more - micro_batches);
     };

@@ -60,6 +60,11 @@ void MicroBatchRunner::begin(int64_t micro_batches, const Source& source, StepTi
   forwards_ = 0;
   rows_.clear();
   losses_ = {};
+  losses_known_ = 0;
+  if (model_.stages().back().head) {
+    CategoryScope scope(MemoryCategory::workspace);
+    losses_.sums = Tensor::empty(context_.device, {micro_batches}, DType::f64);
+  }
   // An earlier call may have ended with an error.
   batches_.clear();
   tapes_.clear();
@@ -107,7 +112,9 @@ Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tenso
   options.seed = static_cast<uint64_t>(config_.rng.seed);
   const auto output =
       model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch), input, options);
-  if (output.loss.exact_sum.defined()) losses_.sums.push_back(output.loss.exact_sum);
+  if (const Tensor& sum = output.loss.exact_sum; sum.defined())
+    context_.device.copy(losses_.sums.flat_range(losses_known_++, 1, {1}).address(), sum.address(),
+                         sum.bytes());
   if (chunk + 1 == shape_.chunks) batches_.erase(micro_batch);
   if (training) tapes_[{micro_batch, chunk}] = std::move(tape);
   if (shape_.ranks > 1) enter(Phase::pipeline);

@@ -20,10 +20,10 @@ namespace capstan::train {
 // pipeline schedule.
 class MicroBatchRunner final : private parallel::PipelineWork {
  public:
-  // The losses of the micro-batches on the last pipeline stage; empty on the other stages.
+  // The losses of the micro-batches on the last pipeline stage.
   struct Losses {
-    // fp64 [1] of each micro-batch, on the device.
-    std::vector<Tensor> sums;
+    // fp64 [micro-batches], on the device; undefined on the other stages.
+    Tensor sums;
     // Sum of their loss weights.
     double tokens = 0;
   };
@@ -74,6 +74,7 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   const Source* source_ = nullptr;
   StepTimers* timers_ = nullptr;
   Losses losses_;
+  int64_t losses_known_ = 0;  // of losses_.sums
   int64_t forwards_ = 0;
   // Rows of each micro-batch that was loaded, on this rank.
   std::vector<int64_t> rows_;

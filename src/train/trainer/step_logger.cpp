@@ -108,7 +108,7 @@ void StepLogger::log_step(const StepResult& result) {
   const int64_t step = state.step;
   step_seconds_ = timers_.step_seconds();
   last_loss_ = result.loss;
-  if (step == first_step_ + 1) log_.line("memory measured: " + memory_text(runner_.device().memory()));
+  log_memory(step);
   gemm_peak_.reached(model_flops_ / world_.size() / step_seconds_);
   log_seconds_.add(step_seconds_, timers_), events_seconds_.add(step_seconds_, timers_);
   state.since_log.add(result.loss, result.loss_tokens, result.gradient_norm);
@@ -157,6 +157,19 @@ std::string StepLogger::step_text(const StepResult& result, const Throughput& sp
          (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
          human_bytes(static_cast<double>(runner_.device().memory().total())) + " | " +
          human_duration(speed.step_seconds * static_cast<double>(total_steps_ - state.step)) + " left";
+}
+
+// What the allocator took in the first step, and what it asks for later.
+void StepLogger::log_memory(int64_t step) {
+  const MemoryUse memory = runner_.device().memory();
+  const std::string reserved = human_bytes(static_cast<double>(memory.reserved)) + " reserved in " +
+                               std::to_string(memory.system_requests) + " requests";
+  if (step == first_step_ + 1)
+    log_.line("memory measured: " + memory_text(memory) + "; " + reserved);
+  else if (memory.system_requests > memory_requests_)
+    log_.line("memory: " + reserved + ", " + std::to_string(memory.system_requests - memory_requests_) +
+              " of them since step " + std::to_string(step - 1));
+  memory_requests_ = memory.system_requests;
 }
 
 void StepLogger::write_step_row(const StepResult& result, const Throughput& speed) {

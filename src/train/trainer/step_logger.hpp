@@ -79,6 +79,7 @@ class StepLogger {
   void report_estimated_time(const StepEstimate& estimate);
   Throughput throughput(const IntervalSeconds& seconds) const;
   std::string step_text(const StepResult& result, const Throughput& speed) const;
+  void log_memory(int64_t step);
   void write_step_row(const StepResult& result, const Throughput& speed);
   void write_step_events(const StepResult& result);
 
@@ -89,6 +90,8 @@ class StepLogger {
   RunRecorder& recorder_;
   RunLog& log_;
   int64_t total_steps_, first_step_;
+  // Requests to the system for memory up to the last step.
+  int64_t memory_requests_ = 0;
   // Peak GEMM throughput of this rank.
   PeakThroughput gemm_peak_;
   // FLOPs of a step on this rank.

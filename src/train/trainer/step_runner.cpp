@@ -113,7 +113,7 @@ StepRunner::StepTotals StepRunner::reduce_gradients(const MicroBatchRunner::Loss
   timers.enter(Phase::reduce);
   store_->finish_gradients();
   if (fingerprint_) {
-    for (const Tensor& loss : losses.sums) fingerprint_->take(loss);
+    if (losses.sums.defined()) fingerprint_->take(losses.sums);
     result.fingerprint = fingerprint_->finish();
     store_->on_local_gradients(nullptr);
     fingerprint_.reset();
@@ -132,7 +132,8 @@ StepRunner::StepTotals StepRunner::reduce_gradients(const MicroBatchRunner::Loss
 // Sums over all ranks. Only the last pipeline stage has losses.
 StepRunner::LossTotal StepRunner::reduce_losses(const MicroBatchRunner::Losses& losses) {
   std::array<double, 2> total{0.0, losses.tokens};
-  for (const Tensor& loss : losses.sums) total[0] += loss.to_host<double>()[0];
+  if (losses.sums.defined())
+    for (const double sum : losses.sums.to_host<double>()) total[0] += sum;
   comm::all_reduce(data_parallel(), total);
   comm::all_reduce(mesh_.group("pp"), total);
   return {total[0], total[1]};

@@ -1,0 +1,45 @@
+// Divides one growing range of addresses into blocks: best fit, a block that is too large is split, and free
+// neighbors are joined. Only arithmetic on offsets, so that a device and the estimate of its memory decide
+// alike.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace capstan {
+
+class BlockAllocator {
+ public:
+  // granularity: the range grows and shrinks by multiples of it, in bytes.
+  explicit BlockAllocator(int64_t granularity) : granularity_(granularity) {}
+
+  // The offset of the smallest free block that holds `size` bytes, at the lowest address if there are several;
+  // nullopt: none does.
+  std::optional<int64_t> take(int64_t size);
+  // The bytes by which the range must grow for a block of `size` bytes, of which a free block at the end is the
+  // beginning.
+  int64_t missing(int64_t size) const;
+  void grow(int64_t bytes);
+  void put_back(int64_t offset);
+  // Gives up free memory at the end, and returns its bytes.
+  int64_t shrink();
+
+  // Bytes of the range.
+  int64_t end() const { return end_; }
+  int64_t largest_free() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
+
+ private:
+  void add_free(int64_t offset, int64_t size);
+  void remove_free(int64_t offset);
+  int64_t free_at_end() const;
+
+  int64_t granularity_;
+  int64_t end_ = 0;
+  std::map<int64_t, int64_t> free_, used_;           // size by offset
+  std::set<std::pair<int64_t, int64_t>> by_size_;  // of the free blocks: size, offset
+};
+
+}  // namespace capstan
