@@ -1,7 +1,11 @@
 #include "cli/named_files.hpp"
 
+#include "base/error.hpp"
+#include "train/records/run_list.hpp"
+#include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/inputs.hpp"
 #include "train/trainer/recipe.hpp"
+#include "train/trainer/run_recorder.hpp"
 
 namespace capstan::cli {
 
@@ -58,6 +62,35 @@ std::vector<config::Diagnostic> unwritable_directories(const config::Resolution&
   for (const train::MissingFile& directory :
        train::unwritable_directories(resolution.config, new_run(resolution, run_dir)))
     found.push_back(diagnostic(resolution, config::Level::error, "C0803", "unwritable_directory", directory));
+  return found;
+}
+
+std::vector<config::Diagnostic> occupied_directories(const config::Resolution& resolution,
+                                                     const std::filesystem::path& run_dir) {
+  std::vector<config::Diagnostic> found;
+  const auto add = [&](config::Level level, const train::MissingFile& directory) {
+    found.push_back(diagnostic(resolution, level, "C0804", "occupied_directory", directory));
+  };
+  std::string id;
+  try {
+    const std::filesystem::path run = train::run_directory(new_run(resolution, run_dir));
+    if (records::is_run(run)) {
+      const records::RunSummary summary = records::summarize(run);
+      id = summary.file.id;
+      add(config::Level::note,
+          {"name", run.string(),
+           "run `" + run.string() + "` exists already (" + std::string(records::name_of(summary.state)) +
+               (summary.step ? " at step " + std::to_string(*summary.step) : "") + ")",
+           "`train --resume` continues it; --run-dir DIR names another one"});
+    }
+  } catch (const Error&) {
+    return found;  // unwritable_directories() tells
+  }
+  try {
+    train::require_own_checkpoints(resolution.config, id);
+  } catch (const Error& error) {
+    add(config::Level::error, {"checkpoint.save", "", error.message(), error.help()});
+  }
   return found;
 }
 

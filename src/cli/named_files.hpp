@@ -21,4 +21,9 @@ std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolut
 std::vector<config::Diagnostic> unwritable_directories(const config::Resolution& resolution,
                                                        const std::filesystem::path& run_dir);
 
+// C0804 for what another run holds: a note where the run directory exists, which can be resumed, and an error
+// where checkpoint.save has checkpoints of another run. Requires a recipe without errors.
+std::vector<config::Diagnostic> occupied_directories(const config::Resolution& resolution,
+                                                     const std::filesystem::path& run_dir);
+
 }  // namespace capstan::cli

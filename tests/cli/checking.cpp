@@ -264,6 +264,23 @@ TEST_CASE("check --files and train refuse directories that cannot be written") {
   CHECK(run_in(scratch, words("check", {})).code == 0);  // without --files nothing is looked at
   CHECK(run_in(scratch, words("check", {"--files", "--run-dir", "elsewhere"})).code == 0);
   CHECK_FALSE(fs::exists(scratch.file("elsewhere")));
+  // A run that exists is told, and may be resumed; checkpoints of another run are refused, as `train` does.
+  REQUIRE(run_in(scratch, words("train", {"--run-dir", "first", "checkpoint.save=kept"})).code == 0);
+  const Finished same =
+      run_in(scratch, words("check", {"--files", "--run-dir", "first", "checkpoint.save=kept"}));
+  CHECK(same.code == 0);
+  CHECK_MESSAGE(contains(same.err, "note[C0804]: run `first` exists already (finished at step 1)"), same.err);
+  const std::vector<std::string> other{"--run-dir", "second", "checkpoint.save=kept"};
+  const std::string held = "checkpoint.save `" + scratch.file("kept") + "` holds checkpoints of another run";
+  const Finished refused = run_in(scratch, words("train", other));
+  CHECK(refused.code == 1);
+  CHECK_MESSAGE(contains(refused.err, held), refused.err);
+  const Finished told =
+      run_in(scratch, words("check", {"--files", "--run-dir", "second", "checkpoint.save=kept"}));
+  CHECK(told.code == 1);
+  CHECK_MESSAGE(contains(told.err, "error[C0804]: " + held), told.err);
+  fs::remove_all(scratch.file("first")), fs::remove_all(scratch.file("second"));
+  fs::remove_all(scratch.file("kept"));
   CHECK(run_in(scratch, words("check", {"--run-dir", "elsewhere"})).code == 2);
 
   // All at once, and nothing is left behind.

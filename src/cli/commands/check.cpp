@@ -30,8 +30,9 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
   for (const config::Diagnostic& one : unusable_files(resolution, level))
     resolution.diagnostics.push_back(one);
   if (files)
-    for (const config::Diagnostic& one : unwritable_directories(resolution, run_dir.value_or("")))
-      resolution.diagnostics.push_back(one);
+    for (const auto look : {unwritable_directories, occupied_directories})
+      for (const config::Diagnostic& one : look(resolution, run_dir.value_or("")))
+        resolution.diagnostics.push_back(one);
   for (const config::Diagnostic& one : missing) {
     const bool shipped =
         one.location.known() &&

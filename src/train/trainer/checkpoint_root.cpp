@@ -29,7 +29,8 @@ void CheckpointRoot::open(comm::World& world, const RunOptions& options, const s
         throw error.in("checkpoint.save = " + config_.checkpoint.save->text);
       }
       lock_ = std::make_unique<records::FileLock>(path_, "checkpoint directory");
-      refuse_other_runs(run_id);
+      lock_owner();
+      require_own_checkpoints(config_, run_id);
     }
     try {
       checkpoint::remove_leftovers(options.files ? *options.files : checkpoint::real_file_system(), path_);
@@ -39,25 +40,30 @@ void CheckpointRoot::open(comm::World& world, const RunOptions& options, const s
   });
 }
 
-void CheckpointRoot::refuse_other_runs(const std::string& run_id) {
+void CheckpointRoot::lock_owner() {
   std::error_code unknown;
   const fs::path owner = fs::weakly_canonical(path_, unknown).parent_path();
   if (records::is_run(owner) && !fs::equivalent(owner, run_directory_, unknown))
     owner_lock_ = std::make_unique<records::FileLock>(owner, "run");
+}
+
+void require_own_checkpoints(const config::Config& config, const std::string& run_id) {
+  if (!config.checkpoint.save) return;
+  const fs::path path = config.checkpoint.save->resolved;
+  std::error_code unknown;
   // checkpoint.load of the same directory continues in it.
-  if (config_.checkpoint.load && fs::equivalent(config_.checkpoint.load->resolved, path_, unknown)) return;
-  for (const auto& one : checkpoint::list_checkpoints(path_)) {
+  if (config.checkpoint.load && fs::equivalent(config.checkpoint.load->resolved, path, unknown)) return;
+  for (const auto& one : checkpoint::list_checkpoints(path)) {
     std::string id;
     try {
       id = checkpoint::Reader::open(one.path, checkpoint::Depth::structure).info().run_id;
     } catch (const Error&) {  // the run of a damaged checkpoint is not known
     }
     if (!id.empty() && id != run_id)
-      fail(
-          ErrorCode::failed,
-          "checkpoint.save `" + path_.string() + "` holds checkpoints of another run (" + id + "; " +
-              one.path.filename().string() + ")",
-          "choose a directory of its own; checkpoint.load=" + path_.string() + " goes on from what is there");
+      fail(ErrorCode::failed,
+           "checkpoint.save `" + path.string() + "` holds checkpoints of another run (" + id + "; " +
+               one.path.filename().string() + ")",
+           "choose a directory of its own; checkpoint.load=" + path.string() + " goes on from what is there");
   }
 }
 
