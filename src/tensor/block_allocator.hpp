@@ -38,7 +38,7 @@ class BlockAllocator {
 
   int64_t granularity_;
   int64_t end_ = 0;
-  std::map<int64_t, int64_t> free_, used_;           // size by offset
+  std::map<int64_t, int64_t> free_, used_;         // size by offset
   std::set<std::pair<int64_t, int64_t>> by_size_;  // of the free blocks: size, offset
 };
 

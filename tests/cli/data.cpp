@@ -75,6 +75,10 @@ TEST_CASE("data of another tokenizer: refused by train and data inspect, and a r
   CHECK(contains(bare.err, "is not below the vocabulary size 300"));
   // A run that goes on keeps the tokenizer of its checkpoints.
   REQUIRE(p.in({"train", "./tiny.yaml", "train.exit_interval=2", "--run-dir", "keeps"}).code == 75);
+  // Also where they hold no copy of it, but its record.
+  REQUIRE(p.in({"train", "./tiny.yaml", "train.exit_interval=2", "checkpoint.save_tokenizer_assets=false",
+                "--run-dir", "records"})
+              .code == 75);
   fs::remove(p.file("corpus_text_document.meta.json"));
   fs::rename(p.file("tokenizer.json"), p.file("away.json"));
   fs::copy_file(p.file("copy/tokenizer.json"), p.file("tokenizer.json"));
@@ -85,6 +89,16 @@ TEST_CASE("data of another tokenizer: refused by train and data inspect, and a r
   const Finished resumed = p.in({"train", "./tiny.yaml", "--resume", "--run-dir", "keeps"});
   CHECK(resumed.code == 1);
   CHECK_MESSAGE(contains(resumed.err, "the run was trained with the tokenizer"), resumed.err);
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"train", "./tiny.yaml", "checkpoint.save_tokenizer_assets=false", "--resume",
+                                 "--run-dir", "records"},
+        {"eval", "records", "--text", "corpus.txt"},
+        {"generate", "records", "--prompt", "a", "--max-tokens", "2"}}) {
+    const Finished refused = p.in(words);
+    CHECK(refused.code == 1);
+    CHECK_MESSAGE(contains(refused.err, "the run was trained with the tokenizer \"tokenizer.json\""),
+                  refused.err);
+  }
   fs::remove(p.file("tokenizer.json"));
   fs::rename(p.file("away.json"), p.file("tokenizer.json"));
 }

@@ -165,16 +165,15 @@ TEST_CASE(
   using Mode = FailingDisk::Mode;
   Shared shared;
   const Saving sync(shared, false), async(shared, true);
-  // Eight ranks do the same: each kind of operation meets both ways of saving with both crashes.
   int64_t crashes = 0;
-  for (int64_t n = 0; n < std::max(sync.operations, async.operations); ++n) {
-    const Saving& saving = n / 2 % 2 == 0 ? sync : async;
-    if (n >= saving.operations) continue;
-    check_failure(shared, saving, n % 2 == 0 ? Mode::dead : Mode::torn_then_dead, n);
-    ++crashes;
-    // The others are tested on one rank for every operation.
-    if (n % 8 == 0) check_failure(shared, saving, n % 16 == 0 ? Mode::error_once : Mode::full, n);
-  }
+  for (const Saving* saving : {&sync, &async})
+    for (int64_t n = 0; n < saving->operations; ++n) {
+      // Eight ranks do the same: each kind of operation meets both crashes.
+      check_failure(shared, *saving, n % 2 == 0 ? Mode::dead : Mode::torn_then_dead, n);
+      ++crashes;
+      // The others are tested on one rank for every operation.
+      if (n % 16 == 0) check_failure(shared, *saving, n % 32 == 0 ? Mode::error_once : Mode::full, n);
+    }
   if (world().rank() == 0)
     MESSAGE(crashes << " crashes, of " << sync.operations << " operations of two synchronous saves and "
                     << async.operations << " of two asynchronous ones");

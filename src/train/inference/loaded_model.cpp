@@ -139,6 +139,8 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
          "leave `peft` out; adapters that lie elsewhere are named beside the model");
   }
   tokenizer_ = load_tokenizer(config_);
+  if (tokenizer_ && weights.checkpoint() && tokenizer_name(config_.tokenizer) != checkpoint.string())
+    require_own_tokenizer(config_, *tokenizer_, *weights.checkpoint());
   end_tokens_ = end_tokens_of(weights);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), world.local_size());
   connect(mesh_, config, world, *device_);

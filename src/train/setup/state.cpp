@@ -88,6 +88,9 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
   if (!plan.schedule.empty()) json["schedule"] = ordered_json_of(plan.schedule);
   if (!plan.data.empty()) json["data"] = plan.data;
   if (!plan.base.empty()) json["base"] = plan.base;
+  if (const auto& tokenizer = plan.tokenizer_record)
+    json["tokenizer"] = {
+        {"name", tokenizer->name}, {"vocab_size", tokenizer->vocab_size}, {"identity", tokenizer->identity}};
   if (state.rewinds > 0) json["rewinds"] = state.rewinds;
   for (const auto& [key, means] :
        {std::pair{"since_log", state.since_log}, {"since_events", state.since_events}})
@@ -294,6 +297,21 @@ std::string data_of(const Reader& reader) {
 }
 std::string base_of(const Reader& reader) {
   return text_of_state(reader, "base");
+}
+
+std::optional<data::TokenizerRecord> tokenizer_of(const Reader& reader) {
+  const std::string directory = reader.directory().string();
+  if (reader.has_file("tokenizer.json") || reader.has_file("tokenizer.model"))
+    return data::record_of(*text::Tokenizer::load(directory), directory);
+  const auto json = counters_in(reader);
+  if (!json.is_object() || !json.contains("tokenizer")) return std::nullopt;
+  const auto& stored = json["tokenizer"];
+  if (!stored.is_object() || !stored.contains("identity") || !stored["identity"].is_string() ||
+      !stored.contains("name") || !stored["name"].is_string() || !stored.contains("vocab_size") ||
+      !stored["vocab_size"].is_number_integer())
+    fail(ErrorCode::format, "checkpoint `" + directory + "`: `tokenizer` of " +
+                                std::string(checkpoint::kStateFile) + " is no record of a tokenizer");
+  return data::TokenizerRecord{stored["name"], stored["identity"], stored["vocab_size"].get<int64_t>()};
 }
 
 std::string schedule_text_of(const Reader& reader) {

@@ -15,6 +15,7 @@
 #include "checkpoint/store.hpp"
 #include "checkpoint/writer.hpp"
 #include "comm/world.hpp"
+#include "data/dataset_meta.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
 #include "text/tokenizer/tokenizer.hpp"
@@ -49,6 +50,8 @@ struct SavePlan {
   bool optimizer = true;
   // Copied beside the weights.
   const text::Tokenizer* tokenizer = nullptr;
+  // Of the run, also where it is not copied.
+  std::optional<data::TokenizerRecord> tokenizer_record;
   // Further small files there: name and content.
   std::vector<std::pair<std::string, std::string>> assets;
   // Of the recipe, in place of the tokenizer's own; empty: none.
@@ -121,6 +124,9 @@ TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, op
 // SavePlan::data and ::base of a checkpoint; empty where it does not say.
 std::string data_of(const checkpoint::Reader& reader);
 std::string base_of(const checkpoint::Reader& reader);
+// The tokenizer with which the run was trained: that in the checkpoint, else what its state records. nullopt:
+// neither is there, as in checkpoints of earlier versions.
+std::optional<data::TokenizerRecord> tokenizer_of(const checkpoint::Reader& reader);
 // The text of SavePlan::schedule; empty in checkpoints of versions that did not store it.
 std::string schedule_text_of(const checkpoint::Reader& reader);
 

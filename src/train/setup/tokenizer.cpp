@@ -9,6 +9,7 @@
 #include "formats/external_model.hpp"
 #include "text/chat/chat_template.hpp"
 #include "train/records/run_list.hpp"
+#include "train/setup/state.hpp"
 
 namespace capstan::train {
 
@@ -84,6 +85,19 @@ std::shared_ptr<const text::Tokenizer> load_tokenizer(const config::Config& conf
              std::to_string(config.model.vocab_size),
          "model.vocab_size=" + std::to_string(tokenizer->vocab_size()));
   return tokenizer;
+}
+
+void require_own_tokenizer(const config::Config& config, const text::Tokenizer& tokenizer,
+                           const checkpoint::Reader& reader) {
+  const auto own = tokenizer_of(reader);
+  const auto now = data::record_of(tokenizer, tokenizer_name(config.tokenizer));
+  if (!own || own->identity == now.identity) return;
+  const bool copied = own->name == reader.directory().string();
+  fail(ErrorCode::failed,
+       "the run was trained with the tokenizer " + data::to_text(*own) + ", not with " + data::to_text(now),
+       copied ? "tokenizer.tokenizer_model=" + own->name + " is the run's own"
+              : "tokenizer.tokenizer_model=FILE names the run's own; checkpoint.save_tokenizer_assets=true "
+                "would have kept it with the checkpoint");
 }
 
 std::optional<int32_t> end_of_document(const config::Config& config, const text::Tokenizer& tokenizer) {

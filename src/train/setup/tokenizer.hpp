@@ -12,6 +12,10 @@ namespace capstan::text::chat {
 class ChatTemplate;  // text/chat/chat_template.hpp
 }
 
+namespace capstan::checkpoint {
+class Reader;  // checkpoint/reader.hpp
+}
+
 namespace capstan::train {
 
 // A tokenizer by the name that a recipe or a command line gives it: a file, a directory, hf:DIR, gguf:FILE, a
@@ -23,6 +27,10 @@ std::string tokenizer_name(const config::TokenizerConfig& tokenizer);
 
 // Null when the recipe has none. Checks that the vocabulary fits the model.
 std::shared_ptr<const text::Tokenizer> load_tokenizer(const config::Config& config);
+
+// ErrorCode::failed where the checkpoint's run was trained with another tokenizer, as far as it is recorded.
+void require_own_tokenizer(const config::Config& config, const text::Tokenizer& tokenizer,
+                           const checkpoint::Reader& reader);
 
 // tokenizer.eod_token where the tokenizer has it, else the tokenizer's own.
 std::optional<int32_t> end_of_document(const config::Config& config, const text::Tokenizer& tokenizer);

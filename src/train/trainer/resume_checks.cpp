@@ -149,16 +149,7 @@ RunSchedule continue_schedule(const config::Config& config, const RunOptions& op
 void check_same_tokenizer(const config::Config& config, comm::World& world, const RunData& data,
                           const checkpoint::Reader& reader) {
   comm::run_collectively(world.communicator(), "comparing the tokenizer with the checkpoint's", [&] {
-    if (world.rank() != 0 || !data.tokenizer ||
-        !(reader.has_file("tokenizer.json") || reader.has_file("tokenizer.model")))
-      return;
-    const auto own = data::record_of(*text::Tokenizer::load(reader.directory()), reader.directory().string());
-    const auto now = data::record_of(*data.tokenizer, tokenizer_name(config.tokenizer));
-    if (own.identity != now.identity)
-      fail(
-          ErrorCode::failed,
-          "the run was trained with the tokenizer " + data::to_text(own) + ", not with " + data::to_text(now),
-          "tokenizer.tokenizer_model=" + reader.directory().string() + " is the run's own");
+    if (world.rank() == 0 && data.tokenizer) require_own_tokenizer(config, *data.tokenizer, reader);
   });
 }
 

@@ -164,6 +164,8 @@ SavePlan Trainer::save_plan(const InitialState& initial, CheckpointAssets assets
   plan.retention.keep_multiples = config_.checkpoint.save_retain_interval;
   plan.optimizer = config_.checkpoint.save_optim;
   plan.tokenizer = config_.checkpoint.save_tokenizer_assets ? data_->tokenizer.get() : nullptr;
+  if (data_->tokenizer)
+    plan.tokenizer_record = data::record_of(*data_->tokenizer, tokenizer_name(config_.tokenizer));
   plan.assets = std::move(assets.files);
   plan.chat_template = std::move(assets.chat_template);
   plan.files = options_.files;
