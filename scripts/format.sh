@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# clang-format over the C++ sources that git knows, and their limit of 110 columns, which clang-format does not apply to
-# comments. Raw strings may be longer.
+# clang-format over the C++ sources that git knows, and their limit of 110 columns, which clang-format does
+# not apply to comments. Raw strings may be longer.
 #
 #   scripts/format.sh            formats them, and fails where a line stays too long
 #   scripts/format.sh --check    names those that would change or have such a line, and fails if there are any
