@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# The table of docs/parallelism.md: layouts of one recipe on N ranks, the largest rank's memory and what it sends in a step.
+# The table of docs/parallelism.md: layouts of one recipe on N ranks, the largest rank's memory and what it
+# sends in a step.
 #
 #   bench/layouts.sh [RECIPE] [RANKS] [OVERRIDES…]     default: gpt2-124m 8
 #
-# Each row is `capstan show RECIPE … --ranks N --step`: the trainer's own step on the meta device. CAPSTAN=PROGRAM names another one.
+# Each row is `capstan show RECIPE … --ranks N --step`: the trainer's own step on the meta device.
+# CAPSTAN=PROGRAM names another one.
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 capstan=${CAPSTAN:-build/release/capstan}
 recipe=${1:-gpt2-124m} ranks=${2:-8}

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# A training step (fp32, 2048 tokens) of three models at four sequence lengths, as a table: tokens a second, and the fraction of the
-# GEMM throughput that the machine reached at the same moments. Attention grows with the length, everything else does not.
+# A training step (fp32, 2048 tokens) of three models at four sequence lengths, as a table: tokens a second,
+# and the fraction of the GEMM throughput that the machine reached at the same moments. Attention grows with
+# the length, everything else does not.
 #
 #   bench/scaling.sh [CAPSTAN]
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 capstan=${1:-build/release/capstan}
 printf '| model | sequence | tokens/s | % of GEMM throughput | attention |\n|---|---|---|---|---|\n'

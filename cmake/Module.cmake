@@ -1,8 +1,9 @@
 # capstan_module(NAME SOURCES … [USES …] [LIBRARIES …] [ONE_THREAD] [FUZZED] [COLD])
-#   One static library capstan_NAME from the sources of a module. USES names the modules that it uses, LIBRARIES what it
-#   takes from outside (private: no module leaks its libraries' headers). ONE_THREAD: it neither starts threads nor is used by
-#   several; the thread sanitizer has nothing to see there, and its build takes the objects of the release build from ccache. FUZZED: fuzz targets use it.
-#   COLD: no training step and no loading of data passes through it; less optimization saves a quarter of the time to compile.
+#   One static library capstan_NAME from the sources of a module. USES names the modules that it uses,
+#   LIBRARIES what it takes from outside (private: no module leaks its libraries' headers). ONE_THREAD: it
+#   neither starts threads nor is used by several; the thread sanitizer has nothing to see there, and its
+#   build takes the objects of the release build from ccache. FUZZED: fuzz targets use it. COLD: no training
+#   step and no loading of data passes through it; less optimization saves a quarter of the time to compile.
 set(CAPSTAN_COLD_OPTIONS $<$<CONFIG:Release>:-O1>)
 function(capstan_module name)
   cmake_parse_arguments(MODULE "ONE_THREAD;FUZZED;COLD" "" "SOURCES;USES;LIBRARIES" ${ARGN})
@@ -37,16 +38,18 @@ function(capstan_module name)
   endif()
 endfunction()
 
-# capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S] [PROCESSORS N] [SERIAL] [OPTIMIZED])
-#   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's main is
-#   compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`), 1 without mpirun;
-#   of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see one rank and the most. CPU_LEVELS makes the tests NAME_LEVEL, each with
-#   CAPSTAN_CPU=LEVEL; a test whose level this machine lacks is reported as skipped. TIMEOUT: seconds when the test has its
-#   processors for itself, without sanitizers. SERIAL: it measures time, nothing runs beside it.
-#   OPTIMIZED: its references compute much, on one thread; sanitizer builds optimize them, and the thread sanitizer leaves
-#   them out.
+# capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S]
+# [PROCESSORS N] [SERIAL] [OPTIMIZED])
+#   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's
+#   main is compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`), 1
+#   without mpirun; of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see one
+#   rank and the most. CPU_LEVELS makes the tests NAME_LEVEL, each with CAPSTAN_CPU=LEVEL; a test whose level
+#   this machine lacks is reported as skipped. TIMEOUT: seconds when the test has its processors for itself,
+#   without sanitizers. SERIAL: it measures time, nothing runs beside it. OPTIMIZED: its references compute
+#   much, on one thread; sanitizer builds optimize them, and the thread sanitizer leaves them out.
 function(capstan_test name)
-  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED" "TIMEOUT;PROCESSORS" "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS" ${ARGN})
+  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED" "TIMEOUT;PROCESSORS"
+    "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS" ${ARGN})
   if(CAPSTAN_SANITIZE AND "slow" IN_LIST TEST_LABELS)
     return()
   endif()
@@ -64,7 +67,8 @@ function(capstan_test name)
   if(CAPSTAN_SANITIZE STREQUAL "thread" AND TEST_OPTIMIZED)
     target_compile_options(test_${name} PRIVATE -fno-sanitize=thread)  # its references run on one thread
   elseif(CAPSTAN_SANITIZE AND NOT TEST_OPTIMIZED)
-    target_compile_options(test_${name} PRIVATE -O0)  # half the time to compile; what is tested keeps its level
+    # Half the time to compile; what is tested keeps its level.
+    target_compile_options(test_${name} PRIVATE -O0)
   elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
     target_compile_options(test_${name} PRIVATE -O1)  # 30 % less time to compile
     target_compile_definitions(test_${name} PRIVATE CAPSTAN_TIMED=1)  # times mean something here only
@@ -104,7 +108,8 @@ function(capstan_register_test test name ranks)
   if(ranks GREATER 1)
     list(REMOVE_ITEM labels threaded)  # Open MPI's own threads are none of ours
     list(APPEND labels ranks)
-    set(command ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${command})
+    set(command ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+      ${command})
   endif()
   set(timeout ${TEST_TIMEOUT})
   if(NOT timeout AND "slow" IN_LIST labels)
@@ -133,5 +138,6 @@ function(capstan_register_test test name ranks)
   if(TEST_PROCESSORS)  # the test starts ranks itself
     set(processors ${TEST_PROCESSORS})
   endif()
-  set_tests_properties(${tests} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${processors} RUN_SERIAL ${serial})
+  set_tests_properties(${tests} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${processors}
+    RUN_SERIAL ${serial})
 endfunction()

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Runs the commands of the documentation as they are written there: README.md, docs/*.md, the help and the manual page of each
-# command. Each page has a scratch directory of its own, in which its commands run in their order; the files that they name are
-# prepared (small ones). `capstan` is a wrapper there that appends overrides to make training short. A command that cannot run
-# here (a cluster, downloads, many minutes) is in the list `instead` below, with the reason and what is run in its place. Of a
-# script, a benchmark and a build it is checked that what the line names exists: `named` below; these lines are listed at the end.
+# Runs the commands of the documentation as they are written there: README.md, docs/*.md, the help and the
+# manual page of each command. Each page has a scratch directory of its own, in which its commands run in
+# their order; the files that they name are prepared (small ones). `capstan` is a wrapper there that appends
+# overrides to make training short. A command that cannot run here (a cluster, downloads, many minutes) is in
+# the list `instead` below, with the reason and what is run in its place. Of a script, a benchmark and a build
+# it is checked that what the line names exists: `named` below; these lines are listed at the end.
 #
 #   scripts/check_docs.sh [PROGRAM] [PAGE…]      PROGRAM: default build/release/capstan; PAGE: docs/data.md, "capstan train"
 #
-# It also checks that each page of docs/ says its kind in its first sentence, and that links between pages lead to a file.
-# Ends with one line "N commands, N failed".
+# It also checks that each page of docs/ says its kind in its first sentence, and that links between pages
+# lead to a file. Ends with one line "N commands, N failed".
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
-case "${1-}" in -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1-}" in -h|--help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 program=$(realpath "${1:-$repository/build/release/capstan}")
 [ $# -eq 0 ] || shift
 only=("$@")
@@ -24,12 +25,13 @@ count=0 failed=0
 : >"$scratch/seen"
 : >"$scratch/named"
 
-# ---- what is run in place of a command that cannot run here; empty: the command itself -----------------------------------
+# ---- what is run in place of a command that cannot run here; empty: the command itself
+# -----------------------------------
 
 instead() { # COMMAND
   case "$1" in
-    # Installs packages, builds, runs for minutes or needs the peers of scripts/peers.sh. Installing the library, and the program
-    # that uses it, is what tests/api/install.cmake runs.
+    # Installs packages, builds, runs for minutes or needs the peers of scripts/peers.sh. Installing the
+    # library, and the program that uses it, is what tests/api/install.cmake runs.
     scripts/*|bench/*|*" scripts/"*|cmake*|build/release/*|"mpirun -n 2 /tmp/embed/"*) printf 'named %q\n' "$1" ;;
     # Measures for minutes.
     "capstan bench") echo "$1 --seconds 0.01" ;;
@@ -50,7 +52,8 @@ instead() { # COMMAND
   esac
 }
 
-# ---- what a command that is not run names --------------------------------------------------------------------------------
+# ---- what a command that is not run names
+# --------------------------------------------------------------------------------
 
 # Whether the script, preset, target, folder and option exist that COMMAND names; what does not is printed.
 named() { # COMMAND
@@ -139,7 +142,8 @@ named_build() { # WORD…, behind `cmake`
 export repository scratch
 export -f named named_script named_program named_build
 
-# ---- the program, made short ---------------------------------------------------------------------------------------------
+# ---- the program, made short
+# ---------------------------------------------------------------------------------------------
 
 cat >"$scratch/bin/capstan" <<EOF
 #!/usr/bin/env bash
@@ -160,7 +164,8 @@ exec "$program" "\$@"
 EOF
 chmod +x "$scratch/bin/capstan"
 
-# ---- files that commands name, made once and copied to the page that first names them ------------------------------------
+# ---- files that commands name, made once and copied to the page that first names them
+# ------------------------------------
 
 files=$scratch/files
 make_files() {
@@ -243,9 +248,11 @@ prepare() { # COMMAND
     capstan sweep plan quickstart optimizer.lr=1e-3,2e-3 --out sweeps/lr >/dev/null 2>&1
 }
 
-# ---- commands from texts -------------------------------------------------------------------------------------------------
+# ---- commands from texts
+# -------------------------------------------------------------------------------------------------
 
-# Lines "LINE<tab>COMMAND" of a page: indented and fenced blocks, and `capstan …` inside of the text where it is complete.
+# Lines "LINE<tab>COMMAND" of a page: indented and fenced blocks, and `capstan …` inside of the text where it
+# is complete.
 commands_of_page() { # FILE
   awk '
     function flush(  i, j, shell, text, words) {
@@ -260,7 +267,8 @@ commands_of_page() { # FILE
         sub(/^\$ /, "", text)
         if (text ~ /^((! )?capstan|scripts\/|bench\/|cmake |build\/release\/|source |mpirun |srun |two( |\(|$)|[A-Z_]+=[^ ]+ (capstan|scripts))/) print at[i] "\t" text
         else if (text ~ /^(checkpoint|train|dataset|resilience|optimizer|model|dist|ddp)(\.[a-z_]+)?=/) {
-          # Overrides: those of a block belong together, but for the choices of where data and weights come from.
+          # Overrides: those of a block belong together, but for the choices of where data and weights come
+          # from.
           sub(/  +.*/, "", text)
           if (text ~ /^(dataset|checkpoint\.(load|pretrained))/) print at[i] "\tcapstan check quickstart " text
           else print at[i] "\tcapstan check quickstart" (words = words " " text)
@@ -301,7 +309,8 @@ commands_of_manual() { # FILE
   sed -nE '/^\.nf/,/^\.fi/{ s/\\-/-/g; s/\\e/\\/g; s/^\\&//; s/^(capstan .*)$/\1/p }' "$1" | sed 's/^/0\t/'
 }
 
-# ---- running -------------------------------------------------------------------------------------------------------------
+# ---- running
+# -----------------------------------------------------------------------------------------------------
 
 run_page() { # NAME FILE LIST fresh|shared
   local name=$1 line command stead directory log
@@ -350,7 +359,8 @@ make_files >"$scratch/make" 2>&1 || { echo "check_docs.sh: the files could not b
 for page in "$repository"/README.md "$repository"/CONTRIBUTING.md "$repository"/docs/*.md; do
   run_page "${page#"$repository/"}" "$page" text shared < <(commands_of_page "$page")
 done
-# The two examples of the program's help, in an empty directory; then each command's: its manual page has what --help shows.
+# The two examples of the program's help, in an empty directory; then each command's: its manual page has what
+# --help shows.
 mkdir -p "$scratch/bare" "$scratch/man"
 run_page "capstan --help" - help fresh < <("$program" --help | sed -nE 's/^  (capstan .*)$/1\t\1/p')
 "$program" help --man "$scratch/man" -q

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Writes what is generated from the program's tables: docs/reference/, docs/coming-from.md and schemas/. A test compares them byte for byte.
+# Writes what is generated from the program's tables: docs/reference/, docs/coming-from.md and schemas/. A
+# test compares them byte for byte.
 #
 #   scripts/docs.sh [CAPSTAN]     the program to ask; default build/release/capstan
 set -euo pipefail
 cd "$(dirname "$0")/.."
-case "${1:-}" in -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 capstan=${1:-build/release/capstan}
 [ -x "$capstan" ] || { echo "docs.sh: no program \`$capstan\`; build it first: cmake --build --preset release" >&2; exit 2; }
 rm -rf docs/reference

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Every commit that README, docs or bench cite beside a figure must be an ancestor of this one: a reader can check it out and
-# measure again, and a page with rates must cite one. A citation is a word of seven hexadecimal digits, at least one of them a letter.
+# Every commit that README, docs or bench cite beside a figure must be an ancestor of this one: a reader can
+# check it out and measure again, and a page with rates must cite one. A citation is a word of seven
+# hexadecimal digits, at least one of them a letter.
 #
 #   scripts/figures.sh
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 if [ "$(git rev-parse --is-shallow-repository)" != false ]; then
   echo "figures: this clone is shallow; git fetch --unshallow" >&2

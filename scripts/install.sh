@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that Capstan needs. Says what is missing, installs only that, and asks for sudo only when
-# there is something to install and the user is not root.
+# Installs the Debian packages that Capstan needs. Says what is missing, installs only that, and asks for sudo
+# only when there is something to install and the user is not root.
 #
 #   scripts/install.sh                everything: build, quickstart, and the full test tier
 #   scripts/install.sh build          compilers and libraries
@@ -16,7 +16,8 @@ build=(
   libopenmpi-dev openmpi-bin
 )
 quickstart=(fortunes)                                     # the corpus: short English texts, separated by `%`
-# Fuzz targets, readable sanitizer reports, style; what tests run: groff, strace; a linker that takes a tenth of the time.
+# Fuzz targets, readable sanitizer reports, style; what tests run: groff, strace; a linker that takes a tenth
+# of the time.
 full=(clang-16 libclang-rt-16-dev llvm-16 clang-format clang-tidy groff strace mold)
 
 what=everything list=no

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Fails if a text of the library names a command-line flag of Capstan. The command line adds flags to the library's texts
-# (with_flags in src/cli/report.cpp). Flags of other programs may be named, and a flag alone is an argument, not a text.
+# Fails if a text of the library names a command-line flag of Capstan. The command line adds flags to the
+# library's texts (with_flags in src/cli/report.cpp). Flags of other programs may be named, and a flag alone
+# is an argument, not a text.
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,3s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 # The option tables: {"name", 'n', "ARGUMENT", … or {"name", 0, …
 flags=$(git ls-files 'src/cli/*.cpp' | xargs perl -0ne 'print "$1\n" while /\{"([a-z-]+)",\s*(?:0|\x27.\x27),/g' | sort -u | paste -sd'|')

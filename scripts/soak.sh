@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Long proofs that the test tiers run in short. Each ends with one line of figures and fails when anything was lost.
+# Long proofs that the test tiers run in short. Each ends with one line of figures and fails when anything was
+# lost.
 #
 #   scripts/soak.sh kills [N]      kill -9 at N random moments (default 1000): every run resumes, and its losses are those of
 #                                  the run that was not killed, bit for bit
@@ -9,8 +10,8 @@
 #   scripts/soak.sh flat [M]       trains M minutes (default 60) with evaluations and checkpoints; from a tenth of the time on,
 #                                  resident memory stays within 1 %
 #
-# Uses the release build (cmake --preset release), for fuzz the build asan, and brings it up to date with J jobs (default 1).
-# BUILD=DIR names another release build.
+# Uses the release build (cmake --preset release), for fuzz the build asan, and brings it up to date with J
+# jobs (default 1). BUILD=DIR names another release build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build/release}
@@ -79,8 +80,8 @@ case "${1:-}" in
     wait "$run" || status=$?
     trap - EXIT
     [ "$status" -eq 75 ] || { tail "$folder/output.txt" >&2; echo "soak.sh: the run ended with $status instead of 75" >&2; exit 1; }
-    # The mean of each twentieth of the time: a save or an evaluation takes and gives back memory within one. The last seconds
-    # belong to the end of the run.
+    # The mean of each twentieth of the time: a save or an evaluation takes and gives back memory within one.
+    # The last seconds belong to the end of the run.
     awk -v all=$((minutes * 60)) -v steps="$(grep -c '"loss"' "$folder/run/metrics.jsonl" || true)" '
       $1 >= all / 10 && $1 < all - 2 { part = int($1 * 20 / all); sum[part] += $2; count[part]++; n++; if ($2 > peak) peak = $2 }
       END {
@@ -92,6 +93,6 @@ case "${1:-}" in
         exit spread > 1
       }' "$folder/resident.txt"
     ;;
-  -h|--help) sed -n '2,14s/^# \{0,1\}//p' "$0" ;;
+  -h|--help) sed -n '2,15s/^# \{0,1\}//p' "$0" ;;
   *) echo "soak.sh: say what: kills [N], faults, fuzz [N] or flat [M] (try --help)" >&2; exit 2 ;;
 esac

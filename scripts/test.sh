@@ -144,8 +144,8 @@ if [ "$full" = yes ]; then
   [ "$status" -eq 0 ] || tail -n 20 "$logs/quickstart.txt"
   result "quickstart (see $logs/quickstart.txt)" "$status"
 
-  # Leaks: Open MPI and the loader keep some memory until the end; scripts/lsan.supp names them. Threads: Open MPI and
-  # libgomp synchronize in ways that the sanitizer cannot see; scripts/tsan.supp names them.
+  # Leaks: Open MPI and the loader keep some memory until the end; scripts/lsan.supp names them. Threads: Open
+  # MPI and libgomp synchronize in ways that the sanitizer cannot see; scripts/tsan.supp names them.
   export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1"
   export LSAN_OPTIONS="suppressions=$PWD/scripts/lsan.supp:print_suppressions=0"
   export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# clang-tidy, with the checks of .clang-tidy, over C++ sources. Needs a configured release build (its compile commands).
+# clang-tidy, with the checks of .clang-tidy, over C++ sources. Needs a configured release build (its compile
+# commands).
 #
 #   scripts/tidy.sh              every source that git knows below src/ and kernels/
 #   scripts/tidy.sh FILE…        these
@@ -8,13 +9,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -f build/release/compile_commands.json ] || cmake --preset release >/dev/null
 case "${1:-}" in
-  -h|--help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
   --since) mapfile -t files < <(git diff --name-only --diff-filter=d "$2" -- 'src/*.cpp' 'kernels/*.cpp') ;;
   '') mapfile -t files < <(git ls-files 'src/*.cpp' 'kernels/*.cpp') ;;
   *) files=("$@") ;;
 esac
 [ ${#files[@]} -gt 0 ] || { echo "tidy: nothing to look at"; exit 0; }
-# The compile commands are g++'s: clang does not know all of its warning options, and cannot read its precompiled headers.
+# The compile commands are g++'s: clang does not know all of its warning options, and cannot read its
+# precompiled headers.
 commands=$(mktemp -d)
 trap 'rm -rf "$commands"' EXIT
 sed -E 's/ (-Winvalid-pch )?-include [^ ]*cmake_pch\.hxx//' build/release/compile_commands.json >"$commands/compile_commands.json"

@@ -2,9 +2,10 @@
 
     python scripts/peers/check_events.py RUN_DIR [TAG=COLUMN …]
 
-Reads every event file of RUN_DIR the way TensorBoard does (CRC of each record, several files, restarts) and compares the
-scalar series with the columns of RUN_DIR/metrics.jsonl: the same steps, and values equal as 32-bit floats. Without tags
-named, each column that is also a tag is compared. With BUILD_DIR instead of RUN_DIR the sample of test_records is made first.
+Reads every event file of RUN_DIR the way TensorBoard does (CRC of each record, several files, restarts) and
+compares the scalar series with the columns of RUN_DIR/metrics.jsonl: the same steps, and values equal as
+32-bit floats. Without tags named, each column that is also a tag is compared. With BUILD_DIR instead of
+RUN_DIR the sample of test_records is made first.
 """
 
 import json
@@ -23,7 +24,9 @@ def sample(build_dir):
     out = tempfile.mkdtemp(prefix="capstan-peers-")
     subprocess.run(
         [build_dir / "test_records", "--test-case=*check_events*"],
-        check=True, stdout=subprocess.DEVNULL, env={**os.environ, "CAPSTAN_PEER_OUT": out},
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "CAPSTAN_PEER_OUT": out},
     )
     return pathlib.Path(out) / "events"
 
@@ -51,7 +54,11 @@ def main(run, pairs):
         if orphans:
             sys.exit(f"{tag}: events at steps {orphans[:5]} behind the last row of metrics.jsonl")
         for step, value in logged.items():
-            same = not math.isfinite(seen[step]) if value is None else np.float32(value) == np.float32(seen[step])
+            same = (
+                not math.isfinite(seen[step])
+                if value is None
+                else np.float32(value) == np.float32(seen[step])
+            )
             if not same:
                 sys.exit(f"{tag} at step {step}: event {seen[step]}, metrics.jsonl {value}")
         print(f"{tag}: {len(logged)} steps equal")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Looks at the pages of `sweep plot`, at 24 and at 500 trials, and of `runs plot` with a browser: plans the sweeps, fills them with
-# stored metrics as if they had run, and opens the pages in headless Chromium, wide and narrow, light and dark. Fails on a message in the console, a page above 5 MB, or one that
-# takes more than two seconds to draw. Needs Debian's chromium, and Python for the metrics.
+# Looks at the pages of `sweep plot`, at 24 and at 500 trials, and of `runs plot` with a browser: plans the
+# sweeps, fills them with stored metrics as if they had run, and opens the pages in headless Chromium, wide
+# and narrow, light and dark. Fails on a message in the console, a page above 5 MB, or one that takes more
+# than two seconds to draw. Needs Debian's chromium, and Python for the metrics.
 #
 #   scripts/peers/report.sh [PROGRAM] [DIR]      default build/release/capstan, build/report; DIR/*.png are the screenshots
 set -euo pipefail
@@ -87,7 +88,8 @@ look() { # NAME
   local options=(--headless --no-sandbox --disable-gpu --hide-scrollbars "--window-size=1280,2300" "--user-data-dir=$dir/profile" --enable-logging=stderr --v=0)
   chromium "${options[@]}" --screenshot="$dir/$name.png" "file://$page" 2>"$dir/$name.log" >/dev/null
   chromium "${options[@]}" --window-size=500,2300 --blink-settings=preferredColorScheme=0 --screenshot="$dir/$name-narrow-dark.png" "file://$page" 2>>"$dir/$name.log" >/dev/null
-  # From the start of the load to the first whole picture; the shortest of five, because other work on the machine counts too.
+  # From the start of the load to the first whole picture; the shortest of five, because other work on the
+  # machine counts too.
   local drawn='' size
   for _ in 1 2 3 4 5; do
     chromium "${options[@]}" --timeout=5000 --dump-dom "file://$page" 2>>"$dir/$name.log" >"$dir/$name.dom"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs a sweep of four trials through a real Slurm: its daemons on this machine, in a temporary directory, with ports and a key
-# of their own. One trial is signalled while it trains, saves, goes back to the queue and continues. Needs Debian's slurm-wlm and
-# munge (apt-get install slurm-wlm munge) and root. Some five minutes: Slurm lets a requeued job wait.
+# Runs a sweep of four trials through a real Slurm: its daemons on this machine, in a temporary directory,
+# with ports and a key of their own. One trial is signalled while it trains, saves, goes back to the queue and
+# continues. Needs Debian's slurm-wlm and munge (apt-get install slurm-wlm munge) and root. Some five minutes:
+# Slurm lets a requeued job wait.
 #
 #   scripts/peers/slurm.sh [PROGRAM]      default build/release/capstan; KEEP=1 leaves the directory behind
 set -euo pipefail

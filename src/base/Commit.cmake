@@ -1,6 +1,6 @@
-# Writes OUTPUT, TEMPLATE with the commit of ROOT: 12 digits, and -dirty where tracked files differ from it; empty where ROOT is
-# in no repository. A file that would not change is not written. Run by every build, so that the commit is the one that is built:
-# cmake -DROOT=… -DTEMPLATE=… -DOUTPUT=… -P Commit.cmake
+# Writes OUTPUT, TEMPLATE with the commit of ROOT: 12 digits, and -dirty where tracked files differ from it;
+# empty where ROOT is in no repository. A file that would not change is not written. Run by every build, so
+# that the commit is the one that is built: cmake -DROOT=… -DTEMPLATE=… -DOUTPUT=… -P Commit.cmake
 function(git result)
   execute_process(COMMAND git --no-optional-locks -C ${ROOT} ${ARGN}
     RESULT_VARIABLE code OUTPUT_VARIABLE output OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

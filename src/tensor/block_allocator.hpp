@@ -16,11 +16,11 @@ class BlockAllocator {
   // granularity: the range grows and shrinks by multiples of it, in bytes.
   explicit BlockAllocator(int64_t granularity) : granularity_(granularity) {}
 
-  // The offset of the smallest free block that holds `size` bytes, at the lowest address if there are several;
-  // nullopt: none does.
+  // The offset of the smallest free block that holds `size` bytes, at the lowest address if there are
+  // several; nullopt: none does.
   std::optional<int64_t> take(int64_t size);
-  // The bytes by which the range must grow for a block of `size` bytes, of which a free block at the end is the
-  // beginning.
+  // The bytes by which the range must grow for a block of `size` bytes, of which a free block at the end is
+  // the beginning.
   int64_t missing(int64_t size) const;
   void grow(int64_t bytes);
   void put_back(int64_t offset);

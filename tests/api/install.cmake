@@ -1,5 +1,5 @@
-# Installs the library from BUILD into a scratch prefix, moves the prefix, and builds and runs a copy of EXAMPLE against it: with
-# find_package, and with pkg-config.
+# Installs the library from BUILD into a scratch prefix, moves the prefix, and builds and runs a copy of
+# EXAMPLE against it: with find_package, and with pkg-config.
 include(${CMAKE_CURRENT_LIST_DIR}/../support/run.cmake)
 
 set(scratch ${BUILD}/install_test)

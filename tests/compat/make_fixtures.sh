@@ -3,9 +3,9 @@
 #
 #   tests/compat/make_fixtures.sh CAPSTAN DIRECTORY
 #
-# The committed ones are of commit a759504, run with CAPSTAN_CPU=avx2: `checked`, `sharded`, `base`, `adapter` and
-# `sweep` as the program left them, without the event files for TensorBoard, and under `expected` what the same program
-# computed when it continued them.
+# The committed ones are of commit a759504, run with CAPSTAN_CPU=avx2: `checked`, `sharded`, `base`, `adapter`
+# and `sweep` as the program left them, without the event files for TensorBoard, and under `expected` what the
+# same program computed when it continued them.
 set -euo pipefail
 program=$(realpath "$1") target=$(realpath "$2")
 home=/tmp/capstan-compat # part of the stored paths, the same on every machine

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Updates of PyTorch's optimizers: python3 tests/optim/make_optimizers.py
 
-Writes tests/optim/optimizers.json: the weights `start`, one row of `gradients` and one of `lr` a step, and for each case the
-weights after every step. AdamW, Adam with L2 regularization and SGD are torch.optim's. Lion is Algorithm 2 of Chen et al.,
-"Symbolic Discovery of Optimization Algorithms" (2023), with torch operations. Needs torch.
+Writes tests/optim/optimizers.json: the weights `start`, one row of `gradients` and one of `lr` a step, and
+for each case the weights after every step. AdamW, Adam with L2 regularization and SGD are torch.optim's. Lion
+is Algorithm 2 of Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023), with torch operations.
+Needs torch.
 """
 
 import json
@@ -53,8 +54,13 @@ def main():
         "sgd_l2": lambda p: torch.optim.SGD(p, lr=1, momentum=0.9, weight_decay=DECAY),
         "lion": lambda p: Lion(p, lr=1, betas=(0.95, 0.98), weight_decay=DECAY),
     }
-    result = {"lr": LR, "weight_decay": DECAY, "start": start.tolist(), "gradients": gradients.tolist(),
-              "cases": {name: run(start, gradients, make) for name, make in cases.items()}}
+    result = {
+        "lr": LR,
+        "weight_decay": DECAY,
+        "start": start.tolist(),
+        "gradients": gradients.tolist(),
+        "cases": {name: run(start, gradients, make) for name, make in cases.items()},
+    }
     path = pathlib.Path(__file__).with_name("optimizers.json")
     path.write_text(json.dumps(result) + "\n")
 
