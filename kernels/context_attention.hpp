@@ -10,35 +10,36 @@
 
 namespace capstan::kernels {
 
-struct PositionRun {
+struct PositionSegment {
   int64_t begin = 0, count = 0;
   int64_t end() const { return begin + count; }
 };
-// The global positions of a rank's rows of one sequence, in the order of the rows: at most two runs (count 0:
-// no run).
-struct PositionRuns {
-  std::array<PositionRun, 2> runs;
-  int64_t rows() const { return runs[0].count + runs[1].count; }
+// The global positions of a rank's rows of one sequence, in the order of the rows: at most two segments
+// (count 0: no segment).
+struct PositionSegments {
+  std::array<PositionSegment, 2> segments;
+  int64_t rows() const { return segments[0].count + segments[1].count; }
 };
 
 struct AttentionBlock {
   // Seq: queries.rows(); qkv: the queries' array.
   AttentionShape shape;
-  PositionRuns queries, keys;
+  PositionSegments queries, keys;
 
   // The array of keys and values: [batch * keys.rows()][groups][2][head_dim], packed QKV without query heads.
   QkvLayout kv() const { return {shape.qkv.groups, 0, shape.qkv.head_dim}; }
 
   // True where causality and window let any of these queries attend to any of these keys.
-  bool sees(PositionRun q, PositionRun k) const {
+  bool sees(PositionSegment q, PositionSegment k) const {
     if (q.count == 0 || k.count == 0) return false;
     const bool future = shape.causal && k.begin >= q.end();
     const bool past = shape.window > 0 && k.end() <= q.begin - shape.window + 1;
     return !future && !past;
   }
   bool sees_anything() const {
-    return std::any_of(queries.runs.begin(), queries.runs.end(), [&](PositionRun q) {
-      return std::any_of(keys.runs.begin(), keys.runs.end(), [&](PositionRun k) { return sees(q, k); });
+    return std::any_of(queries.segments.begin(), queries.segments.end(), [&](PositionSegment q) {
+      return std::any_of(keys.segments.begin(), keys.segments.end(),
+                         [&](PositionSegment k) { return sees(q, k); });
     });
   }
 };

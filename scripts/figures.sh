@@ -18,7 +18,7 @@ while IFS=: read -r file line commit; do
   git merge-base --is-ancestor "$commit" HEAD 2>/dev/null && continue
   echo "$file:$line: no commit $commit in this history" >&2
   bad=1
-done < <(git ls-files -z README.md 'docs/*.md' 'bench/*.md' | xargs -0 grep -noHwE '[0-9a-f]{7}')
+done < <(git ls-files -z README.md CONTRIBUTING.md 'docs/*.md' 'bench/*.md' | xargs -0 grep -noHwE '[0-9a-f]{7}')
 # A page with a rate says where it was measured.
 while read -r file; do
   grep -qE '\b[0-9a-f]{7}\b' "$file" && continue

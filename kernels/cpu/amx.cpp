@@ -122,8 +122,8 @@ CAPSTAN_AMX_CALLED void write(const float* sums, int64_t stride, int64_t m, int6
 
 // The same for beta 0 and rows of two full cache lines, with non-temporal stores; leave_tile() has the fence.
 // Writes pairs of adjacent lines, because memory writes one line as slowly as two.
-CAPSTAN_AMX_CALLED void stream(const float* sums, int64_t stride, int64_t m, Out out, int64_t at,
-                               int64_t ldc) {
+CAPSTAN_AMX_CALLED void store_non_temporal(const float* sums, int64_t stride, int64_t m, Out out, int64_t at,
+                                           int64_t ldc) {
   for (int64_t r = 0; r < m; ++r, sums += kPanel, at += ldc) {
     const __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + 16);
     if (out.dtype == DType::f32) {
@@ -219,7 +219,7 @@ void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float b
                             sums + q * sums_apart + r * kPanel);
           }
           if (streamed && width == together)
-            stream(sums, sums_apart, rows, out, at, s.ldc);
+            store_non_temporal(sums, sums_apart, rows, out, at, s.ldc);
           else
             write(sums, sums_apart, rows, width, k0 == 0 || scratch.copy ? beta : 1.0f, out, at, s.ldc);
         }

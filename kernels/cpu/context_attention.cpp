@@ -1,5 +1,5 @@
-// Attention between shards of a sequence. A run of queries and a run of keys, both at consecutive positions,
-// are computed as in attention.cpp; a shard has up to two runs of each.
+// Attention between shards of a sequence. A segment of queries and a segment of keys, both at consecutive
+// positions, are computed as in attention.cpp; a shard has up to two segments of each.
 #include "kernels/context_attention.hpp"
 
 #include <algorithm>
@@ -20,19 +20,19 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-// The first row of a run in a sequence's shard.
-HWY_INLINE int64_t first_row(const PositionRuns& rows, int run) {
-  return run == 0 ? 0 : rows.runs[0].count;
+// The first row of a segment in a sequence's shard.
+HWY_INLINE int64_t first_row(const PositionSegments& rows, int segment) {
+  return segment == 0 ? 0 : rows.segments[0].count;
 }
-HWY_INLINE bool seen(const AttentionBlock& a, PositionRun keys) {
-  return a.sees(a.queries.runs[0], keys) || a.sees(a.queries.runs[1], keys);
+HWY_INLINE bool seen(const AttentionBlock& a, PositionSegment keys) {
+  return a.sees(a.queries.segments[0], keys) || a.sees(a.queries.segments[1], keys);
 }
-HWY_INLINE Mask mask_of(const AttentionBlock& a, PositionRun keys, const int32_t* document_start,
+HWY_INLINE Mask mask_of(const AttentionBlock& a, PositionSegment keys, const int32_t* document_start,
                         int64_t first_query) {
   return {a.shape.causal, a.shape.window, keys.count, document_start ? document_start + first_query : nullptr,
           keys.begin};
 }
-HWY_INLINE DropoutMask dropout_mask(const AttentionBlock& a, PositionRun keys, int64_t head) {
+HWY_INLINE DropoutMask dropout_mask(const AttentionBlock& a, PositionSegment keys, int64_t head) {
   return {a.shape.dropout, a.shape.dropout_key, static_cast<uint64_t>(a.shape.head_offset + head),
           keys.begin};
 }
@@ -43,17 +43,17 @@ HWY_INLINE T* moved(T* p, int64_t by) {
 
 // ---- forward
 
-// Offsets of the panels of each run of keys in those of one group of one sequence: keys, then values. Runs
-// invisible to all queries have none.
+// Offsets of the panels of each segment of keys in those of one group of one sequence: keys, then values.
+// Segments invisible to all queries have none.
 struct RunPanels {
   int64_t at[2], values[2], floats = 0;
   explicit RunPanels(const AttentionBlock& a) {
     const int64_t d = a.shape.qkv.head_dim;
     for (int r = 0; r < 2; ++r) {
-      const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
+      const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
       at[r] = floats;
-      values[r] = floats + Vectors::columns_size(run.count, d);
-      if (seen(a, run)) floats = values[r] + Vectors::depth_size(run.count, d);
+      values[r] = floats + Vectors::columns_size(segment.count, d);
+      if (seen(a, segment)) floats = values[r] + Vectors::depth_size(segment.count, d);
     }
   }
 };
@@ -86,42 +86,42 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
   auto* packed = reinterpret_cast<float*>(reserve_scratch(c, need));
 
   for (int r = 0; r < 2; ++r) {
-    const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
-    if (!seen(a, run)) continue;
-    const int64_t slab = 8 * kNr, slabs = ceil_div(run.count, slab);
+    const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
+    if (!seen(a, segment)) continue;
+    const int64_t slab = 8 * kNr, slabs = ceil_div(segment.count, slab);
     c.pool->parallel_for(a.shape.batch * groups * slabs, [&](int64_t tile, int) HWY_ATTR {
-      const int64_t first = tile % slabs * slab, n = std::min(slab, run.count - first),
+      const int64_t first = tile % slabs * slab, n = std::min(slab, segment.count - first),
                     group = tile / slabs % groups;
       const int64_t token = tile / slabs / groups * keys + first_row(a.keys, r);
       float* to = packed + tile / slabs * panels.floats;
-      Vectors::pack_columns({kv, token * kv_row + kv_layout.key(group), kv_row}, first, n, run.count, d,
+      Vectors::pack_columns({kv, token * kv_row + kv_layout.key(group), kv_row}, first, n, segment.count, d,
                             to + panels.at[r]);
-      Vectors::pack_depth({kv, token * kv_row + kv_layout.value(group), kv_row}, first, n, run.count, d,
+      Vectors::pack_depth({kv, token * kv_row + kv_layout.value(group), kv_row}, first, n, segment.count, d,
                           to + panels.values[r]);
     });
   }
 
   // As in attention.cpp: neighboring tiles share keys and values, later blocks run first.
-  const int64_t blocks_before = ceil_div(a.queries.runs[0].count, Vectors::kQueries),
-                blocks = blocks_before + ceil_div(a.queries.runs[1].count, Vectors::kQueries);
+  const int64_t blocks_before = ceil_div(a.queries.segments[0].count, Vectors::kQueries),
+                blocks = blocks_before + ceil_div(a.queries.segments[1].count, Vectors::kQueries);
   c.pool->parallel_for(a.shape.batch * heads * blocks, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
     const int64_t group = tile / per_group / blocks % groups, b = tile / per_group / blocks / groups;
     const int64_t head = group * per_group + head_in_group;
-    const int query_run = block < blocks_before ? 0 : 1;
-    const PositionRun queries = a.queries.runs[static_cast<size_t>(query_run)];
-    const int64_t q0 = (block - (query_run ? blocks_before : 0)) * Vectors::kQueries,
+    const int query_segment = block < blocks_before ? 0 : 1;
+    const PositionSegment queries = a.queries.segments[static_cast<size_t>(query_segment)];
+    const int64_t q0 = (block - (query_segment ? blocks_before : 0)) * Vectors::kQueries,
                   n = std::min(Vectors::kQueries, queries.count - q0),
-                  first_query = b * seq + first_row(a.queries, query_run) + q0;  // row of all queries
+                  first_query = b * seq + first_row(a.queries, query_segment) + q0;  // row of all queries
     const ForwardScratch<Vectors> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), d);
     float* out_rows = out + first_query * heads * d + head * d;
     float* lse_rows = lse + (b * heads + head) * seq + first_query - b * seq;
 
     Vectors::LeftOperand q{nullptr, 0};
     for (int r = 0; r < 2; ++r) {
-      const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
-      if (!a.sees({queries.begin + q0, n}, run)) continue;
-      Block<Vectors> scores(mask_of(a, run, document_start, first_query), 0, n, queries.begin + q0);
+      const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
+      if (!a.sees({queries.begin + q0, n}, segment)) continue;
+      Block<Vectors> scores(mask_of(a, segment, document_start, first_query), 0, n, queries.begin + q0);
       if (scores.begin >= scores.end) continue;
       if (!q.at) {
         q = Vectors::pack_left({qkv, first_query * row + layout.query(head), row}, n, d, s.q);
@@ -131,8 +131,9 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
           init_softmax_rows(s, scores, d);
       }
       const float* group_panels = packed + (b * groups + group) * panels.floats;
-      attend(s, scores, q, {group_panels + panels.at[r], group_panels + panels.values[r], run.count}, d,
-             {a.shape.scale, a.shape.softcap}, dropout_mask(a, run, head), moved(dropout_rows, first_query));
+      attend(s, scores, q, {group_panels + panels.at[r], group_panels + panels.values[r], segment.count}, d,
+             {a.shape.scale, a.shape.softcap}, dropout_mask(a, segment, head),
+             moved(dropout_rows, first_query));
     }
     if (!q.at) {  // no visible keys
       for (int64_t i = 0; i < n && !accumulate; ++i) {
@@ -154,8 +155,8 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
 struct LongestRuns {
   int64_t queries, keys;
   explicit LongestRuns(const AttentionBlock& a)
-      : queries(std::max(a.queries.runs[0].count, a.queries.runs[1].count)),
-        keys(std::max(a.keys.runs[0].count, a.keys.runs[1].count)) {}
+      : queries(std::max(a.queries.segments[0].count, a.queries.segments[1].count)),
+        keys(std::max(a.keys.segments[0].count, a.keys.segments[1].count)) {}
 };
 
 WorkspaceSize backward_scratch(AttentionBlock a) {
@@ -172,7 +173,7 @@ HWY_INLINE void add_row(float* to, const float* from, float factor, int64_t cols
           HWY_ATTR { store_part(hn::MulAdd(f, load_part(from + i, n), load_part(to + i, n)), to + i, n); });
 }
 
-// One tile computes all heads of one group of one sequence, one run of keys after the other.
+// One tile computes all heads of one group of one sequence, one segment of keys after the other.
 void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* lse, In dout,
               const int32_t* document_start, const int64_t* dropout_rows, float* dqkv, float* dkv) {
   const QkvLayout layout = a.shape.qkv, kv_layout = a.kv();
@@ -188,20 +189,20 @@ void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* 
     const BackwardScratch<Vectors> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)),
                                      longest.queries, longest.keys, d);
     for (int r = 0; r < 2; ++r) {
-      const PositionRun run = a.keys.runs[static_cast<size_t>(r)];
-      if (run.count == 0) continue;
+      const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
+      if (segment.count == 0) continue;
       const int64_t key_at = (b * keys + first_row(a.keys, r)) * kv_row + kv_layout.key(group);
-      if (!seen(a, run)) {
-        for (int64_t i = 0; i < run.count; ++i)
+      if (!seen(a, segment)) {
+        for (int64_t i = 0; i < segment.count; ++i)
           std::memset(dkv + key_at + i * kv_row, 0, static_cast<size_t>(2 * d) * sizeof(float));
         continue;
       }
-      pack_keys(s, {kv, key_at, kv_row}, {kv, key_at + d, kv_row}, run.count, d);
+      pack_keys(s, {kv, key_at, kv_row}, {kv, key_at + d, kv_row}, segment.count, d);
       for (int64_t h = 0; h < per_group; ++h)
-        for (int query_run = 0; query_run < 2; ++query_run) {
-          const PositionRun queries = a.queries.runs[static_cast<size_t>(query_run)];
-          if (!a.sees(queries, run)) continue;
-          const int64_t head = group * per_group + h, first = first_row(a.queries, query_run),
+        for (int query_segment = 0; query_segment < 2; ++query_segment) {
+          const PositionSegment queries = a.queries.segments[static_cast<size_t>(query_segment)];
+          if (!a.sees(queries, segment)) continue;
+          const int64_t head = group * per_group + h, first = first_row(a.queries, query_segment),
                         first_query = b * seq + first, query_at = first_query * row + layout.query(head),
                         out_at = first_query * heads * d + head * d;
           const QueryRows rows{{qkv, query_at, row},
@@ -210,19 +211,19 @@ void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* 
                                lse + (b * heads + head) * seq + first,
                                moved(dropout_rows, first_query),
                                queries.count};
-          const Mask mask = mask_of(a, run, document_start, first_query);
+          const Mask mask = mask_of(a, segment, document_start, first_query);
           pack_queries(s, rows, d);
           for (int64_t q0 = 0; q0 < queries.count; q0 += Vectors::kQueries) {
             Block<Vectors> block(mask, q0, std::min(Vectors::kQueries, queries.count - q0),
                                  queries.begin + q0);
             if (block.begin >= block.end) continue;
-            backward_block(s, block, rows, run.count, d, {a.shape.scale, a.shape.softcap},
-                           dropout_mask(a, run, head));
+            backward_block(s, block, rows, segment.count, d, {a.shape.scale, a.shape.softcap},
+                           dropout_mask(a, segment, head));
             for (int64_t i = 0; i < block.nq; ++i)
               add_row(dqkv + query_at + (q0 + i) * row, s.dq + i * d, a.shape.scale, d);
           }
         }
-      for_key_rows(s, run.count, d, [&](int64_t i, const float* dk, const float* dv) HWY_ATTR {
+      for_key_rows(s, segment.count, d, [&](int64_t i, const float* dk, const float* dv) HWY_ATTR {
         const int64_t to = key_at + i * kv_row;
         write_row({dkv, DType::f32}, to, dk, a.shape.scale, d);
         write_row({dkv, DType::f32}, to + d, dv, 1.0f, d);

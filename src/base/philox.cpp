@@ -5,15 +5,16 @@
 
 namespace capstan {
 
-PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t stream) {
+PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t instance) {
   // One block of Philox under a fixed key mixes the three numbers: any two triples give independent keys.
   const PhiloxKey fixed{0x43415053, 0x54414E31};
   const auto first = philox4x32(fixed, seed, purpose);
-  const auto second = philox4x32({first[0], first[1]}, stream, uint64_t{first[2]} | uint64_t{first[3]} << 32);
+  const auto second =
+      philox4x32({first[0], first[1]}, instance, uint64_t{first[2]} | uint64_t{first[3]} << 32);
   return {second[0], second[1]};
 }
 
-uint32_t PhiloxStream::next32() {
+uint32_t PhiloxSequence::next32() {
   if (used_ == 4) {
     words_ = philox4x32(key_, block_++, 0);
     used_ = 0;
@@ -21,7 +22,7 @@ uint32_t PhiloxStream::next32() {
   return words_[static_cast<size_t>(used_++)];
 }
 
-uint64_t PhiloxStream::below(uint64_t bound) {
+uint64_t PhiloxSequence::below(uint64_t bound) {
   const uint64_t limit = UINT64_MAX - UINT64_MAX % bound;
   uint64_t value;
   do {

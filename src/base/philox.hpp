@@ -11,9 +11,9 @@ struct PhiloxKey {
   uint32_t k0, k1;
 };
 
-// Folds (seed, purpose, stream) into a key. purpose separates uses (initialization, dropout, shuffling,
-// sampling …) and stream the instances within one (parameter, layer, epoch).
-PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t stream);
+// Folds (seed, purpose, instance) into a key. purpose separates uses (initialization, dropout, shuffling,
+// sampling …) and instance what is within one (parameter, layer, epoch).
+PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t instance);
 
 namespace purpose {
 inline constexpr uint32_t init = 1, hidden_dropout = 2, attention_dropout = 3, embedding_dropout = 4,
@@ -45,9 +45,9 @@ inline float uniform_open(uint32_t word) {
 }
 
 // A sequence of words at consecutive counters, for shuffles and sampling on the host.
-class PhiloxStream {
+class PhiloxSequence {
  public:
-  PhiloxStream(PhiloxKey key, uint64_t position = 0) : key_(key), block_(position) {}
+  PhiloxSequence(PhiloxKey key, uint64_t position = 0) : key_(key), block_(position) {}
   uint32_t next32();
   uint64_t next64() { return (uint64_t{next32()} << 32) | next32(); }
   // Draws an unbiased integer in [0, bound). `bound` must be greater than 0.

@@ -15,8 +15,8 @@ MockSource::MockSource(int64_t vocab_size, int32_t eod, uint64_t seed, Split spl
 }
 
 void MockSource::read(int64_t number, std::span<int32_t> text) const {
-  PhiloxStream random(philox_key(seed_, purpose::mock_data, static_cast<uint64_t>(split_)),
-                      static_cast<uint64_t>(number) << 20);
+  PhiloxSequence random(philox_key(seed_, purpose::mock_data, static_cast<uint64_t>(split_)),
+                        static_cast<uint64_t>(number) << 20);
   // Number of tokens without the end-of-document token.
   const auto kinds = static_cast<uint64_t>(vocab_size_ - 1);
   int64_t left = 0;

@@ -13,7 +13,7 @@ Permutation::Permutation(int64_t size, PhiloxKey key)
   left_radix_ = static_cast<uint64_t>(std::sqrt(static_cast<double>(size)));
   while (left_radix_ * left_radix_ < size_) ++left_radix_;
   right_radix_ = static_cast<uint64_t>(ceil_div(size, static_cast<int64_t>(left_radix_)));
-  PhiloxStream words(key);
+  PhiloxSequence words(key);
   for (uint64_t& round_key : keys_) round_key = words.next64();
 }
 

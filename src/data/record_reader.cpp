@@ -77,7 +77,7 @@ struct RecordReader::State {
 
   // Index of the open file.
   int32_t file = -1;
-  std::optional<InputStream> stream;
+  std::optional<InputReader> reader;
   bool json = false;
   TextSplit split = TextSplit::file;
   std::unique_ptr<char[]> memory = std::make_unique_for_overwrite<char[]>(kBuffer);
@@ -97,7 +97,7 @@ struct RecordReader::State {
   bool fill() {
     if (begin < end) return true;
     begin = 0;
-    end = stream->read(buffer);
+    end = reader->read(buffer);
     return end > 0;
   }
   [[noreturn]] void bad(int64_t at_line, int64_t at_column, const std::string& what) const {
@@ -108,7 +108,7 @@ struct RecordReader::State {
   void open(int32_t index) {
     file = index;
     const InputFile& input = files[static_cast<size_t>(index)];
-    stream.emplace(input.path, options.limits);
+    reader.emplace(input.path, options.limits);
     begin = end = 0;
     line = column = 1;
     array = Array::none;
@@ -122,7 +122,7 @@ struct RecordReader::State {
     // The first read is short only if the file is, so a byte order mark is always complete in it.
     if (!fill()) return;
     while (end < 3) {
-      const size_t more = stream->read(buffer.subspan(end));
+      const size_t more = reader->read(buffer.subspan(end));
       if (more == 0) break;
       end += more;
     }
@@ -352,22 +352,22 @@ bool RecordReader::next(RecordBatch& batch, int64_t target_bytes) {
   batch.records.clear();
   state.batch = &batch;
   while (static_cast<int64_t>(batch.text.size()) < target_bytes || batch.records.empty()) {
-    if (!state.stream) {
+    if (!state.reader) {
       if (state.file + 1 == static_cast<int32_t>(state.files.size())) break;
       state.open(state.file + 1);
     }
     if (!state.next_record()) {
-      state.done_bytes += state.stream->file_size();
-      state.stream.reset();
+      state.done_bytes += state.reader->file_size();
+      state.reader.reset();
     }
   }
   batch.text.append(kPadding, '\0');
-  batch.file_bytes = state.done_bytes + (state.stream ? state.stream->file_bytes_read() : 0);
+  batch.file_bytes = state.done_bytes + (state.reader ? state.reader->file_bytes_read() : 0);
   return !batch.records.empty();
 }
 
 bool RecordReader::at_end() const {
-  return !state_->stream && state_->file + 1 == static_cast<int32_t>(state_->files.size());
+  return !state_->reader && state_->file + 1 == static_cast<int32_t>(state_->files.size());
 }
 const std::vector<InputFile>& RecordReader::files() const {
   return state_->files;

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/input_stream.hpp"
+#include "data/input_reader.hpp"
 
 namespace capstan::data {
 

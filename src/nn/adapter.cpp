@@ -63,7 +63,7 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
   }
   const uint64_t dropout_sequence = random_sequence_of(a.name);
   const Parameter& first = parameters.add(std::move(a));
-  branches_.push_back({&first, &parameters.add(std::move(b)), slice.runs, dropout_sequence});
+  branches_.push_back({&first, &parameters.add(std::move(b)), slice.segments, dropout_sequence});
   if (!options_->magnitudes) return;
   ParamSpec m = inner.spec("magnitude", {slice.out}, {Init::Kind::ones});
   m.adapter = true;
@@ -81,13 +81,13 @@ Var Adapter::apply(Tape& tape, Var base, const Var& x, const TokenContext& conte
     const Var in = ops::dropout_columns(
         tape, x, context.adapter_dropout(options_->dropout, branch.dropout_sequence), first_column);
     base = ops::low_rank_add(tape, std::move(base), in, *branch.a, *branch.b,
-                             static_cast<float>(options_->scale), branch.runs);
+                             static_cast<float>(options_->scale), branch.segments);
   }
   for (const Branch& branch : branches_)
     if (branch.magnitude)
       base = ops::magnitude(tape, std::move(base), weight_, *branch.a, *branch.b, *branch.magnitude,
                             static_cast<float>(options_->scale), column_ ? nullptr : parallel_.group,
-                            branch.runs);
+                            branch.segments);
   return base;
 }
 

@@ -29,8 +29,8 @@ struct AdapterOptions {
 
 // A slice of a fused layer's outputs with its own adapter: q of linear_qkv.
 struct OutputSlice {
-  std::string name;      // "linear_q"
-  ops::ColumnRuns runs;  // of this rank's columns
+  std::string name;              // "linear_q"
+  ops::ColumnSegments segments;  // of this rank's columns
   // Features, over all ranks.
   int64_t out = 0;
   Sharding sharding;  // of its weight's rows
@@ -51,7 +51,7 @@ class Adapter {
  private:
   struct Branch {
     const Parameter *a, *b;
-    ops::ColumnRuns runs;
+    ops::ColumnSegments segments;
     uint64_t dropout_sequence;             // random_sequence_of()
     const Parameter* magnitude = nullptr;  // DoRA
   };

@@ -10,12 +10,12 @@ namespace capstan::ops {
 namespace {
 
 // The columns of one group, and the rows of B that produce them.
-Tensor columns_of(const Tensor& y, const ColumnRuns& runs, int64_t group) {
-  const int64_t width = y.size(1) / runs.groups;
-  return y.slice(1, group * width + runs.begin, runs.count);
+Tensor columns_of(const Tensor& y, const ColumnSegments& segments, int64_t group) {
+  const int64_t width = y.size(1) / segments.groups;
+  return y.slice(1, group * width + segments.begin, segments.count);
 }
-Tensor rows_of(const Tensor& b, const ColumnRuns& runs, int64_t group) {
-  return b.slice(0, group * runs.count, runs.count);
+Tensor rows_of(const Tensor& b, const ColumnSegments& segments, int64_t group) {
+  return b.slice(0, group * segments.count, segments.count);
 }
 
 void scale_by(const Tensor& x, float factor) {
@@ -25,12 +25,13 @@ void scale_by(const Tensor& x, float factor) {
 }  // namespace
 
 Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Parameter& b, float scale,
-                 ColumnRuns runs) {
-  if (runs.count == 0) runs = {1, 0, y.size(1)};
+                 ColumnSegments segments) {
+  if (segments.count == 0) segments = {1, 0, y.size(1)};
   Device& device = tape.device();
-  const int64_t rows = x.size(0), in = x.size(1), rank = a.shape()[0], columns = runs.groups * runs.count;
-  CAPSTAN_ASSERT(y.size(0) == rows && y.value.is_contiguous() && y.size(1) % runs.groups == 0 &&
-                     runs.begin + runs.count <= y.size(1) / runs.groups && a.shape()[1] == in &&
+  const int64_t rows = x.size(0), in = x.size(1), rank = a.shape()[0],
+                columns = segments.groups * segments.count;
+  CAPSTAN_ASSERT(y.size(0) == rows && y.value.is_contiguous() && y.size(1) % segments.groups == 0 &&
+                     segments.begin + segments.count <= y.size(1) / segments.groups && a.shape()[1] == in &&
                      b.shape()[0] == columns && b.shape()[1] == rank,
                  "low_rank_add: y " + y.value.text() + ", x " + x.value.text() + ", `" + a.name() + "` " +
                      a.shape().text() + ", `" + b.name() + "` " + b.shape().text());
@@ -43,8 +44,8 @@ Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Para
   const Tensor result = y.value.unique() ? y.value : copy_of(y.value);
   {
     const auto w = tape.pin(b);
-    for (int64_t g = 0; g < runs.groups; ++g)
-      matmul(Transpose::no, Transpose::yes, h, rows_of(*w, runs, g), columns_of(result, runs, g), 1);
+    for (int64_t g = 0; g < segments.groups; ++g)
+      matmul(Transpose::no, Transpose::yes, h, rows_of(*w, segments, g), columns_of(result, segments, g), 1);
   }
   y.value = Tensor();
   Cost cost = matmul_cost(rows, rank, in, x.dtype());
@@ -57,23 +58,23 @@ Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Para
                       .cost = cost,
                       .backward_cost = cost,
                       .saved = {x.value, h},
-                      .backward = [&a, &b, scale, runs, cost](BackwardStep& step) {
+                      .backward = [&a, &b, scale, segments, cost](BackwardStep& step) {
                         const Tensor dy = step.output_gradient();
                         const Tensor &kept = step.saved(0), &low = step.saved(1);
                         const Tensor dh = Tensor::empty(step.device(), low.shape(), low.dtype());
                         {
                           const auto w = step.pin(b);
-                          for (int64_t g = 0; g < runs.groups; ++g)
-                            matmul(Transpose::no, Transpose::no, columns_of(dy, runs, g),
-                                   rows_of(*w, runs, g), dh, g > 0 ? 1.0f : 0.0f);
+                          for (int64_t g = 0; g < segments.groups; ++g)
+                            matmul(Transpose::no, Transpose::no, columns_of(dy, segments, g),
+                                   rows_of(*w, segments, g), dh, g > 0 ? 1.0f : 0.0f);
                         }
                         scale_by(dh, scale);
                         step.weight_gradient(b, {cost.flops / 2, cost.bytes / 2}, {dy, low},
-                                             [runs](const Tensor& gradient, std::span<const Tensor> t) {
-                                               for (int64_t g = 0; g < runs.groups; ++g)
+                                             [segments](const Tensor& gradient, std::span<const Tensor> t) {
+                                               for (int64_t g = 0; g < segments.groups; ++g)
                                                  matmul(Transpose::yes, Transpose::no,
-                                                        columns_of(t[0], runs, g), t[1],
-                                                        rows_of(gradient, runs, g), 1);
+                                                        columns_of(t[0], segments, g), t[1],
+                                                        rows_of(gradient, segments, g), 1);
                                              });
                         step.weight_gradient(a, {cost.flops / 2, cost.bytes / 2}, {dh, kept},
                                              [](const Tensor& gradient, std::span<const Tensor> t) {
@@ -90,22 +91,24 @@ Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Para
 }
 
 Tensor squared_row_lengths(StepContext& context, const Parameter& weight, const Parameter& a,
-                           const Parameter& b, float scale, comm::Communicator* group, ColumnRuns runs) {
+                           const Parameter& b, float scale, comm::Communicator* group,
+                           ColumnSegments segments) {
   Device& device = context.device;
   const ParamPin w(context.store, weight), first(context.store, a), second(context.store, b);
   const int64_t out = w->size(0), in = w->size(1), rank = first->size(0);
-  if (runs.count == 0) runs = {1, 0, out};
-  const int64_t width = out / runs.groups;
-  const Tensor lengths = Tensor::empty(device, {runs.groups * runs.count});
+  if (segments.count == 0) segments = {1, 0, out};
+  const int64_t width = out / segments.groups;
+  const Tensor lengths = Tensor::empty(device, {segments.groups * segments.count});
   {
     CategoryScope scope(MemoryCategory::workspace);
-    const Tensor p = Tensor::empty(device, {runs.count, rank}), square = Tensor::empty(device, {rank, rank});
+    const Tensor p = Tensor::empty(device, {segments.count, rank}),
+                 square = Tensor::empty(device, {rank, rank});
     matmul(Transpose::no, Transpose::yes, *first, *first, square);
-    for (int64_t g = 0; g < runs.groups; ++g) {
-      const Tensor rows = w->slice(0, g * width + runs.begin, runs.count);
+    for (int64_t g = 0; g < segments.groups; ++g) {
+      const Tensor rows = w->slice(0, g * width + segments.begin, segments.count);
       matmul(Transpose::no, Transpose::yes, rows, *first, p);
-      launch(device, device.table().adapter->row_lengths, rows, p, rows_of(*second, runs, g), square, scale,
-             lengths.slice(0, g * runs.count, runs.count), runs.count, in, rank);
+      launch(device, device.table().adapter->row_lengths, rows, p, rows_of(*second, segments, g), square,
+             scale, lengths.slice(0, g * segments.count, segments.count), segments.count, in, rank);
     }
   }
   if (group && group->size() > 1) comm::all_reduce_sum_any(*group, lengths);
@@ -114,30 +117,31 @@ Tensor squared_row_lengths(StepContext& context, const Parameter& weight, const 
 
 namespace {
 
-// The columns of the runs as [rows of all groups, count]; x is contiguous.
-Tensor run_columns(const Tensor& x, const ColumnRuns& runs) {
-  return x.view({x.size(0) * runs.groups, x.size(1) / runs.groups}).slice(1, runs.begin, runs.count);
+// The columns of the segments as [rows of all groups, count]; x is contiguous.
+Tensor segment_columns(const Tensor& x, const ColumnSegments& segments) {
+  return x.view({x.size(0) * segments.groups, x.size(1) / segments.groups})
+      .slice(1, segments.begin, segments.count);
 }
-Tensor gathered(const Tensor& x, const ColumnRuns& runs) {
-  const Tensor copy = Tensor::empty(x.device(), {x.size(0), runs.groups * runs.count}, x.dtype());
-  copy_matrix(run_columns(x, runs), copy.view({x.size(0) * runs.groups, runs.count}));
+Tensor gathered(const Tensor& x, const ColumnSegments& segments) {
+  const Tensor copy = Tensor::empty(x.device(), {x.size(0), segments.groups * segments.count}, x.dtype());
+  copy_matrix(segment_columns(x, segments), copy.view({x.size(0) * segments.groups, segments.count}));
   return copy;
 }
-void scatter(const Tensor& columns, const Tensor& x, const ColumnRuns& runs) {
-  copy_matrix(columns.view({x.size(0) * runs.groups, runs.count}), run_columns(x, runs));
+void scatter(const Tensor& columns, const Tensor& x, const ColumnSegments& segments) {
+  copy_matrix(columns.view({x.size(0) * segments.groups, segments.count}), segment_columns(x, segments));
 }
 
 }  // namespace
 
 Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, const Parameter& b,
-              const Parameter& m, float scale, comm::Communicator* group, ColumnRuns runs) {
+              const Parameter& m, float scale, comm::Communicator* group, ColumnSegments segments) {
   Device& device = tape.device();
   const int64_t rows = u.size(0), columns = m.shape().elements();
-  const bool all = runs.count == 0;
-  const Tensor lengths = squared_row_lengths(tape.context(), weight, a, b, scale, group, runs);
+  const bool all = segments.count == 0;
+  const Tensor lengths = squared_row_lengths(tape.context(), weight, a, b, scale, group, segments);
   CAPSTAN_ASSERT(lengths.elements() == columns && u.value.is_contiguous() && (!all || u.size(1) == columns),
                  "magnitude: u " + u.value.text() + ", `" + m.name() + "` " + m.shape().text());
-  const Tensor before = all ? u.value : gathered(u.value, runs);
+  const Tensor before = all ? u.value : gathered(u.value, segments);
   const Tensor after = Tensor::empty(device, before.shape(), before.dtype());
   {
     const auto factors = tape.pin(m);
@@ -146,7 +150,7 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
   Tensor result = after;
   if (!all) {
     result = u.value.unique() ? u.value : copy_of(u.value);
-    scatter(after, result, runs);
+    scatter(after, result, segments);
   }
   u.value = Tensor();
   const int64_t in = weight.shape()[1], rank = a.shape()[0];
@@ -163,10 +167,10 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
                       .cost = cost,
                       .backward_cost = {0, bytes},
                       .saved = {before, lengths},
-                      .backward = [&m, rows, columns, all, runs](BackwardStep& step) {
+                      .backward = [&m, rows, columns, all, segments](BackwardStep& step) {
                         Tensor dy = std::move(step.output_gradient());
                         const Tensor &kept = step.saved(0), &squared = step.saved(1);
-                        Tensor part = all ? std::move(dy) : gathered(dy, runs);
+                        Tensor part = all ? std::move(dy) : gathered(dy, segments);
                         step.weight_gradient(
                             m, {0, 2 * static_cast<double>(kept.bytes())}, {part, kept, squared},
                             [rows, columns](const Tensor& gradient, std::span<const Tensor> t) {
@@ -190,7 +194,7 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
                         const Tensor du = dy.unique() ? dy : copy_of(dy);
                         const Tensor changed = reuse_or_empty(part);
                         scaled(part, changed);
-                        scatter(changed, du, runs);
+                        scatter(changed, du, segments);
                         dy = Tensor();
                         step.give(0, du);
                       }})[0];

@@ -10,25 +10,26 @@
 namespace capstan::ops {
 
 // Columns of y: [begin, begin + count) of each of `groups` equal parts. count 0: all columns.
-struct ColumnRuns {
+struct ColumnSegments {
   int64_t groups = 1, begin = 0, count = 0;
 };
 
-// y[N, out] + scale (x A^T) B^T on the columns of `runs`; x[N, in], A[rank, in], B[groups * count, rank]
+// y[N, out] + scale (x A^T) B^T on the columns of `segments`; x[N, in], A[rank, in], B[groups * count, rank]
 // (local shards). Move y in, so that the result overwrites it. Saves x and x A^T. Forward 2 N rank (in +
 // columns) FLOPs, backward twice that.
 Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Parameter& b, float scale,
-                 ColumnRuns runs = {});
+                 ColumnSegments segments = {});
 
-// u[N, out] with the columns of `runs` scaled: m_j / |row j of W + scale B A|. u = x (W + scale B A)^T; W, A
-// and B are constants here. `group`: the ranks over which the columns of W and A are sharded, else null.
+// u[N, out] with the columns of `segments` scaled: m_j / |row j of W + scale B A|. u = x (W + scale B A)^T;
+// W, A and B are constants here. `group`: the ranks over which the columns of W and A are sharded, else null.
 // Saves those columns of u. Move u in, so that the result overwrites it.
 Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, const Parameter& b,
-              const Parameter& m, float scale, comm::Communicator* group, ColumnRuns runs = {});
+              const Parameter& m, float scale, comm::Communicator* group, ColumnSegments segments = {});
 
 // The squared norms of the rows of W + scale B A, fp32 [groups * count].
 Tensor squared_row_lengths(StepContext& context, const Parameter& weight, const Parameter& a,
-                           const Parameter& b, float scale, comm::Communicator* group, ColumnRuns runs = {});
+                           const Parameter& b, float scale, comm::Communicator* group,
+                           ColumnSegments segments = {});
 
 // Dropout of a column shard of x that begins at global column first_column. The mask depends on the global
 // column.

@@ -5,7 +5,7 @@
 
 namespace capstan::ops {
 
-kernels::PositionRuns context_rows(int64_t ranks, int64_t rank, int64_t seq) {
+kernels::PositionSegments context_rows(int64_t ranks, int64_t rank, int64_t seq) {
   CAPSTAN_ASSERT(ranks > 0 && rank >= 0 && rank < ranks && seq > 0,
                  "context_rows of rank " + std::to_string(rank) + " of " + std::to_string(ranks) + ", " +
                      std::to_string(seq) + " tokens");

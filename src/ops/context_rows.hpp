@@ -10,6 +10,6 @@ namespace capstan::ops {
 
 // The global positions of rank's rows of a sequence of `seq` tokens. A single rank holds one range of any
 // length. ErrorCode::config with the nearest valid lengths when 2 * ranks does not divide seq.
-kernels::PositionRuns context_rows(int64_t ranks, int64_t rank, int64_t seq);
+kernels::PositionSegments context_rows(int64_t ranks, int64_t rank, int64_t seq);
 
 }  // namespace capstan::ops

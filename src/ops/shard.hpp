@@ -26,7 +26,7 @@ struct Sharding {
 };
 
 // Consecutive slices of the sharded dimension of the global tensor.
-struct ShardRun {
+struct ShardSegment {
   int64_t global = 0, count = 0;
   // Adjacent ranks that hold the same slices, each with a partial gradient.
   int replicas = 1;
@@ -39,7 +39,7 @@ struct Shard {
   Shape shape;  // local
   int dim = 0;  // the sharded dimension
   // In local order, covering `shape[dim]`; empty for a scalar.
-  std::vector<ShardRun> runs;
+  std::vector<ShardSegment> segments;
 };
 
 // The shard of rank `rank` of `size`. ErrorCode::config naming `name` when the dimension does not divide.

@@ -63,14 +63,14 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b) {
   return {begin, std::max<int64_t>(0, std::min(a.end(), b.end()) - begin)};
 }
 
-std::vector<FlatRange> elements_of_run(const Shard& shard, size_t run) {
+std::vector<FlatRange> elements_of_segment(const Shard& shard, size_t segment) {
   int64_t outer = 1, inner = 1, first = 0;
   for (int d = 0; d < shard.shape.rank(); ++d) {
     if (d < shard.dim) outer *= shard.shape[d];
     if (d > shard.dim) inner *= shard.shape[d];
   }
-  for (size_t r = 0; r < run; ++r) first += shard.runs[r].count;
-  const int64_t slices = shard.shape[shard.dim], count = shard.runs[run].count;
+  for (size_t r = 0; r < segment; ++r) first += shard.segments[r].count;
+  const int64_t slices = shard.shape[shard.dim], count = shard.segments[segment].count;
   if (count == slices) return {{0, outer * slices * inner}};
   std::vector<FlatRange> ranges;
   for (int64_t o = 0; o < outer; ++o) ranges.push_back({(o * slices + first) * inner, count * inner});

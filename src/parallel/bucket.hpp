@@ -64,8 +64,8 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
 // The range that two ranges have in common; count 0: none.
 FlatRange intersection(const FlatRange& a, const FlatRange& b);
 
-// The elements of a local shard, row-major, that lie in its `run`-th run, as ranges in their order.
-std::vector<FlatRange> elements_of_run(const Shard& shard, size_t run);
+// The elements of a local shard, row-major, that lie in its `segment`-th segment, as ranges in their order.
+std::vector<FlatRange> elements_of_segment(const Shard& shard, size_t segment);
 
 // The part of `range` that rank `holder` of `holders` ranks with the same elements writes. The parts are
 // disjoint, cover the range, and are large enough to be worth a file entry. `turn` distributes small ranges

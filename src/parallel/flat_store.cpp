@@ -79,9 +79,9 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
       const Parameter& parameter = *plan.parameters[i];
       if (parameter.spec().partial_over_tensor)
         bucket.partial.push_back({plan.begins[i], parameter.shape().elements()});
-      for (size_t r = 0; r < parameter.shard().runs.size(); ++r)
-        if (parameter.shard().runs[r].replicas > 1)
-          for (const FlatRange& range : elements_of_run(parameter.shard(), r))
+      for (size_t r = 0; r < parameter.shard().segments.size(); ++r)
+        if (parameter.shard().segments[r].replicas > 1)
+          for (const FlatRange& range : elements_of_segment(parameter.shard(), r))
             bucket.replicated.push_back({plan.begins[i] + range.begin, range.count});
     }
     bucket.waiting = static_cast<int>(plan.parameters.size());
@@ -192,13 +192,14 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
         if (here.count > 0) buffer.ranges.push_back(range);
       };
       const Shard& shard = parameter.shard();
-      if (std::all_of(shard.runs.begin(), shard.runs.end(),
-                      [](const ShardRun& run) { return run.owned(); })) {
+      if (std::all_of(shard.segments.begin(), shard.segments.end(),
+                      [](const ShardSegment& segment) { return segment.owned(); })) {
         add({0, parameter.shape().elements()}, true);
         continue;
       }
-      for (size_t r = 0; r < shard.runs.size(); ++r)
-        for (const FlatRange& elements : elements_of_run(shard, r)) add(elements, shard.runs[r].owned());
+      for (size_t r = 0; r < shard.segments.size(); ++r)
+        for (const FlatRange& elements : elements_of_segment(shard, r))
+          add(elements, shard.segments[r].owned());
     }
     std::sort(buffer.ranges.begin(), buffer.ranges.end(),
               [](const auto& a, const auto& b) { return a.begin < b.begin; });

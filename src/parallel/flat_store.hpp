@@ -29,7 +29,7 @@
 //   Over `replica` beside that: 2 G b/S (R-1)/R, or with shard_over_replicas (G + P) b/S (R-1)/R.
 //
 // Gradients are fp32 sums over micro-batches, then over ranks in rank order (comm/reduce.hpp): first those of
-// partial_over_tensor and of replicated runs, then over `shard`, then `replica`, then tied ones over
+// partial_over_tensor and of replicated segments, then over `shard`, then `replica`, then tied ones over
 // `embedding`. The optimizer divides by the token count. Every rank of a group calls the same methods in the
 // same order; all methods but the views are collective.
 #pragma once
@@ -69,7 +69,7 @@ struct StoreGroups {
   comm::Communicator* replica = nullptr;
   // Gradients of ParamSpec::partial_over_tensor are summed over it.
   comm::Communicator* tensor = nullptr;
-  // Ranks that share the replicated runs of a Shard: their gradients are summed.
+  // Ranks that share the replicated segments of a Shard: their gradients are summed.
   comm::Communicator* kv_replicas = nullptr;
   // Copies of a tied parameter on different stages: summed.
   comm::Communicator* embedding = nullptr;
@@ -155,7 +155,8 @@ class FlatStore final : public ParamStore {
     FlatRange range;
     // [range.count]: fp32 main parameters, or where there are none the compute values.
     Tensor values;
-    // The part of `range` that this rank writes to a checkpoint; of replicated runs (Shard) only those owned.
+    // The part of `range` that this rank writes to a checkpoint; of replicated segments (Shard) only those
+    // owned.
     FlatRange write;
     // Index in flat_buffers(), -1: does not train.
     int buffer = -1;

@@ -35,10 +35,10 @@ std::vector<Region> regions_of(const Parameter& parameter) {
   const Shard& shard = parameter.shard();
   CAPSTAN_ASSERT(global.rank() == 2, "`" + parameter.name() + "` " + global.text() + " in 4 bits");
   std::vector<Region> result;
-  for (const ShardRun& run : shard.runs) {
+  for (const ShardSegment& segment : shard.segments) {
     Region region = full_region(global);
-    region.offsets[shard.dim] = run.global;
-    region.sizes[shard.dim] = run.count;
+    region.offsets[shard.dim] = segment.global;
+    region.sizes[shard.dim] = segment.count;
     result.push_back(region);
   }
   return result;

@@ -91,7 +91,8 @@ Points grid(const Definition& d, const Space& space) {
   std::vector<std::pair<uint64_t, int64_t>> drawn;
   for (int64_t i = 0; i < all; ++i)
     drawn.emplace_back(
-        PhiloxStream(philox_key(static_cast<uint64_t>(d.seed), kPurpose, static_cast<uint64_t>(i))).next64(),
+        PhiloxSequence(philox_key(static_cast<uint64_t>(d.seed), kPurpose, static_cast<uint64_t>(i)))
+            .next64(),
         i);
   std::sort(drawn.begin(), drawn.end());
   drawn.resize(static_cast<size_t>(*d.trials));
@@ -134,8 +135,8 @@ Points drawn(const Definition& d, const Space& space) {
     if (d.method == Method::sobol) {
       coordinates = sobol.next();
     } else {
-      PhiloxStream stream(philox_key(static_cast<uint64_t>(d.seed), kPurpose, static_cast<uint64_t>(draw)));
-      for (size_t i = 0; i < dimensions; ++i) coordinates.push_back(stream.uniform());
+      PhiloxSequence random(philox_key(static_cast<uint64_t>(d.seed), kPurpose, static_cast<uint64_t>(draw)));
+      for (size_t i = 0; i < dimensions; ++i) coordinates.push_back(random.uniform());
     }
     Values point = space.at(coordinates);
     if (seen.insert(point).second) space.add(out, std::move(point));

@@ -49,7 +49,7 @@ class CheckedQueue {
   Ticket failed_ = 0;
   bool stop_ = false;
   const Hold hold_;
-  PhiloxStream random_;
+  PhiloxSequence random_;
   // Last: it uses the members above.
   std::thread thread_;
 };

@@ -115,15 +115,15 @@ TEST_CASE("a run with adapters that stops goes on as if it had not") {
   const Base& b = base();
   for (const std::string preset : {"dora", "qlora"}) {
     CAPTURE(preset);
-    const std::string whole = "whole-" + preset, parts = "parts-" + preset;
-    REQUIRE(b.adapt(preset, {"train.train_iters=5", "--run-dir", whole}).code == 0);
+    const std::string uninterrupted = "uninterrupted-" + preset, parts = "parts-" + preset;
+    REQUIRE(b.adapt(preset, {"train.train_iters=5", "--run-dir", uninterrupted}).code == 0);
     const Finished stopped =
         b.adapt(preset, {"train.train_iters=5", "--run-dir", parts, "train.exit_interval=2"});
     CHECK_MESSAGE(stopped.code == 75, stopped.err);
     const Finished resumed = b.adapt(preset, {"train.train_iters=5", "--run-dir", parts, "--resume"});
     CHECK_MESSAGE(resumed.code == 0, resumed.err);
     const Finished difference =
-        b.in({"diff", whole + "/checkpoints/step-00000005", parts + "/checkpoints/step-00000005"});
+        b.in({"diff", uninterrupted + "/checkpoints/step-00000005", parts + "/checkpoints/step-00000005"});
     CHECK_MESSAGE(difference.code == 0, difference.out);
   }
 }

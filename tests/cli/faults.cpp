@@ -116,7 +116,7 @@ TEST_CASE("where no checkpoint verifies a resume is refused, and what could be r
                 {"train.train_iters=20", "checkpoint.save_interval=5", "checkpoint.most_recent_k=2"});
     return run(tiny(scratch, more));
   };
-  REQUIRE(steps({"--run-dir", "whole"}).code == 0);
+  REQUIRE(steps({"--run-dir", "uninterrupted"}).code == 0);
   REQUIRE(steps({"--run-dir", "r", "train.exit_interval=10"}).code == 75);
   std::vector<std::string> before;
   for (const char* step : {"step-00000005", "step-00000010"}) {

@@ -67,9 +67,9 @@ TEST_CASE("kill -9 at random moments loses nothing") {
     return launch;
   };
   const auto begun = std::chrono::steady_clock::now();
-  const Finished whole = run(launch_in("whole", false));
-  REQUIRE_MESSAGE(whole.code == 0, whole.err);
-  const std::string expected = losses_of(scratch.file("whole"));
+  const Finished uninterrupted = run(launch_in("uninterrupted", false));
+  REQUIRE_MESSAGE(uninterrupted.code == 0, uninterrupted.err);
+  const std::string expected = losses_of(scratch.file("uninterrupted"));
   REQUIRE(count_lines(expected) == 300);
 
   int64_t kills = 0, starts = 0, laps = 0, before_first_step = 0, leftovers = 0, again = 0;
@@ -154,9 +154,9 @@ static void check_kills(int64_t wanted, int steps, const std::vector<std::string
     launch.environment = {"OMPI_MCA_btl_vader_backing_directory=" + scratch.path()};
     return launch;
   };
-  const Finished whole = run(launch_in("whole", false));
-  REQUIRE_MESSAGE(whole.code == 0, whole.err);
-  const std::string expected = losses_of(scratch.file("whole"));
+  const Finished uninterrupted = run(launch_in("uninterrupted", false));
+  REQUIRE_MESSAGE(uninterrupted.code == 0, uninterrupted.err);
+  const std::string expected = losses_of(scratch.file("uninterrupted"));
 
   int64_t kills = 0, of_launcher = 0, laps = 0;
   for (; kills < wanted; ++laps) {

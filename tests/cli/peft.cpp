@@ -116,7 +116,7 @@ TEST_CASE(
   const Finished from_run = home.train(kBase, {"peft.adapter=back", "--run-dir", "more"});
   CHECK_MESSAGE(from_run.code == 0, from_run.err);
 
-  // Merged, and as a whole model of Transformers.
+  // Merged, and as a full model of Transformers.
   home.good({"merge", kAdapter, "merged", "--base", kBase});
   home.good({"convert", "merged", "hf:merged-hf"});
   home.refused({"merge", kAdapter, "merged", "--base", kBase}, "exists already");

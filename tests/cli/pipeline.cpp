@@ -16,19 +16,19 @@ namespace fs = std::filesystem;
 
 TEST_CASE("train, stop at an interval, resume: the losses of an uninterrupted run, to the bit") {
   const Prepared& p = prepared();
-  const Finished whole = p.in({"train", "./tiny.yaml", "--run-dir", "whole"});
-  REQUIRE_MESSAGE(whole.code == 0, whole.err);
-  CHECK(whole.out.empty());
-  const auto losses = losses_of(p.file("whole"));
+  const Finished uninterrupted = p.in({"train", "./tiny.yaml", "--run-dir", "uninterrupted"});
+  REQUIRE_MESSAGE(uninterrupted.code == 0, uninterrupted.err);
+  CHECK(uninterrupted.out.empty());
+  const auto losses = losses_of(p.file("uninterrupted"));
   REQUIRE(losses.size() == 12);
   CHECK(losses.front() == doctest::Approx(std::log(320.0)).epsilon(0.05));
   CHECK(losses.back() < losses.front() - 0.5);
   for (const char* name :
        {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_seconds", "memory_bytes"})
-    CHECK(rows_of(p.file("whole/metrics.jsonl")).front().contains(name));
-  const std::string log = read_text(p.file("whole/log.txt"));
+    CHECK(rows_of(p.file("uninterrupted/metrics.jsonl")).front().contains(name));
+  const std::string log = read_text(p.file("uninterrupted/log.txt"));
   for (const char* said :
-       {"train ./tiny.yaml --run-dir whole", "FLOP/s", "step 12/12 | loss", "done: 12 steps, loss "})
+       {"train ./tiny.yaml --run-dir uninterrupted", "FLOP/s", "step 12/12 | loss", "done: 12 steps, loss "})
     CHECK_MESSAGE(contains(log, said), log);
 
   const Finished stopped = p.in({"train", "./tiny.yaml", "--run-dir", "parts", "train.exit_interval=5"});
@@ -176,12 +176,13 @@ TEST_CASE("a recipe that extends another runs under its own name") {
 
 TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them") {
   const Prepared& p = prepared();
-  if (!fs::exists(p.file("whole"))) REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "whole"}).code == 0);
-  const Finished total = p.in({"eval", "whole", "--text", "heldout.txt", "--json"});
+  if (!fs::exists(p.file("uninterrupted")))
+    REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "uninterrupted"}).code == 0);
+  const Finished total = p.in({"eval", "uninterrupted", "--text", "heldout.txt", "--json"});
   REQUIRE_MESSAGE(total.code == 0, total.err);
   const json result = capstan::json_of(total.out);
   const Finished tokens =
-      p.in({"eval", "whole/checkpoints/step-00000012", "--text", "heldout.txt", "--per-token"});
+      p.in({"eval", "uninterrupted/checkpoints/step-00000012", "--text", "heldout.txt", "--per-token"});
   REQUIRE_MESSAGE(tokens.code == 0, tokens.err);
   double sum = 0;
   int64_t count = 0;
@@ -197,7 +198,8 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
         doctest::Approx(result["perplexity"].get<double>()).epsilon(1e-6));
 
   const auto write = [&](std::vector<std::string> more) {
-    std::vector<std::string> words = {"generate", "whole", "--prompt", "the cat", "--max-tokens", "12"};
+    std::vector<std::string> words = {"generate", "uninterrupted", "--prompt",
+                                      "the cat",  "--max-tokens",  "12"};
     words.insert(words.end(), more.begin(), more.end());
     return p.in(words);
   };
@@ -211,7 +213,7 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
   CHECK(write({"--temperature", "-1"}).code == 2);
   CHECK(write({"--top-p", "1.5"}).code == 2);
   CHECK(p.in({"generate", "nowhere", "--prompt", "x"}).code == 2);
-  CHECK(p.in({"eval", "whole", "--text", "missing.txt"}).code == 2);
+  CHECK(p.in({"eval", "uninterrupted", "--text", "missing.txt"}).code == 2);
   // An override that changes nothing here says so.
   CHECK_FALSE(contains(write({"--temperature", "0"}).err, "without effect"));
   const Finished idle = write({"--temperature", "0", "optimizer.lr=3", "dataset.split=9,1,0"});
@@ -222,17 +224,17 @@ TEST_CASE("eval and generate from a run and from a checkpoint; runs lists them")
                 idle.err);
   const Finished preset = write({"--temperature", "0", "optimizer=sgd"});
   CHECK(preset.out == greedy.out);
-  const Finished elsewhere = p.in({"runs", "ls", "whol"});
+  const Finished elsewhere = p.in({"runs", "ls", "uninterupted"});
   CHECK(elsewhere.code == 2);
-  CHECK_MESSAGE(contains(elsewhere.err, "did you mean `whole`?"), elsewhere.err);
+  CHECK_MESSAGE(contains(elsewhere.err, "did you mean `uninterrupted`?"), elsewhere.err);
 
   const json runs = capstan::json_of(p.in({"runs", "ls", ".", "--json"}).out);
   CHECK(runs["schema"] == "capstan.runs/1");
   bool listed = false;
   for (const json& one : runs["runs"])
-    listed = listed || (one["name"] == "whole" && one["state"] == "finished");
+    listed = listed || (one["name"] == "uninterrupted" && one["state"] == "finished");
   CHECK(listed);
-  CHECK(contains(p.in({"runs", "show", "whole"}).out, "finished"));
+  CHECK(contains(p.in({"runs", "show", "uninterrupted"}).out, "finished"));
 }
 
 TEST_CASE("the first line of train appears at once; what is missing is reported before anything begins") {
@@ -329,8 +331,9 @@ TEST_CASE("a trace of a run and of a recipe; what does not fit ends with code 3 
 
 TEST_CASE("a start that is refused leaves the run as it was") {
   const Prepared& p = prepared();
-  if (!fs::exists(p.file("whole"))) REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "whole"}).code == 0);
-  fs::copy(p.file("whole"), p.file("kept"), fs::copy_options::recursive);
+  if (!fs::exists(p.file("uninterrupted")))
+    REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "uninterrupted"}).code == 0);
+  fs::copy(p.file("uninterrupted"), p.file("kept"), fs::copy_options::recursive);
   const auto texts = [&] {
     std::string all;
     for (const char* name :
@@ -347,17 +350,18 @@ TEST_CASE("a start that is refused leaves the run as it was") {
       p.in({"train", "./tiny.yaml", "--run-dir", "retry", "checkpoint.pretrained_checkpoint=nosuch"});
   CHECK(missing.code == 2);
   const Finished corrected = p.in({"train", "./tiny.yaml", "--run-dir", "retry",
-                                   "checkpoint.pretrained_checkpoint=whole", "train.train_iters=1"});
+                                   "checkpoint.pretrained_checkpoint=uninterrupted", "train.train_iters=1"});
   CHECK_MESSAGE(corrected.code == 0, corrected.err);
 }
 
 TEST_CASE("a new run continues another one's state; a run whose checkpoints or data lie elsewhere goes on") {
   const Prepared& p = prepared();
   REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "first6", "train.exit_interval=6"}).code == 75);
-  if (!fs::exists(p.file("whole"))) REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "whole"}).code == 0);
+  if (!fs::exists(p.file("uninterrupted")))
+    REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "uninterrupted"}).code == 0);
   const Finished second = p.in({"train", "./tiny.yaml", "--run-dir", "second6", "checkpoint.load=first6"});
   REQUIRE_MESSAGE(second.code == 0, second.err);
-  auto losses = losses_of(p.file("whole"));
+  auto losses = losses_of(p.file("uninterrupted"));
   losses.erase(losses.begin(), losses.begin() + 6);
   CHECK(losses_of(p.file("second6")) == losses);
   CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "third6", "checkpoint.load=first6", "rng.seed=7"}).code ==
@@ -368,7 +372,7 @@ TEST_CASE("a new run continues another one's state; a run whose checkpoints or d
       p.in({"train", "./tiny.yaml", "--run-dir", "first6", "--resume", "checkpoint.save=elsewhere"});
   CHECK_MESSAGE(elsewhere.code == 0, elsewhere.err);
   CHECK(contains(elsewhere.err, "resumed from"));
-  CHECK(losses_of(p.file("first6")) == losses_of(p.file("whole")));
+  CHECK(losses_of(p.file("first6")) == losses_of(p.file("uninterrupted")));
 
   // Everything moved to another directory.
   REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "movable", "train.exit_interval=6"}).code == 75);
@@ -382,7 +386,7 @@ TEST_CASE("a new run continues another one's state; a run whose checkpoints or d
   launch.arguments = {"train", "./tiny.yaml", "--run-dir", "movable", "--resume"};
   const Finished moved = run(launch);
   CHECK_MESSAGE(moved.code == 0, moved.err);
-  CHECK(losses_of(p.file("moved/movable")) == losses_of(p.file("whole")));
+  CHECK(losses_of(p.file("moved/movable")) == losses_of(p.file("uninterrupted")));
 
   // Other samples under the same name, and under another: refused, and nothing is trained.
   REQUIRE(p.in({"train", "./tiny.yaml", "--run-dir", "second", "train.exit_interval=6"}).code == 75);
@@ -403,7 +407,7 @@ TEST_CASE("a new run continues another one's state; a run whose checkpoints or d
   CHECK(other.code == 1);
   CHECK_MESSAGE(contains(other.err, "dataset.data_path"), other.err);
   CHECK(p.in({"train", "./tiny.yaml", "--run-dir", "second", "--resume"}).code == 0);
-  CHECK(losses_of(p.file("second")) == losses_of(p.file("whole")));
+  CHECK(losses_of(p.file("second")) == losses_of(p.file("uninterrupted")));
 }
 
 TEST_CASE("diff names the first step and the first tensor that part; plot draws runs on one page") {

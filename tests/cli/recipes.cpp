@@ -292,13 +292,13 @@ TEST_CASE("show --grid: both grids and all groups, or a rank's place") {
     all.insert(all.end(), more.begin(), more.end());
     return run(all);
   };
-  const Finished whole = with({});
-  REQUIRE_MESSAGE(whole.code == 0, whole.err);
+  const Finished full = with({});
+  REQUIRE_MESSAGE(full.code == 0, full.err);
   for (const char* part : {"16 ranks, order tp-cp-ep-dp-pp", "TP 2 x CP 2 x DP 2 x PP 2 = 16",
                            "ETP 1 x EP 4 x EDP 2 x PP 2 = 16", "8 groups of 2",
                            "[0,1] [2,3] [4,5] [6,7] [8,9] [10,11] [12,13] [14,15]",
                            "[0,2,4,6] [1,3,5,7] [8,10,12,14] [9,11,13,15]", "[0-3,8-11] [4-7,12-15]"})
-    CHECK_MESSAGE(contains(whole.out, part), whole.out);
+    CHECK_MESSAGE(contains(full.out, part), full.out);
   const Finished one = with({"--rank", "5"});
   REQUIRE(one.code == 0);
   for (const char* part : {"tp 1  cp 0  dp 1  pp 0", "etp 0  ep 1  edp 1  pp 0", "[1,3,5,7]", "2 of 4"})

@@ -115,7 +115,7 @@ TEST_CASE("a run in parts has the rows of an uninterrupted one: the same steps, 
     more.insert(more.begin(), base.begin(), base.end());
     return train_in(scratch, more);
   };
-  REQUIRE(with({"--run-dir", "whole"}).code == 0);
+  REQUIRE(with({"--run-dir", "uninterrupted"}).code == 0);
   for (const char* stop : {"train.exit_interval=6", "train.exit_interval=5"}) {
     CAPTURE(stop);
     const std::string name = std::string("parts-") + stop[std::string(stop).size() - 1];
@@ -124,11 +124,12 @@ TEST_CASE("a run in parts has the rows of an uninterrupted one: the same steps, 
       part = with({"--run-dir", name, stop, "--resume"});
     REQUIRE_MESSAGE(part.code == 0, part.err);
     CHECK(contains(part.err, "as measured before the resume"));
-    const auto whole = logged_rows(scratch.file("whole")), parts = logged_rows(scratch.file(name));
-    REQUIRE(parts.size() == whole.size());
-    for (size_t i = 0; i < whole.size(); ++i)
+    const auto uninterrupted = logged_rows(scratch.file("uninterrupted")),
+               parts = logged_rows(scratch.file(name));
+    REQUIRE(parts.size() == uninterrupted.size());
+    for (size_t i = 0; i < uninterrupted.size(); ++i)
       for (const char* key : {"step", "loss", "grad_norm", "step_loss", "step_grad_norm", "consumed_tokens"})
-        CHECK_MESSAGE(parts[i][key] == whole[i][key], key);
+        CHECK_MESSAGE(parts[i][key] == uninterrupted[i][key], key);
   }
 }
 

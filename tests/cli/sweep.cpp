@@ -117,15 +117,15 @@ void run_with_kills(const ScratchDirectory& scratch, const std::string& name, in
 void same_as_uninterrupted(const std::vector<std::string>& axes, size_t trials, int64_t steps, int kills) {
   if (::access("/dev/shm", W_OK) == 0) ::setenv("TMPDIR", "/dev/shm", 1);
   const ScratchDirectory scratch;
-  for (const char* name : {"whole", "killed"}) {
+  for (const char* name : {"uninterrupted", "killed"}) {
     const Finished planned = plan(scratch, name, steps, axes);
     REQUIRE_MESSAGE(planned.code == 0, planned.err);
   }
-  const Finished whole = run_in(scratch, {"sweep", "run", "whole", "--slots", "2"});
-  REQUIRE_MESSAGE(whole.code == 0, whole.err);
+  const Finished uninterrupted = run_in(scratch, {"sweep", "run", "uninterrupted", "--slots", "2"});
+  REQUIRE_MESSAGE(uninterrupted.code == 0, uninterrupted.err);
   run_with_kills(scratch, "killed", kills,
-                 1 + static_cast<int>(1000 * whole.seconds / static_cast<double>(trials)));
-  const auto expected = results_of(scratch, "whole"), found = results_of(scratch, "killed");
+                 1 + static_cast<int>(1000 * uninterrupted.seconds / static_cast<double>(trials)));
+  const auto expected = results_of(scratch, "uninterrupted"), found = results_of(scratch, "killed");
   CHECK(expected.size() == trials);
   CHECK(found == expected);  // bit for bit: the digits read back as the same number
   const auto done = done_of(scratch, "killed");

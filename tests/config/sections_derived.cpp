@@ -1,4 +1,4 @@
-// Values that follow from each other, through the whole resolution: whichever one a recipe gives, the others
+// Values that follow from each other, through all of the resolution: whichever one a recipe gives, the others
 // follow, and only what really followed says so.
 #include <doctest/doctest.h>
 #include <unistd.h>

@@ -52,7 +52,7 @@ SftOptions options_for(const std::vector<std::string>& files, int64_t length = 3
 
 // 200 samples of 3 to 40 tokens.
 std::string write_many(const TempDirectory& directory) {
-  PhiloxStream random(philox_key(7, purpose::test, 0));
+  PhiloxSequence random(philox_key(7, purpose::test, 0));
   std::string text;
   for (int i = 0; i < 200; ++i)
     text += line_of(static_cast<int64_t>(1 + random.below(20)), static_cast<int64_t>(1 + random.below(19)),

@@ -162,7 +162,7 @@ TEST_CASE("a fused adapter is split and joined without loss, and its files read 
   const PeftAdapter split = to_peft(fused, base.model.model, base.model.family->names, "somebody/llama");
   CHECK(split.modules.size() == 5);
   CHECK(split.config.dora);
-  CHECK(split.config.target_modules.size() == 5);  // of one layer alone: whole names
+  CHECK(split.config.target_modules.size() == 5);  // of one layer alone: full names
   test::TemporaryDirectory home;
   write_peft(home.path() / "adapter", split);
   const PeftAdapter read = read_peft(home.path() / "adapter");

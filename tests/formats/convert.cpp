@@ -196,10 +196,10 @@ TEST_CASE("keys of config.json that Capstan does not support are refused by name
 
 TEST_CASE("partial_rotary_factor is supported for Phi-3 only: other classes of Transformers ignore the key") {
   const auto defaults = capstan::json_of(read_file(kFamilies.parent_path() / "class_defaults.json"));
-  for (const auto& [type, whole] : defaults.items()) {
+  for (const auto& [type, complete] : defaults.items()) {
     if (type == "gpt2") continue;
     CAPTURE(type);
-    nlohmann::json config = whole;
+    nlohmann::json config = complete;
     const auto set = [&](double share) {
       config["partial_rotary_factor"] = share;
       if (config.contains("rope_parameters") && config["rope_parameters"].is_object())
@@ -216,9 +216,9 @@ TEST_CASE("partial_rotary_factor is supported for Phi-3 only: other classes of T
 
 TEST_CASE("the number of positions is the file's, also where a run takes shorter sequences") {
   const auto defaults = capstan::json_of(read_file(kFamilies.parent_path() / "class_defaults.json"));
-  for (const auto& [type, whole] : defaults.items()) {
+  for (const auto& [type, complete] : defaults.items()) {
     CAPTURE(type);
-    nlohmann::json config = whole;
+    nlohmann::json config = complete;
     config[type == "gpt2" ? "n_positions" : "max_position_embeddings"] = 96;
     const HfModel model = read_hf_config(capstan::dump_json(config), "config.json");
     CHECK(model.model.seq_length == 96);
@@ -235,12 +235,12 @@ TEST_CASE("a key that config.json lacks has the value that Transformers' class g
                                         "n_embd",      "intermediate_size",
                                         "n_layer",     "num_attention_heads",
                                         "n_head",      "max_position_embeddings"};
-  for (const auto& [type, whole] : defaults.items()) {
+  for (const auto& [type, complete] : defaults.items()) {
     CAPTURE(type);
-    const std::string truth = section_text(read_hf_config(capstan::dump_json(whole), "config.json").model);
-    for (const auto& [key, value] : whole.items()) {
+    const std::string truth = section_text(read_hf_config(capstan::dump_json(complete), "config.json").model);
+    for (const auto& [key, value] : complete.items()) {
       CAPTURE(key);
-      nlohmann::json less = whole;
+      nlohmann::json less = complete;
       less.erase(key);
       if (needed.count(key)) {
         CHECK(holds(error_of([&] { read_hf_config(capstan::dump_json(less), "config.json"); }),

@@ -105,7 +105,7 @@ TEST_CASE("any region of a parameter equals that part of the full parameter") {
     for (const auto& tensor : source->names()) {
       CAPTURE(tensor);
       const auto& shape = source->at(tensor).shape;
-      const auto whole = floats(*source, tensor);
+      const auto complete = floats(*source, tensor);
       for (int round = 0; round < 4; ++round) {
         Region part;
         for (const int64_t size : shape) {
@@ -115,7 +115,7 @@ TEST_CASE("any region of a parameter equals that part of the full parameter") {
         const auto cells = static_cast<size_t>(part.sizes.elements());
         std::vector<float> got(cells), wanted(cells);
         source->read(tensor, DType::f32, part, std::as_writable_bytes(std::span(got)));
-        copy_region(part, full_region(shape), reinterpret_cast<const std::byte*>(whole.data()), DType::f32,
+        copy_region(part, full_region(shape), reinterpret_cast<const std::byte*>(complete.data()), DType::f32,
                     part, reinterpret_cast<std::byte*>(wanted.data()), DType::f32);
         REQUIRE(got == wanted);
       }

@@ -28,15 +28,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     options.variables.set("bos_token", text::chat::Value("<s>"));
     options.limits = {20'000, 1 << 20, 1 << 18, 150};
     options.now.emplace();
-    const text::chat::Rendered whole = chat_template->render(dialogue.conversation, options);
-    if (whole.text.size() > static_cast<size_t>(options.limits.output)) std::abort();
+    const text::chat::Rendered complete = chat_template->render(dialogue.conversation, options);
+    if (complete.text.size() > static_cast<size_t>(options.limits.output)) std::abort();
     size_t end = 0;
-    for (const auto& [first, second] : whole.generations)
-      if (first > second || second > whole.text.size()) std::abort();
-    for (const auto& turn : text::chat::assistant_turns(*chat_template, dialogue.conversation, options, whole,
-                                                        [](size_t offset) { return offset; })) {
-      if (turn.begin > turn.end || turn.end > whole.text.size()) std::abort();
-      if (whole.generations.empty() && turn.begin < end) std::abort();
+    for (const auto& [first, second] : complete.generations)
+      if (first > second || second > complete.text.size()) std::abort();
+    for (const auto& turn : text::chat::assistant_turns(*chat_template, dialogue.conversation, options,
+                                                        complete, [](size_t offset) { return offset; })) {
+      if (turn.begin > turn.end || turn.end > complete.text.size()) std::abort();
+      if (complete.generations.empty() && turn.begin < end) std::abort();
       end = turn.end;
     }
   });

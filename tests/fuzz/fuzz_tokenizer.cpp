@@ -46,10 +46,10 @@ void check_text(std::string_view text) {
     const auto ids = tokenizer.encode(text);
     if (i != 2 && tokenizer.decode_bytes(ids) != text) std::abort();  // the third one normalizes
     if (tokenizer.encode(text) != ids) std::abort();
-    StreamDecoder stream(text_tokenizers()[i]);
+    IncrementalDecoder decoder(text_tokenizers()[i]);
     std::string streamed;
-    for (const int32_t id : ids) streamed += stream.push(id);
-    if (streamed + stream.finish() != tokenizer.decode(ids)) std::abort();
+    for (const int32_t id : ids) streamed += decoder.push(id);
+    if (streamed + decoder.finish() != tokenizer.decode(ids)) std::abort();
     tokenizer.encode(text, {.specials_as_text = true});
   }
 }
@@ -75,10 +75,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const Encoding encoding = tokenizer->encode_with_offsets(text, {.add_special = true});
       for (const OffsetRange& place : encoding.offsets)
         if (place.begin > place.end || place.end > text.size()) std::abort();
-      StreamDecoder stream(tokenizer);
+      IncrementalDecoder decoder(tokenizer);
       std::string streamed;
-      for (const int32_t id : ids) streamed += stream.push(id);
-      if (streamed + stream.finish() != tokenizer->decode(ids)) std::abort();
+      for (const int32_t id : ids) streamed += decoder.push(id);
+      if (streamed + decoder.finish() != tokenizer->decode(ids)) std::abort();
     }
   });
   return 0;

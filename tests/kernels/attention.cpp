@@ -13,14 +13,14 @@ const kernels::Attention& attention() {
 
 // Documents of 1 to 40 tokens, packed.
 Vec<int32_t> packed_documents(int64_t batch, int64_t seq, uint64_t seed) {
-  PhiloxStream stream(philox_key(seed, purpose::test, 2));
+  PhiloxSequence random(philox_key(seed, purpose::test, 2));
   Vec<int32_t> start;
   for (int64_t b = 0; b < batch; ++b) {
-    int64_t first = 0, next = 1 + static_cast<int64_t>(stream.below(40));
+    int64_t first = 0, next = 1 + static_cast<int64_t>(random.below(40));
     for (int64_t i = 0; i < seq; ++i) {
       if (i == next) {
         first = i;
-        next = i + 1 + static_cast<int64_t>(stream.below(40));
+        next = i + 1 + static_cast<int64_t>(random.below(40));
       }
       start.push_back(static_cast<int32_t>(first));
     }

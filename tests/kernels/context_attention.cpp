@@ -5,8 +5,8 @@ using namespace capstan;
 using namespace capstan::testing;
 using kernels::AttentionBlock;
 using kernels::AttentionShape;
-using kernels::PositionRun;
-using kernels::PositionRuns;
+using kernels::PositionSegment;
+using kernels::PositionSegments;
 using kernels::QkvLayout;
 
 namespace {
@@ -14,26 +14,26 @@ const kernels::ContextAttention& parts() {
   return *kernels::cpu_table().context_attention;
 }
 
-// Who holds which positions of the sequence: ranks with up to two runs each, of any lengths.
-using Shards = Vec<PositionRuns>;
+// Who holds which positions of the sequence: ranks with up to two segments each, of any lengths.
+using Shards = Vec<PositionSegments>;
 
-// Values of x[batch * seq][width] in the rows of `runs`, sequence by sequence.
+// Values of x[batch * seq][width] in the rows of `segments`, sequence by sequence.
 template <class T>
-Vec<T> rows_of(const Vec<T>& x, const AttentionShape& a, const PositionRuns& runs, int64_t width) {
+Vec<T> rows_of(const Vec<T>& x, const AttentionShape& a, const PositionSegments& segments, int64_t width) {
   Vec<T> part;
   for (int64_t b = 0; b < a.batch; ++b)
-    for (const PositionRun& run : runs.runs)
-      part.insert(part.end(), x.begin() + (b * a.seq + run.begin) * width,
-                  x.begin() + (b * a.seq + run.end()) * width);
+    for (const PositionSegment& segment : segments.segments)
+      part.insert(part.end(), x.begin() + (b * a.seq + segment.begin) * width,
+                  x.begin() + (b * a.seq + segment.end()) * width);
   return part;
 }
-void put_rows(Vec<double>& x, const Vec<double>& part, const AttentionShape& a, const PositionRuns& runs,
-              int64_t width) {
+void put_rows(Vec<double>& x, const Vec<double>& part, const AttentionShape& a,
+              const PositionSegments& segments, int64_t width) {
   auto from = part.begin();
   for (int64_t b = 0; b < a.batch; ++b)
-    for (const PositionRun& run : runs.runs)
-      for (int64_t i = 0; i < run.count * width; ++i)
-        x[static_cast<size_t>((b * a.seq + run.begin) * width + i)] += *from++;
+    for (const PositionSegment& segment : segments.segments)
+      for (int64_t i = 0; i < segment.count * width; ++i)
+        x[static_cast<size_t>((b * a.seq + segment.begin) * width + i)] += *from++;
 }
 // The keys and values of packed QKV.
 Vec<double> kv_of(const Vec<double>& qkv, const QkvLayout& l) {
@@ -78,7 +78,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     put_rows(out, y[0].rounded(), a, shards[rank], width);
     const Array saved(type, y[0].rounded());
     Array lse = y[1], dqkv = Array::zeros(DType::f32, mine * row);
-    for (const PositionRuns& keys : shards) {
+    for (const PositionSegments& keys : shards) {
       part.keys = keys;
       const Array kv(type, kv_of(rows_of(qkv, a, keys, row), a.qkv));
       const auto g = run_kernel({dqkv, Array::zeros(DType::f32, a.batch * keys.rows() * kv_row, NAN)},
@@ -137,7 +137,8 @@ TEST_CASE("shards of a sequence give the attention of the full sequence: load-ba
 }
 
 TEST_CASE(
-    "shards of a sequence give the attention of the full sequence: any runs, documents that begin anywhere") {
+    "shards of a sequence give the attention of the full sequence: any segments, documents that begin "
+    "anywhere") {
   uint64_t seed = 400;
   const int64_t seq = 210;
   const Shards shards{

@@ -22,15 +22,15 @@ using reference::Vec;
 
 // Values uniform in [-scale, scale); the same for the same seed everywhere.
 inline Vec<double> random_values(int64_t n, uint64_t seed, double scale = 1) {
-  PhiloxStream stream(philox_key(seed, purpose::test, 0));
+  PhiloxSequence random(philox_key(seed, purpose::test, 0));
   Vec<double> values(static_cast<size_t>(n));
-  for (double& v : values) v = (2 * stream.uniform() - 1) * scale;
+  for (double& v : values) v = (2 * random.uniform() - 1) * scale;
   return values;
 }
 inline Vec<int32_t> random_ints(int64_t n, uint64_t seed, int64_t below) {
-  PhiloxStream stream(philox_key(seed, purpose::test, 1));
+  PhiloxSequence random(philox_key(seed, purpose::test, 1));
   Vec<int32_t> values(static_cast<size_t>(n));
-  for (int32_t& v : values) v = static_cast<int32_t>(stream.below(static_cast<uint64_t>(below)));
+  for (int32_t& v : values) v = static_cast<int32_t>(random.below(static_cast<uint64_t>(below)));
   return values;
 }
 // Dropout row indices as a sampler gives them: large, not consecutive.

@@ -27,7 +27,7 @@ struct Data {
 };
 Data random_batch(int64_t rows, uint64_t seed) {
   Data data;
-  PhiloxStream hidden_states(philox_key(seed, purpose::test, 3));
+  PhiloxSequence hidden_states(philox_key(seed, purpose::test, 3));
   for (int64_t i = 0; i < rows; ++i) {
     data.tokens.push_back(static_cast<int32_t>(hidden_states.below(131)));
     data.labels.push_back(static_cast<int32_t>(hidden_states.below(131)));

@@ -49,7 +49,7 @@ struct Data {
 };
 Data token_data(uint64_t seed) {
   Data data;
-  PhiloxStream hidden_states(philox_key(seed, purpose::test, 9));
+  PhiloxSequence hidden_states(philox_key(seed, purpose::test, 9));
   for (int64_t i = 0; i < kBatch * kSeq; ++i) {
     data.tokens.push_back(static_cast<int32_t>(hidden_states.below(131)));
     data.labels.push_back(static_cast<int32_t>(hidden_states.below(131)));
@@ -131,7 +131,7 @@ Step run(Device& device, const config::ModelConfig& config, DType type, const Da
       const bool counts =
           parallel.tensor.alone() || sharded || p->spec().partial_over_tensor || parallel.tensor.rank() == 0;
       if (counts)
-        for_each_element(*p, [&](int64_t local, int64_t global, const ShardRun&) {
+        for_each_element(*p, [&](int64_t local, int64_t global, const ShardSegment&) {
           full[static_cast<size_t>(global)] = static_cast<double>(mine[static_cast<size_t>(local)]);
         });
       if (!parallel.tensor.alone()) comm::all_reduce(group, full);

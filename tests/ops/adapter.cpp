@@ -33,10 +33,10 @@ Vec<S> product(const Vec<S>& x, const Vec<S>& w, size_t rows, size_t in, size_t 
 
 }  // namespace
 
-TEST_CASE("low_rank_add: all columns, and runs of columns in groups") {
+TEST_CASE("low_rank_add: all columns, and segments of columns in groups") {
   struct Case {
     int64_t rows, in, columns, rank;
-    ops::ColumnRuns runs;
+    ops::ColumnSegments segments;
   };
   const std::vector<Case> cases = {{5, 7, 9, 3, {}},
                                    {3, 4, 10, 1, {1, 5, 5}},
@@ -44,7 +44,8 @@ TEST_CASE("low_rank_add: all columns, and runs of columns in groups") {
                                    {6, 5, 24, 4, {3, 6, 2}}};  // values of three groups
   for (const DType type : {DType::f32, DType::bf16})
     for (const Case& k : cases) {
-      const auto [groups, begin, count] = k.runs.count ? k.runs : ops::ColumnRuns{1, 0, k.columns};
+      const auto [groups, begin, count] =
+          k.segments.count ? k.segments : ops::ColumnSegments{1, 0, k.columns};
       const float scale = 0.5f;
       const OpCase c{
           .inputs = {random_value({k.rows, k.columns}, 1), random_value({k.rows, k.in}, 2)},
@@ -55,7 +56,7 @@ TEST_CASE("low_rank_add: all columns, and runs of columns in groups") {
           "low_rank_add", c,
           [&](Tape& t, Vars x, const Handles& h) {
             const Var in = x[1];
-            return Vars{ops::low_rank_add(t, std::move(x[0]), in, *h[0], *h[1], scale, k.runs)};
+            return Vars{ops::low_rank_add(t, std::move(x[0]), in, *h[0], *h[1], scale, k.segments)};
           },
           [&, groups = groups, begin = begin, count = count](const auto& x, const auto& h) {
             const auto rows = static_cast<size_t>(k.rows), rank = static_cast<size_t>(k.rank);
@@ -77,7 +78,7 @@ TEST_CASE("low_rank_add: all columns, and runs of columns in groups") {
 TEST_CASE("magnitude: rows of W + s B A scaled to given lengths, which count as constants") {
   struct Case {
     int64_t rows, in, out, rank;
-    ops::ColumnRuns runs;
+    ops::ColumnSegments segments;
   };
   const std::vector<Case> cases = {{5, 7, 9, 3, {}},
                                    {70, 3, 300, 1, {}},
@@ -86,8 +87,8 @@ TEST_CASE("magnitude: rows of W + s B A scaled to given lengths, which count as 
                                    {6, 5, 24, 4, {3, 6, 2}}};  // values of three groups
   for (const DType type : {DType::f32, DType::bf16})
     for (const Case& k : cases) {
-      const auto [rows, in, out, rank, runs] = k;
-      const auto [groups, begin, count] = runs.count ? runs : ops::ColumnRuns{1, 0, out};
+      const auto [rows, in, out, rank, segments] = k;
+      const auto [groups, begin, count] = segments.count ? segments : ops::ColumnSegments{1, 0, out};
       const float scale = 2;
       OpCase c{.inputs = {random_value({rows, in}, 1)},
                .parameters = {random_value({out, in}, 2), random_value({rank, in}, 3),
@@ -97,8 +98,9 @@ TEST_CASE("magnitude: rows of W + s B A scaled to given lengths, which count as 
       check_op(
           "magnitude", c,
           [&](Tape& t, Vars x, const Handles& h) {
-            Var u = ops::low_rank_add(t, ops::linear(t, x[0], *h[0]), x[0], *h[1], *h[2], scale, k.runs);
-            return Vars{ops::magnitude(t, std::move(u), *h[0], *h[1], *h[2], *h[3], scale, nullptr, k.runs)};
+            Var u = ops::low_rank_add(t, ops::linear(t, x[0], *h[0]), x[0], *h[1], *h[2], scale, k.segments);
+            return Vars{
+                ops::magnitude(t, std::move(u), *h[0], *h[1], *h[2], *h[3], scale, nullptr, k.segments)};
           },
           [&, groups = groups, begin = begin, count = count](const auto& x, const auto& h) {
             const auto n = static_cast<size_t>(k.rows), d = static_cast<size_t>(k.in),

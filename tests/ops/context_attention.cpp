@@ -139,14 +139,14 @@ struct Case {
 
 // Documents that begin anywhere, two tokens after the first of a chunk too.
 std::vector<int32_t> documents_of(const Case& c) {
-  PhiloxStream stream(philox_key(c.seed, purpose::test, 7));
+  PhiloxSequence random(philox_key(c.seed, purpose::test, 7));
   std::vector<int32_t> start;
   for (int64_t b = 0; b < c.batch; ++b) {
     int64_t first = 0, next = c.chunk + 2;
     for (int64_t i = 0; i < c.seq(); ++i) {
       if (i == next) {
         first = i;
-        next = i + 1 + static_cast<int64_t>(stream.below(static_cast<uint64_t>(3 * c.chunk)));
+        next = i + 1 + static_cast<int64_t>(random.below(static_cast<uint64_t>(3 * c.chunk)));
       }
       start.push_back(static_cast<int32_t>(first));
     }
@@ -161,9 +161,9 @@ std::vector<T> mine(const std::vector<T>& x, const Case& c) {
   const auto rows = ops::context_rows(ranks(), me(), c.seq());
   std::vector<T> part;
   for (int64_t b = 0; b < c.batch; ++b)
-    for (const kernels::PositionRun& run : rows.runs)
-      part.insert(part.end(), x.begin() + (b * c.seq() + run.begin) * width,
-                  x.begin() + (b * c.seq() + run.end()) * width);
+    for (const kernels::PositionSegment& segment : rows.segments)
+      part.insert(part.end(), x.begin() + (b * c.seq() + segment.begin) * width,
+                  x.begin() + (b * c.seq() + segment.end()) * width);
   return part;
 }
 
@@ -283,17 +283,18 @@ TEST_CASE("a rank holds its chunk from the front and its chunk from the back") {
       for (int64_t r = 0; r < n; ++r) {
         const auto rows = ops::context_rows(n, r, seq);
         CHECK(rows.rows() == seq / n);
-        CHECK(rows.runs[0].begin == r * chunk);
+        CHECK(rows.segments[0].begin == r * chunk);
         int64_t pairs = 0;  // what a causal rank computes
-        for (const auto& run : rows.runs)
-          for (int64_t i = run.begin; i < run.end(); ++i) ++seen[static_cast<size_t>(i)], pairs += i + 1;
+        for (const auto& segment : rows.segments)
+          for (int64_t i = segment.begin; i < segment.end(); ++i)
+            ++seen[static_cast<size_t>(i)], pairs += i + 1;
         least = std::min(least, pairs), most = std::max(most, pairs);
       }
       CHECK(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
       CHECK(least == most);
     }
   CHECK(ops::context_rows(1, 0, 7).rows() == 7);
-  CHECK(ops::context_rows(1, 0, 7).runs[0].count == 7);
+  CHECK(ops::context_rows(1, 0, 7).segments[0].count == 7);
   try {
     ops::context_rows(3, 1, 20);
     FAIL("20 tokens do not divide by 6");

@@ -13,7 +13,7 @@ using namespace capstan;
 namespace {
 std::vector<std::pair<int64_t, int64_t>> ranges(const Shard& shard) {
   std::vector<std::pair<int64_t, int64_t>> result;
-  for (const ShardRun& run : shard.runs) result.emplace_back(run.global, run.count);
+  for (const ShardSegment& segment : shard.segments) result.emplace_back(segment.global, segment.count);
   return result;
 }
 using Ranges = std::vector<std::pair<int64_t, int64_t>>;
@@ -43,10 +43,10 @@ TEST_CASE("groups of heads: full ones, or one shared by several ranks") {
     for (int rank = 0; rank < size; ++rank) {
       const Shard shard = shard_of("qkv", shape, groups, rank, size);
       int64_t local = 0;
-      for (const ShardRun& run : shard.runs) {
-        local += run.count;
-        for (int64_t i = 0; i < run.count; ++i)
-          if (run.owned()) ++owners[static_cast<size_t>(run.global + i)];
+      for (const ShardSegment& segment : shard.segments) {
+        local += segment.count;
+        for (int64_t i = 0; i < segment.count; ++i)
+          if (segment.owned()) ++owners[static_cast<size_t>(segment.global + i)];
       }
       CHECK(local == shard.shape[0]);
       CHECK(local == (size <= 3 ? 36 / size : 24 / size + 4));
@@ -55,8 +55,8 @@ TEST_CASE("groups of heads: full ones, or one shared by several ranks") {
   }
   const Shard second = shard_of("qkv", shape, groups, 3, 6);  // the second half of group 1
   CHECK(ranges(second) == Ranges{{16, 4}, {20, 4}});
-  CHECK(second.runs[1].replicas == 2);
-  CHECK(second.runs[1].replica == 1);
+  CHECK(second.segments[1].replicas == 2);
+  CHECK(second.segments[1].replica == 1);
   CHECK_THROWS_AS(shard_of("qkv", shape, groups, 0, 2), Error);
   CHECK_THROWS_AS(shard_of("qkv", shape, groups, 0, 4), Error);
   CHECK_THROWS_AS(shard_of("qkv", shape, groups, 0, 9), Error);  // 8 rows of queries over 3

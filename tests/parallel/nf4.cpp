@@ -50,7 +50,7 @@ ParamSpec matrix(int64_t rows, int64_t columns, Sharding sharding = {}) {
 }
 
 std::vector<float> random_matrix(int64_t elements) {
-  PhiloxStream random(philox_key(7, purpose::test, 0));
+  PhiloxSequence random(philox_key(7, purpose::test, 0));
   std::vector<float> values(static_cast<size_t>(elements));
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = static_cast<float>((2 * random.uniform() - 1) * (1 + static_cast<double>(i % 977) / 50));
@@ -67,11 +67,11 @@ std::vector<float> shard_of(const Parameter& parameter, const std::vector<float>
     values.insert(values.end(), begin, begin + count);
   };
   if (shard.dim == 0) {
-    for (const ShardRun& run : shard.runs)
-      for (int64_t row = run.global; row < run.global + run.count; ++row) take(row, 0, global[1]);
+    for (const ShardSegment& segment : shard.segments)
+      for (int64_t row = segment.global; row < segment.global + segment.count; ++row) take(row, 0, global[1]);
   } else {
     for (int64_t row = 0; row < global[0]; ++row)
-      for (const ShardRun& run : shard.runs) take(row, run.global, run.count);
+      for (const ShardSegment& segment : shard.segments) take(row, segment.global, segment.count);
   }
   return values;
 }

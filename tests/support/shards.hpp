@@ -9,7 +9,7 @@
 
 namespace capstan::test {
 
-// Calls visit(index in the local shard, index in the global tensor, the run) for every element.
+// Calls visit(index in the local shard, index in the global tensor, the segment) for every element.
 template <class Visit>
 void for_each_element(const Parameter& parameter, Visit&& visit) {
   const Shard& shard = parameter.shard();
@@ -19,17 +19,17 @@ void for_each_element(const Parameter& parameter, Visit&& visit) {
   for (int d = 0; d < shard.dim; ++d) outer *= local[d];
   for (int64_t o = 0; o < outer; ++o) {
     int64_t slice = 0;
-    for (const ShardRun& run : shard.runs)
-      for (int64_t s = 0; s < run.count; ++s, ++slice)
+    for (const ShardSegment& segment : shard.segments)
+      for (int64_t s = 0; s < segment.count; ++s, ++slice)
         for (int64_t i = 0; i < inner; ++i)
           visit((o * local[shard.dim] + slice) * inner + i,
-                (o * global[shard.dim] + run.global + s) * inner + i, run);
+                (o * global[shard.dim] + segment.global + s) * inner + i, segment);
   }
 }
 
 inline std::vector<float> shard_of(const Parameter& parameter, const std::vector<float>& full) {
   std::vector<float> part(static_cast<size_t>(parameter.shape().elements()));
-  for_each_element(parameter, [&](int64_t local, int64_t global, const ShardRun&) {
+  for_each_element(parameter, [&](int64_t local, int64_t global, const ShardSegment&) {
     part[static_cast<size_t>(local)] = full[static_cast<size_t>(global)];
   });
   return part;

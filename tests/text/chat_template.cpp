@@ -79,18 +79,18 @@ Conversation talk(std::initializer_list<std::pair<const char*, const char*>> mes
 std::vector<std::string> turns_of(const ChatTemplate& chat_template, const Conversation& conversation,
                                   bool last_only = false) {
   const RenderOptions options = fixture_options(false);
-  const Rendered whole = chat_template.render(conversation, options);
+  const Rendered complete = chat_template.render(conversation, options);
   // The test's tokens: one for `<…>`, and one for every other byte.
   const auto boundary = [&](size_t offset) {
-    const size_t open = whole.text.rfind('<', offset - 1);
+    const size_t open = complete.text.rfind('<', offset - 1);
     if (open == std::string::npos) return offset;
-    const size_t close = whole.text.find('>', open);
+    const size_t close = complete.text.find('>', open);
     return close != std::string::npos && close + 1 > offset ? open : offset;
   };
   std::vector<std::string> result;
   for (const AssistantTurn& turn :
-       assistant_turns(chat_template, conversation, options, whole, boundary, last_only))
-    result.push_back(whole.text.substr(turn.begin, turn.end - turn.begin));
+       assistant_turns(chat_template, conversation, options, complete, boundary, last_only))
+    result.push_back(complete.text.substr(turn.begin, turn.end - turn.begin));
   return result;
 }
 
@@ -267,10 +267,10 @@ TEST_CASE("known templates load by name and mark what the assistant says") {
     CHECK(turns[0].size() > 2);  // with the end of the turn
     CHECK(turns[1].substr(2) == turns[0].substr(2));
     // The turn begins where the generation prompt ends.
-    const std::string whole = chat_template->render(conversation, fixture_options(false)).text,
+    const std::string complete = chat_template->render(conversation, fixture_options(false)).text,
                       prompt = chat_template->render(talk({{"user", "Q1"}}), fixture_options(true)).text;
-    CHECK(whole.starts_with(prompt));
-    CHECK(whole.substr(prompt.size()).find("A1") <= 1);
+    CHECK(complete.starts_with(prompt));
+    CHECK(complete.substr(prompt.size()).find("A1") <= 1);
   }
   CHECK_THROWS_WITH_AS(ChatTemplate::load("lama3"), doctest::Contains("llama3"), Error);
 }

@@ -83,7 +83,7 @@ TEST_CASE("tokenizer: bytes that are not UTF-8 survive") {
        {"gpt2", "llama3_ignore_merges", "qwen2_nfc", "smollm_digits", "split_sequence"}) {
     CAPTURE(variant);
     const auto tokenizer = Tokenizer::load(fixtures::path(variant + ".json"));
-    PhiloxStream random(philox_key(7, purpose::test, 1));
+    PhiloxSequence random(philox_key(7, purpose::test, 1));
     for (int round = 0; round < 200; ++round) {
       std::string text;
       const uint64_t length = random.below(80);
@@ -107,30 +107,30 @@ TEST_CASE("tokenizer: bytes that are not UTF-8 survive") {
         "A");
 }
 
-TEST_CASE("tokenizer: the stream decoder gives what decode gives, character by character") {
+TEST_CASE("tokenizer: the incremental decoder gives what decode gives, character by character") {
   const auto tokenizer = Tokenizer::load(fixtures::path("gpt2.json"));
   for (const auto& sample : fixtures::samples()) {
-    StreamDecoder stream(tokenizer);
+    IncrementalDecoder decoder(tokenizer);
     std::string text;
     for (const int32_t id : tokenizer->encode(sample)) {
-      const std::string part = stream.push(id);
+      const std::string part = decoder.push(id);
       CHECK(!first_invalid_utf8(part));
       text += part;
     }
-    text += stream.finish();
+    text += decoder.finish();
     CHECK(text == sample);
   }
-  StreamDecoder stream(byte_tokenizer());
-  CHECK(stream.push(0xE2) == "");
-  CHECK(stream.push(0x82) == "");
-  CHECK(stream.push(0xAC) == "€");
-  CHECK(stream.push(0xF0) == "");
-  CHECK(stream.push('a') ==
+  IncrementalDecoder decoder(byte_tokenizer());
+  CHECK(decoder.push(0xE2) == "");
+  CHECK(decoder.push(0x82) == "");
+  CHECK(decoder.push(0xAC) == "€");
+  CHECK(decoder.push(0xF0) == "");
+  CHECK(decoder.push('a') ==
         "\xEF\xBF\xBD"
         "a");
-  CHECK(stream.push(0xE2) == "");
-  CHECK(stream.finish() == "\xEF\xBF\xBD");
-  CHECK(stream.finish() == "");
+  CHECK(decoder.push(0xE2) == "");
+  CHECK(decoder.finish() == "\xEF\xBF\xBD");
+  CHECK(decoder.finish() == "");
 }
 
 TEST_CASE("tokenizer: the byte tokenizer") {
@@ -175,7 +175,7 @@ static std::vector<int32_t> merge_by_definition(const std::vector<std::array<int
 
 TEST_CASE("bpe: merging short, long and remembered pieces follows the definition") {
   for (uint64_t seed = 0; seed < 30; ++seed) {
-    PhiloxStream random(philox_key(seed, purpose::test, 2));
+    PhiloxSequence random(philox_key(seed, purpose::test, 2));
     // Letters a-d; tokens are strings, merges join two known tokens.
     std::vector<std::string> tokens = {"a", "b", "c", "d"};
     std::vector<std::array<int32_t, 3>> merges;

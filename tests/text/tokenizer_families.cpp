@@ -80,14 +80,14 @@ std::string written(const std::vector<OffsetRange>& offsets) {
 }
 
 std::string streamed(const std::shared_ptr<const Tokenizer>& tokenizer, const std::vector<int32_t>& ids) {
-  StreamDecoder stream(tokenizer);
+  IncrementalDecoder decoder(tokenizer);
   std::string text;
   for (const int32_t id : ids) {
-    const std::string part = stream.push(id);
+    const std::string part = decoder.push(id);
     CHECK(!first_invalid_utf8(part));
     text += part;
   }
-  return text + stream.finish();
+  return text + decoder.finish();
 }
 
 std::shared_ptr<const Tokenizer> family(const std::string& name) {
@@ -115,9 +115,9 @@ TEST_CASE("families: ids, special tokens, offsets and text equal Hugging Face's 
       const Encoding encoding = tokenizer->encode_with_offsets(samples[i]);
       CHECK(encoding.ids == expected[i].ids);
       CHECK(written(encoding.offsets) == expected[i].offsets);
-      const Encoding whole = tokenizer->encode_with_offsets(samples[i], around);
-      CHECK(whole.ids == expected[i].around);
-      CHECK(whole.offsets.size() == whole.ids.size());
+      const Encoding complete = tokenizer->encode_with_offsets(samples[i], around);
+      CHECK(complete.ids == expected[i].around);
+      CHECK(complete.offsets.size() == complete.ids.size());
       CHECK(tokenizer->decode(expected[i].ids) == expected[i].text);
       CHECK(streamed(tokenizer, expected[i].ids) == tokenizer->decode(expected[i].ids));
     }
@@ -149,7 +149,7 @@ TEST_CASE("families: SentencePiece's models give SentencePiece's ids and text") 
 }
 
 TEST_CASE("families: bytes that are not UTF-8 survive where there are tokens for bytes, and crash nothing") {
-  PhiloxStream random(philox_key(11, purpose::test, 1));
+  PhiloxSequence random(philox_key(11, purpose::test, 1));
   std::vector<std::string> texts;
   for (int round = 0; round < 60; ++round) {
     std::string& text = texts.emplace_back();

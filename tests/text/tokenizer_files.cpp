@@ -201,8 +201,9 @@ TEST_CASE("tokenizer.json: ids that no token has") {
     CHECK(tokenizer->token_of(257) == "");
     CHECK(tokenizer->bytes_of(299) == "");
     CHECK(!tokenizer->is_special(299));
-    StreamDecoder stream(tokenizer);
-    CHECK(stream.push(299) + stream.push('a') + stream.push(280) + stream.finish() == "a");
+    IncrementalDecoder incremental(tokenizer);
+    CHECK(incremental.push(299) + incremental.push('a') + incremental.push(280) + incremental.finish() ==
+          "a");
   }
   // An added token after the vocabulary, and one in a gap of its ids.
   for (const int32_t id : {301, 257}) {
@@ -276,15 +277,15 @@ TEST_CASE("tokenizer.json: text that is no JSON, or too much of it") {
   CHECK(error_of(capstan::dump_json(json)).find("normalizer.normalizers[0].content: has 2000 bytes") !=
         std::string::npos);
   // Every prefix of a tokenizer.json gives an error without a crash.
-  const std::string whole = capstan::dump_json(good());
-  for (size_t size = 0; size < whole.size(); ++size) CHECK(error_of(whole.substr(0, size)) != "");
+  const std::string complete = capstan::dump_json(good());
+  for (size_t size = 0; size < complete.size(); ++size) CHECK(error_of(complete.substr(0, size)) != "");
 }
 
 TEST_CASE("tokenizer.json: every byte changed gives a tokenizer or an error") {
-  const std::string whole = capstan::dump_json(good());
-  for (size_t i = 0; i < whole.size(); ++i)
+  const std::string complete = capstan::dump_json(good());
+  for (size_t i = 0; i < complete.size(); ++i)
     for (const char c : {'\0', '"', '}', '9', '\xFF'}) {
-      std::string text = whole;
+      std::string text = complete;
       text[i] = c;
       try {
         const auto tokenizer = Tokenizer::from_json(text);
@@ -330,13 +331,13 @@ TEST_CASE("tokenizer: a vocabulary and merges under any names, with each pre-tok
       {"trained_qwen2.json", PreTokenizerChoice::qwen2}};
   for (const auto& [name, choice] : cases) {
     CAPTURE(name);
-    const OrderedJson whole = capstan::ordered_json_of(read_file(fixtures::path(name)));
+    const OrderedJson complete = capstan::ordered_json_of(read_file(fixtures::path(name)));
     std::string merges = "#version: 0.2\n\n";
-    for (const auto& merge : whole["model"]["merges"])
+    for (const auto& merge : complete["model"]["merges"])
       merges += (merge.is_array() ? merge[0].get<std::string>() + " " + merge[1].get<std::string>()
                                   : merge.get<std::string>()) +
                 "\n";
-    directory.write("encoder.json", capstan::dump_json(whole["model"]["vocab"]));
+    directory.write("encoder.json", capstan::dump_json(complete["model"]["vocab"]));
     directory.write("vocab.bpe", merges);
     const auto pair =
         Tokenizer::load_pair(directory.path / "encoder.json", directory.path / "vocab.bpe", choice);

@@ -114,11 +114,11 @@ TEST_CASE("sentencepiece: errors name the problem and its location") {
     CHECK(message.find(says) != std::string::npos);
   }
   // Every prefix, and every byte changed, gives a tokenizer or an error.
-  const std::string whole = pieces() + field(3, field(1, "x") + field(4, uint64_t{1})) + trainer(1);
-  for (size_t size = 0; size < whole.size(); ++size) error_of(whole.substr(0, size));
-  for (size_t i = 0; i < whole.size(); ++i)
+  const std::string complete = pieces() + field(3, field(1, "x") + field(4, uint64_t{1})) + trainer(1);
+  for (size_t size = 0; size < complete.size(); ++size) error_of(complete.substr(0, size));
+  for (size_t i = 0; i < complete.size(); ++i)
     for (const char c : {'\0', '\1', '\x0A', '\x7F', '\xFF'}) {
-      std::string changed = whole;
+      std::string changed = complete;
       changed[i] = c;
       error_of(changed);
     }

@@ -106,7 +106,7 @@ class RandomText {
   }
 
  private:
-  PhiloxStream random_;
+  PhiloxSequence random_;
   static inline std::vector<char32_t> agreed_;
   static inline std::vector<uint8_t> classes_;
 };
@@ -276,7 +276,7 @@ TEST_CASE("normalizer: NFC equals utf8proc's") {
     std::free(out);
     return result;
   };
-  PhiloxStream random(philox_key(5, purpose::test, 5));
+  PhiloxSequence random(philox_key(5, purpose::test, 5));
   std::string buffer;
   for (const char32_t c : interesting) {
     std::string text = "x";
@@ -339,7 +339,7 @@ TEST_CASE("added tokens: the leftmost, then the longest") {
   CHECK(cut({special, word}, "aS w S", true) == "(aS )[1:w]( S)");
 
   // In a text that resembles a token at every byte, the automaton finds the same tokens as a simple search.
-  PhiloxStream random(philox_key(8, purpose::test, 6));
+  PhiloxSequence random(philox_key(8, purpose::test, 6));
   for (int round = 0; round < 20; ++round) {
     std::vector<AddedToken> tokens;
     for (int i = 0; i < 12; ++i) {

@@ -57,7 +57,7 @@ TEST_CASE("train_bpe: files are one text each, however they are cut") {
   std::filesystem::create_directories(directory);
   const auto samples = fixtures::samples();
   std::string text;
-  PhiloxStream random(philox_key(3, purpose::test, 3));
+  PhiloxSequence random(philox_key(3, purpose::test, 3));
   while (text.size() < (3 << 20)) {
     text += samples[random.below(samples.size())];
     text += std::string(random.below(3), '\n');

@@ -218,7 +218,7 @@ const std::string& documents() {
     if (world().rank() == 0) {
       fs::create_directories(scratch());
       data::IndexedWriter writer(path, data::TokenType::u16);
-      PhiloxStream random(philox_key(3, purpose::test, 0));
+      PhiloxSequence random(philox_key(3, purpose::test, 0));
       while (writer.tokens() < 8000) {
         std::vector<int32_t> text(2 + random.below(19));
         for (int32_t& token : text) token = static_cast<int32_t>(97 + random.below(8));
@@ -415,7 +415,7 @@ TEST_CASE("the same recipe gives the same losses and parameters on every layout"
 
 TEST_CASE("random legal layouts") {
   if (world().size() == 1) return;
-  PhiloxStream random(philox_key(static_cast<uint64_t>(world().size()), purpose::test, 77));
+  PhiloxSequence random(philox_key(static_cast<uint64_t>(world().size()), purpose::test, 77));
   const auto pick = [&](const std::vector<std::string>& of) { return of[random.below(of.size())]; };
   int tried = 0;
   for (int draw = 0; draw < 4000 && tried < (kAll ? 6 : 1); ++draw) {

@@ -200,7 +200,7 @@ TEST_CASE(
       const int64_t count = parameter.shape().elements();
       std::vector<int64_t> global_of(static_cast<size_t>(count), 0);
       if (rank > 0)
-        test::for_each_element(parameter, [&](int64_t local, int64_t global, const ShardRun&) {
+        test::for_each_element(parameter, [&](int64_t local, int64_t global, const ShardSegment&) {
           global_of[static_cast<size_t>(local)] = global;
         });
       // Data ranks hold ranges of any size.

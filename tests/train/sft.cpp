@@ -34,7 +34,7 @@ config::Config sft_config(bool llama, const std::string& file, bool packing) {
 // Prompts and completions of uneven lengths, 6 to 44 tokens.
 std::string write_samples(const test::TemporaryDirectory& directory, int count) {
   const std::string path = (directory.path() / "samples.jsonl").string();
-  PhiloxStream random(philox_key(5, purpose::test, 1));
+  PhiloxSequence random(philox_key(5, purpose::test, 1));
   std::ofstream out(path);
   for (int i = 0; i < count; ++i) {
     const auto text = [&](uint64_t most) {

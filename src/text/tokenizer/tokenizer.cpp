@@ -473,16 +473,16 @@ void Tokenizer::write_to(const fs::path& directory) const {
   }
 }
 
-StreamDecoder::StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special)
+IncrementalDecoder::IncrementalDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special)
     : tokenizer_(std::move(tokenizer)), skip_special_(skip_special) {
   if (!tokenizer_->pipeline_->plain_decoder)
     run_ = std::make_unique<DecoderRun>(tokenizer_->pipeline_->decoder);
 }
-StreamDecoder::~StreamDecoder() = default;
-StreamDecoder::StreamDecoder(StreamDecoder&&) noexcept = default;
-StreamDecoder& StreamDecoder::operator=(StreamDecoder&&) noexcept = default;
+IncrementalDecoder::~IncrementalDecoder() = default;
+IncrementalDecoder::IncrementalDecoder(IncrementalDecoder&&) noexcept = default;
+IncrementalDecoder& IncrementalDecoder::operator=(IncrementalDecoder&&) noexcept = default;
 
-std::string StreamDecoder::push(int32_t id) {
+std::string IncrementalDecoder::push(int32_t id) {
   if (skip_special_ && tokenizer_->is_special(id)) return {};
   std::string result;
   if (run_) {
@@ -495,7 +495,7 @@ std::string StreamDecoder::push(int32_t id) {
   return result;
 }
 
-std::string StreamDecoder::finish() {
+std::string IncrementalDecoder::finish() {
   std::string result;
   if (run_) {
     run_->finish(result);

@@ -135,7 +135,7 @@ class Tokenizer {
   void write_to(const std::filesystem::path& directory) const;
 
  private:
-  friend class StreamDecoder;
+  friend class IncrementalDecoder;
   struct Pipeline;
   struct FileSource;
   static std::shared_ptr<const Tokenizer> from_source(const FileSource& source);
@@ -146,12 +146,12 @@ class Tokenizer {
 
 // Decodes ids one at a time. Returns text as soon as it is complete UTF-8 and no later id can change it. All
 // texts together equal decode().
-class StreamDecoder {
+class IncrementalDecoder {
  public:
-  explicit StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = false);
-  ~StreamDecoder();
-  StreamDecoder(StreamDecoder&&) noexcept;
-  StreamDecoder& operator=(StreamDecoder&&) noexcept;
+  explicit IncrementalDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = false);
+  ~IncrementalDecoder();
+  IncrementalDecoder(IncrementalDecoder&&) noexcept;
+  IncrementalDecoder& operator=(IncrementalDecoder&&) noexcept;
   // The text that this id completes, possibly empty.
   std::string push(int32_t id);
   // The remaining text: U+FFFD for an incomplete character.

@@ -57,7 +57,7 @@ static void initialize_magnitudes(const config::Config& config, Device& device, 
     const std::string around = spec.name.substr(0, spec.name.rfind('.') + 1);  // "….linear_q.adapter."
     const Parameter& weight = *by_name.at(spec.row_lengths_of);
     const std::string fused = weight.name().substr(0, weight.name().rfind('.'));
-    ops::ColumnRuns rows;
+    ops::ColumnSegments rows;
     for (const config::LayerSlice& part : config::layer_slices(config.model, fused, weight.shape()[0]))
       if (part.path + ".adapter." == around) rows = {part.groups, part.begin, part.count};
     const Tensor squared = ops::squared_row_lengths(

@@ -44,7 +44,7 @@ int32_t sample(std::span<const float> logits, const GenerateOptions& options, in
     for (count = 0; count < kept && sum < options.top_p * total; ++count) sum += weights[count];
     total = sum;
   }
-  PhiloxStream random(philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(position)));
+  PhiloxSequence random(philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(position)));
   double threshold = random.uniform() * total;
   for (size_t i = 0; i < count; ++i) {
     threshold -= weights[i];
@@ -167,7 +167,7 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
   result.context_field = limit;
   auto cache = model.make_cache(prompt_tokens + wanted);
   using Clock = std::chrono::steady_clock;
-  std::optional<text::StreamDecoder> decoder;
+  std::optional<text::IncrementalDecoder> decoder;
   if (model.tokenizer()) decoder.emplace(model.tokenizer(), true);
   // SentencePiece's decoder takes the blank off the first token of a text. A continuation does not begin one;
   // an answer does.

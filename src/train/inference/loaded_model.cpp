@@ -26,22 +26,19 @@ class ForwardPass final : public parallel::PipelineWork {
  public:
   using Stage = FunctionRef<Tensor(int64_t chunk, const Tensor& hidden_states)>;
   ForwardPass(Device& device, Shape hidden_states, DType type, Stage stage)
-      : device_(device), stream_(hidden_states), type_(type), stage_(stage) {}
+      : device_(device), hidden_states_(hidden_states), type_(type), stage_(stage) {}
 
-  Tensor make_hidden_states(int64_t) override { return Tensor::empty(device_, stream_, type_); }
+  Tensor make_hidden_states(int64_t) override { return Tensor::empty(device_, hidden_states_, type_); }
   Tensor forward(int64_t, int64_t chunk, const Tensor& hidden_states) override {
     return stage_(chunk, hidden_states);
   }
   Tensor backward(int64_t, int64_t, const Tensor&) override {
     fail(ErrorCode::internal, "a backward pass through a model that does not train");
   }
-  void weight(int64_t, int64_t) override {
-    fail(ErrorCode::internal, "weight gradients of a model that does not train");
-  }
 
  private:
   Device& device_;
-  Shape stream_;
+  Shape hidden_states_;
   DType type_;
   Stage stage_;
 };

@@ -21,14 +21,14 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
   int64_t at = range.begin;
   for (const Region& local : flat_range_as_regions(shard.shape, range.begin, range.count)) {
     const int64_t elements = local.sizes.elements();
-    if (shard.runs.empty()) {  // a scalar
+    if (shard.segments.empty()) {  // a scalar
       result.push_back({local, {at, elements}});
       at += elements;
       continue;
     }
     const auto dim = static_cast<size_t>(shard.dim);
-    // Split along the shard's dimension at the borders of its runs. With several slices, each index of the
-    // dimensions before it is a region of its own, whose elements are contiguous.
+    // Split along the shard's dimension at the borders of its segments. With several slices, each index of
+    // the dimensions before it is a region of its own, whose elements are contiguous.
     const int64_t begin = local.offsets[dim], end = begin + local.sizes[dim];
     int64_t outer = 1, inner = 1, first = 0;
     for (size_t d = 0; d < dim; ++d) outer *= local.sizes[d];
@@ -38,10 +38,10 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
       bool owned;
     };
     std::vector<RunSlice> slices;
-    for (const ShardRun& run : shard.runs) {
-      const int64_t from = std::max(begin, first), to = std::min(end, first + run.count);
-      if (from < to) slices.push_back({run.global + from - first, to - from, run.owned()});
-      first += run.count;
+    for (const ShardSegment& segment : shard.segments) {
+      const int64_t from = std::max(begin, first), to = std::min(end, first + segment.count);
+      if (from < to) slices.push_back({segment.global + from - first, to - from, segment.owned()});
+      first += segment.count;
     }
     const bool one = slices.size() == 1;
     for (int64_t o = 0; o < (one ? 1 : outer); ++o)

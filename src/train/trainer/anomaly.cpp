@@ -53,7 +53,7 @@ AnomalyDecision detect_anomalies(const config::ResilienceConfig& c, const TrainS
   return result;
 }
 
-void remember(const config::ResilienceConfig& c, TrainState& state, double loss, double norm) {
+void append_recent(const config::ResilienceConfig& c, TrainState& state, double loss, double norm) {
   if (c.loss_spike_action != config::SpikeAction::off)
     append_recent(state.recent_losses, c.spike_window, loss);
   if (c.grad_norm_spike_action != config::SpikeAction::off)

@@ -37,7 +37,7 @@ AnomalyDecision detect_anomalies(const config::ResilienceConfig& config, const T
                                  double norm);
 // Adds the step's loss and gradient norm to the recent values in `state`, if the recipe detects spikes in
 // them.
-void remember(const config::ResilienceConfig& config, TrainState& state, double loss, double norm);
+void append_recent(const config::ResilienceConfig& config, TrainState& state, double loss, double norm);
 
 // Finds the first value that is not finite in the outputs and input gradients of operations, in the order in
 // which the operations run.

@@ -8,8 +8,8 @@ namespace capstan::train {
 
 std::vector<int64_t> ContextShard::positions(int64_t seq) const {
   std::vector<int64_t> result;
-  for (const kernels::PositionRun& run : ops::context_rows(ranks, rank, seq).runs)
-    for (int64_t p = run.begin; p < run.end(); ++p) result.push_back(p);
+  for (const kernels::PositionSegment& segment : ops::context_rows(ranks, rank, seq).segments)
+    for (int64_t p = segment.begin; p < segment.end(); ++p) result.push_back(p);
   return result;
 }
 

@@ -16,7 +16,7 @@
 #include "config/core/external.hpp"
 #include "data/dataset_meta.hpp"
 #include "data/indexed_dataset.hpp"
-#include "data/input_stream.hpp"
+#include "data/input_reader.hpp"
 #include "text/chat/chat_template.hpp"
 #include "train/records/run_list.hpp"
 #include "train/setup/tokenizer.hpp"
@@ -186,9 +186,9 @@ std::vector<MissingFile> missing_files(const config::Config& config, bool resume
 static void refuse_placeholders(const config::Path& file) {
   std::error_code unknown;
   if (!fs::is_regular_file(file.resolved, unknown)) return;
-  data::InputStream stream(file.resolved);
+  data::InputReader reader(file.resolved);
   std::string beginning(512, '\0');
-  beginning.resize(stream.read(beginning));
+  beginning.resize(reader.read(beginning));
   refuse_placeholder(beginning, file.resolved);
 }
 

@@ -138,8 +138,4 @@ Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tens
   return result;
 }
 
-void MicroBatchRunner::weight(int64_t, int64_t) {
-  CAPSTAN_ASSERT(false, "no schedule of this build runs weight gradients apart");
-}
-
 }  // namespace capstan::train

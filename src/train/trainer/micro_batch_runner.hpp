@@ -53,7 +53,6 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   Tensor make_hidden_states(int64_t micro_batch) override;
   Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) override;
   Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) override;
-  void weight(int64_t micro_batch, int64_t chunk) override;
 
   const config::Config& config_;
   const models::Model& model_;

@@ -150,7 +150,7 @@ void StepRunner::update(const StepTotals& totals, const StepResult& result) {
   store_->after_update();
   // Skipped updates do not advance the schedule.
   state_.schedule_samples += *config_.train.global_batch_size;
-  remember(config_.resilience, state_, result.loss, result.gradient_norm);
+  append_recent(config_.resilience, state_, result.loss, result.gradient_norm);
 }
 
 // Forward and backward passes on the micro-batches of the current step again.

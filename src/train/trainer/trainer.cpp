@@ -12,6 +12,7 @@
 #include "kernels/table.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
+#include "train/setup/tokenizer.hpp"
 #include "train/trainer/agreement.hpp"
 #include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/checkpointer.hpp"

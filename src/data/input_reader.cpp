@@ -1,4 +1,4 @@
-#include "data/input_stream.hpp"
+#include "data/input_reader.hpp"
 
 #include <zlib.h>
 #include <zstd.h>
@@ -19,7 +19,7 @@ constexpr size_t kBuffer = 256 << 10;
 constexpr int kZstdWindowLog = 27;
 }  // namespace
 
-struct InputStream::State {
+struct InputReader::State {
   RandomFile file;
   InputLimits limits;
   enum class Kind { plain, gzip, zstd } kind = Kind::plain;
@@ -107,7 +107,7 @@ struct InputStream::State {
   }
 };
 
-InputStream::InputStream(const std::string& path, InputLimits limits)
+InputReader::InputReader(const std::string& path, InputLimits limits)
     : state_(std::make_unique<State>(path)) {
   State& state = *state_;
   state.limits = limits;
@@ -129,9 +129,9 @@ InputStream::InputStream(const std::string& path, InputLimits limits)
   else
     refuse_placeholder(beginning, path);
 }
-InputStream::~InputStream() = default;
+InputReader::~InputReader() = default;
 
-size_t InputStream::read(std::span<char> out) {
+size_t InputReader::read(std::span<char> out) {
   if (out.empty()) return 0;
   State& state = *state_;
   if (state.kind == State::Kind::plain) return state.read_file(out);
@@ -140,10 +140,10 @@ size_t InputStream::read(std::span<char> out) {
   return count;
 }
 
-int64_t InputStream::file_size() const {
+int64_t InputReader::file_size() const {
   return state_->file.size();
 }
-int64_t InputStream::file_bytes_read() const {
+int64_t InputReader::file_bytes_read() const {
   return state_->offset();
 }
 

@@ -15,14 +15,14 @@ struct InputLimits {
   int64_t max_expansion = 250;
 };
 
-class InputStream {
+class InputReader {
  public:
   // Opens a file by its name: .gz, .zst, otherwise plain. ErrorCode::not_found, ::format (not a regular file,
   // or a Git LFS pointer) or ::io.
-  explicit InputStream(const std::string& path, InputLimits limits = {});
-  ~InputStream();
-  InputStream(const InputStream&) = delete;
-  InputStream& operator=(const InputStream&) = delete;
+  explicit InputReader(const std::string& path, InputLimits limits = {});
+  ~InputReader();
+  InputReader(const InputReader&) = delete;
+  InputReader& operator=(const InputReader&) = delete;
 
   // Reads up to out.size() bytes and returns their number, 0 at the end. Throws ErrorCode::format, with the
   // offset, for a truncated or corrupt file.
