@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The table of docs/parallelism.md: layouts of one recipe on N ranks, the largest rank's memory and what it
-# sends in a step.
+# The table of docs/parallelism.md: layouts of one recipe on N ranks,
+# the largest rank's memory and what it sends in a step.
 #
 #   bench/layouts.sh [RECIPE] [RANKS] [OVERRIDES…]     default: gpt2-124m 8
 #
@@ -17,7 +17,8 @@ shard=ddp.sharding
 printf '| layout of %s on %s ranks | largest rank | it sends in a step |\n|---|---|---|\n' "$recipe" "$ranks"
 while IFS='|' read -r name overrides; do
   read -ra words <<<"$overrides"
-  line=$("$capstan" show "$recipe" "${words[@]}" "${common[@]}" --ranks "$ranks" --step --color never -q 2>/dev/null | tail -n 1) || line=
+  line=$("$capstan" show "$recipe" "${words[@]}" "${common[@]}" --ranks "$ranks" --step --color never -q \
+    2>/dev/null | tail -n 1) || line=
   case "$line" in
     largest:*) line=${line#largest: rank *: } ;;
     *) line="refused, refused" ;;

@@ -8,17 +8,20 @@ set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 capstan=${CAPSTAN:-build/release/capstan}
-[ $# -gt 0 ] || set -- bench/recipes/llama-26m.yaml mixed_precision=fp32 train.micro_batch_size=4 train.global_batch_size=4
+[ $# -gt 0 ] || set -- bench/recipes/llama-26m.yaml mixed_precision=fp32 train.micro_batch_size=4 \
+  train.global_batch_size=4
 recipe=$1
 shift
-g=model.recompute_granularity m=model.recompute_modules how=model.recompute_method layers=model.recompute_num_layers
+g=model.recompute_granularity m=model.recompute_modules
+how=model.recompute_method layers=model.recompute_num_layers
 measure() {  # NAME [a.b=c …]
   local name=$1
   shift
   "$capstan" bench step --json -r "$recipe" "${given[@]}" "$@" | python3 -c '
 import json, sys
 step = json.load(sys.stdin)["step"]
-print(json.dumps([sys.argv[1], step["memory"], step["memory_estimated"], step["seconds"] * (step["concurrent_gflops"] or 1)]))' "$name"
+print(json.dumps([sys.argv[1], step["memory"], step["memory_estimated"],
+                  step["seconds"] * (step["concurrent_gflops"] or 1)]))' "$name"
 }
 given=("$@")
 {
@@ -39,5 +42,6 @@ for line in sys.stdin:
     name, memory, estimated, work = json.loads(line)
     first = first or work
     mib = lambda account, key: "{:.1f} MiB".format(account[key] / 2**20)
-    print("| {} | {} | {} | {} | {} | {:.2f} |".format(name, mib(memory, "activations"), mib(memory, "peak"), mib(estimated, "peak"),
-          mib(memory, "kernel_scratch"), work / first))'
+    print("| {} | {} | {} | {} | {} | {:.2f} |".format(
+        name, mib(memory, "activations"), mib(memory, "peak"), mib(estimated, "peak"),
+        mib(memory, "kernel_scratch"), work / first))'

@@ -1,7 +1,7 @@
 # What `cmake --install` gives to other programs: the headers of include/, one static library `libcapstan.a`
 # with all modules, a CMake package (find_package(capstan), target capstan::capstan) and a pkg-config file.
-# The command line program installs itself (src/cli). Component `library` is everything here: cmake --install
-# BUILD --component library.
+# The command line program installs itself (src/cli). Component `library` is everything here:
+# cmake --install BUILD --component library.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -23,8 +23,8 @@ set(CAPSTAN_EXTERNALS
   "dl||-ldl|-ldl"
   "nlohmann_json::nlohmann_json|||")  # headers only
 
-# The modules that `target` uses, itself included, and the libraries from outside: lists `modules` and
-# `externals`.
+# The modules that `target` uses, itself included, and the libraries from outside:
+# lists `modules` and `externals`.
 function(capstan_collect target)
   if(target MATCHES "^capstan_" AND NOT target STREQUAL "capstan_dnnl")
     get_property(seen GLOBAL PROPERTY CAPSTAN_COLLECTED_MODULES)
@@ -55,8 +55,8 @@ function(capstan_install_library target)
   endforeach()
   add_library(capstan_library STATIC ${objects})
   set_target_properties(capstan_library PROPERTIES
-    OUTPUT_NAME capstan EXPORT_NAME capstan LINKER_LANGUAGE CXX ARCHIVE_OUTPUT_DIRECTORY
-    ${CMAKE_BINARY_DIR}/library)
+    OUTPUT_NAME capstan EXPORT_NAME capstan LINKER_LANGUAGE CXX
+    ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/library)
   target_include_directories(capstan_library INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(capstan_library INTERFACE cxx_std_20)
 
@@ -97,17 +97,17 @@ function(capstan_install_library target)
   file(RELATIVE_PATH CAPSTAN_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
   string(REGEX REPLACE "/$" "" CAPSTAN_PC_PREFIX "${CAPSTAN_PC_PREFIX}")
   set(generated ${CMAKE_BINARY_DIR}/package)
-  configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/capstanConfig.cmake.in
-    ${generated}/capstanConfig.cmake
-                                INSTALL_DESTINATION ${package} NO_SET_AND_CHECK_MACRO)
+  configure_package_config_file(
+    ${PROJECT_SOURCE_DIR}/cmake/capstanConfig.cmake.in ${generated}/capstanConfig.cmake
+    INSTALL_DESTINATION ${package} NO_SET_AND_CHECK_MACRO)
   write_basic_package_version_file(${generated}/capstanConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/capstan.pc.in ${generated}/capstan.pc @ONLY)
 
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/capstan TYPE INCLUDE COMPONENT library)
   install(TARGETS capstan_library EXPORT capstan ARCHIVE COMPONENT library)
-  install(EXPORT capstan NAMESPACE capstan:: FILE capstanTargets.cmake DESTINATION ${package} COMPONENT
-    library)
-  install(FILES ${generated}/capstanConfig.cmake ${generated}/capstanConfigVersion.cmake DESTINATION
-    ${package} COMPONENT library)
+  install(EXPORT capstan NAMESPACE capstan:: FILE capstanTargets.cmake
+    DESTINATION ${package} COMPONENT library)
+  install(FILES ${generated}/capstanConfig.cmake ${generated}/capstanConfigVersion.cmake
+    DESTINATION ${package} COMPONENT library)
   install(FILES ${generated}/capstan.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT library)
 endfunction()

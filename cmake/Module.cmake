@@ -39,7 +39,7 @@ function(capstan_module name)
 endfunction()
 
 # capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S]
-# [PROCESSORS N] [SERIAL] [OPTIMIZED])
+#              [PROCESSORS N] [SERIAL] [OPTIMIZED])
 #   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's
 #   main is compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`), 1
 #   without mpirun; of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see one
@@ -108,8 +108,8 @@ function(capstan_register_test test name ranks)
   if(ranks GREATER 1)
     list(REMOVE_ITEM labels threaded)  # Open MPI's own threads are none of ours
     list(APPEND labels ranks)
-    set(command ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe ${MPIEXEC_NUMPROC_FLAG} ${ranks}
-      ${command})
+    set(command ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
+      ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${command})
   endif()
   set(timeout ${TEST_TIMEOUT})
   if(NOT timeout AND "slow" IN_LIST labels)
@@ -138,6 +138,6 @@ function(capstan_register_test test name ranks)
   if(TEST_PROCESSORS)  # the test starts ranks itself
     set(processors ${TEST_PROCESSORS})
   endif()
-  set_tests_properties(${tests} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${processors}
-    RUN_SERIAL ${serial})
+  set_tests_properties(${tests} PROPERTIES
+    LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${processors} RUN_SERIAL ${serial})
 endfunction()

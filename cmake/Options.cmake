@@ -5,16 +5,16 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Paths relative to the tree: another clone, or another build directory, finds what this one has compiled.
   # SLOPPINESS: what ccache wants before it takes precompiled headers. DEPEND: included files come from the
   # compiler, not from a preprocessor that runs before it.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
-    CCACHE_NOHASHDIR=1
-                                  CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_DEPEND=1 ${CCACHE_PROGRAM})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+    CCACHE_DEPEND=1 ${CCACHE_PROGRAM})
 endif()
 
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
-option(CAPSTAN_LINE_TABLES
-  "line tables; without them reports name functions only, and a sanitizer build takes a sixth less time" ON)
+option(CAPSTAN_LINE_TABLES "line tables; without them reports name functions only, \
+and a sanitizer build takes a sixth less time" ON)
 set(CMAKE_CXX_FLAGS_RELEASE "-O2")
 set(CMAKE_CXX_FLAGS_DEBUG "-O1")
 if(CAPSTAN_LINE_TABLES)
@@ -37,8 +37,8 @@ if(CAPSTAN_SANITIZE)
   set(CAPSTAN_SANITIZE_OPTIONS -fsanitize=${CAPSTAN_SANITIZE} -fno-sanitize-recover=all
     -fno-omit-frame-pointer)
   if(CAPSTAN_SANITIZE MATCHES "undefined")
-    # Null pointers end the program anyway, and the address sanitizer knows sizes: a fifth of the time to
-    # compile.
+    # Null pointers end the program anyway, and the address sanitizer knows sizes:
+    # a fifth of the time to compile.
     list(APPEND CAPSTAN_SANITIZE_OPTIONS -fno-sanitize=null,vptr,object-size)
   endif()
   add_compile_options(${CAPSTAN_SANITIZE_OPTIONS})

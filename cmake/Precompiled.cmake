@@ -1,16 +1,15 @@
 # The standard headers that most files include, compiled once for all targets with the same options: a quarter
-# of the time to compile a file. Sources still include what they use: clang-tidy, which does without, finds
-# what is missing.
+# of the time to compile a file. Sources still include what they use: clang-tidy, which does without,
+# finds what is missing.
 option(CAPSTAN_PRECOMPILE "precompile the standard headers" ON)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   # Without the time in the precompiled file, ccache finds what another build directory has compiled.
   set(CAPSTAN_PRECOMPILE_OPTIONS "SHELL:-Xclang -fno-pch-timestamp")
 endif()
 
-set(CAPSTAN_PRECOMPILED_HEADERS <algorithm> <array> <chrono> <cmath> <filesystem> <fstream> <functional> <map>
-  <memory> <mutex>
-    <optional> <set> <span> <sstream> <string> <string_view> <thread> <unordered_map> <utility> <variant>
-    <vector>)
+set(CAPSTAN_PRECOMPILED_HEADERS
+    <algorithm> <array> <chrono> <cmath> <filesystem> <fstream> <functional> <map> <memory> <mutex> <optional>
+    <set> <span> <sstream> <string> <string_view> <thread> <unordered_map> <utility> <variant> <vector>)
 
 # capstan_precompile(TARGET KIND): the targets of one KIND have the same compile options.
 function(capstan_precompile target kind)
@@ -23,8 +22,8 @@ function(capstan_precompile target kind)
     "$<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow;-Wno-array-bounds>")
   set(precompiled capstan_precompiled_${kind})
   if(NOT TARGET ${precompiled})
-    file(CONFIGURE OUTPUT precompiled.cpp CONTENT
-      "// Nothing: the headers of ${precompiled} are its content.\n")
+    file(CONFIGURE OUTPUT precompiled.cpp
+      CONTENT "// Nothing: the headers of ${precompiled} are its content.\n")
     add_library(${precompiled} OBJECT ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cpp)
     get_target_property(options ${target} COMPILE_OPTIONS)
     set_target_properties(${precompiled} PROPERTIES COMPILE_OPTIONS "${options}")

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Drives a Capstan sweep from Optuna: Optuna asks for trials and Capstan checks and trains them; the results
-are told to Optuna.
+"""Drives a Capstan sweep from Optuna: Optuna asks for trials and Capstan checks and trains them;
+the results are told to Optuna.
 
-    pip install optuna capstan sweep plan quickstart dataset=mock tokenizer=none optimizer.min_lr=1e-6
-    train.train_iters=30 optimizer.lr=1e-3,1e-2 --out sweeps/search examples/optuna_sweep.py sweeps/search
-    --trials 10
+    pip install optuna
+    capstan sweep plan quickstart dataset=mock tokenizer=none optimizer.min_lr=1e-6 train.train_iters=30 \\
+        optimizer.lr=1e-3,1e-2 --out sweeps/search
+    examples/optuna_sweep.py sweeps/search --trials 10
 
-The sweep's directory keeps every trial with its recipe: `capstan sweep table` and `plot` work as for any
-sweep.
+The sweep's directory keeps every trial with its recipe:
+`capstan sweep table` and `plot` work as for any sweep.
 """
 
 import argparse
@@ -22,10 +23,8 @@ class Conversation:
 
     def __init__(self, capstan, command, directory):
         self.process = subprocess.Popen(
-            [capstan, "sweep", command, directory, "-"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [capstan, "sweep", command, directory, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True
         )
 
     def say(self, request):

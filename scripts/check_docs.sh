@@ -6,13 +6,14 @@
 # the list `instead` below, with the reason and what is run in its place. Of a script, a benchmark and a build
 # it is checked that what the line names exists: `named` below; these lines are listed at the end.
 #
-#   scripts/check_docs.sh [PROGRAM] [PAGE…]      PROGRAM: default build/release/capstan; PAGE: docs/data.md, "capstan train"
+#   scripts/check_docs.sh [PROGRAM] [PAGE…]      PROGRAM: default build/release/capstan; PAGE: docs/data.md,
+#                                                "capstan train"
 #
 # It also checks that each page of docs/ says its kind in its first sentence, and that links between pages
 # lead to a file. Ends with one line "N commands, N failed".
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
-case "${1-}" in -h|--help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1-}" in -h|--help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 program=$(realpath "${1:-$repository/build/release/capstan}")
 [ $# -eq 0 ] || shift
 only=("$@")
@@ -20,40 +21,43 @@ scratch=$(mktemp -d "${TMPDIR:-/tmp}/capstan-docs.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
 export NO_COLOR=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PAGER=cat
 export HOME=$scratch/home PATH=$scratch/bin:$PATH
-mkdir -p "$HOME"/{.zfunc,.config/fish/completions,.local/share/bash-completion/completions} "$scratch/bin" "$scratch/pages"
+mkdir -p "$HOME"/{.zfunc,.config/fish/completions,.local/share/bash-completion/completions}
+mkdir -p "$scratch/bin" "$scratch/pages"
 count=0 failed=0
 : >"$scratch/seen"
 : >"$scratch/named"
 
-# ---- what is run in place of a command that cannot run here; empty: the command itself
-# -----------------------------------
+# ---- what is run in place of a command that cannot run here; empty: the command itself ---------------------
 
 instead() { # COMMAND
   case "$1" in
     # Installs packages, builds, runs for minutes or needs the peers of scripts/peers.sh. Installing the
     # library, and the program that uses it, is what tests/api/install.cmake runs.
-    scripts/*|bench/*|*" scripts/"*|cmake*|build/release/*|"mpirun -n 2 /tmp/embed/"*) printf 'named %q\n' "$1" ;;
+    scripts/*|bench/*|*" scripts/"*|cmake*|build/release/*|"mpirun -n 2 /tmp/embed/"*)
+      printf 'named %q\n' "$1" ;;
     # Measures for minutes.
     "capstan bench") echo "$1 --seconds 0.01" ;;
-    "capstan bench step"*) echo "capstan bench step -r quickstart dataset=mock tokenizer=none --seconds 0.01" ;;
+    "capstan bench step"*)
+      echo "capstan bench step -r quickstart dataset=mock tokenizer=none --seconds 0.01" ;;
     "capstan bench "*) echo "$1 --seconds 0.01" ;;
     # Trials have other names here, and runs are shorter.
-    *5d1f20aa*|*3f9c1a7e*) echo "trial=\$(ls sweeps/lr/trials | head -n 1); $(sed -E 's/5d1f20aa|3f9c1a7e/$trial/' <<<"$1")" ;;
+    *5d1f20aa*|*3f9c1a7e*)
+      echo "trial=\$(ls sweeps/lr/trials | head -n 1); $(sed -E 's/5d1f20aa|3f9c1a7e/$trial/' <<<"$1")" ;;
     # What a branch decides is missing, which exit code 1 says.
     "capstan recipe import pretrain.sh -o "*) echo "$1 || [ \$? = 1 ]" ;;
     *"capstan diff "*) echo "${1//step-00000100/step-00000002} || [ \$? = 1 ]" ;;  # 1: they differ
     # The wrapper would scale it down.
     "! capstan train llama3-70b "*) echo "! $program ${1#! capstan }" ;;
     # Several hosts: ranks of this one.
-    "mpirun --hostfile "*) sed -E 's#--hostfile [^ ]+#--oversubscribe#; s/-n [0-9]+/-n 2/; s#/shared/##' <<<"$1" ;;
+    "mpirun --hostfile "*)
+      sed -E 's#--hostfile [^ ]+#--oversubscribe#; s/-n [0-9]+/-n 2/; s#/shared/##' <<<"$1" ;;
     "srun "*) sed -E 's#^srun [^c]*#mpirun --oversubscribe -n 2 #; s#/shared/##' <<<"$1" ;;
     # Sends jobs to a cluster.
     *" --submit"*) echo "${1/ --submit/}" ;;
   esac
 }
 
-# ---- what a command that is not run names
-# --------------------------------------------------------------------------------
+# ---- what a command that is not run names ------------------------------------------------------------------
 
 # Whether the script, preset, target, folder and option exist that COMMAND names; what does not is printed.
 named() { # COMMAND
@@ -61,7 +65,8 @@ named() { # COMMAND
   while read -r part; do
     set -f; set -- $part; set +f
     while [[ "${1-}" == [A-Z]*=* ]]; do  # FUZZ_TIMEOUT=300 scripts/soak.sh
-      grep -qr "${1%%=*}" "$repository/scripts" "$repository/bench" || { echo "no script reads ${1%%=*}"; good=1; }
+      grep -qr "${1%%=*}" "$repository/scripts" "$repository/bench" ||
+        { echo "no script reads ${1%%=*}"; good=1; }
       shift
     done
     case "${1-}" in
@@ -108,9 +113,11 @@ named_script() { # FILE WORD…
 
 named_program() { # FILE
   local name=${1##*/} lists
-  lists=$(cat $(git -C "$repository" ls-files --full-name '*CMakeLists.txt' '*.cmake' | sed "s|^|$repository/|"))
-  grep -qE "(add_(executable|library|custom_target)|capstan_(bench|fuzz)[a-z_]*)\($name([ )]|\$)|capstan_[a-z_]*test\(${name#test_}([ )]|\$)" \
-    <<<"$lists" || { echo "no target $name"; return 1; }
+  lists=$(cat $(git -C "$repository" ls-files --full-name '*CMakeLists.txt' '*.cmake' |
+    sed "s|^|$repository/|"))
+  local targets="(add_(executable|library|custom_target)|capstan_(bench|fuzz)[a-z_]*)\($name([ )]|\$)"
+  local tests="capstan_[a-z_]*test\(${name#test_}([ )]|\$)"
+  grep -qE "$targets|$tests" <<<"$lists" || { echo "no target $name"; return 1; }
 }
 
 named_build() { # WORD…, behind `cmake`
@@ -120,7 +127,8 @@ named_build() { # WORD…, behind `cmake`
       --build) kind=build
         [[ "$2" == -* ]] || shift ;;
       --preset)
-        cmake "--list-presets=$kind" -S "$repository" | grep -q "^ *\"$2\"" || { echo "no $kind preset $2"; return 1; }
+        cmake "--list-presets=$kind" -S "$repository" | grep -q "^ *\"$2\"" ||
+          { echo "no $kind preset $2"; return 1; }
         shift ;;
       --target) named_program "$2" || return 1
         shift ;;
@@ -142,19 +150,21 @@ named_build() { # WORD…, behind `cmake`
 export repository scratch
 export -f named named_script named_program named_build
 
-# ---- the program, made short
-# ---------------------------------------------------------------------------------------------
+# ---- the program, made short -------------------------------------------------------------------------------
 
 cat >"$scratch/bin/capstan" <<EOF
 #!/usr/bin/env bash
 words=" \$* "
 sizes="model.hidden_size=48 model.ffn_hidden_size=96 model.seq_length=64 train.threads=1"
 steps="train.train_iters=2 validation.eval_iters=1"
-case "\$words" in *" --resume "*|*" --resume=auto "*) steps="train.train_iters=4 validation.eval_iters=1" ;; esac
+case "\$words" in
+  *" --resume "*|*" --resume=auto "*) steps="train.train_iters=4 validation.eval_iters=1" ;;
+esac
 case "\$words" in *" --shrink "*|*" -h "*|*" --help "*|*" --trial "*|*/trials/*) sizes= steps= ;; esac
 case "\$words" in *" model=hf:"*|*" winch.yaml "*) sizes="train.threads=1 model.seq_length=64" ;; esac
 case "\${1-} \${2-}" in
-  "train llama"*|"train qwen"*|"train gpt2"*|"train sft"|"train lora"|"train qlora"|"train dora") [[ "\$words" == *" model=hf:"* ]] || { sizes=--shrink; steps=; } ;;&
+  "train llama"*|"train qwen"*|"train gpt2"*|"train sft"|"train lora"|"train qlora"|"train dora")
+    [[ "\$words" == *" model=hf:"* ]] || { sizes=--shrink; steps=; } ;;&
   train\ *) exec "$program" "\$@" \$sizes \$steps ;;
   "tokenizer train") exec "$program" "\$@" --overwrite ;;
   trace\ *) exec "$program" "\$@" \$sizes ;;
@@ -164,8 +174,7 @@ exec "$program" "\$@"
 EOF
 chmod +x "$scratch/bin/capstan"
 
-# ---- files that commands name, made once and copied to the page that first names them
-# ------------------------------------
+# ---- files that commands name, made once and copied to the page that first names them ----------------------
 
 files=$scratch/files
 make_files() {
@@ -179,12 +188,14 @@ make_files() {
   gzip -k corpus.jsonl
   mkdir books && cp a.jsonl b.jsonl books
   for _ in $(seq 40); do
-    echo '{"messages": [{"role": "user", "content": "Who is it?"}, {"role": "assistant", "content": "It is I."}]}'
+    echo '{"messages": [{"role": "user", "content": "Who is it?"},' \
+      '{"role": "assistant", "content": "It is I."}]}'
   done >chats.jsonl
   cp chats.jsonl data/chats.jsonl
   cp -r "$repository/tests/formats/families/smollm2" SmolLM2-135M
   cp -r SmolLM2-135M SmolLM2-135M-Instruct
-  sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 512/' SmolLM2-135M-Instruct/config.json
+  sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 512/' \
+    SmolLM2-135M-Instruct/config.json
   mkdir texts && cp corpus.txt texts/pages.txt && cp heldout.txt texts/others.txt
   cp "$repository/tests/formats/gguf/smollm2.gguf" model.gguf
   cp "$repository/tests/importers/golden/gpt_small.sh" pretrain_gpt.sh
@@ -194,7 +205,8 @@ make_files() {
   cp "$repository/tests/importers/golden/run_config.yaml" run_config.yaml
   cp "$repository/examples/first.yaml" first.yaml
   printf 'extends: quickstart\nname: my\noptimizer:\n  lr: 1e-3\n' >my.yaml
-  printf 'extends: smollm2-135m-sft\nmodel: hf:SmolLM2-135M\ncheckpoint.pretrained_checkpoint: hf:SmolLM2-135M\ndataset.train_files: chats.jsonl\n' >chats.yaml
+  printf '%s\n' 'extends: smollm2-135m-sft' 'model: hf:SmolLM2-135M' \
+    'checkpoint.pretrained_checkpoint: hf:SmolLM2-135M' 'dataset.train_files: chats.jsonl' >chats.yaml
   printf 'partition: cpu\ntime: 1h\ncpus_per_rank: 2\n' >cluster.yaml
   printf 'schema: capstan-sweep/1\nname: lr\nbase: quickstart\naxes:\n  optimizer.lr: [1e-3, 2e-3]\n' >lr.yaml
   capstan tokenizer train corpus.txt --vocab-size 4096 --output tokenizer.json
@@ -211,29 +223,38 @@ make_files() {
   capstan train my.yaml
   cp -r runs experiments
   capstan train quickstart-lora --run-dir runs/quickstart-lora
-  local tune=(model=hf:SmolLM2-135M checkpoint.pretrained_checkpoint=hf:SmolLM2-135M dataset.train_files=chats.jsonl)
+  local tune=(model=hf:SmolLM2-135M checkpoint.pretrained_checkpoint=hf:SmolLM2-135M
+    dataset.train_files=chats.jsonl)
   capstan train smollm2-135m-sft "${tune[@]}" --run-dir runs/tuned
   capstan train smollm2-135m-lora "${tune[@]}" peft.dim=4 --run-dir runs/tuned-lora
   capstan train smollm2-135m-lora "${tune[@]}"
   capstan convert runs/tuned-lora peft:my-lora
   cp -r my-lora adapter
 }
-prepared='tokenizer.json|corpus.txt|corpus.jsonl.gz|corpus.jsonl|books|t.json|a.jsonl|b.jsonl|chats.jsonl|quotes.txt|lines.txt|ids.jsonl
-heldout.txt|my.yaml|first.yaml|chats.yaml|experiments|runs/my|lr.yaml|cluster.yaml|pretrain_gpt.sh|pretrain.sh|ds_config.json|run_config.yaml|model.gguf|SmolLM2-135M|SmolLM2-135M-Instruct|texts
+prepared='tokenizer.json|corpus.txt|corpus.jsonl.gz|corpus.jsonl|books|t.json|a.jsonl|b.jsonl|chats.jsonl
+quotes.txt|lines.txt|ids.jsonl|heldout.txt|my.yaml|first.yaml|chats.yaml|experiments|runs/my|lr.yaml
+cluster.yaml|pretrain_gpt.sh|pretrain.sh|ds_config.json|run_config.yaml|model.gguf|SmolLM2-135M
+SmolLM2-135M-Instruct|texts
 my-lora|adapter|data/corpus_text_document|data|build/quickstart|runs/quickstart-lora|runs/quickstart|runs/base
 runs/tuned-lora|runs/tuned|runs/smollm2-135m-lora|runs/a|runs/b'
 
 # Copies what COMMAND reads and the page does not have yet. What it writes is not prepared.
 prepare() { # COMMAND
   local command=$1 name source
-  command=$(sed -E 's/(--output|--out|-o|--run-dir|--write|recipe new|recipe cp [^ ]+|>) *[^ ]+//g' <<<"$command")
+  local written='--output|--out|-o|--run-dir|--write|recipe new|recipe cp [^ ]+|>'
+  command=$(sed -E "s/($written) *[^ ]+//g" <<<"$command")
   [[ "$command" != "capstan convert"* && "$command" != "capstan merge"* ]] ||
     command=$(sed -E 's/(convert|merge) ([^ ]+) [^ ]+/\1 \2/g' <<<"$command")
   command=${command/#capstan data /capstan }  # the command is no directory
-  [[ "$command" != *quickstart* && "$command" != *.yaml* && "$command" != *sweep* ]] || command+=" build/quickstart"
-  case "$command" in *-lora*) command+=" runs/quickstart" ;;& *"my.yaml --resume"*) command+=" runs/my" ;;&
+  [[ "$command" != *quickstart* && "$command" != *.yaml* && "$command" != *sweep* ]] ||
+    command+=" build/quickstart"
+  case "$command" in
+    *-lora*) command+=" runs/quickstart" ;;&
+    *"my.yaml --resume"*) command+=" runs/my" ;;&
     "capstan train my.yaml "*--resume*) command+=" runs/a" ;;&
-    *"capstan runs "*) command+=" runs/quickstart runs/a runs/b" ;;& *chats.yaml*) command+=" chats.jsonl SmolLM2-135M" ;; esac
+    *"capstan runs "*) command+=" runs/quickstart runs/a runs/b" ;;&
+    *chats.yaml*) command+=" chats.jsonl SmolLM2-135M" ;;
+  esac
   [[ "$command" != *\*.txt* ]] || command+=" lines.txt"
   tr '|' '\n' <<<"$prepared" | while read -r name; do
     grep -qE "(^|[ =:\"'\`/[])${name//./\\.}([] ,\"'\`_/]|\$)" <<<"$command" || continue
@@ -248,11 +269,10 @@ prepare() { # COMMAND
     capstan sweep plan quickstart optimizer.lr=1e-3,2e-3 --out sweeps/lr >/dev/null 2>&1
 }
 
-# ---- commands from texts
-# -------------------------------------------------------------------------------------------------
+# ---- commands from texts -----------------------------------------------------------------------------------
 
-# Lines "LINE<tab>COMMAND" of a page: indented and fenced blocks, and `capstan …` inside of the text where it
-# is complete.
+# Lines "LINE<tab>COMMAND" of a page: indented and fenced blocks,
+# and `capstan …` inside of the text where it is complete.
 commands_of_page() { # FILE
   awk '
     function flush(  i, j, shell, text, words) {
@@ -263,28 +283,45 @@ commands_of_page() { # FILE
         if (text ~ /^capstan [0-9]/) continue  # the first line of a log
         if (text ~ /^capstan::/) continue  # C++
         # A command whose output on the page has an error has to fail.
-        if (text ~ /^\$ /) for (j = i + 1; j <= n && block[j] !~ /^\$ /; ++j) if (block[j] ~ /^error/) { text = "$ ! " substr(text, 3); break }
+        if (text ~ /^\$ /) for (j = i + 1; j <= n && block[j] !~ /^\$ /; ++j)
+          if (block[j] ~ /^error/) { text = "$ ! " substr(text, 3); break }
         sub(/^\$ /, "", text)
-        if (text ~ /^((! )?capstan|scripts\/|bench\/|cmake |build\/release\/|source |mpirun |srun |two( |\(|$)|[A-Z_]+=[^ ]+ (capstan|scripts))/) print at[i] "\t" text
+        if (text ~ /^((! )?capstan|scripts\/|bench\/|cmake |build\/release\/|source |mpirun |srun )/ ||
+            text ~ /^(two( |\(|$)|[A-Z_]+=[^ ]+ (capstan|scripts))/) print at[i] "\t" text
         else if (text ~ /^(checkpoint|train|dataset|resilience|optimizer|model|dist|ddp)(\.[a-z_]+)?=/) {
-          # Overrides: those of a block belong together, but for the choices of where data and weights come
-          # from.
+          # Overrides: those of a block belong together,
+          # but for the choices of where data and weights come from.
           sub(/  +.*/, "", text)
-          if (text ~ /^(dataset|checkpoint\.(load|pretrained))/) print at[i] "\tcapstan check quickstart " text
+          if (text ~ /^(dataset|checkpoint\.(load|pretrained))/)
+            print at[i] "\tcapstan check quickstart " text
           else print at[i] "\tcapstan check quickstart" (words = words " " text)
         }
       }
       n = 0
     }
     # A file that the page writes: `cat >FILE <<'\''END'\''` up to the line END, as one command.
-    writing { line = $0; sub(/^    /, "", line); file = file "\001" line; if (line == "END") { writing = 0; print begin "\t" file } next }
-    /^    cat >[^ ]+ <<'\''END'\''$/ { flush(); file = $0; sub(/^    /, "", file); begin = NR; writing = 1; next }
+    writing {
+      line = $0
+      sub(/^    /, "", line)
+      file = file "\001" line
+      if (line == "END") { writing = 0; print begin "\t" file }
+      next
+    }
+    /^    cat >[^ ]+ <<'\''END'\''$/ {
+      flush()
+      file = $0
+      sub(/^    /, "", file)
+      begin = NR
+      writing = 1
+      next
+    }
     /^```/ { fenced = !fenced; next }
     {
       if (fenced || $0 ~ /^    /) {
         line = $0
         if (!fenced) sub(/^    /, "", line)
-        if (open) { sub(/^ +/, "", line); block[n] = block[n] " " line } else { block[++n] = line; at[n] = NR }
+        if (open) { sub(/^ +/, "", line); block[n] = block[n] " " line }
+        else { block[++n] = line; at[n] = NR }
         open = block[n] ~ /\\$/
         sub(/ *\\$/, "", block[n])
         next
@@ -309,8 +346,7 @@ commands_of_manual() { # FILE
   sed -nE '/^\.nf/,/^\.fi/{ s/\\-/-/g; s/\\e/\\/g; s/^\\&//; s/^(capstan .*)$/\1/p }' "$1" | sed 's/^/0\t/'
 }
 
-# ---- running
-# -----------------------------------------------------------------------------------------------------
+# ---- running -----------------------------------------------------------------------------------------------
 
 run_page() { # NAME FILE LIST fresh|shared
   local name=$1 line command stead directory log
@@ -319,7 +355,11 @@ run_page() { # NAME FILE LIST fresh|shared
   : >"$scratch/functions"
   mkdir -p "$directory"
   while IFS=$'\t' read -r line command; do
-    if [[ "$command" == "cat >"* ]]; then command=${command//$'\001'/$'\n'}; else command=$(without_explanation <<<"$command"); fi
+    if [[ "$command" == "cat >"* ]]; then
+      command=${command//$'\001'/$'\n'}
+    else
+      command=$(without_explanation <<<"$command")
+    fi
     if [[ "$command" =~ ^[a-z]+\(\) ]]; then
       echo "$command" >>"$scratch/functions"
       continue
@@ -334,7 +374,8 @@ run_page() { # NAME FILE LIST fresh|shared
     count=$((count + 1))
     echo "$name" >>"$scratch/seen"
     log=$scratch/log
-    if ! timeout 300 bash -c "set -e; source '$scratch/functions'; ${stead:-$command}" </dev/null >"$log" 2>&1; then
+    if ! timeout 300 bash -c "set -e; source '$scratch/functions'; ${stead:-$command}" \
+      </dev/null >"$log" 2>&1; then
       failed=$((failed + 1))
       printf 'FAILED  %s:%s: %s%s\n' "$name" "$line" "$command" "${stead:+   (run: $stead)}"
       tail -n 12 "$log" | sed 's/^/        /'
@@ -348,19 +389,24 @@ problem() { # TEXT
 }
 for page in README.md CONTRIBUTING.md $(cd "$repository" && ls docs/*.md); do
   name=${page#docs/}
-  [[ "$page" != docs/* || "$name" = README.md ]] || grep -qE '^(Tutorial|How-to|Reference|Explanation)' <(sed -n 3p "$repository/$page") ||
+  [[ "$page" != docs/* || "$name" = README.md ]] ||
+    grep -qE '^(Tutorial|How-to|Reference|Explanation)' <(sed -n 3p "$repository/$page") ||
     problem "$page: the first sentence does not say the kind of the page"
   while read -r link; do
     [ -e "$repository/$(dirname "$page")/$link" ] || problem "$page: no file for the link $link"
   done < <(grep -v '^    ' "$repository/$page" | grep -oE '\]\([^)#:]+' | cut -c3-)  # no lines of code
 done
 
-make_files >"$scratch/make" 2>&1 || { echo "check_docs.sh: the files could not be prepared:" >&2; tail -n 20 "$scratch/make" >&2; exit 1; }
+make_files >"$scratch/make" 2>&1 || {
+  echo "check_docs.sh: the files could not be prepared:" >&2
+  tail -n 20 "$scratch/make" >&2
+  exit 1
+}
 for page in "$repository"/README.md "$repository"/CONTRIBUTING.md "$repository"/docs/*.md; do
   run_page "${page#"$repository/"}" "$page" text shared < <(commands_of_page "$page")
 done
-# The two examples of the program's help, in an empty directory; then each command's: its manual page has what
-# --help shows.
+# The two examples of the program's help, in an empty directory; then each command's:
+# its manual page has what --help shows.
 mkdir -p "$scratch/bare" "$scratch/man"
 run_page "capstan --help" - help fresh < <("$program" --help | sed -nE 's/^  (capstan .*)$/1\t\1/p')
 "$program" help --man "$scratch/man" -q
@@ -369,7 +415,8 @@ for page in "$scratch"/man/man1/*.1; do
   run_page "${name//-/ }" "$page" help fresh < <(commands_of_manual "$page")
 done
 for page in "${only[@]}"; do
-  grep -qxF -- "$page" "$scratch/seen" || { echo "check_docs.sh: no commands found in '$page'" >&2; failed=$((failed + 1)); }
+  grep -qxF -- "$page" "$scratch/seen" ||
+    { echo "check_docs.sh: no commands found in '$page'" >&2; failed=$((failed + 1)); }
 done
 if [ ${#only[@]} -eq 0 ] && [ "$count" -lt 200 ]; then
   echo "check_docs.sh: only $count commands found, which cannot be: they are no longer recognized" >&2

@@ -18,13 +18,15 @@ while IFS=: read -r file line commit; do
   git merge-base --is-ancestor "$commit" HEAD 2>/dev/null && continue
   echo "$file:$line: no commit $commit in this history" >&2
   bad=1
-done < <(git ls-files -z README.md CONTRIBUTING.md 'docs/*.md' 'bench/*.md' | xargs -0 grep -noHwE '[0-9a-f]{7}')
+done < <(git ls-files -z README.md CONTRIBUTING.md 'docs/*.md' 'bench/*.md' |
+  xargs -0 grep -noHwE '[0-9a-f]{7}')
 # A page with a rate says where it was measured.
 while read -r file; do
   grep -qE '\b[0-9a-f]{7}\b' "$file" && continue
   echo "$file: rates without the commit at which they were measured" >&2
   bad=1
-done < <(git ls-files -z README.md 'docs/*.md' | xargs -0 grep -lE '[0-9]K? ?(tok/s|tokens/s|[GT]FLOP/s|MB/s)')
+done < <(git ls-files -z README.md 'docs/*.md' |
+  xargs -0 grep -lE '[0-9]K? ?(tok/s|tokens/s|[GT]FLOP/s|MB/s)')
 [ "$seen" -gt 0 ] || { echo "figures: no citation found, which cannot be" >&2; exit 1; }
 echo "figures: $seen commits are cited, all of this history"
 exit $bad

@@ -16,8 +16,8 @@ build=(
   libopenmpi-dev openmpi-bin
 )
 quickstart=(fortunes)                                     # the corpus: short English texts, separated by `%`
-# Fuzz targets, readable sanitizer reports, style; what tests run: groff, strace; a linker that takes a tenth
-# of the time.
+# Fuzz targets, readable sanitizer reports, style; what tests run: groff, strace;
+# a linker that takes a tenth of the time.
 full=(clang-16 libclang-rt-16-dev llvm-16 clang-format clang-tidy groff strace mold)
 
 what=everything list=no
@@ -64,5 +64,6 @@ if [ "$(id -u)" -ne 0 ]; then
   as_root=(sudo)
 fi
 "${as_root[@]}" apt-get update -qq
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+  apt-get install -y -qq --no-install-recommends "${missing[@]}"
 echo "install: done"

@@ -4,7 +4,8 @@
 # later with venv, and the network for the first call.
 #
 #   scripts/peers.sh               makes build/peers (about 6 GB), runs scripts/peers/*.py
-#   scripts/peers.sh --fixtures    also makes the fixtures again in a copy and compares them with the committed ones
+#   scripts/peers.sh --fixtures    also makes the fixtures again in a copy and compares them with the
+#                                  committed ones
 #   scripts/peers.sh NAME…         only scripts/peers/check_NAME.py
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +14,7 @@ fixtures=no names=()
 for argument in "$@"; do
   case "$argument" in
     --fixtures) fixtures=yes ;;
-    -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
     -*) echo "peers.sh: unknown argument '$argument' (try --help)" >&2; exit 2 ;;
     *) names+=("$argument") ;;
   esac
@@ -56,7 +57,8 @@ for script in scripts/peers/check_*.py; do
   name=$(basename "$script" .py)
   name=${name#check_}
   if [ ${#names[@]} -gt 0 ] && [[ " ${names[*]} " != *" $name "* ]]; then continue; fi
-  if [ "$name" = smollm2 ] && [ ! -f build/quickstart/heldout.txt ]; then scripts/quickstart.sh; fi  # its texts
+  # The texts of smollm2 are those of the quickstart.
+  if [ "$name" = smollm2 ] && [ ! -f build/quickstart/heldout.txt ]; then scripts/quickstart.sh; fi
   # shellcheck disable=SC2046
   check "$name" "$python" "$script" $(arguments_of "$name")
 done
@@ -65,7 +67,8 @@ if [ "$fixtures" = yes ]; then
   copy=build/peers-fixtures
   rm -rf "$copy"
   mkdir -p "$copy"
-  git archive HEAD tests/golden tests/data tests/text tests/models tests/formats tests/parallel | tar -x -C "$copy"
+  git archive HEAD tests/golden tests/data tests/text tests/models tests/formats tests/parallel |
+    tar -x -C "$copy"
   for script in "$copy"/tests/{golden,formats,parallel}/make_*.py; do
     check "fixtures: $(basename "$script")" "$python" "$script"
   done
@@ -74,10 +77,12 @@ if [ "$fixtures" = yes ]; then
   while read -r file; do
     cmp -s "$file" "$copy/$file" && continue
     case "$file" in
-      tests/golden/models/*|tests/formats/*.safetensors) echo "differs in its bytes (floating point): $file" ;;
+      tests/golden/models/*|tests/formats/*.safetensors)
+        echo "differs in its bytes (floating point): $file" ;;
       *) echo "FAILED: $file is not what its script makes"; failed=$((failed + 1)) ;;
     esac
-  done < <(git ls-files tests/golden tests/data tests/text tests/formats tests/parallel/nf4.safetensors | grep -v '\.py$')
+  done < <(git ls-files tests/golden tests/data tests/text tests/formats tests/parallel/nf4.safetensors |
+    grep -v '\.py$')
 fi
 
 echo

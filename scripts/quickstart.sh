@@ -35,8 +35,9 @@ capstan=build/release/capstan
 
 say "corpus: texts of Debian's fortune cookies"
 # Plain English; the files with drawings, code, other languages and rude jokes stay out.
-cookies=(art computers cookie definitions education food fortunes goedel humorists kids law linux literature love magic
-  medicine miscellaneous news people pets platitudes politics riddles science songs-poems sports startrek tao wisdom work)
+cookies=(art computers cookie definitions education food fortunes goedel humorists kids law linux literature
+  love magic medicine miscellaneous news people pets platitudes politics riddles science songs-poems sports
+  startrek tao wisdom work)
 mkdir -p "$data"
 for name in "${cookies[@]}"; do
   file=/usr/share/games/fortunes/$name
@@ -44,11 +45,12 @@ for name in "${cookies[@]}"; do
   cat "$file"
   echo "%"
 done | tr -d '\010\015' | awk -v train="$data/train.txt" -v heldout="$data/heldout.txt" '
-  # Documents end at a line of one `%`. Every fortieth is held out; in that file the end-of-document token
-  # stands between them.
+  # Documents end at a line of one `%`. Every fortieth is held out;
+  # in that file the end-of-document token stands between them.
   function flush() {
     if (text ~ /[^ \t\n]/) {
-      if (++count % 40 == 0) { printf "%s<|endoftext|>", text >heldout; ++held } else { printf "%s%%\n", text >train }
+      if (++count % 40 == 0) { printf "%s<|endoftext|>", text >heldout; ++held }
+      else { printf "%s%%\n", text >train }
     }
     text = ""
   }
@@ -57,11 +59,14 @@ done | tr -d '\010\015' | awk -v train="$data/train.txt" -v heldout="$data/heldo
   END { flush(); printf "%d documents to train on, %d held out\n", count - held, held }'
 
 say "tokenizer and dataset"
-if [ -f "$data/tokenizer.json" ] && [ -f "$data/fortunes_text_document.idx" ] && cmp -s "$data/train.txt" "$data/prepared.txt"; then
+if [ -f "$data/tokenizer.json" ] && [ -f "$data/fortunes_text_document.idx" ] &&
+  cmp -s "$data/train.txt" "$data/prepared.txt"; then
   echo "$data/tokenizer.json and $data/fortunes_text_document are there already"
 else
-  "$capstan" tokenizer train "$data/train.txt" --separator % --vocab-size 4096 --overwrite --output "$data/tokenizer.json"
-  "$capstan" data prepare "$data/train.txt" --separator % --tokenizer "$data/tokenizer.json" --append-eod --overwrite --output "$data/fortunes"
+  "$capstan" tokenizer train "$data/train.txt" --separator % --vocab-size 4096 --overwrite \
+    --output "$data/tokenizer.json"
+  "$capstan" data prepare "$data/train.txt" --separator % --tokenizer "$data/tokenizer.json" --append-eod \
+    --overwrite --output "$data/fortunes"
   cp "$data/train.txt" "$data/prepared.txt"  # what they were made from
 fi
 
@@ -74,7 +79,8 @@ if [ "$fresh" = yes ] && [ -e "$run" ]; then
 fi
 state=none
 if [ -e "$run" ]; then
-  state=$("$capstan" runs show "$run" --json | sed -nE 's/.*"state":[[:space:]]*"([a-z]+)".*/\1/p' | head -n 1)
+  state=$("$capstan" runs show "$run" --json |
+    sed -nE 's/.*"state":[[:space:]]*"([a-z]+)".*/\1/p' | head -n 1)
 fi
 case "$state" in
   none) "$capstan" train quickstart "${overrides[@]}" --run-dir "$run" ;;

@@ -2,16 +2,18 @@
 # Builds Capstan and runs its tests. Ends with one line "N passed, N failed".
 #
 #   scripts/test.sh           fast: release build with warnings as errors, all tests but those labeled `slow`
-#   scripts/test.sh --full    also the form of the sources, the slow tests, clang-tidy of what changed, installation, the
-#                             quickstart, one build with address and undefined-behavior sanitizers, the tests labeled
-#                             `threaded` under the thread sanitizer, and each fuzz target for a while; the time of each
-#                             stage at the end
+#   scripts/test.sh --full    also the form of the sources, the slow tests, clang-tidy of what changed,
+#                             installation, the quickstart, one build with address and undefined-behavior
+#                             sanitizers, the tests labeled `threaded` under the thread sanitizer, and each
+#                             fuzz target for a while; the time of each stage at the end
 #   -j N                      compile and test jobs; default: the cores
 #   --no-install              take the installed packages as they are
 #
 # CAPSTAN_FUZZ_SECONDS       how long each fuzz target runs (default 20)
-# CAPSTAN_TIDY_SINCE         clang-tidy looks at what has changed since that revision (default: since `main`; on `main`, the last commit)
-# CI                         where it is set, a missing tool or right is a failure, not a line that says what was not run
+# CAPSTAN_TIDY_SINCE         clang-tidy looks at what has changed since that revision (default: since `main`;
+#                            on `main`, the last commit)
+# CI                         where it is set, a missing tool or right is a failure, not a line that says what
+#                            was not run
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +23,7 @@ while [ $# -gt 0 ]; do
     --full) full=yes ;;
     --no-install) install=no ;;
     -j) jobs=$2; shift ;;
-    -h|--help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "test.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
   esac
   shift
@@ -38,7 +40,8 @@ not_run=()  # what this machine cannot run, which is neither passed nor failed
 stage_name='' stage_begun=0 stage_times=()
 minutes() { printf '%dm %02ds' $(($1 / 60)) $(($1 % 60)); }
 stage() {
-  [ -z "$stage_name" ] || stage_times+=("$(printf '%8s  %s' "$(minutes $((SECONDS - stage_begun)))" "$stage_name")")
+  [ -z "$stage_name" ] ||
+    stage_times+=("$(printf '%8s  %s' "$(minutes $((SECONDS - stage_begun)))" "$stage_name")")
   stage_name=$1 stage_begun=$SECONDS
   printf '\n== %s  (%s)\n' "$1" "$(minutes $((SECONDS - begun)))"
 }
@@ -66,9 +69,11 @@ build() { # PRESET [--target TARGET…]
 tests() { # PRESET [ctest arguments]
   local preset=$1 log="$logs/ctest-$1.txt" total=0 bad=0
   shift
-  ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log" || true
+  ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error "$@" 2>&1 |
+    tee "$log" || true
   # "98% tests passed, 2 tests failed out of 120"
-  read -r bad total < <(sed -nE 's/^.*, ([0-9]+) tests? failed out of ([0-9]+).*$/\1 \2/p' "$log" | tail -n 1) || true
+  read -r bad total < <(sed -nE 's/^.*, ([0-9]+) tests? failed out of ([0-9]+).*$/\1 \2/p' "$log" |
+    tail -n 1) || true
   if [ "${total:-0}" -eq 0 ]; then
     bad=1 total=1
     failures+=("$preset: ctest did not report")
@@ -77,8 +82,12 @@ tests() { # PRESET [ctest arguments]
   skipped=$(grep -c '\*\*\*Skipped' "$log" || true)
   passed=$((passed + total - bad - skipped))
   failed=$((failed + bad))
-  while read -r name; do not_run+=("$preset: $name: this machine lacks the instructions"); done < <(sed -nE 's/^.*Test +#[0-9]+: ([^ ]+) \.*\*\*\*Skipped.*$/\1/p' "$log")
-  while read -r name; do failures+=("$preset: $name"); done < <(sed -nE '/\(Skipped\)$/d; s/^[[:space:]]+[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log")
+  while read -r name; do
+    not_run+=("$preset: $name: this machine lacks the instructions")
+  done < <(sed -nE 's/^.*Test +#[0-9]+: ([^ ]+) \.*\*\*\*Skipped.*$/\1/p' "$log")
+  while read -r name; do
+    failures+=("$preset: $name")
+  done < <(sed -nE '/\(Skipped\)$/d; s/^[[:space:]]+[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log")
 }
 
 result() { # NAME STATUS
@@ -121,7 +130,10 @@ if [ "$full" = yes ]; then tests release -E '^train_layouts'; else tests release
 if [ "$full" = yes ]; then
   stage "clang-tidy of what changed"
   if require_tool clang-tidy; then
-    if since=${CAPSTAN_TIDY_SINCE:-$(git merge-base HEAD main 2>/dev/null)} && [ "$since" = "$(git rev-parse HEAD)" ]; then since=HEAD~1; fi
+    if since=${CAPSTAN_TIDY_SINCE:-$(git merge-base HEAD main 2>/dev/null)} &&
+      [ "$since" = "$(git rev-parse HEAD)" ]; then
+      since=HEAD~1
+    fi
     status=0
     CAPSTAN_JOBS=$jobs scripts/tidy.sh --since "${since:-HEAD~1}" >"$logs/tidy.txt" 2>&1 || status=$?
     tail -n 20 "$logs/tidy.txt"
@@ -132,24 +144,29 @@ if [ "$full" = yes ]; then
   status=0
   rm -rf build/test-install
   { cmake --install build/release --prefix build/test-install && build/test-install/bin/capstan version &&
-    build/test-install/bin/capstan check quickstart dataset=mock tokenizer=none && test -s build/test-install/share/man/man1/capstan-train.1 &&
-    test -s build/test-install/share/bash-completion/completions/capstan; } >"$logs/install.txt" 2>&1 || status=$?
+    build/test-install/bin/capstan check quickstart dataset=mock tokenizer=none &&
+    test -s build/test-install/share/man/man1/capstan-train.1 &&
+    test -s build/test-install/share/bash-completion/completions/capstan
+  } >"$logs/install.txt" 2>&1 || status=$?
   [ "$status" -eq 0 ] || tail -n 20 "$logs/install.txt"
   result "cmake --install (see $logs/install.txt)" "$status"
 
   stage quickstart
   status=0
   rm -rf build/test-quickstart
-  scripts/quickstart.sh --run-dir build/test-quickstart train.train_iters=60 >"$logs/quickstart.txt" 2>&1 || status=$?
+  scripts/quickstart.sh --run-dir build/test-quickstart train.train_iters=60 \
+    >"$logs/quickstart.txt" 2>&1 || status=$?
   [ "$status" -eq 0 ] || tail -n 20 "$logs/quickstart.txt"
   result "quickstart (see $logs/quickstart.txt)" "$status"
 
   # Leaks: Open MPI and the loader keep some memory until the end; scripts/lsan.supp names them. Threads: Open
   # MPI and libgomp synchronize in ways that the sanitizer cannot see; scripts/tsan.supp names them.
-  export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1"
+  export ASAN_OPTIONS="detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1"
+  ASAN_OPTIONS+=":allocator_may_return_null=1"
   export LSAN_OPTIONS="suppressions=$PWD/scripts/lsan.supp:print_suppressions=0"
   export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1"
-  export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:halt_on_error=1:second_deadlock_stack=1:allocator_may_return_null=1"
+  export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:halt_on_error=1:second_deadlock_stack=1"
+  TSAN_OPTIONS+=":allocator_may_return_null=1"
 
   stage "build: asan"
   configure asan -DCAPSTAN_LINE_TABLES=OFF
@@ -170,8 +187,9 @@ if [ "$full" = yes ]; then
   running=()
   for target in build/asan/fuzz_*; do
     [ -f "$target" ] && [ -x "$target" ] || continue
-    scripts/fuzz.sh "$(basename "$target")" "${CAPSTAN_FUZZ_SECONDS:-20}" >"$logs/$(basename "$target").txt" 2>&1 &
-    running+=("$(basename "$target") $!")
+    name=$(basename "$target")
+    scripts/fuzz.sh "$name" "${CAPSTAN_FUZZ_SECONDS:-20}" >"$logs/$name.txt" 2>&1 &
+    running+=("$name $!")
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do sleep 0.2; done
   done
   [ ${#running[@]} -gt 0 ] || result "fuzz: no targets in build/asan" 1
@@ -180,7 +198,8 @@ if [ "$full" = yes ]; then
     status=0
     wait "$pid" || status=$?
     result "fuzz: $name (see $logs/$name.txt)" "$status"
-    [ "$status" -eq 0 ] && echo "  $name: $(grep -E '^Done ' "$logs/$name.txt" | tail -n 1)" || tail -n 40 "$logs/$name.txt"
+    [ "$status" -eq 0 ] && echo "  $name: $(grep -E '^Done ' "$logs/$name.txt" | tail -n 1)" ||
+      tail -n 40 "$logs/$name.txt"
   done
 fi
 

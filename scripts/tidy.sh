@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# clang-tidy, with the checks of .clang-tidy, over C++ sources. Needs a configured release build (its compile
-# commands).
+# clang-tidy, with the checks of .clang-tidy, over C++ sources.
+# Needs a configured release build (its compile commands).
 #
 #   scripts/tidy.sh              every source that git knows below src/ and kernels/
 #   scripts/tidy.sh FILE…        these
@@ -15,11 +15,13 @@ case "${1:-}" in
   *) files=("$@") ;;
 esac
 [ ${#files[@]} -gt 0 ] || { echo "tidy: nothing to look at"; exit 0; }
-# The compile commands are g++'s: clang does not know all of its warning options, and cannot read its
-# precompiled headers.
+# The compile commands are g++'s: clang does not know all of its warning options,
+# and cannot read its precompiled headers.
 commands=$(mktemp -d)
 trap 'rm -rf "$commands"' EXIT
-sed -E 's/ (-Winvalid-pch )?-include [^ ]*cmake_pch\.hxx//' build/release/compile_commands.json >"$commands/compile_commands.json"
+sed -E 's/ (-Winvalid-pch )?-include [^ ]*cmake_pch\.hxx//' build/release/compile_commands.json \
+  >"$commands/compile_commands.json"
 printf '%s\n' "${files[@]}" |
-  xargs -P "${CAPSTAN_JOBS:-$(nproc)}" -n 1 clang-tidy -p "$commands" --quiet --extra-arg=-Wno-unknown-warning-option 2> >(grep -v ' warnings generated' >&2)
+  xargs -P "${CAPSTAN_JOBS:-$(nproc)}" -n 1 clang-tidy -p "$commands" --quiet \
+    --extra-arg=-Wno-unknown-warning-option 2> >(grep -v ' warnings generated' >&2)
 echo "tidy: ${#files[@]} files are clean"

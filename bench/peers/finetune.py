@@ -11,7 +11,6 @@ padded to their longest, samples of like length together; the better counts. Pri
 peak of resident memory of each round, the medians and their ratio. Needs torch, transformers, peft
 (scripts/peers.sh makes the environment) and build/quickstart (scripts/quickstart.sh).
 """
-
 import argparse
 import json
 import os
@@ -29,22 +28,13 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def write_base(home, tokenizer):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
     torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=4096,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=6,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=LENGTH,
-        tie_word_embeddings=True,
-    )
+    config = LlamaConfig(vocab_size=4096, hidden_size=576, intermediate_size=1536, num_hidden_layers=6,
+                         num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=LENGTH,
+                         tie_word_embeddings=True)
     LlamaForCausalLM(config).save_pretrained(home / "base")
-    PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), eos_token="<|endoftext|>").save_pretrained(
-        home / "base"
-    )
+    PreTrainedTokenizerFast(tokenizer_file=str(tokenizer),
+                            eos_token="<|endoftext|>").save_pretrained(home / "base")
 
 
 def write_samples(home, text):
@@ -52,17 +42,13 @@ def write_samples(home, text):
         for fortune in text.read_text().split("\n%\n"):
             first, _, rest = fortune.partition("\n")
             if fortune.strip():
-                out.write(
-                    json.dumps({"prompt": first + "\n" if rest else "", "completion": rest or first}) + "\n"
-                )
+                out.write(json.dumps({"prompt": first + "\n" if rest else "", "completion": rest or first}) +
+                          "\n")
 
 
 def write_recipe(home, method):
-    peft = (
-        f"peft: {{preset: canonical_lora, dim: {RANK}, alpha: {2 * RANK}, dropout: 0}}\n"
-        if method == "lora"
-        else ""
-    )
+    peft = (f"peft: {{preset: canonical_lora, dim: {RANK}, alpha: {2 * RANK}, dropout: 0}}\n"
+            if method == "lora" else "")
     (home / "tune.yaml").write_text(f"""
 model: {{preset: "hf:{home}/base", seq_length: {LENGTH}}}
 checkpoint: {{pretrained_checkpoint: "hf:{home}/base"}}
@@ -99,25 +85,22 @@ def capstan(program, home):
 
 def fill(program, home):
     """Share of the packed rows' places that samples take."""
-    out = subprocess.run(
-        [program, "data", "inspect", str(home / "tune.yaml"), "--json"], check=True, stdout=subprocess.PIPE
-    ).stdout
+    out = subprocess.run([program, "data", "inspect", str(home / "tune.yaml"), "--json"], check=True,
+                         stdout=subprocess.PIPE).stdout
     report = json.loads(out)
     return report["tokens"] / (report["rows"] * report["row_length"])
 
 
 def samples_of(home):
     from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(home / "base")
     samples = []
     for line in open(home / "samples.jsonl"):
         row = json.loads(line)
-        prompt, rest = (
-            tokenizer(row[key], add_special_tokens=False).input_ids for key in ("prompt", "completion")
-        )
-        ids = (prompt + rest + [tokenizer.eos_token_id])[:LENGTH]
-        labels = ([-100] * len(prompt) + rest + [tokenizer.eos_token_id])[:LENGTH]
+        prompt, rest = (tokenizer(row[key], add_special_tokens=False).input_ids
+                        for key in ("prompt", "completion"))
+        ids = (prompt + rest + [tokenizer.eos_token_id])[: LENGTH]
+        labels = ([-100] * len(prompt) + rest + [tokenizer.eos_token_id])[: LENGTH]
         samples.append((ids, labels))
     return samples
 
@@ -125,7 +108,6 @@ def samples_of(home):
 def packed(samples):
     """Rows of LENGTH places, filled by first fit of the longest."""
     import torch
-
     rows, room = [], []
     for sample in sorted(samples[:4000], key=lambda s: -len(s[0])):
         place = next((i for i, left in enumerate(room) if left >= len(sample[0])), None)
@@ -156,7 +138,6 @@ def packed(samples):
 def padded(samples):
     """As many samples as fill eight rows on average, of like length, to the length of the longest."""
     import torch
-
     ordered = sorted(samples[:4000], key=lambda s: -len(s[0]))
     batches, begin = [], 0
     while begin < len(ordered):
@@ -167,24 +148,20 @@ def padded(samples):
         batch = batches[index]
         longest = max(len(ids) for ids, _ in batch)
         fill = lambda values, with_: torch.tensor([v + [with_] * (longest - len(v)) for v in values])
-        yield {
-            "input_ids": fill([ids for ids, _ in batch], 0),
-            "labels": fill([labels for _, labels in batch], -100),
-            "attention_mask": fill([[1] * len(ids) for ids, _ in batch], 0),
-        }, sum(len(ids) for ids, _ in batch)
+        yield ({"input_ids": fill([ids for ids, _ in batch], 0),
+                "labels": fill([labels for _, labels in batch], -100),
+                "attention_mask": fill([[1] * len(ids) for ids, _ in batch], 0)},
+               sum(len(ids) for ids, _ in batch))
 
 
 def transformers_rate(home, method, rows):
     import torch
     from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(home / "base", dtype=torch.float32)
     if method == "lora":
         from peft import LoraConfig, get_peft_model
-
-        model = get_peft_model(
-            model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
-        )
+        model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS,
+                                                 task_type="CAUSAL_LM"))
     model.train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
     rates = []
@@ -201,15 +178,13 @@ def transformers_rate(home, method, rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=["full", "lora"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--capstan", default="build/release/capstan")
-    parser.add_argument(
-        "--texts", type=pathlib.Path, default="build/quickstart", help="train.txt and tokenizer.json"
-    )
+    parser.add_argument("--texts", type=pathlib.Path, default="build/quickstart",
+                        help="train.txt and tokenizer.json")
     parser.add_argument("--peer", nargs=2, help=argparse.SUPPRESS)  # the other process of a round
     args = parser.parse_args()
     if args.peer:
@@ -231,20 +206,13 @@ def main():
             ours.append(rate)
             theirs.append(peers[best][0])
             memory.append((peak, min(used for _, used in peers.values())))
-            print(
-                f"round {number + 1}: capstan {rate:.0f} useful tokens/s, {peak:.0f} MiB; "
-                + ", ".join(
-                    f"Transformers {rows} {value:.0f}, {used:.0f} MiB"
-                    for rows, (value, used) in peers.items()
-                ),
-                flush=True,
-            )
-        print(
-            f"{args.method}: capstan / Transformers = "
-            f"{statistics.median(ours) / statistics.median(theirs):.2f}; peak memory "
-            f"{statistics.median(m for m, _ in memory):.0f} MiB to "
-            f"{statistics.median(m for _, m in memory):.0f} MiB"
-        )
+            print(f"round {number + 1}: capstan {rate:.0f} useful tokens/s, {peak:.0f} MiB; "
+                  + ", ".join(f"Transformers {rows} {value:.0f}, {used:.0f} MiB"
+                              for rows, (value, used) in peers.items()), flush=True)
+        print(f"{args.method}: capstan / Transformers = "
+              f"{statistics.median(ours) / statistics.median(theirs):.2f}; peak memory "
+              f"{statistics.median(m for m, _ in memory):.0f} MiB to "
+              f"{statistics.median(m for _, m in memory):.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""train_step.py SHAPE [--rounds N] [--capstan PATH] [--dtype fp32|bf16]: a training step of Capstan and of
-PyTorch, in turns.
+"""train_step.py SHAPE [--rounds N] [--capstan PATH] [--dtype fp32|bf16]:
+a training step of Capstan and of PyTorch, in turns.
 
 SHAPE: gpt2-124m (4 x 1024 tokens, PyTorch eager), quickstart (2 x 256, Transformers' Llama), llama-26m (8 x
 256, Transformers' Llama). Each round runs both programs, one after the other; a step is forward, backward,
 clipping and AdamW. Prints tokens/s of each round, the medians and their ratio, and both as shares of the best
 GEMM rate seen in that type (this program's torch.mm, Capstan's and oneDNN's products of 2048 x 2048 x 2048;
-torch.mm of the shapes of the model's linear layers). Needs torch and transformers (scripts/peers.sh makes the
-environment).
+torch.mm of the shapes of the model's linear layers).
+Needs torch and transformers (scripts/peers.sh makes the environment).
 """
-
 import argparse
 import json
 import statistics
@@ -18,18 +17,9 @@ import sys
 import time
 
 SHAPES = {
-    "gpt2-124m": dict(
-        batch=4,
-        length=1024,
-        recipe=[
-            "gpt2-124m",
-            "mixed_precision=fp32",
-            "train.micro_batch_size=4",
-            "train.global_batch_size=4",
-            "model.hidden_dropout=0",
-            "model.attention_dropout=0",
-        ],
-    ),
+    "gpt2-124m": dict(batch=4, length=1024, recipe=["gpt2-124m", "mixed_precision=fp32",
+                                                    "train.micro_batch_size=4", "train.global_batch_size=4",
+                                                    "model.hidden_dropout=0", "model.attention_dropout=0"]),
     "quickstart": dict(batch=2, length=256, recipe=["quickstart", "train.global_batch_size=2"]),
     "llama-26m": dict(batch=8, length=256, recipe=["bench/recipes/llama-26m.yaml"]),
 }
@@ -37,30 +27,14 @@ SHAPES = {
 
 def make_model(shape):
     import torch
-
     torch.manual_seed(1)
     if shape == "gpt2-124m":
         return Gpt2(50304, 1024, 768, 12, 12)
     from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {
-        "quickstart": dict(
-            vocab_size=4096,
-            hidden_size=256,
-            intermediate_size=704,
-            num_hidden_layers=4,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-        ),
-        "llama-26m": dict(
-            vocab_size=8192,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=6,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-        ),
-    }[shape]
+    sizes = {"quickstart": dict(vocab_size=4096, hidden_size=256, intermediate_size=704, num_hidden_layers=4,
+                                num_attention_heads=8, num_key_value_heads=4),
+             "llama-26m": dict(vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=6,
+                               num_attention_heads=9, num_key_value_heads=3)}[shape]
     config = LlamaConfig(max_position_embeddings=256, tie_word_embeddings=True, use_cache=False, **sizes)
     return LlamaForCausalLM(config)
 
@@ -80,10 +54,8 @@ def Gpt2(vocab, length, width, layers, heads):
 
         def forward(self, x):
             b, t, c = x.shape
-            q, k, v = (
-                y.view(b, t, heads, c // heads).transpose(1, 2)
-                for y in self.qkv(self.norm1(x)).split(width, dim=2)
-            )
+            q, k, v = (y.view(b, t, heads, c // heads).transpose(1, 2)
+                       for y in self.qkv(self.norm1(x)).split(width, dim=2))
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c)
             x = x + self.out(y)
             return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
@@ -106,16 +78,15 @@ def Gpt2(vocab, length, width, layers, heads):
 
 
 def best_product(model, tokens, dtype):
-    """GFLOP/s of the fastest of the products that the model's linear layers are made of: forward, input and
-    weight gradient."""
+    """GFLOP/s of the fastest of the products that the model's linear layers are made of: forward,
+    input and weight gradient.
+    """
     import torch
-
     sizes = {(m.in_features, m.out_features) for m in model.modules() if isinstance(m, torch.nn.Linear)}
     best = 0.0
     for inner, outer in sizes:
-        x, dy, w = (
-            torch.rand(*size).to(dtype) for size in ((tokens, inner), (tokens, outer), (outer, inner))
-        )
+        x, dy, w = (torch.rand(*size).to(dtype) for size in ((tokens, inner), (tokens, outer),
+                                                             (outer, inner)))
         for left, right in ((x, w.t()), (dy, w), (dy.t(), x)):
             for _ in range(4):
                 start = time.perf_counter()
@@ -127,7 +98,6 @@ def best_product(model, tokens, dtype):
 def torch_rate(shape, dtype, seconds=20.0):
     import torch
     from torch.nn import functional as F
-
     spec = SHAPES[shape]
     a, b = (torch.rand(2048, 2048).to(torch.bfloat16 if dtype == "bf16" else torch.float32) for _ in range(2))
     products = []
@@ -168,45 +138,33 @@ def torch_rate(shape, dtype, seconds=20.0):
     step = statistics.median(times[1:])
     # Tokens for each GFLOP that a product would have done in the same time.
     beside = 2 * 2048**3 / statistics.mean(products) / 1e9
-    return {
-        "tokens_per_second": spec["batch"] * spec["length"] / step,
-        "gemm_gflops": gemm,
-        "tokens_per_gflop": spec["batch"] * spec["length"] / statistics.mean(times[1:]) / beside,
-    }
+    return {"tokens_per_second": spec["batch"] * spec["length"] / step, "gemm_gflops": gemm,
+            "tokens_per_gflop": spec["batch"] * spec["length"] / statistics.mean(times[1:]) / beside}
 
 
 def capstan_rate(shape, capstan, dtype):
     recipe, *overrides = SHAPES[shape]["recipe"]
     if dtype == "bf16":
-        overrides = [o for o in overrides if not o.startswith("mixed_precision")] + [
-            "mixed_precision=bf16_mixed"
-        ]
-    out = subprocess.run(
-        [capstan, "bench", "step", "--json", "--seconds", "1", "-r", recipe, *overrides],
-        check=True,
-        stdout=subprocess.PIPE,
-    ).stdout
+        overrides = [o for o in overrides
+                     if not o.startswith("mixed_precision")] + ["mixed_precision=bf16_mixed"]
+    out = subprocess.run([capstan, "bench", "step", "--json", "--seconds", "1", "-r", recipe, *overrides],
+                         check=True, stdout=subprocess.PIPE).stdout
     result = json.loads(out)
-    return {
-        "tokens_per_second": result["step"]["tokens_per_second"],
-        "gemm_gflops": result["step_gemm_gflops"],
-        "fraction": result["step"]["fraction_of_peak"],
-        "concurrent": result["step"]["fraction_of_concurrent"],
-        "tokens_per_gflop": result["step"]["tokens_per_second"] / result["step"]["concurrent_gflops"],
-    }
+    return {"tokens_per_second": result["step"]["tokens_per_second"],
+            "gemm_gflops": result["step_gemm_gflops"], "fraction": result["step"]["fraction_of_peak"],
+            "concurrent": result["step"]["fraction_of_concurrent"],
+            "tokens_per_gflop": result["step"]["tokens_per_second"] / result["step"]["concurrent_gflops"]}
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--capstan", default="build/release/capstan")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument(
-        "--torch-only", action="store_true", help=argparse.SUPPRESS
-    )  # the other process of a round
+    parser.add_argument("--torch-only", action="store_true",
+                        help=argparse.SUPPRESS)  # the other process of a round
     args = parser.parse_args()
     if args.torch_only:
         print(json.dumps(torch_rate(args.shape, args.dtype)))
@@ -214,11 +172,8 @@ def main():
     ours, theirs, peaks, fractions, concurrent, normal = [], [], [], [], [], []
     for number in range(args.rounds):
         mine = capstan_rate(args.shape, args.capstan, args.dtype)
-        out = subprocess.run(
-            [sys.executable, __file__, args.shape, "--torch-only", "--dtype", args.dtype],
-            check=True,
-            stdout=subprocess.PIPE,
-        ).stdout
+        out = subprocess.run([sys.executable, __file__, args.shape, "--torch-only", "--dtype", args.dtype],
+                             check=True, stdout=subprocess.PIPE).stdout
         peer = json.loads(out)
         ours.append(mine["tokens_per_second"])
         theirs.append(peer["tokens_per_second"])
@@ -226,20 +181,16 @@ def main():
         fractions.append(mine["fraction"] * mine["gemm_gflops"] / peaks[-1])
         concurrent.append(mine["concurrent"])
         normal.append(mine["tokens_per_gflop"] / peer["tokens_per_gflop"])
-        print(
-            f"round {number + 1}: capstan {ours[-1]:.1f} tokens/s ({100 * fractions[-1]:.1f} % of peak, "
-            f"{100 * concurrent[-1]:.1f} % of the GEMM run between its operations), "
-            f"PyTorch {theirs[-1]:.1f} ({100 * fractions[-1] * theirs[-1] / ours[-1]:.1f} %), "
-            f"GEMM capstan or oneDNN {mine['gemm_gflops']:.1f}, torch {peer['gemm_gflops']:.1f} GFLOP/s",
-            flush=True,
-        )
-    print(
-        f"{args.shape} {args.dtype}: capstan / PyTorch = "
-        f"{statistics.median(ours) / statistics.median(theirs):.2f}; "
-        f"fraction of peak {100 * statistics.median(fractions):.1f} %, of a GEMM run at the same time "
-        f"{100 * statistics.median(concurrent):.1f} %; capstan / PyTorch at equal GEMM throughput "
-        f"{statistics.median(normal):.2f}"
-    )
+        print(f"round {number + 1}: capstan {ours[-1]:.1f} tokens/s ({100 * fractions[-1]:.1f} % of peak, "
+              f"{100 * concurrent[-1]:.1f} % of the GEMM run between its operations), "
+              f"PyTorch {theirs[-1]:.1f} ({100 * fractions[-1] * theirs[-1] / ours[-1]:.1f} %), "
+              f"GEMM capstan or oneDNN {mine['gemm_gflops']:.1f}, torch {peer['gemm_gflops']:.1f} GFLOP/s",
+              flush=True)
+    print(f"{args.shape} {args.dtype}: capstan / PyTorch = "
+          f"{statistics.median(ours) / statistics.median(theirs):.2f}; "
+          f"fraction of peak {100 * statistics.median(fractions):.1f} %, of a GEMM run at the same time "
+          f"{100 * statistics.median(concurrent):.1f} %; capstan / PyTorch at equal GEMM throughput "
+          f"{statistics.median(normal):.2f}")
 
 
 if __name__ == "__main__":

@@ -26,9 +26,8 @@ SCHEMES = ["lora", "rslora", "lora_plus", "dora", "canonical_lora", "canonical_d
 
 
 def load(directory):
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32,
+                                                             attn_implementation="eager").eval()
 
 
 def with_adapter(base, directory):
@@ -65,19 +64,12 @@ def check_trained(family, scheme):
     with tempfile.TemporaryDirectory() as name:
         home, base = pathlib.Path(name), FAMILIES / family
         recipe = home / "tune.yaml"
-        recipe.write_text(
-            json.dumps(
-                {
-                    "model": {"preset": f"hf:{base}", "seq_length": 12},
-                    "mixed_precision": "fp32",
-                    "tokenizer": "none",
-                    "dataset": "mock",
-                    "train": {"micro_batch_size": 1, "global_batch_size": 2, "train_iters": 4, "threads": 1},
-                    "optimizer": {"preset": "adamw", "lr": 2e-3 if scheme == "lora_plus" else 3e-2},
-                    "checkpoint": {"pretrained_checkpoint": f"hf:{base}"},
-                }
-            )
-        )
+        recipe.write_text(json.dumps({
+            "model": {"preset": f"hf:{base}", "seq_length": 12}, "mixed_precision": "fp32",
+            "tokenizer": "none", "dataset": "mock",
+            "train": {"micro_batch_size": 1, "global_batch_size": 2, "train_iters": 4, "threads": 1},
+            "optimizer": {"preset": "adamw", "lr": 2e-3 if scheme == "lora_plus" else 3e-2},
+            "checkpoint": {"pretrained_checkpoint": f"hf:{base}"}}))
         capstan("train", recipe, f"peft={scheme}", "peft.dim=3", "peft.alpha=6", "--run-dir", home / "run")
         capstan("convert", home / "run", f"peft:{home}/adapter")
         config = json.loads((home / "adapter/adapter_config.json").read_text())
@@ -103,15 +95,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--capstan", default=str(ROOT / "build/release/capstan"))
     CAPSTAN = parser.parse_args().capstan
-    for name, family in (
-        ("lora", "llama"),
-        ("rslora", "llama"),
-        ("rslora_all", "llama"),
-        ("dora", "llama"),
-        ("dora_part", "llama"),
-        ("phi3", "phi3"),
-        ("gpt2", "gpt2"),
-    ):
+    for name, family in (("lora", "llama"), ("rslora", "llama"), ("rslora_all", "llama"), ("dora", "llama"),
+                         ("dora_part", "llama"), ("phi3", "phi3"), ("gpt2", "gpt2")):
         check_fixture(name, family)
     for family in ("llama", "qwen3", "gemma2", "olmo2", "phi3", "gpt2"):
         for scheme in SCHEMES:

@@ -4,8 +4,8 @@
 
 Opens every shard with `safetensors`, checks that each piece of the manifest is there with its type and shape,
 assembles each tensor and checks that every cell was written exactly once. With a build directory, the sample
-of test_checkpoint is made first: four ranks, flat ranges, rows and columns, in which element i of a tensor is
-i.
+of test_checkpoint is made first: four ranks, flat ranges, rows and columns,
+in which element i of a tensor is i.
 """
 
 import json
@@ -20,16 +20,9 @@ import torch
 from safetensors import safe_open
 
 TYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp64": torch.float64,
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64,
     "u8": torch.uint8,
-    "i8": torch.int8,
-    "u16": torch.uint16,
-    "i16": torch.int16,
-    "i32": torch.int32,
-    "i64": torch.int64,
+    "i8": torch.int8, "u16": torch.uint16, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
 }
 
 
@@ -37,9 +30,7 @@ def sample(build_dir):
     out = tempfile.mkdtemp(prefix="capstan-peers-")
     subprocess.run(
         [build_dir / "test_checkpoint", "--test-case=*check_checkpoint*"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "CAPSTAN_PEER_OUT": out},
+        check=True, stdout=subprocess.DEVNULL, env={**os.environ, "CAPSTAN_PEER_OUT": out},
     )
     return pathlib.Path(out) / "step-00000009"
 
@@ -49,9 +40,8 @@ def main(path):
     if counting:
         path = sample(path)
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    shards = {
-        name: safe_open(path / name, "pt") for name in manifest["files"] if name.endswith(".safetensors")
-    }
+    shards = {name: safe_open(path / name, "pt") for name in manifest["files"]
+              if name.endswith(".safetensors")}
     for name, size in ((name, entry["bytes"]) for name, entry in manifest["files"].items()):
         assert (path / name).stat().st_size == size, name
     listed = set()
@@ -61,10 +51,8 @@ def main(path):
         for piece in tensor["pieces"]:
             stored = shards[piece["file"]].get_tensor(piece["key"])
             listed.add((piece["file"], piece["key"]))
-            assert stored.dtype == TYPES[tensor["dtype"]] and list(stored.shape) == piece["sizes"], (
-                name,
-                piece,
-            )
+            assert (stored.dtype == TYPES[tensor["dtype"]]
+                    and list(stored.shape) == piece["sizes"]), (name, piece)
             where = tuple(slice(o, o + s) for o, s in zip(piece["offsets"], piece["sizes"]))
             whole[where] = stored.to(torch.float64)
             times[where] += 1
@@ -74,10 +62,8 @@ def main(path):
             assert torch.equal(whole, expected), name
     stored = {(name, key) for name, shard in shards.items() for key in shard.keys()}
     assert stored == listed, stored ^ listed
-    print(
-        f"{len(manifest['tensors'])} tensors in {len(listed)} pieces of {len(shards)} shards: "
-        "each cell once, as promised"
-    )
+    print(f"{len(manifest['tensors'])} tensors in {len(listed)} pieces of {len(shards)} shards: each cell "
+          "once, as promised")
 
 
 if __name__ == "__main__":

@@ -24,9 +24,7 @@ def sample(build_dir):
     out = tempfile.mkdtemp(prefix="capstan-peers-")
     subprocess.run(
         [build_dir / "test_records", "--test-case=*check_events*"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "CAPSTAN_PEER_OUT": out},
+        check=True, stdout=subprocess.DEVNULL, env={**os.environ, "CAPSTAN_PEER_OUT": out},
     )
     return pathlib.Path(out) / "events"
 
@@ -54,11 +52,8 @@ def main(run, pairs):
         if orphans:
             sys.exit(f"{tag}: events at steps {orphans[:5]} behind the last row of metrics.jsonl")
         for step, value in logged.items():
-            same = (
-                not math.isfinite(seen[step])
-                if value is None
-                else np.float32(value) == np.float32(seen[step])
-            )
+            same = not math.isfinite(seen[step]) if value is None else np.float32(value) == np.float32(
+                seen[step])
             if not same:
                 sys.exit(f"{tag} at step {step}: event {seen[step]}, metrics.jsonl {value}")
         print(f"{tag}: {len(logged)} steps equal")

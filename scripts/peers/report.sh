@@ -4,7 +4,8 @@
 # and narrow, light and dark. Fails on a message in the console, a page above 5 MB, or one that takes more
 # than two seconds to draw. Needs Debian's chromium, and Python for the metrics.
 #
-#   scripts/peers/report.sh [PROGRAM] [DIR]      default build/release/capstan, build/report; DIR/*.png are the screenshots
+#   scripts/peers/report.sh [PROGRAM] [DIR]      default build/release/capstan, build/report;
+#                                                DIR/*.png are the screenshots
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 capstan=$(realpath "${1:-build/release/capstan}")
@@ -17,7 +18,8 @@ dir=$(realpath "$dir")
 plan() { # NAME ARGUMENT…
   local name=$1
   shift
-  "$capstan" sweep plan quickstart dataset=mock tokenizer=none train.train_iters=4000 optimizer.min_lr=1e-5 "$@" --out "$dir/$name" >/dev/null
+  "$capstan" sweep plan quickstart dataset=mock tokenizer=none train.train_iters=4000 optimizer.min_lr=1e-5 \
+    "$@" --out "$dir/$name" >/dev/null
   python3 - "$dir/$name" <<'END'
 import json, math, pathlib, random, sys
 sweep = pathlib.Path(sys.argv[1])
@@ -42,9 +44,10 @@ for i, trial in enumerate(json.load(open(sweep / "plan.json"))["trials"]):
             if state == "failed":
                 loss += 0.01 * math.exp(row / 18)
             rows.write(json.dumps({"step": 10 * row, "loss": loss, "grad_norm": 1.0, "learning_rate": 1e-3,
-                                   "tokens_per_second": 40000 / layers + random.gauss(0, 200), "step_seconds": 0.1,
-                                   "memory_bytes": int(6e7 * layers)}) + "\n")
-    (place / "attempts" / "1" / "result.json").write_text(json.dumps({"state": state, "reason": reason, "seconds": 100 + 9 * layers}))
+                                   "tokens_per_second": 40000 / layers + random.gauss(0, 200),
+                                   "step_seconds": 0.1, "memory_bytes": int(6e7 * layers)}) + "\n")
+    result = {"state": state, "reason": reason, "seconds": 100 + 9 * layers}
+    (place / "attempts" / "1" / "result.json").write_text(json.dumps(result))
     (place / "state").write_text(state + "\n")
     journal.write(json.dumps({"trial": trial["id"], "state": state}) + "\n")
 END
@@ -59,7 +62,8 @@ expect() { # TEXT CONDITION…
 
 look_at_sweep() { # NAME TRIALS
   local name=$1 trials=$2
-  expect "$name: not $trials trials" test "$(find "$dir/$name/trials" -mindepth 1 -maxdepth 1 | wc -l)" = "$trials"
+  expect "$name: not $trials trials" \
+    test "$(find "$dir/$name/trials" -mindepth 1 -maxdepth 1 | wc -l)" = "$trials"
   "$capstan" sweep plot "$dir/$name" -o "$dir/$name.html" >/dev/null
   look "$name"
 }
@@ -74,9 +78,11 @@ for i, trial in enumerate(json.load(open(sweep / "plan.json"))["trials"][:6]):
     rows = [json.loads(line) for line in open(run / "metrics.jsonl")]
     with open(run / "metrics.jsonl", "a") as file:
         for row in rows[39::40]:
-            file.write(json.dumps({"step": row["step"], "event": "validation", "loss": row["loss"] + 0.2}) + "\n")
-    (run / "run.json").write_text(json.dumps({"schema": "capstan.run/1", "id": f"{i:016x}", "recipe": "quickstart",
-        "checkpoints": "checkpoints", "created": "2026-01-31T12:34:56Z", "started": "2026-01-31T12:34:56Z", "ended": "",
+            validation = {"step": row["step"], "event": "validation", "loss": row["loss"] + 0.2}
+            file.write(json.dumps(validation) + "\n")
+    (run / "run.json").write_text(json.dumps({
+        "schema": "capstan.run/1", "id": f"{i:016x}", "recipe": "quickstart", "checkpoints": "checkpoints",
+        "created": "2026-01-31T12:34:56Z", "started": "2026-01-31T12:34:56Z", "ended": "",
         "state": "finished", "reason": "", "starts": 1}))
 END
   "$capstan" runs plot "$dir"/runs/run-* -o "$dir/runs.html" >/dev/null
@@ -85,15 +91,18 @@ END
 
 look() { # NAME
   local name=$1 page=$dir/$1.html
-  local options=(--headless --no-sandbox --disable-gpu --hide-scrollbars "--window-size=1280,2300" "--user-data-dir=$dir/profile" --enable-logging=stderr --v=0)
+  local options=(--headless --no-sandbox --disable-gpu --hide-scrollbars "--window-size=1280,2300"
+    "--user-data-dir=$dir/profile" --enable-logging=stderr --v=0)
   chromium "${options[@]}" --screenshot="$dir/$name.png" "file://$page" 2>"$dir/$name.log" >/dev/null
-  chromium "${options[@]}" --window-size=500,2300 --blink-settings=preferredColorScheme=0 --screenshot="$dir/$name-narrow-dark.png" "file://$page" 2>>"$dir/$name.log" >/dev/null
-  # From the start of the load to the first whole picture; the shortest of five, because other work on the
-  # machine counts too.
+  chromium "${options[@]}" --window-size=500,2300 --blink-settings=preferredColorScheme=0 \
+    --screenshot="$dir/$name-narrow-dark.png" "file://$page" 2>>"$dir/$name.log" >/dev/null
+  # From the start of the load to the first whole picture; the shortest of five,
+  # because other work on the machine counts too.
   local drawn='' size
   for _ in 1 2 3 4 5; do
     chromium "${options[@]}" --timeout=5000 --dump-dom "file://$page" 2>>"$dir/$name.log" >"$dir/$name.dom"
-    drawn=$(printf '%s\n' "$drawn" "$(sed -n 's/.*data-drawn-ms="\([0-9]*\)".*/\1/p' "$dir/$name.dom" | head -1)" | grep . | sort -n | head -1)
+    drawn=$({ echo "$drawn"; sed -n 's/.*data-drawn-ms="\([0-9]*\)".*/\1/p' "$dir/$name.dom" | head -1; } |
+      grep . | sort -n | head -1)
     [ "${drawn:-9999}" -lt 1000 ] && break
   done
   size=$(stat -c %s "$page")
@@ -101,12 +110,14 @@ look() { # NAME
   expect "$name: the page was not drawn to its end" test -n "$drawn"
   expect "$name: drawing took ${drawn:-?} ms" test "${drawn:-9999}" -lt 2000
   expect "$name: $size bytes" test "$size" -lt 5000000
-  expect "$name: the console says $(grep CONSOLE "$dir/$name.log" | head -3)" test -z "$(grep CONSOLE "$dir/$name.log")"
+  expect "$name: the console says $(grep CONSOLE "$dir/$name.log" | head -3)" \
+    test -z "$(grep CONSOLE "$dir/$name.log")"
 }
 
 plan small 'optimizer.lr=1e-4,3e-4,1e-3,3e-3' model.num_layers=2,4,6 rng.seed=1,2
-plan large 'optimizer.lr=loguniform(1e-4,1e-2)' 'optimizer.weight_decay=uniform(0,0.2)' model.num_layers=2,4,6,8 \
-  train.global_batch_size=8,16,32 'optimizer.adam_beta2=uniform(0.9,0.999)' rng.seed=1,2 --trials 250
+plan large 'optimizer.lr=loguniform(1e-4,1e-2)' 'optimizer.weight_decay=uniform(0,0.2)' \
+  model.num_layers=2,4,6,8 train.global_batch_size=8,16,32 \
+  'optimizer.adam_beta2=uniform(0.9,0.999)' rng.seed=1,2 --trials 250
 look_at_sweep small 24
 look_at_sweep large 500
 look_at_runs small

@@ -9,7 +9,10 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 capstan=$(realpath "${1:-build/release/capstan}")
 for program in munged slurmctld slurmd sbatch; do
-  PATH=$PATH:/usr/sbin command -v "$program" >/dev/null || { echo "slurm.sh: no $program (apt-get install slurm-wlm munge)" >&2; exit 2; }
+  if ! PATH=$PATH:/usr/sbin command -v "$program" >/dev/null; then
+    echo "slurm.sh: no $program (apt-get install slurm-wlm munge)" >&2
+    exit 2
+  fi
 done
 PATH=$PATH:/usr/sbin
 
@@ -34,8 +37,9 @@ host=$(hostname -s)
 mkdir -m 700 "$dir/munge" "$dir/state" "$dir/spool"
 head -c 1024 /dev/urandom >"$dir/munge/key"
 chmod 400 "$dir/munge/key"
-munged --foreground --force --key-file="$dir/munge/key" --socket="$dir/munge.socket" --pid-file="$dir/munge/pid" \
-  --log-file="$dir/munge/log" --seed-file="$dir/munge/seed" >"$dir/munge/out" 2>&1 &
+munged --foreground --force --key-file="$dir/munge/key" --socket="$dir/munge.socket" \
+  --pid-file="$dir/munge/pid" --log-file="$dir/munge/log" --seed-file="$dir/munge/seed" \
+  >"$dir/munge/out" 2>&1 &
 pids+=($!)
 cat >"$dir/slurm.conf" <<END
 ClusterName=capstan
@@ -76,17 +80,25 @@ for _ in $(seq 150); do
   sleep 0.2
 done
 sinfo
-[ "$(sinfo -h -o %t | head -1)" = idle ] || { echo "FAILED: the node does not come up"; tail -5 "$dir"/slurmd.log "$dir"/slurmctld.log; exit 1; }
+if [ "$(sinfo -h -o %t | head -1)" != idle ]; then
+  echo "FAILED: the node does not come up"
+  tail -5 "$dir"/slurmd.log "$dir"/slurmctld.log
+  exit 1
+fi
 
 # ---- the sweep
 sweep=$dir/sweep
-tiny="model.num_layers=1 model.hidden_size=32 model.num_attention_heads=2 model.num_query_groups=2 model.ffn_hidden_size=64 model.seq_length=32"
-# shellcheck disable=SC2086
-"$capstan" sweep plan quickstart dataset=mock tokenizer=none $tiny train.train_iters="${STEPS:-3000}" logger.log_interval=20 \
-  checkpoint.save_interval=null optimizer.lr=1e-3,3e-3 rng.seed=1,2 --out "$sweep"
+tiny=(model.num_layers=1 model.hidden_size=32 model.num_attention_heads=2 model.num_query_groups=2
+  model.ffn_hidden_size=64 model.seq_length=32)
+"$capstan" sweep plan quickstart dataset=mock tokenizer=none "${tiny[@]}" \
+  train.train_iters="${STEPS:-3000}" logger.log_interval=20 checkpoint.save_interval=null \
+  optimizer.lr=1e-3,3e-3 rng.seed=1,2 --out "$sweep"
 printf 'partition: all\ntime: 30m\ncpus_per_rank: 1\n' >"$dir/cluster.yaml"
 "$capstan" sweep slurm "$sweep" --cluster "$dir/cluster.yaml" --submit
-"$capstan" sweep slurm "$sweep" | grep -q . && { echo "FAILED: trials in the queue are offered again"; exit 1; }
+if "$capstan" sweep slurm "$sweep" | grep -q .; then
+  echo "FAILED: trials in the queue are offered again"
+  exit 1
+fi
 job=$(sed -n 's/.*"job":"\([0-9]*\)".*/\1/p' "$sweep/slurm/jobs.jsonl")
 first=$(sed -n 1p "$sweep/slurm/array-0.map")
 
@@ -114,10 +126,13 @@ squeue
 
 # ---- what is expected
 fail() { echo "FAILED: $1"; tail -n 20 "$sweep"/slurm/*.txt; exit 1; }
-[ "$(cat "$sweep"/trials/*/state | sort | uniq -c | tr -s ' ')" = " 4 done" ] || fail "not all trials are done"
-[ "$(grep -c '"state": *"done"' "$sweep/journal.jsonl")" = 4 ] || fail "a trial is done more than once, or none"
+[ "$(cat "$sweep"/trials/*/state | sort | uniq -c | tr -s ' ')" = " 4 done" ] ||
+  fail "not all trials are done"
+[ "$(grep -c '"state": *"done"' "$sweep/journal.jsonl")" = 4 ] ||
+  fail "a trial is done more than once, or none"
 [ -d "$sweep/trials/$first/attempts/2" ] || fail "the signalled trial has no second attempt"
-grep -q resum "$sweep/trials/$first/attempts/2/log.txt" || fail "the second attempt did not continue from the checkpoint"
+grep -q resum "$sweep/trials/$first/attempts/2/log.txt" ||
+  fail "the second attempt did not continue from the checkpoint"
 [ "$(find "$sweep/trials" -path "*/attempts/2" | wc -l)" = 1 ] || fail "another trial ran twice"
 [ -z "$("$capstan" sweep slurm "$sweep")" ] || fail "there is something left to submit"
 echo "4 passed, 0 failed"

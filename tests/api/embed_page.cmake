@@ -1,5 +1,5 @@
-# Fails unless PAGE holds the text of each of FILES (separated by `|`) as a code block, indented by four
-# columns.
+# Fails unless PAGE holds the text of each of FILES (separated by `|`) as a code block,
+# indented by four columns.
 file(READ "${PAGE}" page)
 string(REPLACE "|" ";" files "${FILES}")
 foreach(path IN LISTS files)

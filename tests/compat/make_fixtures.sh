@@ -34,14 +34,16 @@ stopped() { # NAME WORD…: a run that stops after 4 of 8 steps; its rows when t
 stopped checked train.device=guard
 stopped sharded model.num_layers=2 dist.tp=2 --nproc 2
 
-words=(tokenizer=byte model.vocab_size=257 model.make_vocab_size_divisible_by=1 train.train_iters=4 checkpoint.save_optim=false)
+words=(tokenizer=byte model.vocab_size=257 model.make_vocab_size_divisible_by=1 train.train_iters=4
+  checkpoint.save_optim=false)
 "$capstan" train "${tiny[@]}" "${words[@]}" --run-dir base
 "$capstan" train "${tiny[@]}" "${words[@]}" peft=lora peft.dim=2 checkpoint.pretrained_checkpoint=base \
   optimizer.lr=1e-2 --run-dir adapter
 echo "The quick brown fox jumps over the lazy dog." >text.txt
 "$capstan" eval adapter --text text.txt --json >expected/adapter.json
 
-"$capstan" sweep plan "${tiny[@]}" train.train_iters=4 checkpoint.save_optim=false optimizer.lr=1e-3,1e-2 --out sweep
+"$capstan" sweep plan "${tiny[@]}" train.train_iters=4 checkpoint.save_optim=false optimizer.lr=1e-3,1e-2 \
+  --out sweep
 first=$(ls sweep/trials | head -1)
 "$capstan" sweep run sweep --trial "$first"
 cp -r sweep continued

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Adapters as PEFT saves them, for the models of make_families.py: python3 tests/formats/make_adapters.py
-[NAME…]
+"""Adapters as PEFT saves them, for the models of make_families.py:
+python3 tests/formats/make_adapters.py [NAME…]
 
 Writes tests/formats/adapters/NAME/ (adapter_config.json, adapter_model.safetensors), NAME/merged.safetensors:
 the weights that PEFT's merge makes of the adapted modules, and NAME/expected.safetensors: tokens, the logits
@@ -23,81 +23,42 @@ STEPS, BATCH, SEQ = 10, 2, 13
 LR, DECAY, PLUS = 3e-3, 0.1, 4.0
 SCALE = 0.2  # of A and B: no softmax is nearly one-hot, so that gradients are well conditioned
 ADAPTERS = {
-    "lora": (
-        "llama",
-        dict(
-            r=3,
-            lora_alpha=6,
-            target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        ),
-    ),
-    "rslora_all": (
-        "llama",
-        dict(
-            r=4,
-            lora_alpha=5,
-            use_rslora=True,
-            target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        ),
-    ),
-    "rslora": (
-        "llama",
-        dict(
-            r=3,
-            lora_alpha=5,
-            use_rslora=True,
-            target_modules=["q_proj", "v_proj"],
-            rank_pattern={"layers.1.self_attn.q_proj": 2},
-            alpha_pattern={"v_proj": 7},
-        ),
-    ),
+    "lora": ("llama", dict(r=3, lora_alpha=6,
+                           target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
+                                           "down_proj"])),
+    "rslora_all": ("llama", dict(r=4, lora_alpha=5, use_rslora=True,
+                                 target_modules=["q_proj", "k_proj", "v_proj", "o_proj",
+                                                "gate_proj", "up_proj", "down_proj"])),
+    "rslora": ("llama", dict(r=3, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj"],
+                              rank_pattern={"layers.1.self_attn.q_proj": 2}, alpha_pattern={"v_proj": 7})),
     # The first pattern that fits counts, not the longest, and ^ stands for the beginning of the whole name.
-    "patterns": (
-        "llama",
-        dict(
-            r=2,
-            lora_alpha=4,
-            target_modules=["q_proj", "v_proj"],
-            rank_pattern={"v_proj": 3, "layers.0.self_attn.v_proj": 1},
-            alpha_pattern={"^self_attn.v_proj": 9, "q_proj": 7, "layers.1.self_attn.q_proj": 5},
-        ),
-    ),
-    "dora": (
-        "llama",
-        dict(r=2, lora_alpha=4, use_dora=True, target_modules=["q_proj", "k_proj", "v_proj", "down_proj"]),
-    ),
-    "dora_part": (
-        "llama",
-        dict(r=3, lora_alpha=3, use_dora=True, target_modules=["q_proj", "v_proj", "up_proj", "o_proj"]),
-    ),
-    "phi3": (
-        "phi3",
-        dict(r=3, lora_alpha=6, use_dora=True, target_modules=["qkv_proj", "gate_up_proj", "down_proj"]),
-    ),
+    "patterns": ("llama", dict(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"],
+                                rank_pattern={"v_proj": 3, "layers.0.self_attn.v_proj": 1},
+                                alpha_pattern={"^self_attn.v_proj": 9, "q_proj": 7,
+                                               "layers.1.self_attn.q_proj": 5})),
+    "dora": ("llama", dict(r=2, lora_alpha=4, use_dora=True,
+                           target_modules=["q_proj", "k_proj", "v_proj", "down_proj"])),
+    "dora_part": ("llama", dict(r=3, lora_alpha=3, use_dora=True,
+                                target_modules=["q_proj", "v_proj", "up_proj", "o_proj"])),
+    "phi3": ("phi3", dict(r=3, lora_alpha=6, use_dora=True,
+                          target_modules=["qkv_proj", "gate_up_proj", "down_proj"])),
     "gpt2": ("gpt2", dict(r=2, lora_alpha=4, fan_in_fan_out=True, target_modules=["c_attn", "c_fc"])),
 }
 
 
 def train(model, tokens, plus=1.0):
     """Losses of AdamW; vectors do not decay, B learns `plus` times faster."""
-
     def group(chosen, lr, decay):
-        return dict(
-            params=[p for key, p in model.named_parameters() if p.requires_grad and chosen(key)],
-            lr=lr,
-            weight_decay=decay,
-        )
-
-    groups = [
-        group(lambda key: "lora_A" in key, LR, DECAY),
-        group(lambda key: "lora_B" in key, plus * LR, DECAY),
-        group(lambda key: "magnitude" in key, LR, 0.0),
-    ]
+        return dict(params=[p for key, p in model.named_parameters() if p.requires_grad and chosen(key)],
+                    lr=lr, weight_decay=decay)
+    groups = [group(lambda key: "lora_A" in key, LR, DECAY),
+              group(lambda key: "lora_B" in key, plus * LR, DECAY),
+              group(lambda key: "magnitude" in key, LR, 0.0)]
     optimizer = torch.optim.AdamW([g for g in groups if g["params"]])
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        batch = tokens[step * BATCH : (step + 1) * BATCH]
+        batch = tokens[step * BATCH:(step + 1) * BATCH]
         loss = model(batch, labels=batch).loss
         loss.backward()
         optimizer.step()
@@ -123,10 +84,8 @@ def expected(model, generator):
     model.load_state_dict(before)
     result["losses_plus"] = train(model, tokens, PLUS)
     model.load_state_dict(before)
-    return {
-        key: value.float().contiguous() if value.is_floating_point() else value
-        for key, value in result.items()
-    }
+    return {key: value.float().contiguous() if value.is_floating_point() else value
+            for key, value in result.items()}
 
 
 def make(name):
@@ -148,16 +107,11 @@ def make(name):
         config[patterns] = arguments.get(patterns, {})
     path.write_text(json.dumps(config, indent=2) + "\n")
     save_file(expected(model, generator), directory / "expected.safetensors")
-    modules = {
-        key.split(".lora_A")[0].removeprefix("base_model.model.")
-        for key, _ in model.named_parameters()
-        if ".lora_A" in key
-    }
+    modules = {key.split(".lora_A")[0].removeprefix("base_model.model.")
+               for key, _ in model.named_parameters() if ".lora_A" in key}
     merged = model.merge_and_unload().state_dict()
-    save_file(
-        {key + ".weight": merged[key + ".weight"].contiguous() for key in sorted(modules)},
-        directory / "merged.safetensors",
-    )
+    save_file({key + ".weight": merged[key + ".weight"].contiguous() for key in sorted(modules)},
+              directory / "merged.safetensors")
     (directory / "README.md").unlink(missing_ok=True)
     for path in directory.iterdir():
         path.chmod(0o644)

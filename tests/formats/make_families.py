@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tiny random models of every family that Capstan reads: python3 tests/formats/make_families.py [NAME…]
-[class_defaults]
+"""Tiny random models of every family that Capstan reads:
+python3 tests/formats/make_families.py [NAME…] [class_defaults]
 
 Writes tests/formats/families/NAME/ as Transformers saves a model (config.json, generation_config.json,
 safetensors), and NAME/expected.safetensors beside it: tokens, logits, the mean loss of the next token and the
@@ -22,31 +22,13 @@ from safetensors.torch import load_file, save_file
 OUT = pathlib.Path(__file__).parent / "families"
 BATCH, SEQ = 2, 13
 
-COMMON = dict(
-    hidden_size=24,
-    intermediate_size=28,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=6,
-    vocab_size=53,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=None,
-)
-LLAMA3 = dict(
-    rope_theta=500.0,
-    rope_type="llama3",
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=16,
-)
-LONG = dict(
-    rope_theta=10000.0, rope_type="longrope", short_factor=[1.0, 1.05, 1.2], long_factor=[1.0, 1.5, 3.0]
-)
+COMMON = dict(hidden_size=24, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4,
+              num_key_value_heads=2, head_dim=6, vocab_size=53, max_position_embeddings=64, rms_norm_eps=1e-5,
+              bos_token_id=1, eos_token_id=2, pad_token_id=None)
+LLAMA3 = dict(rope_theta=500.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16)
+LONG = dict(rope_theta=10000.0, rope_type="longrope", short_factor=[1.0, 1.05, 1.2],
+            long_factor=[1.0, 1.5, 3.0])
 NOT_THERE = object()  # the class has no such argument
 
 
@@ -55,73 +37,26 @@ def with_(**changes):
 
 
 MODELS = {
-    "gpt2": (
-        "GPT2",
-        dict(
-            n_embd=24,
-            n_head=4,
-            n_layer=2,
-            n_positions=19,
-            n_inner=28,
-            vocab_size=53,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=1,
-            eos_token_id=2,
-        ),
-    ),
+    "gpt2": ("GPT2", dict(n_embd=24, n_head=4, n_layer=2, n_positions=19, n_inner=28, vocab_size=53,
+                          resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2)),
     # As the first GPT-2 lies on the hub: no prefix, and the masks among the weights.
-    "gpt2_bare": (
-        "GPT2",
-        dict(
-            n_embd=16,
-            n_head=2,
-            n_layer=1,
-            n_positions=17,
-            vocab_size=37,
-            resid_pdrop=0.1,
-            embd_pdrop=0.1,
-            attn_pdrop=0.1,
-            bos_token_id=1,
-            eos_token_id=2,
-        ),
-    ),
+    "gpt2_bare": ("GPT2", dict(n_embd=16, n_head=2, n_layer=1, n_positions=17, vocab_size=37, resid_pdrop=0.1,
+                               embd_pdrop=0.1, attn_pdrop=0.1, bos_token_id=1, eos_token_id=2)),
     "llama": ("Llama", with_(rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True)),
     "llama_sharded": ("Llama", with_(num_hidden_layers=3)),
     "smollm2": ("Llama", with_(vocab_size=270, tie_word_embeddings=True)),
     "mistral": ("Mistral", with_(sliding_window=5)),
-    "qwen2": (
-        "Qwen2",
-        with_(tie_word_embeddings=True, use_sliding_window=False, sliding_window=32, max_window_layers=2),
-    ),
+    "qwen2": ("Qwen2", with_(tie_word_embeddings=True, use_sliding_window=False, sliding_window=32,
+                             max_window_layers=2)),
     "qwen3": ("Qwen3", with_(head_dim=10)),
     "olmo2": ("Olmo2", with_(head_dim=NOT_THERE)),
-    "gemma2": (
-        "Gemma2",
-        with_(
-            sliding_window=5, query_pre_attn_scalar=7, attn_logit_softcapping=5.0, final_logit_softcapping=3.0
-        ),
-    ),
-    "phi3": (
-        "Phi3",
-        with_(
-            head_dim=NOT_THERE,
-            pad_token_id=0,
-            rope_parameters=dict(rope_theta=10000.0, rope_type="default", partial_rotary_factor=0.67),
-        ),
-    ),
-    "phi3_long": (
-        "Phi3",
-        with_(
-            head_dim=NOT_THERE,
-            pad_token_id=0,
-            max_position_embeddings=64,
-            original_max_position_embeddings=16,
-            num_hidden_layers=1,
-            rope_parameters=LONG,
-        ),
-    ),
+    "gemma2": ("Gemma2", with_(sliding_window=5, query_pre_attn_scalar=7, attn_logit_softcapping=5.0,
+                               final_logit_softcapping=3.0)),
+    "phi3": ("Phi3", with_(head_dim=NOT_THERE, pad_token_id=0, rope_parameters=dict(
+        rope_theta=10000.0, rope_type="default", partial_rotary_factor=0.67))),
+    "phi3_long": ("Phi3", with_(head_dim=NOT_THERE, pad_token_id=0, max_position_embeddings=64,
+                                original_max_position_embeddings=16, num_hidden_layers=1,
+                                rope_parameters=LONG)),
 }
 
 
@@ -138,9 +73,8 @@ def fill(model, family, generator):
             elif "embed" in name or "wte" in name or "wpe" in name:
                 p.copy_(0.5 * noise)
             else:
-                inputs = (
-                    p.shape[0] if family == "GPT2" and p.dim() == 2 and "lm_head" not in name else p.shape[1]
-                )
+                inputs = (p.shape[0] if family == "GPT2" and p.dim() == 2 and "lm_head" not in name
+                          else p.shape[1])
                 p.copy_(0.6 / math.sqrt(inputs) * noise)
 
 
@@ -161,26 +95,19 @@ def v4_spelling(directory):
 def add_tokenizer(directory):
     """A byte-level BPE tokenizer with a chat template, as such models carry one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
         ["the thin cat sat on the hat", "in the inn"] * 9,
-        trainers.BpeTrainer(
-            vocab_size=268,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        ),
-    )
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>"
-    )
-    fast.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+        trainers.BpeTrainer(vocab_size=268, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                            show_progress=False, special_tokens=["<|endoftext|>", "<|im_start|>",
+                                                                 "<|im_end|>"]))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|endoftext|>",
+                                                eos_token="<|im_end|>")
+    fast.chat_template = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] "
+                          "}}<|im_end|>\n{% endfor %}"
+                          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
     fast.save_pretrained(directory)
 
 
@@ -189,9 +116,8 @@ def make(name):
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     config = getattr(transformers, family + "Config")(**arguments)
     config._attn_implementation = "eager"
-    model = getattr(transformers, family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM"))(
-        config
-    ).float()
+    model = getattr(transformers,
+                    family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM"))(config).float()
     fill(model, family, generator)
     directory = OUT / name
     directory.mkdir(parents=True, exist_ok=True)
@@ -203,10 +129,8 @@ def make(name):
     else:
         model.save_pretrained(directory)
     if name == "gpt2_bare":
-        tensors = {
-            key.removeprefix("transformer."): value
-            for key, value in load_file(directory / "model.safetensors").items()
-        }
+        tensors = {key.removeprefix("transformer."): value
+                   for key, value in load_file(directory / "model.safetensors").items()}
         tensors["h.0.attn.bias"] = torch.tril(torch.ones(1, 1, 17, 17))
         tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -226,10 +150,8 @@ def make(name):
     save_file({key: value.contiguous() for key, value in out.items()}, directory / "expected.safetensors")
     for path in directory.iterdir():
         path.chmod(0o644)
-    print(
-        f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {loss.item():.6f}, "
-        f"{sum(p.stat().st_size for p in directory.iterdir())} bytes"
-    )
+    print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {loss.item():.6f}, "
+          f"{sum(p.stat().st_size for p in directory.iterdir())} bytes")
 
 
 def class_defaults():
@@ -237,12 +159,10 @@ def class_defaults():
     for family in sorted({family for family, _ in MODELS.values()}):
         config = getattr(transformers, family + "Config")().to_dict()
         config["architectures"] = [family + ("LMHeadModel" if family == "GPT2" else "ForCausalLM")]
-        result[config["model_type"]] = {
-            key: value for key, value in config.items() if key != "transformers_version"
-        }
-    (OUT.parent / "class_defaults.json").write_text(
-        json.dumps(result, sort_keys=True, separators=(",", ":")) + "\n"
-    )
+        result[config["model_type"]] = {key: value for key, value in config.items()
+                                        if key != "transformers_version"}
+    (OUT.parent / "class_defaults.json").write_text(json.dumps(result, sort_keys=True,
+                                                               separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -34,18 +34,14 @@ def blocks():
         data = quants.quantize(values, kind)
         writer.add_tensor(kind.name, data, raw_dtype=kind)
         expected[kind.name] = quants.dequantize(data, kind).astype(np.float32)
-    for kind, size, halves in (
-        (types.Q4_K, 144, (0, 2)),
-        (types.Q6_K, 210, (208,)),
-    ):  # no writer: any bytes are blocks
+    for kind, size, halves in ((types.Q4_K, 144, (0, 2)),
+                               (types.Q6_K, 210, (208,))):  # no writer: any bytes are blocks
         data = rng.integers(0, 256, size=(3, 2 * size), dtype=np.uint8)
         for row in range(3):
             for block in range(2):
                 for at in halves:
                     scale = np.float16(rng.normal() * 0.01).tobytes()
-                    data[row, block * size + at : block * size + at + 2] = np.frombuffer(
-                        scale, dtype=np.uint8
-                    )
+                    data[row, block * size + at:block * size + at + 2] = np.frombuffer(scale, dtype=np.uint8)
         writer.add_tensor(kind.name, data, raw_dtype=kind)
         expected[kind.name] = quants.dequantize(data, kind).astype(np.float32)
     writer.write_header_to_file()
@@ -72,68 +68,30 @@ def rounded():
     save_file(tensors, OUT / "rounded.safetensors")
 
 
-TEXTS = [
-    "the cat sat",
-    " the thin hat",
-    "a  b\n c\n\n",
-    "ångström 12 345 €uro \U0001f600",
-    "x",
-    "",
-    "the the\tthe",
-    "▁a ▁ b",
-    "internationalisation of everything that there is",
-]
+TEXTS = ["the cat sat", " the thin hat", "a  b\n c\n\n", "ångström 12 345 €uro \U0001f600", "x", "",
+         "the the\tthe", "▁a ▁ b", "internationalisation of everything that there is"]
 
 
 def spm():
     model = sentencepiece.SentencePieceProcessor(
-        model_file=str(HERE.parent / "text/tokenizer/families/spm_bpe.model")
-    )
+        model_file=str(HERE.parent / "text/tokenizer/families/spm_bpe.model"))
     pieces = [model.id_to_piece(i) for i in range(model.vocab_size())]
     ids = {piece: i for i, piece in enumerate(pieces)}
     special = [i for i in range(len(pieces)) if model.is_control(i) or model.is_unknown(i)]
     # As Transformers turns scores into merges: every way to make a piece of two, in the order of the scores.
     merges = []
-    for piece in sorted(
-        (p for p in pieces if ids[p] not in special and not model.is_byte(ids[p])),
-        key=lambda p: -model.get_score(ids[p]),
-    ):
-        merges += [
-            [piece[:i], piece[i:]] for i in range(1, len(piece)) if piece[:i] in ids and piece[i:] in ids
-        ]
+    for piece in sorted((p for p in pieces if ids[p] not in special and not model.is_byte(ids[p])),
+                        key=lambda p: -model.get_score(ids[p])):
+        merges += [[piece[:i], piece[i:]] for i in range(1, len(piece)) if piece[:i] in ids
+                   and piece[i:] in ids]
     whole = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": i,
-                "content": pieces[i],
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for i in special
-        ],
-        "normalizer": None,
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": "<unk>",
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": ids,
-            "merges": merges,
-        },
-    }
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [{"id": i, "content": pieces[i], "single_word": False, "lstrip": False,
+                          "rstrip": False, "normalized": False, "special": True} for i in special],
+        "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None,
+        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+                  "vocab": ids, "merges": merges}}
     blank = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     metaspace = {"type": "Metaspace", "replacement": "▁", "split": False}
     stages = {
@@ -141,29 +99,20 @@ def spm():
         "metaspace": (None, {**metaspace, "prepend_scheme": "first"}),
         "metaspace_always": (None, {**metaspace, "prepend_scheme": "always"}),
         "metaspace_never": (None, {**metaspace, "prepend_scheme": "never"}),
-        "gemma": (
-            blank,
-            {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
-        ),
-    }
+        "gemma": (blank, {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+                          "invert": False})}
     result = {"tokenizer": whole, "texts": TEXTS, "stages": {}}
     for name, (normalizer, pre_tokenizer) in stages.items():
         whole = {**whole, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(whole))
-        result["stages"][name] = {
-            "normalizer": normalizer,
-            "pre_tokenizer": pre_tokenizer,
-            "ids": [tokenizer.encode(text).ids for text in TEXTS],
-        }
+        result["stages"][name] = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
+                                  "ids": [tokenizer.encode(text).ids for text in TEXTS]}
     (OUT / "spm.json").write_text(json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def permute(weights, heads):  # of convert_hf_to_gguf
-    return (
-        weights.reshape(heads, 2, weights.shape[0] // heads // 2, *weights.shape[1:])
-        .swapaxes(1, 2)
-        .reshape(weights.shape)
-    )
+    return weights.reshape(heads, 2, weights.shape[0] // heads // 2,
+                           *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 
 
 def smollm2():
@@ -200,17 +149,10 @@ def smollm2():
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(2)
     writer.add_chat_template((source / "chat_template.jinja").read_text())
-    names = {
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-    }
+    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+             "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+             "post_attention_layernorm": "ffn_norm"}
     for name, value in sorted(tensors.items()):
         if name == "model.embed_tokens.weight":
             name = "token_embd.weight"

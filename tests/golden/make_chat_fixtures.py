@@ -8,7 +8,6 @@ without a generation prompt, and the assistant's spans (characters) where the te
 the template refuses. snippets.json: small templates, one construct each, and what Transformers' environment
 makes of them; null for an error.
 """
-
 import datetime
 import json
 import pathlib
@@ -27,31 +26,15 @@ class FixedClock(datetime.datetime):
 hf.datetime = FixedClock
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a place, <b>now</b> & later: 'ü'",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "place": {"type": "string", "description": "City \"name\""},
-                "days": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "default": 1.5,
-                    "nullable": None,
-                    "deep": [1, True, {"a": []}, {}],
-                },
-            },
-            "required": ["place"],
-        },
-    },
-}
-TIME = {
-    "type": "function",
-    "function": {"name": "time", "description": "now", "parameters": {"type": "object", "properties": {}}},
-}
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "The weather of a place, <b>now</b> & later: 'ü'",
+    "parameters": {"type": "object", "properties": {
+        "place": {"type": "string", "description": "City \"name\""},
+        "days": {"type": "integer", "minimum": 1, "default": 1.5, "nullable": None,
+                 "deep": [1, True, {"a": []}, {}]}},
+        "required": ["place"]}}}
+TIME = {"type": "function", "function": {"name": "time", "description": "now",
+                                         "parameters": {"type": "object", "properties": {}}}}
 
 
 def user(text):
@@ -66,87 +49,40 @@ def system(text):
     return {"role": "system", "content": text}
 
 
-CALL = {
-    "id": "abcdefghi",
-    "type": "function",
-    "function": {"name": "get_weather", "arguments": {"place": "Zürich", "days": 2}},
-}
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather",
+                                                            "arguments": {"place": "Zürich", "days": 2}}}
 CONVERSATIONS = [
     {"messages": [user("Hello"), says("Hi there.")]},
     {"messages": [system("Be brief."), user("What is 2 + 2?"), says("4"), user("And 3 + 3?"), says("6")]},
-    {
-        "messages": [
-            user("  leading and trailing  \n"),
-            says("\n\n  indented\tanswer \n "),
-            user("next"),
-            says("last "),
-        ]
-    },
-    {
-        "messages": [
-            system("Sei höflich 🙂"),
-            user("¿Qué tal? 你好\u00a0мир"),
-            says("Très bien — 👍🏽 \u2028 done"),
-        ]
-    },
-    {
-        "messages": [
-            user("{{ braces }} {% if %} <|im_end|> & < > ' \""),
-            says("\\n is not a line break; \"quoted\""),
-        ]
-    },
+    {"messages": [user("  leading and trailing  \n"), says("\n\n  indented\tanswer \n "), user("next"),
+                  says("last ")]},
+    {"messages": [system("Sei höflich 🙂"), user("¿Qué tal? 你好\u00a0мир"),
+                  says("Très bien — 👍🏽 \u2028 done")]},
+    {"messages": [user("{{ braces }} {% if %} <|im_end|> & < > ' \""),
+                  says("\\n is not a line break; \"quoted\"")]},
     {"messages": [user("only a question")]},
     {"messages": [user(""), says("")]},
     {"messages": [user("a"), says("a"), user("a"), says("a"), user("a")]},
     {"messages": [user("one"), user("two"), says("three")]},
     {"messages": [says("I speak first"), user("oh")]},
     {"messages": [system("S"), system("again"), user("u"), says("a")]},
-    {
-        "messages": [
-            user("Weather?"),
-            says("", tool_calls=[CALL]),
-            {
-                "role": "tool",
-                "name": "get_weather",
-                "content": "{\"sun\": true}",
-                "tool_call_id": "abcdefghi",
-            },
-            says("Sunny."),
-        ],
-        "tools": [WEATHER, TIME],
-    },
+    {"messages": [user("Weather?"), says("", tool_calls=[CALL]),
+                  {"role": "tool", "name": "get_weather", "content": "{\"sun\": true}",
+                   "tool_call_id": "abcdefghi"},
+                  says("Sunny.")], "tools": [WEATHER, TIME]},
     {"messages": [system("Tools are there."), user("Just talk."), says("Fine.")], "tools": [WEATHER]},
-    {
-        "messages": [
-            user("Think."),
-            says("<think>\nhm\n</think>\n\nDone."),
-            user("More."),
-            says("Yes.", reasoning_content="second thought"),
-        ]
-    },
+    {"messages": [user("Think."), says("<think>\nhm\n</think>\n\nDone."), user("More."),
+                  says("Yes.", reasoning_content="second thought")]},
     {"messages": [user("u"), {"role": "stop", "content": "x"}, user("never seen")]},
 ]
 
 # One construct each. The variables: see VARIABLES.
-VARIABLES = {
-    "name": "World",
-    "n": 7,
-    "f": 2.5,
-    "neg": -7,
-    "none": None,
-    "yes": True,
-    "text": "  Hello, wide World!\n",
-    "empty": "",
-    "list": [3, 1, 2, 1],
-    "words": ["beta", "Alpha", "gamma", "alpha"],
-    "uni": "Straße 🙂 éa",
-    "table": {"b": 1, "a": {"x": [1, 2]}, "items": "shadow"},
-    "people": [
-        {"name": "Ann", "age": 30, "tags": ["x"]},
-        {"name": "Bob", "age": 25},
-        {"name": "Cid", "age": 30, "tags": []},
-    ],
-}
+VARIABLES = {"name": "World", "n": 7, "f": 2.5, "neg": -7, "none": None, "yes": True,
+             "text": "  Hello, wide World!\n", "empty": "", "list": [3, 1, 2, 1],
+             "words": ["beta", "Alpha", "gamma", "alpha"], "uni": "Straße 🙂 éa",
+             "table": {"b": 1, "a": {"x": [1, 2]}, "items": "shadow"},
+             "people": [{"name": "Ann", "age": 30, "tags": ["x"]}, {"name": "Bob", "age": 25},
+                        {"name": "Cid", "age": 30, "tags": []}]}
 SNIPPETS = r"""
 Hello {{ name }}!
 {{ 1 + 2 * 3 - 4 }} {{ 7 // 2 }} {{ neg // 2 }} {{ neg % 3 }} {{ 7 / 2 }} {{ 2 ** 10 }} {{ 2 ** -1 }} {{ -n ** 2 }} {{ +n }}
@@ -243,34 +179,22 @@ def snippets():
     result, at = [], 0
     while at < len(lines):
         count = next((n for start, n in joined.items() if lines[at].startswith(start)), 1)
-        result.append("\n".join(lines[at : at + count]))
+        result.append("\n".join(lines[at:at + count]))
         at += count
     # White space and line breaks that a list of lines cannot show.
-    return result + [
-        "a\r\nb\rc\n",
-        "{% if true %}\n\n x\n{% endif %}\n\n",
-        "\n{{ name }}\n\n",
-        "x\n  {%+ if true %}y{% endif +%}\nz",
-        "{% raw -%}\n a {%- endraw %}\n b",
-        "  {# c #}\n  {#- d #}\n e",
-        "{% set x %}\n  a\n{% endset %}\n[{{ x }}]",
-        "{%- macro m(a) %}\n  <{{ a }}>\n{%- endmacro %}\n{{ m(1) }}\n{{ m(2) }}",
-        "",
-        "\n",
-        "{{''}}\n",
-    ]
+    return result + ["a\r\nb\rc\n", "{% if true %}\n\n x\n{% endif %}\n\n", "\n{{ name }}\n\n",
+                     "x\n  {%+ if true %}y{% endif +%}\nz", "{% raw -%}\n a {%- endraw %}\n b",
+                     "  {# c #}\n  {#- d #}\n e", "{% set x %}\n  a\n{% endset %}\n[{{ x }}]",
+                     "{%- macro m(a) %}\n  <{{ a }}>\n{%- endmacro %}\n{{ m(1) }}\n{{ m(2) }}", "", "\n",
+                     "{{''}}\n"]
 
 
 def render(template, conversation, prompt):
     try:
         texts, spans = hf.render_jinja_template(
-            [conversation["messages"]],
-            tools=conversation.get("tools"),
-            chat_template=template,
+            [conversation["messages"]], tools=conversation.get("tools"), chat_template=template,
             add_generation_prompt=prompt,
-            return_assistant_tokens_mask="{% generation %}" in template,
-            **SPECIALS,
-        )
+            return_assistant_tokens_mask="{% generation %}" in template, **SPECIALS)
     except Exception:
         return None
     result = {"text": texts[0]}
@@ -281,15 +205,13 @@ def render(template, conversation, prompt):
 
 def main():
     dump = lambda name, value: (HERE / name).write_text(
-        json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-    )
+        json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     dump("conversations.json", CONVERSATIONS)
     rendered = {}
     for path in sorted((HERE / "templates").glob("*.jinja")):
         template = path.read_text(encoding="utf-8")
-        rendered[path.stem] = [
-            [render(template, c, prompt) for prompt in (False, True)] for c in CONVERSATIONS
-        ]
+        rendered[path.stem] = [[render(template, c, prompt) for prompt in (False, True)]
+                               for c in CONVERSATIONS]
         refused = sum(one[0] is None for one in rendered[path.stem])
         print(f"{path.stem}: {len(CONVERSATIONS) - refused} rendered, {refused} refused")
     dump("rendered.json", rendered)

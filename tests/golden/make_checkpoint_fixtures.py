@@ -1,10 +1,10 @@
-"""Writes the fixtures of tests/checkpoint and tests/train/records_*: files as the reference implementations
-write them.
+"""Writes the fixtures of tests/checkpoint and tests/train/records_*:
+files as the reference implementations write them.
 
     python tests/golden/make_checkpoint_fixtures.py
 
-Needs numpy, torch, safetensors and tensorboard (see scripts/peers). The output is committed in
-tests/golden/checkpoint/.
+Needs numpy, torch, safetensors and tensorboard (see scripts/peers).
+The output is committed in tests/golden/checkpoint/.
 """
 
 import pathlib

@@ -2,8 +2,8 @@
 """Writes tests/data/indexed/: what megatron-core and numpy make of small datasets.
 
 Needs megatron-core (with its compiled helpers), torch and numpy; scripts/peers.sh builds such an environment.
-The C++ tests read the files and need none of it. Run it again only to change a fixture: the output is a
-function of this file.
+The C++ tests read the files and need none of it. Run it again only to change a fixture:
+the output is a function of this file.
 """
 
 import json
@@ -101,30 +101,20 @@ def main():
         for count in (1, 2, 3, 5, 10, 25, 50, 60, 101, 12345, 9999999):
             ranges = []
             for share in convert_split_vector_to_split_matrix(parse_and_normalize_split(split)):
-                ranges.append(
-                    share and [int(round(share[0] * float(count))), int(round(share[1] * float(count)))]
-                )
+                ranges.append(share and [int(round(share[0] * float(count))),
+                                         int(round(share[1] * float(count)))])
             result["splits"].append({"split": split, "count": count, "ranges": ranges})
 
     result["blends"] = []
-    for weights in (
-        [1.0],
-        [0.5, 0.5],
-        [0.3, 0.7],
-        [30, 60, 10],
-        [1, 1, 1, 1, 1, 1, 1],
-        [0.0, 2.0, 1.0],
-        [0.001, 0.999],
-    ):
-        normal = (
-            numpy.array(weights, dtype=numpy.float64) / numpy.sum(numpy.array(weights, dtype=numpy.float64))
-        ).tolist()
+    for weights in ([1.0], [0.5, 0.5], [0.3, 0.7], [30, 60, 10], [1, 1, 1, 1, 1, 1, 1], [0.0, 2.0, 1.0],
+                    [0.001, 0.999]):
+        normal = (numpy.array(weights, dtype=numpy.float64) /
+                  numpy.sum(numpy.array(weights, dtype=numpy.float64))).tolist()
         size = 300
         index, sample = numpy.zeros(size, numpy.int16), numpy.zeros(size, numpy.int64)
         helpers_cpp.build_blending_indices(index, sample, normal, len(normal), size, False)
-        result["blends"].append(
-            {"weights": weights, "dataset": "".join(map(str, index)), "last_sample": int(sample[-1])}
-        )
+        result["blends"].append({"weights": weights, "dataset": "".join(map(str, index)),
+                                 "last_sample": int(sample[-1])})
 
     # Indices and samples of one split of one dataset. (No split may be without tokens: Megatron would look
     # for the number of its epochs for ever.)
@@ -190,8 +180,8 @@ def main():
             mask, loss_mask, position_ids = _get_ltor_masks_and_position_ids(
                 torch.from_numpy(tokens), EOD, position, attention, loss, True
             )
-            # True means hidden. Row i sees from its document's start to itself: the first visible column is
-            # that start.
+            # True means hidden. Row i sees from its document's start to itself:
+            # the first visible column is that start.
             starts = [int(torch.nonzero(~row)[0]) for row in mask[0]]
             result["masks"].append(
                 {

@@ -21,186 +21,49 @@ STEPS, BATCH, SEQ = 10, 3, 23
 LR, BETAS, EPS, DECAY, CLIP = 2e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 
 MODELS = {
-    "gpt2": dict(
-        hidden=48,
-        layers=2,
-        heads=6,
-        groups=6,
-        head_dim=8,
-        ffn=116,
-        vocab=131,
-        positions=29,
-        norm="layer",
-        eps=1e-5,
-        act="gelu_tanh",
-        gated=False,
-        bias=True,
-        qkv_bias=True,
-        tied=True,
-        rope=None,
-        qk_norm=False,
-        window=None,
-    ),
-    "llama": dict(
-        hidden=42,
-        layers=3,
-        heads=6,
-        groups=2,
-        head_dim=8,
-        ffn=72,
-        vocab=131,
-        positions=None,
-        norm="rms",
-        eps=1e-6,
-        act="silu",
-        gated=True,
-        bias=False,
-        qkv_bias=False,
-        tied=False,
-        rope=dict(base=10000.0),
-        qk_norm=False,
-        window=None,
-    ),
-    "llama_variant": dict(
-        hidden=48,
-        layers=2,
-        heads=6,
-        groups=3,
-        head_dim=10,
-        ffn=56,
-        vocab=131,
-        positions=None,
-        norm="rms",
-        eps=1e-5,
-        act="silu",
-        gated=True,
-        bias=False,
-        qkv_bias=True,
-        tied=True,
-        rope=dict(base=100.0, kind="llama3", factor=8.0, low=1.0, high=4.0, original=16),
-        qk_norm=True,
-        window=7,
-    ),
-    # What the families of Hugging Face compute beyond these; their sizes are smaller: what differs is not
-    # size.
-    "llama_biases": dict(
-        hidden=20,
-        layers=2,
-        heads=4,
-        groups=2,
-        head_dim=6,
-        ffn=28,
-        vocab=71,
-        positions=None,
-        norm="rms",
-        eps=1e-5,
-        act="silu",
-        gated=True,
-        bias=True,
-        qkv_bias=True,
-        tied=True,
-        qk_norm=False,
-        window=None,
-        rope=dict(base=50.0, kind="yarn", factor=4.0, original=16, beta_fast=1.5, beta_slow=0.3),
-    ),
-    "olmo2": dict(
-        hidden=20,
-        layers=2,
-        heads=6,
-        groups=3,
-        head_dim=6,
-        ffn=28,
-        vocab=71,
-        positions=None,
-        norm="rms",
-        eps=1e-6,
-        act="silu",
-        gated=True,
-        bias=False,
-        qkv_bias=False,
-        tied=False,
-        qk_norm="across",
-        window=None,
-        rope=dict(base=500.0, kind="linear", factor=2.5),
-        placement="output",
-    ),
-    "gemma2": dict(
-        hidden=20,
-        layers=3,
-        heads=4,
-        groups=2,
-        head_dim=6,
-        ffn=28,
-        vocab=71,
-        positions=None,
-        norm="rms",
-        eps=1e-6,
-        act="gelu_tanh",
-        gated=True,
-        bias=False,
-        qkv_bias=False,
-        tied=True,
-        qk_norm=False,
-        window=5,
-        rope=dict(base=10000.0),
-        placement="both",
-        zero_centered=True,
-        multiplier=math.sqrt(20),
-        full_every=2,
-        scale=1 / math.sqrt(9),
-        softcap=1.5,
-        final_softcap=2.5,
-        embedding_std=0.2,
-    ),
-    "phi3": dict(
-        hidden=20,
-        layers=2,
-        heads=4,
-        groups=2,
-        head_dim=5,
-        rotary=4,
-        ffn=28,
-        vocab=71,
-        positions=None,
-        norm="rms",
-        eps=1e-5,
-        act="silu",
-        gated=True,
-        bias=False,
-        qkv_bias=False,
-        tied=False,
-        qk_norm=False,
-        window=6,
-        rope=dict(base=10000.0),
-    ),
-    "phi3_long": dict(
-        hidden=20,
-        layers=2,
-        heads=5,
-        groups=5,
-        head_dim=4,
-        ffn=28,
-        vocab=71,
-        positions=None,
-        norm="rms",
-        eps=1e-5,
-        act="silu",
-        gated=True,
-        bias=False,
-        qkv_bias=False,
-        tied=False,
-        qk_norm=False,
-        window=None,
-        rope=dict(base=100.0, kind="longrope", factor=4.0, original=16, short=[1.0, 1.25], long=[1.5, 7.0]),
-    ),
+    "gpt2": dict(hidden=48, layers=2, heads=6, groups=6, head_dim=8, ffn=116, vocab=131, positions=29,
+                 norm="layer", eps=1e-5, act="gelu_tanh", gated=False, bias=True, qkv_bias=True, tied=True,
+                 rope=None, qk_norm=False, window=None),
+    "llama": dict(hidden=42, layers=3, heads=6, groups=2, head_dim=8, ffn=72, vocab=131, positions=None,
+                  norm="rms", eps=1e-6, act="silu", gated=True, bias=False, qkv_bias=False, tied=False,
+                  rope=dict(base=10000.0), qk_norm=False, window=None),
+    "llama_variant": dict(hidden=48, layers=2, heads=6, groups=3, head_dim=10, ffn=56, vocab=131,
+                          positions=None, norm="rms", eps=1e-5, act="silu", gated=True, bias=False,
+                          qkv_bias=True, tied=True,
+                          rope=dict(base=100.0, kind="llama3", factor=8.0, low=1.0, high=4.0, original=16),
+                          qk_norm=True, window=7),
+    # What the families of Hugging Face compute beyond these; their sizes are smaller:
+    # what differs is not size.
+    "llama_biases": dict(hidden=20, layers=2, heads=4, groups=2, head_dim=6, ffn=28, vocab=71, positions=None,
+                         norm="rms", eps=1e-5, act="silu", gated=True, bias=True, qkv_bias=True, tied=True,
+                         qk_norm=False, window=None,
+                         rope=dict(base=50.0, kind="yarn", factor=4.0, original=16, beta_fast=1.5,
+                                   beta_slow=0.3)),
+    "olmo2": dict(hidden=20, layers=2, heads=6, groups=3, head_dim=6, ffn=28, vocab=71, positions=None,
+                  norm="rms", eps=1e-6, act="silu", gated=True, bias=False, qkv_bias=False, tied=False,
+                  qk_norm="across", window=None, rope=dict(base=500.0, kind="linear", factor=2.5),
+                  placement="output"),
+    "gemma2": dict(hidden=20, layers=3, heads=4, groups=2, head_dim=6, ffn=28, vocab=71, positions=None,
+                   norm="rms", eps=1e-6, act="gelu_tanh", gated=True, bias=False, qkv_bias=False, tied=True,
+                   qk_norm=False, window=5, rope=dict(base=10000.0), placement="both", zero_centered=True,
+                   multiplier=math.sqrt(20), full_every=2, scale=1 / math.sqrt(9), softcap=1.5,
+                   final_softcap=2.5, embedding_std=0.2),
+    "phi3": dict(hidden=20, layers=2, heads=4, groups=2, head_dim=5, rotary=4, ffn=28, vocab=71,
+                 positions=None, norm="rms", eps=1e-5, act="silu", gated=True, bias=False, qkv_bias=False,
+                 tied=False, qk_norm=False, window=6, rope=dict(base=10000.0)),
+    "phi3_long": dict(hidden=20, layers=2, heads=5, groups=5, head_dim=4, ffn=28, vocab=71, positions=None,
+                      norm="rms", eps=1e-5, act="silu", gated=True, bias=False, qkv_bias=False, tied=False,
+                      qk_norm=False, window=None,
+                      rope=dict(base=100.0, kind="longrope", factor=4.0, original=16, short=[1.0, 1.25],
+                                long=[1.5, 7.0])),
 }
 
 
 def make_parameters(c, generator):
     """name -> fp32 tensor, Capstan's names and layout.
 
-    The scales are such that gradients are well conditioned: PyTorch's own bf16 is within 2e-2 of fp64 for
-    every parameter.
+    The scales are such that gradients are well conditioned:
+    PyTorch's own bf16 is within 2e-2 of fp64 for every parameter.
     """
     h, q, k = c["hidden"], c["heads"] * c["head_dim"], c["groups"] * c["head_dim"]
     normal = lambda *shape, std=0.1: torch.randn(*shape, generator=generator) * std
@@ -267,9 +130,8 @@ def inverse_frequencies(c, length):
     if kind == "yarn":
         frequencies = [f * (1 - s) + f / r["factor"] * s for f, s in zip(frequencies, yarn_stretched(r, d))]
     if kind == "longrope":
-        frequencies = [
-            f / s for f, s in zip(frequencies, r["long"] if length > r["original"] else r["short"])
-        ]
+        frequencies = [f / s for f, s in
+                       zip(frequencies, r["long"] if length > r["original"] else r["short"])]
     if kind != "llama3":
         return torch.tensor(frequencies, dtype=torch.float64)
     scaled = []
@@ -288,17 +150,15 @@ def inverse_frequencies(c, length):
 def attention_factor(r):  # of cos and sin
     if r.get("kind") == "yarn":
         return 0.1 * math.log(r["factor"]) + 1
-    return (
-        math.sqrt(1 + math.log(r["factor"]) / math.log(r["original"])) if r.get("kind") == "longrope" else 1
-    )
+    return (math.sqrt(1 + math.log(r["factor"]) / math.log(r["original"]))
+            if r.get("kind") == "longrope" else 1)
 
 
 def rotate(c, x):  # x [B, S, heads, d]
     rotary, factor = c.get("rotary", c["head_dim"]), attention_factor(c["rope"])
     half = rotary // 2
-    angle = (
-        torch.arange(x.shape[1], dtype=torch.float64)[:, None] * inverse_frequencies(c, x.shape[1])[None, :]
-    )
+    angle = (torch.arange(x.shape[1], dtype=torch.float64)[:, None] *
+             inverse_frequencies(c, x.shape[1])[None, :])
     cos, sin = factor * angle.cos()[None, :, None, :], factor * angle.sin()[None, :, None, :]
     a, b = x[..., :half], x[..., half:rotary]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., rotary:]], -1)
@@ -342,9 +202,8 @@ def forward(c, p, tokens):  # tokens [B, S] -> logits [B, S, V]
         if c["rope"]:
             q, k = rotate(c, q), rotate(c, k)
         k, v = k.repeat_interleave(per_group, 2), v.repeat_interleave(per_group, 2)
-        scores = cap(
-            torch.einsum("bqhd,bkhd->bhqk", q, k) * c.get("scale", 1 / math.sqrt(d)), c.get("softcap")
-        )
+        scores = cap(torch.einsum("bqhd,bkhd->bhqk", q, k) * c.get("scale", 1 / math.sqrt(d)),
+                     c.get("softcap"))
         weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1)
         out = torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(b, s, c["heads"] * d)
         y = linear(p, layer + "self_attention.linear_proj", out)
@@ -365,13 +224,12 @@ def forward(c, p, tokens):  # tokens [B, S] -> logits [B, S, V]
 
 def token_losses(c, p, text):
     logits = forward(c, p, text[:, :-1])
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), text[:, 1:].flatten().long(), reduction="none"
-    )
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten().long(),
+                                               reduction="none")
     return logits, losses
 
 
-# ---- the same weights in Hugging Face's models -------------------------------------------------------------
+# ---- the same weights in Hugging Face's models ----
 
 
 def rope_parameters(c):
@@ -379,16 +237,9 @@ def rope_parameters(c):
     parameters = dict(rope_theta=r["base"], rope_type=r.get("kind", "default"))
     if "rotary" in c:
         parameters["partial_rotary_factor"] = c["rotary"] / c["head_dim"]
-    names = dict(
-        factor="factor",
-        original="original_max_position_embeddings",
-        low="low_freq_factor",
-        high="high_freq_factor",
-        beta_fast="beta_fast",
-        beta_slow="beta_slow",
-        short="short_factor",
-        long="long_factor",
-    )
+    names = dict(factor="factor", original="original_max_position_embeddings", low="low_freq_factor",
+                 high="high_freq_factor", beta_fast="beta_fast", beta_slow="beta_slow", short="short_factor",
+                 long="long_factor")
     return parameters | {theirs: r[ours] for ours, theirs in names.items() if ours in r}
 
 
@@ -399,27 +250,15 @@ def hugging_face_logits(name, c, p, tokens):
         per_group, d = c["heads"] // c["groups"], c["head_dim"]
         t = tensor.view(c["groups"], per_group + 2, d, *tensor.shape[1:])
         rest = tensor.shape[1:]
-        return (
-            t[:, :per_group].reshape(-1, *rest),
-            t[:, per_group].reshape(-1, *rest),
-            t[:, per_group + 1].reshape(-1, *rest),
-        )
+        return (t[:, :per_group].reshape(-1, *rest), t[:, per_group].reshape(-1, *rest),
+                t[:, per_group + 1].reshape(-1, *rest))
 
     state = {}
     if name == "gpt2":
-        model = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(
-                vocab_size=c["vocab"],
-                n_positions=c["positions"],
-                n_embd=c["hidden"],
-                n_layer=c["layers"],
-                n_head=c["heads"],
-                n_inner=c["ffn"],
-                layer_norm_epsilon=c["eps"],
-                activation_function="gelu_new",
-                attn_implementation="eager",
-            )
-        )
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+            vocab_size=c["vocab"], n_positions=c["positions"], n_embd=c["hidden"], n_layer=c["layers"],
+            n_head=c["heads"], n_inner=c["ffn"], layer_norm_epsilon=c["eps"], activation_function="gelu_new",
+            attn_implementation="eager"))
         state["transformer.wte.weight"] = state["lm_head.weight"] = p["embedding.word_embeddings.weight"]
         state["transformer.wpe.weight"] = p["embedding.position_embeddings.weight"]
         for i in range(c["layers"]):
@@ -429,90 +268,51 @@ def hugging_face_logits(name, c, p, tokens):
                 state[theirs + "ln_1." + kind] = p[ours + "input_layernorm." + kind]
                 state[theirs + "ln_2." + kind] = p[ours + "pre_mlp_layernorm." + kind]
                 state[theirs + "attn.c_attn." + kind] = turn(
-                    torch.cat(split_qkv(p[ours + "self_attention.linear_qkv." + kind]))
-                )
+                    torch.cat(split_qkv(p[ours + "self_attention.linear_qkv." + kind])))
                 state[theirs + "attn.c_proj." + kind] = turn(p[ours + "self_attention.linear_proj." + kind])
                 state[theirs + "mlp.c_fc." + kind] = turn(p[ours + "mlp.linear_fc1." + kind])
                 state[theirs + "mlp.c_proj." + kind] = turn(p[ours + "mlp.linear_fc2." + kind])
         for kind in ("weight", "bias"):
             state["transformer.ln_f." + kind] = p["decoder.final_layernorm." + kind]
     else:
-        common = dict(
-            vocab_size=c["vocab"],
-            hidden_size=c["hidden"],
-            num_hidden_layers=c["layers"],
-            num_attention_heads=c["heads"],
-            num_key_value_heads=c["groups"],
-            head_dim=c["head_dim"],
-            intermediate_size=c["ffn"],
-            rms_norm_eps=c["eps"],
-            tie_word_embeddings=c["tied"],
-            max_position_embeddings=64,
-            rope_parameters=rope_parameters(c),
-            attn_implementation="eager",
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
+        common = dict(vocab_size=c["vocab"], hidden_size=c["hidden"], num_hidden_layers=c["layers"],
+                      num_attention_heads=c["heads"], num_key_value_heads=c["groups"], head_dim=c["head_dim"],
+                      intermediate_size=c["ffn"], rms_norm_eps=c["eps"], tie_word_embeddings=c["tied"],
+                      max_position_embeddings=64, rope_parameters=rope_parameters(c),
+                      attn_implementation="eager", pad_token_id=0, bos_token_id=1, eos_token_id=2)
         if name == "llama_variant":
-            model = transformers.Qwen3ForCausalLM(
-                transformers.Qwen3Config(
-                    attention_bias=True,
-                    use_sliding_window=True,
-                    sliding_window=c["window"],
-                    max_window_layers=0,
-                    **common,
-                )
-            )
+            model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
+                attention_bias=True, use_sliding_window=True, sliding_window=c["window"], max_window_layers=0,
+                **common))
         elif name == "olmo2":
             model = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**common))
         elif name == "gemma2":
-            model = transformers.Gemma2ForCausalLM(
-                transformers.Gemma2Config(
-                    query_pre_attn_scalar=round(1 / c["scale"] ** 2),
-                    sliding_window=c["window"],
-                    attn_logit_softcapping=c["softcap"],
-                    final_logit_softcapping=c["final_softcap"],
-                    hidden_activation="gelu_pytorch_tanh",
-                    **common,
-                )
-            )
+            model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
+                query_pre_attn_scalar=round(1 / c["scale"] ** 2), sliding_window=c["window"],
+                attn_logit_softcapping=c["softcap"],
+                final_logit_softcapping=c["final_softcap"], hidden_activation="gelu_pytorch_tanh", **common))
         elif name.startswith("phi3"):
-            model = transformers.Phi3ForCausalLM(
-                transformers.Phi3Config(
-                    sliding_window=c["window"],
-                    original_max_position_embeddings=c["rope"].get("original", 64),
-                    **common,
-                )
-            )
+            model = transformers.Phi3ForCausalLM(transformers.Phi3Config(
+                sliding_window=c["window"], original_max_position_embeddings=c["rope"].get("original", 64),
+                **common))
         else:
-            model = transformers.LlamaForCausalLM(
-                transformers.LlamaConfig(attention_bias=c["bias"], mlp_bias=c["bias"], **common)
-            )
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+                attention_bias=c["bias"], mlp_bias=c["bias"], **common))
         state["model.embed_tokens.weight"] = p["embedding.word_embeddings.weight"]
-        state["lm_head.weight"] = (
-            p["embedding.word_embeddings.weight"] if c["tied"] else p["output_layer.weight"]
-        )
+        state["lm_head.weight"] = (p["embedding.word_embeddings.weight"] if c["tied"]
+                                   else p["output_layer.weight"])
         state["model.norm.weight"] = p["decoder.final_layernorm.weight"]
         for i in range(c["layers"]):
             ours, theirs = f"decoder.layers.{i}.", f"model.layers.{i}."
             placement = c.get("placement", "input")
-            names = {
-                "input": {
-                    "input_layernorm": "input_layernorm",
-                    "post_attention_layernorm": "pre_mlp_layernorm",
-                },
-                "output": {
-                    "post_attention_layernorm": "post_attention_layernorm",
-                    "post_feedforward_layernorm": "post_feedforward_layernorm",
-                },
-                "both": {
-                    "input_layernorm": "input_layernorm",
-                    "pre_feedforward_layernorm": "pre_mlp_layernorm",
-                    "post_attention_layernorm": "post_attention_layernorm",
-                    "post_feedforward_layernorm": "post_feedforward_layernorm",
-                },
-            }[placement]
+            names = {"input": {"input_layernorm": "input_layernorm",
+                               "post_attention_layernorm": "pre_mlp_layernorm"},
+                     "output": {"post_attention_layernorm": "post_attention_layernorm",
+                                "post_feedforward_layernorm": "post_feedforward_layernorm"},
+                     "both": {"input_layernorm": "input_layernorm",
+                              "pre_feedforward_layernorm": "pre_mlp_layernorm",
+                              "post_attention_layernorm": "post_attention_layernorm",
+                              "post_feedforward_layernorm": "post_feedforward_layernorm"}}[placement]
             for their_norm, our_norm in names.items():
                 state[theirs + their_norm + ".weight"] = p[ours + our_norm + ".weight"]
             for kind in ("weight", "bias"):
@@ -536,14 +336,11 @@ def hugging_face_logits(name, c, p, tokens):
             state[theirs + "mlp.down_proj.weight"] = p[ours + "mlp.linear_fc2.weight"]
             if name.startswith("phi3"):
                 state[theirs + "self_attn.qkv_proj.weight"] = torch.cat(
-                    [state.pop(theirs + f"self_attn.{letter}_proj.weight") for letter in "qkv"]
-                )
+                    [state.pop(theirs + f"self_attn.{letter}_proj.weight") for letter in "qkv"])
                 state[theirs + "mlp.gate_up_proj.weight"] = torch.cat(
-                    [state.pop(theirs + f"mlp.{part}_proj.weight") for part in ("gate", "up")]
-                )
-    missing, unexpected = model.load_state_dict(
-        {k: v.detach().clone() for k, v in state.items()}, strict=False
-    )
+                    [state.pop(theirs + f"mlp.{part}_proj.weight") for part in ("gate", "up")])
+    missing, unexpected = model.load_state_dict({k: v.detach().clone() for k, v in state.items()},
+                                                strict=False)
     harmless = ("rotary", ".attn.bias", "embed_scale")
     assert not unexpected and all(any(word in m for word in harmless) for m in missing), (missing, unexpected)
     model.eval()
@@ -553,8 +350,8 @@ def hugging_face_logits(name, c, p, tokens):
 
 def make(name, c, write):
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
-    # Values that bf16 holds exactly: the bf16 test then measures the computation, not the rounding of its
-    # input.
+    # Values that bf16 holds exactly: the bf16 test then measures the computation,
+    # not the rounding of its input.
     stored = {key: value.bfloat16().float() for key, value in make_parameters(c, generator).items()}
     text = torch.randint(0, c["vocab"], (STEPS, BATCH, SEQ + 1), generator=generator, dtype=torch.int32)
     mask = (torch.rand(STEPS, BATCH, SEQ, generator=generator) > 0.2).to(torch.float32)
@@ -565,17 +362,15 @@ def make(name, c, write):
     theirs = hugging_face_logits(name, c, stored, text[0][:, :-1])
     logits, losses = token_losses(c, p, text[0].long())
     difference = (logits - theirs).abs().max().item() / theirs.abs().max().item()
-    print(
-        f"{name}: {sum(v.numel() for v in p.values())} parameters, loss {losses.mean():.6f}, "
-        f"largest difference from Hugging Face's logits {difference:.1e} of the largest"
-    )
+    print(f"{name}: {sum(v.numel() for v in p.values())} parameters, loss {losses.mean():.6f}, "
+          f"largest difference from Hugging Face's logits {difference:.1e} of the largest")
     assert difference < 1e-4
 
     flat = mask[0].double().flatten()
     loss = (losses * flat).sum() / flat.sum()
     loss.backward()
     if c["rope"] and c["rope"].get("kind") == "longrope":  # the factors for short sequences
-        few = text[0][:, : c["rope"]["original"]]
+        few = text[0][:, :c["rope"]["original"]]
         theirs, ours = hugging_face_logits(name, c, stored, few), forward(c, p, few.long()).detach()
         assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
         out["short_logits"] = ours.float().flatten(0, 1)
@@ -586,14 +381,9 @@ def make(name, c, write):
         value.grad = None
 
     optimizer = torch.optim.AdamW(
-        [
-            {"params": [v for v in p.values() if v.dim() > 1], "weight_decay": DECAY},
-            {"params": [v for v in p.values() if v.dim() == 1], "weight_decay": 0.0},
-        ],
-        lr=LR,
-        betas=BETAS,
-        eps=EPS,
-    )
+        [{"params": [v for v in p.values() if v.dim() > 1], "weight_decay": DECAY},
+         {"params": [v for v in p.values() if v.dim() == 1], "weight_decay": 0.0}],
+        lr=LR, betas=BETAS, eps=EPS)
     history, norms = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -605,9 +395,8 @@ def make(name, c, write):
         optimizer.step()
         history.append(loss.detach())
     out["step_losses"], out["step_grad_norms"] = torch.stack(history), torch.stack(norms)
-    print(
-        "  losses " + " ".join(f"{v:.4f}" for v in history) + "; norms " + " ".join(f"{v:.2f}" for v in norms)
-    )
+    print("  losses " + " ".join(f"{v:.4f}" for v in history) + "; norms " +
+          " ".join(f"{v:.2f}" for v in norms))
     if write:
         OUT.mkdir(exist_ok=True)
         path = OUT / (name + ".safetensors")

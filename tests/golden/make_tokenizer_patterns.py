@@ -7,7 +7,6 @@ expressions whose meaning differs between the kinds of regular expressions.
 "texts" are cut by every expression of "patterns" (Split, behavior Isolated); its value has the lengths of the
 pieces in bytes, for every text.
 """
-
 import json
 import pathlib
 
@@ -17,7 +16,7 @@ OUT = pathlib.Path(__file__).resolve().parent.parent / "text" / "tokenizer" / "p
 
 TEXTS = [
     "don't 12345 שָׁלוֹם naïve cafe\u0301 x_y  \u0939\u093f\u0928\u094d\u0926\u0940 end",
-    "ABC def\u200d\U0001f469\u200d\U0001f4bb\u200cx \u180e z\u2028next ½ ² ① ⅷ Ⓐ x² ²x",
+    "ABC def\u200d\U0001F469\u200D\U0001F4BB\u200cx \u180e z\u2028next ½ ² ① ⅷ Ⓐ x² ²x",
     "a $5+3=8 ^`|~ <b> «q» \u00a0 \u3000 k \u212a ſ s S İ ı ß ẞ ss St ﬆ",
     "1234567 0xDEADbeef __init__ foo.bar() \t\t tab{2} x{,} {a}",
     "e\u0301\u0323x 日本語テキスト 한국어 ไทย µ μ Ω αβγ привет ー",
@@ -44,12 +43,17 @@ a(?i)b|c | (?i)b(?-i)c | (?i:k) | (?i:s) | (?i:[k-s]) | (?i:[^a-z])+ | (?i:\p{Lu
 LONG = [
     # GPT-2, cl100k and o200k as tiktoken and as Hugging Face write them, DeepSeek, Qwen.
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| "
+    r"?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| "
+    r"?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"\s?\p{L}+|\s?\p{P}+|[一-龥ࠀ-一가-퟿]+|\p{N}{1,3}",
 ]
 

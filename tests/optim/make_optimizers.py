@@ -54,13 +54,8 @@ def main():
         "sgd_l2": lambda p: torch.optim.SGD(p, lr=1, momentum=0.9, weight_decay=DECAY),
         "lion": lambda p: Lion(p, lr=1, betas=(0.95, 0.98), weight_decay=DECAY),
     }
-    result = {
-        "lr": LR,
-        "weight_decay": DECAY,
-        "start": start.tolist(),
-        "gradients": gradients.tolist(),
-        "cases": {name: run(start, gradients, make) for name, make in cases.items()},
-    }
+    result = {"lr": LR, "weight_decay": DECAY, "start": start.tolist(), "gradients": gradients.tolist(),
+              "cases": {name: run(start, gradients, make) for name, make in cases.items()}}
     path = pathlib.Path(__file__).with_name("optimizers.json")
     path.write_text(json.dumps(result) + "\n")
 

@@ -15,27 +15,10 @@ from safetensors.numpy import save_file
 
 F = np.float32
 # bitsandbytes.functional.get_4bit_type("nf4").
-VALUES = np.array(
-    [
-        -1.0,
-        -0.6961928009986877,
-        -0.5250730514526367,
-        -0.39491748809814453,
-        -0.28444138169288635,
-        -0.18477343022823334,
-        -0.09105003625154495,
-        0.0,
-        0.07958029955625534,
-        0.16093020141124725,
-        0.24611230194568634,
-        0.33791524171829224,
-        0.44070982933044434,
-        0.5626170039176941,
-        0.7229568362236023,
-        1.0,
-    ],
-    F,
-)
+VALUES = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+                   -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+                   0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+                   0.7229568362236023, 1.0], F)
 LIMITS = (VALUES[:-1] + VALUES[1:]) / F(2)
 
 
@@ -57,13 +40,13 @@ def in_blocks(x, block):
 
 def blockwise(x, block, limits):
     """The largest magnitude of each block, and for each element the number of limits below its share of
-    it."""
+    it.
+    """
     rows = in_blocks(x, block)
     scales = np.abs(rows).max(axis=1)
     inverse = F(1) / np.maximum(scales, F(1e-38))  # a block of zeros stays one
-    return scales, np.searchsorted(
-        limits, (rows * inverse[:, None]).reshape(-1)[: x.size], side="left"
-    ).astype(np.uint8)
+    return scales, np.searchsorted(limits, (rows * inverse[:, None]).reshape(-1)[: x.size],
+                                   side="left").astype(np.uint8)
 
 
 def expand(values, codes, scales, block):
@@ -79,16 +62,10 @@ def make(values, block):
     offset = F(scales.astype(np.float64).mean())
     nested, scale_codes = blockwise(scales - offset, 256, (table[:-1] + table[1:]) / F(2))
     restored = expand(table, scale_codes, nested, 256) + offset
-    made = {
-        "values": values,
-        "codes": padded[::2] << 4 | padded[1::2],
-        "scales": scales,
-        "expanded": expand(VALUES, codes, scales, block).reshape(values.shape),
-        "scale_codes": scale_codes,
-        "nested": nested,
-        "offset": np.array([offset]),
-        "expanded_double": expand(VALUES, codes, restored, block).reshape(values.shape),
-    }
+    made = {"values": values, "codes": padded[::2] << 4 | padded[1::2], "scales": scales,
+            "expanded": expand(VALUES, codes, scales, block).reshape(values.shape),
+            "scale_codes": scale_codes, "nested": nested, "offset": np.array([offset]),
+            "expanded_double": expand(VALUES, codes, restored, block).reshape(values.shape)}
     compare(made, block)
     return made
 
@@ -119,15 +96,10 @@ def main():
     zero[3] = 0
     bf16 = torch.tensor(random.normal(size=(6, 96)), dtype=torch.bfloat16).float().numpy()
     edges = np.append(LIMITS, np.append(VALUES, np.nextafter(LIMITS, F(1)))).reshape(2, 23)
-    cases = {
-        "odd.64": random.normal(size=(7, 19)),
-        "rows.64": zero,
-        "wide.4096": random.normal(size=(3, 1777)) * 0.02,
-        "many.32": random.normal(size=(93, 97)) * np.linspace(0.1, 3, 97),
-        "bf16.128": bf16,
-        "edges.64": edges,
-        "equal.32": np.full((3, 32), -0.25),
-    }
+    cases = {"odd.64": random.normal(size=(7, 19)), "rows.64": zero,
+             "wide.4096": random.normal(size=(3, 1777)) * 0.02,
+             "many.32": random.normal(size=(93, 97)) * np.linspace(0.1, 3, 97), "bf16.128": bf16,
+             "edges.64": edges, "equal.32": np.full((3, 32), -0.25)}
     tensors = {"map": dynamic_map()}
     for name, values in cases.items():
         made = make(np.ascontiguousarray(values, F), int(name.split(".")[1]))

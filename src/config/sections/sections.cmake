@@ -1,5 +1,5 @@
-# The field tables, derivations and rules of the config module, relative to src/config; tests relative to the
-# repository.
+# The field tables, derivations and rules of the config module, relative to src/config;
+# tests relative to the repository.
 set(SECTION_SOURCES
   sections/adapter_targets.cpp
   sections/checkpoint.cpp

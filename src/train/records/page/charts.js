@@ -1,6 +1,6 @@
 "use strict";
-// What Capstan's pages share: elements, numbers, ticks, and charts on canvases with a tip at the pointer. Texts enter the page as
-// text only (textContent), never as markup.
+// What Capstan's pages share: elements, numbers, ticks, and charts on canvases with a tip at the pointer.
+// Texts enter the page as text only (textContent), never as markup.
 const Charts = (() => {
   const finite = Number.isFinite;
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -26,7 +26,8 @@ const Charts = (() => {
   const number = (x) => {
     if (!finite(x)) return "–";
     const size = Math.abs(x);
-    if (size !== 0 && (size >= 1e5 || size < 1e-3)) return x.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
+    if (size !== 0 && (size >= 1e5 || size < 1e-3))
+      return x.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
     return String(Number(x.toPrecision(5)));
   };
   // At a tick: 25000 is "25k".
@@ -41,7 +42,10 @@ const Charts = (() => {
     if (s < 3600) return Math.floor(s / 60) + " min " + Math.round(s % 60) + " s";
     return Math.floor(s / 3600) + " h " + Math.round((s % 3600) / 60) + " min";
   };
-  const quantile = (sorted, q) => sorted[Math.min(sorted.length - 1, Math.max(0, Math.round(q * (sorted.length - 1))))];
+  const quantile = (sorted, q) => {
+    const last = sorted.length - 1;
+    return sorted[Math.min(last, Math.max(0, Math.round(q * last)))];
+  };
   // Round values between two, about so many; with `log` the two are logarithms.
   const ticksBetween = (low, high, log, count = 5) => {
     if (log) {
@@ -67,13 +71,16 @@ const Charts = (() => {
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   let known = new Map();
   const color = (name) => {
-    if (!known.has(name)) known.set(name, getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim());
+    if (!known.has(name))
+      known.set(name, getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim());
     return known.get(name);
   };
   const dark = () => scheme.matches;
   // Distinct colors, also for the color-blind as far as ten allow; further ones by the golden angle.
-  const light_palette = ["#2563c9", "#d9480f", "#0b8a5f", "#b02a8f", "#a67c00", "#0f8fb3", "#c92a4b", "#6b7a12", "#7048c6", "#6b6f76"];
-  const dark_palette = ["#6ea8ff", "#ff9a5c", "#4fd6a0", "#f08ad6", "#e6c34a", "#5fd3f0", "#ff8097", "#b9cc54", "#b79bff", "#b4bac4"];
+  const light_palette = ["#2563c9", "#d9480f", "#0b8a5f", "#b02a8f", "#a67c00",
+                         "#0f8fb3", "#c92a4b", "#6b7a12", "#7048c6", "#6b6f76"];
+  const dark_palette = ["#6ea8ff", "#ff9a5c", "#4fd6a0", "#f08ad6", "#e6c34a",
+                        "#5fd3f0", "#ff8097", "#b9cc54", "#b79bff", "#b4bac4"];
   const distinct = (i) => {
     const palette = dark() ? dark_palette : light_palette;
     if (i < palette.length) return palette[i];
@@ -92,11 +99,12 @@ const Charts = (() => {
     box.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8)) + "px";
   };
 
-  // ---- a chart: two canvases, one for everything (draw) and one for what the pointer is on (mark). hover(x, y, event, chart) gets
-  // the position of the pointer, and nulls when the pointer leaves the chart.
+  // ---- a chart: two canvases, one for everything (draw) and one for what the pointer is on (mark).
+  // hover(x, y, event, chart) gets the position of the pointer, and nulls when the pointer leaves the chart.
   const charts = [];
   const chart = (parent, height, label, {draw, mark, hover}) => {
-    const container = make("div", {class: "chart", style: "height:" + height + "px", role: "img", "aria-label": label});
+    const attributes = {class: "chart", style: "height:" + height + "px", role: "img", "aria-label": label};
+    const container = make("div", attributes);
     const layers = [make("canvas"), make("canvas")];
     container.append(...layers);
     parent.append(container);
@@ -179,6 +187,6 @@ const Charts = (() => {
       document.documentElement.dataset.drawnMs = performance.now().toFixed(0);
     }));
   };
-  return {data, finite, make, checkbox, number, tick, duration, quantile, ticksBetween, color, dark, distinct, tip, chart, shortened, frame,
-          clipped, mark, redraw, start};
+  return {data, finite, make, checkbox, number, tick, duration, quantile, ticksBetween, color, dark, distinct,
+          tip, chart, shortened, frame, clipped, mark, redraw, start};
 })();

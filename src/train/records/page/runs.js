@@ -1,6 +1,7 @@
 // Draws the curves of runs from the JSON in the page.
 (() => {
-  const {data, finite, make, checkbox, number, tick, ticksBetween, color, distinct, tip, frame, clipped} = Charts;
+  const {data, finite, make, checkbox, number, tick, ticksBetween, color, distinct, tip, frame,
+         clipped} = Charts;
   const runs = data.runs;
   const view = {smoothing: 0, validation: true, over: null};
   runs.forEach((run, i) => (run.index = i, run.shown = true));
@@ -8,24 +9,35 @@
   // ---- the head and the table, which is the legend too
   document.getElementById("title").textContent = data.title;
   document.getElementById("subtitle").textContent = data.subtitle;
-  const columns = [["", false], ["run", false], ["recipe", false], ["state", false], ["step", true], ["loss", true],
-                   ["validation loss", true], ["test loss", true], ["tokens/s", true], ["started", false]];
-  const head = make("tr"), body = make("tbody");
-  for (const [text, numeric] of columns) head.append(make("th", {text, class: numeric ? "number" : ""}));
-  for (const run of runs) {
+  const columns = [["", false], ["run", false], ["recipe", false], ["state", false], ["step", true],
+                   ["loss", true], ["validation loss", true], ["test loss", true], ["tokens/s", true],
+                   ["started", false]];
+  const textsOf = (run) => [
+    run.name, run.recipe, run.state, run.step === null ? "–" : String(run.step), number(run.loss ?? NaN),
+    number(run.validation ?? NaN), number(run.test ?? NaN), tick(Number((run.speed ?? NaN).toPrecision(3))),
+    run.started.replace("T", " ").replace("Z", "")];
+  const rowOf = (run) => {
     const row = make("tr", {"data-run": run.index});
     run.swatch = make("span", {class: "swatch"});
-    const texts = [run.name, run.recipe, run.state, run.step === null ? "–" : String(run.step), number(run.loss ?? NaN),
-                   number(run.validation ?? NaN), number(run.test ?? NaN), tick(Number((run.speed ?? NaN).toPrecision(3))), run.started.replace("T", " ").replace("Z", "")];
     row.append(make("td", {}, run.swatch));
-    texts.forEach((text, i) => row.append(make("td", {text, class: columns[i + 1][1] ? "number" : ""})));
-    row.addEventListener("click", () => (run.shown = !run.shown, row.classList.toggle("off", !run.shown), redraw()));
+    textsOf(run).forEach((text, i) => {
+      row.append(make("td", {text, class: columns[i + 1][1] ? "number" : ""}));
+    });
+    row.addEventListener("click", () => {
+      run.shown = !run.shown;
+      row.classList.toggle("off", !run.shown);
+      redraw();
+    });
     row.addEventListener("pointerenter", () => (view.over = run.index, Charts.mark()));
     row.addEventListener("pointerleave", () => (view.over = null, Charts.mark()));
-    body.append(row);
-  }
+    return row;
+  };
+  const head = make("tr"), body = make("tbody");
+  for (const [text, numeric] of columns) head.append(make("th", {text, class: numeric ? "number" : ""}));
+  for (const run of runs) body.append(rowOf(run));
   document.getElementById("runs").append(make("table", {}, make("thead", {}, head), body));
-  document.getElementById("hint").textContent = runs.length > 1 ? "Click on a row to hide or show its curves." : "";
+  const hint = runs.length > 1 ? "Click on a row to hide or show its curves." : "";
+  document.getElementById("hint").textContent = hint;
 
   // ---- smoothing: an exponential mean, corrected for its start
   const smoothed = (values, weight) => {
@@ -76,11 +88,13 @@
     for (const p of what.points.filter((p) => nearest.includes(p))) {
       const swatch = make("span", {class: "swatch"});
       swatch.style.background = distinct(p.run.index);
-      const text = (runs.length > 1 ? p.run.name + " " : "") + (p.dashed ? "validation " : "") + number(p.raw) +
-                   (p.smooth ? " (smoothed " + number(p.y) + ")" : "") + (p.step === what.x ? "" : " at step " + p.step);
+      const text = (runs.length > 1 ? p.run.name + " " : "") + (p.dashed ? "validation " : "") +
+                   number(p.raw) + (p.smooth ? " (smoothed " + number(p.y) + ")" : "") +
+                   (p.step === what.x ? "" : " at step " + p.step);
       list.append(make("div", {}, swatch, text));
     }
-    if (nearest.length < what.points.length) list.append(make("div", {text: "and " + (what.points.length - nearest.length) + " more"}));
+    const more = what.points.length - nearest.length;
+    if (more > 0) list.append(make("div", {text: "and " + more + " more"}));
     return list;
   };
 
@@ -149,9 +163,11 @@
     }
     axes(c, self) {
       const {x0, x1, y0, y1} = this;
-      const steps = ticksBetween(x0, x1, false, Math.max(3, self.width / 130)).filter((x) => x === Math.round(x) || x1 - x0 < 2);
-      this.area = frame(c, self, 44, 12, 8, 26, steps.map((x) => [(x - x0) / (x1 - x0), tick(x)]),
-                        ticksBetween(y0, y1, this.log).map((y) => [(this.to(y) - y0) / (y1 - y0), tick(y)]).filter(([at]) => at >= 0 && at <= 1));
+      const steps = ticksBetween(x0, x1, false, Math.max(3, self.width / 130))
+                        .filter((x) => x === Math.round(x) || x1 - x0 < 2);
+      const xTicks = steps.map((x) => [(x - x0) / (x1 - x0), tick(x)]);
+      const yTicks = ticksBetween(y0, y1, this.log).map((y) => [(this.to(y) - y0) / (y1 - y0), tick(y)]);
+      this.area = frame(c, self, 44, 12, 8, 26, xTicks, yTicks.filter(([at]) => at >= 0 && at <= 1));
       c.fillStyle = color("soft"), c.textAlign = "right", c.textBaseline = "top";
       c.fillText("step", this.area.left - 14, this.area.top + this.area.h + 6);
     }
@@ -191,7 +207,10 @@
       c.strokeStyle = color("axis"), c.lineWidth = 1;
       const x = Math.round(this.px(this.pointed.x)) + 0.5;
       c.beginPath(), c.moveTo(x, this.area.top), c.lineTo(x, this.area.top + this.area.h), c.stroke();
-      for (const {run, step, y} of this.pointed.points) c.strokeStyle = distinct(run.index), this.dot(c, step, y, 4);
+      for (const {run, step, y} of this.pointed.points) {
+        c.strokeStyle = distinct(run.index);
+        this.dot(c, step, y, 4);
+      }
     }
 
     // The step at the pointer, and each curve's value there.
@@ -211,7 +230,8 @@
         });
         if (at < 0 || gap * (this.area.w / (this.x1 - this.x0)) > 8) continue;
         const away = Math.abs(this.py(curve.y[at]) - y);
-        points.push({run, dashed, step: curve.s[at], y: curve.y[at], raw: curve.v[at], away, smooth: curve.y !== curve.v});
+        points.push({run, dashed, step: curve.s[at], y: curve.y[at], raw: curve.v[at], away,
+                     smooth: curve.y !== curve.v});
         if (away < best) best = away, nearest = run.index;
       }
       return {x: step, points, nearest};
@@ -220,7 +240,8 @@
   const drawn = data.charts.filter((chart) => runs.some((run) => run.curves[chart.key]));
   for (const chart of drawn) new CurveChart(chart);
   if (!drawn.length) {
-    document.getElementById("charts").append(make("p", {class: "soft", text: "No step has been logged yet."}));
+    const text = "No step has been logged yet.";
+    document.getElementById("charts").append(make("p", {class: "soft", text}));
     document.getElementById("tools-section").remove();
   }
 
