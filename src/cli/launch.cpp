@@ -84,7 +84,7 @@ void on_stop_signal(int signal) {
 std::string find_program(const std::string& name) {
   const char* path = std::getenv("PATH");
   for (const std::string_view directory : split(path ? path : "", ':')) {
-    const std::string candidate = std::string(directory) + "/" + name;
+    std::string candidate = std::string(directory) + "/" + name;
     if (!directory.empty() && ::access(candidate.c_str(), X_OK) == 0) return candidate;
   }
   fail(ErrorCode::not_found, "`--nproc` needs `" + name + "`, and PATH has none",
@@ -145,9 +145,8 @@ std::vector<std::string> without_nproc(const std::vector<std::string>& command) 
       rest.insert(rest.end(), command.begin() + static_cast<std::ptrdiff_t>(i), command.end());
       break;
     }
-    if (command[i] == "--nproc") ++i;
-    // The parent is already there.
-    else if (command[i] == "-C" || command[i] == "--directory")
+    // The parent is already in the directory.
+    if (command[i] == "--nproc" || command[i] == "-C" || command[i] == "--directory")
       ++i;
     else if (!command[i].starts_with("--nproc=") && !command[i].starts_with("--directory=") &&
              !command[i].starts_with("-C"))
@@ -258,6 +257,7 @@ int run_mpirun(const Context& context, const LaunchFiles& files, std::vector<std
   ::sigaction(SIGTERM, &action, nullptr);
 
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   const std::string given = join(context.command_line, std::string(1, kWordSeparator));
