@@ -43,6 +43,8 @@ class StepRunner {
   // Builds device, mesh, model, parameter store, optimizer and schedules, in this order. Parameters have no
   // values yet.
   StepRunner(const config::Config& config, comm::World& world);
+  // Transfers that are still under way end here; the observer, which may be gone already, does not see them.
+  ~StepRunner() { observe(nullptr); }
 
   // Initial parameters from rng.seed.
   void initialize();
