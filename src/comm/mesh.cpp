@@ -107,6 +107,7 @@ const std::vector<GridGroup>& grid_groups() {
                                           {"dp-cp", false, {dp, cp}},
                                           {"pp", false, {pp}},
                                           {"tp-pp", false, {tp, pp}},
+                                          {"tp-gradients", false, {tp}},
                                           {"tp-cp", false, {tp, cp}},
                                           {"tp-dp-cp", false, {tp, dp, cp}},
                                           {"etp", true, {tp}},

@@ -61,7 +61,8 @@ struct MeshSizes {
 //            included. Links of one name have no rank in common: link i has the name i % 2, and that from the
 //            last to the first stage of an odd number of stages 2.
 //   CP       cp-inner (adjacent ranks, a2a) and cp-outer (p2p), with hierarchical sizes only
-//   TP       tp-kv (adjacent ranks with the same keys and values), with kv_sharers > 1 only
+//   TP       tp-kv (adjacent ranks with the same keys and values), with kv_sharers > 1 only; tp-gradients
+//            (the ranks of tp: sums of gradients do not queue behind the transfers of the passes)
 //   HSDP     shard (consecutive ranks of dp-cp, one set for each instance), replica (the same rank of every
 //            instance)
 //   experts  etp ep edp etp-ep etp-ep-pp, with experts only

@@ -31,8 +31,8 @@ double all_reduce(Communicator& group, double value, ReduceOp op) {
   return value;
 }
 
-Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& sum, Queue queue)
-    : group_(&group), queue_(queue), values_(values), sum_(sum) {
+Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& sum, bool gather, Queue queue)
+    : group_(&group), queue_(queue), values_(values), sum_(sum), gather_(gather) {
   CAPSTAN_ASSERT(values.is_contiguous() && values.elements() == sum.elements() * group.size() &&
                      values.dtype() == sum.dtype(),
                  "a sum of " + values.text() + " into " + sum.text());
@@ -46,16 +46,15 @@ Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& su
   }
   if (queue == Queue::compute) return;
   add_parts();
+  gather_slices();
   summed_ = device.record(queue);
 }
 Reduction Reduction::scatter(Communicator& group, const Tensor& values, const Tensor& sum, Queue queue) {
-  return Reduction(group, values, sum, queue);
+  return Reduction(group, values, sum, false, queue);
 }
-Reduction Reduction::everywhere(Communicator& group, const Tensor& values) {
+Reduction Reduction::everywhere(Communicator& group, const Tensor& values, Queue queue) {
   const int64_t n = values.elements() / group.size();
-  Reduction reduction(group, values, values.flat_range(group.rank() * n, n, {n}), Queue::compute);
-  reduction.gather_ = true;
-  return reduction;
+  return Reduction(group, values, values.flat_range(group.rank() * n, n, {n}), true, queue);
 }
 void Reduction::add_parts() {
   Device& device = values_.device();
@@ -69,16 +68,23 @@ void Reduction::add_parts() {
   if (queue_ != Queue::compute)
     traced.end("sum of " + std::to_string(sum_.bytes()) + " bytes over `" + group_->name() + "`");
 }
+void Reduction::gather_slices() {
+  if (!gather_ || group_->alone()) return;
+  gathered_ = group_->channel().start(Batch().all_gather(sum_, values_), queue_);
+  gathered_.wait(queue_);
+}
 void Reduction::finish() {
   if (!values_.defined()) return;
   if (summed_) {
     transfers_.wait();
+    gathered_.wait();
     values_.device().wait_for(Queue::compute, *summed_);
+    received_ = Tensor();
   } else {
     add_parts();
+    received_ = Tensor();
+    gather_slices();
   }
-  received_ = Tensor();
-  if (gather_) all_gather_slices(*group_, values_);
   values_ = sum_ = Tensor();
 }
 

@@ -30,28 +30,30 @@ void all_reduce_sum_any(Communicator& group, const Tensor& values);
 void all_reduce_max(Communicator& group, const Tensor& values);
 
 // An asynchronous sum: started by scatter() or everywhere(), complete for the compute queue after finish().
-// Holds a second tensor of the size of `values` until then.
+// Holds a second tensor of the size of `values` until then. It begins after the work of `queue`. On another
+// queue than compute all of it is queued at once, and work queued there later may use the sum; the host waits
+// for nothing if the group's channel runs without it.
 class Reduction {
  public:
   // sum = slice `group.rank()` of the sum over ranks. `sum` may be that slice of `values`; `values` become
-  // undefined. It begins after the work of `queue`. On another queue than compute the sum is queued at once,
-  // and work queued there afterwards may use it; the host waits for nothing if the group's channel runs
-  // without it.
+  // undefined.
   static Reduction scatter(Communicator& group, const Tensor& values, const Tensor& sum,
                            Queue queue = Queue::compute);
   // In place, on every rank.
-  static Reduction everywhere(Communicator& group, const Tensor& values);
+  static Reduction everywhere(Communicator& group, const Tensor& values, Queue queue = Queue::compute);
   // A second call does nothing.
   void finish();
 
  private:
-  Reduction(Communicator& group, const Tensor& values, const Tensor& sum, Queue queue);
+  Reduction(Communicator& group, const Tensor& values, const Tensor& sum, bool gather, Queue queue);
   void add_parts();
+  void gather_slices();
   Communicator* group_;
   Queue queue_;
   Tensor values_, received_, sum_;
-  bool gather_ = false;
-  Transfers transfers_;
+  // Every rank receives all slices of the sum.
+  bool gather_;
+  Transfers transfers_, gathered_;
   // On another queue than compute: `sum_` is complete.
   std::unique_ptr<Event> summed_;
 };

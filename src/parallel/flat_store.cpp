@@ -342,7 +342,7 @@ void FlatStore::before_load() {
 void FlatStore::after_load() {
   if (options_.compute != DType::f32)
     for (const Bucket& bucket : buckets_)
-      if (bucket.main.defined()) cast(bucket.main, owned_values(bucket));
+      if (bucket.main.defined()) cast(bucket.main, owned_values(bucket), Queue::compute);
   gather_parameters(true);
 }
 

@@ -89,8 +89,9 @@ class FlatStore final : public ParamStore {
     bool shard_over_replicas = false;
     // A bucket is exchanged while the backward pass goes on.
     bool overlap_grad_reduce = false;
-    // Where gradients are reduced over `shard`. communication: up to two buckets at a time, beside the
-    // compute queue; for channels that run without the host (NCCL).
+    // Where gradients are summed over ranks. communication: all sums of up to two buckets at a time, beside
+    // the compute queue; for channels that run without the host (NCCL). Only tied copies are always summed
+    // on the compute queue, at the end of the step.
     Queue reduce_queue = Queue::compute;
     // Parameters are gathered while the forward pass goes on.
     bool overlap_param_gather = false;
@@ -221,15 +222,20 @@ class FlatStore final : public ParamStore {
     Tensor full;  // while it is acquired
     int pins = 0;
   };
-  // A reduction over `shard`.
+  // The sums of a bucket's gradients, under way.
   struct PendingReduction {
     size_t bucket;
-    Tensor gradients;  // fp32
-    // The buffer that is sent, and this rank's slice of its sum, in the type of the reduction.
+    // fp32; undefined where only sums over `replica` are left.
+    Tensor gradients;
+    // The buffer that is sent over `shard`, and this rank's slice of its sum, in the type of the reduction.
     Tensor in_flight, sum;
-    comm::Reduction reduction;
-    // The communication queue has added the sum to the bucket; null: that is left to finish_reduce().
-    std::unique_ptr<Event> added;
+    std::optional<comm::Reduction> over_shard;
+    // What the communication queue does beside that, and its memory, until the compute queue waits for
+    // `complete`.
+    std::vector<comm::Reduction> reductions;
+    std::vector<Tensor> buffers;
+    // The communication queue has made all sums of the bucket; null: finish_reduce() makes them.
+    std::unique_ptr<Event> complete;
   };
   Bucket& bucket_of(const Parameter& parameter) {
     return buckets_[layout_.positions[static_cast<size_t>(parameter.index())].bucket];
@@ -258,18 +264,27 @@ class FlatStore final : public ParamStore {
   void release_block(int block);
 
   // gradients.cpp
+  PendingReduction& add_pending(size_t bucket);
   void start_reduce(size_t bucket);
-  // Adds the sum to the bucket's gradients.
-  void add_sum(const PendingReduction& pending, Queue queue);
+  void start_sum_over_shard(PendingReduction& pending);
+  // Adds the sum over `shard` to the bucket's gradients.
+  void add_sum(const PendingReduction& pending);
   // The oldest; all.
   void finish_reduce();
   void finish_reductions();
-  void finish_bucket(Bucket& bucket);
-  void sum_over_replicas(const Tensor& slice);
+  void finish_bucket(PendingReduction& pending);
+  void finish_sharded_gradients();
+  void sum_over_replicas(PendingReduction& pending, const Tensor& slice);
   void start_gradient_gather(Bucket& bucket);
   void finish_gradient_gather(Bucket& bucket);
-  void cast(const Tensor& from, const Tensor& to, Queue queue = Queue::compute);
-  void sum_ranges(comm::Communicator* group, const Tensor& flat, const std::vector<FlatRange>& ranges);
+  void cast(const Tensor& from, const Tensor& to, Queue queue);
+  void sum_ranges(comm::Communicator* group, PendingReduction& pending, const std::vector<FlatRange>& ranges);
+  // A tensor of `pending` that the reduce queue may use from now on.
+  Tensor reduce_buffer(PendingReduction& pending, int64_t elements, DType type);
+  // The sum is complete for later work of the reduce queue.
+  void add_reduction(PendingReduction& pending, comm::Reduction reduction);
+  // The reduce queue begins later work after that of the compute queue.
+  void follow_compute();
 
   Device& device_;
   std::span<const std::unique_ptr<Parameter>> parameters_;

@@ -1,6 +1,7 @@
 // The gradients of a FlatStore: when a bucket is exchanged, and how its sums are made.
 #include <utility>
 
+#include "base/checked.hpp"
 #include "kernels/table.hpp"
 #include "parallel/flat_store.hpp"
 #include "tensor/launch.hpp"
@@ -64,47 +65,72 @@ void FlatStore::gradient_ready(const Parameter& parameter) {
 void FlatStore::cast(const Tensor& from, const Tensor& to, Queue queue) {
   launch(device_, queue, device_.table().elementwise->cast, from, to, from.elements());
 }
+void FlatStore::follow_compute() {
+  if (options_.reduce_queue != Queue::compute)
+    device_.wait_for(options_.reduce_queue, *device_.record(Queue::compute));
+}
+Tensor FlatStore::reduce_buffer(PendingReduction& pending, int64_t elements, DType type) {
+  CategoryScope scope(MemoryCategory::workspace);
+  Tensor buffer = Tensor::empty(device_, {elements}, type);
+  // Work of the compute queue has used the memory before.
+  follow_compute();
+  if (options_.reduce_queue != Queue::compute) pending.buffers.push_back(buffer);
+  return buffer;
+}
+void FlatStore::add_reduction(PendingReduction& pending, comm::Reduction reduction) {
+  if (options_.reduce_queue == Queue::compute) return reduction.finish();
+  pending.reductions.push_back(std::move(reduction));
+}
 
 // One exchange is under way at a time, or two on the communication queue: their memory is that of the
 // buckets.
+FlatStore::PendingReduction& FlatStore::add_pending(size_t index) {
+  const size_t most = options_.reduce_queue == Queue::compute ? 1 : 2;
+  while (pending_reductions_.size() >= most) finish_reduce();
+  PendingReduction& pending = pending_reductions_.emplace_back();
+  pending.bucket = index;
+  return pending;
+}
+
 void FlatStore::start_reduce(size_t index) {
-  const Queue queue = options_.reduce_queue;
-  while (pending_reductions_.size() >= (queue == Queue::compute ? 1 : 2)) finish_reduce();
+  PendingReduction& pending = add_pending(index);
   Bucket& bucket = buckets_[index];
   // Zeroes those that were not set.
   if (!shards_gradients_)
     for (const Parameter* parameter : bucket.plan->parameters) gradient(*parameter);
   if (watch_) watch_(bucket.gradients);
-  sum_ranges(groups_.tensor, bucket.gradients, bucket.partial);
-  sum_ranges(groups_.kv_replicas, bucket.gradients, bucket.replicated);
-  if (!shards_gradients_) bucket.reduced = true;
-  if (shards_ == 1) {
-    finish_bucket(bucket);
-    return;
-  }
-  const Tensor gradients = bucket.gradients;
+  pending.gradients = bucket.gradients;
   if (shards_gradients_) bucket.gradients = Tensor();
-  Tensor in_flight = gradients;
-  if (options_.reduce != DType::f32) {
-    CategoryScope scope(MemoryCategory::workspace);
-    in_flight = Tensor::empty(device_, gradients.shape(), options_.reduce);
-    if (queue != Queue::compute) device_.wait_for(queue, *device_.record(Queue::compute));
-    cast(gradients, in_flight, queue);
+  follow_compute();
+  sum_ranges(groups_.tensor, pending, bucket.partial);
+  sum_ranges(groups_.kv_replicas, pending, bucket.replicated);
+  if (!shards_gradients_) bucket.reduced = true;
+  if (shards_ > 1) start_sum_over_shard(pending);
+  if (options_.reduce_queue != Queue::compute) {
+    add_sum(pending);
+    if (!shards_gradients_) finish_bucket(pending);
+    pending.complete = device_.record(options_.reduce_queue);
   }
-  const FlatRange mine = slice_of(*bucket.plan);
-  const Tensor sum = in_flight.flat_range(mine.begin, mine.count, {mine.count});
-  PendingReduction& pending = pending_reductions_.emplace_back(
-      PendingReduction{index, gradients, in_flight, sum,
-                       comm::Reduction::scatter(*groups_.shard, in_flight, sum, queue), nullptr});
-  if (queue != Queue::compute) {
-    add_sum(pending, queue);
-    pending.added = device_.record(queue);
-  }
-  trace_start("reduce bucket " + std::to_string(index), in_flight.bytes());
-  if (!options_.overlap_grad_reduce) finish_reduce();
+  if (shards_ > 1) trace_start("reduce bucket " + std::to_string(index), pending.in_flight.bytes());
+  const bool done = options_.reduce_queue == Queue::compute && shards_ == 1;
+  if (!options_.overlap_grad_reduce || done) finish_reduce();
 }
 
-void FlatStore::add_sum(const PendingReduction& pending, Queue queue) {
+void FlatStore::start_sum_over_shard(PendingReduction& pending) {
+  pending.in_flight = pending.gradients;
+  if (options_.reduce != DType::f32) {
+    pending.in_flight = reduce_buffer(pending, pending.gradients.elements(), options_.reduce);
+    cast(pending.gradients, pending.in_flight, options_.reduce_queue);
+  }
+  const FlatRange mine = slice_of(*buckets_[pending.bucket].plan);
+  pending.sum = pending.in_flight.flat_range(mine.begin, mine.count, {mine.count});
+  pending.over_shard.emplace(
+      comm::Reduction::scatter(*groups_.shard, pending.in_flight, pending.sum, options_.reduce_queue));
+}
+
+void FlatStore::add_sum(const PendingReduction& pending) {
+  if (!pending.over_shard) return;
+  const Queue queue = options_.reduce_queue;
   Bucket& bucket = buckets_[pending.bucket];
   const FlatRange mine = slice_of(*bucket.plan);
   const Tensor slice = pending.gradients.flat_range(mine.begin, mine.count, {mine.count});
@@ -116,46 +142,51 @@ void FlatStore::add_sum(const PendingReduction& pending, Queue queue) {
 
 void FlatStore::finish_reduce() {
   PendingReduction& pending = pending_reductions_.front();
-  TraceScope traced = trace_wait("reduce bucket " + std::to_string(pending.bucket));
-  pending.reduction.finish();
-  if (pending.added)
-    device_.wait_for(Queue::compute, *pending.added);
+  std::optional<TraceScope> traced;
+  if (pending.over_shard) traced.emplace(trace_wait("reduce bucket " + std::to_string(pending.bucket)));
+  for (comm::Reduction& reduction : pending.reductions) reduction.finish();
+  if (pending.over_shard) pending.over_shard->finish();
+  if (pending.complete)
+    device_.wait_for(Queue::compute, *pending.complete);
   else
-    add_sum(pending, Queue::compute);
-  traced.end();
-  Bucket& bucket = buckets_[pending.bucket];
+    add_sum(pending);
+  if (traced) traced->end();
+  if (!pending.complete && !shards_gradients_) finish_bucket(pending);
   pending_reductions_.pop_front();
-  if (!shards_gradients_) finish_bucket(bucket);
 }
 FlatStore::~FlatStore() {
-  if (!pending_reductions_.empty() && pending_reductions_.back().added)
-    device_.wait_for(Queue::compute, *pending_reductions_.back().added);
+  if (!pending_reductions_.empty() && pending_reductions_.back().complete)
+    device_.wait_for(Queue::compute, *pending_reductions_.back().complete);
 }
 void FlatStore::finish_reductions() {
   while (!pending_reductions_.empty()) finish_reduce();
 }
 
 // Completes the sum of this rank's slice, which is that over `shard`, over replicas and tied copies.
-void FlatStore::finish_bucket(Bucket& bucket) {
+void FlatStore::finish_bucket(PendingReduction& pending) {
+  Bucket& bucket = buckets_[pending.bucket];
   const FlatRange mine = slice_of(*bucket.plan);
   if (replicas_ > 1)
-    sum_over_replicas(shards_gradients_ ? bucket.sum
-                                        : bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}));
+    sum_over_replicas(pending, shards_gradients_
+                                   ? bucket.sum
+                                   : bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}));
   if (!shards_state_ && shards_ > 1) start_gradient_gather(bucket);
 }
 
-void FlatStore::sum_over_replicas(const Tensor& slice) {
+void FlatStore::sum_over_replicas(PendingReduction& pending, const Tensor& slice) {
+  const Queue queue = options_.reduce_queue;
   Tensor in_flight = slice;
   if (options_.reduce != DType::f32) {
-    CategoryScope scope(MemoryCategory::workspace);
-    in_flight = Tensor::empty(device_, slice.shape(), options_.reduce);
-    cast(slice, in_flight);
+    in_flight = reduce_buffer(pending, slice.elements(), options_.reduce);
+    cast(slice, in_flight, queue);
   }
-  if (shards_over_replicas_)
-    comm::reduce_scatter_sum(*groups_.replica, in_flight);
-  else
-    comm::all_reduce_sum(*groups_.replica, in_flight);
-  if (options_.reduce != DType::f32) cast(in_flight, slice);
+  comm::Communicator& group = *groups_.replica;
+  const int64_t n = in_flight.elements() / group.size();
+  add_reduction(pending, shards_over_replicas_
+                             ? comm::Reduction::scatter(group, in_flight,
+                                                        in_flight.flat_range(group.rank() * n, n, {n}), queue)
+                             : comm::Reduction::everywhere(group, in_flight, queue));
+  if (options_.reduce != DType::f32) cast(in_flight, slice, queue);
 }
 
 void FlatStore::start_gradient_gather(Bucket& bucket) {
@@ -164,11 +195,14 @@ void FlatStore::start_gradient_gather(Bucket& bucket) {
   if (options_.reduce != DType::f32) {
     CategoryScope scope(MemoryCategory::workspace);
     bucket.in_flight = Tensor::empty(device_, bucket.gradients.shape(), options_.reduce);
+    follow_compute();
     cast(bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}),
-         bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}));
+         bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), options_.reduce_queue);
   }
-  bucket.gradient_gather = groups_.shard->channel().start(comm::Batch().all_gather(
-      bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), bucket.in_flight));
+  bucket.gradient_gather = groups_.shard->channel().start(
+      comm::Batch().all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}),
+                               bucket.in_flight),
+      options_.reduce_queue);
   trace_start("gather gradients", bucket.in_flight.bytes());
 }
 
@@ -178,7 +212,7 @@ void FlatStore::finish_gradient_gather(Bucket& bucket) {
   bucket.gradient_gather->wait();
   traced.end();
   bucket.gradient_gather.reset();
-  if (options_.reduce != DType::f32) cast(bucket.in_flight, bucket.gradients);
+  if (options_.reduce != DType::f32) cast(bucket.in_flight, bucket.gradients, Queue::compute);
   bucket.in_flight = Tensor();
 }
 
@@ -191,41 +225,55 @@ void FlatStore::finish_gradients() {
       start_reduce(index);
   }
   finish_reductions();
-  for (Bucket& bucket : buckets_) {
-    if (!bucket.plan->trains) continue;
-    if (shards_gradients_) {
-      if (!bucket.reduced)
-        launch(device_, device_.table().elementwise->fill, bucket.sum, 0.0f, bucket.sum.elements());
-      bucket.reduced = true;
-      finish_bucket(bucket);
-    }
-    finish_gradient_gather(bucket);
-  }
+  if (shards_gradients_) finish_sharded_gradients();
+  for (Bucket& bucket : buckets_)
+    if (bucket.plan->trains) finish_gradient_gather(bucket);
   if (ranks_of(groups_.embedding) > 1)
     for (const Bucket& bucket : buckets_)
       if (bucket.plan->trains && bucket.plan->parameters.front()->spec().tied != ParamSpec::Tied::no)
         comm::all_reduce_sum_any(*groups_.embedding, owned_gradients(bucket));
 }
 
+// The sums of all micro-batches over replicas; zeros where nothing was added.
+void FlatStore::finish_sharded_gradients() {
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    Bucket& bucket = buckets_[index];
+    if (!bucket.plan->trains) continue;
+    if (!std::exchange(bucket.reduced, true))
+      launch(device_, device_.table().elementwise->fill, bucket.sum, 0.0f, bucket.sum.elements());
+    PendingReduction& pending = add_pending(index);
+    finish_bucket(pending);
+    if (options_.reduce_queue == Queue::compute)
+      pending_reductions_.pop_back();
+    else
+      pending.complete = device_.record(options_.reduce_queue);
+  }
+  finish_reductions();
+}
+
 // One exchange for all the ranges.
-void FlatStore::sum_ranges(comm::Communicator* group, const Tensor& flat,
+void FlatStore::sum_ranges(comm::Communicator* group, PendingReduction& pending,
                            const std::vector<FlatRange>& ranges) {
   if (ranks_of(group) == 1 || ranges.empty()) return;
+  const Queue queue = options_.reduce_queue;
   int64_t total = 0;
   for (const FlatRange& range : ranges) total += range.count;
-  CategoryScope scope(MemoryCategory::workspace);
-  const Tensor together = Tensor::empty(device_, {total});
+  const int64_t padded = round_up(total, group->size());
+  const Tensor together = reduce_buffer(pending, padded, DType::f32);
   const auto copy = [&](bool back) {
     int64_t at = 0;
     for (const FlatRange& range : ranges) {
-      const Tensor there = flat.flat_range(range.begin, range.count, {range.count}),
+      const Tensor there = pending.gradients.flat_range(range.begin, range.count, {range.count}),
                    here = together.flat_range(at, range.count, {range.count});
-      cast(back ? here : there, back ? there : here);
+      cast(back ? here : there, back ? there : here, queue);
       at += range.count;
     }
   };
   copy(false);
-  comm::all_reduce_sum_any(*group, together);
+  if (padded > total)
+    launch(device_, queue, device_.table().elementwise->fill,
+           together.flat_range(total, padded - total, {padded - total}), 0.0f, padded - total);
+  add_reduction(pending, comm::Reduction::everywhere(*group, together, queue));
   copy(true);
 }
 

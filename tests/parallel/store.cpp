@@ -545,61 +545,165 @@ TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and w
   }
 }
 
-// Weight gradients and the work of other queues, as events tell.
-class Intervals final : public TapeObserver {
+// What the queues did during some training steps, by the times of their events.
+struct Timeline {
+  struct Interval {
+    std::string queue, name;
+    double begin, end;  // seconds
+  };
+  int64_t spans_on(const std::string& queue) const {
+    return std::ranges::count_if(others, [&](const Interval& one) { return one.queue == queue; });
+  }
+  // Seconds that both a kernel and another queue's work took. The queue's name begins with `queue`, and the
+  // description of its work with `work`.
+  double overlap(const std::string& queue = "", const std::string& work = "") const {
+    double seconds = 0;
+    for (const Interval& a : kernels)
+      for (const Interval& b : others)
+        if (b.queue.starts_with(queue) && b.name.starts_with(work))
+          seconds += std::max(0.0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
+    return seconds;
+  }
+  // Kernels of the compute queue that wait for nothing: weight gradients, blocks of ring attention.
+  std::vector<Interval> kernels;
+  // Work of the other queues.
+  std::vector<Interval> others;
+  std::vector<double> losses;
+};
+
+class SpanCollector final : public TapeObserver {
  public:
   bool waits() const override { return false; }
   void observe(const TapeEvent& event) override {
-    if (event.phase == 'W') gradients.push_back({{}, event.name, event.before, event.after});
+    const bool is_block = event.part && event.name.find("block") != std::string::npos;
+    if (event.phase == 'W' || is_block) kernels.push_back({"compute", event.name, event.before, event.after});
   }
   void queue_span(const QueueSpan& span) override {
-    if (span.queue.rfind("delivery", 0) != 0) others.push_back(span);
+    if (!span.queue.starts_with("delivery")) others.push_back(span);
   }
-  // Seconds that both a weight gradient and another queue's work took.
-  double overlap() const {
-    double seconds = 0;
-    for (const QueueSpan& a : gradients)
-      for (const QueueSpan& b : others) {
-        for (const QueueSpan* span : {&a, &b}) span->before->wait(), span->after->wait();
-        seconds += std::max(
-            0.0, std::min(a.after->time(), b.after->time()) - std::max(a.before->time(), b.before->time()));
-      }
-    return seconds;
-  }
-  std::vector<QueueSpan> gradients, others;
+  std::vector<QueueSpan> kernels, others;
 };
+
+// Of training steps on the stand-in for NCCL.
+Timeline timeline_of(config::Config config, int steps) {
+  config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+  train::StepRunner runner(config, world());
+  runner.initialize();
+  SpanCollector spans;
+  runner.observe(&spans);
+  const auto data = train::open_datasets(config, nullptr);
+  data::Loader loader(data[0], runner.loader_options());
+  train::StepTimers timers;
+  Timeline timeline;
+  for (int i = 0; i < steps; ++i) {
+    timers.start_step();
+    timeline.losses.push_back(runner.train_step(loader, timers).loss);
+  }
+  runner.observe(nullptr);
+  runner.device().synchronize();
+  const auto add = [](const std::vector<QueueSpan>& from, std::vector<Timeline::Interval>& to) {
+    for (const QueueSpan& span : from)
+      to.push_back({span.queue, span.name, span.before->time(), span.after->time()});
+  };
+  add(spans.kernels, timeline.kernels);
+  add(spans.others, timeline.others);
+  return timeline;
+}
 
 TEST_CASE("buckets are summed beside the backward pass: events of the queues show it, and cost no bits") {
   const int ranks = world().size();
   if (ranks == 1) return;
   auto config = config_of<capstan::test::Checked>(ranks, 1);
-  config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
   config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim;
   config.ddp.bucket_size = 2000;
   for (const bool overlap : {true, false}) {
     CAPTURE(overlap);
     config.ddp.overlap_grad_reduce = overlap;
-    const Ended plain = run(config, world(), 1);
-    train::StepRunner runner(config, world());
-    runner.initialize();
-    Intervals intervals;
-    runner.observe(&intervals);
-    const auto data = train::open_datasets(config, nullptr);
-    data::Loader loader(data[0], runner.loader_options());
-    train::StepTimers timers;
-    timers.start_step();
-    CHECK(runner.train_step(loader, timers).loss == plain.losses[0]);
-    runner.observe(nullptr);
-    CHECK(intervals.gradients.size() > 20);
-    const auto on = [&](const std::string& queue) {
-      return std::ranges::count_if(intervals.others, [&](const QueueSpan& s) { return s.queue == queue; });
-    };
-    CHECK(on("transfers of `shard`") > 10);
-    CHECK(on("communication") > 5);
-    const double seconds = intervals.overlap();
+    const Timeline timeline = timeline_of(config, 1);
+    CHECK(timeline.losses == run(config, world(), 1).losses);
+    CHECK(timeline.kernels.size() > 20);
+    CHECK(timeline.spans_on("transfers of `shard`") > 10);
+    CHECK(timeline.spans_on("communication") > 5);
     if (overlap)
-      CHECK(seconds > 0);
+      CHECK(timeline.overlap() > 0);
     else
-      CHECK(seconds == 0);
+      CHECK(timeline.overlap() == 0);
   }
+}
+
+TEST_CASE("transfers run beside kernels: gathers of parameters, pipelines, rings, sums over tensor ranks") {
+  const int ranks = world().size();
+  if (ranks == 1) return;
+  const auto base = config_of<capstan::test::Checked>(ranks, 2);
+  // A rank that waits for slower ones has no kernel to run meanwhile: one rank with overlap is enough.
+  const auto overlap_of = [](const config::Config& config, const char* queue, const char* work = "") {
+    return comm::all_reduce(world().communicator(), timeline_of(config, 2).overlap(queue, work));
+  };
+  {
+    auto config = base;
+    config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim_grads_params;
+    config.ddp.overlap_param_gather = true;
+    CHECK(overlap_of(config, "transfers of `shard`", "all_gather") > 0);
+  }
+  if (ranks % 2 != 0) return;
+  const int64_t pairs = ranks / 2;
+  {
+    auto config = base;
+    config.model.num_layers = 2;
+    config.dist.pipeline_model_parallel_size = 2;
+    config.train.global_batch_size = 4 * pairs;
+    CHECK(overlap_of(config, "transfers of `pp-") > 0);
+  }
+  {
+    auto config = base;
+    config.dist.context_parallel_size = 2;
+    config.train.global_batch_size = 2 * pairs;
+    CHECK(overlap_of(config, "transfers of `cp`") > 0);
+  }
+  {
+    auto config = base;
+    config.dist.tensor_model_parallel_size = 2;
+    config.dist.sequence_parallel = true;
+    config.train.global_batch_size = 2 * pairs;
+    config.ddp.bucket_size = 2000;
+    config.ddp.overlap_grad_reduce = true;
+    CHECK(overlap_of(config, "transfers of `tp-gradients`") > 0);
+  }
+}
+
+TEST_CASE("sums on the communication queue give the bits of those on the compute queue") {
+  const int64_t ranks = world().size();
+  if (ranks == 1) return;
+  const auto compare = [](const config::Config& on_compute) {
+    config::Config on_communication = on_compute;
+    on_communication.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+    check_same(run(on_communication, world()), run(on_compute, world()), 0);
+  };
+  for (const bool half : {false, true})
+    for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
+                                ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+      CAPTURE(text_of(strategy));
+      CAPTURE(half);
+      auto config = config_of<capstan::test::Checked>(ranks, 2);
+      config.ddp.data_parallel_sharding_strategy = strategy;
+      config.ddp.bucket_size = 2000;
+      config.ddp.overlap_grad_reduce = true;
+      config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
+      config.mixed_precision.grad_reduce_in_fp32 = !half;
+      compare(config);
+      if (half && strategy == ShardingStrategy::optim_grads) continue;  // nothing that the others lack
+      if (ranks % 2 != 0) continue;
+      // Norm weights whose gradients are sums over the tensor-parallel ranks.
+      auto tensor = config;
+      tensor.dist.tensor_model_parallel_size = 2;
+      tensor.dist.sequence_parallel = true;
+      tensor.train.global_batch_size = ranks;
+      compare(tensor);
+      // Sums over the instances of the optimizer.
+      config.ddp.num_distributed_optimizer_instances = 2;
+      compare(config);
+      if (strategy == ShardingStrategy::no_shard) continue;
+      config.ddp.outer_dp_sharding_strategy = ShardingStrategy::optim;
+      compare(config);
+    }
 }

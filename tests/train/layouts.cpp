@@ -186,6 +186,17 @@ constexpr Layout kLayouts[] = {
      "dist.cp=4 dist.cp_comm_type=a2a+p2p dist.hierarchical_context_parallel_sizes=[2,2]" STAND_IN},
     {4, false, "llama", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim" STAND_IN},
     {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.vpp=2 " SHARD "optim" STAND_IN},
+    {2, false, "gpt", "ddp.overlap_grad_reduce=true ddp.bucket_size=2000 " DROP STAND_IN},
+    {2, false, "llama", "dist.cp=2 dist.cp_comm_type=all_gather " BF16 STAND_IN},
+    {2, false, "gpt", "dist.cp=2 dist.cp_comm_type=a2a " FULL STAND_IN},
+    {2, false, "lora", "dist.tp=2 dist.sp=true" STAND_IN},
+    {2, false, "qlora", "dist.pp=2" STAND_IN},
+    {3, false, "llama",
+     "ddp.overlap_grad_reduce=true mixed_precision.grad_reduce_in_fp32=false " BF16 STAND_IN},
+    {4, false, "llama",
+     "dist.tp=2 dist.sp=true ddp.overlap_grad_reduce=true ddp.bucket_size=2000 " SHARD
+     "optim_grads" STAND_IN},
+    {4, false, "gpt", HYBRID SHARD "optim ddp.overlap_grad_reduce=true ddp.bucket_size=2000" STAND_IN},
     // Three axes.
     {8, false, "llama", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
     {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.cp=2 " DROP " " FULL},

@@ -44,8 +44,9 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
 std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
   std::map<std::string, int64_t> sent;
   for (const std::string& group : mesh.group_names())
-    sent[group.starts_with("pp-") ? "pp" : group] +=
-        mesh.group(group).sent() + mesh.group(group).channel().sent();
+    sent[group.starts_with("pp-")  ? "pp"
+         : group == "tp-gradients" ? "tp"
+                                   : group] += mesh.group(group).sent() + mesh.group(group).channel().sent();
   return sent;
 }
 
@@ -181,7 +182,7 @@ parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
   parallel::StoreGroups groups;
   groups.shard = &mesh.group("shard");
   groups.replica = &mesh.group("replica");
-  groups.tensor = &mesh.group("tp");
+  groups.tensor = &mesh.group("tp-gradients");
   if (mesh.shares_keys()) groups.kv_replicas = &mesh.group("tp-kv");
   groups.embedding = &mesh.group("embedding");
   groups.model = &mesh.group("tp-pp");
