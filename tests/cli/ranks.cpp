@@ -4,8 +4,11 @@
 #include <unistd.h>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <thread>
+#include <vector>
 
+#include "base/json.hpp"
 #include "process.hpp"
 
 using namespace capstan::test;
@@ -29,6 +32,36 @@ TEST_CASE("two ranks under one parent; its exit code is theirs") {
   }
   CHECK(train_in(scratch, {"--nproc", "2", "train.global_batch_size=3", "--run-dir", "c"}).code == 2);
   CHECK(train_in(scratch, {"--nproc", "0"}).code == 2);
+}
+
+TEST_CASE("a trace of two ranks shows transfers of gradients beside weight gradients") {
+  ScratchDirectory scratch;
+  const Finished done = train_in(
+      scratch, {"--nproc", "2", "train.train_iters=4", "--run-dir", "a", "profiling.trace=true",
+                "profiling.profile_step_start=1", "profiling.profile_step_end=4", "train.device=checked",
+                "dist.distributed_backend=nccl_stand_in", "ddp.data_parallel_sharding_strategy=optim",
+                "ddp.overlap_grad_reduce=true", "ddp.bucket_size=5000", "profiling.profile_ranks=[0,1]"});
+  REQUIRE_MESSAGE(done.code == 0, done.err);
+  double both = 0;  // microseconds
+  for (const char* file : {"a/trace/rank-0.json", "a/trace/rank-1.json"}) {
+    const auto trace = capstan::json_of(read_text(scratch.path() + "/" + file));
+    std::map<int, std::string> lanes;
+    for (const auto& event : trace["traceEvents"])
+      if (event["name"] == "thread_name") lanes[event["tid"]] = event["args"]["name"];
+    std::vector<std::pair<double, double>> weights, transfers;
+    for (const auto& event : trace["traceEvents"]) {
+      if (event["ph"] != "X") continue;
+      const double begin = event["ts"].get<double>(), end = begin + event["dur"].get<double>();
+      const std::string& lane = lanes.at(event["tid"]);
+      if (lane == "weight gradients") weights.emplace_back(begin, end);
+      if (lane == "transfers of `shard`") transfers.emplace_back(begin, end);
+    }
+    CHECK(weights.size() > 10);
+    CHECK(transfers.size() > 10);
+    for (const auto& [b, e] : weights)
+      for (const auto& [begin, end] : transfers) both += std::max(0.0, std::min(e, end) - std::max(b, begin));
+  }
+  CHECK(both > 0);
 }
 
 TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {
