@@ -21,7 +21,8 @@ namespace {
 
 int64_t gemms = 0;
 
-// The families that the model uses. A kernel of its own in front of each GEMM; the others are the CPU's.
+// The families that the model uses, and no other. A kernel of its own in front of each GEMM; the others are
+// the CPU's.
 kernels::Gemm slab_gemm() {
   kernels::Gemm family = *kernels::cpu_table().gemm;
   family.run = [](kernels::Context& c, kernels::GemmShape shape, kernels::In a, kernels::In b,
@@ -33,18 +34,12 @@ kernels::Gemm slab_gemm() {
 }
 const kernels::Table& slab_table() {
   static const kernels::Gemm gemm = slab_gemm();
-  const kernels::Table& cpu = kernels::cpu_table();
-  static const kernels::Table table{.gemm = &gemm,
-                                    .norm = cpu.norm,
-                                    .head_norm = nullptr,
-                                    .activation = cpu.activation,
-                                    .attention = cpu.attention,
-                                    .context_attention = nullptr,
-                                    .embedding = cpu.embedding,
-                                    .cross_entropy = cpu.cross_entropy,
-                                    .elementwise = cpu.elementwise,
-                                    .optimizers = cpu.optimizers,
-                                    .adapter = nullptr};
+  static const kernels::Table table = [] {
+    kernels::Table families = kernels::cpu_table();
+    families.gemm = &gemm;
+    families.head_norm = nullptr, families.context_attention = nullptr, families.adapter = nullptr;
+    return families;
+  }();
   return table;
 }
 
