@@ -104,7 +104,7 @@ TEST_CASE_TEMPLATE("a kernel that is given too small a workspace is named and wr
           message_of(*device, [&] { launch(*device, queue, small, &fill_and_sum, y, 2.0f); });
       CAPTURE(message);
       CHECK(message.find("fill_and_sum") != std::string::npos);
-      CHECK(message.find("workspace.cpp") != std::string::npos);
+      CHECK(message.find("launch_workspace.cpp") != std::string::npos);
       CHECK(message.find("needs a workspace of 576 bytes and was launched with " +
                          std::to_string(small.total(2))) != std::string::npos);
     }
