@@ -35,7 +35,7 @@ given=("$@")
   measure 'full, `block`, 4 layers' $g=full $how=block $layers=4
 } | python3 -c '
 import json, sys
-print("| recomputed | activations at the peak | peak of the step | estimated | kernel scratch | time |")
+print("| recomputed | activations at the peak | workspace | peak of the step | estimated | time |")
 print("|---|---|---|---|---|---|")
 first = None
 for line in sys.stdin:
@@ -43,5 +43,5 @@ for line in sys.stdin:
     first = first or work
     mib = lambda account, key: "{:.1f} MiB".format(account[key] / 2**20)
     print("| {} | {} | {} | {} | {} | {:.2f} |".format(
-        name, mib(memory, "activations"), mib(memory, "peak"), mib(estimated, "peak"),
-        mib(memory, "kernel_scratch"), work / first))'
+        name, mib(memory, "activations"), mib(memory, "workspace"), mib(memory, "peak"),
+        mib(estimated, "peak"), work / first))'

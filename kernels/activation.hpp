@@ -16,6 +16,9 @@ struct Activation {
   // (Gemm::column_sum).
   void (*backward)(Context&, ActivationKind, bool gated, In dy, In x, In bias, Out dx, int64_t rows,
                    int64_t cols);
+
+  WorkspaceSize (*forward_workspace)(bool gated, bool bias, int64_t cols);
+  WorkspaceSize (*backward_workspace)(bool gated, bool bias, int64_t cols);
 };
 
 }  // namespace capstan::kernels

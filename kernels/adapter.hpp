@@ -31,6 +31,10 @@ struct Adapter {
   void (*nf4_expand)(Context&, Region region, int64_t matrix_columns, int64_t block, const uint8_t* codes,
                      const float* scales, const uint8_t* scale_codes, const float* nested, const float* map,
                      const float* offset, Out y);
+
+  WorkspaceSize (*row_lengths_workspace)(int64_t rank);
+  WorkspaceSize (*scale_columns_workspace)(int64_t columns);
+  WorkspaceSize (*magnitude_gradient_workspace)();
 };
 
 }  // namespace capstan::kernels

@@ -62,9 +62,9 @@ struct Attention {
   void (*decode)(Context&, AttentionShape /* seq = new tokens */, In qkv, Out k_cache, Out v_cache,
                  int64_t past, int64_t capacity, Out out);
 
-  // Scratch memory of `forward` and `backward` for qkv of that type.
-  WorkspaceSize (*forward_scratch)(AttentionShape, DType);
-  WorkspaceSize (*backward_scratch)(AttentionShape, DType);
+  WorkspaceSize (*forward_workspace)(AttentionShape, DType qkv);
+  WorkspaceSize (*backward_workspace)(AttentionShape, DType qkv);
+  WorkspaceSize (*decode_workspace)(AttentionShape, DType qkv, DType cache, int64_t past);
 };
 
 }  // namespace capstan::kernels

@@ -58,9 +58,8 @@ struct ContextAttention {
   void (*backward)(Context&, AttentionBlock, In qkv, In kv, In out, const float* lse, In dout,
                    const int32_t* document_start, const int64_t* dropout_rows, float* dqkv, float* dkv);
 
-  // Scratch memory of `forward` and `backward`.
-  WorkspaceSize (*forward_scratch)(AttentionBlock);
-  WorkspaceSize (*backward_scratch)(AttentionBlock);
+  WorkspaceSize (*forward_workspace)(AttentionBlock);
+  WorkspaceSize (*backward_workspace)(AttentionBlock);
 };
 
 }  // namespace capstan::kernels

@@ -34,6 +34,11 @@ struct Elementwise {
   void (*weighted_sum)(Context&, const float* x, const float* weight, int64_t n, double* out,
                        bool accumulate);
   void (*count_nonfinite)(Context&, In x, int64_t n, int64_t* out, bool accumulate);  // NaNs and infinities
+
+  WorkspaceSize (*bias_dropout_add_workspace)(bool bias, int64_t cols);
+  WorkspaceSize (*sum_workspace)(int64_t n);
+  WorkspaceSize (*weighted_sum_workspace)(int64_t n);
+  WorkspaceSize (*count_nonfinite_workspace)(int64_t n);
 };
 
 }  // namespace capstan::kernels

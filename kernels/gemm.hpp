@@ -20,9 +20,8 @@ struct Gemm {
   // out[n] (+)= sum over rows of x[m,n]: bias gradients. out is fp32.
   void (*column_sum)(Context&, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                      bool accumulate);
-  // Scratch memory of `run` and `column_sum`.
-  WorkspaceSize (*run_scratch)(GemmShape, DType a, DType c);
-  WorkspaceSize (*column_sum_scratch)(int64_t rows, int64_t cols);
+  WorkspaceSize (*run_workspace)(GemmShape, DType a, DType c, float alpha, float beta);
+  WorkspaceSize (*column_sum_workspace)(int64_t rows, int64_t cols);
 };
 
 }  // namespace capstan::kernels

@@ -32,6 +32,11 @@ struct HeadNorm {
   // partial sums. The gradients of gamma are fp32 and accumulated into (null: skipped). dx may be dy.
   void (*backward)(Context&, HeadNormShape, In dy, In qkv, const float* squares, const float* dots,
                    In query_gamma, In key_gamma, Out dx, float* dquery_gamma, float* dkey_gamma);
+
+  WorkspaceSize (*forward_workspace)(HeadNormShape);
+  WorkspaceSize (*dots_workspace)(HeadNormShape);
+  // parameter_gradients: a gradient of gamma is given.
+  WorkspaceSize (*backward_workspace)(HeadNormShape, bool parameter_gradients);
 };
 
 }  // namespace capstan::kernels

@@ -25,6 +25,10 @@ struct Norm {
   // and are always accumulated into (null: skipped). dx may be dy's own storage when not accumulating.
   void (*backward)(Context&, bool rms, NormRows, In dy, In x, In gamma, float gamma_offset, const float* mean,
                    const float* rstd, Out dx, bool accumulate, float* dgamma, float* dbeta);
+
+  WorkspaceSize (*forward_workspace)(NormRows);
+  // parameter_gradients: dgamma or dbeta is given.
+  WorkspaceSize (*backward_workspace)(NormRows, bool parameter_gradients);
 };
 
 }  // namespace capstan::kernels

@@ -68,6 +68,12 @@ struct Optimizers {
                          bool accumulate);
   void (*count_zeros)(Context&, In ranges, int64_t range_count, const float* x, int64_t* out,
                       bool accumulate);
+
+  // Of adam, sgd and lion.
+  WorkspaceSize (*update_workspace)(int64_t range_count);
+  // elements: at least those of all counted ranges.
+  WorkspaceSize (*sum_of_squares_workspace)(int64_t range_count, int64_t elements);
+  WorkspaceSize (*count_zeros_workspace)(int64_t range_count, int64_t elements);
 };
 
 }  // namespace capstan::kernels

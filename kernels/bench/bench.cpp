@@ -54,8 +54,11 @@ double gemm_gflops(Device& device, const NamedGemm& s, DType dtype, double secon
   const GemmShape shape{s.trans_a, s.trans_b, s.m, s.n, s.k, s.trans_a ? s.m : s.k, s.trans_b ? s.k : s.n,
                         s.n};
   // A weight gradient (A transposed) adds to what is there.
+  const Gemm& kernel = *device.table().gemm;
+  const float beta = s.trans_a ? 1.0f : 0.0f;
   const double time = shortest(device, seconds, [&] {
-    launch(device, device.table().gemm->run, shape, a, b, c, 1.0f, s.trans_a ? 1.0f : 0.0f);
+    launch(device, kernel.run_workspace(shape, dtype, DType::f32, 1.0f, beta), kernel.run, shape, a, b, c,
+           1.0f, beta);
   });
   return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / time * 1e-9;
 }
@@ -139,11 +142,13 @@ class KernelBench {
     // Two GEMMs of seq x seq x head_dim forward, five backward; half of the square is masked.
     const double gemm = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) *
                         static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
+    const Attention& kernel = *device_.table().attention;
     bound_by_gemms(prefix + "attention forward", 2 * gemm, [&] {
-      launch(device_, device_.table().attention->forward, a, qkv, none, none, out, lse);
+      launch(device_, kernel.forward_workspace(a, DType::f32), kernel.forward, a, qkv, none, none, out, lse);
     });
     bound_by_gemms(prefix + "attention backward", 5 * gemm, [&] {
-      launch(device_, device_.table().attention->backward, a, qkv, out, lse, dout, none, none, dqkv);
+      launch(device_, kernel.backward_workspace(a, DType::f32), kernel.backward, a, qkv, out, lse, dout, none,
+             none, dqkv);
     });
     const Tensor angles = noise(device_, m.seq * m.head_dim / 2);
     std::vector<int32_t> row_positions(static_cast<size_t>(tokens));
@@ -151,8 +156,7 @@ class KernelBench {
       row_positions[i] = static_cast<int32_t>(i % static_cast<size_t>(m.seq));
     const Tensor positions = Tensor::from_host<int32_t>(device_, {tokens}, row_positions);
     bound_by_memory(prefix + "rope", 8 * tokens * (layout.row() - m.groups * m.head_dim), [&] {
-      launch(device_, device_.table().attention->rope, layout, qkv, angles, angles, positions, tokens,
-             m.head_dim, false, false);
+      launch(device_, kernel.rope, layout, qkv, angles, angles, positions, tokens, m.head_dim, false, false);
     });
   }
 
@@ -163,21 +167,23 @@ class KernelBench {
                  gamma = noise(device_, m.width), mean = Tensor::zeros(device_, {tokens}),
                  rstd = Tensor::zeros(device_, {tokens}), dgamma = Tensor::zeros(device_, {m.width}), none;
     const NormRows rows{tokens, m.width, 1, 0, m.width};
+    const Norm& kernel = *device_.table().norm;
     bound_by_memory(prefix + "norm forward", 8 * n, [&] {
-      launch(device_, device_.table().norm->forward, false, rows, x, none, none, gamma, 0.0f, gamma, 1e-5f, y,
-             mean, rstd);
+      launch(device_, kernel.forward_workspace(rows), kernel.forward, false, rows, x, none, none, gamma, 0.0f,
+             gamma, 1e-5f, y, mean, rstd);
     });
     bound_by_memory(prefix + "residual + norm forward", 16 * n, [&] {
-      launch(device_, device_.table().norm->forward, true, rows, x, z, x, gamma, 0.0f, none, 1e-5f, y, none,
-             rstd);
+      launch(device_, kernel.forward_workspace(rows), kernel.forward, true, rows, x, z, x, gamma, 0.0f, none,
+             1e-5f, y, none, rstd);
     });
     bound_by_memory(prefix + "norm backward, accumulated", 16 * n, [&] {
-      launch(device_, device_.table().norm->backward, false, rows, z, x, gamma, 0.0f, mean, rstd, y, true,
-             dgamma, dgamma);
+      launch(device_, kernel.backward_workspace(rows, true), kernel.backward, false, rows, z, x, gamma, 0.0f,
+             mean, rstd, y, true, dgamma, dgamma);
     });
     bound_by_memory(prefix + "bias + residual", 12 * n, [&] {
-      launch(device_, device_.table().elementwise->bias_dropout_add, x, gamma, z, y, tokens, m.width, 0.0f,
-             PhiloxKey{1, 2}, none);
+      const Elementwise& elementwise = *device_.table().elementwise;
+      launch(device_, elementwise.bias_dropout_add_workspace(true, m.width), elementwise.bias_dropout_add, x,
+             gamma, z, y, tokens, m.width, 0.0f, PhiloxKey{1, 2}, none);
     });
   }
 
@@ -195,7 +201,9 @@ class KernelBench {
     });
     const Tensor sums = Tensor::zeros(device_, {m.inner});
     bound_by_memory(prefix + "column sum", 4 * wide, [&] {
-      launch(device_, device_.table().gemm->column_sum, y, sums, tokens, m.inner, m.inner, true);
+      const Gemm& gemm = *device_.table().gemm;
+      launch(device_, gemm.column_sum_workspace(tokens, m.inner), gemm.column_sum, y, sums, tokens, m.inner,
+             m.inner, true);
     });
   }
 
@@ -235,17 +243,19 @@ class KernelBench {
     const Tensor ranges = Tensor::empty(device_, {sizeof range}, DType::u8);
     ranges.copy_from_host_bytes(std::as_bytes(std::span(&range, 1)));
     const StepScale scale{.lr = 1e-3, .weight_decay = 0.1f};
+    const Optimizers& kernel = *device_.table().optimizers;
     const AdamStep adam{.scale = scale, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f};
     bound_by_memory("adam (16 Mi parameters)", 28 * n, [&] {
-      launch(device_, device_.table().optimizers->adam, adam, ranges, 1, grad, main, m, v, none);
+      launch(device_, kernel.update_workspace(1), kernel.adam, adam, ranges, 1, grad, main, m, v, none);
     });
     const LionStep lion{.scale = scale, .beta1 = 0.95f, .beta2 = 0.98f};
     bound_by_memory("lion (16 Mi parameters)", 20 * n, [&] {
-      launch(device_, device_.table().optimizers->lion, lion, ranges, 1, grad, main, m, none);
+      launch(device_, kernel.update_workspace(1), kernel.lion, lion, ranges, 1, grad, main, m, none);
     });
     const Tensor sum = Tensor::zeros(device_, {1}, DType::f64);
     bound_by_memory("sum of squares (16 Mi)", 4 * n, [&] {
-      launch(device_, device_.table().optimizers->sum_of_squares, ranges, 1, grad, sum, false);
+      launch(device_, kernel.sum_of_squares_workspace(1, n), kernel.sum_of_squares, ranges, 1, grad, sum,
+             false);
     });
     const int64_t rows = 4096, cols = 4096;
     std::vector<int64_t> ids(static_cast<size_t>(rows));

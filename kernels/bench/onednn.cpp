@@ -61,11 +61,13 @@ PeakMeasurement::PeakMeasurement(Device& on, DType type) : device_(&on) {
 void PeakMeasurement::run() {
   const double start = now();
   const GemmShape shape{false, false, kSide, kSide, kSide, kSide, kSide, kSide};
-  launch(*device_, device_->table().gemm->run, shape, input_, input_, result_, 1.0f, 0.0f);
+  const Gemm& kernel = *device_->table().gemm;
+  launch(*device_, kernel.run_workspace(shape, input_.dtype(), result_.dtype(), 1.0f, 0.0f), kernel.run,
+         shape, input_, input_, result_, 1.0f, 0.0f);
   device_->synchronize();
   const double middle = now();
   if (!host_.empty()) {
-    set_openmp_threads(device_->context().pool->size());
+    set_openmp_threads(device_->host_threads().size());
     dnnl_sgemm('N', 'N', kSide, kSide, kSide, 1.0f, host_.data(), kSide, host_.data(), kSide, 0.0f,
                host_result_.data(), kSide);
     set_openmp_threads(1);
@@ -88,7 +90,7 @@ double peak_gemm_gflops(Device& device, DType type) {
        {NamedGemm{"", false, false, 2048, 2048, 2048}, NamedGemm{"", false, true, 4096, 2304, 768},
         NamedGemm{"", false, false, 4096, 3072, 768}})
     best = std::max({best, gemm_gflops(device, shape, type, 0.3),
-                     type == DType::f32 ? onednn_gemm_gflops(shape, device.context().pool->size(), 0.3) : 0});
+                     type == DType::f32 ? onednn_gemm_gflops(shape, device.host_threads().size(), 0.3) : 0});
   return best;
 }
 

@@ -74,10 +74,13 @@ struct SquaredRelu {
   }
 };
 
-// The bias of a row as fp32, or null.
-HWY_INLINE float* wide_bias(Context& c, In bias, int64_t n) {
+// The bias of a row as fp32.
+WorkspaceSize bias_workspace(bool gated, bool bias, int64_t cols) {
+  return {bias ? static_cast<size_t>(gated ? 2 * cols : cols) * sizeof(float) : 0, 0};
+}
+HWY_INLINE const float* wide_bias(const WorkspaceParts& workspace, In bias, int64_t n) {
   if (!bias) return nullptr;
-  float* wide = c.scratch_of<float>(Context::kShared, static_cast<size_t>(n));
+  auto* wide = workspace.shared<float>();
   widen(bias, wide, n);
   return wide;
 }
@@ -123,7 +126,9 @@ HWY_INLINE void by_type_and_bias(std::initializer_list<In> arrays, bool bias, Bo
 
 template <class F>
 void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t rows, int64_t cols) {
-  const float* bias = wide_bias(c, bias_in, gated ? 2 * cols : cols);
+  const WorkspaceParts workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
+  if (!workspace) return;
+  const float* bias = wide_bias(workspace, bias_in, gated ? 2 * cols : cols);
   by_type_and_bias({x_in, y_out}, bias != nullptr, [&](auto type, auto biased) HWY_ATTR {
     using T = decltype(type);
     using From = Row<T, decltype(biased)::value>;
@@ -148,7 +153,9 @@ void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t 
 template <class F>
 void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_out, int64_t rows,
                  int64_t cols) {
-  const float* bias = wide_bias(c, bias_in, gated ? 2 * cols : cols);
+  const WorkspaceParts workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
+  if (!workspace) return;
+  const float* bias = wide_bias(workspace, bias_in, gated ? 2 * cols : cols);
   by_type_and_bias({x_in, dy_in, dx_out}, bias != nullptr, [&](auto type, auto biased) HWY_ATTR {
     using T = decltype(type);
     using From = Row<T, decltype(biased)::value>;
@@ -214,7 +221,10 @@ void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias,
 }
 
 Activation activation_family() {
-  return {.forward = forward, .backward = backward};
+  return {.forward = forward,
+          .backward = backward,
+          .forward_workspace = bias_workspace,
+          .backward_workspace = bias_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -43,14 +43,17 @@ HWY_INLINE double sum_of_products(A a, int64_t begin, int64_t n) {
   return total;
 }
 
+WorkspaceSize row_lengths_workspace(int64_t rank) {
+  return {0, static_cast<size_t>(rank) * sizeof(float)};
+}
 void row_lengths(Context& c, In w, const float* p, In b, const float* g, float s, float* n2, int64_t out,
                  int64_t in, int64_t rank) {
-  const auto per_worker = static_cast<size_t>(rank) * sizeof(float);
-  reserve_scratch(c, per_worker);
+  const WorkspaceParts workspace(c, row_lengths_workspace(rank));
+  if (!workspace) return;
   by_type({w}, [&](auto type) HWY_ATTR {
     const auto rows = array_of<decltype(type)>(w);
     parallel_blocks(c, out, rows_per_block(in), [&](int64_t begin, int64_t end, int worker) HWY_ATTR {
-      float* row = c.scratch_of<float>(worker, static_cast<size_t>(rank));
+      auto* row = workspace.worker<float>(worker);
       for (int64_t j = begin; j < end; ++j) {
         double total = sum_of_products(rows, j * in, in);
         widen({b.dtype == DType::bf16 ? static_cast<const void*>(b.as<bf16>() + j * rank)
@@ -71,8 +74,13 @@ void row_lengths(Context& c, In w, const float* p, In b, const float* g, float s
   });
 }
 
+WorkspaceSize scale_columns_workspace(int64_t columns) {
+  return {static_cast<size_t>(columns) * sizeof(float), 0};
+}
 void scale_columns(Context& c, In u, In m, const float* n2, Out y, int64_t rows, int64_t columns) {
-  float* factors = c.scratch_of<float>(Context::kShared, static_cast<size_t>(columns));
+  const WorkspaceParts workspace(c, scale_columns_workspace(columns));
+  if (!workspace) return;
+  auto* factors = workspace.shared<float>();
   widen(m, factors, columns);
   for (int64_t j = 0; j < columns; ++j) factors[j] /= std::sqrt(n2[j]);
   by_type({u, y}, [&](auto type) HWY_ATTR {
@@ -92,14 +100,18 @@ void scale_columns(Context& c, In u, In m, const float* n2, Out y, int64_t rows,
   });
 }
 
+WorkspaceSize magnitude_gradient_workspace() {
+  return {0, kColumns * (sizeof(float) + sizeof(double))};
+}
 void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int64_t rows, int64_t columns) {
-  reserve_scratch(c, kColumns * (sizeof(float) + sizeof(double)));
+  const WorkspaceParts workspace(c, magnitude_gradient_workspace());
+  if (!workspace) return;
   by_type({dy, u}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto a = array_of<T>(dy), b = array_of<T>(u);
     parallel_blocks(c, columns, kColumns, [&](int64_t begin, int64_t end, int worker) HWY_ATTR {
       const int64_t n = end - begin;
-      double* total = c.scratch_of<double>(worker, kColumns + kColumns / 2);
+      auto* total = workspace.worker<double>(worker);
       float* part = reinterpret_cast<float*>(total + kColumns);
       std::fill(total, total + n, 0.0);
       // fp32 sums of so many rows.
@@ -212,7 +224,10 @@ Adapter adapter_family() {
           .scale_columns = scale_columns,
           .magnitude_gradient = magnitude_gradient,
           .nf4_quantize = nf4_quantize,
-          .nf4_expand = nf4_expand};
+          .nf4_expand = nf4_expand,
+          .row_lengths_workspace = row_lengths_workspace,
+          .scale_columns_workspace = scale_columns_workspace,
+          .magnitude_gradient_workspace = magnitude_gradient_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

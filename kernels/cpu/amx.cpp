@@ -64,11 +64,11 @@ struct alignas(64) PackedRows {
   int64_t row, depth;
 };
 
-struct Scratch {
+struct AmxWorkspace {
   // bf16 results of several chunks of k are summed in a copy of C's columns.
   bool copy;
   size_t a, sums, b, c_copy;
-  Scratch(const GemmShape& s, const Plan& p, DType out)
+  AmxWorkspace(const GemmShape& s, const Plan& p, DType out)
       : copy(out == DType::bf16 && p.chunk_k < s.k),
         a(static_cast<size_t>(p.rows * steps_of(p.chunk_k) * kDepth) * sizeof(bf16)),
         sums(static_cast<size_t>(2 * p.rows * kPanel) * sizeof(float)),
@@ -165,21 +165,21 @@ CAPSTAN_AMX_CALLED void leave_tile() {
 
 }  // namespace
 
-WorkspaceSize amx_scratch(const GemmShape& s, DType out) {
-  return Scratch(s, Plan(s), out).need();
+WorkspaceSize amx_workspace(const GemmShape& s, DType out) {
+  return AmxWorkspace(s, Plan(s), out).need();
 }
 
 void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float beta) {
   const Plan p(s);
-  const Scratch scratch(s, p, out.dtype);
+  const AmxWorkspace sizes(s, p, out.dtype);
+  const WorkspaceParts workspace(c, sizes.need());
+  if (!workspace) return;
   const bf16 *a = a_in.as<bf16>(), *b = b_in.as<bf16>();
-  std::byte* shared = reserve_scratch(c, scratch.need());
-  auto* packed_b = reinterpret_cast<bf16*>(shared);
-  auto* c_copy = reinterpret_cast<float*>(shared + scratch.b);
-  for (int worker = 0; worker < c.pool->size(); ++worker)
-    reinterpret_cast<PackedRows*>(c.scratch(worker, scratch.need().each_worker))->row = -1;
+  auto* packed_b = workspace.shared<bf16>();
+  auto* c_copy = reinterpret_cast<float*>(workspace.shared<std::byte>() + sizes.b);
+  for (int worker = 0; worker < c.pool->size(); ++worker) workspace.worker<PackedRows>(worker)->row = -1;
 
-  const bool streamed = streams(s, out, beta) && (scratch.copy || p.chunk_k == s.k);
+  const bool streamed = streams(s, out, beta) && (sizes.copy || p.chunk_k == s.k);
   // Columns whose rows are two cache lines.
   const int64_t together = out.dtype == DType::f32 ? kPanel : 2 * kPanel;
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
@@ -192,10 +192,10 @@ void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float b
       c.pool->parallel_for(across * ceil_div(s.m, p.rows), [&](int64_t tile, int worker) {
         const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
         const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
-        std::byte* own = c.scratch(worker, scratch.need().each_worker);
+        auto* own = workspace.worker<std::byte>(worker);
         PackedRows& held = *reinterpret_cast<PackedRows*>(own);
         auto* packed_a = reinterpret_cast<bf16*>(own + sizeof(PackedRows));
-        auto* sums = reinterpret_cast<float*>(own + sizeof(PackedRows) + scratch.a);
+        auto* sums = reinterpret_cast<float*>(own + sizeof(PackedRows) + sizes.a);
         if (held.row != i0 || held.depth != k0) {
           pack_rows(s, a, i0, rows, k0, k, packed_a, stride);
           held = {i0, k0};
@@ -209,7 +209,7 @@ void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float b
             multiply_rows(packed_a, stride, panel, panel + stride, ceil_div(rows, kPanel), steps,
                           sums + q * sums_apart);
           }
-          if (scratch.copy) {
+          if (sizes.copy) {
             float* copy = c_copy + i0 * n + j;
             write(sums, sums_apart, rows, width, k0 > 0 ? 1.0f : 0.0f, {copy, DType::f32}, 0, n);
             if (!last) continue;
@@ -221,7 +221,7 @@ void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float b
           if (streamed && width == together)
             store_non_temporal(sums, sums_apart, rows, out, at, s.ldc);
           else
-            write(sums, sums_apart, rows, width, k0 == 0 || scratch.copy ? beta : 1.0f, out, at, s.ldc);
+            write(sums, sums_apart, rows, width, k0 == 0 || sizes.copy ? beta : 1.0f, out, at, s.ldc);
         }
         leave_tile();
       });
@@ -236,7 +236,7 @@ namespace capstan::kernels {
 bool runs_amx() {
   return false;
 }
-WorkspaceSize amx_scratch(const GemmShape&, DType) {
+WorkspaceSize amx_workspace(const GemmShape&, DType) {
   return {};
 }
 void amx_gemm(Context&, const GemmShape&, In, In, Out, float) {}

@@ -18,6 +18,6 @@ bool runs_amx();
 // C = op(A) op(B) + beta C, beta 0 or 1; A and B bf16, C fp32 or bf16, sums in fp32. m, n and k are positive.
 // The tiling depends on the shape alone. Needs runs_amx().
 void amx_gemm(Context& c, const GemmShape& s, In a, In b, Out out, float beta);
-WorkspaceSize amx_scratch(const GemmShape& s, DType out);
+WorkspaceSize amx_workspace(const GemmShape& s, DType out);
 
 }  // namespace capstan::kernels

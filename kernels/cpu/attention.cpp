@@ -1,4 +1,4 @@
-// FlashAttention over full sequences, in blocks of queries and keys: scratch memory holds the scores of one
+// FlashAttention over full sequences, in blocks of queries and keys: the workspace holds the scores of one
 // block. The two GEMMs of the forward pass and the five of the backward pass use packed panels
 // (attention_core-inl.hpp).
 #include "kernels/attention.hpp"
@@ -39,13 +39,13 @@ void forward_block(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const Rows& 
 }
 
 template <class Gemms>
-WorkspaceSize forward_scratch_of(const AttentionShape& a) {
+WorkspaceSize forward_workspace_of(const AttentionShape& a) {
   const int64_t d = a.qkv.head_dim, size = Gemms::columns_size(a.seq, d) + Gemms::depth_size(a.seq, d);
   return {static_cast<size_t>(a.batch * a.qkv.groups * size) * sizeof(typename Gemms::Value),
           ForwardScratch<Gemms>(nullptr, d).floats * sizeof(float)};
 }
-WorkspaceSize forward_scratch(AttentionShape a, DType type) {
-  return with_gemms(on_tiles(type), [&](auto gemms) { return forward_scratch_of<decltype(gemms)>(a); });
+WorkspaceSize forward_workspace(AttentionShape a, DType type) {
+  return with_gemms(on_tiles(type), [&](auto gemms) { return forward_workspace_of<decltype(gemms)>(a); });
 }
 
 // First, all threads together pack the keys and values of all groups, because every block of queries uses
@@ -57,8 +57,9 @@ void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* do
   const int64_t heads = a.qkv.heads(), groups = a.qkv.groups, per_group = a.qkv.heads_per_group,
                 d = a.qkv.head_dim, row = a.qkv.row(), seq = a.seq;
   const int64_t k_size = Gemms::columns_size(seq, d), size = k_size + Gemms::depth_size(seq, d);
-  const WorkspaceSize need = forward_scratch_of<Gemms>(a);
-  auto* packed = reinterpret_cast<Value*>(reserve_scratch(c, need));
+  const WorkspaceParts workspace(c, forward_workspace_of<Gemms>(a));
+  if (!workspace) return;
+  auto* packed = workspace.shared<Value>();
 
   const int64_t slab = 8 * Gemms::kPanel, slabs = ceil_div(seq, slab);
   c.pool->parallel_for(a.batch * groups * slabs, [&](int64_t tile, int) HWY_ATTR {
@@ -76,7 +77,7 @@ void forward_with(Context& c, const AttentionShape& a, In qkv, const int32_t* do
     const int64_t head_in_group = tile % per_group, block = blocks - 1 - tile / per_group % blocks;
     const int64_t group = tile / per_group / blocks % groups, b = tile / per_group / blocks / groups;
     const int64_t head = group * per_group + head_in_group, token = b * seq, q0 = block * Gemms::kQueries;
-    const ForwardScratch<Gemms> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), d);
+    const ForwardScratch<Gemms> s(workspace.worker<float>(worker), d);
     [[maybe_unused]] const typename Gemms::Unit unit;
     const Value* keys = packed + (b * groups + group) * size;
     Block<Gemms> scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, q0,
@@ -98,11 +99,11 @@ void forward(Context& c, AttentionShape a, In qkv, const int32_t* document_start
 // ---- backward
 
 template <class Gemms>
-WorkspaceSize backward_scratch_of(const AttentionShape& a) {
+WorkspaceSize backward_workspace_of(const AttentionShape& a) {
   return {0, BackwardScratch<Gemms>(nullptr, a.seq, a.seq, a.qkv.head_dim).floats * sizeof(float)};
 }
-WorkspaceSize backward_scratch(AttentionShape a, DType type) {
-  return with_gemms(on_tiles(type), [&](auto gemms) { return backward_scratch_of<decltype(gemms)>(a); });
+WorkspaceSize backward_workspace(AttentionShape a, DType type) {
+  return with_gemms(on_tiles(type), [&](auto gemms) { return backward_workspace_of<decltype(gemms)>(a); });
 }
 
 // One tile computes all heads of one group of one sequence, so that no two tiles add to the same elements;
@@ -112,13 +113,12 @@ void backward_with(Context& c, const AttentionShape& a, In qkv, In out, const fl
                    const int32_t* document_start, const int64_t* dropout_rows, Out dqkv) {
   const int64_t heads = a.qkv.heads(), per_group = a.qkv.heads_per_group, d = a.qkv.head_dim,
                 row = a.qkv.row(), seq = a.seq;
-  const WorkspaceSize need = backward_scratch_of<Gemms>(a);
-  reserve_scratch(c, need.each_worker);
+  const WorkspaceParts workspace(c, backward_workspace_of<Gemms>(a));
+  if (!workspace) return;
 
   c.pool->parallel_for(a.batch * a.qkv.groups, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t b = tile / a.qkv.groups, group = tile % a.qkv.groups, token = b * seq;
-    const BackwardScratch<Gemms> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), seq, seq,
-                                   d);
+    const BackwardScratch<Gemms> s(workspace.worker<float>(worker), seq, seq, d);
     [[maybe_unused]] const typename Gemms::Unit unit;
     const Mask mask{a.causal, a.window, seq, document_start ? document_start + token : nullptr};
     pack_keys(s, {qkv, token * row + a.qkv.key(group), row}, {qkv, token * row + a.qkv.value(group), row},
@@ -192,31 +192,50 @@ HWY_INLINE void decode_query(const float* q, const T* k, const T* v, int64_t d, 
   for (int64_t i = 0; i < d; ++i) out[i] *= factor;
 }
 
+// A worker's memory.
+template <class Gemms>
+struct DecodeScratch {
+  using Value = typename Gemms::Value;
+  ForwardScratch<Gemms> rows;
+  // For few queries, one at a time.
+  float *query, *scores;
+  Value *k, *v;  // for many queries
+  size_t floats;
+  DecodeScratch(float* base, bool few, int64_t keys, int64_t d) : rows(base, d) {
+    ScratchAllocator t{base, rows.floats};
+    query = t.take(few ? d : 0);
+    scores = t.take(few ? keys : 0);
+    k = t.template take<Value>(few ? 0 : Gemms::columns_size(keys, d));
+    v = t.template take<Value>(few ? 0 : Gemms::depth_size(keys, d));
+    floats = t.floats;
+  }
+};
+
+bool decodes_few(const AttentionShape& a) {
+  return a.seq < kMr;
+}
+template <class Gemms>
+WorkspaceSize decode_workspace_of(const AttentionShape& a, int64_t past) {
+  const DecodeScratch<Gemms> scratch(nullptr, decodes_few(a), past + a.seq, a.qkv.head_dim);
+  return {0, scratch.floats * sizeof(float)};
+}
+bool decodes_on_tiles(const AttentionShape& a, DType qkv, DType cache) {
+  return !decodes_few(a) && cache == DType::bf16 && on_tiles(qkv);
+}
+WorkspaceSize decode_workspace(AttentionShape a, DType qkv, DType cache, int64_t past) {
+  return with_gemms(decodes_on_tiles(a, qkv, cache),
+                    [&](auto gemms) { return decode_workspace_of<decltype(gemms)>(a, past); });
+}
+
 template <class Gemms>
 void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v_cache, int64_t past,
                  int64_t capacity, Out out) {
-  using Value = typename Gemms::Value;
   const int64_t heads = a.qkv.heads(), d = a.qkv.head_dim, row = a.qkv.row(), groups = a.qkv.groups,
                 keys = past + a.seq;
   const auto x = array_of<Any>(qkv), kc = array_of<Any>(k_cache), vc = array_of<Any>(v_cache);
-  const bool few = a.seq < kMr;
-  struct Panels {
-    ForwardScratch<Gemms> rows;
-    // For few queries, one at a time.
-    float *query, *scores;
-    Value *k, *v;  // for many queries
-    size_t floats;
-    Panels(float* base, bool few, int64_t keys, int64_t d) : rows(base, d) {
-      ScratchAllocator t{base, rows.floats};
-      query = t.take(few ? d : 0);
-      scores = t.take(few ? keys : 0);
-      k = t.template take<Value>(few ? 0 : Gemms::columns_size(keys, d));
-      v = t.template take<Value>(few ? 0 : Gemms::depth_size(keys, d));
-      floats = t.floats;
-    }
-  };
-  const size_t floats = Panels(nullptr, few, keys, d).floats;
-  reserve_scratch(c, floats * sizeof(float));
+  const bool few = decodes_few(a);
+  const WorkspaceParts workspace(c, decode_workspace_of<Gemms>(a, past));
+  if (!workspace) return;
   // One tile per group appends the new keys and values and then attends to them.
   c.pool->parallel_for(a.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t b = tile / groups, group = tile % groups, cache = (b * groups + group) * capacity * d,
@@ -229,7 +248,7 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
         vc.put_part(to + i, x.part(from + a.qkv.value(group) + i, n), n);
       }
     }
-    const Panels panels(c.scratch_of<float>(worker, floats), few, keys, d);
+    const DecodeScratch<Gemms> panels(workspace.worker<float>(worker), few, keys, d);
     const ForwardScratch<Gemms>& s = panels.rows;
     [[maybe_unused]] const typename Gemms::Unit unit;
     const Mask mask{a.causal, a.window, keys, nullptr};
@@ -265,7 +284,7 @@ void decode_with(Context& c, const AttentionShape& a, In qkv, Out k_cache, Out v
 }
 void decode(Context& c, AttentionShape a, In qkv, Out k_cache, Out v_cache, int64_t past, int64_t capacity,
             Out out) {
-  with_gemms(a.seq >= kMr && k_cache.dtype == DType::bf16 && on_tiles(qkv.dtype), [&](auto gemms) {
+  with_gemms(decodes_on_tiles(a, qkv.dtype, k_cache.dtype), [&](auto gemms) {
     decode_with<decltype(gemms)>(c, a, qkv, k_cache, v_cache, past, capacity, out);
   });
 }
@@ -334,8 +353,9 @@ Attention attention_family() {
           .forward = forward,
           .backward = backward,
           .decode = decode,
-          .forward_scratch = forward_scratch,
-          .backward_scratch = backward_scratch};
+          .forward_workspace = forward_workspace,
+          .backward_workspace = backward_workspace,
+          .decode_workspace = decode_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

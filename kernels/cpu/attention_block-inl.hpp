@@ -523,7 +523,7 @@ HWY_INLINE void cap_row(float* row, int64_t from, int64_t to, Logits logits) {
     store(softcap(load(row + j), most, inverse), row + j);
 }
 
-// Allocates scratch memory sequentially, in floats or GEMM operand values (Context::scratch).
+// Divides a worker's workspace sequentially, in floats or GEMM operand values.
 struct ScratchAllocator {
   // Null: computes the size only.
   float* base;

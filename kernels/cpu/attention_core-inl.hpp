@@ -17,7 +17,7 @@ namespace HWY_NAMESPACE {
 
 // ---- forward
 
-// A worker's scratch memory: one block of scores, its output rows, and packed queries where needed.
+// A worker's workspace: one block of scores, its output rows, and packed queries where needed.
 template <class Gemms>
 struct ForwardScratch {
   using Value = typename Gemms::Value;
@@ -131,7 +131,7 @@ HWY_INLINE void attend(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const ty
 // D), D = rowsum(dO O), dQ = scale dS K, dK = scale dS^T Q. With capped logits L = c tanh(scale q k^T / c) in
 // place of scale q k^T, dS also times 1 - (L / c)².
 
-// One worker's scratch memory for `queries` rows of queries and `keys` keys: key panels serve all heads of
+// One worker's workspace for `queries` rows of queries and `keys` keys: key panels serve all heads of
 // the group, query panels one head. dq and dk are not scaled yet.
 template <class Gemms>
 struct BackwardScratch {

@@ -58,7 +58,7 @@ struct RunPanels {
   }
 };
 
-WorkspaceSize forward_scratch(AttentionBlock a) {
+WorkspaceSize forward_workspace(AttentionBlock a) {
   return {static_cast<size_t>(a.shape.batch * a.shape.qkv.groups * RunPanels(a).floats) * sizeof(float),
           ForwardScratch<Vectors>(nullptr, a.shape.qkv.head_dim).floats * sizeof(float)};
 }
@@ -82,8 +82,9 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
                 d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
                 keys = a.keys.rows();
   const RunPanels panels(a);
-  const WorkspaceSize need = forward_scratch(a);
-  auto* packed = reinterpret_cast<float*>(reserve_scratch(c, need));
+  const WorkspaceParts workspace(c, forward_workspace(a));
+  if (!workspace) return;
+  auto* packed = workspace.shared<float>();
 
   for (int r = 0; r < 2; ++r) {
     const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
@@ -113,7 +114,7 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
     const int64_t q0 = (block - (query_segment ? blocks_before : 0)) * Vectors::kQueries,
                   n = std::min(Vectors::kQueries, queries.count - q0),
                   first_query = b * seq + first_row(a.queries, query_segment) + q0;  // row of all queries
-    const ForwardScratch<Vectors> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)), d);
+    const ForwardScratch<Vectors> s(workspace.worker<float>(worker), d);
     float* out_rows = out + first_query * heads * d + head * d;
     float* lse_rows = lse + (b * heads + head) * seq + first_query - b * seq;
 
@@ -159,7 +160,7 @@ struct LongestRuns {
         keys(std::max(a.keys.segments[0].count, a.keys.segments[1].count)) {}
 };
 
-WorkspaceSize backward_scratch(AttentionBlock a) {
+WorkspaceSize backward_workspace(AttentionBlock a) {
   const LongestRuns longest(a);
   return {0, BackwardScratch<Vectors>(nullptr, longest.queries, longest.keys, a.shape.qkv.head_dim).floats *
                  sizeof(float)};
@@ -180,14 +181,13 @@ void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* 
   const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
                 d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
                 keys = a.keys.rows();
-  const WorkspaceSize need = backward_scratch(a);
+  const WorkspaceParts workspace(c, backward_workspace(a));
+  if (!workspace) return;
   const LongestRuns longest(a);
-  reserve_scratch(c, need);
 
   c.pool->parallel_for(a.shape.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t b = tile / groups, group = tile % groups;
-    const BackwardScratch<Vectors> s(c.scratch_of<float>(worker, need.each_worker / sizeof(float)),
-                                     longest.queries, longest.keys, d);
+    const BackwardScratch<Vectors> s(workspace.worker<float>(worker), longest.queries, longest.keys, d);
     for (int r = 0; r < 2; ++r) {
       const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
       if (segment.count == 0) continue;
@@ -235,8 +235,8 @@ void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* 
 ContextAttention context_attention_family() {
   return {.forward = forward,
           .backward = backward,
-          .forward_scratch = forward_scratch,
-          .backward_scratch = backward_scratch};
+          .forward_workspace = forward_workspace,
+          .backward_workspace = backward_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -168,13 +168,15 @@ HWY_INLINE void dropout_row_from(const Array<T>& x, const Array<T>& y, int64_t r
   }
 }
 
+WorkspaceSize bias_dropout_add_workspace(bool bias, int64_t cols) {
+  return {bias ? static_cast<size_t>(cols) * sizeof(float) : 0, 0};
+}
 void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p,
                       PhiloxKey key, const int64_t* dropout_rows) {
-  float* wide = nullptr;
-  if (bias) {
-    wide = c.scratch_of<float>(Context::kShared, static_cast<size_t>(cols));
-    widen(bias, wide, cols);
-  }
+  const WorkspaceParts workspace(c, bias_dropout_add_workspace(static_cast<bool>(bias), cols));
+  if (!workspace) return;
+  float* wide = bias ? workspace.shared<float>() : nullptr;
+  if (bias) widen(bias, wide, cols);
   by_type({x, residual, y}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto a = array_of<T>(x), r = array_of<T>(residual), out = array_of<T>(y);
@@ -223,10 +225,18 @@ void copy_rows(Context& c, In x, int64_t x_stride, Out y, int64_t y_stride, int6
 
 // ---- reductions: float lanes within 1024 elements, double beyond, blocks summed in order.
 
+// One value for each block.
+WorkspaceSize reduction_workspace(int64_t n) {
+  static_assert(sizeof(double) == sizeof(int64_t));
+  return {static_cast<size_t>(ceil_div(std::max<int64_t>(n, 0), kBlock)) * sizeof(double), 0};
+}
+
 template <class Chunk>
 HWY_INLINE void reduce(Context& c, int64_t n, double* out, bool accumulate, Chunk&& chunk) {
   const int64_t blocks = ceil_div(n, kBlock);
-  auto* partial = c.scratch_of<double>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1)));
+  const WorkspaceParts workspace(c, reduction_workspace(n));
+  if (!workspace) return;
+  auto* partial = workspace.shared<double>();
   parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
     double sum = 0;
     for (int64_t at = begin; at < end; at += 1024) {
@@ -266,7 +276,9 @@ void weighted_sum(Context& c, const float* x, const float* weight, int64_t n, do
 
 void count_nonfinite(Context& c, In x, int64_t n, int64_t* out, bool accumulate) {
   const int64_t blocks = ceil_div(n, kBlock);
-  auto* partial = c.scratch_of<int64_t>(Context::kShared, static_cast<size_t>(std::max<int64_t>(blocks, 1)));
+  const WorkspaceParts workspace(c, reduction_workspace(n));
+  if (!workspace) return;
+  auto* partial = workspace.shared<int64_t>();
   by_type({x}, [&](auto type) HWY_ATTR {
     const auto a = array_of<decltype(type)>(x);
     parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -300,7 +312,11 @@ Elementwise elementwise_family() {
           .max_parts = combine_parts<true>,
           .sum = sum,
           .weighted_sum = weighted_sum,
-          .count_nonfinite = count_nonfinite};
+          .count_nonfinite = count_nonfinite,
+          .bias_dropout_add_workspace = bias_dropout_add_workspace,
+          .sum_workspace = reduction_workspace,
+          .weighted_sum_workspace = reduction_workspace,
+          .count_nonfinite_workspace = reduction_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
-// The tiling of a GEMM, by its shape alone. B is packed once, all threads together, into shared scratch, in
+// The tiling of a GEMM, by its shape alone. B is packed once, all threads together, into shared memory, in
 // chunks of n and k that fit; a tile is a block of rows times a block of columns, packs its rows of A for one
 // pass of kKc and multiplies.
 struct Plan {
@@ -136,14 +136,14 @@ struct alignas(64) PackedRows {
 };
 static_assert(sizeof(PackedRows) == 16 * sizeof(float));
 
-// How the scratch of a GEMM is divided, in floats: a worker's PackedRows, panels of A and sums, then all
+// How the workspace of a GEMM is divided, in floats: a worker's PackedRows, panels of A and sums, then all
 // workers' B and copy of C.
-struct GemmScratch {
+struct GemmWorkspace {
   static constexpr size_t held = sizeof(PackedRows) / sizeof(float);
   bool copy;
   size_t a, c, b, c_copy;
-  GemmScratch(const GemmShape& s, const Plan& p, bool narrow)
-      // bf16 results are summed in fp32: in the tile's scratch, or when k comes in several chunks in a copy
+  GemmWorkspace(const GemmShape& s, const Plan& p, bool narrow)
+      // bf16 results are summed in fp32: in the tile's memory, or when k comes in several chunks in a copy
       // of C's columns.
       : copy(narrow && p.chunk_k < s.k),
         a(static_cast<size_t>(ceil_div(p.rows, kMr) * kPanelA)),
@@ -158,12 +158,13 @@ template <class T>
 void tiled_gemm(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
   const bool narrow = out.dtype == DType::bf16;
   const Plan p = plan_for(s, narrow);
-  const GemmScratch scratch(s, p, narrow);
-  const bool copy = scratch.copy;
-  const auto a_floats = scratch.a, b_floats = scratch.b, held_floats = scratch.held;
-  auto* packed_b = reinterpret_cast<float*>(reserve_scratch(c, scratch.need()));
-  for (int worker = 0; worker < c.pool->size(); ++worker)
-    reinterpret_cast<PackedRows*>(c.scratch_of<float>(worker, held_floats))->row = -1;
+  const GemmWorkspace sizes(s, p, narrow);
+  const WorkspaceParts workspace(c, sizes.need());
+  if (!workspace) return;
+  const bool copy = sizes.copy;
+  const auto a_floats = sizes.a, b_floats = sizes.b, held_floats = sizes.held;
+  auto* packed_b = workspace.shared<float>();
+  for (int worker = 0; worker < c.pool->size(); ++worker) workspace.worker<PackedRows>(worker)->row = -1;
   float* c_copy = packed_b + b_floats;
 
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
@@ -174,7 +175,7 @@ void tiled_gemm(Context& c, const GemmShape& s, const T* a, const T* b, Out out,
       c.pool->parallel_for(across * down, [&](int64_t tile, int worker) HWY_ATTR {
         const int64_t i0 = tile / across * p.rows, j0 = tile % across * p.cols;
         const int64_t rows = std::min(p.rows, s.m - i0), cols = std::min(p.cols, n - j0);
-        float* panel = c.scratch_of<float>(worker, scratch.worker());
+        auto* panel = workspace.worker<float>(worker);
         PackedRows& held = *reinterpret_cast<PackedRows*>(panel);
         panel += held_floats;
         const int64_t at = i0 * s.ldc + n0 + j0;
@@ -264,7 +265,7 @@ constexpr int64_t kThin = 2 * kStep;
 bool is_skinny_n(const GemmShape& s) {
   return s.n <= kThin && s.m >= 8 * kMr && (!s.trans_a || s.m % kMr == 0);
 }
-WorkspaceSize skinny_n_scratch(const GemmShape& s) {
+WorkspaceSize skinny_n_workspace(const GemmShape& s) {
   return {static_cast<size_t>(s.k * panel_width(s.n, 0)) * sizeof(float), 0};
 }
 void skinny_n(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha,
@@ -296,13 +297,13 @@ void skinny_n(Context& c, const GemmShape& s, const float* a, const float* b, fl
 GemmShape transposed(const GemmShape& s) {
   return {!s.trans_b, !s.trans_a, s.n, s.m, s.k, s.ldb, s.lda, s.m};
 }
-WorkspaceSize skinny_m_scratch(const GemmShape& s) {
-  return {skinny_n_scratch(transposed(s)).shared + static_cast<size_t>(s.m * s.n) * sizeof(float), 0};
+WorkspaceSize skinny_m_workspace(const GemmShape& s) {
+  return {skinny_n_workspace(transposed(s)).shared + static_cast<size_t>(s.m * s.n) * sizeof(float), 0};
 }
 void skinny_m(Context& c, const GemmShape& s, const float* a, const float* b, float* out, float alpha,
-              float beta, float* scratch) {
-  float* sums = scratch + skinny_n_scratch(transposed(s)).shared / sizeof(float);
-  skinny_n(c, transposed(s), b, a, sums, alpha, 0, scratch);
+              float beta, float* workspace) {
+  float* sums = workspace + skinny_n_workspace(transposed(s)).shared / sizeof(float);
+  skinny_n(c, transposed(s), b, a, sums, alpha, 0, workspace);
   for (int64_t i = 0; i < s.m; ++i)
     for (int64_t j = 0; j < s.n; ++j) {
       float& to = out[i * s.ldc + j];
@@ -314,15 +315,20 @@ bool few_rows_of(const GemmShape& s) {
   return s.m <= 8 && s.trans_b && !s.trans_a;
 }
 
-WorkspaceSize run_scratch(GemmShape s, DType a, DType c) {
+// The scales of the GEMMs of the tile unit and of oneDNN.
+bool plain(float alpha, float beta) {
+  return alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
+}
+
+WorkspaceSize run_workspace(GemmShape s, DType a, DType c, float alpha, float beta) {
   const bool narrow = c == DType::bf16;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0 || few_rows_of(s)) return {};
-  if (a == DType::f32 && c == DType::f32 && is_skinny_n(s)) return skinny_n_scratch(s);
-  if (a == DType::f32 && c == DType::f32 && is_skinny_n(transposed(s))) return skinny_m_scratch(s);
-  if (a == DType::bf16 && runs_amx()) return amx_scratch(s, c);
+  if (a == DType::f32 && c == DType::f32 && is_skinny_n(s)) return skinny_n_workspace(s);
+  if (a == DType::f32 && c == DType::f32 && is_skinny_n(transposed(s))) return skinny_m_workspace(s);
+  if (a == DType::bf16 && plain(alpha, beta) && runs_amx()) return amx_workspace(s, c);
   // oneDNN's own memory, freed after the GEMM.
-  if (a == DType::bf16 && *native_bf16()) return {};
-  return GemmScratch(s, plan_for(s, narrow), narrow).need();
+  if (a == DType::bf16 && plain(alpha, beta) && *native_bf16()) return {};
+  return GemmWorkspace(s, plan_for(s, narrow), narrow).need();
 }
 
 void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) {
@@ -340,16 +346,16 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
   const bool wide = a.dtype == DType::f32 && out.dtype == DType::f32 && !few;
   if (wide && (is_skinny_n(s) || is_skinny_n(transposed(s)))) {
     const bool skinny_columns = is_skinny_n(s);
-    auto* scratch = reinterpret_cast<float*>(
-        reserve_scratch(c, skinny_columns ? skinny_n_scratch(s) : skinny_m_scratch(s)));
+    const WorkspaceParts workspace(c, skinny_columns ? skinny_n_workspace(s) : skinny_m_workspace(s));
+    if (!workspace) return;
     (skinny_columns ? skinny_n : skinny_m)(c, s, a.as<float>(), b.as<float>(), out.as<float>(), alpha, beta,
-                                           scratch);
+                                           workspace.shared<float>());
     return;
   }
-  const bool plain = alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
-  if (a.dtype == DType::bf16 && !few && plain && runs_amx()) {
+  const bool native = a.dtype == DType::bf16 && !few && plain(alpha, beta);
+  if (native && runs_amx()) {
     amx_gemm(c, s, a, b, out, beta);
-  } else if (a.dtype == DType::bf16 && !few && plain && *native_bf16()) {
+  } else if (native && *native_bf16()) {
     native_gemm(c, s, a, b, out, beta);
   } else if (a.dtype == DType::bf16) {
     (few ? few_rows<bf16> : tiled_gemm<bf16>)(c, s, a.as<bf16>(), b.as<bf16>(), out, alpha, beta);
@@ -369,7 +375,7 @@ struct ColumnParts {
     return {static_cast<size_t>(std::max<int64_t>(blocks, 1) * width) * sizeof(float), 0};
   }
 };
-WorkspaceSize column_sum_scratch(int64_t rows, int64_t cols) {
+WorkspaceSize column_sum_workspace(int64_t rows, int64_t cols) {
   return cols <= 0 ? WorkspaceSize{} : ColumnParts(rows, cols).need();
 }
 void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int64_t row_stride,
@@ -377,7 +383,9 @@ void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int
   if (cols <= 0) return;
   const ColumnParts parts(rows, cols);
   const int64_t block = parts.block, blocks = parts.blocks, width = parts.width;
-  auto* partial = reinterpret_cast<float*>(c.scratch(Context::kShared, parts.need().shared));
+  const WorkspaceParts workspace(c, parts.need());
+  if (!workspace) return;
+  auto* partial = workspace.shared<float>();
   by_type({x_in}, [&](auto type) HWY_ATTR {
     const auto x = array_of<decltype(type)>(x_in);
     parallel_blocks(c, rows, block, [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -404,8 +412,8 @@ void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int
 Gemm gemm_family() {
   return {.run = run,
           .column_sum = column_sum,
-          .run_scratch = run_scratch,
-          .column_sum_scratch = column_sum_scratch};
+          .run_workspace = run_workspace,
+          .column_sum_workspace = column_sum_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

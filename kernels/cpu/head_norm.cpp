@@ -86,10 +86,17 @@ void squares(Context& c, HeadNormShape s, In qkv, float* out) {
   });
 }
 
+// gamma for a row of QKV.
+WorkspaceSize gamma_workspace(HeadNormShape s) {
+  return {static_cast<size_t>(s.qkv.row()) * sizeof(float), 0};
+}
+
 void forward(Context& c, HeadNormShape s, In qkv, const float* squares_in, In query_gamma, In key_gamma,
              Out y_out) {
   const int64_t row = s.qkv.row();
-  float* gamma = c.scratch_of<float>(Context::kShared, static_cast<size_t>(row));
+  const WorkspaceParts workspace(c, gamma_workspace(s));
+  if (!workspace) return;
+  auto* gamma = workspace.shared<float>();
   spread_gamma(s, query_gamma, key_gamma, gamma);
   by_type({qkv, y_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
@@ -124,7 +131,9 @@ void forward(Context& c, HeadNormShape s, In qkv, const float* squares_in, In qu
 void dots(Context& c, HeadNormShape s, In dy_in, In qkv, const float* squares_in, In query_gamma,
           In key_gamma, float* out) {
   const int64_t row = s.qkv.row();
-  float* gamma = c.scratch_of<float>(Context::kShared, static_cast<size_t>(row));
+  const WorkspaceParts workspace(c, gamma_workspace(s));
+  if (!workspace) return;
+  auto* gamma = workspace.shared<float>();
   spread_gamma(s, query_gamma, key_gamma, gamma);
   by_type({dy_in, qkv}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
@@ -147,17 +156,27 @@ void dots(Context& c, HeadNormShape s, In dy_in, In qkv, const float* squares_in
   });
 }
 
+// As in norm.cpp: at most 64 partial rows, whose number depends on the shape only.
+int64_t gradient_block(const HeadNormShape& s) {
+  return std::max(rows_per_block(s.qkv.row()), ceil_div(s.rows, 64));
+}
+WorkspaceSize backward_workspace(HeadNormShape s, bool parameter_gradients) {
+  if (s.rows <= 0) return {};
+  const int64_t blocks = parameter_gradients ? ceil_div(s.rows, gradient_block(s)) : 0;
+  return {static_cast<size_t>(s.qkv.row() * (1 + blocks)) * sizeof(float), 0};
+}
+
 // With xhat = x rstd and h = dy gamma: dx = rstd (h - xhat mean(h xhat)). Only the rank that counts the keys
 // subtracts the mean.
 void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* squares_in, const float* dots_in,
               In query_gamma, In key_gamma, Out dx_out, float* dquery_gamma, float* dkey_gamma) {
   const int64_t row = s.qkv.row();
   if (s.rows <= 0) return;
-  // As in norm.cpp: at most 64 partial rows, whose number depends on the shape only.
-  const int64_t block = std::max(rows_per_block(row), ceil_div(s.rows, 64)), blocks = ceil_div(s.rows, block);
+  const int64_t block = gradient_block(s), blocks = ceil_div(s.rows, block);
   const bool partials = dquery_gamma || dkey_gamma;
-  float* gamma =
-      c.scratch_of<float>(Context::kShared, static_cast<size_t>(row * (1 + (partials ? blocks : 0))));
+  const WorkspaceParts workspace(c, backward_workspace(s, partials));
+  if (!workspace) return;
+  auto* gamma = workspace.shared<float>();
   float* partial = gamma + row;
   spread_gamma(s, query_gamma, key_gamma, gamma);
   by_type({dy_in, qkv, dx_out}, [&](auto type) HWY_ATTR {
@@ -215,7 +234,13 @@ void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* square
 }
 
 HeadNorm head_norm_family() {
-  return {.squares = squares, .forward = forward, .dots = dots, .backward = backward};
+  return {.squares = squares,
+          .forward = forward,
+          .dots = dots,
+          .backward = backward,
+          .forward_workspace = gamma_workspace,
+          .dots_workspace = gamma_workspace,
+          .backward_workspace = backward_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

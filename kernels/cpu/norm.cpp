@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm. Each row is read into fp32 scratch (L1) once, so that later passes cost no memory
+// LayerNorm and RMSNorm. Each row is read into fp32 workspace (L1) once, so that later passes cost no memory
 // traffic. Bytes in fp32: forward 8 rows cols (16 with the residual), backward 12 (16 when accumulating).
 #include "kernels/norm.hpp"
 
@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 HWY_INLINE int64_t row_start(const NormRows& r, int64_t row) {
   return row / r.inner * r.outer_stride + row % r.inner * r.inner_stride;
 }
-// Scratch rows are padded with zeros to full vectors, so that sums need no tail.
+// Rows in the workspace are padded with zeros to full vectors, so that sums need no tail.
 HWY_INLINE int64_t padded(int64_t cols) {
   return round_up(cols, kStep);
 }
@@ -34,24 +34,29 @@ HWY_INLINE void read_row(const Array<T>& x, int64_t at, int64_t cols, float* to)
   if (i < cols) store(x.part(at + i, cols - i), to + i);
 }
 
+WorkspaceSize forward_workspace(NormRows rows) {
+  const auto row = static_cast<size_t>(padded(rows.cols)) * sizeof(float);
+  return {2 * row, row};
+}
 void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out sum_out, In gamma,
              float gamma_offset, In beta, float eps, Out y_out, float* mean_out, float* rstd_out) {
   const int64_t cols = rows.cols, width = padded(cols);
   const bool has_beta = static_cast<bool>(beta);
-  float* g = c.scratch_of<float>(Context::kShared, static_cast<size_t>(2 * width));
+  const WorkspaceParts workspace(c, forward_workspace(rows));
+  if (!workspace) return;
+  auto* g = workspace.shared<float>();
   float* b = g + width;
   std::memset(g, 0, static_cast<size_t>(2 * width) * sizeof(float));
   widen(gamma, g, cols);
   for (int64_t i = 0; i < cols; ++i) g[i] += gamma_offset;
   if (has_beta) widen(beta, b, cols);
-  reserve_scratch(c, static_cast<size_t>(width) * sizeof(float));
 
   by_type({x_in, residual_in, sum_out, y_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto x = array_of<T>(x_in), residual = array_of<T>(residual_in), total = array_of<T>(sum_out),
                y = array_of<T>(y_out);
     parallel_blocks(c, rows.rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int worker) HWY_ATTR {
-      float* row = c.scratch_of<float>(worker, static_cast<size_t>(width));
+      auto* row = workspace.worker<float>(worker);
       const float inverse_cols = 1.0f / static_cast<float>(cols);
       for (int64_t r = begin; r < end; ++r) {
         const int64_t at = row_start(rows, r);
@@ -100,6 +105,17 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
   });
 }
 
+// Parameter gradients have at most 64 partial rows, whose number depends on the shape only.
+int64_t gradient_block(const NormRows& rows) {
+  return std::max(rows_per_block(rows.cols), ceil_div(rows.rows, 64));
+}
+WorkspaceSize backward_workspace(NormRows rows, bool parameter_gradients) {
+  if (rows.rows <= 0) return {};
+  const auto row = static_cast<size_t>(padded(rows.cols)) * sizeof(float);
+  const int64_t blocks = parameter_gradients ? ceil_div(rows.rows, gradient_block(rows)) : 0;
+  return {row * static_cast<size_t>(1 + 2 * blocks), 2 * row};
+}
+
 // With xhat = (x - mean) rstd and h = dy g:  dx = rstd (h - mean(h) - xhat mean(h xhat)); RMSNorm lacks
 // mean(h).
 void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, float gamma_offset,
@@ -107,23 +123,22 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
               float* dbeta) {
   const int64_t cols = rows.cols, width = padded(cols);
   if (rows.rows <= 0) return;
-  // Parameter gradients: at most 64 partial rows, whose number depends on the shape only.
-  const int64_t block = std::max(rows_per_block(cols), ceil_div(rows.rows, 64));
+  const int64_t block = gradient_block(rows);
   const int64_t blocks = ceil_div(rows.rows, block);
   const bool partials = dgamma || dbeta;
-  float* g =
-      c.scratch_of<float>(Context::kShared, static_cast<size_t>(width * (1 + (partials ? 2 * blocks : 0))));
+  const WorkspaceParts workspace(c, backward_workspace(rows, partials));
+  if (!workspace) return;
+  auto* g = workspace.shared<float>();
   float* partial = g + width;
   std::memset(g, 0, static_cast<size_t>(width) * sizeof(float));
   widen(gamma, g, cols);
   for (int64_t i = 0; i < cols; ++i) g[i] += gamma_offset;
-  reserve_scratch(c, static_cast<size_t>(2 * width) * sizeof(float));
 
   by_type({dy_in, x_in, dx_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto dy = array_of<T>(dy_in), x = array_of<T>(x_in), dx = array_of<T>(dx_out);
     parallel_blocks(c, rows.rows, block, [&](int64_t begin, int64_t end, int worker) HWY_ATTR {
-      float* h = c.scratch_of<float>(worker, static_cast<size_t>(2 * width));
+      auto* h = workspace.worker<float>(worker);
       float* xhat = h + width;
       float* my_dgamma = partial + begin / block * 2 * width;
       float* my_dbeta = my_dgamma + width;
@@ -181,7 +196,10 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
 }
 
 Norm norm_family() {
-  return {.forward = forward, .backward = backward};
+  return {.forward = forward,
+          .backward = backward,
+          .forward_workspace = forward_workspace,
+          .backward_workspace = backward_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -28,20 +28,30 @@ struct Tiles {
   int64_t* first = nullptr;
 
   int64_t total() const { return first[count]; }
+
+  Tiles(In table, int64_t range_count, int64_t block_size, bool counted_only, int64_t* first_tiles)
+      : ranges(table.as<UpdateRange>()), count(range_count), block(block_size), first(first_tiles) {
+    first[0] = 0;
+    for (int64_t r = 0; r < count; ++r) {
+      const bool left_out = counted_only && !ranges[r].counted;
+      first[r + 1] = first[r] + (left_out ? 0 : ceil_div(ranges[r].count, block));
+    }
+  }
 };
-// scratch_values: the launch's own scratch memory after the tiles, one value for each.
-Tiles tiles_of(Context& c, In table, int64_t count, int64_t block, bool counted_only, bool scratch_values) {
-  Tiles tiles{table.as<UpdateRange>(), count, block};
-  int64_t total = 0;
-  const auto tiles_in = [&](const UpdateRange& range) {
-    return counted_only && !range.counted ? 0 : ceil_div(range.count, block);
-  };
-  for (int64_t r = 0; r < count; ++r) total += tiles_in(tiles.ranges[r]);
-  const int64_t words = count + 1 + (scratch_values ? total : 0);
-  tiles.first = c.scratch_of<int64_t>(Context::kShared, static_cast<size_t>(words));
-  tiles.first[0] = 0;
-  for (int64_t r = 0; r < count; ++r) tiles.first[r + 1] = tiles.first[r] + tiles_in(tiles.ranges[r]);
-  return tiles;
+WorkspaceSize update_workspace(int64_t range_count) {
+  return {static_cast<size_t>(range_count + 1) * sizeof(int64_t), 0};
+}
+// The tiles, then one value for each; a range ends with a tile that need not be full.
+WorkspaceSize reduction_workspace(int64_t range_count, int64_t elements) {
+  static_assert(sizeof(double) == sizeof(int64_t));
+  const int64_t tiles = range_count + elements / kReductionBlock;
+  return {static_cast<size_t>(range_count + 1 + tiles) * sizeof(int64_t), 0};
+}
+int64_t counted_elements(In table, int64_t count) {
+  int64_t elements = 0;
+  for (int64_t r = 0; r < count; ++r)
+    if (const UpdateRange& range = table.as<UpdateRange>()[r]; range.counted) elements += range.count;
+  return elements;
 }
 
 // body(range, begin, end, tile) for every tile.
@@ -82,7 +92,9 @@ void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* g
           float* v, Out model) {
   const auto copy = array_of<Any>(model);
   const bool has_copy = static_cast<bool>(model);
-  const Tiles tiles = tiles_of(c, ranges, range_count, kUpdateBlock, false, false);
+  const WorkspaceParts workspace(c, update_workspace(range_count));
+  if (!workspace) return;
+  const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
   parallel_tiles(c, tiles, [=](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
     const RangeScale scale = scale_of(s.scale, range);
     const VF factor = splat(s.scale.gradient);
@@ -120,7 +132,9 @@ void update_ranges(Context& c, const StepScale& step, In ranges, int64_t range_c
                    float* main, float* state, Out model, Update&& update) {
   const auto copy = array_of<Any>(model);
   const bool has_copy = static_cast<bool>(model);
-  const Tiles tiles = tiles_of(c, ranges, range_count, kUpdateBlock, false, false);
+  const WorkspaceParts workspace(c, update_workspace(range_count));
+  if (!workspace) return;
+  const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
   parallel_tiles(c, tiles, [&](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
     const RangeScale scale = scale_of(step, range);
     for (int64_t i = begin; i < end; i += kStep) {
@@ -168,7 +182,9 @@ void sum_of_squares(Context& c, In ranges, int64_t range_count, const float* x, 
                     bool accumulate) {
   using Half = hn::Half<DF>;
   using Wide = hn::Rebind<double, Half>;
-  const Tiles tiles = tiles_of(c, ranges, range_count, kReductionBlock, true, true);
+  const WorkspaceParts workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
+  if (!workspace) return;
+  const Tiles tiles(ranges, range_count, kReductionBlock, true, workspace.shared<int64_t>());
   auto* partial = reinterpret_cast<double*>(tiles.first + tiles.count + 1);
   parallel_tiles(c, tiles, [&](const UpdateRange&, int64_t begin, int64_t end, int64_t tile) HWY_ATTR {
     auto lower = hn::Zero(Wide()), upper = lower;
@@ -193,7 +209,9 @@ void sum_of_squares(Context& c, In ranges, int64_t range_count, const float* x, 
 }
 
 void count_zeros(Context& c, In ranges, int64_t range_count, const float* x, int64_t* out, bool accumulate) {
-  const Tiles tiles = tiles_of(c, ranges, range_count, kReductionBlock, true, true);
+  const WorkspaceParts workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
+  if (!workspace) return;
+  const Tiles tiles(ranges, range_count, kReductionBlock, true, workspace.shared<int64_t>());
   int64_t* partial = tiles.first + tiles.count + 1;
   parallel_tiles(c, tiles, [&](const UpdateRange&, int64_t begin, int64_t end, int64_t tile) {
     partial[tile] = std::count(x + begin, x + end, 0.0f);
@@ -204,8 +222,14 @@ void count_zeros(Context& c, In ranges, int64_t range_count, const float* x, int
 }
 
 Optimizers optimizers_family() {
-  return {
-      .adam = adam, .sgd = sgd, .lion = lion, .sum_of_squares = sum_of_squares, .count_zeros = count_zeros};
+  return {.adam = adam,
+          .sgd = sgd,
+          .lion = lion,
+          .sum_of_squares = sum_of_squares,
+          .count_zeros = count_zeros,
+          .update_workspace = update_workspace,
+          .sum_of_squares_workspace = reduction_workspace,
+          .count_zeros_workspace = reduction_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,9 +1,10 @@
-// Parallel loops of CPU kernels. The block size depends on the shape alone, so that results do not depend on
-// the number of threads.
+// Parallel loops and workspaces of CPU kernels. The block size depends on the shape alone, so that results do
+// not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <source_location>
 
 #include "base/checked.hpp"
 #include "tensor/kernel_context.hpp"
@@ -29,17 +30,34 @@ inline int64_t rows_per_block(int64_t cols) {
   return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols));
 }
 
-// Allocates `bytes` of scratch memory for every worker before the parallel loop, so that the peak does not
-// depend on the schedule.
-inline void reserve_scratch(Context& context, size_t bytes) {
-  context.prepare(context.pool->size());
-  for (int worker = 0; worker < context.pool->size(); ++worker) context.scratch(worker, bytes);
-}
+// The workspace of a launch, divided as its WorkspaceSize says. False where the launch was given less: this
+// is reported in the error slot, and the kernel returns.
+class WorkspaceParts {
+ public:
+  WorkspaceParts(Context& context, WorkspaceSize need,
+                 std::source_location kernel = std::source_location::current())
+      : shared_(context.workspace.data),
+        workers_(shared_ + WorkspaceSize::aligned(need.shared)),
+        each_worker_(WorkspaceSize::aligned(need.each_worker)) {
+    const size_t needed = need.total(context.pool->size());
+    enough_ = needed <= context.workspace.bytes;
+    if (!enough_)
+      *context.error = {kernel.file_name(), kernel.function_name(), needed, context.workspace.bytes};
+  }
+  explicit operator bool() const { return enough_; }
+  template <class T>
+  T* shared() const {
+    return reinterpret_cast<T*>(shared_);
+  }
+  template <class T>
+  T* worker(int worker) const {
+    return reinterpret_cast<T*>(workers_ + static_cast<size_t>(worker) * each_worker_);
+  }
 
-// The same with the launch's own scratch, which it returns.
-inline std::byte* reserve_scratch(Context& context, WorkspaceSize need) {
-  reserve_scratch(context, need.each_worker);
-  return context.scratch(Context::kShared, need.shared);
-}
+ private:
+  std::byte *shared_, *workers_;
+  size_t each_worker_;
+  bool enough_;
+};
 
 }  // namespace capstan::kernels

@@ -28,7 +28,7 @@ std::string sent_text(const train::StepEstimate& estimate) {
 }  // namespace
 
 std::string step_text(const config::Config& config, std::optional<int64_t> rank) {
-  train::refuse_missing_features(config);
+  train::refuse_missing_estimates(config);
   const int64_t world = config.dist.world_size;
   if (rank && *rank >= world)
     fail(ErrorCode::usage,
@@ -41,7 +41,10 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
   std::vector<std::string> heads{"rank", "stage"};
   for (size_t category = 0; category < kMemoryCategories; ++category)
     heads.emplace_back(name_of(static_cast<MemoryCategory>(category)));
-  heads.insert(heads.end(), {"cached", "kernel scratch", "total", "launches", "sent in a step"});
+  heads.insert(heads.end(), {"cached", "total", "on the host"});
+  for (size_t queue = 0; queue < kQueues; ++queue)
+    heads.push_back(std::string(name_of(static_cast<Queue>(queue))) + " launches");
+  heads.insert(heads.end(), {"copied to device", "copied to host", "sent in a step"});
   std::vector<std::vector<std::string>> rows{heads};
   int64_t most = -1;
   std::string largest;
@@ -51,9 +54,14 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
     for (const int64_t bytes : estimate.memory.peak_by_category)
       row.push_back(bytes > 0 ? bytes_text(bytes) : "");
     row.push_back(estimate.memory.cached() > 0 ? bytes_text(estimate.memory.cached()) : "");
-    row.push_back(bytes_text(estimate.memory.kernel_scratch));
     row.push_back(bytes_text(estimate.memory.total()));
-    row.push_back(with_separators(estimate.launches));
+    const auto unless_zero = [](int64_t count, const std::string& text) { return count > 0 ? text : ""; };
+    const int64_t on_host = estimate.host_memory.total();
+    row.push_back(unless_zero(on_host, bytes_text(on_host)));
+    for (const int64_t count : estimate.launches_by_queue)
+      row.push_back(unless_zero(count, with_separators(count)));
+    for (const int64_t bytes : {estimate.copied_to_device, estimate.copied_to_host})
+      row.push_back(unless_zero(bytes, bytes_text(bytes)));
     row.push_back(sent_text(estimate));
     rows.push_back(row);
     if (estimate.memory.total() <= most) continue;
@@ -61,7 +69,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
     largest =
         "largest: rank " + std::to_string(r) + ": " + bytes_text(most) + ", sends " + sent_text(estimate);
   }
-  // Drops the columns of categories without memory on any rank.
+  // Drops columns that are empty for all ranks, such as categories without memory.
   for (size_t column = heads.size(); column-- > 0;) {
     bool empty = true;
     for (size_t i = 1; i < rows.size(); ++i) empty &= rows[i][column].empty();

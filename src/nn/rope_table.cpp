@@ -90,7 +90,12 @@ ops::RopeTable RopeTables::on(Device& device, int64_t positions) {
   CategoryScope scope(MemoryCategory::workspace);
   const Shape shape{positions, options_.rotary_dim / 2};
   const ops::RopeTable table{Tensor::empty(device, shape), Tensor::empty(device, shape)};
-  if (device.is_meta()) return table;
+  if (device.is_meta()) {
+    // Counts the bytes; the rows are not needed.
+    for (const Tensor& rows : {table.cos, table.sin})
+      device.copy_to_device(rows.address(), nullptr, rows.bytes());
+    return table;
+  }
   std::lock_guard lock(mutex_);
   const auto wanted = static_cast<size_t>(shape.elements());
   Rows& rows = is_long(options_, positions) ? long_rows_ : rows_;

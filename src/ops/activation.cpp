@@ -19,7 +19,9 @@ Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::Ac
     const auto b = tape.pin(*bias);
     CAPSTAN_ASSERT(b->elements() == width,
                    "bias_activation: `" + bias->name() + "` is " + b->text() + ", x is " + x.value.text());
-    launch(device, device.table().activation->forward, kind, gated, x.value, *b, y, rows, cols);
+    const kernels::Activation& kernel = *device.table().activation;
+    launch(device, kernel.forward_workspace(gated, true, cols), kernel.forward, kind, gated, x.value, *b, y,
+           rows, cols);
     record.parameters = {bias};
   } else {
     launch(device, device.table().activation->forward, kind, gated, x.value, Tensor(), y, rows, cols);
@@ -33,8 +35,9 @@ Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::Ac
     const Tensor dx = reuse_or_empty(step.saved(0));
     if (bias) {
       const auto b = step.pin(*bias);
-      launch(dev, dev.table().activation->backward, kind, gated, step.output_gradient(), step.saved(0), *b,
-             dx, rows, cols);
+      const kernels::Activation& kernel = *dev.table().activation;
+      launch(dev, kernel.backward_workspace(gated, true, cols), kernel.backward, kind, gated,
+             step.output_gradient(), step.saved(0), *b, dx, rows, cols);
     } else {
       launch(dev, dev.table().activation->backward, kind, gated, step.output_gradient(), step.saved(0),
              Tensor(), dx, rows, cols);

@@ -107,8 +107,10 @@ Tensor squared_row_lengths(StepContext& context, const Parameter& weight, const 
     for (int64_t g = 0; g < segments.groups; ++g) {
       const Tensor rows = w->slice(0, g * width + segments.begin, segments.count);
       matmul(Transpose::no, Transpose::yes, rows, *first, p);
-      launch(device, device.table().adapter->row_lengths, rows, p, rows_of(*second, segments, g), square,
-             scale, lengths.slice(0, g * segments.count, segments.count), segments.count, in, rank);
+      const kernels::Adapter& kernel = *device.table().adapter;
+      launch(device, kernel.row_lengths_workspace(rank), kernel.row_lengths, rows, p,
+             rows_of(*second, segments, g), square, scale,
+             lengths.slice(0, g * segments.count, segments.count), segments.count, in, rank);
     }
   }
   if (group && group->size() > 1) comm::all_reduce_sum_any(*group, lengths);
@@ -145,7 +147,9 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
   const Tensor after = Tensor::empty(device, before.shape(), before.dtype());
   {
     const auto factors = tape.pin(m);
-    launch(device, device.table().adapter->scale_columns, before, *factors, lengths, after, rows, columns);
+    const kernels::Adapter& kernel = *device.table().adapter;
+    launch(device, kernel.scale_columns_workspace(columns), kernel.scale_columns, before, *factors, lengths,
+           after, rows, columns);
   }
   Tensor result = after;
   if (!all) {
@@ -175,14 +179,16 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
                             m, {0, 2 * static_cast<double>(kept.bytes())}, {part, kept, squared},
                             [rows, columns](const Tensor& gradient, std::span<const Tensor> t) {
                               Device& dev = gradient.device();
-                              launch(dev, dev.table().adapter->magnitude_gradient, t[0], t[1], t[2], gradient,
-                                     rows, columns);
+                              const kernels::Adapter& kernel = *dev.table().adapter;
+                              launch(dev, kernel.magnitude_gradient_workspace(), kernel.magnitude_gradient,
+                                     t[0], t[1], t[2], gradient, rows, columns);
                             });
                         if (!step.needs(0)) return;
                         const auto factors = step.pin(m);
                         const auto scaled = [&](const Tensor& from, const Tensor& to) {
-                          launch(step.device(), step.device().table().adapter->scale_columns, from, *factors,
-                                 squared, to, rows, columns);
+                          const kernels::Adapter& kernel = *step.device().table().adapter;
+                          launch(step.device(), kernel.scale_columns_workspace(columns), kernel.scale_columns,
+                                 from, *factors, squared, to, rows, columns);
                         };
                         if (all) {
                           const Tensor du = reuse_or_empty(part);

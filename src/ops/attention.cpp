@@ -52,9 +52,9 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
   const Tensor lse = Tensor::empty(device, {options.batch, layout.heads(), options.seq});
   const kernels::AttentionShape shape = attention_shape(options);
   const Tensor dropout_rows = options.dropout > 0 ? options.dropout_rows : Tensor();
-  device.reserve_workspace(device.table().attention->forward_scratch(shape, qkv.dtype()));
-  launch(device, device.table().attention->forward, shape, qkv.value, options.document_start, dropout_rows,
-         out, lse);
+  const kernels::Attention& kernel = *device.table().attention;
+  launch(device, kernel.forward_workspace(shape, qkv.dtype()), kernel.forward, shape, qkv.value,
+         options.document_start, dropout_rows, out, lse);
 
   const double flops = attention_flops(options, options.seq);
   const auto bytes = static_cast<double>(qkv.value.bytes() + out.bytes());
@@ -69,9 +69,9 @@ Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
          Device& dev = step.device();
          const Tensor& saved_qkv = step.saved(0);
          const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
-         dev.reserve_workspace(dev.table().attention->backward_scratch(shape, saved_qkv.dtype()));
-         launch(dev, dev.table().attention->backward, shape, saved_qkv, step.saved(1), step.saved(2),
-                step.output_gradient(), documents, dropout_rows, dqkv);
+         const kernels::Attention& family = *dev.table().attention;
+         launch(dev, family.backward_workspace(shape, saved_qkv.dtype()), family.backward, shape, saved_qkv,
+                step.saved(1), step.saved(2), step.output_gradient(), documents, dropout_rows, dqkv);
          step.give(0, dqkv);
        }})[0];
 }
@@ -97,7 +97,9 @@ Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
   kernels::AttentionShape shape = attention_shape(options);
   shape.dropout = 0;
-  launch(device, device.table().attention->decode, shape, qkv.value, cache.k, cache.v, past, capacity, out);
+  const kernels::Attention& kernel = *device.table().attention;
+  launch(device, kernel.decode_workspace(shape, qkv.dtype(), cache.k.dtype(), past), kernel.decode, shape,
+         qkv.value, cache.k, cache.v, past, capacity, out);
   const double flops = 4.0 * static_cast<double>(layout.head_dim * layout.heads() * rows) *
                        (static_cast<double>(past) + static_cast<double>(options.seq + 1) / 2);
   return tape.record({.name = "attention_decode", .inputs = {qkv}, .outputs = {out}, .cost = {flops, 0}})[0];

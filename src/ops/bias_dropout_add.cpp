@@ -22,8 +22,9 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
   if (bias) {
     const auto b = tape.pin(*bias);
     CAPSTAN_ASSERT(b->elements() == cols, "bias_dropout_add: `" + bias->name() + "` is " + b->text());
-    launch(device, device.table().elementwise->bias_dropout_add, x.value, *b, residual.value, y, rows, cols,
-           p, key, dropout_rows);
+    const kernels::Elementwise& kernel = *device.table().elementwise;
+    launch(device, kernel.bias_dropout_add_workspace(true, cols), kernel.bias_dropout_add, x.value, *b,
+           residual.value, y, rows, cols, p, key, dropout_rows);
     record.parameters = {bias};
   } else {
     launch(device, device.table().elementwise->bias_dropout_add, x.value, Tensor(), residual.value, y, rows,

@@ -109,8 +109,8 @@ void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Te
     const kernels::AttentionBlock part = plan.part(source);
     if (step > 0 && !part.sees_anything()) return;
     TraceScope traced(context, 'F', "context_attention block");
-    device.reserve_workspace(kernel.forward_scratch(part));
-    launch(device, kernel.forward, part, qkv, kv, documents, dropout_rows, step > 0, out, lse);
+    launch(device, kernel.forward_workspace(part), kernel.forward, part, qkv, kv, documents, dropout_rows,
+           step > 0, out, lse);
     traced.end();
   });
 }
@@ -178,8 +178,8 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
     const Tensor dkv = plan.gather ? all.slice(0, source * plan.rows(), plan.rows()) : in_flight.part(step);
     TraceScope traced(context, 'B', "context_attention block");
     if (part.sees_anything()) {
-      device.reserve_workspace(kernel.backward_scratch(part));
-      launch(device, kernel.backward, part, qkv, kv, out, lse, dout, documents, dropout_rows, dqkv, dkv);
+      launch(device, kernel.backward_workspace(part), kernel.backward, part, qkv, kv, out, lse, dout,
+             documents, dropout_rows, dqkv, dkv);
     } else {
       device.zero(dkv.address(), dkv.bytes());
     }
@@ -261,9 +261,9 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
     attended = converted(wide, type);
   } else {
     attended = Tensor::empty(device, {plan.rows(), width}, type);
-    device.reserve_workspace(device.table().attention->forward_scratch(plan.shape, packed.dtype()));
-    launch(device, device.table().attention->forward, plan.shape, packed, documents, dropout_rows, attended,
-           lse);
+    const kernels::Attention& kernel = *device.table().attention;
+    launch(device, kernel.forward_workspace(plan.shape, packed.dtype()), kernel.forward, plan.shape, packed,
+           documents, dropout_rows, attended, lse);
   }
   const Tensor out = plan.heads.rows_of_output(attended);
 
@@ -290,9 +290,9 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
                wanted);
          } else {
            dqkv = Tensor::empty(dev, kept.shape(), wanted);
-           dev.reserve_workspace(dev.table().attention->backward_scratch(plan.shape, kept.dtype()));
-           launch(dev, dev.table().attention->backward, plan.shape, kept, step.saved(1), step.saved(2), dout,
-                  document_start, ids, dqkv);
+           const kernels::Attention& family = *dev.table().attention;
+           launch(dev, family.backward_workspace(plan.shape, kept.dtype()), family.backward, plan.shape, kept,
+                  step.saved(1), step.saved(2), dout, document_start, ids, dqkv);
          }
          step.give(0, plan.heads.rows_of(dqkv, compute));
        }})[0];

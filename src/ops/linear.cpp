@@ -25,8 +25,9 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* b
     CAPSTAN_ASSERT(b->elements() == out, "linear: `" + bias->name() + "` is " + b->text() + " for " +
                                              std::to_string(out) + " columns");
     const Tensor& y = record.outputs[0];
-    launch(device, device.table().elementwise->bias_dropout_add, y, *b, Tensor(), y, rows, out, 0.0f,
-           PhiloxKey{}, Tensor());
+    const kernels::Elementwise& kernel = *device.table().elementwise;
+    launch(device, kernel.bias_dropout_add_workspace(true, out), kernel.bias_dropout_add, y, *b, Tensor(), y,
+           rows, out, 0.0f, PhiloxKey{}, Tensor());
     record.parameters.push_back(bias);
   }
   const bool trains = tape.context().store.trains(weight);

@@ -86,7 +86,8 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   CrossEntropyResult result;
   result.per_token = per_token;
   result.exact_sum = Tensor::empty(device, {1}, DType::f64);
-  launch(device, table.elementwise->weighted_sum, per_token, weights, rows, result.exact_sum, false);
+  launch(device, table.elementwise->weighted_sum_workspace(rows), table.elementwise->weighted_sum, per_token,
+         weights, rows, result.exact_sum, false);
   const Tensor sum = Tensor::empty(device, {1});
   matmul(Transpose::no, Transpose::no, per_token.view({1, rows}), weights.view({rows, 1}), sum.view({1, 1}));
 

@@ -21,8 +21,8 @@ void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor&
   shape.ldb = b.stride(0);
   shape.ldc = c.stride(0);
   const kernels::Gemm& gemm = *c.device().table().gemm;
-  c.device().reserve_workspace(gemm.run_scratch(shape, a.dtype(), c.dtype()));
-  launch(c.device(), gemm.run, shape, a, b, c, 1.0f, beta);
+  launch(c.device(), gemm.run_workspace(shape, a.dtype(), c.dtype(), 1.0f, beta), gemm.run, shape, a, b, c,
+         1.0f, beta);
 }
 
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type) {
@@ -34,8 +34,8 @@ void add_column_sum(const Tensor& x, const Tensor& gradient) {
   CAPSTAN_ASSERT(x.rank() == 2 && gradient.elements() == x.size(1),
                  "column sum of " + x.text() + " into " + gradient.text());
   const kernels::Gemm& gemm = *x.device().table().gemm;
-  x.device().reserve_workspace(gemm.column_sum_scratch(x.size(0), x.size(1)));
-  launch(x.device(), gemm.column_sum, x, gradient, x.size(0), x.size(1), x.stride(0), true);
+  launch(x.device(), gemm.column_sum_workspace(x.size(0), x.size(1)), gemm.column_sum, x, gradient, x.size(0),
+         x.size(1), x.stride(0), true);
 }
 
 void add_into(const Tensor& partial, const Tensor& gradient) {

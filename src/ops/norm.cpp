@@ -54,8 +54,10 @@ void norm_backward(BackwardStep& step, const Parameter& gamma, const Parameter* 
     dx = reuse_or_empty(dy);
   {
     const auto g = step.pin(gamma);
-    launch(dev, dev.table().norm->backward, options.rms, layout, dy, step.saved(0), *g, options.gamma_offset,
-           step.saved(1), step.saved(2), dx, dsum.defined(), dgamma, dbeta);
+    const kernels::Norm& kernel = *dev.table().norm;
+    launch(dev, kernel.backward_workspace(layout, dgamma.defined() || dbeta.defined()), kernel.backward,
+           options.rms, layout, dy, step.saved(0), *g, options.gamma_offset, step.saved(1), step.saved(2), dx,
+           dsum.defined(), dgamma, dbeta);
   }
   dsum = Tensor();
   hand_over(step, &gamma, dgamma);
@@ -89,8 +91,10 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
     const Tensor b = pinned(tape, beta, pins);
     CAPSTAN_ASSERT(g->elements() == cols,
                    "norm: `" + gamma.name() + "` is " + g->text() + ", x is " + x.value.text());
-    launch(device, device.table().norm->forward, options.rms, layout, x.value, residual.value,
-           adds ? sum : Tensor(), *g, options.gamma_offset, b, options.epsilon, y, mean, rstd);
+    const kernels::Norm& kernel = *device.table().norm;
+    launch(device, kernel.forward_workspace(layout), kernel.forward, options.rms, layout, x.value,
+           residual.value, adds ? sum : Tensor(), *g, options.gamma_offset, b, options.epsilon, y, mean,
+           rstd);
   }
   record.inputs[0].value = x.value;
   x.value = Tensor();
@@ -142,8 +146,10 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
     CAPSTAN_ASSERT(g.elements() == layout.head_dim, "qk_norm: `" + gamma.name() + "` is " + g.text());
     const Tensor mean = options.rms ? Tensor() : Tensor::empty(device, {heads.rows.rows});
     const Tensor rstd = Tensor::empty(device, {heads.rows.rows});
-    launch(device, device.table().norm->forward, options.rms, heads.rows, from(qkv.value, heads.first),
-           Tensor(), Tensor(), g, options.gamma_offset, b, options.epsilon, from(y, heads.first), mean, rstd);
+    const kernels::Norm& kernel = *device.table().norm;
+    launch(device, kernel.forward_workspace(heads.rows), kernel.forward, options.rms, heads.rows,
+           from(qkv.value, heads.first), Tensor(), Tensor(), g, options.gamma_offset, b, options.epsilon,
+           from(y, heads.first), mean, rstd);
     record.saved.push_back(mean);
     record.saved.push_back(rstd);
     record.parameters.push_back(&gamma);
@@ -170,8 +176,10 @@ Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormP
       {
         const auto g = step.pin(gamma);
         const Tensor d = from(dx, heads.first);
-        launch(dev, dev.table().norm->backward, options.rms, heads.rows, d, from(step.saved(0), heads.first),
-               *g, options.gamma_offset, step.saved(saved), step.saved(saved + 1), d, false, dgamma, dbeta);
+        const kernels::Norm& kernel = *dev.table().norm;
+        launch(dev, kernel.backward_workspace(heads.rows, dgamma.defined() || dbeta.defined()),
+               kernel.backward, options.rms, heads.rows, d, from(step.saved(0), heads.first), *g,
+               options.gamma_offset, step.saved(saved), step.saved(saved + 1), d, false, dgamma, dbeta);
       }
       hand_over(step, &gamma, dgamma);
       hand_over(step, beta, dbeta);
@@ -214,38 +222,40 @@ Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, Hea
         q->elements() == layout.heads() * layout.head_dim && k->elements() == layout.groups * layout.head_dim,
         "norm_across_heads: `" + query_gamma.name() + "` is " + q->text() + ", `" + key_gamma.name() +
             "` is " + k->text());
-    launch(device, device.table().head_norm->forward, shape, qkv.value, squares, *q, *k, y);
+    const kernels::HeadNorm& kernel = *device.table().head_norm;
+    launch(device, kernel.forward_workspace(shape), kernel.forward, shape, qkv.value, squares, *q, *k, y);
   }
   const auto bytes = static_cast<double>(y.bytes());
   const double sent = 2.0 * static_cast<double>(squares.bytes()) * (parallel.size() - 1) / parallel.size();
-  return tape.record({.name = "norm_across_heads",
-                      .inputs = {qkv},
-                      .outputs = {y},
-                      .parameters = {&query_gamma, &key_gamma},
-                      .cost = {0, 3 * bytes, sent},
-                      .backward_cost = {0, 5 * bytes, sent},
-                      .saved = {qkv.value, squares},
-                      .backward = [shape, over_ranks, &query_gamma, &key_gamma](BackwardStep& step) {
-                        Tensor dy = std::move(step.output_gradient());
-                        Device& dev = step.device();
-                        const kernels::HeadNorm& kernel = *dev.table().head_norm;
-                        const Tensor &x = step.saved(0), &sums = step.saved(1);
-                        const Tensor dx = reuse_or_empty(dy), dots = Tensor::empty(dev, {shape.rows, 2});
-                        const ParamStore& store = step.context().store;
-                        const Tensor dquery = partial_for(dev, store, &query_gamma,
-                                                          query_gamma.shape().elements()),
-                                     dkey = partial_for(dev, store, &key_gamma, key_gamma.shape().elements());
-                        {
-                          const auto q = step.pin(query_gamma), k = step.pin(key_gamma);
-                          launch(dev, kernel.dots, shape, dy, x, sums, *q, *k, dots);
-                          over_ranks(dots);
-                          launch(dev, kernel.backward, shape, dy, x, sums, dots, *q, *k, dx, dquery, dkey);
-                        }
-                        dy = Tensor();
-                        hand_over(step, &query_gamma, dquery);
-                        hand_over(step, &key_gamma, dkey);
-                        step.give(0, dx);
-                      }})[0];
+  return tape.record(
+      {.name = "norm_across_heads",
+       .inputs = {qkv},
+       .outputs = {y},
+       .parameters = {&query_gamma, &key_gamma},
+       .cost = {0, 3 * bytes, sent},
+       .backward_cost = {0, 5 * bytes, sent},
+       .saved = {qkv.value, squares},
+       .backward = [shape, over_ranks, &query_gamma, &key_gamma](BackwardStep& step) {
+         Tensor dy = std::move(step.output_gradient());
+         Device& dev = step.device();
+         const kernels::HeadNorm& kernel = *dev.table().head_norm;
+         const Tensor &x = step.saved(0), &sums = step.saved(1);
+         const Tensor dx = reuse_or_empty(dy), dots = Tensor::empty(dev, {shape.rows, 2});
+         const ParamStore& store = step.context().store;
+         const Tensor dquery = partial_for(dev, store, &query_gamma, query_gamma.shape().elements()),
+                      dkey = partial_for(dev, store, &key_gamma, key_gamma.shape().elements());
+         {
+           const auto q = step.pin(query_gamma), k = step.pin(key_gamma);
+           launch(dev, kernel.dots_workspace(shape), kernel.dots, shape, dy, x, sums, *q, *k, dots);
+           over_ranks(dots);
+           launch(dev, kernel.backward_workspace(shape, dquery.defined() || dkey.defined()), kernel.backward,
+                  shape, dy, x, sums, dots, *q, *k, dx, dquery, dkey);
+         }
+         dy = Tensor();
+         hand_over(step, &query_gamma, dquery);
+         hand_over(step, &key_gamma, dkey);
+         step.give(0, dx);
+       }})[0];
 }
 
 }  // namespace capstan::ops

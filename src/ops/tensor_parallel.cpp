@@ -204,8 +204,9 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
   if (bias) {
     const auto b = tape.pin(*bias);
     CAPSTAN_ASSERT(b->elements() == out, "column_linear: `" + bias->name() + "` is " + b->text());
-    launch(device, device.table().elementwise->bias_dropout_add, y, *b, Tensor(), y, rows, out, 0.0f,
-           PhiloxKey{}, Tensor());
+    const kernels::Elementwise& kernel = *device.table().elementwise;
+    launch(device, kernel.bias_dropout_add_workspace(true, out), kernel.bias_dropout_add, y, *b, Tensor(), y,
+           rows, out, 0.0f, PhiloxKey{}, Tensor());
     record.parameters.push_back(bias);
   }
   record.outputs = {y};

@@ -48,8 +48,10 @@ class Adam final : public Optimizer {
         .bias_correction1 = static_cast<float>(1.0 - std::pow(config_.adam_beta1, t)),
         .bias_correction2 = static_cast<float>(1.0 - std::pow(config_.adam_beta2, t))};
     const FlatBuffer& buffer = buffers_[b];
-    launch(device_, device_.table().optimizers->adam, step, buffer.table, range_count(buffer),
-           buffer.gradients, buffer.main, state_[0].buffers[b], state_[1].buffers[b], buffer.model);
+    const kernels::Optimizers& kernel = *device_.table().optimizers;
+    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.adam, step, buffer.table,
+           range_count(buffer), buffer.gradients, buffer.main, state_[0].buffers[b], state_[1].buffers[b],
+           buffer.model);
   }
 };
 
@@ -62,8 +64,9 @@ class Sgd final : public Optimizer {
   void update(size_t b, const kernels::StepScale& scale) override {
     const kernels::SgdStep step{.scale = scale, .momentum = static_cast<float>(config_.sgd_momentum)};
     const FlatBuffer& buffer = buffers_[b];
-    launch(device_, device_.table().optimizers->sgd, step, buffer.table, range_count(buffer),
-           buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
+    const kernels::Optimizers& kernel = *device_.table().optimizers;
+    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.sgd, step, buffer.table,
+           range_count(buffer), buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
   }
 };
 
@@ -78,8 +81,9 @@ class Lion final : public Optimizer {
                                  .beta1 = static_cast<float>(config_.lion_beta1),
                                  .beta2 = static_cast<float>(config_.lion_beta2)};
     const FlatBuffer& buffer = buffers_[b];
-    launch(device_, device_.table().optimizers->lion, step, buffer.table, range_count(buffer),
-           buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
+    const kernels::Optimizers& kernel = *device_.table().optimizers;
+    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.lion, step, buffer.table,
+           range_count(buffer), buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
   }
 };
 
@@ -131,18 +135,22 @@ FlatStatistics::FlatStatistics(Device& device) {
 
 double FlatStatistics::sum_of_squares(const std::vector<FlatBuffer>& buffers, Tensor FlatBuffer::*which) {
   Device& device = sum_.device();
+  const kernels::Optimizers& kernel = *device.table().optimizers;
   for (const FlatBuffer& buffer : buffers)
-    launch(device, device.table().optimizers->sum_of_squares, buffer.table, range_count(buffer),
-           buffer.*which, sum_, &buffer != buffers.data());
+    launch(device, kernel.sum_of_squares_workspace(range_count(buffer), (buffer.*which).elements()),
+           kernel.sum_of_squares, buffer.table, range_count(buffer), buffer.*which, sum_,
+           &buffer != buffers.data());
   if (device.is_meta()) return 1.0;
   return buffers.empty() ? 0.0 : sum_.to_host<double>()[0];
 }
 
 int64_t FlatStatistics::count_zeros(const std::vector<FlatBuffer>& buffers) {
   Device& device = count_.device();
+  const kernels::Optimizers& kernel = *device.table().optimizers;
   for (const FlatBuffer& buffer : buffers)
-    launch(device, device.table().optimizers->count_zeros, buffer.table, range_count(buffer),
-           buffer.gradients, count_, &buffer != buffers.data());
+    launch(device, kernel.count_zeros_workspace(range_count(buffer), buffer.gradients.elements()),
+           kernel.count_zeros, buffer.table, range_count(buffer), buffer.gradients, count_,
+           &buffer != buffers.data());
   return buffers.empty() || device.is_meta() ? 0 : count_.to_host<int64_t>()[0];
 }
 

@@ -68,7 +68,7 @@ struct CurvePoint {
 
 // Measurements of the last logged step of a run.
 struct RunMeasurements {
-  // memory_bytes includes kernel scratch memory.
+  // memory_bytes includes the workspaces of kernels.
   std::optional<double> tokens_per_second, memory_bytes;
 };
 

@@ -31,6 +31,9 @@ namespace {
 // A NaN as bf16, fp16, fp32 and fp64, and an index out of every range as an integer.
 constexpr uint16_t kNobodyWrote = 0x7FF4;
 
+// Fills the bytes after a workspace.
+constexpr std::byte kAfterWorkspace{0xA5};
+
 // Limit of host bytes queued for copies to the device; beyond it the host waits.
 constexpr int64_t kMostStaged = int64_t{64} << 20;
 
@@ -130,10 +133,7 @@ class CheckedDevice final : public Device {
         hold_(options.patient ? CheckedQueue::Hold::all : CheckedQueue::Hold::some) {
     for (size_t i = 0; i < kQueues; ++i) queues_.emplace_back(seed_ + i, hold_);
     table_ = &table;
-    for (kernels::Context& context : contexts_) {
-      context.pool = &pool_;
-      context.prepare(pool_.size());
-    }
+    host_threads_ = &pool_;
     launch_mode_ = LaunchMode::queue;
     kernel_offset_ = memory_.distance();
   }
@@ -164,6 +164,7 @@ class CheckedDevice final : public Device {
   }
   void copy_to_device(std::byte* to, const void* from, int64_t bytes) override {
     if (bytes <= 0) return;
+    count_copy(Queue::host_to_device, bytes);
     const auto* begin = static_cast<const std::byte*>(from);
     std::vector<std::byte> staged(begin, begin + bytes);
     compute().push([to = kernel_address(to), staged = std::move(staged)] {
@@ -184,11 +185,13 @@ class CheckedDevice final : public Device {
   }
   void start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue queue) override {
     if (bytes <= 0) return;
+    count_copy(Queue::host_to_device, bytes);
     queue_of(queue).push(
         [to = kernel_address(to), from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
   }
   void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue queue) override {
     if (bytes <= 0) return;
+    count_copy(Queue::device_to_host, bytes);
     // Early readers find NaN, or -1.
     std::memset(to, 0xff, static_cast<size_t>(bytes));
     push_copy(to, from, bytes, queue);
@@ -242,6 +245,31 @@ class CheckedDevice final : public Device {
   }
 
  private:
+  // In queue order: the bytes between the end of a workspace and that of its block keep their values. The
+  // page after the block is watched anyway.
+  void begin_workspace(Queue queue, kernels::Workspace workspace) override {
+    queue_of(queue).push([data = kernel_address(workspace.data), bytes = workspace.bytes,
+                          end = block_end(workspace), kept = queue != Queue::compute] {
+      // A block of the compute queue holds NaNs since it was freed.
+      if (kept) std::fill_n(reinterpret_cast<uint16_t*>(data), bytes / 2, kNobodyWrote);
+      std::fill(data + bytes, data + end, kAfterWorkspace);
+    });
+  }
+  void end_workspace(Queue queue, kernels::Workspace workspace) override {
+    queue_of(queue).push([data = kernel_address(workspace.data), bytes = workspace.bytes,
+                          end = block_end(workspace), number = launches(queue), name = name_of(queue)] {
+      const std::byte* const found =
+          std::find_if(data + bytes, data + end, [](std::byte b) { return b != kAfterWorkspace; });
+      if (found != data + end)
+        fail(ErrorCode::internal, "internal error: kernel " + std::to_string(number) + " of the queue " +
+                                      std::string(name) + " wrote at byte " + std::to_string(found - data) +
+                                      " of its workspace of " + std::to_string(bytes) + " bytes");
+    });
+  }
+  size_t block_end(kernels::Workspace workspace) const {
+    return static_cast<size_t>(allocator_rules().round(static_cast<int64_t>(workspace.bytes)));
+  }
+
   // In queue order: a read of the block before its first write or after its release gives NaNs.
   void spoil(std::byte* data, int64_t bytes) {
     compute().push([to = reinterpret_cast<uint16_t*>(kernel_address(data)), bytes] {

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "base/checked.hpp"
 #include "base/clock.hpp"
@@ -46,13 +48,32 @@ MemoryCategory CategoryScope::current() {
   return current_owner;
 }
 
-int64_t round_allocation(int64_t bytes) {
-  return bytes <= Device::kLargestSmallBlock ? round_up(bytes < 1 ? 1 : bytes, 512) : round_up(bytes, 4096);
+int64_t AllocatorRules::round(int64_t bytes) const {
+  return bytes <= largest_small_block ? round_up(bytes < 1 ? 1 : bytes, small_rounding)
+                                      : round_up(bytes, large_rounding);
 }
 
-// The small pool grows by pages, the large one by the pages of 2 MiB that the system, or an accelerator,
-// maps.
-Device::Device() : pools_{BlockAllocator(4096), BlockAllocator(kHugePage)} {}
+Device::Device(const AllocatorRules& rules)
+    : rules_(rules), pools_{BlockAllocator(rules.small_growth), BlockAllocator(rules.large_growth)} {}
+
+namespace {
+// Adds to the categories and to the sum; the peak follows.
+void count(MemoryUse& use, int64_t bytes, MemoryCategory category) {
+  use.now += bytes;
+  use.now_by_category[static_cast<size_t>(category)] += bytes;
+  if (use.now > use.peak) {
+    use.peak = use.now;
+    use.peak_by_category = use.now_by_category;
+  }
+}
+}  // namespace
+
+void Device::count_host_memory(int64_t bytes, MemoryCategory category) {
+  MemoryUse& use = use_[static_cast<size_t>(shares_host_memory() ? MemoryKind::device : MemoryKind::host)];
+  count(use, bytes, category);
+  use.reserved += bytes;
+  if (bytes > 0) ++use.system_requests;
+}
 
 std::byte* Device::find_block(int64_t size) {
   const Pool pool = pool_of(size);
@@ -62,8 +83,9 @@ std::byte* Device::find_block(int64_t size) {
     const int64_t more = range.missing(size);
     if (!grow(pool, range.end(), more)) return nullptr;
     range.grow(more);
-    use_.reserved += more;
-    ++use_.system_requests;
+    MemoryUse& use = use_[static_cast<size_t>(MemoryKind::device)];
+    use.reserved += more;
+    ++use.system_requests;
     offset = range.take(size);
   }
   std::byte* data = place(pool, *offset, size);
@@ -75,7 +97,8 @@ std::byte* Device::find_block(int64_t size) {
 }
 
 std::byte* Device::allocate(int64_t bytes, MemoryCategory category) {
-  const int64_t size = round_allocation(bytes);
+  const int64_t size = rules_.round(bytes);
+  MemoryUse& use = use_[static_cast<size_t>(MemoryKind::device)];
   std::byte* data = find_block(size);
   if (!data) {
     release_cached();
@@ -84,22 +107,16 @@ std::byte* Device::allocate(int64_t bytes, MemoryCategory category) {
       fail(ErrorCode::no_fit,
            "out of memory on " + std::string(name()) + ": " + human_bytes(static_cast<double>(size)) +
                " for " + std::string(name_of(category)) + " on top of " +
-               human_bytes(static_cast<double>(use_.now)) + " in use",
+               human_bytes(static_cast<double>(use.now)) + " in use",
            "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
   }
-  use_.now += size;
-  use_.now_by_category[static_cast<size_t>(category)] += size;
-  if (use_.now > use_.peak) {
-    use_.peak = use_.now;
-    use_.peak_by_category = use_.now_by_category;
-  }
+  count(use, size, category);
   return data;
 }
 
 void Device::free(std::byte* data, int64_t bytes, MemoryCategory category) {
-  const int64_t size = round_allocation(bytes);
-  use_.now -= size;
-  use_.now_by_category[static_cast<size_t>(category)] -= size;
+  const int64_t size = rules_.round(bytes);
+  count(use_[static_cast<size_t>(MemoryKind::device)], -size, category);
   const auto found = offsets_.find(data);
   CAPSTAN_ASSERT(found != offsets_.end(), "memory is freed that was not allocated");
   blocks(pool_of(size)).put_back(found->second);
@@ -112,8 +129,52 @@ void Device::release_cached() {
   for (const Pool pool : {Pool::small, Pool::large}) {
     const int64_t bytes = blocks(pool).shrink();
     shrink(pool, blocks(pool).end(), bytes);
-    use_.reserved -= bytes;
+    use_[static_cast<size_t>(MemoryKind::device)].reserved -= bytes;
   }
+}
+
+kernels::Workspace Device::take_workspace(Queue queue, kernels::WorkspaceSize size) {
+  const size_t bytes = size.total(workers());
+  if (bytes == 0) return {};
+  const auto allocated = [&] {
+    return kernels::Workspace{allocate(static_cast<int64_t>(bytes), MemoryCategory::workspace), bytes};
+  };
+  kernels::Workspace workspace;
+  if (queue == Queue::compute) {
+    workspace = allocated();
+  } else {
+    kernels::Workspace& kept = kept_workspaces_[static_cast<size_t>(queue)];
+    if (kept.bytes < bytes) {
+      // The compute queue may use the old block after this queue has, and this queue the new one after it.
+      if (kept.data) {
+        wait_for(Queue::compute, *record(queue));
+        free(kept.data, static_cast<int64_t>(kept.bytes), MemoryCategory::workspace);
+        kept = {};
+      }
+      kept = allocated();
+      wait_for(queue, *record(Queue::compute));
+    }
+    workspace = {kept.data, bytes};
+  }
+  begin_workspace(queue, workspace);
+  return workspace;
+}
+
+void Device::return_workspace(Queue queue, kernels::Workspace workspace) {
+  end_workspace(queue, workspace);
+  if (queue == Queue::compute)
+    free(workspace.data, static_cast<int64_t>(workspace.bytes), MemoryCategory::workspace);
+}
+
+void throw_kernel_error(kernels::KernelError& slot) {
+  const kernels::KernelError error = std::exchange(slot, {});
+  // "void capstan::f(int) [with …]": the name alone.
+  std::string_view name = error.function;
+  name = name.substr(0, name.find('('));
+  name = name.substr(name.find_last_of(": ") + 1);
+  fail(ErrorCode::internal, "internal error: the kernel " + std::string(name) + " (" + error.file +
+                                ") needs a workspace of " + std::to_string(error.needed) +
+                                " bytes and was launched with " + std::to_string(error.given));
 }
 
 namespace {
@@ -155,29 +216,14 @@ void QueueScope::end(const std::string& name) {
     device_.listener()({device_.queue_name(queue_), name, before_, device_.record_time(queue_)});
 }
 
-MemoryUse Device::memory() const {
-  MemoryUse use = use_;
-  for (const kernels::Context& context : contexts_)
-    use.kernel_scratch += static_cast<int64_t>(context.scratch_bytes());
-  return use;
-}
-
 void Device::reset_peak() {
-  use_.peak = use_.now;
-  use_.peak_by_category = use_.now_by_category;
+  for (MemoryUse& use : use_) {
+    use.peak = use.now;
+    use.peak_by_category = use.now_by_category;
+  }
 }
 
 namespace {
-
-// For memory that lives as long as the program. Aligns large blocks to huge pages and requests them, which
-// saves page faults and TLB misses. Null when the system refuses.
-std::byte* allocate_aligned(size_t bytes) {
-  const int64_t alignment = bytes >= size_t{kHugePage} ? kHugePage : 64;
-  void* data = std::aligned_alloc(static_cast<size_t>(alignment),
-                                  static_cast<size_t>(round_up(static_cast<int64_t>(bytes), alignment)));
-  if (data && alignment == kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);
-  return static_cast<std::byte*>(data);
-}
 
 // Addresses for the two pools of a device, which get memory as the pools grow.
 class AddressRanges {
@@ -233,12 +279,10 @@ class CpuDevice final : public Device {
  public:
   CpuDevice(const kernels::Table& table, int threads) : pool_(threads) {
     table_ = &table;
-    for (kernels::Context& context : contexts_) {
-      context.pool = &pool_;
-      context.prepare(pool_.size());
-    }
+    host_threads_ = &pool_;
   }
   DeviceType type() const override { return DeviceType::cpu; }
+  bool shares_host_memory() const override { return true; }
   void synchronize() override {}
   std::byte* host_address(std::byte* address) override { return address; }
   void zero(std::byte* data, int64_t bytes) override { std::memset(data, 0, static_cast<size_t>(bytes)); }
@@ -246,9 +290,11 @@ class CpuDevice final : public Device {
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
   void copy_to_device(std::byte* to, const void* from, int64_t bytes) override {
+    count_copy(Queue::host_to_device, bytes);
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
   void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
+    count_copy(Queue::device_to_host, bytes);
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
 
@@ -287,24 +333,29 @@ class CpuDevice final : public Device {
 // Shapes without memory: addresses are never dereferenced, and every block counts its size on a real device.
 class MetaDevice final : public Device {
  public:
-  MetaDevice(const kernels::Table& table, int workers) : workers_(workers) {
+  MetaDevice(const kernels::Table& table, int workers, const AllocatorRules& rules, bool shares_host_memory)
+      : Device(rules), workers_(workers), shares_host_memory_(shares_host_memory) {
     table_ = &table;
     launch_mode_ = LaunchMode::none;
   }
   DeviceType type() const override { return DeviceType::meta; }
+  bool shares_host_memory() const override { return shares_host_memory_; }
   void synchronize() override {}
   std::byte* host_address(std::byte*) override { return nullptr; }
   void zero(std::byte*, int64_t) override {}
   void copy(std::byte*, const std::byte*, int64_t) override {}
-  void copy_to_device(std::byte*, const void*, int64_t) override {}
-  void reserve_workspace(kernels::WorkspaceSize need) override {
-    context().reserve_workspace(need, workers_);
+  void copy_to_device(std::byte*, const void*, int64_t bytes) override {
+    count_copy(Queue::host_to_device, bytes);
+  }
+  void start_copy_to_host(void*, const std::byte*, int64_t bytes, Queue) override {
+    count_copy(Queue::device_to_host, bytes);
   }
   void copy_to_host(void*, const std::byte*, int64_t) override {
     fail(ErrorCode::internal, "internal error: the value of a meta tensor was asked for");
   }
 
  protected:
+  int workers() const override { return workers_; }
   bool grow(Pool, int64_t, int64_t) override { return true; }
   void shrink(Pool, int64_t, int64_t) override {}
   std::byte* place(Pool pool, int64_t offset, int64_t) override {
@@ -313,7 +364,8 @@ class MetaDevice final : public Device {
   }
 
  private:
-  int workers_;
+  const int workers_;
+  const bool shares_host_memory_;
 };
 
 }  // namespace
@@ -321,53 +373,9 @@ class MetaDevice final : public Device {
 std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads) {
   return std::make_unique<CpuDevice>(table, threads);
 }
-std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers) {
-  return std::make_unique<MetaDevice>(table, workers);
+std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers,
+                                         const AllocatorRules& rules, bool shares_host_memory) {
+  return std::make_unique<MetaDevice>(table, workers, rules, shares_host_memory);
 }
 
 }  // namespace capstan
-
-namespace capstan::kernels {
-
-void Context::prepare(int workers) {
-  if (blocks_.size() < static_cast<size_t>(workers) + 1) blocks_.resize(static_cast<size_t>(workers) + 1);
-}
-
-void Context::reserve_workspace(WorkspaceSize need, int workers) {
-  prepare(workers);
-  const auto count = [&](Block& block, size_t bytes) {
-    if (block.bytes >= bytes) return;
-    total_ += grown(bytes) - block.bytes;
-    block.bytes = grown(bytes);
-  };
-  count(blocks_[0], need.shared);
-  for (int worker = 0; worker < workers; ++worker)
-    count(blocks_[static_cast<size_t>(worker) + 1], need.each_worker);
-}
-
-std::byte* Context::scratch(int worker, size_t bytes) {
-  const auto index = static_cast<size_t>(worker + 1);
-  CAPSTAN_ASSERT(index < blocks_.size(), "scratch of a worker that was not prepared");
-  Block& block = blocks_[index];
-  if (block.bytes >= bytes) return block.memory.get();
-  total_ -= block.bytes;
-  // First: its contents are not needed, and both might not fit.
-  block = {};
-  size_t wanted = grown(bytes);
-  block.memory.reset(allocate_aligned(wanted));
-  if (!block.memory) {
-    wanted = bytes;
-    block.memory.reset(allocate_aligned(wanted));
-  }
-  if (!block.memory)
-    fail(ErrorCode::no_fit,
-         "out of memory: a kernel needs " + human_bytes(static_cast<double>(bytes)) +
-             " of scratch on top of " + human_bytes(static_cast<double>(scratch_bytes())) +
-             " that kernels keep",
-         "a smaller train.micro_batch_size needs less");
-  block.bytes = wanted;
-  total_ += wanted;
-  return block.memory.get();
-}
-
-}  // namespace capstan::kernels

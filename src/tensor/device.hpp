@@ -54,7 +54,11 @@ class CategoryScope {
   MemoryCategory before_;
 };
 
-// Bytes, after the allocator's rounding.
+// Where memory lies. A device whose memory is the host's has one kind only, `device`.
+enum class MemoryKind : uint8_t { device, host };
+inline constexpr size_t kMemoryKinds = 2;
+
+// Bytes of one kind, after the allocator's rounding.
 struct MemoryUse {
   // Sums over all categories.
   int64_t now = 0, peak = 0;
@@ -65,14 +69,25 @@ struct MemoryUse {
   int64_t reserved = 0;
   // How often memory was asked of the system.
   int64_t system_requests = 0;
-  // Scratch memory that kernels keep between launches, not part of the numbers above. It grows to the largest
-  // need.
-  int64_t kernel_scratch = 0;
   // Memory that is reserved at the peak and not in use: gaps between blocks that were too small for what was
   // asked for.
   int64_t cached() const { return reserved > peak ? reserved - peak : 0; }
-  // The memory that tensors and kernels together take from the system.
-  int64_t total() const { return peak + cached() + kernel_scratch; }
+  // The memory that tensors and the workspaces of kernels together take from the system.
+  int64_t total() const { return peak + cached(); }
+};
+
+// How the allocator of a device rounds sizes and grows its two ranges of addresses, in bytes. The meta device
+// takes those of the device that it stands for, so that estimates are exact.
+struct AllocatorRules {
+  // Blocks up to this size lie in the small range, larger ones in the large one.
+  int64_t largest_small_block = int64_t{1} << 20;
+  // Multiples to which sizes are rounded up.
+  int64_t small_rounding = 512, large_rounding = 4096;
+  // Multiples by which the ranges grow: pages, and the pages of 2 MiB that the system, or an accelerator,
+  // maps.
+  int64_t small_growth = 4096, large_growth = int64_t{2} << 20;
+
+  int64_t round(int64_t bytes) const;
 };
 
 // A device runs the work of each queue in order, and different queues at the same time; events order them. On
@@ -125,21 +140,36 @@ class Device {
   bool is_meta() const { return type() == DeviceType::meta; }
   std::string_view name() const { return name_of(type()); }
 
-  // Blocks up to kLargestSmallBlock bytes, and larger ones.
+  // The two ranges of addresses (AllocatorRules).
   enum class Pool : uint8_t { small, large };
-  static constexpr int64_t kLargestSmallBlock = 1 << 20;
-  // The allocator. Rounds sizes up (round_allocation), and divides two ranges of addresses into blocks, for
-  // small blocks and for large ones (BlockAllocator). A range grows where no free block is large enough, and
+  // The allocator. Rounds sizes up, and divides two ranges of addresses into blocks, for small blocks and for
+  // large ones (BlockAllocator). A range grows where no free block is large enough, and
   // returns memory to the system in release_cached() only. Not thread-safe: the training thread owns the
   // device. Errors: no_fit when the system refuses memory.
   std::byte* allocate(int64_t bytes, MemoryCategory category);
   void free(std::byte* data, int64_t bytes, MemoryCategory category);
   void release_cached();
-  MemoryUse memory() const;
+  // kind host: memory of the host that the device uses, such as buffers for copies. On a device without
+  // memory of its own it is part of `device`.
+  MemoryUse memory(MemoryKind kind = MemoryKind::device) const { return use_[static_cast<size_t>(kind)]; }
   void reset_peak();
+  const AllocatorRules& allocator_rules() const { return rules_; }
+  // Counts memory of the host that the device uses; negative: it is freed.
+  void count_host_memory(int64_t bytes, MemoryCategory category);
+  // Whether tensors lie in the memory of the host, in which one limit holds for all.
+  virtual bool shares_host_memory() const { return false; }
+
+  // Temporary memory for a launch on `queue`, for LaunchWorkspace (launch.hpp). For the compute queue it is
+  // allocated and freed around the launch: the next block at these addresses is used after the kernel. Every
+  // other queue keeps one block, which grows to its largest need: allocations follow the compute queue alone.
+  kernels::Workspace take_workspace(Queue queue, kernels::WorkspaceSize size);
+  void return_workspace(Queue queue, kernels::Workspace workspace);
 
   // Launches of kernels on `queue` so far, also on the meta device. Fills and copies do not count.
   int64_t launches(Queue queue = Queue::compute) const { return launches_[static_cast<size_t>(queue)]; }
+  // Bytes copied so far in the direction host_to_device or device_to_host, on whatever queue, also on the
+  // meta device.
+  int64_t copied_bytes(Queue direction) const { return copied_bytes_[static_cast<size_t>(direction)]; }
 
   // Waits for the work of all queues; throws the first error of the first queue that has one.
   virtual void synchronize() = 0;
@@ -172,21 +202,34 @@ class Device {
   // The address at which host code can access this memory; nullptr where it cannot (HostView then copies).
   virtual std::byte* host_address(std::byte* address) = 0;
 
+  // Threads of the host, for work beside the kernels such as initial values. Not on the meta device.
+  ThreadPool& host_threads() { return *host_threads_; }
+
   // For `launch` only.
   const kernels::Table& table() const { return *table_; }
-  // Each queue has its own: two queues may run kernels at the same time.
-  kernels::Context& context(Queue queue = Queue::compute) { return contexts_[static_cast<size_t>(queue)]; }
+  // What kernels on `queue` get to run with, except for the workspace. Each queue has its own error slot: two
+  // queues may run kernels at the same time.
+  kernels::LaunchContext context(Queue queue = Queue::compute) {
+    return {workers() > 0 ? host_threads_ : nullptr,
+            stream_of(queue),
+            {},
+            &kernel_errors_[static_cast<size_t>(queue)]};
+  }
   LaunchMode launch_mode() const { return launch_mode_; }
   void count_launch(Queue queue) { ++launches_[static_cast<size_t>(queue)]; }
   // The address that this device's kernels use for the memory at `address`.
   std::byte* kernel_address(std::byte* address) const { return address + kernel_offset_; }
   virtual void enqueue(Queue, std::function<void()> work) { work(); }
-  // Announces the scratch memory of a launch whose need depends on its shape. Only the meta device uses it,
-  // for estimates.
-  virtual void reserve_workspace(kernels::WorkspaceSize) {}
 
  protected:
-  Device();
+  explicit Device(const AllocatorRules& rules = {});
+  // Threads of the host that run a kernel, each with a part of its workspace; 0: an accelerator's kernels.
+  virtual int workers() const { return host_threads_->size(); }
+  // Context::stream of an accelerator's queue.
+  virtual void* stream_of(Queue) { return nullptr; }
+  // Called before a kernel on `queue` gets the workspace, and after it was enqueued.
+  virtual void begin_workspace(Queue, kernels::Workspace) {}
+  virtual void end_workspace(Queue, kernels::Workspace) {}
   // Gives memory to the next `bytes` addresses of a pool's range, from offset `end` on; false: the system
   // refuses.
   virtual bool grow(Pool pool, int64_t end, int64_t bytes) = 0;
@@ -199,18 +242,24 @@ class Device {
   LaunchMode launch_mode_ = LaunchMode::call;
   std::ptrdiff_t kernel_offset_ = 0;
   const kernels::Table* table_ = nullptr;
-  std::array<kernels::Context, kQueues> contexts_;
+  ThreadPool* host_threads_ = nullptr;
+  std::array<kernels::KernelError, kQueues> kernel_errors_{};
   std::array<int64_t, kQueues> launches_{};
+  void count_copy(Queue direction, int64_t bytes) { copied_bytes_[static_cast<size_t>(direction)] += bytes; }
 
  private:
   std::byte* find_block(int64_t size);
-  static Pool pool_of(int64_t size) { return size <= kLargestSmallBlock ? Pool::small : Pool::large; }
+  Pool pool_of(int64_t size) const { return size <= rules_.largest_small_block ? Pool::small : Pool::large; }
   BlockAllocator& blocks(Pool pool) { return pools_[static_cast<size_t>(pool)]; }
 
+  const AllocatorRules rules_;
   std::array<BlockAllocator, 2> pools_;
   // Of the blocks in use, by address.
   std::unordered_map<std::byte*, int64_t> offsets_;
-  MemoryUse use_;
+  std::array<MemoryUse, kMemoryKinds> use_;
+  std::array<int64_t, kQueues> copied_bytes_{};
+  // The block that each queue except compute keeps.
+  std::array<kernels::Workspace, kQueues> kept_workspaces_{};
   std::function<void(const QueueSpan&)> listener_;
 };
 
@@ -227,14 +276,15 @@ class QueueScope {
   std::shared_ptr<Event> before_;
 };
 
-// Rounds sizes up to 1 MiB to 512 bytes, larger ones to pages of 4096. The meta device uses the same rounding
-// and the same choice of blocks, so that memory estimates are exact.
-int64_t round_allocation(int64_t bytes);
-
 // threads: as in ThreadPool.
 std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads = 0);
-// workers: the number of threads whose scratch memory is estimated.
-std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers = 1);
+// Stands for a device with these kernels, run by `workers` threads (0: an accelerator), this allocator, and
+// memory of its own or the host's.
+std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers = 1,
+                                         const AllocatorRules& rules = {}, bool shares_host_memory = true);
+
+// Throws, as an internal error, what a kernel has reported, and empties the slot.
+[[noreturn]] void throw_kernel_error(kernels::KernelError& slot);
 
 // A CPU device that behaves like an accelerator, to find missing copies and waits on any machine
 // (checked_device.cpp): queues on their own threads with deliberate delays, tensor addresses that crash host

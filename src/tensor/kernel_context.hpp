@@ -1,14 +1,10 @@
-// The interface between a Device and its kernels: the arrays that a kernel takes, and the Context with the
-// thread pool and the scratch memory that it may use. Kernels never allocate; the operations check shapes
-// before they launch.
+// The interface between a Device and its kernels: the arrays that a kernel takes, and the Context with what
+// the launch gives it to run: threads or a stream, and a workspace. Kernels never allocate; the operations
+// check shapes before they launch.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <vector>
 
 #include "base/thread_pool.hpp"
 #include "tensor/dtype.hpp"
@@ -37,42 +33,45 @@ struct Out {
   operator In() const { return {data, dtype}; }  // NOLINT: an implicit conversion on purpose
 };
 
-// Scratch memory that a kernel needs for a shape.
+// Temporary memory that a kernel needs for a shape, in bytes: `shared` for the launch, and `each_worker` for
+// every thread that runs it (0 on an accelerator). A family declares it in a function NAME_workspace beside
+// the kernel NAME.
 struct WorkspaceSize {
-  size_t shared = 0, each_worker = 0;  // bytes
+  size_t shared = 0, each_worker = 0;
+
+  // Parts begin at cache lines.
+  static constexpr size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+  // Bytes of a launch: the shared part, then a part for each worker.
+  size_t total(int workers) const {
+    return aligned(shared) + static_cast<size_t>(workers) * aligned(each_worker);
+  }
 };
 
-class Context {
- public:
+// Temporary memory of one launch, 64-byte aligned, with undefined contents.
+struct Workspace {
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+// A kernel that cannot run reports it here and returns, because exceptions do not leave an accelerator. Lies
+// in memory that the host and the kernels of a queue can access; the queue reads it after every kernel, an
+// accelerator where the host waits.
+struct KernelError {
+  // Null: no error.
+  const char* file = nullptr;
+  const char* function = nullptr;
+  // Bytes of workspace.
+  size_t needed = 0, given = 0;
+};
+
+// What a launch gives its kernel besides the arguments.
+struct LaunchContext {
   ThreadPool* pool = nullptr;  // host devices
   void* stream = nullptr;      // accelerator devices
-
-  // Scratch memory of one worker (kShared: of the launch), 64-byte aligned, with undefined contents. It is
-  // kept between launches and grows to the largest request. Throws ErrorCode::no_fit when the system refuses
-  // memory; the worker's scratch is then empty and can be requested again.
-  static constexpr int kShared = -1;
-  std::byte* scratch(int worker, size_t bytes);
-  template <class T>
-  T* scratch_of(int worker, size_t count) {
-    return reinterpret_cast<T*>(scratch(worker, count * sizeof(T)));
-  }
-  // Counts scratch memory as if a kernel with this need had run on `workers` threads, without allocating it.
-  void reserve_workspace(WorkspaceSize need, int workers);
-  // Call before parallel work requests scratch for several workers.
-  void prepare(int workers);
-  // The scratch memory of all workers. May be called from any thread.
-  size_t scratch_bytes() const { return total_.load(std::memory_order_relaxed); }
-
- private:
-  // Rounds up, so that slightly larger requests need no new memory.
-  static size_t grown(size_t bytes) { return bytes + bytes / 4; }
-  struct Block {
-    std::unique_ptr<std::byte, decltype(&std::free)> memory{nullptr, std::free};
-    size_t bytes = 0;
-  };
-  std::vector<Block> blocks_;
-  std::atomic<size_t> total_{// Bytes; kernels may run on another thread than the caller of scratch_bytes().
-                             0};
+  Workspace workspace;
+  KernelError* error = nullptr;
 };
+// Kernels take it as `Context&`: they cannot change it.
+using Context = const LaunchContext;
 
 }  // namespace capstan::kernels

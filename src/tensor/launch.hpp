@@ -1,5 +1,6 @@
 // Runs a kernel on a queue of a device: passes tensors as raw arrays, at the addresses that the device's
-// kernels use, and enqueues the kernel. Does nothing on the meta device. Kernels run through launch() only.
+// kernels use, gives it a workspace, and enqueues it. The meta device only counts the launch and allocates
+// the workspace. Kernels run through launch() only.
 #pragma once
 
 #include <tuple>
@@ -47,33 +48,78 @@ struct KernelArgument<T*> {
   }
 };
 
+// The workspace of one launch, on the launching device; empty where the kernel needs none.
+class LaunchWorkspace {
+ public:
+  LaunchWorkspace(Device& device, Queue queue, kernels::WorkspaceSize size)
+      : device_(device), queue_(queue), workspace_(device.take_workspace(queue, size)) {}
+  ~LaunchWorkspace() {
+    if (workspace_.data) device_.return_workspace(queue_, workspace_);
+  }
+  LaunchWorkspace(const LaunchWorkspace&) = delete;
+  LaunchWorkspace& operator=(const LaunchWorkspace&) = delete;
+
+  kernels::LaunchContext context() const {
+    kernels::LaunchContext context = device_.context(queue_);
+    if (workspace_.data) context.workspace = {device_.kernel_address(workspace_.data), workspace_.bytes};
+    return context;
+  }
+
+ private:
+  Device& device_;
+  const Queue queue_;
+  const kernels::Workspace workspace_;
+};
+
 template <class... P>
-void enqueue_kernel(Device& device, Queue queue, void (*kernel)(kernels::Context&, P...), P... values) {
-  device.enqueue(queue, [kernel, &context = device.context(queue), arguments = std::tuple<P...>(values...)] {
-    std::apply([&](const P&... each) { kernel(context, each...); }, arguments);
+void call_kernel(kernels::Context& context, void (*kernel)(kernels::Context&, P...),
+                 std::type_identity_t<P>... values) {
+  kernel(context, values...);
+  if (context.error->file) [[unlikely]]
+    throw_kernel_error(*context.error);
+}
+
+template <class... P>
+void enqueue_kernel(Device& device, Queue queue, kernels::Context& context,
+                    void (*kernel)(kernels::Context&, P...), std::type_identity_t<P>... values) {
+  device.enqueue(queue, [kernel, context, arguments = std::tuple<P...>(values...)] {
+    std::apply([&](const P&... each) { call_kernel(context, kernel, each...); }, arguments);
   });
 }
 
+// `workspace`: what the kernel needs, as the family of this device declares it for the shape.
 template <class... P, class... A>
-void launch(Device& device, Queue queue, void (*kernel)(kernels::Context&, P...), A&&... arguments) {
+void launch(Device& device, Queue queue, kernels::WorkspaceSize workspace,
+            void (*kernel)(kernels::Context&, P...), A&&... arguments) {
   static_assert(sizeof...(P) == sizeof...(A),
                 "as many arguments as the kernel has parameters after its context");
   device.count_launch(queue);
+  const LaunchWorkspace temporary(device, queue, workspace);
   switch (device.launch_mode()) {
     case LaunchMode::call:
-      return kernel(device.context(queue), KernelArgument<P>::from(device, std::forward<A>(arguments))...);
+      return call_kernel(temporary.context(), kernel,
+                         KernelArgument<P>::from(device, std::forward<A>(arguments))...);
     case LaunchMode::queue:
-      return enqueue_kernel<P...>(device, queue, kernel,
-                                  KernelArgument<P>::from(device, std::forward<A>(arguments))...);
+      return enqueue_kernel(device, queue, temporary.context(), kernel,
+                            KernelArgument<P>::from(device, std::forward<A>(arguments))...);
     case LaunchMode::none:
       return;
   }
 }
+template <class... P, class... A>
+void launch(Device& device, Queue queue, void (*kernel)(kernels::Context&, P...), A&&... arguments) {
+  launch(device, queue, kernels::WorkspaceSize{}, kernel, std::forward<A>(arguments)...);
+}
 
 // On the compute queue.
 template <class... P, class... A>
+void launch(Device& device, kernels::WorkspaceSize workspace, void (*kernel)(kernels::Context&, P...),
+            A&&... arguments) {
+  launch(device, Queue::compute, workspace, kernel, std::forward<A>(arguments)...);
+}
+template <class... P, class... A>
 void launch(Device& device, void (*kernel)(kernels::Context&, P...), A&&... arguments) {
-  launch(device, Queue::compute, kernel, std::forward<A>(arguments)...);
+  launch(device, Queue::compute, kernels::WorkspaceSize{}, kernel, std::forward<A>(arguments)...);
 }
 
 }  // namespace capstan

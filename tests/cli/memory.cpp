@@ -179,8 +179,25 @@ TEST_CASE("check, show --step and train refuse alike what a limit does not allow
   }
 }
 
+TEST_CASE("check, show --step and train refuse alike what a limit of host memory does not allow") {
+  const ScratchDirectory scratch;
+  Words words = tiny_recipe({"train.threads=1", "train.device=checked", "checkpoint.async_save=true",
+                             "checkpoint.save_interval=2", "resilience.memory_limit_host=10KiB"});
+  const Finished checked = in(scratch, "check", words), shown = in(scratch, "show", words, {"--step"}),
+                 trained = in(scratch, "train", words, {"--run-dir", "r"});
+  for (const Finished& refused : {checked, shown, trained}) {
+    CHECK_MESSAGE(refused.code == 3, refused.err);
+    CHECK_MESSAGE(contains(refused.err, " of host memory (snapshot "), refused.err);
+    CHECK(contains(refused.err, "resilience.memory_limit_host allows 10.0 KiB"));
+    CHECK(contains(refused.err, "checkpoint.async_save=false"));
+  }
+  CHECK(contains(shown.out, "on the host"));
+  words.push_back("checkpoint.async_save=false");
+  CHECK(in(scratch, "check", words).code == 0);
+}
+
 TEST_CASE("the recipes fit the GPUs that they are made for") {
-  // 80 GB are 74.5 GiB. The estimate is that of the CPU's kernels, whose scratch is not a GPU's.
+  // 80 GB are 74.5 GiB. The estimate is that of the CPU's kernels, whose workspace is not a GPU's.
   const json listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
   const ScratchDirectory scratch;
   size_t estimated = 0;

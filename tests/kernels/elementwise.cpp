@@ -109,10 +109,8 @@ TEST_CASE("reductions of fixed shape") {
       const auto ad = a.rounded(), bd = b.rounded();
       for (size_t i = 0; i < ad.size(); ++i) weighted += ad[i] * bd[i];
       for (int threads = 1; threads <= 3; ++threads) {
-        ThreadPool pool(threads);
-        kernels::Context c;
-        c.pool = &pool;
-        c.prepare(threads);
+        Launch launch(threads);
+        kernels::Context& c = launch.context();
         static double first[2];
         double s = 1, w = 1;
         e.sum(c, x, n, &s, false);
@@ -127,10 +125,8 @@ TEST_CASE("reductions of fixed shape") {
       values[5] = INFINITY;
       values[static_cast<size_t>(n) - 1] = -INFINITY;
       const Array broken(type, values);
-      ThreadPool pool(2);
-      kernels::Context c;
-      c.pool = &pool;
-      c.prepare(2);
+      Launch launch(2);
+      kernels::Context& c = launch.context();
       int64_t count = 4;
       e.count_nonfinite(c, broken, n, &count, true);
       CHECK(count == 7);

@@ -163,10 +163,8 @@ TEST_CASE("sums of squares and numbers of zeros over the counted ranges, for any
       }
     double first = 0;
     for (int threads = 1; threads <= 3; ++threads) {
-      ThreadPool pool(threads);
-      kernels::Context c;
-      c.pool = &pool;
-      c.prepare(threads);
+      Launch launch(threads);
+      kernels::Context& c = launch.context();
       double sum = 1;
       int64_t number = 3;
       optimizers().sum_of_squares(c, table_of(ranges), count(ranges), x.f32(), &sum, true);

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <doctest/doctest.h>
-#include <malloc.h>
 
 #include <cmath>
 #include <cstring>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/philox.hpp"
@@ -101,31 +101,57 @@ class Array {
   Bytes bytes_;
 };
 
-// NaNs in all that the workers and the launch have as scratch.
-inline void spoil_scratch(kernels::Context& context, int workers) {
-  for (int worker = kernels::Context::kShared; worker < workers; ++worker)
-    if (std::byte* memory = context.scratch(worker, 0))
-      std::memset(memory, 0xff, ::malloc_usable_size(memory));
-}
+// What a launch gives a kernel: threads, and a workspace of `bytes`, by default more than any test needs,
+// with guard bytes after it. Fails the test if a kernel reports an error and the test does not take it.
+class Launch {
+ public:
+  explicit Launch(int threads, size_t bytes = size_t{8} << 20)
+      : pool_(threads), bytes_(bytes), memory_(bytes + kGuard) {
+    spoil(0xff);
+    std::memset(memory_.data() + bytes, kMark, kGuard);
+    context_ = {&pool_, nullptr, {reinterpret_cast<std::byte*>(memory_.data()), bytes}, &error_};
+  }
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
+  ~Launch() {
+    CHECK(error_.file == nullptr);
+    CHECK(guard_intact());
+  }
+  kernels::Context& context() const { return context_; }
+  // 0xff: NaNs.
+  void spoil(int byte) { std::memset(memory_.data(), byte, bytes_); }
+  bool guard_intact() const {
+    for (size_t i = bytes_; i < memory_.size(); ++i)
+      if (memory_[i] != kMark) return false;
+    return true;
+  }
+  kernels::KernelError take_error() { return std::exchange(error_, {}); }
+
+ private:
+  static constexpr size_t kGuard = 256;
+  static constexpr char kMark = 0x5A;
+  ThreadPool pool_;
+  size_t bytes_;
+  std::vector<char, CacheLines<char>> memory_;
+  kernels::KernelError error_;
+  kernels::LaunchContext context_;
+};
 
 // Runs `body(context, outputs)` with 1, 2 and 3 threads, each on fresh copies of `outputs`, and with 3 once
-// more on scratch that holds NaNs; checks that bits agree and that nothing was written after the arrays, and
-// returns the outputs.
+// more; the workspace holds NaNs, and once zeros. Checks that bits agree and that nothing was written after
+// the arrays, and returns the outputs.
 template <class Body>
 Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
   Vec<Array> first;
   for (int threads = 1; threads <= 3; ++threads) {
-    ThreadPool pool(threads);
-    kernels::Context context;
-    context.pool = &pool;
-    context.prepare(threads);
-    for (const bool spoilt : {false, true}) {
-      if (spoilt && threads < 3) continue;
-      if (spoilt) spoil_scratch(context, threads);
+    Launch launch(threads);
+    for (const bool zeros : {false, true}) {
+      if (zeros && threads < 3) continue;
+      if (zeros) launch.spoil(0);
       Vec<Array> mine = outputs;
-      body(context, mine);
+      body(launch.context(), mine);
       for (size_t i = 0; i < mine.size(); ++i) {
-        INFO("output ", i, " with ", threads, " threads", spoilt ? " and NaNs in the scratch" : "");
+        INFO("output ", i, " with ", threads, " threads", zeros ? " and zeros in the workspace" : "");
         CHECK(mine[i].guard_intact());
         if (threads > 1) CHECK(mine[i].bytes() == first[i].bytes());
       }

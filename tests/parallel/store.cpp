@@ -450,7 +450,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
     parallel::StoreGroups groups;
     groups.shard = &world().communicator();
     FlatStore store(*device, model->parameters(), groups, options);
-    train::initialize_parameters(store, 7, *device->context().pool);
+    train::initialize_parameters(store, 7, device->host_threads());
     const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
     data::MicroBatch shape;
     shape.rows = 1, shape.sequence_length = 24;

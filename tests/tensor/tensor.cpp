@@ -81,30 +81,12 @@ TEST_CASE("memory is booked by owner, peaks are remembered, blocks are reused") 
   CHECK(cpu->memory().now_by_category[static_cast<size_t>(MemoryCategory::activations)] == 512);
 }
 
-TEST_CASE("scratch that the system refuses is an error, and there is scratch again afterwards") {
-  kernels::Context context;
-  context.prepare(1);
-  std::memset(context.scratch(0, 1000), 1, 1000);
-  CHECK(context.scratch_bytes() == 1250);
-  for (const size_t bytes : {size_t{1} << 60, size_t{1} << 55}) {
-    try {
-      context.scratch(0, bytes);
-      FAIL("must be refused");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::no_fit);
-      CHECK(error.message().find("of scratch") != std::string::npos);
-    }
-    CHECK(context.scratch_bytes() == 0);
-  }
-  std::memset(context.scratch(0, 4000), 2, 4000);
-  CHECK(context.scratch_bytes() == 5000);
-}
-
 TEST_CASE("blocks are hardly larger than what is asked for, and what is free is divided and joined") {
   for (int64_t bytes : {1, 511, 512, 513, (1 << 20) + 1, 5000000, 123456789}) {
-    CHECK(round_allocation(bytes) >= bytes);
-    CHECK(round_allocation(bytes) < bytes + (bytes > (1 << 20) ? 4096 : 512));
-    CHECK(round_allocation(round_allocation(bytes)) == round_allocation(bytes));
+    const int64_t size = AllocatorRules().round(bytes);
+    CHECK(size >= bytes);
+    CHECK(size < bytes + (bytes > (1 << 20) ? 4096 : 512));
+    CHECK(AllocatorRules().round(size) == size);
   }
   constexpr int64_t kMiB = 1 << 20;
   for (const bool meta : {false, true}) {
@@ -137,6 +119,20 @@ TEST_CASE("blocks are hardly larger than what is asked for, and what is free is 
     const Tensor again = take(kMiB + 1);
     CHECK(device->memory().reserved == 2 * kMiB);
   }
+}
+
+TEST_CASE("the meta device rounds and grows like the device that it stands for") {
+  AllocatorRules rules;
+  rules.largest_small_block = 4096, rules.small_rounding = 256, rules.large_rounding = 1 << 16;
+  rules.small_growth = 1 << 16, rules.large_growth = 20 << 20;
+  const auto device = make_meta_device(no_table(), 1, rules);
+  const auto take = [&](int64_t bytes) { return Tensor::empty(*device, {bytes}, DType::u8); };
+  const Tensor small = take(257);
+  CHECK(device->memory().now == 512);
+  CHECK(device->memory().reserved == 1 << 16);
+  const Tensor large = take(4097);
+  CHECK(device->memory().now == 512 + (1 << 16));
+  CHECK(device->memory().reserved == (1 << 16) + (20 << 20));
 }
 
 TEST_CASE("a tensor is read in pieces, on a device that the host cannot read too") {

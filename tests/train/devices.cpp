@@ -109,13 +109,11 @@ TEST_CASE("a run, its resume, its text and its loss are the same on every device
   for (const bool async_save : {false, true}) {
     const Result checked =
         run_on(DeviceType::checked, async_save, root / (async_save ? "checked-async" : "checked"));
-    if (!async_save) {  // the copies of an asynchronous save are memory, too
-      CHECK(checked.full == cpu.full);
-      CHECK(checked.resumed == cpu.resumed);
-    }
+    // The copies of an asynchronous save are memory of the host.
+    CHECK(checked.full == cpu.full);
+    CHECK(checked.resumed == cpu.resumed);
     CHECK(checked.text == cpu.text);
     CHECK(checked.loss == cpu.loss);
-    CHECK(checked.resumed.size() == cpu.resumed.size());
   }
   fs::remove_all(root);
 }

@@ -205,7 +205,7 @@ std::string run_view(const config::Config& config) {
   const auto world = comm::World::alone();
   try {
     StepRunner runner(config, *world);
-    add(text, runner.device().name(), runner.device().context().pool->size());
+    add(text, runner.device().name(), runner.device().host_threads().size());
     runner.initialize();
     if (config.peft) begin_adapters(config, runner.device(), runner.store(), BaseWeights{});
     const auto data = open_datasets(config, nullptr);
@@ -259,7 +259,7 @@ std::string memory_view(const config::Config& config) {
   std::string text;
   for (const int64_t rank : {int64_t{0}, config.dist.world_size - 1}) {
     const StepEstimate step = estimate_step(config, rank, 1);
-    add(text, step.flops, step.memory.peak, step.memory.kernel_scratch);
+    add(text, step.flops, step.memory.peak);
     for (const int64_t bytes : step.memory.peak_by_category) add(text, bytes);
     for (const auto& [group, bytes] : step.sent) add(text, group, bytes);
   }

@@ -448,6 +448,7 @@ void run_records() {
                    "tests/cli/ranks.cpp",
                    {}});
   changes("resilience.memory_limit", "1KiB", {}, View::files);
+  changes("resilience.memory_limit_host", "1KiB", {}, View::files);
   changes("resilience.check_for_nan", "false",
           {"optimizer.lr=100", "optimizer.clip_grad=0", "optimizer.optimizer=sgd", "optimizer.min_lr=99",
            "optimizer.weight_decay=1e6"});

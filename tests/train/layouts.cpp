@@ -322,7 +322,6 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
     CHECK_MESSAGE(std::abs(apart) <= 0.02 * static_cast<double>(planned.peak) + slack,
                   name_of(static_cast<MemoryCategory>(owner)));
   }
-  CHECK(used.kernel_scratch <= planned.kernel_scratch + 16384);
   SavePlan plan;
   plan.root = scratch() / name;
   if (on.rank() == 0) fs::create_directories(plan.root);

@@ -26,7 +26,6 @@ OrderedJson memory_json(const MemoryUse& use) {
     object[std::string(name_of(static_cast<MemoryCategory>(category)))] = use.peak_by_category[category];
   object["peak"] = use.peak;
   object["cached"] = use.cached();
-  object["kernel_scratch"] = use.kernel_scratch;
   return object;
 }
 
@@ -79,7 +78,7 @@ bool Bench::wanted(std::string_view name) const {
 void Bench::measure_machine() {
   const auto features = kernels::cpu_features();
   json_["machine"] = {{"cores", available_cores()},
-                      {"threads", device_->context().pool->size()},
+                      {"threads", device_->host_threads().size()},
                       {"instruction_set", features.instruction_set},
                       {"native_bf16", features.native_bf16_gemm}};
   print("machine: " + std::to_string(available_cores()) + " cores, " + std::string(features.instruction_set) +
@@ -99,7 +98,7 @@ void Bench::measure_machine() {
 
 void Bench::add_gemm(const kernels::NamedGemm& shape, Table& table) {
   const double rate = kernels::gemm_gflops(*device_, shape, DType::f32, seconds_);
-  const double onednn = kernels::onednn_gemm_gflops(shape, device_->context().pool->size(), seconds_);
+  const double onednn = kernels::onednn_gemm_gflops(shape, device_->host_threads().size(), seconds_);
   json_["kernels"].push_back({{"name", shape.name},
                               {"rate", rate},
                               {"unit", "GFLOP/s"},

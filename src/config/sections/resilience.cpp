@@ -30,8 +30,15 @@ void describe(Section<ResilienceConfig>& s) {
       .alias("dist.distributed_timeout_minutes");
   s.field("memory_limit", &R::memory_limit)
       .doc(
-          "memory limit of one rank; a step whose estimate exceeds it, tensors and kernels together, is "
-          "refused before it starts")
+          "limit of the device memory of one rank; a step whose estimate exceeds it, tensors and workspaces "
+          "of "
+          "kernels together, is refused before it starts")
+      .min(1)
+      .effect(Effect::memory);
+  s.field("memory_limit_host", &R::memory_limit_host)
+      .doc(
+          "limit of the host memory that one rank takes for its device: copies for asynchronous saves, and "
+          "buffers of copies; on the device cpu both limits hold for the same memory")
       .min(1)
       .effect(Effect::memory);
   s.field("check_for_nan", &R::check_for_nan)

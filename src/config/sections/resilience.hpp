@@ -33,6 +33,7 @@ struct EnumNames<RerunMode> {
 struct ResilienceConfig {
   Duration timeout{600.0};
   std::optional<Bytes> memory_limit;
+  std::optional<Bytes> memory_limit_host;
   bool check_for_nan = true;
   SpikeAction loss_spike_action = SpikeAction::off;
   double loss_spike_factor = 10.0;

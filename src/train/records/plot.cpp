@@ -53,7 +53,7 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
       if (!row.event.empty()) return;
       for (const Chart& chart : kCharts) {
         double value = row.number(chart.key);
-        // Memory includes kernel scratch memory, as in the log and in `runs show`.
+        // Runs of earlier versions count what kernels kept by itself.
         if (const double kernels = row.number("kernel_scratch_bytes");
             chart.key == std::string_view("memory_bytes") && std::isfinite(kernels))
           value += kernels;

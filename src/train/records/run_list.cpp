@@ -204,6 +204,7 @@ RunDetails details_of(const fs::path& run) {
     details.tokens_per_second = known(*row, "tokens_per_second");
     details.mfu = known(*row, "mfu");
     details.memory = known(*row, "memory_bytes");
+    // Runs of earlier versions count what kernels kept by itself.
     if (const auto kernels = known(*row, "kernel_scratch_bytes"); kernels && details.memory)
       *details.memory += *kernels;
   }

@@ -60,7 +60,7 @@ struct RunSummary {
 struct RunDetails {
   // Number of tokens trained on so far.
   std::optional<int64_t> tokens;
-  // Values of the last logged step. memory: bytes, including kernel scratch memory.
+  // Values of the last logged step. memory: bytes, including the workspaces of kernels.
   std::optional<double> tokens_per_second, mfu, memory;
   std::optional<int64_t> validation_step;
   std::optional<double> validation_loss, perplexity;

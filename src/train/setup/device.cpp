@@ -23,6 +23,15 @@ int threads_per_rank(int64_t threads, int local_ranks) {
   return threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks);
 }
 
+bool shares_host_memory(config::DeviceKind kind) {
+  return kind != config::DeviceKind::cuda && kind != config::DeviceKind::checked;
+}
+
+std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t threads, int local_ranks) {
+  return make_meta_device(kernels::cpu_table(), threads_per_rank(threads, local_ranks), AllocatorRules{},
+                          shares_host_memory(kind));
+}
+
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks) {
   check_device(kind);
   const int count = threads_per_rank(threads, local_ranks);

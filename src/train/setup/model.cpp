@@ -163,10 +163,11 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
   options.sharding = config.ddp.data_parallel_sharding_strategy;
   options.shard_over_replicas = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
   options.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
-  options.reduce_queue = config.dist.distributed_backend == config::DistributedBackend::nccl ||
-                                 config.dist.distributed_backend == config::DistributedBackend::nccl_stand_in
-                             ? Queue::communication
-                             : Queue::compute;
+  const bool nccl = config.dist.distributed_backend == config::DistributedBackend::nccl ||
+                    config.dist.distributed_backend == config::DistributedBackend::nccl_stand_in ||
+                    (config.dist.distributed_backend == config::DistributedBackend::automatic &&
+                     config.train.device == config::DeviceKind::cuda);
+  options.reduce_queue = nccl ? Queue::communication : Queue::compute;
   options.overlap_param_gather = config.ddp.overlap_param_gather;
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
   if (config.peft) {

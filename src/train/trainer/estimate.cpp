@@ -1,8 +1,10 @@
 #include "train/trainer/estimate.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
 
-#include "kernels/table.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
 #include "train/setup/device.hpp"
@@ -23,6 +25,35 @@ class CostSum final : public TapeObserver {
   }
   double flops = 0, executed = 0;
 };
+
+// What a device and the mesh count.
+struct StepCounts {
+  std::map<std::string, int64_t> sent;  // bytes by group
+  std::array<int64_t, kQueues> launches{};
+  // Bytes to the device, and to the host.
+  std::array<int64_t, 2> copied{};
+
+  // Applies `combine` to each count and that of `other`.
+  template <class Combine>
+  StepCounts with(const StepCounts& other, Combine combine) const {
+    StepCounts result = *this;
+    for (auto& [group, bytes] : result.sent) bytes = combine(bytes, other.sent.at(group));
+    for (size_t i = 0; i < kQueues; ++i) result.launches[i] = combine(launches[i], other.launches[i]);
+    for (size_t i = 0; i < copied.size(); ++i) result.copied[i] = combine(copied[i], other.copied[i]);
+    return result;
+  }
+  StepCounts operator-(const StepCounts& other) const { return with(other, std::minus<int64_t>()); }
+  StepCounts operator+(const StepCounts& other) const { return with(other, std::plus<int64_t>()); }
+  StepCounts scaled(int64_t factor, int64_t divisor) const {
+    return with(*this, [=](int64_t count, int64_t) { return count * factor / divisor; });
+  }
+};
+StepCounts counts_of(const Device& device, const comm::Mesh& mesh) {
+  StepCounts counts{.sent = sent_bytes(mesh)};
+  for (size_t i = 0; i < kQueues; ++i) counts.launches[i] = device.launches(static_cast<Queue>(i));
+  counts.copied = {device.copied_bytes(Queue::host_to_device), device.copied_bytes(Queue::device_to_host)};
+  return counts;
+}
 
 // `documents`: attention keeps documents apart, whose starts take memory too.
 data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents) {
@@ -47,9 +78,13 @@ int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
 
 }  // namespace
 
+int64_t StepEstimate::launches() const {
+  return std::accumulate(launches_by_queue.begin(), launches_by_queue.end(), int64_t{0});
+}
+
 StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks) {
   const auto device =
-      make_meta_device(kernels::cpu_table(), threads_per_rank(config.train.threads.value_or(0), local_ranks));
+      make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks);
   comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
   mesh.connect_meta();
   const auto model = models::build(config.model, model_shard(config, mesh));
@@ -72,11 +107,8 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   const int64_t micro_batches = micro_batches_to_estimate(pipeline_shape(config, all));
   CostSum cost;
   StepTimers timers;
-  StepEstimate estimate;
-  int64_t launched = 0;
   const auto step = [&](int64_t count, TapeObserver* observer) {
-    const auto before = sent_bytes(mesh);
-    const int64_t launches_before = device->launches();
+    const StepCounts before = counts_of(*device, mesh);
     store.zero_gradients();
     // The losses live until the end of the step.
     const auto losses =
@@ -85,32 +117,29 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
     (void)statistics.sum_of_squares(optimizer->buffers());
     optimizer->step({});
     store.after_update();
-    launched = device->launches() - launches_before;
-    auto sent = sent_bytes(mesh);
-    for (auto& [group, bytes] : sent) bytes -= before.at(group);
-    return sent;
+    return counts_of(*device, mesh) - before;
   };
   const int64_t more = std::min(all, 4 * micro_batches);
   store.after_load();
   // The next step begins with what the first one leaves, such as a block of parameters that was gathered.
   step(more, nullptr);
-  estimate.sent = step(micro_batches, &cost);
-  estimate.launches = launched;
-  // Every further micro-batch sends the same number of bytes and launches the same kernels: two counts are
-  // enough.
-  if (more > micro_batches) {
-    const auto at_step_of_all = [&](int64_t& value, int64_t with_more) {
-      value += (with_more - value) * (all - micro_batches) / (more - micro_batches);
-    };
-    for (const auto& [group, bytes] : step(more, nullptr)) at_step_of_all(estimate.sent[group], bytes);
-    at_step_of_all(estimate.launches, launched);
-  }
+  StepCounts counts = step(micro_batches, &cost);
+  // Every further micro-batch sends and copies the same number of bytes and launches the same kernels: two
+  // counts are enough.
+  if (more > micro_batches)
+    counts = counts + (step(more, nullptr) - counts).scaled(all - micro_batches, more - micro_batches);
   const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);
   if (config.validation.eval_interval && eval_rows > config.train.micro_batch_size)  // else a step needs more
     runner.forward_only(1, source_of(eval_rows));
+  StepEstimate estimate;
+  estimate.sent = std::move(counts.sent);
+  estimate.launches_by_queue = counts.launches;
+  estimate.copied_to_device = counts.copied[0];
+  estimate.copied_to_host = counts.copied[1];
   estimate.flops = cost.flops / static_cast<double>(micro_batches);
   estimate.executed_flops = cost.executed / static_cast<double>(micro_batches);
   estimate.memory = device->memory();
+  estimate.host_memory = device->memory(MemoryKind::host);
   return estimate;
 }
 

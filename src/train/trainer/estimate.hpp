@@ -2,6 +2,7 @@
 // meta device.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -16,12 +17,16 @@ struct StepEstimate {
   double flops = 0;
   // With those of recomputation.
   double executed_flops = 0;
-  // Of the full step of one rank; kernel_scratch is that of GEMMs, column sums and attention.
-  MemoryUse memory;
+  // Of the full step of one rank, on the device and beside it on the host; a device that shares the host's
+  // memory has one kind.
+  MemoryUse memory, host_memory;
   // Bytes that this rank sends in a step, by group; without a few scalars.
   std::map<std::string, int64_t> sent;
-  // Kernels that this rank launches in a step.
-  int64_t launches = 0;
+  // Kernels that this rank launches in a step, by queue, and all of them.
+  std::array<int64_t, kQueues> launches_by_queue{};
+  int64_t launches() const;
+  // Bytes that a step copies from the host to the device, and back.
+  int64_t copied_to_device = 0, copied_to_host = 0;
 };
 // Of rank `rank` in the recipe's world (dist.world_size), which need not be there. local_ranks: of its host,
 // over which the cores are divided where train.threads does not say how many there are.

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "base/text.hpp"
 #include "comm/mesh.hpp"
 #include "models/registry.hpp"
+#include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 
 namespace capstan::train {
@@ -90,9 +93,19 @@ std::vector<SmallerStep> smaller_steps(const config::Config& config) {
 
 }  // namespace
 
-int64_t memory_limit(const config::Config& config, int local_ranks) {
-  if (config.resilience.memory_limit) return config.resilience.memory_limit->value;
-  return host_memory() / std::max(1, local_ranks);
+std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind kind, int local_ranks) {
+  const auto& [device, host] = std::tie(config.resilience.memory_limit, config.resilience.memory_limit_host);
+  const bool shared = shares_host_memory(config.train.device);
+  std::optional<MemoryLimit> limit;
+  const auto consider = [&](const std::optional<config::Bytes>& bytes, const char* field) {
+    if (bytes && (!limit || bytes->value < limit->bytes))
+      limit = {bytes->value, "resilience." + std::string(field) + " allows"};
+  };
+  if (kind == MemoryKind::device || shared) consider(device, "memory_limit");
+  if (kind == MemoryKind::host || shared) consider(host, "memory_limit_host");
+  const bool accelerator = kind == MemoryKind::device && config.train.device == config::DeviceKind::cuda;
+  if (!limit && !accelerator) limit = {host_memory() / std::max(1, local_ranks), "this rank has"};
+  return limit;
 }
 
 int64_t resident_peak() {
@@ -116,64 +129,93 @@ std::string memory_text(const MemoryUse& use) {
     if (const int64_t bytes = use.peak_by_category[i])
       text += (text.empty() ? "" : " | ") + std::string(name_of(static_cast<MemoryCategory>(i))) + " " +
               human_bytes(static_cast<double>(bytes));
-  for (const auto& [name, bytes] :
-       {std::pair("cached", use.cached()), std::pair("kernel scratch", use.kernel_scratch)})
-    if (bytes > 0)
-      text += (text.empty() ? "" : " | ") + std::string(name) + " " + human_bytes(static_cast<double>(bytes));
+  if (const int64_t bytes = use.cached())
+    text += (text.empty() ? "" : " | ") + std::string("cached ") + human_bytes(static_cast<double>(bytes));
   return text;
 }
 
 namespace {
-struct RankStep {
-  int64_t rank = 0;
-  StepEstimate estimate;
-};
-RankStep largest_step(const config::Config& config, int local_ranks) {
-  RankStep largest;
-  for (const int64_t rank : pipeline_ranks(config)) {
-    StepEstimate estimate = estimate_step(config, rank, local_ranks);
-    if (rank == 0 || estimate.memory.total() > largest.estimate.memory.total())
-      largest = {rank, std::move(estimate)};
-  }
-  return largest;
+
+bool has_limit(const config::Config& config) {
+  return config.resilience.memory_limit || config.resilience.memory_limit_host;
 }
+
+// The first limit that a step exceeds.
+struct Excess {
+  MemoryKind kind;
+  MemoryLimit limit;
+};
+const MemoryUse& use_of(const StepEstimate& estimate, MemoryKind kind) {
+  return kind == MemoryKind::device ? estimate.memory : estimate.host_memory;
+}
+std::optional<Excess> excess_of(const config::Config& config, const StepEstimate& estimate, int local_ranks) {
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::host})
+    if (const auto limit = memory_limit(config, kind, local_ranks);
+        limit && use_of(estimate, kind).total() > limit->bytes)
+      return Excess{kind, *limit};
+  return std::nullopt;
+}
+
+// The steps of ranks that are held against the limits: of one rank of each stage, or of one rank.
+using RankSteps = std::vector<std::pair<int64_t, StepEstimate>>;
+
+// The rank whose step needs the most of a kind of memory.
+const std::pair<int64_t, StepEstimate>& largest(const RankSteps& steps, MemoryKind kind) {
+  return *std::max_element(steps.begin(), steps.end(), [&](const auto& a, const auto& b) {
+    return use_of(a.second, kind).total() < use_of(b.second, kind).total();
+  });
+}
+
+// Which overrides fit, with what they need of the memory that the step exceeds.
+std::string smaller_steps_that_fit(const config::Config& config, const Excess& excess, int64_t needed,
+                                   int local_ranks,
+                                   const std::function<RankSteps(const config::Config&)>& steps_of) {
+  std::string help;
+  int found = 0;
+  int64_t least = needed;
+  for (const SmallerStep& step : smaller_steps(config)) {
+    const RankSteps steps = steps_of(step.config);
+    const int64_t peak = use_of(largest(steps, excess.kind).second, excess.kind).total();
+    least = std::min(least, peak);
+    if (std::any_of(steps.begin(), steps.end(), [&](const auto& rank_step) {
+          return excess_of(step.config, rank_step.second, local_ranks).has_value();
+        }))
+      continue;
+    help +=
+        (help.empty() ? "" : ", or ") + step.overrides + " (" + human_bytes(static_cast<double>(peak)) + ")";
+    if (++found == 3) break;
+  }
+  if (!help.empty()) return help;
+  return "neither a micro-batch of 1 nor full recomputation nor synchronous checkpoints "
+         "(checkpoint.async_save=false) fits (" +
+         human_bytes(static_cast<double>(least)) + "): a smaller model, a shorter sequence or more memory";
+}
+
 }  // namespace
 
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks) {
   // A limit of the recipe holds for every rank. All ranks come to the same answer, that of the stage that
   // needs the most memory.
-  const bool all_stages = config.resilience.memory_limit && config.dist.pipeline_model_parallel_size > 1;
-  const auto step_of = [&](const config::Config& asked) {
-    return all_stages ? largest_step(asked, local_ranks)
-                      : RankStep{rank, estimate_step(asked, rank, local_ranks)};
+  const bool all_stages = has_limit(config) && config.dist.pipeline_model_parallel_size > 1;
+  const auto steps_of = [&](const config::Config& asked) {
+    RankSteps steps;
+    for (const int64_t r : all_stages ? pipeline_ranks(asked) : std::vector{rank})
+      steps.emplace_back(r, estimate_step(asked, r, local_ranks));
+    return steps;
   };
-  const RankStep asked = all_stages ? step_of(config) : RankStep{rank, estimate};
-  const MemoryUse& needed = asked.estimate.memory;
-  const int64_t limit = memory_limit(config, local_ranks);
-  if (needed.total() <= limit) return;
-  std::string help;
-  int found = 0;
-  int64_t least = needed.total();
-  for (const SmallerStep& step : smaller_steps(config)) {
-    const int64_t peak = step_of(step.config).estimate.memory.total();
-    least = std::min(least, peak);
-    if (peak > limit) continue;
-    help +=
-        (help.empty() ? "" : ", or ") + step.overrides + " (" + human_bytes(static_cast<double>(peak)) + ")";
-    if (++found == 3) break;
-  }
-  if (help.empty())
-    help =
-        "neither a micro-batch of 1 nor full recomputation nor synchronous checkpoints "
-        "(checkpoint.async_save=false) fits (" +
-        human_bytes(static_cast<double>(least)) + "): a smaller model, a shorter sequence or more memory";
-  const std::string whose =
-      config.resilience.memory_limit ? "resilience.memory_limit allows " : "this rank has ";
+  const RankSteps steps = all_stages ? steps_of(config) : RankSteps{{rank, estimate}};
+  std::optional<Excess> excess;
+  for (const auto& [r, step] : steps)
+    if (!excess) excess = excess_of(config, step, local_ranks);
+  if (!excess) return;
+  const auto& [largest_rank, step] = largest(steps, excess->kind);
+  const MemoryUse& needed = use_of(step, excess->kind);
   fail(ErrorCode::no_fit,
        "a step needs " + human_bytes(static_cast<double>(needed.total())) +
-           (all_stages ? " on rank " + std::to_string(asked.rank) : "") + " (" + memory_text(needed) +
-           ") and " + whose + human_bytes(static_cast<double>(limit)),
-       help);
+           (excess->kind == MemoryKind::host ? " of host memory" : "") +
+           (all_stages ? " on rank " + std::to_string(largest_rank) : "") + " (" + memory_text(needed) +
+           ") and " + excess->limit.source + " " + human_bytes(static_cast<double>(excess->limit.bytes)),
+       smaller_steps_that_fit(config, *excess, needed.total(), local_ranks, steps_of));
 }
 
 int ranks_on_one_host(const config::Config& config) {
@@ -181,7 +223,7 @@ int ranks_on_one_host(const config::Config& config) {
 }
 
 void check_memory_limit(const config::Config& config) {
-  if (!config.resilience.memory_limit) return;
+  if (!has_limit(config)) return;
   const int local_ranks = ranks_on_one_host(config);
   check_fits(config, estimate_step(config, 0, local_ranks), 0, local_ranks);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,9 +11,16 @@
 
 namespace capstan::train {
 
-// Number of bytes that one rank may take: resilience.memory_limit, or else the memory of the host (or of its
-// control group) divided by the number of ranks on it.
-int64_t memory_limit(const config::Config& config, int local_ranks);
+// Bytes that one rank may take of a kind of memory, and who says so.
+struct MemoryLimit {
+  int64_t bytes = 0;
+  // "resilience.memory_limit allows", or "this rank has".
+  std::string source;
+};
+// resilience.memory_limit or resilience.memory_limit_host; on the device cpu, whose memory is the host's, the
+// smaller of the two. Without one, the memory of the host (or of its control group) divided by the number of
+// ranks on it, and nothing for the memory of an accelerator.
+std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind kind, int local_ranks);
 
 // Peak resident memory of this process as the system counts it (VmHWM): the estimated memory and a base of
 // program, libraries, stacks and small buffers. 0: the system does not report it.
@@ -21,16 +29,17 @@ int64_t resident_peak();
 // Returns one rank of each pipeline stage. Memory needs differ between stages only.
 std::vector<int64_t> pipeline_ranks(const config::Config& config);
 
-// "parameters 16.0 MiB | gradients 16.0 MiB | …": the categories at the moment of the peak, memory that the
-// allocator caches beside them, and scratch of kernels; empty ones are left out.
+// "parameters 16.0 MiB | gradients 16.0 MiB | …": the categories at the moment of the peak, and memory that
+// the allocator caches beside them; empty ones are left out.
 std::string memory_text(const MemoryUse& use);
 
-// Throws ErrorCode::no_fit when the step needs more than the limit: its needs by category, and which
-// overrides would fit, each found by running the changed step on the meta device. `estimate` is that of
-// `rank`; resilience.memory_limit is held against the stage that needs the most, on every rank alike.
+// Throws ErrorCode::no_fit when the step needs more of a kind of memory than its limit: its needs by
+// category, and which overrides would fit, each found by running the changed step on the meta device.
+// `estimate` is that of `rank`; a limit of the recipe is held against the stage that needs the most, on every
+// rank alike.
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks);
 
-// Checks a recipe whose ranks are not running, if it has a resilience.memory_limit: `check` and `show --step`
+// Checks a recipe whose ranks are not running, if it has a limit of memory: `check` and `show --step`
 // refuse what `train --nproc` would refuse. Takes milliseconds (0.2 s for the eight stages of 405B).
 void check_memory_limit(const config::Config& config);
 // The number of ranks in the recipe's world as if one host ran all of them. The cores are divided among them.

@@ -36,12 +36,21 @@ bool longer(const RecipeChange& change) {
 
 }  // namespace
 
-void refuse_missing_features(const config::Config& config) {
-  const auto missing = config::missing_features(config::schema(), &config);
+static void refuse(const std::vector<config::MissingFeature>& missing) {
   if (missing.empty()) return;
   std::string message = "this recipe is valid, but this version cannot train it:";
   for (const auto& feature : missing) message += "\n    " + feature.path + ": " + feature.reason;
   fail(ErrorCode::unsupported, message, "`capstan show` and `capstan diff` work on it");
+}
+void refuse_missing_features(const config::Config& config) {
+  refuse(config::missing_features(config::schema(), &config));
+}
+void refuse_missing_estimates(const config::Config& config) {
+  auto missing = config::missing_features(config::schema(), &config);
+  std::erase_if(missing, [](const config::MissingFeature& feature) {
+    return feature.path == "train.device" || feature.path == "dist.distributed_backend";
+  });
+  refuse(missing);
 }
 
 RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const config::Override> overrides,

@@ -13,6 +13,8 @@ namespace capstan::train {
 
 // ErrorCode::unsupported with every field whose value this version cannot train.
 void refuse_missing_features(const config::Config& config);
+// The same for an estimate, which needs neither the recipe's device nor its communication library.
+void refuse_missing_estimates(const config::Config& config);
 
 // overrides: those that the resolution was made with. command: one line.
 RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const config::Override> overrides,

@@ -31,7 +31,12 @@ struct Saver::Save {
 std::vector<Tensor> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors) {
   CategoryScope scope(MemoryCategory::snapshot);
   std::vector<Tensor> copies;
-  for (const auto& t : tensors) copies.push_back(Tensor::zeros(device, t.tensor.shape(), t.tensor.dtype()));
+  for (const auto& t : tensors) {
+    if (device.shares_host_memory())
+      copies.push_back(Tensor::zeros(device, t.tensor.shape(), t.tensor.dtype()));
+    else
+      device.count_host_memory(t.tensor.bytes(), MemoryCategory::snapshot);
+  }
   return copies;
 }
 
@@ -42,14 +47,15 @@ Saver::Saver(comm::World& world, const parallel::FlatStore& store, const optim::
       device_(device),
       tensors_(state_tensors(store, with_optimizer ? &optimizer : nullptr)),
       copies_(snapshot_buffers(device, tensors_)) {
-  if (copies_.empty() || device.host_address(copies_.front().address())) return;
+  if (device.shares_host_memory()) return;
   // The writer may not read this device's memory: the copies are the host's.
-  copies_.clear();
   for (const auto& t : tensors_) host_copies_.emplace_back(static_cast<size_t>(t.tensor.bytes()));
 }
 
 Saver::~Saver() {
   join();
+  for (const auto& copy : host_copies_)
+    device_.count_host_memory(-static_cast<int64_t>(copy.size()), MemoryCategory::snapshot);
   // A commit that was under way has ended; uncommitted files are removed.
   if (save_ && world_.rank() == 0 && !save_->committed) save_->writer.abandon();
 }

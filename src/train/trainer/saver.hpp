@@ -75,7 +75,8 @@ class Saver {
   std::unique_ptr<Save> save_;
 };
 
-// The buffers of a saver's copies on `device` (meta: for the memory estimate).
+// The buffers of a saver's copies on a device that shares the host's memory. On another one they are in the
+// memory of the host, whose bytes are counted, and no tensors. meta: for the memory estimate.
 std::vector<Tensor> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors);
 
 }  // namespace capstan::train

@@ -77,7 +77,9 @@ void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
   log_.line(parameters_text(config_, runner_.mesh()) + ", " + human_flop(flops_per_step_) +
             " a step and rank, about " + human_bytes(static_cast<double>(estimate.memory.total())) +
             " at the peak; GEMM throughput " + human_flop(gemm_peak_.value()) + "/s");
-  log_.line("memory estimated: " + memory_text(estimate.memory));
+  const int64_t on_host = estimate.host_memory.total();
+  log_.line("memory estimated: " + memory_text(estimate.memory) +
+            (on_host > 0 ? "; on the host: " + memory_text(estimate.host_memory) : ""));
   report_estimated_time(estimate);
   last_line_ = Clock::now();
 }
@@ -185,8 +187,7 @@ void StepLogger::write_step_row(const StepResult& result, const Throughput& spee
       .number("tokens_per_second_per_rank", speed.rank_tokens_per_second)
       .number("tflops_per_rank", speed.rank_tflops)
       .number("step_seconds", speed.step_seconds)
-      .integer("memory_bytes", memory.peak + memory.cached())
-      .integer("kernel_scratch_bytes", memory.kernel_scratch)
+      .integer("memory_bytes", memory.total())
       .integer("resident_bytes", resident_peak())
       .integer("consumed_samples", state.consumed_samples)
       .integer("consumed_tokens", state.consumed_tokens);

@@ -22,10 +22,12 @@ comm::Mesh connected_mesh(const config::Config& config, comm::World& world, Devi
 }
 }  // namespace
 
-StepRunner::StepRunner(const config::Config& config, comm::World& world)
+StepRunner::StepRunner(const config::Config& config, comm::World& world, std::unique_ptr<Device> device)
     : config_(config),
       world_(world.communicator()),
-      device_(make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
+      device_(device
+                  ? std::move(device)
+                  : make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
       mesh_(connected_mesh(config, world, *device_)),
       model_(models::build(config.model, model_shard(config, mesh_))),
       schedule_(make_schedule(config, false)),
@@ -39,7 +41,7 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world)
 }
 
 void StepRunner::initialize() {
-  initialize_parameters(*store_, static_cast<uint64_t>(config_.rng.seed), *device_->context().pool);
+  initialize_parameters(*store_, static_cast<uint64_t>(config_.rng.seed), device_->host_threads());
 }
 
 data::LoaderOptions StepRunner::loader_options() const {

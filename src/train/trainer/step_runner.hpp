@@ -41,8 +41,8 @@ struct StepResult {
 class StepRunner {
  public:
   // Builds device, mesh, model, parameter store, optimizer and schedules, in this order. Parameters have no
-  // values yet.
-  StepRunner(const config::Config& config, comm::World& world);
+  // values yet. Without a `device` it is the recipe's.
+  StepRunner(const config::Config& config, comm::World& world, std::unique_ptr<Device> device = nullptr);
   // Transfers that are still under way end here; the observer, which may be gone already, does not see them.
   ~StepRunner() { observe(nullptr); }
 

@@ -110,7 +110,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
   const auto features = kernels::cpu_features();
   log_->line("run " + recorder_->directory().string() + " on " + std::string(runner_->device().name()) +
              ": " + std::to_string(world_.size()) + (world_.size() == 1 ? " rank" : " ranks") + " x " +
-             std::to_string(runner_->device().context().pool->size()) + " threads, " +
+             std::to_string(runner_->device().host_threads().size()) + " threads, " +
              features.instruction_set +
              (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm
                   ? ", bf16 GEMMs widened to fp32"

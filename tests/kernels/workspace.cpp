@@ -1,0 +1,343 @@
+// Every kernel with a workspace: it stays within what its family declares, and refuses less.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/support.hpp"
+
+using namespace capstan;
+using namespace capstan::testing;
+using kernels::WorkspaceSize;
+
+namespace {
+
+struct Case {
+  std::string name;
+  WorkspaceSize need;
+  Vec<Array> outputs;
+  std::function<void(kernels::Context&, Vec<Array>&)> run;
+};
+
+Array noise(DType type, int64_t n, uint64_t seed = 1) {
+  return {type, random_values(n, seed)};
+}
+
+// Outputs before the kernel: a value that no kernel leaves there.
+Array unset(DType type, int64_t n) {
+  return Array::zeros(type, n, 96);
+}
+
+void add_gemms(std::vector<Case>& cases) {
+  const auto& gemm = *kernels::cpu_table().gemm;
+  for (const auto [m, n, k] :
+       {std::array<int64_t, 3>{64, 96, 64}, {129, 65, 131}, {530, 790, 600}, {176, 8, 300}, {5, 264, 1100}})
+    for (const DType in : kTypes)
+      for (const DType out : kTypes)
+        for (const float alpha : {1.0f, 0.5f})
+          for (int t = 0; t < 4; ++t) {
+            kernels::GemmShape s{(t & 1) != 0, (t & 2) != 0, m, n, k};
+            s.lda = s.trans_a ? m : k, s.ldb = s.trans_b ? k : n, s.ldc = n;
+            const WorkspaceSize need = gemm.run_workspace(s, in, out, alpha, 1.0f);
+            if (need.total(1) == 0) continue;
+            cases.push_back(
+                {"gemm",
+                 need,
+                 {unset(out, m * n)},
+                 [=, &gemm, a = noise(in, m * k), b = noise(in, n * k, 2)](
+                     kernels::Context& c, Vec<Array>& y) { gemm.run(c, s, a, b, y[0].out(), alpha, 1.0f); }});
+          }
+  for (const auto [rows, cols] : {std::array<int64_t, 2>{3, 5}, {1000, 37}, {5000, 64}})
+    cases.push_back({"column_sum",
+                     gemm.column_sum_workspace(rows, cols),
+                     {unset(DType::f32, cols)},
+                     [=, &gemm, x = noise(DType::f32, rows * cols)](kernels::Context& c, Vec<Array>& y) {
+                       gemm.column_sum(c, x, y[0].f32(), rows, cols, cols, false);
+                     }});
+}
+
+void add_attention(std::vector<Case>& cases) {
+  const auto& attention = *kernels::cpu_table().attention;
+  for (const DType type : kTypes)
+    for (const int64_t seq : {1, 33, 150}) {
+      kernels::AttentionShape a = attention_shape(2, 2, 24, 2, seq);
+      const int64_t tokens = a.batch * seq, width = a.qkv.heads() * 24, row = a.qkv.row();
+      const Array qkv = noise(type, tokens * row);
+      cases.push_back({"attention forward",
+                       attention.forward_workspace(a, type),
+                       {unset(type, tokens * width), unset(DType::f32, tokens * a.qkv.heads())},
+                       [=, &attention](kernels::Context& c, Vec<Array>& y) {
+                         attention.forward(c, a, qkv, nullptr, nullptr, y[0].out(), y[1].f32());
+                       }});
+      cases.push_back(
+          {"attention backward",
+           attention.backward_workspace(a, type),
+           {unset(type, tokens * row)},
+           [=, &attention, out = noise(type, tokens * width, 2),
+            lse = noise(DType::f32, tokens * a.qkv.heads(), 3)](kernels::Context& c, Vec<Array>& y) {
+             Array sums = lse;
+             attention.backward(c, a, qkv, out, sums.f32(), out, nullptr, nullptr, y[0].out());
+           }});
+      const int64_t past = 40, capacity = past + seq + 3, cache = a.batch * 2 * capacity * 24;
+      cases.push_back({"attention decode",
+                       attention.decode_workspace(a, type, type, past),
+                       {unset(type, tokens * width)},
+                       [=, &attention, k = noise(type, cache, 4), v = noise(type, cache, 5)](
+                           kernels::Context& c, Vec<Array>& y) {
+                         Array keys = k, values = v;
+                         attention.decode(c, a, qkv, keys.out(), values.out(), past, capacity, y[0].out());
+                       }});
+    }
+}
+
+void add_context_attention(std::vector<Case>& cases) {
+  const auto& attention = *kernels::cpu_table().context_attention;
+  kernels::AttentionBlock block;
+  block.shape = attention_shape(2, 2, 24, 2, 80);
+  block.queries.segments = {{{0, 30}, {90, 50}}};
+  block.keys.segments = {{{0, 37}, {60, 20}}};
+  const int64_t queries = 2 * 80, keys = 2 * 57, width = 4 * 24, row = block.shape.qkv.row(),
+                kv_row = block.kv().row();
+  const Array qkv = noise(DType::f32, queries * row), kv = noise(DType::f32, keys * kv_row, 2);
+  cases.push_back({"context_attention forward",
+                   attention.forward_workspace(block),
+                   {unset(DType::f32, queries * width), unset(DType::f32, queries * 4)},
+                   [=, &attention](kernels::Context& c, Vec<Array>& y) {
+                     attention.forward(c, block, qkv, kv, nullptr, nullptr, false, y[0].f32(), y[1].f32());
+                   }});
+  cases.push_back({"context_attention backward",
+                   attention.backward_workspace(block),
+                   {unset(DType::f32, queries * row), unset(DType::f32, keys * kv_row)},
+                   [=, &attention, out = noise(DType::f32, queries * width, 3),
+                    lse = noise(DType::f32, queries * 4, 4)](kernels::Context& c, Vec<Array>& y) {
+                     Array sums = lse;
+                     attention.backward(c, block, qkv, kv, out, sums.f32(), out, nullptr, nullptr, y[0].f32(),
+                                        y[1].f32());
+                   }});
+}
+
+void add_norms(std::vector<Case>& cases) {
+  const auto& norm = *kernels::cpu_table().norm;
+  const Array none;
+  for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {17, 257}, {900, 40}}) {
+    const kernels::NormRows layout{rows, cols, 1, 0, cols};
+    const Array x = noise(DType::f32, rows * cols), gamma = noise(DType::f32, cols, 2),
+                stats = noise(DType::f32, rows, 3);
+    cases.push_back({"norm forward",
+                     norm.forward_workspace(layout),
+                     {unset(DType::f32, rows * cols), unset(DType::f32, rows), unset(DType::f32, rows)},
+                     [=, &norm](kernels::Context& c, Vec<Array>& y) {
+                       norm.forward(c, false, layout, x, {}, {}, gamma, 0, gamma, 1e-5f, y[0].out(),
+                                    y[1].f32(), y[2].f32());
+                     }});
+    for (const bool gradients : {false, true})
+      cases.push_back({"norm backward",
+                       norm.backward_workspace(layout, gradients),
+                       {unset(DType::f32, rows * cols), unset(DType::f32, cols)},
+                       [=, &norm](kernels::Context& c, Vec<Array>& y) {
+                         Array mean = stats, rstd = stats;
+                         norm.backward(c, false, layout, x, x, gamma, 0, mean.f32(), rstd.f32(), y[0].out(),
+                                       false, gradients ? y[1].f32() : nullptr, nullptr);
+                       }});
+  }
+  const auto& head_norm = *kernels::cpu_table().head_norm;
+  kernels::HeadNormShape shape;
+  shape.qkv = {2, 2, 20}, shape.rows = 130, shape.query_cols = 80, shape.key_cols = 40, shape.eps = 1e-5f;
+  const int64_t n = shape.rows * shape.qkv.row();
+  const Array qkv = noise(DType::f32, n), queries = noise(DType::f32, 80, 2), keys = noise(DType::f32, 40, 3),
+              pairs(DType::f32, Vec<double>(260, 0.5));
+  cases.push_back({"head_norm forward",
+                   head_norm.forward_workspace(shape),
+                   {unset(DType::f32, n)},
+                   [=, &head_norm](kernels::Context& c, Vec<Array>& y) {
+                     Array squares = pairs;
+                     head_norm.forward(c, shape, qkv, squares.f32(), queries, keys, y[0].out());
+                   }});
+  cases.push_back({"head_norm dots",
+                   head_norm.dots_workspace(shape),
+                   {unset(DType::f32, 260)},
+                   [=, &head_norm](kernels::Context& c, Vec<Array>& y) {
+                     Array squares = pairs;
+                     head_norm.dots(c, shape, qkv, qkv, squares.f32(), queries, keys, y[0].f32());
+                   }});
+  for (const bool gradients : {false, true})
+    cases.push_back({"head_norm backward",
+                     head_norm.backward_workspace(shape, gradients),
+                     {unset(DType::f32, n), unset(DType::f32, 80), unset(DType::f32, 40)},
+                     [=, &head_norm](kernels::Context& c, Vec<Array>& y) {
+                       Array squares = pairs;
+                       head_norm.backward(c, shape, qkv, qkv, squares.f32(), squares.f32(), queries, keys,
+                                          y[0].out(), gradients ? y[1].f32() : nullptr,
+                                          gradients ? y[2].f32() : nullptr);
+                     }});
+}
+
+void add_rows(std::vector<Case>& cases) {
+  const auto& activation = *kernels::cpu_table().activation;
+  const auto kind = kernels::ActivationKind::silu;
+  const int64_t rows = 9, cols = 37;
+  for (const bool gated : {false, true}) {
+    const int64_t width = gated ? 2 * cols : cols;
+    const Array x = noise(DType::f32, rows * width), bias = noise(DType::f32, width, 2),
+                dy = noise(DType::f32, rows * cols, 3);
+    cases.push_back({"activation forward",
+                     activation.forward_workspace(gated, true, cols),
+                     {unset(DType::f32, rows * cols)},
+                     [=, &activation](kernels::Context& c, Vec<Array>& y) {
+                       activation.forward(c, kind, gated, x, bias, y[0].out(), rows, cols);
+                     }});
+    cases.push_back({"activation backward",
+                     activation.backward_workspace(gated, true, cols),
+                     {unset(DType::f32, rows * width)},
+                     [=, &activation](kernels::Context& c, Vec<Array>& y) {
+                       activation.backward(c, kind, gated, dy, x, bias, y[0].out(), rows, cols);
+                     }});
+  }
+  const auto& elementwise = *kernels::cpu_table().elementwise;
+  const Array x = noise(DType::f32, rows * cols), bias = noise(DType::f32, cols, 2);
+  cases.push_back({"bias_dropout_add",
+                   elementwise.bias_dropout_add_workspace(true, cols),
+                   {unset(DType::f32, rows * cols)},
+                   [=, &elementwise](kernels::Context& c, Vec<Array>& y) {
+                     elementwise.bias_dropout_add(c, x, bias, {}, y[0].out(), rows, cols, 0, {}, nullptr);
+                   }});
+  for (const int64_t n : {1, 100000}) {
+    const Array values = noise(DType::f32, n);
+    const auto f64 = [](Array& y) { return reinterpret_cast<double*>(y.f32()); };
+    cases.push_back({"sum",
+                     elementwise.sum_workspace(n),
+                     {unset(DType::f32, 2)},
+                     [=, &elementwise](kernels::Context& c, Vec<Array>& y) {
+                       elementwise.sum(c, values, n, f64(y[0]), false);
+                     }});
+    cases.push_back({"weighted_sum",
+                     elementwise.weighted_sum_workspace(n),
+                     {unset(DType::f32, 2)},
+                     [=, &elementwise](kernels::Context& c, Vec<Array>& y) {
+                       Array a = values;
+                       elementwise.weighted_sum(c, a.f32(), a.f32(), n, f64(y[0]), false);
+                     }});
+    cases.push_back({"count_nonfinite",
+                     elementwise.count_nonfinite_workspace(n),
+                     {unset(DType::f32, 2)},
+                     [=, &elementwise](kernels::Context& c, Vec<Array>& y) {
+                       elementwise.count_nonfinite(c, values, n, reinterpret_cast<int64_t*>(y[0].f32()),
+                                                   false);
+                     }});
+  }
+}
+
+void add_adapters(std::vector<Case>& cases) {
+  const auto& adapter = *kernels::cpu_table().adapter;
+  const int64_t out = 70, in = 33, rank = 5;
+  const Array w = noise(DType::f32, out * in), p = noise(DType::f32, out * rank, 2),
+              b = noise(DType::f32, out * rank, 3), g = noise(DType::f32, rank * rank, 4),
+              lengths(DType::f32, Vec<double>(static_cast<size_t>(in), 2.0));
+  cases.push_back({"row_lengths",
+                   adapter.row_lengths_workspace(rank),
+                   {unset(DType::f32, out)},
+                   [=, &adapter](kernels::Context& c, Vec<Array>& y) {
+                     Array projected = p, gram = g;
+                     adapter.row_lengths(c, w, projected.f32(), b, gram.f32(), 0.5f, y[0].f32(), out, in,
+                                         rank);
+                   }});
+  cases.push_back({"scale_columns",
+                   adapter.scale_columns_workspace(in),
+                   {unset(DType::f32, out * in)},
+                   [=, &adapter](kernels::Context& c, Vec<Array>& y) {
+                     Array squares = lengths;
+                     adapter.scale_columns(c, w, lengths, squares.f32(), y[0].out(), out, in);
+                   }});
+  cases.push_back({"magnitude_gradient",
+                   adapter.magnitude_gradient_workspace(),
+                   {unset(DType::f32, in)},
+                   [=, &adapter](kernels::Context& c, Vec<Array>& y) {
+                     Array squares = lengths;
+                     adapter.magnitude_gradient(c, w, w, squares.f32(), y[0].f32(), out, in);
+                   }});
+}
+
+void add_optimizers(std::vector<Case>& cases) {
+  const auto& optimizers = *kernels::cpu_table().optimizers;
+  using kernels::UpdateRange;
+  const int64_t n = 140000;
+  const Vec<UpdateRange> ranges{
+      {.begin = 0, .count = 5}, {.begin = 64, .count = 32768}, {.begin = 40000, .count = 99999}};
+  const auto table = [ranges] { return kernels::In{ranges.data(), DType::u8}; };
+  const auto count = static_cast<int64_t>(ranges.size());
+  const Array gradient = noise(DType::f32, n), moment = noise(DType::f32, n, 2);
+  const WorkspaceSize update = optimizers.update_workspace(count);
+  cases.push_back(
+      {"adam", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
+         Array g = gradient, m = moment, v = Array::zeros(DType::f32, n, 1);
+         optimizers.adam(c, {.scale = {.lr = 1}, .eps = 1}, table(), count, g.f32(), y[0].f32(), m.f32(),
+                         v.f32(), {});
+       }});
+  cases.push_back(
+      {"sgd", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
+         Array g = gradient;
+         optimizers.sgd(c, {.scale = {.lr = 1}}, table(), count, g.f32(), y[0].f32(), nullptr, {});
+       }});
+  cases.push_back(
+      {"lion", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
+         Array g = gradient, m = moment;
+         optimizers.lion(c, {.scale = {.lr = 1}}, table(), count, g.f32(), y[0].f32(), m.f32(), {});
+       }});
+  const int64_t elements = 5 + 32768 + 99999;
+  cases.push_back({"sum_of_squares",
+                   optimizers.sum_of_squares_workspace(count, elements),
+                   {unset(DType::f32, 2)},
+                   [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
+                     Array g = gradient;
+                     optimizers.sum_of_squares(c, table(), count, g.f32(),
+                                               reinterpret_cast<double*>(y[0].f32()), false);
+                   }});
+  cases.push_back({"count_zeros",
+                   optimizers.count_zeros_workspace(count, elements),
+                   {unset(DType::f32, 2)},
+                   [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
+                     Array g = gradient;
+                     optimizers.count_zeros(c, table(), count, g.f32(),
+                                            reinterpret_cast<int64_t*>(y[0].f32()), false);
+                   }});
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  add_gemms(cases);
+  add_attention(cases);
+  add_context_attention(cases);
+  add_norms(cases);
+  add_rows(cases);
+  add_adapters(cases);
+  add_optimizers(cases);
+  return cases;
+}
+
+}  // namespace
+
+TEST_CASE("a kernel stays within the workspace that its family declares, and refuses less") {
+  for (const Case& kernel : all_cases())
+    for (const int threads : {1, 3}) {
+      INFO(kernel.name, " with ", threads, " threads");
+      const size_t bytes = kernel.need.total(threads);
+      REQUIRE(bytes > 0);
+      const auto untouched = [&](const Vec<Array>& outputs, size_t i) {
+        return outputs[i].bytes() == kernel.outputs[i].bytes();
+      };
+      {
+        Launch enough(threads, bytes);  // its end checks the guard bytes
+        Vec<Array> outputs = kernel.outputs;
+        kernel.run(enough.context(), outputs);
+        CHECK(!untouched(outputs, 0));
+      }
+      Launch small(threads, bytes - 64);
+      Vec<Array> outputs = kernel.outputs;
+      kernel.run(small.context(), outputs);
+      for (size_t i = 0; i < outputs.size(); ++i) CHECK(untouched(outputs, i));
+      const kernels::KernelError error = small.take_error();
+      REQUIRE(error.file != nullptr);
+      CHECK(std::string(error.file).find("kernels/cpu/") != std::string::npos);
+      CHECK(error.needed == bytes);
+      CHECK(error.given == bytes - 64);
+    }
+}
