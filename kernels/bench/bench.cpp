@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/philox.hpp"
+#include "kernels/gemm_arguments.hpp"
 #include "kernels/table.hpp"
 #include "tensor/launch.hpp"
 #include "tensor/tensor.hpp"
@@ -55,7 +56,8 @@ double gemm_gflops(Device& device, const NamedGemm& s, DType dtype, double secon
                         s.n};
   // A weight gradient (A transposed) adds to what is there.
   const double time = shortest(device, seconds, [&] {
-    launch(device, device.table().gemm->run, shape, a, b, c, 1.0f, s.trans_a ? 1.0f : 0.0f);
+    launch(device, device.table().gemm->run, shape, a, b, c, 1.0f, s.trans_a ? 1.0f : 0.0f,
+           GemmEpilogueTensors{});
   });
   return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / time * 1e-9;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/bench/bench.hpp"
+#include "kernels/gemm_arguments.hpp"
 #include "kernels/table.hpp"
 #include "tensor/launch.hpp"
 
@@ -61,7 +62,8 @@ PeakMeasurement::PeakMeasurement(Device& on, DType type) : device_(&on) {
 void PeakMeasurement::run() {
   const double start = now();
   const GemmShape shape{false, false, kSide, kSide, kSide, kSide, kSide, kSide};
-  launch(*device_, device_->table().gemm->run, shape, input_, input_, result_, 1.0f, 0.0f);
+  launch(*device_, device_->table().gemm->run, shape, input_, input_, result_, 1.0f, 0.0f,
+         GemmEpilogueTensors{});
   device_->synchronize();
   const double middle = now();
   if (!host_.empty()) {
