@@ -49,6 +49,7 @@
 #include "ops/tape.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/bucket.hpp"
+#include "parallel/low_precision.hpp"
 #include "parallel/nf4_weight.hpp"
 
 namespace capstan::parallel {
@@ -104,6 +105,8 @@ class FlatStore final : public ParamStore {
     std::function<bool(const Parameter&)> quantized;
     // Block sizes and scales of the quantized parameters.
     Nf4Options nf4;
+    // Weights whose GEMMs are in 8 or 4 bits; not those kept in 4 bits.
+    LowPrecisionOptions low_precision;
     // LoRA+: learning rate of ParamSpec::second_factor over the others'.
     double second_factor_lr = 1;
   };
@@ -118,6 +121,9 @@ class FlatStore final : public ParamStore {
   Tensor acquire(const Parameter& parameter) override;
   void release(const Parameter& parameter) override;
   void set_direction(PassDirection direction) override;
+  const LayerScaling* scaling(const Parameter& parameter) const override {
+    return low_precision_ ? low_precision_->scaling(parameter) : nullptr;
+  }
   bool trains(const Parameter& parameter) const override {
     return !quantized(parameter) && bucket_of(parameter).plan->trains;
   }
@@ -169,6 +175,8 @@ class FlatStore final : public ParamStore {
   // state).
   static Tensor range_of(const ParameterShard& shard, const FlatRange& range,
                          const std::vector<Tensor>& buffers);
+  // Null: all GEMMs are in the compute type.
+  const LowPrecisionWeights* low_precision() const { return low_precision_.get(); }
   std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   const StoreGroups& groups() const { return groups_; }
   // Some parameters train and some do not.
@@ -182,6 +190,7 @@ class FlatStore final : public ParamStore {
   void on_local_gradients(std::function<void(const Tensor&)> watch) { watch_ = std::move(watch); }
 
  protected:
+  GemmOperand acquire_operand(const Parameter& parameter, WeightRole role) override;
   void tape_gradient_done(const Parameter& parameter, const PendingUses& left) override;
   void gradient_ready(const Parameter& parameter) override;
 
@@ -244,6 +253,7 @@ class FlatStore final : public ParamStore {
   Tensor owned_gradients(const Bucket& bucket) const;
   void make_bucket(const BucketPlan& plan);
   void make_quantized();
+  void make_low_precision();
   void make_parameter_shards();
   // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it
   // was waited for since `started` on the host's clock.
@@ -252,6 +262,7 @@ class FlatStore final : public ParamStore {
 
   // flat_store.cpp: parameters
   void gather_parameters(bool wait);
+  void measure_weights();
   void finish_gather(size_t bucket);
   void gather_block(int block);
   void start_gather(int block);
@@ -285,6 +296,7 @@ class FlatStore final : public ParamStore {
   std::vector<Bucket> buckets_;
   // By Parameter::index(); empty: none.
   std::vector<std::unique_ptr<Quantized>> quantized_;
+  std::unique_ptr<LowPrecisionWeights> low_precision_;
   std::vector<ParameterShard> parameter_shards_;
   std::deque<PendingReduction> pending_reductions_;
   TapeObserver* observer_ = nullptr;

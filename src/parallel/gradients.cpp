@@ -29,6 +29,7 @@ Tensor FlatStore::gradient_to_set(const Parameter& parameter, bool& fresh) {
 
 void FlatStore::zero_gradients() {
   begin_step(static_cast<int>(parameters_.size()));
+  if (low_precision_) low_precision_->begin_step();
   finish_reductions();
   for (Bucket& bucket : buckets_) {
     if (!bucket.plan->trains) continue;
