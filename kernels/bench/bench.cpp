@@ -229,6 +229,28 @@ class KernelBench {
     });
   }
 
+  void quantize(const BenchModel& m) {
+    const int64_t rows = m.tokens(), cols = m.width;
+    const auto codes = [&](ScaleLayout layout) {
+      GemmOperand x;
+      x.layout = layout;
+      x.values = Tensor::zeros(device_, {rows * cols}, DType::f8e4m3);
+      x.scale = Tensor::zeros(device_, {rows * cols}, DType::f8e8m0);
+      return x;
+    };
+    const Tensor x = noise(device_, rows * cols), scale = Tensor::from_host<float>(device_, {2}, kOnes), none;
+    for (const auto& [name, layout] :
+         {std::pair("fp8", ScaleLayout::tensor), {"mxfp8", ScaleLayout::block_1x32}}) {
+      const GemmOperand along = codes(layout), across = codes(layout);
+      const QuantizeFormat format{DType::f8e4m3, layout};
+      bound_by_memory(
+          std::string(m.name) + " quantize to " + name + ", and its transpose", 6 * rows * cols, [&] {
+            launch(device_, device_.table().quantize->quantize, format, QuantizeShape{rows, cols, cols}, x,
+                   scale, along, scale, across, none, RoundingPosition{});
+          });
+    }
+  }
+
   void optimizer() {
     const int64_t n = 16 << 20;
     const Tensor grad = noise(device_, n), main = noise(device_, n), m = noise(device_, n),
@@ -262,6 +284,7 @@ class KernelBench {
   std::vector<KernelRate> take() { return std::move(rates_); }
 
  private:
+  static constexpr float kOnes[] = {1, 1};
   template <class Run>
   void bound_by_memory(std::string name, int64_t bytes, Run&& run) {
     const double rate = static_cast<double>(bytes) / shortest(device_, seconds_, run) * 1e-9;
@@ -289,6 +312,7 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
     bench.norms(m);
     bench.mlp(m);
     bench.vocabulary(m);
+    bench.quantize(m);
   }
   bench.optimizer();
   return bench.take();

@@ -8,6 +8,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "kernels/common/hadamard.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "kernels/cpu/raise.hpp"
@@ -53,20 +54,29 @@ template <SmallFloat F>
 void encode_bytes(const float* x, float scale, int64_t count, uint8_t* codes) {
   for (int64_t i = 0; i < count; ++i) codes[i] = static_cast<uint8_t>(encode<F>(x[i] * scale));
 }
-void encode_pairs(const float* x, float scale, int64_t count, uint8_t* codes) {
+// encode_one(value, i) for i < count, two codes to a byte.
+template <class Encode>
+void encode_pairs(const float* x, float scale, int64_t count, uint8_t* codes, Encode&& encode_one) {
   for (int64_t i = 0; i < count; i += 2) {
-    const uint32_t first = encode<kE2m1>(x[i] * scale),
-                   second = i + 1 < count ? encode<kE2m1>(x[i + 1] * scale) : 0;
+    const uint32_t first = encode_one(x[i] * scale, i),
+                   second = i + 1 < count ? encode_one(x[i + 1] * scale, i + 1) : 0;
     codes[i / 2] = static_cast<uint8_t>(first | second << 4);
   }
 }
-void encode_run(DType type, const float* x, float scale, int64_t count, uint8_t* codes) {
-  if (type == DType::f8e4m3)
+// `element`: of the first value, among all codes.
+void encode_run(const QuantizeFormat& format, const float* x, float scale, int64_t count, int64_t element,
+                const RoundingPosition& random, uint8_t* codes) {
+  if (format.codes == DType::f8e4m3)
     encode_bytes<kE4m3>(x, scale, count, codes);
-  else if (type == DType::f8e5m2)
+  else if (format.codes == DType::f8e5m2)
     encode_bytes<kE5m2>(x, scale, count, codes);
+  else if (!format.stochastic)
+    encode_pairs(x, scale, count, codes, [](float value, int64_t) { return encode<kE2m1>(value); });
   else
-    encode_pairs(x, scale, count, codes);
+    encode_pairs(x, scale, count, codes, [&](float value, int64_t i) {
+      const auto at = static_cast<uint64_t>(element + i);
+      return encode_stochastic<kE2m1>(value, philox4x32(random.key, at / 4, random.call)[at % 4]);
+    });
 }
 
 // 2^n, n within the normal numbers.
@@ -112,7 +122,7 @@ struct Position {
 
 // Encodes the rows of a tile.
 void encode_tile(const QuantizeFormat& format, const Tile& tile, const Position& at,
-                 const float* tensor_scale, const Quantized& to) {
+                 const float* tensor_scale, const RoundingPosition& random, const Quantized& to) {
   if (!to.codes) return;
   const bool pairs = format.codes == DType::f4e2m1x2;
   const int64_t row_bytes = pairs ? ceil_div(at.cols, int64_t{2}) : at.cols;
@@ -130,7 +140,7 @@ void encode_tile(const QuantizeFormat& format, const Tile& tile, const Position&
         const float scale = scale_block(format, amax, tensor_scale, to.scale,
                                         scale_row * scales_per_row + (at.col + c0) / block);
         uint8_t* codes = static_cast<uint8_t*>(to.codes) + row * row_bytes + (at.col + c0) / (pairs ? 2 : 1);
-        encode_run(format.codes, values + r * kTile, scale, cols, codes);
+        encode_run(format, values + r * kTile, scale, cols, row * at.cols + at.col + c0, random, codes);
       }
     }
 }
@@ -141,6 +151,13 @@ Tile transposed(const Tile& tile) {
     for (int64_t c = 0; c < tile.cols; ++c)
       result.values[static_cast<size_t>(c * kTile + r)] = tile.values[static_cast<size_t>(r * kTile + c)];
   return result;
+}
+
+// The full blocks of the rows of a tile; a shorter one at the end stays as it is.
+void transform_rows(Tile& tile) {
+  for (int64_t r = 0; r < tile.rows; ++r)
+    for (int64_t c = 0; c + kHadamard <= tile.cols; c += kHadamard)
+      hadamard_transform(tile.values.data() + r * kTile + c);
 }
 
 // body(tile, first row, first column) for all tiles of x.
@@ -159,9 +176,12 @@ void for_tiles(Context& c, const QuantizeShape& s, In x, Body&& body) {
   });
 }
 
-void absolute_maximum(Context& c, In x, QuantizeShape s, float* amax) {
+void absolute_maximum(Context& c, In x, QuantizeShape s, bool hadamard, float* amax) {
   for_tiles(c, s, x, [&](const Tile& tile, int64_t, int64_t) {
-    raise_to(*amax, largest_in(tile.values.data(), tile.rows, tile.cols));
+    if (!hadamard) return raise_to(*amax, largest_in(tile.values.data(), tile.rows, tile.cols));
+    Tile columns = transposed(tile);
+    transform_rows(columns);
+    raise_to(*amax, largest_in(columns.values.data(), columns.rows, columns.cols));
   });
 }
 
@@ -190,12 +210,17 @@ void delayed_scale(Context&, float* amax, float* history, float* scale, int64_t 
   }
 }
 
-void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const float* tensor_scale,
-              Quantized rows, Quantized columns, float* amax) {
+void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const float* row_tensor_scale,
+              Quantized rows, const float* column_tensor_scale, Quantized columns, float* amax,
+              RoundingPosition random) {
+  const RoundingPosition of_columns{random.key, random.call | uint64_t{1} << 63};
   for_tiles(c, s, x, [&](const Tile& tile, int64_t row, int64_t col) {
     if (amax) raise_to(*amax, largest_in(tile.values.data(), tile.rows, tile.cols));
-    encode_tile(format, tile, {row, col, s.cols}, tensor_scale, rows);
-    if (columns.codes) encode_tile(format, transposed(tile), {col, row, s.rows}, tensor_scale, columns);
+    encode_tile(format, tile, {row, col, s.cols}, row_tensor_scale, random, rows);
+    if (!columns.codes) return;
+    Tile turned = transposed(tile);
+    if (format.hadamard) transform_rows(turned);
+    encode_tile(format, turned, {col, row, s.rows}, column_tensor_scale, of_columns, columns);
   });
 }
 

@@ -24,22 +24,45 @@ kernels::QuantizeFormat format_of(const LowPrecision& format, LayerTensor kind) 
     case ScalingRecipe::nvfp4:
       break;
   }
-  return {codes, ScaleLayout::block_1x16, weight};
+  return {.codes = codes,
+          .layout = ScaleLayout::block_1x16,
+          .square = weight,
+          .hadamard = !weight,
+          .stochastic = kind == LayerTensor::output_gradient};
 }
 
 bool has_tensor_scale(const kernels::QuantizeFormat& format) {
   return format.layout == ScaleLayout::tensor || format.layout == ScaleLayout::block_1x16;
 }
 
-// From the maximum of x.
+// From the maximum of x, or of its transformed columns.
 Tensor current_scale(const kernels::QuantizeFormat& format, const kernels::QuantizeShape& shape,
-                     const Tensor& x) {
+                     const Tensor& x, bool hadamard) {
   Device& device = x.device();
   const kernels::Quantize& kernels = *device.table().quantize;
   const Tensor amax = Tensor::zeros(device, {1}), scale = Tensor::empty(device, {2});
-  launch(device, kernels.absolute_maximum, x, shape, amax);
+  launch(device, kernels.absolute_maximum, x, shape, hadamard, amax);
   launch(device, kernels.current_scale, amax, scale, 1, largest_of_tensor(format.layout, format.codes));
   return scale;
+}
+
+// {scale, inverse} of the two results.
+struct TensorScales {
+  Tensor rows, columns;
+};
+TensorScales tensor_scales(const LayerScaling& scaling, LayerTensor kind,
+                           const kernels::QuantizeFormat& format, const kernels::QuantizeShape& shape,
+                           const Tensor& x, const QuantizeRequest& request) {
+  if (!has_tensor_scale(format)) return {};
+  if (scaling.format->recipe == ScalingRecipe::delayed || kind == LayerTensor::weight) {
+    const Tensor kept = scaling.scale.flat_range(2 * static_cast<int64_t>(kind), 2, {2});
+    return {kept, kept};
+  }
+  TensorScales scales;
+  if (request.rows || !format.hadamard) scales.rows = current_scale(format, shape, x, false);
+  if (!request.columns) return scales;
+  scales.columns = format.hadamard ? current_scale(format, shape, x, true) : scales.rows;
+  return scales;
 }
 
 // Codes and scales of a matrix [rows, cols]; undefined unless wanted.
@@ -80,18 +103,16 @@ QuantizedMatrix quantize(const LayerScaling& scaling, LayerTensor kind, const Te
   Device& device = x.device();
   const kernels::QuantizeFormat format = format_of(*scaling.format, kind);
   const kernels::QuantizeShape shape{x.size(0), x.size(1), x.stride(0)};
-  const bool delayed = scaling.format->recipe == ScalingRecipe::delayed;
-  const auto index = static_cast<int64_t>(kind);
-  Tensor tensor_scale;
-  if (has_tensor_scale(format))
-    tensor_scale = delayed || kind == LayerTensor::weight ? scaling.scale.flat_range(2 * index, 2, {2})
-                                                          : current_scale(format, shape, x);
+  const TensorScales scales = tensor_scales(scaling, kind, format, shape, x, request);
   QuantizedMatrix result{
-      empty_operand(device, format, shape.rows, shape.cols, tensor_scale, request.rows),
-      empty_operand(device, format, shape.cols, shape.rows, tensor_scale, request.columns)};
-  const Tensor amax = delayed && request.record_amax ? scaling.amax.flat_range(index, 1, {1}) : Tensor();
-  launch(device, device.table().quantize->quantize, format, shape, x, tensor_scale, result.rows,
-         result.columns, amax);
+      empty_operand(device, format, shape.rows, shape.cols, scales.rows, request.rows),
+      empty_operand(device, format, shape.cols, shape.rows, scales.columns, request.columns)};
+  const bool records = scaling.amax.defined() && request.record_amax;
+  const Tensor amax = records ? scaling.amax.flat_range(static_cast<int64_t>(kind), 1, {1}) : Tensor();
+  const kernels::RoundingPosition random{
+      scaling.rounding, format.stochastic && scaling.rounding_calls ? (*scaling.rounding_calls)++ : 0};
+  launch(device, device.table().quantize->quantize, format, shape, x, scales.rows, result.rows,
+         scales.columns, result.columns, amax, random);
   return result;
 }
 

@@ -9,6 +9,7 @@
 // parameter store keeps the weights and the state of the scales (parallel/low_precision.hpp).
 #pragma once
 
+#include "base/philox.hpp"
 #include "kernels/gemm_arguments.hpp"
 #include "tensor/tensor.hpp"
 
@@ -25,8 +26,8 @@ enum class ScalingRecipe : uint8_t {
   // Blocks of 1 x 128 elements, of weights 128 x 128; powers of two.
   blockwise,
   mxfp8,
-  // Weights in blocks of 16 x 16. Not the default of Transformer Engine in two points: gradients are rounded
-  // to nearest, not stochastically, and no random Hadamard transform precedes the weight gradient.
+  // Blocks of 1 x 16, of weights 16 x 16; gradients are rounded stochastically, and x and dy are transformed
+  // by a Hadamard matrix for the weight gradient.
   nvfp4,
 };
 
@@ -47,6 +48,9 @@ struct LayerScaling {
   Tensor scale;
   // Delayed scaling: fp32 [3], the maxima since the last update of the scales; else undefined.
   Tensor amax;
+  // Stochastic rounding: the key of this step, and the number of its uses; null: the numbers of call 0.
+  PhiloxKey rounding{};
+  uint64_t* rounding_calls = nullptr;
 };
 
 namespace ops {

@@ -15,8 +15,8 @@ void check(bool fits, const GemmOperand& a, const GemmOperand& b, const Tensor& 
   CAPSTAN_ASSERT(fits, "matmul: " + a.values.text() + ", " + b.values.text() + " -> " + c.text());
 }
 
-void run(const kernels::GemmShape& shape, const GemmOperand& a, const GemmOperand& b, const Tensor& c,
-         float beta, const GemmEpilogueTensors& epilogue) {
+void launch_gemm(const kernels::GemmShape& shape, const GemmOperand& a, const GemmOperand& b, const Tensor& c,
+                 float beta, const GemmEpilogueTensors& epilogue) {
   const kernels::Gemm& gemm = *c.device().table().gemm;
   c.device().reserve_workspace(gemm.run_scratch(shape, a.values.dtype(), c.dtype()));
   launch(c.device(), gemm.run, shape, a, b, c, 1.0f, beta, epilogue);
@@ -38,7 +38,7 @@ void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor&
   shape.lda = a.stride(0);
   shape.ldb = b.stride(0);
   shape.ldc = c.stride(0);
-  run(shape, a, b, c, beta, epilogue);
+  launch_gemm(shape, a, b, c, beta, epilogue);
 }
 
 void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, float beta,
@@ -50,7 +50,7 @@ void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, 
   kernels::GemmShape shape{.trans_b = true, .m = c.size(0), .n = c.size(1), .k = a.k};
   shape.lda = shape.ldb = a.k;
   shape.ldc = c.stride(0);
-  run(shape, a, b, c, beta, epilogue);
+  launch_gemm(shape, a, b, c, beta, epilogue);
 }
 
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type) {

@@ -130,8 +130,9 @@ class FlatStore final : public ParamStore {
   Tensor gradient(const Parameter& parameter) override;
   Tensor gradient_to_set(const Parameter& parameter, bool& fresh) override;
 
-  // Before a step's first micro-batch. Zeroes each gradient buffer unless its first writer overwrites it.
-  void zero_gradients();
+  // Before a step's first micro-batch; random numbers depend on `step`. Zeroes each gradient buffer unless
+  // its first writer overwrites it.
+  void zero_gradients(int64_t step = 0);
   // After its last: then flat_buffers() hold the sums over all ranks.
   void finish_gradients();
   // After the optimizer: distributes the new parameters to the ranks that compute with them.

@@ -10,6 +10,8 @@ namespace capstan::parallel {
 
 namespace {
 constexpr int64_t kTensors = 3;  // of a layer
+// Of random numbers (base/philox.hpp).
+constexpr uint32_t kRoundingPurpose = 20;
 }  // namespace
 
 LowPrecisionWeights::LowPrecisionWeights(Device& device,
@@ -34,6 +36,7 @@ LowPrecisionWeights::LowPrecisionWeights(Device& device,
     const auto first = static_cast<int64_t>(i) * kTensors;
     layers_[i].scaling.format = &options_.format;
     layers_[i].scaling.scale = scale_.flat_range(2 * first, 2 * kTensors, {kTensors, 2});
+    layers_[i].scaling.rounding_calls = &rounding_calls_;
     if (delayed()) layers_[i].scaling.amax = amax_.flat_range(first, kTensors, {kTensors});
   }
 }
@@ -84,7 +87,7 @@ void LowPrecisionWeights::measure_weights(const std::function<Tensor(const Param
     const Tensor values = held(*covered_[i]);
     if (values.defined())
       launch(device_, kernels.absolute_maximum, values,
-             kernels::QuantizeShape{1, values.elements(), values.elements()},
+             kernels::QuantizeShape{1, values.elements(), values.elements()}, false,
              amax_.flat_range(kTensors * static_cast<int64_t>(i) + index, 1, {1}));
   }
   reduce_over_ranks(amax_);
@@ -94,7 +97,15 @@ void LowPrecisionWeights::measure_weights(const std::function<Tensor(const Param
          ops::largest_of_tensor(layout, options_.format.forward));
 }
 
-void LowPrecisionWeights::begin_step() {
+void LowPrecisionWeights::begin_step(int64_t step) {
+  uint64_t rank = 0;
+  for (const comm::Communicator* group : groups_)
+    if (group) rank = rank * static_cast<uint64_t>(group->size()) + static_cast<uint64_t>(group->rank());
+  rounding_calls_ = rank << 40;
+  for (size_t i = 0; i < layers_.size(); ++i)
+    layers_[i].scaling.rounding =
+        philox_key(options_.seed, kRoundingPurpose,
+                   static_cast<uint64_t>(step) << 20 ^ static_cast<uint64_t>(covered_[i]->index()));
   if (!delayed()) return;
   // The maximum of a weight is taken when it is quantized.
   if (!advanced_) drop_all();

@@ -28,6 +28,8 @@ struct LowPrecisionOptions {
   int64_t history_length = 1;
   bool maximum_of_history = false;
   int64_t margin = 0;
+  // Of stochastic rounding.
+  uint64_t seed = 0;
   // The weights whose GEMMs are in low precision; null: none.
   std::function<bool(const Parameter&)> covers;
 };
@@ -53,9 +55,9 @@ class LowPrecisionWeights {
   // After the parameters changed: the scales of weights from `held`, which gives the elements of a parameter
   // that this rank holds (undefined: none). Collective.
   void measure_weights(const std::function<Tensor(const Parameter&)>& held);
-  // Delayed scaling: begins to take the maxima of a step. Those of a step that advance() did not follow,
-  // because its update was skipped, are lost.
-  void begin_step();
+  // Begins the random numbers of a step, and with delayed scaling its maxima. Those of a step that advance()
+  // did not follow, because its update was skipped, are lost.
+  void begin_step(int64_t step);
   // Delayed scaling: after a step, the scales of all tensors from their maxima. Collective.
   void advance();
 
@@ -83,6 +85,8 @@ class LowPrecisionWeights {
   // fp32 [layers, 3], [layers, 3, history_length], [layers, 3, 2].
   Tensor amax_, history_, scale_;
   bool advanced_ = true;  // since begin_step()
+  // Uses of random numbers in this step, from one that no other rank has.
+  uint64_t rounding_calls_ = 0;
 };
 
 }  // namespace capstan::parallel

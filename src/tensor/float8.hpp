@@ -50,6 +50,21 @@ inline uint32_t encode(float value) {
   return sign | (magnitude > 0x7F800000u ? F.nan_code : code);
 }
 
+// The same rounded up or down: up with a probability of the distance to the lower neighbor, in its steps. 20
+// bits of `random` decide, so that values of the format stay as they are.
+template <SmallFloat F>
+inline uint32_t encode_stochastic(float value, uint32_t random) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7FFFFFFFu;
+  const uint32_t sign = (bits >> 31) * F.sign();
+  const float size = std::bit_cast<float>(std::min(magnitude, std::bit_cast<uint32_t>(F.largest())));
+  const uint32_t exponent = std::max(std::bit_cast<uint32_t>(size) >> 23, 128 - F.bias());
+  // 2^-(exponent - 127 - mantissa bits)
+  const float per_step = std::bit_cast<float>((254 - exponent + F.mantissa_bits) << 23);
+  const float steps = size * per_step + static_cast<float>(random >> 12) * 0x1p-20f;
+  const uint32_t code = ((exponent - (128 - F.bias())) << F.mantissa_bits) + static_cast<uint32_t>(steps);
+  return sign | (magnitude > 0x7F800000u ? F.nan_code : code);
+}
+
 template <SmallFloat F>
 inline float decode(uint32_t code) {
   const uint32_t magnitude = code & (F.sign() - 1), smallest_normal = 1u << F.mantissa_bits;

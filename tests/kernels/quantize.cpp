@@ -83,7 +83,8 @@ void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape
                     columns = room_for(device, name + ".columns", recipe.format.layout);
   const Tensor amax = Tensor::zeros(device, {1});
   launch(device, device.table().quantize->quantize, recipe.format,
-         QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, rows, columns, amax);
+         QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, rows, tensor_scale,
+         columns, amax, kernels::RoundingPosition{});
   check_same(rows, name + ".rows");
   check_same(columns, name + ".columns");
   float largest = 0;
@@ -93,8 +94,8 @@ void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape
   // One of the two alone.
   const GemmOperand again = room_for(device, name + ".columns", recipe.format.layout);
   launch(device, device.table().quantize->quantize, recipe.format,
-         QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, GemmOperand(), again,
-         Tensor());
+         QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, GemmOperand(),
+         tensor_scale, again, Tensor(), kernels::RoundingPosition{});
   check_same(again, name + ".columns");
 }
 
@@ -129,7 +130,7 @@ TEST_CASE_TEMPLATE("bf16 has the codes of its fp32 values; a matrix of several t
     columns.values = Tensor::zeros(*device, {kCols, kRows}, DType::f8e4m3);
     columns.scale = Tensor::zeros(*device, {kCols, (kRows + 31) / 32}, DType::f8e8m0);
     launch(*device, device->table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x,
-           Tensor(), GemmOperand(), columns, Tensor());
+           Tensor(), GemmOperand(), Tensor(), columns, Tensor(), kernels::RoundingPosition{});
     return columns;
   };
   const GemmOperand first = quantized(wide), second = quantized(half);
@@ -151,7 +152,7 @@ TEST_CASE_TEMPLATE("the maximum counts NaN as the largest, and keeps what was th
   const auto amax_of = [&](std::vector<float> x, float before) {
     const Tensor tensor = Tensor::from_host<float>(*device, {6}, x),
                  amax = Tensor::from_host<float>(*device, {1}, std::vector{before});
-    launch(*device, device->table().quantize->absolute_maximum, tensor, QuantizeShape{2, 2, 3}, amax);
+    launch(*device, device->table().quantize->absolute_maximum, tensor, QuantizeShape{2, 2, 3}, false, amax);
     return amax.to_host<float>()[0];
   };
   CHECK(amax_of(values, 0) == 100.0f);
@@ -165,6 +166,94 @@ TEST_CASE_TEMPLATE("the maximum counts NaN as the largest, and keeps what was th
   // Between the rows.
   broken[2] = NAN;
   CHECK(amax_of(broken, 0) == 100.0f);
+}
+
+TEST_CASE_TEMPLATE("stochastic rounding has the right expected value and keeps values of the format", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(3);
+  constexpr int64_t kRows = 8, kCols = 48, kCalls = 600;
+  std::vector<float> values;
+  for (int64_t i = 0; i < kRows * kCols; ++i)
+    values.push_back(i % 16 == 0 ? 6.0f : 6.0f * std::sin(0.37f * static_cast<float>(i)));
+  values[1] = 0.5f, values[2] = -3.0f, values[3] = 0.0f;  // of the format
+  const Tensor x = Tensor::from_host<float>(*device, {kRows, kCols}, values);
+  // Every block has the maximum 6 and so the scale 448 of its codes.
+  const Tensor tensor_scale = Tensor::from_host<float>(*device, {2}, std::vector{448.0f, 1.0f / 448.0f});
+  const QuantizeFormat format{
+      .codes = DType::f4e2m1x2, .layout = ScaleLayout::block_1x16, .stochastic = true};
+  const auto codes_of = [&](uint64_t call) {
+    GemmOperand rows;
+    rows.layout = format.layout;
+    rows.values = Tensor::zeros(*device, {kRows, kCols / 2}, DType::f4e2m1x2);
+    rows.scale = Tensor::zeros(*device, {kRows, kCols / 16}, DType::f8e4m3);
+    launch(*device, device->table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x,
+           tensor_scale, rows, Tensor(), GemmOperand(), Tensor(),
+           kernels::RoundingPosition{philox_key(1, purpose::test, 2), call});
+    return bytes_of(rows.values);
+  };
+  CHECK(codes_of(5) == codes_of(5));
+  CHECK(codes_of(5) != codes_of(6));
+  std::vector<double> sums(values.size());
+  for (uint64_t call = 0; call < kCalls; ++call) {
+    const auto codes = codes_of(call);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float value = decode<kE2m1>(codes[i / 2] >> (i % 2 * 4) & 15u);
+      REQUIRE(std::abs(value - values[i]) <= (std::abs(values[i]) < 2   ? 0.5f
+                                              : std::abs(values[i]) < 4 ? 1.0f
+                                                                        : 2.0f));
+      if (i % 16 == 0 || i < 4) REQUIRE(value == values[i]);
+      sums[i] += value;
+    }
+  }
+  // Steps are at most 2, the standard deviation of a mean at most 1 / sqrt(calls).
+  for (size_t i = 0; i < values.size(); ++i)
+    CHECK(std::abs(sums[i] / kCalls - values[i]) < 4.5 / std::sqrt(static_cast<double>(kCalls)));
+}
+
+TEST_CASE_TEMPLATE("columns are transformed in blocks of 16 by the signed Hadamard matrix", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  constexpr int64_t kRows = 150, kCols = 21;  // nine blocks and six rows more
+  const int signs[16] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
+  std::vector<float> values;
+  for (int64_t i = 0; i < kRows * kCols; ++i)
+    values.push_back(std::sin(1.3f * static_cast<float>(i * i % 1009)));
+  std::vector<double> expected(values.size());  // [cols, rows]
+  double largest = 0;
+  for (int64_t c = 0; c < kCols; ++c)
+    for (int64_t r = 0; r < kRows; ++r) {
+      double sum = 0;
+      const int64_t first = r / 16 * 16;
+      if (first + 16 > kRows)
+        sum = values[static_cast<size_t>(r * kCols + c)];
+      else
+        for (int64_t i = 0; i < 16; ++i) {
+          const int parity = __builtin_popcountll(static_cast<uint64_t>(i & (r - first))) % 2;
+          sum += (parity ? -0.25 : 0.25) * signs[i] *
+                 static_cast<double>(values[static_cast<size_t>((first + i) * kCols + c)]);
+        }
+      expected[static_cast<size_t>(c * kRows + r)] = sum;
+      largest = std::max(largest, std::abs(sum));
+    }
+  const Tensor x = Tensor::from_host<float>(*device, {kRows, kCols}, values),
+               amax = Tensor::zeros(*device, {1});
+  launch(*device, device->table().quantize->absolute_maximum, x, QuantizeShape{kRows, kCols, kCols}, true,
+         amax);
+  CHECK(amax.to_host<float>()[0] == doctest::Approx(largest).epsilon(1e-5));
+
+  const float scale = 448.0f / static_cast<float>(largest);
+  const Tensor tensor_scale = Tensor::from_host<float>(*device, {2}, std::vector{scale, 1 / scale});
+  GemmOperand columns;
+  columns.layout = ScaleLayout::tensor;
+  columns.values = Tensor::zeros(*device, {kCols, kRows}, DType::f8e4m3);
+  launch(*device, device->table().quantize->quantize, QuantizeFormat{.hadamard = true},
+         QuantizeShape{kRows, kCols, kCols}, x, Tensor(), GemmOperand(), tensor_scale, columns, Tensor(),
+         kernels::RoundingPosition{});
+  const auto codes = bytes_of(columns.values);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const double value = static_cast<double>(decode<kE4m3>(codes[i])) / static_cast<double>(scale);
+    CHECK(std::abs(value - expected[i]) <=
+          0.0626 * std::abs(expected[i]) + 0.002 / static_cast<double>(scale));
+  }
 }
 
 TEST_CASE_TEMPLATE("current scaling", D, EVERY_DEVICE) {

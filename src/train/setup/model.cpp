@@ -173,8 +173,9 @@ ScalingRecipe recipe_of(const config::MixedPrecisionConfig& precision) {
 }
 
 parallel::LowPrecisionOptions low_precision_options(const config::MixedPrecisionConfig& precision,
-                                                    int64_t layers) {
+                                                    int64_t layers, int64_t seed) {
   parallel::LowPrecisionOptions options;
+  options.seed = static_cast<uint64_t>(seed);
   if (!precision.fp8 && !precision.fp4) return options;
   options.format.recipe = recipe_of(precision);
   options.format.forward = precision.fp4 ? DType::f4e2m1x2 : DType::f8e4m3;
@@ -214,7 +215,8 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
     options.second_factor_lr = config.peft->lora_plus_ratio.value_or(1);
     quantize_base(*config.peft, config.model, options);
   }
-  options.low_precision = low_precision_options(config.mixed_precision, config.model.num_layers);
+  options.low_precision =
+      low_precision_options(config.mixed_precision, config.model.num_layers, config.rng.seed);
   if (config.ddp.bucket_size) options.bucket_elements = *config.ddp.bucket_size;
   return options;
 }
