@@ -168,6 +168,14 @@ class ReducedGemm {
   std::optional<comm::Reduction> last_;
 };
 
+// LinearWeight::multiply of one block of rows. Where it is all `rows`, keeps it for the weight gradient.
+void multiply_keeping_all(const LinearWeight& w, const Tensor& from, const Tensor& to, int64_t rows,
+                          GemmOperand& kept) {
+  const bool all = from.size(0) == rows;
+  GemmOperand operand = w.multiply(from, to, all);
+  if (all) kept = std::move(operand);
+}
+
 void check_gemm(const char* name, const Parameter& weight, const Tensor& x) {
   const Shape& w = weight.shape();
   CAPSTAN_ASSERT(x.rank() == 2 && x.is_contiguous() && w.rank() == 2 && w[1] == x.size(1),
@@ -227,7 +235,10 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
       gather->start({0, step.saved(0).size(0)});
     }
     const LinearWeight w(step, weight);
-    const auto gemm = [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); };
+    GemmOperand dy_of_weight;
+    const auto gemm = [&](const Tensor& from, const Tensor& to) {
+      multiply_keeping_all(w, from, to, trains ? dy.size(0) : 0, dy_of_weight);
+    };
     std::optional<ReducedGemm<decltype(gemm)>> dx;
     if (step.needs(0)) dx.emplace(step.context(), dy, w.inputs(), parallel, gemm);
     if (trains) {
@@ -235,8 +246,9 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
       GemmOperand x_all = gather
                               ? weight_gradient_operand(context, weight, LayerTensor::input, gather->take())
                               : saved_operand(step, layout, dy.size(0));
-      step.weight_gradient_gemm(weight, cost, std::move(x_all),
-                                weight_gradient_operand(context, weight, LayerTensor::output_gradient, dy));
+      if (!dy_of_weight.values.defined())
+        dy_of_weight = weight_gradient_operand(context, weight, LayerTensor::output_gradient, dy);
+      step.weight_gradient_gemm(weight, cost, std::move(x_all), std::move(dy_of_weight));
     }
     if (bias)
       step.weight_gradient(
@@ -252,17 +264,20 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
   const int64_t rows = x.size(0), in = x.size(1);
   Record record{.name = "row_linear", .inputs = {x}, .parameters = {&weight}};
   check_gemm("row_linear", weight, x.value);
+  const bool trains = tape.context().store.trains(weight);
+  GemmOperand kept;
   {
     const LinearWeight w(tape, weight);
-    const auto gemm = [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); };
+    const auto gemm = [&](const Tensor& from, const Tensor& to) {
+      multiply_keeping_all(w, from, to, trains ? rows : 0, kept);
+    };
     record.outputs = {
         ReducedGemm<decltype(gemm)>(tape.context(), x.value, w.outputs(), parallel, gemm).finish()};
   }
   const Tensor& y = record.outputs[0];
-  const bool trains = tape.context().store.trains(weight);
-  GemmOperand kept = x.value;
-  if (trains && tape.recording())
-    kept = weight_gradient_operand(tape.context(), weight, LayerTensor::input, x.value);
+  if (trains && !kept.values.defined())
+    kept = tape.recording() ? weight_gradient_operand(tape.context(), weight, LayerTensor::input, x.value)
+                            : GemmOperand(x.value);
   if (trains) record.saved = saved_tensors(kept);
   const Cost cost = matmul_cost(rows, y.size(1), in, x.dtype());
   record.cost = record.backward_cost = cost;

@@ -128,6 +128,16 @@ double error(const Matrix& got, const Matrix& expected) {
   return worst / std::sqrt(squares / static_cast<double>(got.values.size()) + 1e-30);
 }
 
+// The root mean square of the difference over that of the expected values.
+double mean_error(const Matrix& got, const Matrix& expected) {
+  double squares = 0, apart = 0;
+  for (size_t i = 0; i < got.values.size(); ++i) {
+    squares += expected.values[i] * expected.values[i];
+    apart += std::pow(got.values[i] - expected.values[i], 2);
+  }
+  return std::sqrt(apart / squares);
+}
+
 // A store of one weight [out, in] in bf16 on one rank.
 struct Layer {
   std::vector<std::unique_ptr<Parameter>> parameters;
@@ -194,7 +204,10 @@ TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVE
           const auto x =
               ops::quantize(scaling, LayerTensor::input, on(*device, a), {.rows = true, .columns = true});
           const auto w = ops::quantize(scaling, kind, on(*device, b.transposed()), {.columns = true});
-          CHECK(error(decoded(x.columns).transposed(), a) < (recipe == ScalingRecipe::nvfp4 ? 1.2 : 0.3));
+          // The columns of NVFP4 are transformed: tests/kernels/quantize.cpp.
+          const bool four_bits = recipe == ScalingRecipe::nvfp4;
+          CHECK(error(decoded(x.rows), a) < (four_bits ? 1.2 : 0.3));
+          if (!four_bits) CHECK(error(decoded(x.columns).transposed(), a) < 0.3);
           const Tensor y =
               Tensor::from_host<float>(*device, {m, n}, std::vector<float>(static_cast<size_t>(m * n), 2));
           ops::scaled_matmul(x.rows, w.columns, y, 1.0f);
@@ -216,13 +229,13 @@ TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
                    dy = random_matrix(50, 72, 7, 3);
       Layer layer(*device, w, format);
       const Products got = run(*device, layer, x, dy);
-      // Sums of many rounded products: about the error of one.
+      // About the error of one product: two roundings to 3, to 2 or to 1 bits behind the first.
       const bool four_bits = recipe == ScalingRecipe::nvfp4;
-      const double forward = four_bits ? 0.8 : 0.25, backward = four_bits ? 0.8 : 0.5;
+      const double forward = four_bits ? 0.2 : 0.05, backward = four_bits ? 0.3 : 0.08;
       const Matrix y = x.times(w), dx = dy.times(w.transposed()), dw = dy.transposed().times(x.transposed());
-      CHECK(error(got.y, y) < forward);
-      CHECK(error(got.dx, dx) < backward);
-      CHECK(error(got.dw, dw) < (weight_gradient ? backward : 1e-5));
+      CHECK(mean_error(got.y, y) < forward);
+      CHECK(mean_error(got.dx, dx) < backward);
+      CHECK(mean_error(got.dw, dw) < (weight_gradient ? backward : 1e-5));
       CHECK(error(got.y, y) > 1e-3);
       // A weight that is kept has the same codes in the next micro-batch.
       const Products again = run(*device, layer, x, dy);
