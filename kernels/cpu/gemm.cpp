@@ -414,8 +414,9 @@ Out from_element(Out x, int64_t element) {
   return {x.as<char>() + element * size_of(x.dtype), x.dtype};
 }
 
-// Column blocks, each with all its rows: the sums need no scratch and do not depend on the threads.
-constexpr int64_t kEpilogueCols = 64;
+// Column blocks, each with all its rows: the sums need no scratch and do not depend on the threads. Rows are
+// added in blocks first, so that long sums stay exact.
+constexpr int64_t kEpilogueCols = 64, kEpilogueRows = 512;
 
 // The sum of C's columns and the maximum of |C|.
 void reduce_result(Context& c, const GemmShape& s, Out out, const GemmEpilogue& e) {
@@ -427,10 +428,14 @@ void reduce_result(Context& c, const GemmShape& s, Out out, const GemmEpilogue& 
     for (int64_t j = begin; j < end; j += kStep) {
       const int64_t width = std::min(kStep, end - j);
       VF sum = hn::Zero(DF());
-      for (int64_t r = 0; r < s.m; ++r) {
-        const VF v = width == kStep ? y.alone(r * s.ldc + j) : y.part(r * s.ldc + j, width);
-        sum = hn::Add(sum, v);
-        largest = hn::Max(largest, hn::BitCast(di, hn::Abs(v)));
+      for (int64_t first = 0; first < s.m; first += kEpilogueRows) {
+        VF part = hn::Zero(DF());
+        for (int64_t r = first; r < std::min(s.m, first + kEpilogueRows); ++r) {
+          const VF v = width == kStep ? y.alone(r * s.ldc + j) : y.part(r * s.ldc + j, width);
+          part = hn::Add(part, v);
+          largest = hn::Max(largest, hn::BitCast(di, hn::Abs(v)));
+        }
+        sum = hn::Add(sum, part);
       }
       if (e.bias_gradient)
         store_part(hn::Add(load_part(e.bias_gradient + j, width), sum), e.bias_gradient + j, width);

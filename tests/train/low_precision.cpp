@@ -25,15 +25,15 @@ using test::world;
 
 struct Preset {
   const char* name;
-  // How far the last losses may be from bf16's, relative. Gradients in two mantissa bits, or everything in
-  // one, cost a little of the loss.
-  double loss;
+  // How far losses may be from bf16's, in nats: on average over all steps, and over the last ones. Delayed
+  // scaling has no scales in the first step.
+  double average, last;
 };
-constexpr Preset kPresets[] = {{"bf16_with_fp8_delayed_scaling_mixed", 0.02},
-                               {"bf16_with_fp8_current_scaling_mixed", 0.02},
-                               {"bf16_with_fp8_subchannel_scaling_mixed", 0.02},
-                               {"bf16_with_mxfp8_mixed", 0.02},
-                               {"bf16_with_nvfp4_mixed", 0.05}};
+constexpr Preset kPresets[] = {{"bf16_with_fp8_delayed_scaling_mixed", 0.1, 0.005},
+                               {"bf16_with_fp8_current_scaling_mixed", 0.04, 0.005},
+                               {"bf16_with_fp8_subchannel_scaling_mixed", 0.04, 0.005},
+                               {"bf16_with_mxfp8_mixed", 0.04, 0.005},
+                               {"bf16_with_nvfp4_mixed", 0.09, 0.005}};
 
 template <class D>
 config::Config resolve(const std::string& preset, std::vector<std::string> overrides = {}) {
@@ -85,11 +85,12 @@ TEST_CASE("every preset learns as bf16 does") {
   CHECK(target < 0.9 * expected[0]);
   for (const Preset& preset : kPresets) {
     const auto trace = run(resolve<test::Cpu>(preset.name, wide), kSteps);
-    INFO(preset.name, ": ", mean_of_last_losses(trace), ", bf16: ", target);
+    double apart = 0;
+    for (size_t i = 0; i < trace.size(); i += 2) apart += std::abs(trace[i] - expected[i]) / kSteps;
+    const double last = std::abs(mean_of_last_losses(trace) - target);
     CHECK(trace != expected);
-    CHECK(std::abs(mean_of_last_losses(trace) - target) < preset.loss * target);
-    for (size_t i = 0; i < trace.size(); i += 2)
-      CHECK(std::abs(trace[i] - expected[i]) < 3 * preset.loss * expected[i]);
+    CHECK_MESSAGE(apart < preset.average, preset.name, ": ", apart);
+    CHECK_MESSAGE(last < preset.last, preset.name, ": ", last);
   }
 }
 
