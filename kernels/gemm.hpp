@@ -1,7 +1,9 @@
 // GEMM on row-major arrays.
 #pragma once
 
+#include "kernels/activation.hpp"
 #include "tensor/kernel_context.hpp"
+#include "tensor/kernel_operand.hpp"
 
 namespace capstan::kernels {
 
@@ -10,17 +12,55 @@ struct GemmShape {
   int64_t m = 0, n = 0, k = 0;
   // Elements between rows as stored.
   int64_t lda = 0, ldb = 0, ldc = 0;
+  // Independent GEMMs of this shape. Elements between their matrices; a stride of 0 repeats the matrix.
+  // Matrices with scales lie one after the other: their stride is rows * k, or 0.
+  int64_t batch = 1;
+  int64_t stride_a = 0, stride_b = 0, stride_c = 0;
 };
 
+// What follows the sums, in this order: the bias is added, the activation or its derivative is applied, C is
+// stored, the column sums and the maximum of what was stored are taken.
+struct GemmEpilogue {
+  // [n]; null: none.
+  In bias;
+  enum class Function : uint8_t {
+    none,
+    // auxiliary = C, then C = f(C). auxiliary may be null.
+    activation,
+    // C = C * f'(auxiliary).
+    derivative,
+  } function = Function::none;
+  ActivationKind activation = ActivationKind::gelu;
+  // Like C: type, [m, n], rows ldc apart.
+  Out auxiliary;
+  // fp32 [n] += the column sums of C (bias gradient); null: none.
+  float* bias_gradient = nullptr;
+  // fp32 [1] = max(its value, |C|); null: none.
+  float* amax = nullptr;
+};
+
+// Rows of A and C (`m`), or the elements that are summed (`k`), belong to consecutive groups, each with its
+// own matrix of B, or of C (experts).
+enum class GemmGroups : uint8_t { m, k };
+
 struct Gemm {
-  // C[m,n] = alpha * op(A)[m,k] op(B)[k,n] + beta * C. A, B: fp32 or bf16 (both the same); C: fp32 or bf16.
-  // Sums in fp32. 2mnk FLOPs. The result depends on the shape only, not on the number of threads. k = 0 gives
-  // beta * C.
-  void (*run)(Context&, GemmShape, In a, In b, Out c, float alpha, float beta);
+  // C[m,n] = alpha * op(A)[m,k] op(B)[k,n] + beta * C, then the epilogue. Sums in fp32. C: fp32 or bf16. 2mnk
+  // FLOPs. A, B: fp32 or bf16, both the same; or both with scales, each in its own type of 8 or 4 bits, with
+  // A stored as [m,k] and B as [n,k] (trans_a false, trans_b true) as the tensor cores of GPUs read them. The
+  // result depends on the shape only, not on the number of threads. k = 0 gives beta * C.
+  void (*run)(Context&, GemmShape, Operand a, Operand b, Out c, float alpha, float beta, GemmEpilogue);
+  // The same in groups: sizes[count] rows each, in device memory. The shape's m (or k) is what all groups
+  // have together at most; rows beyond the sum of sizes are not touched. GemmGroups::m: group g multiplies
+  // with B + g * stride_b. GemmGroups::k: it writes C + g * stride_c, and where it is empty beta * C; scales
+  // must begin anew with each group, that is, sizes are multiples of the block. No epilogue but the bias of
+  // GemmGroups::m, [count, n].
+  void (*run_grouped)(Context&, GemmShape, GemmGroups, const int64_t* sizes, int64_t count, Operand a,
+                      Operand b, Out c, float alpha, float beta, In bias);
   // out[n] (+)= sum over rows of x[m,n]: bias gradients. out is fp32.
   void (*column_sum)(Context&, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                      bool accumulate);
   WorkspaceSize (*run_workspace)(GemmShape, DType a, DType c, float alpha, float beta);
+  WorkspaceSize (*run_grouped_workspace)(GemmShape, DType c);
   WorkspaceSize (*column_sum_workspace)(int64_t rows, int64_t cols);
 };
 

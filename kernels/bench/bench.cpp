@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/philox.hpp"
+#include "kernels/gemm_arguments.hpp"
 #include "kernels/table.hpp"
 #include "tensor/launch.hpp"
 #include "tensor/tensor.hpp"
@@ -58,7 +59,7 @@ double gemm_gflops(Device& device, const NamedGemm& s, DType dtype, double secon
   const float beta = s.trans_a ? 1.0f : 0.0f;
   const double time = shortest(device, seconds, [&] {
     launch(device, kernel.run_workspace(shape, dtype, DType::f32, 1.0f, beta), kernel.run, shape, a, b, c,
-           1.0f, beta);
+           1.0f, beta, GemmEpilogueTensors{});
   });
   return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / time * 1e-9;
 }
@@ -235,6 +236,28 @@ class KernelBench {
     });
   }
 
+  void quantize(const BenchModel& m) {
+    const int64_t rows = m.tokens(), cols = m.width;
+    const auto codes = [&](ScaleLayout layout) {
+      GemmOperand x;
+      x.layout = layout;
+      x.values = Tensor::zeros(device_, {rows * cols}, DType::f8e4m3);
+      x.scale = Tensor::zeros(device_, {rows * cols}, DType::f8e8m0);
+      return x;
+    };
+    const Tensor x = noise(device_, rows * cols), scale = Tensor::from_host<float>(device_, {2}, kOnes), none;
+    for (const auto& [name, layout] :
+         {std::pair("fp8", ScaleLayout::tensor), {"mxfp8", ScaleLayout::block_1x32}}) {
+      const GemmOperand along = codes(layout), across = codes(layout);
+      const QuantizeFormat format{DType::f8e4m3, layout};
+      bound_by_memory(
+          std::string(m.name) + " quantize to " + name + ", and its transpose", 6 * rows * cols, [&] {
+            launch(device_, device_.table().quantize->quantize, format, QuantizeShape{rows, cols, cols}, x,
+                   scale, along, scale, across, none, RoundingPosition{});
+          });
+    }
+  }
+
   void optimizer() {
     const int64_t n = 16 << 20;
     const Tensor grad = noise(device_, n), main = noise(device_, n), m = noise(device_, n),
@@ -270,6 +293,7 @@ class KernelBench {
   std::vector<KernelRate> take() { return std::move(rates_); }
 
  private:
+  static constexpr float kOnes[] = {1, 1};
   template <class Run>
   void bound_by_memory(std::string name, int64_t bytes, Run&& run) {
     const double rate = static_cast<double>(bytes) / shortest(device_, seconds_, run) * 1e-9;
@@ -297,6 +321,7 @@ std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, doub
     bench.norms(m);
     bench.mlp(m);
     bench.vocabulary(m);
+    bench.quantize(m);
   }
   bench.optimizer();
   return bench.take();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/bench/bench.hpp"
+#include "kernels/gemm_arguments.hpp"
 #include "kernels/table.hpp"
 #include "tensor/launch.hpp"
 
@@ -63,7 +64,7 @@ void PeakMeasurement::run() {
   const GemmShape shape{false, false, kSide, kSide, kSide, kSide, kSide, kSide};
   const Gemm& kernel = *device_->table().gemm;
   launch(*device_, kernel.run_workspace(shape, input_.dtype(), result_.dtype(), 1.0f, 0.0f), kernel.run,
-         shape, input_, input_, result_, 1.0f, 0.0f);
+         shape, input_, input_, result_, 1.0f, 0.0f, GemmEpilogueTensors{});
   device_->synchronize();
   const double middle = now();
   if (!host_.empty()) {

@@ -1,14 +1,18 @@
 // GEMM with packed panels and a register-tiled kernel (gemm_core-inl.hpp); the tiling depends on the shape
-// alone. Packing widens bf16 operands; a processor with native bf16 multiplication uses oneDNN (onednn.hpp).
+// alone. Packing widens bf16 operands and expands those with scales; a processor with native bf16
+// multiplication uses oneDNN (onednn.hpp). The epilogue is a pass over C.
 #include "kernels/gemm.hpp"
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cpu/amx.hpp"
+#include "kernels/cpu/expand.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/onednn.hpp"
 #include "kernels/cpu/parallel.hpp"
+#include "kernels/cpu/raise.hpp"
 #include "kernels/cpu/targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -56,6 +60,17 @@ HWY_INLINE Plan plan_for(const GemmShape& s, bool narrow) {
   return p;
 }
 
+// Rows of a matrix with scales, of which a few are expanded at a time, as a matrix in fp32 that is packed
+// next.
+template <int64_t kRows, int64_t kDepth>
+struct ExpandedRows {
+  static constexpr int64_t kStride = kDepth + 16;
+  HWY_ALIGN float values[kRows * kStride];
+  ExpandedRows(const ScaledMatrix& x, int64_t row, int64_t rows, int64_t k0, int64_t k) {
+    for (int64_t r = 0; r < rows; ++r) expand(x, row + r, k0, k, values + r * kStride);
+  }
+};
+
 // Columns [n0, n0 + n) and rows [k0, k0 + k) of op(B), as panels of k rows.
 template <class T>
 HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, int64_t n, int64_t k0,
@@ -73,7 +88,10 @@ HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, i
       for (int64_t j = first; j < std::min(n, first + group); j += kNr) {
         const int64_t width = panel_width(n, j), cols = std::min(kNr, n - j);
         float* panel = to + j * k + p * width;
-        if (s.trans_b)
+        if constexpr (std::is_same_v<T, ScaledMatrix>) {
+          const ExpandedRows<kNr, kRun> rows(*b, n0 + j, cols, k0 + p, run);
+          pack_transposed(rows.values, rows.kStride, run, cols, width, panel);
+        } else if (s.trans_b)
           pack_transposed(b + (n0 + j) * s.ldb + k0 + p, s.ldb, run, cols, width, panel);
         else
           pack_straight(b + (k0 + p) * s.ldb + n0 + j, s.ldb, run, cols, width, panel);
@@ -87,8 +105,8 @@ constexpr int64_t kPanelA = kKc * kMr + 16;
 
 // Rows [m0, m0 + m) and columns [k0, k0 + k) of op(A), k <= kKc, as panels kPanelA apart.
 template <class T>
-HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k,
-                       float* to) {
+HWY_INLINE void pack_rows(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k,
+                          float* to) {
   // Rows fetched ahead: each is a few lines, too short for the processor to predict the next.
   constexpr int64_t kAhead = 8;
   if (s.trans_a) {
@@ -113,6 +131,20 @@ HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, in
         for (int64_t q = 0; q < 128; q += 64 / static_cast<int64_t>(sizeof(T)))
           hwy::Prefetch(from + (kMr + r) * s.lda + q);
     pack_transposed(from, s.lda, k, rows, kMr, to + i / kMr * kPanelA);
+  }
+}
+
+template <class T>
+HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, int64_t k0, int64_t k,
+                       float* to) {
+  if constexpr (std::is_same_v<T, ScaledMatrix>) {
+    for (int64_t i = 0; i < m; i += kMr) {
+      const int64_t rows = std::min<int64_t>(kMr, m - i);
+      const ExpandedRows<kMr, kKc> expanded(*a, m0 + i, rows, k0, k);
+      pack_transposed(expanded.values, expanded.kStride, k, rows, kMr, to + i / kMr * kPanelA);
+    }
+  } else {
+    pack_rows(s, a, m0, m, k0, k, to);
   }
 }
 
@@ -154,11 +186,13 @@ struct GemmWorkspace {
   WorkspaceSize need() const { return {(b + c_copy) * sizeof(float), worker() * sizeof(float)}; }
 };
 
+// `planned`: a shape that is at least as large, whose tiling and workspace are used.
 template <class T>
-void tiled_gemm(Context& c, const GemmShape& s, const T* a, const T* b, Out out, float alpha, float beta) {
+void tiled_gemm(Context& c, const GemmShape& planned, const GemmShape& s, const T* a, const T* b, Out out,
+                float alpha, float beta) {
   const bool narrow = out.dtype == DType::bf16;
-  const Plan p = plan_for(s, narrow);
-  const GemmWorkspace sizes(s, p, narrow);
+  const Plan p = plan_for(planned, narrow);
+  const GemmWorkspace sizes(planned, p, narrow);
   const WorkspaceParts workspace(c, sizes.need());
   if (!workspace) return;
   const bool copy = sizes.copy;
@@ -311,8 +345,8 @@ void skinny_m(Context& c, const GemmShape& s, const float* a, const float* b, fl
     }
 }
 
-bool few_rows_of(const GemmShape& s) {
-  return s.m <= 8 && s.trans_b && !s.trans_a;
+bool few_rows_of(const GemmShape& s, DType a) {
+  return s.m <= 8 && s.trans_b && !s.trans_a && (a == DType::f32 || a == DType::bf16);
 }
 
 // The scales of the GEMMs of the tile unit and of oneDNN.
@@ -322,7 +356,7 @@ bool plain(float alpha, float beta) {
 
 WorkspaceSize run_workspace(GemmShape s, DType a, DType c, float alpha, float beta) {
   const bool narrow = c == DType::bf16;
-  if (s.m <= 0 || s.n <= 0 || s.k <= 0 || few_rows_of(s)) return {};
+  if (s.m <= 0 || s.n <= 0 || s.k <= 0 || few_rows_of(s, a)) return {};
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(s)) return skinny_n_workspace(s);
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(transposed(s))) return skinny_m_workspace(s);
   if (a == DType::bf16 && plain(alpha, beta) && runs_amx()) return amx_workspace(s, c);
@@ -330,19 +364,34 @@ WorkspaceSize run_workspace(GemmShape s, DType a, DType c, float alpha, float be
   if (a == DType::bf16 && plain(alpha, beta) && *native_bf16()) return {};
   return GemmWorkspace(s, plan_for(s, narrow), narrow).need();
 }
+WorkspaceSize run_grouped_workspace(GemmShape s, DType c) {
+  const bool narrow = c == DType::bf16;
+  if (s.m <= 0 || s.n <= 0 || s.k <= 0) return {};
+  return GemmWorkspace(s, plan_for(s, narrow), narrow).need();
+}
 
-void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) {
-  if (s.m <= 0 || s.n <= 0) return;
-  if (s.k <= 0) {
-    const auto y = array_of<Any>(out);
-    for (int64_t r = 0; r < s.m; ++r)
-      for (int64_t j = 0; j < s.n; ++j) {
-        const int64_t at = r * s.ldc + j;
-        y.put_part(at, beta == 0 ? hn::Zero(DF()) : hn::Mul(splat(beta), y.part(at, 1)), 1);
-      }
-    return;
-  }
-  const bool few = few_rows_of(s);
+// C = beta * C.
+void scale_result(const GemmShape& s, Out out, float beta) {
+  const auto y = array_of<Any>(out);
+  for (int64_t r = 0; r < s.m; ++r)
+    for (int64_t j = 0; j < s.n; ++j) {
+      const int64_t at = r * s.ldc + j;
+      y.put_part(at, beta == 0 ? hn::Zero(DF()) : hn::Mul(splat(beta), y.part(at, 1)), 1);
+    }
+}
+
+template <class T>
+void run_on_vectors(Context& c, const GemmShape& s, bool few, const T* a, const T* b, Out out, float alpha,
+                    float beta) {
+  if (few)
+    few_rows(c, s, a, b, out, alpha, beta);
+  else
+    tiled_gemm(c, s, s, a, b, out, alpha, beta);
+}
+
+// One GEMM of the batch.
+void run_one(Context& c, const GemmShape& s, In a, In b, Out out, float alpha, float beta) {
+  const bool few = few_rows_of(s, a.dtype);
   const bool wide = a.dtype == DType::f32 && out.dtype == DType::f32 && !few;
   if (wide && (is_skinny_n(s) || is_skinny_n(transposed(s)))) {
     const bool skinny_columns = is_skinny_n(s);
@@ -358,9 +407,140 @@ void run(Context& c, GemmShape s, In a, In b, Out out, float alpha, float beta) 
   } else if (native && *native_bf16()) {
     native_gemm(c, s, a, b, out, beta);
   } else if (a.dtype == DType::bf16) {
-    (few ? few_rows<bf16> : tiled_gemm<bf16>)(c, s, a.as<bf16>(), b.as<bf16>(), out, alpha, beta);
+    run_on_vectors(c, s, few, a.as<bf16>(), b.as<bf16>(), out, alpha, beta);
   } else {
-    (few ? few_rows<float> : tiled_gemm<float>)(c, s, a.as<float>(), b.as<float>(), out, alpha, beta);
+    run_on_vectors(c, s, few, a.as<float>(), b.as<float>(), out, alpha, beta);
+  }
+}
+
+In from_element(const Operand& x, int64_t element) {
+  return {static_cast<const char*>(x.data) + element * size_of(x.dtype), x.dtype};
+}
+Out from_element(Out x, int64_t element) {
+  return {x.as<char>() + element * size_of(x.dtype), x.dtype};
+}
+
+// Column blocks, each with all its rows: the sums need no workspace and do not depend on the threads. Rows are
+// added in blocks first, so that long sums stay exact.
+constexpr int64_t kEpilogueCols = 64, kEpilogueRows = 512;
+
+// The sum of C's columns and the maximum of |C|.
+void reduce_result(Context& c, const GemmShape& s, Out out, const GemmEpilogue& e) {
+  const auto y = array_of<Any>(out);
+  parallel_blocks(c, s.n, kEpilogueCols, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+    // As integers, of which NaN is the largest.
+    const hn::RebindToSigned<DF> di;
+    auto largest = hn::Zero(di);
+    for (int64_t j = begin; j < end; j += kStep) {
+      const int64_t width = std::min(kStep, end - j);
+      VF sum = hn::Zero(DF());
+      for (int64_t first = 0; first < s.m; first += kEpilogueRows) {
+        VF part = hn::Zero(DF());
+        for (int64_t r = first; r < std::min(s.m, first + kEpilogueRows); ++r) {
+          const VF v = width == kStep ? y.alone(r * s.ldc + j) : y.part(r * s.ldc + j, width);
+          part = hn::Add(part, v);
+          largest = hn::Max(largest, hn::BitCast(di, hn::Abs(v)));
+        }
+        sum = hn::Add(sum, part);
+      }
+      if (e.bias_gradient)
+        store_part(hn::Add(load_part(e.bias_gradient + j, width), sum), e.bias_gradient + j, width);
+    }
+    if (e.amax) raise_to(*e.amax, std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, largest))));
+  });
+}
+
+void add_bias(Context& c, const GemmShape& s, Out out, In bias_in) {
+  by_type({out, bias_in}, [&](auto type) HWY_ATTR {
+    const auto y = array_of<decltype(type)>(out), bias = array_of<decltype(type)>(bias_in);
+    parallel_blocks(c, s.m, rows_per_block(s.n), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+      for (int64_t r = begin; r < end; ++r)
+        for_vectors(
+            s.n,
+            [&](int64_t j) HWY_ATTR { y.put(r * s.ldc + j, hn::Add(y.at(r * s.ldc + j), bias.alone(j))); },
+            [&](int64_t j, int64_t n) HWY_ATTR {
+              y.put_part(r * s.ldc + j, hn::Add(y.part(r * s.ldc + j, n), bias.part(j, n)), n);
+            });
+    });
+  });
+}
+
+void apply_function(Context& c, const GemmShape& s, Out out, const GemmEpilogue& e) {
+  const Activation& family = cpu_activation();
+  // Rows with gaps go one at a time.
+  const int64_t rows = s.ldc == s.n ? s.m : 1;
+  for (int64_t r = 0; r < s.m; r += rows) {
+    const Out y = from_element(out, r * s.ldc);
+    const Out auxiliary = e.auxiliary ? from_element(e.auxiliary, r * s.ldc) : Out{};
+    if (e.function == GemmEpilogue::Function::activation) {
+      if (auxiliary) std::memcpy(auxiliary.data, y.data, static_cast<size_t>(rows * s.n * size_of(y.dtype)));
+      family.forward(c, e.activation, false, y, {}, y, rows, s.n);
+    } else {
+      family.backward(c, e.activation, false, y, auxiliary, {}, y, rows, s.n);
+    }
+  }
+}
+
+void run(Context& c, GemmShape s, Operand a, Operand b, Out out, float alpha, float beta, GemmEpilogue e) {
+  if (s.m <= 0 || s.n <= 0) return;
+  for (int64_t i = 0; i < s.batch; ++i) {
+    const Out y = from_element(out, i * s.stride_c);
+    if (s.k <= 0) {
+      scale_result(s, y, beta);
+    } else if (a.layout != ScaleLayout::none) {
+      const ScaledMatrix x(a, s.k, i * s.stride_a / s.k), w(b, s.k, i * s.stride_b / s.k);
+      tiled_gemm(c, s, s, &x, &w, y, alpha, beta);
+    } else {
+      run_one(c, s, from_element(a, i * s.stride_a), from_element(b, i * s.stride_b), y, alpha, beta);
+    }
+    if (e.bias) add_bias(c, s, y, e.bias);
+    if (e.function != GemmEpilogue::Function::none) {
+      GemmEpilogue own = e;
+      if (e.auxiliary) own.auxiliary = from_element(e.auxiliary, i * s.stride_c);
+      apply_function(c, s, y, own);
+    }
+    if (e.bias_gradient || e.amax) reduce_result(c, s, y, e);
+  }
+}
+
+// Group `group`, whose rows (or elements of k) begin at `first`.
+struct GroupPosition {
+  int64_t group, first;
+};
+
+template <class T>
+void run_group(Context& c, const GemmShape& planned, const GemmShape& s, GemmGroups kind, GroupPosition at,
+               const T* a, const T* b, Out out, float alpha, float beta) {
+  const bool rows = kind == GemmGroups::m;
+  a += at.first * (rows == s.trans_a ? 1 : s.lda);
+  b += rows ? at.group * s.stride_b : at.first * (s.trans_b ? 1 : s.ldb);
+  tiled_gemm(c, planned, s, a, b, out, alpha, beta);
+}
+
+void run_grouped(Context& c, GemmShape planned, GemmGroups kind, const int64_t* sizes, int64_t count,
+                 Operand a, Operand b, Out out, float alpha, float beta, In bias) {
+  if (planned.m <= 0 || planned.n <= 0) return;
+  const bool rows = kind == GemmGroups::m;
+  GroupPosition at{0, 0};
+  for (; at.group < count; at.first += sizes[at.group++]) {
+    GemmShape s = planned;
+    (rows ? s.m : s.k) = sizes[at.group];
+    const Out y = from_element(out, rows ? at.first * s.ldc : at.group * s.stride_c);
+    if (s.m == 0) continue;
+    if (s.k == 0) {
+      scale_result(s, y, beta);
+    } else if (a.layout != ScaleLayout::none) {
+      const ScaledMatrix x(a, planned.k, rows ? at.first : 0, rows ? 0 : at.first),
+          w(b, planned.k, rows ? at.group * s.stride_b / s.k : 0, rows ? 0 : at.first);
+      tiled_gemm(c, planned, s, &x, &w, y, alpha, beta);
+    } else if (a.dtype == DType::bf16) {
+      run_group(c, planned, s, kind, at, static_cast<const bf16*>(a.data), static_cast<const bf16*>(b.data),
+                y, alpha, beta);
+    } else {
+      run_group(c, planned, s, kind, at, static_cast<const float*>(a.data), static_cast<const float*>(b.data),
+                y, alpha, beta);
+    }
+    if (bias) add_bias(c, s, y, from_element(bias, at.group * s.n));
   }
 }
 
@@ -411,8 +591,10 @@ void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int
 
 Gemm gemm_family() {
   return {.run = run,
+          .run_grouped = run_grouped,
           .column_sum = column_sum,
           .run_workspace = run_workspace,
+          .run_grouped_workspace = run_grouped_workspace,
           .column_sum_workspace = column_sum_workspace};
 }
 

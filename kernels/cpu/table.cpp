@@ -20,7 +20,8 @@ const Table& cpu_table() {
                            .cross_entropy = &cpu_cross_entropy(),
                            .elementwise = &cpu_elementwise(),
                            .optimizers = &cpu_optimizers(),
-                           .adapter = &cpu_adapter()};
+                           .adapter = &cpu_adapter(),
+                           .quantize = &cpu_quantize()};
   return table;
 }
 

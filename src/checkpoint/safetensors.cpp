@@ -58,6 +58,12 @@ std::string_view safetensors_name(DType type) {
       return "I32";
     case DType::i64:
       return "I64";
+    case DType::f8e4m3:
+    case DType::f8e5m2:
+    case DType::f8e8m0:
+    case DType::f4e2m1x2:
+      fail(ErrorCode::internal,
+           "a tensor of type " + std::string(name_of(type)) + " for a file of safetensors");
   }
   return "";
 }

@@ -8,6 +8,7 @@ Linear::Linear(ParamList& parameters, const ModulePath& path, const Options& opt
     : parallel_(parameters.parallel().tensor), sharding_(options.sharding) {
   ParamSpec weight = path.spec("weight", {options.out, options.in}, options.init);
   const Sharding by_output{MeshAxis::tensor, 0, options.blocks, options.groups, options.group_kv};
+  weight.linear = true;
   if (sharding_ == LinearSharding::column) weight.sharding = by_output;
   if (sharding_ == LinearSharding::row) weight.sharding = {MeshAxis::tensor, 1};
   weight_ = &parameters.add(std::move(weight));

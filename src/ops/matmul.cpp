@@ -5,24 +5,52 @@
 
 namespace capstan::ops {
 
+namespace {
+
+bool has_rows(const Tensor& t) {
+  return t.rank() == 2 && (t.stride(1) == 1 || t.size(1) <= 1);
+}
+
+void check(bool fits, const GemmOperand& a, const GemmOperand& b, const Tensor& c) {
+  CAPSTAN_ASSERT(fits, "matmul: " + a.values.text() + ", " + b.values.text() + " -> " + c.text());
+}
+
+void launch_gemm(const kernels::GemmShape& shape, const GemmOperand& a, const GemmOperand& b, const Tensor& c,
+                 float beta, const GemmEpilogueTensors& epilogue) {
+  const kernels::Gemm& gemm = *c.device().table().gemm;
+  launch(c.device(), gemm.run_workspace(shape, a.values.dtype(), c.dtype(), 1.0f, beta), gemm.run, shape, a, b, c,
+         1.0f, beta, epilogue);
+}
+
+}  // namespace
+
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
-            float beta) {
+            float beta, const GemmEpilogueTensors& epilogue) {
   const bool ta = trans_a == Transpose::yes, tb = trans_b == Transpose::yes;
-  const auto fits = [](const Tensor& t) { return t.rank() == 2 && (t.stride(1) == 1 || t.size(1) <= 1); };
-  CAPSTAN_ASSERT(fits(a) && fits(b) && fits(c), "matmul: " + a.text() + ", " + b.text() + " -> " + c.text());
+  check(has_rows(a) && has_rows(b) && has_rows(c), a, b, c);
   kernels::GemmShape shape{ta, tb};
   shape.m = a.size(ta ? 1 : 0);
   shape.k = a.size(ta ? 0 : 1);
   shape.n = b.size(tb ? 0 : 1);
-  CAPSTAN_ASSERT(
+  check(
       b.size(tb ? 1 : 0) == shape.k && c.size(0) == shape.m && c.size(1) == shape.n && a.dtype() == b.dtype(),
-      "matmul: " + a.text() + ", " + b.text() + " -> " + c.text());
+      a, b, c);
   shape.lda = a.stride(0);
   shape.ldb = b.stride(0);
   shape.ldc = c.stride(0);
-  const kernels::Gemm& gemm = *c.device().table().gemm;
-  launch(c.device(), gemm.run_workspace(shape, a.dtype(), c.dtype(), 1.0f, beta), gemm.run, shape, a, b, c,
-         1.0f, beta);
+  launch_gemm(shape, a, b, c, beta, epilogue);
+}
+
+void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, float beta,
+                   const GemmEpilogueTensors& epilogue) {
+  check(a.has_scales() && b.has_scales() && a.k == b.k && a.values.is_contiguous() &&
+            b.values.is_contiguous() && has_rows(c) && c.size(0) == a.values.size(0) &&
+            c.size(1) == b.values.size(0),
+        a, b, c);
+  kernels::GemmShape shape{.trans_b = true, .m = c.size(0), .n = c.size(1), .k = a.k};
+  shape.lda = shape.ldb = a.k;
+  shape.ldc = c.stride(0);
+  launch_gemm(shape, a, b, c, beta, epilogue);
 }
 
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type) {

@@ -1,6 +1,7 @@
 // Matrix products on tensors, so that operations need not fill in a GemmShape.
 #pragma once
 
+#include "kernels/gemm_arguments.hpp"
 #include "ops/tape.hpp"
 #include "tensor/tensor.hpp"
 
@@ -9,9 +10,12 @@ namespace capstan::ops {
 enum class Transpose : uint8_t { no, yes };
 
 // c[m, n] = op(a)[m, k] op(b)[k, n] + beta c. Matrices whose rows may have a stride (slices of rows or of
-// columns); a and b fp32 or bf16 alike, c fp32 or bf16.
+// columns); a and b fp32 or bf16 alike, c fp32 or bf16. Then the epilogue (kernels::GemmEpilogue).
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
-            float beta = 0);
+            float beta = 0, const GemmEpilogueTensors& epilogue = {});
+// c[m, n] = a[m, k] b[n, k]^T + beta c of matrices with scales.
+void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, float beta = 0,
+                   const GemmEpilogueTensors& epilogue = {});
 
 // 2 m n k FLOPs and the bytes of three matrices.
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type);

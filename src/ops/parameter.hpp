@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/low_precision.hpp"
 #include "ops/shard.hpp"
 #include "tensor/tensor.hpp"
 
@@ -30,6 +31,8 @@ struct ParamSpec {
   bool partial_over_tensor = false;
   // Biases and one-dimensional parameters.
   bool no_weight_decay = false;
+  // The weight of a linear layer, whose GEMMs may be in 8 or 4 bits.
+  bool linear = false;
   // With `peft`, only adapter parameters train.
   bool adapter = false;
   // An adapter's B, for which LoRA+ has its own learning rate.
@@ -81,6 +84,14 @@ class ParamStore {
   // The local shard in the compute type, contiguous, valid until the matching release(). Calls nest.
   virtual Tensor acquire(const Parameter& parameter) = 0;
   virtual void release(const Parameter& parameter) = 0;
+  // The weight of a linear layer as a GEMM reads it, until the matching release(). Where scaling() is null:
+  // the tensor of acquire(); else codes and scales of W [out, in] (forward) or of W^T [in, out]
+  // (input_gradient), quantized once until the parameters change.
+  GemmOperand acquire(const Parameter& parameter, WeightRole role) {
+    return acquire_operand(parameter, role);
+  }
+  // Null: GEMMs with this weight are in the compute type.
+  virtual const LayerScaling* scaling(const Parameter&) const { return nullptr; }
   // Called by the tape: the order in which it acquires parameters from now on, for prefetching. A recomputed
   // region runs forward within the backward pass.
   enum class PassDirection : uint8_t { forward, backward };
@@ -106,6 +117,7 @@ class ParamStore {
   void note_weight_gradient(const Parameter& parameter, PendingUses& tape);
 
  protected:
+  virtual GemmOperand acquire_operand(const Parameter& parameter, WeightRole) { return acquire(parameter); }
   // Called after the last weight gradient of this parameter on one tape, in every micro-batch, before
   // gradient_ready(). `left`: the uses of other parameters whose weight gradients are still to be computed.
   // No operation holds a gradient tensor then.
@@ -135,6 +147,26 @@ class ParamPin {
   ParamStore& store_;
   const Parameter& parameter_;
   Tensor tensor_;
+};
+
+// The weight of a linear layer, likewise.
+class OperandPin {
+ public:
+  OperandPin(ParamStore& store, const Parameter& parameter, WeightRole role)
+      : store_(store), parameter_(parameter), operand_(store.acquire(parameter, role)) {}
+  ~OperandPin() {
+    operand_ = GemmOperand();
+    store_.release(parameter_);
+  }
+  OperandPin(const OperandPin&) = delete;
+  OperandPin& operator=(const OperandPin&) = delete;
+  const GemmOperand& operator*() const { return operand_; }
+  const GemmOperand* operator->() const { return &operand_; }
+
+ private:
+  ParamStore& store_;
+  const Parameter& parameter_;
+  GemmOperand operand_;
 };
 
 }  // namespace capstan

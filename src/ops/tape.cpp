@@ -88,9 +88,17 @@ void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::v
                                    WeightFunction run) {
   tape_.take_weight_step({&parameter, tape_.entries_[entry_].name, cost, std::move(tensors), std::move(run)});
 }
-void BackwardStep::weight_gradient_gemm(const Parameter& parameter, Cost cost, Tensor x, Tensor dy) {
-  tape_.take_weight_step(
-      {&parameter, tape_.entries_[entry_].name, cost, {std::move(x), std::move(dy)}, nullptr});
+void BackwardStep::weight_gradient_gemm(const Parameter& parameter, Cost cost, GemmOperand x,
+                                        GemmOperand dy) {
+  CAPSTAN_ASSERT(x.has_scales() == dy.has_scales(),
+                 "weight gradient of " + x.values.text() + " and " + dy.values.text());
+  tape_.take_weight_step({&parameter,
+                          tape_.entries_[entry_].name,
+                          cost,
+                          {x.values, dy.values},
+                          nullptr,
+                          std::move(x),
+                          std::move(dy)});
 }
 
 // ---- the tape ---------------------------------------------------------------------------------------------
@@ -213,17 +221,25 @@ void Tape::run_weight_step(WeightStep& step) {
   if (step.run) {
     step.run(context_.store.gradient(*step.parameter), step.tensors);
   } else {
-    bool fresh;
-    const Tensor gradient = context_.store.gradient_to_set(*step.parameter, fresh);
-    ops::matmul(ops::Transpose::yes, ops::Transpose::no, step.tensors[1], step.tensors[0], gradient,
-                fresh ? 0.0f : 1.0f);
+    run_weight_gemm(step);
   }
   if (context_.observer) {
     note({'W', step.name, shapes_of(step.tensors), step.cost, bytes_of(step.tensors)}, started, 0);
     inner_seconds_ += last_.seconds - started.seconds;
   }
   step.tensors.clear();
+  step.x = step.dy = {};
   context_.store.note_weight_gradient(*step.parameter, *uses_left_);
+}
+
+void Tape::run_weight_gemm(const WeightStep& step) {
+  bool fresh;
+  const Tensor gradient = context_.store.gradient_to_set(*step.parameter, fresh);
+  const float beta = fresh ? 0.0f : 1.0f;
+  if (step.x.has_scales())
+    ops::scaled_matmul(step.dy, step.x, gradient, beta);
+  else
+    ops::matmul(ops::Transpose::yes, ops::Transpose::no, step.dy.values, step.x.values, gradient, beta);
 }
 
 void Tape::run_weight_gradients() {

@@ -131,8 +131,10 @@ class BackwardStep {
   using WeightFunction = std::function<void(const Tensor& gradient, std::span<const Tensor> tensors)>;
   void weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
                        WeightFunction run);
-  // Schedules the weight gradient dy^T x; the first one of a step overwrites the gradient buffer.
-  void weight_gradient_gemm(const Parameter& parameter, Cost cost, Tensor x, Tensor dy);
+  // Schedules the weight gradient dy^T x; the first one of a step overwrites the gradient buffer. Operands
+  // with scales are x^T [in, N] and dy^T [out, N]. Each of the two may have them only together with the
+  // other.
+  void weight_gradient_gemm(const Parameter& parameter, Cost cost, GemmOperand x, GemmOperand dy);
 
   StepContext& context();
   Device& device() { return context().device; }
@@ -224,13 +226,15 @@ class Tape {
     std::string name;
     Cost cost;
     std::vector<Tensor> tensors;
-    // Null: tensors are x and dy of a weight_gradient_gemm().
+    // Null: a weight_gradient_gemm() of x and dy.
     BackwardStep::WeightFunction run;
+    GemmOperand x, dy;
   };
   void accumulate(int slot, Tensor gradient);
   void run_backward(BackwardOptions options);
   void take_weight_step(WeightStep step);
   void run_weight_step(WeightStep& step);
+  void run_weight_gemm(const WeightStep& step);
   // A moment of an observed step: the end of the work so far.
   struct Moment {
     double seconds = 0;  // host clock

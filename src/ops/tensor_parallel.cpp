@@ -8,6 +8,7 @@
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "ops/linear.hpp"
+#include "ops/linear_weight.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
 
@@ -167,8 +168,17 @@ class ReducedGemm {
   std::optional<comm::Reduction> last_;
 };
 
-void check_gemm(const char* name, const Parameter& weight, const Tensor& w, const Tensor& x) {
-  CAPSTAN_ASSERT(x.rank() == 2 && x.is_contiguous() && w.rank() == 2 && w.size(1) == x.size(1),
+// LinearWeight::multiply of one block of rows. Where it is all `rows`, keeps it for the weight gradient.
+void multiply_keeping_all(const LinearWeight& w, const Tensor& from, const Tensor& to, int64_t rows,
+                          GemmOperand& kept) {
+  const bool all = from.size(0) == rows;
+  GemmOperand operand = w.multiply(from, to, all);
+  if (all) kept = std::move(operand);
+}
+
+void check_gemm(const char* name, const Parameter& weight, const Tensor& x) {
+  const Shape& w = weight.shape();
+  CAPSTAN_ASSERT(x.rank() == 2 && x.is_contiguous() && w.rank() == 2 && w[1] == x.size(1),
                  std::string(name) + ": `" + weight.name() + "` is " + w.text() + ", x is " + x.text());
 }
 
@@ -186,18 +196,19 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
   Device& device = tape.device();
   const int64_t rows = x.size(0) * (parallel.shards_rows() ? parallel.size() : 1);
   Record record{.name = "column_linear", .inputs = {x}, .parameters = {&weight}};
+  check_gemm("column_linear", weight, x.value);
+  const bool trains = tape.context().store.trains(weight);
   Tensor y;
+  // Sharded rows are saved as they are, and gathered again in the backward pass.
+  GemmOperand kept = x.value;
   {
-    const auto w = tape.pin(weight);
-    check_gemm("column_linear", weight, *w, x.value);
-    const auto gemm = [&](const Tensor& in, const Tensor& out) {
-      matmul(Transpose::no, Transpose::yes, in, *w, out);
-    };
+    const LinearWeight w(tape, weight);
     if (parallel.shards_rows()) {
-      y = gemm_of_gathered(tape.context(), x.value, w->size(0), parallel, gemm);
+      y = gemm_of_gathered(tape.context(), x.value, w.outputs(), parallel,
+                           [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); });
     } else {
-      y = Tensor::empty(device, {rows, w->size(0)}, x.dtype());
-      gemm(x.value, y);
+      y = Tensor::empty(device, {rows, w.outputs()}, x.dtype());
+      kept = w.multiply(x.value, y, trains);
     }
   }
   const int64_t out = y.size(1), in = x.size(1);
@@ -210,30 +221,36 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
     record.parameters.push_back(bias);
   }
   record.outputs = {y};
-  const bool trains = tape.context().store.trains(weight);
-  if (trains) record.saved = {x.value};
+  if (trains) record.saved = saved_tensors(kept);
   const Cost cost = matmul_cost(rows, out, in, x.dtype());
   record.cost = record.backward_cost = cost;
   if (parallel.shards_rows()) record.cost.sent = sent(x.value, parallel, parallel.size());
   const double full = sent(x.value, parallel, 1);  // of the local rows
   record.backward_cost.sent = parallel.shards_rows() ? (trains ? 2 : 1) * full * parallel.size() : 2 * full;
-  record.backward = [&weight, bias, trains, cost, parallel](BackwardStep& step) {
+  record.backward = [&weight, bias, trains, cost, parallel, layout = kept.layout](BackwardStep& step) {
     const Tensor dy = std::move(step.output_gradient());
     // The gather of x overlaps with dx, and the sum of dx overlaps with the weight gradients.
-    Tensor x_all = trains ? step.saved(0) : Tensor();
     std::optional<Gather> gather;
     if (trains && parallel.shards_rows()) {
       gather.emplace(step.context(), step.saved(0), parallel);
       gather->start({0, step.saved(0).size(0)});
     }
-    const auto w = step.pin(weight);
+    const LinearWeight w(step, weight);
+    GemmOperand dy_of_weight;
     const auto gemm = [&](const Tensor& from, const Tensor& to) {
-      matmul(Transpose::no, Transpose::no, from, *w, to);
+      multiply_keeping_all(w, from, to, trains ? dy.size(0) : 0, dy_of_weight);
     };
     std::optional<ReducedGemm<decltype(gemm)>> dx;
-    if (step.needs(0)) dx.emplace(step.context(), dy, w->size(1), parallel, gemm);
-    if (gather) x_all = gather->take();
-    if (trains) step.weight_gradient_gemm(weight, cost, x_all, dy);
+    if (step.needs(0)) dx.emplace(step.context(), dy, w.inputs(), parallel, gemm);
+    if (trains) {
+      StepContext& context = step.context();
+      GemmOperand x_all = gather
+                              ? weight_gradient_operand(context, weight, LayerTensor::input, gather->take())
+                              : saved_operand(step, layout, dy.size(0));
+      if (!dy_of_weight.values.defined())
+        dy_of_weight = weight_gradient_operand(context, weight, LayerTensor::output_gradient, dy);
+      step.weight_gradient_gemm(weight, cost, std::move(x_all), std::move(dy_of_weight));
+    }
     if (bias)
       step.weight_gradient(
           *bias, {0, static_cast<double>(dy.bytes())}, {dy},
@@ -247,40 +264,46 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
   if (parallel.alone()) return linear(tape, x, weight);
   const int64_t rows = x.size(0), in = x.size(1);
   Record record{.name = "row_linear", .inputs = {x}, .parameters = {&weight}};
+  check_gemm("row_linear", weight, x.value);
+  const bool trains = tape.context().store.trains(weight);
+  GemmOperand kept;
   {
-    const auto w = tape.pin(weight);
-    check_gemm("row_linear", weight, *w, x.value);
+    const LinearWeight w(tape, weight);
     const auto gemm = [&](const Tensor& from, const Tensor& to) {
-      matmul(Transpose::no, Transpose::yes, from, *w, to);
+      multiply_keeping_all(w, from, to, trains ? rows : 0, kept);
     };
     record.outputs = {
-        ReducedGemm<decltype(gemm)>(tape.context(), x.value, w->size(0), parallel, gemm).finish()};
+        ReducedGemm<decltype(gemm)>(tape.context(), x.value, w.outputs(), parallel, gemm).finish()};
   }
   const Tensor& y = record.outputs[0];
-  const bool trains = tape.context().store.trains(weight);
-  if (trains) record.saved = {x.value};
+  if (trains && !kept.values.defined())
+    kept = tape.recording() ? weight_gradient_operand(tape.context(), weight, LayerTensor::input, x.value)
+                            : GemmOperand(x.value);
+  if (trains) record.saved = saved_tensors(kept);
   const Cost cost = matmul_cost(rows, y.size(1), in, x.dtype());
   record.cost = record.backward_cost = cost;
   record.cost.sent = sent(y, parallel, parallel.shards_rows() ? parallel.size() : 2);
   if (parallel.shards_rows()) record.backward_cost.sent = sent(y, parallel, parallel.size());
-  record.backward = [&weight, trains, cost, parallel, in](BackwardStep& step) {
+  record.backward = [&weight, trains, cost, parallel, in, layout = kept.layout](BackwardStep& step) {
     Tensor dy = std::move(step.output_gradient());
+    GemmOperand dy_of_weight;
     {
-      const auto w = step.pin(weight);
-      const auto gemm = [&](const Tensor& from, const Tensor& to) {
-        matmul(Transpose::no, Transpose::no, from, *w, to);
-      };
+      const LinearWeight w(step, weight);
       if (trains && parallel.shards_rows())  // both GEMMs need all rows of dy: gather them once
         dy = gathered(step.context(), dy, parallel);
       if (step.needs(0) && (trains || !parallel.shards_rows())) {
         const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
-        gemm(dy, dx);
+        dy_of_weight = w.multiply(dy, dx, trains);
         step.give(0, dx);
       } else if (step.needs(0)) {
-        step.give(0, gemm_of_gathered(step.context(), dy, in, parallel, gemm));
+        step.give(0, gemm_of_gathered(step.context(), dy, in, parallel,
+                                      [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); }));
       }
     }
-    if (trains) step.weight_gradient_gemm(weight, cost, step.saved(0), dy);
+    if (!trains) return;
+    if (!dy_of_weight.values.defined())
+      dy_of_weight = weight_gradient_operand(step.context(), weight, LayerTensor::output_gradient, dy);
+    step.weight_gradient_gemm(weight, cost, saved_operand(step, layout, dy.size(0)), std::move(dy_of_weight));
   };
   return tape.record(std::move(record))[0];
 }

@@ -42,6 +42,7 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
   unwritten_.assign(parameters.size(), 0);
   for (const BucketPlan& plan : layout_.buckets) make_bucket(plan);
   if (options.quantized) make_quantized();
+  if (options.low_precision.covers) make_low_precision();
   make_parameter_shards();
 }
 
@@ -100,6 +101,15 @@ void FlatStore::make_quantized() {
     if (options_.quantized(*parameter))
       quantized_[static_cast<size_t>(parameter->index())] =
           std::make_unique<Quantized>(Quantized{Nf4Weight(device_, *parameter, options_.nf4, map), {}, 0});
+}
+
+void FlatStore::make_low_precision() {
+  if (std::none_of(parameters_.begin(), parameters_.end(),
+                   [&](const auto& parameter) { return options_.low_precision.covers(*parameter); }))
+    return;
+  low_precision_ = std::make_unique<LowPrecisionWeights>(
+      device_, parameters_, std::vector{groups_.tensor, groups_.shard, groups_.replica},
+      options_.low_precision);
 }
 
 void FlatStore::set_quantized(const Parameter& parameter, std::span<const float> values) {
@@ -229,6 +239,11 @@ Tensor FlatStore::acquire(const Parameter& parameter) {
   return view(bucket.full, parameter);
 }
 
+GemmOperand FlatStore::acquire_operand(const Parameter& parameter, WeightRole role) {
+  const Tensor values = acquire(parameter);
+  return scaling(parameter) ? low_precision_->operand(parameter, role, values) : GemmOperand(values);
+}
+
 void FlatStore::release(const Parameter& parameter) {
   if (quantized(parameter)) {
     Quantized& own = *quantized_[static_cast<size_t>(parameter.index())];
@@ -301,7 +316,21 @@ void FlatStore::release_block(int block) {
         !bucket.full.defined() || bucket.full.unique(),
         "an operation keeps a gathered parameter of `" + layout_.blocks[static_cast<size_t>(block)] + "`");
     bucket.full = Tensor();
+    if (low_precision_)
+      for (const Parameter* parameter : bucket.plan->parameters) low_precision_->drop(*parameter);
   }
+}
+
+// From the elements that this rank has updated.
+void FlatStore::measure_weights() {
+  low_precision_->measure_weights([&](const Parameter& parameter) {
+    const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter.index())];
+    const Bucket& bucket = buckets_[index];
+    const FlatRange here = intersection({begin, parameter.shape().elements()}, bucket.owned);
+    return here.count == 0
+               ? Tensor()
+               : owned_values(bucket).flat_range(here.begin - bucket.owned.begin, here.count, {here.count});
+  });
 }
 
 void FlatStore::gather_parameters(bool wait) {
@@ -314,6 +343,7 @@ void FlatStore::gather_parameters(bool wait) {
     direction_changed_ = true;
   }
   before_load();
+  if (low_precision_) measure_weights();
   // The forward pass uses the last bucket first.
   for (size_t index = buckets_.size(); index-- > 0;) {
     Bucket& bucket = buckets_[index];
@@ -332,6 +362,7 @@ void FlatStore::gather_parameters(bool wait) {
 }
 
 void FlatStore::after_update() {
+  if (low_precision_) low_precision_->advance();
   gather_parameters(!options_.overlap_param_gather);
 }
 

@@ -49,6 +49,7 @@
 #include "ops/tape.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/bucket.hpp"
+#include "parallel/low_precision.hpp"
 #include "parallel/nf4_weight.hpp"
 
 namespace capstan::parallel {
@@ -105,6 +106,8 @@ class FlatStore final : public ParamStore {
     std::function<bool(const Parameter&)> quantized;
     // Block sizes and scales of the quantized parameters.
     Nf4Options nf4;
+    // Weights whose GEMMs are in 8 or 4 bits; not those kept in 4 bits.
+    LowPrecisionOptions low_precision;
     // LoRA+: learning rate of ParamSpec::second_factor over the others'.
     double second_factor_lr = 1;
   };
@@ -119,14 +122,18 @@ class FlatStore final : public ParamStore {
   Tensor acquire(const Parameter& parameter) override;
   void release(const Parameter& parameter) override;
   void set_direction(PassDirection direction) override;
+  const LayerScaling* scaling(const Parameter& parameter) const override {
+    return low_precision_ ? low_precision_->scaling(parameter) : nullptr;
+  }
   bool trains(const Parameter& parameter) const override {
     return !quantized(parameter) && bucket_of(parameter).plan->trains;
   }
   Tensor gradient(const Parameter& parameter) override;
   Tensor gradient_to_set(const Parameter& parameter, bool& fresh) override;
 
-  // Before a step's first micro-batch. Zeroes each gradient buffer unless its first writer overwrites it.
-  void zero_gradients();
+  // Before a step's first micro-batch; random numbers depend on `step`. Zeroes each gradient buffer unless
+  // its first writer overwrites it.
+  void zero_gradients(int64_t step = 0);
   // After its last: then flat_buffers() hold the sums over all ranks.
   void finish_gradients();
   // After the optimizer: distributes the new parameters to the ranks that compute with them.
@@ -170,6 +177,8 @@ class FlatStore final : public ParamStore {
   // state).
   static Tensor range_of(const ParameterShard& shard, const FlatRange& range,
                          const std::vector<Tensor>& buffers);
+  // Null: all GEMMs are in the compute type.
+  const LowPrecisionWeights* low_precision() const { return low_precision_.get(); }
   std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   const StoreGroups& groups() const { return groups_; }
   // Some parameters train and some do not.
@@ -183,6 +192,7 @@ class FlatStore final : public ParamStore {
   void on_local_gradients(std::function<void(const Tensor&)> watch) { watch_ = std::move(watch); }
 
  protected:
+  GemmOperand acquire_operand(const Parameter& parameter, WeightRole role) override;
   void tape_gradient_done(const Parameter& parameter, const PendingUses& left) override;
   void gradient_ready(const Parameter& parameter) override;
 
@@ -250,6 +260,7 @@ class FlatStore final : public ParamStore {
   Tensor owned_gradients(const Bucket& bucket) const;
   void make_bucket(const BucketPlan& plan);
   void make_quantized();
+  void make_low_precision();
   void make_parameter_shards();
   // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it
   // was waited for since `started` on the host's clock.
@@ -258,6 +269,7 @@ class FlatStore final : public ParamStore {
 
   // flat_store.cpp: parameters
   void gather_parameters(bool wait);
+  void measure_weights();
   void finish_gather(size_t bucket);
   void gather_block(int block);
   void start_gather(int block);
@@ -300,6 +312,7 @@ class FlatStore final : public ParamStore {
   std::vector<Bucket> buckets_;
   // By Parameter::index(); empty: none.
   std::vector<std::unique_ptr<Quantized>> quantized_;
+  std::unique_ptr<LowPrecisionWeights> low_precision_;
   std::vector<ParameterShard> parameter_shards_;
   std::deque<PendingReduction> pending_reductions_;
   TapeObserver* observer_ = nullptr;

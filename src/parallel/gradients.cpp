@@ -28,8 +28,9 @@ Tensor FlatStore::gradient_to_set(const Parameter& parameter, bool& fresh) {
   return gradient(parameter);
 }
 
-void FlatStore::zero_gradients() {
+void FlatStore::zero_gradients(int64_t step) {
   begin_step(static_cast<int>(parameters_.size()));
+  if (low_precision_) low_precision_->begin_step(step);
   finish_reductions();
   for (Bucket& bucket : buckets_) {
     if (!bucket.plan->trains) continue;

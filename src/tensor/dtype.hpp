@@ -9,11 +9,29 @@
 
 namespace capstan {
 
-enum class DType : uint8_t { f32, bf16, f16, f64, u8, i8, u16, i16, i32, i64 };
+// f8e4m3, f8e5m2, f8e8m0: codes of 8 bits (float8.hpp). f4e2m1x2: two codes of 4 bits in a byte, the first in
+// the lower half; an element is the pair.
+enum class DType : uint8_t {
+  f32,
+  bf16,
+  f16,
+  f64,
+  u8,
+  i8,
+  u16,
+  i16,
+  i32,
+  i64,
+  f8e4m3,
+  f8e5m2,
+  f8e8m0,
+  f4e2m1x2
+};
 
 int64_t size_of(DType type);           // bytes
 std::string_view name_of(DType type);  // "fp32", "bf16", "i32" …
-// Also "float32", "bfloat16", "F32", "BF16" …
+// Also "float32", "bfloat16", "F32", "BF16" … Not the types below 16 bits: no file holds them, since their
+// scales would be missing.
 std::optional<DType> dtype_from_name(std::string_view name);
 
 // Brain float: the upper half of an fp32. Arithmetic happens in fp32; storing rounds to nearest even and

@@ -334,7 +334,6 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
       {{"dist.distributed_backend=nccl"}, "dist.distributed_backend"},
       {{"model.cpu_offloading=true"}, "model.cpu_offloading"},
       {{"mixed_precision.params_dtype=fp16"}, "mixed_precision.params_dtype"},
-      {{"mixed_precision.fp8=hybrid"}, "mixed_precision.fp8"},
       {{"optimizer.optimizer=muon"}, "optimizer.optimizer"},
       {{"optimizer.use_precision_aware_optimizer=true"}, "optimizer.use_precision_aware_optimizer"},
       {{"peft.dropout_position=post"}, "peft.dropout_position"},

@@ -24,7 +24,8 @@ void check_gemm(kernels::GemmShape s, DType in, DType out, double alpha, double 
   INFO("m=", s.m, " n=", s.n, " k=", s.k, " ta=", s.trans_a, " tb=", s.trans_b, " ", text(in), "->",
        text(out), " beta=", beta);
   const auto result = run_kernel({c}, [&](kernels::Context& context, Vec<Array>& y) {
-    gemm().run(context, s, a, b, y[0].out(), static_cast<float>(alpha), static_cast<float>(beta));
+    gemm().run(context, s, kernels::In(a), kernels::In(b), y[0].out(), static_cast<float>(alpha),
+               static_cast<float>(beta), {});
   });
   const auto expected = reference::gemm<double>(s, a.rounded(), b.rounded(), c.rounded(), alpha, beta);
   CHECK(error(result[0].rounded(), expected) < tolerance(out));

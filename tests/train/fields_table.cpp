@@ -159,24 +159,32 @@ void precision() {
   idle("mixed_precision.loss_scale_window", "10", fp16);
   idle("mixed_precision.hysteresis", "3", fp16);
   const Overrides fp8 = {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16"};
-  refused("mixed_precision.fp8", "hybrid", {"mixed_precision.params_dtype=bf16"});
-  idle("mixed_precision.fp8_recipe", "delayed", fp8);
-  idle("mixed_precision.fp8_margin", "1", fp8);
+  changes("mixed_precision.fp8", "hybrid", {"mixed_precision.params_dtype=bf16"});
+  changes("mixed_precision.fp8_recipe", "mxfp8", fp8);
   const Overrides delayed = {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16",
                              "mixed_precision.fp8_recipe=delayed"};
-  idle("mixed_precision.fp8_amax_history_len", "16", delayed);
-  idle("mixed_precision.fp8_amax_compute_algo", "max", delayed);
-  idle("mixed_precision.fp8_wgrad", "false", fp8);
-  idle("mixed_precision.fp8_param_gather", "true", fp8);
-  const Overrides fp4 = {"mixed_precision.fp4=e2m1", "mixed_precision.params_dtype=bf16"};
-  refused("mixed_precision.fp4", "e2m1", {"mixed_precision.params_dtype=bf16"});
+  changes("mixed_precision.fp8_margin", "1", delayed);
+  const Overrides largest = {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16",
+                             "mixed_precision.fp8_recipe=delayed",
+                             "mixed_precision.fp8_amax_compute_algo=max"};
+  changes("mixed_precision.fp8_amax_history_len", "16", largest);
+  changes("mixed_precision.fp8_amax_compute_algo", "max",
+          {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16",
+           "mixed_precision.fp8_recipe=delayed", "mixed_precision.fp8_amax_history_len=16"});
+  changes("mixed_precision.fp8_wgrad", "false", fp8);
+  ruled("mixed_precision.fp8_param_gather", "true", "parameters_are_gathered_in_half",
+        {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16", "dist.world_size=2",
+         "ddp.data_parallel_sharding_strategy=optim"});
+  changes("mixed_precision.fp4", "e2m1", {"mixed_precision.params_dtype=bf16"});
   ruled("mixed_precision.fp4_recipe", "other", "C0207");  // one value so far
-  idle("mixed_precision.fp4_param_gather", "true", fp4);
-  idle("mixed_precision.first_last_layers_bf16", "true", fp8);
+  ruled("mixed_precision.fp4_param_gather", "true", "parameters_are_gathered_in_half",
+        {"mixed_precision.fp4=e2m1", "mixed_precision.params_dtype=bf16", "dist.world_size=2",
+         "ddp.data_parallel_sharding_strategy=optim"});
+  changes("mixed_precision.first_last_layers_bf16", "true", fp8);
   const Overrides edges = {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16",
                            "mixed_precision.first_last_layers_bf16=true"};
-  idle("mixed_precision.num_layers_at_start_in_bf16", "0", edges);
-  idle("mixed_precision.num_layers_at_end_in_bf16", "0", edges);
+  changes("mixed_precision.num_layers_at_start_in_bf16", "0", edges);
+  changes("mixed_precision.num_layers_at_end_in_bf16", "0", edges);
 }
 
 void layout() {

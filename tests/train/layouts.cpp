@@ -46,6 +46,9 @@ struct Layout {
 #define FULL "model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1"
 #define DROP "model.hidden_dropout=0.1 model.attention_dropout=0.1"
 #define BF16 "mixed_precision=bf16_mixed"
+// FP8 and FP4 GEMMs; sums in another order move values over the formats' coarse steps.
+#define FP8(recipe) "mixed_precision=bf16_mixed mixed_precision.fp8=hybrid mixed_precision.fp8_recipe=" recipe
+#define FP4 "mixed_precision=bf16_mixed mixed_precision.fp4=e2m1"
 #define HYBRID "ddp.num_distributed_optimizer_instances=2 "
 #define SGD "~optimizer.adam_eps optimizer.optimizer=sgd optimizer.lr=0.05 optimizer.min_lr=0.005"
 #define FIRST "dist.num_layers_in_first_pipeline_stage="
@@ -160,6 +163,20 @@ constexpr Layout kLayouts[] = {
     {4, false, "gpt", "dist.tp=2 dist.pp=2 " BF16},
     {4, true, "llama", "dist.tp=2 " SHARD "optim_grads " BF16},
     {8, false, "llama", "dist.tp=2 dist.pp=2 dist.sp=true " SHARD "optim " BF16},
+    // GEMMs in 8 and 4 bits.
+    {2, true, "llama", "dist.tp=2 dist.sp=true " FP8("tensorwise")},
+    {2, false, "llama", "dist.tp=2 " FP8("delayed")},
+    {2, false, "gpt", "dist.tp=2 " FP8("mxfp8")},
+    {2, true, "llama", "dist.pp=2 " FP8("delayed")},
+    {2, false, "llama", "dist.pp=2 dist.vpp=2 " FP8("blockwise") " " FULL},
+    {2, true, "llama", SHARD "optim_grads_params " FP8("delayed")},
+    {2, false, "llama", SHARD "optim_grads_params ddp.overlap_param_gather=true " FP8("tensorwise")},
+    {3, false, "gpt", SHARD "optim_grads_params " FP4},
+    {4, false, "llama", "dist.tp=2 dist.pp=2 " FP4},
+    {4, false, "llama", "dist.cp=2 " SHARD "optim_grads " FP8("mxfp8")},
+    {4, false, "llama",
+     HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim " FP8("delayed")},
+    {8, false, "llama", "dist.tp=2 dist.pp=2 dist.sp=true " SHARD "optim " FP8("tensorwise")},
     // The other optimizer.
     {2, true, "gpt", SHARD "optim " SGD},
     {2, false, "llama", "dist.tp=2 " SGD},
@@ -345,8 +362,10 @@ Tensors read_all(const fs::path& checkpoint) {
 const Run& single_rank(const std::string& recipe, const std::string& overrides, int64_t steps) {
   static std::map<std::string, Run> runs;
   std::string maths;
-  for (const char* const part : {DROP, BF16, SGD, kBatchOfEight})
+  for (const char* const part :
+       {DROP, FP8("delayed"), FP8("tensorwise"), FP8("blockwise"), FP8("mxfp8"), FP4, SGD, kBatchOfEight})
     if (overrides.find(part) != std::string::npos) maths += std::string(part) + " ";
+  if (overrides.find(BF16) != std::string::npos && maths.find(BF16) == std::string::npos) maths += BF16 " ";
   const std::string key = recipe + " " + maths + std::to_string(steps);
   const auto found = runs.find(key);
   if (found != runs.end()) return found->second;
@@ -362,6 +381,10 @@ struct Apart {
     const bool bf16 = overrides.find(BF16) != std::string::npos;
     loss = bf16 ? 2e-3 : 1e-5, norm = bf16 ? 2e-2 : 1e-4;
     parameters = bf16 ? 1e-2 : 1e-5, moments = bf16 ? 5e-2 : 1e-3;
+    if (overrides.find("mixed_precision.fp8=") != std::string::npos)
+      loss = 5e-3, norm = 5e-2, parameters = 3e-2, moments = 0.3;
+    if (overrides.find("mixed_precision.fp4=") != std::string::npos)
+      loss = 1e-2, norm = 0.15, parameters = 5e-2, moments = 0.7;
     // Where Lion's direction is near zero its sign may differ: one step, there and not back, of lr = 1e-4. A
     // weight that takes all steps moves ten times as far.
     if (recipe == "lion") parameters = 2.1e-4;

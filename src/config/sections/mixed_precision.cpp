@@ -79,10 +79,7 @@ void describe(Section<MixedPrecisionConfig>& s) {
       .min(1)
       .alias("optimizer.hysteresis")
       .used_when<Config>(fp16, is_fp16);
-  s.field("fp8", &M::fp8)
-      .doc("FP8 format of the GEMMs; null: none")
-      .alias("model.fp8")
-      .unsupported("FP8 GEMMs");
+  s.field("fp8", &M::fp8).doc("FP8 format of the GEMMs; null: none").alias("model.fp8");
   s.field("fp8_recipe", &M::fp8_recipe)
       .doc("FP8 scaling recipe")
       .alias("model.fp8_recipe")
@@ -90,7 +87,7 @@ void describe(Section<MixedPrecisionConfig>& s) {
   s.field("fp8_margin", &M::fp8_margin)
       .doc("margin of the FP8 scaling factor, in powers of two below the maximum of the format")
       .range(0, 16)
-      .used_when<Config>(fp8, has_fp8);
+      .used_when<Config>("`mixed_precision.fp8_recipe` is delayed", is_delayed);
   s.field("fp8_amax_history_len", &M::fp8_amax_history_len)
       .doc("length of the amax history of delayed scaling")
       .unit("iterations")
@@ -107,10 +104,7 @@ void describe(Section<MixedPrecisionConfig>& s) {
       .effect(Effect::perf)
       .alias("ddp.fp8_param_gather")
       .used_when<Config>(fp8, has_fp8);
-  s.field("fp4", &M::fp4)
-      .doc("FP4 format of the GEMMs; null: none")
-      .alias("model.fp4")
-      .unsupported("FP4 GEMMs");
+  s.field("fp4", &M::fp4).doc("FP4 format of the GEMMs; null: none").alias("model.fp4");
   s.field("fp4_recipe", &M::fp4_recipe).doc("FP4 scaling recipe").used_when<Config>(fp4, has_fp4);
   s.field("fp4_param_gather", &M::fp4_param_gather)
       .doc("all-gather sharded parameters in FP4")

@@ -39,7 +39,32 @@ RULE("R0503", low_gather_needs_sharding, "gathering in fp8 or fp4 needs paramete
       .lint(
           "parameters are not gathered: `ddp.data_parallel_sharding_strategy` is no_shard, so that "
           "fp8_param_gather and fp4_param_gather have no effect")
-      .help("set ddp.data_parallel_sharding_strategy=optim, or switch the gather off");
+      .help("set mixed_precision.fp8_param_gather=false and mixed_precision.fp4_param_gather=false");
+}
+
+RULE("R0513", parameters_are_gathered_in_half, "parameters are gathered in params_dtype",
+     "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
+     "ddp.data_parallel_sharding_strategy") {
+  if (!shards(c)) return;
+  const auto check = [&](const char* path, bool gathers, const char* format) {
+    if (gathers)
+      report
+          .error("`" + std::string(path) + "`: this version does not support gathering of parameters in " +
+                 std::string(format) + " yet, only in `mixed_precision.params_dtype`")
+          .at(path)
+          .help("set " + std::string(path) + "=false, or ddp.data_parallel_sharding_strategy=no_shard");
+  };
+  check("mixed_precision.fp8_param_gather", c.mixed_precision.fp8 && c.mixed_precision.fp8_param_gather, "FP8");
+  check("mixed_precision.fp4_param_gather", c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather, "FP4");
+}
+
+RULE("R0514", low_format_needs_wide_base, "FP8 and FP4 GEMMs exclude weights that are kept in 4 bits",
+     "mixed_precision.fp8", "mixed_precision.fp4", "peft.base_quantization") {
+  if (!low(c) || !c.peft || c.peft->base_quantization == BaseQuantization::none) return;
+  report
+      .error("`peft.base_quantization` keeps the weights in 4 bits, whose GEMMs are in " +
+             name_of(c.mixed_precision.params_dtype) + ", not in FP8 or FP4")
+      .help("set mixed_precision.fp8=null and mixed_precision.fp4=null, or peft.base_quantization=none");
 }
 
 RULE("R0504", delayed_scaling_covers_all_layers, "delayed scaling excludes first and last layers in bf16",

@@ -156,6 +156,48 @@ void quantize_base(const config::PeftConfig& peft, const config::ModelConfig& mo
   options.nf4 = nf4_options(peft);
 }
 
+namespace {
+
+ScalingRecipe recipe_of(const config::MixedPrecisionConfig& precision) {
+  if (precision.fp4) return ScalingRecipe::nvfp4;
+  switch (precision.fp8_recipe) {
+    case config::Fp8Recipe::delayed:
+      return ScalingRecipe::delayed;
+    case config::Fp8Recipe::mxfp8:
+      return ScalingRecipe::mxfp8;
+    case config::Fp8Recipe::blockwise:
+      return ScalingRecipe::blockwise;
+    case config::Fp8Recipe::tensorwise:
+      break;
+  }
+  return ScalingRecipe::tensorwise;
+}
+
+parallel::LowPrecisionOptions low_precision_options(const config::MixedPrecisionConfig& precision,
+                                                    int64_t layers, int64_t seed) {
+  parallel::LowPrecisionOptions options;
+  options.seed = static_cast<uint64_t>(seed);
+  if (!precision.fp8 && !precision.fp4) return options;
+  options.format.recipe = recipe_of(precision);
+  options.format.forward = precision.fp4 ? DType::f4e2m1x2 : DType::f8e4m3;
+  options.format.gradient =
+      precision.fp8 == config::Fp8Format::hybrid ? DType::f8e5m2 : options.format.forward;
+  options.format.weight_gradient = precision.fp4 || precision.fp8_wgrad;
+  options.history_length = precision.fp8_amax_history_len;
+  options.maximum_of_history = precision.fp8_amax_compute_algo == config::Fp8AmaxAlgo::max;
+  options.margin = precision.fp8_margin;
+  const bool edges = precision.first_last_layers_bf16;
+  const int64_t first = edges ? precision.num_layers_at_start_in_bf16 : 0,
+                last = layers - (edges ? precision.num_layers_at_end_in_bf16 : 0);
+  options.covers = [first, last](const Parameter& parameter) {
+    const ParamSpec& spec = parameter.spec();
+    return spec.linear && spec.layer >= first && spec.layer < last;
+  };
+  return options;
+}
+
+}  // namespace
+
 parallel::FlatStore::Options store_options(const config::Config& config) {
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
@@ -175,6 +217,8 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
     options.second_factor_lr = config.peft->lora_plus_ratio.value_or(1);
     quantize_base(*config.peft, config.model, options);
   }
+  options.low_precision =
+      low_precision_options(config.mixed_precision, config.model.num_layers, config.rng.seed);
   if (config.ddp.bucket_size) options.bucket_elements = *config.ddp.bucket_size;
   return options;
 }

@@ -32,6 +32,34 @@ std::string attempt_name(comm::Communicator& group) {
 
 }  // namespace
 
+namespace {
+
+// The state of delayed scaling (parallel/low_precision.hpp), one of each for a linear layer.
+struct ScalingState {
+  std::string name;
+  Shape shape;
+  Tensor values;
+};
+std::vector<ScalingState> scaling_states(const parallel::FlatStore& store) {
+  std::vector<ScalingState> states;
+  if (!store.low_precision()) return states;
+  for (const Parameter* parameter : store.low_precision()->parameters()) {
+    const Tensor history = store.low_precision()->history(*parameter);
+    if (!history.defined()) continue;
+    states.push_back({state_name("fp8_amax_history", *parameter), {3, history.elements() / 3}, history});
+    states.push_back({state_name("fp8_scale", *parameter), {3, 2}, store.low_precision()->scale(*parameter)});
+  }
+  return states;
+}
+
+// The ranks that have the same state, of which one writes it.
+bool writes_scaling_state(const parallel::StoreGroups& groups) {
+  return parallel::rank_in(groups.shard) == 0 && parallel::rank_in(groups.replica) == 0 &&
+         parallel::rank_in(groups.tensor) == 0;
+}
+
+}  // namespace
+
 std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer) {
   std::vector<StateTensor> mine;
   for (const auto& shard : store.parameter_shards()) {
@@ -49,6 +77,9 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
         add(state_name(s.name, parameter), parallel::FlatStore::range_of(shard, region.elements, s.buffers));
     }
   }
+  if (optimizer && writes_scaling_state(store.groups()))
+    for (ScalingState& state : scaling_states(store))
+      mine.push_back({std::move(state.name), state.shape, full_region(state.shape), std::move(state.values)});
   return mine;
 }
 
@@ -229,6 +260,8 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
     if (optimizer && store.trains(*parameter))
       for (const auto& s : optimizer->state()) check(state_name(s.name, *parameter), parameter->spec().shape);
   }
+  if (optimizer)
+    for (const ScalingState& state : scaling_states(store)) check(state.name, state.shape);
   std::set<std::string> names;
   std::vector<std::string> problems;
   comm::Communicator* const model = store.groups().model;
@@ -260,6 +293,15 @@ void read_into(TensorSource& source, const std::string& name,
     read_range(source, name, *shard.parameter, range, target.dtype(), bytes);
     target.flat_range(range.begin - shard.range.begin, range.count, {range.count})
         .copy_from_host_bytes(bytes);
+  }
+}
+
+void read_scaling_states(TensorSource& source, const parallel::FlatStore& store) {
+  std::vector<std::byte> bytes;
+  for (const ScalingState& state : scaling_states(store)) {
+    bytes.resize(static_cast<size_t>(state.values.bytes()));
+    source.read(state.name, DType::f32, full_region(state.shape), bytes);
+    state.values.copy_from_host_bytes(bytes);
   }
 }
 
@@ -380,6 +422,7 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
       read_into(reader, state_name(s.name, *shard.parameter), shard,
                 parallel::FlatStore::range_of(shard, shard.range, s.buffers));
   }
+  if (optimizer) read_scaling_states(reader, store);
   if (optimizer) optimizer->set_steps(count_of(json, file, "optimizer_steps"));
   store.after_load();
   return state;

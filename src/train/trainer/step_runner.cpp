@@ -104,7 +104,7 @@ void StepRunner::begin_gradients() {
     fingerprint_.emplace();
     store_->on_local_gradients([this](const Tensor& gradients) { fingerprint_->take(gradients); });
   }
-  store_->zero_gradients();
+  store_->zero_gradients(state_.step);
 }
 
 // Reduces the gradients over the data-parallel ranks and computes loss and norm. The host waits for the
@@ -227,7 +227,7 @@ Anomaly StepRunner::locate_not_finite(const StepTotals& totals) {
   const std::string parameter = name_of(first_nonfinite_parameter(*store_));
   FiniteCheck check;
   StepTimers timers;
-  store_->zero_gradients();
+  store_->zero_gradients(state_.step);
   rerun_batch(timers, &check);
   // Completes the reductions that the backward pass has started.
   store_->finish_gradients();

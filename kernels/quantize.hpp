@@ -1,0 +1,75 @@
+// Quantization to types of 8 and 4 bits for GEMMs, and the scales of the scaling recipes of Transformer
+// Engine.
+#pragma once
+
+#include "base/philox.hpp"
+#include "tensor/kernel_context.hpp"
+#include "tensor/kernel_operand.hpp"
+
+namespace capstan::kernels {
+
+struct QuantizeShape {
+  int64_t rows = 0, cols = 0, stride = 0;  // elements
+};
+
+struct QuantizeFormat {
+  DType codes = DType::f8e4m3;
+  ScaleLayout layout = ScaleLayout::tensor;
+  // block_1x16: the blocks of 16 rows have one scale too, which is written for each of them, so that a matrix
+  // and its transpose have the same values (weights).
+  bool square = false;
+  // Columns only: blocks of 16 are multiplied with the Hadamard matrix of kernels/common/hadamard.hpp first.
+  // The product of two matrices along their columns is the same with it.
+  bool hadamard = false;
+  // fp4: rounded up or down with the probability that makes the expected value right, else to nearest.
+  bool stochastic = false;
+};
+
+// Random numbers of stochastic rounding: element i of the codes takes word i % 4 of Philox block (i / 4,
+// call), of the transpose of block (i / 4, call + 2^63).
+struct RoundingPosition {
+  PhiloxKey key{};
+  uint64_t call = 0;
+};
+
+// Codes and scales of a matrix. codes null: not wanted.
+struct Quantized {
+  void* codes = nullptr;
+  void* scale = nullptr;  // of the blocks
+};
+
+struct Quantize {
+  // amax[0] = max(amax[0], |x|), or with `hadamard` of the transformed columns; NaN is the largest. amax must
+  // not be negative.
+  void (*absolute_maximum)(Context&, In x, QuantizeShape, bool hadamard, float* amax);
+
+  // The scales of `count` tensors from their maxima: scale[i] = {largest / amax[i], its inverse}; 1 where
+  // amax[i] is 0 or not finite. Sets amax to 0.
+  void (*current_scale)(Context&, float* amax, float* scale, int64_t count, float largest);
+
+  // Delayed scaling of `layers` linear layers with three tensors each: input, weight, gradient of the output.
+  // history[layers, 3, length] takes up amax[layers, 3] as its first element, 0 where it is not finite, and
+  // drops its last; scale[layers, 3] is as in current_scale, from the first element of the history or from
+  // its maximum, divided by 2^margin. It keeps its value where that maximum is 0. Sets amax to 0.
+  struct Delayed {
+    int64_t length = 1;
+    bool maximum = false;  // of the history
+    int64_t margin = 0;
+    float largest = 448, largest_gradient = 448;
+  };
+  void (*delayed_scale)(Context&, float* amax, float* history, float* scale, int64_t layers, Delayed);
+
+  // Codes of x along its rows (`rows`: [rows, cols]) and of its transpose along the rows of x (`columns`:
+  // [cols, rows]), each with its own scales; in one pass, x is read once. Tensor scales: {scale, inverse} of
+  // current_scale or delayed_scale, with `tensor` and block_1x16, else null; the GEMM takes the inverse.
+  // `amax` as in absolute_maximum; null: none. Of the blocks of length b along k with maximum a:
+  //   block_1x128, block_128x128   the largest power of two up to largest / a, whose inverse is stored in fp32
+  //   block_1x32                   a / largest, rounded up to a power of two (e8m0)
+  //   block_1x16                   a / 6 * tensor scale in e4m3; the codes are x * tensor scale / that
+  // A block of zeros has scale 1 (block_1x16: 0).
+  void (*quantize)(Context&, QuantizeFormat, QuantizeShape, In x, const float* row_tensor_scale,
+                   Quantized rows, const float* column_tensor_scale, Quantized columns, float* amax,
+                   RoundingPosition);
+};
+
+}  // namespace capstan::kernels

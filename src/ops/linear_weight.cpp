@@ -1,0 +1,55 @@
+#include "ops/linear_weight.hpp"
+
+namespace capstan::ops {
+
+namespace {
+bool quantizes_weight_gradient(const LayerScaling* scaling) {
+  return scaling && scaling->format->weight_gradient;
+}
+}  // namespace
+
+LinearWeight::LinearWeight(Tape& tape, const Parameter& weight)
+    : LinearWeight(tape.context(), weight, WeightRole::forward, tape.recording()) {}
+LinearWeight::LinearWeight(BackwardStep& step, const Parameter& weight)
+    : LinearWeight(step.context(), weight, WeightRole::input_gradient, true) {}
+
+LinearWeight::LinearWeight(StepContext& context, const Parameter& weight, WeightRole role, bool records)
+    : scaling_(context.store.scaling(weight)),
+      role_(role),
+      records_(records),
+      pin_(context.store, weight, role),
+      outputs_(weight.shape()[0]),
+      inputs_(weight.shape()[1]) {}
+
+GemmOperand LinearWeight::multiply(const Tensor& x, const Tensor& y, bool keeps,
+                                   const GemmEpilogueTensors& epilogue) const {
+  const bool forward = role_ == WeightRole::forward;
+  if (!scaling_) {
+    matmul(Transpose::no, forward ? Transpose::yes : Transpose::no, x, pin_->values, y, 0, epilogue);
+    return keeps ? GemmOperand(x) : GemmOperand();
+  }
+  const bool columns = keeps && records_ && quantizes_weight_gradient(scaling_);
+  QuantizedMatrix quantized = quantize(*scaling_, forward ? LayerTensor::input : LayerTensor::output_gradient,
+                                       x, {.rows = true, .columns = columns, .record_amax = records_});
+  scaled_matmul(quantized.rows, *pin_, y, 0, epilogue);
+  if (columns) return std::move(quantized.columns);
+  return keeps ? GemmOperand(x) : GemmOperand();
+}
+
+GemmOperand weight_gradient_operand(StepContext& context, const Parameter& weight, LayerTensor kind,
+                                    const Tensor& x) {
+  const LayerScaling* scaling = context.store.scaling(weight);
+  if (!quantizes_weight_gradient(scaling)) return x;
+  return quantize(*scaling, kind, x, {.columns = true, .record_amax = true}).columns;
+}
+
+std::vector<Tensor> saved_tensors(const GemmOperand& x) {
+  if (!x.has_scales()) return {x.values};
+  return {x.values, x.scale, x.tensor_scale};
+}
+GemmOperand saved_operand(const BackwardStep& step, kernels::ScaleLayout layout, int64_t k) {
+  if (layout == kernels::ScaleLayout::none) return step.saved(0);
+  return {step.saved(0), step.saved(1), step.saved(2), layout, k};
+}
+
+}  // namespace capstan::ops

@@ -1,0 +1,141 @@
+#include "parallel/low_precision.hpp"
+
+#include "base/error.hpp"
+#include "comm/reduce.hpp"
+#include "kernels/table.hpp"
+#include "tensor/float8.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::parallel {
+
+namespace {
+constexpr int64_t kTensors = 3;  // of a layer
+// Of random numbers (base/philox.hpp).
+constexpr uint32_t kRoundingPurpose = 20;
+}  // namespace
+
+LowPrecisionWeights::LowPrecisionWeights(Device& device,
+                                         std::span<const std::unique_ptr<Parameter>> parameters,
+                                         std::vector<comm::Communicator*> groups,
+                                         const LowPrecisionOptions& options)
+    : device_(device), groups_(std::move(groups)), options_(options), index_(parameters.size(), -1) {
+  for (const auto& parameter : parameters)
+    if (options_.covers(*parameter)) {
+      index_[static_cast<size_t>(parameter->index())] = static_cast<int>(covered_.size());
+      covered_.push_back(parameter.get());
+    }
+  const auto count = static_cast<int64_t>(covered_.size());
+  const int64_t tensors = kTensors * count;
+  CategoryScope scope(MemoryCategory::parameters);
+  const std::vector<float> ones(static_cast<size_t>(2 * tensors), 1.0f);
+  scale_ = Tensor::from_host<float>(device_, {count, kTensors, 2}, ones);
+  amax_ = Tensor::zeros(device_, {count, kTensors});
+  if (delayed()) history_ = Tensor::zeros(device_, {count, kTensors, options_.history_length});
+  layers_.resize(covered_.size());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const auto first = static_cast<int64_t>(i) * kTensors;
+    layers_[i].scaling.format = &options_.format;
+    layers_[i].scaling.scale = scale_.flat_range(2 * first, 2 * kTensors, {kTensors, 2});
+    layers_[i].scaling.rounding_calls = &rounding_calls_;
+    if (delayed()) layers_[i].scaling.amax = amax_.flat_range(first, kTensors, {kTensors});
+  }
+}
+
+LowPrecisionWeights::Layer& LowPrecisionWeights::layer(const Parameter& parameter) {
+  return layers_[static_cast<size_t>(index_[static_cast<size_t>(parameter.index())])];
+}
+const LowPrecisionWeights::Layer& LowPrecisionWeights::layer(const Parameter& parameter) const {
+  return layers_[static_cast<size_t>(index_[static_cast<size_t>(parameter.index())])];
+}
+
+const LayerScaling* LowPrecisionWeights::scaling(const Parameter& parameter) const {
+  return index_[static_cast<size_t>(parameter.index())] < 0 ? nullptr : &layer(parameter).scaling;
+}
+
+GemmOperand LowPrecisionWeights::operand(const Parameter& parameter, WeightRole role, const Tensor& values) {
+  Layer& own = layer(parameter);
+  GemmOperand& kept = own.operands[static_cast<size_t>(role)];
+  if (kept.values.defined()) return kept;
+  CategoryScope scope(MemoryCategory::parameters);
+  const bool forward = role == WeightRole::forward;
+  ops::QuantizedMatrix made = ops::quantize(own.scaling, LayerTensor::weight, values,
+                                            {.rows = forward, .columns = !forward, .record_amax = true});
+  kept = std::move(forward ? made.rows : made.columns);
+  return kept;
+}
+
+void LowPrecisionWeights::drop(const Parameter& parameter) {
+  if (scaling(parameter))
+    for (GemmOperand& kept : layer(parameter).operands) kept = {};
+}
+void LowPrecisionWeights::drop_all() {
+  for (const Parameter* parameter : covered_) drop(*parameter);
+}
+
+void LowPrecisionWeights::reduce_over_ranks(const Tensor& amax) const {
+  for (comm::Communicator* group : groups_)
+    if (group && group->size() > 1) comm::all_reduce_max(*group, amax);
+}
+
+void LowPrecisionWeights::measure_weights(const std::function<Tensor(const Parameter&)>& held) {
+  drop_all();
+  const ScalingRecipe recipe = options_.format.recipe;
+  if (recipe != ScalingRecipe::tensorwise && recipe != ScalingRecipe::nvfp4) return;
+  const kernels::Quantize& kernels = *device_.table().quantize;
+  const auto index = static_cast<int64_t>(LayerTensor::weight);
+  for (size_t i = 0; i < covered_.size(); ++i) {
+    const Tensor values = held(*covered_[i]);
+    if (values.defined())
+      launch(device_, kernels.absolute_maximum, values,
+             kernels::QuantizeShape{1, values.elements(), values.elements()}, false,
+             amax_.flat_range(kTensors * static_cast<int64_t>(i) + index, 1, {1}));
+  }
+  reduce_over_ranks(amax_);
+  const auto layout =
+      recipe == ScalingRecipe::nvfp4 ? kernels::ScaleLayout::block_1x16 : kernels::ScaleLayout::tensor;
+  launch(device_, kernels.current_scale, amax_, scale_, amax_.elements(),
+         ops::largest_of_tensor(layout, options_.format.forward));
+}
+
+void LowPrecisionWeights::begin_step(int64_t step) {
+  uint64_t rank = 0;
+  for (const comm::Communicator* group : groups_)
+    if (group) rank = rank * static_cast<uint64_t>(group->size()) + static_cast<uint64_t>(group->rank());
+  rounding_calls_ = rank << 40;
+  for (size_t i = 0; i < layers_.size(); ++i)
+    layers_[i].scaling.rounding =
+        philox_key(options_.seed, kRoundingPurpose,
+                   static_cast<uint64_t>(step) << 20 ^ static_cast<uint64_t>(covered_[i]->index()));
+  if (!delayed()) return;
+  // The maximum of a weight is taken when it is quantized.
+  if (!advanced_) drop_all();
+  launch(device_, device_.table().elementwise->fill, amax_, 0.0f, amax_.elements());
+  advanced_ = false;
+}
+
+void LowPrecisionWeights::advance() {
+  if (!delayed()) return;
+  advanced_ = true;
+  reduce_over_ranks(amax_);
+  launch(device_, device_.table().quantize->delayed_scale, amax_, history_, scale_,
+         static_cast<int64_t>(covered_.size()),
+         kernels::Quantize::Delayed{.length = options_.history_length,
+                                    .maximum = options_.maximum_of_history,
+                                    .margin = options_.margin,
+                                    .largest = largest_of(options_.format.forward),
+                                    .largest_gradient = largest_of(options_.format.gradient)});
+}
+
+Tensor LowPrecisionWeights::history(const Parameter& parameter) const {
+  const int64_t elements = kTensors * options_.history_length,
+                index = index_[static_cast<size_t>(parameter.index())];
+  if (!delayed() || index < 0) return {};
+  return history_.flat_range(index * elements, elements, {elements});
+}
+Tensor LowPrecisionWeights::scale(const Parameter& parameter) const {
+  const int64_t index = index_[static_cast<size_t>(parameter.index())];
+  if (!delayed() || index < 0) return {};
+  return scale_.flat_range(index * 2 * kTensors, 2 * kTensors, {2 * kTensors});
+}
+
+}  // namespace capstan::parallel

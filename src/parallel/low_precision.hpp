@@ -1,0 +1,92 @@
+// The weights of linear layers whose GEMMs are in 8 or 4 bits (ops/low_precision.hpp): their codes and
+// scales, kept until the parameters change, and the state of the scales of all three tensors of a layer.
+//
+// The scale of a weight comes from its maximum over all ranks that share it out, so that the codes do not
+// depend on the layout: over `tensor`, and where a rank does not hold all of the tensor-parallel shard over
+// `shard` and `replica` too. Scales of blocks come from this rank's shard, which agrees where the shards
+// consist of full blocks. Delayed scaling takes maxima of weights, inputs and gradients over `tensor`,
+// `shard` and `replica` (the ranks of all three in Megatron: TP, CP and DP), once after each optimizer step:
+// the history has one element for a step, however many micro-batches it had.
+//
+// For a weight of n elements the codes take n bytes for each role (n / 2 with 4 bits), and the scales less.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "ops/low_precision.hpp"
+#include "ops/parameter.hpp"
+
+namespace capstan::parallel {
+
+struct LowPrecisionOptions {
+  LowPrecision format;
+  // Delayed scaling.
+  int64_t history_length = 1;
+  bool maximum_of_history = false;
+  int64_t margin = 0;
+  // Of stochastic rounding.
+  uint64_t seed = 0;
+  // The weights whose GEMMs are in low precision; null: none.
+  std::function<bool(const Parameter&)> covers;
+};
+
+class LowPrecisionWeights {
+ public:
+  // `groups`: over which maxima are taken, of what their ranks hold or compute differently.
+  LowPrecisionWeights(Device& device, std::span<const std::unique_ptr<Parameter>> parameters,
+                      std::vector<comm::Communicator*> groups, const LowPrecisionOptions& options);
+  LowPrecisionWeights(const LowPrecisionWeights&) = delete;
+  LowPrecisionWeights& operator=(const LowPrecisionWeights&) = delete;
+
+  // Null: not covered.
+  const LayerScaling* scaling(const Parameter& parameter) const;
+  const std::vector<const Parameter*>& parameters() const { return covered_; }
+
+  // The operand for a role; quantizes `values` [out, in] where it is not kept. scaling() is not null.
+  GemmOperand operand(const Parameter& parameter, WeightRole role, const Tensor& values);
+  // Drops the operands, because the parameters change or leave the memory.
+  void drop(const Parameter& parameter);
+  void drop_all();
+
+  // After the parameters changed: the scales of weights from `held`, which gives the elements of a parameter
+  // that this rank holds (undefined: none). Collective.
+  void measure_weights(const std::function<Tensor(const Parameter&)>& held);
+  // Begins the random numbers of a step, and with delayed scaling its maxima. Those of a step that advance()
+  // did not follow, because its update was skipped, are lost.
+  void begin_step(int64_t step);
+  // Delayed scaling: after a step, the scales of all tensors from their maxima. Collective.
+  void advance();
+
+  // Delayed scaling: the state of a parameter's layer, fp32 [3, history_length] and [3, 2]; undefined with
+  // other recipes.
+  Tensor history(const Parameter& parameter) const;
+  Tensor scale(const Parameter& parameter) const;
+
+ private:
+  struct Layer {
+    LayerScaling scaling;
+    GemmOperand operands[2];  // by WeightRole
+  };
+  bool delayed() const { return options_.format.recipe == ScalingRecipe::delayed; }
+  Layer& layer(const Parameter& parameter);
+  const Layer& layer(const Parameter& parameter) const;
+  void reduce_over_ranks(const Tensor& amax) const;
+
+  Device& device_;
+  std::vector<comm::Communicator*> groups_;
+  LowPrecisionOptions options_;
+  std::vector<const Parameter*> covered_;
+  std::vector<int> index_;  // by Parameter::index(), -1: not covered
+  std::vector<Layer> layers_;
+  // fp32 [layers, 3], [layers, 3, history_length], [layers, 3, 2].
+  Tensor amax_, history_, scale_;
+  bool advanced_ = true;  // since begin_step()
+  // Uses of random numbers in this step, from one that no other rank has.
+  uint64_t rounding_calls_ = 0;
+};
+
+}  // namespace capstan::parallel

@@ -1,0 +1,195 @@
+// Batches, groups and epilogues of GEMMs. Operands with scales: tests/ops/low_precision.cpp.
+#include <numeric>
+
+#include "tests/kernels/support.hpp"
+
+using namespace capstan;
+using namespace capstan::testing;
+using kernels::GemmEpilogue;
+using kernels::GemmGroups;
+using kernels::GemmShape;
+
+namespace {
+
+const kernels::Gemm& gemm() {
+  return *kernels::cpu_table().gemm;
+}
+
+Vec<double> part(const Vec<double>& values, int64_t begin, int64_t count) {
+  return {values.begin() + begin, values.begin() + begin + count};
+}
+void put(Vec<double>& values, int64_t begin, const Vec<double>& from) {
+  std::copy(from.begin(), from.end(), values.begin() + begin);
+}
+
+void check_batch(GemmShape s, DType type, bool repeats_b, int64_t gap) {
+  const int64_t rows_a = s.trans_a ? s.k : s.m, rows_b = s.trans_b ? s.n : s.k;
+  s.lda = s.trans_a ? s.m : s.k, s.ldb = s.trans_b ? s.k : s.n, s.ldc = s.n + 2;
+  const int64_t a_size = rows_a * s.lda, b_size = rows_b * s.ldb, c_size = s.m * s.ldc;
+  s.stride_a = a_size + gap, s.stride_b = repeats_b ? 0 : b_size + gap, s.stride_c = c_size + gap;
+  const Array a(type, random_values(s.batch * s.stride_a, 1)),
+      b(type, random_values(s.batch * (b_size + gap), 2)), c(type, random_values(s.batch * s.stride_c, 3));
+  const auto y = run_kernel({c}, [&](kernels::Context& context, Vec<Array>& out) {
+    gemm().run(context, s, kernels::In(a), kernels::In(b), out[0].out(), 1.0f, 1.0f, {});
+  });
+  Vec<double> expected = c.rounded();
+  for (int64_t i = 0; i < s.batch; ++i)
+    put(expected, i * s.stride_c,
+        reference::gemm<double>(s, part(a.rounded(), i * s.stride_a, a_size),
+                                part(b.rounded(), i * s.stride_b, b_size),
+                                part(expected, i * s.stride_c, c_size), 1, 1));
+  INFO("batch of ", s.batch, ", ", text(type));
+  CHECK(error(y[0].rounded(), expected) < tolerance(type));
+}
+
+// The reference of one group: its rows of A (or of k), its matrix of B or C.
+struct Group {
+  GemmShape shape;
+  int64_t a, b, c;
+};
+Group group_of(const GemmShape& s, GemmGroups kind, int64_t index, int64_t first, int64_t size) {
+  Group g{s, 0, 0, 0};
+  if (kind == GemmGroups::m) {
+    g.shape.m = size;
+    g.a = first * (s.trans_a ? 1 : s.lda), g.b = index * s.stride_b, g.c = first * s.ldc;
+  } else {
+    g.shape.k = size;
+    g.a = first * (s.trans_a ? s.lda : 1), g.b = first * (s.trans_b ? 1 : s.ldb), g.c = index * s.stride_c;
+  }
+  return g;
+}
+
+void check_groups(GemmShape s, GemmGroups kind, const std::vector<int64_t>& sizes, DType type, bool biased) {
+  const auto count = static_cast<int64_t>(sizes.size()),
+             used = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  (kind == GemmGroups::m ? s.m : s.k) = used + 5;  // more than there are
+  s.lda = (s.trans_a ? s.m : s.k) + 3, s.ldb = s.trans_b ? s.k : s.n, s.ldc = s.n + 1;
+  const int64_t copies_b = kind == GemmGroups::m ? count : 1, copies_c = kind == GemmGroups::k ? count : 1;
+  s.stride_b = s.n * s.k, s.stride_c = s.m * s.ldc;
+  const Array a(type, random_values((s.trans_a ? s.k : s.m) * s.lda, 11)),
+      b(type, random_values(copies_b * s.stride_b, 12)), c(type, random_values(copies_c * s.stride_c, 13)),
+      bias(type, random_values(count * s.n, 14));
+  const auto y = run_kernel({c}, [&](kernels::Context& context, Vec<Array>& out) {
+    gemm().run_grouped(context, s, kind, sizes.data(), count, kernels::In(a), kernels::In(b), out[0].out(),
+                       1.0f, 1.0f, biased ? kernels::In(bias) : kernels::In{});
+  });
+  Vec<double> expected = c.rounded();
+  const auto values_a = a.rounded(), values_b = b.rounded(), values_bias = bias.rounded();
+  for (int64_t g = 0, first = 0; g < count; first += sizes[static_cast<size_t>(g++)]) {
+    const Group own = group_of(s, kind, g, first, sizes[static_cast<size_t>(g)]);
+    const int64_t extent = own.shape.m * s.ldc;
+    Vec<double> result = reference::gemm<double>(
+        own.shape, part(values_a, own.a, static_cast<int64_t>(values_a.size()) - own.a),
+        part(values_b, own.b, static_cast<int64_t>(values_b.size()) - own.b), part(expected, own.c, extent),
+        1, 1);
+    if (biased)
+      for (int64_t r = 0; r < own.shape.m; ++r)
+        for (int64_t j = 0; j < s.n; ++j)
+          result[static_cast<size_t>(r * s.ldc + j)] += values_bias[static_cast<size_t>(g * s.n + j)];
+    put(expected, own.c, result);
+  }
+  INFO("groups of ", kind == GemmGroups::m ? "m" : "k", ", ta=", s.trans_a, " tb=", s.trans_b, ", ",
+       text(type));
+  CHECK(error(y[0].rounded(), expected) < tolerance(type));
+}
+
+}  // namespace
+
+TEST_CASE("batches with strides") {
+  for (const DType type : kTypes)
+    for (int t = 0; t < 4; ++t)
+      for (const bool repeats : {false, true}) {
+        check_batch({.trans_a = (t & 1) != 0, .trans_b = (t & 2) != 0, .m = 5, .n = 33, .k = 40, .batch = 3},
+                    type, repeats, 7);
+        check_batch(
+            {.trans_a = (t & 1) != 0, .trans_b = (t & 2) != 0, .m = 70, .n = 60, .k = 130, .batch = 2}, type,
+            repeats, 0);
+      }
+}
+
+TEST_CASE("groups of rows and of the summed dimension, empty ones too") {
+  for (const DType type : kTypes)
+    for (int t = 0; t < 4; ++t) {
+      const GemmShape s{.trans_a = (t & 1) != 0, .trans_b = (t & 2) != 0, .m = 37, .n = 53, .k = 45};
+      for (const auto& sizes : {std::vector<int64_t>{1, 0, 130, 7}, {0, 3}, {64, 64, 65}}) {
+        check_groups(s, GemmGroups::m, sizes, type, t % 2 == 0);
+        check_groups(s, GemmGroups::k, sizes, type, false);
+      }
+    }
+}
+
+TEST_CASE("an epilogue adds the bias, applies the activation and keeps what went into it") {
+  for (const DType type : kTypes)
+    for (const auto kind : {kernels::ActivationKind::gelu, kernels::ActivationKind::gelu_tanh,
+                            kernels::ActivationKind::silu, kernels::ActivationKind::squared_relu})
+      for (const int64_t gap : {0, 3}) {
+        GemmShape s{.trans_b = true, .m = 35, .n = 70, .k = 90};
+        s.lda = s.ldb = s.k, s.ldc = s.n + gap;
+        const Array a(type, random_values(s.m * s.k, 21, 0.3)), b(type, random_values(s.n * s.k, 22, 0.3)),
+            bias(type, random_values(s.n, 23));
+        const Array zero = Array::zeros(type, s.m * s.ldc), amax = Array::zeros(DType::f32, 1);
+        const auto y = run_kernel({zero, zero, amax}, [&](kernels::Context& context, Vec<Array>& out) {
+          gemm().run(context, s, kernels::In(a), kernels::In(b), out[0].out(), 1.0f, 0.0f,
+                     {.bias = bias,
+                      .function = GemmEpilogue::Function::activation,
+                      .activation = kind,
+                      .auxiliary = out[1].out(),
+                      .amax = out[2].f32()});
+        });
+        Vec<double> before = reference::gemm<double>(s, a.rounded(), b.rounded(), zero.rounded(), 1, 0);
+        const auto shift = bias.rounded();
+        for (int64_t r = 0; r < s.m; ++r)
+          for (int64_t j = 0; j < s.n; ++j)
+            before[static_cast<size_t>(r * s.ldc + j)] += shift[static_cast<size_t>(j)];
+        CHECK(error(y[1].rounded(), before) < tolerance(type));
+        // Of the stored values, so that the rounding of one step is not counted twice.
+        const auto kept = y[1].rounded();
+        const auto after = reference::activation<double>(kind, false, kept, {}, s.m, s.ldc);
+        Vec<double> result = y[0].rounded();
+        double largest = 0;
+        for (const double v : result) largest = std::max(largest, std::abs(v));
+        CHECK(error(result, after) < tolerance(type));
+        CHECK(y[2].rounded()[0] == largest);
+      }
+}
+
+TEST_CASE("an epilogue multiplies with the derivative of the activation and sums the bias gradient") {
+  for (const DType type : kTypes)
+    for (const int64_t gap : {0, 5}) {
+      GemmShape s{.m = 67, .n = 130, .k = 41};
+      s.lda = s.k, s.ldb = s.n, s.ldc = s.n + gap;
+      const auto kind = kernels::ActivationKind::silu;
+      const Array a(type, random_values(s.m * s.k, 31)), b(type, random_values(s.k * s.n, 32)),
+          inner(type, random_values(s.m * s.ldc, 33, 2));
+      const Array zero = Array::zeros(type, s.m * s.ldc), sums(DType::f32, random_values(s.n, 34)),
+                  amax = Array::zeros(DType::f32, 1, 0.5);
+      const auto y = run_kernel({zero, sums, amax}, [&](kernels::Context& context, Vec<Array>& out) {
+        Array mine = inner;
+        gemm().run(context, s, kernels::In(a), kernels::In(b), out[0].out(), 1.0f, 0.0f,
+                   {.function = GemmEpilogue::Function::derivative,
+                    .activation = kind,
+                    .auxiliary = mine.out(),
+                    .bias_gradient = out[1].f32(),
+                    .amax = out[2].f32()});
+      });
+      Vec<double> expected = reference::gemm<double>(s, a.rounded(), b.rounded(), zero.rounded(), 1, 0);
+      const auto x = inner.rounded();
+      for (size_t i = 0; i < expected.size(); ++i) {
+        const double sigmoid = 1 / (1 + std::exp(-x[i]));
+        expected[i] *= sigmoid * (1 + x[i] * (1 - sigmoid));
+      }
+      const auto got = y[0].rounded();
+      CHECK(error(got, expected) < tolerance(type));
+      // Sums and maximum of what was stored.
+      Vec<double> columns = sums.rounded();
+      double largest = 0.5;
+      for (int64_t r = 0; r < s.m; ++r)
+        for (int64_t j = 0; j < s.n; ++j) {
+          const double v = got[static_cast<size_t>(r * s.ldc + j)];
+          columns[static_cast<size_t>(j)] += v;
+          largest = std::max(largest, std::abs(v));
+        }
+      CHECK(error(y[1].rounded(), columns) < 1e-5);
+      CHECK(y[2].rounded()[0] == largest);
+    }
+}

@@ -1,0 +1,316 @@
+// Quantization against tests/kernels/make_quantize.py, and the scales of delayed and current scaling against
+// their formulas.
+#include "kernels/quantize.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/gemm_arguments.hpp"
+#include "support/devices.hpp"
+#include "support/fixture_file.hpp"
+#include "tensor/float8.hpp"
+#include "tensor/launch.hpp"
+
+using namespace capstan;
+using kernels::QuantizeFormat;
+using kernels::QuantizeShape;
+using kernels::ScaleLayout;
+
+namespace {
+
+const test::FixtureFile& fixture() {
+  static const test::FixtureFile file("tests/kernels/quantize.safetensors");
+  return file;
+}
+
+struct Recipe {
+  const char* name;
+  QuantizeFormat format;
+};
+const Recipe kRecipes[] = {
+    {"tensor.e4m3", {DType::f8e4m3, ScaleLayout::tensor}},
+    {"tensor.e5m2", {DType::f8e5m2, ScaleLayout::tensor}},
+    {"block_1x128.e4m3", {DType::f8e4m3, ScaleLayout::block_1x128}},
+    {"block_1x128.e5m2", {DType::f8e5m2, ScaleLayout::block_1x128}},
+    {"block_128x128.e4m3", {DType::f8e4m3, ScaleLayout::block_128x128}},
+    {"mxfp8.e4m3", {DType::f8e4m3, ScaleLayout::block_1x32}},
+    {"mxfp8.e5m2", {DType::f8e5m2, ScaleLayout::block_1x32}},
+    {"nvfp4.e2m1", {DType::f4e2m1x2, ScaleLayout::block_1x16}},
+    {"nvfp4_square.e2m1", {DType::f4e2m1x2, ScaleLayout::block_1x16, true}},
+};
+
+std::vector<uint8_t> bytes_of(const Tensor& tensor) {
+  return tensor.view({tensor.elements()}).as_type(DType::u8).to_host<uint8_t>();
+}
+
+Tensor bytes_like(Device& device, const std::vector<uint8_t>& expected) {
+  return Tensor::zeros(device, {static_cast<int64_t>(expected.size())}, DType::u8);
+}
+
+// Room for the codes and scales of `name`; no scales: a layout without them.
+GemmOperand room_for(Device& device, const std::string& name, ScaleLayout layout) {
+  GemmOperand x;
+  x.layout = layout;
+  x.values = bytes_like(device, fixture().values<uint8_t>(name + ".codes"));
+  if (fixture().has(name + ".scale"))
+    x.scale = bytes_like(device, fixture().values<uint8_t>(name + ".scale"));
+  return x;
+}
+
+void check_same(const GemmOperand& got, const std::string& name) {
+  INFO(name);
+  CHECK(bytes_of(got.values) == fixture().values<uint8_t>(name + ".codes"));
+  if (got.scale.defined()) CHECK(bytes_of(got.scale) == fixture().values<uint8_t>(name + ".scale"));
+}
+
+void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape, int64_t padding) {
+  const std::string size = std::to_string(shape.rows) + "x" + std::to_string(shape.cols),
+                    name = std::string(recipe.name) + "." + size;
+  const auto values = fixture().values<float>(size + ".values");
+  // Rows with something else between them.
+  std::vector<float> padded;
+  for (int64_t r = 0; r < shape.rows; ++r) {
+    padded.insert(padded.end(), values.begin() + r * shape.cols, values.begin() + (r + 1) * shape.cols);
+    padded.insert(padded.end(), static_cast<size_t>(padding), 1e9f);
+  }
+  const Tensor x = Tensor::from_host<float>(device, {static_cast<int64_t>(padded.size())}, padded);
+  Tensor tensor_scale;
+  if (fixture().has(name + ".tensor_scale"))
+    tensor_scale = Tensor::from_host<float>(device, {2}, fixture().values<float>(name + ".tensor_scale"));
+  const GemmOperand rows = room_for(device, name + ".rows", recipe.format.layout),
+                    columns = room_for(device, name + ".columns", recipe.format.layout);
+  const Tensor amax = Tensor::zeros(device, {1});
+  launch(device, device.table().quantize->quantize, recipe.format,
+         QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, rows, tensor_scale,
+         columns, amax, kernels::RoundingPosition{});
+  check_same(rows, name + ".rows");
+  check_same(columns, name + ".columns");
+  float largest = 0;
+  for (const float v : values) largest = std::max(largest, std::abs(v));
+  CHECK(amax.to_host<float>()[0] == largest);
+
+  // One of the two alone.
+  const GemmOperand again = room_for(device, name + ".columns", recipe.format.layout);
+  launch(device, device.table().quantize->quantize, recipe.format,
+         QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, GemmOperand(),
+         tensor_scale, again, Tensor(), kernels::RoundingPosition{});
+  check_same(again, name + ".columns");
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("codes and scales of every recipe, along rows and columns", D, EVERY_DEVICE) {
+  for (const int threads : {1, 3}) {
+    const auto device = D::make(threads);
+    for (const Recipe& recipe : kRecipes)
+      for (const QuantizeShape& shape : {QuantizeShape{1, 1}, {3, 37}, {50, 130}})
+        for (const int64_t padding : {0, 5}) check_case(*device, recipe, shape, padding);
+  }
+}
+
+TEST_CASE_TEMPLATE("bf16 has the codes of its fp32 values; a matrix of several tiles", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  constexpr int64_t kRows = 301, kCols = 263;
+  std::vector<float> values(kRows * kCols);
+  std::vector<bf16> narrow(values.size());
+  uint32_t state = 1;
+  for (size_t i = 0; i < values.size(); ++i) {
+    state = state * 1664525u + 1013904223u;
+    narrow[i] = bf16(static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f);
+    values[i] = static_cast<float>(narrow[i]);
+  }
+  const Tensor wide = Tensor::from_host<float>(*device, {kRows, kCols}, values),
+               half = Tensor::from_host<bf16>(*device, {kRows, kCols}, narrow);
+  const QuantizeFormat format{DType::f8e4m3, ScaleLayout::block_1x32};
+  const auto quantized = [&](const Tensor& x) {
+    GemmOperand columns;
+    columns.layout = format.layout;
+    columns.values = Tensor::zeros(*device, {kCols, kRows}, DType::f8e4m3);
+    columns.scale = Tensor::zeros(*device, {kCols, (kRows + 31) / 32}, DType::f8e8m0);
+    launch(*device, device->table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x,
+           Tensor(), GemmOperand(), Tensor(), columns, Tensor(), kernels::RoundingPosition{});
+    return columns;
+  };
+  const GemmOperand first = quantized(wide), second = quantized(half);
+  CHECK(bytes_of(first.values) == bytes_of(second.values));
+  CHECK(bytes_of(first.scale) == bytes_of(second.scale));
+  const auto codes = bytes_of(first.values), scales = bytes_of(first.scale);
+  for (int64_t c = 0; c < kCols; c += 7)
+    for (int64_t r = 0; r < kRows; ++r) {
+      const float scale = decode_e8m0(scales[static_cast<size_t>(c * 10 + r / 32)]),
+                  value = decode<kE4m3>(codes[static_cast<size_t>(c * kRows + r)]) * scale;
+      // Half a step of the largest binade, at most.
+      REQUIRE(std::abs(value - values[static_cast<size_t>(r * kCols + c)]) <= 16.01f * scale);
+    }
+}
+
+TEST_CASE_TEMPLATE("the maximum counts NaN as the largest, and keeps what was there", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  const std::vector<float> values = {0.5f, -3.0f, 2.0f, 100.0f, 1.0f, -0.25f};
+  const auto amax_of = [&](std::vector<float> x, float before) {
+    const Tensor tensor = Tensor::from_host<float>(*device, {6}, x),
+                 amax = Tensor::from_host<float>(*device, {1}, std::vector{before});
+    launch(*device, device->table().quantize->absolute_maximum, tensor, QuantizeShape{2, 2, 3}, false, amax);
+    return amax.to_host<float>()[0];
+  };
+  CHECK(amax_of(values, 0) == 100.0f);
+  CHECK(amax_of(values, 200) == 200.0f);
+  auto broken = values;
+  broken[1] = -INFINITY;
+  CHECK(amax_of(broken, 0) == INFINITY);
+  broken[1] = -std::numeric_limits<float>::quiet_NaN();
+  CHECK(std::isnan(amax_of(broken, 0)));
+  broken = values;
+  // Between the rows.
+  broken[2] = NAN;
+  CHECK(amax_of(broken, 0) == 100.0f);
+}
+
+TEST_CASE_TEMPLATE("stochastic rounding has the right expected value and keeps values of the format", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(3);
+  constexpr int64_t kRows = 8, kCols = 48, kCalls = 600;
+  std::vector<float> values;
+  for (int64_t i = 0; i < kRows * kCols; ++i)
+    values.push_back(i % 16 == 0 ? 6.0f : 6.0f * std::sin(0.37f * static_cast<float>(i)));
+  values[1] = 0.5f, values[2] = -3.0f, values[3] = 0.0f;  // of the format
+  const Tensor x = Tensor::from_host<float>(*device, {kRows, kCols}, values);
+  // Every block has the maximum 6 and so the scale 448 of its codes.
+  const Tensor tensor_scale = Tensor::from_host<float>(*device, {2}, std::vector{448.0f, 1.0f / 448.0f});
+  const QuantizeFormat format{
+      .codes = DType::f4e2m1x2, .layout = ScaleLayout::block_1x16, .stochastic = true};
+  const auto codes_of = [&](uint64_t call) {
+    GemmOperand rows;
+    rows.layout = format.layout;
+    rows.values = Tensor::zeros(*device, {kRows, kCols / 2}, DType::f4e2m1x2);
+    rows.scale = Tensor::zeros(*device, {kRows, kCols / 16}, DType::f8e4m3);
+    launch(*device, device->table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x,
+           tensor_scale, rows, Tensor(), GemmOperand(), Tensor(),
+           kernels::RoundingPosition{philox_key(1, purpose::test, 2), call});
+    return bytes_of(rows.values);
+  };
+  CHECK(codes_of(5) == codes_of(5));
+  CHECK(codes_of(5) != codes_of(6));
+  std::vector<double> sums(values.size());
+  for (uint64_t call = 0; call < kCalls; ++call) {
+    const auto codes = codes_of(call);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float value = decode<kE2m1>(codes[i / 2] >> (i % 2 * 4) & 15u);
+      REQUIRE(std::abs(value - values[i]) <= (std::abs(values[i]) < 2   ? 0.5f
+                                              : std::abs(values[i]) < 4 ? 1.0f
+                                                                        : 2.0f));
+      if (i % 16 == 0 || i < 4) REQUIRE(value == values[i]);
+      sums[i] += value;
+    }
+  }
+  // Steps are at most 2, the standard deviation of a mean at most 1 / sqrt(calls).
+  for (size_t i = 0; i < values.size(); ++i)
+    CHECK(std::abs(sums[i] / kCalls - values[i]) < 4.5 / std::sqrt(static_cast<double>(kCalls)));
+}
+
+TEST_CASE_TEMPLATE("columns are transformed in blocks of 16 by the signed Hadamard matrix", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  constexpr int64_t kRows = 150, kCols = 21;  // nine blocks and six rows more
+  const int signs[16] = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
+  std::vector<float> values;
+  for (int64_t i = 0; i < kRows * kCols; ++i)
+    values.push_back(std::sin(1.3f * static_cast<float>(i * i % 1009)));
+  std::vector<double> expected(values.size());  // [cols, rows]
+  double largest = 0;
+  for (int64_t c = 0; c < kCols; ++c)
+    for (int64_t r = 0; r < kRows; ++r) {
+      double sum = 0;
+      const int64_t first = r / 16 * 16;
+      if (first + 16 > kRows)
+        sum = values[static_cast<size_t>(r * kCols + c)];
+      else
+        for (int64_t i = 0; i < 16; ++i) {
+          const int parity = __builtin_popcountll(static_cast<uint64_t>(i & (r - first))) % 2;
+          sum += (parity ? -0.25 : 0.25) * signs[i] *
+                 static_cast<double>(values[static_cast<size_t>((first + i) * kCols + c)]);
+        }
+      expected[static_cast<size_t>(c * kRows + r)] = sum;
+      largest = std::max(largest, std::abs(sum));
+    }
+  const Tensor x = Tensor::from_host<float>(*device, {kRows, kCols}, values),
+               amax = Tensor::zeros(*device, {1});
+  launch(*device, device->table().quantize->absolute_maximum, x, QuantizeShape{kRows, kCols, kCols}, true,
+         amax);
+  CHECK(amax.to_host<float>()[0] == doctest::Approx(largest).epsilon(1e-5));
+
+  const float scale = 448.0f / static_cast<float>(largest);
+  const Tensor tensor_scale = Tensor::from_host<float>(*device, {2}, std::vector{scale, 1 / scale});
+  GemmOperand columns;
+  columns.layout = ScaleLayout::tensor;
+  columns.values = Tensor::zeros(*device, {kCols, kRows}, DType::f8e4m3);
+  launch(*device, device->table().quantize->quantize, QuantizeFormat{.hadamard = true},
+         QuantizeShape{kRows, kCols, kCols}, x, Tensor(), GemmOperand(), tensor_scale, columns, Tensor(),
+         kernels::RoundingPosition{});
+  const auto codes = bytes_of(columns.values);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const double value = static_cast<double>(decode<kE4m3>(codes[i])) / static_cast<double>(scale);
+    CHECK(std::abs(value - expected[i]) <=
+          0.0626 * std::abs(expected[i]) + 0.002 / static_cast<double>(scale));
+  }
+}
+
+TEST_CASE_TEMPLATE("current scaling", D, EVERY_DEVICE) {
+  const auto device = D::make(1);
+  const Tensor amax = Tensor::from_host<float>(*device, {5}, std::vector{2.0f, 0.0f, NAN, INFINITY, 1e-40f}),
+               scale = Tensor::zeros(*device, {5, 2});
+  launch(*device, device->table().quantize->current_scale, amax, scale, 5, 448.0f);
+  const auto s = scale.to_host<float>();
+  CHECK(s[0] == 224.0f);
+  CHECK(s[1] == 1.0f / 224.0f);
+  for (size_t i = 2; i < 8; ++i) CHECK(s[i] == 1.0f);
+  CHECK(s[8] == std::numeric_limits<float>::max());
+  CHECK(amax.to_host<float>() == std::vector<float>(5));
+}
+
+TEST_CASE_TEMPLATE("delayed scaling follows Transformer Engine's update", D, EVERY_DEVICE) {
+  // The update in floats, after transformer_engine/pytorch/fp8.py.
+  struct Slot {
+    std::vector<float> history;
+    float scale = 1;
+    void update(float amax, float largest, bool maximum, float margin) {
+      history.insert(history.begin(), std::isfinite(amax) ? amax : 0.0f);
+      history.pop_back();
+      const float a = maximum ? *std::max_element(history.begin(), history.end()) : history[0];
+      if (a > 0) scale = largest / a / std::exp2(margin);
+    }
+  };
+  const auto device = D::make(1);
+  for (const bool maximum : {false, true})
+    for (const int64_t margin : {0, 3})
+      for (const int64_t length : {1, 4}) {
+        constexpr int64_t kLayers = 2;
+        std::vector<Slot> slots(3 * kLayers, Slot{std::vector<float>(static_cast<size_t>(length)), 1});
+        const Tensor amax = Tensor::zeros(*device, {kLayers, 3}),
+                     history = Tensor::zeros(*device, {kLayers, 3, length}),
+                     scale = Tensor::from_host<float>(*device, {kLayers, 3, 2}, std::vector<float>(12, 1.0f));
+        for (int step = 0; step < 9; ++step) {
+          std::vector<float> now;
+          for (int i = 0; i < 3 * kLayers; ++i)
+            now.push_back(step == 4 && i == 1   ? INFINITY
+                          : step == 5 && i == 2 ? NAN
+                          : step == 6 && i == 3
+                              ? 0.0f
+                              : std::abs(std::sin(static_cast<float>(7 * step + 3 * i))) * 5);
+          amax.copy_from_host_bytes(std::as_bytes(std::span(now)));
+          launch(*device, device->table().quantize->delayed_scale, amax, history, scale, kLayers,
+                 kernels::Quantize::Delayed{length, maximum, margin, 448.0f, 57344.0f});
+          const auto scales = scale.to_host<float>(), stored = history.to_host<float>();
+          for (size_t i = 0; i < slots.size(); ++i) {
+            slots[i].update(now[i], i % 3 == 2 ? 57344.0f : 448.0f, maximum, static_cast<float>(margin));
+            INFO("step ", step, ", tensor ", i);
+            CHECK(scales[2 * i] == slots[i].scale);
+            CHECK(scales[2 * i + 1] == 1 / slots[i].scale);
+            for (size_t h = 0; h < slots[i].history.size(); ++h)
+              CHECK(stored[i * static_cast<size_t>(length) + h] == slots[i].history[h]);
+          }
+          CHECK(amax.to_host<float>() == std::vector<float>(3 * kLayers));
+        }
+      }
+}

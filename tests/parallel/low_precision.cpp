@@ -1,0 +1,299 @@
+// The GEMMs of linear layers in 8 and 4 bits: against the products of the decoded operands in double, and
+// against those of the original values within what the formats can hold.
+#include "parallel/low_precision.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "kernels/table.hpp"
+#include "ops/linear.hpp"
+#include "ops/matmul.hpp"
+#include "parallel/flat_store.hpp"
+#include "support/devices.hpp"
+#include "tensor/float8.hpp"
+
+using namespace capstan;
+using kernels::ScaleLayout;
+
+namespace {
+
+constexpr ScalingRecipe kRecipes[] = {ScalingRecipe::delayed, ScalingRecipe::tensorwise,
+                                      ScalingRecipe::blockwise, ScalingRecipe::mxfp8, ScalingRecipe::nvfp4};
+const char* name_of(ScalingRecipe recipe) {
+  const char* const names[] = {"delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"};
+  return names[static_cast<size_t>(recipe)];
+}
+LowPrecision format_of(ScalingRecipe recipe, bool hybrid) {
+  LowPrecision format;
+  format.recipe = recipe;
+  format.forward = recipe == ScalingRecipe::nvfp4 ? DType::f4e2m1x2 : DType::f8e4m3;
+  format.gradient = hybrid && recipe != ScalingRecipe::nvfp4 ? DType::f8e5m2 : format.forward;
+  return format;
+}
+
+struct Matrix {
+  int64_t rows, cols;
+  std::vector<double> values;
+  double at(int64_t r, int64_t c) const { return values[static_cast<size_t>(r * cols + c)]; }
+  Matrix transposed() const {
+    Matrix t{cols, rows, std::vector<double>(values.size())};
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c) t.values[static_cast<size_t>(c * rows + r)] = at(r, c);
+    return t;
+  }
+  // this [m, k] times other [n, k]^T
+  Matrix times(const Matrix& other) const {
+    Matrix y{rows, other.rows, std::vector<double>(static_cast<size_t>(rows * other.rows))};
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < other.rows; ++j) {
+        double sum = 0;
+        for (int64_t k = 0; k < cols; ++k) sum += at(i, k) * other.at(j, k);
+        y.values[static_cast<size_t>(i * other.rows + j)] = sum;
+      }
+    return y;
+  }
+};
+
+// bf16 values.
+Matrix random_matrix(int64_t rows, int64_t cols, uint32_t seed, double scale) {
+  Matrix m{rows, cols, {}};
+  uint32_t state = seed * 2654435761u + 12345u;
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    double sum = 0;
+    for (int n = 0; n < 4; ++n) {
+      state = state * 1664525u + 1013904223u;
+      sum += static_cast<double>(state >> 8) * 0x1p-24 - 0.5;
+    }
+    m.values.push_back(static_cast<double>(static_cast<float>(bf16(static_cast<float>(sum * scale)))));
+  }
+  return m;
+}
+Tensor on(Device& device, const Matrix& m) {
+  std::vector<bf16> values;
+  for (const double v : m.values) values.emplace_back(static_cast<float>(v));
+  return Tensor::from_host<bf16>(device, {m.rows, m.cols}, values);
+}
+Matrix from(const Tensor& t) {
+  const auto values = t.to_floats();
+  return {t.size(0), t.size(1), {values.begin(), values.end()}};
+}
+
+std::vector<uint8_t> bytes_of(const Tensor& t) {
+  return t.as_type(DType::u8).to_host<uint8_t>();
+}
+
+// By the definition of ScaleLayout.
+Matrix decoded(const GemmOperand& x) {
+  const int64_t rows = x.values.size(0), k = x.k, block = kernels::block_of(x.layout),
+                blocks = block > 0 ? (k + block - 1) / block : 0, row_bytes = x.values.size(1);
+  const auto codes = bytes_of(x.values);
+  std::vector<float> wide;
+  std::vector<uint8_t> narrow;
+  if (x.scale.dtype() == DType::f32)
+    wide = x.scale.to_host<float>();
+  else
+    narrow = bytes_of(x.scale);
+  Matrix m{rows, k, {}};
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < k; ++i) {
+      double value, scale = 1;
+      if (x.values.dtype() == DType::f4e2m1x2)
+        value = decode<kE2m1>((codes[static_cast<size_t>(r * row_bytes + i / 2)] >> (i % 2 * 4)) & 15u);
+      else if (x.values.dtype() == DType::f8e4m3)
+        value = decode<kE4m3>(codes[static_cast<size_t>(r * row_bytes + i)]);
+      else
+        value = decode<kE5m2>(codes[static_cast<size_t>(r * row_bytes + i)]);
+      const auto at = static_cast<size_t>((x.layout == ScaleLayout::block_128x128 ? r / 128 : r) * blocks +
+                                          (block > 0 ? i / block : 0));
+      if (x.layout == ScaleLayout::tensor) scale = wide[0];
+      if (x.layout == ScaleLayout::block_1x128 || x.layout == ScaleLayout::block_128x128) scale = wide[at];
+      if (x.layout == ScaleLayout::block_1x32) scale = decode_e8m0(narrow[at]);
+      if (x.layout == ScaleLayout::block_1x16)
+        scale = static_cast<double>(decode<kE4m3>(narrow[at])) * x.tensor_scale.to_host<float>()[0];
+      m.values.push_back(value * scale);
+    }
+  return m;
+}
+
+// The largest difference over the root mean square of the expected values.
+double error(const Matrix& got, const Matrix& expected) {
+  REQUIRE(got.values.size() == expected.values.size());
+  double squares = 0, worst = 0;
+  for (size_t i = 0; i < got.values.size(); ++i) {
+    squares += expected.values[i] * expected.values[i];
+    const double apart = std::abs(got.values[i] - expected.values[i]);
+    if (!(apart <= worst)) worst = apart;
+  }
+  return worst / std::sqrt(squares / static_cast<double>(got.values.size()) + 1e-30);
+}
+
+// The root mean square of the difference over that of the expected values.
+double mean_error(const Matrix& got, const Matrix& expected) {
+  double squares = 0, apart = 0;
+  for (size_t i = 0; i < got.values.size(); ++i) {
+    squares += expected.values[i] * expected.values[i];
+    apart += std::pow(got.values[i] - expected.values[i], 2);
+  }
+  return std::sqrt(apart / squares);
+}
+
+// A store of one weight [out, in] in bf16 on one rank.
+struct Layer {
+  std::vector<std::unique_ptr<Parameter>> parameters;
+  std::unique_ptr<parallel::FlatStore> store;
+  Layer(Device& device, const Matrix& w, const LowPrecision& format, int64_t history = 1) {
+    ParamSpec spec;
+    spec.name = "layer.weight";
+    spec.shape = {w.rows, w.cols};
+    spec.block = "layer 0";
+    spec.linear = true;
+    parameters.push_back(std::make_unique<Parameter>(std::move(spec), 0));
+    parallel::FlatStore::Options options;
+    options.compute = DType::bf16;
+    options.low_precision.format = format;
+    options.low_precision.history_length = history;
+    options.low_precision.covers = [](const Parameter& parameter) { return parameter.spec().linear; };
+    store = std::make_unique<parallel::FlatStore>(device, parameters, parallel::StoreGroups{}, options);
+    store->before_load();
+    const std::vector<float> values(w.values.begin(), w.values.end());
+    store->parameter_shards()[0].values.copy_from_host_bytes(std::as_bytes(std::span(values)));
+    store->after_load();
+  }
+  const Parameter& weight() const { return *parameters[0]; }
+};
+
+struct Products {
+  Matrix y, dx, dw;
+};
+Products run(Device& device, Layer& layer, const Matrix& x, const Matrix& dy) {
+  StepContext context{device, *layer.store};
+  Products result;
+  layer.store->zero_gradients();
+  layer.store->begin_last_micro_batch();
+  Tape tape(context);
+  const Var input = tape.input("x", on(device, x), true);
+  const Var y = ops::linear(tape, input, layer.weight());
+  result.y = from(y.value);
+  tape.output("y", y);
+  tape.backward({{"y", on(device, dy)}});
+  result.dx = from(tape.input_gradient("x"));
+  layer.store->finish_gradients();
+  const Shape& shape = layer.weight().shape();
+  result.dw = from(layer.store->flat_buffers()[0].gradients.flat_range(0, shape.elements(), shape));
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVERY_DEVICE) {
+  for (const int threads : {1, 3}) {
+    const auto device = D::make(threads);
+    uint32_t seed = 1;
+    for (const ScalingRecipe recipe : kRecipes)
+      for (const bool hybrid : {false, true})
+        for (const auto [m, n, k] :
+             {std::array<int64_t, 3>{1, 1, 1}, {5, 300, 40}, {37, 65, 131}, {130, 9, 1030}}) {
+          INFO(name_of(recipe), ": ", m, " x ", n, " x ", k);
+          const LowPrecision format = format_of(recipe, hybrid);
+          const Matrix a = random_matrix(m, k, seed++, 3), b = random_matrix(n, k, seed++, 0.02);
+          const Tensor ones = Tensor::from_host<float>(*device, {3, 2}, std::vector<float>(6, 1.0f));
+          LayerScaling scaling{&format, ones, Tensor::zeros(*device, {3})};
+          // As a gradient, whose scale is its own, except with delayed scaling.
+          const auto kind = LayerTensor::output_gradient;
+          const auto x =
+              ops::quantize(scaling, LayerTensor::input, on(*device, a), {.rows = true, .columns = true});
+          const auto w = ops::quantize(scaling, kind, on(*device, b.transposed()), {.columns = true});
+          // The columns of NVFP4 are transformed: tests/kernels/quantize.cpp.
+          const bool four_bits = recipe == ScalingRecipe::nvfp4;
+          CHECK(error(decoded(x.rows), a) < (four_bits ? 1.2 : 0.3));
+          if (!four_bits) CHECK(error(decoded(x.columns).transposed(), a) < 0.3);
+          const Tensor y =
+              Tensor::from_host<float>(*device, {m, n}, std::vector<float>(static_cast<size_t>(m * n), 2));
+          ops::scaled_matmul(x.rows, w.columns, y, 1.0f);
+          Matrix expected = decoded(x.rows).times(decoded(w.columns));
+          for (double& v : expected.values) v += 2;
+          CHECK(error(from(y), expected) < 1e-5);
+        }
+  }
+}
+
+TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  for (const ScalingRecipe recipe : kRecipes)
+    for (const bool weight_gradient : {true, false}) {
+      INFO(name_of(recipe), weight_gradient ? "" : ", weight gradient in bf16");
+      LowPrecision format = format_of(recipe, true);
+      format.weight_gradient = weight_gradient;
+      const Matrix w = random_matrix(72, 136, 5, 0.3), x = random_matrix(50, 136, 6, 2),
+                   dy = random_matrix(50, 72, 7, 3);
+      Layer layer(*device, w, format);
+      const Products got = run(*device, layer, x, dy);
+      // About the error of one product: two roundings to 3, to 2 or to 1 bits behind the first.
+      const bool four_bits = recipe == ScalingRecipe::nvfp4;
+      const double forward = four_bits ? 0.2 : 0.05, backward = four_bits ? 0.3 : 0.08;
+      const Matrix y = x.times(w), dx = dy.times(w.transposed()), dw = dy.transposed().times(x.transposed());
+      CHECK(mean_error(got.y, y) < forward);
+      CHECK(mean_error(got.dx, dx) < backward);
+      CHECK(mean_error(got.dw, dw) < (weight_gradient ? backward : 1e-5));
+      CHECK(error(got.y, y) > 1e-3);
+      // A weight that is kept has the same codes in the next micro-batch.
+      const Products again = run(*device, layer, x, dy);
+      if (recipe != ScalingRecipe::delayed) CHECK(again.y.values == got.y.values);
+    }
+}
+
+TEST_CASE_TEMPLATE("a weight is quantized once until the parameters change", D, EVERY_DEVICE) {
+  const auto device = D::make(1);
+  Layer layer(*device, random_matrix(40, 24, 9, 1), format_of(ScalingRecipe::tensorwise, true));
+  ParamStore& store = *layer.store;
+  const auto codes_of = [&](WeightRole role) {
+    const OperandPin pin(store, layer.weight(), role);
+    return pin->values;
+  };
+  const Tensor forward = codes_of(WeightRole::forward), transposed = codes_of(WeightRole::input_gradient);
+  CHECK(forward.shape() == Shape{40, 24});
+  CHECK(transposed.shape() == Shape{24, 40});
+  CHECK(codes_of(WeightRole::forward).shares_storage_with(forward));
+  CHECK(codes_of(WeightRole::input_gradient).shares_storage_with(transposed));
+  layer.store->after_update();
+  CHECK(!codes_of(WeightRole::forward).shares_storage_with(forward));
+}
+
+TEST_CASE_TEMPLATE("delayed scaling: the maxima of a step make the scales of the next", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  Layer layer(*device, random_matrix(40, 24, 1, 0.1), format_of(ScalingRecipe::delayed, true), 3);
+  const Matrix x = random_matrix(30, 24, 2, 50), dy = random_matrix(30, 40, 3, 1e-3);
+  const auto largest = [](const Matrix& m) {
+    double most = 0;
+    for (const double v : m.values) most = std::max(most, std::abs(v));
+    return static_cast<float>(most);
+  };
+  run(*device, layer, x, dy);
+  const auto* state = layer.store->low_precision();
+  CHECK(state->scale(layer.weight()).to_host<float>() == std::vector<float>(6, 1.0f));
+  layer.store->after_update();
+  const auto scale = state->scale(layer.weight()).to_host<float>(),
+             history = state->history(layer.weight()).to_host<float>();
+  CHECK(scale[0] == 448 / largest(x));
+  CHECK(scale[2] == 448 / largest(random_matrix(40, 24, 1, 0.1)));
+  CHECK(scale[4] == 57344 / largest(dy));
+  CHECK(history[0] == largest(x));
+  CHECK(history[6] == largest(dy));
+  CHECK(history[1] == 0);
+  // The second step rounds to the formats' steps.
+  const Products second = run(*device, layer, x, dy);
+  CHECK(error(second.dx, dy.times(random_matrix(40, 24, 1, 0.1).transposed())) < 0.5);
+  // Steps whose update is skipped, and passes that do not record, leave no maxima behind.
+  const Matrix huge = random_matrix(30, 24, 4, 1e6);
+  run(*device, layer, huge, dy);
+  layer.store->zero_gradients();
+  {
+    StepContext context{*device, *layer.store};
+    Tape tape(context, Tape::Mode::inference);
+    ops::linear(tape, tape.input("x", on(*device, huge)), layer.weight());
+  }
+  run(*device, layer, x, dy);
+  layer.store->after_update();
+  CHECK(state->scale(layer.weight()).to_host<float>() == scale);
+}

@@ -1,0 +1,172 @@
+// Training with GEMMs in 8 and 4 bits, on any number of ranks: the presets learn as bf16 does, layouts of
+// data parallelism and recomputation change nothing, and runs resume bitwise.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "checkpoint/reader.hpp"
+#include "config/resolve/resolve.hpp"
+#include "support/devices.hpp"
+#include "support/paths.hpp"
+#include "support/worlds.hpp"
+#include "train/setup/state.hpp"
+#include "train/setup/tokenizer.hpp"
+#include "train/trainer/data_setup.hpp"
+#include "train/trainer/step_runner.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+
+namespace {
+
+using test::world;
+
+struct Preset {
+  const char* name;
+  // How far losses may be from bf16's, in nats: on average over all steps, and over the last ones. Delayed
+  // scaling has no scales in the first step.
+  double average, last;
+};
+constexpr Preset kPresets[] = {{"bf16_with_fp8_delayed_scaling_mixed", 0.1, 0.005},
+                               {"bf16_with_fp8_current_scaling_mixed", 0.04, 0.005},
+                               {"bf16_with_fp8_subchannel_scaling_mixed", 0.04, 0.005},
+                               {"bf16_with_mxfp8_mixed", 0.04, 0.005},
+                               {"bf16_with_nvfp4_mixed", 0.09, 0.005}};
+
+template <class D>
+config::Config resolve(const std::string& preset, std::vector<std::string> overrides = {}) {
+  config::Request request;
+  request.recipe = std::string(capstan::test::kSourceDirectory) + "/tests/train/layouts/llama.yaml";
+  overrides.insert(overrides.end(), {"mixed_precision=" + preset, "model.num_layers=4", "train.threads=1",
+                                     "dist.world_size=" + std::to_string(world().size())});
+  if (D::type == DeviceType::checked) overrides.emplace_back("train.device=checked");
+  for (const std::string& text : overrides) request.overrides.push_back(config::Override::token(text));
+  const config::Resolution resolution = config::resolve(request);
+  resolution.require_ok();
+  return resolution.config;
+}
+
+// Losses and gradient norms of the steps up to `until`.
+std::vector<double> run_until(StepRunner& runner, const config::Config& config, int64_t until) {
+  const auto data = open_datasets(config, load_tokenizer(config).get());
+  data::Loader loader(data[0], runner.loader_options());
+  StepTimers timers;
+  std::vector<double> trace;
+  while (runner.state().step < until) {
+    const StepResult result = runner.train_step(loader, timers);
+    trace.push_back(result.loss);
+    trace.push_back(result.gradient_norm);
+  }
+  return trace;
+}
+std::vector<double> run(const config::Config& config, int64_t until) {
+  StepRunner runner(config, world());
+  runner.initialize();
+  return run_until(runner, config, until);
+}
+
+double mean_of_last_losses(const std::vector<double>& trace) {
+  constexpr size_t kLast = 10;
+  double sum = 0;
+  for (size_t i = 0; i < kLast; ++i) sum += trace[trace.size() - 2 - 2 * i];
+  return sum / kLast;
+}
+
+}  // namespace
+
+TEST_CASE("every preset learns as bf16 does") {
+  constexpr int64_t kSteps = 60;
+  const std::vector<std::string> wide = {"model.hidden_size=64", "model.ffn_hidden_size=160",
+                                         "model.kv_channels=16", "train.train_iters=60"};
+  const auto expected = run(resolve<test::Cpu>("bf16_mixed", wide), kSteps);
+  const double target = mean_of_last_losses(expected);
+  CHECK(target < 0.9 * expected[0]);
+  for (const Preset& preset : kPresets) {
+    const auto trace = run(resolve<test::Cpu>(preset.name, wide), kSteps);
+    double apart = 0;
+    for (size_t i = 0; i < trace.size(); i += 2) apart += std::abs(trace[i] - expected[i]) / kSteps;
+    const double last = std::abs(mean_of_last_losses(trace) - target);
+    CHECK(trace != expected);
+    CHECK_MESSAGE(apart < preset.average, preset.name, ": ", apart);
+    CHECK_MESSAGE(last < preset.last, preset.name, ": ", last);
+  }
+}
+
+TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D, EVERY_DEVICE) {
+  for (const Preset& preset : kPresets) {
+    INFO(preset.name);
+    const std::string plain = "mixed_precision.fp8_param_gather=false",
+                      four = "mixed_precision.fp4_param_gather=false";
+    const bool fp4 = std::string(preset.name).find("nvfp4") != std::string::npos;
+    const std::string gather = fp4 ? four : plain;
+    const auto expected = run(resolve<test::Cpu>(preset.name, {gather}), 4);
+    for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"})
+      CHECK(run(resolve<D>(preset.name,
+                           {gather, std::string("ddp.data_parallel_sharding_strategy=") + strategy}),
+                4) == expected);
+    CHECK(run(resolve<D>(preset.name, {gather, "model.recompute_granularity=full",
+                                       "model.recompute_method=uniform", "model.recompute_num_layers=1"}),
+              4) == expected);
+    config::Config threads = resolve<D>(preset.name, {gather});
+    threads.train.threads = 3;
+    CHECK(run(threads, 4) == expected);
+  }
+}
+
+TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, EVERY_DEVICE) {
+  int64_t id = ::getpid();
+  world().communicator().broadcast(&id, sizeof id, 0);
+  const auto scratch =
+      std::filesystem::temp_directory_path() / ("capstan-low-precision-" + std::to_string(id));
+  for (const char* preset : {"bf16_with_fp8_delayed_scaling_mixed", "bf16_with_nvfp4_mixed"}) {
+    INFO(preset);
+    const bool delayed = std::string(preset).find("delayed") != std::string::npos;
+    const config::Config config =
+        resolve<D>(preset, delayed ? std::vector<std::string>{"mixed_precision.fp8_amax_history_len=3"}
+                                   : std::vector<std::string>{});
+    const auto full = run(config, 9);
+    SavePlan plan;
+    plan.root = scratch / preset;
+    if (world().rank() == 0) std::filesystem::create_directories(plan.root);
+    world().communicator().barrier();
+    plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+    {
+      StepRunner runner(config, world());
+      runner.initialize();
+      run_until(runner, config, 5);
+      save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
+    }
+    std::vector<std::string> refused;
+    const auto found = find_checkpoint(world(), plan.root, refused);
+    REQUIRE(found);
+    auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::content);
+    const std::string state = "optimizer.fp8_amax_history.decoder.layers.1.mlp.linear_fc1.weight";
+    CHECK((reader.find(state) != nullptr) == delayed);
+    if (delayed) CHECK(reader.find(state)->shape == Shape{3, 3});
+    StepRunner runner(config, world());
+    runner.initialize();
+    runner.state() = load_state(reader, runner.store(), &runner.optimizer());
+    CHECK(std::vector<double>(full.begin() + 10, full.end()) == run_until(runner, config, 9));
+  }
+  world().communicator().barrier();
+  if (world().rank() == 0) std::filesystem::remove_all(scratch);
+}
+
+TEST_CASE("layers that stay in bf16 have no scales") {
+  StepRunner some(resolve<test::Cpu>("bf16_with_fp8_current_scaling_mixed",
+                                     {"mixed_precision.num_layers_at_start_in_bf16=2",
+                                      "mixed_precision.num_layers_at_end_in_bf16=1"}),
+                  world());
+  int covered = 0;
+  for (const auto& parameter : some.store().parameters()) {
+    const ParamSpec& spec = parameter->spec();
+    const bool matrix = spec.name.find(".linear_") != std::string::npos && spec.name.ends_with(".weight") &&
+                        spec.name.find("layer_norm") == std::string::npos;
+    const bool low = some.store().scaling(*parameter) != nullptr;
+    CHECK_MESSAGE(low == (spec.layer == 2 && matrix && spec.shape.rank() == 2), spec.name);
+    covered += low ? 1 : 0;
+  }
+  CHECK(covered == 4);
+}
