@@ -26,14 +26,14 @@ using test::world;
 struct Preset {
   const char* name;
   // How far losses may be from bf16's, in nats: on average over all steps, and over the last ones. Delayed
-  // scaling has no scales in the first step.
+  // scaling has no scales in the first step; stochastic rounding takes another path.
   double average, last;
 };
 constexpr Preset kPresets[] = {{"bf16_with_fp8_delayed_scaling_mixed", 0.1, 0.005},
                                {"bf16_with_fp8_current_scaling_mixed", 0.04, 0.005},
                                {"bf16_with_fp8_subchannel_scaling_mixed", 0.04, 0.005},
                                {"bf16_with_mxfp8_mixed", 0.04, 0.005},
-                               {"bf16_with_nvfp4_mixed", 0.09, 0.005}};
+                               {"bf16_with_nvfp4_mixed", 0.25, 0.01}};
 
 template <class D>
 config::Config resolve(const std::string& preset, std::vector<std::string> overrides = {}) {
