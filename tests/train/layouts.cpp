@@ -170,7 +170,9 @@ constexpr Layout kLayouts[] = {
     {2, true, "llama", "dist.pp=2 " FP8("delayed")},
     {2, false, "llama", "dist.pp=2 dist.vpp=2 " FP8("blockwise") " " FULL},
     {2, true, "llama", SHARD "optim_grads_params " FP8("delayed")},
-    {2, false, "llama", SHARD "optim_grads_params ddp.overlap_param_gather=true " FP8("tensorwise")},
+    {2, false, "llama",
+     SHARD
+     "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " FP8("tensorwise")},
     {3, false, "gpt", SHARD "optim_grads_params " FP4},
     {4, false, "llama", "dist.tp=2 dist.pp=2 " FP4},
     {4, false, "llama", "dist.cp=2 " SHARD "optim_grads " FP8("mxfp8")},
@@ -382,9 +384,9 @@ struct Apart {
     loss = bf16 ? 2e-3 : 1e-5, norm = bf16 ? 2e-2 : 1e-4;
     parameters = bf16 ? 1e-2 : 1e-5, moments = bf16 ? 5e-2 : 1e-3;
     if (overrides.find("mixed_precision.fp8=") != std::string::npos)
-      loss = 5e-3, norm = 5e-2, parameters = 3e-2, moments = 0.3;
+      loss = 5e-3, norm = 5e-2, parameters = 3e-2, moments = 0.6;
     if (overrides.find("mixed_precision.fp4=") != std::string::npos)
-      loss = 1e-2, norm = 0.15, parameters = 5e-2, moments = 0.7;
+      loss = 1e-2, norm = 0.15, parameters = 5e-2, moments = 1.2;
     // Where Lion's direction is near zero its sign may differ: one step, there and not back, of lr = 1e-4. A
     // weight that takes all steps moves ten times as far.
     if (recipe == "lion") parameters = 2.1e-4;

@@ -26,14 +26,14 @@ using test::world;
 struct Preset {
   const char* name;
   // How far losses may be from bf16's, in nats: on average over all steps, and over the last ones. Delayed
-  // scaling has no scales in the first step.
+  // scaling has no scales in the first step; stochastic rounding takes another path.
   double average, last;
 };
 constexpr Preset kPresets[] = {{"bf16_with_fp8_delayed_scaling_mixed", 0.1, 0.005},
                                {"bf16_with_fp8_current_scaling_mixed", 0.04, 0.005},
                                {"bf16_with_fp8_subchannel_scaling_mixed", 0.04, 0.005},
                                {"bf16_with_mxfp8_mixed", 0.04, 0.005},
-                               {"bf16_with_nvfp4_mixed", 0.09, 0.005}};
+                               {"bf16_with_nvfp4_mixed", 0.25, 0.01}};
 
 template <class D>
 config::Config resolve(const std::string& preset, std::vector<std::string> overrides = {}) {
@@ -74,6 +74,15 @@ double mean_of_last_losses(const std::vector<double>& trace) {
   return sum / kLast;
 }
 
+// Losses bit by bit; norms are sums over the owners' parts, in another order.
+void check_same(const std::vector<double>& got, const std::vector<double>& expected) {
+  REQUIRE(got.size() == expected.size());
+  for (size_t i = 0; i < got.size(); i += 2) {
+    CHECK(got[i] == expected[i]);
+    CHECK(got[i + 1] == doctest::Approx(expected[i + 1]).epsilon(1e-12));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("every preset learns as bf16 does") {
@@ -97,21 +106,23 @@ TEST_CASE("every preset learns as bf16 does") {
 TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D, EVERY_DEVICE) {
   for (const Preset& preset : kPresets) {
     INFO(preset.name);
-    const std::string plain = "mixed_precision.fp8_param_gather=false",
-                      four = "mixed_precision.fp4_param_gather=false";
     const bool fp4 = std::string(preset.name).find("nvfp4") != std::string::npos;
-    const std::string gather = fp4 ? four : plain;
+    const std::string gather =
+        std::string("mixed_precision.") + (fp4 ? "fp4" : "fp8") + "_param_gather=false";
     const auto expected = run(resolve<test::Cpu>(preset.name, {gather}), 4);
     for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"})
-      CHECK(run(resolve<D>(preset.name,
-                           {gather, std::string("ddp.data_parallel_sharding_strategy=") + strategy}),
-                4) == expected);
-    CHECK(run(resolve<D>(preset.name, {gather, "model.recompute_granularity=full",
-                                       "model.recompute_method=uniform", "model.recompute_num_layers=1"}),
-              4) == expected);
+      check_same(run(resolve<D>(preset.name,
+                                {gather, std::string("ddp.data_parallel_sharding_strategy=") + strategy}),
+                     4),
+                 expected);
+    check_same(
+        run(resolve<D>(preset.name, {gather, "model.recompute_granularity=full",
+                                     "model.recompute_method=uniform", "model.recompute_num_layers=1"}),
+            4),
+        expected);
     config::Config threads = resolve<D>(preset.name, {gather});
     threads.train.threads = 3;
-    CHECK(run(threads, 4) == expected);
+    check_same(run(threads, 4), expected);
   }
 }
 
