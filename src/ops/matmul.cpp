@@ -6,7 +6,7 @@
 namespace capstan::ops {
 
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
-            float beta) {
+            float beta, float alpha) {
   const bool ta = trans_a == Transpose::yes, tb = trans_b == Transpose::yes;
   const auto fits = [](const Tensor& t) { return t.rank() == 2 && (t.stride(1) == 1 || t.size(1) <= 1); };
   CAPSTAN_ASSERT(fits(a) && fits(b) && fits(c), "matmul: " + a.text() + ", " + b.text() + " -> " + c.text());
@@ -22,7 +22,7 @@ void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor&
   shape.ldc = c.stride(0);
   const kernels::Gemm& gemm = *c.device().table().gemm;
   c.device().reserve_workspace(gemm.run_scratch(shape, a.dtype(), c.dtype()));
-  launch(c.device(), gemm.run, shape, a, b, c, 1.0f, beta);
+  launch(c.device(), gemm.run, shape, a, b, c, alpha, beta);
 }
 
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type) {

@@ -8,10 +8,10 @@ namespace capstan::ops {
 
 enum class Transpose : uint8_t { no, yes };
 
-// c[m, n] = op(a)[m, k] op(b)[k, n] + beta c. Matrices whose rows may have a stride (slices of rows or of
-// columns); a and b fp32 or bf16 alike, c fp32 or bf16.
+// c[m, n] = alpha op(a)[m, k] op(b)[k, n] + beta c. Matrices whose rows may have a stride (slices of rows or
+// of columns); a and b fp32 or bf16 alike, c fp32 or bf16.
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
-            float beta = 0);
+            float beta = 0, float alpha = 1);
 
 // 2 m n k FLOPs and the bytes of three matrices.
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type);
