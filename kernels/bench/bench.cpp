@@ -237,7 +237,7 @@ class KernelBench {
     const StepScale scale{.lr = 1e-3, .weight_decay = 0.1f};
     const AdamStep adam{.scale = scale, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f};
     bound_by_memory("adam (16 Mi parameters)", 28 * n, [&] {
-      launch(device_, device_.table().optimizers->adam, adam, ranges, 1, grad, main, m, v, none);
+      launch(device_, device_.table().optimizers->adam, adam, ranges, 1, grad, main, m, none, v, none, none);
     });
     const LionStep lion{.scale = scale, .beta1 = 0.95f, .beta2 = 0.98f};
     bound_by_memory("lion (16 Mi parameters)", 20 * n, [&] {
