@@ -121,7 +121,6 @@ class Widened {
       : data_(data), scales_(scales), root_(root), stochastic_(rounding.enabled), key_(key) {}
   explicit Widened(float* data) : Widened({data, DType::f32}, nullptr, false, {}, {}) {}
 
-  explicit operator bool() const { return static_cast<bool>(data_); }
   // The elements [i, i + count) of the buffer: themselves, or in `local`.
   float* begin(const UpdateRange& range, int64_t i, int64_t count, float* local) const {
     if (data_.dtype == DType::f32) return data_.as<float>() + i;
@@ -194,8 +193,8 @@ struct UpdateArrays {
   Widened main, m, v;
   Out model;
 };
-// Applies update(scale, element) to the elements of all ranges.
-template <class Update>
+// Applies update(scale, element) to the elements of all ranges. kStates: the number of moments, m and v.
+template <int kStates, class Update>
 void update_ranges(Context& c, const StepScale& step, In ranges, int64_t range_count,
                    const UpdateArrays& arrays, Update&& update) {
   const Tiles tiles = tiles_of(c, ranges, range_count, kUpdateBlock, false, false);
@@ -203,43 +202,42 @@ void update_ranges(Context& c, const StepScale& step, In ranges, int64_t range_c
     const RangeScale scale = scale_of(step, range);
     const float factor = step.gradient;
     const auto copy = array_of<Any>(arrays.model);
-    const bool has_copy = static_cast<bool>(arrays.model), has_m = static_cast<bool>(arrays.m),
-               has_v = static_cast<bool>(arrays.v);
+    const bool has_copy = static_cast<bool>(arrays.model);
     float local[3][kChunk];
     for (int64_t i = begin; i < end; i += kChunk) {
       const int64_t count = std::min(kChunk, end - i);
       const float* const g = arrays.gradient + i;
       float* const w = arrays.main.begin(range, i, count, local[0]);
-      float* const m = has_m ? arrays.m.begin(range, i, count, local[1]) : nullptr;
-      float* const v = has_v ? arrays.v.begin(range, i, count, local[2]) : nullptr;
+      float* const m = kStates > 0 ? arrays.m.begin(range, i, count, local[1]) : nullptr;
+      float* const v = kStates > 1 ? arrays.v.begin(range, i, count, local[2]) : nullptr;
       for_vectors(
           count,
           [=, &update](int64_t j) HWY_ATTR {
             fetch_after(g + j);
             fetch_after(w + j);
             Element e{hn::Mul(load(g + j), splat(factor)), load(w + j), hn::Zero(DF()), hn::Zero(DF())};
-            if (has_m) fetch_after(m + j), e.m = load(m + j);
-            if (has_v) fetch_after(v + j), e.v = load(v + j);
+            if constexpr (kStates > 0) fetch_after(m + j), e.m = load(m + j);
+            if constexpr (kStates > 1) fetch_after(v + j), e.v = load(v + j);
             update(scale, e);
             store(e.w, w + j);
-            if (has_m) store(e.m, m + j);
-            if (has_v) store(e.v, v + j);
+            if constexpr (kStates > 0) store(e.m, m + j);
+            if constexpr (kStates > 1) store(e.v, v + j);
             if (has_copy) copy.put(i + j, e.w);
           },
           [=, &update](int64_t j, int64_t n) HWY_ATTR {
             Element e{hn::Mul(load_part(g + j, n), splat(factor)), load_part(w + j, n), hn::Zero(DF()),
                       hn::Zero(DF())};
-            if (has_m) e.m = load_part(m + j, n);
-            if (has_v) e.v = load_part(v + j, n);
+            if constexpr (kStates > 0) e.m = load_part(m + j, n);
+            if constexpr (kStates > 1) e.v = load_part(v + j, n);
             update(scale, e);
             store_part(e.w, w + j, n);
-            if (has_m) store_part(e.m, m + j, n);
-            if (has_v) store_part(e.v, v + j, n);
+            if constexpr (kStates > 0) store_part(e.m, m + j, n);
+            if constexpr (kStates > 1) store_part(e.v, v + j, n);
             if (has_copy) copy.put_part(i + j, e.w, n);
           });
       arrays.main.end(range, i, count, w);
-      if (has_m) arrays.m.end(range, i, count, m);
-      if (has_v) arrays.v.end(range, i, count, v);
+      if constexpr (kStates > 0) arrays.m.end(range, i, count, m);
+      if constexpr (kStates > 1) arrays.v.end(range, i, count, v);
     }
   });
 }
@@ -260,7 +258,7 @@ void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* g
                             {m, m_scales, false, r, r.exp_avg},
                             {v, v_scales, true, r, r.exp_avg_sq},
                             model};
-  update_ranges(c, s.scale, ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
+  update_ranges<2>(c, s.scale, ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
     if (!s.scale.decoupled_decay) e.g = hn::MulAdd(splat(scale.decay), e.w, e.g);
     e.m = hn::MulAdd(splat(1.0f - s.beta1), e.g, hn::Mul(splat(s.beta1), e.m));
     e.v = hn::MulAdd(hn::Mul(splat(1.0f - s.beta2), e.g), e.g, hn::Mul(splat(s.beta2), e.v));
@@ -273,20 +271,23 @@ void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* g
 
 void sgd(Context& c, SgdStep s, In ranges, int64_t range_count, const float* grad, float* main, float* buffer,
          Out model) {
-  const UpdateArrays arrays{grad, Widened(main), Widened(s.momentum != 0 ? buffer : nullptr),
-                            Widened(nullptr), model};
-  update_ranges(c, s.scale, ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
+  const UpdateArrays arrays{grad, Widened(main), Widened(buffer), Widened(nullptr), model};
+  const auto update = [s](RangeScale scale, Element& e) HWY_ATTR {
     decay(s.scale, scale, e);
     e.m = hn::MulAdd(splat(s.momentum), e.m, e.g);
-    const VF update = s.nesterov ? hn::MulAdd(splat(s.momentum), e.m, e.g) : e.m;
-    e.w = hn::NegMulAdd(splat(scale.lr), update, e.w);
-  });
+    const VF step = s.nesterov ? hn::MulAdd(splat(s.momentum), e.m, e.g) : e.m;
+    e.w = hn::NegMulAdd(splat(scale.lr), step, e.w);
+  };
+  if (s.momentum != 0)
+    update_ranges<1>(c, s.scale, ranges, range_count, arrays, update);
+  else
+    update_ranges<0>(c, s.scale, ranges, range_count, arrays, update);
 }
 
 void lion(Context& c, LionStep s, In ranges, int64_t range_count, const float* grad, float* main, float* m,
           Out model) {
   const UpdateArrays arrays{grad, Widened(main), Widened(m), Widened(nullptr), model};
-  update_ranges(c, s.scale, ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
+  update_ranges<1>(c, s.scale, ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
     decay(s.scale, scale, e);
     const VF direction = hn::MulAdd(splat(s.beta1), e.m, hn::Mul(splat(1.0f - s.beta1), e.g));
     const VF sign =
@@ -330,7 +331,7 @@ void muon_update(Context& c, StepScale step, In ranges, int64_t range_count, con
   // The scale of the gradients is in the update already.
   step.gradient = 1;
   const UpdateArrays arrays{update, Widened(main), Widened(nullptr), Widened(nullptr), model};
-  update_ranges(c, step, ranges, range_count, arrays, [=](RangeScale scale, Element& e) HWY_ATTR {
+  update_ranges<0>(c, step, ranges, range_count, arrays, [=](RangeScale scale, Element& e) HWY_ATTR {
     if (decoupled) e.w = hn::Mul(splat(1.0f - scale.lr * scale.decay), e.w);
     e.w = hn::NegMulAdd(splat(scale.lr), e.g, e.w);
   });

@@ -286,7 +286,7 @@ void training() {
   changes("optimizer.muon_extra_scale_factor", "0.2", muon);
   changes("optimizer.muon_split_qkv", "false", muon);
   changes("optimizer.muon_tp_mode", "distributed", with(muon, {"dist.world_size=2", "dist.tp=2"}),
-          View::wiring);
+          View::memory);
   changes("optimizer.clip_grad", "0.01", {"optimizer.optimizer=sgd"});
   changes("optimizer.grad_norm_skip_threshold", "1e-6");
   warned("optimizer.use_precision_aware_optimizer", "true", "precision_aware_stores_below_fp32");
