@@ -5,9 +5,13 @@
 
 #include <cstdint>
 
+#include "base/philox.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
+
+// Elements that share the scale of an fp8 moment; the first block of a range begins at its first element.
+inline constexpr int64_t kMomentBlock = 64;
 
 // Elements that an update treats alike. A table is sorted by `begin` and its ranges are disjoint; kernels
 // take it as `ranges`, an array of `range_count` of them.
@@ -21,6 +25,19 @@ struct UpdateRange {
   // Whether they count in norms and numbers of zeros. 0: another rank counts its copy of these elements.
   int32_t counted = 1;
   int32_t padding = 0;
+  // Index of the first block in the scales of fp8 moments.
+  int64_t first_block = 0;
+  // Positions of random numbers: a hash of the parameter's name, and the index in the global parameter. With
+  // columns = 0 element i of the range has the index origin + i, else with j = column + i
+  // origin + j / columns * row_stride + j % columns.
+  uint64_t parameter = 0;
+  int64_t origin = 0, column = 0, columns = 0, row_stride = 0;
+};
+// Stochastic rounding of what an update stores below fp32: up with the probability that makes the mean exact.
+// Philox at (UpdateRange::parameter, global index); one key for each array.
+struct StochasticRounding {
+  bool enabled = false;
+  PhiloxKey main{}, exp_avg{}, exp_avg_sq{};
 };
 // What all update rules share.
 struct StepScale {
@@ -35,6 +52,7 @@ struct AdamStep {
   StepScale scale;
   float beta1 = 0, beta2 = 0, eps = 0;
   float bias_correction1 = 1, bias_correction2 = 1;  // 1 - beta^t
+  StochasticRounding rounding{};
 };
 struct SgdStep {
   StepScale scale;
@@ -45,13 +63,20 @@ struct LionStep {
   StepScale scale;
   float beta1 = 0, beta2 = 0;
 };
+struct MuonStep {
+  StepScale scale;
+  float momentum = 0;
+  bool nesterov = false;
+};
 
-// w: main parameters, fp32. g: gradient * scale.gradient, fp32. `model` receives w rounded to its type where
-// it is a separate copy, else it is null. All arrays are indexed alike.
+// main: main parameters, fp32. g: gradient * scale.gradient, fp32. `model` receives the main parameters
+// rounded to its type where it is a separate copy, else it is null. All arrays are indexed alike.
 struct Optimizers {
-  // Adam (Kingma and Ba, 2015), AdamW (Loshchilov and Hutter, 2019): 28 bytes read and written an element.
-  void (*adam)(Context&, AdamStep, In ranges, int64_t range_count, const float* gradient, float* main,
-               float* exp_avg, float* exp_avg_sq, Out model);
+  // Adam (Kingma and Ba, 2015), AdamW (Loshchilov and Hutter, 2019): 28 bytes read and written an element in
+  // fp32. main: fp32 or bf16. The moments are fp32, bf16 or fp8 (common/fp8_moment.hpp), which is u8 and has
+  // scales (else null): computed in fp32, then rounded.
+  void (*adam)(Context&, AdamStep, In ranges, int64_t range_count, const float* gradient, Out main,
+               Out exp_avg, float* exp_avg_scales, Out exp_avg_sq, float* exp_avg_sq_scales, Out model);
   // buffer = momentum * buffer + g; w -= lr * (nesterov ? g + momentum * buffer : buffer). Without momentum
   // the buffer is neither read nor written.
   void (*sgd)(Context&, SgdStep, In ranges, int64_t range_count, const float* gradient, float* main,
@@ -61,11 +86,27 @@ struct Optimizers {
   void (*lion)(Context&, LionStep, In ranges, int64_t range_count, const float* gradient, float* main,
                float* exp_avg, Out model);
 
+  // Muon (Jordan et al., 2024), before the orthogonalization: buffer += (1 - momentum) (g - buffer); the
+  // gradient becomes the update, nesterov ? g + momentum (buffer - g) : buffer.
+  void (*muon_momentum)(Context&, MuonStep, In ranges, int64_t range_count, float* gradient,
+                        const float* main, float* buffer);
+  // After it: w -= lr * update, with decoupled weight decay.
+  void (*muon_update)(Context&, StepScale, In ranges, int64_t range_count, const float* update, float* main,
+                      Out model);
+  // x /= max(sqrt(sum of squares), eps), where the sum is that of `parts` addends.
+  void (*normalize)(Context&, const double* squares, int64_t parts, float eps, float* x, int64_t n);
+
+  // fp8 moments to fp32 and back, elements [begin, begin + count) of the buffer; encode() rounds to nearest
+  // and takes complete ranges. `root`: the moment is the second, of which the square root is stored.
+  void (*decode_moment)(Context&, In ranges, int64_t range_count, bool root, const uint8_t* moment,
+                        const float* scales, int64_t begin, int64_t count, float* values);
+  void (*encode_moment)(Context&, In ranges, int64_t range_count, bool root, const float* values,
+                        int64_t begin, int64_t count, uint8_t* moment, float* scales);
+
   // Over the counted ranges, into one value at a device address; `accumulate` adds to it. The sum is entirely
   // in double: dividing it into ranges and ranks then changes only its last bits, far below the precision of
-  // the fp32 clipping factor.
-  void (*sum_of_squares)(Context&, In ranges, int64_t range_count, const float* x, double* out,
-                         bool accumulate);
+  // the fp32 clipping factor. x: fp32 or bf16.
+  void (*sum_of_squares)(Context&, In ranges, int64_t range_count, In x, double* out, bool accumulate);
   void (*count_zeros)(Context&, In ranges, int64_t range_count, const float* x, int64_t* out,
                       bool accumulate);
 

@@ -2,7 +2,10 @@
 #include "kernels/optimizers.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 
+#include "kernels/common/fp8_moment.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
 #include "kernels/cpu/targets.hpp"
@@ -74,135 +77,356 @@ RangeScale scale_of(const StepScale& step, const UpdateRange& range) {
   return {static_cast<float>(lr * range.lr_factor), range.weight_decay ? step.weight_decay : 0.0f};
 }
 
-struct AdamVectors {
-  VF main, m, v;
-};
-HWY_INLINE AdamVectors adam_update(const AdamStep& s, RangeScale scale, VF g, AdamVectors a) {
-  if (!s.scale.decoupled_decay) g = hn::MulAdd(splat(scale.decay), a.main, g);
-  a.m = hn::MulAdd(splat(1.0f - s.beta1), g, hn::Mul(splat(s.beta1), a.m));
-  a.v = hn::MulAdd(hn::Mul(splat(1.0f - s.beta2), g), g, hn::Mul(splat(s.beta2), a.v));
-  const VF root = hn::Sqrt(hn::Mul(a.v, splat(1.0f / s.bias_correction2)));
-  VF update = hn::Div(hn::Mul(a.m, splat(1.0f / s.bias_correction1)), hn::Add(root, splat(s.eps)));
-  if (s.scale.decoupled_decay) update = hn::MulAdd(splat(scale.decay), a.main, update);
-  a.main = hn::NegMulAdd(splat(scale.lr), update, a.main);
-  return a;
+// Elements of a tile that are widened to fp32 at a time.
+constexpr int64_t kChunk = 16 * kMomentBlock;
+static_assert(kUpdateBlock % kChunk == 0);
+
+// Words for the elements [i, i + count) of the buffer, by their positions in the global parameter.
+void rounding_words(PhiloxKey key, const UpdateRange& range, int64_t i, int64_t count, uint32_t* words) {
+  constexpr int64_t kWords = 4 * kStep;
+  HWY_ALIGN uint32_t drawn[4 * kLanes];
+  int64_t offset = i - range.begin;
+  while (count > 0) {
+    int64_t position = range.origin + offset, length = count;
+    if (range.columns > 0) {
+      const int64_t j = range.column + offset, column = j % range.columns;
+      position = range.origin + j / range.columns * range.row_stride + column;
+      length = std::min(count, range.columns - column);
+    }
+    offset += length, count -= length;
+    while (length > 0) {
+      const int64_t first = position % kWords, n = std::min(length, kWords - first);
+      philox_words(key, range.parameter, static_cast<uint64_t>(position / kWords * kStep), drawn);
+      std::copy_n(drawn + first, n, words);
+      words += n, position += n, length -= n;
+    }
+  }
 }
 
-void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* grad, float* main, float* m,
-          float* v, Out model) {
-  const auto copy = array_of<Any>(model);
-  const bool has_copy = static_cast<bool>(model);
-  const WorkspaceParts workspace(c, update_workspace(range_count));
-  if (!workspace) return;
-  const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
-  parallel_tiles(c, tiles, [=](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
-    const RangeScale scale = scale_of(s.scale, range);
-    const VF factor = splat(s.scale.gradient);
+void round_stochastically(const float* from, const uint32_t* words, bf16* to, int64_t count) {
+  const DU du;
+  const hn::Rebind<uint16_t, DF> d16;
+  for_vectors(
+      count,
+      [=](int64_t i) HWY_ATTR {
+        const VF v = load(from + i);
+        const auto u = hn::BitCast(du, v), noise = hn::ShiftRight<16>(hn::LoadU(du, words + i));
+        const auto bits = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Or(u, hn::Set(du, 0x400000)),
+                                         hn::Add(u, noise));
+        hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), d16, reinterpret_cast<uint16_t*>(to + i));
+      },
+      [=](int64_t i, int64_t n) {
+        for (int64_t j = i; j < i + n; ++j) {
+          const uint32_t u = std::bit_cast<uint32_t>(from[j]);
+          const bool nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+          to[j].bits = static_cast<uint16_t>((nan ? u | 0x400000u : u + (words[j] >> 16)) >> 16);
+        }
+      });
+}
+
+// An array that an update reads and writes as fp32: it is that, or bf16, or an fp8 moment (u8 with scales).
+class Widened {
+ public:
+  Widened(Out data, float* scales, bool root, const StochasticRounding& rounding, PhiloxKey key)
+      : data_(data), scales_(scales), root_(root), stochastic_(rounding.enabled), key_(key) {}
+  explicit Widened(float* data) : Widened({data, DType::f32}, nullptr, false, {}, {}) {}
+
+  // The elements [i, i + count) of the buffer: themselves, or in `local`.
+  float* begin(const UpdateRange& range, int64_t i, int64_t count, float* local) const {
+    if (data_.dtype == DType::f32) return data_.as<float>() + i;
+    if (data_.dtype == DType::bf16)
+      widen({data_.as<bf16>() + i, DType::bf16}, local, count);
+    else
+      decode(range, i, count, local);
+    return local;
+  }
+  // Stores what begin() returned.
+  void end(const UpdateRange& range, int64_t i, int64_t count, const float* values) const {
+    if (data_.dtype == DType::f32) return;
+    uint32_t words[kChunk];
+    if (stochastic_) rounding_words(key_, range, i, count, words);
+    if (data_.dtype == DType::u8) return encode(range, i, count, values, stochastic_ ? words : nullptr);
+    if (stochastic_) return round_stochastically(values, words, data_.as<bf16>() + i, count);
+    const Array<bf16> to{data_.as<bf16>() + i};
     for_vectors(
-        end - begin,
-        [=](int64_t j) HWY_ATTR {
-          const int64_t i = begin + j;
-          fetch_after(grad + i);
-          fetch_after(main + i);
-          fetch_after(m + i);
-          fetch_after(v + i);
-          const AdamVectors a = adam_update(s, scale, hn::Mul(load(grad + i), factor),
-                                            {load(main + i), load(m + i), load(v + i)});
-          store(a.main, main + i);
-          store(a.m, m + i);
-          store(a.v, v + i);
-          if (has_copy) copy.put(i, a.main);
-        },
-        [=](int64_t j, int64_t k) HWY_ATTR {
-          const int64_t i = begin + j;
-          const AdamVectors a =
-              adam_update(s, scale, hn::Mul(load_part(grad + i, k), factor),
-                          {load_part(main + i, k), load_part(m + i, k), load_part(v + i, k)});
-          store_part(a.main, main + i, k);
-          store_part(a.m, m + i, k);
-          store_part(a.v, v + i, k);
-          if (has_copy) copy.put_part(i, a.main, k);
-        });
-  });
-}
+        count, [=](int64_t j) HWY_ATTR { to.put(j, load(values + j)); },
+        [=](int64_t j, int64_t n) HWY_ATTR { to.put_part(j, load_part(values + j, n), n); });
+  }
 
-// Rules with one state array at most. update(w, g, state) changes w and state in place.
-template <class Update>
-void update_ranges(Context& c, const StepScale& step, In ranges, int64_t range_count, const float* grad,
-                   float* main, float* state, Out model, Update&& update) {
-  const auto copy = array_of<Any>(model);
-  const bool has_copy = static_cast<bool>(model);
+  void decode(const UpdateRange& range, int64_t i, int64_t count, float* values) const {
+    const uint8_t* codes = data_.as<uint8_t>() + i;
+    for (int64_t j = 0; j < count; ++j) {
+      const float value = fp8_value(codes[j]) * scales_[block_of(range, i + j)];
+      values[j] = root_ ? value * value : value;
+    }
+  }
+  // i: the beginning of a block.
+  void encode(const UpdateRange& range, int64_t i, int64_t count, const float* values,
+              const uint32_t* words) const {
+    float block[kMomentBlock];
+    for (int64_t first = 0; first < count; first += kMomentBlock) {
+      const int64_t n = std::min(kMomentBlock, count - first);
+      float largest = 0;
+      for (int64_t j = 0; j < n; ++j) {
+        block[j] = root_ ? std::sqrt(values[first + j]) : values[first + j];
+        const float magnitude = std::abs(block[j]);
+        largest = magnitude <= largest ? largest : magnitude;
+        if (std::isnan(magnitude)) break;
+      }
+      const float scale = fp8_scale(largest);
+      scales_[block_of(range, i + first)] = scale;
+      uint8_t* codes = data_.as<uint8_t>() + i + first;
+      for (int64_t j = 0; j < n; ++j)
+        codes[j] = scale > 0 ? fp8_code(block[j] / scale,
+                                        words ? static_cast<float>(words[first + j] >> 8) * 0x1p-24f : -1.0f)
+                             : uint8_t{0};
+    }
+  }
+
+ private:
+  static int64_t block_of(const UpdateRange& range, int64_t i) {
+    return range.first_block + (i - range.begin) / kMomentBlock;
+  }
+
+  Out data_;
+  float* scales_;
+  bool root_, stochastic_;
+  PhiloxKey key_;
+};
+
+// What an update rule reads and changes of an element: the gradient, the main parameter and its state.
+struct Element {
+  VF g, w, m, v;
+};
+struct UpdateArrays {
+  const float* gradient;
+  Widened main, m, v;
+  Out model;
+};
+// Applies update(scale, element) to the elements of all ranges. kStates: the number of moments, m and v.
+template <int kStates, class Update>
+void update_ranges(Context& c, const StepScale& step, In ranges, int64_t range_count,
+                   const UpdateArrays& arrays, Update&& update) {
   const WorkspaceParts workspace(c, update_workspace(range_count));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
   parallel_tiles(c, tiles, [&](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
     const RangeScale scale = scale_of(step, range);
-    for (int64_t i = begin; i < end; i += kStep) {
-      const int64_t k = std::min(kStep, end - i);
-      const bool full = k == kStep;
-      VF w = full ? load(main + i) : load_part(main + i, k);
-      VF g = hn::Mul(splat(step.gradient), full ? load(grad + i) : load_part(grad + i, k));
-      if (step.decoupled_decay)
-        w = hn::Mul(splat(1.0f - scale.lr * scale.decay), w);
-      else
-        g = hn::MulAdd(splat(scale.decay), w, g);
-      VF kept = hn::Zero(DF());
-      if (state) kept = full ? load(state + i) : load_part(state + i, k);
-      update(scale.lr, w, g, kept);
-      if (state) full ? store(kept, state + i) : store_part(kept, state + i, k);
-      full ? store(w, main + i) : store_part(w, main + i, k);
-      if (has_copy) full ? copy.put(i, w) : copy.put_part(i, w, k);
+    const float factor = step.gradient;
+    const auto copy = array_of<Any>(arrays.model);
+    const bool has_copy = static_cast<bool>(arrays.model);
+    float local[3][kChunk];
+    for (int64_t i = begin; i < end; i += kChunk) {
+      const int64_t count = std::min(kChunk, end - i);
+      const float* const g = arrays.gradient + i;
+      float* const w = arrays.main.begin(range, i, count, local[0]);
+      float* const m = kStates > 0 ? arrays.m.begin(range, i, count, local[1]) : nullptr;
+      float* const v = kStates > 1 ? arrays.v.begin(range, i, count, local[2]) : nullptr;
+      for_vectors(
+          count,
+          [=, &update](int64_t j) HWY_ATTR {
+            fetch_after(g + j);
+            fetch_after(w + j);
+            Element e{hn::Mul(load(g + j), splat(factor)), load(w + j), hn::Zero(DF()), hn::Zero(DF())};
+            if constexpr (kStates > 0) fetch_after(m + j), e.m = load(m + j);
+            if constexpr (kStates > 1) fetch_after(v + j), e.v = load(v + j);
+            update(scale, e);
+            store(e.w, w + j);
+            if constexpr (kStates > 0) store(e.m, m + j);
+            if constexpr (kStates > 1) store(e.v, v + j);
+            if (has_copy) copy.put(i + j, e.w);
+          },
+          [=, &update](int64_t j, int64_t n) HWY_ATTR {
+            Element e{hn::Mul(load_part(g + j, n), splat(factor)), load_part(w + j, n), hn::Zero(DF()),
+                      hn::Zero(DF())};
+            if constexpr (kStates > 0) e.m = load_part(m + j, n);
+            if constexpr (kStates > 1) e.v = load_part(v + j, n);
+            update(scale, e);
+            store_part(e.w, w + j, n);
+            if constexpr (kStates > 0) store_part(e.m, m + j, n);
+            if constexpr (kStates > 1) store_part(e.v, v + j, n);
+            if (has_copy) copy.put_part(i + j, e.w, n);
+          });
+      arrays.main.end(range, i, count, w);
+      if constexpr (kStates > 0) arrays.m.end(range, i, count, m);
+      if constexpr (kStates > 1) arrays.v.end(range, i, count, v);
     }
+  });
+}
+
+// Decoupled weight decay of the weight, or that of L2 regularization in the gradient.
+HWY_INLINE void decay(const StepScale& step, RangeScale scale, Element& e) {
+  if (step.decoupled_decay)
+    e.w = hn::Mul(splat(1.0f - scale.lr * scale.decay), e.w);
+  else
+    e.g = hn::MulAdd(splat(scale.decay), e.w, e.g);
+}
+
+void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* grad, Out main, Out m,
+          float* m_scales, Out v, float* v_scales, Out model) {
+  const StochasticRounding& r = s.rounding;
+  const UpdateArrays arrays{grad,
+                            {main, nullptr, false, r, r.main},
+                            {m, m_scales, false, r, r.exp_avg},
+                            {v, v_scales, true, r, r.exp_avg_sq},
+                            model};
+  update_ranges<2>(c, s.scale, ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
+    if (!s.scale.decoupled_decay) e.g = hn::MulAdd(splat(scale.decay), e.w, e.g);
+    e.m = hn::MulAdd(splat(1.0f - s.beta1), e.g, hn::Mul(splat(s.beta1), e.m));
+    e.v = hn::MulAdd(hn::Mul(splat(1.0f - s.beta2), e.g), e.g, hn::Mul(splat(s.beta2), e.v));
+    const VF root = hn::Sqrt(hn::Mul(e.v, splat(1.0f / s.bias_correction2)));
+    VF update = hn::Div(hn::Mul(e.m, splat(1.0f / s.bias_correction1)), hn::Add(root, splat(s.eps)));
+    if (s.scale.decoupled_decay) update = hn::MulAdd(splat(scale.decay), e.w, update);
+    e.w = hn::NegMulAdd(splat(scale.lr), update, e.w);
   });
 }
 
 void sgd(Context& c, SgdStep s, In ranges, int64_t range_count, const float* grad, float* main, float* buffer,
          Out model) {
-  update_ranges(c, s.scale, ranges, range_count, grad, main, s.momentum != 0 ? buffer : nullptr, model,
-                [&](float lr, VF& w, VF g, VF& kept) HWY_ATTR {
-                  kept = hn::MulAdd(splat(s.momentum), kept, g);
-                  const VF update = s.nesterov ? hn::MulAdd(splat(s.momentum), kept, g) : kept;
-                  w = hn::NegMulAdd(splat(lr), update, w);
-                });
+  const UpdateArrays arrays{grad, Widened(main), Widened(buffer), Widened(nullptr), model};
+  const auto update = [s](RangeScale scale, Element& e) HWY_ATTR {
+    decay(s.scale, scale, e);
+    e.m = hn::MulAdd(splat(s.momentum), e.m, e.g);
+    const VF step = s.nesterov ? hn::MulAdd(splat(s.momentum), e.m, e.g) : e.m;
+    e.w = hn::NegMulAdd(splat(scale.lr), step, e.w);
+  };
+  if (s.momentum != 0)
+    update_ranges<1>(c, s.scale, ranges, range_count, arrays, update);
+  else
+    update_ranges<0>(c, s.scale, ranges, range_count, arrays, update);
 }
 
 void lion(Context& c, LionStep s, In ranges, int64_t range_count, const float* grad, float* main, float* m,
           Out model) {
-  update_ranges(
-      c, s.scale, ranges, range_count, grad, main, m, model, [&](float lr, VF& w, VF g, VF& kept) HWY_ATTR {
-        const VF direction = hn::MulAdd(splat(s.beta1), kept, hn::Mul(splat(1.0f - s.beta1), g));
-        const VF sign =
-            hn::IfThenElseZero(hn::Ne(direction, hn::Zero(DF())), hn::CopySign(splat(1.0f), direction));
-        w = hn::NegMulAdd(splat(lr), sign, w);
-        kept = hn::MulAdd(splat(s.beta2), kept, hn::Mul(splat(1.0f - s.beta2), g));
-      });
+  const UpdateArrays arrays{grad, Widened(main), Widened(m), Widened(nullptr), model};
+  update_ranges<1>(c, s.scale, ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
+    decay(s.scale, scale, e);
+    const VF direction = hn::MulAdd(splat(s.beta1), e.m, hn::Mul(splat(1.0f - s.beta1), e.g));
+    const VF sign =
+        hn::IfThenElseZero(hn::Ne(direction, hn::Zero(DF())), hn::CopySign(splat(1.0f), direction));
+    e.w = hn::NegMulAdd(splat(scale.lr), sign, e.w);
+    e.m = hn::MulAdd(splat(s.beta2), e.m, hn::Mul(splat(1.0f - s.beta2), e.g));
+  });
 }
 
-void sum_of_squares(Context& c, In ranges, int64_t range_count, const float* x, double* out,
-                    bool accumulate) {
+void muon_momentum(Context& c, MuonStep s, In ranges, int64_t range_count, float* gradient, const float* main,
+                   float* buffer) {
+  const WorkspaceParts workspace(c, update_workspace(range_count));
+  if (!workspace) return;
+  const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
+  parallel_tiles(c, tiles, [=](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
+    const VF factor = splat(s.scale.gradient),
+             decay = splat(s.scale.decoupled_decay ? 0.0f : scale_of(s.scale, range).decay);
+    const auto momentum = [=](VF g, VF w, VF& m) HWY_ATTR {
+      g = hn::MulAdd(decay, w, hn::Mul(g, factor));
+      m = hn::MulAdd(splat(1.0f - s.momentum), hn::Sub(g, m), m);
+      return s.nesterov ? hn::MulAdd(splat(s.momentum), hn::Sub(m, g), g) : m;
+    };
+    for_vectors(
+        end - begin,
+        [=](int64_t j) HWY_ATTR {
+          const int64_t i = begin + j;
+          VF m = load(buffer + i);
+          store(momentum(load(gradient + i), load(main + i), m), gradient + i);
+          store(m, buffer + i);
+        },
+        [=](int64_t j, int64_t n) HWY_ATTR {
+          const int64_t i = begin + j;
+          VF m = load_part(buffer + i, n);
+          store_part(momentum(load_part(gradient + i, n), load_part(main + i, n), m), gradient + i, n);
+          store_part(m, buffer + i, n);
+        });
+  });
+}
+
+void muon_update(Context& c, StepScale step, In ranges, int64_t range_count, const float* update, float* main,
+                 Out model) {
+  const bool decoupled = step.decoupled_decay;
+  // The scale of the gradients is in the update already.
+  step.gradient = 1;
+  const UpdateArrays arrays{update, Widened(main), Widened(nullptr), Widened(nullptr), model};
+  update_ranges<0>(c, step, ranges, range_count, arrays, [=](RangeScale scale, Element& e) HWY_ATTR {
+    if (decoupled) e.w = hn::Mul(splat(1.0f - scale.lr * scale.decay), e.w);
+    e.w = hn::NegMulAdd(splat(scale.lr), e.g, e.w);
+  });
+}
+
+void normalize(Context& c, const double* squares, int64_t parts, float eps, float* x, int64_t n) {
+  double sum = 0;
+  for (int64_t p = 0; p < parts; ++p) sum += squares[p];
+  const float factor = static_cast<float>(1.0 / std::max(std::sqrt(sum), static_cast<double>(eps)));
+  parallel_blocks(c, n, kUpdateBlock, [=](int64_t begin, int64_t end, int) HWY_ATTR {
+    for_vectors(
+        end - begin,
+        [=](int64_t i) HWY_ATTR { store(hn::Mul(load(x + begin + i), splat(factor)), x + begin + i); },
+        [=](int64_t i, int64_t k)
+            HWY_ATTR { store_part(hn::Mul(load_part(x + begin + i, k), splat(factor)), x + begin + i, k); });
+  });
+}
+
+// body(range, first, last) for what [begin, begin + count) has in common with each range, in complete blocks
+// of moments from `first`.
+template <class Body>
+void for_moment_blocks(Context& c, In table, int64_t range_count, int64_t begin, int64_t count, Body&& body) {
+  constexpr int64_t kBlocks = kUpdateBlock / kMomentBlock;
+  for (int64_t r = 0; r < range_count; ++r) {
+    const UpdateRange& range = table.as<UpdateRange>()[r];
+    const int64_t first = std::max(begin, range.begin),
+                  last = std::min(begin + count, range.begin + range.count);
+    if (first >= last) continue;
+    const int64_t first_block = (first - range.begin) / kMomentBlock,
+                  last_block = ceil_div(last - range.begin, kMomentBlock);
+    parallel_blocks(c, last_block - first_block, kBlocks, [&](int64_t from, int64_t to, int) {
+      body(range, std::max(first, range.begin + (first_block + from) * kMomentBlock),
+           std::min(last, range.begin + (first_block + to) * kMomentBlock));
+    });
+  }
+}
+
+void decode_moment(Context& c, In ranges, int64_t range_count, bool root, const uint8_t* moment,
+                   const float* scales, int64_t begin, int64_t count, float* values) {
+  const Widened state({const_cast<uint8_t*>(moment), DType::u8}, const_cast<float*>(scales), root, {}, {});
+  for_moment_blocks(c, ranges, range_count, begin, count,
+                    [&](const UpdateRange& range, int64_t first, int64_t last) {
+                      state.decode(range, first, last - first, values + (first - begin));
+                    });
+}
+
+void encode_moment(Context& c, In ranges, int64_t range_count, bool root, const float* values, int64_t begin,
+                   int64_t count, uint8_t* moment, float* scales) {
+  const Widened state({moment, DType::u8}, scales, root, {}, {});
+  for_moment_blocks(c, ranges, range_count, begin, count,
+                    [&](const UpdateRange& range, int64_t first, int64_t last) {
+                      state.encode(range, first, last - first, values + (first - begin), nullptr);
+                    });
+}
+
+void sum_of_squares(Context& c, In ranges, int64_t range_count, In x, double* out, bool accumulate) {
   using Half = hn::Half<DF>;
   using Wide = hn::Rebind<double, Half>;
   const WorkspaceParts workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kReductionBlock, true, workspace.shared<int64_t>());
   auto* partial = reinterpret_cast<double*>(tiles.first + tiles.count + 1);
-  parallel_tiles(c, tiles, [&](const UpdateRange&, int64_t begin, int64_t end, int64_t tile) HWY_ATTR {
-    auto lower = hn::Zero(Wide()), upper = lower;
-    const auto add = [&](VF v) HWY_ATTR {
-      const auto low = hn::PromoteTo(Wide(), hn::LowerHalf(v)),
-                 high = hn::PromoteTo(Wide(), hn::UpperHalf(Half(), v));
-      lower = hn::MulAdd(low, low, lower);
-      upper = hn::MulAdd(high, high, upper);
-    };
-    for_vectors(
-        end - begin,
-        [&](int64_t i) HWY_ATTR {
-          fetch_after(x + begin + i);
-          add(load(x + begin + i));
-        },
-        [&](int64_t i, int64_t k) HWY_ATTR { add(load_part(x + begin + i, k)); });
-    partial[tile] = hn::GetLane(hn::SumOfLanes(Wide(), hn::Add(lower, upper)));
-  });
+  const auto sum = [&](auto values) HWY_ATTR {
+    parallel_tiles(c, tiles, [&](const UpdateRange&, int64_t begin, int64_t end, int64_t tile) HWY_ATTR {
+      auto lower = hn::Zero(Wide()), upper = lower;
+      const auto add = [&](VF v) HWY_ATTR {
+        const auto low = hn::PromoteTo(Wide(), hn::LowerHalf(v)),
+                   high = hn::PromoteTo(Wide(), hn::UpperHalf(Half(), v));
+        lower = hn::MulAdd(low, low, lower);
+        upper = hn::MulAdd(high, high, upper);
+      };
+      for_vectors(
+          end - begin, [&](int64_t i) HWY_ATTR { add(values.at(begin + i)); },
+          [&](int64_t i, int64_t k) HWY_ATTR { add(values.part(begin + i, k)); });
+      partial[tile] = hn::GetLane(hn::SumOfLanes(Wide(), hn::Add(lower, upper)));
+    });
+  };
+  if (x.dtype == DType::bf16)
+    sum(array_of<bf16>(x));
+  else
+    sum(array_of<float>(x));
   double total = accumulate ? *out : 0;
   for (int64_t t = 0; t < tiles.total(); ++t) total += partial[t];
   *out = total;
@@ -225,6 +449,11 @@ Optimizers optimizers_family() {
   return {.adam = adam,
           .sgd = sgd,
           .lion = lion,
+          .muon_momentum = muon_momentum,
+          .muon_update = muon_update,
+          .normalize = normalize,
+          .decode_moment = decode_moment,
+          .encode_moment = encode_moment,
           .sum_of_squares = sum_of_squares,
           .count_zeros = count_zeros,
           .update_workspace = update_workspace,

@@ -14,6 +14,13 @@ PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t instance) {
   return {second[0], second[1]};
 }
 
+// The hash distinguishes names and must never change.
+uint64_t random_sequence_of(std::string_view name) {
+  uint64_t hash = 0xCBF29CE484222325;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  return hash;
+}
+
 uint32_t PhiloxSequence::next32() {
   if (used_ == 4) {
     words_ = philox4x32(key_, block_++, 0);

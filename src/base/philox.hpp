@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace capstan {
 
@@ -15,9 +16,13 @@ struct PhiloxKey {
 // sampling …) and instance what is within one (parameter, layer, epoch).
 PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t instance);
 
+// The instance of a named thing, such as a parameter: FNV-1a. The same on every rank and in every version.
+uint64_t random_sequence_of(std::string_view name);
+
 namespace purpose {
 inline constexpr uint32_t init = 1, hidden_dropout = 2, attention_dropout = 3, embedding_dropout = 4,
-                          data_shuffle = 5, sampling = 6, mock_data = 7, adapter_dropout = 8, test = 99;
+                          data_shuffle = 5, sampling = 6, mock_data = 7, adapter_dropout = 8,
+                          stochastic_rounding = 9, test = 99;
 }
 
 // One block of four words at counter (lo, hi). Header-only: kernels for every device compile it.

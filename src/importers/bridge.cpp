@@ -43,6 +43,10 @@ constexpr Known kTypes[] = {
     {"torch.float32", "fp32"}, {"torch.float", "fp32"}, {"torch.bfloat16", "bf16"},
     {"torch.float16", "fp16"}, {"torch.half", "fp16"},
 };
+constexpr Known kMomentTypes[] = {
+    {"torch.float32", "fp32"}, {"torch.float", "fp32"}, {"torch.bfloat16", "bf16"},
+    {"torch.float16", "fp16"}, {"torch.half", "fp16"},  {"torch.uint8", "fp8"},
+};
 constexpr Known kRouterTypes[] = {{"fp32", "fp32"}, {"fp64", "fp64"}};
 
 template <size_t N>
@@ -79,6 +83,9 @@ void pipeline_type(Reader& r, const Item& item) {
 // The names of the optimizer's number formats are the same in Capstan.
 void optimizer_type(Reader& r, const Item& item) {
   from_table(r, item, item.key.c_str(), kTypes);
+}
+void moment_type(Reader& r, const Item& item) {
+  from_table(r, item, item.key.c_str(), kMomentTypes);
 }
 void router_format(Reader& r, const Item& item) {
   from_table(r, item, "model.moe_router_dtype", kRouterTypes);
@@ -241,9 +248,10 @@ constexpr Rule kTable[] = {
     no_effect("mixed_precision.fp8_param", "given by mixed_precision.fp8_param_gather"),
 
     act("optimizer.params_dtype", params_type),
-    act("optimizer.main_grads_dtype optimizer.main_params_dtype optimizer.exp_avg_dtype "
-        "optimizer.exp_avg_sq_dtype",
-        optimizer_type),
+    act("optimizer.main_grads_dtype optimizer.main_params_dtype", optimizer_type),
+    act("optimizer.exp_avg_dtype optimizer.exp_avg_sq_dtype", moment_type),
+    take("optimizer.muon_nesterov", "optimizer.muon_use_nesterov"),
+    no_effect("optimizer.muon_fp32_matmul_prec", "the iterations compute in fp32"),
     later("optimizer.weight_decay scheduler.start_weight_decay scheduler.end_weight_decay "
           "optimizer.use_distributed_optimizer"),
     no_effect("optimizer.bf16 optimizer.fp16 optimizer.fp8_recipe", kCopied),

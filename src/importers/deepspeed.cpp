@@ -247,6 +247,12 @@ void optimizer(Reader& r) {
               r.given("optimizer.params.adam_w_mode") ? r.from("optimizer.params.adam_w_mode") : from);
   } else if (*type == "SGD" || *type == "Lion") {
     draft.set("optimizer.optimizer", *type == "SGD" ? "sgd" : "lion", from);
+  } else if (*type == "Muon") {
+    draft.set("optimizer.optimizer", "muon", from);
+    const char* reason = "DeepSpeed's Muon";
+    draft.assume("optimizer.muon_coefficient_type", "simple", reason);
+    draft.assume("optimizer.muon_use_nesterov", "true", reason);
+    draft.assume("optimizer.muon_scale_mode", "shape_scaling", reason);
   } else {
     draft.omit(from, *type, OmissionReason::unsupported, "optimizers are adam, sgd, lion and muon");
   }
@@ -260,7 +266,7 @@ void optimizer(Reader& r) {
              "two numbers for Adam or Lion are expected");
   }
   r.take("optimizer.adam_eps", "optimizer.params.eps");
-  r.take("optimizer.sgd_momentum", "optimizer.params.momentum");
+  r.take(*type == "Muon" ? "optimizer.muon_momentum" : "optimizer.sgd_momentum", "optimizer.params.momentum");
   if (!r.take("optimizer.weight_decay", "optimizer.params.weight_decay") &&
       absent(r, "optimizer.params.weight_decay"))
     draft.assume("optimizer.weight_decay", *type == "AdamW" ? "0.01" : "0", "DeepSpeed's default");

@@ -160,6 +160,11 @@ constexpr Rule kTable[] = {
     to_fill_in("--deepspeed-config", "a second file: `capstan recipe import` reads it too"),
     no_effect("--no-pipeline-parallel", "the number of stages is --pipeline-model-parallel-size"),
 
+    // optimizer
+    take("--muon-nesterov", "optimizer.muon_use_nesterov"),
+    sets("--muon-no-split-qkv", "optimizer.muon_split_qkv", "false"),
+    no_effect("--muon-fp32-matmul-prec", "the iterations compute in fp32"),
+
     // training
     take("--batch-size", "train.micro_batch_size"),
     take("--warmup", "scheduler.lr_warmup_fraction"),

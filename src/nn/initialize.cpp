@@ -11,13 +11,6 @@
 
 namespace capstan::nn {
 
-// FNV-1a. The hash distinguishes names and must never change.
-uint64_t random_sequence_of(std::string_view name) {
-  uint64_t hash = 0xCBF29CE484222325;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  return hash;
-}
-
 namespace {
 
 // normal_at for consecutive positions; uses both values of each block of the generator.

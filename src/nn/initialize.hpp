@@ -3,15 +3,11 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 #include "base/thread_pool.hpp"
 #include "ops/parameter.hpp"
 
 namespace capstan::nn {
-
-// The random-number sequence of a parameter name: the same on every rank and in every version.
-uint64_t random_sequence_of(std::string_view name);
 
 // Writes the initial values of a region of the parameter, row-major. Element i (row-major in the global
 // tensor) depends on (seed, spec.name, i) alone: normal values are std * normal_at(philox_key(seed,

@@ -25,7 +25,7 @@ GemmOperand LinearWeight::multiply(const Tensor& x, const Tensor& y, bool keeps,
                                    const GemmEpilogueTensors& epilogue) const {
   const bool forward = role_ == WeightRole::forward;
   if (!scaling_) {
-    matmul(Transpose::no, forward ? Transpose::yes : Transpose::no, x, pin_->values, y, 0, epilogue);
+    matmul(Transpose::no, forward ? Transpose::yes : Transpose::no, x, pin_->values, y, 0, 1, epilogue);
     return keeps ? GemmOperand(x) : GemmOperand();
   }
   const bool columns = keeps && records_ && quantizes_weight_gradient(scaling_);

@@ -16,16 +16,16 @@ void check(bool fits, const GemmOperand& a, const GemmOperand& b, const Tensor& 
 }
 
 void launch_gemm(const kernels::GemmShape& shape, const GemmOperand& a, const GemmOperand& b, const Tensor& c,
-                 float beta, const GemmEpilogueTensors& epilogue) {
+                 float alpha, float beta, const GemmEpilogueTensors& epilogue) {
   const kernels::Gemm& gemm = *c.device().table().gemm;
-  launch(c.device(), gemm.run_workspace(shape, a.values.dtype(), c.dtype(), 1.0f, beta), gemm.run, shape, a,
-         b, c, 1.0f, beta, epilogue);
+  launch(c.device(), gemm.run_workspace(shape, a.values.dtype(), c.dtype(), alpha, beta), gemm.run, shape, a, b,
+         c, alpha, beta, epilogue);
 }
 
 }  // namespace
 
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
-            float beta, const GemmEpilogueTensors& epilogue) {
+            float beta, float alpha, const GemmEpilogueTensors& epilogue) {
   const bool ta = trans_a == Transpose::yes, tb = trans_b == Transpose::yes;
   check(has_rows(a) && has_rows(b) && has_rows(c), a, b, c);
   kernels::GemmShape shape{ta, tb};
@@ -38,7 +38,7 @@ void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor&
   shape.lda = a.stride(0);
   shape.ldb = b.stride(0);
   shape.ldc = c.stride(0);
-  launch_gemm(shape, a, b, c, beta, epilogue);
+  launch_gemm(shape, a, b, c, alpha, beta, epilogue);
 }
 
 void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, float beta,
@@ -50,7 +50,7 @@ void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, 
   kernels::GemmShape shape{.trans_b = true, .m = c.size(0), .n = c.size(1), .k = a.k};
   shape.lda = shape.ldb = a.k;
   shape.ldc = c.stride(0);
-  launch_gemm(shape, a, b, c, beta, epilogue);
+  launch_gemm(shape, a, b, c, 1, beta, epilogue);
 }
 
 Cost matmul_cost(int64_t m, int64_t n, int64_t k, DType type) {

@@ -9,10 +9,10 @@ namespace capstan::ops {
 
 enum class Transpose : uint8_t { no, yes };
 
-// c[m, n] = op(a)[m, k] op(b)[k, n] + beta c. Matrices whose rows may have a stride (slices of rows or of
-// columns); a and b fp32 or bf16 alike, c fp32 or bf16. Then the epilogue (kernels::GemmEpilogue).
+// c[m, n] = alpha op(a)[m, k] op(b)[k, n] + beta c. Matrices whose rows may have a stride (slices of rows or
+// of columns); a and b fp32 or bf16 alike, c fp32 or bf16. Then the epilogue (kernels::GemmEpilogue).
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
-            float beta = 0, const GemmEpilogueTensors& epilogue = {});
+            float beta = 0, float alpha = 1, const GemmEpilogueTensors& epilogue = {});
 // c[m, n] = a[m, k] b[n, k]^T + beta c of matrices with scales.
 void scaled_matmul(const GemmOperand& a, const GemmOperand& b, const Tensor& c, float beta = 0,
                    const GemmEpilogueTensors& epilogue = {});

@@ -2,8 +2,11 @@
 
 #include <cmath>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
+#include "comm/reduce.hpp"
 #include "kernels/table.hpp"
+#include "optim/muon.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan::optim {
@@ -12,13 +15,22 @@ std::vector<FlatBuffer> with_range_tables(Device& device, std::vector<FlatBuffer
   CategoryScope scope(MemoryCategory::workspace);
   for (FlatBuffer& buffer : buffers) {
     std::vector<kernels::UpdateRange> table;
-    for (const FlatBuffer::Range& range : buffer.ranges)
+    int64_t block = 0;
+    for (const FlatBuffer::Range& range : buffer.ranges) {
       table.push_back({.begin = range.begin,
                        .count = range.count,
                        .lr_factor = range.lr_factor,
                        .decoupled_lr = range.decoupled_lr,
                        .weight_decay = range.weight_decay,
-                       .counted = range.counted});
+                       .counted = range.counted,
+                       .first_block = block,
+                       .parameter = range.parameter,
+                       .origin = range.origin,
+                       .column = range.column,
+                       .columns = range.columns,
+                       .row_stride = range.row_stride});
+      block += ceil_div(range.count, kernels::kMomentBlock);
+    }
     const auto bytes = std::as_bytes(std::span(table));
     buffer.table = Tensor::empty(device, {static_cast<int64_t>(bytes.size())}, DType::u8);
     buffer.table.copy_from_host_bytes(bytes);
@@ -32,33 +44,64 @@ int64_t range_count(const FlatBuffer& buffer) {
   return static_cast<int64_t>(buffer.ranges.size());
 }
 
-class Adam final : public Optimizer {
- public:
-  Adam(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
-      : Optimizer(config, device, std::move(buffers), {"exp_avg", "exp_avg_sq"}) {}
+// u8: fp8 with scales.
+DType dtype_of(config::MomentType type, const char* field) {
+  switch (type) {
+    case config::MomentType::fp32:
+      return DType::f32;
+    case config::MomentType::bf16:
+      return DType::bf16;
+    case config::MomentType::fp8:
+      return DType::u8;
+    case config::MomentType::fp16:
+      break;
+  }
+  fail(ErrorCode::unsupported, std::string(field) + ": this build has moments in fp32, bf16 and fp8",
+       std::string(field) + "=bf16");
+}
 
- private:
+class Adam : public Optimizer {
+ public:
+  Adam(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers, uint64_t seed)
+      : Optimizer(config, device, std::move(buffers)), seed_(seed), first_(state_.size()) {
+    add_state("exp_avg", Applies::to_others, dtype_of(config.exp_avg_dtype, "optimizer.exp_avg_dtype"));
+    add_state("exp_avg_sq", Applies::to_others,
+              dtype_of(config.exp_avg_sq_dtype, "optimizer.exp_avg_sq_dtype"), true);
+  }
+
+ protected:
   void update(size_t b, const kernels::StepScale& scale) override {
     const auto t = static_cast<double>(steps_);
+    const auto key = [&](uint64_t array) {
+      return philox_key(seed_, purpose::stochastic_rounding, 3 * static_cast<uint64_t>(steps_) + array);
+    };
     const kernels::AdamStep step{
         .scale = scale,
         .beta1 = static_cast<float>(config_.adam_beta1),
         .beta2 = static_cast<float>(config_.adam_beta2),
         .eps = static_cast<float>(config_.adam_eps),
         .bias_correction1 = static_cast<float>(1.0 - std::pow(config_.adam_beta1, t)),
-        .bias_correction2 = static_cast<float>(1.0 - std::pow(config_.adam_beta2, t))};
+        .bias_correction2 = static_cast<float>(1.0 - std::pow(config_.adam_beta2, t)),
+        .rounding = {config_.stochastic_rounding, key(0), key(1), key(2)}};
     const FlatBuffer& buffer = buffers_[b];
     const kernels::Optimizers& kernel = *device_.table().optimizers;
+    const State &m = state_[first_], &v = state_[first_ + 1];
     launch(device_, kernel.update_workspace(range_count(buffer)), kernel.adam, step, buffer.table,
-           range_count(buffer), buffer.gradients, buffer.main, state_[0].buffers[b], state_[1].buffers[b],
-           buffer.model);
+           range_count(buffer), buffer.gradients, buffer.main, m.buffers[b], m.scales[b], v.buffers[b],
+           v.scales[b], buffer.model);
   }
+
+ private:
+  uint64_t seed_;
+  size_t first_;  // index of exp_avg
 };
 
 class Sgd final : public Optimizer {
  public:
   Sgd(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
-      : Optimizer(config, device, std::move(buffers), {"momentum_buffer"}) {}
+      : Optimizer(config, device, std::move(buffers)) {
+    add_state("momentum_buffer", Applies::to_all);
+  }
 
  private:
   void update(size_t b, const kernels::StepScale& scale) override {
@@ -73,7 +116,9 @@ class Sgd final : public Optimizer {
 class Lion final : public Optimizer {
  public:
   Lion(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
-      : Optimizer(config, device, std::move(buffers), {"exp_avg"}) {}
+      : Optimizer(config, device, std::move(buffers)) {
+    add_state("exp_avg", Applies::to_all);
+  }
 
  private:
   void update(size_t b, const kernels::StepScale& scale) override {
@@ -87,17 +132,82 @@ class Lion final : public Optimizer {
   }
 };
 
+// Adam for the buffers without matrices.
+class Muon final : public Adam {
+ public:
+  Muon(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers,
+       const Groups& groups, uint64_t seed)
+      : Adam(config, device, std::move(buffers), seed), groups_(groups), orthogonalizer_(config_, groups) {
+    add_state("momentum_buffer", Applies::to_matrices);
+  }
+
+ private:
+  void update(size_t b, const kernels::StepScale& scale) override {
+    const FlatBuffer& buffer = buffers_[b];
+    if (buffer.matrices.empty()) return Adam::update(b, scale);
+    const kernels::Optimizers& kernel = *device_.table().optimizers;
+    const kernels::MuonStep step{.scale = scale,
+                                 .momentum = static_cast<float>(config_.muon_momentum),
+                                 .nesterov = config_.muon_use_nesterov};
+    const kernels::WorkspaceSize workspace = kernel.update_workspace(range_count(buffer));
+    launch(device_, workspace, kernel.muon_momentum, step, buffer.table, range_count(buffer),
+           buffer.gradients, buffer.main, state_.back().buffers[b]);
+    if (groups_.replica) comm::all_gather_slices(*groups_.replica, buffer.slice);
+    orthogonalizer_.run(buffer.matrices, buffer.slice);
+    launch(device_, workspace, kernel.muon_update, scale, buffer.table, range_count(buffer),
+           buffer.gradients, buffer.main, buffer.model);
+  }
+
+  Groups groups_;
+  Orthogonalizer orthogonalizer_;
+};
+
 }  // namespace
 
-Optimizer::Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers,
-                     std::initializer_list<const char*> state_names)
-    : device_(device), config_(config), buffers_(with_range_tables(device, std::move(buffers))) {
+DType Optimizer::State::stored() const {
+  for (const Tensor& tensor : buffers)
+    if (tensor.defined() && tensor.dtype() != DType::u8) return tensor.dtype();
+  return DType::f32;
+}
+
+Optimizer::Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
+    : device_(device), config_(config), buffers_(with_range_tables(device, std::move(buffers))) {}
+
+void Optimizer::add_state(const char* name, Applies applies, DType type, bool root) {
   CategoryScope scope(MemoryCategory::moments);
-  for (const char* name : state_names) {
-    state_.push_back({name, {}});
-    for (const FlatBuffer& buffer : buffers_)
-      state_.back().buffers.push_back(Tensor::zeros(device, buffer.main.shape()));
+  State& state = state_.emplace_back(State{name, {}, {}, root});
+  for (const FlatBuffer& buffer : buffers_) {
+    Tensor& values = state.buffers.emplace_back();
+    Tensor& scales = state.scales.emplace_back();
+    if (applies != Applies::to_all && buffer.matrices.empty() != (applies == Applies::to_others)) continue;
+    values = Tensor::zeros(device_, buffer.main.shape(), type);
+    if (type != DType::u8) continue;
+    int64_t blocks = 0;
+    for (const FlatBuffer::Range& range : buffer.ranges)
+      blocks += ceil_div(range.count, kernels::kMomentBlock);
+    scales = Tensor::zeros(device_, {blocks});
   }
+}
+
+Tensor Optimizer::values(const State& state, int buffer, int64_t begin, int64_t count) const {
+  const auto b = static_cast<size_t>(buffer);
+  if (!state.scales[b].defined()) return state.buffers[b].flat_range(begin, count, {count});
+  CategoryScope scope(MemoryCategory::workspace);
+  const Tensor values = Tensor::empty(device_, {count});
+  launch(device_, device_.table().optimizers->decode_moment, buffers_[b].table, range_count(buffers_[b]),
+         state.root, state.buffers[b], state.scales[b], begin, count, values);
+  return values;
+}
+
+void Optimizer::set_values(const State& state, int buffer, int64_t begin, const Tensor& values) {
+  const auto b = static_cast<size_t>(buffer);
+  const int64_t count = values.elements();
+  if (state.scales[b].defined())
+    launch(device_, device_.table().optimizers->encode_moment, buffers_[b].table, range_count(buffers_[b]),
+           state.root, values, begin, count, state.buffers[b], state.scales[b]);
+  else if (!values.shares_storage_with(state.buffers[b]))
+    launch(device_, device_.table().elementwise->cast, values,
+           state.buffers[b].flat_range(begin, count, {count}), count);
 }
 
 void Optimizer::step(const StepOptions& options) {
@@ -108,14 +218,14 @@ void Optimizer::step(const StepOptions& options) {
                                  .gradient = options.gradient_scale,
                                  .decoupled_decay = config_.decoupled_weight_decay};
   for (size_t b = 0; b < buffers_.size(); ++b)
-    if (!buffers_[b].ranges.empty()) update(b, scale);
+    if (!buffers_[b].ranges.empty() || !buffers_[b].matrices.empty()) update(b, scale);
 }
 
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
-                                 std::vector<FlatBuffer> buffers) {
+                                 std::vector<FlatBuffer> buffers, const Groups& groups, uint64_t seed) {
   switch (config.optimizer) {
     case config::OptimizerKind::adam:
-      return std::make_unique<Adam>(config, device, std::move(buffers));
+      return std::make_unique<Adam>(config, device, std::move(buffers), seed);
     case config::OptimizerKind::sgd:
       return std::make_unique<Sgd>(config, device, std::move(buffers));
     case config::OptimizerKind::lion:
@@ -123,8 +233,7 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
     case config::OptimizerKind::muon:
       break;
   }
-  fail(ErrorCode::unsupported, "optimizer.optimizer: this build trains with adam, lion and sgd",
-       "optimizer.optimizer=adam");
+  return std::make_unique<Muon>(config, device, std::move(buffers), groups, seed);
 }
 
 FlatStatistics::FlatStatistics(Device& device) {

@@ -1,18 +1,32 @@
-// Optimizers over flat fp32 buffers. Ranges of a buffer differ in weight decay and learning rate. The
-// optimizer allocates its state (moments) in the buffer's shape; checkpoints store it with the main
-// parameters.
+// Optimizers over flat buffers. Ranges of a buffer differ in weight decay and learning rate. The optimizer
+// allocates its state (moments) in the buffer's shape; checkpoints store it with the main parameters.
+//
+// Bytes an element of the moments: 4 in fp32, 2 in bf16, 1.06 in fp8 (kernels/common/fp8_moment.hpp).
 #pragma once
 
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/communicator.hpp"
 #include "config/sections/optimizer.hpp"
 #include "kernels/optimizers.hpp"
+#include "ops/shard.hpp"
 #include "tensor/tensor.hpp"
 
 namespace capstan::optim {
+
+// A weight matrix that is updated as one, by Muon. Ranks of `tensor` hold shards of it, and ranks of `shard`
+// pieces of such a shard.
+struct Matrix {
+  // Of the local shard, in elements from the start of the bucket of which a buffer is a part.
+  int64_t begin = 0;
+  Shape global;  // [rows, columns]
+  Sharding sharding;
+  // Rows of the matrices that are packed in it, in groups of one of each (queries, keys and values); empty:
+  // it is one matrix.
+  std::vector<int64_t> split;
+};
 
 // The parameters that this rank updates, in contiguous memory.
 struct FlatBuffer {
@@ -24,8 +38,12 @@ struct FlatBuffer {
     double lr_factor = 1;
     // In the gradient norm, by one of the ranks with these elements.
     bool counted = true;
+    // Positions of random numbers, as in kernels::UpdateRange.
+    uint64_t parameter = 0;
+    int64_t origin = 0, column = 0, columns = 0, row_stride = 0;
   };
-  Tensor main;       // fp32 [n]
+  // fp32, or bf16 where the model computes with it and there are no main parameters apart; [n].
+  Tensor main;
   Tensor gradients;  // fp32 [n]
   // Compute type [n]; undefined where the model computes with main.
   Tensor model;
@@ -33,6 +51,11 @@ struct FlatBuffer {
   std::vector<Range> ranges;
   // The ranges as kernels read them, kernels::UpdateRange [ranges.size()] in bytes; with_range_tables().
   Tensor table = {};
+  // Of all ranks' parts of the bucket; empty: the buffer is updated element by element.
+  std::vector<Matrix> matrices = {};
+  // With matrices: the gradients of this rank of Groups::shard, fp32; `gradients` or, where the ranks of
+  // Groups::replica divide it, what contains them. The buckets of these ranks follow one another.
+  Tensor slice = {};
 };
 // Uploads the tables of `ranges`.
 std::vector<FlatBuffer> with_range_tables(Device& device, std::vector<FlatBuffer> buffers);
@@ -43,29 +66,52 @@ struct StepOptions {
   float gradient_scale = 1;
 };
 
+// The ranks with which matrices are put together; null: one.
+struct Groups {
+  // Over which the buffers are divided.
+  comm::Communicator* shard = nullptr;
+  // Over which each part is divided again.
+  comm::Communicator* replica = nullptr;
+  // Tensor-parallel ranks.
+  comm::Communicator* tensor = nullptr;
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
-  // One update: one launch for each buffer.
+  // One update: one launch for each buffer that is updated element by element. It may overwrite the
+  // gradients. With matrices collective over the groups.
   void step(const StepOptions& options);
-  // State tensors by name ("exp_avg", "exp_avg_sq"), one for each buffer, fp32 [n].
+  // State by name ("exp_avg", "exp_avg_sq"), one tensor [n] for each buffer; undefined: the buffer has none.
   struct State {
     std::string name;
     std::vector<Tensor> buffers;
+    // fp8: one for each kernels::kMomentBlock elements of a range.
+    std::vector<Tensor> scales;
+    // Its square root is stored.
+    bool root = false;
+    // In which checkpoints store it, and values() returns it.
+    DType stored() const;
+    bool has(int buffer) const { return buffers[static_cast<size_t>(buffer)].defined(); }
   };
   const std::vector<State>& state() const { return state_; }
+  // Elements [begin, begin + count) of a buffer's state: a view, or of fp8 moments a copy in fp32.
+  Tensor values(const State& state, int buffer, int64_t begin, int64_t count) const;
+  // Sets the elements of complete ranges from `begin` on; `values` may be what values() returned.
+  void set_values(const State& state, int buffer, int64_t begin, const Tensor& values);
   // With their range tables.
   const std::vector<FlatBuffer>& buffers() const { return buffers_; }
   int64_t steps() const { return steps_; }  // updates made: Adam's t
   void set_steps(int64_t steps) { steps_ = steps; }
 
  protected:
-  // Allocates a zero state tensor for each name and buffer.
-  Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers,
-            std::initializer_list<const char*> state_names);
-  // Launches the update of buffers_[b].
+  Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers);
+  // Allocates zeros for the buffers with matrices, or for those without.
+  enum class Applies : uint8_t { to_all, to_matrices, to_others };
+  void add_state(const char* name, Applies applies, DType type = DType::f32, bool root = false);
+  // Updates buffers_[b].
   virtual void update(size_t b, const kernels::StepScale& scale) = 0;
 
   Device& device_;
@@ -75,9 +121,10 @@ class Optimizer {
   int64_t steps_ = 0;
 };
 
-// ErrorCode::unsupported for algorithms without a kernel.
+// `seed`: of stochastic rounding. ErrorCode::unsupported for formats that this build lacks.
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
-                                 std::vector<FlatBuffer> buffers);
+                                 std::vector<FlatBuffer> buffers, const Groups& groups = {},
+                                 uint64_t seed = 0);
 
 // Statistics over the counted ranges of buffers with range tables; the caller sums over ranks. They wait for
 // the device.

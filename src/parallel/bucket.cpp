@@ -24,8 +24,8 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     block_of.push_back(static_cast<size_t>(found - layout.blocks.begin()));
   }
   layout.positions.resize(parameters.size());
-  // The bucket that takes what is frozen, and what trains.
-  std::optional<size_t> open[2];
+  // The bucket that takes what is frozen, what trains, and matrices that train.
+  std::optional<size_t> open[3];
   for (size_t i = parameters.size(); i-- > 0;) {
     const Parameter& parameter = *parameters[i];
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
@@ -37,14 +37,15 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     }
     const bool trains = !options.trains || options.trains(parameter);
     const bool tied = parameter.spec().tied != ParamSpec::Tied::no;
-    auto& current = open[trains ? 1 : 0];
+    const bool matrix = trains && options.matrices && options.matrices(parameter);
+    auto& current = open[matrix ? 2 : trains ? 1 : 0];
     const auto full = [&] {
       const BucketPlan& bucket = layout.buckets[*current];
       return bucket.elements >= options.bucket_elements || (options.by_block && bucket.block != block_of[i]);
     };
     if (tied || !current || full()) {
       current = layout.buckets.size();
-      layout.buckets.push_back({.trains = trains, .block = block_of[i]});
+      layout.buckets.push_back({.trains = trains, .matrices = matrix, .block = block_of[i]});
     }
     BucketPlan& bucket = layout.buckets[*current];
     layout.positions[i] = {*current, bucket.elements};

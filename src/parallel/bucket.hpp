@@ -3,7 +3,8 @@
 // A bucket is a flat array of full parameters, each aligned to 64 elements, padded to a multiple of 64 x the
 // ranks that it may be sharded over, so that the shards are equal. It goes through the list from its end, in
 // the order in which gradients become ready. Parameters that train and parameters that do not are in
-// different buckets; a tied parameter has one of its own, so that it is sharded alike on both of its stages.
+// different buckets, and so are matrices and others that train; a tied parameter has one of its own, so that
+// it is sharded alike on both of its stages.
 #pragma once
 
 #include <functional>
@@ -23,6 +24,8 @@ struct FlatRange {
 
 struct BucketPlan {
   bool trains = true;
+  // Of parameters that are updated as matrices.
+  bool matrices = false;
   // Index of the unit of prefetch; where buckets do not follow blocks, of its last parameter.
   size_t block = 0;
   int64_t elements = 0;  // padded
@@ -54,6 +57,8 @@ struct BucketOptions {
   // A bucket ends where its ParamSpec::block does.
   bool by_block = false;
   std::function<bool(const Parameter&)> trains;  // null: all
+  // Updated as matrices; null: none.
+  std::function<bool(const Parameter&)> matrices;
   // In no bucket; null: none.
   std::function<bool(const Parameter&)> excluded;
 };

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/error.hpp"
+#include "base/philox.hpp"
 
 namespace capstan::parallel {
 
@@ -36,6 +37,10 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
                                             return options.gradients &&
                                                    (!options.trains || options.trains(parameter));
                                           },
+                                      .matrices =
+                                          [&options](const Parameter& parameter) {
+                                            return options.matrix && options.matrix(parameter).has_value();
+                                          },
                                       .excluded = options.quantized});
   block_buckets_.resize(layout_.blocks.size());
   pins_.assign(layout_.blocks.size(), 0);
@@ -65,11 +70,11 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
     CategoryScope scope(MemoryCategory::parameters);
     bucket.values = Tensor::zeros(device_, {bucket.held.count}, options_.compute);
   }
-  if (options_.compute == DType::f32) {
+  if (!has_main_copies()) {
     bucket.main = owned_values(bucket);
   } else if (plan.trains) {
     CategoryScope scope(MemoryCategory::main_parameters);
-    bucket.main = Tensor::zeros(device_, {bucket.owned.count});
+    bucket.main = Tensor::zeros(device_, {bucket.owned.count}, options_.main);
   }
   if (plan.trains) {
     CategoryScope scope(MemoryCategory::gradients);
@@ -169,10 +174,61 @@ Tensor FlatStore::owned_values(const Bucket& bucket) const {
   return bucket.values.flat_range(bucket.owned.begin - bucket.held.begin, bucket.owned.count,
                                   {bucket.owned.count});
 }
+Tensor FlatStore::slice_gradients(const Bucket& bucket) const {
+  if (shards_gradients_ || !shards_state_) return shards_gradients_ ? bucket.sum : bucket.gradients;
+  const FlatRange mine = slice_of(*bucket.plan);
+  return bucket.gradients.flat_range(mine.begin, mine.count, {mine.count});
+}
 Tensor FlatStore::owned_gradients(const Bucket& bucket) const {
-  const Tensor& flat = shards_gradients_ ? bucket.sum : bucket.gradients;
-  const int64_t begin = shards_gradients_ ? slice_of(*bucket.plan).begin : 0;
-  return flat.flat_range(bucket.owned.begin - begin, bucket.owned.count, {bucket.owned.count});
+  const int64_t begin = shards_state_ ? slice_of(*bucket.plan).begin : 0;
+  return slice_gradients(bucket).flat_range(bucket.owned.begin - begin, bucket.owned.count,
+                                            {bucket.owned.count});
+}
+
+// The ranges of a bucket's parameter that this rank owns, one for each segment of its shard that is
+// contiguous.
+void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer& buffer) const {
+  const Parameter& parameter = *bucket.plan->parameters[index];
+  const ParamSpec& spec = parameter.spec();
+  const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos ||
+                       spec.name.find(".k_layernorm.") != std::string::npos;
+  optim::FlatBuffer::Range range;
+  range.weight_decay = !spec.no_weight_decay || (options_.decay_qk_norm && qk_norm);
+  range.decoupled_lr =
+      spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight");
+  if (spec.second_factor) range.lr_factor = options_.second_factor_lr;
+  range.parameter = random_sequence_of(spec.name);
+  const bool counts =
+      spec.tied != ParamSpec::Tied::copy && !(full_on_tensor_ranks(parameter) && rank_in(groups_.tensor) > 0);
+  // Elements of the shard, which lie in the global parameter as `place` says.
+  const auto add = [&](const FlatRange& elements, bool owned, optim::FlatBuffer::Range place) {
+    const int64_t begin = bucket.plan->begins[index] + elements.begin;
+    const FlatRange here = intersection({begin, elements.count}, bucket.owned);
+    if (here.count == 0) return;
+    place.begin = here.begin - bucket.owned.begin, place.count = here.count;
+    place.counted = counts && owned;
+    (place.columns > 0 ? place.column : place.origin) += here.begin - begin;
+    buffer.ranges.push_back(place);
+  };
+  const Shard& shard = parameter.shard();
+  if (shard.segments.empty()) return add({0, parameter.shape().elements()}, true, range);
+  int64_t inner = 1;
+  for (int d = shard.dim + 1; d < shard.shape.rank(); ++d) inner *= shard.shape[d];
+  const int64_t row = spec.shape[shard.dim] * inner;
+  for (size_t r = 0; r < shard.segments.size(); ++r) {
+    const ShardSegment& segment = shard.segments[r];
+    range.origin = segment.global * inner;
+    const bool rows = shard.segments.size() == 1 && segment.count * inner < row;
+    range.columns = rows ? segment.count * inner : 0, range.row_stride = rows ? row : 0;
+    if (shard.segments.size() == 1) {
+      add({0, parameter.shape().elements()}, segment.owned(), range);
+      continue;
+    }
+    for (const FlatRange& elements : elements_of_segment(shard, r)) {
+      add(elements, segment.owned(), range);
+      range.origin += row;
+    }
+  }
 }
 
 std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
@@ -180,37 +236,17 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
   for (const Bucket& bucket : buckets_) {
     if (!bucket.plan->trains) continue;
     optim::FlatBuffer buffer{bucket.main, owned_gradients(bucket), {}, {}};
-    if (options_.compute != DType::f32) buffer.model = owned_values(bucket);
+    if (has_main_copies()) buffer.model = owned_values(bucket);
     for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) {
+      add_ranges(bucket, i, buffer);
+      if (!bucket.plan->matrices) continue;
       const Parameter& parameter = *bucket.plan->parameters[i];
-      const ParamSpec& spec = parameter.spec();
-      optim::FlatBuffer::Range range;
-      range.weight_decay = !spec.no_weight_decay;
-      range.decoupled_lr =
-          spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight");
-      if (spec.second_factor) range.lr_factor = options_.second_factor_lr;
-      const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos ||
-                           spec.name.find(".k_layernorm.") != std::string::npos;
-      if (options_.decay_qk_norm && qk_norm) range.weight_decay = true;
-      const bool counts = spec.tied != ParamSpec::Tied::copy &&
-                          !(full_on_tensor_ranks(parameter) && rank_in(groups_.tensor) > 0);
-      const auto add = [&](const FlatRange& elements, bool owned) {
-        const FlatRange here =
-            intersection({bucket.plan->begins[i] + elements.begin, elements.count}, bucket.owned);
-        range.begin = here.begin - bucket.owned.begin, range.count = here.count;
-        range.counted = counts && owned;
-        if (here.count > 0) buffer.ranges.push_back(range);
-      };
-      const Shard& shard = parameter.shard();
-      if (std::all_of(shard.segments.begin(), shard.segments.end(),
-                      [](const ShardSegment& segment) { return segment.owned(); })) {
-        add({0, parameter.shape().elements()}, true);
-        continue;
-      }
-      for (size_t r = 0; r < shard.segments.size(); ++r)
-        for (const FlatRange& elements : elements_of_segment(shard, r))
-          add(elements, shard.segments[r].owned());
+      buffer.matrices.push_back({.begin = bucket.plan->begins[i],
+                                 .global = parameter.spec().shape,
+                                 .sharding = parameter.spec().sharding,
+                                 .split = *options_.matrix(parameter)});
     }
+    if (bucket.plan->matrices) buffer.slice = slice_gradients(bucket);
     std::sort(buffer.ranges.begin(), buffer.ranges.end(),
               [](const auto& a, const auto& b) { return a.begin < b.begin; });
     buffers.push_back(std::move(buffer));
@@ -371,7 +407,7 @@ void FlatStore::before_load() {
 }
 
 void FlatStore::after_load() {
-  if (options_.compute != DType::f32)
+  if (has_main_copies())
     for (const Bucket& bucket : buckets_)
       if (bucket.main.defined()) cast(bucket.main, owned_values(bucket), Queue::compute);
   gather_parameters(true);

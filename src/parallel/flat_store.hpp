@@ -13,7 +13,7 @@
 // Parameters that are kept in 4 bits (Options::quantized, nf4_weight.hpp) are in no bucket; each is
 // dequantized from its first acquire() to its last release().
 //
-//   *      none in fp32: the model computes with the main parameters.
+//   *      none in fp32, and none with Options::main bf16: the model computes with the main parameters.
 //   full   P b of the block that computes and, with overlap_param_gather, of the one that is prefetched.
 //   open   4 b of the bucket whose weight gradients are computed and, with overlap_grad_reduce, of one that
 //          is being reduced (two on the communication queue).
@@ -82,6 +82,8 @@ class FlatStore final : public ParamStore {
  public:
   struct Options {
     DType compute = DType::f32;
+    // Of the main parameters; that of `compute`: the model computes with them, there are no copies.
+    DType main = DType::f32;
     // In which gradients are sent: f32, or bf16.
     DType reduce = DType::f32;
     // Without effect in a group of one.
@@ -108,6 +110,9 @@ class FlatStore final : public ParamStore {
     Nf4Options nf4;
     // Weights whose GEMMs are in 8 or 4 bits; not those kept in 4 bits.
     LowPrecisionOptions low_precision;
+    // Muon: of a parameter that is updated as a matrix the rows of optim::Matrix::split, else nullopt; null:
+    // none. Matrices are in buckets of their own.
+    std::function<std::optional<std::vector<int64_t>>(const Parameter&)> matrix;
     // LoRA+: learning rate of ParamSpec::second_factor over the others'.
     double second_factor_lr = 1;
   };
@@ -151,6 +156,17 @@ class FlatStore final : public ParamStore {
 
   // The buffers that the optimizer of this rank updates, one for each bucket that trains.
   std::vector<optim::FlatBuffer> flat_buffers() const;
+  // Index there of the buffer that a parameter's bucket is, also where other ranks own its elements; -1: it
+  // does not train.
+  int buffer_of(const Parameter& parameter) const {
+    return quantized(parameter) ? -1 : bucket_of(parameter).buffer;
+  }
+  // The groups over which those buffers are divided.
+  optim::Groups optimizer_groups() const {
+    return {.shard = shards_state_ ? groups_.shard : nullptr,
+            .replica = shards_over_replicas_ ? groups_.replica : nullptr,
+            .tensor = groups_.tensor};
+  }
   // Sums the values that each rank has from the `counted` ranges of its buffers. The same bits on every rank
   // of `shard`, `replica` and `model`.
   void sum_over_owners(std::span<double> values);
@@ -161,7 +177,7 @@ class FlatStore final : public ParamStore {
     const Parameter* parameter;
     // Elements of the local shard (Parameter::shape(), row-major).
     FlatRange range;
-    // [range.count]: fp32 main parameters, or where there are none the compute values.
+    // [range.count]: main parameters, or where there are none the compute values.
     Tensor values;
     // The part of `range` that this rank writes to a checkpoint; of replicated segments (Shard) only those
     // owned.
@@ -206,7 +222,7 @@ class FlatStore final : public ParamStore {
     FlatRange owned;
     // Compute type [held.count].
     Tensor values;
-    // fp32 [owned.count]; a view of `values` in fp32.
+    // [owned.count]; a view of `values` where there are no copies.
     Tensor main;
     // optim_grads_params: gathered.
     Tensor full;
@@ -258,6 +274,10 @@ class FlatStore final : public ParamStore {
   FlatRange slice_of(const BucketPlan& plan) const;
   Tensor owned_values(const Bucket& bucket) const;
   Tensor owned_gradients(const Bucket& bucket) const;
+  // The gradients that this rank of `shard` reduces.
+  Tensor slice_gradients(const Bucket& bucket) const;
+  bool has_main_copies() const { return options_.main != options_.compute; }
+  void add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer& buffer) const;
   void make_bucket(const BucketPlan& plan);
   void make_quantized();
   void make_low_precision();

@@ -34,7 +34,7 @@ TEST_CASE("check: 0 sound, 1 errors in a readable recipe, 2 unreadable") {
 
 TEST_CASE("check refuses what train refuses") {
   for (const std::string change :
-       {"optimizer=muon", "mixed_precision=fp16_mixed", "model.num_moe_experts=4"}) {
+       {"model.mtp_num_layers=1", "mixed_precision=fp16_mixed", "model.num_moe_experts=4"}) {
     CAPTURE(change);
     const std::vector<std::string> words = {"quickstart", "dataset=mock", change,
                                             "model.moe_router_load_balancing_type=none"};

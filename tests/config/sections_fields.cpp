@@ -334,8 +334,10 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
       {{"dist.distributed_backend=nccl"}, "dist.distributed_backend"},
       {{"model.cpu_offloading=true"}, "model.cpu_offloading"},
       {{"mixed_precision.params_dtype=fp16"}, "mixed_precision.params_dtype"},
-      {{"optimizer.optimizer=muon"}, "optimizer.optimizer"},
-      {{"optimizer.use_precision_aware_optimizer=true"}, "optimizer.use_precision_aware_optimizer"},
+      {{"optimizer.use_precision_aware_optimizer=true", "optimizer.main_grads_dtype=bf16"},
+       "optimizer.main_grads_dtype"},
+      {{"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=fp16"},
+       "optimizer.exp_avg_dtype"},
       {{"peft.dropout_position=post"}, "peft.dropout_position"},
   };
   for (const auto& one : refused) CHECK_MESSAGE(missing(one.first).count(one.second) == 1, one.second);

@@ -1,8 +1,11 @@
 // Updates and statistics over tables of ranges, against the formulas in double.
 #include "kernels/optimizers.hpp"
 
+#include <bit>
+#include <cmath>
 #include <cstring>
 
+#include "base/philox.hpp"
 #include "tests/kernels/support.hpp"
 
 using namespace capstan;
@@ -57,8 +60,8 @@ TEST_CASE("Adam over ranges; padding keeps its bits") {
       const Array v(DType::f32, squares), model(DType::bf16, random_values(n, 5));
       const auto y = run_kernel({main, m, v, model}, [&](kernels::Context& c, Vec<Array>& out) {
         Array g = grad;
-        optimizers().adam(c, s, table_of(ranges), count(ranges), g.f32(), out[0].f32(), out[1].f32(),
-                          out[2].f32(), out[3].out());
+        optimizers().adam(c, s, table_of(ranges), count(ranges), g.f32(), out[0].out(), out[1].out(), nullptr,
+                          out[2].out(), nullptr, out[3].out());
       });
       Vec<double> w = main.rounded(), em = m.rounded(), ev = v.rounded(), copy = model.rounded();
       const auto gs = grad.rounded(), got = y[0].rounded();
@@ -147,6 +150,130 @@ TEST_CASE("Lion over ranges: the sign of the interpolated momentum, zero where i
     }
 }
 
+TEST_CASE("Adam in bf16: rounded to nearest, or where Philox says for the global index") {
+  for (const bool stochastic : {false, true})
+    for (const int64_t n : kSizes) {
+      auto ranges = ranges_of(n);
+      // The last one is columns 5 to 12 of rows of 29, and begins with column 8.
+      ranges.back().parameter = 0xFEDCBA9876543210, ranges.back().origin = 29 * 100 + 5;
+      ranges.back().column = 3, ranges.back().columns = 8, ranges.back().row_stride = 29;
+      kernels::AdamStep s{kScale, 0.9f, 0.95f, 1e-8f, 0.2f, 0.1f};
+      s.rounding = {stochastic, {1, 2}, {3, 4}, {5, 6}};
+      Vec<double> squares = random_values(n, 4);
+      for (double& v : squares) v = v * v;
+      const Array grad(DType::f32, random_values(n, 1));
+      const Vec<Array> narrow{Array(DType::bf16, random_values(n, 2)),
+                              Array(DType::bf16, random_values(n, 3)), Array(DType::bf16, squares)};
+      Vec<Array> wide;
+      for (const Array& array : narrow) wide.emplace_back(DType::f32, array.rounded());
+      const auto update = [&](const Vec<Array>& arrays) {
+        return run_kernel(arrays, [&](kernels::Context& c, Vec<Array>& out) {
+          Array g = grad;
+          optimizers().adam(c, s, table_of(ranges), count(ranges), g.f32(), out[0].out(), out[1].out(),
+                            nullptr, out[2].out(), nullptr, {});
+        });
+      };
+      const auto exact = update(wide), got = update(narrow);
+      const PhiloxKey keys[] = {s.rounding.main, s.rounding.exp_avg, s.rounding.exp_avg_sq};
+      for (size_t a = 0; a < 3; ++a) {
+        Vec<double> expected = narrow[a].rounded();
+        const Vec<double> values = exact[a].rounded();
+        for (const auto& range : ranges)
+          for (int64_t i = 0; i < range.count; ++i) {
+            const auto e = static_cast<size_t>(range.begin + i);
+            const int64_t j = range.column + i;
+            const auto position = static_cast<uint64_t>(
+                range.columns == 0 ? range.origin + i
+                                   : range.origin + j / range.columns * range.row_stride + j % range.columns);
+            const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(values[e])),
+                           noise = philox4x32(keys[a], range.parameter, position / 4)[position % 4] >> 16;
+            expected[e] =
+                static_cast<double>(stochastic ? std::bit_cast<float>((bits + noise) & 0xFFFF0000u)
+                                               : static_cast<float>(bf16(static_cast<float>(values[e]))));
+          }
+        CHECK(got[a].rounded() == expected);
+      }
+    }
+}
+
+TEST_CASE("fp8 moments: codes, scales and their values; ranges and padding") {
+  for (const int64_t n : kSizes) {
+    auto ranges = ranges_of(n);
+    int64_t blocks = 0;
+    for (auto& range : ranges) range.first_block = blocks, blocks += (range.count + 63) / 64;
+    const Array values(DType::f32, random_values(n, 1));
+    for (const bool root : {false, true}) {
+      Vec<uint8_t> codes(static_cast<size_t>(n), 0xEE);
+      Vec<float> scales(static_cast<size_t>(blocks)), decoded(static_cast<size_t>(n), 7.0f);
+      Vec<float> x;
+      for (const double v : values.rounded()) x.push_back(static_cast<float>(root ? v * v : v));
+      ThreadPool pool(3);
+      kernels::Context c;
+      c.pool = &pool;
+      c.prepare(3);
+      optimizers().encode_moment(c, table_of(ranges), count(ranges), root, x.data(), 0, n, codes.data(),
+                                 scales.data());
+      optimizers().decode_moment(c, table_of(ranges), count(ranges), root, codes.data(), scales.data(), 0, n,
+                                 decoded.data());
+      Vec<char> inside(static_cast<size_t>(n), 0);
+      for (const auto& range : ranges)
+        for (int64_t i = 0; i < range.count; ++i) {
+          const auto e = static_cast<size_t>(range.begin + i);
+          inside[e] = 1;
+          const double v = static_cast<double>(root ? std::sqrt(x[e]) : x[e]),
+                       got = static_cast<double>(root ? std::sqrt(decoded[e]) : decoded[e]),
+                       scale = static_cast<double>(scales[static_cast<size_t>(range.first_block + i / 64)]);
+          // Half of the last place of 4 significant bits, or of the smallest numbers.
+          CHECK(std::abs(got - v) <= std::max(std::abs(v) / 15.9, scale * 0x1.01p-10));
+        }
+      for (size_t e = 0; e < inside.size(); ++e)
+        if (!inside[e]) CHECK((codes[e] == 0xEE && decoded[e] == 7.0f));
+    }
+  }
+}
+
+TEST_CASE("Muon's momentum and update over ranges; normalization of a matrix") {
+  for (const bool nesterov : {false, true})
+    for (const bool decoupled : {false, true})
+      for (const int64_t n : kSizes) {
+        const auto ranges = ranges_of(n);
+        kernels::MuonStep s{kScale, 0.95f, nesterov};
+        s.scale.decoupled_decay = decoupled;
+        const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)),
+            buffer(DType::f32, random_values(n, 3));
+        const auto y = run_kernel({grad, buffer, main, main}, [&](kernels::Context& c, Vec<Array>& out) {
+          optimizers().muon_momentum(c, s, table_of(ranges), count(ranges), out[0].f32(), out[2].f32(),
+                                     out[1].f32());
+          optimizers().muon_update(c, s.scale, table_of(ranges), count(ranges), out[0].f32(), out[2].f32(),
+                                   out[3].out());
+        });
+        Vec<double> u = grad.rounded(), m = buffer.rounded(), w = main.rounded();
+        for_elements(ranges, s.scale, [&](size_t i, double lr, double decay) {
+          const double g = 0.5 * u[i] + (decoupled ? 0 : decay * w[i]);
+          m[i] += 0.05 * (g - m[i]);
+          u[i] = nesterov ? g + 0.95 * (m[i] - g) : m[i];
+          if (decoupled) w[i] *= 1 - lr * decay;
+          w[i] -= lr * u[i];
+        });
+        CHECK(error(y[0].rounded(), u) < 1e-6);
+        CHECK(error(y[1].rounded(), m) < 1e-6);
+        CHECK(error(y[2].rounded(), w) < 1e-6);
+        CHECK(y[3].bytes() == y[2].bytes());
+
+        const double squares[] = {3.0, 1.0};
+        const auto normalized = run_kernel({grad, grad}, [&](kernels::Context& c, Vec<Array>& out) {
+          optimizers().normalize(c, squares, 2, 1e-7f, out[0].f32(), n);
+          const double none = 0;
+          optimizers().normalize(c, &none, 1, 4.0f, out[1].f32(), n);
+        });
+        Vec<double> half = grad.rounded(), quarter = half;
+        for (double& v : half) v /= 2;
+        for (double& v : quarter) v /= 4;
+        CHECK(normalized[0].rounded() == half);
+        CHECK(normalized[1].rounded() == quarter);
+      }
+}
+
 TEST_CASE("sums of squares and numbers of zeros over the counted ranges, for any number of threads") {
   for (const int64_t n : {int64_t{1}, int64_t{37}, int64_t{1025}, int64_t{200001}}) {
     const auto ranges = ranges_of(n);
@@ -167,13 +294,13 @@ TEST_CASE("sums of squares and numbers of zeros over the counted ranges, for any
       kernels::Context& c = launch.context();
       double sum = 1;
       int64_t number = 3;
-      optimizers().sum_of_squares(c, table_of(ranges), count(ranges), x.f32(), &sum, true);
+      optimizers().sum_of_squares(c, table_of(ranges), count(ranges), x.out(), &sum, true);
       optimizers().count_zeros(c, table_of(ranges), count(ranges), x.f32(), &number, true);
       CHECK(sum == doctest::Approx(squares + 1).epsilon(1e-13));
       CHECK(number == zeros + 3);
       if (threads == 1) first = sum;
       CHECK(sum == first);
-      optimizers().sum_of_squares(c, table_of(ranges), 0, x.f32(), &sum, false);
+      optimizers().sum_of_squares(c, table_of(ranges), 0, x.out(), &sum, false);
       optimizers().count_zeros(c, table_of(ranges), 0, x.f32(), &number, false);
       CHECK((sum == 0 && number == 0));
     }

@@ -160,13 +160,6 @@ TEST_CASE_TEMPLATE("an update is one launch for each buffer, whatever the number
   }
 }
 
-TEST_CASE_TEMPLATE("optimizers without a kernel are refused by name", D, EVERY_DEVICE) {
-  const auto device = D::make(1);
-  config::OptimizerConfig config;
-  config.optimizer = config::OptimizerKind::muon;
-  CHECK_THROWS_AS(build(config, *device, {}), Error);
-}
-
 TEST_CASE_TEMPLATE("SGD decays apart from the gradient, or adds the decay to it", D, EVERY_DEVICE) {
   const auto device = D::make(1);
   for (const bool decoupled : {true, false})

@@ -68,7 +68,7 @@ class SimpleStore : public ParamStore {
       slot.v = Tensor::zeros(device_, slot.main.shape());
     }
     launch(device_, device_.table().optimizers->adam, step, slot.range, 1, slot.gradient, slot.main, slot.m,
-           slot.v, compute_ == DType::f32 ? Tensor() : slot.model);
+           Tensor(), slot.v, Tensor(), compute_ == DType::f32 ? Tensor() : slot.model);
   }
   const Tensor& main(const Parameter& parameter) { return at(parameter).main; }
 

@@ -25,6 +25,11 @@ void warned(const char* field, const char* value, const char* rule, Overrides ba
   table.push_back({Kind::warned, field, value, std::move(base), View::run, rule, {}});
 }
 
+Overrides with(Overrides base, const Overrides& more) {
+  base.insert(base.end(), more.begin(), more.end());
+  return base;
+}
+
 void model() {
   changes("model.num_layers", "3");
   changes("model.hidden_size", "48");
@@ -45,10 +50,6 @@ void model() {
   changes("model.rotary_interleaved", "true");
   const Overrides scaled = {"model.rope_scaling=true", "model.rope_scaling_factor=4",
                             "model.rope_scaling_original_max_position_embeddings=16"};
-  const auto with = [](Overrides base, const Overrides& more) {
-    base.insert(base.end(), more.begin(), more.end());
-    return base;
-  };
   changes("model.rope_scaling", "true");
   changes("model.rope_scaling_type", "linear", scaled);
   changes("model.rope_scaling_factor", "8", scaled);
@@ -284,15 +285,27 @@ void training() {
   changes("optimizer.lion_beta1", "0.5", {"optimizer.optimizer=lion"});
   changes("optimizer.lion_beta2", "0.5", {"optimizer.optimizer=lion"});
   const Overrides muon = {"optimizer.optimizer=muon"};
-  idle("optimizer.muon_momentum", "0.5", muon);
-  idle("optimizer.muon_use_nesterov", "true", muon);
-  idle("optimizer.muon_num_ns_steps", "3", muon);
-  idle("optimizer.muon_scale_mode", "unit_rms_norm", muon);
+  const Overrides simple = with(muon, {"optimizer.muon_coefficient_type=simple"});
+  changes("optimizer.muon_momentum", "0.5", muon);
+  changes("optimizer.muon_use_nesterov", "true", muon);
+  changes("optimizer.muon_num_ns_steps", "3", simple);
+  changes("optimizer.muon_coefficient_type", "simple", muon);
+  changes("optimizer.muon_scale_mode", "unit_rms_norm", muon);
+  changes("optimizer.muon_extra_scale_factor", "0.2", muon);
+  changes("optimizer.muon_split_qkv", "false", muon);
+  changes("optimizer.muon_tp_mode", "distributed", with(muon, {"dist.world_size=2", "dist.tp=2"}),
+          View::memory);
   changes("optimizer.clip_grad", "0.01", {"optimizer.optimizer=sgd"});
   changes("optimizer.grad_norm_skip_threshold", "1e-6");
-  refused("optimizer.use_precision_aware_optimizer", "true");
-  for (const char* field : {"main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"})
-    ruled((std::string("optimizer.") + field).c_str(), "bf16", "state_formats_need_precision_aware");
+  warned("optimizer.use_precision_aware_optimizer", "true", "precision_aware_stores_below_fp32");
+  const Overrides precision_aware = {"optimizer.use_precision_aware_optimizer=true"};
+  refused("optimizer.main_grads_dtype", "bf16", precision_aware);
+  changes("optimizer.main_params_dtype", "bf16",
+          with(precision_aware, {"mixed_precision=bf16_mixed", "optimizer.exp_avg_dtype=bf16",
+                                 "optimizer.stochastic_rounding=true"}));
+  changes("optimizer.exp_avg_dtype", "bf16", precision_aware);
+  changes("optimizer.exp_avg_sq_dtype", "fp8", precision_aware);
+  changes("optimizer.stochastic_rounding", "true", with(precision_aware, {"optimizer.exp_avg_dtype=bf16"}));
   refused("optimizer.optimizer_cpu_offload", "true", {"optimizer.use_precision_aware_optimizer=true"});
   idle("optimizer.optimizer_offload_fraction", "0.5",
        {"optimizer.optimizer_cpu_offload=true", "optimizer.use_precision_aware_optimizer=true"});

@@ -18,8 +18,19 @@ bool has_muon(const Config& c) {
 bool has_own_rate(const Config& c) {
   return c.optimizer.decoupled_lr.has_value();
 }
-bool is_muon(const Value& v) {
-  return v.text == "muon";
+bool has_muon_over_tensor_ranks(const Config& c) {
+  return has_muon(c) && c.dist.tensor_model_parallel_size > 1;
+}
+bool stores_below_fp32(const Config& c) {
+  const OptimizerConfig& o = c.optimizer;
+  return o.exp_avg_dtype != MomentType::fp32 || o.exp_avg_sq_dtype != MomentType::fp32 ||
+         o.main_params_dtype != Precision::fp32;
+}
+bool is_fp16(const Value& v) {
+  return v.text == "fp16";
+}
+bool is_bf16(const Value& v) {
+  return v.text == "bf16";
 }
 }  // namespace
 
@@ -27,11 +38,7 @@ void describe(Section<OptimizerConfig>& s) {
   using O = OptimizerConfig;
   const char* adam = "`optimizer.optimizer` is adam or muon";
   s.doc("optimizer and its hyperparameters");
-  s.field("optimizer", &O::optimizer)
-      .doc("optimization algorithm")
-      .unsupported("this optimizer", is_muon)
-      .known_as("type")
-      .known_as("name");
+  s.field("optimizer", &O::optimizer).doc("optimization algorithm").known_as("type").known_as("name");
   s.field("lr", &O::lr)
       .doc(
           "peak learning rate; typical: 3e-4 for pretraining, 1e-5 for full fine-tuning, 1e-4 for LoRA; "
@@ -107,15 +114,30 @@ void describe(Section<OptimizerConfig>& s) {
       .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
   s.field("muon_use_nesterov", &O::muon_use_nesterov)
       .doc("use Nesterov momentum")
+      .known_as("muon_nesterov")
       .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
   s.field("muon_num_ns_steps", &O::muon_num_ns_steps)
       .doc("Newton-Schulz iterations of the orthogonalization; typical: 5")
       .unit("iterations")
       .range(1, 20)
       .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
+  s.field("muon_coefficient_type", &O::muon_coefficient_type)
+      .doc("coefficients of the Newton-Schulz iterations")
+      .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
   s.field("muon_scale_mode", &O::muon_scale_mode)
       .doc("scaling of the update by the dimensions of the matrix")
       .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
+  s.field("muon_extra_scale_factor", &O::muon_extra_scale_factor)
+      .doc("further factor of the update; 0.2 with spectral gives the update size of AdamW")
+      .above(0)
+      .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
+  s.field("muon_split_qkv", &O::muon_split_qkv)
+      .doc("orthogonalize queries, keys and values separately")
+      .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
+  s.field("muon_tp_mode", &O::muon_tp_mode)
+      .doc("how matrices that are sharded over tensor-parallel ranks are orthogonalized")
+      .used_when<Config>("`optimizer.optimizer` is muon and `dist.tensor_model_parallel_size` is above 1",
+                         has_muon_over_tensor_ranks);
   s.field("clip_grad", &O::clip_grad)
       .doc("maximum global L2 norm of the gradients; 0 disables clipping; typical: 1.0")
       .min(0)
@@ -126,14 +148,26 @@ void describe(Section<OptimizerConfig>& s) {
       .doc("skip updates whose gradient norm exceeds this; null: never")
       .above(0);
   s.field("use_precision_aware_optimizer", &O::use_precision_aware_optimizer)
-      .doc("store main parameters, gradients and moment estimates in the formats of the four fields below")
-      .unsupported("optimizer state below fp32");
+      .doc("store main parameters, gradients and moment estimates in the formats of the four fields below");
   s.field("main_grads_dtype", &O::main_grads_dtype)
-      .doc("number format of the gradients that the optimizer reads");
+      .doc("number format of the gradients that the optimizer reads")
+      .unsupported("gradients below fp32", is_bf16);
   s.field("main_params_dtype", &O::main_params_dtype)
-      .doc("number format of the main parameters (master weights)");
-  s.field("exp_avg_dtype", &O::exp_avg_dtype).doc("number format of the first-moment estimate");
-  s.field("exp_avg_sq_dtype", &O::exp_avg_sq_dtype).doc("number format of the second-moment estimate");
+      .doc(
+          "number format of the main parameters; bf16: none, the model's bf16 parameters are updated in "
+          "place")
+      .unsupported("main parameters in fp16", is_fp16);
+  s.field("exp_avg_dtype", &O::exp_avg_dtype)
+      .doc("number format of the first-moment estimate")
+      .unsupported("moments in fp16", is_fp16);
+  s.field("exp_avg_sq_dtype", &O::exp_avg_sq_dtype)
+      .doc("number format of the second-moment estimate")
+      .unsupported("moments in fp16", is_fp16);
+  s.field("stochastic_rounding", &O::stochastic_rounding)
+      .doc(
+          "round moments and parameters below fp32 up or down at random with the exact mean; recommended "
+          "with them")
+      .used_when<Config>("a moment or the main parameters are stored below fp32", stores_below_fp32);
   s.field("optimizer_cpu_offload", &O::optimizer_cpu_offload)
       .doc("keep the optimizer state in host memory and update it on the CPU")
       .effect(Effect::memory)

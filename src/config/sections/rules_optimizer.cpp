@@ -243,16 +243,36 @@ RULE("R0614", offload_needs_precision_aware, "optimizer offload needs the precis
       .help("set optimizer.use_precision_aware_optimizer=true");
 }
 
-RULE("R0615", muon_excludes_sharded_gradients, "muon excludes sharded gradients", "optimizer.optimizer",
-     "ddp.data_parallel_sharding_strategy") {
-  const auto strategy = c.ddp.data_parallel_sharding_strategy;
-  if (c.optimizer.optimizer != OptimizerKind::muon ||
-      (strategy != ShardingStrategy::optim_grads && strategy != ShardingStrategy::optim_grads_params))
+RULE("R0615", iterations_have_coefficients, "Newton-Schulz iterations have coefficients",
+     "optimizer.muon_num_ns_steps", "optimizer.muon_coefficient_type", "optimizer.optimizer") {
+  const auto& o = c.optimizer;
+  if (o.optimizer != OptimizerKind::muon) return;
+  if (o.muon_coefficient_type == MuonCoefficients::quintic && o.muon_num_ns_steps % 5 != 0)
+    report
+        .error("`optimizer.muon_num_ns_steps` " + to_text(o.muon_num_ns_steps) +
+               " is no multiple of the 5 iterations of `optimizer.muon_coefficient_type` quintic")
+        .help("set optimizer.muon_num_ns_steps=5, or optimizer.muon_coefficient_type=simple");
+  if (o.muon_coefficient_type == MuonCoefficients::polar_express && o.muon_num_ns_steps < 8)
+    report
+        .error("`optimizer.muon_num_ns_steps` " + to_text(o.muon_num_ns_steps) +
+               " is below the 8 iterations of `optimizer.muon_coefficient_type` polar_express")
+        .help("set optimizer.muon_num_ns_steps=8, or optimizer.muon_coefficient_type=simple");
+}
+
+RULE("R0617", copies_of_keys_are_updated_alike, "ranks that hold the same keys and values update them alike",
+     "optimizer.muon_tp_mode", "optimizer.muon_split_qkv", "dist.tensor_model_parallel_size",
+     "model.num_query_groups", "optimizer.optimizer") {
+  const auto& o = c.optimizer;
+  const int64_t ranks = c.dist.tensor_model_parallel_size;
+  if (o.optimizer != OptimizerKind::muon || o.muon_split_qkv || o.muon_tp_mode == MuonTpMode::duplicated ||
+      !c.model.num_query_groups || ranks <= *c.model.num_query_groups)
     return;
   report
-      .error("`optimizer.optimizer` muon needs full matrices, but `ddp.data_parallel_sharding_strategy` " +
-             std::string(enum_name(strategy)) + " splits gradients")
-      .help("nearest legal values: optim, no_shard");
+      .error("`optimizer.muon_tp_mode` " + std::string(enum_name(o.muon_tp_mode)) +
+             " without `optimizer.muon_split_qkv`: " + to_text(ranks) +
+             " tensor-parallel ranks share the keys and values of " + to_text(*c.model.num_query_groups) +
+             " groups")
+      .help("set optimizer.muon_split_qkv=true, or optimizer.muon_tp_mode=duplicated");
 }
 
 }  // namespace

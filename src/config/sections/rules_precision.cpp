@@ -168,31 +168,52 @@ RULE("R0511", state_formats_need_precision_aware,
           .help("set optimizer.optimizer=adam");
     return;
   }
-  const std::pair<const char*, Precision> formats[] = {{"optimizer.main_grads_dtype", o.main_grads_dtype},
-                                                       {"optimizer.main_params_dtype", o.main_params_dtype},
-                                                       {"optimizer.exp_avg_dtype", o.exp_avg_dtype},
-                                                       {"optimizer.exp_avg_sq_dtype", o.exp_avg_sq_dtype}};
+  const std::pair<const char*, std::string> formats[] = {
+      {"optimizer.main_grads_dtype", name_of(o.main_grads_dtype)},
+      {"optimizer.main_params_dtype", name_of(o.main_params_dtype)},
+      {"optimizer.exp_avg_dtype", std::string(enum_name(o.exp_avg_dtype))},
+      {"optimizer.exp_avg_sq_dtype", std::string(enum_name(o.exp_avg_sq_dtype))}};
   for (const auto& [path, format] : formats)
-    if (format != Precision::fp32)
+    if (format != "fp32")
       report
-          .error("`" + std::string(path) + "` " + name_of(format) +
-                 " needs `optimizer.use_precision_aware_optimizer`")
+          .error("`" + std::string(path) + "` " + format + " needs `optimizer.use_precision_aware_optimizer`")
           .at(path)
           .help("set optimizer.use_precision_aware_optimizer=true, or " + std::string(path) + "=fp32");
 }
 
-RULE("R0512", main_copies_have_a_format, "main parameters are fp32 or fp16, their gradients fp32 or bf16",
-     "optimizer.main_params_dtype", "optimizer.main_grads_dtype") {
+RULE("R0512", main_copies_have_a_format,
+     "parameters without main copies are bf16 and rounded stochastically; gradients are not fp16",
+     "optimizer.main_params_dtype", "optimizer.main_grads_dtype", "optimizer.stochastic_rounding",
+     "mixed_precision.params_dtype") {
   const auto& o = c.optimizer;
   if (!o.use_precision_aware_optimizer) return;
-  if (o.main_params_dtype == Precision::bf16)
-    report.error("`optimizer.main_params_dtype` bf16 loses small updates")
+  if (o.main_params_dtype == Precision::bf16 && c.mixed_precision.params_dtype != Precision::bf16)
+    report
+        .error(
+            "`optimizer.main_params_dtype` bf16 is for a model in bf16, `mixed_precision.params_dtype` is " +
+            name_of(c.mixed_precision.params_dtype))
         .at("optimizer.main_params_dtype")
-        .help("legal values: fp32, fp16");
+        .help("set mixed_precision=bf16_mixed, or optimizer.main_params_dtype=fp32");
+  else if (o.main_params_dtype == Precision::bf16 && !o.stochastic_rounding)
+    report.error("`optimizer.main_params_dtype` bf16 loses small updates, which are rounded to nearest")
+        .at("optimizer.main_params_dtype")
+        .help("set optimizer.stochastic_rounding=true, or optimizer.main_params_dtype=fp32");
   if (o.main_grads_dtype == Precision::fp16)
     report.error("`optimizer.main_grads_dtype` fp16 overflows")
         .at("optimizer.main_grads_dtype")
         .help("legal values: fp32, bf16");
+}
+
+RULE("R0514", precision_aware_stores_below_fp32, "a precision-aware optimizer stores something below fp32",
+     "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype",
+     "optimizer.main_params_dtype", "optimizer.main_grads_dtype", "optimizer.optimizer_cpu_offload") {
+  const auto& o = c.optimizer;
+  if (!o.use_precision_aware_optimizer || o.optimizer_cpu_offload || o.exp_avg_dtype != MomentType::fp32 ||
+      o.exp_avg_sq_dtype != MomentType::fp32 || o.main_params_dtype != Precision::fp32 ||
+      o.main_grads_dtype != Precision::fp32)
+    return;
+  report.lint("`optimizer.use_precision_aware_optimizer` has no effect: all four formats are fp32")
+      .help("set optimizer.exp_avg_dtype=bf16, or optimizer.use_precision_aware_optimizer=false");
 }
 
 }  // namespace

@@ -198,9 +198,26 @@ parallel::LowPrecisionOptions low_precision_options(const config::MixedPrecision
 
 }  // namespace
 
+// What Muon updates: weight matrices other than embeddings and the output layer; of packed queries, keys and
+// values the rows of a group of each.
+static std::function<std::optional<std::vector<int64_t>>(const Parameter&)> muon_matrices(
+    const config::Config& config) {
+  std::vector<int64_t> qkv;
+  if (const auto& m = config.model; config.optimizer.muon_split_qkv)
+    qkv = {m.num_attention_heads / *m.num_query_groups * *m.kv_channels, *m.kv_channels, *m.kv_channels};
+  return [qkv](const Parameter& parameter) -> std::optional<std::vector<int64_t>> {
+    const std::string& name = parameter.name();
+    if (parameter.spec().shape.rank() != 2) return std::nullopt;
+    for (const char* other : {"word_embeddings.weight", "position_embeddings.weight", "output_layer.weight"})
+      if (name.ends_with(other)) return std::nullopt;
+    return name.ends_with(".linear_qkv.weight") ? qkv : std::vector<int64_t>();
+  };
+}
+
 parallel::FlatStore::Options store_options(const config::Config& config) {
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
+  if (config.optimizer.main_params_dtype == config::Precision::bf16) options.main = DType::bf16;
   options.reduce = config.mixed_precision.grad_reduce_in_fp32 ? DType::f32 : options.compute;
   options.sharding = config.ddp.data_parallel_sharding_strategy;
   options.shard_over_replicas = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
@@ -211,6 +228,7 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
                      config.train.device == config::DeviceKind::cuda);
   options.reduce_queue = nccl ? Queue::communication : Queue::compute;
   options.overlap_param_gather = config.ddp.overlap_param_gather;
+  if (config.optimizer.optimizer == config::OptimizerKind::muon) options.matrix = muon_matrices(config);
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
   if (config.peft) {
     options.trains = [](const Parameter& parameter) { return parameter.spec().adapter; };
@@ -232,6 +250,12 @@ parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
   groups.embedding = &mesh.group("embedding");
   groups.model = &mesh.group("tp-pp");
   return groups;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const config::Config& config, Device& device,
+                                                 const parallel::FlatStore& store) {
+  return optim::build(config.optimizer, device, store.flat_buffers(), store.optimizer_groups(),
+                      static_cast<uint64_t>(config.rng.seed));
 }
 
 void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {

@@ -37,6 +37,9 @@ parallel::PipelineShape pipeline_shape(const config::Config& config, int64_t mic
 // with. `mesh` must be connected.
 parallel::FlatStore::Options store_options(const config::Config& config);
 parallel::StoreGroups store_groups(const comm::Mesh& mesh);
+// The optimizer of the buffers of a store.
+std::unique_ptr<optim::Optimizer> make_optimizer(const config::Config& config, Device& device,
+                                                 const parallel::FlatStore& store);
 
 // The weights that QLoRA keeps in 4 bits, by name: those of the layers' linear maps, whether they have an
 // adapter or not. Null: none.

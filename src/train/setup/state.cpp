@@ -67,14 +67,19 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
     if (store.has_frozen_parameters() && shard.buffer < 0) continue;
     for (const ShardRegion& region : shard_regions(parameter.spec().shape, parameter.shard(), shard.write)) {
       if (!region.owned) continue;
-      const auto add = [&](std::string name, Tensor values) {
-        mine.push_back({std::move(name), parameter.spec().shape, region.where, std::move(values)});
+      const auto add = [&](std::string name, DType dtype, std::function<Tensor()> values) {
+        mine.push_back({std::move(name), parameter.spec().shape, region.where, dtype, std::move(values)});
       };
-      add(parameter.name(), shard.values.flat_range(region.elements.begin - shard.range.begin,
-                                                    region.elements.count, {region.elements.count}));
+      const int64_t offset = region.elements.begin - shard.range.begin, count = region.elements.count;
+      add(parameter.name(), shard.values.dtype(),
+          [values = shard.values.flat_range(offset, count, {count})] { return values; });
       if (!optimizer || shard.buffer < 0) continue;
       for (const auto& s : optimizer->state())
-        add(state_name(s.name, parameter), parallel::FlatStore::range_of(shard, region.elements, s.buffers));
+        if (s.has(shard.buffer))
+          add(state_name(s.name, parameter), s.stored(),
+              [optimizer, &s, buffer = shard.buffer, begin = shard.begin + offset, count] {
+                return optimizer->values(s, buffer, begin, count);
+              });
     }
   }
   if (optimizer && writes_scaling_state(store.groups()))
@@ -148,14 +153,13 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
 }
 
 void StateWriter::add(const StateTensor& t) {
-  writer_.add(t.name, t.tensor.dtype(), t.shape, t.where,
-              [tensor = t.tensor](const checkpoint::ByteSink& sink) {
-                read_in_chunks(tensor, checkpoint::kChunkBytes, sink);
-              });
+  writer_.add(t.name, t.dtype, t.shape, t.where, [values = t.values](const checkpoint::ByteSink& sink) {
+    read_in_chunks(values(), checkpoint::kChunkBytes, sink);
+  });
 }
 
 void StateWriter::add(const StateTensor& t, std::span<const std::byte> bytes) {
-  writer_.add(t.name, t.tensor.dtype(), t.shape, t.where, bytes);
+  writer_.add(t.name, t.dtype, t.shape, t.where, bytes);
 }
 
 std::string StateWriter::write_rank() {
@@ -258,7 +262,9 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
     here += "+" + parameter->name() + "\n";
     check(parameter->name(), parameter->spec().shape);
     if (optimizer && store.trains(*parameter))
-      for (const auto& s : optimizer->state()) check(state_name(s.name, *parameter), parameter->spec().shape);
+      for (const auto& s : optimizer->state())
+        if (s.has(store.buffer_of(*parameter)))
+          check(state_name(s.name, *parameter), parameter->spec().shape);
   }
   if (optimizer)
     for (const ScalingState& state : scaling_states(store)) check(state.name, state.shape);
@@ -418,9 +424,12 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
     if (!takes(which, *shard.parameter)) continue;
     read_into(reader, shard.parameter->name(), shard, shard.values);
     if (!optimizer || shard.buffer < 0) continue;
-    for (const auto& s : optimizer->state())
-      read_into(reader, state_name(s.name, *shard.parameter), shard,
-                parallel::FlatStore::range_of(shard, shard.range, s.buffers));
+    for (const auto& s : optimizer->state()) {
+      if (!s.has(shard.buffer)) continue;
+      const Tensor values = optimizer->values(s, shard.buffer, shard.begin, shard.range.count);
+      read_into(reader, state_name(s.name, *shard.parameter), shard, values);
+      optimizer->set_values(s, shard.buffer, shard.begin, values);
+    }
   }
   if (optimizer) read_scaling_states(reader, store);
   if (optimizer) optimizer->set_steps(count_of(json, file, "optimizer_steps"));

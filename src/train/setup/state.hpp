@@ -67,8 +67,13 @@ struct StateTensor {
   // Of the full tensor, over all ranks.
   Shape shape;
   Region where;  // of this rank
-  // Their values in that order, one dimension.
-  Tensor tensor;
+  DType dtype;   // as stored
+  // Returns the values in that order, one dimension: a view of the state, or a copy where the checkpoint
+  // stores it in another format.
+  std::function<Tensor()> values;
+
+  int64_t elements() const { return where.sizes.elements(); }
+  int64_t bytes() const { return elements() * size_of(dtype); }
 };
 
 // Those that this rank writes: main parameters, and with `optimizer` its state. Where only a part of the

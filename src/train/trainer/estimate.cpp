@@ -89,7 +89,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   mesh.connect_meta();
   const auto model = models::build(config.model, model_shard(config, mesh));
   parallel::FlatStore store(*device, model->parameters(), store_groups(mesh), store_options(config));
-  const auto optimizer = optim::build(config.optimizer, *device, store.flat_buffers());
+  const auto optimizer = make_optimizer(config, *device, store);
   std::vector<Tensor> snapshot;
   if (config.checkpoint.async_save && config.checkpoint.save_interval)
     snapshot = snapshot_buffers(

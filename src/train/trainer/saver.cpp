@@ -33,9 +33,9 @@ std::vector<Tensor> snapshot_buffers(Device& device, const std::vector<StateTens
   std::vector<Tensor> copies;
   for (const auto& t : tensors) {
     if (device.shares_host_memory())
-      copies.push_back(Tensor::zeros(device, t.tensor.shape(), t.tensor.dtype()));
+      copies.push_back(Tensor::zeros(device, {t.elements()}, t.dtype));
     else
-      device.count_host_memory(t.tensor.bytes(), MemoryCategory::snapshot);
+      device.count_host_memory(t.bytes(), MemoryCategory::snapshot);
   }
   return copies;
 }
@@ -49,7 +49,7 @@ Saver::Saver(comm::World& world, const parallel::FlatStore& store, const optim::
       copies_(snapshot_buffers(device, tensors_)) {
   if (device.shares_host_memory()) return;
   // The writer may not read this device's memory: the copies are the host's.
-  for (const auto& t : tensors_) host_copies_.emplace_back(static_cast<size_t>(t.tensor.bytes()));
+  for (const auto& t : tensors_) host_copies_.emplace_back(static_cast<size_t>(t.bytes()));
 }
 
 Saver::~Saver() {
@@ -78,11 +78,13 @@ void Saver::join() {
 }
 
 void Saver::copy_to_host() {
-  device_.wait_for(Queue::device_to_host, *device_.record(Queue::compute));
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const Tensor& tensor = tensors_[i].tensor;
-    device_.start_copy_to_host(host_copies_[i].data(), tensor.address(), tensor.bytes(),
+    const Tensor values = tensors_[i].values();
+    device_.wait_for(Queue::device_to_host, *device_.record(Queue::compute));
+    device_.start_copy_to_host(host_copies_[i].data(), values.address(), values.bytes(),
                                Queue::device_to_host);
+    // Where they are a copy, its memory is used again after this one.
+    device_.wait_for(Queue::compute, *device_.record(Queue::device_to_host));
   }
 }
 
@@ -90,13 +92,13 @@ void Saver::begin(const SavePlan& plan, const TrainState& state) {
   CAPSTAN_ASSERT(!busy(), "one save at a time");
   const auto begun = Clock::now();
   for (size_t i = 0; i < copies_.size(); ++i)
-    launch(device_, device_.table().elementwise->cast, tensors_[i].tensor, copies_[i],
-           tensors_[i].tensor.elements());
+    launch(device_, device_.table().elementwise->cast, tensors_[i].values(), copies_[i],
+           copies_[i].elements());
   if (!host_copies_.empty()) copy_to_host();
   StateWriter writer(world_, plan, state, optimizer_);
   device_.synchronize();
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const auto bytes = static_cast<size_t>(tensors_[i].tensor.bytes());
+    const auto bytes = static_cast<size_t>(tensors_[i].bytes());
     writer.add(tensors_[i], host_copies_.empty() ? std::span<const std::byte>(
                                                        device_.host_address(copies_[i].address()), bytes)
                                                  : std::span<const std::byte>(host_copies_[i]));

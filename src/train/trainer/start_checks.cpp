@@ -56,7 +56,7 @@ class MetaState {
   comm::World& world() { return *world_; }
   const parallel::FlatStore& store() const { return *store_; }
   std::unique_ptr<optim::Optimizer> make_optimizer() {
-    return optim::build(config_.optimizer, *device_, store_->flat_buffers());
+    return train::make_optimizer(config_, *device_, *store_);
   }
 
  private:

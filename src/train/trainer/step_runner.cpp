@@ -34,7 +34,7 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())) {
   store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
                                                  store_options(config));
-  optimizer_ = optim::build(config.optimizer, *device_, store_->flat_buffers());
+  optimizer_ = make_optimizer(config, *device_, *store_);
   statistics_ = std::make_unique<optim::FlatStatistics>(*device_);
   micro_batch_runner_ = std::make_unique<MicroBatchRunner>(config, mesh_, *device_, *model_, *store_);
   micro_batches_ = micro_batches_of(config, mesh_);

@@ -1,0 +1,284 @@
+#include "optim/muon.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <span>
+
+#include "base/error.hpp"
+#include "comm/reduce.hpp"
+#include "kernels/table.hpp"
+#include "ops/matmul.hpp"
+#include "tensor/launch.hpp"
+
+namespace capstan::optim {
+
+using config::MuonTpMode;
+using ops::Transpose;
+
+namespace {
+
+int64_t size_of(const comm::Communicator* group) {
+  return group ? group->size() : 1;
+}
+
+struct Interval {
+  int64_t begin, end;
+  int64_t count() const { return end - begin; }
+};
+Interval common(const Interval& a, const Interval& b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+Tensor range_of(const Tensor& flat, const Interval& range) {
+  return flat.flat_range(range.begin, range.count(), {range.count()});
+}
+void copy(const Tensor& from, const Tensor& to) {
+  launch(to.device(), to.device().table().elementwise->cast, from, to, from.elements());
+}
+
+// x -> a x + b (x x') x + c (x x')^2 x. Jordan's, and sets for the first iterations and those after them, in
+// which the slope at zero falls.
+struct Coefficients {
+  float a, b, c;
+};
+constexpr std::array<Coefficients, 1> kSimple{{{3.4445f, -4.7750f, 2.0315f}}};
+constexpr std::array<Coefficients, 5> kQuintic{{{4.0848f, -6.8946f, 2.9270f},
+                                                {3.9505f, -6.3029f, 2.6377f},
+                                                {3.7418f, -5.5913f, 2.3037f},
+                                                {2.8769f, -3.1427f, 1.2046f},
+                                                {2.8366f, -3.0525f, 1.2012f}}};
+// Amsel et al., "The Polar Express" (2025).
+constexpr std::array<Coefficients, 8> kPolarExpress{{{8.2051f, -22.9019f, 16.4607f},
+                                                     {4.0664f, -2.8612f, 0.5184f},
+                                                     {3.9096f, -2.8234f, 0.5250f},
+                                                     {3.2856f, -2.4153f, 0.4853f},
+                                                     {2.2779f, -1.6198f, 0.3985f},
+                                                     {1.8726f, -1.2307f, 0.3585f},
+                                                     {1.8564f, -1.2132f, 0.3568f},
+                                                     {1.8750f, -1.2500f, 0.3750f}}};
+
+Coefficients coefficients_of(config::MuonCoefficients type, int64_t iteration) {
+  switch (type) {
+    case config::MuonCoefficients::simple:
+      return kSimple[0];
+    case config::MuonCoefficients::quintic:
+      return kQuintic[static_cast<size_t>(iteration) % kQuintic.size()];
+    case config::MuonCoefficients::polar_express:
+      break;
+  }
+  return kPolarExpress[std::min(static_cast<size_t>(iteration), kPolarExpress.size() - 1)];
+}
+
+}  // namespace
+
+double muon_scale(config::MuonScaleMode mode, int64_t rows, int64_t columns) {
+  const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
+  switch (mode) {
+    case config::MuonScaleMode::spectral:
+      return std::sqrt(std::max(m, n));
+    case config::MuonScaleMode::unit_rms_norm:
+      return std::sqrt(m / n);
+    case config::MuonScaleMode::shape_scaling:
+      break;
+  }
+  return std::sqrt(std::max(1.0, m / n));
+}
+
+void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slice) const {
+  CategoryScope scope(MemoryCategory::workspace);
+  const int64_t size = slice.elements();
+  const int me = groups_.shard ? groups_.shard->rank() : 0;
+  const auto slice_of = [&](int64_t rank) { return Interval{rank * size, (rank + 1) * size}; };
+  const auto local = [&](const Interval& range) {
+    return range_of(slice, {range.begin - me * size, range.end - me * size});
+  };
+  // What this rank orthogonalizes: in its slice, or received.
+  struct Owned {
+    const Matrix* matrix;
+    Interval range;
+    Tensor values;
+    bool received;
+  };
+  std::vector<Owned> owned;
+  comm::Batch gather;
+  for (const Matrix& matrix : matrices) {
+    const Shard shard =
+        shard_of("", matrix.global, matrix.sharding, groups_.tensor ? groups_.tensor->rank() : 0,
+                 static_cast<int>(size_of(groups_.tensor)));
+    const Interval range{matrix.begin, matrix.begin + shard.shape.elements()};
+    const auto owner = static_cast<int>((range.begin + range.end) / 2 / size);
+    const Interval mine = common(range, slice_of(me));
+    if (owner != me) {
+      if (mine.count() > 0) gather.send(local(mine), owner);
+      continue;
+    }
+    if (mine.count() == range.count()) {
+      owned.push_back({&matrix, range, local(range), false});
+      continue;
+    }
+    const Tensor values = Tensor::empty(slice.device(), {range.count()});
+    for (int rank = 0; rank < size_of(groups_.shard); ++rank) {
+      const Interval piece = common(range, slice_of(rank));
+      if (piece.count() == 0) continue;
+      const Tensor there = range_of(values, {piece.begin - range.begin, piece.end - range.begin});
+      if (rank == me)
+        copy(local(piece), there);
+      else
+        gather.receive(there, rank);
+    }
+    owned.push_back({&matrix, range, values, true});
+  }
+  const bool exchanges = !gather.transfers().empty();
+  if (exchanges) groups_.shard->channel().start(gather).wait();
+  for (const Owned& o : owned) orthogonalize_shard(*o.matrix, o.values);
+  if (!exchanges) return;
+  // Each transfer the other way.
+  comm::Batch scatter;
+  for (const comm::Batch::Transfer& transfer : gather.transfers())
+    if (transfer.kind == comm::Batch::Kind::send)
+      scatter.receive(transfer.from, transfer.peer);
+    else
+      scatter.send(transfer.to, transfer.peer);
+  groups_.shard->channel().start(scatter).wait();
+  for (const Owned& o : owned) {
+    if (!o.received) continue;
+    const Interval piece = common(o.range, slice_of(me));
+    copy(range_of(o.values, {piece.begin - o.range.begin, piece.end - o.range.begin}), local(piece));
+  }
+}
+
+void Orthogonalizer::orthogonalize_shard(const Matrix& matrix, const Tensor& shard) const {
+  const int64_t ranks = matrix.sharding.axis == MeshAxis::tensor ? size_of(groups_.tensor) : 1;
+  if (ranks > 1 && config_.muon_tp_mode == MuonTpMode::duplicated)
+    return orthogonalize_gathered(matrix, shard);
+  const Shard here = shard_of("", matrix.global, matrix.sharding, ranks > 1 ? groups_.tensor->rank() : 0,
+                              static_cast<int>(ranks));
+  const int64_t rows = here.shape[0], columns = here.shape[1];
+  const bool distributed = ranks > 1 && config_.muon_tp_mode == MuonTpMode::distributed;
+  const Part whole{.x = shard.view({rows, columns}),
+                   .rows = distributed ? matrix.global[0] : rows,
+                   .columns = distributed ? matrix.global[1] : columns,
+                   .sharded_dim = distributed ? here.dim : -1};
+  Packing packing = packing_of(matrix);
+  if (ranks > 1 && !packing.rows.empty()) {
+    const ShardSegment& last = here.segments.back();
+    packing.groups = std::max<int64_t>(1, packing.groups / ranks);
+    packing.copies = distributed && !last.owned();
+    // Of several ranks that share a group of heads each has a part of its queries.
+    if (last.replicas > 1) packing.rows[0] = here.segments.front().count;
+    if (!distributed)
+      for (size_t p = 0; p < packing.rows.size(); ++p)
+        packing.full_rows[p] = packing.rows[p] * packing.groups;
+  }
+  orthogonalize_packed(whole, packing);
+}
+
+Orthogonalizer::Packing Orthogonalizer::packing_of(const Matrix& matrix) {
+  Packing packing{.rows = matrix.split};
+  if (packing.rows.empty()) return packing;
+  packing.groups = matrix.global[0] / std::accumulate(packing.rows.begin(), packing.rows.end(), int64_t{0});
+  for (const int64_t rows : packing.rows) packing.full_rows.push_back(rows * packing.groups);
+  return packing;
+}
+
+// Every rank puts the full matrix together.
+void Orthogonalizer::orthogonalize_gathered(const Matrix& matrix, const Tensor& shard) const {
+  comm::Communicator& tensor = *groups_.tensor;
+  const int ranks = tensor.size();
+  const Tensor all = Tensor::empty(shard.device(), {ranks * shard.elements()});
+  tensor.channel().start(comm::Batch().all_gather(shard, all)).wait();
+  const Tensor full = Tensor::empty(shard.device(), matrix.global);
+  const auto for_segments = [&](int rank, bool all_copies, const auto& body) {
+    const Shard there = shard_of("", matrix.global, matrix.sharding, rank, ranks);
+    const Tensor values = rank == tensor.rank() && all_copies
+                              ? shard.view(there.shape)
+                              : all.flat_range(rank * shard.elements(), shard.elements(), there.shape);
+    int64_t begin = 0;
+    for (const ShardSegment& segment : there.segments) {
+      if (all_copies || segment.owned())
+        body(values.slice(there.dim, begin, segment.count),
+             full.slice(there.dim, segment.global, segment.count));
+      begin += segment.count;
+    }
+  };
+  for (int rank = 0; rank < ranks; ++rank)
+    for_segments(rank, false, [](const Tensor& part, const Tensor& place) { ops::copy_matrix(part, place); });
+  orthogonalize_packed({.x = full, .rows = matrix.global[0], .columns = matrix.global[1]},
+                       packing_of(matrix));
+  for_segments(tensor.rank(), true,
+               [](const Tensor& part, const Tensor& place) { ops::copy_matrix(place, part); });
+}
+
+void Orthogonalizer::orthogonalize_packed(const Part& whole, const Packing& packing) const {
+  if (packing.rows.empty()) return orthogonalize(whole);
+  const int64_t groups = packing.groups, columns = whole.x.size(1), group = whole.x.size(0) / groups;
+  const Tensor by_group = whole.x.view({groups, group * columns});
+  int64_t begin = 0;
+  for (size_t p = 0; p < packing.rows.size(); ++p) {
+    const int64_t rows = packing.rows[p];
+    const Tensor there = by_group.slice(1, begin * columns, rows * columns);
+    Part part = whole;
+    part.copy = p > 0 && packing.copies;
+    part.rows = packing.full_rows[p];
+    part.x = groups == 1 ? whole.x.slice(0, begin, rows)
+                         : Tensor::empty(whole.x.device(), {groups * rows, columns});
+    const Tensor together = part.x.view({groups, rows * columns});
+    if (groups > 1) ops::copy_matrix(there, together);
+    orthogonalize(part);
+    if (groups > 1) ops::copy_matrix(together, there);
+    begin += rows;
+  }
+}
+
+void Orthogonalizer::normalize(const Part& part) const {
+  constexpr float kEpsilon = 1e-7f;
+  Device& device = part.x.device();
+  Tensor squares = Tensor::empty(device, {1}, DType::f64);
+  const int64_t elements = part.x.elements();
+  const kernels::Elementwise& elementwise = *device.table().elementwise;
+  const int64_t counted = part.copy ? 0 : elements;
+  launch(device, elementwise.weighted_sum_workspace(counted), elementwise.weighted_sum, part.x, part.x, counted,
+         squares, false);
+  if (part.sharded_dim >= 0) {
+    const Tensor all = Tensor::empty(device, {groups_.tensor->size()}, DType::f64);
+    groups_.tensor->channel().start(comm::Batch().all_gather(squares, all)).wait();
+    squares = all;
+  }
+  launch(device, device.table().optimizers->normalize, squares, squares.elements(), kEpsilon, part.x,
+         elements);
+}
+
+void Orthogonalizer::orthogonalize(const Part& part) const {
+  const double scale =
+      muon_scale(config_.muon_scale_mode, part.rows, part.columns) * config_.muon_extra_scale_factor;
+  normalize(part);
+  // The Gram matrix is that of the smaller dimension, or of the one whose elements every rank has.
+  const bool of_rows = part.sharded_dim >= 0 ? part.sharded_dim == 1 : part.x.size(0) <= part.x.size(1);
+  const auto sides =
+      of_rows ? std::pair(Transpose::no, Transpose::yes) : std::pair(Transpose::yes, Transpose::no);
+  Device& device = part.x.device();
+  const int64_t n = part.x.size(of_rows ? 0 : 1);
+  const Tensor gram = Tensor::empty(device, {n, n}), polynomial = Tensor::empty(device, {n, n});
+  Tensor x = part.x, next = Tensor::empty(device, x.shape());
+  for (int64_t i = 0; i < config_.muon_num_ns_steps; ++i) {
+    const Coefficients k = coefficients_of(config_.muon_coefficient_type, i);
+    const float factor = i + 1 == config_.muon_num_ns_steps ? static_cast<float>(scale) : 1.0f;
+    ops::matmul(sides.first, sides.second, x, x, gram);
+    if (part.sharded_dim >= 0) {
+      if (part.copy) launch(device, device.table().elementwise->fill, gram, 0.0f, gram.elements());
+      comm::all_reduce_sum_any(*groups_.tensor, gram);
+    }
+    copy(gram, polynomial);
+    ops::matmul(Transpose::no, Transpose::no, gram, gram, polynomial, k.b, k.c);
+    copy(x, next);
+    ops::matmul(Transpose::no, Transpose::no, of_rows ? polynomial : x, of_rows ? x : polynomial, next,
+                factor * k.a, factor);
+    std::swap(x, next);
+  }
+  if (config_.muon_num_ns_steps % 2 == 1) copy(x, part.x);
+}
+
+}  // namespace capstan::optim
