@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -35,6 +36,16 @@ std::string_view name_of(Queue queue) {
 namespace {
 constexpr int64_t kHugePage = int64_t{2} << 20;
 thread_local MemoryCategory current_owner = MemoryCategory::activations;
+
+// Aligns large blocks to huge pages and requests them, which
+// saves page faults and TLB misses. Null when the system refuses.
+std::byte* allocate_aligned(size_t bytes) {
+  const int64_t alignment = bytes >= size_t{kHugePage} ? kHugePage : 64;
+  void* data = std::aligned_alloc(static_cast<size_t>(alignment),
+                                  static_cast<size_t>(round_up(static_cast<int64_t>(bytes), alignment)));
+  if (data && alignment == kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(data);
+}
 }  // namespace
 CategoryScope::CategoryScope(MemoryCategory category) : before_(current_owner) {
   current_owner = category;
@@ -107,6 +118,27 @@ void Device::free(std::byte* data, int64_t bytes, MemoryCategory category) {
   retire(data, size);
 }
 
+std::byte* Device::allocate_pinned(int64_t bytes, MemoryCategory category) {
+  const int64_t size = round_allocation(bytes);
+  std::byte* data = place_pinned(size);
+  if (!data)
+    fail(ErrorCode::no_fit,
+         "out of memory: " + human_bytes(static_cast<double>(size)) + " of pinned host memory for " +
+             std::string(name_of(category)),
+         category == MemoryCategory::snapshot ? "checkpoint.async_save=false needs no copy of the state"
+                                              : "a smaller train.micro_batch_size needs less");
+  use_.pinned += size;
+  use_.pinned_by_category[static_cast<size_t>(category)] += size;
+  return data;
+}
+
+void Device::free_pinned(std::byte* data, int64_t bytes, MemoryCategory category) {
+  const int64_t size = round_allocation(bytes);
+  use_.pinned -= size;
+  use_.pinned_by_category[static_cast<size_t>(category)] -= size;
+  retire_pinned(data);
+}
+
 void Device::release_cached() {
   synchronize();
   for (const Pool pool : {Pool::small, Pool::large}) {
@@ -119,13 +151,14 @@ void Device::release_cached() {
 namespace {
 class Done final : public Event {
  public:
-  explicit Done(double time) : time_(time) {}
+  Done(double time, int64_t& host_waits) : time_(time), host_waits_(host_waits) {}
   bool done() const override { return true; }
-  void wait() override {}
+  void wait() override { ++host_waits_; }
   double time() const override { return time_; }
 
  private:
   double time_;
+  int64_t& host_waits_;
 };
 }  // namespace
 
@@ -137,14 +170,21 @@ void Device::start_copy_to_host(void* to, const std::byte* from, int64_t bytes, 
   copy_to_host(to, from, bytes);
 }
 std::unique_ptr<Event> Device::record(Queue) {
-  return std::make_unique<Done>(0);
+  return std::make_unique<Done>(0, host_waits_);
 }
 std::unique_ptr<Event> Device::record_time(Queue) {
-  return std::make_unique<Done>(steady_seconds());
+  return std::make_unique<Done>(steady_seconds(), host_waits_);
 }
 void Device::wait_for(Queue, const Event&) {}
 Queue Device::add_queue(bool, std::string) {
   return Queue::communication;
+}
+
+std::byte* Device::place_pinned(int64_t size) {
+  return allocate_aligned(static_cast<size_t>(size));
+}
+void Device::retire_pinned(std::byte* data) {
+  std::free(data);
 }
 
 QueueScope::QueueScope(Device& device, Queue queue) : device_(device), queue_(queue) {
@@ -168,16 +208,6 @@ void Device::reset_peak() {
 }
 
 namespace {
-
-// For memory that lives as long as the program. Aligns large blocks to huge pages and requests them, which
-// saves page faults and TLB misses. Null when the system refuses.
-std::byte* allocate_aligned(size_t bytes) {
-  const int64_t alignment = bytes >= size_t{kHugePage} ? kHugePage : 64;
-  void* data = std::aligned_alloc(static_cast<size_t>(alignment),
-                                  static_cast<size_t>(round_up(static_cast<int64_t>(bytes), alignment)));
-  if (data && alignment == kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);
-  return static_cast<std::byte*>(data);
-}
 
 // Addresses for the two pools of a device, which get memory as the pools grow.
 class AddressRanges {
@@ -239,7 +269,7 @@ class CpuDevice final : public Device {
     }
   }
   DeviceType type() const override { return DeviceType::cpu; }
-  void synchronize() override {}
+  void synchronize() override { ++host_waits_; }
   std::byte* host_address(std::byte* address) override { return address; }
   void zero(std::byte* data, int64_t bytes) override { std::memset(data, 0, static_cast<size_t>(bytes)); }
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
@@ -249,7 +279,16 @@ class CpuDevice final : public Device {
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
   void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
-    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+    ++host_waits_;
+    start_copy_to_host(to, from, bytes, Queue::compute);
+  }
+  // Large copies, such as a snapshot of the training state, take the bandwidth of several cores.
+  void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue) override {
+    constexpr int64_t kBlock = int64_t{4} << 20;
+    pool_.parallel_for(ceil_div(bytes, kBlock), [&](int64_t block, int) {
+      const int64_t begin = block * kBlock, size = std::min(kBlock, bytes - begin);
+      std::memcpy(static_cast<std::byte*>(to) + begin, from + begin, static_cast<size_t>(size));
+    });
   }
 
  protected:
@@ -307,6 +346,9 @@ class MetaDevice final : public Device {
  protected:
   bool grow(Pool, int64_t, int64_t) override { return true; }
   void shrink(Pool, int64_t, int64_t) override {}
+  // Never dereferenced.
+  std::byte* place_pinned(int64_t) override { return reinterpret_cast<std::byte*>(uintptr_t{1} << 12); }
+  void retire_pinned(std::byte*) override {}
   std::byte* place(Pool pool, int64_t offset, int64_t) override {
     return reinterpret_cast<std::byte*>((pool == Pool::large ? uintptr_t{1} << 60 : uintptr_t{1} << 20) +
                                         static_cast<uintptr_t>(offset));

@@ -65,14 +65,17 @@ struct MemoryUse {
   int64_t reserved = 0;
   // How often memory was asked of the system.
   int64_t system_requests = 0;
+  // Page-locked host memory (Device::allocate_pinned) in use, not part of the numbers above.
+  int64_t pinned = 0;
+  std::array<int64_t, kMemoryCategories> pinned_by_category{};
   // Scratch memory that kernels keep between launches, not part of the numbers above. It grows to the largest
   // need.
   int64_t kernel_scratch = 0;
   // Memory that is reserved at the peak and not in use: gaps between blocks that were too small for what was
   // asked for.
   int64_t cached() const { return reserved > peak ? reserved - peak : 0; }
-  // The memory that tensors and kernels together take from the system.
-  int64_t total() const { return peak + cached() + kernel_scratch; }
+  // The memory that tensors, pinned buffers and kernels together take from the system.
+  int64_t total() const { return peak + cached() + kernel_scratch + pinned; }
 };
 
 // A device runs the work of each queue in order, and different queues at the same time; events order them. On
@@ -135,11 +138,19 @@ class Device {
   std::byte* allocate(int64_t bytes, MemoryCategory category);
   void free(std::byte* data, int64_t bytes, MemoryCategory category);
   void release_cached();
+  // Host memory that the device copies from and to without a staging buffer, 64-byte aligned; ordinary memory
+  // where the device is the host. PinnedBuffer owns such memory. Errors: no_fit.
+  std::byte* allocate_pinned(int64_t bytes, MemoryCategory category);
+  void free_pinned(std::byte* data, int64_t bytes, MemoryCategory category);
   MemoryUse memory() const;
   void reset_peak();
 
   // Launches of kernels on `queue` so far, also on the meta device. Fills and copies do not count.
   int64_t launches(Queue queue = Queue::compute) const { return launches_[static_cast<size_t>(queue)]; }
+
+  // How often the host has waited for this device so far: calls of synchronize(), copy_to_host() and
+  // Event::wait(), also on devices that complete all work before they return.
+  int64_t host_waits() const { return host_waits_; }
 
   // Waits for the work of all queues; throws the first error of the first queue that has one.
   virtual void synchronize() = 0;
@@ -194,6 +205,9 @@ class Device {
   virtual void shrink(Pool pool, int64_t end, int64_t bytes) = 0;
   // The address of a block in a pool's range; nullptr: the system refuses memory.
   virtual std::byte* place(Pool pool, int64_t offset, int64_t size) = 0;
+  // Pinned memory of a rounded size; nullptr: the system refuses memory.
+  virtual std::byte* place_pinned(int64_t size);
+  virtual void retire_pinned(std::byte* data);
   // Called when a block of this (rounded) size is free; work queued later may use its memory again.
   virtual void retire(std::byte*, int64_t) {}
   LaunchMode launch_mode_ = LaunchMode::call;
@@ -201,6 +215,7 @@ class Device {
   const kernels::Table* table_ = nullptr;
   std::array<kernels::Context, kQueues> contexts_;
   std::array<int64_t, kQueues> launches_{};
+  int64_t host_waits_ = 0;
 
  private:
   std::byte* find_block(int64_t size);
