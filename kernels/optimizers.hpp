@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/step_control.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
@@ -26,8 +27,6 @@ struct UpdateRange {
 struct StepScale {
   double lr = 0, decoupled_lr = 0;
   float weight_decay = 0;
-  // Multiplies every gradient: clipping times 1 / (number of loss tokens).
-  float gradient = 1;
   // Weight decay applies to the weights; else it is added to the gradient (L2 regularization).
   bool decoupled_decay = true;
 };
@@ -46,20 +45,21 @@ struct LionStep {
   float beta1 = 0, beta2 = 0;
 };
 
-// w: main parameters, fp32. g: gradient * scale.gradient, fp32. `model` receives w rounded to its type where
+// control: one StepControl; its `skip` leaves all arrays as they are. w: main parameters, fp32. g: gradient *
+// control.gradient, fp32. `model` receives w rounded to its type where
 // it is a separate copy, else it is null. All arrays are indexed alike.
 struct Optimizers {
   // Adam (Kingma and Ba, 2015), AdamW (Loshchilov and Hutter, 2019): 28 bytes read and written an element.
-  void (*adam)(Context&, AdamStep, In ranges, int64_t range_count, const float* gradient, float* main,
-               float* exp_avg, float* exp_avg_sq, Out model);
+  void (*adam)(Context&, AdamStep, In control, In ranges, int64_t range_count, const float* gradient,
+               float* main, float* exp_avg, float* exp_avg_sq, Out model);
   // buffer = momentum * buffer + g; w -= lr * (nesterov ? g + momentum * buffer : buffer). Without momentum
   // the buffer is neither read nor written.
-  void (*sgd)(Context&, SgdStep, In ranges, int64_t range_count, const float* gradient, float* main,
-              float* buffer, Out model);
+  void (*sgd)(Context&, SgdStep, In control, In ranges, int64_t range_count, const float* gradient,
+              float* main, float* buffer, Out model);
   // Lion (Chen et al., 2023): w -= lr * sign(beta1 * m + (1 - beta1) * g); m = beta2 * m + (1 - beta2) * g.
   // sign(0) = 0. 20 bytes an element in fp32.
-  void (*lion)(Context&, LionStep, In ranges, int64_t range_count, const float* gradient, float* main,
-               float* exp_avg, Out model);
+  void (*lion)(Context&, LionStep, In control, In ranges, int64_t range_count, const float* gradient,
+               float* main, float* exp_avg, Out model);
 
   // Over the counted ranges, into one value at a device address; `accumulate` adds to it. The sum is entirely
   // in double: dividing it into ranges and ranks then changes only its last bits, far below the precision of

@@ -12,6 +12,7 @@
 #include "kernels/head_norm.hpp"
 #include "kernels/norm.hpp"
 #include "kernels/optimizers.hpp"
+#include "kernels/step_control.hpp"
 
 namespace capstan::kernels {
 
@@ -27,6 +28,7 @@ struct Table {
   const Elementwise* elementwise;
   const Optimizers* optimizers;
   const Adapter* adapter;
+  const StepControlKernels* step_control;
 };
 
 const Table& cpu_table();

@@ -16,5 +16,6 @@ const CrossEntropy& cpu_cross_entropy();
 const Elementwise& cpu_elementwise();
 const Optimizers& cpu_optimizers();
 const Adapter& cpu_adapter();
+const StepControlKernels& cpu_step_control();
 
 }  // namespace capstan::kernels

@@ -78,14 +78,16 @@ HWY_INLINE AdamVectors adam_update(const AdamStep& s, RangeScale scale, VF g, Ad
   return a;
 }
 
-void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* grad, float* main, float* m,
-          float* v, Out model) {
+void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, const float* grad, float* main,
+          float* m, float* v, Out model) {
+  const StepControl step = *control.as<StepControl>();
+  if (step.skip) return;
   const auto copy = array_of<Any>(model);
   const bool has_copy = static_cast<bool>(model);
   const Tiles tiles = tiles_of(c, ranges, range_count, kUpdateBlock, false, false);
   parallel_tiles(c, tiles, [=](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
     const RangeScale scale = scale_of(s.scale, range);
-    const VF factor = splat(s.scale.gradient);
+    const VF factor = splat(step.gradient);
     for_vectors(
         end - begin,
         [=](int64_t j) HWY_ATTR {
@@ -116,8 +118,10 @@ void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* g
 
 // Rules with one state array at most. update(w, g, state) changes w and state in place.
 template <class Update>
-void update_ranges(Context& c, const StepScale& step, In ranges, int64_t range_count, const float* grad,
-                   float* main, float* state, Out model, Update&& update) {
+void update_ranges(Context& c, const StepScale& step, In control, In ranges, int64_t range_count,
+                   const float* grad, float* main, float* state, Out model, Update&& update) {
+  const StepControl applied = *control.as<StepControl>();
+  if (applied.skip) return;
   const auto copy = array_of<Any>(model);
   const bool has_copy = static_cast<bool>(model);
   const Tiles tiles = tiles_of(c, ranges, range_count, kUpdateBlock, false, false);
@@ -127,7 +131,7 @@ void update_ranges(Context& c, const StepScale& step, In ranges, int64_t range_c
       const int64_t k = std::min(kStep, end - i);
       const bool full = k == kStep;
       VF w = full ? load(main + i) : load_part(main + i, k);
-      VF g = hn::Mul(splat(step.gradient), full ? load(grad + i) : load_part(grad + i, k));
+      VF g = hn::Mul(splat(applied.gradient), full ? load(grad + i) : load_part(grad + i, k));
       if (step.decoupled_decay)
         w = hn::Mul(splat(1.0f - scale.lr * scale.decay), w);
       else
@@ -142,26 +146,26 @@ void update_ranges(Context& c, const StepScale& step, In ranges, int64_t range_c
   });
 }
 
-void sgd(Context& c, SgdStep s, In ranges, int64_t range_count, const float* grad, float* main, float* buffer,
-         Out model) {
-  update_ranges(c, s.scale, ranges, range_count, grad, main, s.momentum != 0 ? buffer : nullptr, model,
-                [&](float lr, VF& w, VF g, VF& kept) HWY_ATTR {
+void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, const float* grad, float* main,
+         float* buffer, Out model) {
+  update_ranges(c, s.scale, control, ranges, range_count, grad, main, s.momentum != 0 ? buffer : nullptr,
+                model, [&](float lr, VF& w, VF g, VF& kept) HWY_ATTR {
                   kept = hn::MulAdd(splat(s.momentum), kept, g);
                   const VF update = s.nesterov ? hn::MulAdd(splat(s.momentum), kept, g) : kept;
                   w = hn::NegMulAdd(splat(lr), update, w);
                 });
 }
 
-void lion(Context& c, LionStep s, In ranges, int64_t range_count, const float* grad, float* main, float* m,
-          Out model) {
-  update_ranges(
-      c, s.scale, ranges, range_count, grad, main, m, model, [&](float lr, VF& w, VF g, VF& kept) HWY_ATTR {
-        const VF direction = hn::MulAdd(splat(s.beta1), kept, hn::Mul(splat(1.0f - s.beta1), g));
-        const VF sign =
-            hn::IfThenElseZero(hn::Ne(direction, hn::Zero(DF())), hn::CopySign(splat(1.0f), direction));
-        w = hn::NegMulAdd(splat(lr), sign, w);
-        kept = hn::MulAdd(splat(s.beta2), kept, hn::Mul(splat(1.0f - s.beta2), g));
-      });
+void lion(Context& c, LionStep s, In control, In ranges, int64_t range_count, const float* grad, float* main,
+          float* m, Out model) {
+  update_ranges(c, s.scale, control, ranges, range_count, grad, main, m, model,
+                [&](float lr, VF& w, VF g, VF& kept) HWY_ATTR {
+                  const VF direction = hn::MulAdd(splat(s.beta1), kept, hn::Mul(splat(1.0f - s.beta1), g));
+                  const VF sign = hn::IfThenElseZero(hn::Ne(direction, hn::Zero(DF())),
+                                                     hn::CopySign(splat(1.0f), direction));
+                  w = hn::NegMulAdd(splat(lr), sign, w);
+                  kept = hn::MulAdd(splat(s.beta2), kept, hn::Mul(splat(1.0f - s.beta2), g));
+                });
 }
 
 void sum_of_squares(Context& c, In ranges, int64_t range_count, const float* x, double* out,

@@ -20,7 +20,8 @@ const Table& cpu_table() {
                            .cross_entropy = &cpu_cross_entropy(),
                            .elementwise = &cpu_elementwise(),
                            .optimizers = &cpu_optimizers(),
-                           .adapter = &cpu_adapter()};
+                           .adapter = &cpu_adapter(),
+                           .step_control = &cpu_step_control()};
   return table;
 }
 

@@ -38,7 +38,7 @@ class Adam final : public Optimizer {
       : Optimizer(config, device, std::move(buffers), {"exp_avg", "exp_avg_sq"}) {}
 
  private:
-  void update(size_t b, const kernels::StepScale& scale) override {
+  void update(size_t b, const kernels::StepScale& scale, const Tensor& control) override {
     const auto t = static_cast<double>(steps_);
     const kernels::AdamStep step{
         .scale = scale,
@@ -48,7 +48,7 @@ class Adam final : public Optimizer {
         .bias_correction1 = static_cast<float>(1.0 - std::pow(config_.adam_beta1, t)),
         .bias_correction2 = static_cast<float>(1.0 - std::pow(config_.adam_beta2, t))};
     const FlatBuffer& buffer = buffers_[b];
-    launch(device_, device_.table().optimizers->adam, step, buffer.table, range_count(buffer),
+    launch(device_, device_.table().optimizers->adam, step, control, buffer.table, range_count(buffer),
            buffer.gradients, buffer.main, state_[0].buffers[b], state_[1].buffers[b], buffer.model);
   }
 };
@@ -59,10 +59,10 @@ class Sgd final : public Optimizer {
       : Optimizer(config, device, std::move(buffers), {"momentum_buffer"}) {}
 
  private:
-  void update(size_t b, const kernels::StepScale& scale) override {
+  void update(size_t b, const kernels::StepScale& scale, const Tensor& control) override {
     const kernels::SgdStep step{.scale = scale, .momentum = static_cast<float>(config_.sgd_momentum)};
     const FlatBuffer& buffer = buffers_[b];
-    launch(device_, device_.table().optimizers->sgd, step, buffer.table, range_count(buffer),
+    launch(device_, device_.table().optimizers->sgd, step, control, buffer.table, range_count(buffer),
            buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
   }
 };
@@ -73,12 +73,12 @@ class Lion final : public Optimizer {
       : Optimizer(config, device, std::move(buffers), {"exp_avg"}) {}
 
  private:
-  void update(size_t b, const kernels::StepScale& scale) override {
+  void update(size_t b, const kernels::StepScale& scale, const Tensor& control) override {
     const kernels::LionStep step{.scale = scale,
                                  .beta1 = static_cast<float>(config_.lion_beta1),
                                  .beta2 = static_cast<float>(config_.lion_beta2)};
     const FlatBuffer& buffer = buffers_[b];
-    launch(device_, device_.table().optimizers->lion, step, buffer.table, range_count(buffer),
+    launch(device_, device_.table().optimizers->lion, step, control, buffer.table, range_count(buffer),
            buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
   }
 };
@@ -96,15 +96,14 @@ Optimizer::Optimizer(const config::OptimizerConfig& config, Device& device, std:
   }
 }
 
-void Optimizer::step(const StepOptions& options) {
+void Optimizer::step(const StepOptions& options, const Tensor& control) {
   ++steps_;
   const kernels::StepScale scale{.lr = options.lr,
                                  .decoupled_lr = options.decoupled_lr,
                                  .weight_decay = static_cast<float>(options.weight_decay),
-                                 .gradient = options.gradient_scale,
                                  .decoupled_decay = config_.decoupled_weight_decay};
   for (size_t b = 0; b < buffers_.size(); ++b)
-    if (!buffers_[b].ranges.empty()) update(b, scale);
+    if (!buffers_[b].ranges.empty()) update(b, scale, control);
 }
 
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
@@ -123,31 +122,20 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
        "optimizer.optimizer=adam");
 }
 
-FlatStatistics::FlatStatistics(Device& device) {
-  CategoryScope scope(MemoryCategory::workspace);
-  sum_ = Tensor::zeros(device, {1}, DType::f64);
-  count_ = Tensor::zeros(device, {1}, DType::i64);
-}
-
-double FlatStatistics::sum_of_squares(const std::vector<FlatBuffer>& buffers, Tensor FlatBuffer::*which) {
-  Device& device = sum_.device();
+void sum_of_squares(const std::vector<FlatBuffer>& buffers, const Tensor& sum, Tensor FlatBuffer::*which) {
+  Device& device = sum.device();
+  if (buffers.empty()) device.zero(sum.address(), sum.bytes());
   for (const FlatBuffer& buffer : buffers)
     launch(device, device.table().optimizers->sum_of_squares, buffer.table, range_count(buffer),
-           buffer.*which, sum_, &buffer != buffers.data());
-  if (device.is_meta()) return 1.0;
-  return buffers.empty() ? 0.0 : sum_.to_host<double>()[0];
+           buffer.*which, sum, &buffer != buffers.data());
 }
 
-int64_t FlatStatistics::count_zeros(const std::vector<FlatBuffer>& buffers) {
-  Device& device = count_.device();
+void count_zeros(const std::vector<FlatBuffer>& buffers, const Tensor& count) {
+  Device& device = count.device();
+  if (buffers.empty()) device.zero(count.address(), count.bytes());
   for (const FlatBuffer& buffer : buffers)
     launch(device, device.table().optimizers->count_zeros, buffer.table, range_count(buffer),
-           buffer.gradients, count_, &buffer != buffers.data());
-  return buffers.empty() || device.is_meta() ? 0 : count_.to_host<int64_t>()[0];
-}
-
-double clip_factor(double norm, double clip) {
-  return clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1.0;
+           buffer.gradients, count, &buffer != buffers.data());
 }
 
 }  // namespace capstan::optim

@@ -143,9 +143,9 @@ class FlatStore final : public ParamStore {
 
   // The buffers that the optimizer of this rank updates, one for each bucket that trains.
   std::vector<optim::FlatBuffer> flat_buffers() const;
-  // Sums the values that each rank has from the `counted` ranges of its buffers. The same bits on every rank
-  // of `shard`, `replica` and `model`.
-  void sum_over_owners(std::span<double> values);
+  // Sums the numbers, fp64 or i64, that each rank has from the `counted` ranges of its buffers, on the
+  // device. The same bits on every rank of `shard`, `replica` and `model`.
+  void sum_over_owners(const Tensor& values);
 
   // The shard of a parameter that this rank holds between steps. It is initialized, checked, saved and
   // loaded.

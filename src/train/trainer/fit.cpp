@@ -116,6 +116,11 @@ std::string memory_text(const MemoryUse& use) {
     if (const int64_t bytes = use.peak_by_category[i])
       text += (text.empty() ? "" : " | ") + std::string(name_of(static_cast<MemoryCategory>(i))) + " " +
               human_bytes(static_cast<double>(bytes));
+  for (size_t i = 0; i < kMemoryCategories; ++i)
+    if (const int64_t bytes = use.pinned_by_category[i])
+      text += (text.empty() ? "pinned " : " | pinned ") +
+              std::string(name_of(static_cast<MemoryCategory>(i))) + " " +
+              human_bytes(static_cast<double>(bytes));
   for (const auto& [name, bytes] :
        {std::pair("cached", use.cached()), std::pair("kernel scratch", use.kernel_scratch)})
     if (bytes > 0)

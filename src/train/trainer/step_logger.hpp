@@ -94,10 +94,8 @@ class StepLogger {
   int64_t memory_requests_ = 0;
   // Peak GEMM throughput of this rank.
   PeakThroughput gemm_peak_;
-  // FLOPs of a step on this rank.
-  double flops_per_step_ = 0;
-  // FLOPs of a step on all ranks, without recomputation.
-  double model_flops_ = 0;
+  // FLOPs of a sample on all ranks, without recomputation.
+  double flops_per_sample_ = 0;
   double step_seconds_ = 0, expected_seconds_ = 0;
   std::optional<double> last_loss_;
   std::chrono::steady_clock::time_point last_line_;
