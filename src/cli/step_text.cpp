@@ -41,7 +41,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
   std::vector<std::string> heads{"rank", "stage"};
   for (size_t category = 0; category < kMemoryCategories; ++category)
     heads.emplace_back(name_of(static_cast<MemoryCategory>(category)));
-  heads.insert(heads.end(), {"cached", "kernel scratch", "total", "launches", "sent in a step"});
+  heads.insert(heads.end(), {"cached", "pinned", "kernel scratch", "total", "launches", "sent in a step"});
   std::vector<std::vector<std::string>> rows{heads};
   int64_t most = -1;
   std::string largest;
@@ -51,6 +51,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
     for (const int64_t bytes : estimate.memory.peak_by_category)
       row.push_back(bytes > 0 ? bytes_text(bytes) : "");
     row.push_back(estimate.memory.cached() > 0 ? bytes_text(estimate.memory.cached()) : "");
+    row.push_back(estimate.memory.pinned > 0 ? bytes_text(estimate.memory.pinned) : "");
     row.push_back(bytes_text(estimate.memory.kernel_scratch));
     row.push_back(bytes_text(estimate.memory.total()));
     row.push_back(with_separators(estimate.launches));

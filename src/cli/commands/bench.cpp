@@ -26,6 +26,7 @@ OrderedJson memory_json(const MemoryUse& use) {
     object[std::string(name_of(static_cast<MemoryCategory>(category)))] = use.peak_by_category[category];
   object["peak"] = use.peak;
   object["cached"] = use.cached();
+  object["pinned"] = use.pinned;
   object["kernel_scratch"] = use.kernel_scratch;
   return object;
 }
