@@ -85,11 +85,6 @@ void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
 // the GEMM throughput measured now, which another program on the machine may have slowed down.
 void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   const int64_t steps = total_steps_ - runner_.state().step;
-  const config::BatchRamp ramp(config_.train);
-  // In steps of the size of the next one.
-  const double work =
-      static_cast<double>(ramp.samples_of(total_steps_) - ramp.samples_of(runner_.state().step)) /
-      static_cast<double>(runner_.global_batch_size());
   step_seconds_ = recorder_.logged_step_seconds();
   const bool measured = step_seconds_ > 0;
   double seconds = step_seconds_;
@@ -100,11 +95,16 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   log_.line(
       std::string("estimated time: ") + (measured ? "" : "about ") +
       (seconds < 1e-3 ? std::string("1 ms") : human_duration(seconds)) + " a step, " +
-      human_duration(seconds * work) + " for " + std::to_string(steps) +
-      (steps == 1 ? " step (" : " steps (") +
+      human_duration(seconds * steps_left(static_cast<double>(runner_.global_batch_size()))) + " for " +
+      std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
       (measured ? "as measured before the resume)"
                 : "matrix products at the measured GEMM throughput, the rest comes on top; the progress line "
                   "has the measured time)"));
+}
+
+double StepLogger::steps_left(double samples) const {
+  const config::BatchRamp ramp(config_.train);
+  return static_cast<double>(ramp.samples_of(total_steps_) - ramp.samples_of(runner_.state().step)) / samples;
 }
 
 void StepLogger::log_step(const StepResult& result) {
@@ -154,6 +154,8 @@ Throughput StepLogger::throughput(const IntervalSeconds& seconds) const {
 
 std::string StepLogger::step_text(const StepResult& result, const Throughput& speed) const {
   const TrainState& state = runner_.state();
+  // Of a step, the mean since the last row.
+  const double samples = static_cast<double>(log_seconds_.samples) / static_cast<double>(log_seconds_.steps);
   return "step " + std::to_string(state.step) + "/" + std::to_string(total_steps_) + " | loss " +
          fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) +
          (result.params_norm ? " | params " + fixed(*result.params_norm, 3) : "") +
@@ -165,7 +167,7 @@ std::string StepLogger::step_text(const StepResult& result, const Throughput& sp
          human_count(speed.tokens_per_second) + " tok/s" +
          (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
          human_bytes(static_cast<double>(runner_.device().memory().total())) + " | " +
-         human_duration(speed.step_seconds * static_cast<double>(total_steps_ - state.step)) + " left";
+         human_duration(speed.step_seconds * steps_left(samples)) + " left";
 }
 
 // What the allocator took in the first step, and what it asks for later.

@@ -78,6 +78,8 @@ class StepLogger {
  private:
   void report_estimated_time(const StepEstimate& estimate);
   Throughput throughput(const IntervalSeconds& seconds) const;
+  // What is left of the run, in steps of this many samples.
+  double steps_left(double samples) const;
   std::string step_text(const StepResult& result, const Throughput& speed) const;
   void log_memory(int64_t step);
   void write_step_row(const StepResult& result, const Throughput& speed);
