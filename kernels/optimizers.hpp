@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/philox.hpp"
+#include "kernels/step_control.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
@@ -43,8 +44,6 @@ struct StochasticRounding {
 struct StepScale {
   double lr = 0, decoupled_lr = 0;
   float weight_decay = 0;
-  // Multiplies every gradient: clipping times 1 / (number of loss tokens).
-  float gradient = 1;
   // Weight decay applies to the weights; else it is added to the gradient (L2 regularization).
   bool decoupled_decay = true;
 };
@@ -69,30 +68,32 @@ struct MuonStep {
   bool nesterov = false;
 };
 
-// main: main parameters, fp32. g: gradient * scale.gradient, fp32. `model` receives the main parameters
-// rounded to its type where it is a separate copy, else it is null. All arrays are indexed alike.
+// control: one StepControl; its `skip` leaves all arrays as they are. main: main parameters, fp32. g: gradient *
+// control.gradient, fp32. `model` receives the main parameters rounded to its type where it is a separate
+// copy, else it is null. All arrays are indexed alike.
 struct Optimizers {
   // Adam (Kingma and Ba, 2015), AdamW (Loshchilov and Hutter, 2019): 28 bytes read and written an element in
   // fp32. main: fp32 or bf16. The moments are fp32, bf16 or fp8 (common/fp8_moment.hpp), which is u8 and has
   // scales (else null): computed in fp32, then rounded.
-  void (*adam)(Context&, AdamStep, In ranges, int64_t range_count, const float* gradient, Out main,
-               Out exp_avg, float* exp_avg_scales, Out exp_avg_sq, float* exp_avg_sq_scales, Out model);
+  void (*adam)(Context&, AdamStep, In control, In ranges, int64_t range_count, const float* gradient,
+               Out main, Out exp_avg, float* exp_avg_scales, Out exp_avg_sq, float* exp_avg_sq_scales,
+               Out model);
   // buffer = momentum * buffer + g; w -= lr * (nesterov ? g + momentum * buffer : buffer). Without momentum
   // the buffer is neither read nor written.
-  void (*sgd)(Context&, SgdStep, In ranges, int64_t range_count, const float* gradient, float* main,
-              float* buffer, Out model);
+  void (*sgd)(Context&, SgdStep, In control, In ranges, int64_t range_count, const float* gradient,
+              float* main, float* buffer, Out model);
   // Lion (Chen et al., 2023): w -= lr * sign(beta1 * m + (1 - beta1) * g); m = beta2 * m + (1 - beta2) * g.
   // sign(0) = 0. 20 bytes an element in fp32.
-  void (*lion)(Context&, LionStep, In ranges, int64_t range_count, const float* gradient, float* main,
-               float* exp_avg, Out model);
+  void (*lion)(Context&, LionStep, In control, In ranges, int64_t range_count, const float* gradient,
+               float* main, float* exp_avg, Out model);
 
   // Muon (Jordan et al., 2024), before the orthogonalization: buffer += (1 - momentum) (g - buffer); the
   // gradient becomes the update, nesterov ? g + momentum (buffer - g) : buffer.
-  void (*muon_momentum)(Context&, MuonStep, In ranges, int64_t range_count, float* gradient,
+  void (*muon_momentum)(Context&, MuonStep, In control, In ranges, int64_t range_count, float* gradient,
                         const float* main, float* buffer);
   // After it: w -= lr * update, with decoupled weight decay.
-  void (*muon_update)(Context&, StepScale, In ranges, int64_t range_count, const float* update, float* main,
-                      Out model);
+  void (*muon_update)(Context&, StepScale, In control, In ranges, int64_t range_count, const float* update,
+                      float* main, Out model);
   // x /= max(sqrt(sum of squares), eps), where the sum is that of `parts` addends.
   void (*normalize)(Context&, const double* squares, int64_t parts, float eps, float* x, int64_t n);
 
@@ -110,7 +111,7 @@ struct Optimizers {
   void (*count_zeros)(Context&, In ranges, int64_t range_count, const float* x, int64_t* out,
                       bool accumulate);
 
-  // Of adam, sgd and lion.
+  // Of adam, sgd, lion, muon_momentum and muon_update.
   WorkspaceSize (*update_workspace)(int64_t range_count);
   // elements: at least those of all counted ranges.
   WorkspaceSize (*sum_of_squares_workspace)(int64_t range_count, int64_t elements);

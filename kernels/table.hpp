@@ -13,6 +13,7 @@
 #include "kernels/norm.hpp"
 #include "kernels/optimizers.hpp"
 #include "kernels/quantize.hpp"
+#include "kernels/step_control.hpp"
 
 namespace capstan::kernels {
 
@@ -29,6 +30,7 @@ struct Table {
   const Optimizers* optimizers;
   const Adapter* adapter;
   const Quantize* quantize;
+  const StepControlKernels* step_control;
 };
 
 const Table& cpu_table();

@@ -265,16 +265,19 @@ class KernelBench {
     const UpdateRange range{.count = n};
     const Tensor ranges = Tensor::empty(device_, {sizeof range}, DType::u8);
     ranges.copy_from_host_bytes(std::as_bytes(std::span(&range, 1)));
+    const StepControl step;
+    const Tensor control = Tensor::empty(device_, {sizeof step}, DType::u8);
+    control.copy_from_host_bytes(std::as_bytes(std::span(&step, 1)));
     const StepScale scale{.lr = 1e-3, .weight_decay = 0.1f};
     const Optimizers& kernel = *device_.table().optimizers;
     const AdamStep adam{.scale = scale, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f};
     bound_by_memory("adam (16 Mi parameters)", 28 * n, [&] {
-      launch(device_, kernel.update_workspace(1), kernel.adam, adam, ranges, 1, grad, main, m, none, v, none,
-             none);
+      launch(device_, kernel.update_workspace(1), kernel.adam, adam, control, ranges, 1, grad, main, m, none, v,
+             none, none);
     });
     const LionStep lion{.scale = scale, .beta1 = 0.95f, .beta2 = 0.98f};
     bound_by_memory("lion (16 Mi parameters)", 20 * n, [&] {
-      launch(device_, kernel.update_workspace(1), kernel.lion, lion, ranges, 1, grad, main, m, none);
+      launch(device_, kernel.update_workspace(1), kernel.lion, lion, control, ranges, 1, grad, main, m, none);
     });
     const Tensor sum = Tensor::zeros(device_, {1}, DType::f64);
     bound_by_memory("sum of squares (16 Mi)", 4 * n, [&] {

@@ -17,5 +17,6 @@ const Elementwise& cpu_elementwise();
 const Optimizers& cpu_optimizers();
 const Adapter& cpu_adapter();
 const Quantize& cpu_quantize();
+const StepControlKernels& cpu_step_control();
 
 }  // namespace capstan::kernels

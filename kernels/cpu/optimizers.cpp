@@ -205,14 +205,15 @@ struct UpdateArrays {
 };
 // Applies update(scale, element) to the elements of all ranges. kStates: the number of moments, m and v.
 template <int kStates, class Update>
-void update_ranges(Context& c, const StepScale& step, In ranges, int64_t range_count,
+void update_ranges(Context& c, const StepScale& step, StepControl control, In ranges, int64_t range_count,
                    const UpdateArrays& arrays, Update&& update) {
+  if (control.skip) return;
   const WorkspaceParts workspace(c, update_workspace(range_count));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
   parallel_tiles(c, tiles, [&](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
     const RangeScale scale = scale_of(step, range);
-    const float factor = step.gradient;
+    const float factor = control.gradient;
     const auto copy = array_of<Any>(arrays.model);
     const bool has_copy = static_cast<bool>(arrays.model);
     float local[3][kChunk];
@@ -262,7 +263,7 @@ HWY_INLINE void decay(const StepScale& step, RangeScale scale, Element& e) {
     e.g = hn::MulAdd(splat(scale.decay), e.w, e.g);
 }
 
-void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* grad, Out main, Out m,
+void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, const float* grad, Out main, Out m,
           float* m_scales, Out v, float* v_scales, Out model) {
   const StochasticRounding& r = s.rounding;
   const UpdateArrays arrays{grad,
@@ -270,7 +271,7 @@ void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* g
                             {m, m_scales, false, r, r.exp_avg},
                             {v, v_scales, true, r, r.exp_avg_sq},
                             model};
-  update_ranges<2>(c, s.scale, ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
+  update_ranges<2>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
     if (!s.scale.decoupled_decay) e.g = hn::MulAdd(splat(scale.decay), e.w, e.g);
     e.m = hn::MulAdd(splat(1.0f - s.beta1), e.g, hn::Mul(splat(s.beta1), e.m));
     e.v = hn::MulAdd(hn::Mul(splat(1.0f - s.beta2), e.g), e.g, hn::Mul(splat(s.beta2), e.v));
@@ -281,7 +282,7 @@ void adam(Context& c, AdamStep s, In ranges, int64_t range_count, const float* g
   });
 }
 
-void sgd(Context& c, SgdStep s, In ranges, int64_t range_count, const float* grad, float* main, float* buffer,
+void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, const float* grad, float* main, float* buffer,
          Out model) {
   const UpdateArrays arrays{grad, Widened(main), Widened(buffer), Widened(nullptr), model};
   const auto update = [s](RangeScale scale, Element& e) HWY_ATTR {
@@ -291,15 +292,15 @@ void sgd(Context& c, SgdStep s, In ranges, int64_t range_count, const float* gra
     e.w = hn::NegMulAdd(splat(scale.lr), step, e.w);
   };
   if (s.momentum != 0)
-    update_ranges<1>(c, s.scale, ranges, range_count, arrays, update);
+    update_ranges<1>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays, update);
   else
-    update_ranges<0>(c, s.scale, ranges, range_count, arrays, update);
+    update_ranges<0>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays, update);
 }
 
-void lion(Context& c, LionStep s, In ranges, int64_t range_count, const float* grad, float* main, float* m,
+void lion(Context& c, LionStep s, In control, In ranges, int64_t range_count, const float* grad, float* main, float* m,
           Out model) {
   const UpdateArrays arrays{grad, Widened(main), Widened(m), Widened(nullptr), model};
-  update_ranges<1>(c, s.scale, ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
+  update_ranges<1>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
     decay(s.scale, scale, e);
     const VF direction = hn::MulAdd(splat(s.beta1), e.m, hn::Mul(splat(1.0f - s.beta1), e.g));
     const VF sign =
@@ -309,13 +310,15 @@ void lion(Context& c, LionStep s, In ranges, int64_t range_count, const float* g
   });
 }
 
-void muon_momentum(Context& c, MuonStep s, In ranges, int64_t range_count, float* gradient, const float* main,
+void muon_momentum(Context& c, MuonStep s, In control, In ranges, int64_t range_count, float* gradient, const float* main,
                    float* buffer) {
+  const StepControl step = *control.as<StepControl>();
+  if (step.skip) return;
   const WorkspaceParts workspace(c, update_workspace(range_count));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
   parallel_tiles(c, tiles, [=](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
-    const VF factor = splat(s.scale.gradient),
+    const VF factor = splat(step.gradient),
              decay = splat(s.scale.decoupled_decay ? 0.0f : scale_of(s.scale, range).decay);
     const auto momentum = [=](VF g, VF w, VF& m) HWY_ATTR {
       g = hn::MulAdd(decay, w, hn::Mul(g, factor));
@@ -339,13 +342,13 @@ void muon_momentum(Context& c, MuonStep s, In ranges, int64_t range_count, float
   });
 }
 
-void muon_update(Context& c, StepScale step, In ranges, int64_t range_count, const float* update, float* main,
-                 Out model) {
+void muon_update(Context& c, StepScale step, In control, In ranges, int64_t range_count, const float* update,
+                 float* main, Out model) {
   const bool decoupled = step.decoupled_decay;
   // The scale of the gradients is in the update already.
-  step.gradient = 1;
+  const StepControl applied{.gradient = 1, .skip = control.as<StepControl>()->skip};
   const UpdateArrays arrays{update, Widened(main), Widened(nullptr), Widened(nullptr), model};
-  update_ranges<0>(c, step, ranges, range_count, arrays, [=](RangeScale scale, Element& e) HWY_ATTR {
+  update_ranges<0>(c, step, applied, ranges, range_count, arrays, [=](RangeScale scale, Element& e) HWY_ATTR {
     if (decoupled) e.w = hn::Mul(splat(1.0f - scale.lr * scale.decay), e.w);
     e.w = hn::NegMulAdd(splat(scale.lr), e.g, e.w);
   });

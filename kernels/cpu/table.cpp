@@ -21,7 +21,8 @@ const Table& cpu_table() {
                            .elementwise = &cpu_elementwise(),
                            .optimizers = &cpu_optimizers(),
                            .adapter = &cpu_adapter(),
-                           .quantize = &cpu_quantize()};
+                           .quantize = &cpu_quantize(),
+                           .step_control = &cpu_step_control()};
   return table;
 }
 

@@ -37,6 +37,7 @@ config::Config shortened(config::Config config, double gemm_gflops) {
   const int64_t all = *config.train.global_batch_size / config.train.micro_batch_size;
   const int64_t taken = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, std::min<int64_t>(all, 4));
   config.train.global_batch_size = taken * config.train.micro_batch_size;
+  config.train.rampup_batch_size.clear();
   return config;
 }
 

@@ -126,4 +126,13 @@ void all_reduce_max(Communicator& group, const Tensor& values) {
          values.elements());
 }
 
+void all_reduce_numbers(Communicator& group, const Tensor& values) {
+  if (group.alone()) return;
+  CategoryScope scope(MemoryCategory::workspace);
+  const Tensor all = Tensor::empty(values.device(), {group.size() * values.elements()}, values.dtype());
+  group.channel().start(Batch().all_gather(values, all)).wait();
+  launch(values.device(), values.device().table().step_control->sum_ranks, all, group.size(), values,
+         values.elements());
+}
+
 }  // namespace capstan::comm

@@ -28,6 +28,8 @@ void all_reduce_sum(Communicator& group, const Tensor& values);
 void all_reduce_sum_any(Communicator& group, const Tensor& values);
 // The element-wise maximum over ranks, any length. For small tensors: every rank receives all values.
 void all_reduce_max(Communicator& group, const Tensor& values);
+// Sums of a few numbers, fp64 or i64, in rank order and on the device: every rank receives all values.
+void all_reduce_numbers(Communicator& group, const Tensor& values);
 
 // An asynchronous sum: started by scatter() or everywhere(), complete for the compute queue after finish().
 // Holds a second tensor of the size of `values` until then. It begins after the work of `queue`. On another

@@ -336,8 +336,8 @@ constexpr Rule kTable[] = {
     take("rerun_state_machine.spiky_loss_factor", "resilience.loss_spike_factor"),
     no_effect("rerun_state_machine.error_injection_*", "faults of a test"),
 
-    unsupported("train.rampup_batch_size train.step_batch_size_schedule",
-                "a batch size that grows during the run"),
+    take("train.rampup_batch_size", "train.rampup_batch_size"),
+    unsupported("train.step_batch_size_schedule", "batch sizes by step"),
     unsupported("train.decrease_batch_size_if_needed", "a batch size that does not divide is an error"),
     no_effect("train.manual_gc* train.empty_unused_memory_level", kPython),
     no_effect("train.exit_signal", "SIGINT and SIGTERM: save, then stop"),

@@ -256,7 +256,7 @@ void GptModel::check_positions(int64_t positions) const {
          "shorten the text, or train with a larger model.max_position_embeddings");
 }
 
-nn::TokenContext GptModel::token_context(Device& device, const Batch& batch,
+nn::TokenContext GptModel::token_context(Tape& tape, const Batch& batch,
                                          const ForwardOptions& options) const {
   const int64_t rows = batch.batch * batch.seq;
   CAPSTAN_ASSERT(rows > 0 && batch.tokens.elements() == rows, "a batch of " + std::to_string(batch.batch) +
@@ -268,9 +268,10 @@ nn::TokenContext GptModel::token_context(Device& device, const Batch& batch,
   context.batch = batch.batch;
   context.seq = batch.seq;
   if (rope_tables_ || learned_positions_ > 0)
-    context.positions =
-        batch.positions.defined() ? batch.positions : positions_tensor(device, batch.batch, batch.seq, 0);
-  if (rope_tables_) context.rope = rope_tables_->on(device, positions);
+    context.positions = batch.positions.defined()
+                            ? batch.positions
+                            : positions_tensor(tape.device(), batch.batch, batch.seq, 0);
+  if (rope_tables_) context.rope = rope_tables_->in(tape.context(), positions);
   context.document_start = batch.document_start;
   context.dropout_rows = batch.dropout_rows;
   context.hidden_dropout_rows = ops::local_rows(batch.dropout_rows, parallel_.tensor);
@@ -307,7 +308,7 @@ nn::HiddenStates GptModel::forward_layers(Tape& tape, const Stage& stage, nn::Hi
 StageResult GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch, const Var& input,
                                     const ForwardOptions& options) const {
   const Stage& stage = stages_.at(index);
-  const nn::TokenContext context = token_context(tape.device(), batch, options);
+  const nn::TokenContext context = token_context(tape, batch, options);
   nn::HiddenStates hidden_states{stage.embedding ? embedding_->forward(tape, batch.tokens, context) : input,
                                  {}};
   hidden_states = forward_layers(tape, stage, std::move(hidden_states), context, options.recompute);
@@ -327,7 +328,7 @@ StageResult GptModel::forward_stage(Tape& tape, size_t index, const Batch& batch
 Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {
   const Stage& stage = stages_.at(0);
   CAPSTAN_ASSERT(stage.embedding && stage.head, "logits of a model shard");
-  const nn::TokenContext context = token_context(tape.device(), batch, {.training = false});
+  const nn::TokenContext context = token_context(tape, batch, {.training = false});
   nn::HiddenStates hidden_states{embedding_->forward(tape, batch.tokens, context), {}};
   hidden_states = forward_layers(tape, stage, std::move(hidden_states), context, false);
   const Var x = ops::copy_to_tensor_parallel(
@@ -364,7 +365,7 @@ Tensor GptModel::decode_stage(Tape& tape, size_t index, const Tensor& tokens, co
   if (cache.valid_length == 0) {
     cache.valid_length =
         rope_tables_ ? rope_tables_->positions_alike(length, cache.capacity) : cache.capacity;
-    if (rope_tables_) cache.rope = rope_tables_->on(device, cache.valid_length);
+    if (rope_tables_) cache.rope = rope_tables_->in(tape.context(), cache.valid_length);
   }
   if (length > cache.valid_length)
     fail(ErrorCode::usage,

@@ -35,7 +35,7 @@ class GptModel final : public Model {
 
  private:
   nn::TransformerLayer::Options layer_options(const config::ModelConfig& config, int64_t layer) const;
-  nn::TokenContext token_context(Device& device, const Batch& batch, const ForwardOptions& options) const;
+  nn::TokenContext token_context(Tape& tape, const Batch& batch, const ForwardOptions& options) const;
   // Runs the layers of a stage. The model section selects which activations are recomputed.
   nn::HiddenStates forward_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
                                   const nn::TokenContext& context, bool recompute) const;

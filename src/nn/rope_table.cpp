@@ -1,6 +1,7 @@
 #include "nn/rope_table.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numbers>
 #include <span>
@@ -79,6 +80,21 @@ std::vector<double> rope_frequencies(const RopeOptions& options, int64_t positio
     }
   }
   return frequencies;
+}
+
+RopeTables::RopeTables(const RopeOptions& options)
+    : options_(options), key_([] {
+        static std::atomic<uint64_t> next{0};
+        return next.fetch_add(2);
+      }()) {}
+
+ops::RopeTable RopeTables::in(StepContext& context, int64_t positions) {
+  std::vector<Tensor>& rows = context.constants[key_ + (is_long(options_, positions) ? 1 : 0)];
+  if (rows.empty() || rows[0].size(0) < positions) {
+    const ops::RopeTable table = on(context.device, positions);
+    rows = {table.cos, table.sin};
+  }
+  return {rows[0].slice(0, 0, positions), rows[1].slice(0, 0, positions)};
 }
 
 int64_t RopeTables::positions_alike(int64_t length, int64_t capacity) const {

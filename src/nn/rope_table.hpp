@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/rope.hpp"
+#include "ops/tape.hpp"
 
 namespace capstan::nn {
 
@@ -51,18 +52,24 @@ struct RopeOptions {
 std::vector<double> rope_frequencies(const RopeOptions& options, int64_t positions = 0);
 
 // cos and sin of position * frequency, computed in double and cached in fp32 on the host for the positions
-// requested so far. Each micro-batch copies its rows to the device (a few MiB at most). Thread-safe.
+// requested so far. Thread-safe.
 class RopeTables {
  public:
-  explicit RopeTables(const RopeOptions& options) : options_(options) {}
-  // Rows of positions 0 … positions - 1, for sequences of that length. Computes nothing on the meta device.
+  explicit RopeTables(const RopeOptions& options);
+  // Copies the rows of positions 0 … positions - 1, for sequences of that length, to the device. Computes
+  // nothing on the meta device.
   ops::RopeTable on(Device& device, int64_t positions);
+  // The same rows on the context's device, where they stay: they are copied when a context first needs them,
+  // and again when it needs more.
+  ops::RopeTable in(StepContext& context, int64_t positions);
   // The number of positions, at most `capacity`, with the same angles as in sequences of `length`: longrope
   // switches frequencies beyond the original length.
   int64_t positions_alike(int64_t length, int64_t capacity) const;
 
  private:
   RopeOptions options_;
+  // Keys of StepContext::constants: this one, and the next for the long factors.
+  const uint64_t key_;
   std::mutex mutex_;
   struct Rows {
     std::vector<float> cos, sin;  // [positions, rotary_dim / 2]

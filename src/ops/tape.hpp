@@ -86,6 +86,8 @@ struct StepContext {
   Device& device;
   ParamStore& store;
   TapeObserver* observer = nullptr;
+  // Tensors that are uploaded once and live as long as the context, by the number of their maker.
+  std::map<uint64_t, std::vector<Tensor>> constants = {};
 };
 
 // Observes a section of a running operation as a nested event (TapeEvent::part), from construction to end():

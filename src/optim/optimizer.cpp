@@ -70,7 +70,7 @@ class Adam : public Optimizer {
   }
 
  protected:
-  void update(size_t b, const kernels::StepScale& scale) override {
+  void update(size_t b, const kernels::StepScale& scale, const Tensor& control) override {
     const auto t = static_cast<double>(steps_);
     const auto key = [&](uint64_t array) {
       return philox_key(seed_, purpose::stochastic_rounding, 3 * static_cast<uint64_t>(steps_) + array);
@@ -86,7 +86,7 @@ class Adam : public Optimizer {
     const FlatBuffer& buffer = buffers_[b];
     const kernels::Optimizers& kernel = *device_.table().optimizers;
     const State &m = state_[first_], &v = state_[first_ + 1];
-    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.adam, step, buffer.table,
+    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.adam, step, control, buffer.table,
            range_count(buffer), buffer.gradients, buffer.main, m.buffers[b], m.scales[b], v.buffers[b],
            v.scales[b], buffer.model);
   }
@@ -104,11 +104,11 @@ class Sgd final : public Optimizer {
   }
 
  private:
-  void update(size_t b, const kernels::StepScale& scale) override {
+  void update(size_t b, const kernels::StepScale& scale, const Tensor& control) override {
     const kernels::SgdStep step{.scale = scale, .momentum = static_cast<float>(config_.sgd_momentum)};
     const FlatBuffer& buffer = buffers_[b];
     const kernels::Optimizers& kernel = *device_.table().optimizers;
-    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.sgd, step, buffer.table,
+    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.sgd, step, control, buffer.table,
            range_count(buffer), buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
   }
 };
@@ -121,13 +121,13 @@ class Lion final : public Optimizer {
   }
 
  private:
-  void update(size_t b, const kernels::StepScale& scale) override {
+  void update(size_t b, const kernels::StepScale& scale, const Tensor& control) override {
     const kernels::LionStep step{.scale = scale,
                                  .beta1 = static_cast<float>(config_.lion_beta1),
                                  .beta2 = static_cast<float>(config_.lion_beta2)};
     const FlatBuffer& buffer = buffers_[b];
     const kernels::Optimizers& kernel = *device_.table().optimizers;
-    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.lion, step, buffer.table,
+    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.lion, step, control, buffer.table,
            range_count(buffer), buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
   }
 };
@@ -142,19 +142,19 @@ class Muon final : public Adam {
   }
 
  private:
-  void update(size_t b, const kernels::StepScale& scale) override {
+  void update(size_t b, const kernels::StepScale& scale, const Tensor& control) override {
     const FlatBuffer& buffer = buffers_[b];
-    if (buffer.matrices.empty()) return Adam::update(b, scale);
+    if (buffer.matrices.empty()) return Adam::update(b, scale, control);
     const kernels::Optimizers& kernel = *device_.table().optimizers;
     const kernels::MuonStep step{.scale = scale,
                                  .momentum = static_cast<float>(config_.muon_momentum),
                                  .nesterov = config_.muon_use_nesterov};
     const kernels::WorkspaceSize workspace = kernel.update_workspace(range_count(buffer));
-    launch(device_, workspace, kernel.muon_momentum, step, buffer.table, range_count(buffer),
+    launch(device_, workspace, kernel.muon_momentum, step, control, buffer.table, range_count(buffer),
            buffer.gradients, buffer.main, state_.back().buffers[b]);
     if (groups_.replica) comm::all_gather_slices(*groups_.replica, buffer.slice);
     orthogonalizer_.run(buffer.matrices, buffer.slice);
-    launch(device_, workspace, kernel.muon_update, scale, buffer.table, range_count(buffer),
+    launch(device_, workspace, kernel.muon_update, scale, control, buffer.table, range_count(buffer),
            buffer.gradients, buffer.main, buffer.model);
   }
 
@@ -210,15 +210,14 @@ void Optimizer::set_values(const State& state, int buffer, int64_t begin, const 
            state.buffers[b].flat_range(begin, count, {count}), count);
 }
 
-void Optimizer::step(const StepOptions& options) {
+void Optimizer::step(const StepOptions& options, const Tensor& control) {
   ++steps_;
   const kernels::StepScale scale{.lr = options.lr,
                                  .decoupled_lr = options.decoupled_lr,
                                  .weight_decay = static_cast<float>(options.weight_decay),
-                                 .gradient = options.gradient_scale,
                                  .decoupled_decay = config_.decoupled_weight_decay};
   for (size_t b = 0; b < buffers_.size(); ++b)
-    if (!buffers_[b].ranges.empty() || !buffers_[b].matrices.empty()) update(b, scale);
+    if (!buffers_[b].ranges.empty() || !buffers_[b].matrices.empty()) update(b, scale, control);
 }
 
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
@@ -236,35 +235,24 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
   return std::make_unique<Muon>(config, device, std::move(buffers), groups, seed);
 }
 
-FlatStatistics::FlatStatistics(Device& device) {
-  CategoryScope scope(MemoryCategory::workspace);
-  sum_ = Tensor::zeros(device, {1}, DType::f64);
-  count_ = Tensor::zeros(device, {1}, DType::i64);
-}
-
-double FlatStatistics::sum_of_squares(const std::vector<FlatBuffer>& buffers, Tensor FlatBuffer::*which) {
-  Device& device = sum_.device();
+void sum_of_squares(const std::vector<FlatBuffer>& buffers, const Tensor& sum, Tensor FlatBuffer::*which) {
+  Device& device = sum.device();
   const kernels::Optimizers& kernel = *device.table().optimizers;
+  if (buffers.empty()) device.zero(sum.address(), sum.bytes());
   for (const FlatBuffer& buffer : buffers)
     launch(device, kernel.sum_of_squares_workspace(range_count(buffer), (buffer.*which).elements()),
-           kernel.sum_of_squares, buffer.table, range_count(buffer), buffer.*which, sum_,
+           kernel.sum_of_squares, buffer.table, range_count(buffer), buffer.*which, sum,
            &buffer != buffers.data());
-  if (device.is_meta()) return 1.0;
-  return buffers.empty() ? 0.0 : sum_.to_host<double>()[0];
 }
 
-int64_t FlatStatistics::count_zeros(const std::vector<FlatBuffer>& buffers) {
-  Device& device = count_.device();
+void count_zeros(const std::vector<FlatBuffer>& buffers, const Tensor& count) {
+  Device& device = count.device();
   const kernels::Optimizers& kernel = *device.table().optimizers;
+  if (buffers.empty()) device.zero(count.address(), count.bytes());
   for (const FlatBuffer& buffer : buffers)
     launch(device, kernel.count_zeros_workspace(range_count(buffer), buffer.gradients.elements()),
-           kernel.count_zeros, buffer.table, range_count(buffer), buffer.gradients, count_,
+           kernel.count_zeros, buffer.table, range_count(buffer), buffer.gradients, count,
            &buffer != buffers.data());
-  return buffers.empty() || device.is_meta() ? 0 : count_.to_host<int64_t>()[0];
-}
-
-double clip_factor(double norm, double clip) {
-  return clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1.0;
 }
 
 }  // namespace capstan::optim

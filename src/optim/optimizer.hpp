@@ -62,8 +62,6 @@ std::vector<FlatBuffer> with_range_tables(Device& device, std::vector<FlatBuffer
 
 struct StepOptions {
   double lr = 0, decoupled_lr = 0, weight_decay = 0;
-  // Clipping times 1 / token count.
-  float gradient_scale = 1;
 };
 
 // The ranks with which matrices are put together; null: one.
@@ -82,8 +80,10 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
   // One update: one launch for each buffer that is updated element by element. It may overwrite the
-  // gradients. With matrices collective over the groups.
-  void step(const StepOptions& options);
+  // gradients. With matrices collective over the groups. control: one kernels::StepControl in bytes, in
+  // device memory. The update counts in steps() even if `control` skips it, which the caller takes back with
+  // set_steps().
+  void step(const StepOptions& options, const Tensor& control);
   // State by name ("exp_avg", "exp_avg_sq"), one tensor [n] for each buffer; undefined: the buffer has none.
   struct State {
     std::string name;
@@ -112,7 +112,7 @@ class Optimizer {
   enum class Applies : uint8_t { to_all, to_matrices, to_others };
   void add_state(const char* name, Applies applies, DType type = DType::f32, bool root = false);
   // Updates buffers_[b].
-  virtual void update(size_t b, const kernels::StepScale& scale) = 0;
+  virtual void update(size_t b, const kernels::StepScale& scale, const Tensor& control) = 0;
 
   Device& device_;
   const config::OptimizerConfig config_;
@@ -126,23 +126,12 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
                                  std::vector<FlatBuffer> buffers, const Groups& groups = {},
                                  uint64_t seed = 0);
 
-// Statistics over the counted ranges of buffers with range tables; the caller sums over ranks. They wait for
-// the device.
-class FlatStatistics {
- public:
-  explicit FlatStatistics(Device& device);
-  // Of the gradients, or of FlatBuffer::main, in double; not finite if a value is not.
-  double sum_of_squares(const std::vector<FlatBuffer>& buffers,
-                        Tensor FlatBuffer::*which = &FlatBuffer::gradients);
-  // The number of gradients that are zero.
-  int64_t count_zeros(const std::vector<FlatBuffer>& buffers);
-
- private:
-  Tensor sum_;    // fp64 [1]
-  Tensor count_;  // i64 [1]
-};
-
-// The factor that clips gradients of this norm to `clip` (0: no clipping).
-double clip_factor(double norm, double clip);
+// Statistics over the counted ranges of buffers with range tables, into device memory; the caller sums over
+// ranks.
+// Of the gradients, or of FlatBuffer::main, in double; not finite if a value is not. sum: fp64 [1].
+void sum_of_squares(const std::vector<FlatBuffer>& buffers, const Tensor& sum,
+                    Tensor FlatBuffer::*which = &FlatBuffer::gradients);
+// The number of gradients that are zero. count: i64 [1].
+void count_zeros(const std::vector<FlatBuffer>& buffers, const Tensor& count);
 
 }  // namespace capstan::optim

@@ -167,9 +167,9 @@ class FlatStore final : public ParamStore {
             .replica = shards_over_replicas_ ? groups_.replica : nullptr,
             .tensor = groups_.tensor};
   }
-  // Sums the values that each rank has from the `counted` ranges of its buffers. The same bits on every rank
-  // of `shard`, `replica` and `model`.
-  void sum_over_owners(std::span<double> values);
+  // Sums the numbers, fp64 or i64, that each rank has from the `counted` ranges of its buffers, on the
+  // device. The same bits on every rank of `shard`, `replica` and `model`.
+  void sum_over_owners(const Tensor& values);
 
   // The shard of a parameter that this rank holds between steps. It is initialized, checked, saved and
   // loaded.

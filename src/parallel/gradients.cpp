@@ -278,10 +278,10 @@ void FlatStore::sum_ranges(comm::Communicator* group, PendingReduction& pending,
   copy(true);
 }
 
-void FlatStore::sum_over_owners(std::span<double> values) {
-  if (shards_state_) comm::all_reduce(*groups_.shard, values);
-  if (shards_over_replicas_) comm::all_reduce(*groups_.replica, values);
-  if (groups_.model) comm::all_reduce(*groups_.model, values);
+void FlatStore::sum_over_owners(const Tensor& values) {
+  if (shards_state_) comm::all_reduce_numbers(*groups_.shard, values);
+  if (shards_over_replicas_) comm::all_reduce_numbers(*groups_.replica, values);
+  if (groups_.model) comm::all_reduce_numbers(*groups_.model, values);
 }
 
 }  // namespace capstan::parallel

@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "config/core/emit.hpp"
 #include "config/core/hash.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "config/tools/show.hpp"
 #include "sweep/values.hpp"
 #include "train/trainer/data_setup.hpp"
@@ -137,8 +138,8 @@ std::string Composer::stored_form(const std::filesystem::path& recipe) const {
 TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown) {
   TrialEstimate out;
   out.steps = steps_of(config, why_unknown);
-  const int64_t batch = config.train.global_batch_size.value_or(1), steps = out.steps.value_or(0);
-  out.tokens = steps * batch * config.model.seq_length;
+  const int64_t samples = config::BatchRamp(config.train).samples_of(out.steps.value_or(0));
+  out.tokens = samples * config.model.seq_length;
   // The meta step is the dear part. Rates and other fractions do not change what it allocates, unless they
   // are 0.
   std::string key;
@@ -156,10 +157,16 @@ TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown)
   if (found == estimates_.end()) {
     const train::StepEstimate step =
         train::estimate_step(config, 0, static_cast<int>(config.dist.world_size));
-    const auto micro_batches = static_cast<double>(config.train.num_microbatches.value_or(1));
-    found = estimates_.emplace(key, std::pair(step.flops * micro_batches, step.memory.total())).first;
+    // Of the samples of a step on all ranks.
+    const double ranks = static_cast<double>(config.dist.world_size) *
+                         static_cast<double>(config.train.num_microbatches.value_or(1));
+    found = estimates_
+                .emplace(key, std::pair(step.flops * ranks /
+                                            static_cast<double>(config.train.global_batch_size.value_or(1)),
+                                        step.memory.total()))
+                .first;
   }
-  out.flops = found->second.first * static_cast<double>(steps) * static_cast<double>(config.dist.world_size);
+  out.flops = found->second.first * static_cast<double>(samples);
   out.memory_bytes = found->second.second;
   return out;
 }

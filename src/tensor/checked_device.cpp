@@ -102,11 +102,14 @@ class DoubleMapping {
 
 class CheckedEvent final : public Event {
  public:
-  CheckedEvent(CheckedQueue& queue, CheckedQueue::Ticket ticket,
+  CheckedEvent(CheckedQueue& queue, CheckedQueue::Ticket ticket, int64_t& host_waits,
                std::shared_ptr<const std::atomic<double>> time = nullptr)
-      : queue_(queue), ticket_(ticket), time_(std::move(time)) {}
+      : queue_(queue), ticket_(ticket), host_waits_(host_waits), time_(std::move(time)) {}
   bool done() const override { return queue_.done(ticket_); }
-  void wait() override { queue_.wait(ticket_); }
+  void wait() override {
+    ++host_waits_;
+    queue_.wait(ticket_);
+  }
   double time() const override {
     CAPSTAN_ASSERT(time_, "the time of an event that has none");
     return time_->load();
@@ -122,6 +125,7 @@ class CheckedEvent final : public Event {
  private:
   CheckedQueue& queue_;
   CheckedQueue::Ticket ticket_;
+  int64_t& host_waits_;
   std::shared_ptr<const std::atomic<double>> time_;
 };
 
@@ -141,6 +145,7 @@ class CheckedDevice final : public Device {
   DeviceType type() const override { return DeviceType::checked; }
 
   void synchronize() override {
+    ++host_waits_;
     staged_ = 0;
     finish();
     std::exception_ptr first;
@@ -174,6 +179,7 @@ class CheckedDevice final : public Device {
     if (staged_ > kMostStaged) synchronize();
   }
   void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
+    ++host_waits_;
     start_copy_to_host(to, from, bytes, Queue::compute);
     compute().wait(compute().last());
   }
@@ -197,12 +203,12 @@ class CheckedDevice final : public Device {
     push_copy(to, from, bytes, queue);
   }
   std::unique_ptr<Event> record(Queue queue) override {
-    return std::make_unique<CheckedEvent>(queue_of(queue), queue_of(queue).last());
+    return std::make_unique<CheckedEvent>(queue_of(queue), queue_of(queue).last(), host_waits_);
   }
   std::unique_ptr<Event> record_time(Queue queue) override {
     const auto time = std::make_shared<std::atomic<double>>(0);
     const CheckedQueue::Ticket ticket = queue_of(queue).push([time] { time->store(steady_seconds()); });
-    return std::make_unique<CheckedEvent>(queue_of(queue), ticket, time);
+    return std::make_unique<CheckedEvent>(queue_of(queue), ticket, host_waits_, time);
   }
   bool queues_work() const override { return true; }
   void wait_for(Queue queue, const Event& event) override {

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -37,6 +38,16 @@ std::string_view name_of(Queue queue) {
 namespace {
 constexpr int64_t kHugePage = int64_t{2} << 20;
 thread_local MemoryCategory current_owner = MemoryCategory::activations;
+
+// Aligns large blocks to huge pages and requests them, which
+// saves page faults and TLB misses. Null when the system refuses.
+std::byte* allocate_aligned(size_t bytes) {
+  const int64_t alignment = bytes >= size_t{kHugePage} ? kHugePage : 64;
+  void* data = std::aligned_alloc(static_cast<size_t>(alignment),
+                                  static_cast<size_t>(round_up(static_cast<int64_t>(bytes), alignment)));
+  if (data && alignment == kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(data);
+}
 }  // namespace
 CategoryScope::CategoryScope(MemoryCategory category) : before_(current_owner) {
   current_owner = category;
@@ -124,6 +135,24 @@ void Device::free(std::byte* data, int64_t bytes, MemoryCategory category) {
   retire(data, size);
 }
 
+std::byte* Device::allocate_pinned(int64_t bytes, MemoryCategory category) {
+  const int64_t size = rules_.round(bytes);
+  std::byte* data = place_pinned(size);
+  if (!data)
+    fail(ErrorCode::no_fit,
+         "out of memory: " + human_bytes(static_cast<double>(size)) + " of pinned host memory for " +
+             std::string(name_of(category)),
+         category == MemoryCategory::snapshot ? "checkpoint.async_save=false needs no copy of the state"
+                                              : "a smaller train.micro_batch_size needs less");
+  count_host_memory(size, category);
+  return data;
+}
+
+void Device::free_pinned(std::byte* data, int64_t bytes, MemoryCategory category) {
+  count_host_memory(-rules_.round(bytes), category);
+  retire_pinned(data);
+}
+
 void Device::release_cached() {
   synchronize();
   for (const Pool pool : {Pool::small, Pool::large}) {
@@ -180,13 +209,14 @@ void throw_kernel_error(kernels::KernelError& slot) {
 namespace {
 class Done final : public Event {
  public:
-  explicit Done(double time) : time_(time) {}
+  Done(double time, int64_t& host_waits) : time_(time), host_waits_(host_waits) {}
   bool done() const override { return true; }
-  void wait() override {}
+  void wait() override { ++host_waits_; }
   double time() const override { return time_; }
 
  private:
   double time_;
+  int64_t& host_waits_;
 };
 }  // namespace
 
@@ -198,14 +228,21 @@ void Device::start_copy_to_host(void* to, const std::byte* from, int64_t bytes, 
   copy_to_host(to, from, bytes);
 }
 std::unique_ptr<Event> Device::record(Queue) {
-  return std::make_unique<Done>(0);
+  return std::make_unique<Done>(0, host_waits_);
 }
 std::unique_ptr<Event> Device::record_time(Queue) {
-  return std::make_unique<Done>(steady_seconds());
+  return std::make_unique<Done>(steady_seconds(), host_waits_);
 }
 void Device::wait_for(Queue, const Event&) {}
 Queue Device::add_queue(bool, std::string) {
   return Queue::communication;
+}
+
+std::byte* Device::place_pinned(int64_t size) {
+  return static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(round_up(size, 64))));
+}
+void Device::retire_pinned(std::byte* data) {
+  std::free(data);
 }
 
 QueueScope::QueueScope(Device& device, Queue queue) : device_(device), queue_(queue) {
@@ -283,7 +320,7 @@ class CpuDevice final : public Device {
   }
   DeviceType type() const override { return DeviceType::cpu; }
   bool shares_host_memory() const override { return true; }
-  void synchronize() override {}
+  void synchronize() override { ++host_waits_; }
   std::byte* host_address(std::byte* address) override { return address; }
   void zero(std::byte* data, int64_t bytes) override { std::memset(data, 0, static_cast<size_t>(bytes)); }
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
@@ -294,8 +331,17 @@ class CpuDevice final : public Device {
     if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   }
   void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
+    ++host_waits_;
+    start_copy_to_host(to, from, bytes, Queue::compute);
+  }
+  // Large copies, such as a snapshot of the training state, take the bandwidth of several cores.
+  void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue) override {
     count_copy(Queue::device_to_host, bytes);
-    if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+    constexpr int64_t kBlock = int64_t{4} << 20;
+    pool_.parallel_for(ceil_div(bytes, kBlock), [&](int64_t block, int) {
+      const int64_t begin = block * kBlock, size = std::min(kBlock, bytes - begin);
+      std::memcpy(static_cast<std::byte*>(to) + begin, from + begin, static_cast<size_t>(size));
+    });
   }
 
  protected:
@@ -358,6 +404,9 @@ class MetaDevice final : public Device {
   int workers() const override { return workers_; }
   bool grow(Pool, int64_t, int64_t) override { return true; }
   void shrink(Pool, int64_t, int64_t) override {}
+  // Never dereferenced.
+  std::byte* place_pinned(int64_t) override { return reinterpret_cast<std::byte*>(uintptr_t{1} << 12); }
+  void retire_pinned(std::byte*) override {}
   std::byte* place(Pool pool, int64_t offset, int64_t) override {
     return reinterpret_cast<std::byte*>((pool == Pool::large ? uintptr_t{1} << 60 : uintptr_t{1} << 20) +
                                         static_cast<uintptr_t>(offset));

@@ -149,9 +149,18 @@ class Device {
   std::byte* allocate(int64_t bytes, MemoryCategory category);
   void free(std::byte* data, int64_t bytes, MemoryCategory category);
   void release_cached();
+  // Host memory that the device copies from and to without a staging buffer, 64-byte aligned; ordinary memory
+  // where the device is the host. It is counted as memory of the host. PinnedBuffer owns such memory. Errors:
+  // no_fit.
+  std::byte* allocate_pinned(int64_t bytes, MemoryCategory category);
+  void free_pinned(std::byte* data, int64_t bytes, MemoryCategory category);
   // kind host: memory of the host that the device uses, such as buffers for copies. On a device without
   // memory of its own it is part of `device`.
   MemoryUse memory(MemoryKind kind = MemoryKind::device) const { return use_[static_cast<size_t>(kind)]; }
+  // The kind of memory in which that of the host is counted.
+  MemoryUse host_memory() const {
+    return memory(shares_host_memory() ? MemoryKind::device : MemoryKind::host);
+  }
   void reset_peak();
   const AllocatorRules& allocator_rules() const { return rules_; }
   // Counts memory of the host that the device uses; negative: it is freed.
@@ -170,6 +179,10 @@ class Device {
   // Bytes copied so far in the direction host_to_device or device_to_host, on whatever queue, also on the
   // meta device.
   int64_t copied_bytes(Queue direction) const { return copied_bytes_[static_cast<size_t>(direction)]; }
+
+  // How often the host has waited for this device so far: calls of synchronize(), copy_to_host() and
+  // Event::wait(), also on devices that complete all work before they return.
+  int64_t host_waits() const { return host_waits_; }
 
   // Waits for the work of all queues; throws the first error of the first queue that has one.
   virtual void synchronize() = 0;
@@ -237,6 +250,9 @@ class Device {
   virtual void shrink(Pool pool, int64_t end, int64_t bytes) = 0;
   // The address of a block in a pool's range; nullptr: the system refuses memory.
   virtual std::byte* place(Pool pool, int64_t offset, int64_t size) = 0;
+  // Pinned memory of a rounded size; nullptr: the system refuses memory.
+  virtual std::byte* place_pinned(int64_t size);
+  virtual void retire_pinned(std::byte* data);
   // Called when a block of this (rounded) size is free; work queued later may use its memory again.
   virtual void retire(std::byte*, int64_t) {}
   LaunchMode launch_mode_ = LaunchMode::call;
@@ -246,6 +262,7 @@ class Device {
   std::array<kernels::KernelError, kQueues> kernel_errors_{};
   std::array<int64_t, kQueues> launches_{};
   void count_copy(Queue direction, int64_t bytes) { copied_bytes_[static_cast<size_t>(direction)] += bytes; }
+  int64_t host_waits_ = 0;
 
  private:
   std::byte* find_block(int64_t size);

@@ -43,7 +43,11 @@ void for_elements(const Vec<kernels::UpdateRange>& ranges, const kernels::StepSc
 
 const Vec<int64_t> kSizes{1, 37, 20003, 60001};
 constexpr kernels::StepScale kScale{
-    .lr = 3e-3, .decoupled_lr = 5e-3, .weight_decay = 0.1f, .gradient = 0.5f, .decoupled_decay = true};
+    .lr = 3e-3, .decoupled_lr = 5e-3, .weight_decay = 0.1f, .decoupled_decay = true};
+constexpr kernels::StepControl kControl{.gradient = 0.5f};
+kernels::In control_of(const kernels::StepControl& control) {
+  return {&control, DType::u8};
+}
 
 }  // namespace
 
@@ -60,8 +64,8 @@ TEST_CASE("Adam over ranges; padding keeps its bits") {
       const Array v(DType::f32, squares), model(DType::bf16, random_values(n, 5));
       const auto y = run_kernel({main, m, v, model}, [&](kernels::Context& c, Vec<Array>& out) {
         Array g = grad;
-        optimizers().adam(c, s, table_of(ranges), count(ranges), g.f32(), out[0].out(), out[1].out(), nullptr,
-                          out[2].out(), nullptr, out[3].out());
+        optimizers().adam(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(), out[0].out(),
+                          out[1].out(), nullptr, out[2].out(), nullptr, out[3].out());
       });
       Vec<double> w = main.rounded(), em = m.rounded(), ev = v.rounded(), copy = model.rounded();
       const auto gs = grad.rounded(), got = y[0].rounded();
@@ -96,8 +100,8 @@ TEST_CASE("SGD over ranges, with and without momentum, Nesterov, decoupled decay
               buffer(DType::f32, random_values(n, 3));
           const auto y = run_kernel({main, buffer, main}, [&](kernels::Context& c, Vec<Array>& out) {
             Array g = grad;
-            optimizers().sgd(c, s, table_of(ranges), count(ranges), g.f32(), out[0].f32(), out[1].f32(),
-                             out[2].out());
+            optimizers().sgd(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(),
+                             out[0].f32(), out[1].f32(), out[2].out());
           });
           Vec<double> w = main.rounded(), b = buffer.rounded();
           const auto gs = grad.rounded();
@@ -129,8 +133,8 @@ TEST_CASE("Lion over ranges: the sign of the interpolated momentum, zero where i
       const Array grad(DType::f32, gradients), main(DType::f32, random_values(n, 2)), m(DType::f32, momenta);
       const auto y = run_kernel({main, m, main}, [&](kernels::Context& c, Vec<Array>& out) {
         Array g = grad;
-        optimizers().lion(c, s, table_of(ranges), count(ranges), g.f32(), out[0].f32(), out[1].f32(),
-                          out[2].out());
+        optimizers().lion(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(), out[0].f32(),
+                          out[1].f32(), out[2].out());
       });
       Vec<double> w = main.rounded(), em = m.rounded();
       const auto gs = grad.rounded();

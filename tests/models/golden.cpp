@@ -196,8 +196,7 @@ void check_ten_steps(Device& device, const std::string& name, DType type, double
     const double clip = std::min(1.0, 1.0 / (norm + 1e-6));
     for (const auto& parameter : golden.model->parameters()) {
       adam.scale.weight_decay = parameter->spec().no_weight_decay ? 0.0f : 0.1f;
-      adam.scale.gradient = static_cast<float>(clip / count);
-      store.adam(*parameter, adam);
+      store.adam(*parameter, adam, static_cast<float>(clip / count));
     }
     CHECK(store.ready.size() == golden.model->parameters().size());
   }

@@ -163,6 +163,32 @@ TEST_CASE_TEMPLATE("rotary tables grow and keep their rows", D, EVERY_DEVICE) {
   CHECK(tables.on(*device, 2).positions() == 2);
 }
 
+TEST_CASE_TEMPLATE("a context has rotary tables copied once, and again where it needs more rows", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(1);
+  test::SimpleStore store(*device);
+  StepContext context{*device, store}, other{*device, store};
+  nn::RopeOptions options{.rotary_dim = 6, .base = 100};
+  options.scaling = nn::RopeScaling{.kind = nn::RopeScaling::Kind::longrope, .original_positions = 6};
+  options.scaling->short_factors = {1, 1, 1};
+  options.scaling->long_factors = {2, 3, 4};
+  nn::RopeTables tables(options), same(options);
+  const auto five = tables.in(context, 5), again = tables.in(context, 5), three = tables.in(context, 3);
+  CHECK(again.cos.shares_storage_with(five.cos));
+  CHECK(three.cos.shares_storage_with(five.cos));
+  CHECK(three.positions() == 3);
+  CHECK(three.sin.to_floats() == tables.on(*device, 3).sin.to_floats());
+  const auto six = tables.in(context, 6), seven = tables.in(context, 7);
+  CHECK(!six.cos.shares_storage_with(five.cos));
+  CHECK(tables.in(context, 5).cos.shares_storage_with(six.cos));
+  // The long factors have a table of their own.
+  CHECK(!seven.cos.shares_storage_with(six.cos));
+  CHECK(seven.cos.to_floats() == tables.on(*device, 7).cos.to_floats());
+  CHECK(tables.in(context, 6).cos.shares_storage_with(six.cos));
+  CHECK(!same.in(context, 6).cos.shares_storage_with(six.cos));
+  CHECK(!tables.in(other, 6).cos.shares_storage_with(six.cos));
+}
+
 TEST_CASE("a name is given once") {
   nn::ParamList list;
   const nn::ModulePath place{"decoder.layers.0.mlp", 0, "layer 0"};

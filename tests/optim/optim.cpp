@@ -12,6 +12,7 @@
 #include "optim/schedule.hpp"
 #include "support/paths.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/step_control.hpp"
 
 using namespace capstan;
 using namespace capstan::optim;
@@ -72,9 +73,9 @@ TEST_CASE("weight-decay schedules and the rules of a schedule") {
 }
 
 TEST_CASE("clipping scales the norm down to the limit and never up") {
-  CHECK(clip_factor(0.5, 1.0) == 1.0);
-  CHECK(clip_factor(4.0, 1.0) == doctest::Approx(0.25).epsilon(1e-5));
-  CHECK(clip_factor(4.0, 0.0) == 1.0);
+  CHECK(kernels::clip_factor(0.5, 1.0) == 1.0);
+  CHECK(kernels::clip_factor(4.0, 1.0) == doctest::Approx(0.25).epsilon(1e-5));
+  CHECK(kernels::clip_factor(4.0, 0.0) == 1.0);
 }
 
 TEST_CASE_TEMPLATE("AdamW equals the formula in double over ranges with and without decay", D, EVERY_DEVICE) {
@@ -95,7 +96,7 @@ TEST_CASE_TEMPLATE("AdamW equals the formula in double over ranges with and with
     auto adam = build(config, *device, {buffer});
     std::vector<double> p(start.begin(), start.end()), m(p.size()), v(p.size());
     for (int t = 1; t <= 5; ++t) {
-      adam->step({.lr = 1e-2, .weight_decay = 0.1, .gradient_scale = 0.5f});
+      adam->step({.lr = 1e-2, .weight_decay = 0.1}, test::step_control(*device, 0.5f));
       for (size_t i = 0; i < p.size(); ++i) {
         const double g = 0.5 * static_cast<double>(gradient[i]);
         m[i] = 0.9 * m[i] + 0.1 * g, v[i] = 0.95 * v[i] + 0.05 * g * g;
@@ -128,7 +129,8 @@ TEST_CASE_TEMPLATE("updates equal those of PyTorch's optimizers", D, EVERY_DEVIC
     for (size_t t = 0; t < steps.size(); ++t) {
       const std::vector<float> gradients = fixture["gradients"][t];
       buffer.gradients.copy_from_host_bytes(std::as_bytes(std::span(gradients)));
-      optimizer->step({.lr = fixture["lr"][t], .weight_decay = fixture["weight_decay"]});
+      optimizer->step({.lr = fixture["lr"][t], .weight_decay = fixture["weight_decay"]},
+                      test::step_control(*device));
       const std::vector<double> expected = steps[t];
       const auto result = buffer.main.to_host<float>();
       for (size_t i = 0; i < expected.size(); ++i)
@@ -151,11 +153,11 @@ TEST_CASE_TEMPLATE("an update is one launch for each buffer, whatever the number
       buffers.push_back(buffer);
     }
     const auto optimizer = build(config, *device, buffers);
-    FlatStatistics statistics(*device);
+    const Tensor sum = Tensor::empty(*device, {1}, DType::f64);
     const int64_t before = device->launches();
-    optimizer->step({});
+    optimizer->step({}, test::step_control(*device));
     CHECK(device->launches() - before == 3);
-    (void)statistics.sum_of_squares(optimizer->buffers());
+    sum_of_squares(optimizer->buffers(), sum);
     CHECK(device->launches() - before == 6);
   }
 }
@@ -183,7 +185,7 @@ TEST_CASE_TEMPLATE("SGD decays apart from the gradient, or adds the decay to it"
         auto sgd = build(config, *device, {buffer});
         std::vector<double> w(start.begin(), start.end()), b(w.size());
         for (int t = 0; t < 4; ++t) {
-          sgd->step({.lr = 0.1, .weight_decay = 0.3, .gradient_scale = 0.5f});
+          sgd->step({.lr = 0.1, .weight_decay = 0.3}, test::step_control(*device, 0.5f));
           for (size_t i = 0; i < w.size(); ++i) {
             const double decay = static_cast<int64_t>(i) < decayed ? 0.3 : 0.0;
             b[i] = momentum * b[i] + 0.5 * static_cast<double>(gradient[i]) + (decoupled ? 0 : decay * w[i]);
@@ -205,12 +207,21 @@ TEST_CASE_TEMPLATE("zeros and norms count the ranges that this rank counts", D, 
                     {}};
   buffer.ranges = {{0, 4, true}, {4, 2, true, false, 1, false}, {6, 1, false}};
   const auto buffers = with_range_tables(*device, {buffer});
-  FlatStatistics statistics(*device);
-  CHECK(statistics.count_zeros(buffers) == 2);  // not those of the range that another rank counts
-  CHECK(statistics.sum_of_squares(buffers) == 14);
-  CHECK(statistics.sum_of_squares(buffers, &FlatBuffer::main) == 169);
-  CHECK(statistics.sum_of_squares(with_range_tables(*device, {buffer, buffer})) == 28);
+  const Tensor sum = Tensor::empty(*device, {1}, DType::f64), count = Tensor::empty(*device, {1}, DType::i64);
+  const auto squares_of = [&](const std::vector<FlatBuffer>& all,
+                              Tensor FlatBuffer::*which = &FlatBuffer::gradients) {
+    sum_of_squares(all, sum, which);
+    return sum.to_host<double>()[0];
+  };
+  const auto zeros_of = [&](const std::vector<FlatBuffer>& all) {
+    count_zeros(all, count);
+    return count.to_host<int64_t>()[0];
+  };
+  CHECK(zeros_of(buffers) == 2);  // not those of the range that another rank counts
+  CHECK(squares_of(buffers) == 14);
+  CHECK(squares_of(buffers, &FlatBuffer::main) == 169);
+  CHECK(squares_of(with_range_tables(*device, {buffer, buffer})) == 28);
   buffer.ranges.clear();  // a rank that owns padding only
-  CHECK(statistics.sum_of_squares(with_range_tables(*device, {buffer})) == 0);
-  CHECK(statistics.count_zeros({}) == 0);
+  CHECK(squares_of(with_range_tables(*device, {buffer})) == 0);
+  CHECK(zeros_of({}) == 0);
 }

@@ -11,6 +11,7 @@
 
 #include "kernels/table.hpp"
 #include "support/devices.hpp"
+#include "support/step_control.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "tensor/launch.hpp"
@@ -466,7 +467,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
     model->forward(tape, train::upload(*device, shape, false), {});
     tape.backward({{"loss", Tensor::from_host<float>(*device, {1}, std::vector<float>{1})}});
     store.finish_gradients();
-    optimizer->step({.lr = 0.01});
+    optimizer->step({.lr = 0.01}, test::step_control(*device));
     store.after_update();
     int64_t state = 0;
     for (const Tensor& t : optimizer->state()[0].buffers) state += t.elements();

@@ -13,6 +13,7 @@
 #include "ops/parameter.hpp"
 #include "tensor/launch.hpp"
 #include "tests/support/shards.hpp"
+#include "tests/support/step_control.hpp"
 
 namespace capstan::test {
 
@@ -58,7 +59,7 @@ class SimpleStore : public ParamStore {
     ready.clear();
     for (Slot& slot : slots_) device_.zero(slot.gradient.address(), slot.gradient.bytes());
   }
-  void adam(const Parameter& parameter, kernels::AdamStep step) {
+  void adam(const Parameter& parameter, kernels::AdamStep step, float gradient_factor) {
     Slot& slot = at(parameter);
     if (!slot.m.defined()) {
       const kernels::UpdateRange range{.count = slot.main.elements()};
@@ -67,8 +68,10 @@ class SimpleStore : public ParamStore {
       slot.m = Tensor::zeros(device_, slot.main.shape());
       slot.v = Tensor::zeros(device_, slot.main.shape());
     }
-    launch(device_, device_.table().optimizers->adam, step, slot.range, 1, slot.gradient, slot.main, slot.m,
-           Tensor(), slot.v, Tensor(), compute_ == DType::f32 ? Tensor() : slot.model);
+    const kernels::Optimizers& kernel = *device_.table().optimizers;
+    launch(device_, kernel.update_workspace(1), kernel.adam, step, step_control(device_, gradient_factor),
+           slot.range, 1, slot.gradient, slot.main, slot.m, Tensor(), slot.v, Tensor(),
+           compute_ == DType::f32 ? Tensor() : slot.model);
   }
   const Tensor& main(const Parameter& parameter) { return at(parameter).main; }
 

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,6 +15,7 @@
 #include "base/error.hpp"
 #include "tensor/host_view.hpp"
 #include "tensor/launch.hpp"
+#include "tensor/pinned_buffer.hpp"
 
 using namespace capstan;
 
@@ -150,6 +153,53 @@ TEST_CASE("a tensor is read in pieces, on a device that the host cannot read too
     });
     CHECK(found == values);
     CHECK(pieces == (checked ? 4 : 1));
+  }
+}
+
+TEST_CASE("every way in which the host waits for a device counts, and nothing else") {
+  for (const bool checked : {false, true}) {
+    CAPTURE(checked);
+    const auto device = checked ? make_checked_device(no_table(), 1) : make_cpu_device(no_table(), 1);
+    const std::vector<float> values{1, 2, 3};
+    const Tensor tensor = Tensor::from_host<float>(*device, {3}, values);
+    std::array<float, 3> copy{};
+    device->wait_for(Queue::device_to_host, *device->record(Queue::compute));
+    device->start_copy_to_host(copy.data(), tensor.address(), tensor.bytes(), Queue::device_to_host);
+    const auto copied = device->record(Queue::device_to_host);
+    (void)copied->done();
+    device->zero(tensor.address(), 0);
+    CHECK(device->host_waits() == 0);
+    copied->wait();
+    CHECK(device->host_waits() == 1);
+    CHECK(copy[2] == 3);
+    CHECK(tensor.to_host<float>() == values);
+    CHECK(device->host_waits() == 2);
+    device->synchronize();
+    CHECK(device->host_waits() == 3);
+    device->record_time(Queue::compute)->wait();
+    CHECK(device->host_waits() == 4);
+  }
+}
+
+TEST_CASE("pinned memory is counted as memory of the host, on every device") {
+  for (const auto& device :
+       {make_cpu_device(no_table(), 1), make_checked_device(no_table(), 1), make_meta_device(no_table())}) {
+    const int64_t total = device->host_memory().total();
+    CategoryScope scope(MemoryCategory::snapshot);
+    PinnedBuffer small(*device, 100), large(*device, (int64_t{1} << 21) + 1);
+    const MemoryUse use = device->host_memory();
+    CHECK(use.now == 512 + (int64_t{1} << 21) + 4096);
+    CHECK(use.now_by_category[static_cast<size_t>(MemoryCategory::snapshot)] == use.now);
+    CHECK(use.total() == total + use.now);
+    if (!device->shares_host_memory()) CHECK(device->memory().now == 0);
+    if (!device->is_meta()) {
+      CHECK(reinterpret_cast<uintptr_t>(small.data()) % 64 == 0);
+      std::ranges::fill(large.span(), std::byte{7});
+    }
+    const PinnedBuffer moved = std::move(large);
+    CHECK(moved.bytes() == (int64_t{1} << 21) + 1);
+    small = PinnedBuffer(*device, 1000);
+    CHECK(device->host_memory().now == 1024 + (int64_t{1} << 21) + 4096);
   }
 }
 

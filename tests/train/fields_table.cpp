@@ -260,6 +260,7 @@ void layout() {
 void training() {
   changes("train.micro_batch_size", "1", {}, View::memory);
   changes("train.global_batch_size", "8");
+  changes("train.rampup_batch_size", "[2,2,8]", {"train.train_iters=null", "train.train_samples=24"});
   ruled("train.num_microbatches", "3", "micro_batches_agree");
   changes("train.train_iters", "3", {}, View::files);
   changes("train.train_samples", "12", {"train.train_iters=null", "train.train_samples=20"}, View::files);

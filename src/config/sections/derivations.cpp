@@ -7,6 +7,7 @@
 
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "config/sections/sections.hpp"
 
@@ -215,11 +216,15 @@ void derive_batch(Schema& s) {
                      if (together > 0 && *c.train.global_batch_size % together == 0)
                        c.train.num_microbatches = *c.train.global_batch_size / together;
                    });
-  s.derive<Config>("train.train_iters", "train.train_samples / train.global_batch_size", [](Config& c) {
-    if (c.train.train_samples && c.train.global_batch_size &&
-        *c.train.train_samples >= *c.train.global_batch_size)
-      c.train.train_iters = *c.train.train_samples / *c.train.global_batch_size;
-  });
+  s.derive<Config>("train.train_iters",
+                   "train.train_samples / train.global_batch_size; the full steps in them where "
+                   "train.rampup_batch_size is set",
+                   [](Config& c) {
+                     const auto ramp = BatchRamp::of(c.train);
+                     if (!c.train.train_samples || !ramp) return;
+                     if (const int64_t steps = ramp->steps_in(*c.train.train_samples); steps > 0)
+                       c.train.train_iters = steps;
+                   });
   s.derive<Config>("validation.eval_global_batch_size", "train.global_batch_size",
                    [](Config& c) { c.validation.eval_global_batch_size = c.train.global_batch_size; });
   s.derive<Config>("validation.eval_micro_batch_size", "train.micro_batch_size",

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "base/text.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "config/sections/data_sources.hpp"
 #include "config/sections/rule_tools.hpp"
 
@@ -83,13 +84,20 @@ RULE("R0204", length_given, "exactly one of train_iters, train_samples and epoch
             "none of `train.train_iters`, `train.train_samples` and `train.epochs` sets the length of the "
             "run")
         .help("set train.train_iters");
-  } else if (t.train_iters && t.train_samples && t.global_batch_size &&
-             *t.train_samples / *t.global_batch_size != *t.train_iters) {
-    report
-        .error("`train.train_iters` " + to_text(*t.train_iters) + " and `train.train_samples` " +
-               to_text(*t.train_samples) + " disagree: " + to_text(*t.train_samples) + " / " +
-               to_text(*t.global_batch_size) + " = " + to_text(*t.train_samples / *t.global_batch_size))
-        .help("give one of the two, and unset the other");
+  } else if (const auto ramp = BatchRamp::of(t); t.train_iters && t.train_samples && ramp) {
+    const int64_t steps = ramp->steps_in(*t.train_samples);
+    if (steps == *t.train_iters) return;
+    const std::string samples = to_text(*t.train_samples);
+    auto& found =
+        report
+            .error("`train.train_iters` " + to_text(*t.train_iters) + " and `train.train_samples` " +
+                   samples + " disagree: " +
+                   (ramp->grows()
+                        ? "with `train.rampup_batch_size` the samples make " + to_text(steps) + " steps"
+                        : samples + " / " + to_text(*t.global_batch_size) + " = " + to_text(steps)))
+            .help("give one of the two, and unset the other");
+    if (ramp->grows())
+      found.operand("train.train_iters").operand("train.train_samples").operand("train.rampup_batch_size");
   }
 }
 
@@ -113,14 +121,56 @@ RULE("R0222", megatron_order_seed, "Megatron's sample order accepts 32-bit seeds
 }
 
 RULE("R0205", length_of_a_step, "a run has at least one step", "train.train_samples",
-     "train.global_batch_size") {
-  if (!c.train.train_samples || !c.train.global_batch_size ||
-      *c.train.train_samples >= *c.train.global_batch_size)
-    return;
+     "train.global_batch_size", "train.rampup_batch_size") {
+  const auto ramp = BatchRamp::of(c.train);
+  if (!c.train.train_samples || !ramp) return;
+  const int64_t first = ramp->size_at(0);
+  if (*c.train.train_samples >= first) return;
   report
       .error("`train.train_samples` " + to_text(*c.train.train_samples) + " is less than one step of " +
-             to_text(*c.train.global_batch_size) + " samples")
-      .help("nearest legal train_samples: " + to_text(*c.train.global_batch_size));
+             to_text(first) + " samples")
+      .help("nearest legal train_samples: " + to_text(first));
+}
+
+RULE("R0223", ramp_reaches_batch_size,
+     "a growing batch begins below global_batch_size and reaches it in equal steps",
+     "train.rampup_batch_size", "train.global_batch_size") {
+  const std::string problem = BatchRamp::problem(c.train);
+  if (problem.empty()) return;
+  report.error("`train.rampup_batch_size` " + problem)
+      .at("train.rampup_batch_size")
+      .help("[start, increment, samples], where global_batch_size is start plus a multiple of increment");
+}
+
+RULE("R0224", ramp_sizes_divisible,
+     "every size of a growing batch is a multiple of micro-batch size * data parallelism",
+     "train.rampup_batch_size", "train.micro_batch_size", "dist.data_parallel_size") {
+  const auto ramp = BatchRamp::of(c.train);
+  if (!ramp || !ramp->grows() || !c.dist.data_parallel_size) return;
+  const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
+  // If the first two sizes are multiples, all are.
+  for (const int64_t size : {ramp->size(0), ramp->size(1)}) {
+    if (size % together == 0 || size == *c.train.global_batch_size) continue;
+    report
+        .error("`train.rampup_batch_size` makes steps of " + to_text(size) +
+               " samples, not a multiple of micro_batch_size * data_parallel_size = " +
+               product_text({c.train.micro_batch_size, *c.dist.data_parallel_size}))
+        .at("train.rampup_batch_size")
+        .help("nearest legal start: " + nearest_multiples(c.train.rampup_batch_size[0], together) +
+              "; nearest legal increment: " + nearest_multiples(c.train.rampup_batch_size[1], together));
+    return;
+  }
+}
+
+RULE("R0225", ramp_counts_samples, "a run whose batch grows has its length in samples",
+     "train.rampup_batch_size", "train.train_samples") {
+  if (c.train.rampup_batch_size.empty() || c.train.train_samples) return;
+  report
+      .error(std::string("`train.rampup_batch_size` needs the length of the run in samples, not in ") +
+             (c.train.epochs ? "passes over the data" : "iterations"))
+      .at("train.rampup_batch_size")
+      .help(c.train.epochs ? "train.epochs=null and train.train_samples=N"
+                           : "train.train_iters=null and train.train_samples=N");
 }
 
 RULE("R0206", one_source_of_data,

@@ -1,4 +1,7 @@
 // Assignment of layers to pipeline stages, and the order in which the stages work.
+#include <algorithm>
+
+#include "config/sections/batch_ramp.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "config/sections/rule_tools.hpp"
 
@@ -250,10 +253,19 @@ RULE("R0313", exchange_overlaps_or_is_batched, "exchange between stages overlaps
 
 RULE("R0314", micro_batch_groups_fit, "with virtual stages micro-batches divide into groups of at least PP",
      "dist.microbatch_group_size_per_vp_stage", "train.num_microbatches", "dist.pipeline_model_parallel_size",
-     "dist.virtual_pipeline_model_parallel_size", "train.global_batch_size") {
+     "dist.virtual_pipeline_model_parallel_size", "train.global_batch_size", "train.rampup_batch_size") {
   const auto group = c.dist.microbatch_group_size_per_vp_stage;
   if (!has_pipeline(c) || virtual_stages(c) == 1 || !group || !c.train.num_microbatches) return;
-  const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
+  const int64_t pp = c.dist.pipeline_model_parallel_size;
+  int64_t count = *c.train.num_microbatches;
+  // Of a batch that grows, the first size that does not fit. Each increment adds a micro-batch at least, and
+  // sizes above a group behave alike modulo the group.
+  const auto ramp = BatchRamp::of(c.train);
+  if (*group >= pp && ramp && ramp->grows() && c.dist.data_parallel_size)
+    for (int64_t i = 0; i <= std::min(ramp->increments(), 2 * *group); ++i) {
+      count = ramp->size(i) / (c.train.micro_batch_size * *c.dist.data_parallel_size);
+      if (*group > count || (count % *group != 0 && count % *group < pp)) break;
+    }
   if (*group < pp)
     report
         .error("`dist.microbatch_group_size_per_vp_stage` " + to_text(*group) +

@@ -2,6 +2,7 @@
 # tests relative to the repository.
 set(SECTION_SOURCES
   sections/adapter_targets.cpp
+  sections/batch_ramp.cpp
   sections/checkpoint.cpp
   sections/comm_overlap.cpp
   sections/data_sources.cpp
@@ -34,6 +35,7 @@ set(SECTION_SOURCES
   sections/train.cpp
   sections/validation.cpp)
 set(SECTION_TESTS
+  ../../tests/config/batch_ramp.cpp
   ../../tests/config/recipes_shipped.cpp
   ../../tests/config/rules_cases_layout.cpp
   ../../tests/config/rules_cases_model.cpp

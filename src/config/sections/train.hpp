@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "config/core/types.hpp"
 
@@ -27,6 +28,8 @@ struct TrainConfig {
   int64_t micro_batch_size = 1;
   // Derived: micro_batch_size * data-parallel size.
   std::optional<int64_t> global_batch_size;
+  // [start, increment, samples]; empty: the batch size is constant. BatchRamp interprets it.
+  std::vector<int64_t> rampup_batch_size;
   // Derived: global_batch_size / (micro_batch_size * data-parallel size).
   std::optional<int64_t> num_microbatches;
   // Exactly one of train_iters, train_samples and epochs.

@@ -281,6 +281,7 @@ class Shrinker {
         set("train.micro_batch_size", std::min(t_.micro_batch_size, kSamples), t_.micro_batch_size);
     const int64_t count = pp_ > 1 ? 2 * pp_ : std::min(t_.num_microbatches.value_or(1), kMicroBatches);
     leave_open("train.num_microbatches");
+    if (written("train.rampup_batch_size")) set("train.rampup_batch_size", std::string("[]"));
     set("train.global_batch_size", micro * dp_ * count, t_.global_batch_size.value_or(0));
     leave_open("validation.eval_global_batch_size");
     leave_open("validation.eval_micro_batch_size");

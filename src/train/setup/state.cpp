@@ -128,6 +128,9 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
     json["tokenizer"] = {
         {"name", tokenizer->name}, {"vocab_size", tokenizer->vocab_size}, {"identity", tokenizer->identity}};
   if (state.rewinds > 0) json["rewinds"] = state.rewinds;
+  if (const auto& loss = state.loss_scale)
+    json["loss_scale"] = {
+        {"scale", loss->scale}, {"clean_steps", loss->clean_steps}, {"overflows_left", loss->overflows_left}};
   for (const auto& [key, means] :
        {std::pair{"since_log", state.since_log}, {"since_events", state.since_events}})
     if (means.steps > 0)
@@ -400,6 +403,19 @@ static TrainState counters_of(const Json& json, const std::string& file) {
       fail(ErrorCode::format, file + ": `" + key + "` is not a list of four numbers");
     return {static_cast<int64_t>(values[0]), values[1], values[2], values[3]};
   };
+  const auto loss_scale = [&]() -> std::optional<optim::LossScale> {
+    if (!json.contains("loss_scale")) return std::nullopt;
+    const Json& stored = json["loss_scale"];
+    const auto is_integer = [&](const char* key) {
+      return stored.contains(key) && stored[key].is_number_integer();
+    };
+    if (!stored.is_object() || !stored.contains("scale") || !stored["scale"].is_number() ||
+        !(stored["scale"].get<double>() > 0) || !is_integer("clean_steps") || !is_integer("overflows_left"))
+      fail(ErrorCode::format, file + ": `loss_scale` is no state of a loss scale");
+    return optim::LossScale{.scale = stored["scale"].get<double>(),
+                            .clean_steps = stored["clean_steps"].get<int64_t>(),
+                            .overflows_left = stored["overflows_left"].get<int64_t>()};
+  };
   TrainState state;
   state.step = count_of(json, file, "step");
   state.consumed_samples = count_of(json, file, "consumed_samples");
@@ -408,6 +424,7 @@ static TrainState counters_of(const Json& json, const std::string& file) {
   state.recent_losses = numbers("recent_losses");
   state.recent_norms = numbers("recent_norms");
   state.rewinds = json.contains("rewinds") ? count_of(json, file, "rewinds") : 0;
+  state.loss_scale = loss_scale();
   state.since_log = means("since_log");
   state.since_events = means("since_events");
   return state;

@@ -16,6 +16,7 @@
 #include "checkpoint/writer.hpp"
 #include "comm/world.hpp"
 #include "data/dataset_meta.hpp"
+#include "optim/loss_scaler.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
 #include "text/tokenizer/tokenizer.hpp"
@@ -32,6 +33,8 @@ struct TrainState {
   // Losses and norms that anomaly detection compares with (anomaly.hpp), oldest first; empty where it is off.
   std::vector<double> recent_losses, recent_norms;
   int64_t rewinds = 0;
+  // With loss scaling, from the first step on.
+  std::optional<optim::LossScale> loss_scale;
   // Since the last row of metrics.jsonl, and the last TensorBoard event.
   StepMeans since_log, since_events;
 };

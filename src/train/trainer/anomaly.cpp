@@ -17,13 +17,18 @@ double mean_of(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
-void detect_spike(const config::ResilienceConfig& config, config::SpikeAction action, double factor,
+std::optional<double> spike_limit(const config::ResilienceConfig& config, config::SpikeAction action,
+                                  double factor, const std::vector<double>& recent) {
+  if (action == config::SpikeAction::off) return std::nullopt;
+  if (recent.size() < static_cast<size_t>(std::min<int64_t>(config.spike_window, 16))) return std::nullopt;
+  return factor * mean_of(recent);
+}
+
+void detect_spike(std::optional<double> limit, config::SpikeAction action, double factor,
                   const std::vector<double>& recent, const char* event, const char* quantity, double value,
                   AnomalyDecision& result) {
-  if (action == config::SpikeAction::off || !std::isfinite(value)) return;
-  if (recent.size() < static_cast<size_t>(std::min<int64_t>(config.spike_window, 16))) return;
+  if (!limit || !std::isfinite(value) || value <= *limit) return;
   const double mean = mean_of(recent);
-  if (value <= factor * mean) return;
   result.events.push_back({event,
                            std::string("the ") + quantity + " is " + significant(value, 4) + ", more than " +
                                to_text(factor) + " times the mean " + significant(mean, 4) + " of the " +
@@ -43,13 +48,19 @@ void append_recent(std::vector<double>& recent, int64_t window, double value) {
 
 }  // namespace
 
+SpikeLimits spike_limits(const config::ResilienceConfig& c, const TrainState& state) {
+  return {spike_limit(c, c.loss_spike_action, c.loss_spike_factor, state.recent_losses),
+          spike_limit(c, c.grad_norm_spike_action, c.grad_norm_spike_factor, state.recent_norms)};
+}
+
 AnomalyDecision detect_anomalies(const config::ResilienceConfig& c, const TrainState& state, double loss,
                                  double norm) {
   AnomalyDecision result;
-  detect_spike(c, c.loss_spike_action, c.loss_spike_factor, state.recent_losses, "loss_spike", "loss", loss,
-               result);
-  detect_spike(c, c.grad_norm_spike_action, c.grad_norm_spike_factor, state.recent_norms, "grad_norm_spike",
-               "gradient norm", norm, result);
+  const SpikeLimits limits = spike_limits(c, state);
+  detect_spike(limits.loss, c.loss_spike_action, c.loss_spike_factor, state.recent_losses, "loss_spike",
+               "loss", loss, result);
+  detect_spike(limits.norm, c.grad_norm_spike_action, c.grad_norm_spike_factor, state.recent_norms,
+               "grad_norm_spike", "gradient norm", norm, result);
   return result;
 }
 

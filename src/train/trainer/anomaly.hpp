@@ -2,6 +2,7 @@
 // infinity, and machines that compute different bits the second time. All ranks decide from the same numbers.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,8 +31,14 @@ struct AnomalyDecision {
   std::vector<Anomaly> events;
 };
 
-// Compares the step's loss and gradient norm with the means of recent steps (TrainState::recent_*). No value
-// counts as a spike before min(spike_window, 16) steps are known. Values that are not finite are ignored
+// The largest loss and gradient norm of the next step that are no spikes: the factor times the mean of recent
+// steps (TrainState::recent_*). Not known before min(spike_window, 16) steps, or without detection.
+struct SpikeLimits {
+  std::optional<double> loss, norm;
+};
+SpikeLimits spike_limits(const config::ResilienceConfig& config, const TrainState& state);
+
+// Compares the step's loss and gradient norm with their spike limits. Values that are not finite are ignored
 // here.
 AnomalyDecision detect_anomalies(const config::ResilienceConfig& config, const TrainState& state, double loss,
                                  double norm);

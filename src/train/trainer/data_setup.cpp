@@ -4,6 +4,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "config/sections/data_sources.hpp"
 #include "data/gpt_dataset.hpp"
 #include "text/chat/chat_template.hpp"
@@ -73,7 +74,7 @@ static void set_megatron_order(const config::Config& config, data::GptDatasetOpt
   const int64_t batch = *config.train.global_batch_size,
                 eval_batch = v.eval_global_batch_size.value_or(batch);
   options.order = data::DataOrder::megatron;
-  options.num_samples[0] = checked_mul(steps, batch);
+  options.num_samples[0] = config::BatchRamp(config.train).samples_of(steps);
   if (v.eval_interval)
     options.num_samples[1] = checked_mul(checked_mul(steps / *v.eval_interval + 1, v.eval_iters), eval_batch);
   options.num_samples[2] = checked_mul(v.eval_iters, eval_batch);

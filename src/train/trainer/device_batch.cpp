@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/checked.hpp"
 #include "ops/context_attention.hpp"
 
 namespace capstan::train {
@@ -22,43 +23,126 @@ double loss_tokens(const data::MicroBatch& batch, ContextShard shard) {
   return sum;
 }
 
-models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout_rows, ContextShard shard) {
-  const int64_t seq = batch.sequence_length;
-  const std::vector<int64_t> here = shard.positions(seq);
-  models::Batch result;
-  result.batch = batch.rows;
-  result.seq = static_cast<int64_t>(here.size());
-  result.positions_end = seq;
-  const int64_t n = result.batch * result.seq;
-  CategoryScope scope(MemoryCategory::data);
+namespace {
+
+// A micro-batch in one buffer: where each tensor begins, 64-byte aligned.
+class PackedBatch {
+ public:
+  PackedBatch(const data::MicroBatch& batch, const ContextShard& shard, bool dropout_rows)
+      : batch_(batch),
+        positions_(shard.positions(batch.sequence_length)),
+        elements_(batch.rows * static_cast<int64_t>(positions_.size())) {
+    const bool packed = std::any_of(batch.cu_seqlens.begin(), batch.cu_seqlens.end(),
+                                    [](const auto& c) { return c.size() > 2; });
+    for (int64_t* offset : {&tokens_, &labels_, &loss_mask_, &position_ids_}) *offset = add(4);
+    if (packed) document_start_ = add(4);
+    if (dropout_rows) dropout_rows_ = add(8);
+  }
+  int64_t bytes() const { return bytes_; }
+
+  void write(std::byte* to, double loss_scale) const {
+    const auto of = [this](const auto& all) {
+      return [&all, seq = batch_.sequence_length](int64_t row, int64_t p) {
+        return all[static_cast<size_t>(row * seq + p)];
+      };
+    };
+    fill<int32_t>(to + tokens_, of(batch_.tokens));
+    fill<int32_t>(to + labels_, of(batch_.labels));
+    fill<float>(to + loss_mask_, [mask = of(batch_.loss_mask), scale = static_cast<float>(loss_scale)](
+                                     int64_t row, int64_t p) { return mask(row, p) * scale; });
+    fill<int32_t>(to + position_ids_, of(batch_.position_ids));
+    if (document_start_ >= 0)
+      fill<int32_t>(to + document_start_, [this](int64_t row, int64_t p) {
+        const auto& bounds = batch_.cu_seqlens[static_cast<size_t>(row)];
+        return *(std::upper_bound(bounds.begin(), bounds.end(), static_cast<int32_t>(p)) - 1);
+      });
+    // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39
+    // samples.
+    if (dropout_rows_ >= 0)
+      fill<int64_t>(to + dropout_rows_, [this](int64_t row, int64_t p) {
+        return static_cast<int64_t>(batch_.sample_ids[static_cast<size_t>(row)] << 24) + p;
+      });
+  }
+
+  // The tensors in a copy of the buffer.
+  models::Batch views(const Tensor& buffer) const {
+    const auto view = [&](int64_t offset, DType dtype) {
+      const int64_t bytes = elements_ * size_of(dtype);
+      return offset < 0 ? Tensor() : buffer.flat_range(offset, bytes, {bytes}).as_type(dtype);
+    };
+    models::Batch result;
+    result.batch = batch_.rows;
+    result.seq = static_cast<int64_t>(positions_.size());
+    result.positions_end = batch_.sequence_length;
+    result.tokens = view(tokens_, DType::i32);
+    result.labels = view(labels_, DType::i32);
+    result.loss_mask = view(loss_mask_, DType::f32);
+    result.positions = view(position_ids_, DType::i32);
+    result.document_start = view(document_start_, DType::i32);
+    result.dropout_rows = view(dropout_rows_, DType::i64);
+    return result;
+  }
+
+ private:
+  int64_t add(int64_t element_bytes) {
+    const int64_t offset = bytes_;
+    bytes_ = round_up(bytes_ + elements_ * element_bytes, 64);
+    return offset;
+  }
   // value_of(sequence, position in it), for every token of this rank.
-  const auto on_device = [&]<class T>(T, const auto& value_of) {
-    std::vector<T> values;
-    values.reserve(static_cast<size_t>(n));
-    for (int64_t row = 0; row < batch.rows; ++row)
-      for (const int64_t p : here) values.push_back(static_cast<T>(value_of(row, p)));
-    return Tensor::from_host<T>(device, {n}, std::span<const T>(values));
-  };
-  const auto of = [&](const auto& all) {
-    return [&all, seq](int64_t row, int64_t p) { return all[static_cast<size_t>(row * seq + p)]; };
-  };
-  result.tokens = on_device(int32_t{}, of(batch.tokens));
-  result.labels = on_device(int32_t{}, of(batch.labels));
-  result.loss_mask = on_device(float{}, of(batch.loss_mask));
-  result.positions = on_device(int32_t{}, of(batch.position_ids));
-  const bool packed = std::any_of(batch.cu_seqlens.begin(), batch.cu_seqlens.end(),
-                                  [](const auto& c) { return c.size() > 2; });
-  if (packed)
-    result.document_start = on_device(int32_t{}, [&](int64_t row, int64_t p) {
-      const auto& bounds = batch.cu_seqlens[static_cast<size_t>(row)];
-      return *(std::upper_bound(bounds.begin(), bounds.end(), static_cast<int32_t>(p)) - 1);
-    });
-  // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39 samples.
-  if (dropout_rows)
-    result.dropout_rows = on_device(int64_t{}, [&](int64_t row, int64_t p) {
-      return static_cast<int64_t>(batch.sample_ids[static_cast<size_t>(row)] << 24) + p;
-    });
-  return result;
+  template <class T>
+  void fill(std::byte* to, const auto& value_of) const {
+    T* out = reinterpret_cast<T*>(to);
+    for (int64_t row = 0; row < batch_.rows; ++row)
+      for (const int64_t p : positions_) *out++ = static_cast<T>(value_of(row, p));
+  }
+
+  const data::MicroBatch& batch_;
+  std::vector<int64_t> positions_;
+  int64_t elements_, bytes_ = 0;
+  // Offsets; -1: absent.
+  int64_t tokens_ = -1, labels_ = -1, loss_mask_ = -1, position_ids_ = -1, document_start_ = -1,
+          dropout_rows_ = -1;
+};
+
+Tensor device_buffer(Device& device, const PackedBatch& packed) {
+  CategoryScope scope(MemoryCategory::data);
+  return Tensor::empty(device, {packed.bytes()}, DType::u8);
+}
+
+}  // namespace
+
+models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout_rows, ContextShard shard) {
+  const PackedBatch packed(batch, shard, dropout_rows);
+  std::vector<std::byte> bytes(static_cast<size_t>(packed.bytes()));
+  packed.write(bytes.data(), 1);
+  const Tensor buffer = device_buffer(device, packed);
+  buffer.copy_from_host_bytes(bytes);
+  return packed.views(buffer);
+}
+
+BatchUploader::Slot& BatchUploader::free_slot(int64_t bytes) {
+  CategoryScope scope(MemoryCategory::data);
+  for (Slot& slot : slots_) {
+    if (slot.copied && !slot.copied->done()) continue;
+    if (slot.buffer.bytes() < bytes) slot.buffer = PinnedBuffer(device_, bytes);
+    return slot;
+  }
+  return slots_.emplace_back(Slot{PinnedBuffer(device_, bytes), nullptr});
+}
+
+PendingBatch BatchUploader::start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale) {
+  const PackedBatch packed(batch, shard_, dropout_rows);
+  Slot& slot = free_slot(packed.bytes());
+  if (!device_.is_meta()) packed.write(slot.buffer.data(), loss_scale);
+  const Tensor buffer = device_buffer(device_, packed);
+  // The memory may be that of a tensor which earlier work still uses.
+  device_.wait_for(Queue::host_to_device, *device_.record(Queue::compute));
+  QueueScope traced(device_, Queue::host_to_device);
+  device_.start_copy_to_device(buffer.address(), slot.buffer.data(), packed.bytes(), Queue::host_to_device);
+  traced.end("copy of a micro-batch");
+  slot.copied = device_.record(Queue::host_to_device);
+  return {device_, packed.views(buffer), slot.copied};
 }
 
 }  // namespace capstan::train

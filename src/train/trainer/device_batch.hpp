@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "data/loader.hpp"
 #include "models/model.hpp"
-#include "tensor/device.hpp"
+#include "tensor/pinned_buffer.hpp"
 
 namespace capstan::train {
 
@@ -16,10 +18,52 @@ struct ContextShard {
   std::vector<int64_t> positions(int64_t seq) const;
 };
 
-// Copies this rank's tokens of a micro-batch to the device. `dropout_rows`: with dropout row indices, which
-// only dropout reads.
+// Copies this rank's tokens of a micro-batch to the device, all tensors in one transfer. `dropout_rows`: with
+// dropout row indices, which only dropout reads.
 models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout_rows,
                      ContextShard shard = {});
+
+// A micro-batch whose copy was started. The destructor lets the compute queue wait for the copy.
+class PendingBatch {
+ public:
+  PendingBatch(Device& device, models::Batch batch, std::shared_ptr<const Event> copied)
+      : device_(&device), batch_(std::move(batch)), copied_(std::move(copied)) {}
+  ~PendingBatch() { get(); }
+  PendingBatch(PendingBatch&&) noexcept = default;
+  PendingBatch& operator=(PendingBatch&&) = delete;
+
+  // Work queued on the compute queue from now on runs after the copy.
+  const models::Batch& get() {
+    if (copied_) device_->wait_for(Queue::compute, *copied_);
+    copied_ = nullptr;
+    return batch_;
+  }
+
+ private:
+  Device* device_;
+  models::Batch batch_;
+  std::shared_ptr<const Event> copied_;
+};
+
+// Copies micro-batches on the host-to-device queue, beside the compute queue, from pinned buffers. A buffer
+// is filled again when its copy is done; where none is, one more is allocated, and the host does not wait.
+class BatchUploader {
+ public:
+  BatchUploader(Device& device, ContextShard shard) : device_(device), shard_(shard) {}
+  // loss_scale: multiplies the loss mask.
+  PendingBatch start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale);
+
+ private:
+  struct Slot {
+    PinnedBuffer buffer;
+    std::shared_ptr<const Event> copied;
+  };
+  Slot& free_slot(int64_t bytes);
+
+  Device& device_;
+  ContextShard shard_;
+  std::vector<Slot> slots_;
+};
 
 // The sum of the loss weights of this rank's tokens.
 double loss_tokens(const data::MicroBatch& batch, ContextShard shard = {});

@@ -11,6 +11,7 @@
 #include "train/setup/model.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
 #include "train/trainer/saver.hpp"
+#include "train/trainer/step_totals.hpp"
 
 namespace capstan::train {
 
@@ -90,12 +91,12 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   const auto model = models::build(config.model, model_shard(config, mesh));
   parallel::FlatStore store(*device, model->parameters(), store_groups(mesh), store_options(config));
   const auto optimizer = make_optimizer(config, *device, store);
-  std::vector<Tensor> snapshot;
+  std::vector<PinnedBuffer> snapshot;
   if (config.checkpoint.async_save && config.checkpoint.save_interval)
     snapshot = snapshot_buffers(
         *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr));
-  optim::FlatStatistics statistics(*device);
   MicroBatchRunner runner(config, mesh, *device, *model, store);
+  StepTotals totals(mesh, *device, store, *optimizer);
   const auto source_of = [&](int64_t rows) {
     const bool documents =
         config.dataset.kind == config::DatasetKind::sft || config.dataset.reset_attention_mask;
@@ -114,9 +115,12 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
     const auto losses =
         runner.forward_backward(count, source_of(config.train.micro_batch_size), timers, observer);
     store.finish_gradients();
-    (void)statistics.sum_of_squares(optimizer->buffers());
-    optimizer->step({});
+    totals.sum_losses(losses);
+    totals.sum_gradients(config.logger.log_num_zeros_in_grad);
+    totals.decide({});
+    optimizer->step({}, totals.control());
     store.after_update();
+    if (config.logger.log_params_norm) totals.sum_parameters();
     return counts_of(*device, mesh) - before;
   };
   const int64_t more = std::min(all, 4 * micro_batches);

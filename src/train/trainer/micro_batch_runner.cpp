@@ -13,12 +13,13 @@ MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mes
       model_(model),
       store_(store),
       context_{device, store},
-      shape_(pipeline_shape(config, 0)) {
+      shape_(pipeline_shape(config, 0)),
+      context_shard_{mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)},
+      uploader_(device, context_shard_) {
   CAPSTAN_ASSERT(shape_.chunks == static_cast<int64_t>(model.stages().size()),
                  "a model in " + std::to_string(model.stages().size()) + " chunks");
   links_ = parallel::pipeline_comm(mesh, tensor_parallel(config, mesh));
   links_.context = &context_;
-  context_shard_ = {mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)};
   links_.overlap_p2p = config.comm_overlap.overlap_p2p_comm.value_or(true);
   dropout_ = config.model.hidden_dropout > 0 || config.model.attention_dropout > 0 ||
              (config.peft && config.peft->dropout > 0);
@@ -82,12 +83,13 @@ std::vector<parallel::PipelineAction> MicroBatchRunner::forward_actions() const 
 }
 
 void MicroBatchRunner::load(int64_t micro_batch) {
-  for (auto next = static_cast<int64_t>(rows_.size()); next <= micro_batch; ++next) {
+  const int64_t last = std::min(micro_batch + 1, shape_.micro_batches - 1);
+  for (auto next = static_cast<int64_t>(rows_.size()); next <= last; ++next) {
     enter(Phase::data);
     const data::MicroBatch& micro = (*source_)(next);
-    const models::Batch& batch = batches_[next] =
-        upload(context_.device, micro, timers_ && dropout_, context_shard_);
-    rows_.push_back(batch.batch * batch.seq);
+    const bool training = timers_ != nullptr;
+    batches_.emplace(next, uploader_.start(micro, training && dropout_, training ? loss_scale_ : 1.0));
+    rows_.push_back(micro.rows * micro.sequence_length / context_shard_.ranks);
     if (model_.stages().back().head) losses_.tokens += loss_tokens(micro, context_shard_);
   }
 }
@@ -111,7 +113,7 @@ Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tenso
   options.training = training;
   options.seed = static_cast<uint64_t>(config_.rng.seed);
   const auto output =
-      model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch), input, options);
+      model_.forward_stage(*tape, static_cast<size_t>(chunk), batches_.at(micro_batch).get(), input, options);
   if (const Tensor& sum = output.loss.exact_sum; sum.defined())
     context_.device.copy(losses_.sums.flat_range(losses_known_++, 1, {1}).address(), sum.address(),
                          sum.bytes());

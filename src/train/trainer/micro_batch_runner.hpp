@@ -27,8 +27,8 @@ class MicroBatchRunner final : private parallel::PipelineWork {
     // Sum of their loss weights.
     double tokens = 0;
   };
-  // Returns the m-th micro-batch. It is called once for each micro-batch in rising order; the reference stays
-  // valid until the next call.
+  // Returns the m-th micro-batch. It is called once for each micro-batch in rising order, for one micro-batch
+  // ahead of those that run; the reference stays valid until the next call.
   using Source = std::function<const data::MicroBatch&(int64_t)>;
 
   MicroBatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,
@@ -38,6 +38,9 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   Losses forward_backward(int64_t micro_batches, const Source& source, StepTimers& timers,
                           TapeObserver* observer);
 
+  // Multiplies the loss of the training steps from now on, and with it all gradients and Losses::sums.
+  void set_loss_scale(double scale) { loss_scale_ = scale; }
+
   // Evaluation: no dropout, no gradients.
   Losses forward_only(int64_t micro_batches, const Source& source);
 
@@ -45,6 +48,7 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   void begin(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
   bool pipelined() const { return shape_.ranks > 1 || shape_.chunks > 1; }
   std::vector<parallel::PipelineAction> forward_actions() const;
+  // Starts the copies of the micro-batches up to this one, and of the next one, which runs beside this one.
   void load(int64_t micro_batch);
   void enter(Phase phase) {
     if (timers_) timers_->enter(phase);
@@ -61,6 +65,8 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   parallel::PipelineShape shape_;
   parallel::PipelineComm links_;
   ContextShard context_shard_;
+  BatchUploader uploader_;
+  double loss_scale_ = 1;
   bool dropout_;
   DType hidden_dtype_;
   // The gradient of the summed loss.
@@ -78,7 +84,7 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   // Rows of each micro-batch that was loaded, on this rank.
   std::vector<int64_t> rows_;
   // Loaded micro-batches, until their last forward pass on this rank.
-  std::map<int64_t, models::Batch> batches_;
+  std::map<int64_t, PendingBatch> batches_;
   // By micro-batch and chunk, from the forward to the backward pass.
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Tape>> tapes_;
 };

@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/collective_errors.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "data/dataset_meta.hpp"
 #include "train/records/run_dir.hpp"
 #include "train/setup/state.hpp"
@@ -36,16 +37,16 @@ bool harmless(const RecipeChange& change, const RunData& data, const checkpoint:
 void report_schedule(const config::Config& config, const ScheduleChoice& choice, int64_t total_steps,
                      RunLog& log) {
   const config::SchedulerConfig& s = config.scheduler;
-  const int64_t batch = *config.train.global_batch_size;
+  const config::BatchRamp ramp(config.train);
   log.line(std::string("schedule of ") +
            (s.override_opt_param_scheduler ? "this recipe (scheduler.override_opt_param_scheduler)"
             : choice.fields_taken.empty()  ? "the checkpoint"
                                            : "the checkpoint, with changes of this recipe") +
-           ": " + summary(choice.schedule, batch));
+           ": " + summary(choice.schedule, ramp));
   for (const std::string& field : choice.fields_taken) log.line("schedule changed: " + field);
   for (const std::string& field : choice.fields_kept) log.line("schedule kept: " + field);
   const optim::ScheduleOptions& o = choice.schedule.options;
-  const int64_t end = o.decay_samples / batch;
+  const int64_t end = ramp.steps_in(o.decay_samples);
   if (!choice.keeps_decay_length || o.style == config::LrDecayStyle::constant || end >= total_steps) return;
   log.warning("the learning rate reaches its floor, " + to_text(o.min_lr) + ", at step " +
               std::to_string(end) + " and stays there to step " + std::to_string(total_steps) +

@@ -2,6 +2,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "train/setup/tokenizer.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/inputs.hpp"
@@ -34,15 +35,18 @@ RunData open_run_data(config::Config& config, bool resumes, RunLog& log) {
 
 void report_epochs(const config::Config& config, const data::Dataset& training, int64_t steps, RunLog& log) {
   constexpr double kMany = 20;
-  const int64_t batch = *config.train.global_batch_size;
-  const auto most = data::most_passes(training, steps * batch);
+  const config::BatchRamp ramp(config.train);
+  const int64_t samples = ramp.samples_of(steps);
+  const auto most = data::most_passes(training, samples);
   if (!most) return;
   const std::string passes = fixed(most->count, most->count < 10 ? 2 : 1) + " passes over ";
   const bool blend = training.parts().size() > 1;
   const std::string what = blend ? "`" + most->part.name + "`, the part of the blend that is repeated most"
                                  : std::string("the training data");
-  log.line(with_separators(steps) + " steps of " + with_separators(batch) + " samples make " + passes + what +
-           " (" + with_separators(most->part.epoch_samples) + " samples of " +
+  log.line(with_separators(steps) + " steps of " +
+           (ramp.grows() ? with_separators(ramp.size_at(0)) + " to " : "") +
+           with_separators(*config.train.global_batch_size) + " samples make " + passes + what + " (" +
+           with_separators(most->part.epoch_samples) + " samples of " +
            std::to_string(training.sequence_length()) + " tokens)");
   if (most->count > kMany)
     log.warning("the run makes " + passes + what +

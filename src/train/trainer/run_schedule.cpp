@@ -17,8 +17,13 @@ namespace {
 
 using config::enum_name;
 
+// The batch size where it is constant, else 0.
+int64_t constant_batch(const config::BatchRamp& ramp) {
+  return ramp.grows() ? 0 : ramp.size_at(0);
+}
+
 std::string steps_text(int64_t samples, int64_t batch) {
-  if (samples % batch != 0) return std::to_string(samples) + " samples";
+  if (batch == 0 || samples % batch != 0) return std::to_string(samples) + " samples";
   return std::to_string(samples / batch) + (samples == batch ? " step" : " steps");
 }
 
@@ -242,7 +247,8 @@ RunSchedule parse_schedule(const std::string& text, const std::string& location)
   return s;
 }
 
-std::string summary(const RunSchedule& schedule, int64_t batch) {
+std::string summary(const RunSchedule& schedule, const config::BatchRamp& ramp) {
+  const int64_t batch = constant_batch(ramp);
   const optim::ScheduleOptions& o = schedule.options;
   std::string text = std::string(enum_name(o.style)) + ", learning rate " + to_text(o.max_lr);
   const bool decays = o.style != config::LrDecayStyle::constant;
@@ -285,7 +291,7 @@ std::string recipe_with_schedule(std::string recipe, const RunSchedule& followed
 
 ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,
                                const config::Config& config) {
-  const int64_t batch = *config.train.global_batch_size;
+  const int64_t batch = constant_batch(config::BatchRamp(config.train));
   const config::SchedulerConfig& s = config.scheduler;
   ScheduleChoice choice;
   choice.schedule = s.override_opt_param_scheduler ? now : stored;
@@ -333,7 +339,8 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
     item.copy(now, choice.schedule);
     // A share of the decay length that is in force.
     if (cause == item.fields.end()) {
-      const int64_t decay = choice.schedule.options.decay_samples, unit = decay % batch == 0 ? batch : 1;
+      const int64_t decay = choice.schedule.options.decay_samples,
+                    unit = batch > 0 && decay % batch == 0 ? batch : 1;
       const int64_t length = std::llround(*fraction_of(now, item) * static_cast<double>(decay / unit)) * unit;
       (item.fraction_field == "scheduler.lr_warmup_fraction" ? choice.schedule.options.warmup_samples
                                                              : choice.schedule.options.wsd_decay_samples) =

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/sections/batch_ramp.hpp"
 #include "config/sections/config.hpp"
 #include "optim/schedule.hpp"
 #include "train/trainer/run_options.hpp"
@@ -34,7 +35,7 @@ std::string schedule_text(const RunSchedule& schedule);
 RunSchedule parse_schedule(const std::string& text, const std::string& location);
 
 // "linear, learning rate 0.01 to 0.001, warm-up 2 steps, decay 10 steps, weight decay 0.01"
-std::string summary(const RunSchedule& schedule, int64_t global_batch_size);
+std::string summary(const RunSchedule& schedule, const config::BatchRamp& ramp);
 
 // A resolved recipe as a run records it, with the lengths of the schedule that the run follows in place of
 // those that the recipe of this launch derives. config: of that recipe.

@@ -1,5 +1,6 @@
 #include "train/trainer/saver.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 
@@ -7,8 +8,6 @@
 #include "checkpoint/writer.hpp"
 #include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
-#include "kernels/table.hpp"
-#include "tensor/launch.hpp"
 #include "train/trainer/timers.hpp"
 
 namespace capstan::train {
@@ -28,14 +27,12 @@ struct Saver::Save {
   bool committed = false;
 };
 
-std::vector<Tensor> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors) {
+std::vector<PinnedBuffer> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors) {
   CategoryScope scope(MemoryCategory::snapshot);
-  std::vector<Tensor> copies;
+  std::vector<PinnedBuffer> copies;
   for (const auto& t : tensors) {
-    if (device.shares_host_memory())
-      copies.push_back(Tensor::zeros(device, {t.elements()}, t.dtype));
-    else
-      device.count_host_memory(t.bytes(), MemoryCategory::snapshot);
+    const PinnedBuffer& copy = copies.emplace_back(device, t.bytes());
+    if (!device.is_meta()) std::ranges::fill(copy.span(), std::byte{0});
   }
   return copies;
 }
@@ -46,16 +43,10 @@ Saver::Saver(comm::World& world, const parallel::FlatStore& store, const optim::
       optimizer_(optimizer),
       device_(device),
       tensors_(state_tensors(store, with_optimizer ? &optimizer : nullptr)),
-      copies_(snapshot_buffers(device, tensors_)) {
-  if (device.shares_host_memory()) return;
-  // The writer may not read this device's memory: the copies are the host's.
-  for (const auto& t : tensors_) host_copies_.emplace_back(static_cast<size_t>(t.bytes()));
-}
+      copies_(snapshot_buffers(device, tensors_)) {}
 
 Saver::~Saver() {
   join();
-  for (const auto& copy : host_copies_)
-    device_.count_host_memory(-static_cast<int64_t>(copy.size()), MemoryCategory::snapshot);
   // A commit that was under way has ended; uncommitted files are removed.
   if (save_ && world_.rank() == 0 && !save_->committed) save_->writer.abandon();
 }
@@ -77,32 +68,21 @@ void Saver::join() {
   if (save_ && save_->thread.joinable()) save_->thread.join();
 }
 
-void Saver::copy_to_host() {
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    const Tensor values = tensors_[i].values();
-    device_.wait_for(Queue::device_to_host, *device_.record(Queue::compute));
-    device_.start_copy_to_host(host_copies_[i].data(), values.address(), values.bytes(),
-                               Queue::device_to_host);
-    // Where they are a copy, its memory is used again after this one.
-    device_.wait_for(Queue::compute, *device_.record(Queue::device_to_host));
-  }
-}
-
 void Saver::begin(const SavePlan& plan, const TrainState& state) {
   CAPSTAN_ASSERT(!busy(), "one save at a time");
   const auto begun = Clock::now();
-  for (size_t i = 0; i < copies_.size(); ++i)
-    launch(device_, device_.table().elementwise->cast, tensors_[i].values(), copies_[i],
-           copies_[i].elements());
-  if (!host_copies_.empty()) copy_to_host();
-  StateWriter writer(world_, plan, state, optimizer_);
-  device_.synchronize();
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const auto bytes = static_cast<size_t>(tensors_[i].bytes());
-    writer.add(tensors_[i], host_copies_.empty() ? std::span<const std::byte>(
-                                                       device_.host_address(copies_[i].address()), bytes)
-                                                 : std::span<const std::byte>(host_copies_[i]));
+    const Tensor values = tensors_[i].values();
+    device_.wait_for(Queue::device_to_host, *device_.record(Queue::compute));
+    device_.start_copy_to_host(copies_[i].data(), values.address(), values.bytes(), Queue::device_to_host);
+    // Where they are a copy, its memory is used again after this one.
+    device_.wait_for(Queue::compute, *device_.record(Queue::device_to_host));
   }
+  StateWriter writer(world_, plan, state, optimizer_);
+  device_.record(Queue::device_to_host)->wait();
+  for (size_t i = 0; i < tensors_.size(); ++i)
+    writer.add(tensors_[i], std::span<const std::byte>(copies_[i].data(),
+                                                       static_cast<size_t>(tensors_[i].bytes())));
   save_ = std::make_unique<Save>(std::move(writer));
   save_->begun = begun;
   start([save = save_.get()] { save->manifest = save->writer.write_rank(); });

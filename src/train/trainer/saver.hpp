@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "tensor/pinned_buffer.hpp"
 #include "train/setup/state.hpp"
 
 namespace capstan::train {
@@ -59,8 +60,6 @@ class Saver {
   struct Save;
   void start(std::function<void()> work);
   void join();
-  // Starts the copies to host_copies_; synchronize() completes them.
-  void copy_to_host();
   Ended ended(std::string error);
 
   comm::World& world_;
@@ -68,15 +67,12 @@ class Saver {
   Device& device_;
   // The tensors that this rank writes.
   std::vector<StateTensor> tensors_;
-  // Copies of the tensors if the host can read the device's memory.
-  std::vector<Tensor> copies_;
-  // Copies of the tensors if the host cannot read the device's memory.
-  std::vector<std::vector<std::byte>> host_copies_;
+  // Copies of the tensors.
+  std::vector<PinnedBuffer> copies_;
   std::unique_ptr<Save> save_;
 };
 
-// The buffers of a saver's copies on a device that shares the host's memory. On another one they are in the
-// memory of the host, whose bytes are counted, and no tensors. meta: for the memory estimate.
-std::vector<Tensor> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors);
+// The buffers of a saver's copies, of `device` (meta: for the memory estimate).
+std::vector<PinnedBuffer> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors);
 
 }  // namespace capstan::train

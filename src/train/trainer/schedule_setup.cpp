@@ -3,12 +3,14 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "config/sections/batch_ramp.hpp"
 
 namespace capstan::train {
 
 int64_t total_iterations(const config::Config& config) {
   if (config.train.train_iters) return *config.train.train_iters;
-  if (config.train.train_samples) return *config.train.train_samples / *config.train.global_batch_size;
+  if (config.train.train_samples)
+    return config::BatchRamp(config.train).steps_in(*config.train.train_samples);
   fail(ErrorCode::config,
        config.train.epochs ? "the length of the run, train.epochs, is not known before its data is opened"
                            : "none of train.train_iters, train.train_samples and train.epochs is given",
@@ -18,7 +20,8 @@ int64_t total_iterations(const config::Config& config) {
 optim::Schedule make_schedule(const config::Config& config, bool decoupled) {
   const config::SchedulerConfig& s = config.scheduler;
   const config::OptimizerConfig& o = config.optimizer;
-  const int64_t batch = *config.train.global_batch_size, all_samples = total_iterations(config) * batch;
+  const int64_t batch = *config.train.global_batch_size,
+                all_samples = config::BatchRamp(config.train).samples_of(total_iterations(config));
   const auto samples = [&](const std::optional<int64_t>& in_samples, const std::optional<int64_t>& iters,
                            int64_t otherwise) {
     return in_samples ? *in_samples : iters ? *iters * batch : otherwise;

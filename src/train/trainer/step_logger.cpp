@@ -69,12 +69,11 @@ void PeakThroughput::reached(double flops_per_second) {
 }
 
 void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
-  flops_per_step_ = estimate.flops * static_cast<double>(runner_.micro_batches());
-  std::array<double, 1> flops{flops_per_step_};
-  comm::all_reduce(world_.communicator(), flops);
-  model_flops_ = flops[0];
+  const double flops_per_step = estimate.flops * static_cast<double>(runner_.micro_batches());
+  flops_per_sample_ = comm::all_reduce(world_.communicator(), flops_per_step) /
+                      static_cast<double>(runner_.global_batch_size());
   if (measure_gemm) gemm_peak_.measure();
-  log_.line(parameters_text(config_, runner_.mesh()) + ", " + human_flop(flops_per_step_) +
+  log_.line(parameters_text(config_, runner_.mesh()) + ", " + human_flop(flops_per_step) +
             " a step and rank, about " + human_bytes(static_cast<double>(estimate.memory.total())) +
             " at the peak; GEMM throughput " + human_flop(gemm_peak_.value()) + "/s");
   const int64_t on_host = estimate.host_memory.total();
@@ -98,11 +97,16 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   log_.line(
       std::string("estimated time: ") + (measured ? "" : "about ") +
       (seconds < 1e-3 ? std::string("1 ms") : human_duration(seconds)) + " a step, " +
-      human_duration(seconds * static_cast<double>(steps)) + " for " + std::to_string(steps) +
-      (steps == 1 ? " step (" : " steps (") +
+      human_duration(seconds * steps_left(static_cast<double>(runner_.global_batch_size()))) + " for " +
+      std::to_string(steps) + (steps == 1 ? " step (" : " steps (") +
       (measured ? "as measured before the resume)"
                 : "matrix products at the measured GEMM throughput, the rest comes on top; the progress line "
                   "has the measured time)"));
+}
+
+double StepLogger::steps_left(double samples) const {
+  const config::BatchRamp ramp(config_.train);
+  return static_cast<double>(ramp.samples_of(total_steps_) - ramp.samples_of(runner_.state().step)) / samples;
 }
 
 void StepLogger::log_step(const StepResult& result) {
@@ -111,8 +115,9 @@ void StepLogger::log_step(const StepResult& result) {
   step_seconds_ = timers_.step_seconds();
   last_loss_ = result.loss;
   log_memory(step);
-  gemm_peak_.reached(model_flops_ / world_.size() / step_seconds_);
-  log_seconds_.add(step_seconds_, timers_), events_seconds_.add(step_seconds_, timers_);
+  const int64_t samples = result.global_batch_size;
+  gemm_peak_.reached(flops_per_sample_ * static_cast<double>(samples) / world_.size() / step_seconds_);
+  log_seconds_.add(step_seconds_, samples, timers_), events_seconds_.add(step_seconds_, samples, timers_);
   state.since_log.add(result.loss, result.loss_tokens, result.gradient_norm);
   state.since_events.add(result.loss, result.loss_tokens, result.gradient_norm);
 
@@ -140,10 +145,10 @@ Throughput StepLogger::throughput(const IntervalSeconds& seconds) const {
   Throughput result;
   const auto ranks = static_cast<double>(world_.size());
   result.step_seconds = seconds.mean();
-  result.tokens_per_second =
-      static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length) / result.step_seconds;
+  const double samples_per_second = static_cast<double>(seconds.samples) / seconds.total;
+  result.tokens_per_second = samples_per_second * static_cast<double>(config_.model.seq_length);
   result.rank_tokens_per_second = result.tokens_per_second / ranks;
-  const double rank_flops = model_flops_ / ranks / result.step_seconds;
+  const double rank_flops = flops_per_sample_ * samples_per_second / ranks;
   result.rank_tflops = rank_flops / 1e12;
   result.mfu = gemm_peak_.value() > 0 ? rank_flops / gemm_peak_.value() : 0;
   return result;
@@ -151,14 +156,20 @@ Throughput StepLogger::throughput(const IntervalSeconds& seconds) const {
 
 std::string StepLogger::step_text(const StepResult& result, const Throughput& speed) const {
   const TrainState& state = runner_.state();
+  // Of a step, the mean since the last row.
+  const double samples = static_cast<double>(log_seconds_.samples) / static_cast<double>(log_seconds_.steps);
   return "step " + std::to_string(state.step) + "/" + std::to_string(total_steps_) + " | loss " +
          fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) +
          (result.params_norm ? " | params " + fixed(*result.params_norm, 3) : "") +
          (result.num_zeros ? " | zeros " + std::to_string(*result.num_zeros) : "") + " | lr " +
-         significant(result.learning_rate, 3) + " | " + human_count(speed.tokens_per_second) + " tok/s" +
+         significant(result.learning_rate, 3) +
+         (config_.train.rampup_batch_size.empty() ? ""
+                                                  : " | batch " + std::to_string(result.global_batch_size)) +
+         (result.loss_scale ? " | loss scale " + to_text(*result.loss_scale) : "") + " | " +
+         human_count(speed.tokens_per_second) + " tok/s" +
          (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
          human_bytes(static_cast<double>(runner_.device().memory().total())) + " | " +
-         human_duration(speed.step_seconds * static_cast<double>(total_steps_ - state.step)) + " left";
+         human_duration(speed.step_seconds * steps_left(samples)) + " left";
 }
 
 // What the allocator took in the first step, and what it asks for later.
@@ -194,6 +205,8 @@ void StepLogger::write_step_row(const StepResult& result, const Throughput& spee
   if (speed.mfu > 0) row.number("mfu", speed.mfu);
   if (result.params_norm) row.number("params_norm", *result.params_norm);
   if (result.num_zeros) row.integer("num_zeros", *result.num_zeros);
+  if (!config_.train.rampup_batch_size.empty()) row.integer("global_batch_size", result.global_batch_size);
+  if (result.loss_scale) row.number("loss_scale", *result.loss_scale);
   for (size_t p = 0; p < kPhases; ++p)  // saves and evaluations follow the step, and have rows of their own
     if (p != static_cast<size_t>(Phase::evaluate) && p != static_cast<size_t>(Phase::save))
       row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))),

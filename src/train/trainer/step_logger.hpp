@@ -78,6 +78,8 @@ class StepLogger {
  private:
   void report_estimated_time(const StepEstimate& estimate);
   Throughput throughput(const IntervalSeconds& seconds) const;
+  // What is left of the run, in steps of this many samples.
+  double steps_left(double samples) const;
   std::string step_text(const StepResult& result, const Throughput& speed) const;
   void log_memory(int64_t step);
   void write_step_row(const StepResult& result, const Throughput& speed);
@@ -94,10 +96,8 @@ class StepLogger {
   int64_t memory_requests_ = 0;
   // Peak GEMM throughput of this rank.
   PeakThroughput gemm_peak_;
-  // FLOPs of a step on this rank.
-  double flops_per_step_ = 0;
-  // FLOPs of a step on all ranks, without recomputation.
-  double model_flops_ = 0;
+  // FLOPs of a sample on all ranks, without recomputation.
+  double flops_per_sample_ = 0;
   double step_seconds_ = 0, expected_seconds_ = 0;
   std::optional<double> last_loss_;
   std::chrono::steady_clock::time_point last_line_;

@@ -1,6 +1,5 @@
 #include "train/trainer/step_runner.hpp"
 
-#include <array>
 #include <cmath>
 #include <utility>
 
@@ -31,13 +30,14 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
       mesh_(connected_mesh(config, world, *device_)),
       model_(models::build(config.model, model_shard(config, mesh_))),
       schedule_(make_schedule(config, false)),
-      decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())) {
+      decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())),
+      batch_ramp_(config.train) {
   store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
                                                  store_options(config));
   optimizer_ = make_optimizer(config, *device_, *store_);
-  statistics_ = std::make_unique<optim::FlatStatistics>(*device_);
   micro_batch_runner_ = std::make_unique<MicroBatchRunner>(config, mesh_, *device_, *model_, *store_);
-  micro_batches_ = micro_batches_of(config, mesh_);
+  totals_ = std::make_unique<StepTotals>(mesh_, *device_, *store_, *optimizer_);
+  if (config.mixed_precision.params_dtype == config::Precision::fp16) scale_loss(config.mixed_precision);
 }
 
 void StepRunner::initialize() {
@@ -55,131 +55,173 @@ data::LoaderOptions StepRunner::loader_options() const {
   return options;
 }
 
+int64_t StepRunner::micro_batches() const {
+  return global_batch_size() / (config_.train.micro_batch_size * mesh_.size(comm::Axis::dp));
+}
+
 StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   failure_anomalies_.clear();
   batch_.clear();
   timers.enter(Phase::other);
+  begin_loss_scale();
   begin_gradients();
   const auto losses = micro_batch_runner_->forward_backward(
-      micro_batches_, [&](int64_t) -> const data::MicroBatch& { return batch_.emplace_back(loader.next()); },
+      micro_batches(), [&](int64_t) -> const data::MicroBatch& { return batch_.emplace_back(loader.next()); },
       timers, observer_);
-  const StepTotals totals = reduce_gradients(losses, timers);
-
+  const int64_t updates = optimizer_->steps();
   StepResult result;
-  result.loss = totals.loss;
-  result.gradient_norm = totals.norm;
-  result.loss_tokens = static_cast<int64_t>(totals.tokens);
+  result.global_batch_size = global_batch_size();
   result.learning_rate = schedule_.learning_rate(state_.schedule_samples);
-  if (config_.logger.log_num_zeros_in_grad) {
-    auto zeros = static_cast<double>(statistics_->count_zeros(optimizer_->buffers()));
-    store_->sum_over_owners(std::span(&zeros, 1));
-    result.num_zeros = static_cast<int64_t>(zeros);
-  }
+  if (loss_scaler_) result.loss_scale = state_.loss_scale->scale;
+  Reduced reduced{{}, reduce_gradients(losses, limits_of_step(), timers)};
+  launch_update(result.learning_rate);
+  reduced.values = totals_->read();
+  if (reduced.values.control.skip != 0) optimizer_->set_steps(updates);
 
-  const bool finite = std::isfinite(result.loss) && std::isfinite(result.gradient_norm);
-  const bool failed = config_.resilience.check_for_nan && !finite;
-  AnomalyDecision decision = detect_anomalies(config_.resilience, state_, result.loss, result.gradient_norm);
-  result.events = std::move(decision.events);
-  if (config_.resilience.rerun_mode != config::RerunMode::disabled && (failed || !result.events.empty()))
-    rerun_and_compare(totals, timers, result.events);
-  if (failed) fail_not_finite(totals, result.events);
-  if (decision.action == config::SpikeAction::rewind) {
+  const config::SpikeAction action = check_values(reduced.values, result);
+  const bool failed = requires_finite() && !is_finite(reduced.values);
+  // A rerun comes before the update.
+  const bool held = reruns() && (failed || !result.events.empty());
+  CAPSTAN_ASSERT((reduced.values.control.skip != 0) == (failed || result.skipped || held),
+                 "the device and the host decide differently about an update");
+  if (held) rerun_and_compare(reduced, timers, result.events);
+  if (failed) fail_not_finite(reduced.values, result.events);
+  if (action == config::SpikeAction::rewind) {
+    result.skipped = false;
     result.rewind = true;
     return result;
   }
-
-  result.skipped = decision.action == config::SpikeAction::skip ||
-                   (config_.optimizer.grad_norm_skip_threshold &&
-                    result.gradient_norm > *config_.optimizer.grad_norm_skip_threshold);
-  if (!result.skipped) update(totals, result);
-  if (config_.logger.log_params_norm) result.params_norm = parameter_norm();
+  if (held && !result.skipped) {
+    launch_update(result.learning_rate);
+    reduced.values = totals_->read();
+  }
+  if (config_.logger.log_params_norm) result.params_norm = std::sqrt(reduced.values.parameter_squares);
+  if (loss_scaler_) loss_scaler_->update(*state_.loss_scale, result.overflow);
+  if (!result.skipped) count_update(result);
   consume_batch();
   timers.enter(Phase::other);
   return result;
 }
 
+bool StepRunner::is_finite(const StepValues& values) {
+  return std::isfinite(values.loss) && std::isfinite(values.norm);
+}
+
+// Sets the values of the step in `result`, and whether its update is skipped, by the rules of
+// limits_of_step(). Returns the action that anomalies ask for.
+config::SpikeAction StepRunner::check_values(const StepValues& values, StepResult& result) const {
+  result.loss = values.loss;
+  result.gradient_norm = values.norm;
+  result.loss_tokens = static_cast<int64_t>(values.loss_tokens);
+  if (config_.logger.log_num_zeros_in_grad) result.num_zeros = values.zero_gradients;
+  AnomalyDecision decision = detect_anomalies(config_.resilience, state_, values.loss, values.norm);
+  const auto& threshold = config_.optimizer.grad_norm_skip_threshold;
+  result.overflow = loss_scaler_ && !is_finite(values);
+  result.skipped = decision.action >= config::SpikeAction::skip || (threshold && values.norm > *threshold) ||
+                   result.overflow;
+  result.events = std::move(decision.events);
+  return decision.action;
+}
+
+void StepRunner::begin_loss_scale() {
+  if (!loss_scaler_) return;
+  if (!state_.loss_scale) state_.loss_scale = loss_scaler_->initial();
+  micro_batch_runner_->set_loss_scale(state_.loss_scale->scale);
+}
+
 // Zeroes the gradients. With resilience.rerun_mode it also begins to hash the gradients of this rank.
 void StepRunner::begin_gradients() {
-  if (config_.resilience.rerun_mode != config::RerunMode::disabled) {
+  if (reruns()) {
     fingerprint_.emplace();
     store_->on_local_gradients([this](const Tensor& gradients) { fingerprint_->take(gradients); });
   }
   store_->zero_gradients(state_.step);
 }
 
-// Reduces the gradients over the data-parallel ranks and computes loss and norm. The host waits for the
-// device here, once.
-StepRunner::StepTotals StepRunner::reduce_gradients(const MicroBatchRunner::Losses& losses,
-                                                    StepTimers& timers) {
-  StepTotals result;
+// Reduces gradients and losses over the ranks and decides on the update, on the device. Returns the
+// fingerprint.
+std::string StepRunner::reduce_gradients(const MicroBatchRunner::Losses& losses,
+                                         const kernels::StepLimits& limits, StepTimers& timers) {
   timers.enter(Phase::reduce);
   store_->finish_gradients();
+  std::string fingerprint;
   if (fingerprint_) {
     if (losses.sums.defined()) fingerprint_->take(losses.sums);
-    result.fingerprint = fingerprint_->finish();
+    fingerprint = fingerprint_->finish();
     store_->on_local_gradients(nullptr);
     fingerprint_.reset();
   }
-  const LossTotal total = reduce_losses(losses);
-  result.tokens = total.tokens;
-  result.scale = total.tokens > 0 ? 1.0 / total.tokens : 0.0;
-  result.loss = total.loss * result.scale;
+  totals_->sum_losses(losses);
   timers.enter(Phase::optimizer);
-  double squares = statistics_->sum_of_squares(optimizer_->buffers());
-  store_->sum_over_owners(std::span(&squares, 1));
-  result.norm = std::sqrt(squares) * result.scale;
-  return result;
+  totals_->sum_gradients(config_.logger.log_num_zeros_in_grad);
+  totals_->decide(limits);
+  return fingerprint;
 }
 
-// Sums over all ranks. Only the last pipeline stage has losses.
-StepRunner::LossTotal StepRunner::reduce_losses(const MicroBatchRunner::Losses& losses) {
-  std::array<double, 2> total{0.0, losses.tokens};
-  if (losses.sums.defined())
-    for (const double sum : losses.sums.to_host<double>()) total[0] += sum;
-  comm::all_reduce(data_parallel(), total);
-  comm::all_reduce(mesh_.group("pp"), total);
-  return {total[0], total[1]};
+// What skips the update of this step; with reruns, also what holds it until the batch was computed again.
+kernels::StepLimits StepRunner::limits_of_step() const {
+  const config::ResilienceConfig& r = config_.resilience;
+  kernels::StepLimits limits;
+  limits.clip = config_.optimizer.clip_grad;
+  if (loss_scaler_) limits.loss_scale = state_.loss_scale->scale;
+  const auto holds = [&](config::SpikeAction action) {
+    return action >= config::SpikeAction::skip || (action != config::SpikeAction::off && reruns());
+  };
+  const SpikeLimits spikes = spike_limits(r, state_);
+  if (spikes.loss && holds(r.loss_spike_action)) limits.loss_spike = *spikes.loss;
+  if (spikes.norm && holds(r.grad_norm_spike_action)) limits.norm_spike = *spikes.norm;
+  limits.largest_norm = config_.optimizer.grad_norm_skip_threshold.value_or(kernels::StepLimits::kNone);
+  limits.require_finite = requires_finite() || loss_scaler_ ? 1 : 0;
+  return limits;
 }
 
-void StepRunner::update(const StepTotals& totals, const StepResult& result) {
+void StepRunner::launch_update(double learning_rate) {
   optim::StepOptions step;
-  step.lr = result.learning_rate;
+  step.lr = learning_rate;
   step.decoupled_lr = decoupled_schedule_.learning_rate(state_.schedule_samples);
   step.weight_decay = schedule_.weight_decay(state_.schedule_samples);
-  step.gradient_scale = static_cast<float>(
-      totals.scale * optim::clip_factor(result.gradient_norm, config_.optimizer.clip_grad));
-  optimizer_->step(step);
+  optimizer_->step(step, totals_->control());
   store_->after_update();
-  // Skipped updates do not advance the schedule.
-  state_.schedule_samples += *config_.train.global_batch_size;
+  if (config_.logger.log_params_norm) totals_->sum_parameters();
+}
+
+// Skipped updates do not advance the schedule.
+void StepRunner::count_update(const StepResult& result) {
+  state_.schedule_samples += result.global_batch_size;
   append_recent(config_.resilience, state_, result.loss, result.gradient_norm);
 }
 
 // Forward and backward passes on the micro-batches of the current step again.
 MicroBatchRunner::Losses StepRunner::rerun_batch(StepTimers& timers, TapeObserver* observer) {
   return micro_batch_runner_->forward_backward(
-      micro_batches_, [this](int64_t m) -> const data::MicroBatch& { return batch_[static_cast<size_t>(m)]; },
-      timers, observer);
+      micro_batches(),
+      [this](int64_t m) -> const data::MicroBatch& { return batch_[static_cast<size_t>(m)]; }, timers,
+      observer);
 }
 
 // Computes the same batch again from the same parameters. Healthy hardware gives the same bits.
-void StepRunner::rerun_and_compare(const StepTotals& first, StepTimers& timers,
-                                   std::vector<Anomaly>& events) {
+void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std::vector<Anomaly>& events) {
   timers.enter(Phase::other);
   begin_gradients();
   const MicroBatchRunner::Losses losses = rerun_batch(timers, observer_);
-  const StepTotals again = reduce_gradients(losses, timers);
+  // Nothing holds the update that may follow.
+  kernels::StepLimits limits;
+  limits.clip = config_.optimizer.clip_grad;
+  limits.loss_scale = limits_of_step().loss_scale;
+  Reduced again{{}, reduce_gradients(losses, limits, timers)};
+  again.values = totals_->read();
   const auto differing = comm::gather_texts(world_, first.fingerprint == again.fingerprint ? "" : "x");
   std::string ranks;
   for (size_t r = 0; r < differing.size(); ++r)
     if (!differing[r].empty()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
   const std::string step = std::to_string(state_.step + 1);
-  Anomaly event{"rerun", "", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
+  Anomaly event{"rerun", "", "", {{"loss", first.values.loss}, {"loss_again", again.values.loss}}, {}};
   if (config_.resilience.rerun_mode == config::RerunMode::report_stats) {
-    event.numbers.insert(event.numbers.end(), {{"grad_norm", first.norm},
-                                               {"grad_norm_again", again.norm},
-                                               {"loss_difference", again.loss - first.loss},
-                                               {"grad_norm_difference", again.norm - first.norm}});
+    event.numbers.insert(event.numbers.end(),
+                         {{"grad_norm", first.values.norm},
+                          {"grad_norm_again", again.values.norm},
+                          {"loss_difference", again.values.loss - first.values.loss},
+                          {"grad_norm_difference", again.values.norm - first.values.norm}});
   }
   if (ranks.empty()) {
     event.text =
@@ -200,14 +242,14 @@ void StepRunner::rerun_and_compare(const StepTotals& first, StepTimers& timers,
       "resume the run on another machine: this machine's results cannot be trusted");
 }
 
-void StepRunner::fail_not_finite(const StepTotals& totals, std::vector<Anomaly> events) {
-  const Anomaly cause = locate_not_finite(totals);
+void StepRunner::fail_not_finite(const StepValues& values, std::vector<Anomaly> events) {
+  const Anomaly cause = locate_not_finite(values);
   failure_anomalies_ = std::move(events);
   failure_anomalies_.push_back(cause);
-  const bool loss_is_finite = std::isfinite(totals.loss);
+  const bool loss_is_finite = std::isfinite(values.loss);
   fail(ErrorCode::failed,
        "step " + std::to_string(state_.step + 1) + ": the " + (loss_is_finite ? "gradient norm" : "loss") +
-           " is " + to_text(loss_is_finite ? totals.norm : totals.loss) + " (" + cause.text +
+           " is " + to_text(loss_is_finite ? values.norm : values.loss) + " (" + cause.text +
            "); parameters and optimizer state are unchanged since step " + std::to_string(state_.step),
        "a lower optimizer.lr, a longer warm-up or another precision; resilience.check_for_nan=false goes "
        "on regardless");
@@ -215,7 +257,7 @@ void StepRunner::fail_not_finite(const StepTotals& totals, std::vector<Anomaly> 
 
 // Finds the first value that is not finite by running the micro-batches again with a check of every
 // operation. Collective.
-Anomaly StepRunner::locate_not_finite(const StepTotals& totals) {
+Anomaly StepRunner::locate_not_finite(const StepValues& values) {
   const auto name_of = [](const Parameter* parameter) {
     return parameter ? parameter->name() : std::string();
   };
@@ -235,7 +277,7 @@ Anomaly StepRunner::locate_not_finite(const StepTotals& totals) {
   if (!check.found().empty())
     operation = check.found() + " in micro-batch " + std::to_string(check.micro_batch() + 1) + " of " +
                 std::to_string(batch_.size());
-  Anomaly event{"not_finite", "", "", {{"loss", totals.loss}, {"grad_norm", totals.norm}}, {}};
+  Anomaly event{"not_finite", "", "", {{"loss", values.loss}, {"grad_norm", values.norm}}, {}};
   // Adds the finding of the first rank that has one. Collective.
   const auto append_first_finding = [&](const char* key, const std::string& found, const auto& text_of) {
     const auto all = comm::gather_texts(world_, found);
@@ -260,14 +302,8 @@ Anomaly StepRunner::locate_not_finite(const StepTotals& totals) {
   return event;
 }
 
-double StepRunner::parameter_norm() {
-  double squares = statistics_->sum_of_squares(optimizer_->buffers(), &optim::FlatBuffer::main);
-  store_->sum_over_owners(std::span(&squares, 1));
-  return std::sqrt(squares);
-}
-
 void StepRunner::consume_batch() {
-  const int64_t batch = *config_.train.global_batch_size;
+  const int64_t batch = global_batch_size();
   ++state_.step;
   state_.consumed_samples += batch;
   state_.consumed_tokens += batch * config_.model.seq_length;
@@ -284,9 +320,10 @@ double StepRunner::evaluate(std::shared_ptr<const data::Dataset> dataset, int64_
   const int64_t micro_batches =
       batches * options.global_batch_size / (options.micro_batch_size * options.data_parallel_size);
   data::MicroBatch micro;
-  const LossTotal total = reduce_losses(micro_batch_runner_->forward_only(
+  totals_->sum_losses(micro_batch_runner_->forward_only(
       micro_batches, [&](int64_t) -> const data::MicroBatch& { return micro = loader.next(); }));
-  return total.tokens > 0 ? total.loss / total.tokens : 0.0;
+  const StepValues values = totals_->read();
+  return values.loss_tokens > 0 ? values.loss_sum / values.loss_tokens : 0.0;
 }
 
 }  // namespace capstan::train

@@ -8,14 +8,17 @@
 #include <vector>
 
 #include "comm/mesh.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "config/sections/config.hpp"
 #include "models/registry.hpp"
+#include "optim/loss_scaler.hpp"
 #include "optim/optimizer.hpp"
 #include "optim/schedule.hpp"
 #include "parallel/flat_store.hpp"
 #include "train/setup/state.hpp"
 #include "train/trainer/anomaly.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
+#include "train/trainer/step_totals.hpp"
 #include "train/trainer/timers.hpp"
 
 namespace capstan::train {
@@ -27,12 +30,18 @@ struct StepResult {
   double gradient_norm = 0;
   double learning_rate = 0;
   int64_t loss_tokens = 0;  // of all ranks
+  // Samples of the step, which grow with train.rampup_batch_size.
+  int64_t global_batch_size = 0;
   // Elements of the gradients that are zero, over the full model; with logger.log_num_zeros_in_grad.
   std::optional<int64_t> num_zeros;
   // L2 norm of the trained parameters of the full model after the update; with logger.log_params_norm.
   std::optional<double> params_norm;
-  // The update was left out because of a spike or optimizer.grad_norm_skip_threshold.
+  // The scale of the loss in this step, where it is scaled.
+  std::optional<double> loss_scale;
+  // The update was left out because of a spike, optimizer.grad_norm_skip_threshold or an overflow.
   bool skipped = false;
+  // The scaled loss or its gradients are not finite.
+  bool overflow = false;
   // A spike that asks for a return to the last checkpoint; parameters and counters are those before the step.
   bool rewind = false;
   std::vector<Anomaly> events;
@@ -50,11 +59,15 @@ class StepRunner {
   void initialize();
 
   // One training step on the next global batch: forward and backward passes of all micro-batches, reduction
-  // of the gradients, clipping, update. Throws ErrorCode::failed when the loss or the gradient norm is not
+  // of the gradients, clipping, update. The device decides whether the update changes anything, and the host
+  // waits for it once, at the end. Throws ErrorCode::failed when the loss or the gradient norm is not
   // finite, and ErrorCode::rank_failure when a rank computed a suspicious step twice with different bits;
   // both before parameters change, with the cause in failure_anomalies().
   StepResult train_step(data::Loader& loader, StepTimers& timers);
   const std::vector<Anomaly>& failure_anomalies() const { return failure_anomalies_; }
+
+  // Scales the loss of training steps as in fp16, from the state's loss scale on.
+  void scale_loss(const config::MixedPrecisionConfig& config) { loss_scaler_.emplace(config); }
 
   // Counts the next global batch as consumed, without an update.
   void consume_batch();
@@ -84,33 +97,37 @@ class StepRunner {
   const TrainState& state() const { return state_; }
   const comm::Mesh& mesh() const { return mesh_; }
   comm::Communicator& data_parallel() { return mesh_.group("dp-cp"); }
-  int64_t micro_batches() const { return micro_batches_; }
+  // Samples of the next step, and micro-batches of each rank in it.
+  int64_t global_batch_size() const { return batch_ramp_.size_at(state_.consumed_samples); }
+  int64_t micro_batches() const;
   data::LoaderOptions loader_options() const;
 
  private:
-  // Of the step, reduced over all ranks, before the optimizer runs.
-  struct StepTotals {
-    // Mean over the loss tokens.
-    double loss = 0;
-    double norm = 0;   // L2, of the mean loss
-    double scale = 0;  // 1 / tokens
-    // Loss tokens of all ranks.
-    double tokens = 0;
-    // Hash of this rank's own gradients and losses before the reduction; with resilience.rerun_mode.
+  using StepValues = kernels::StepValues;
+  // Of a step: the gradients' values after all reductions, and the hash of this rank's own gradients and
+  // losses before them, with resilience.rerun_mode.
+  struct Reduced {
+    StepValues values;
     std::string fingerprint;
   };
-  struct LossTotal {
-    double loss, tokens;
-  };
+  bool reruns() const { return config_.resilience.rerun_mode != config::RerunMode::disabled; }
+  // Whether a loss or a norm that is not finite ends the run. A dynamic loss scale takes it as an overflow.
+  bool requires_finite() const {
+    return config_.resilience.check_for_nan && !(loss_scaler_ && loss_scaler_->is_dynamic());
+  }
+  void begin_loss_scale();
   void begin_gradients();
   MicroBatchRunner::Losses rerun_batch(StepTimers& timers, TapeObserver* observer);
-  StepTotals reduce_gradients(const MicroBatchRunner::Losses& losses, StepTimers& timers);
-  LossTotal reduce_losses(const MicroBatchRunner::Losses& losses);
-  void update(const StepTotals& totals, const StepResult& result);
-  void rerun_and_compare(const StepTotals& first, StepTimers& timers, std::vector<Anomaly>& events);
-  [[noreturn]] void fail_not_finite(const StepTotals& totals, std::vector<Anomaly> events);
-  Anomaly locate_not_finite(const StepTotals& totals);
-  double parameter_norm();
+  std::string reduce_gradients(const MicroBatchRunner::Losses& losses, const kernels::StepLimits& limits,
+                               StepTimers& timers);
+  kernels::StepLimits limits_of_step() const;
+  void launch_update(double learning_rate);
+  config::SpikeAction check_values(const StepValues& values, StepResult& result) const;
+  static bool is_finite(const StepValues& values);
+  void count_update(const StepResult& result);
+  void rerun_and_compare(const Reduced& first, StepTimers& timers, std::vector<Anomaly>& events);
+  [[noreturn]] void fail_not_finite(const StepValues& values, std::vector<Anomaly> events);
+  Anomaly locate_not_finite(const StepValues& values);
 
   const config::Config& config_;
   comm::Communicator& world_;
@@ -119,11 +136,12 @@ class StepRunner {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::FlatStore> store_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  std::unique_ptr<optim::FlatStatistics> statistics_;
   optim::Schedule schedule_, decoupled_schedule_;
   TrainState state_;
   std::unique_ptr<MicroBatchRunner> micro_batch_runner_;
-  int64_t micro_batches_ = 1;
+  std::unique_ptr<StepTotals> totals_;
+  const config::BatchRamp batch_ramp_;
+  std::optional<optim::LossScaler> loss_scaler_;
   // Micro-batches of the current step, which a rerun uses again.
   std::vector<data::MicroBatch> batch_;
   std::optional<Fingerprint> fingerprint_;

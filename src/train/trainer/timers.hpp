@@ -62,11 +62,13 @@ class StepTimers {
 // Time of the steps between two logged points. Only the steps that this process ran count.
 struct IntervalSeconds {
   int64_t steps = 0;
+  int64_t samples = 0;
   double total = 0;
   std::array<double, kPhases> phases{};
 
-  void add(double step_seconds, const StepTimers& timers) {
+  void add(double step_seconds, int64_t step_samples, const StepTimers& timers) {
     ++steps;
+    samples += step_samples;
     total += step_seconds;
     for (size_t p = 0; p < kPhases; ++p) phases[p] += timers.seconds(static_cast<Phase>(p));
   }

@@ -229,6 +229,13 @@ void Trainer::check_skipped_update(const StepResult& result) {
              " times in a row, more than resilience.spike_window: the loss diverges, this is no spike",
          "a lower optimizer.lr or a greater resilience.loss_spike_factor, from a checkpoint before it");
   if (!result.skipped || spike) return;
+  if (result.overflow) {
+    log_->warning("step " + std::to_string(step()) + ": the gradients overflow at the loss scale " +
+                  to_text(*result.loss_scale) + "; update skipped, loss scale now " +
+                  to_text(runner_->state().loss_scale->scale));
+    recorder_->write(records::MetricsRow(step(), "update_skipped").number("loss_scale", *result.loss_scale));
+    return;
+  }
   log_->warning("step " + std::to_string(step()) + ": gradient norm " + fixed(result.gradient_norm, 3) +
                 " is above optimizer.grad_norm_skip_threshold; update skipped");
   recorder_->write(records::MetricsRow(step(), "update_skipped").number("grad_norm", result.gradient_norm));
@@ -237,7 +244,7 @@ void Trainer::check_skipped_update(const StepResult& result) {
 // False: the callback asks for a stop.
 bool Trainer::call_on_step(const StepResult& result) {
   const TrainState& state = runner_->state();
-  const double tokens = static_cast<double>(*config_.train.global_batch_size * config_.model.seq_length);
+  const double tokens = static_cast<double>(result.global_batch_size * config_.model.seq_length);
   const double seconds = logger_->step_seconds();
   StepReport report;
   report.step = state.step;

@@ -1,0 +1,63 @@
+#include "config/sections/batch_ramp.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace capstan::config {
+
+std::string BatchRamp::problem(const TrainConfig& config) {
+  const std::vector<int64_t>& ramp = config.rampup_batch_size;
+  if (ramp.empty()) return {};
+  if (ramp.size() != 3) return "has " + std::to_string(ramp.size()) + " values, not three";
+  if (ramp[0] <= 0 || ramp[1] <= 0 || ramp[2] <= 0) return "has a value that is not positive";
+  if (!config.global_batch_size) return {};
+  const int64_t last = *config.global_batch_size;
+  if (ramp[0] >= last)
+    return "starts with " + std::to_string(ramp[0]) + " samples, not below global_batch_size " +
+           std::to_string(last);
+  if ((last - ramp[0]) % ramp[1] != 0)
+    return "does not reach global_batch_size " + std::to_string(last) + " from " + std::to_string(ramp[0]) +
+           " in increments of " + std::to_string(ramp[1]);
+  return {};
+}
+
+std::optional<BatchRamp> BatchRamp::of(const TrainConfig& config) {
+  if (config.global_batch_size.value_or(0) <= 0 || !problem(config).empty()) return std::nullopt;
+  return BatchRamp(config);
+}
+
+BatchRamp::BatchRamp(const TrainConfig& config) : final_(config.global_batch_size.value_or(0)) {
+  CAPSTAN_ASSERT(final_ > 0, "a recipe without a global batch size");
+  if (const std::string text = problem(config); !text.empty())
+    fail(ErrorCode::config, "train.rampup_batch_size " + text);
+  const std::vector<int64_t>& ramp = config.rampup_batch_size;
+  if (ramp.empty()) return;
+  start_ = ramp[0], increment_ = ramp[1], samples_ = ramp[2];
+}
+
+int64_t BatchRamp::size_at(int64_t consumed) const {
+  if (!grows() || consumed > samples_) return final_;
+  // In floating point, as Megatron divides.
+  const double interval = static_cast<double>(samples_) / static_cast<double>(increments());
+  const auto complete = static_cast<int64_t>(static_cast<double>(consumed) / interval);
+  return std::min(final_, size(complete));
+}
+
+int64_t BatchRamp::steps_in(int64_t samples) const {
+  int64_t steps = 0, consumed = 0;
+  for (; grows() && consumed <= samples_; ++steps) {
+    const int64_t size = size_at(consumed);
+    if (consumed + size > samples) return steps;
+    consumed += size;
+  }
+  return steps + (samples - consumed) / final_;
+}
+
+int64_t BatchRamp::samples_of(int64_t steps) const {
+  int64_t consumed = 0;
+  for (; grows() && consumed <= samples_ && steps > 0; --steps) consumed += size_at(consumed);
+  return consumed + steps * final_;
+}
+
+}  // namespace capstan::config

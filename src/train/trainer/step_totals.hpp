@@ -1,0 +1,46 @@
+// The numbers of a training step in device memory: sums over micro-batches and ranks, and the control of the
+// update that follows from them. The host reads them once, at the end of the step.
+#pragma once
+
+#include "comm/mesh.hpp"
+#include "kernels/step_control.hpp"
+#include "optim/optimizer.hpp"
+#include "parallel/flat_store.hpp"
+#include "train/trainer/micro_batch_runner.hpp"
+
+namespace capstan::train {
+
+// Every rank of the mesh calls the same methods in the same order; all but control() and read() are
+// collective.
+class StepTotals {
+ public:
+  // All arguments outlive the object.
+  StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatStore& store,
+             const optim::Optimizer& optimizer);
+
+  // Sums the losses and their weights over all ranks. Only the last pipeline stage has losses.
+  void sum_losses(const MicroBatchRunner::Losses& losses);
+  // Sums the squares of the gradients, and counts those that are zero if asked to.
+  void sum_gradients(bool count_zeros);
+  // Computes mean loss, gradient norm and control().
+  void decide(const kernels::StepLimits& limits);
+  // Sums the squares of the main parameters.
+  void sum_parameters();
+
+  // kernels::StepControl in bytes, for the optimizer.
+  const Tensor& control() const { return control_; }
+  // Waits for the compute queue.
+  kernels::StepValues read() const;
+
+ private:
+  Tensor field(size_t offset, int64_t count, DType dtype) const;
+
+  const comm::Mesh& mesh_;
+  Device& device_;
+  parallel::FlatStore& store_;
+  const optim::Optimizer& optimizer_;
+  // kernels::StepValues in bytes, and views of its members.
+  Tensor values_, losses_, gradient_squares_, zero_gradients_, parameter_squares_, control_;
+};
+
+}  // namespace capstan::train

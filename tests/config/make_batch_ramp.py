@@ -1,0 +1,61 @@
+"""Writes tests/config/batch_ramp.json: global batch sizes by consumed samples.
+
+The class below transcribes the rules of RampupBatchsizeNumMicroBatchesCalculator in Megatron-LM
+(megatron/core/num_microbatches_calculator.py), and `iterations` those of update_train_iters
+(megatron/training/training.py), for runs that go on after the ramp.
+
+    python3 tests/config/make_batch_ramp.py
+"""
+
+import json
+import pathlib
+
+
+class Ramp:
+    def __init__(self, start, increment, samples, global_batch_size):
+        assert (global_batch_size - start) % increment == 0
+        self.start, self.increment = start, increment
+        self.samples, self.global_batch_size = samples, global_batch_size
+        self.samples_per_increment = samples / ((global_batch_size - start) // increment)
+
+    def size(self, consumed):
+        if consumed > self.samples:
+            return self.global_batch_size
+        steps = int(consumed / self.samples_per_increment)
+        size = self.start + steps * self.increment
+        assert size <= self.global_batch_size
+        return size
+
+
+def iterations(ramp, train_samples):
+    consumed = count = 0
+    while consumed <= ramp.samples and consumed <= train_samples:
+        consumed += ramp.size(consumed)
+        count += 1
+    if train_samples > consumed:
+        count += (train_samples - consumed) // ramp.global_batch_size
+    return count
+
+
+def case(start, increment, samples, global_batch_size, train_samples):
+    ramp = Ramp(start, increment, samples, global_batch_size)
+    consumed, steps = 0, []
+    while consumed + ramp.size(consumed) <= train_samples:
+        steps.append([consumed, ramp.size(consumed)])
+        consumed += ramp.size(consumed)
+    count = iterations(ramp, train_samples)
+    assert count == len(steps)
+    return {"ramp": [start, increment, samples], "global_batch_size": global_batch_size,
+            "train_samples": train_samples, "iterations": count, "steps": steps}
+
+
+cases = [
+    case(2, 2, 40, 8, 100),
+    case(4, 4, 100, 32, 403),
+    case(16, 16, 1000, 256, 4000),
+    case(6, 9, 77, 33, 500),
+    case(1, 1, 10, 3, 40),
+    case(32, 480, 320, 512, 5000),
+]
+text = "[\n" + ",\n".join(json.dumps(c) for c in cases) + "\n]\n"
+pathlib.Path(__file__).with_name("batch_ramp.json").write_text(text)

@@ -1,0 +1,353 @@
+// A training step: how often the host waits for the device, loss scaling, batches that grow.
+#include "train/trainer/step_runner.hpp"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "kernels/table.hpp"
+#include "support/main_parameters.hpp"
+#include "support/temporary_directory.hpp"
+#include "support/tiny.hpp"
+#include "support/worlds.hpp"
+#include "train/trainer/data_setup.hpp"
+#include "train/trainer/estimate.hpp"
+
+using namespace capstan;
+using namespace capstan::train;
+using capstan::testing::tiny_config;
+using config::DeviceKind;
+using test::world;
+
+namespace {
+
+struct Running {
+  explicit Running(const config::Config& c)
+      : config(c), runner(config, world()), data(open_datasets(config, nullptr)) {
+    runner.initialize();
+    open_loader();
+  }
+  void open_loader() { loader = std::make_unique<data::Loader>(data[0], runner.loader_options()); }
+  StepResult step() {
+    timers.start_step();
+    return runner.train_step(*loader, timers);
+  }
+  std::vector<float> parameters() {
+    std::vector<float> all;
+    for (const auto& p : runner.model().parameters()) {
+      const auto values = test::main_of(runner.store(), *p).to_host<float>();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+  config::Config config;
+  StepRunner runner;
+  std::array<std::shared_ptr<const data::Dataset>, 3> data;
+  std::unique_ptr<data::Loader> loader;
+  StepTimers timers;
+};
+
+// Three micro-batches on each rank.
+config::Config several_micro_batches(bool llama) {
+  config::Config config = tiny_config(llama, world().size());
+  config.train.global_batch_size = 6 * world().size();
+  return config;
+}
+
+config::Config on_stand_in(config::Config config) {
+  config.train.device = DeviceKind::checked;
+  if (world().size() > 1) config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+  return config;
+}
+
+int64_t waits_of_a_step(const config::Config& config) {
+  Running r(config);
+  r.step();
+  const int64_t before = r.runner.device().host_waits();
+  r.step();
+  const int64_t waits = r.runner.device().host_waits() - before;
+  return waits;
+}
+
+}  // namespace
+
+TEST_CASE("the host waits for the device once a step") {
+  for (const bool llama : {false, true}) {
+    config::Config config = several_micro_batches(llama);
+    config.model.hidden_dropout = 0.1;
+    config.optimizer.clip_grad = 0.5;
+    config.optimizer.grad_norm_skip_threshold = 1e6;
+    config.resilience.loss_spike_action = config::SpikeAction::skip;
+    config.resilience.grad_norm_spike_action = config::SpikeAction::rewind;
+    for (const bool logs : {false, true}) {
+      config.logger.log_params_norm = config.logger.log_num_zeros_in_grad = logs;
+      // The staging channel needs the host for every transfer.
+      if (world().size() == 1) CHECK(waits_of_a_step(config) == 1);
+      CHECK(waits_of_a_step(on_stand_in(config)) == 1);
+    }
+  }
+}
+
+TEST_CASE("the host waits for the device once a step of a pipeline and with sharded parameters") {
+  if (world().size() == 1) return;
+  config::Config config = several_micro_batches(true);
+  config.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim_grads_params;
+  config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = true;
+  CHECK(waits_of_a_step(on_stand_in(config)) == 1);
+  config = several_micro_batches(true);
+  config.dist.pipeline_model_parallel_size = world().size();
+  config.dist.data_parallel_size = 1;
+  config.logger.log_params_norm = true;
+  CHECK(waits_of_a_step(on_stand_in(config)) == 1);
+}
+
+TEST_CASE("micro-batches arrive as they are, from buffers that are free again when their copies are done") {
+  constexpr int64_t kRows = 3, kSeq = 20;
+  const auto micro_batch = [](int64_t seed, bool documents) {
+    data::MicroBatch micro;
+    micro.rows = kRows, micro.sequence_length = kSeq;
+    for (int32_t i = 0; i < kRows * kSeq; ++i) {
+      micro.tokens.push_back(i * 7 + static_cast<int32_t>(seed));
+      micro.labels.push_back(i * 5 + static_cast<int32_t>(seed));
+      micro.loss_mask.push_back(static_cast<float>((i + seed) % 3));
+      micro.position_ids.push_back(i % static_cast<int32_t>(kSeq));
+    }
+    micro.cu_seqlens.assign(kRows, documents ? std::vector<int32_t>{0, 7, 20} : std::vector<int32_t>{0, 20});
+    for (int64_t row = 0; row < kRows; ++row)
+      micro.sample_ids.push_back(static_cast<uint64_t>(100 * seed + row));
+    return micro;
+  };
+  for (const bool patient : {false, true})
+    for (const ContextShard shard : {ContextShard{}, ContextShard{.ranks = 2, .rank = 1}}) {
+      const auto device = patient ? make_checked_device(kernels::cpu_table(), 1, {.patient = true})
+                                  : make_cpu_device(kernels::cpu_table(), 1);
+      BatchUploader uploader(*device, shard);
+      const auto positions = shard.positions(kSeq);
+      std::vector<PendingBatch> pending;
+      for (int64_t m = 0; m < 4; ++m)
+        pending.push_back(uploader.start(micro_batch(m, m % 2 == 1), m > 1, m == 3 ? 8.0 : 1.0));
+      // Those under way have a buffer each.
+      const auto data = static_cast<size_t>(MemoryCategory::data);
+      CHECK(device->host_memory().now_by_category[data] > 0);
+      CHECK(device->host_waits() == 0);
+      for (int64_t m = 0; m < 4; ++m) {
+        const data::MicroBatch micro = micro_batch(m, m % 2 == 1);
+        const models::Batch& batch = pending[static_cast<size_t>(m)].get();
+        REQUIRE(batch.batch == kRows);
+        REQUIRE(batch.seq == static_cast<int64_t>(positions.size()));
+        CHECK(batch.positions_end == kSeq);
+        for (const Tensor* view : {&batch.labels, &batch.loss_mask, &batch.positions})
+          CHECK((view->address() - batch.tokens.address()) % 64 == 0);
+        CHECK(batch.document_start.defined() == (m % 2 == 1));
+        CHECK(batch.dropout_rows.defined() == (m > 1));
+        std::vector<int32_t> tokens, labels, ids, starts;
+        std::vector<float> mask;
+        std::vector<int64_t> rows;
+        for (int64_t row = 0; row < kRows; ++row)
+          for (const int64_t p : positions) {
+            const auto at = static_cast<size_t>(row * kSeq + p);
+            tokens.push_back(micro.tokens[at]);
+            labels.push_back(micro.labels[at]);
+            ids.push_back(micro.position_ids[at]);
+            mask.push_back(micro.loss_mask[at] * (m == 3 ? 8.0f : 1.0f));
+            starts.push_back(p < 7 ? 0 : 7);
+            rows.push_back((100 * m + row) * (int64_t{1} << 24) + p);
+          }
+        CHECK(batch.tokens.to_host<int32_t>() == tokens);
+        CHECK(batch.labels.to_host<int32_t>() == labels);
+        CHECK(batch.positions.to_host<int32_t>() == ids);
+        CHECK(batch.loss_mask.to_host<float>() == mask);
+        if (m % 2 == 1) CHECK(batch.document_start.to_host<int32_t>() == starts);
+        if (m > 1) CHECK(batch.dropout_rows.to_host<int64_t>() == rows);
+        const models::Batch once = upload(*device, micro, m > 1, shard);
+        CHECK(once.tokens.to_host<int32_t>() == tokens);
+      }
+      const int64_t used = device->host_memory().now;
+      pending.clear();
+      device->synchronize();
+      (void)uploader.start(micro_batch(9, false), false, 1);
+      CHECK(device->host_memory().now == used);
+    }
+}
+
+TEST_CASE("statistics of a step are those of another device, and of a step without them") {
+  config::Config config = several_micro_batches(true);
+  config.optimizer.clip_grad = 0.1;
+  Running plain(config);
+  config.logger.log_params_norm = config.logger.log_num_zeros_in_grad = true;
+  Running logged(config), checked(on_stand_in(config));
+  for (int i = 0; i < 3; ++i) {
+    const StepResult a = plain.step(), b = logged.step(), c = checked.step();
+    CHECK(a.loss == b.loss);
+    CHECK(a.gradient_norm == b.gradient_norm);
+    CHECK(!a.params_norm);
+    CHECK(b.loss == c.loss);
+    CHECK(b.gradient_norm == c.gradient_norm);
+    CHECK(b.loss_tokens == c.loss_tokens);
+    CHECK(b.num_zeros == c.num_zeros);
+    CHECK(b.params_norm == c.params_norm);
+    if (world().size() == 1) {
+      double squares = 0;
+      for (const float value : logged.parameters())
+        squares += static_cast<double>(value) * static_cast<double>(value);
+      CHECK(*b.params_norm == doctest::Approx(std::sqrt(squares)).epsilon(1e-12));
+    }
+  }
+  CHECK(plain.parameters() == logged.parameters());
+  CHECK(plain.parameters() == checked.parameters());
+}
+
+TEST_CASE("a loss scale that is a power of two changes no bit") {
+  for (const auto precision : {config::Precision::fp32, config::Precision::bf16})
+    for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::checked}) {
+      config::Config config = several_micro_batches(true);
+      config.mixed_precision.params_dtype = precision;
+      config.train.device = kind;
+      config.optimizer.clip_grad = 0.1;
+      Running plain(config), scaled(config);
+      config::MixedPrecisionConfig fp16;
+      fp16.initial_loss_scale = 1024;
+      fp16.loss_scale_window = 2;
+      scaled.runner.scale_loss(fp16);
+      double scale = 1024;
+      for (int i = 0; i < 5; ++i) {
+        const StepResult a = plain.step(), b = scaled.step();
+        CHECK(a.loss == b.loss);
+        CHECK(a.gradient_norm == b.gradient_norm);
+        CHECK(!a.loss_scale);
+        CHECK(b.loss_scale == scale);
+        if (i % 2 == 1) scale *= 2;
+        CHECK(scaled.runner.state().loss_scale->scale == scale);
+      }
+      CHECK(plain.parameters() == scaled.parameters());
+      CHECK(plain.runner.evaluate(plain.data[0], 1) == scaled.runner.evaluate(scaled.data[0], 1));
+    }
+}
+
+TEST_CASE("gradients that overflow skip the update, and the loss scale shrinks until they do not") {
+  for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::checked}) {
+    config::Config config = several_micro_batches(true);
+    config.train.device = kind;
+    config.scheduler.lr_warmup_iters = 0;
+    Running r(config);
+    config::MixedPrecisionConfig fp16;
+    fp16.initial_loss_scale = std::ldexp(1.0, 127);
+    r.runner.scale_loss(fp16);
+    const auto before = r.parameters();
+    double scale = fp16.initial_loss_scale;
+    int overflows = 0;
+    StepResult result = r.step();
+    for (; result.overflow; result = r.step()) {
+      ++overflows;
+      REQUIRE(overflows < 60);
+      CHECK(result.skipped);
+      CHECK(result.loss_scale == scale);
+      // The first overflow uses up the hysteresis.
+      if (overflows >= fp16.hysteresis) scale /= 2;
+      CHECK(r.runner.state().loss_scale->scale == scale);
+      CHECK(r.parameters() == before);
+      CHECK(r.runner.state().schedule_samples == 0);
+      CHECK(r.runner.optimizer().steps() == 0);
+      CHECK(r.runner.state().step == overflows);
+      CHECK(r.runner.state().consumed_samples == overflows * *config.train.global_batch_size);
+    }
+    CHECK(overflows >= 2);
+    CHECK(std::isfinite(result.loss));
+    CHECK(!result.skipped);
+    CHECK(r.parameters() != before);
+    CHECK(r.runner.optimizer().steps() == 1);
+    CHECK(r.runner.state().schedule_samples == *config.train.global_batch_size);
+  }
+}
+
+TEST_CASE("with a static loss scale, a gradient that is not finite ends the run or skips the update") {
+  config::Config config = several_micro_batches(true);
+  config::MixedPrecisionConfig fp16;
+  fp16.loss_scale = std::ldexp(1.0, 127);
+  {
+    Running r(config);
+    r.runner.scale_loss(fp16);
+    CHECK_THROWS_AS(r.step(), Error);
+  }
+  config.resilience.check_for_nan = false;
+  Running r(config);
+  r.runner.scale_loss(fp16);
+  const auto before = r.parameters();
+  const StepResult result = r.step();
+  CHECK(result.overflow);
+  CHECK(result.skipped);
+  CHECK(r.parameters() == before);
+  CHECK(r.runner.state().loss_scale->scale == *fp16.loss_scale);
+}
+
+TEST_CASE("the loss scale is part of a checkpoint") {
+  if (world().size() > 1) return;
+  const config::Config config = several_micro_batches(true);
+  config::MixedPrecisionConfig fp16;
+  fp16.initial_loss_scale = std::ldexp(1.0, 127);
+  Running r(config);
+  r.runner.scale_loss(fp16);
+  for (int i = 0; i < 3; ++i) r.step();
+  const test::TemporaryDirectory root;
+  SavePlan plan;
+  plan.root = root.path();
+  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+  const auto directory = save_state(world(), plan, r.runner.state(), r.runner.store(), r.runner.optimizer());
+  Running other(config);
+  other.runner.scale_loss(fp16);
+  auto reader = checkpoint::Reader::open(directory, checkpoint::Depth::content);
+  other.runner.state() = load_state(reader, other.runner.store(), &other.runner.optimizer());
+  REQUIRE(other.runner.state().loss_scale);
+  CHECK(*other.runner.state().loss_scale == *r.runner.state().loss_scale);
+  CHECK(other.runner.state().loss_scale->overflows_left <= 0);
+  other.open_loader();
+  for (int i = 0; i < 30; ++i) {
+    const StepResult a = r.step(), b = other.step();
+    CHECK(a.loss_scale == b.loss_scale);
+    CHECK(a.overflow == b.overflow);
+  }
+  CHECK(r.parameters() == other.parameters());
+}
+
+TEST_CASE("a batch that grows: sizes, samples, tokens, schedule; a resumed run has the same bits") {
+  config::Config config = tiny_config(true, world().size());
+  const int64_t unit = 2 * world().size();
+  config.train.global_batch_size = 4 * unit;
+  config.train.rampup_batch_size = {unit, unit, 12 * unit};
+  config.train.train_iters.reset();
+  config.train.train_samples = 40 * unit;
+  config.scheduler.lr_warmup_iters.reset();
+  config.scheduler.lr_decay_samples = 40 * unit;
+  // Intervals of 4 units: four steps of one unit, two of two units, and then of three and four.
+  const std::vector<int64_t> units{1, 1, 1, 1, 2, 2, 3, 3, 4, 4};
+  Running full(config), first(config);
+  int64_t consumed = 0;
+  std::vector<double> losses;
+  for (size_t i = 0; i < units.size(); ++i) {
+    CHECK(full.runner.micro_batches() == units[i]);
+    const StepResult result = full.step();
+    losses.push_back(result.loss);
+    consumed += units[i] * unit;
+    const TrainState& state = full.runner.state();
+    CHECK(result.global_batch_size == units[i] * unit);
+    CHECK(state.consumed_samples == consumed);
+    CHECK(state.consumed_tokens == consumed * config.model.seq_length);
+    CHECK(state.schedule_samples == consumed);
+    CHECK(result.loss_tokens == result.global_batch_size * config.model.seq_length);
+  }
+  // Each step is that of a constant batch of its size.
+  for (int i = 0; i < 5; ++i) CHECK(first.step().loss == losses[static_cast<size_t>(i)]);
+  {
+    config::Config constant = config;
+    constant.train.rampup_batch_size.clear();
+    constant.train.global_batch_size = unit;
+    Running small(constant);
+    for (int i = 0; i < 4; ++i) CHECK(small.step().loss == losses[static_cast<size_t>(i)]);
+  }
+  // The loader begins again where the fifth step ended.
+  first.open_loader();
+  for (size_t i = 5; i < units.size(); ++i) CHECK(first.step().loss == losses[i]);
+  CHECK(first.parameters() == full.parameters());
+}
