@@ -279,8 +279,9 @@ void check_state(const Reader& reader, const parallel::FlatStore& store, const o
     fail(ErrorCode::failed,
          "checkpoint `" + reader.directory().string() +
              "` was saved without optimizer state (checkpoint.save_optim)",
-         "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint "
-         "starts from the weights alone");
+         "a new run continues from it with a fresh optimizer (checkpoint.load, checkpoint.load_optim=false), "
+         "or "
+         "starts from the weights alone (checkpoint.pretrained_checkpoint)");
   check_shapes(reader, store, trained_part(store), optimizer);
 }
 
