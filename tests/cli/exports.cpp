@@ -341,7 +341,7 @@ TEST_CASE("what is not there, and what is something else, is said in one way") {
   // The advice: the shipped recipe sets its sizes itself.
   home.good({"recipe", "new", "my.yaml", "--from", "hf:smol"});
   home.good({"train", "my.yaml", "train.train_iters=1", "train.global_batch_size=1", "--run-dir", "runs/my"});
-  home.refused({"eval", "my", "--text", "text.txt"}, {"not found: my", "did you mean `my.yaml` or `runs/my`?"});
+  home.refused({"eval", "my", "--text", "text.txt"}, {"not found: my", "did you mean `runs/my`?"});
   home.refused({"generate", "runs/mi"}, {"not found: runs/mi", "did you mean `runs/my`?"});
   home.refused({"generate", "nosuchrun"},
                {"not found: nosuchrun", "name a run directory or a checkpoint; `capstan runs ls`"});
