@@ -1,7 +1,8 @@
 # What `cmake --install` gives to other programs: the headers of include/, one static library `libcapstan.a`
 # with all modules, a CMake package (find_package(capstan), target capstan::capstan) and a pkg-config file.
 # The command line program installs itself (src/cli). Component `library` is everything here, and is installed
-# by name alone, cmake --install BUILD --component library: a tree in which only the program was built has none.
+# by name alone, cmake --install BUILD --component library: a tree in which only the program was built has
+# none.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

@@ -387,8 +387,8 @@ class Script : ShellReader {
     return end;
   }
 
-  // Reads `((…))` as a command of its operands and operators. Variables need no `$` there; one that it changes
-  // is unknown afterwards.
+  // Reads `((…))` as a command of its operands and operators. Variables need no `$` there; one that it
+  // changes is unknown afterwards.
   ShellCommand read_arithmetic(size_t end) {
     Builder bracket;
     for (int i = 0; i < 2; ++i) put(bracket, '(', at_), ++at_;

@@ -1,8 +1,8 @@
 // Reads the words and variables of a shell script without executing it. Command substitutions, arithmetic and
 // variables of the environment stay as written and are marked. If the script's own words decide the condition
 // of an `if`, a `case`, `&&` or `||`, only the branch that would run is read. Otherwise every branch is read,
-// and the words that it assigns are marked. Functions are read where they are called. A default for a variable
-// from outside, as in ${NAME:-default}, fills in a word but decides no condition.
+// and the words that it assigns are marked. Functions are read where they are called. A default for a
+// variable from outside, as in ${NAME:-default}, fills in a word but decides no condition.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a resumed run takes from its recipe: the schedule is the checkpoint's, unless the recipe says otherwise;
-// fields that say where a run begins are refused.
+// What a resumed run takes from its recipe: the schedule is the checkpoint's, unless the recipe says
+// otherwise; fields that say where a run begins are refused.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -193,7 +193,8 @@ TEST_CASE("a resume refuses the fields that say where a run begins, and keeps th
            "checkpoint.most_recent_k=1", "checkpoint.async_save=true", "checkpoint.save_optim=false",
            "checkpoint.save_tokenizer_assets=false"});
 
-  // A run that began with a fresh optimizer has its moments when it continues, with its first fields or without.
+  // A run that began with a fresh optimizer has its moments when it continues, with its first fields or
+  // without.
   fs::copy(b.root.path() / "parts", b.root.path() / "again", fs::copy_options::recursive);
   b.train("parts", Resume::existing, fresh);
   b.train("again", Resume::existing, {"train.train_iters=8"});

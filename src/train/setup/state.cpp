@@ -181,7 +181,8 @@ std::string model_help(const TensorSource& source) {
   const std::string ours = "; its own recipe is `" + path + "/" + std::string(checkpoint::kRecipeFile) + "`";
   std::error_code unknown;
   if (path.ends_with(".gguf"))
-    return "model=gguf:" + path + " takes the sizes from the file, but only those that the recipe does not set";
+    return "model=gguf:" + path +
+           " takes the sizes from the file, but only those that the recipe does not set";
   const bool capstan = std::filesystem::exists(path + "/" + std::string(checkpoint::kManifestFile), unknown);
   if (!capstan && std::filesystem::exists(path + "/config.json", unknown))
     return "begin a recipe from hf:" + path + " (with the sizes of its config.json); model=hf:" + path +
