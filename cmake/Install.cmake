@@ -1,7 +1,8 @@
 # What `cmake --install` gives to other programs: the headers of include/, one static library `libcapstan.a`
 # with all modules, a CMake package (find_package(capstan), target capstan::capstan) and a pkg-config file.
-# The command line program installs itself (src/cli). Component `library` is everything here:
-# cmake --install BUILD --component library.
+# The command line program installs itself (src/cli). Component `library` is everything here, and is installed
+# by name alone, cmake --install BUILD --component library: a tree in which only the program was built has
+# none.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -103,11 +104,13 @@ function(capstan_install_library target)
   write_basic_package_version_file(${generated}/capstanConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/capstan.pc.in ${generated}/capstan.pc @ONLY)
 
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/capstan TYPE INCLUDE COMPONENT library)
-  install(TARGETS capstan_library EXPORT capstan ARCHIVE COMPONENT library)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/capstan TYPE INCLUDE
+    COMPONENT library EXCLUDE_FROM_ALL)
+  install(TARGETS capstan_library EXPORT capstan ARCHIVE COMPONENT library EXCLUDE_FROM_ALL)
   install(EXPORT capstan NAMESPACE capstan:: FILE capstanTargets.cmake
-    DESTINATION ${package} COMPONENT library)
+    DESTINATION ${package} COMPONENT library EXCLUDE_FROM_ALL)
   install(FILES ${generated}/capstanConfig.cmake ${generated}/capstanConfigVersion.cmake
-    DESTINATION ${package} COMPONENT library)
-  install(FILES ${generated}/capstan.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT library)
+    DESTINATION ${package} COMPONENT library EXCLUDE_FROM_ALL)
+  install(FILES ${generated}/capstan.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+    COMPONENT library EXCLUDE_FROM_ALL)
 endfunction()

@@ -2,9 +2,15 @@
 # Runs the commands of the documentation as they are written there: README.md, docs/*.md, the help and the
 # manual page of each command. Each page has a scratch directory of its own, in which its commands run in
 # their order; the files that they name are prepared (small ones). `capstan` is a wrapper there that appends
-# overrides to make training short. A command that cannot run here (a cluster, downloads, many minutes) is in
-# the list `instead` below, with the reason and what is run in its place. Of a script, a benchmark and a build
-# it is checked that what the line names exists: `named` below; these lines are listed at the end.
+# overrides to make training short. A command that cannot run here (a cluster, many minutes) is in the list
+# `instead` below, with the reason and what is run in its place: an installation goes into a scratch prefix,
+# and `ctest` must list a test. Of a script, a benchmark, a build, a test program and a download it is checked
+# that what the line names exists: `named` below; these lines are listed at the end. A line in a block of
+# commands that is none that this script knows is a failure.
+#
+# Printed output below a command that takes little time (`compared` below) must be what the command prints:
+# each line of the page has to occur there, with numbers, units and hashes replaced by one sign and blanks by
+# one blank; `…` stands for anything.
 #
 #   scripts/check_docs.sh [PROGRAM] [PAGE…]      PROGRAM: default build/release/capstan; PAGE: docs/data.md,
 #                                                "capstan train"
@@ -13,10 +19,11 @@
 # lead to a file. Ends with one line "N commands, N failed".
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
-case "${1-}" in -h|--help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1-}" in -h|--help) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 program=$(realpath "${1:-$repository/build/release/capstan}")
 [ $# -eq 0 ] || shift
 only=("$@")
+build=$(dirname "$program")
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/capstan-docs.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
 export NO_COLOR=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PAGER=cat
@@ -33,8 +40,26 @@ instead() { # COMMAND
   case "$1" in
     # Installs packages, builds, runs for minutes or needs the peers of scripts/peers.sh. Installing the
     # library, and the program that uses it, is what tests/api/install.cmake runs.
-    scripts/*|bench/*|*" scripts/"*|cmake*|build/release/*|"mpirun -n 2 /tmp/embed/"*)
+    "cmake --install build/release"*)
+      local prefix=" --prefix $scratch/prefix"
+      [[ "$1" != *" --prefix "* ]] || prefix=
+      if [ ! -f "$build/cmake_install.cmake" ] ||
+        [[ "$1" == *" library "* && ! -f "$build/library/libcapstan.a" ]]; then
+        printf 'named %q\n' "$1"
+      else
+        echo "${1/build\/release/$build}$prefix"
+      fi ;;
+    "ctest "*)
+      if [ -f "$build/CTestTestfile.cmake" ]; then
+        printf 'listed %q\n' "$1"
+      else
+        echo "this program is not in a build directory: nothing is checked of $1" >>"$scratch/skipped"
+        echo true
+      fi ;;
+    scripts/*|bench/*|*" scripts/"*|cmake*|*build/release/*|*/tmp/embed/embed*|"time "*|"pip "*|"hf "*)
       printf 'named %q\n' "$1" ;;
+    # Debian's fortune cookies may be missing here; other texts stand for them.
+    *"/usr/share/games/fortunes/"*) echo "${1//\/usr\/share\/games\/fortunes/$files/fortunes}" ;;
     # Measures for minutes.
     "capstan bench") echo "$1 --seconds 0.01" ;;
     "capstan bench step"*)
@@ -65,15 +90,27 @@ named() { # COMMAND
   while read -r part; do
     set -f; set -- $part; set +f
     while [[ "${1-}" == [A-Z]*=* ]]; do  # FUZZ_TIMEOUT=300 scripts/soak.sh
-      grep -qr "${1%%=*}" "$repository/scripts" "$repository/bench" ||
-        { echo "no script reads ${1%%=*}"; good=1; }
+      grep -qr "${1%%=*}" "$repository"/{scripts,bench,tests,src} ||
+        { echo "nothing reads ${1%%=*}"; good=1; }
       shift
     done
+    [ "${1-}" != time ] || shift
     case "${1-}" in
+      pip) grep -q "^$3\>" "$repository/scripts/peers-requirements.txt" ||
+        grep -q "package $3\>" "$repository"/docs/*.md ||
+        { echo "neither scripts/peers-requirements.txt nor a page names the package $3"; good=1; } ;;
+      hf) [ "$2 $4 $5" = "download --local-dir ${3##*/}" ] ||
+        { echo "the program says: hf download ORG/NAME --local-dir NAME"; good=1; } ;;
       *.sh|*.py) named_script "$@" || good=1 ;;
       cmake) shift && named_build "$@" || good=1 ;;
       mpirun) named_program "$4" || good=1 ;;  # mpirun -n 2 PROGRAM
-      build/*) named_program "$1" || good=1 ;;
+      /tmp/embed/*) named_program "$1" || good=1 ;;
+      build/*)
+        named_program "$1" || good=1
+        if [[ "$part" =~ -tc=\"([^\"]*)\" ]]; then
+          grep -qrF "TEST_CASE(\"${BASH_REMATCH[1]}\"" "$repository/tests" ||
+            { echo "no test case \"${BASH_REMATCH[1]}\""; good=1; }
+        fi ;;
       *) echo "not known: $part"; good=1 ;;
     esac
   done < <(sed 's/ && /\n/g' <<<"$1")
@@ -147,8 +184,45 @@ named_build() { # WORD…, behind `cmake`
     shift
   done
 }
-export repository scratch
-export -f named named_script named_program named_build
+
+# Whether `ctest` with these words lists at least one test.
+listed() { # COMMAND
+  local words=${1#ctest}
+  words=${words/--test-dir build\/release/}
+  ctest --test-dir "$build" -N $words | grep -qE '^Total Tests: [1-9]' || { echo "no test"; return 1; }
+}
+export repository scratch build
+export -f named named_script named_program named_build listed
+
+# ---- printed output ----------------------------------------------------------------------------------------
+
+# Whether the output of COMMAND is compared with the page's.
+compared() { # COMMAND
+  case "$1" in
+    "capstan check "*|"capstan show "*|"capstan explain "*|"capstan recipe "*|"capstan diff "*) true ;;
+    "capstan data prepare "*|"capstan tokenizer train "*|"! capstan check "*) true ;;
+    *) false ;;
+  esac
+}
+
+# Numbers with their units and hashes become one sign, blanks one blank.
+masked() {
+  sed -E 's/\b[0-9a-f]*[0-9][0-9a-f]{6,}\b/#/g; s/[0-9]([0-9.,]| [0-9]{3})*/#/g
+    s/# ?([KMGT]i?B?|ms|s|B)\b/#/g; s/# [KMGT]B\//# B\//g; s/[[:space:]]+/ /g; s/^ //; s/ $//'
+}
+
+# Prints the lines of the page that the program does not print.
+not_printed() { # LOG, the page's lines on standard input
+  local line
+  masked <"$1" >"$scratch/printed"
+  masked | while read -r line; do
+    [[ -n "$line" && "$line" != "…" ]] || continue
+    while IFS= read -r part; do
+      part=$(sed -E 's/^ +| +$//g' <<<"$part")
+      grep -qF -- "$part" "$scratch/printed" || { echo "not printed now: $line"; break; }
+    done < <(sed 's/…/\n/g' <<<"$line")
+  done
+}
 
 # ---- the program, made short -------------------------------------------------------------------------------
 
@@ -196,6 +270,10 @@ make_files() {
   cp -r SmolLM2-135M SmolLM2-135M-Instruct
   sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 512/' \
     SmolLM2-135M-Instruct/config.json
+  mkdir fortunes
+  for name in literature people science work humorists definitions songs-poems wisdom; do
+    sed 's/^$/%/' heldout.txt >fortunes/$name
+  done
   mkdir texts && cp corpus.txt texts/pages.txt && cp heldout.txt texts/others.txt
   cp "$repository/tests/formats/gguf/smollm2.gguf" model.gguf
   cp "$repository/tests/importers/golden/gpt_small.sh" pretrain_gpt.sh
@@ -271,32 +349,54 @@ prepare() { # COMMAND
 
 # ---- commands from texts -----------------------------------------------------------------------------------
 
-# Lines "LINE<tab>COMMAND" of a page: indented and fenced blocks,
-# and `capstan …` inside of the text where it is complete.
+# Lines "LINE<tab>COMMAND<tab>OUTPUT" of a page: indented and fenced blocks, and `capstan …` inside of the
+# text where it is complete. OUTPUT, with \002 for its line ends, is what the page shows below the command:
+# behind `$ COMMAND`, or in the block that follows at once. A line that is no command in a block of commands
+# is "LINE<tab>unknown: TEXT".
 commands_of_page() { # FILE
   awk '
-    function flush(  i, j, shell, text, words) {
+    function emit(line, text) {
+      if (held != "") print held "\t" output
+      held = line "\t" text
+      output = ""
+    }
+    function is_command(text) {
+      if (text ~ /^capstan [0-9]/) return 0  # the first line of a log
+      if (text ~ /^((! )?capstan |scripts\/|bench\/|cmake |ctest |build\/release\/)/) return 1
+      if (text ~ /^(source |mpirun |srun )/) return 1
+      if (text ~ /^(time |pip |hf |mkdir |tail |sed |for .*; do|\[ |\/tmp\/embed\/)/) return 1
+      return text ~ /^(two( |\(|$)|[A-Z_]+=[^ ]+ (capstan|scripts))/
+    }
+    function is_override(text) {
+      return text ~ /^(checkpoint|train|dataset|resilience|optimizer|model|dist|ddp|scheduler)(\.[a-z_]+)?=/
+    }
+    function flush(  i, j, shell, commands, text, words) {
       for (i = 1; i <= n; ++i) if (block[i] ~ /^\$ /) shell = 1
+      for (i = 1; i <= n; ++i) if (is_command(block[i])) ++commands
+      if (n > 0 && !shell && !commands && follows)
+        for (i = 1; i <= n; ++i) output = output block[i] "\002"
       for (i = 1; i <= n; ++i) {
         text = block[i]
-        if (shell && text !~ /^\$ /) continue
-        if (text ~ /^capstan [0-9]/) continue  # the first line of a log
-        if (text ~ /^capstan::/) continue  # C++
+        if (shell && text !~ /^\$ /) {
+          output = output text "\002"
+          continue
+        }
         # A command whose output on the page has an error has to fail.
         if (text ~ /^\$ /) for (j = i + 1; j <= n && block[j] !~ /^\$ /; ++j)
           if (block[j] ~ /^error/) { text = "$ ! " substr(text, 3); break }
         sub(/^\$ /, "", text)
-        if (text ~ /^((! )?capstan|scripts\/|bench\/|cmake |build\/release\/|source |mpirun |srun )/ ||
-            text ~ /^(two( |\(|$)|[A-Z_]+=[^ ]+ (capstan|scripts))/) print at[i] "\t" text
-        else if (text ~ /^(checkpoint|train|dataset|resilience|optimizer|model|dist|ddp)(\.[a-z_]+)?=/) {
+        if (is_command(text)) emit(at[i], text)
+        else if (is_override(text)) {
           # Overrides: those of a block belong together,
           # but for the choices of where data and weights come from.
           sub(/  +.*/, "", text)
           if (text ~ /^(dataset|checkpoint\.(load|pretrained))/)
-            print at[i] "\tcapstan check quickstart " text
-          else print at[i] "\tcapstan check quickstart" (words = words " " text)
-        }
+            emit(at[i], "capstan check quickstart " text)
+          else emit(at[i], "capstan check quickstart" (words = words " " text))
+        } else if ((shell || commands) && text !~ /^(#|          )/)  # no comment, no further explanation
+          emit(at[i], "unknown: " text)
       }
+      if (n > 0) follows = shell || commands
       n = 0
     }
     # A file that the page writes: `cat >FILE <<'\''END'\''` up to the line END, as one command.
@@ -304,7 +404,7 @@ commands_of_page() { # FILE
       line = $0
       sub(/^    /, "", line)
       file = file "\001" line
-      if (line == "END") { writing = 0; print begin "\t" file }
+      if (line == "END") { writing = 0; emit(begin, file) }
       next
     }
     /^    cat >[^ ]+ <<'\''END'\''$/ {
@@ -320,21 +420,25 @@ commands_of_page() { # FILE
       if (fenced || $0 ~ /^    /) {
         line = $0
         if (!fenced) sub(/^    /, "", line)
-        if (open) { sub(/^ +/, "", line); block[n] = block[n] " " line }
+        if (loop) block[n] = block[n] "\001" line
+        else if (open) { sub(/^ +/, "", line); block[n] = block[n] " " line }
         else { block[++n] = line; at[n] = NR }
+        loop = (loop || line ~ /^for .*; do$/) && line != "done"
         open = block[n] ~ /\\$/
         sub(/ *\\$/, "", block[n])
         next
       }
       flush()
+      if ($0 != "") follows = 0
       rest = $0
-      while (match(rest, /`(capstan |scripts\/|bench\/|cmake )[^`]+`/)) {
+      span_begin = "`((time|[A-Z_]+=[^ `]+) )?(capstan |scripts/|bench/|cmake |ctest |build/release/)"
+      while (match(rest, span_begin "[^`]+`")) {
         span = substr(rest, RSTART + 1, RLENGTH - 2)
         rest = substr(rest, RSTART + RLENGTH)
-        if (span !~ /…|\|/ && span !~ /(^| |=|:)[A-Z]+( |$)/) print NR "\t" span
+        if (span !~ /…|\|/ && span !~ /(^| |=|:)[A-Z]+( |$)/) emit(NR, span)
       }
     }
-    END { flush() }' "$1"
+    END { flush(); emit(0, "") }' "$1"
 }
 
 # Without the explanation behind it: two blanks or more, or a comment, outside of quotes.
@@ -348,14 +452,23 @@ commands_of_manual() { # FILE
 
 # ---- running -----------------------------------------------------------------------------------------------
 
+problem() { # TEXT
+  failed=$((failed + 1))
+  printf 'FAILED  %s\n' "$1"
+}
+
 run_page() { # NAME FILE LIST fresh|shared
-  local name=$1 line command stead directory log
+  local name=$1 line command output stead directory log differs
   [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $name "* ]] || return 0
   directory=$scratch/pages/${name//[^a-z0-9]/-}
   : >"$scratch/functions"
   mkdir -p "$directory"
-  while IFS=$'\t' read -r line command; do
-    if [[ "$command" == "cat >"* ]]; then
+  while IFS=$'\t' read -r line command output; do
+    if [[ "$command" == "unknown: "* ]]; then
+      problem "$name:$line: not known to this check: ${command#unknown: }"
+      continue
+    fi
+    if [[ "$command" == *$'\001'* ]]; then
       command=${command//$'\001'/$'\n'}
     else
       command=$(without_explanation <<<"$command")
@@ -379,13 +492,12 @@ run_page() { # NAME FILE LIST fresh|shared
       failed=$((failed + 1))
       printf 'FAILED  %s:%s: %s%s\n' "$name" "$line" "$command" "${stead:+   (run: $stead)}"
       tail -n 12 "$log" | sed 's/^/        /'
+    elif [ -n "$output" ] && compared "$command"; then
+      differs=$(tr '\002' '\n' <<<"$output" | not_printed "$log")
+      [ -z "$differs" ] || problem "$name:$line: $command prints other lines
+$(sed 's/^/        /' <<<"$differs")"
     fi
   done
-}
-
-problem() { # TEXT
-  failed=$((failed + 1))
-  printf 'FAILED  %s\n' "$1"
 }
 for page in README.md CONTRIBUTING.md $(cd "$repository" && ls docs/*.md); do
   name=${page#docs/}

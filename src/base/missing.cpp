@@ -163,6 +163,18 @@ std::vector<std::string> near_paths(const std::string& name, const fs::path& res
   return result;
 }
 
+std::vector<std::string> near_runs(const std::string& name) {
+  std::vector<std::string> near = near_paths(name);
+  std::error_code unknown;
+  const std::string in_runs = (fs::path("runs") / name).string();
+  if (fs::exists(in_runs, unknown)) {
+    near.push_back(in_runs);
+  } else {
+    for (std::string& one : near_paths(in_runs)) near.push_back(std::move(one));
+  }
+  return near;
+}
+
 std::string near_paths_help(const std::vector<std::string>& names) {
   if (names.empty()) return {};
   std::string text = "did you mean ";

@@ -23,6 +23,8 @@ enum class NamedThing { file, dataset_prefix };
 // same directory as `name`. `resolved` is the path that `name` stands for. Empty: `name` itself.
 std::vector<std::string> near_paths(const std::string& name, const std::filesystem::path& resolved = {},
                                     NamedThing thing = NamedThing::file);
+// Returns existing names that are similar to the name of a run: beside it, and in ./runs.
+std::vector<std::string> near_runs(const std::string& name);
 // Returns "did you mean `a` or `b`?", or an empty text without names.
 std::string near_paths_help(const std::vector<std::string>& names);
 

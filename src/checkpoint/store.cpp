@@ -11,6 +11,9 @@ namespace capstan::checkpoint {
 
 namespace fs = std::filesystem;
 
+static constexpr const char* kNameOne =
+    "name a run directory or a checkpoint; `capstan runs ls` lists the runs in ./runs";
+
 // Returns the step of a name such as "step-00000100"; nullopt for any spelling that step_directory_name()
 // does not give.
 static std::optional<int64_t> step_of(const std::string& directory_name) {
@@ -155,13 +158,15 @@ std::string no_checkpoint_help(const fs::path& path) {
   if (path.extension() == ".safetensors")
     return "safetensors are named by their directory: hf:" +
            (path.has_parent_path() ? path.parent_path().string() : ".");
-  return "name a checkpoint directory or a run directory";
+  return kNameOne;
 }
 
 Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* refused) {
   std::error_code error;
-  if (!fs::exists(path, error))
-    fail_not_found("", path.string(), "name a checkpoint directory or a run directory");
+  if (!fs::exists(path, error)) {
+    const std::string near = near_paths_help(near_runs(path.string()));
+    fail_not_found("", path.string(), near.empty() ? kNameOne : near);
+  }
   if (fs::exists(path / kManifestFile, error)) return {path, Reader::open(path, Depth::content).info().step};
   if (!fs::is_directory(path, error))
     fail(ErrorCode::not_found, "`" + path.string() + "` is no checkpoint", no_checkpoint_help(path));

@@ -46,6 +46,7 @@ std::string with_flags(std::string text) {
       {"`capstan train` or mpirun", "`capstan train --nproc N` or mpirun"},
       {"is resumed from its own checkpoints", "continues with `capstan train … --resume`"},
       {"is resumed, never overwritten", "is continued with --resume, never overwritten"},
+      {"begin a recipe from hf:", "begin a recipe: capstan recipe new my.yaml --from hf:"},
       {"or the one given to the run", "or that of --run-dir"},
   };
   for (const auto& [words, with_flag] : kFlags)

@@ -422,7 +422,7 @@ class CommandLine {
     while (i < command.size()) {
       const ShellWord& word = command[i++];
       if (word.text.starts_with('>') || word.text == "2>" || word.text.starts_with("2>") ||
-          word.text == "<") {
+          word.text.starts_with("&>") || word.text == "<") {
         // Skips the file name of a redirection.
         if (word.text.ends_with('>') || word.text == "<") ++i;
         continue;
@@ -441,7 +441,8 @@ class CommandLine {
         values.push_back(Node::scalar(word.text.substr(equals + 1), from.location));
       else if (!is_flag(key))
         while (i < command.size() && values.size() < most_values(key) && !is_option(command[i].text) &&
-               !command[i].text.starts_with('>') && !command[i].text.starts_with("2>")) {
+               !command[i].text.starts_with('>') && !command[i].text.starts_with("2>") &&
+               !command[i].text.starts_with("&>")) {
           const ShellWord& value = command[i++];
           if (open.empty()) open = value.open;
           values.push_back(Node::scalar(value.text, lines_.location(value.begin)));
@@ -568,6 +569,9 @@ void read_megatron(Draft& draft, const config::Source& source,
                     script.branch_of[index], lines);
     options.read(command, from);
   }
+  for (const ShellUnread& unread : script.unread)
+    draft.omit({unread.text, lines.location(unread.begin)}, "", OmissionReason::to_fill_in,
+               "not executed, and may set variables; write those that matter into the recipe");
   if (!found)
     draft.omit({source.name, {}}, "", OmissionReason::to_fill_in,
                "no command with pretrain_gpt.py, and no options");

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <span>
+#include <string_view>
 
 #include "base/text.hpp"
 
@@ -47,7 +49,99 @@ Truth tested(std::span<const ShellWord> words, bool patterns) {
   return Truth::unknown;
 }
 
+// Computes the tokens of `((…))`: whole numbers, operators and brackets.
+class Arithmetic {
+ public:
+  explicit Arithmetic(std::span<const ShellWord> words) : words_(words) {}
+
+  Truth truth() {
+    if (words_.size() > kMostTokens || std::any_of(words_.begin(), words_.end(), is_undecided))
+      return Truth::unknown;
+    const auto value = expression(0);
+    return value && next_ == words_.size() ? of(*value != 0) : Truth::unknown;
+  }
+
+ private:
+  static constexpr size_t kMostTokens = 200;
+  using Number = std::optional<int64_t>;
+
+  // From the operator that binds least to those that bind most.
+  static int precedence(const std::string& sign) {
+    static const std::vector<std::vector<std::string_view>> levels = {
+        {"||"}, {"&&"}, {"==", "!="}, {"<", "<=", ">", ">="}, {"+", "-"}, {"*", "/", "%"}};
+    for (size_t i = 0; i < levels.size(); ++i)
+      if (std::find(levels[i].begin(), levels[i].end(), sign) != levels[i].end())
+        return static_cast<int>(i) + 1;
+    return 0;
+  }
+
+  static Number apply(int64_t a, const std::string& sign, int64_t b) {
+    int64_t result = 0;
+    if (sign == "+") return __builtin_add_overflow(a, b, &result) ? Number() : result;
+    if (sign == "-") return __builtin_sub_overflow(a, b, &result) ? Number() : result;
+    if (sign == "*") return __builtin_mul_overflow(a, b, &result) ? Number() : result;
+    if (sign == "/" || sign == "%") {
+      if (b == 0 || b == -1) return std::nullopt;
+      return sign == "/" ? a / b : a % b;
+    }
+    if (sign == "||") return a != 0 || b != 0;
+    if (sign == "&&") return a != 0 && b != 0;
+    if (sign == "==") return a == b;
+    if (sign == "!=") return a != b;
+    if (sign == "<") return a < b;
+    if (sign == "<=") return a <= b;
+    if (sign == ">") return a > b;
+    return a >= b;
+  }
+
+  Number operand() {
+    if (next_ >= words_.size()) return std::nullopt;
+    const std::string& text = words_[next_++].text;
+    if (text == "!" || text == "-" || text == "+") {
+      const Number value = operand();
+      if (!value || *value == INT64_MIN) return std::nullopt;
+      return text == "!" ? static_cast<int64_t>(*value == 0) : text == "-" ? -*value : *value;
+    }
+    if (text != "(") return parse_int(text);
+    const Number value = expression(0);
+    if (next_ >= words_.size() || words_[next_++].text != ")") return std::nullopt;
+    return value;
+  }
+
+  Number expression(int above) {
+    Number left = operand();
+    while (left && next_ < words_.size()) {
+      const std::string& sign = words_[next_].text;
+      const int level = precedence(sign);
+      if (level <= above) break;
+      ++next_;
+      const Number right = expression(level);
+      left = right ? apply(*left, sign, *right) : std::nullopt;
+    }
+    return left;
+  }
+
+  std::span<const ShellWord> words_;
+  size_t next_ = 0;
+};
+
+// Commands that prepare for those behind them: a script whose `cd` fails is not what its author runs.
+bool prepares(const std::string& name) {
+  static const std::set<std::string_view> names = {
+      ":",     ".",      "alias", "cd",   "chmod",  "conda", "cp",     "date",   "echo",  "exit", "ln",
+      "mkdir", "module", "mv",    "popd", "printf", "pushd", "pwd",    "return", "rm",    "set",  "shopt",
+      "sleep", "source", "spack", "tee",  "touch",  "trap",  "ulimit", "umask",  "unset", "wait"};
+  return names.contains(name);
+}
+
 }  // namespace
+
+Truth success_of(const ShellCommand& command) {
+  if (!command.empty() && command[0].text == "!" && command.size() > 1)
+    return negated(success_of(ShellCommand(command.begin() + 1, command.end())));
+  if (!command.empty() && !is_undecided(command[0]) && prepares(command[0].text)) return Truth::yes;
+  return truth_of(command);
+}
 
 Truth negated(Truth truth) {
   return truth == Truth::unknown ? truth : of(truth == Truth::no);
@@ -67,6 +161,7 @@ Truth truth_of(const ShellCommand& command) {
   if (words.size() == 1 && (first == "true" || first == ":")) return Truth::yes;
   if (words.size() == 1 && first == "false") return Truth::no;
   if (first == "test") return tested(words.subspan(1), false);
+  if (first == "((") return Arithmetic(words.subspan(1)).truth();
   const bool twice = first == "[[";
   if ((!twice && first != "[") || words.back().text != (twice ? "]]" : "]")) return Truth::unknown;
   return tested(words.subspan(1, words.size() - 2), twice);
@@ -75,7 +170,8 @@ Truth truth_of(const ShellCommand& command) {
 bool is_test(const ShellCommand& command) {
   if (command.empty()) return false;
   const std::string& first = command[command[0].text == "!" && command.size() > 1 ? 1 : 0].text;
-  return first == "[" || first == "[[" || first == "test" || first == "true" || first == "false";
+  return first == "[" || first == "[[" || first == "test" || first == "((" || first == "true" ||
+         first == "false";
 }
 
 Truth matches(const ShellWord& word, const ShellWord& pattern) {

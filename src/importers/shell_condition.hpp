@@ -16,9 +16,13 @@ Truth negated(Truth truth);
 Truth both(Truth a, Truth b);
 Truth either(Truth a, Truth b);
 
-// Evaluates a command of a condition: `[ … ]`, `[[ … ]]`, `test …`, `true`, `false`, each also after `!`.
-// Returns Truth::unknown for all other commands, which would have to be executed, and for tests of files.
+// Evaluates a command of a condition: `[ … ]`, `[[ … ]]`, `test …`, `((…))`, `true`, `false`, each also after
+// `!`. Returns Truth::unknown for all other commands, which would have to be executed, and for tests of
+// files.
 Truth truth_of(const ShellCommand& command);
+// Whether `command` succeeds before `&&` and `||`: as truth_of(), and commands that prepare for those behind
+// them (`cd`, `echo`, `mkdir` …) succeed.
+Truth success_of(const ShellCommand& command);
 // Whether `command` is a test that truth_of() knows.
 bool is_test(const ShellCommand& command);
 

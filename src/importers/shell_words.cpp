@@ -3,408 +3,42 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/error.hpp"
 #include "importers/shell_condition.hpp"
+#include "importers/shell_reader.hpp"
 
 namespace capstan::importers {
 
 namespace {
 
-// Limit of the bytes of all words together, with variables expanded.
-constexpr size_t kMostExpanded = size_t{4} << 20;
-// Limit of the nesting of expansions such as ${A:-${B:-…}}.
-constexpr int kDeepest = 32;
+// Limit of the nesting of blocks such as `if` and `{`.
+constexpr size_t kDeepestBlock = 1000;
 
-bool name_start(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-}
-bool name_rest(char c) {
-  return name_start(c) || (c >= '0' && c <= '9');
-}
-bool blank(char c) {
-  return c == ' ' || c == '\t';
-}
-bool ends_command(char c) {
-  return c == '\n' || c == ';' || c == '&' || c == '|' || c == '(' || c == ')';
-}
-
-using Words = std::vector<ShellWord>;
-
-class Script {
+class Script : ShellReader {
  public:
-  Script(std::string_view text, const std::map<std::string, std::string>& variables) : text_(text) {
-    for (const auto& [name, value] : variables) {
-      ShellWord word;
-      word.text = value;
-      word.at.assign(value.size(), 0);
-      word.marks.assign(value.size(), 0);
-      variables_[name] = {std::move(word)};
-    }
-  }
+  Script(std::string_view text, const std::map<std::string, std::string>& variables)
+      : ShellReader(text, variables), script_(text) {}
 
   ShellScript read() {
-    while (at_ < text_.size())
-      if (!read_patterns()) read_command();
+    read_until(text_.size());
     return std::move(out_);
   }
 
  private:
-  [[noreturn]] void unclosed(char what, size_t opened) const {
-    size_t line = 1;
-    for (size_t i = 0; i < opened; ++i) line += text_[i] == '\n';
-    fail(ErrorCode::format,
-         std::string("`") + what + "` of line " + std::to_string(line) + " is never closed");
-  }
-  char peek(size_t ahead = 0) const { return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0'; }
-
-  // Skips blanks, continued lines and comments.
-  void skip_blanks() {
-    while (at_ < text_.size()) {
-      if (blank(text_[at_]))
-        ++at_;
-      else if (text_[at_] == '\\' && peek(1) == '\n')
-        at_ += 2;
-      else if (text_[at_] == '#')
-        while (at_ < text_.size() && text_[at_] != '\n') ++at_;
-      else
-        return;
-    }
+  void read_until(size_t end) {
+    while (at_ < end)
+      if (!read_patterns()) read_command();
   }
 
-  void grow(size_t bytes) {
-    if ((expanded_ += bytes) > kMostExpanded)
-      fail(ErrorCode::format, "the script's variables grow beyond " + std::to_string(kMostExpanded >> 20) +
-                                  " MiB when they are filled in");
-  }
-
-  // A word that is being built. It is kept even if it is empty, if a part of it is `quoted`.
-  struct Builder {
-    Words done;
-    ShellWord word;
-    bool started = false;
-  };
-  static void put(Builder& b, char c, size_t offset, uint16_t mark = 0) {
-    if (!b.started) b.word.begin = static_cast<uint32_t>(offset);
-    b.started = true;
-    b.word.text += c;
-    b.word.at.push_back(static_cast<uint32_t>(offset));
-    b.word.marks.push_back(mark);
-  }
-  static void start(Builder& b, size_t offset) {
-    if (!b.started) b.word.begin = static_cast<uint32_t>(offset);
-    b.started = true;
-  }
-  static void finish(Builder& b) {
-    if (b.started) b.done.push_back(std::move(b.word));
-    b.word = {};
-    b.started = false;
-  }
-
-  static void add_names(std::vector<std::string>& names, const std::vector<std::string>& more) {
-    for (const std::string& name : more)
-      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-  }
-
-  // Returns why some byte of a word is unknown. The lookup is by offset, so that other words of the same
-  // variable do not count as unknown.
+  // Returns why some byte of a word is unknown.
   std::string why_open(const ShellWord& word) const {
-    for (const uint32_t offset : word.at) {
-      auto range = open_.upper_bound(offset);
-      if (range == open_.begin()) continue;
-      --range;
-      if (offset < range->second.first) return range->second.second;
-    }
+    if (std::string why = why_unread(word); !why.empty()) return why;
     for (const uint16_t mark : word.marks)
       if (mark > 0) return "depends on `" + out_.branches[mark - 1].text + "`, which is not decided";
     return {};
-  }
-
-  // An unknown variable stays as written.
-  void put_open(Builder& b, size_t from, size_t to, std::string why) {
-    start(b, from);
-    for (size_t i = from; i < to; ++i) put(b, text_[i] == '\n' ? ' ' : text_[i], i);
-    open_[static_cast<uint32_t>(from)] = {static_cast<uint32_t>(to), std::move(why)};
-  }
-
-  // Moves past the bracket that closes the one before `at_`, skipping quotes and brackets inside.
-  void skip_nested(char open, char close, size_t opened) {
-    int depth = 1;
-    while (depth > 0) {
-      if (at_ >= text_.size()) unclosed(open, opened);
-      const char c = text_[at_++];
-      if (c == '\\') {
-        ++at_;
-      } else if (c == '\'' || c == '"') {
-        const size_t quote = at_ - 1;
-        while (at_ < text_.size() && text_[at_] != c) at_ += text_[at_] == '\\' && c == '"' ? 2 : 1;
-        if (at_ >= text_.size()) unclosed(c, quote);
-        ++at_;
-      } else if (c == open) {
-        ++depth;
-      } else if (c == close) {
-        --depth;
-      }
-    }
-  }
-
-  void put_variable(Builder& b, const Words& value, bool quoted, bool as_list) {
-    for (size_t i = 0; i < value.size(); ++i) {
-      const ShellWord& part = value[i];
-      grow(part.text.size() + 1);
-      if (i > 0) {
-        if (quoted && !as_list)
-          put(b, ' ', part.begin);
-        else
-          finish(b);
-      }
-      add_names(b.word.defaulted, part.defaulted);
-      if (quoted) start(b, part.begin);
-      for (size_t k = 0; k < part.text.size(); ++k) {
-        const char c = part.text[k];
-        if (!quoted && (blank(c) || c == '\n')) {
-          finish(b);
-          add_names(b.word.defaulted, part.defaulted);
-        } else {
-          put(b, c, part.at[k], part.marks[k]);
-        }
-      }
-    }
-  }
-
-  // Expands the variable at a `$` by the script's assignments.
-  void expand(Builder& b, bool quoted, int depth) {
-    const size_t dollar = at_++;
-    const char c = peek();
-    if (c == '(') {
-      const bool arithmetic = peek(1) == '(';
-      ++at_;
-      skip_nested('(', ')', dollar);
-      put_open(b, dollar, at_, arithmetic ? "arithmetic is not computed" : "commands are not executed");
-      return;
-    }
-    if (c == '{') {
-      expand_braces(b, quoted, dollar, depth);
-      return;
-    }
-    if (name_start(c)) {
-      const size_t from = at_;
-      while (name_rest(peek())) ++at_;
-      lookup(b, std::string(text_.substr(from, at_ - from)), quoted, Items::first, dollar);
-      return;
-    }
-    if (c >= '0' && c <= '9' && variables_.contains(std::string(1, c))) {
-      ++at_;
-      lookup(b, std::string(1, c), quoted, Items::first, dollar);
-      return;
-    }
-    if ((c >= '0' && c <= '9') || c == '@' || c == '*' || c == '#' || c == '?' || c == '$' || c == '!') {
-      ++at_;
-      put_open(b, dollar, at_, "it is an argument or a state of the shell");
-      return;
-    }
-    put(b, '$', dollar);
-  }
-
-  // The forms $A, ${A[@]} and ${A[*]}.
-  enum class Items : uint8_t { first, each, joined };
-
-  void lookup(Builder& b, const std::string& name, bool quoted, Items items, size_t dollar) {
-    const auto found = variables_.find(name);
-    if (found == variables_.end())
-      put_open(b, dollar, at_, "the script does not set `" + name + "`");
-    else if (items == Items::first && found->second.size() > 1)
-      put_variable(b, {found->second.front()}, quoted, false);
-    else
-      put_variable(b, found->second, quoted, items == Items::each);
-  }
-
-  void expand_braces(Builder& b, bool quoted, size_t dollar, int depth) {
-    const size_t inside = ++at_;
-    size_t end = inside;
-    while (end < text_.size() && name_rest(text_[end])) ++end;
-    const std::string name(text_.substr(inside, end - inside));
-    const auto rest = [&](std::string_view what) { return text_.substr(end).starts_with(what); };
-    if (!name.empty() && (rest("}") || rest("[@]}") || rest("[*]}"))) {
-      const bool list = text_[end] == '[';
-      at_ = end + (list ? 4 : 1);
-      lookup(b, name, quoted,
-             !list                   ? Items::first
-             : text_[end + 1] == '@' ? Items::each
-                                     : Items::joined,
-             dollar);
-      return;
-    }
-    const bool colon = rest(":-") || rest(":=");
-    if (!name.empty() && (colon || rest("-") || rest("=")) && depth < kDeepest) {
-      at_ = end + (colon ? 2 : 1);
-      const auto found = variables_.find(name);
-      const bool use = found != variables_.end() &&
-                       !(colon && (found->second.empty() || found->second.front().text.empty()));
-      Builder other;
-      read_until_brace(other, quoted, dollar, depth + 1);
-      finish(other);
-      if (found == variables_.end()) {
-        defaults_.emplace(name, other.done.empty() ? std::string() : other.done.front().text);
-        add_names(b.word.defaulted, {name});
-        for (ShellWord& word : other.done) add_names(word.defaulted, {name});
-      }
-      put_variable(b, use ? found->second : other.done, quoted, false);
-      return;
-    }
-    skip_nested('{', '}', dollar);
-    put_open(b, dollar, at_, "this form of expansion is not read");
-  }
-
-  // Reads the default of ${NAME:-default}, up to its closing brace.
-  void read_until_brace(Builder& b, bool quoted, size_t opened, int depth) {
-    while (true) {
-      if (at_ >= text_.size()) unclosed('{', opened);
-      const char c = text_[at_];
-      if (c == '}') {
-        ++at_;
-        return;
-      }
-      if (c == '"' || c == '\'') {
-        if (!quoted && c == '\'') single_quotes(b);
-        // Quotes inside quotes only group words.
-        else
-          ++at_;
-      } else if (c == '\\' && at_ + 1 < text_.size()) {
-        if (text_[at_ + 1] != '\n') put(b, text_[at_ + 1], at_ + 1);
-        at_ += 2;
-      } else if (c == '$') {
-        expand(b, true, depth);
-      } else if (c == '`') {
-        backticks(b);
-      } else {
-        put(b, c, at_++);
-      }
-    }
-  }
-
-  void single_quotes(Builder& b) {
-    const size_t quote = at_++;
-    start(b, quote);
-    while (at_ < text_.size() && text_[at_] != '\'') put(b, text_[at_], at_), ++at_;
-    if (at_ >= text_.size()) unclosed('\'', quote);
-    ++at_;
-  }
-
-  void double_quotes(Builder& b) {
-    const size_t quote = at_++;
-    start(b, quote);
-    while (at_ < text_.size() && text_[at_] != '"') {
-      const char c = text_[at_];
-      if (c == '\\' && at_ + 1 < text_.size()) {
-        const char next = text_[at_ + 1];
-        if (next == '\n') {
-          // a continued line
-        } else {
-          if (next != '"' && next != '\\' && next != '$' && next != '`') put(b, c, at_);
-          put(b, next, at_ + 1);
-        }
-        at_ += 2;
-      } else if (c == '$') {
-        expand(b, true, 0);
-      } else if (c == '`') {
-        backticks(b);
-      } else {
-        put(b, c, at_++);
-      }
-    }
-    if (at_ >= text_.size()) unclosed('"', quote);
-    ++at_;
-  }
-
-  void backticks(Builder& b) {
-    const size_t tick = at_++;
-    while (at_ < text_.size() && text_[at_] != '`') ++at_;
-    if (at_ >= text_.size()) unclosed('`', tick);
-    ++at_;
-    put_open(b, tick, at_, "commands are not executed");
-  }
-
-  // Expands a word of the script to one word, or to several if a variable holds several.
-  Words read_word() {
-    Builder b;
-    while (at_ < text_.size() && !blank(text_[at_]) && !ends_command(text_[at_])) {
-      const char c = text_[at_];
-      if (c == '\\') {
-        if (peek(1) == '\n') {
-          at_ += 2;
-        } else if (at_ + 1 < text_.size()) {
-          put(b, text_[at_ + 1], at_ + 1);
-          at_ += 2;
-        } else {
-          ++at_;
-        }
-      } else if (c == '\'') {
-        single_quotes(b);
-      } else if (c == '"') {
-        double_quotes(b);
-      } else if (c == '`') {
-        backticks(b);
-      } else if (c == '$') {
-        expand(b, false, 0);
-      } else if (c == '<' && peek(1) == '<' && peek(2) != '<') {
-        here_document();
-      } else if (c == '<' || c == '>') {
-        put(b, c, at_++);
-        // For example 2>&1.
-        if (peek() == '&' || peek() == '(') ++at_;
-      } else {
-        put(b, c, at_++);
-      }
-    }
-    vanished_.clear();
-    if (!b.started) vanished_ = b.word.defaulted;
-    finish(b);
-    return std::move(b.done);
-  }
-
-  // Skips the text of a here document, <<WORD, up to a line that is WORD.
-  void here_document() {
-    at_ += 2;
-    if (peek() == '-') ++at_;
-    while (blank(peek())) ++at_;
-    std::string end;
-    while (at_ < text_.size() && !blank(text_[at_]) && !ends_command(text_[at_])) {
-      if (text_[at_] != '\'' && text_[at_] != '"' && text_[at_] != '\\') end += text_[at_];
-      ++at_;
-    }
-    if (!end.empty()) documents_.push_back(std::move(end));
-  }
-  void skip_documents() {
-    for (const std::string& end : std::exchange(documents_, {})) {
-      while (at_ < text_.size()) {
-        const size_t stop = std::min(text_.find('\n', at_), text_.size());
-        std::string_view line = text_.substr(at_, stop - at_);
-        at_ = std::min(stop + 1, text_.size());
-        while (line.starts_with('\t')) line.remove_prefix(1);
-        if (line == end) break;
-      }
-    }
-  }
-
-  static void append_to(ShellWord& to, const ShellWord& more) {
-    to.text += more.text;
-    to.at.insert(to.at.end(), more.at.begin(), more.at.end());
-    to.marks.insert(to.marks.end(), more.marks.begin(), more.marks.end());
-    add_names(to.defaulted, more.defaulted);
-  }
-
-  // Reads the name of an assignment NAME= or NAME+=, and moves `at_` after the sign.
-  std::optional<std::pair<std::string, bool>> assignment() {
-    size_t end = at_;
-    if (end >= text_.size() || !name_start(text_[end])) return std::nullopt;
-    while (end < text_.size() && name_rest(text_[end])) ++end;
-    const std::string name(text_.substr(at_, end - at_));
-    const bool append = text_.substr(end).starts_with("+=");
-    if (!append && !text_.substr(end).starts_with("=")) return std::nullopt;
-    at_ = end + (append ? 2 : 1);
-    return std::pair(name, append);
   }
 
   void assign(const std::string& name, bool append) {
@@ -471,22 +105,36 @@ class Script {
 
   // ---- branches and loops -----------------------------------------------------------------------
 
+  // Commands that `&&`, `||` and `|` join.
+  struct List {
+    // Whether its next command runs, and the undecided branch that says so; 0: none.
+    Truth runs = Truth::yes;
+    size_t branch = 0;
+    // The exit status so far.
+    Truth status = Truth::yes;
+    // Whether an operator precedes the next command, and whether it is `&&`, not `||`.
+    bool joined = false, all = true;
+    // Offset of the pipeline that the next command continues.
+    std::optional<size_t> pipeline;
+    // Offset of the first command whose status is unknown, and the variables on which the status depends.
+    std::optional<size_t> asked;
+    std::vector<std::string> variables;
+  };
+
   struct Block {
-    enum class Kind : uint8_t { branches, cases, loop } kind = Kind::branches;
+    enum class Kind : uint8_t { branches, cases, loop, group, subshell } kind = Kind::branches;
     // Offset of its first word.
     size_t begin = 0;
     // Text of the condition, such as "case $SIZE in".
     std::string text;
-    // Offset of the condition.
+    // Offset of the condition, or of the commands of a group.
     size_t asked = 0;
     // Whether the words are between `if` and `then`.
     bool condition = false;
     // The next word is a pattern of `case`.
     bool patterns = false;
-    // Value of the condition so far.
+    // The exit status of the last list: of the condition, or of a group.
     Truth value = Truth::yes;
-    // `first`: the next command is the condition's first. `all`: the operator before it is `&&`, not `||`.
-    bool first = true, all = true;
     // Whether the branch that is being read runs.
     Truth runs = Truth::yes;
     // Whether one of the branches before it ran.
@@ -496,18 +144,49 @@ class Script {
     // Its index in out_.branches, from 1; 0: none.
     size_t undecided = 0;
     std::vector<std::string> variables;
+    // The name of the function whose body it is.
+    std::string function;
+    // The list that the block is a command of.
+    List list;
   };
 
+  bool inside(Block::Kind kind) const { return !blocks_.empty() && blocks_.back().kind == kind; }
+  bool in_condition() const { return !blocks_.empty() && blocks_.back().condition; }
+
+  Block& open_block(Block::Kind kind, size_t begin) {
+    if (blocks_.size() == kDeepestBlock)
+      fail(ErrorCode::format, "more than " + std::to_string(kDeepestBlock) + " nested blocks");
+    Block& block = blocks_.emplace_back();
+    block.kind = kind;
+    block.begin = begin;
+    block.asked = at_;
+    block.list = std::exchange(list_, {});
+    block.function = std::exchange(defining_, {});
+    if (!block.function.empty()) block.runs = Truth::no;
+    return block;
+  }
+  // `end`: offset behind the commands of the block.
+  void close_block(size_t end) {
+    const Block block = std::move(blocks_.back());
+    blocks_.pop_back();
+    const bool group = block.kind == Block::Kind::group || block.kind == Block::Kind::subshell;
+    closed_ = {block.function.empty() ? group ? block.value : Truth::unknown : Truth::yes, block.begin};
+    list_ = block.list;
+    if (!block.function.empty() && !skipping()) functions_[block.function] = {block.asked, end};
+  }
+
   bool skipping() const {
-    return chain_ == Truth::no || std::any_of(blocks_.begin(), blocks_.end(), [](const Block& block) {
-             return !block.condition && block.runs == Truth::no;
+    return list_.runs == Truth::no || std::any_of(blocks_.begin(), blocks_.end(), [](const Block& block) {
+             return block.list.runs == Truth::no || (!block.condition && block.runs == Truth::no);
            });
   }
   // The outermost undecided branch; 0: none.
   size_t undecided() const {
-    for (const Block& block : blocks_)
+    for (const Block& block : blocks_) {
+      if (block.list.runs == Truth::unknown) return block.list.branch;
       if (!block.condition && block.runs == Truth::unknown) return block.undecided;
-    return chain_ == Truth::unknown ? chain_branch_ : 0;
+    }
+    return list_.runs == Truth::unknown ? list_.branch : 0;
   }
 
   // The script's text from `begin` to the current offset, on one line.
@@ -561,34 +240,36 @@ class Script {
 
   // Processes a keyword at the beginning of a command; returns false if the word is no keyword.
   bool keyword(const std::string& text, size_t begin) {
-    const auto inside = [&](Block::Kind kind) { return !blocks_.empty() && blocks_.back().kind == kind; };
     if (text == "if") {
-      blocks_.push_back({.begin = begin, .text = {}, .asked = at_, .condition = true, .subject = {}});
+      open_block(Block::Kind::branches, begin).condition = true;
     } else if (text == "then" && inside(Block::Kind::branches)) {
       begin_branch(blocks_.back(), blocks_.back().value);
     } else if (text == "elif" && inside(Block::Kind::branches)) {
-      Block& block = blocks_.back();
-      block.condition = block.first = block.all = true;
-      block.asked = at_;
+      blocks_.back().condition = true;
+      blocks_.back().asked = at_;
     } else if (text == "else" && inside(Block::Kind::branches)) {
       begin_branch(blocks_.back(), Truth::yes);
     } else if (text == "fi" && inside(Block::Kind::branches)) {
-      blocks_.pop_back();
+      close_block(begin);
     } else if (text == "esac" && inside(Block::Kind::cases)) {
-      blocks_.pop_back();
+      close_block(begin);
+    } else if (text == "{") {
+      open_block(Block::Kind::group, begin);
+    } else if (text == "}" && inside(Block::Kind::group)) {
+      close_block(begin);
     } else if (text == "case") {
       begin_case(begin);
     } else if (text == "for" || text == "while" || text == "until" || text == "select") {
-      blocks_.push_back({.kind = Block::Kind::loop, .begin = begin, .text = {}, .subject = {}});
+      open_block(Block::Kind::loop, begin);
       if (text == "for" || text == "select") begin_loop();
     } else if (text == "do" && inside(Block::Kind::loop)) {
       Block& block = blocks_.back();
       block.undecided = report_branch(block.begin, written_since(block.begin), {});
       block.runs = Truth::unknown;
     } else if (text == "done" && inside(Block::Kind::loop)) {
-      blocks_.pop_back();
+      close_block(begin);
     } else {
-      return text == "then" || text == "else" || text == "do" || text == "{" || text == "time";
+      return text == "then" || text == "else" || text == "do" || text == "time";
     }
     return true;
   }
@@ -607,16 +288,17 @@ class Script {
 
   void begin_case(size_t begin) {
     skip_blanks();
-    Block block{.kind = Block::Kind::cases, .begin = begin, .text = {}, .patterns = true, .subject = {}};
     ShellCommand subject = read_word();
     for (ShellWord& word : subject) word.open = word.open.empty() ? why_open(word) : word.open;
-    note_variables(subject, block.variables);
-    if (subject.size() == 1) block.subject = std::move(subject.front());
-    if (subject.empty()) block.subject.defaulted = block.variables = vanished_;
+    const std::vector<std::string> vanished = vanished_;
     skip_blanks();
     if (text_.substr(at_).starts_with("in")) at_ += 2;
+    Block& block = open_block(Block::Kind::cases, begin);
+    block.patterns = true;
     block.text = written_since(begin);
-    blocks_.push_back(std::move(block));
+    note_variables(subject, block.variables);
+    if (subject.size() == 1) block.subject = std::move(subject.front());
+    if (subject.empty()) block.subject.defaulted = block.variables = vanished;
   }
 
   // Reads the patterns before a branch of `case`, up to the bracket; returns false if there are none.
@@ -633,7 +315,7 @@ class Script {
       const size_t before = at_;
       for (ShellWord& word : read_word()) {
         if (word.text == "esac" && peek() != ')') {
-          blocks_.pop_back();
+          close_block(before);
           return true;
         }
         word.open = word.open.empty() ? why_open(word) : word.open;
@@ -649,23 +331,9 @@ class Script {
     return true;
   }
 
-  // After a command of a condition, combines its value by the operator that joins it to the next one.
-  void add_to_condition(Block& block, const ShellCommand& command, std::string_view end) {
-    if (!command.empty()) {
-      Truth truth = truth_of(command);
-      if (end == "|" || end == "&" || end == "(" || end == ")") truth = Truth::unknown;
-      if (block.first) block.variables = block.undecided ? block.variables : std::vector<std::string>{};
-      note_variables(command, block.variables);
-      block.value = block.first ? truth : block.all ? both(block.value, truth) : either(block.value, truth);
-      // The last list of commands determines the value.
-      block.first = end != "&&" && end != "||";
-    }
-    block.all = end != "||";
-  }
-
   // Processes the end of a command at `at_`, and moves past it.
   std::string_view end_of_command() {
-    for (const std::string_view end : {";;&", ";;", ";&", "&&", "||"})
+    for (const std::string_view end : {";;&", ";;", ";&", "&&", "||", "|&"})
       if (text_.substr(at_).starts_with(end)) {
         at_ += end.size();
         return end;
@@ -673,40 +341,194 @@ class Script {
     return text_.substr(at_++, 1);
   }
 
-  // After a command outside of conditions, decides whether the one that `&&` or `||` joins to it runs.
-  void chain(const ShellCommand& command, std::string_view end, size_t begin) {
-    const Truth before = chain_;
-    chain_ = Truth::yes;
-    if (end != "&&" && end != "||") return;
-    // An assignment always succeeds.
-    if (command.empty()) {
-      chain_ = end == "&&" ? before : negated(before);
+  // After a command, decides whether the one that `&&`, `||` or `|` joins to it runs.
+  void join_next(const ShellCommand& command, Truth status, std::string_view end, size_t begin) {
+    begin = list_.pipeline.value_or(begin);
+    list_.pipeline.reset();
+    if (end == "|" || end == "|&") {
+      list_.pipeline = begin;
       return;
     }
-    Truth truth = is_test(command) ? truth_of(command) : end == "&&" ? Truth::yes : Truth::unknown;
-    if (end == "||") truth = negated(truth);
-    truth = both(before, truth);
-    if (truth == Truth::unknown) {
-      std::vector<std::string> variables;
-      note_variables(command, variables);
-      chain_branch_ =
-          report_branch(begin, (end == "&&" ? "if " : "unless ") + written_since(begin), variables);
+    list_.status = !list_.joined ? status
+                   : list_.all   ? both(list_.status, status)
+                                 : either(list_.status, status);
+    if (status == Truth::unknown) {
+      note_variables(command, list_.variables);
+      if (!list_.asked) list_.asked = begin;
     }
-    chain_ = truth;
+    if (end != "&&" && end != "||") {
+      if (!blocks_.empty()) {
+        blocks_.back().value = list_.status;
+        if (in_condition() && !blocks_.back().undecided) blocks_.back().variables = list_.variables;
+      }
+      list_ = {};
+      return;
+    }
+    list_.joined = true;
+    list_.all = end == "&&";
+    const Truth runs = list_.all ? list_.status : negated(list_.status);
+    if (runs == Truth::unknown && (status == Truth::unknown || !list_.branch) && !in_condition()) {
+      // report_branch() must consider only the enclosing branches.
+      list_.runs = Truth::yes;
+      list_.branch = report_branch(
+          *list_.asked, (list_.all ? "if " : "unless ") + written_since(*list_.asked), list_.variables);
+    }
+    list_.runs = in_condition() ? Truth::yes : runs;
+  }
+
+  // The offset behind the operands of a `((…))` that begins here; 0: none begins here.
+  size_t end_of_arithmetic() {
+    if (!text_.substr(at_).starts_with("((")) return 0;
+    const size_t opened = at_;
+    at_ += 2;
+    skip_nested('(', ')', opened);
+    const size_t end = peek() == ')' ? at_ - 1 : 0;
+    at_ = opened;
+    return end;
+  }
+
+  // Reads `((…))` as a command of its operands and operators. Variables need no `$` there; one that it
+  // changes is unknown afterwards.
+  ShellCommand read_arithmetic(size_t end) {
+    Builder bracket;
+    for (int i = 0; i < 2; ++i) put(bracket, '(', at_), ++at_;
+    finish(bracket);
+    ShellCommand command = std::move(bracket.done);
+    std::string name, sign;
+    while (at_ < end) {
+      Builder b;
+      const size_t from = at_;
+      const char c = text_[at_];
+      if (blank(c) || c == '\n') {
+        ++at_;
+        continue;
+      }
+      bool changes = false;
+      if (c == '$') {
+        expand(b, true, 0);
+      } else if (name_start(c)) {
+        while (name_rest(peek())) ++at_;
+        name = text_.substr(from, at_ - from);
+        lookup(b, name, true, Items::first, from);
+        changes = sign == "++" || sign == "--";
+      } else if (name_rest(c)) {
+        while (name_rest(peek())) put(b, text_[at_], at_), ++at_;
+      } else {
+        put(b, c, at_++);
+        if (peek() == '=' || (peek() == c && c != '(' && c != ')')) put(b, peek(), at_), ++at_;
+        sign = text_.substr(from, at_ - from);
+        changes = sign == "=" || sign == "++" || sign == "--" ||
+                  (sign.size() == 2 && sign[1] == '=' && std::string_view("+-*/%").find(c) < 5);
+      }
+      if (changes && !skipping()) variables_.erase(name);
+      finish(b);
+      for (ShellWord& word : b.done) {
+        word.open = why_open(word);
+        command.push_back(std::move(word));
+      }
+    }
+    at_ += 2;
+    return command;
+  }
+
+  // Reads `()` behind the name of a function that is being defined, or all behind `function`.
+  bool begin_function(const ShellCommand& command) {
+    if (command.size() != 1) return false;
+    std::string name = command[0].text;
+    const bool keyword = name == "function";
+    if (keyword) {
+      skip_blanks();
+      const Words words = read_word();
+      if (words.size() != 1) return false;
+      name = words[0].text;
+    }
+    skip_blanks();
+    if (peek() == '(') {
+      size_t close = at_ + 1;
+      while (close < text_.size() && blank(text_[close])) ++close;
+      if (close >= text_.size() || text_[close] != ')') return false;
+      at_ = close + 1;
+    } else if (!keyword) {
+      return false;
+    }
+    defining_ = name;
+    return true;
+  }
+
+  // Reads the body of a function where it is called, with the arguments in place of the script's.
+  // Its status is then that of the block that has ended. Returns false if there is no such function.
+  bool call(const ShellCommand& command) {
+    if (command.empty() || active_.contains(command[0].text)) return false;
+    const auto found = functions_.find(command[0].text);
+    if (found == functions_.end()) return false;
+    const auto [begin, end] = found->second;
+    grow(end - begin + 1);
+    active_.insert(command[0].text);
+    std::map<std::string, Words> outside;
+    for (size_t i = 1; i <= 9; ++i) {
+      const std::string name = std::to_string(i);
+      if (const auto had = variables_.find(name); had != variables_.end()) outside[name] = had->second;
+      variables_[name] = i < command.size() ? Words{command[i]} : Words{};
+    }
+    const size_t behind = std::exchange(at_, begin);
+    const std::string_view text = std::exchange(text_, script_.substr(0, end));
+    const size_t depth = blocks_.size();
+    open_block(Block::Kind::group, begin);
+    read_until(end);
+    closed_ = {Truth::unknown, begin};
+    while (blocks_.size() > depth) close_block(end);
+    text_ = text;
+    at_ = behind;
+    for (size_t i = 1; i <= 9; ++i) variables_.erase(std::to_string(i));
+    variables_.merge(outside);
+    active_.erase(command[0].text);
+    return true;
+  }
+
+  // Notes a command that may set variables without an assignment. Those that it names are unknown afterwards.
+  void note_unread(const ShellCommand& command, size_t begin) {
+    if (command.empty()) return;
+    const std::string& name = command[0].text;
+    const bool names = name == "read" || name == "mapfile" || name == "readarray" || name == "let";
+    if (names || name == "source" || name == "." || name == "eval")
+      out_.unread.push_back({static_cast<uint32_t>(begin), written_since(begin)});
+    for (size_t i = 1; (names || name == "unset") && i < command.size(); ++i) {
+      const std::string& text = command[i].text;
+      variables_.erase(text.substr(
+          0, static_cast<size_t>(std::find_if_not(text.begin(), text.end(), name_rest) - text.begin())));
+    }
+  }
+
+  // A word that precedes assignments and their names: `declares`; or the command itself.
+  static bool is_prefix(const std::string& text, bool& declares) {
+    const bool declaration =
+        text == "export" || text == "declare" || text == "local" || text == "readonly" || text == "typeset";
+    declares = declares || declaration;
+    return declaration || text == "env";
   }
 
   void read_command() {
     ShellCommand command;
     // Assignments may precede a command.
-    bool assigning = true;
-    bool declaring = false;
+    bool assigning = true, assigned = false, declares = false;
+    substituted_ = false;
     skip_blanks();
     size_t begin = at_;
     std::string_view end;
     while (true) {
       skip_blanks();
       if (at_ >= text_.size()) break;
-      if (ends_command(text_[at_])) {
+      if (command.empty() && text_[at_] == '(') {
+        if (const size_t last = end_of_arithmetic()) {
+          command = read_arithmetic(last);
+        } else {
+          begin = at_++;
+          open_block(Block::Kind::subshell, begin);
+        }
+        continue;
+      }
+      if (at_end_of_command()) {
+        if (text_[at_] == '(' && begin_function(command)) return;
         end = end_of_command();
         if (end == "\n") skip_documents();
         break;
@@ -714,6 +536,7 @@ class Script {
       if (assigning) {
         if (const auto target = assignment()) {
           assign(target->first, target->second);
+          assigned = true;
           continue;
         }
       }
@@ -722,19 +545,16 @@ class Script {
       if (words.empty() && !command.empty()) add_names(command.back().defaulted, vanished_);
       const bool literal = words.size() == 1 && words[0].text == text_.substr(word_begin, at_ - word_begin);
       if (command.empty() && literal && keyword(words[0].text, word_begin)) {
-        begin = at_;
+        skip_blanks();
+        begin = closed_ ? closed_->begin : at_;
         if (!blocks_.empty() && blocks_.back().patterns) return;
         continue;
       }
+      if (command.empty() && literal && words[0].text == "function" && begin_function(words)) return;
       for (ShellWord& word : words) {
         grow(word.text.size() + 1);
-        const std::string& text = word.text;
-        if (command.empty() && (text == "declare" || text == "local" || text == "typeset")) declaring = true;
-        // These words precede assignments or the command itself.
-        const bool prefix = text == "export" || text == "declare" || text == "local" || text == "readonly" ||
-                            text == "typeset" || text == "env";
-        if (command.empty() && prefix) continue;
-        if (command.empty() && declaring && text.starts_with('-')) continue;
+        if (command.empty() && (is_prefix(word.text, declares) || (declares && word.text.starts_with('-'))))
+          continue;
         assigning = false;
         if (word.open.empty()) word.open = why_open(word);
         // Sets `begin` to the word's offset in the variable's assignment, not to the offset of its use.
@@ -742,47 +562,62 @@ class Script {
         command.push_back(std::move(word));
       }
     }
-    finish_command(std::move(command), end, begin);
+    const bool nothing = command.empty() && !assigned && !declares && !closed_;
+    if (declares) command.clear();
+    if (closed_) begin = closed_->begin;
+    if (!nothing) finish_command(command, end, begin);
+    if (end == ")" && inside(Block::Kind::subshell)) close_block(at_ - 1);
+    if (end.starts_with(";;") || end == ";&") end_case_branch();
   }
 
-  void finish_command(ShellCommand command, std::string_view end, size_t begin) {
-    if (!blocks_.empty() && blocks_.back().condition) {
-      add_to_condition(blocks_.back(), command, end);
-      return;
-    }
+  void finish_command(const ShellCommand& command, std::string_view end, size_t begin) {
+    defining_.clear();
     const bool skipped = skipping();
     const size_t branch = undecided();
-    chain(command, end, begin);
-    if (end.starts_with(";;") || end == ";&") {
-      for (size_t i = blocks_.size(); i-- > 0;)
-        if (blocks_[i].kind == Block::Kind::cases) {
-          blocks_.resize(i + 1);
-          blocks_.back().patterns = true;
-          break;
-        }
+    Truth status = in_condition() ? truth_of(command) : success_of(command);
+    if (closed_)
+      status = closed_->status;
+    else if (command.empty())
+      status = substituted_ ? Truth::unknown : Truth::yes;
+    closed_.reset();
+    if (!command.empty() && !skipped && !is_test(command)) {
+      out_.commands.push_back(command);
+      out_.branch_of.push_back(branch);
     }
-    if (command.empty() || skipped) return;
-    out_.commands.push_back(std::move(command));
-    out_.branch_of.push_back(branch);
+    if (!skipped) note_unread(command, begin);
+    if (!skipped && call(command)) status = std::exchange(closed_, std::nullopt)->status;
+    if (end == "&") status = in_condition() ? Truth::unknown : Truth::yes;
+    join_next(command, status, end, begin);
   }
 
-  std::string_view text_;
-  size_t at_ = 0;
-  size_t expanded_ = 0;
-  std::map<std::string, Words> variables_;
-  // Defaults in ${NAME:-default} of variables that come from outside.
-  std::map<std::string, std::string> defaults_;
-  // The field `defaulted` of a word that expanded to nothing.
-  std::vector<std::string> vanished_;
-  // Ranges of unknown text: begin → end and reason.
-  std::map<uint32_t, std::pair<uint32_t, std::string>> open_;
-  // End markers of the here documents that begin on the next line.
-  std::vector<std::string> documents_;
+  void end_case_branch() {
+    for (size_t i = blocks_.size(); i-- > 0;)
+      if (blocks_[i].kind == Block::Kind::cases) {
+        while (blocks_.size() > i + 1) close_block(at_);
+        closed_.reset();
+        list_ = {};
+        blocks_.back().patterns = true;
+        return;
+      }
+  }
+
+  // The full script. While a function is read, `text_` ends with its body.
+  std::string_view script_;
   // The blocks that enclose the current command.
   std::vector<Block> blocks_;
-  // Whether the current command runs, according to the `&&` and `||` before it.
-  Truth chain_ = Truth::yes;
-  size_t chain_branch_ = 0;
+  // The list that the current command is part of.
+  List list_;
+  // The exit status of the block that has just ended, and its offset.
+  struct Closed {
+    Truth status = Truth::yes;
+    size_t begin = 0;
+  };
+  std::optional<Closed> closed_;
+  // The function whose body begins next; empty: none.
+  std::string defining_;
+  // The offsets of the bodies of functions, and the functions that are being read.
+  std::map<std::string, std::pair<size_t, size_t>> functions_;
+  std::set<std::string> active_;
   ShellScript out_;
 };
 

@@ -1,8 +1,8 @@
 // Reads the words and variables of a shell script without executing it. Command substitutions, arithmetic and
 // variables of the environment stay as written and are marked. If the script's own words decide the condition
-// of an `if` or `case`, only the branch that would run is read. Otherwise every branch is read, and the words
-// that it assigns are marked. A default for a variable from outside, as in ${NAME:-default}, fills in a word
-// but decides no condition.
+// of an `if`, a `case`, `&&` or `||`, only the branch that would run is read. Otherwise every branch is read,
+// and the words that it assigns are marked. Functions are read where they are called. A default for a
+// variable from outside, as in ${NAME:-default}, fills in a word but decides no condition.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,12 @@ struct ShellBranch {
   bool assigns = false;
 };
 
+// A command that may set variables and is not executed, such as `source env.sh`.
+struct ShellUnread {
+  uint32_t begin = 0;
+  std::string text;
+};
+
 struct ShellScript {
   // The commands without assignments.
   std::vector<ShellCommand> commands;
@@ -50,6 +56,8 @@ struct ShellScript {
   std::vector<size_t> branch_of;
   // The undecided branches, in the order of the script.
   std::vector<ShellBranch> branches;
+  // The commands that may set variables, in the order of the script.
+  std::vector<ShellUnread> unread;
 };
 
 // `variables`: values for what the script takes from its environment ("SIZE") or its arguments ("1").

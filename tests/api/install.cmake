@@ -1,9 +1,26 @@
-# Installs the library from BUILD into a scratch prefix, moves the prefix, and builds and runs a copy of
-# EXAMPLE against it: with find_package, and with pkg-config.
+# Installs the program as from a tree BUILD in which nothing else was built, and runs it. Then installs the
+# library into a scratch prefix, moves the prefix, and builds and runs a copy of EXAMPLE against it: with
+# find_package, and with pkg-config.
 include(${CMAKE_CURRENT_LIST_DIR}/../support/run.cmake)
 
 set(scratch ${BUILD}/install_test)
 file(REMOVE_RECURSE ${scratch})
+
+file(REMOVE_RECURSE ${BUILD}/library_aside)
+file(RENAME ${BUILD}/library ${BUILD}/library_aside)
+execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD} --prefix ${scratch}/program
+                RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
+file(RENAME ${BUILD}/library_aside ${BUILD}/library)
+if(NOT code EQUAL 0)
+  message(FATAL_ERROR "without the library, cmake --install ended with ${code}:\n${output}")
+endif()
+run(${scratch}/program/bin/capstan check quickstart dataset=mock tokenizer=none)
+foreach(file share/man/man1/capstan-train.1 share/bash-completion/completions/capstan)
+  if(NOT EXISTS ${scratch}/program/${file})
+    message(FATAL_ERROR "cmake --install did not install ${file}")
+  endif()
+endforeach()
+
 run(${CMAKE_COMMAND} --install ${BUILD} --component library --prefix ${scratch}/first)
 set(prefix ${scratch}/elsewhere)  # a package that holds its prefix is noticed
 file(RENAME ${scratch}/first ${prefix})

@@ -336,7 +336,18 @@ TEST_CASE("what is not there, and what is something else, is said in one way") {
                 "model.seq_length=12", "mixed_precision=fp32", "train.train_iters=1",
                 "model.ffn_hidden_size=24", "checkpoint.pretrained_checkpoint=hf:smol", "--run-dir", "x"},
                {"does not fit the recipe's model", "[270,24] in the checkpoint, [4096,256] in the recipe",
-                "[56,24] in the checkpoint, [48,256] in the recipe", "model=hf:"});
+                "[56,24] in the checkpoint, [48,256] in the recipe",
+                "begin a recipe: capstan recipe new my.yaml --from hf:", "model=hf:"});
+  // The advice: the shipped recipe sets its sizes itself.
+  home.good({"recipe", "new", "my.yaml", "--from", "hf:smol"});
+  home.good({"train", "my.yaml", "train.train_iters=1", "train.global_batch_size=1", "--run-dir", "runs/my"});
+  home.refused({"eval", "my", "--text", "text.txt"}, {"not found: my", "did you mean `runs/my`?"});
+  home.refused({"generate", "runs/mi"}, {"not found: runs/mi", "did you mean `runs/my`?"});
+  home.refused({"generate", "nosuchrun"},
+               {"not found: nosuchrun", "name a run directory or a checkpoint; `capstan runs ls`"});
+  home.refused({"diff", "runs/my", "runs/myx"}, {"not found: runs/myx", "did you mean `runs/my`?"});
+  home.refused({"diff", "runs/my", "my.yml"}, {"not found: my.yml", "did you mean `my.yaml`?"});
+  home.refused({"eval", "runs/my", "--text", "nosuch.md"}, {"not found: nosuch.md", "UTF-8 text"});
 
   const auto tokenizer = [&](const std::string& file, const std::vector<std::string>& why) {
     home.refused({"tokenizer", "encode", "text.txt", "--tokenizer", file}, why);

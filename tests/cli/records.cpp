@@ -191,6 +191,30 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("ctrl-C in the first step promises no time, later a measured one") {
+  const ScratchDirectory scratch;
+  for (const bool first : {true, false}) {
+    Launch launch;
+    launch.directory = scratch.path();
+    launch.arguments = train_tiny({"train.train_iters=1000000", "train.micro_batch_size=1",
+                                   "train.global_batch_size=3000", "--run-dir", first ? "first" : "later"});
+    bool sent = false;
+    launch.on_error_text = [&](const std::string& text, int) {
+      if (sent || !contains(text, first ? "estimated time: about" : "step 2/")) return 0;
+      sent = true;
+      return SIGINT;
+    };
+    const Finished stopped = run(launch);
+    CHECK_MESSAGE(stopped.code == 75, stopped.err);
+    if (first) {
+      CHECK_MESSAGE(contains(stopped.err, "stopped at step 1"), stopped.err);
+      CHECK_MESSAGE(contains(stopped.err, " step; again to stop now\n"), stopped.err);
+    } else {
+      CHECK_MESSAGE(contains(stopped.err, "stopping after this step, about "), stopped.err);
+    }
+  }
+}
+
 TEST_CASE(
     "ended runs have distinct states; a killed rank or parent leaves nothing in the temporary directory") {
   const ScratchDirectory scratch;

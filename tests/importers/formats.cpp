@@ -621,6 +621,40 @@ TEST_CASE("megatron: a branch that depends on a variable is asked about, not tak
   CHECK(value_of(large, "optimizer.lr") == "0.0005");
 }
 
+TEST_CASE("megatron: what a list of commands or a function sets is asked about, what is sourced is named") {
+  const std::string line =
+      "python pretrain_gpt.py --num-layers ${L:-2} --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+      "--micro-batch-size 1 --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 99 "
+      "--lr 1e-3 $B\n";
+  const auto with = [&](const std::string& text, const std::map<std::string, std::string>& variables = {}) {
+    return import_recipe(text + "\n" + line, "run.sh", {.variables = variables});
+  };
+  CHECK(with("L=4").resolution.ok());
+  for (const char* list : {"$USE && B=--bf16", "((USE)) && B=--bf16", "(( ${USE:-0} == 1 )) && B=--bf16",
+                           "[ \"$USE\" = 0 ] || B=--bf16", "f() { B=--bf16; }; [ \"$USE\" = 1 ] && f"}) {
+    CAPTURE(list);
+    const Imported asked = with(list);
+    CHECK(asked.undecided);
+    CHECK(value_of(asked, "mixed_precision (preset)") == "fp32 (assumed)");
+    CHECK(omitted_as(asked, "--bf16", OmissionReason::to_fill_in));
+    const std::string yes = list[0] == '$' ? "true" : "1", no = list[0] == '$' ? "false" : "0";
+    CHECK(value_of(with(list, {{"USE", yes}}), "mixed_precision (preset)") == "bf16_mixed");
+    const Imported without = with(list, {{"USE", no}});
+    CHECK(value_of(without, "mixed_precision (preset)") == "fp32 (assumed)");
+    CHECK(!without.undecided);
+  }
+  for (const char* list : {"nvidia-smi -L | grep -q H100 && B=--bf16", "command -v foo && B=--bf16"}) {
+    CAPTURE(list);
+    CHECK(with(list).undecided);
+    CHECK(omitted_as(with(list), "--bf16", OmissionReason::to_fill_in));
+  }
+  const Imported sourced = with("source ./env.sh");
+  CHECK(!sourced.undecided);
+  REQUIRE(omitted_as(sourced, "source ./env.sh", OmissionReason::to_fill_in));
+  CHECK(omitted(sourced, "source ./env.sh")->reason ==
+        "not executed, and may set variables; write those that matter into the recipe");
+}
+
 TEST_CASE("megatron: a command inside of a branch or loop is read, and that is said") {
   const std::string line =
       "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "

@@ -125,6 +125,92 @@ TEST_CASE("branches: what the script's own words decide is read alone, the rest 
   CHECK(open.branch_of == std::vector<size_t>{0});
 }
 
+TEST_CASE("lists: what runs behind `&&` and `||` is read only if the script decides the commands before it") {
+  for (const char* condition :
+       {"$USE", "((USE))", "(( ${USE:-0} == 1 ))", "nvidia-smi -L | grep -q H100", "command -v foo",
+        "command -v foo &> /dev/null", "command -v foo >/dev/null 2>&1", "[ -f x ]", "cd x && grep -q a b",
+        "OUT=$(nvidia-smi)", "( grep -q a b )", "{ cd x; grep -q a b; }", "! grep -q a b",
+        "cat x | grep -q a", "[ \"$1\" ] && cd x", "[ $A ] &&\n  echo yes"}) {
+    CAPTURE(condition);
+    CHECK(last(std::string("L=12; ") + condition + " && L=24; run $L") == "[run][24]?");
+    CHECK(last(std::string("L=12; ") + condition + " && { cd x; L=24; M=1; }; run $L $M") ==
+          "[run][24]?[1]?");
+    CHECK(last(std::string("L=12; ") + condition + " || L=24; run $L") == "[run][24]?");
+    CHECK(last(std::string("L=12; ") + condition + " || (echo no; L=24); run $L ok") == "[run][24]?[ok]");
+    CHECK(read_shell(std::string(condition) + " && run").branch_of.back() == 1);
+    CHECK(last(std::string("if ") + condition + "; then L=24; fi; run $L") == "[run][24]?");
+  }
+  for (const char* success : {"A=1",
+                              "export A=1",
+                              "export PATH",
+                              "cd /data",
+                              "echo go",
+                              "set -e",
+                              "mkdir -p a b",
+                              ":",
+                              "true",
+                              "module load cuda",
+                              "source env.sh",
+                              "((1))",
+                              "((2 * (3 - 1) == 4 && !0))",
+                              "A=7; ((A > 6))",
+                              "[ 1 = 1 ]",
+                              "{ cd x; }",
+                              "(cd x)",
+                              "echo a | tee b",
+                              "grep -q x y || true",
+                              "A=1 &&\n cd x"}) {
+    CAPTURE(success);
+    CHECK(last(std::string("L=12; ") + success + " && L=24; run $L") == "[run][24]");
+    CHECK(last(std::string("L=12; ") + success + " || L=24; run $L") == "[run][12]");
+  }
+  CHECK(last("L=12; ((A = 3)) && L=24; A=${A:-7}; run $L") == "[run][24]?");
+  CHECK(last("L=12; ((1 - 1)) && L=24; run $L") == "[run][12]");
+  CHECK(last("A=2; ((A > 3)) && L=24 || L=6; run $L") == "[run][6]");
+  CHECK(last("[ 1 = 2 ] && grep -q a b || L=6; run $L") == "[run][6]");
+  // Later commands do not depend on a list that has ended.
+  CHECK(last("[ $A ] && grep -q a b; L=6; run $L") == "[run][6]");
+  CHECK(last("[ $A ] && { if [ $B ]; then L=1; fi; M=2; }; N=3; run $M $N") == "[run][2]?[3]");
+  // What arithmetic, `read` and `let` change is unknown.
+  for (const char* change :
+       {"((N = 24))", "((N++))", "((--N))", "((N *= 2))", "read N", "let N=24", "unset N"}) {
+    CAPTURE(change);
+    CHECK(last(std::string("N=1; ") + change + "; run $N") == "[run][$N]?");
+  }
+  const ShellScript asked = read_shell("[ \"$A\" ] && (( ${B:-0} > C )) && L=24; run $L");
+  REQUIRE(asked.branches.size() == 2);
+  CHECK(asked.branches[1].text == "if [ \"$A\" ] && (( ${B:-0} > C ))");
+  CHECK(asked.branches[1].variables == std::vector<std::string>{"A", "B", "C"});
+  CHECK(asked.branches[1].assigns);
+  const ShellScript given =
+      read_shell("[ \"$A\" ] && (( ${B:-0} > C )) && L=24; run $L", {{"A", "x"}, {"B", "2"}, {"C", "1"}});
+  CHECK(given.branches.empty());
+  CHECK(given.commands.back().back().text == "24");
+}
+
+TEST_CASE("functions are read where they are called, with their arguments") {
+  CHECK(last("L=12; f() { L=24; }; run $L") == "[run][12]");
+  CHECK(last("L=12; f() { L=24; }; f; run $L") == "[run][24]");
+  CHECK(last("L=12\nfunction f {\n  L=24  # it's\n}\n[ \"$1\" ] && f\nrun $L") == "[run][24]?");
+  CHECK(last("L=12; f() { L=24; }; grep -q a b || f; run $L") == "[run][24]?");
+  CHECK(last("f() { L=$1; if [ $1 = 3 ]; then M=$2; fi; }; f 3 4; run $L $M $1") == "[run][3][4][$1]?");
+  CHECK(last("f() { g; }\ng() { L=5; }\nf\nrun $L") == "[run][5]");
+  CHECK(last("f() { f; L=5; f; }; f; run $L") == "[run][5]");
+  CHECK(last("main() { run \"$1\"; }; main a") == "[run][a]");
+  CHECK(last("ok() { cd x; }; ok && L=1; run $L") == "[run][1]");
+  CHECK(last("has() { grep -q a b; }; has && L=1; run $L") == "[run][1]?");
+  CHECK(last("if false; then f() { L=1; }; fi; f; run $L") == "[run][$L]?");
+}
+
+TEST_CASE("commands that may set variables are noted") {
+  const ShellScript script =
+      read_shell("source ./env.sh\nif false; then . other; fi\n. a/b; eval \"$X\"; read -r N M\nrun");
+  std::vector<std::string> texts;
+  for (const ShellUnread& unread : script.unread) texts.push_back(unread.text);
+  CHECK(texts == std::vector<std::string>{"source ./env.sh", ". a/b", "eval \"$X\"", "read -r N M"});
+  CHECK(script.unread[0].begin == 0);
+}
+
 TEST_CASE("branches: what is not closed or does not fit is no loop and no error") {
   for (const char* text : {"if",
                            "if [ a",
@@ -153,13 +239,31 @@ TEST_CASE("branches: what is not closed or does not fit is no loop and no error"
                            "! !",
                            "&&",
                            "|| x",
-                           "if [ $A ]; then\n#"})
+                           "if [ $A ]; then\n#",
+                           "}",
+                           "{ a",
+                           "( a",
+                           "a )",
+                           "f()",
+                           "f() {",
+                           "f() { }; f",
+                           "f() ( a ); f",
+                           "function",
+                           "function f",
+                           "function f() { f; } ; f",
+                           "f() { fi; } } ); f; f",
+                           "((a) b)",
+                           "(( ( ))",
+                           "(( 1 / 0 ))",
+                           "a &&",
+                           "a | | b",
+                           "{ a && } && b"})
     CHECK_NOTHROW(read_shell(text));
 }
 
 TEST_CASE("damaged and hostile scripts are errors, not loops") {
-  for (const char* text :
-       {"run 'a", "run \"a", "run $(a", "run ${a", "A=(a", "run `a", "run ${A:-b", "run \"${A:-\"b"})
+  for (const char* text : {"run 'a", "run \"a", "run $(a", "((", "((1", "run ${a", "A=(a", "run `a",
+                           "run ${A:-b", "run \"${A:-\"b"})
     CHECK_THROWS_AS(read_shell(text), Error);
   std::string bomb = "A=0123456789\n";
   for (int i = 0; i < 40; ++i) bomb += "A=$A$A\n";
@@ -167,6 +271,14 @@ TEST_CASE("damaged and hostile scripts are errors, not loops") {
   std::string nested = "run ";
   for (int i = 0; i < 5000; ++i) nested += "${A:-";
   CHECK_THROWS_AS(read_shell(nested), Error);
+  std::string blocks, calls = "f0() { run 0123456789; }\n";
+  for (int i = 0; i < 5000; ++i) blocks += "{ ";
+  CHECK_THROWS_AS(read_shell(blocks), Error);
+  for (int i = 1; i < 40; ++i) {
+    const std::string callee = " f" + std::to_string(i - 1) + "; ";
+    calls += "f" + std::to_string(i) + "() {" + callee + callee + "}\n";
+  }
+  CHECK_THROWS_AS(read_shell(calls + "f39\n"), Error);
   CHECK(last("run a\\") == "[run][a]");
   CHECK(last("run $") == "[run][$]");
 }

@@ -1,4 +1,5 @@
-// The schedule of a resumed run: the checkpoint's, unless the recipe says otherwise.
+// What a resumed run takes from its recipe: the schedule is the checkpoint's, unless the recipe says
+// otherwise; fields that say where a run begins are refused.
 #include <doctest/doctest.h>
 
 #include <fstream>
@@ -155,6 +156,73 @@ TEST_CASE("a floor that is a ratio follows the peak of the run, and another rati
               "optimizer.min_lr (by `optimizer.min_lr_ratio`): 0.01 -> "));
   b.train("a", Resume::existing, {"optimizer.min_lr_ratio=0.5"});  // without the peak of the first start
   CHECK(b.rates("a") == b.curve(10, begun));
+}
+
+TEST_CASE("a resume refuses the fields that say where a run begins, and keeps the optimizer state") {
+  Bench b;
+  b.train("other", Resume::no, {"train.train_iters=4", "checkpoint.save_interval=2"});
+  const std::string load = "checkpoint.load=" + (b.root.path() / "other").string(),
+                    weights = "checkpoint.pretrained_checkpoint=" + (b.root.path() / "other").string();
+  const std::vector<std::string> fresh = {load, "checkpoint.load_optim=false", "train.train_iters=8"};
+  b.train("full", Resume::no, fresh);
+  auto begin = fresh;
+  begin.emplace_back("train.exit_interval=6");
+  b.train("parts", Resume::no, begin);
+  b.train("plain", Resume::no, {"train.exit_interval=2", "train.train_iters=8"});
+
+  const auto refused = [&](const std::vector<std::string>& overrides) {
+    return error_of([&] { b.train("plain", Resume::existing, overrides); });
+  };
+  const std::string why =
+      "the run continues from its own checkpoint, with its optimizer state, and does not read";
+  for (const std::vector<std::string>& overrides : {std::vector{load},
+                                                    {weights},
+                                                    {load, "checkpoint.ckpt_step=2"},
+                                                    {load, "checkpoint.load_optim=false"}}) {
+    INFO(overrides.back());
+    const std::string text = refused(overrides);
+    CHECK(holds(text, why));
+    CHECK(holds(text, "\n    " + overrides.back().substr(0, overrides.back().find('=')) + ": "));
+  }
+  // Without checkpoint.load the field is not read at all, and `train` says so before it starts.
+  config::Resolution idle = resolve_recipe(b.root.path() / "tiny.yaml", {"checkpoint.load_optim=false"});
+  CHECK(holds(error_of([&] { idle.require_ok(); }), "`checkpoint.load_optim` has no effect here"));
+  // Fields of saving may change.
+  b.train("plain", Resume::existing,
+          {"train.train_iters=8", "checkpoint.save_interval=3", "checkpoint.save_retain_interval=3",
+           "checkpoint.most_recent_k=1", "checkpoint.async_save=true", "checkpoint.save_optim=false",
+           "checkpoint.save_tokenizer_assets=false"});
+
+  // A run that began with a fresh optimizer has its moments when it continues, with its first fields or
+  // without.
+  fs::copy(b.root.path() / "parts", b.root.path() / "again", fs::copy_options::recursive);
+  b.train("parts", Resume::existing, fresh);
+  b.train("again", Resume::existing, {"train.train_iters=8"});
+  const auto losses = [&](const std::string& run) {
+    std::vector<double> values;
+    records::read_metrics(b.root.path() / run / "metrics.jsonl", [&](const records::ReadRow& row) {
+      if (row.event.empty()) values.push_back(row.number("loss"));
+    });
+    return values;
+  };
+  CHECK(losses("full").size() == 4);
+  CHECK(losses("parts") == losses("full"));
+  CHECK(losses("again") == losses("full"));
+}
+
+TEST_CASE("a decay that is given and overruled is said to be overruled") {
+  Bench b;
+  b.train("a", Resume::no, {});
+  b.train("a", Resume::existing,
+          {"train.train_iters=14", "scheduler.lr_decay_iters=14",
+           "scheduler.use_checkpoint_opt_param_scheduler=true"});
+  CHECK(holds(b.said.all,
+              "schedule kept: scheduler.lr_decay_iters: the checkpoint's 10 steps, not 14 steps "
+              "(scheduler.use_checkpoint_opt_param_scheduler)"));
+  CHECK(holds(b.said.all,
+              "scheduler.use_checkpoint_opt_param_scheduler=true overrules every field of the "
+              "schedule; without it, scheduler.lr_decay_iters=14 decays to the end of the run"));
+  CHECK(b.rates("a") == b.curve(14, {}));
 }
 
 TEST_CASE("a checkpoint that stores no schedule has that of its recipe") {

@@ -91,7 +91,10 @@ config::Resolution recipe_of(const Context& context, const std::string& name, bo
     const bool directory = std::filesystem::is_directory(name);
     if (stored || (error.code() != ErrorCode::not_found && !directory)) throw;
     const std::string inside = name + "/recipe.yaml";  // of a sweep's trial
-    if (!directory) fail(ErrorCode::not_found, not_found_text("", name), error.help());
+    if (!directory) {
+      const std::string near = near_paths_help(near_runs(name));
+      fail(ErrorCode::not_found, not_found_text("", name), near.empty() ? error.help() : near);
+    }
     fail(ErrorCode::not_found, "`" + name + "` is not a recipe, run or checkpoint",
          directory && std::filesystem::exists(inside) ? "a recipe is in it: `" + inside + "`" : error.help());
   }

@@ -1,6 +1,7 @@
 // capstan eval
 #include <array>
 #include <cstdio>
+#include <filesystem>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
@@ -24,6 +25,9 @@ int run_eval(Context& context) {
     fail(ErrorCode::usage, "a text from standard input reaches only one rank",
          "write it to a file and name that");
   train::EvalOptions options;
+  std::error_code unknown;
+  if (file != "-" && !std::filesystem::exists(file, unknown))
+    fail_not_found("", file, "name a file of UTF-8 text, or `-` for standard input");
   options.text = read_file(file == "-" ? "/dev/stdin" : file);
   refuse_lfs_pointer(options.text, file);
   options.stride = args.integer("stride", 1).value_or(0);

@@ -59,11 +59,9 @@ std::filesystem::path run_named(const std::string& word) {
   if (!records::is_run(path) && records::is_run("runs" / path)) return "runs" / path;
   std::error_code unknown;
   if (!std::filesystem::exists(path, unknown)) {
-    auto near = near_paths(word);
-    for (std::string& one : near_paths("runs/" + word)) near.push_back(std::move(one));
+    const std::string near = near_paths_help(near_runs(word));
     fail(ErrorCode::not_found, not_found_text("", word),
-         near.empty() ? "name a run directory; `capstan runs ls` lists those in ./runs"
-                      : near_paths_help(near));
+         near.empty() ? "name a run directory; `capstan runs ls` lists those in ./runs" : near);
   }
   return path;
 }

@@ -56,7 +56,8 @@ void describe(Section<CheckpointConfig>& s) {
       .doc("save the optimizer state; a run cannot be resumed without it")
       .effect(Effect::io);
   s.field("load_optim", &C::load_optim)
-      .doc("restore the saved optimizer state when resuming or loading checkpoint.load");
+      .doc("restore the optimizer state of checkpoint.load; false: begin with a fresh optimizer")
+      .used_when<Config>(load, loads);
   s.field("async_save", &C::async_save)
       .doc("write checkpoints in the background; training waits only for the copy in memory")
       .effect(Effect::perf)

@@ -219,10 +219,12 @@ std::string model_help(const TensorSource& source) {
   const std::string ours = "; its own recipe is `" + path + "/" + std::string(checkpoint::kRecipeFile) + "`";
   std::error_code unknown;
   if (path.ends_with(".gguf"))
-    return "model=gguf:" + path + " takes the sizes from the file, where the recipe sets none itself";
+    return "model=gguf:" + path +
+           " takes the sizes from the file, but only those that the recipe does not set";
   const bool capstan = std::filesystem::exists(path + "/" + std::string(checkpoint::kManifestFile), unknown);
   if (!capstan && std::filesystem::exists(path + "/config.json", unknown))
-    return "model=hf:" + path + " takes the sizes from its config.json, where the recipe sets none itself";
+    return "begin a recipe from hf:" + path + " (with the sizes of its config.json); model=hf:" + path +
+           " takes only those that the recipe does not set";
   return "the recipe's model section must be that of the checkpoint" + (capstan ? ours : "");
 }
 
@@ -330,8 +332,9 @@ void check_state(const Reader& reader, const parallel::FlatStore& store, const o
     fail(ErrorCode::failed,
          "checkpoint `" + reader.directory().string() +
              "` was saved without optimizer state (checkpoint.save_optim)",
-         "checkpoint.load_optim=false continues with a fresh optimizer; checkpoint.pretrained_checkpoint "
-         "starts from the weights alone");
+         "a new run continues from it with a fresh optimizer (checkpoint.load, checkpoint.load_optim=false), "
+         "or "
+         "starts from the weights alone (checkpoint.pretrained_checkpoint)");
   check_shapes(reader, store, trained_part(store), optimizer);
 }
 

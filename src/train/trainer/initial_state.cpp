@@ -43,9 +43,9 @@ class Starter {
     state_.schedule = schedule_of(config_, options_.recipe);
     const auto own = options_.resume == Resume::no ? std::nullopt : find_own_checkpoint();
     if (own) {
-      resume_from(checkpoint::Reader::open(own->path, checkpoint::Depth::structure));
+      resume_from(checkpoint::Reader::open(own->path, checkpoint::Depth::structure), CheckpointOf::this_run);
     } else if (config_.checkpoint.load) {
-      resume_from(open_given_checkpoint(config_.checkpoint));
+      resume_from(open_given_checkpoint(config_.checkpoint), CheckpointOf::other_run);
     } else {
       begin_new();
     }
@@ -84,15 +84,16 @@ class Starter {
     return found;
   }
 
-  void resume_from(checkpoint::Reader reader) {
+  void resume_from(checkpoint::Reader reader, CheckpointOf whose) {
     state_.schedule =
-        continue_schedule(config_, options_, data_, state_.schedule, reader, total_steps_, log_);
+        continue_schedule(config_, options_, data_, state_.schedule, reader, whose, total_steps_, log_);
     runner_.set_schedules(state_.schedule.schedule(), state_.schedule.decoupled_schedule());
     check_same_tokenizer(config_, world_, data_, reader);
     runner_.initialize();
     if (config_.peft) load_base_weights(base_of(reader));
-    runner_.state() =
-        load_state(reader, runner_.store(), config_.checkpoint.load_optim ? &runner_.optimizer() : nullptr);
+    // checkpoint.load_optim is about checkpoint.load; the moments in the run's own checkpoint are the run's.
+    const bool with_optimizer = whose == CheckpointOf::this_run || config_.checkpoint.load_optim;
+    runner_.state() = load_state(reader, runner_.store(), with_optimizer ? &runner_.optimizer() : nullptr);
     log_.line("resumed from " + reader.directory().string() + " at step " +
               std::to_string(runner_.state().step));
   }

@@ -17,10 +17,36 @@ namespace capstan::train {
 
 namespace {
 
+// Fields that say where a run begins. They are not read any more once it has a checkpoint of its own.
+bool begins(const std::string& path) {
+  return path == "checkpoint.load" || path == "checkpoint.ckpt_step" ||
+         path == "checkpoint.pretrained_checkpoint" || path == "checkpoint.load_optim" ||
+         path == "peft.adapter";
+}
+
+// ErrorCode::failed where one of these is given and the run continues from its own checkpoint.
+void refuse_unread(const config::Config& config, const std::vector<RecipeChange>& changes) {
+  std::string unread;
+  for (const RecipeChange& change : changes) {
+    // The weights beside which adapters were trained are read again, and may have moved.
+    const bool read =
+        !begins(change.path) || (config.peft && change.path == "checkpoint.pretrained_checkpoint");
+    const bool left_out =
+        change.after == "null" || (change.path == "checkpoint.load_optim" && change.after == "true");
+    if (!read && !left_out) unread += "\n    " + change.path + ": " + change.before + " -> " + change.after;
+  }
+  if (!unread.empty())
+    fail(ErrorCode::failed,
+         "the run continues from its own checkpoint, with its optimizer state, and does not read these "
+         "fields:" +
+             unread,
+         "leave them out, or use them for a new run in another run directory");
+}
+
 // Changes that a continued run may have although they would alter a new one.
 bool harmless(const RecipeChange& change, const RunData& data, const checkpoint::Reader& reader) {
-  // The initial weights do not matter any more, because the state is in the checkpoint.
-  if (change.path.starts_with("checkpoint.") || change.path == "peft.adapter") return true;
+  // The state is in the checkpoint; refuse_unread() has seen those that would be ignored.
+  if (begins(change.path)) return true;
   // choose_schedule() compares these with the schedule of the checkpoint.
   if (change.path.starts_with("scheduler.") || change.path == "optimizer.lr" ||
       change.path == "optimizer.min_lr" || change.path == "optimizer.min_lr_ratio" ||
@@ -48,13 +74,19 @@ void report_schedule(const config::Config& config, const ScheduleChoice& choice,
   const optim::ScheduleOptions& o = choice.schedule.options;
   const int64_t end = ramp.steps_in(o.decay_samples);
   if (!choice.keeps_decay_length || o.style == config::LrDecayStyle::constant || end >= total_steps) return;
-  log.warning("the learning rate reaches its floor, " + to_text(o.min_lr) + ", at step " +
-              std::to_string(end) + " and stays there to step " + std::to_string(total_steps) +
-              "; scheduler.lr_decay_" +
-              (config.train.train_samples ? "samples=" + std::to_string(*config.train.train_samples)
-                                          : "iters=" + std::to_string(total_steps)) +
-              " decays to the end of the run, scheduler.override_opt_param_scheduler=true takes this "
-              "recipe's full schedule");
+  const std::string longer =
+      "scheduler.lr_decay_" + (config.train.train_samples
+                                   ? "samples=" + std::to_string(*config.train.train_samples)
+                                   : "iters=" + std::to_string(total_steps));
+  log.warning(
+      "the learning rate reaches its floor, " + to_text(o.min_lr) + ", at step " + std::to_string(end) +
+      " and stays there to step " + std::to_string(total_steps) + "; " +
+      (s.use_checkpoint_opt_param_scheduler
+           ? "scheduler.use_checkpoint_opt_param_scheduler=true overrules every field of the schedule; "
+             "without it, " +
+                 longer + " decays to the end of the run"
+           : longer + " decays to the end of the run, scheduler.override_opt_param_scheduler=true takes this "
+                      "recipe's full schedule"));
 }
 
 // `changes`: of the recipe since the checkpoint. `refused_schedule`: changes of the schedule that
@@ -127,7 +159,7 @@ RunSchedule stored_schedule(const checkpoint::Reader& reader, const RunSchedule&
 
 RunSchedule continue_schedule(const config::Config& config, const RunOptions& options, const RunData& data,
                               const RunSchedule& recipe_schedule, const checkpoint::Reader& reader,
-                              int64_t total_steps, RunLog& log) {
+                              CheckpointOf whose, int64_t total_steps, RunLog& log) {
   RecipeRecord record = options.recipe;
   std::vector<RecipeChange> changes;
   if (options.changes_since && reader.has_file(checkpoint::kRecipeFile)) {
@@ -139,6 +171,7 @@ RunSchedule continue_schedule(const config::Config& config, const RunOptions& op
                             [&](const RecipeChange& change) { return change.path == path; });
       });
   }
+  if (whose == CheckpointOf::this_run) refuse_unread(config, changes);
   const ScheduleChoice choice =
       choose_schedule(stored_schedule(reader, recipe_schedule), recipe_schedule, record, config);
   check_changes(options, data, reader, changes, choice.refused,

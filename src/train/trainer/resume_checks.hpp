@@ -1,6 +1,7 @@
 // Checks whether a recipe may continue from a checkpoint, and chooses the schedule for it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "checkpoint/reader.hpp"
@@ -13,12 +14,15 @@
 
 namespace capstan::train {
 
+// Whose checkpoint a run continues: its own, or the one that checkpoint.load names.
+enum class CheckpointOf : uint8_t { this_run, other_run };
+
 // The schedule with which the run continues: see choose_schedule(). Reports it, and what has changed since
-// the checkpoint. ErrorCode::failed where a change would alter the results of the run, or where the data
-// files hold other samples.
+// the checkpoint. ErrorCode::failed where a change would alter the results of the run or would not be read,
+// or where the data files hold other samples.
 RunSchedule continue_schedule(const config::Config& config, const RunOptions& options, const RunData& data,
                               const RunSchedule& recipe_schedule, const checkpoint::Reader& reader,
-                              int64_t total_steps, RunLog& log);
+                              CheckpointOf whose, int64_t total_steps, RunLog& log);
 
 // Collective. Throws ErrorCode::failed if the checkpoint holds another tokenizer than the recipe's, because
 // the run would save its weights beside the wrong tokenizer.

@@ -326,7 +326,9 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
     const bool by_fraction = !item.fraction_field.empty() && is_explicit(item.fraction_field) &&
                              fraction_of(stored, item) != fraction_of(now, item);
     if (s.use_checkpoint_opt_param_scheduler || (cause == item.fields.end() && !by_fraction)) {
-      choice.fields_kept.push_back(name + ": the checkpoint's " + before + ", not " + after);
+      const bool overruled = cause != item.fields.end() || by_fraction;
+      choice.fields_kept.push_back(name + ": the checkpoint's " + before + ", not " + after +
+                                   (overruled ? " (scheduler.use_checkpoint_opt_param_scheduler)" : ""));
       choice.keeps_decay_length |= is_decay_length(item);
       continue;
     }

@@ -87,7 +87,7 @@ void check_load(const config::Config& config, const RunOptions& options, const R
   if (data) {
     SilentLog silent;
     continue_schedule(config, options, *data, schedule_of(config, options.recipe), reader,
-                      total_iterations(config), silent.log);
+                      CheckpointOf::other_run, total_iterations(config), silent.log);
     check_same_tokenizer(config, state.world(), *data, reader);
   }
   if (config.peft && !config.peft->random_base)

@@ -93,7 +93,6 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   if (!measured && gemm_peak_.value() > 0)
     seconds = estimate.executed_flops * static_cast<double>(runner_.micro_batches()) / gemm_peak_.value();
   if (seconds <= 0 || steps <= 0) return;
-  expected_seconds_ = seconds;
   log_.line(
       std::string("estimated time: ") + (measured ? "" : "about ") +
       (seconds < 1e-3 ? std::string("1 ms") : human_duration(seconds)) + " a step, " +

@@ -70,8 +70,6 @@ class StepLogger {
 
   // Seconds of the last step, or of the steps before a resume; 0: not known.
   double step_seconds() const { return step_seconds_; }
-  // Before the first step this is the estimated time.
-  double expected_step_seconds() const { return step_seconds_ > 0 ? step_seconds_ : expected_seconds_; }
   // Loss of the last step. None: no step was left to do.
   std::optional<double> last_loss() const { return last_loss_; }
 
@@ -98,7 +96,7 @@ class StepLogger {
   PeakThroughput gemm_peak_;
   // FLOPs of a sample on all ranks, without recomputation.
   double flops_per_sample_ = 0;
-  double step_seconds_ = 0, expected_seconds_ = 0;
+  double step_seconds_ = 0;
   std::optional<double> last_loss_;
   std::chrono::steady_clock::time_point last_line_;
   IntervalSeconds log_seconds_, events_seconds_;

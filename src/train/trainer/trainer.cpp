@@ -206,7 +206,8 @@ void Trainer::begin_run() {
 void Trainer::begin_step() {
   StopSignals::at_step(step() + 1);
   world_.at_step(step() + 1);
-  const double seconds = logger_->expected_step_seconds();
+  // Until a step is measured, nothing is promised: the estimate counts the matrix products alone.
+  const double seconds = logger_->step_seconds();
   publish_expected_stop(world_, seconds > 0 ? seconds + checkpointer_->seconds() : 0);
   trace_->before_step(step() + 1);
   timers_->start_step();
