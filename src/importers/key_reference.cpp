@@ -59,9 +59,9 @@ std::span<const Rule> rules_of(Format format) {
 }
 
 std::string change_of_value(const Rule& rule) {
-  if (rule.how == Rule::How::sets) return "`" + std::string(rule.text) + "`";
-  if (rule.how == Rule::How::flip) return "negated";
-  if (rule.how != Rule::How::named) return {};
+  if (rule.kind == Rule::Kind::sets) return "`" + std::string(rule.text) + "`";
+  if (rule.kind == Rule::Kind::flip) return "negated";
+  if (rule.kind != Rule::Kind::named) return {};
   std::vector<std::string> changes;
   for (const auto pair : split(rule.text, ' ')) {
     const size_t equals = pair.find('=');
@@ -74,7 +74,7 @@ std::string change_of_value(const Rule& rule) {
 
 std::string reason_of(const Rule& rule) {
   const std::string text(rule.text);
-  if (rule.how != Rule::How::drop) return text;
+  if (rule.kind != Rule::Kind::drop) return text;
   switch (rule.why) {
     case OmissionReason::unsupported:
       return "not supported: " + text;
