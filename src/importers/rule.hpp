@@ -113,7 +113,7 @@ class Reader {
   // Lists, at the end, the keys of Kind::later that no other call has taken or listed.
   void account();
 
-  // Values by dotted key, for Kind::later. Absent and null read as nothing; a value of another kind is listed.
+  // Values by dotted key, for Kind::later. Absent and null give nothing; a value of another kind is listed.
   const config::Node* find(std::string_view key) const;
   SourceKey from(std::string_view key) const;
   // Whether the key is present and not null.
