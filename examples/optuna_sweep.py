@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Drives a Capstan sweep from Optuna: Optuna asks for trials and Capstan checks and trains them;
-the results are told to Optuna.
+the results are reported to Optuna.
 
     pip install optuna
     capstan sweep plan quickstart dataset=mock tokenizer=none optimizer.min_lr=1e-6 train.train_iters=30 \\

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # clang-format over the C++ sources that git knows, and the limit of 110 columns for these, whose comments
-# clang-format leaves as they are, and for Python, shell, CMake and JavaScript files.
+# clang-format leaves as they are, and for scripts, build files, pages (JavaScript, CSS, HTML), Markdown and
+# the YAML of recipes and presets.
 #
 #   scripts/format.sh            formats the C++ sources, and fails where a line of any file stays too long
 #   scripts/format.sh --check    names files that would change and lines that are too long, and fails if there
 #                                are any
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 # Files that git knows and that are there.
 known() { # PATHSPEC…
@@ -14,23 +15,32 @@ known() { # PATHSPEC…
 }
 mapfile -t files < <(known '*.cpp' '*.hpp')
 # Exception: shell files in folders named `golden` are expected outputs, and inputs as users write them.
-mapfile -t scripts < <(known '*.py' '*.sh' .ci/run '*.cmake' '*CMakeLists.txt' '*.js' ':!*/golden/*.sh')
+mapfile -t scripts < <(known '*.py' '*.sh' .ci/run '*.cmake' '*CMakeLists.txt' '*.js' '*.css' '*.html' \
+  'configs/*.yaml' 'recipes/*.yaml' 'examples/*.yaml' 'bench/*.yaml' ':!*/golden/*')
+# Not yet: pages whose lines still end at column 120.
+mapfile -t pages < <(known '*.md' ':!tests/*' ':!CONTRIBUTING.md' ':!docs/performance.md' ':!kernels/*' \
+  ':!src/'{tensor,comm,ops,nn,models,optim,parallel}'/*')
 bad=()
 if [ "${1:-}" = --check ]; then
   for file in "${files[@]}"; do clang-format "$file" | cmp -s - "$file" || bad+=("would change: $file"); done
 else
   clang-format -i "${files[@]}"
 fi
-# Exception: raw strings (R"( of C++, r""" of Python) are texts and data, whose lines end where they end.
+# Exceptions: raw strings (R"( of C++, r""" of Python) are texts and data, and code blocks and tables of
+# Markdown cannot be broken.
 mapfile -t -O "${#bad[@]}" bad < <(perl -CSD -ne '
   chomp;
   my $python = $ARGV =~ /\.py$/;
-  $raw = 1 if $python ? /\br"""/ : /R"\w*\(/;
+  my $page = $ARGV =~ /\.md$/;
+  $fenced = !$fenced if $page && /^ *```/;
+  next if $page && ($fenced || /^(    |\|)/);
+  $raw = 1 if $page ? 0 : $python ? /\br"""/ : /R"\w*\(/;
   print "above 110 columns: $ARGV:$.\n" if length > 110 && !$raw;
   $raw = 0 if $python ? /^"""/ : /\)\w*"/;
-  $raw = 0, close ARGV if eof' "${files[@]}" "${scripts[@]}")
+} continue {
+  $raw = $fenced = 0, close ARGV if eof' "${files[@]}" "${scripts[@]}" "${pages[@]}")
 if [ ${#bad[@]} -eq 0 ]; then
-  echo "style: ${#files[@]} files are formatted, ${#scripts[@]} more end their lines at column 110"
+  echo "style: ${#files[@]} files are formatted, $((${#scripts[@]} + ${#pages[@]})) more end at column 110"
   exit 0
 fi
 printf 'style: %s\n' "${bad[@]}"

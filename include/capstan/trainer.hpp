@@ -30,7 +30,7 @@ struct TrainOptions {
   std::function<bool(const StepReport&)> on_step;
 
   // True: while the run lasts, SIGINT, SIGTERM and SIGUSR1 mean "save, then return", and a second SIGINT or
-  // SIGTERM ends the process. The handlers that were there come back afterwards. False: signals are left to
+  // SIGTERM ends the process. The handlers that were there come back afterward. False: signals are left to
   // the program.
   bool handle_signals = false;
 

@@ -96,7 +96,7 @@ look() { # NAME
   chromium "${options[@]}" --screenshot="$dir/$name.png" "file://$page" 2>"$dir/$name.log" >/dev/null
   chromium "${options[@]}" --window-size=500,2300 --blink-settings=preferredColorScheme=0 \
     --screenshot="$dir/$name-narrow-dark.png" "file://$page" 2>>"$dir/$name.log" >/dev/null
-  # From the start of the load to the first whole picture; the shortest of five,
+  # From the start of the load to the first complete picture; the shortest of five,
   # because other work on the machine counts too.
   local drawn='' size
   for _ in 1 2 3 4 5; do

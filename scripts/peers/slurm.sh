@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a sweep of four trials through a real Slurm: its daemons on this machine, in a temporary directory,
-# with ports and a key of their own. One trial is signalled while it trains, saves, goes back to the queue and
+# with ports and a key of their own. One trial is signaled while it trains, saves, goes back to the queue and
 # continues. Needs Debian's slurm-wlm and munge (apt-get install slurm-wlm munge) and root. Some five minutes:
 # Slurm lets a requeued job wait.
 #
@@ -108,7 +108,7 @@ for _ in $(seq 600); do
   sleep 0.1
 done
 scancel --batch --signal=USR1 "${job}_1" || true  # it may say so and do it all the same; the journal tells
-echo "signalled ${job}_1"
+echo "signaled ${job}_1"
 for _ in $(seq 300); do
   grep -q "\"trial\": *\"$first\".*\"state\": *\"pending\"" "$sweep/journal.jsonl" && break
   sleep 0.2
@@ -130,7 +130,7 @@ fail() { echo "FAILED: $1"; tail -n 20 "$sweep"/slurm/*.txt; exit 1; }
   fail "not all trials are done"
 [ "$(grep -c '"state": *"done"' "$sweep/journal.jsonl")" = 4 ] ||
   fail "a trial is done more than once, or none"
-[ -d "$sweep/trials/$first/attempts/2" ] || fail "the signalled trial has no second attempt"
+[ -d "$sweep/trials/$first/attempts/2" ] || fail "the signaled trial has no second attempt"
 grep -q resum "$sweep/trials/$first/attempts/2/log.txt" ||
   fail "the second attempt did not continue from the checkpoint"
 [ "$(find "$sweep/trials" -path "*/attempts/2" | wc -l)" = 1 ] || fail "another trial ran twice"

@@ -65,14 +65,14 @@ void check_ids(std::span<const int32_t> ids, int64_t vocabulary, int64_t positio
 data::MicroBatch padded_batch(std::span<const std::vector<int32_t>> sequences) {
   size_t longest = 0;
   for (const auto& ids : sequences) longest = std::max(longest, ids.size());
-  const size_t cells = sequences.size() * longest;
+  const size_t elements = sequences.size() * longest;
   data::MicroBatch batch;
   batch.rows = static_cast<int64_t>(sequences.size());
   batch.sequence_length = static_cast<int64_t>(longest);
-  batch.tokens.assign(cells, 0);
-  batch.labels.assign(cells, 0);
-  batch.loss_mask.assign(cells, 0.0f);
-  batch.position_ids.resize(cells);
+  batch.tokens.assign(elements, 0);
+  batch.labels.assign(elements, 0);
+  batch.loss_mask.assign(elements, 0.0f);
+  batch.position_ids.resize(elements);
   for (size_t row = 0; row < sequences.size(); ++row) {
     const auto begin = static_cast<std::ptrdiff_t>(row * longest);
     std::copy(sequences[row].begin(), sequences[row].end(), batch.tokens.begin() + begin);

@@ -97,9 +97,6 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(size_, other.size_);
   return *this;
 }
-void MappedFile::advise_random() const {
-  if (data_) ::madvise(const_cast<std::byte*>(data_), size_, MADV_RANDOM);
-}
 void MappedFile::advise_sequential() const {
   if (data_) ::madvise(const_cast<std::byte*>(data_), size_, MADV_SEQUENTIAL);
 }
@@ -137,7 +134,6 @@ void FileWriter::flush() {
   used_ = 0;
 }
 void FileWriter::write(std::span<const std::byte> bytes) {
-  written_ += bytes.size();
   if (bytes.size() >= capacity_) {
     flush();
     write_all(fd_, bytes.data(), bytes.size(), path_);

@@ -1,4 +1,4 @@
-// Files: read-only maps, whole reads with a limit, and writes that are either there completely or not at all.
+// Files: read-only maps, reads of complete files with a limit, and writes that happen completely or not.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,6 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::filesystem::path& path() const { return path_; }
-  void advise_random() const;
   void advise_sequential() const;
   // Drops the pages that hold `part` from this process's resident memory; they are mapped again when they are
   // read.
@@ -46,7 +45,6 @@ class FileWriter {
   FileWriter& operator=(const FileWriter&) = delete;
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
-  uint64_t bytes_written() const { return written_; }
   void flush();
   void finish(bool sync = true);
 
@@ -55,7 +53,6 @@ class FileWriter {
   int fd_ = -1;
   std::unique_ptr<std::byte[]> buffer_;
   size_t capacity_, used_ = 0;
-  uint64_t written_ = 0;
 };
 
 // Writes PATH.tmp.<pid>, fsyncs it, renames it over PATH and fsyncs the directory.

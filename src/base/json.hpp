@@ -32,6 +32,12 @@ OrderedJson ordered_json_of(std::string_view text, IfNotJson = IfNotJson::raise)
 std::string dump_json(const Json& value, int indent = -1);
 std::string dump_json(const OrderedJson& value, int indent = -1);
 
+// The value, or null without one.
+template <class T>
+OrderedJson or_null(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson();
+}
+
 // Finds where and why a text is not JSON, for readers whose faster parser gives no offsets. Returns nullopt
 // if the text is JSON.
 struct JsonProblem {

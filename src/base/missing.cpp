@@ -132,10 +132,7 @@ std::vector<fs::path> in_another_directory(const MissingPath& path, NamedThing t
 }
 
 bool is_hub_word(const std::string& word) {
-  const auto allowed = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
-           c == '_' || c == '.';
-  };
+  const auto allowed = [](char c) { return is_letter(c) || is_digit(c) || c == '-' || c == '_' || c == '.'; };
   return !word.empty() && word.size() <= 96 && word[0] != '.' &&
          std::all_of(word.begin(), word.end(), allowed);
 }
@@ -228,9 +225,7 @@ void refuse_lfs_pointer(std::string_view content, const std::string& file) {
 void refuse_placeholder(std::string_view content, const std::string& file) {
   refuse_lfs_pointer(content, file);
   content = beginning_of(content);
-  std::string head(content.substr(0, 14));
-  std::transform(head.begin(), head.end(), head.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  const std::string head = lower_case(content.substr(0, 14));
   if (head.starts_with("<!doctype html") || head.starts_with("<html"))
     fail(ErrorCode::format, "`" + file + "` is an HTML page: a web page was saved in the place of the file",
          "download the file itself, with hf download ORG/NAME, or by a link with /resolve/ in place of "

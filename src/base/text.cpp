@@ -18,6 +18,12 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
+std::string lower_case(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) c = lower_case(c);
+  return result;
+}
+
 std::string_view trim(std::string_view text) {
   constexpr std::string_view blanks = " \t\r\n\f\v";
   const size_t begin = text.find_first_not_of(blanks);
@@ -63,28 +69,28 @@ std::string to_text(double value) {
   return {buffer.data(), end};
 }
 
-// Optimal string alignment distance from a to b, case-insensitive; some number above `limit` where there are
-// more than that. Most names are nothing like a given one, and a message about a wrong key looks at all of
-// them: what cannot be near is left early.
+// Optimal string alignment distance from a to b, case-insensitive; some number above `limit` if the distance
+// is greater. A message about a wrong key compares it with every name, most of which differ completely, so
+// the computation ends as soon as the limit is exceeded.
 static size_t edit_distance(std::string_view a, std::string_view b, size_t limit) {
-  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
   const size_t difference = a.size() < b.size() ? b.size() - a.size() : a.size() - b.size();
   if (difference > limit) return difference;
   // A step changes the letters' counts by one too many and one too few at most.
   std::array<int, 256> letters{};
-  for (const char c : a) ++letters[static_cast<unsigned char>(lower(c))];
+  for (const char c : a) ++letters[static_cast<unsigned char>(lower_case(c))];
   size_t missing = 0;
   for (const char c : b)
-    if (--letters[static_cast<unsigned char>(lower(c))] < 0) ++missing;
+    if (--letters[static_cast<unsigned char>(lower_case(c))] < 0) ++missing;
   if (missing > limit) return missing;
   std::vector<size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
     row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      const bool same = lower(a[i - 1]) == lower(b[j - 1]);
+      const bool same = lower_case(a[i - 1]) == lower_case(b[j - 1]);
       row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (same ? 0 : 1)});
-      if (i > 1 && j > 1 && lower(a[i - 1]) == lower(b[j - 2]) && lower(a[i - 2]) == lower(b[j - 1]))
+      if (i > 1 && j > 1 && lower_case(a[i - 1]) == lower_case(b[j - 2]) &&
+          lower_case(a[i - 2]) == lower_case(b[j - 1]))
         row[j] = std::min(row[j], before[j - 2] + 1);
     }
     before.swap(last);
@@ -96,12 +102,12 @@ static size_t edit_distance(std::string_view a, std::string_view b, size_t limit
 std::vector<std::string> near_matches(std::string_view text, std::span<const std::string> candidates,
                                       size_t most) {
   if (text.size() > 200) return {};
-  struct Found {
+  struct Match {
     size_t distance;
     const std::string* name;
     bool only_part;  // near by nothing else
   };
-  std::vector<Found> found;
+  std::vector<Match> matches;
   for (const auto& candidate : candidates) {
     const size_t limit = std::max<size_t>(1, std::max(text.size(), candidate.size()) / 3);
     const size_t distance = edit_distance(text, candidate, std::max<size_t>(limit, 2));
@@ -110,15 +116,15 @@ std::vector<std::string> near_matches(std::string_view text, std::span<const std
         text.size() >= 3 && candidate.size() >= 3 &&
         (candidate.find(text) != std::string::npos || text.find(candidate) != std::string_view::npos);
     const size_t near = part ? std::min<size_t>(distance, 2) : distance;
-    if (near <= limit) found.push_back({near, &candidate, distance > limit});
+    if (near <= limit) matches.push_back({near, &candidate, distance > limit});
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const Found& a, const Found& b) { return a.distance < b.distance; });
+  std::stable_sort(matches.begin(), matches.end(),
+                   [](const Match& a, const Match& b) { return a.distance < b.distance; });
   // Beside one slip of the finger, names that merely contain the text are noise.
-  if (!found.empty() && found.front().distance == 1)
-    std::erase_if(found, [](const Found& one) { return one.only_part; });
+  if (!matches.empty() && matches.front().distance == 1)
+    std::erase_if(matches, [](const Match& match) { return match.only_part; });
   std::vector<std::string> result;
-  for (size_t i = 0; i < found.size() && i < most; ++i) result.push_back(*found[i].name);
+  for (size_t i = 0; i < matches.size() && i < most; ++i) result.push_back(*matches[i].name);
   return result;
 }
 

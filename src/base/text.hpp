@@ -11,6 +11,21 @@
 namespace capstan {
 
 std::vector<std::string_view> split(std::string_view text, char separator);
+// Whether a byte separates words in JSON, YAML and records: a blank, a tab, or part of a line break.
+constexpr bool is_blank(char c) {
+  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+constexpr bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+constexpr bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+// Maps the ASCII letters A to Z to lower case; other bytes stay.
+constexpr char lower_case(char c) {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+}
+std::string lower_case(std::string_view text);
 // Removes ASCII blanks from both ends.
 std::string_view trim(std::string_view text);
 std::string join(std::span<const std::string> parts, std::string_view separator);
@@ -30,7 +45,7 @@ std::vector<std::string> near_matches(std::string_view text, std::span<const std
 
 // Formats with a fixed number of digits after the point: 12.50 with two digits.
 std::string fixed(double value, int digits);
-// Formats with so many significant digits, as %g does: 2e-04 or 0.123 with three digits.
+// Formats with a number of significant digits, as %g does: 2e-04 or 0.123 with three digits.
 std::string significant(double value, int digits);
 // Formats as 16 hexadecimal digits.
 std::string hex(uint64_t value);

@@ -140,10 +140,8 @@ std::map<std::string, StoredTensor> read_tensors(const JsonView& view,
 
 bool is_plain_file_name(std::string_view name) {
   return !name.empty() && name.size() <= 255 && name[0] != '.' &&
-         std::all_of(name.begin(), name.end(), [](char c) {
-           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
-                  c == '_' || c == '-';
-         });
+         std::all_of(name.begin(), name.end(),
+                     [](char c) { return is_letter(c) || is_digit(c) || c == '.' || c == '_' || c == '-'; });
 }
 
 std::string seal_manifest(std::string body) {

@@ -23,7 +23,7 @@ struct TensorInfo {
 // Splits the region along its first dimension into slabs of at most `bytes` each, but at least one row.
 std::vector<Region> row_slabs(const Region& region, DType dtype, int64_t bytes);
 
-// copy_region() from a range of a mapped file, in chunks whose pages do not stay resident afterwards.
+// copy_region() from a range of a mapped file, in chunks whose pages do not stay resident afterward.
 void copy_mapped_region(const MappedFile& map, std::span<const std::byte> source, const Region& region,
                         const Region& source_region, DType source_type, const Region& target_region,
                         std::byte* target, DType target_type);

@@ -35,9 +35,7 @@ struct Positional {
 // RECIPE, FILE.jsonl, hf:DIR: placeholders contain capitals.
 bool is_kind(std::string_view word) {
   return std::any_of(word.begin(), word.end(), [](char c) { return c >= 'A' && c <= 'Z'; }) &&
-         std::all_of(word.begin(), word.end(), [](char c) {
-           return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == ':' || c == '.';
-         });
+         std::all_of(word.begin(), word.end(), [](char c) { return is_letter(c) || c == ':' || c == '.'; });
 }
 
 // The positional arguments of a usage line; options and their arguments are in the option table.

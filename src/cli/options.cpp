@@ -41,8 +41,7 @@ std::vector<Option> table_of(const Command& command) {
 }
 
 bool identifier(char c, bool first) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
-         (!first && ((c >= '0' && c <= '9') || c == '-'));
+  return is_letter(c) || c == '_' || (!first && (is_digit(c) || c == '-'));
 }
 
 // `num-layers` → "model.num_layers"; empty unless one field alone has that name, here or elsewhere.

@@ -74,14 +74,14 @@ std::string unified_diff(std::string_view before, std::string_view after, const 
     while (end < lines.size() && quiet <= 2 * kAround) quiet = lines[end++].mark == ' ' ? quiet + 1 : 0;
     if (quiet > kAround) end -= quiet - kAround;
     size_t olds = 0, news = 0;
-    std::string piece;
+    std::string hunk;
     for (size_t i = begin; i < end; ++i) {
       olds += lines[i].mark != '+';
       news += lines[i].mark != '-';
-      piece += lines[i].mark + std::string(lines[i].text) + "\n";
+      hunk += lines[i].mark + std::string(lines[i].text) + "\n";
     }
     out += "@@ -" + std::to_string(old_line) + "," + std::to_string(olds) + " +" + std::to_string(new_line) +
-           "," + std::to_string(news) + " @@\n" + piece;
+           "," + std::to_string(news) + " @@\n" + hunk;
     old_line += olds;
     new_line += news;
     at = end;

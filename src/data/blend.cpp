@@ -45,29 +45,6 @@ std::pair<int64_t, int64_t> split_range(std::pair<double, double> share, int64_t
   return {at(share.first), at(share.second)};
 }
 
-Blend parse_blend(const std::vector<std::string>& words) {
-  Blend blend;
-  std::vector<double> weights;
-  size_t numbers = 0;
-  if (words.size() % 2 == 0)
-    for (size_t i = 0; i < words.size(); i += 2)
-      if (const auto weight = parse_double(trim(words[i]))) {
-        weights.push_back(*weight);
-        ++numbers;
-      }
-  if (numbers == 0) {
-    for (const auto& word : words) blend.prefixes.emplace_back(trim(word));
-    return blend;
-  }
-  if (numbers != words.size() / 2)
-    fail(ErrorCode::config, "a blend is either prefixes only or weight and prefix in turn; this one has " +
-                                std::to_string(numbers) + " weights for " + std::to_string(words.size() / 2) +
-                                " pairs");
-  for (size_t i = 1; i < words.size(); i += 2) blend.prefixes.emplace_back(trim(words[i]));
-  blend.weights = std::move(weights);
-  return blend;
-}
-
 BlendOrder::BlendOrder(std::vector<double> weights, std::vector<int64_t> limits)
     : weights_(std::move(weights)), limits_(std::move(limits)), counts_(weights_.size(), 0) {
   CAPSTAN_ASSERT(limits_.empty() || limits_.size() == weights_.size(), "a limit for each dataset");

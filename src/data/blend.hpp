@@ -32,8 +32,6 @@ struct Blend {
   std::optional<std::vector<double>> weights;
   bool empty() const { return prefixes.empty(); }
 };
-// Parses Megatron's list: "w1 p1 w2 p2 …" or prefixes only. Throws ErrorCode::config if it is neither.
-Blend parse_blend(const std::vector<std::string>& words);
 
 // Sample k of a blend comes from the dataset that is furthest behind its share, argmax over i of weight_i ·
 // max(k, 1) - taken_i, the lowest i among equals (Megatron's greedy rule). The choice depends on k and the

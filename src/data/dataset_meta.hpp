@@ -57,7 +57,7 @@ class TokenizerCheck {
   // model has. Without a record: ErrorCode::config where the tokenizer is clearly smaller than the model's
   // vocabulary: by more than 1 %, unless the vocabulary is its size rounded up to a power of two that is at
   // most kMaxMultiple, as published models pad theirs. ErrorCode::format where a token is at or above the
-  // limit, of the first kScannedTokens or, in a larger dataset, of as many spread over it; the others are
+  // limit, of the first kScannedTokens or, in a larger dataset, of as many at even distances; the others are
   // found when they are read.
   void check(const IndexedDataset& dataset);
 

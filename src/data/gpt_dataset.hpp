@@ -63,7 +63,7 @@ class GptDataset final : public Dataset {
   // Fills `out`, [T + 1], with the tokens of a sample.
   void text(int64_t number, std::span<int32_t> out) const { source_->read(number, out); }
   void row(int64_t number, const RowView& out) const override;
-  // A hash of the epoch length and of the tokens of up to 64 samples that are spread over the first epoch. It
+  // A hash of the epoch length and of the tokens of up to 64 samples at even distances in the first epoch. It
   // changes with the files, the blend, the split, the seed and the sequence length.
   std::string fingerprint() const override;
 

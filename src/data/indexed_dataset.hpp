@@ -72,9 +72,8 @@ class IndexedDataset {
   // XXH3-128 of the .idx file, 32 hexadecimal digits. Reads the file again.
   std::string index_hash() const;
 
-  // The largest id among `most` tokens of the .bin file, all of them where there are no more, else spread
-  // over the file;
-  // -1 without tokens. Throws as read() does.
+  // The largest id among `most` tokens of the .bin file at even distances, or among all tokens if there are
+  // no more; -1 without tokens. Throws as read() does.
   int32_t largest_token(int64_t most) const;
 
  private:

@@ -40,7 +40,7 @@ struct DatasetReport {
 };
 
 struct InspectOptions {
-  // Documents shown, spread evenly over the dataset.
+  // Number of documents shown, at even distances in the dataset.
   int64_t samples = 3;
   // Tokens shown of each document.
   int64_t sample_tokens = 32;

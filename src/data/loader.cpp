@@ -1,6 +1,5 @@
 #include "data/loader.hpp"
 
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -16,7 +15,6 @@ struct Loader::State {
   LoaderOptions options;
   // Number of micro-batches that next() has returned.
   int64_t taken = 0;
-  double waited = 0;
 
   // Workers claim micro-steps in order; the result of step m goes to slot m % slots.size(). A step is claimed
   // only when its slot is free, that is when step m - slots.size() has been taken.
@@ -109,8 +107,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& opti
   state_->dataset = std::move(dataset);
   state_->options = options;
   if (options.num_workers == 0) return;
-  const int ahead = options.read_ahead > 0 ? options.read_ahead : 2 * options.num_workers;
-  state_->slots.resize(static_cast<size_t>(ahead));
+  state_->slots.resize(static_cast<size_t>(2 * options.num_workers));
   try {
     for (int i = 0; i < options.num_workers; ++i)
       state_->workers.emplace_back([state = state_.get()] { state->work(); });
@@ -137,14 +134,9 @@ Loader::~Loader() {
 
 MicroBatch Loader::next() {
   State& state = *state_;
-  const auto start = std::chrono::steady_clock::now();
-  const auto add_wait = [&] {
-    state.waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
   if (state.workers.empty()) {
     MicroBatch batch = state.read(state.taken);
     ++state.taken;
-    add_wait();
     return batch;
   }
   std::unique_lock lock(state.mutex);
@@ -154,7 +146,6 @@ MicroBatch Loader::next() {
   MicroBatch batch = std::move(slot.batch);
   slot = {};
   ++state.taken;
-  add_wait();
   lock.unlock();
   state.slot_free.notify_one();
   return batch;
@@ -164,11 +155,6 @@ int64_t Loader::consumed_samples() const {
   std::lock_guard lock(state_->mutex);
   return state_->options.consumed_samples +
          state_->taken * state_->options.micro_batch_size * state_->options.data_parallel_size;
-}
-
-double Loader::seconds_waited() const {
-  std::lock_guard lock(state_->mutex);
-  return state_->waited;
 }
 
 }  // namespace capstan::data

@@ -34,10 +34,8 @@ struct LoaderOptions {
   int64_t global_batch_size = 1;
   // Samples that all ranks have consumed before.
   int64_t consumed_samples = 0;
-  // 0: next() reads the rows itself.
+  // Threads that prefetch two micro-batches each. 0: next() reads the rows itself.
   int num_workers = 2;
-  // Number of micro-batches to prefetch; 0: two for each worker.
-  int read_ahead = 0;
 };
 
 class Loader {
@@ -54,8 +52,6 @@ class Loader {
 
   // Samples, over all ranks, of the micro-batches that next() has returned, plus those before this loader.
   int64_t consumed_samples() const;
-  // Time that next() has spent waiting so far, in seconds.
-  double seconds_waited() const;
 
  private:
   struct State;

@@ -1,6 +1,6 @@
 // Generated tokens, for runs without data. Documents of random length (2 to max_document tokens) count
-// upwards, 0, 1, 2, … modulo the vocabulary without the end-of-document token, from a random start, and end
-// with that token: the next token follows from the last one, so the loss falls from ln(vocabulary) towards
+// upward, 0, 1, 2, … modulo the vocabulary without the end-of-document token, from a random start, and end
+// with that token: the next token follows from the last one, so the loss falls from ln(vocabulary) toward
 // the little that document ends and starts leave. Sample i depends on (seed, split, i) alone.
 #pragma once
 

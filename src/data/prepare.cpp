@@ -21,6 +21,8 @@ namespace {
 
 constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kBatchBytes = 8 << 20;
+// Maximum number of bad records that the result describes.
+constexpr size_t kMostReports = 20;
 
 // The part of one key's dataset that is made from one tile.
 struct EncodedKey {
@@ -181,7 +183,7 @@ void append(const EncodedTile& tile, const PrepareOptions& options, const Writer
   if (!tile.bad.empty() && options.on_bad_line == OnBadLine::fail)
     fail(ErrorCode::format, tile.bad[0], "such records can be left out and counted");
   for (const auto& report : tile.bad)
-    if (static_cast<int64_t>(result.reports.size()) < options.max_reports) result.reports.push_back(report);
+    if (result.reports.size() < kMostReports) result.reports.push_back(report);
   result.skipped += static_cast<int64_t>(tile.bad.size());
   for (size_t k = 0; k < writers.size(); ++k) {
     const EncodedKey& of = tile.keys[k];

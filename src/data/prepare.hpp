@@ -52,8 +52,6 @@ struct PrepareOptions {
   // Replaces existing datasets.
   bool overwrite = false;
   OnBadLine on_bad_line = OnBadLine::fail;
-  // Maximum number of bad records that the result describes.
-  int64_t max_reports = 20;
   // Called between batches, from the calling thread.
   std::function<void(const PrepareProgress&)> progress;
 };

@@ -20,11 +20,8 @@ constexpr size_t kBuffer = 256 << 10;
 // Number of bytes that a parser may read beyond a record (SIMDJSON_PADDING).
 constexpr size_t kPadding = 64;
 
-bool is_blank(char c) {
-  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-bool is_blank(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return is_blank(c); });
+bool all_blank(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), is_blank);
 }
 
 InputFormat format_by_name(std::string_view name) {
@@ -185,7 +182,7 @@ struct RecordReader::State {
         emit_too_long(start, at, at_column);
         return true;
       }
-      if (!is_blank(std::string_view(batch->text).substr(start))) {
+      if (!all_blank(std::string_view(batch->text).substr(start))) {
         emit(start, at, at_column);
         return true;
       }
@@ -288,7 +285,7 @@ struct RecordReader::State {
       if (!any) return false;
       if (truncated)
         emit_too_long(start, at_line, 1);
-      else if (is_blank(std::string_view(batch->text).substr(start)))
+      else if (all_blank(std::string_view(batch->text).substr(start)))
         batch->text.resize(start);
       else
         emit(start, at_line, 1);
@@ -306,7 +303,7 @@ struct RecordReader::State {
       const bool boundary =
           !any ||
           (!truncated &&
-           (split == TextSplit::blank_line ? is_blank(text) : text == std::string_view(options.separator)));
+           (split == TextSplit::blank_line ? all_blank(text) : text == std::string_view(options.separator)));
       if (!boundary) {
         if (ended && !too_long) batch->text.push_back('\n');
         continue;
@@ -319,7 +316,7 @@ struct RecordReader::State {
       // The line break before the boundary belongs to the boundary.
       if (batch->text.size() > start && batch->text.back() == '\n') batch->text.pop_back();
       if (batch->text.size() > start && batch->text.back() == '\r') batch->text.pop_back();
-      if (!is_blank(std::string_view(batch->text).substr(start))) {
+      if (!all_blank(std::string_view(batch->text).substr(start))) {
         emit(start, at_line, 1);
         return true;
       }

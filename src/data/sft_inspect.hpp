@@ -43,9 +43,9 @@ struct SftReport {
   std::vector<Row> shown;
 };
 
-// The first documents of up to `count` rows, spread over the first epoch, so that at least `count` documents
-// are shown where there are as many, with up to `tokens` tokens of each. Further documents have their
-// location and no tokens.
+// The first documents of up to `count` rows, at even distances in the first epoch. At least `count` documents
+// are shown if there are as many, with up to `tokens` tokens of each. Further documents have their location
+// and no tokens.
 SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenizer, int64_t count,
                       int64_t tokens);
 

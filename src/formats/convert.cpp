@@ -50,13 +50,12 @@ const std::string* asset_file(const Assets& assets, std::string_view name) {
 
 // Orders names, comparing numbers in them by value: layers.2 before layers.10.
 bool earlier(const std::string& a, const std::string& b) {
-  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   size_t i = 0, j = 0;
   while (i < a.size() && j < b.size()) {
-    if (digit(a[i]) && digit(b[j])) {
+    if (is_digit(a[i]) && is_digit(b[j])) {
       size_t x = i, y = j;
-      while (x < a.size() && digit(a[x])) ++x;
-      while (y < b.size() && digit(b[y])) ++y;
+      while (x < a.size() && is_digit(a[x])) ++x;
+      while (y < b.size() && is_digit(b[y])) ++y;
       if (x - i != y - j) return x - i < y - j;
       const int order = a.compare(i, x - i, b, j, y - j);
       if (order != 0) return order < 0;
@@ -112,7 +111,7 @@ std::string index_text(const std::map<std::string, std::string>& shard_of, int64
   return dump_json(index, 2) + "\n";
 }
 
-bool says_the_same(const std::string& kept, const std::string& made) {
+bool describes_same_shards(const std::string& kept, const std::string& made) {
   const auto a = parse_json(kept, std::string(kIndexFile)), b = json_of(made);
   const auto size = [](const Json& index) {
     return index.contains("metadata") && index["metadata"].is_object()
@@ -249,7 +248,7 @@ WriteResult write_hf(const ExportSource& from, const fs::path& to, const HfOptio
   if (files.size() > 1 || files.begin()->first != kSingleFile) {
     const std::string made = index_text(shard_of, written.bytes, elements);
     const std::string* kept = asset_file(from.assets, kIndexFile);
-    add(std::string(kIndexFile), kept && says_the_same(*kept, made) ? *kept : made);
+    add(std::string(kIndexFile), kept && describes_same_shards(*kept, made) ? *kept : made);
   }
   add(std::string(kConfigFile), outline(from.model, from.assets, most).config);
   for (const auto& [name, text] : from.assets)

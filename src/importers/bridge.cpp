@@ -27,10 +27,10 @@ std::string target_of(const Node& node) {
 }
 
 // The recipe's counterpart of a class or function.
-struct Known {
+struct Counterpart {
   std::string_view target, value;
 };
-constexpr Known kActivations[] = {
+constexpr Counterpart kActivations[] = {
     {"torch.nn.functional.silu", "silu"},
     {"torch.nn.functional.gelu", "gelu"},
     {"torch.nn.functional.relu", "relu"},
@@ -39,27 +39,27 @@ constexpr Known kActivations[] = {
     {"megatron.core.activations.squared_relu", "squared_relu"},
     {"megatron.core.activations.fast_gelu", "gelu_tanh"},
 };
-constexpr Known kTypes[] = {
+constexpr Counterpart kTypes[] = {
     {"torch.float32", "fp32"}, {"torch.float", "fp32"}, {"torch.bfloat16", "bf16"},
     {"torch.float16", "fp16"}, {"torch.half", "fp16"},
 };
-constexpr Known kMomentTypes[] = {
+constexpr Counterpart kMomentTypes[] = {
     {"torch.float32", "fp32"}, {"torch.float", "fp32"}, {"torch.bfloat16", "bf16"},
     {"torch.float16", "fp16"}, {"torch.half", "fp16"},  {"torch.uint8", "fp8"},
 };
-constexpr Known kRouterTypes[] = {{"fp32", "fp32"}, {"fp64", "fp64"}};
+constexpr Counterpart kRouterTypes[] = {{"fp32", "fp32"}, {"fp64", "fp64"}};
 
 template <size_t N>
-void from_table(Reader& r, const Item& item, const char* path, const Known (&table)[N]) {
+void from_table(Reader& r, const Item& item, const char* path, const Counterpart (&table)[N]) {
   const std::string target = target_of(*item.value);
-  for (const Known& known : table)
-    if (known.target == target) {
-      const std::string value(known.value);
+  for (const Counterpart& one : table)
+    if (one.target == target) {
+      const std::string value(one.value);
       r.draft.set_if_other(path, Node::scalar(value, item.value->location), item.from);
       return;
     }
   std::string names;
-  for (const Known& known : table) names += (names.empty() ? "" : ", ") + std::string(known.target);
+  for (const Counterpart& one : table) names += (names.empty() ? "" : ", ") + std::string(one.target);
   r.draft.omit(item.from, target.empty() ? shown(*item.value) : target, OmissionReason::value,
                "counterparts are known for: " + names);
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "config/core/convert.hpp"
 #include "config/core/emit.hpp"
@@ -58,18 +59,10 @@ Node plain_boolean(const Node& node) {
 
 }  // namespace
 
-std::string lower_case(std::string_view text) {
-  std::string result(text);
-  for (char& c : result)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return result;
-}
-
 std::string with_plain_characters(std::string_view text) {
   std::string result(text);
   for (char& c : result) {
-    const bool plain =
-        (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
+    const bool plain = is_letter(c) || is_digit(c) || c == '_' || c == '.';
     if (!plain) c = '-';
   }
   return result;
@@ -281,8 +274,8 @@ std::vector<ImportedKey> Draft::taken() const {
   return result;
 }
 
-std::vector<Assumed> Draft::assumed() const {
-  std::vector<Assumed> result;
+std::vector<AssumedValue> Draft::assumed() const {
+  std::vector<AssumedValue> result;
   if (!base_.empty()) result.push_back({"extends", base_, base_reason_});
   each_entry([&](const std::string& path, const Entry& entry) {
     if (entry.from.key.empty()) result.push_back({path, entry.value, entry.note});

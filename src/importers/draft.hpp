@@ -65,7 +65,7 @@ class Draft {
   // `title` becomes the first comment line.
   std::string recipe(const std::string& title, const std::string& name, const std::string& description) const;
   std::vector<ImportedKey> taken() const;
-  std::vector<Assumed> assumed() const;
+  std::vector<AssumedValue> assumed() const;
   // The omitted keys, ordered by location.
   std::vector<OmittedKey> omitted() const;
 
@@ -90,8 +90,6 @@ class Draft {
   std::vector<OmittedKey> omitted_;
 };
 
-// Converts ASCII letters to lower case.
-std::string lower_case(std::string_view text);
 // Replaces all characters but letters, digits, `-`, `_` and `.` with `-`, for use in a file name.
 std::string with_plain_characters(std::string_view text);
 

@@ -34,12 +34,12 @@ constexpr FormatInfo kFormats[] = {
 };
 
 // Keys that identify a format. The format with the most such keys is chosen.
-struct Sign {
+struct FormatKeys {
   Format format;
   std::vector<std::string_view> keys;
 };
-const std::vector<Sign>& signs() {
-  static const std::vector<Sign> list = {
+const std::vector<FormatKeys>& format_keys() {
+  static const std::vector<FormatKeys> list = {
       {Format::bridge,
        {"_target_", "model._target_", "optimizer._target_", "scheduler._target_", "ddp._target_",
         "checkpoint._target_", "train._target_", "dataset._target_", "tokenizer._target_"}},
@@ -87,16 +87,16 @@ bool looks_like_command(std::string_view text) {
   fail(ErrorCode::format, "the format of `" + file + "` is not recognized", help);
 }
 
-struct Guess {
+struct FormatMatch {
   Format format = Format::megatron;
   long hits = 0;
 };
-Guess guess(const Node& root) {
-  Guess best;
-  for (const Sign& sign : signs()) {
-    const long hits = std::count_if(sign.keys.begin(), sign.keys.end(),
+FormatMatch best_match(const Node& root) {
+  FormatMatch best;
+  for (const FormatKeys& one : format_keys()) {
+    const long hits = std::count_if(one.keys.begin(), one.keys.end(),
                                     [&](std::string_view key) { return has_key(root, key); });
-    if (hits > best.hits) best = {sign.format, hits};
+    if (hits > best.hits) best = {one.format, hits};
   }
   return best;
 }
@@ -116,7 +116,7 @@ std::string without_json_tabs(std::string text) {
 bool is_document(const std::vector<config::Source>& sources) {
   std::vector<config::Diagnostic> problems;
   const auto tree = config::parse_yaml(0, sources, problems);
-  return tree && config::count(problems, config::Level::error) == 0 && guess(*tree).hits > 1;
+  return tree && config::count(problems, config::Level::error) == 0 && best_match(*tree).hits > 1;
 }
 
 Node parse(const std::vector<config::Source>& sources) {
@@ -278,7 +278,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   if (options.format) {
     result.format = *options.format;
   } else if (!command) {
-    const Guess best = guess(root);
+    const FormatMatch best = best_match(root);
     if (best.hits == 0) not_recognized(file_name, root);
     result.format = best.format;
   }

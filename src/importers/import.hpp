@@ -66,7 +66,7 @@ struct ImportedKey {
 };
 // A value that the file does not give: the other trainer's default if Capstan's differs, or a value to fill
 // in.
-struct Assumed {
+struct AssumedValue {
   std::string path, value, reason;
 };
 struct OmittedKey {
@@ -98,7 +98,7 @@ struct Imported {
   // Keys whose values were taken, in the recipe's order.
   std::vector<ImportedKey> taken;
   // Values that were assumed, in the recipe's order.
-  std::vector<Assumed> assumed;
+  std::vector<AssumedValue> assumed;
   // Keys that were omitted, in the order of the file.
   std::vector<OmittedKey> omitted;
   // The recipe as YAML.

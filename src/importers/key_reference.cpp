@@ -5,11 +5,14 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "config/tools/markdown.hpp"
 #include "importers/format_readers.hpp"
 
 namespace capstan::importers {
 
 namespace {
+
+using config::code;
 
 struct Chapter {
   Format format;
@@ -20,27 +23,22 @@ constexpr std::string_view kIntroduction =
     "# Coming from Megatron-LM, Axolotl or torchtune\n"
     "\n"
     "Reference, for users of these trainers: the Capstan field for each of their options. Generated from the "
-    "tables of\n"
-    "`capstan recipe import` by `scripts/docs.sh`.\n"
+    "tables of `capstan recipe import` by `scripts/docs.sh`.\n"
     "\n"
     "You need not translate by hand: `capstan recipe import FILE` writes the recipe and lists every option "
-    "that it did not\n"
-    "take, with the reason ([importing](importing.md), which also covers DeepSpeed, Megatron-Bridge and the\n"
-    "`TrainingArguments` of Transformers). `capstan explain FIELD` describes a field. `(preset)` means that "
-    "the option\n"
-    "chooses a preset of the section, as in `mixed_precision=bf16_mixed`. An option with several fields sets "
-    "the one that\n"
-    "its value, or the options beside it, call for.\n";
+    "that it did not take, with the reason ([importing](importing.md), which also covers DeepSpeed, "
+    "Megatron-Bridge and the `TrainingArguments` of Transformers). `capstan explain FIELD` describes a "
+    "field. "
+    "`(preset)` means that the option chooses a preset of the section, as in `mixed_precision=bf16_mixed`. "
+    "An option with several fields sets the one that its value, or the options beside it, call for.\n";
 
 constexpr Chapter kChapters[] = {
     {Format::megatron, "Megatron-LM",
      "Capstan's fields have Megatron's names: an option that is not in these tables and has the name of a "
-     "field sets that\n"
-     "field, with underscores for dashes (`--num-layers` is `model.num_layers`, `--lr` is `optimizer.lr`, "
-     "and\n"
-     "`--pipeline-model-parallel-size` is `dist.pipeline_model_parallel_size`). The first table lists "
-     "options whose\n"
-     "spelling or meaning differs, retired spellings among them.\n"},
+     "field sets that field, with underscores for dashes (`--num-layers` is `model.num_layers`, `--lr` is "
+     "`optimizer.lr`, and `--pipeline-model-parallel-size` is `dist.pipeline_model_parallel_size`). The "
+     "first "
+     "table lists options whose spelling or meaning differs, retired spellings among them.\n"},
     {Format::axolotl, "Axolotl", "The keys of an Axolotl YAML.\n"},
     {Format::torchtune, "torchtune", "The keys of a torchtune YAML, with their sections.\n"},
 };
@@ -59,9 +57,9 @@ std::span<const Rule> rules_of(Format format) {
 }
 
 std::string change_of_value(const Rule& rule) {
-  if (rule.how == Rule::How::sets) return "`" + std::string(rule.text) + "`";
-  if (rule.how == Rule::How::flip) return "negated";
-  if (rule.how != Rule::How::named) return {};
+  if (rule.kind == Rule::Kind::sets) return "`" + std::string(rule.text) + "`";
+  if (rule.kind == Rule::Kind::flip) return "negated";
+  if (rule.kind != Rule::Kind::named) return {};
   std::vector<std::string> changes;
   for (const auto pair : split(rule.text, ' ')) {
     const size_t equals = pair.find('=');
@@ -74,7 +72,7 @@ std::string change_of_value(const Rule& rule) {
 
 std::string reason_of(const Rule& rule) {
   const std::string text(rule.text);
-  if (rule.how != Rule::How::drop) return text;
+  if (rule.kind != Rule::Kind::drop) return text;
   switch (rule.why) {
     case OmissionReason::unsupported:
       return "not supported: " + text;
@@ -85,10 +83,6 @@ std::string reason_of(const Rule& rule) {
     default:
       return "no effect: " + text;
   }
-}
-
-std::string code(std::string_view text) {
-  return "`" + std::string(text) + "`";
 }
 
 // Converts "dataset (preset)" to "`dataset` (preset)".
@@ -145,7 +139,7 @@ std::vector<KeyReference> key_reference(Format format) {
 std::string coming_from_page() {
   std::string text(kIntroduction);
   for (const Chapter& chapter : kChapters) text += chapter_text(chapter);
-  return text;
+  return config::wrapped_markdown(text);
 }
 
 }  // namespace capstan::importers

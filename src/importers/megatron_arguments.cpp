@@ -267,9 +267,9 @@ bool by_name(Reader& reader, const Item& item) {
 // Whether the option takes no value.
 bool is_flag(std::string_view option) {
   if (const Rule* rule = find_rule(megatron_rules(), option)) {
-    if (rule->how == Rule::How::sets) return true;
-    if (rule->how == Rule::How::later) return rule->flag;
-    if (rule->how == Rule::How::take) {
+    if (rule->kind == Rule::Kind::sets) return true;
+    if (rule->kind == Rule::Kind::later) return rule->flag;
+    if (rule->kind == Rule::Kind::take) {
       const config::FieldInfo* field = config::schema().find_field(rule->path);
       return field && field->type->kind == config::Type::Kind::boolean;
     }
@@ -283,8 +283,8 @@ bool is_flag(std::string_view option) {
 size_t most_values(std::string_view option) {
   constexpr size_t kAny = SIZE_MAX;
   const Rule* rule = find_rule(megatron_rules(), option);
-  if (rule && (rule->how == Rule::How::drop || rule->how == Rule::How::act)) return kAny;
-  if (rule && rule->how == Rule::How::later) return option.ends_with("data-path") ? kAny : 1;
+  if (rule && (rule->kind == Rule::Kind::drop || rule->kind == Rule::Kind::act)) return kAny;
+  if (rule && rule->kind == Rule::Kind::later) return option.ends_with("data-path") ? kAny : 1;
   const config::FieldInfo* field = rule ? config::schema().find_field(rule->path) : field_of(option);
   if (!field) return kAny;
   const auto kind = field->type->kind;
@@ -489,7 +489,7 @@ class CommandLine {
 
   static bool needs_value(const std::string& key) {
     const Rule* rule = find_rule(megatron_rules(), key);
-    return rule ? rule->how != Rule::How::drop : field_of(key) != nullptr;
+    return rule ? rule->kind != Rule::Kind::drop : field_of(key) != nullptr;
   }
 
   Draft& draft_;

@@ -47,8 +47,8 @@ bool is_off(const Node& node) {
 
 void Reader::apply_rule(const Rule& rule, const Item& item) {
   const Node& value = *item.value;
-  if (rule.how == Rule::How::later) return;
-  if (rule.how == Rule::How::drop) {
+  if (rule.kind == Rule::Kind::later) return;
+  if (rule.kind == Rule::Kind::drop) {
     draft.omit(item.from, value, is_off(value) ? OmissionReason::off : rule.why, std::string(rule.text));
     return;
   }
@@ -56,11 +56,11 @@ void Reader::apply_rule(const Rule& rule, const Item& item) {
     draft.omit(item.from, value, OmissionReason::off, "null");
     return;
   }
-  switch (rule.how) {
-    case Rule::How::take:
+  switch (rule.kind) {
+    case Rule::Kind::take:
       draft.set(rule.path, value, item.from);
       return;
-    case Rule::How::named: {
+    case Rule::Kind::named: {
       std::vector<std::string> words;
       for (const auto pair : split(rule.text, ' ')) {
         const auto equals = pair.find('=');
@@ -74,20 +74,20 @@ void Reader::apply_rule(const Rule& rule, const Item& item) {
       draft.omit(item.from, value, OmissionReason::value, "counterparts are known for: " + join(words, ", "));
       return;
     }
-    case Rule::How::sets:
+    case Rule::Kind::sets:
       if (value.kind == Node::Kind::scalar && truth(value.text) == true)
         draft.set(rule.path, std::string(rule.text), item.from);
       else
         draft.omit(item.from, value, is_off(value) ? OmissionReason::off : OmissionReason::value,
                    is_off(value) ? "" : "neither true nor false");
       return;
-    case Rule::How::flip:
+    case Rule::Kind::flip:
       if (const auto on = value.kind == Node::Kind::scalar ? truth(value.text) : std::nullopt)
         draft.set(rule.path, *on ? "false" : "true", item.from);
       else
         draft.omit(item.from, value, OmissionReason::value, "neither true nor false");
       return;
-    case Rule::How::act:
+    case Rule::Kind::act:
       rule.act(*this, item);
       return;
     default:
@@ -144,7 +144,7 @@ void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise
     });
     if (rule && misspelled(*rule, item)) {
       unknown(item);
-    } else if (rule && (!section || rule->how != Rule::How::later)) {
+    } else if (rule && (!section || rule->kind != Rule::Kind::later)) {
       apply_rule(*rule, item);
     } else if (otherwise && otherwise(*this, item)) {
       // taken
@@ -162,7 +162,7 @@ void Reader::apply(bool (*otherwise)(Reader&, const Item&)) {
 
 void Reader::account() {
   for (const Rule& rule : table) {
-    const Node* node = rule.how == Rule::How::later ? find(rule.key) : nullptr;
+    const Node* node = rule.kind == Rule::Kind::later ? find(rule.key) : nullptr;
     if (!node || draft.mentions(rule.key)) continue;
     // The keys below it have been processed.
     if (node->kind == Node::Kind::map && !node->items.empty()) continue;

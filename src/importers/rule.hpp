@@ -22,7 +22,7 @@ struct Item {
 };
 
 struct Rule {
-  enum class How : uint8_t {
+  enum class Kind : uint8_t {
     // Takes the value unchanged.
     take,
     // Translates a word by the list in `text`, "theirs=ours theirs=ours".
@@ -43,7 +43,7 @@ struct Rule {
   // The field. act, later: the fields that the key can set, "model.vocab_size, dataset (preset)", for the
   // reference.
   std::string_view path;
-  How how = How::take;
+  Kind kind = Kind::take;
   // named, sets: see there; drop: the reason; act, later: a remark for the reference.
   std::string_view text;
   OmissionReason why = OmissionReason::unknown;
@@ -53,38 +53,38 @@ struct Rule {
 };
 
 constexpr Rule take(std::string_view key, std::string_view path) {
-  return {key, path, Rule::How::take, {}, {}, nullptr};
+  return {key, path, Rule::Kind::take, {}, {}, nullptr};
 }
 constexpr Rule named(std::string_view key, std::string_view path, std::string_view words) {
-  return {key, path, Rule::How::named, words, {}, nullptr};
+  return {key, path, Rule::Kind::named, words, {}, nullptr};
 }
 constexpr Rule sets(std::string_view key, std::string_view path, std::string_view value) {
-  return {key, path, Rule::How::sets, value, {}, nullptr};
+  return {key, path, Rule::Kind::sets, value, {}, nullptr};
 }
 constexpr Rule flip(std::string_view key, std::string_view path) {
-  return {key, path, Rule::How::flip, {}, {}, nullptr};
+  return {key, path, Rule::Kind::flip, {}, {}, nullptr};
 }
 constexpr Rule act(std::string_view key, void (*function)(Reader&, const Item&), std::string_view fields = {},
                    std::string_view remark = {}) {
-  return {key, fields, Rule::How::act, remark, {}, function};
+  return {key, fields, Rule::Kind::act, remark, {}, function};
 }
 constexpr Rule later(std::string_view key, std::string_view fields = {}, std::string_view remark = {}) {
-  return {key, fields, Rule::How::later, remark, {}, nullptr};
+  return {key, fields, Rule::Kind::later, remark, {}, nullptr};
 }
 constexpr Rule flag(std::string_view key, std::string_view fields, std::string_view remark = {}) {
-  return {key, fields, Rule::How::later, remark, {}, nullptr, true};
+  return {key, fields, Rule::Kind::later, remark, {}, nullptr, true};
 }
 constexpr Rule no_effect(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::How::drop, reason, OmissionReason::no_effect, nullptr};
+  return {key, {}, Rule::Kind::drop, reason, OmissionReason::no_effect, nullptr};
 }
 constexpr Rule unsupported(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::How::drop, reason, OmissionReason::unsupported, nullptr};
+  return {key, {}, Rule::Kind::drop, reason, OmissionReason::unsupported, nullptr};
 }
 constexpr Rule external(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::How::drop, reason, OmissionReason::external, nullptr};
+  return {key, {}, Rule::Kind::drop, reason, OmissionReason::external, nullptr};
 }
 constexpr Rule to_fill_in(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::How::drop, reason, OmissionReason::to_fill_in, nullptr};
+  return {key, {}, Rule::Kind::drop, reason, OmissionReason::to_fill_in, nullptr};
 }
 
 // The table with one rule for each key.
@@ -110,10 +110,10 @@ class Reader {
   // listed as off.
   void apply(bool (*otherwise)(Reader&, const Item&) = nullptr);
 
-  // Lists, at the end, the keys of How::later that no other call has taken or listed.
+  // Lists, at the end, the keys of Kind::later that no other call has taken or listed.
   void account();
 
-  // Values by dotted key, for How::later. Absent and null read as nothing; a value of another kind is listed.
+  // Values by dotted key, for Kind::later. Absent and null give nothing; a value of another kind is listed.
   const config::Node* find(std::string_view key) const;
   SourceKey from(std::string_view key) const;
   // Whether the key is present and not null.

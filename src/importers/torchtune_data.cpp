@@ -71,7 +71,7 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
               source = known ? std::string(builder->source) : "";
   std::vector<std::string> files;
   const bool train = list == "dataset";
-  bool says_loss = false;
+  bool has_loss_mode = false;
   SourceKey from{list + "._component_", {}};
   for (size_t i = 0; i < entry.keys.size(); ++i) {
     const std::string& key = entry.keys[i];
@@ -97,10 +97,10 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
     } else if (key == "packed" && train) {
       draft.set("dataset.packing", value, at);
     } else if (key == "train_on_input" && train) {
-      says_loss = true;
+      has_loss_mode = true;
       draft.set("dataset.loss_mode", truth(value.text) == true ? "all" : "assistant", at);
     } else if (key == "masking_strategy" && train) {
-      says_loss = true;
+      has_loss_mode = true;
       const bool all = value.text == "train_on_all", last = value.text == "train_on_last";
       draft.set("dataset.loss_mode", all ? "all" : last ? "last_turn" : "assistant", at);
     } else if (key == "conversation_style") {
@@ -124,7 +124,7 @@ void read_entry(Reader& r, const std::string& list, const Node& entry, Samples& 
     draft.omit(from, component->text, OmissionReason::to_fill_in, std::string(kSamples));
     return;
   }
-  if (train && !says_loss)
+  if (train && !has_loss_mode)
     draft.assume("dataset.loss_mode", builder->learns_prompt ? "all" : "assistant", "torchtune's default");
   samples.alike = samples.alike && (samples.files.empty() || samples.format == format);
   samples.format = format;

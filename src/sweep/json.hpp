@@ -1,17 +1,10 @@
 // Helpers for the JSON files and outputs of a sweep. Include it from .cpp files.
 #pragma once
 
-#include <optional>
-
 #include "base/json.hpp"
 #include "sweep/definition.hpp"
 
 namespace capstan::sweep {
-
-template <class T>
-OrderedJson or_null(const std::optional<T>& value) {
-  return value ? OrderedJson(*value) : OrderedJson();
-}
 
 inline OrderedJson json_of(const Values& values) {
   OrderedJson object = OrderedJson::object();

@@ -239,16 +239,15 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options) {
   const fs::path directory = fs::absolute(store.directory()).lexically_normal() / "slurm";
   SlurmPlan plan;
   plan.limit = kArrayMax;
-  plan.limit_from = "the usual limit";
   if (options.array_max) {
     plan.limit = *options.array_max;
-    plan.limit_from = "--array-max";
+    plan.limit_origin = SlurmPlan::LimitOrigin::options;
   } else if (options.cluster.array_max) {
     plan.limit = *options.cluster.array_max;
-    plan.limit_from = "the cluster's file";
+    plan.limit_origin = SlurmPlan::LimitOrigin::cluster;
   } else if (const auto limit = limit_of_scontrol()) {
     plan.limit = *limit;
-    plan.limit_from = "scontrol";
+    plan.limit_origin = SlurmPlan::LimitOrigin::scontrol;
   }
   SlurmScript script;
   script.sweep = directory.parent_path().string();

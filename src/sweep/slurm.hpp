@@ -57,14 +57,16 @@ struct SlurmOptions {
   std::optional<int64_t> array_max, max_parallel;
 };
 struct SlurmPlan {
+  // Where the limit of tasks in an array comes from: SlurmOptions, the cluster's file, the configuration of
+  // Slurm (scontrol), or its usual value.
+  enum class LimitOrigin : uint8_t { options, cluster, scontrol, slurm_default };
   // The arrays that have tasks to submit.
   std::vector<SlurmArray> arrays;
   std::vector<std::string> scripts;
   // The sbatch commands.
   std::vector<std::vector<std::string>> commands;
   int64_t limit = 0;
-  // Origin of the limit: "--array-max", "scontrol", …
-  std::string limit_from;
+  LimitOrigin limit_origin = LimitOrigin::slurm_default;
   // Number of trials left out because a job of theirs is in the queue.
   int64_t queued = 0;
 };

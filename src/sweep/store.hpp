@@ -56,7 +56,7 @@ struct TrialStatus {
 struct RunProgress {
   // The last step that is complete: no more rows of it or of an earlier step will be written.
   int64_t reached = 0;
-  // The step at which the trial was pruned, whatever it did afterwards.
+  // The step at which the trial was pruned, whatever it did afterward.
   std::optional<int64_t> pruned_at;
 };
 

@@ -50,7 +50,7 @@ struct Table {
   // The ranked rows, best first; then running, pending, pruned and failed rows.
   std::vector<TableRow> rows;
   size_t ranked = 0;
-  // Number of rows that --top left out.
+  // Number of rows omitted because of TableOptions::top.
   size_t hidden = 0;
 };
 

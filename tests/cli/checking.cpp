@@ -264,7 +264,7 @@ TEST_CASE("check --files and train refuse directories that cannot be written") {
   CHECK(run_in(scratch, words("check", {})).code == 0);  // without --files nothing is looked at
   CHECK(run_in(scratch, words("check", {"--files", "--run-dir", "elsewhere"})).code == 0);
   CHECK_FALSE(fs::exists(scratch.file("elsewhere")));
-  // A run that exists is told, and may be resumed; checkpoints of another run are refused, as `train` does.
+  // A run that exists is reported and may be resumed; checkpoints of another run are refused, as by `train`.
   REQUIRE(run_in(scratch, words("train", {"--run-dir", "first", "checkpoint.save=kept"})).code == 0);
   const Finished same =
       run_in(scratch, words("check", {"--files", "--run-dir", "first", "checkpoint.save=kept"}));
@@ -275,10 +275,10 @@ TEST_CASE("check --files and train refuse directories that cannot be written") {
   const Finished refused = run_in(scratch, words("train", other));
   CHECK(refused.code == 1);
   CHECK_MESSAGE(contains(refused.err, held), refused.err);
-  const Finished told =
+  const Finished reported =
       run_in(scratch, words("check", {"--files", "--run-dir", "second", "checkpoint.save=kept"}));
-  CHECK(told.code == 1);
-  CHECK_MESSAGE(contains(told.err, "error[C0804]: " + held), told.err);
+  CHECK(reported.code == 1);
+  CHECK_MESSAGE(contains(reported.err, "error[C0804]: " + held), reported.err);
   fs::remove_all(scratch.file("first")), fs::remove_all(scratch.file("second"));
   fs::remove_all(scratch.file("kept"));
   CHECK(run_in(scratch, words("check", {"--run-dir", "elsewhere"})).code == 2);

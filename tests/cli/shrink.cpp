@@ -125,7 +125,7 @@ TEST_CASE("a shrunk run goes on, and is no model to ask") {
   CHECK_MESSAGE(contains(asked.err, "random weights"), asked.err);
 }
 
-TEST_CASE("show --shrink tells what it changes, check --shrink what it takes") {
+TEST_CASE("show --shrink reports its changes, check --shrink the values that it uses") {
   const Finished shown = run({"show", "llama3-70b", "model.num_layers", "--shrink"});
   CHECK(shown.code == 0);
   CHECK(shown.out == "4\n");

@@ -120,7 +120,7 @@ TEST_CASE("who is to blame") {
             "ranks disagree about collective 31 of group `dp`: rank 0"));
 }
 
-TEST_CASE("the table is shared memory; the first to claim tells") {
+TEST_CASE("the table is shared memory; the first to claim reports") {
   const auto status_table = RankStatusTable::create(2, true);
   const auto same = RankStatusTable::open(status_table->path());
   CHECK(same->ranks() == 2);

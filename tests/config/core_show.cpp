@@ -11,6 +11,7 @@
 #include "config/core/emit.hpp"
 #include "config/core/hash.hpp"
 #include "config/tools/json_schema.hpp"
+#include "config/tools/markdown.hpp"
 #include "config/tools/show.hpp"
 #include "core_support.hpp"
 
@@ -344,4 +345,26 @@ TEST_CASE("diagnostics: human, compact, JSON") {
   odd.location = {0, 1, 1, 3};
   const std::vector<config::Source> sources{{config::Source::Kind::file, "f", "\x1b[31mred\u202E", "/"}};
   CHECK(render(odd, sources).find('\x1b') == std::string::npos);
+}
+
+TEST_CASE("paragraphs and list items of generated pages are broken at 110 columns") {
+  const std::string word = "wörd", ten = "0123456789";
+  std::string paragraph, cells = "|";
+  for (int i = 0; i < 40; ++i) paragraph += (i ? " " : "") + word, cells += " " + word + " |";
+  std::string line = word;
+  for (int i = 1; i < 22; ++i) line += " " + word;  // 22 words of 4 and 21 blanks: 109 columns
+  std::string rest = word;
+  for (int i = 1; i < 18; ++i) rest += " " + word;
+  CHECK(wrapped_markdown(paragraph) == line + "\n" + rest);
+  // Tables, headings and code stay; items are indented.
+  for (const std::string& kept :
+       {cells, "# " + paragraph, "    " + paragraph, std::string("short\n\ntext\n")})
+    CHECK(wrapped_markdown(kept) == kept);
+  CHECK(wrapped_markdown("- " + paragraph).find("\n  " + word) != std::string::npos);
+  // No line begins with a mark, and a short code span is not broken.
+  std::string hundred;
+  for (int i = 0; i < 10; ++i) hundred += ten;
+  CHECK(wrapped_markdown(hundred + " 123456789 - a") == hundred + "\n123456789 - a");
+  CHECK(wrapped_markdown(hundred + " `a b c d e f`, g") == hundred + "\n`a b c d e f`, g");
+  CHECK(wrapped_markdown("`" + hundred + " " + ten + "` g") == "`" + hundred + "\n" + ten + "` g");
 }

@@ -37,16 +37,6 @@ TEST_CASE("malformed splits are refused") {
   CHECK(parse_split(" 969 , 30 , 1 ")[2].has_value());
 }
 
-TEST_CASE("a list is prefixes, or weights and prefixes") {
-  CHECK(!parse_blend({"a"}).weights);
-  CHECK(!parse_blend({"a", "b"}).weights);
-  CHECK(parse_blend({"a", "b"}).prefixes == std::vector<std::string>{"a", "b"});
-  const auto weighted = parse_blend({"0.3", " a ", "70", "b"});
-  CHECK(weighted.prefixes == std::vector<std::string>{"a", "b"});
-  CHECK(*weighted.weights == std::vector<double>{0.3, 70});
-  CHECK(error_of([] { parse_blend({"0.3", "a", "b", "c"}); }).starts_with("config: "));
-}
-
 TEST_CASE("the greedy order is megatron-core's, from any position") {
   const auto fixtures = capstan::json_of(read_file(fixture("megatron.json")));
   for (const auto& test : fixtures["blends"]) {

@@ -137,17 +137,16 @@ TEST_CASE("next() throws a worker's error at the position of the failed micro-ba
   }
 }
 
-TEST_CASE("workers read ahead so far and no further, and stop at any time") {
+TEST_CASE("workers prefetch two micro-batches each and no more, and stop at any time") {
   for (int repeat = 0; repeat < 20; ++repeat) {
     auto source = std::make_shared<CountingSource>();
     LoaderOptions options;
     options.num_workers = 4;
-    options.read_ahead = 3;
     Loader loader(std::make_shared<GptDataset>(source, 4, DocumentOptions{}), options);
     for (int i = 0; i < repeat % 5; ++i) loader.next();
     if (repeat % 4 == 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      CHECK(source->reads.load() <= repeat % 5 + 3);
+      CHECK(source->reads.load() <= repeat % 5 + 8);
     }
   }
 }

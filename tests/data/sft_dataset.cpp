@@ -351,7 +351,7 @@ TEST_CASE("epochs of fine-tuning data consist of the rows of complete epochs") {
   CHECK(error_of([&] { dataset->samples_in(1e9); }).starts_with("config: "));
 }
 
-TEST_CASE("the fingerprint tells the samples and how they are laid out") {
+TEST_CASE("the fingerprint identifies the samples and their layout") {
   const TempDirectory directory;
   const std::string file = write_many(directory);
   const SftOptions options = options_for({file}, 64);

@@ -12,7 +12,7 @@
 #include "formats/hf_config.hpp"
 #include "formats/hf_directory.hpp"
 #include "formats/peft_mapping.hpp"
-#include "support/paths.hpp"
+#include "tests/formats/helpers.hpp"
 #include "tests/support/errors.hpp"
 #include "tests/support/fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -20,31 +20,25 @@
 using namespace capstan;
 using namespace capstan::formats;
 using test::error_of;
+using test::floats;
 using test::holds;
+using test::kFormatFixtures;
 namespace fs = std::filesystem;
 
 namespace {
-
-const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/formats";
 
 struct Base {
   HfDirectory files;
   HfModel model;
   ArrangementTable table;
   explicit Base(const std::string& name)
-      : files(kHere / "families" / name),
+      : files(kFormatFixtures / "families" / name),
         model(read_hf_config(files.read_text(kConfigFile), "config.json")),
         table(parameter_table(model.model, model.family->names)) {}
   AdapterSet set(const PeftAdapter& adapter) const {
     return to_capstan(adapter, model.model, model.family->names, {}, "the adapter");
   }
 };
-
-std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(source.at(name).shape.elements()));
-  source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
-  return values;
-}
 
 // W + s B A, with each row scaled to its magnitude; rows are outputs.
 std::vector<float> merged(std::vector<float> weight, const AdapterModule& m) {
@@ -81,9 +75,9 @@ TEST_CASE("an adapter's update is PEFT's, in the file's modules and in Capstan's
     CAPTURE(name);
     Base base(base_name);
     const bool transposed = base.model.family->names.transposed;
-    const PeftAdapter adapter = read_peft(kHere / "adapters" / name);
+    const PeftAdapter adapter = read_peft(kFormatFixtures / "adapters" / name);
     CHECK(adapter.config.fan_in_fan_out == transposed);
-    const test::Fixture truth((kHere / "adapters" / name / "merged.safetensors").string());
+    const test::Fixture truth((kFormatFixtures / "adapters" / name / "merged.safetensors").string());
     std::map<std::string, std::vector<float>> after;  // the file's tensors, [out, in]
     for (const AdapterModule& module : adapter.modules) {
       CAPTURE(module.module);
@@ -123,7 +117,7 @@ TEST_CASE("an adapter's update is PEFT's, in the file's modules and in Capstan's
       test::TemporaryDirectory home;
       write_peft(home.path() / "there", back);
       CHECK(read_file(home.path() / "there/adapter_model.safetensors").size() ==
-            read_file(kHere / "adapters" / name / "adapter_model.safetensors").size());
+            read_file(kFormatFixtures / "adapters" / name / "adapter_model.safetensors").size());
       CHECK(read_peft(home.path() / "there").config.target_modules == adapter.config.target_modules);
     }
   }
@@ -240,7 +234,7 @@ TEST_CASE("adapters of parts beside modules that are fused in the file: stacked,
 }
 
 TEST_CASE("adapters that Capstan does not support are refused by name") {
-  const auto text = read_file(kHere / "adapters/lora/adapter_config.json");
+  const auto text = read_file(kFormatFixtures / "adapters/lora/adapter_config.json");
   const auto changed = [&](const std::string& from, const std::string& to) {
     std::string copy = text;
     REQUIRE(copy.find(from) != std::string::npos);
@@ -262,7 +256,7 @@ TEST_CASE("adapters that Capstan does not support are refused by name") {
   CHECK(holds(changed("\"r\": 3", "\"r\": 3, \"r\": 3"), "duplicate"));
 
   Base base("llama");
-  PeftAdapter wrong = read_peft(kHere / "adapters/lora");
+  PeftAdapter wrong = read_peft(kFormatFixtures / "adapters/lora");
   wrong.modules[0].module = "model.layers.0.self_attn.q_prj";
   wrong.modules[1].in += 1;
   const std::string said = error_of([&] { base.set(wrong); });
@@ -270,7 +264,7 @@ TEST_CASE("adapters that Capstan does not support are refused by name") {
   CHECK(holds(said,
               "no linear layer `model.layers.0.self_attn.q_prj`; near: `model.layers.0.self_attn.q_proj`"));
   CHECK(holds(said, "inputs"));
-  wrong = read_peft(kHere / "adapters/lora");
+  wrong = read_peft(kFormatFixtures / "adapters/lora");
   wrong.modules[0].rank = 1000;
   CHECK(holds(error_of([&] { base.set(wrong); }), "has the rank 1000"));
 
@@ -284,7 +278,8 @@ TEST_CASE("adapters that Capstan does not support are refused by name") {
            {"\"q_proj\"", "\"nothing\""}}) {
     const fs::path directory = home.path() / ("lists" + std::to_string(number++));
     fs::create_directory(directory);
-    fs::copy_file(kHere / "adapters/lora/adapter_model.safetensors", directory / "adapter_model.safetensors");
+    fs::copy_file(kFormatFixtures / "adapters/lora/adapter_model.safetensors",
+                  directory / "adapter_model.safetensors");
     std::string edited = text;
     REQUIRE(edited.find(from) != std::string::npos);
     std::ofstream(directory / "adapter_config.json") << edited.replace(edited.find(from), from.size(), to);
@@ -292,14 +287,14 @@ TEST_CASE("adapters that Capstan does not support are refused by name") {
   }
 
   fs::create_directory(home.path() / "ranks");
-  fs::copy_file(kHere / "adapters/lora/adapter_model.safetensors",
+  fs::copy_file(kFormatFixtures / "adapters/lora/adapter_model.safetensors",
                 home.path() / "ranks/adapter_model.safetensors");
   std::string other = text;
   std::ofstream(home.path() / "ranks/adapter_config.json")
       << other.replace(other.find("\"r\": 3"), 6, "\"r\": 4");
   CHECK(holds(error_of([&] { read_peft(home.path() / "ranks"); }), "has the rank 3, and `"));
 
-  fs::copy_file(kHere / "adapters/lora/adapter_config.json", home.path() / "adapter_config.json");
+  fs::copy_file(kFormatFixtures / "adapters/lora/adapter_config.json", home.path() / "adapter_config.json");
   std::ofstream(home.path() / "adapter_model.bin") << "\x80\x02";
   CHECK(holds(error_of([&] { read_peft(home.path()); }), "none is ever run"));
 }

@@ -20,7 +20,7 @@
 #include "formats/hf_directory.hpp"
 #include "formats/model_section.hpp"
 #include "models/registry.hpp"
-#include "support/paths.hpp"
+#include "tests/formats/helpers.hpp"
 #include "tests/support/errors.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kFamilies = fs::path(capstan::test::kSourceDirectory) / "tests/formats/families";
+const fs::path kFamilies = test::kFormatFixtures / "families";
 
 std::vector<std::byte> bytes_of(checkpoint::TensorSource& source, const std::string& name) {
   const auto& info = source.at(name);

@@ -10,7 +10,7 @@
 #include "formats/hf_directory.hpp"
 #include "formats/rearranged.hpp"
 #include "models/registry.hpp"
-#include "support/paths.hpp"
+#include "tests/formats/helpers.hpp"
 #include "tests/models/tiny.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/fixture.hpp"
@@ -22,16 +22,10 @@ using formats::ExternalModel;
 
 namespace {
 
-const std::string kFamilies = std::string(capstan::test::kSourceDirectory) + "/tests/formats/families/";
+const std::string kFamilies = (kFormatFixtures / "families/").string();
 
 constexpr const char* kModels[] = {"gpt2",  "gpt2_bare", "llama", "llama_sharded", "smollm2", "mistral",
                                    "qwen2", "qwen3",     "phi3",  "phi3_long",     "olmo2",   "gemma2"};
-
-std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(source.at(name).shape.elements()));
-  source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
-  return values;
-}
 
 // The gradients of a fixture by tensor name.
 class Gradients final : public checkpoint::TensorSource {

@@ -17,7 +17,7 @@
 #include "formats/gguf_file.hpp"
 #include "formats/hf_directory.hpp"
 #include "formats/model_section.hpp"
-#include "support/paths.hpp"
+#include "tests/formats/helpers.hpp"
 #include "tests/support/errors.hpp"
 #include "tests/support/fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -25,18 +25,12 @@
 using namespace capstan;
 using namespace capstan::formats;
 using test::error_of;
+using test::floats;
 using test::holds;
+using test::kFormatFixtures;
 namespace fs = std::filesystem;
 
 namespace {
-
-const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/formats";
-
-std::vector<float> floats(checkpoint::TensorSource& source, const std::string& name) {
-  std::vector<float> values(static_cast<size_t>(source.at(name).shape.elements()));
-  source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
-  return values;
-}
 
 // Builds a file by hand.
 struct Bytes {
@@ -72,7 +66,7 @@ struct AsGguf {
   config::ModelConfig model;
   std::unique_ptr<checkpoint::TensorSource> parameters;
   AsGguf(const std::string& name, const fs::path& to)
-      : hf(ExternalModel::open("hf:" + (kHere / "families" / name).string())), model(hf->model()) {
+      : hf(ExternalModel::open("hf:" + (kFormatFixtures / "families" / name).string())), model(hf->model()) {
     // A GGUF file cannot express the scale and window of these fixtures.
     if (name == "gemma2") model.softmax_scale = 1 / std::sqrt(static_cast<double>(*model.kv_channels));
     if (name == "mistral") model.window_size.reset();
@@ -95,8 +89,8 @@ void edit(const fs::path& path, const std::function<void(Entries&, std::vector<G
 }  // namespace
 
 TEST_CASE("blocks of every type are dequantized as the reference does, in any region") {
-  const test::Fixture expected((kHere / "gguf/blocks.safetensors").string());
-  GgufFile file(kHere / "gguf/blocks.gguf");
+  const test::Fixture expected((kFormatFixtures / "gguf/blocks.safetensors").string());
+  GgufFile file(kFormatFixtures / "gguf/blocks.gguf");
   for (const std::string& name : expected.names("")) {
     CAPTURE(name);
     const auto truth = expected.get<float>(name);
@@ -112,8 +106,8 @@ TEST_CASE("blocks of every type are dequantized as the reference does, in any re
 }
 
 TEST_CASE("a file of llama.cpp's converter is the model it was made from, tokenizer included") {
-  const auto gguf = ExternalModel::open("gguf:" + (kHere / "gguf/smollm2.gguf").string());
-  const auto hf = ExternalModel::open("hf:" + (kHere / "families/smollm2").string());
+  const auto gguf = ExternalModel::open("gguf:" + (kFormatFixtures / "gguf/smollm2.gguf").string());
+  const auto hf = ExternalModel::open("hf:" + (kFormatFixtures / "families/smollm2").string());
   for (const Difference& one : differences(gguf->model(), hf->model())) {
     CAPTURE(one.path + ": " + one.first + ", " + one.second);
     CHECK(one.path == "model.layernorm_epsilon");  // fp32 there
@@ -230,7 +224,7 @@ TEST_CASE("an architecture that is not read is refused with those that are") {
 }
 
 TEST_CASE("F32, F16, BF16 and Q8_0 round to the bytes of the reference") {
-  const test::Fixture expected((kHere / "gguf/rounded.safetensors").string());
+  const test::Fixture expected((kFormatFixtures / "gguf/rounded.safetensors").string());
   const auto values = expected.get<float>("values");
   std::vector<std::byte> bytes;
   for (const uint32_t id : {kGgmlF32, kGgmlF16, kGgmlBf16, kGgmlQ8_0}) {

@@ -19,16 +19,15 @@
 #include "config/resolve/resolve.hpp"
 #include "formats/external_model.hpp"
 #include "formats/peft_adapter.hpp"
-#include "support/paths.hpp"
+#include "tests/formats/helpers.hpp"
 #include "text/chat/chat_template.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
 using namespace capstan;
+using test::kFormatFixtures;
 namespace fs = std::filesystem;
 
 namespace {
-
-const fs::path kHere = fs::path(capstan::test::kSourceDirectory) / "tests/formats";
 
 // From here on these end the process: execve, execveat, mmap and mprotect that ask for executable pages. A
 // shared object cannot be loaded without the latter.
@@ -77,7 +76,7 @@ int alone(const std::function<void()>& body) {
 }  // namespace
 
 TEST_CASE("artifacts of every kind are read without executing anything") {
-  for (const auto& family : fs::directory_iterator(kHere / "families")) {
+  for (const auto& family : fs::directory_iterator(kFormatFixtures / "families")) {
     CAPTURE(family.path().string());
     const std::string name = "hf:" + family.path().string();
     CHECK(
@@ -93,12 +92,13 @@ TEST_CASE("artifacts of every kind are read without executing anything") {
           formats::resolve_recipe(*model);
         }) == 0);
   }
-  for (const auto& adapter : fs::directory_iterator(kHere / "adapters")) {
+  for (const auto& adapter : fs::directory_iterator(kFormatFixtures / "adapters")) {
     CAPTURE(adapter.path().string());
     CHECK(alone([&] { formats::read_peft(adapter.path()); }) == 0);
   }
   CHECK(alone([] {
-          const auto model = formats::ExternalModel::open("gguf:" + (kHere / "gguf/smollm2.gguf").string());
+          const auto model =
+              formats::ExternalModel::open("gguf:" + (kFormatFixtures / "gguf/smollm2.gguf").string());
           const auto weights = model->parameters(model->model());
           std::vector<std::byte> bytes(
               static_cast<size_t>(4 * weights->at("embedding.word_embeddings.weight").shape.elements()));
@@ -106,7 +106,7 @@ TEST_CASE("artifacts of every kind are read without executing anything") {
         }) == 0);
   CHECK(alone([] {
           text::chat::ChatTemplate::load(
-              (kHere.parent_path() / "text/chat/templates/llama3.2.jinja").string());
+              (kFormatFixtures.parent_path() / "text/chat/templates/llama3.2.jinja").string());
         }) == 0);
   CHECK(alone([] {
           config::Request request;

@@ -28,7 +28,7 @@ Imported command(const std::string& options, const std::string& launcher = "pyth
 std::string value_of(const Imported& imported, const std::string& path) {
   for (const ImportedKey& one : imported.taken)
     if (one.path == path) return one.value;
-  for (const Assumed& one : imported.assumed)
+  for (const AssumedValue& one : imported.assumed)
     if (one.path == path) return one.value + " (assumed)";
   return "unset";
 }

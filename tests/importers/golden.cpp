@@ -28,7 +28,7 @@ std::string lists(const Imported& result) {
   for (const ImportedKey& one : result.taken)
     text += "taken " + std::to_string(one.location.line) + ":" + std::to_string(one.location.column) + " " +
             one.key + " -> " + one.path + ": " + one.value + "\n";
-  for (const Assumed& one : result.assumed)
+  for (const AssumedValue& one : result.assumed)
     text += "assumed " + one.path + ": " + one.value + "  # " + one.reason + "\n";
   for (const OmittedKey& one : result.omitted) {
     text += std::string(omission_name(one.why)) + " " + std::to_string(one.location.line) + ":" +

@@ -263,7 +263,7 @@ void check_case(const Case& c, bool every_device) {
   }
 }
 
-// What the tape tells, in its order; B among a group's s and w: a block is computed.
+// The events of the tape, in order; B among the s and w of a group: a block is computed.
 struct Recorder final : TapeObserver {
   std::vector<TapeEvent> events;
   void observe(const TapeEvent& event) override {
@@ -467,7 +467,7 @@ TEST_CASE_TEMPLATE("in a ring the next keys are on their way while a block is co
   }
 }
 
-TEST_CASE("memory is what the meta device foretells") {
+TEST_CASE("memory is the estimate of the meta device") {
   const Case c{.groups = ranks(),
                .per_group = 2,
                .d = 16,

@@ -20,7 +20,7 @@ namespace {
 using test::world;
 
 // A stage adds its number to the first element of the hidden states, and takes its number from the
-// gradient's: what arrives tells the way it came.
+// gradient's: the values that arrive show the path of the tensor.
 class Counting final : public PipelineWork {
  public:
   Counting(Device& device, const PipelineShape& shape, int64_t rank, int64_t rows)

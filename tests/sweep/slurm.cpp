@@ -1,4 +1,4 @@
-// Job arrays: what is in which, the scripts byte for byte, and what a script does when it is signalled. No
+// Job arrays: what is in which, the scripts byte for byte, and what a script does when it is signaled. No
 // Slurm is needed.
 #include "sweep/slurm.hpp"
 

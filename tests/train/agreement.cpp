@@ -18,7 +18,7 @@ TEST_CASE("ranks that disagree are named on every rank, with host and both value
   const int rank = world().rank(), last = world().size() - 1;
   require_agreement(world(), {{"the program", program_identity()}, {"the step", "7"}, {"the data", ""}});
   if (last == 0) return;
-  // Everybody sees the same, also where only a later value differs, and the group goes on afterwards.
+  // Everybody sees the same, also where only a later value differs, and the group goes on afterward.
   for (const std::string what : {"the step", "the data"}) {
     const auto value = [&](const std::string& of) { return of == what && rank == last ? "b" : "a"; };
     try {

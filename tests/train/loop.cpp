@@ -128,7 +128,7 @@ TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss b
   config.train.micro_batch_size = 1;
   const auto other = run(config, 8);
   for (size_t i = 0; i < expected.size(); ++i) CHECK(other[i] == doctest::Approx(expected[i]).epsilon(1e-5));
-  // The same on one rank: rank 0 runs it alone and tells the others.
+  // The same on one rank: rank 0 runs it alone and broadcasts the result.
   const auto alone = comm::World::alone();
   // bf16 activations round to 8 bits: sums that differ in their last fp32 bit now and then round to
   // neighbors.

@@ -137,7 +137,7 @@ const Command kRecipeTrim = {
     .examples = {{"recipe trim my.yaml", ""}, {"recipe trim my.yaml --diff", "show the changes only"}},
     .options = kEditOptions,
     .details =
-        "The recipe resolves to the same value of each field afterwards. A value that would then be derived "
+        "The recipe resolves to the same value of each field afterward. A value that would then be derived "
         "from\n"
         "others stays. The comment of a removed value, on its line or directly above it, is removed with "
         "it.\n",

@@ -82,7 +82,7 @@ std::string summary(const Imported& imported) {
   if (!imported.assumed.empty()) {
     text += "assumed:\n";
     Table table;
-    for (const importers::Assumed& one : imported.assumed)
+    for (const importers::AssumedValue& one : imported.assumed)
       table.add({"  " + one.path + ": " + one.value, reason_text(one.reason)});
     text += table.text();
   }
@@ -134,7 +134,7 @@ OrderedJson as_json(const Imported& imported, const std::string& to) {
     taken.push_back(std::move(item));
   }
   auto& assumed = object["assumed"] = OrderedJson::array();
-  for (const importers::Assumed& one : imported.assumed)
+  for (const importers::AssumedValue& one : imported.assumed)
     assumed.push_back({{"path", one.path}, {"value", one.value}, {"reason", reason_text(one.reason)}});
   auto& omitted = object["omitted"] = OrderedJson::array();
   for (const importers::OmittedKey& one : imported.omitted) {

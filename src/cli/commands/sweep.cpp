@@ -114,9 +114,9 @@ void show_plan(const Context& context, const sweep::ComposedPlan& planned, const
       out["trials"].push_back({{"id", trial.id},
                                {"label", trial.label},
                                {"values", sweep::json_of(trial.values)},
-                               {"seed", sweep::or_null(trial.seed)},
+                               {"seed", or_null(trial.seed)},
                                {"ranks", trial.ranks},
-                               {"steps", sweep::or_null(trial.estimate.steps)}});
+                               {"steps", or_null(trial.estimate.steps)}});
     out["invalid"] = invalid_json(plan);
     out["metric"] = sweep::json_of(plan.definition.metric);
     out["excluded"] = plan.excluded;
@@ -362,10 +362,10 @@ int run_sweep_status(Context& context) {
                       {"values", sweep::json_of(trials[i].values)},
                       {"state", name_of(s.state)},
                       {"attempt", s.attempt},
-                      {"steps", sweep::or_null(s.total_steps)},
-                      {"seed", sweep::or_null(trials[i].seed)},
-                      {"step", sweep::or_null(s.step)},
-                      {"metric", sweep::or_null(s.metric)},
+                      {"steps", or_null(s.total_steps)},
+                      {"seed", or_null(trials[i].seed)},
+                      {"step", or_null(s.step)},
+                      {"metric", or_null(s.metric)},
                       {"seconds", s.seconds}};
       if (!s.reason.empty()) one["reason"] = s.reason;
       if (!s.owner.empty()) one["owner"] = s.owner;

@@ -13,6 +13,21 @@ namespace capstan::cli {
 
 namespace {
 
+const char* origin_text(sweep::SlurmPlan::LimitOrigin origin) {
+  using Origin = sweep::SlurmPlan::LimitOrigin;
+  switch (origin) {
+    case Origin::options:
+      return "--array-max";
+    case Origin::cluster:
+      return "the cluster's file";
+    case Origin::scontrol:
+      return "scontrol";
+    case Origin::slurm_default:
+      return "the usual limit";
+  }
+  return "";
+}
+
 int run_sweep_slurm(Context& context) {
   const Arguments& args = context.args;
   const std::string& directory = args.word(0, "DIR");
@@ -57,7 +72,8 @@ int run_sweep_slurm(Context& context) {
     print_stderr(
         std::to_string(trials) + (trials == 1 ? " trial in " : " trials in ") +
         std::to_string(plan.arrays.size()) + (plan.arrays.size() == 1 ? " array" : " arrays") +
-        " of at most " + std::to_string(plan.limit) + " (" + plan.limit_from + ")" + queued + "\n" +
+        " of at most " + std::to_string(plan.limit) + " (" + origin_text(plan.limit_origin) + ")" + queued +
+        "\n" +
         (submit ? ""
                 : "run the commands above, or add --submit; `capstan sweep status` shows the progress\n"));
   return 0;

@@ -14,12 +14,6 @@ bool is_path(std::string_view text) {
   return text.find('/') != std::string_view::npos || text.ends_with(".yaml") || text.ends_with(".yml");
 }
 
-std::string shortened(std::string_view text) {
-  std::string out;
-  for (const char c : text.substr(0, 80)) out += c == '\n' ? ' ' : c;
-  return out + (text.size() > 80 ? "..." : "");
-}
-
 Composer::Composer(const Schema& schema, const Library& library, const Request& request,
                    const std::string* text, std::string model)
     : schema_(schema), library_(library), request_(request), text_(text), model_(std::move(model)) {
@@ -121,7 +115,7 @@ std::optional<Composer::Target> Composer::find(const ParsedPath& path) {
     lint.level = Level::warning;
     lint.name = "deprecated_key";
     lint.path = field->path;
-    // The key alone, or the whole path, can be written anew where it stands.
+    // A correction replaces the key alone or the full path, depending on the location of the diagnostic.
     const bool full_path = path.location.length == static_cast<int>(count_code_points(spelling));
     if (full_path || (section && section->name == field->section &&
                       path.location.length == static_cast<int>(count_code_points(segments[1].name))))

@@ -21,7 +21,7 @@ struct Request {
   std::string recipe;
   // The overrides in the order given, including -f files.
   std::vector<Override> overrides;
-  // Value of --ranks: a world size that replaces the recipe's.
+  // A world size that replaces the recipe's.
   std::optional<int64_t> ranks;
   // The words for `ranks` in messages.
   std::string ranks_origin = "the number of ranks";

@@ -151,7 +151,7 @@ void Composer::read_recipe() {
                      "`capstan recipe ls` lists them; a file is given by a path that contains `/` or ends in "
                      ".yaml");
     }
-    source = add_found(*found);
+    source = add_document(*found);
     if (!found->file.empty()) origin.root = out_.sources.back().directory;
     out_.recipe_name = name;
     identity = found->file.empty() ? found->name : canonical(found->file);
@@ -161,11 +161,11 @@ void Composer::read_recipe() {
   if (auto tree = parse(source)) read_tree(*tree, source, origin, ring);
 }
 
-int Composer::add_found(const Library::Found& found) {
-  if (found.file.empty())
-    return add_source(Source::Kind::embedded, found.name, found.text, current_directory_);
-  return add_source(Source::Kind::file, found.name, read_file(found.file, TreeLimits::kFileBytes),
-                    directory_of(found.file));
+int Composer::add_document(const Library::Document& document) {
+  if (document.file.empty())
+    return add_source(Source::Kind::embedded, document.name, document.text, current_directory_);
+  return add_source(Source::Kind::file, document.name, read_file(document.file, TreeLimits::kFileBytes),
+                    directory_of(document.file));
 }
 
 std::optional<std::string> Composer::inside(const std::string& text, int source, const Origin& origin,
@@ -297,7 +297,7 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
       if (out_.extends.empty() || out_.extends.back() != item.text) out_.extends.push_back(item.text);
     }
     if (found->file.empty())
-      parent = add_found(*found);
+      parent = add_document(*found);
     else
       parent = read_named(found->file, found->name, item.location);
   }

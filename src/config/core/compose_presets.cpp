@@ -152,7 +152,7 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
       return;
     }
     if (found->file.empty())
-      source = add_found(*found);
+      source = add_document(*found);
     else
       source = read_named(found->file, found->name, location);
   }

@@ -23,8 +23,6 @@ namespace capstan::config {
 
 // Whether the text is the path of a file and not a name: it contains "/" or ends in .yaml or .yml.
 bool is_path(std::string_view text);
-// Shortens a text to at most 80 bytes on one line, for messages.
-std::string shortened(std::string_view text);
 
 class Composer {
  public:
@@ -46,7 +44,7 @@ class Composer {
   };
 
   struct Target {
-    // A whole section.
+    // A section.
     const SectionInfo* section = nullptr;
     // Or a field, and what is below it.
     const FieldInfo* field = nullptr;
@@ -82,7 +80,7 @@ class Composer {
   std::optional<std::string> inside(const std::string& text, int source, const Origin& origin,
                                     SourceLocation location);
   void read_recipe();
-  int add_found(const Library::Found& found);
+  int add_document(const Library::Document& document);
   void read_tree(const Node& tree, int source, const Origin& origin,
                  std::vector<std::pair<std::string, SourceLocation>>& ring);
   void extend(const Node& item, int source, const Origin& origin,

@@ -38,12 +38,6 @@ const char* node_kind(const Node& node) {
   return "a value";
 }
 
-std::string lowercase(std::string_view text) {
-  std::string out;
-  for (const char c : text) out += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
-  return out;
-}
-
 class Converter {
  public:
   Converter(const FieldInfo& field, const ConvertContext& context) : field_(field), context_(context) {}
@@ -345,7 +339,7 @@ class Converter {
   }
 
   std::optional<Value> boolean(const Node& node, const std::string& path) {
-    const std::string word = lowercase(node.text);
+    const std::string word = lower_case(node.text);
     if (word == "true" || word == "false") return Value::of(word == "true");
     static constexpr std::string_view yes[] = {"yes", "on", "y", "1", "enable", "enabled"};
     static constexpr std::string_view no[] = {"no", "off", "n", "0", "disable", "disabled"};
@@ -371,9 +365,9 @@ class Converter {
     std::vector<std::string> candidates = names;
     for (const auto& entry : type.names->entries)
       for (const auto& alias : entry.aliases) candidates.push_back(alias);
-    const std::string word = lowercase(node.text);
+    const std::string word = lower_case(node.text);
     for (const auto& candidate : candidates) {
-      if (lowercase(candidate) != word) continue;
+      if (lower_case(candidate) != word) continue;
       problem.help("names are case-sensitive: write `" + candidate + "`").replace(node.location, candidate);
       return std::nullopt;
     }

@@ -20,6 +20,12 @@ std::string_view Source::line(int number) const {
   return std::string_view(text).substr(begin, text.find('\n', begin) - begin);
 }
 
+std::string shortened(std::string_view text) {
+  std::string out(text.substr(0, 80));
+  std::replace(out.begin(), out.end(), '\n', ' ');
+  return out + (text.size() > 80 ? "..." : "");
+}
+
 std::string_view level_name(Level level) {
   switch (level) {
     case Level::error:

@@ -81,6 +81,9 @@ struct Diagnostic {
   }
 };
 
+// Shortens a text to at most 80 bytes on one line, for messages.
+std::string shortened(std::string_view text);
+
 // "file:line:col"; for the command line "<cli>:n" and, with `column`, "<cli>:n:col".
 std::string location_text(const SourceLocation& location, const std::vector<Source>& sources,
                           bool column = true);

@@ -49,17 +49,9 @@ std::string real_text(double value) {
   return text;
 }
 
-char lower(char c) {
-  return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
-}
-bool digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
 // Would YAML 1.1 or 1.2 read this plain text as null, a boolean, a number, a time or a merge key?
 bool reads_as_other_type(std::string_view text) {
-  std::string word;
-  for (const char c : text.substr(0, 12)) word += lower(c);
+  const std::string word = lower_case(text.substr(0, 12));
   for (const std::string_view other :
        {"~",  "null", "true", "false", "yes",   "no",   "on",  "off",  "y",    "n",  "none",
         "<<", "=",    ".inf", "-.inf", "+.inf", ".nan", "inf", "-inf", "+inf", "nan"})
@@ -67,7 +59,7 @@ bool reads_as_other_type(std::string_view text) {
   const size_t sign = text[0] == '+' || text[0] == '-' ? 1 : 0;
   if (sign >= text.size()) return true;
   const bool starts =
-      digit(text[sign]) || (text[sign] == '.' && sign + 1 < text.size() && digit(text[sign + 1]));
+      is_digit(text[sign]) || (text[sign] == '.' && sign + 1 < text.size() && is_digit(text[sign + 1]));
   return starts &&
          text.find_first_not_of("0123456789abcdefABCDEFxXoO_.:+-tTzZ kMGTBimsh%") == std::string_view::npos;
 }

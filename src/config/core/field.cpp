@@ -374,9 +374,7 @@ void Schema::add_rule(RuleInfo info, std::function<void(const void*, RuleReport&
 // The dotted names in a formula that are fields ("4 * model.hidden_size").
 static std::vector<std::string> paths_in(const std::string& formula, const Schema& schema) {
   std::vector<std::string> paths;
-  const auto word = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
-  };
+  const auto word = [](char c) { return is_letter(c) || is_digit(c) || c == '_' || c == '.'; };
   for (size_t i = 0; i < formula.size();) {
     if (!word(formula[i])) {
       ++i;

@@ -34,33 +34,33 @@ Library Library::standard() {
   return {library_files(), std::move(directories)};
 }
 
-std::optional<Library::Found> Library::find(const std::string& in_directory,
-                                            const std::string& embedded) const {
+std::optional<Library::Document> Library::find(const std::string& in_directory,
+                                               const std::string& embedded) const {
   for (const auto& directory : directories_) {
     const fs::path path = fs::path(directory) / in_directory;
     std::error_code ignored;
-    if (fs::is_regular_file(path, ignored)) return Found{path.string(), path.string(), {}};
+    if (fs::is_regular_file(path, ignored)) return Document{path.string(), path.string(), {}};
   }
   for (const auto& file : embedded_)
-    if (file.path == embedded) return Found{std::string(file.path), {}, std::string(file.text)};
+    if (file.path == embedded) return Document{std::string(file.path), {}, std::string(file.text)};
   return std::nullopt;
 }
 
-std::optional<Library::Found> Library::recipe_file(std::string_view name) const {
+std::optional<Library::Document> Library::recipe_file(std::string_view name) const {
   if (!is_name(name)) return std::nullopt;
   return find(std::string(name) + ".yaml", "recipes/" + std::string(name) + ".yaml");
 }
 
-std::optional<Library::Found> Library::recipe(std::string_view name) const {
+std::optional<Library::Document> Library::recipe(std::string_view name) const {
   if (auto found = recipe_file(name)) return found;
   for (size_t dash = name.rfind('-'); dash != std::string_view::npos && dash > 0;
        dash = name.rfind('-', dash - 1)) {
     const std::string model(name.substr(0, dash)), method(name.substr(dash + 1));
     ModelsByRecipe known;
     if (models_of(method, known).contains(model))
-      return Found{std::string(name),
-                   {},
-                   "extends: " + method + "\nname: " + std::string(name) + "\nmodel: " + model + "\n"};
+      return Document{std::string(name),
+                      {},
+                      "extends: " + method + "\nname: " + std::string(name) + "\nmodel: " + model + "\n"};
   }
   return std::nullopt;
 }
@@ -94,7 +94,7 @@ const std::set<std::string>& Library::models_of(const std::string& recipe, Model
   return models;
 }
 
-std::optional<Library::Found> Library::preset(std::string_view section, std::string_view name) const {
+std::optional<Library::Document> Library::preset(std::string_view section, std::string_view name) const {
   if (!is_name(name)) return std::nullopt;
   const std::string path = "configs/" + std::string(section) + "/" + std::string(name) + ".yaml";
   return find(path, path);

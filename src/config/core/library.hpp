@@ -24,7 +24,8 @@ std::span<const LibraryFile> library_files();
 // then among the embedded files. Tests pass their own directories and files.
 class Library {
  public:
-  struct Found {
+  // A recipe or preset.
+  struct Document {
     // Name in messages: the path of a file, or "recipes/x.yaml" for an embedded one.
     std::string name;
     // Path of the file to read. Empty: the file is embedded, or the name is MODEL-METHOD.
@@ -49,8 +50,8 @@ class Library {
   const std::vector<std::string>& directories() const { return directories_; }
 
   // Finds a recipe: a file, or MODEL-METHOD.
-  std::optional<Found> recipe(std::string_view name) const;
-  std::optional<Found> preset(std::string_view section, std::string_view name) const;
+  std::optional<Document> recipe(std::string_view name) const;
+  std::optional<Document> preset(std::string_view section, std::string_view name) const;
   // Sorted by name, without those that begin with `_`, which others extend. description: the first comment.
   // recipes: every name that runs as it is, MODEL-METHOD included. methods: those to which a model is given.
   std::vector<Entry> recipes() const;
@@ -58,12 +59,12 @@ class Library {
   std::vector<Entry> presets(std::string_view section) const;
 
  private:
-  std::optional<Found> recipe_file(std::string_view name) const;
+  std::optional<Document> recipe_file(std::string_view name) const;
   using ModelsByRecipe = std::map<std::string, std::set<std::string>>;
   // Returns the models for which a recipe, or one that it extends, has an entry. `known` caches the result of
   // recipes read before.
   const std::set<std::string>& models_of(const std::string& recipe, ModelsByRecipe& known) const;
-  std::optional<Found> find(const std::string& in_directory, const std::string& embedded) const;
+  std::optional<Document> find(const std::string& in_directory, const std::string& embedded) const;
   std::vector<Entry> list(const std::string& subdirectory, const std::string& embedded_prefix) const;
   std::span<const LibraryFile> embedded_;
   std::vector<std::string> directories_;

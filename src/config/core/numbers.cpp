@@ -15,13 +15,6 @@ namespace capstan::config {
 
 namespace {
 
-bool digit(char c) {
-  return c >= '0' && c <= '9';
-}
-bool letter(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
-
 // digits * 10^exponent, and what stands after the number.
 struct Decimal {
   bool negative = false;
@@ -44,12 +37,12 @@ std::optional<Decimal> read_decimal(std::string_view text) {
   bool point = false;
   for (; at < text.size(); ++at) {
     const char c = text[at];
-    if (digit(c)) {
+    if (is_digit(c)) {
       ++count;
       if (!number.digits.empty() || c != '0') number.digits += c;
       if (point) --number.exponent;
     } else if (c == '_') {
-      if (at == begin || !digit(text[at - 1]) || at + 1 == text.size() || !digit(text[at + 1]))
+      if (at == begin || !is_digit(text[at - 1]) || at + 1 == text.size() || !is_digit(text[at + 1]))
         return std::nullopt;
     } else if (c == '.' && !point) {
       point = true;
@@ -59,12 +52,12 @@ std::optional<Decimal> read_decimal(std::string_view text) {
     }
   }
   if (count == 0) return std::nullopt;
-  number.leading_zero = text[begin] == '0' && begin + 1 < text.size() && digit(text[begin + 1]);
+  number.leading_zero = text[begin] == '0' && begin + 1 < text.size() && is_digit(text[begin + 1]);
   if (at < text.size() && (text[at] == 'e' || text[at] == 'E')) {
     size_t end = at + 1;
     if (end < text.size() && (text[end] == '+' || text[end] == '-')) ++end;
     const size_t first = end;
-    while (end < text.size() && digit(text[end])) ++end;
+    while (end < text.size() && is_digit(text[end])) ++end;
     if (end > first) {
       number.pure = false;
       const auto exponent = parse_int(text.substr(at + 1, end - at - 1));
@@ -167,9 +160,9 @@ bool all_digits_and(std::string_view text, char separator) {
   bool seen = false;
   for (const char c : text) {
     seen = seen || c == separator;
-    if (!digit(c) && c != separator) return false;
+    if (!is_digit(c) && c != separator) return false;
   }
-  return seen && digit(text.front()) && digit(text.back());
+  return seen && is_digit(text.front()) && is_digit(text.back());
 }
 
 // `0,001`, as much of the world writes it; `1,000` may also be a thousand.
@@ -188,6 +181,21 @@ std::nullopt_t refuse_comma(TextProblem& problem, std::string_view text) {
   std::string without_comma(text);
   without_comma.erase(comma, 1);
   return refuse(problem, "is not a number", "write " + point + " or " + without_comma);
+}
+
+// number * factor as a 64-bit integer. `fraction`: the message where the product is not an integer.
+std::optional<int64_t> scaled_integer(const Decimal& number, int64_t factor, const char* fraction,
+                                      TextProblem& problem) {
+  int64_t value = 0;
+  switch (to_integer(number, factor, value)) {
+    case Fit::fits:
+      return value;
+    case Fit::fraction:
+      return refuse(problem, fraction);
+    case Fit::overflow:
+      return refuse(problem, "does not fit 64 bits", std::string("integers reach from ") + kIntegerRange);
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -262,16 +270,7 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
     }
     factor = suffix->factor;
   }
-  int64_t value = 0;
-  switch (to_integer(*number, factor, value)) {
-    case Fit::fits:
-      return value;
-    case Fit::fraction:
-      return refuse(problem, "is not an integer");
-    case Fit::overflow:
-      return refuse(problem, "does not fit 64 bits", std::string("integers reach from ") + kIntegerRange);
-  }
-  return std::nullopt;
+  return scaled_integer(*number, factor, "is not an integer", problem);
 }
 
 std::optional<double> real_from_text(std::string_view text, const FieldInfo& field, TextProblem& problem) {
@@ -281,9 +280,8 @@ std::optional<double> real_from_text(std::string_view text, const FieldInfo& fie
     negative = bare[0] == '-';
     bare.remove_prefix(1);
   }
-  std::string lower;
-  for (const char c : bare) lower += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
-  if (lower.starts_with('.') && lower.size() > 1 && letter(lower[1])) lower.erase(0, 1);
+  std::string lower = lower_case(bare);
+  if (lower.starts_with('.') && lower.size() > 1 && is_letter(lower[1])) lower.erase(0, 1);
   if (lower == "inf" || lower == "infinity") {
     if (!field.allow_inf) return refuse(problem, "is not finite");
     return negative ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
@@ -363,16 +361,7 @@ std::optional<int64_t> bytes_from_text(std::string_view text, TextProblem& probl
     }
     factor = suffix->factor;
   }
-  int64_t value = 0;
-  switch (to_integer(*number, factor, value)) {
-    case Fit::fits:
-      return value;
-    case Fit::fraction:
-      return refuse(problem, "is not an integer number of bytes");
-    case Fit::overflow:
-      return refuse(problem, "does not fit 64 bits", std::string("integers reach from ") + kIntegerRange);
-  }
-  return std::nullopt;
+  return scaled_integer(*number, factor, "is not an integer number of bytes", problem);
 }
 
 std::optional<double> duration_from_text(std::string_view text, std::string_view default_unit,
@@ -410,7 +399,7 @@ std::optional<double> duration_from_text(std::string_view text, std::string_view
     const auto value = parse_double(digits);
     if (!value) return refuse(problem, "is not a duration");
     size_t end = 0;
-    while (end < number->rest.size() && letter(number->rest[end])) ++end;
+    while (end < number->rest.size() && is_letter(number->rest[end])) ++end;
     const std::string_view unit = number->rest.substr(0, end);
     if (unit.empty() && first && number->rest.empty()) {
       if (default_unit.empty())

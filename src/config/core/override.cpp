@@ -30,13 +30,10 @@ SourceLocation part(const SourceLocation& token, std::string_view text, size_t b
 }
 
 bool ident_start(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-}
-bool digit(char c) {
-  return c >= '0' && c <= '9';
+  return is_letter(c) || c == '_';
 }
 bool ident(char c) {
-  return ident_start(c) || digit(c) || c == '-';
+  return ident_start(c) || is_digit(c) || c == '-';
 }
 bool blank(char c) {
   return c == ' ' || c == '\t';
@@ -66,7 +63,7 @@ class ValueParser {
     const char first = text_[at_];
     if (first != '[' && first != '{' && first != '"' && first != '\'') return bare_top();
     if (first == '"' || first == '\'') {
-      // Quotes around the whole value; quotes inside a text belong to it.
+      // Quotes around the complete value; quotes inside a text belong to it.
       const size_t begin = at_;
       auto node = quoted_text();
       if (!node) return std::nullopt;
@@ -140,7 +137,7 @@ class ValueParser {
     return failed(begin, begin + 1, std::string("the quote `") + quote + "` is never closed", "");
   }
 
-  // Inside brackets a bare scalar ends at `,`, `]`, `}` or, as a map key, at `:`; `${…}` is taken whole.
+  // Inside brackets a bare scalar ends at `,`, `]`, `}` or, as a map key, at `:`; `${…}` is never divided.
   std::optional<Node> bare(bool key) {
     const size_t begin = at_;
     int braces = 0;
@@ -307,9 +304,9 @@ std::optional<ParsedPath> parse_path(std::string_view text, SourceLocation locat
         if (end == std::string_view::npos) return failed(at, at + 1, "the quote is never closed", "");
         segment.name = text.substr(at + 1, end - at - 1);
         at = end + 1;
-      } else if (digit(text[at])) {
+      } else if (is_digit(text[at])) {
         size_t end = at;
-        while (end < text.size() && digit(text[end])) ++end;
+        while (end < text.size() && is_digit(text[end])) ++end;
         const auto number = parse_int(text.substr(at, end - at));
         if (!number) return failed(at, end, "an index that is too large", "");
         segment.kind = Segment::Kind::index;

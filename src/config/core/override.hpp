@@ -1,6 +1,7 @@
 // The override grammar of the command line:
 //   a.b=c   +a.b=c   ++a.b=c   ~a.b   ~a.b=c   a.b+=x   list[0]=x   list[-1]=x   items[name=code].weight=2
-//   @file   section=@file   and the long forms --set k=v, --append k=v, --unset k, -f FILE
+//   @file   section=@file
+// Override::Kind names the long forms, which the command line gives as options.
 #pragma once
 
 #include <optional>
@@ -13,7 +14,7 @@
 
 namespace capstan::config {
 
-// One override as given: a bare word, or the argument of a flag.
+// One override as given: a bare word, or the argument of an option.
 struct Override {
   enum class Kind : unsigned char { token, set, append, unset, file };
   Kind kind = Kind::token;

@@ -112,10 +112,6 @@ class Lines {
   mutable int last_column_ = 1;
 };
 
-bool is_blank(char c) {
-  return c == ' ' || c == '\t' || c == '\n';
-}
-
 // Past `&anchor` and `!tag` in front of a value.
 size_t skip_properties(std::string_view text, size_t at) {
   while (at < text.size() && (text[at] == '&' || text[at] == '!')) {
@@ -266,9 +262,6 @@ class Builder : public YAML::EventHandler {
     diagnostic.label = std::move(label);
     diagnostics_.push_back(std::move(diagnostic));
     return diagnostics_.back();
-  }
-  static std::string shortened(const std::string& text) {
-    return text.size() > 60 ? text.substr(0, 57) + "..." : text;
   }
 
   bool is_key() const {
@@ -451,10 +444,7 @@ std::optional<std::pair<size_t, size_t>> missing_space(std::string_view line) {
   size_t begin = line.find_first_not_of(" -");
   if (begin == std::string_view::npos) return std::nullopt;
   size_t end = begin;
-  const auto word = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '.' || c == '-';
-  };
+  const auto word = [](char c) { return is_letter(c) || is_digit(c) || c == '_' || c == '.' || c == '-'; };
   while (end < line.size() && word(line[end])) ++end;
   if (end == begin || end + 1 >= line.size() || line[end] != ':' || is_blank(line[end + 1]) ||
       line[end + 1] == ':' || line[end + 1] == '/')

@@ -23,7 +23,7 @@ struct TreeLimits {
   static constexpr int64_t kAliasRatio = 100;
   static constexpr int64_t kAliasFloor = 1'000;
   static constexpr int kDepth = 64;
-  // Brackets and commas: yaml-cpp queues a whole flow collection.
+  // Maximum number of brackets and commas, because yaml-cpp queues a flow collection until it ends.
   static constexpr int64_t kFlowTokens = 50'000;
 };
 

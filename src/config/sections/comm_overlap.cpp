@@ -1,3 +1,4 @@
+#include "config/sections/conditions.hpp"
 #include "config/sections/sections.hpp"
 
 namespace capstan::config {
@@ -5,9 +6,6 @@ namespace capstan::config {
 namespace {
 bool has_tensor(const Config& c) {
   return c.dist.tensor_model_parallel_size > 1;
-}
-bool has_pipeline(const Config& c) {
-  return c.dist.pipeline_model_parallel_size > 1;
 }
 bool overlaps_tensor(const Config& c) {
   return has_tensor(c) && c.comm_overlap.tp_comm_overlap;

@@ -1,16 +1,11 @@
+#include "config/sections/conditions.hpp"
 #include "config/sections/sections.hpp"
 
 namespace capstan::config {
 
 namespace {
-bool has_pipeline(const Config& c) {
-  return c.dist.pipeline_model_parallel_size > 1;
-}
 bool has_context(const Config& c) {
   return c.dist.context_parallel_size > 1;
-}
-bool has_experts(const Config& c) {
-  return c.model.num_moe_experts.has_value();
 }
 bool above_one(const Value& v) {
   return !v.is_null() && v.integer > 1;

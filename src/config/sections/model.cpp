@@ -1,3 +1,4 @@
+#include "config/sections/conditions.hpp"
 #include "config/sections/sections.hpp"
 
 namespace capstan::config {
@@ -17,9 +18,6 @@ bool scales_as_yarn(const Config& c) {
 }
 bool scales_as_longrope(const Config& c) {
   return scales_rope(c) && c.model.rope_scaling_type == RopeScaling::longrope;
-}
-bool has_experts(const Config& c) {
-  return c.model.num_moe_experts.has_value();
 }
 bool has_shared_expert(const Config& c) {
   return has_experts(c) && c.model.moe_shared_expert_intermediate_size.has_value();
@@ -215,7 +213,7 @@ void block_fields(Section<ModelConfig>& s) {
       .known_as("layer_norm_epsilon");
   s.field("layernorm_zero_centered_gamma", &M::layernorm_zero_centered_gamma)
       .doc(
-          "store the norm weight gamma as gamma - 1, so that weight decay pulls gamma towards 1 "
+          "store the norm weight gamma as gamma - 1, so that weight decay pulls gamma toward 1 "
           "(layernorm1p)");
   s.field("gated_linear_unit", &M::gated_linear_unit)
       .doc("gated feed-forward network act(x W_gate) * (x W_up); with silu: SwiGLU")

@@ -1,4 +1,5 @@
 // Mixture of experts: routing, capacity, and the layout of the experts over the ranks.
+#include "config/sections/conditions.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
@@ -7,13 +8,9 @@ RULES_OF_FILE(moe_rules)
 
 namespace {
 
-bool experts(const Config& c) {
-  return c.model.num_moe_experts.has_value();
-}
-
 RULE("R0701", expert_parallel_needs_experts, "expert parallelism needs experts",
      "dist.expert_model_parallel_size", "model.num_moe_experts") {
-  if (c.dist.expert_model_parallel_size == 1 || experts(c)) return;
+  if (c.dist.expert_model_parallel_size == 1 || has_experts(c)) return;
   report
       .error("`dist.expert_model_parallel_size` " + to_text(c.dist.expert_model_parallel_size) +
              " needs a model with experts, but `model.num_moe_experts` is not set")
@@ -23,7 +20,7 @@ RULE("R0701", expert_parallel_needs_experts, "expert parallelism needs experts",
 RULE("R0702", experts_divide_ranks, "experts divide over the expert-parallel ranks", "model.num_moe_experts",
      "dist.expert_model_parallel_size") {
   const int64_t ep = c.dist.expert_model_parallel_size;
-  if (!experts(c) || *c.model.num_moe_experts % ep == 0) return;
+  if (!has_experts(c) || *c.model.num_moe_experts % ep == 0) return;
   report
       .error("`model.num_moe_experts` " + to_text(*c.model.num_moe_experts) + " does not divide over " +
              to_text(ep) + " expert-parallel ranks")
@@ -33,7 +30,7 @@ RULE("R0702", experts_divide_ranks, "experts divide over the expert-parallel ran
 
 RULE("R0703", expert_width_divides_tensor, "an expert's width divides over its tensor-parallel ranks",
      "model.moe_ffn_hidden_size", "dist.expert_tensor_parallel_size") {
-  if (!experts(c) || !c.dist.expert_tensor_parallel_size || !c.model.moe_ffn_hidden_size) return;
+  if (!has_experts(c) || !c.dist.expert_tensor_parallel_size || !c.model.moe_ffn_hidden_size) return;
   const int64_t etp = *c.dist.expert_tensor_parallel_size;
   if (*c.model.moe_ffn_hidden_size % etp == 0) return;
   report
@@ -45,7 +42,7 @@ RULE("R0703", expert_width_divides_tensor, "an expert's width divides over its t
 RULE("R0704", shared_width_divides_tensor, "the shared expert's width divides over tensor-parallel ranks",
      "model.moe_shared_expert_intermediate_size", "dist.tensor_model_parallel_size") {
   const auto width = c.model.moe_shared_expert_intermediate_size;
-  if (!experts(c) || !width || *width % c.dist.tensor_model_parallel_size == 0) return;
+  if (!has_experts(c) || !width || *width % c.dist.tensor_model_parallel_size == 0) return;
   report
       .error("`model.moe_shared_expert_intermediate_size` " + to_text(*width) + " does not divide over " +
              to_text(c.dist.tensor_model_parallel_size) + " tensor-parallel ranks")
@@ -54,7 +51,8 @@ RULE("R0704", shared_width_divides_tensor, "the shared expert's width divides ov
 
 RULE("R0705", expert_biases_are_unsharded, "experts with biases are not split over ranks",
      "dist.expert_tensor_parallel_size", "model.add_bias_linear") {
-  if (!experts(c) || !c.model.add_bias_linear || c.dist.expert_tensor_parallel_size.value_or(1) == 1) return;
+  if (!has_experts(c) || !c.model.add_bias_linear || c.dist.expert_tensor_parallel_size.value_or(1) == 1)
+    return;
   report
       .error(
           "experts with biases (`model.add_bias_linear`) cannot be split, but "
@@ -66,7 +64,7 @@ RULE("R0705", expert_biases_are_unsharded, "experts with biases are not split ov
 RULE("R0706", experts_and_tensor_need_sequence,
      "expert and tensor parallelism together need sequence parallelism", "dist.sequence_parallel",
      "dist.expert_model_parallel_size", "dist.tensor_model_parallel_size") {
-  if (!experts(c) || c.dist.expert_model_parallel_size == 1 || c.dist.tensor_model_parallel_size == 1 ||
+  if (!has_experts(c) || c.dist.expert_model_parallel_size == 1 || c.dist.tensor_model_parallel_size == 1 ||
       c.dist.sequence_parallel)
     return;
   report
@@ -78,7 +76,7 @@ RULE("R0706", experts_and_tensor_need_sequence,
 
 RULE("R0707", topk_of_the_experts, "a token goes to no more experts than there are", "model.moe_router_topk",
      "model.num_moe_experts") {
-  if (!experts(c) || c.model.moe_router_topk <= *c.model.num_moe_experts) return;
+  if (!has_experts(c) || c.model.moe_router_topk <= *c.model.num_moe_experts) return;
   report
       .error("`model.moe_router_topk` " + to_text(c.model.moe_router_topk) + " is more than the " +
              to_text(*c.model.num_moe_experts) + " experts")
@@ -88,7 +86,7 @@ RULE("R0707", topk_of_the_experts, "a token goes to no more experts than there a
 RULE("R0708", one_expert_needs_pre_softmax, "top-1 routing computes its weight before the selection",
      "model.moe_router_pre_softmax", "model.moe_router_topk", "model.moe_router_score_function") {
   const auto& m = c.model;
-  if (!experts(c) || m.moe_router_topk != 1 || m.moe_router_score_function != RouterScore::softmax ||
+  if (!has_experts(c) || m.moe_router_topk != 1 || m.moe_router_score_function != RouterScore::softmax ||
       m.moe_router_pre_softmax)
     return;
   report
@@ -100,7 +98,7 @@ RULE("R0708", one_expert_needs_pre_softmax, "top-1 routing computes its weight b
 
 RULE("R0709", expert_bias_needs_sigmoid, "balancing by a bias needs sigmoid scores",
      "model.moe_router_enable_expert_bias", "model.moe_router_score_function") {
-  if (!experts(c) || !c.model.moe_router_enable_expert_bias ||
+  if (!has_experts(c) || !c.model.moe_router_enable_expert_bias ||
       c.model.moe_router_score_function == RouterScore::sigmoid)
     return;
   report
@@ -114,7 +112,7 @@ RULE("R0710", expert_groups_fit, "groups divide the experts, and the chosen ones
      "model.moe_router_num_groups", "model.moe_router_group_topk", "model.num_moe_experts",
      "model.moe_router_topk") {
   const auto& m = c.model;
-  if (!experts(c) || (!m.moe_router_num_groups && !m.moe_router_group_topk)) return;
+  if (!has_experts(c) || (!m.moe_router_num_groups && !m.moe_router_group_topk)) return;
   if (!m.moe_router_num_groups || !m.moe_router_group_topk) {
     report.error("`model.moe_router_num_groups` and `model.moe_router_group_topk` belong together")
         .help("set both, or neither");
@@ -140,14 +138,15 @@ RULE("R0710", expert_groups_fit, "groups divide the experts, and the chosen ones
 RULE("R0711", capacity_needs_aux_loss, "a capacity excludes sinkhorn balancing",
      "model.moe_expert_capacity_factor", "model.moe_router_load_balancing_type") {
   const auto type = c.model.moe_router_load_balancing_type;
-  if (!experts(c) || !c.model.moe_expert_capacity_factor || type != RouterBalancing::sinkhorn) return;
+  if (!has_experts(c) || !c.model.moe_expert_capacity_factor || type != RouterBalancing::sinkhorn) return;
   report.error("`model.moe_expert_capacity_factor` excludes `model.moe_router_load_balancing_type` sinkhorn")
       .help("legal types with a capacity: aux_loss, seq_aux_loss, global_aux_loss, none");
 }
 
 RULE("R0712", padding_needs_capacity, "padding to capacity needs a capacity",
      "model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor") {
-  if (!experts(c) || !c.model.moe_pad_expert_input_to_capacity || c.model.moe_expert_capacity_factor) return;
+  if (!has_experts(c) || !c.model.moe_pad_expert_input_to_capacity || c.model.moe_expert_capacity_factor)
+    return;
   report.error("`model.moe_pad_expert_input_to_capacity` needs `model.moe_expert_capacity_factor`")
       .help("set model.moe_expert_capacity_factor=1.0, or model.moe_pad_expert_input_to_capacity=false");
 }
@@ -155,7 +154,8 @@ RULE("R0712", padding_needs_capacity, "padding to capacity needs a capacity",
 RULE("R0713", shared_overlap_needs_exchange, "overlap of the shared expert needs the alltoall dispatcher",
      "model.moe_shared_expert_overlap", "model.moe_token_dispatcher_type") {
   const auto& m = c.model;
-  if (!experts(c) || !m.moe_shared_expert_overlap || m.moe_token_dispatcher_type == TokenDispatcher::alltoall)
+  if (!has_experts(c) || !m.moe_shared_expert_overlap ||
+      m.moe_token_dispatcher_type == TokenDispatcher::alltoall)
     return;
   report
       .error(
@@ -166,7 +166,7 @@ RULE("R0713", shared_overlap_needs_exchange, "overlap of the shared expert needs
 
 RULE("R0714", gathered_tokens_have_one_length, "the allgather dispatcher excludes variable lengths",
      "model.moe_token_dispatcher_type", "dist.variable_seq_lengths") {
-  if (!experts(c) || c.model.moe_token_dispatcher_type != TokenDispatcher::allgather ||
+  if (!has_experts(c) || c.model.moe_token_dispatcher_type != TokenDispatcher::allgather ||
       !c.dist.variable_seq_lengths)
     return;
   report.error("`model.moe_token_dispatcher_type` allgather excludes `dist.variable_seq_lengths`")
@@ -181,7 +181,7 @@ bool has_aux_loss(RouterBalancing type) {
 RULE("R0715", aux_loss_has_weight, "a balancing loss has a weight", "model.moe_aux_loss_coeff",
      "model.moe_router_load_balancing_type") {
   const auto type = c.model.moe_router_load_balancing_type;
-  if (experts(c) && has_aux_loss(type) && c.model.moe_aux_loss_coeff == 0)
+  if (has_experts(c) && has_aux_loss(type) && c.model.moe_aux_loss_coeff == 0)
     report
         .lint("`model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
               " has no effect with `model.moe_aux_loss_coeff` 0")
@@ -191,7 +191,7 @@ RULE("R0715", aux_loss_has_weight, "a balancing loss has a weight", "model.moe_a
 RULE("R0718", aux_weight_has_loss, "the weight of a balancing loss has such a loss",
      "model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type") {
   const auto type = c.model.moe_router_load_balancing_type;
-  if (experts(c) && !has_aux_loss(type) && c.model.moe_aux_loss_coeff > 0)
+  if (has_experts(c) && !has_aux_loss(type) && c.model.moe_aux_loss_coeff > 0)
     report
         .error("`model.moe_aux_loss_coeff` " + to_text(c.model.moe_aux_loss_coeff) +
                " weighs a loss that `model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
@@ -201,7 +201,7 @@ RULE("R0718", aux_weight_has_loss, "the weight of a balancing loss has such a lo
 
 RULE("R0716", some_layer_has_experts, "a model with experts has them in some layer",
      "model.moe_first_dense_layers", "model.moe_layer_freq", "model.num_layers") {
-  if (!experts(c)) return;
+  if (!has_experts(c)) return;
   const int64_t before = c.model.moe_first_dense_layers, every = c.model.moe_layer_freq;
   if (before < c.model.num_layers && every <= c.model.num_layers) return;
   report

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "config/sections/batch_ramp.hpp"
+#include "config/sections/conditions.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "config/sections/rule_tools.hpp"
 
@@ -11,9 +12,6 @@ RULES_OF_FILE(pipeline_rules)
 
 namespace {
 
-bool has_pipeline(const Config& c) {
-  return c.dist.pipeline_model_parallel_size > 1;
-}
 bool uneven_ends(const Config& c) {
   return c.dist.num_layers_in_first_pipeline_stage || c.dist.num_layers_in_last_pipeline_stage;
 }
@@ -271,7 +269,7 @@ RULE("R0314", micro_batch_groups_fit, "with virtual stages micro-batches divide 
         .error("`dist.microbatch_group_size_per_vp_stage` " + to_text(*group) +
                " is less than the number of pipeline ranks, " + to_text(pp))
         .help("nearest legal value: " + to_text(pp));
-  // Whole groups, or a last one that still fills the pipeline.
+  // Complete groups, or a last one that still fills the pipeline.
   else if (*group > count || (count % *group != 0 && count % *group < pp)) {
     const int64_t below = count / *group * *group, above = below == 0 ? *group : below + pp;
     report

@@ -1,12 +1,7 @@
+#include "config/sections/conditions.hpp"
 #include "config/sections/sections.hpp"
 
 namespace capstan::config {
-
-namespace {
-bool evaluates(const Config& c) {
-  return c.validation.eval_interval.has_value();
-}
-}  // namespace
 
 void describe(Section<ValidationConfig>& s) {
   using V = ValidationConfig;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-bool is_blank(char c) {
+bool is_blank_in_line(char c) {
   return c == ' ' || c == '\t' || c == '\r';
 }
 
@@ -48,7 +48,7 @@ size_t flow_item_end(std::string_view text, size_t at) {
     const char c = text[at];
     if ((c == '"' || c == '\'') && token_begins) {
       at = quoted_end(text, at) - 1;
-    } else if (c == '#' && at > 0 && (is_blank(text[at - 1]) || text[at - 1] == '\n')) {
+    } else if (c == '#' && at > 0 && is_blank(text[at - 1])) {
       at = line_end(text, at) - 1;
     } else if (c == '[' || c == '{') {
       ++depth;
@@ -57,7 +57,7 @@ size_t flow_item_end(std::string_view text, size_t at) {
     } else if (c == ',' && depth == 0) {
       return at;
     }
-    if (!is_blank(c) && c != '\n') token_begins = std::string_view("[{,:").find(c) != std::string_view::npos;
+    if (!is_blank(c)) token_begins = std::string_view("[{,:").find(c) != std::string_view::npos;
   }
   return text.size();
 }
@@ -71,8 +71,8 @@ size_t value_end(std::string_view text, const Entry& entry) {
   if (text[at] == '[' || text[at] == '{') return std::min(flow_item_end(text, at + 1) + 1, text.size());
   size_t end = at;
   const size_t last = line_end(text, at);
-  while (end < last && !(text[end] == '#' && end > at && is_blank(text[end - 1]))) ++end;
-  while (end > at && is_blank(text[end - 1])) --end;
+  while (end < last && !(text[end] == '#' && end > at && is_blank_in_line(text[end - 1]))) ++end;
+  while (end > at && is_blank_in_line(text[end - 1])) --end;
   return end;
 }
 
@@ -111,7 +111,7 @@ std::vector<TextEdit> block_removal(std::string_view text, const Entry& entry, C
   const auto comment_of = [&](size_t from) {
     const size_t last = line_end(text, from);
     for (size_t at = from; at < last; ++at)
-      if (text[at] == '#' && at > 0 && is_blank(text[at - 1]))
+      if (text[at] == '#' && at > 0 && is_blank_in_line(text[at - 1]))
         kept += std::string(indent) + std::string(text.substr(at, last - at)) + "\n";
   };
   const bool one_line = entry.value->location.line == entry.location.line;
@@ -176,12 +176,12 @@ std::vector<TextEdit> flow_removal(std::string_view text, const Entry& entry) {
   if (end >= text.size()) return {};
   if (text[end] == ',') {
     ++end;
-    while (end < text.size() && is_blank(text[end])) ++end;
+    while (end < text.size() && is_blank_in_line(text[end])) ++end;
     return {{begin, end, {}}};
   }
-  while (begin > 0 && (is_blank(text[begin - 1]) || text[begin - 1] == '\n')) --begin;
+  while (begin > 0 && is_blank(text[begin - 1])) --begin;
   if (begin == 0 || text[begin - 1] != ',') return {};
-  while (end > begin && is_blank(text[end - 1])) --end;
+  while (end > begin && is_blank_in_line(text[end - 1])) --end;
   return {{begin - 1, end, {}}};
 }
 
@@ -244,7 +244,7 @@ std::string_view value_text(std::string_view text, const Entry& entry) {
   if (entry.value->location.line != entry.location.line || entry.value->empty) return {};
   const size_t begin = offset_of(text, entry.value->location.line, entry.value->location.column);
   size_t end = in_braces(text, *entry.parent) ? flow_item_end(text, begin) : value_end(text, entry);
-  while (end > begin && is_blank(text[end - 1])) --end;
+  while (end > begin && is_blank_in_line(text[end - 1])) --end;
   const std::string_view value = text.substr(begin, end - begin);
   return value.find('\n') != std::string_view::npos || value.starts_with('|') || value.starts_with('>')
              ? std::string_view()

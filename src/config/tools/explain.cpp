@@ -127,11 +127,8 @@ const Term kTerms[] = {
 
 // Fields with this last part of their path, or an alias or a name in another tool that is this word.
 void find_by_name(const Schema& schema, std::string_view what, Topic& topic) {
-  std::string name(what);
-  for (char& c : name) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-    if (c == '-') c = '_';
-  }
+  std::string name = lower_case(what);
+  std::replace(name.begin(), name.end(), '-', '_');
   const auto is = [&](const std::string& spelling) {
     return spelling == name || spelling.ends_with("." + name);
   };

@@ -45,8 +45,8 @@ std::optional<Proposal> replacement(const std::string& text, const Diagnostic& d
   return std::nullopt;
 }
 
-// An unknown key whose field is known, and lies in another section: taken out, and written with its whole
-// path after the section.
+// Corrects a known field in the wrong section: removes its key, and writes it with its full path after the
+// section.
 std::optional<Proposal> move(const Schema& schema, const std::string& text, const Diagnostic& diagnostic) {
   if (diagnostic.code != "C0102" || !in_recipe(diagnostic.location) || !schema.find_field(diagnostic.path))
     return std::nullopt;

@@ -11,34 +11,16 @@
 #include "config/core/emit.hpp"
 #include "config/resolve/resolve.hpp"
 #include "config/sections/config.hpp"
+#include "config/tools/markdown.hpp"
 #include "config/tools/show.hpp"
 
 namespace capstan::config {
 
 namespace {
 
-std::string code(const std::string& text) {
-  return "`" + text + "`";
-}
-
-std::string codes(const std::vector<std::string>& texts) {
-  std::string out;
-  for (const auto& text : texts) out += (out.empty() ? "" : ", ") + code(text);
-  return out;
-}
-
-// A cell of a table: a bar would end it.
-std::string cell(std::string_view text) {
-  std::string out;
-  for (const char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
-  return out;
-}
-
 // Rules carry their code as the anchor.
 std::string rule_link(const Rule& rule) {
-  std::string anchor;
-  for (const char c : rule.code) anchor += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
-  return "[" + rule.code + "](rules.md#" + anchor + "-" + rule.name + ")";
+  return "[" + rule.code + "](rules.md#" + lower_case(rule.code) + "-" + rule.name + ")";
 }
 
 std::string field_entry(const Schema& schema, const FieldInfo& field) {
@@ -108,8 +90,7 @@ std::string rules_page(const Schema& schema) {
   std::string out =
       "# Rules and codes\n\n"
       "Reference, for users whose recipe is refused: the rules that `capstan check` applies beside the type "
-      "and range of each\n"
-      "field. `capstan explain R0206` shows one of them.\n\n";
+      "and range of each field. `capstan explain R0206` shows one of them.\n\n";
   for (const auto& rule : schema.rules())
     out += "## " + rule.code + " " + rule.name + "\n\n" + rule.doc + "\n\n- reads: " + codes(rule.reads) +
            "\n\n";
@@ -145,8 +126,8 @@ std::string methods_part(const Schema& schema, const Library& library) {
       "\n"
       "## Methods\n\n"
       "A method takes a model: `capstan train sft model=llama3.1-8b`, with the short name "
-      "`llama3.1-8b-sft`. A preset of `model` that\n"
-      "is not in the table takes the settings that all models share, on one rank.\n\n";
+      "`llama3.1-8b-sft`. A preset of `model` that is not in the table takes the settings that all models "
+      "share, on one rank.\n\n";
   std::vector<std::string> methods;
   std::set<std::string> models;
   for (const auto& entry : library.methods()) {
@@ -174,8 +155,7 @@ std::string recipes_page(const Schema& schema, const Library& library) {
   std::string out =
       "# Recipes and presets\n\n"
       "Reference, for users who choose a recipe to start from: the recipes and presets included with "
-      "Capstan. Your own recipe\n"
-      "extends one of them (`capstan recipe new my.yaml --from NAME`).\n\n"
+      "Capstan. Your own recipe extends one of them (`capstan recipe new my.yaml --from NAME`).\n\n"
       "| recipe | | layers × hidden size | sequence length | global batch size | world size |\n"
       "|---|---|---|---|---|---|\n";
   for (const auto& entry : library.recipes()) {
@@ -207,17 +187,18 @@ std::string recipes_page(const Schema& schema, const Library& library) {
 std::string index_page(const Schema& schema) {
   std::string out =
       "# Reference\n\n"
-      "For users who write recipes. Generated from the field tables by `scripts/docs.sh`; a test keeps the "
-      "pages fresh. On the\n"
-      "command line, `capstan explain optimizer.lr` shows a field, and `capstan help reference/optimizer` a "
+      "Reference, for users who write recipes. Generated from the field tables by `scripts/docs.sh`; a test "
+      "keeps the "
+      "pages fresh. On the command line, `capstan explain optimizer.lr` shows a field, and `capstan help "
+      "reference/optimizer` a "
       "page.\n\n";
   for (const PageTitle& page : reference_titles(schema))
     out += "- [" + page.name + "](" + page.name + ".md): " + page.title + "\n";
   out +=
       "\n"
       "The top level of a recipe holds `schema: capstan/1` (the format), `extends` (the recipes to start "
-      "from), `unset` (paths that go\n"
-      "back to preset or default), `models` (presets of `model`, and the keys that hold for each), the "
+      "from), `unset` (paths that go back to preset or default), `models` (presets of `model`, and the keys "
+      "that hold for each), the "
       "sections above, and:\n\n";
   for (const auto& section : schema.sections())
     if (section.name.empty())
@@ -245,7 +226,7 @@ std::string reference_page(const Schema& schema, const Library& library, const s
                                          : std::string();
   // One line break at the end.
   while (page.ends_with("\n\n")) page.pop_back();
-  return page;
+  return wrapped_markdown(page);
 }
 
 std::map<std::string, std::string> reference_pages(const Schema& schema, const Library& library) {

@@ -154,31 +154,31 @@ std::string minimal_text(const Schema& schema, const void* root, const Resolved&
   return out;
 }
 
-// A node of the schema: everything, a section, or a field and what lies below it.
-struct Selected {
+// A node of the schema: the root, a section, or a field and a path below it.
+struct SchemaNode {
   const SectionInfo* section = nullptr;
   const FieldInfo* field = nullptr;
   std::vector<Segment> rest;
 };
 
-Selected select(const Schema& schema, const std::string& path) {
-  Selected selected;
-  if (path.empty()) return selected;
+SchemaNode find_node(const Schema& schema, const std::string& path) {
+  SchemaNode node;
+  if (path.empty()) return node;
   std::vector<Diagnostic> problems;
   const auto parsed = parse_path(path, {}, problems);
   if (!parsed)
     fail(ErrorCode::usage, "`" + path + "` is not a path: " + problems.back().message,
          problems.back().helps.empty() ? "" : problems.back().helps[0]);
   const auto& segments = parsed->segments;
-  selected.section = segments.size() == 1 ? schema.find_section(segments[0].name) : nullptr;
-  if (selected.section) return selected;
+  node.section = segments.size() == 1 ? schema.find_section(segments[0].name) : nullptr;
+  if (node.section) return node;
   std::string spelling;
   for (size_t i = 0; i < segments.size() && i < 2; ++i) {
     spelling += (i ? "." : "") + segments[i].name;
-    selected.field = schema.find_spelling(spelling);
-    if (!selected.field) continue;
-    selected.rest.assign(segments.begin() + static_cast<std::ptrdiff_t>(i) + 1, segments.end());
-    return selected;
+    node.field = schema.find_spelling(spelling);
+    if (!node.field) continue;
+    node.rest.assign(segments.begin() + static_cast<std::ptrdiff_t>(i) + 1, segments.end());
+    return node;
   }
   const bool in_section = segments.size() > 1;
   const Diagnostic problem =
@@ -254,12 +254,12 @@ std::string json_all(const Schema& schema, const void* root) {
 }
 
 std::string origin_lines(const Schema& schema, const void* root, const Resolved& resolved,
-                         const Selected& selected) {
+                         const SchemaNode& node) {
   std::string out;
   const EmitOptions options;
   for (const FieldInfo* field : schema.fields()) {
-    if (selected.field && field != selected.field) continue;
-    if (selected.section && field->section_index != selected.section->index) continue;
+    if (node.field && field != node.field) continue;
+    if (node.section && field->section_index != node.section->index) continue;
     if (!present(schema, root, *field)) continue;
     const Origin& origin = resolved.origin(field->path);
     std::string line = field->path + ": " + yaml_inline(*field->type, schema.load(root, *field), options);
@@ -277,20 +277,19 @@ std::string origin_lines(const Schema& schema, const void* root, const Resolved&
 
 std::string show(const Schema& schema, const void* root, const Resolved& resolved,
                  const ShowOptions& options) {
-  const Selected selected = select(schema, options.path);
+  const SchemaNode node = find_node(schema, options.path);
   EmitOptions emit;
-  if (options.format == ShowFormat::origin) return origin_lines(schema, root, resolved, selected);
-  if (selected.field) {
-    const TypedValue part =
-        descend(*selected.field, schema.load(root, *selected.field), selected.rest, options.path);
+  if (options.format == ShowFormat::origin) return origin_lines(schema, root, resolved, node);
+  if (node.field) {
+    const TypedValue part = descend(*node.field, schema.load(root, *node.field), node.rest, options.path);
     if (options.format == ShowFormat::json) return json(*part.type, part.value, 2) + "\n";
     return yaml_inline(*part.type, part.value, emit) + "\n";
   }
-  if (selected.section) {
-    if (options.format == ShowFormat::json) return json_section(schema, root, *selected.section, 0) + "\n";
-    if (!selected.section->at(root)) return "null\n";
+  if (node.section) {
+    if (options.format == ShowFormat::json) return json_section(schema, root, *node.section, 0) + "\n";
+    if (!node.section->at(root)) return "null\n";
     std::string out;
-    for (const auto& field : selected.section->fields)
+    for (const auto& field : node.section->fields)
       if (!present(schema, root, field))
         continue;
       else if (options.format != ShowFormat::minimal)

@@ -33,9 +33,8 @@ static void write_gemma2(const config::ModelConfig& m, OrderedJson& j) {
   j["query_pre_attn_scalar"] = std::abs(scalar - rounded) < 1e-9 * scalar
                                    ? OrderedJson(static_cast<int64_t>(rounded))
                                    : OrderedJson(scalar);
-  j["attn_logit_softcapping"] = m.attn_logit_softcapping ? OrderedJson(*m.attn_logit_softcapping) : nullptr;
-  j["final_logit_softcapping"] =
-      m.final_logit_softcapping ? OrderedJson(*m.final_logit_softcapping) : nullptr;
+  j["attn_logit_softcapping"] = or_null(m.attn_logit_softcapping);
+  j["final_logit_softcapping"] = or_null(m.final_logit_softcapping);
   j["sliding_window"] = m.window_size.value_or(4096);
   write_layer_types(m, j);
 }

@@ -8,7 +8,7 @@ static void read_mistral(ConfigJson& c, config::ModelConfig& m) {
 }
 
 static void write_mistral(const config::ModelConfig& m, OrderedJson& j) {
-  j["sliding_window"] = m.window_size ? OrderedJson(*m.window_size) : nullptr;
+  j["sliding_window"] = or_null(m.window_size);
 }
 
 extern const Family kMistral;

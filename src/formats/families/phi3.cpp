@@ -17,7 +17,7 @@ static void write_phi3(const config::ModelConfig& m, OrderedJson& j) {
   if (m.rope_scaling) j["original_max_position_embeddings"] = m.rope_scaling_original_max_position_embeddings;
   j["resid_pdrop"] = m.hidden_dropout;
   j["embd_pdrop"] = m.hidden_dropout;
-  j["sliding_window"] = m.window_size ? OrderedJson(*m.window_size) : nullptr;
+  j["sliding_window"] = or_null(m.window_size);
 }
 
 static TensorNames phi3_names() {

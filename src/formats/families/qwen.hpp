@@ -26,7 +26,7 @@ inline void read_qwen_windows(ConfigJson& c, config::ModelConfig& m) {
 
 inline void write_qwen_windows(const config::ModelConfig& m, OrderedJson& j) {
   j["use_sliding_window"] = m.window_size.has_value();
-  j["sliding_window"] = m.window_size ? OrderedJson(*m.window_size) : nullptr;
+  j["sliding_window"] = or_null(m.window_size);
   j["max_window_layers"] = m.window_size ? 0 : m.num_layers;
   write_layer_types(m, j);
 }

@@ -2,6 +2,7 @@
 
 #include <cctype>
 
+#include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "text/chat/value.hpp"
 
@@ -9,9 +10,6 @@ namespace capstan::text::chat {
 
 namespace {
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
 bool is_name(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || static_cast<unsigned char>(c) >= 0x80;
 }

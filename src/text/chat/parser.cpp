@@ -67,14 +67,14 @@ class Parser {
     ++next_;
   }
 
-  struct Deeper {
-    explicit Deeper(Parser& owner) : parser(owner) {
+  struct NestingLevel {
+    explicit NestingLevel(Parser& owner) : parser(owner) {
       if (parser.depth_ == kMaxDepth)
         parser.source_.fail_at(parser.now().at,
                                "nested deeper than " + std::to_string(kMaxDepth) + " levels");
       ++parser.depth_;
     }
-    ~Deeper() { --parser.depth_; }
+    ~NestingLevel() { --parser.depth_; }
     Parser& parser;
   };
 
@@ -100,7 +100,7 @@ class Parser {
   }
 
   ExprPtr expression() {
-    const Deeper deeper(*this);
+    const NestingLevel level(*this);
     ExprPtr value = disjunction();
     while (is_word("if")) {
       const size_t at = tokens_[next_++].at;
@@ -119,7 +119,7 @@ class Parser {
   }
   ExprPtr negation() {
     if (!is_word("not")) return comparison();
-    const Deeper deeper(*this);
+    const NestingLevel level(*this);
     const size_t at = tokens_[next_++].at;
     return make(ExprKind::unary, at, of(negation()), "not");
   }
@@ -175,7 +175,7 @@ class Parser {
   ExprPtr unary(bool with_filters) {
     ExprPtr value;
     if (is_op("-") || is_op("+")) {
-      const Deeper deeper(*this);
+      const NestingLevel level(*this);
       const Token& sign = tokens_[next_++];
       value = make(ExprKind::unary, sign.at, of(unary(false)), sign.text);
     } else {
@@ -256,7 +256,7 @@ class Parser {
   // Parses expressions separated by commas as a tuple; a single expression without a comma is returned
   // itself.
   ExprPtr tuple(bool may_be_empty) {
-    const Deeper deeper(*this);
+    const NestingLevel level(*this);
     const size_t at = now().at;
     std::vector<ExprPtr> items;
     bool commas = false;
@@ -296,7 +296,7 @@ class Parser {
     }
   }
   ExprPtr subscript(ExprPtr value, size_t at) {
-    const Deeper deeper(*this);
+    const NestingLevel level(*this);
     ExprPtr bounds[3];
     if (!is_op(":")) bounds[0] = expression();
     if (bounds[0] && skip_op("]"))
@@ -333,7 +333,7 @@ class Parser {
       source_.fail_at(into.at, "an expression of more than " + std::to_string(kMaxDepth) + " levels");
   }
   ExprPtr call(ExprPtr value, size_t at) {
-    const Deeper deeper(*this);
+    const NestingLevel level(*this);
     ExprPtr result = make(ExprKind::call, at, of(std::move(value)));
     arguments(*result);
     return result;
@@ -373,7 +373,7 @@ class Parser {
                 !is_word("is") && !is_word("if") && !is_word("not") && !is_word("in")) ||
                kind == TokenKind::text || kind == TokenKind::integer || kind == TokenKind::real ||
                is_op("[") || is_op("{")) {
-      const Deeper deeper(*this);
+      const NestingLevel level(*this);
       ExprPtr operand = postfix(primary());
       result->depth = std::max(result->depth, operand->depth + 1);
       result->operands.push_back(std::move(operand));
@@ -390,7 +390,7 @@ class Parser {
 
   // Parses statements up to one of `ends`, and consumes its `{%` and its word.
   Statements statements(std::initializer_list<std::string_view> ends, std::string* end = nullptr) {
-    const Deeper deeper(*this);
+    const NestingLevel level(*this);
     Statements result;
     const size_t opened = next_ > 0 ? tokens_[next_ - 1].at : 0;
     for (;;) {

@@ -42,10 +42,10 @@ class BpeModel::Memory {
     static constexpr size_t kLength = words * 8 - 1;
     // Allocated by calloc, so that pages without entries are never touched. An entry of zeros is valid and
     // matches nothing.
-    struct Free {
+    struct FreeMemory {
       void operator()(void* memory) const { std::free(memory); }
     };
-    std::unique_ptr<E[], Free> entries{static_cast<E*>(std::calloc(size_t{2} << bits, sizeof(E)))};
+    std::unique_ptr<E[], FreeMemory> entries{static_cast<E*>(std::calloc(size_t{2} << bits, sizeof(E)))};
     Table() {
       if (!entries) throw std::bad_alloc();
     }

@@ -10,32 +10,32 @@ ByteTrie::ByteTrie(std::vector<std::pair<std::string_view, int32_t>> entries) {
   std::stable_sort(entries.begin(), entries.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   // Builds the trie level by level. A node represents a range of entries with a common prefix.
-  struct Open {
+  struct EntryRange {
     // Index of the node; -1 for the root.
     int32_t node;
     size_t begin, end;
   };
-  std::vector<Open> level = {{-1, 0, entries.size()}}, next;
+  std::vector<EntryRange> level = {{-1, 0, entries.size()}}, next;
   for (size_t depth = 0; !level.empty(); ++depth, level.swap(next)) {
     next.clear();
-    for (const Open& open : level) {
-      size_t i = open.begin;
-      for (; i < open.end && entries[i].first.size() == depth; ++i)
-        if (open.node >= 0) nodes_[static_cast<size_t>(open.node)].value = entries[i].second;
+    for (const EntryRange& range : level) {
+      size_t i = range.begin;
+      for (; i < range.end && entries[i].first.size() == depth; ++i)
+        if (range.node >= 0) nodes_[static_cast<size_t>(range.node)].value = entries[i].second;
       const auto first = static_cast<int32_t>(nodes_.size());
-      while (i < open.end) {
+      while (i < range.end) {
         const auto byte = static_cast<unsigned char>(entries[i].first[depth]);
         size_t stop = i;
-        while (stop < open.end && static_cast<unsigned char>(entries[stop].first[depth]) == byte) ++stop;
+        while (stop < range.end && static_cast<unsigned char>(entries[stop].first[depth]) == byte) ++stop;
         const auto node = static_cast<int32_t>(nodes_.size());
         nodes_.push_back({-1, 0, 0, byte});
-        if (open.node < 0) roots_[byte] = node;
+        if (range.node < 0) roots_[byte] = node;
         next.push_back({node, i, stop});
         i = stop;
       }
-      if (open.node >= 0) {
-        nodes_[static_cast<size_t>(open.node)].first = first;
-        nodes_[static_cast<size_t>(open.node)].count =
+      if (range.node >= 0) {
+        nodes_[static_cast<size_t>(range.node)].first = first;
+        nodes_[static_cast<size_t>(range.node)].count =
             static_cast<int16_t>(static_cast<int32_t>(nodes_.size()) - first);
       }
     }

@@ -15,7 +15,7 @@ namespace {
 // A step that applies one change to each piece.
 class ChangeStep : public TextStep {
  public:
-  using Function = std::function<bool(std::string_view, const TextPieces::Piece&, Changes&)>;
+  using Function = std::function<bool(std::string_view, const TextPiece&, Changes&)>;
   explicit ChangeStep(Function function) : function_(std::move(function)) {}
   void apply(TextPieces& pieces) const override { pieces.change(function_); }
 
@@ -25,12 +25,9 @@ class ChangeStep : public TextStep {
 
 template <class F>
 TextStepPtr change_step(F function) {
-  return std::make_shared<ChangeStep>([function](std::string_view text, const TextPieces::Piece&,
-                                                 Changes& changes) { return function(text, changes); });
-}
-
-bool is_space(char32_t c) {
-  return (unicode_classes().of(c) & kSpace) != 0;
+  return std::make_shared<ChangeStep>([function](std::string_view text, const TextPiece&, Changes& changes) {
+    return function(text, changes);
+  });
 }
 
 template <class Keep>
@@ -163,7 +160,7 @@ class PrependStep : public TextStep {
  public:
   explicit PrependStep(std::string text) : text_(std::move(text)) {}
   void apply(TextPieces& pieces) const override {
-    pieces.prepend(text_, [](std::string_view text, const TextPieces::Piece&) { return !text.empty(); });
+    pieces.prepend(text_, [](std::string_view text, const TextPiece&) { return !text.empty(); });
   }
 
  private:

@@ -41,7 +41,7 @@ void initialize_oniguruma() {
 std::string normalized_property(std::string_view name) {
   std::string result;
   for (const char c : name)
-    if (c != ' ' && c != '_' && c != '-') result += c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+    if (c != ' ' && c != '_' && c != '-') result += lower_case(c);
   return result;
 }
 

@@ -8,11 +8,9 @@ namespace capstan::text {
 
 namespace {
 
-using PieceList = TextPieces::PieceList;
-
 class SplitStep : public TextStep {
  public:
-  using Function = std::function<void(std::string_view, PieceList&)>;
+  using Function = std::function<void(std::string_view, TextPieceList&)>;
   explicit SplitStep(Function function) : function_(std::move(function)) {}
   void apply(TextPieces& pieces) const override { pieces.split(function_); }
 
@@ -20,14 +18,10 @@ class SplitStep : public TextStep {
   Function function_;
 };
 
-bool is_space(char32_t c) {
-  return (unicode_classes().of(c) & kSpace) != 0;
-}
-
 // Each matching character is a match of its own.
 template <class IsMatch>
 TextStepPtr character_step(IsMatch is_match, SplitBehavior behavior) {
-  return std::make_shared<SplitStep>([is_match, behavior](std::string_view text, PieceList& parts) {
+  return std::make_shared<SplitStep>([is_match, behavior](std::string_view text, TextPieceList& parts) {
     std::vector<SplitSegment> matches;
     size_t done = 0, at = 0;
     for_each_character(text, [&](char32_t c, size_t bytes) {
@@ -57,12 +51,12 @@ class MetaspaceStep : public TextStep {
         },
         replacement_);
     if (scheme_ != PrependScheme::never)
-      pieces.prepend(replacement_, [&](std::string_view text, const TextPieces::Piece& piece) {
+      pieces.prepend(replacement_, [&](std::string_view text, const TextPiece& piece) {
         return !text.starts_with(replacement_) &&
                (scheme_ == PrependScheme::always || pieces.origin(piece) == 0);
       });
     if (!split_) return;
-    pieces.split([&](std::string_view text, PieceList& parts) {
+    pieces.split([&](std::string_view text, TextPieceList& parts) {
       size_t begin = 0;
       for (size_t at = text.find(replacement_, 0); at != std::string_view::npos;
            at = text.find(replacement_, at + replacement_.size())) {
@@ -84,10 +78,9 @@ class ScannerStep : public TextStep {
   explicit ScannerStep(const PreTokenizerStep& step) : step_(step) {}
   void apply(TextPieces& pieces) const override {
     if (step_.add_prefix_space)
-      pieces.prepend(" ",
-                     [](std::string_view text, const TextPieces::Piece&) { return text.front() != ' '; });
+      pieces.prepend(" ", [](std::string_view text, const TextPiece&) { return text.front() != ' '; });
     std::vector<std::string_view> split_pieces;
-    pieces.split([&](std::string_view text, PieceList& parts) {
+    pieces.split([&](std::string_view text, TextPieceList& parts) {
       split_pieces.clear();
       split_piece(step_, text, split_pieces);
       for (const std::string_view part : split_pieces) {
@@ -112,7 +105,7 @@ TextStepPtr metaspace_step(std::string replacement, PrependScheme scheme, bool s
 }
 
 TextStepPtr whitespace_step() {
-  return std::make_shared<SplitStep>([](std::string_view text, PieceList& parts) {
+  return std::make_shared<SplitStep>([](std::string_view text, TextPieceList& parts) {
     enum class Kind : uint8_t { space, word, other };
     Kind before = Kind::space;
     size_t begin = 0, at = 0;

@@ -36,17 +36,17 @@ OffsetRange TextPieces::original_range(size_t begin, size_t end) const {
   return {at, at};
 }
 
-void TextPieces::split(FunctionRef<void(std::string_view, PieceList&)> parts_of) {
+void TextPieces::split(FunctionRef<void(std::string_view, TextPieceList&)> parts_of) {
   new_pieces_.clear();
-  PieceList parts;
-  for (const Piece& piece : pieces_) {
+  TextPieceList parts;
+  for (const TextPiece& piece : pieces_) {
     if (piece.id >= 0) {
       new_pieces_.push_back(piece);
       continue;
     }
     parts.clear();
     parts_of(text(piece), parts);
-    for (const Piece& part : parts)
+    for (const TextPiece& part : parts)
       if (part.begin < part.end || part.id >= 0)
         new_pieces_.push_back({piece.begin + part.begin, piece.begin + part.end, part.id});
   }
@@ -86,7 +86,7 @@ void TextPieces::end_rewrite() {
   pieces_.swap(new_pieces_);
 }
 
-void TextPieces::apply(const Piece& piece, const Changes& changes) {
+void TextPieces::apply(const TextPiece& piece, const Changes& changes) {
   if (!tracked_) {
     for (const Change& change : changes.list) append_character(new_text_, change.value);
     return;
@@ -110,10 +110,10 @@ void TextPieces::apply(const Piece& piece, const Changes& changes) {
   }
 }
 
-void TextPieces::change(FunctionRef<bool(std::string_view, const Piece&, Changes&)> change) {
+void TextPieces::change(FunctionRef<bool(std::string_view, const TextPiece&, Changes&)> change) {
   begin_rewrite();
   Changes changes;
-  for (const Piece& piece : pieces_) {
+  for (const TextPiece& piece : pieces_) {
     const size_t begin = new_text_.size();
     changes.list.clear();
     changes.removed_first = 0;
@@ -129,7 +129,7 @@ void TextPieces::change(FunctionRef<bool(std::string_view, const Piece&, Changes
 void TextPieces::replace(FunctionRef<void(std::string_view, FunctionRef<void(size_t, size_t)>)> find,
                          std::string_view content) {
   begin_rewrite();
-  for (const Piece& piece : pieces_) {
+  for (const TextPiece& piece : pieces_) {
     const size_t begin = new_text_.size();
     size_t done = piece.begin;
     if (piece.id < 0)
@@ -153,7 +153,7 @@ void TextPieces::rewrite(FunctionRef<void(std::string_view, std::string&, std::v
   begin_rewrite();
   std::string made;
   std::vector<OffsetRange> from;
-  for (const Piece& piece : pieces_) {
+  for (const TextPiece& piece : pieces_) {
     const size_t begin = new_text_.size();
     if (piece.id >= 0) {
       keep(piece.begin, piece.end);
@@ -171,12 +171,13 @@ void TextPieces::rewrite(FunctionRef<void(std::string_view, std::string&, std::v
   end_rewrite();
 }
 
-void TextPieces::prepend(std::string_view prefix, FunctionRef<bool(std::string_view, const Piece&)> where) {
+void TextPieces::prepend(std::string_view prefix,
+                         FunctionRef<bool(std::string_view, const TextPiece&)> where) {
   bool any = false;
-  for (const Piece& piece : pieces_) any = any || (piece.id < 0 && where(text(piece), piece));
+  for (const TextPiece& piece : pieces_) any = any || (piece.id < 0 && where(text(piece), piece));
   if (!any) return;
   begin_rewrite();
-  for (const Piece& piece : pieces_) {
+  for (const TextPiece& piece : pieces_) {
     const size_t begin = new_text_.size();
     if (piece.id < 0 && where(text(piece), piece)) {
       new_text_ += prefix;

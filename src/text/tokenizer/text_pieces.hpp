@@ -45,20 +45,21 @@ struct Changes {
   void add(char32_t value, int32_t change) { list.push_back({value, change}); }
 };
 
+struct TextPiece {
+  // Bytes of the text after the steps so far.
+  size_t begin, end;
+  // Id of an added token; -1 for text.
+  int32_t id;
+};
+using TextPieceList = std::vector<TextPiece>;
+
 class TextPieces {
  public:
-  struct Piece {
-    // Bytes of the text after the steps so far.
-    size_t begin, end;
-    // Id of an added token; -1 for text.
-    int32_t id;
-  };
-
   // Begins with the text as one piece. Without `track` the offsets are not known.
   TextPieces(std::string_view text, bool track);
 
-  const std::vector<Piece>& pieces() const { return pieces_; }
-  std::string_view text(const Piece& piece) const {
+  const TextPieceList& pieces() const { return pieces_; }
+  std::string_view text(const TextPiece& piece) const {
     return std::string_view(text_).substr(piece.begin, piece.end - piece.begin);
   }
   const char* end_of_text() const { return text_.data() + text_.size(); }
@@ -66,14 +67,13 @@ class TextPieces {
   // `begin`.
   OffsetRange original_range(size_t begin, size_t end) const;
   // The offset of the piece in the original text. Without tracking this is exact for the first piece only.
-  size_t origin(const Piece& piece) const { return tracked_ ? offsets_[piece.begin].begin : piece.begin; }
+  size_t origin(const TextPiece& piece) const { return tracked_ ? offsets_[piece.begin].begin : piece.begin; }
 
   // Splits every piece of text: `parts_of` gives the parts that stay, in order, as ranges of the piece's
   // text. Empty parts are dropped.
-  using PieceList = std::vector<Piece>;
-  void split(FunctionRef<void(std::string_view text, PieceList& parts)> parts_of);
+  void split(FunctionRef<void(std::string_view text, TextPieceList& parts)> parts_of);
   // Changes every piece of text. `change` fills the list, or returns false when all stays as it is.
-  void change(FunctionRef<bool(std::string_view text, const Piece& piece, Changes& changes)> change);
+  void change(FunctionRef<bool(std::string_view text, const TextPiece& piece, Changes& changes)> change);
   // Replaces each range that `find` reports (of the piece's text, in order, not overlapping) by `content`.
   void replace(FunctionRef<void(std::string_view text, FunctionRef<void(size_t, size_t)> match)> find,
                std::string_view content);
@@ -82,7 +82,8 @@ class TextPieces {
   void rewrite(
       FunctionRef<void(std::string_view text, std::string& out, std::vector<OffsetRange>& from)> make);
   // Puts `prefix` before each piece that `where` accepts, with the offsets of its first character.
-  void prepend(std::string_view prefix, FunctionRef<bool(std::string_view text, const Piece& piece)> where);
+  void prepend(std::string_view prefix,
+               FunctionRef<bool(std::string_view text, const TextPiece& piece)> where);
 
  private:
   void begin_rewrite();
@@ -90,12 +91,12 @@ class TextPieces {
   void put(char32_t c, OffsetRange range);
   void end_rewrite();
   void check_growth() const;
-  void apply(const Piece& piece, const Changes& changes);
+  void apply(const TextPiece& piece, const Changes& changes);
 
   std::string text_, new_text_;
   // Ranges of the original text, one for each byte of text_ and new_text_.
   std::vector<OffsetRange> offsets_, new_offsets_;
-  std::vector<Piece> pieces_, new_pieces_;
+  TextPieceList pieces_, new_pieces_;
   bool tracked_;
   // Limits the growth of the text, because a tokenizer.json is untrusted.
   size_t most_bytes_;

@@ -269,7 +269,7 @@ TextPieces Tokenizer::Pipeline::prepare(std::string_view text, bool track,
   TextPieces pieces(text, track || track_origin);
   const auto find = [&](const TokenFinder& finder) {
     if (finder.empty()) return;
-    pieces.split([&](std::string_view part, TextPieces::PieceList& found) {
+    pieces.split([&](std::string_view part, TextPieceList& found) {
       finder.split(part, added, options.specials_as_text, [&](std::string_view token, int32_t id) {
         const auto begin = static_cast<size_t>(token.data() - part.data());
         found.push_back({begin, begin + token.size(), id});
@@ -315,7 +315,7 @@ Spaces spaces_of(std::string_view token) {
   Spaces result;
   size_t count = 0;
   for_each_character(token, [&](char32_t c, size_t) {
-    const bool space = c == kByteSpace || (unicode_classes().of(c) & kSpace) != 0;
+    const bool space = c == kByteSpace || is_space(c);
     if (space && result.leading == count) ++result.leading;
     result.trailing = space ? result.trailing + 1 : 0;
     ++count;

@@ -32,6 +32,10 @@ struct UnicodeClasses {
 };
 const UnicodeClasses& unicode_classes();
 
+// \s of Rust's regex: White_Space.
+inline bool is_space(char32_t c) {
+  return (unicode_classes().of(c) & kSpace) != 0;
+}
 // \w of Rust's regex: alphabetic, marks, decimal digits, connector punctuation, joiners.
 bool is_word_character(char32_t c);
 

@@ -1,4 +1,4 @@
-// Curves for pages: so many points as can be seen.
+// Curves for pages, reduced to the points that a chart can show.
 #pragma once
 
 #include <string>

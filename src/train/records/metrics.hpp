@@ -78,7 +78,7 @@ std::optional<ReadRow> last_logged_step(const std::filesystem::path& path);
 // The last row of any kind, whose step is how far the run has come.
 std::optional<ReadRow> last_recorded_step(const std::filesystem::path& path);
 
-// The last row of that event in the whole file; nullopt when there is none.
+// The last row of that event in the file, which is read in full; nullopt when there is none.
 std::optional<ReadRow> last_event(const std::filesystem::path& path, std::string_view event);
 
 }  // namespace capstan::records

@@ -35,10 +35,6 @@ constexpr std::array kCharts{
 };
 constexpr size_t kPointsOfAll = 300'000, kMostPoints = 1500, kFewestPoints = 60;  // of a curve
 
-OrderedJson or_null(const std::optional<double>& value) {
-  return value ? OrderedJson(*value) : OrderedJson(nullptr);
-}
-
 // One run as an object for page/runs.js.
 std::string run_json(const std::filesystem::path& path, size_t most) {
   const RunSummary run = summarize(path);
@@ -63,7 +59,7 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
   const OrderedJson object = {{"name", path.string()},
                               {"recipe", run.recipe},
                               {"state", name_of(run.state)},
-                              {"step", run.step ? OrderedJson(*run.step) : OrderedJson(nullptr)},
+                              {"step", or_null(run.step)},
                               {"loss", or_null(run.last_loss)},
                               {"validation", or_null(details.validation_loss)},
                               {"test", or_null(details.test_loss)},

@@ -127,12 +127,6 @@ fs::path RunDirectory::checkpoints() const {
   return path_ / (file_.checkpoints.empty() ? "checkpoints" : file_.checkpoints);
 }
 
-std::string RunDirectory::previous_recipe() const {
-  std::error_code error;
-  return fs::exists(path_ / "recipe.yaml", error) ? read_file(path_ / "recipe.yaml", 64 << 20)
-                                                  : std::string();
-}
-
 // Keeps what `name` held before under a number when the new text differs.
 static void replace_text(const fs::path& directory, const std::string& stem, const std::string& content) {
   const fs::path path = directory / (stem + ".yaml");

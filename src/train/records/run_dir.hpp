@@ -67,14 +67,12 @@ class RunDirectory {
   RunDirectory(RunDirectory&& other) noexcept = default;
   RunDirectory& operator=(RunDirectory&&) = delete;
 
-  // Whether the directory held a run. previous_recipe() then returns its recipe.
+  // Whether the directory held a run.
   bool resumed() const { return resumed_; }
   // 16 hexadecimal digits that stay the same over all starts.
   const std::string& id() const { return file_.id; }
   // Whether the process of the last start ended without recording how the run ended.
   bool killed() const { return killed_; }
-  // recipe.yaml of the last start; empty in a new run.
-  std::string previous_recipe() const;
 
   // Writes the texts of this start. In a resumed run, a recipe that differs from the last one's is kept as
   // recipe.N.yaml.

@@ -217,11 +217,6 @@ RunDetails details_of(const fs::path& run) {
   return details;
 }
 
-template <class T>
-static OrderedJson or_null(const std::optional<T>& value) {
-  return value ? OrderedJson(*value) : OrderedJson();
-}
-
 static OrderedJson json_of(const RunSummary& run) {
   return {{"name", run.name},
           {"path", run.path.string()},

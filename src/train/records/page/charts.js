@@ -1,5 +1,5 @@
 "use strict";
-// What Capstan's pages share: elements, numbers, ticks, and charts on canvases with a tip at the pointer.
+// Shared by Capstan's pages: elements, numbers, ticks, and charts on canvases with a tip at the pointer.
 // Texts enter the page as text only (textContent), never as markup.
 const Charts = (() => {
   const finite = Number.isFinite;
@@ -157,7 +157,7 @@ const Charts = (() => {
     for (const [at, text] of xTicks) {
       const x = Math.round(left + at * w) + 0.5, half = c.measureText(text).width / 2;
       c.beginPath(), c.moveTo(x, top), c.lineTo(x, top + h), c.stroke();
-      if (x - half < free) continue;  // no room beside its neighbor
+      if (x - half < free) continue;  // would overlap its neighbor
       c.fillText(text, Math.min(x, self.width - half - 1), top + h + 6);
       free = x + half + 8;
     }
@@ -182,7 +182,7 @@ const Charts = (() => {
       waiting = requestAnimationFrame(draw);
     });
     scheme.addEventListener("change", () => (known = new Map(), draw()));
-    // For whoever measures: from the start of the load until the first whole picture has been painted.
+    // For benchmarks: milliseconds from the start of the load until the first complete picture is painted.
     requestAnimationFrame(() => requestAnimationFrame(() => {
       document.documentElement.dataset.drawnMs = performance.now().toFixed(0);
     }));
