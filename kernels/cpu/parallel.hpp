@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <source_location>
 
 #include "base/checked.hpp"
 #include "tensor/kernel_context.hpp"
@@ -34,15 +33,15 @@ inline int64_t rows_per_block(int64_t cols) {
 // is reported in the error slot, and the kernel returns.
 class WorkspaceParts {
  public:
-  WorkspaceParts(Context& context, WorkspaceSize need,
-                 std::source_location kernel = std::source_location::current())
+  // The last arguments are where the caller is (std::source_location, which some compilers lack).
+  WorkspaceParts(Context& context, WorkspaceSize need, const char* file = __builtin_FILE(),
+                 const char* function = __builtin_FUNCTION())
       : shared_(context.workspace.data),
         workers_(shared_ + WorkspaceSize::aligned(need.shared)),
         each_worker_(WorkspaceSize::aligned(need.each_worker)) {
     const size_t needed = need.total(context.pool->size());
     enough_ = needed <= context.workspace.bytes;
-    if (!enough_)
-      *context.error = {kernel.file_name(), kernel.function_name(), needed, context.workspace.bytes};
+    if (!enough_) *context.error = {file, function, needed, context.workspace.bytes};
   }
   explicit operator bool() const { return enough_; }
   template <class T>

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "base/checked.hpp"
@@ -197,11 +196,7 @@ void Device::return_workspace(Queue queue, kernels::Workspace workspace) {
 
 void throw_kernel_error(kernels::KernelError& slot) {
   const kernels::KernelError error = std::exchange(slot, {});
-  // "void capstan::f(int) [with …]": the name alone.
-  std::string_view name = error.function;
-  name = name.substr(0, name.find('('));
-  name = name.substr(name.find_last_of(": ") + 1);
-  fail(ErrorCode::internal, "internal error: the kernel " + std::string(name) + " (" + error.file +
+  fail(ErrorCode::internal, "internal error: the kernel " + std::string(error.function) + " (" + error.file +
                                 ") needs a workspace of " + std::to_string(error.needed) +
                                 " bytes and was launched with " + std::to_string(error.given));
 }
