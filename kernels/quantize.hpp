@@ -63,7 +63,7 @@ struct Quantize {
   // [cols, rows]), each with its own scales; in one pass, x is read once. Tensor scales: {scale, inverse} of
   // current_scale or delayed_scale, with `tensor` and block_1x16, else null; the GEMM takes the inverse.
   // `amax` as in absolute_maximum; null: none. Of the blocks of length b along k with maximum a:
-  //   block_1x128, block_128x128   the largest power of two up to largest / a, whose inverse is stored in fp32
+  //   block_1x128, block_128x128   the largest power of two up to largest / a; its inverse is stored in fp32
   //   block_1x32                   a / largest, rounded up to a power of two (e8m0)
   //   block_1x16                   a / 6 * tensor scale in e4m3; the codes are x * tensor scale / that
   // A block of zeros has scale 1 (block_1x16: 0).

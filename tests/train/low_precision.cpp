@@ -74,13 +74,14 @@ double mean_of_last_losses(const std::vector<double>& trace) {
   return sum / kLast;
 }
 
-// Losses bit by bit; norms are sums over the owners' parts, in another order.
+// Bit by bit on one rank. On several, sharded gradients are summed over the ranks after each micro-batch,
+// others after the last.
 void check_same(const std::vector<double>& got, const std::vector<double>& expected) {
   REQUIRE(got.size() == expected.size());
-  for (size_t i = 0; i < got.size(); i += 2) {
-    CHECK(got[i] == expected[i]);
-    CHECK(got[i + 1] == doctest::Approx(expected[i + 1]).epsilon(1e-12));
-  }
+  double apart = 0;
+  for (size_t i = 0; i < got.size(); ++i)
+    apart = std::max(apart, std::abs(got[i] - expected[i]) / std::abs(expected[i]));
+  CHECK(apart <= (world().size() > 1 ? 1e-6 : 0));
 }
 
 }  // namespace

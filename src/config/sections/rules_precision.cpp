@@ -54,8 +54,10 @@ RULE("R0513", parameters_are_gathered_in_half, "parameters are gathered in param
           .at(path)
           .help("set " + std::string(path) + "=false, or ddp.data_parallel_sharding_strategy=no_shard");
   };
-  check("mixed_precision.fp8_param_gather", c.mixed_precision.fp8 && c.mixed_precision.fp8_param_gather, "FP8");
-  check("mixed_precision.fp4_param_gather", c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather, "FP4");
+  check("mixed_precision.fp8_param_gather", c.mixed_precision.fp8 && c.mixed_precision.fp8_param_gather,
+        "FP8");
+  check("mixed_precision.fp4_param_gather", c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather,
+        "FP4");
 }
 
 RULE("R0514", low_format_needs_wide_base, "FP8 and FP4 GEMMs exclude weights that are kept in 4 bits",
