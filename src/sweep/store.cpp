@@ -278,9 +278,9 @@ RunMeasurements Store::measured(std::string_view id) const {
   const auto finite = [](double value) { return std::isfinite(value) ? std::optional(value) : std::nullopt; };
   out.tokens_per_second = finite(row->number("tokens_per_second"));
   out.memory_bytes = finite(row->number("memory_bytes"));
-  // The log, the estimate and `runs show` include the scratch memory of kernels, too.
-  if (const auto kernels = finite(row->number("kernel_scratch_bytes")); kernels && out.memory_bytes)
-    *out.memory_bytes += *kernels;
+  // The log, the estimate and `runs show` include the scratch memory of kernels and pinned memory, too.
+  for (const char* more : {"kernel_scratch_bytes", "pinned_bytes"})
+    if (const auto bytes = finite(row->number(more)); bytes && out.memory_bytes) *out.memory_bytes += *bytes;
   return out;
 }
 

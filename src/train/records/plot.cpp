@@ -53,10 +53,10 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
       if (!row.event.empty()) return;
       for (const Chart& chart : kCharts) {
         double value = row.number(chart.key);
-        // Memory includes kernel scratch memory, as in the log and in `runs show`.
-        if (const double kernels = row.number("kernel_scratch_bytes");
-            chart.key == std::string_view("memory_bytes") && std::isfinite(kernels))
-          value += kernels;
+        // Memory includes kernel scratch and pinned memory, as in the log and in `runs show`.
+        if (chart.key == std::string_view("memory_bytes"))
+          for (const char* more : {"kernel_scratch_bytes", "pinned_bytes"})
+            if (const double bytes = row.number(more); std::isfinite(bytes)) value += bytes;
         curves[chart.key].push_back({x, value * chart.scale});
       }
     });

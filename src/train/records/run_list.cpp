@@ -204,8 +204,8 @@ RunDetails details_of(const fs::path& run) {
     details.tokens_per_second = known(*row, "tokens_per_second");
     details.mfu = known(*row, "mfu");
     details.memory = known(*row, "memory_bytes");
-    if (const auto kernels = known(*row, "kernel_scratch_bytes"); kernels && details.memory)
-      *details.memory += *kernels;
+    for (const char* more : {"kernel_scratch_bytes", "pinned_bytes"})
+      if (const auto bytes = known(*row, more); bytes && details.memory) *details.memory += *bytes;
   }
   if (const auto row = last_event(metrics, "validation")) {
     details.validation_step = row->step;
