@@ -92,6 +92,17 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
         Tensor::from_host<float>(*device, {3}, std::vector<float>{float(me), -float(me), 2.0f});
     all_reduce_max(group, most);
     CHECK(most.to_host<float>() == std::vector<float>{float(n - 1), 0.0f, 2.0f});
+
+    // In rank order, as on the host: another order would round otherwise.
+    std::vector<double> numbers{1.0 / (me + 3), me % 2 == 0 ? 1e17 : -1e17, 1.0};
+    const Tensor sums = Tensor::from_host<double>(*device, {3}, numbers);
+    all_reduce_numbers(group, sums);
+    all_reduce(group, numbers);
+    CHECK(sums.to_host<double>() == numbers);
+    const Tensor counts =
+        Tensor::from_host<int64_t>(*device, {1}, std::vector<int64_t>{int64_t{1} << (50 + me)});
+    all_reduce_numbers(group, counts);
+    CHECK(counts.to_host<int64_t>()[0] == (int64_t{1} << (50 + n)) - (int64_t{1} << 50));
   }
   CHECK(all_reduce(group, static_cast<double>(me + 1)) == n * (n + 1) / 2.0);
   CHECK(all_reduce(group, static_cast<double>(me), ReduceOp::max) == n - 1);
