@@ -234,7 +234,7 @@ Queue Device::add_queue(bool, std::string) {
 }
 
 std::byte* Device::place_pinned(int64_t size) {
-  return static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(round_up(size, 64))));
+  return allocate_aligned(static_cast<size_t>(size));
 }
 void Device::retire_pinned(std::byte* data) {
   std::free(data);

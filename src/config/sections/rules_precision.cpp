@@ -206,7 +206,7 @@ RULE("R0512", main_copies_have_a_format,
         .help("legal values: fp32, bf16");
 }
 
-RULE("R0514", precision_aware_stores_below_fp32, "a precision-aware optimizer stores something below fp32",
+RULE("R0515", precision_aware_stores_below_fp32, "a precision-aware optimizer stores something below fp32",
      "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype",
      "optimizer.main_params_dtype", "optimizer.main_grads_dtype", "optimizer.optimizer_cpu_offload") {
   const auto& o = c.optimizer;

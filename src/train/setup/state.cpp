@@ -84,7 +84,8 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
   }
   if (optimizer && writes_scaling_state(store.groups()))
     for (ScalingState& state : scaling_states(store))
-      mine.push_back({std::move(state.name), state.shape, full_region(state.shape), std::move(state.values)});
+      mine.push_back({std::move(state.name), state.shape, full_region(state.shape), state.values.dtype(),
+                      [values = std::move(state.values)] { return values; }});
   return mine;
 }
 
