@@ -6,12 +6,14 @@
 #include "kernels/attention.hpp"
 #include "kernels/context_attention.hpp"
 #include "kernels/cross_entropy.hpp"
+#include "kernels/decoding.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/head_norm.hpp"
 #include "kernels/norm.hpp"
 #include "kernels/optimizers.hpp"
+#include "kernels/rope.hpp"
 
 namespace capstan::kernels {
 
@@ -20,10 +22,12 @@ struct Table {
   const Norm* norm;
   const HeadNorm* head_norm;
   const Activation* activation;
+  const Rope* rope;
   const Attention* attention;
   const ContextAttention* context_attention;
   const Embedding* embedding;
   const CrossEntropy* cross_entropy;
+  const Decoding* decoding;
   const Elementwise* elementwise;
   const Optimizers* optimizers;
   const Adapter* adapter;

@@ -14,10 +14,12 @@ const Table& cpu_table() {
                            .norm = &cpu_norm(),
                            .head_norm = &cpu_head_norm(),
                            .activation = &cpu_activation(),
+                           .rope = &cpu_rope(),
                            .attention = &cpu_attention(),
                            .context_attention = &cpu_context_attention(),
                            .embedding = &cpu_embedding(),
                            .cross_entropy = &cpu_cross_entropy(),
+                           .decoding = &cpu_decoding(),
                            .elementwise = &cpu_elementwise(),
                            .optimizers = &cpu_optimizers(),
                            .adapter = &cpu_adapter()};

@@ -247,7 +247,7 @@ TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward
         Tape tape(context, Tape::Mode::inference);
         full = model->all_logits(tape, upload(*device, batch, seq, data)).to_floats();
       }
-      models::KvCache cache = model->make_cache(batch, seq);
+      models::KvCache cache = model->make_cache(*device, batch, seq);
       for (const int64_t count : {9, 1, 1, 4, 1, 5}) {  // a prompt, then tokens one by one and a few at once
         std::vector<int32_t> tokens;
         for (int64_t b = 0; b < batch; ++b)
@@ -270,7 +270,8 @@ TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward
       const Tensor more = Tensor::from_host<int32_t>(*device, {batch, 1}, std::vector<int32_t>{1, 2});
       CHECK_THROWS_AS((void)model->next_logits(tape, more, cache), Error);
     }
-  CHECK_THROWS_AS((void)models::build(tiny_gpt2())->make_cache(1, 30), Error);  // 29 learned positions
+  CHECK_THROWS_AS((void)models::build(tiny_gpt2())->make_cache(*D::make(1), 1, 30),
+                  Error);  // 29 learned positions
 }
 
 TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one goes beyond", D, EVERY_DEVICE) {
@@ -296,12 +297,12 @@ TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one go
     const auto all = model->all_logits(tape, upload(*device, 1, length, part)).to_floats();
     return std::vector<float>(all.end() - c.vocab_size, all.end());
   };
-  models::KvCache cache = model->make_cache(1, 21);
+  models::KvCache cache = model->make_cache(*device, 1, 21);
   CHECK(largest_difference(next(cache, 15), last_of(15)) < 1e-4);
   CHECK(largest_difference(next(cache, 1), last_of(16)) < 1e-4);
   CHECK(cache.valid_length == 16);
   CHECK_THROWS_AS((void)next(cache, 1), Error);
-  models::KvCache longer = model->make_cache(1, 21);
+  models::KvCache longer = model->make_cache(*device, 1, 21);
   CHECK(largest_difference(next(longer, 17), last_of(17)) < 1e-4);
   CHECK(largest_difference(next(longer, 4), last_of(21)) < 1e-4);
 }
