@@ -90,12 +90,11 @@ void forward_with(Context& c, const AttentionShape& a, const HeadsIn& q, const H
     const Value* keys = packed + (b * groups + group) * panels.size;
     Block<Gemms> scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, q0,
                         std::min(Gemms::kQueries, seq - q0), q0);
-    forward_block(s, scores, Rows::of(q, token, group, head_in_group), {keys, keys + panels.values, seq}, d,
-                  {a.scale, a.softcap},
-                  {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)},
-                  dropout_rows ? dropout_rows + token : nullptr, out.data,
-                  out.strides.at(token, group, head_in_group), out.strides.token,
-                  lse ? lse + (b * heads + head) * seq : nullptr);
+    forward_block(
+        s, scores, Rows::of(q, token, group, head_in_group), {keys, keys + panels.values, seq}, d,
+        {a.scale, a.softcap}, {a.dropout, a.dropout_key, static_cast<uint64_t>(a.head_offset + head)},
+        dropout_rows ? dropout_rows + token : nullptr, out.data, out.strides.at(token, group, head_in_group),
+        out.strides.token, lse ? lse + (b * heads + head) * seq : nullptr);
   });
 }
 void forward(Context& c, AttentionShape a, HeadsIn q, HeadsIn k, HeadsIn v, Documents documents,
@@ -240,16 +239,16 @@ struct DecodeScratch {
     floats = t.floats;
   }
 };
-HWY_INLINE bool few_queries(const AttentionShape& a) {
+HWY_INLINE bool decodes_few(const AttentionShape& a) {
   return a.seq < kMr;
 }
 template <class Body>
 HWY_INLINE auto with_decode_gemms(const AttentionShape& a, DType type, Body&& body) {
-  return with_gemms(!few_queries(a) && on_tiles(type), body);
+  return with_gemms(!decodes_few(a) && on_tiles(type), body);
 }
 WorkspaceSize decode_scratch(AttentionShape a, DType type, int64_t capacity) {
   return with_decode_gemms(a, type, [&](auto gemms) -> WorkspaceSize {
-    const DecodeScratch<decltype(gemms)> size(nullptr, few_queries(a), capacity, HeadDims(a));
+    const DecodeScratch<decltype(gemms)> size(nullptr, decodes_few(a), capacity, HeadDims(a));
     return {0, size.floats * sizeof(float)};
   });
 }
@@ -259,7 +258,7 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
                  Out k_cache, Out v_cache, int64_t past, int64_t capacity, const HeadsOut& out) {
   const int64_t groups = a.groups, keys = past + a.seq;
   const HeadDims d(a);
-  const bool few = few_queries(a);
+  const bool few = decodes_few(a);
   const size_t floats = DecodeScratch<Gemms>(nullptr, few, capacity, d).floats;
   reserve_scratch(c, floats * sizeof(float));
   // One tile per group appends the new keys and values and then attends to them.
@@ -284,8 +283,8 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
           const float* query = wide_rows(queries.from(t), 1, d.qk, panels.query, ld);
           const int64_t low = mask.low(t, past + t), high = mask.high(past + t);
           if (k_cache.dtype == DType::bf16)
-            decode_query(query, k_cache.as<bf16>() + k_at, v_cache.as<bf16>() + v_at, d,
-                         {a.scale, a.softcap}, low, high, panels.scores, s.out);
+            decode_query(query, k_cache.as<bf16>() + k_at, v_cache.as<bf16>() + v_at, d, {a.scale, a.softcap},
+                         low, high, panels.scores, s.out);
           else
             decode_query(query, k_cache.as<float>() + k_at, v_cache.as<float>() + v_at, d,
                          {a.scale, a.softcap}, low, high, panels.scores, s.out);

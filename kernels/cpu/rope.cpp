@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
@@ -23,7 +24,6 @@ template <class T>
 struct Head {
   Array<T> x;
   int64_t at;
-  HWY_INLINE bool is(const Head& o) const { return x.p == o.x.p && at == o.at; }
   HWY_INLINE VF full(int64_t i) const { return x.at(at + i); }
   HWY_INLINE VF part(int64_t i, int64_t n) const { return x.part(at + i, n); }
   HWY_INLINE VF some(int64_t i, int64_t n) const { return n == kStep ? full(i) : part(i, n); }
@@ -39,7 +39,9 @@ struct Angles {
   const float *cos, *sin;
   int64_t half;
   VF sign;
-  HWY_INLINE VF cosine(int64_t i, int64_t n) const { return n == kStep ? load(cos + i) : load_part(cos + i, n); }
+  HWY_INLINE VF cosine(int64_t i, int64_t n) const {
+    return n == kStep ? load(cos + i) : load_part(cos + i, n);
+  }
   HWY_INLINE VF sine(int64_t i, int64_t n) const {
     return hn::Mul(sign, n == kStep ? load(sin + i) : load_part(sin + i, n));
   }
@@ -75,15 +77,16 @@ HWY_INLINE void rotate_pairs(const Head<T>& x, const Head<T>& y, const Angles& a
   }
 }
 
-// y = the rotated x, whose last elements do not rotate.
+// y = the rotated x. The last elements do not rotate; they are copied where y is another array.
 template <class T>
-HWY_INLINE void rotate(const Head<T>& x, const Head<T>& y, const RopeShape& s, const Angles& angles) {
+HWY_INLINE void rotate(const Head<T>& x, const Head<T>& y, const RopeShape& s, const Angles& angles,
+                       bool in_place) {
   if (s.interleaved)
     rotate_pairs(x, y, angles);
   else
     rotate_halves(x, y, angles);
-  if (x.is(y)) return;
   const int64_t rest = 2 * angles.half;
+  if (in_place || rest == s.head_dim) return;
   for_vectors(
       s.head_dim - rest, [&](int64_t i) HWY_ATTR { y.put(rest + i, x.full(rest + i)); },
       [&](int64_t i, int64_t n) HWY_ATTR { y.put_part(rest + i, x.part(rest + i, n), n); });
@@ -128,7 +131,10 @@ struct Weights {
   bool has_beta;
   VF offset;
   Weights(In g, In b, float gamma_offset)
-      : gamma(array_of<Any>(g)), beta(array_of<Any>(b)), has_beta(static_cast<bool>(b)), offset(splat(gamma_offset)) {}
+      : gamma(array_of<Any>(g)),
+        beta(array_of<Any>(b)),
+        has_beta(static_cast<bool>(b)),
+        offset(splat(gamma_offset)) {}
   HWY_INLINE VF factor(int64_t i, int64_t n) const {
     return hn::Add(n == kStep ? gamma.at(i) : gamma.part(i, n), offset);
   }
@@ -182,12 +188,27 @@ HWY_INLINE void normalize_backward(const Head<T>& dx, const Head<T>& x, const Ro
 
 // ---- the kernels
 
-// body(view, group, head) for every query head of a token and, with the other view, every key head.
+// One array of heads.
+template <class T>
+struct HeadArray {
+  Array<T> x;
+  HeadStrides strides;
+  explicit HeadArray(const HeadsIn& heads) : x(array_of<T>(heads.data)), strides(heads.strides) {}
+  HWY_INLINE Head<T> head(int64_t row, int64_t g, int64_t h) const { return {x, strides.at(row, g, h)}; }
+  bool operator==(const HeadArray& o) const {
+    return x.p == o.x.p && strides.token == o.strides.token && strides.group == o.strides.group &&
+           strides.head == o.strides.head;
+  }
+};
+// body(Side, group, head) for a token's heads in the order of packed QKV: the queries of each group, then its
+// key. The side is a constant, so that the body is compiled for each of them.
+using Query = std::integral_constant<size_t, 0>;
+using Key = std::integral_constant<size_t, 1>;
 template <class Body>
 HWY_INLINE void for_heads(const RopeShape& s, Body&& body) {
   for (int64_t g = 0; g < s.groups; ++g) {
-    for (int64_t h = 0; h < s.heads_per_group; ++h) body(false, g, h);
-    body(true, g, 0);
+    for (int64_t h = 0; h < s.heads_per_group; ++h) body(Query(), g, h);
+    body(Key(), g, 0);
   }
 }
 HWY_INLINE Angles angles_of(const RopeShape& s, const RopeAngles& a, int64_t row, bool inverse) {
@@ -198,23 +219,30 @@ HWY_INLINE int64_t elements_of(const RopeShape& s) {
   return s.groups * (s.heads_per_group + 1) * s.head_dim;
 }
 
+// Queries or keys.
+template <class T>
+struct ForwardSide {
+  HeadArray<T> in, out;
+  Weights weights;
+  bool in_place = in == out;
+};
+
 void forward(Context& c, RopeShape s, HeadsIn q, HeadsIn k, RopeAngles angles, QkNormWeights weights,
              HeadsOut q_out, HeadsOut k_out) {
   by_type({q.data, k.data, q_out.data, k_out.data}, [&](auto type) HWY_ATTR {
-    using T = decltype(type);
-    const Array<T> in[2] = {array_of<T>(q.data), array_of<T>(k.data)},
-                   out[2] = {array_of<T>(q_out.data), array_of<T>(k_out.data)};
-    const HeadStrides in_strides[2] = {q.strides, k.strides}, out_strides[2] = {q_out.strides, k_out.strides};
+    using Heads = HeadArray<decltype(type)>;
     parallel_blocks(c, s.rows, rows_per_block(elements_of(s)), [&](int64_t begin, int64_t end, int) HWY_ATTR {
-      const Weights w[2] = {{weights.q_gamma, weights.q_beta, s.gamma_offset},
-                            {weights.k_gamma, weights.k_beta, s.gamma_offset}};
+      const ForwardSide<decltype(type)> sides[2] = {
+          {Heads(q), Heads(q_out), {weights.q_gamma, weights.q_beta, s.gamma_offset}},
+          {Heads(k), Heads(k_out), {weights.k_gamma, weights.k_beta, s.gamma_offset}}};
       for (int64_t r = begin; r < end; ++r) {
         const Angles turn = angles_of(s, angles, r, false);
-        for_heads(s, [&](bool key, int64_t g, int64_t h) HWY_ATTR {
-          const Head<T> x{in[key], in_strides[key].at(r, g, h)}, y{out[key], out_strides[key].at(r, g, h)};
-          if (s.norm == QkNorm::none) return rotate(x, y, s, turn);
-          normalize(x, y, s, w[key]);
-          rotate(y, y, s, turn);
+        for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
+          const auto& side = sides[which()];
+          const auto y = side.out.head(r, g, h);
+          if (s.norm != QkNorm::none) normalize(side.in.head(r, g, h), y, s, side.weights);
+          const bool in_place = side.in_place || s.norm != QkNorm::none;
+          rotate(in_place ? y : side.in.head(r, g, h), y, s, turn, in_place);
         });
       }
     });
@@ -249,32 +277,36 @@ void add_partials(const RopeShape& s, const QkNormGradients& gradients, const fl
   }
 }
 
+template <class T>
+struct BackwardSide {
+  HeadArray<T> dy, x, dx;
+  Weights weights;
+  bool in_place = dy == dx;
+};
+
 void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsIn k, RopeAngles angles,
               QkNormWeights weights, HeadsOut dq_in, HeadsOut dk_in, QkNormGradients gradients,
               float* workspace) {
   if (s.rows <= 0) return;
   const int64_t width = round_up(s.head_dim, kStep), size = partial_size(s), block = backward_block_rows(s);
   by_type({dq.data, dk.data, q.data, k.data, dq_in.data, dk_in.data}, [&](auto type) HWY_ATTR {
-    using T = decltype(type);
-    const Array<T> dy[2] = {array_of<T>(dq.data), array_of<T>(dk.data)},
-                   in[2] = {array_of<T>(q.data), array_of<T>(k.data)},
-                   dx[2] = {array_of<T>(dq_in.data), array_of<T>(dk_in.data)};
-    const HeadStrides dy_strides[2] = {dq.strides, dk.strides}, in_strides[2] = {q.strides, k.strides},
-                      dx_strides[2] = {dq_in.strides, dk_in.strides};
+    using Heads = HeadArray<decltype(type)>;
     parallel_blocks(c, s.rows, block, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-      const Weights w[2] = {{weights.q_gamma, weights.q_beta, s.gamma_offset},
-                            {weights.k_gamma, weights.k_beta, s.gamma_offset}};
+      const BackwardSide<decltype(type)> sides[2] = {
+          {Heads(dq), Heads(q), Heads(dq_in), {weights.q_gamma, weights.q_beta, s.gamma_offset}},
+          {Heads(dk), Heads(k), Heads(dk_in), {weights.k_gamma, weights.k_beta, s.gamma_offset}}};
       float* partial = workspace ? workspace + begin / block * size : nullptr;
       if (partial) std::memset(partial, 0, static_cast<size_t>(size) * sizeof(float));
       for (int64_t r = begin; r < end; ++r) {
         const Angles turn = angles_of(s, angles, r, true);
-        for_heads(s, [&](bool key, int64_t g, int64_t h) HWY_ATTR {
-          const Head<T> from{dy[key], dy_strides[key].at(r, g, h)}, to{dx[key], dx_strides[key].at(r, g, h)};
-          rotate(from, to, s, turn);
+        for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
+          const auto& side = sides[which()];
+          const auto dx = side.dx.head(r, g, h);
+          rotate(side.dy.head(r, g, h), dx, s, turn, side.in_place);
           if (s.norm == QkNorm::none) return;
-          float* dgamma = partial ? partial + (key ? 2 * width : 0) : nullptr;
-          normalize_backward(to, {in[key], in_strides[key].at(r, g, h)}, s, w[key], dgamma,
-                             partial ? dgamma + width : nullptr);
+          float* dgamma = partial ? partial + static_cast<int64_t>(which()) * 2 * width : nullptr;
+          normalize_backward(dx, side.x.head(r, g, h), s, side.weights, dgamma,
+                             dgamma ? dgamma + width : nullptr);
         });
       }
     });

@@ -8,20 +8,19 @@
 namespace capstan::ops {
 
 kernels::AttentionShape attention_shape(const AttentionOptions& o) {
-  kernels::AttentionShape shape;
-  shape.groups = o.layout.groups;
-  shape.heads_per_group = o.layout.heads_per_group;
-  shape.qk_dim = shape.v_dim = o.layout.head_dim;
-  shape.batch = o.batch;
-  shape.seq = o.seq;
-  shape.scale = o.scale;
-  shape.softcap = o.softcap;
-  shape.window = o.window;
-  shape.causal = o.causal;
-  shape.dropout = o.dropout;
-  shape.dropout_key = o.dropout_key;
-  shape.head_offset = o.head_offset;
-  return shape;
+  return {.groups = o.layout.groups,
+          .heads_per_group = o.layout.heads_per_group,
+          .qk_dim = o.layout.head_dim,
+          .v_dim = o.layout.head_dim,
+          .batch = o.batch,
+          .seq = o.seq,
+          .scale = o.scale,
+          .softcap = o.softcap,
+          .window = o.window,
+          .causal = o.causal,
+          .dropout = o.dropout,
+          .dropout_key = o.dropout_key,
+          .head_offset = o.head_offset};
 }
 
 double attention_flops(const AttentionOptions& o, int64_t seq) {

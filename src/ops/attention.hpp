@@ -11,7 +11,7 @@ struct AttentionOptions {
   kernels::QkvLayout layout;
   // Norm and rotation of queries and keys before attention.
   QueryKeyTransform transform;
-  // Qkv has batch * seq rows.
+  // qkv has batch * seq rows.
   int64_t batch = 0, seq = 0;
   float scale = 0;
   // c > 0: scores become c tanh(score / c).

@@ -2,7 +2,6 @@
 #include "kernels/decoding.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 #include "tests/kernels/support.hpp"
 
@@ -39,27 +38,6 @@ int32_t draw(const Vec<double>& logits, const SamplingOptions& options, int32_t 
   return draws(logits, 1, static_cast<int64_t>(logits.size()), options, position)[0];
 }
 
-// The same draw by a full sort and by definition of the distribution function.
-int32_t reference_draw(const Vec<double>& logits, const SamplingOptions& options, int32_t position) {
-  Vec<size_t> order(logits.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
-  if (options.temperature == 0) return static_cast<int32_t>(order[0]);
-  if (options.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(options.top_k)));
-  Vec<double> p;
-  double sum = 0;
-  for (const size_t i : order)
-    sum += p.emplace_back(std::exp((logits[i] - logits[order[0]]) / options.temperature));
-  size_t count = 0;
-  double mass = 0;
-  while (count < p.size() && (options.top_p == 1 || mass < options.top_p * sum)) mass += p[count++];
-  PhiloxSequence random(philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(position)));
-  const double target = random.uniform() * mass;
-  double below = 0;
-  for (size_t i = 0; i < count; ++i)
-    if ((below += p[i]) > target) return static_cast<int32_t>(order[i]);
-  return static_cast<int32_t>(order[count - 1]);
-}
 Vec<double> logits_of(int64_t n, uint64_t seed) {
   return Array(DType::f32, random_values(n, seed, 5)).rounded();
 }
@@ -75,7 +53,7 @@ TEST_CASE("a draw is the one of the sorted distribution: temperature, top-k, top
           for (int32_t position : {0, 3, 1 << 20}) {
             const auto logits = logits_of(cols, seed++);
             INFO("cols=", cols, " temperature=", temperature, " top_k=", top_k, " top_p=", top_p);
-            CHECK(draw(logits, options, position) == reference_draw(logits, options, position));
+            CHECK(draw(logits, options, position) == reference::draw(logits, options, position));
           }
         }
 }

@@ -10,11 +10,13 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "kernels/activation.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/common/dropout.hpp"
+#include "kernels/decoding.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/norm.hpp"
 
@@ -179,7 +181,8 @@ Qkv<S> unpacked(const kernels::AttentionShape& a, const Vec<S>& packed) {
   Qkv<S> x;
   for (int64_t row = 0; row < a.batch * a.seq; ++row) {
     const auto append = [&](Vec<S>& to, int64_t at) {
-      to.insert(to.end(), packed.begin() + row * l.row() + at, packed.begin() + row * l.row() + at + l.head_dim);
+      to.insert(to.end(), packed.begin() + row * l.row() + at,
+                packed.begin() + row * l.row() + at + l.head_dim);
     };
     for (int64_t h = 0; h < l.heads(); ++h) append(x.q, l.query(h));
     for (int64_t g = 0; g < l.groups; ++g) append(x.k, l.key(g)), append(x.v, l.value(g));
@@ -243,31 +246,32 @@ Vec<S> attention(const kernels::AttentionShape& a, const Qkv<S>& x, const Vec<in
   Vec<S> out(static_cast<size_t>(a.batch * a.seq * a.heads() * a.v_dim));
   if (lse)
     lse->assign(static_cast<size_t>(a.batch * a.heads() * a.seq), -std::numeric_limits<double>::infinity());
-  for_visible(a, document_start, [&](int64_t b, int64_t h, int64_t i, int64_t row, int64_t low, int64_t high) {
-    const int64_t group = h / a.heads_per_group;
-    const S* q = x.q.data() + (row * a.heads() + h) * a.qk_dim;
-    Vec<S> p(static_cast<size_t>(high - low));
-    double highest = -std::numeric_limits<double>::infinity();
-    for (int64_t j = low; j < high; ++j) {
-      const S* k = x.k.data() + ((b * a.seq + j) * a.groups + group) * a.qk_dim;
-      S dot{};
-      for (int64_t e = 0; e < a.qk_dim; ++e) dot += q[e] * k[e];
-      p[static_cast<size_t>(j - low)] = capped(dot * static_cast<double>(a.scale), a.softcap);
-      highest = std::max(highest, real(p[static_cast<size_t>(j - low)]));
-    }
-    S sum{};
-    for (S& value : p) {
-      value = std::exp(value - highest);
-      sum += value;
-    }
-    if (lse) (*lse)[static_cast<size_t>((b * a.heads() + h) * a.seq + i)] = highest + std::log(real(sum));
-    for (int64_t j = low; j < high; ++j) {
-      const S weight = p[static_cast<size_t>(j - low)] / sum * dropout_factor(a, dropout_rows, row, h, j);
-      const S* v = x.v.data() + ((b * a.seq + j) * a.groups + group) * a.v_dim;
-      for (int64_t e = 0; e < a.v_dim; ++e)
-        out[static_cast<size_t>((row * a.heads() + h) * a.v_dim + e)] += weight * v[e];
-    }
-  });
+  for_visible(
+      a, document_start, [&](int64_t b, int64_t h, int64_t i, int64_t row, int64_t low, int64_t high) {
+        const int64_t group = h / a.heads_per_group;
+        const S* q = x.q.data() + (row * a.heads() + h) * a.qk_dim;
+        Vec<S> p(static_cast<size_t>(high - low));
+        double highest = -std::numeric_limits<double>::infinity();
+        for (int64_t j = low; j < high; ++j) {
+          const S* k = x.k.data() + ((b * a.seq + j) * a.groups + group) * a.qk_dim;
+          S dot{};
+          for (int64_t e = 0; e < a.qk_dim; ++e) dot += q[e] * k[e];
+          p[static_cast<size_t>(j - low)] = capped(dot * static_cast<double>(a.scale), a.softcap);
+          highest = std::max(highest, real(p[static_cast<size_t>(j - low)]));
+        }
+        S sum{};
+        for (S& value : p) {
+          value = std::exp(value - highest);
+          sum += value;
+        }
+        if (lse) (*lse)[static_cast<size_t>((b * a.heads() + h) * a.seq + i)] = highest + std::log(real(sum));
+        for (int64_t j = low; j < high; ++j) {
+          const S weight = p[static_cast<size_t>(j - low)] / sum * dropout_factor(a, dropout_rows, row, h, j);
+          const S* v = x.v.data() + ((b * a.seq + j) * a.groups + group) * a.v_dim;
+          for (int64_t e = 0; e < a.v_dim; ++e)
+            out[static_cast<size_t>((row * a.heads() + h) * a.v_dim + e)] += weight * v[e];
+        }
+      });
   return out;
 }
 template <class S>
@@ -341,6 +345,27 @@ Vec<S> cross_entropy(const Vec<S>& logits, const Vec<int32_t>& labels, int64_t c
     loss[r] = std::log(sum) + highest - row[labels[r]];
   }
   return loss;
+}
+
+// ---- sampling: one draw by a full sort and the definition of the distribution function
+
+inline int32_t draw(const Vec<double>& logits, const kernels::SamplingOptions& options, int64_t position) {
+  Vec<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  if (options.temperature == 0) return static_cast<int32_t>(order[0]);
+  if (options.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(options.top_k)));
+  Vec<double> p;
+  double sum = 0, mass = 0, below = 0;
+  for (const size_t i : order)
+    sum += p.emplace_back(std::exp((logits[i] - logits[order[0]]) / options.temperature));
+  size_t count = 0;
+  while (count < p.size() && (options.top_p == 1 || mass < options.top_p * sum)) mass += p[count++];
+  PhiloxSequence random(philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(position)));
+  const double target = random.uniform() * mass;
+  for (size_t i = 0; i < count; ++i)
+    if ((below += p[i]) > target) return static_cast<int32_t>(order[i]);
+  return static_cast<int32_t>(order[count - 1]);
 }
 
 }  // namespace capstan::reference

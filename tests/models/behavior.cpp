@@ -274,6 +274,43 @@ TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward
                   Error);  // 29 learned positions
 }
 
+TEST_CASE("a generation needs no value of the host from one token to the next") {
+  for (const config::ModelConfig& c : {tiny_gpt2(), tiny_llama()}) {
+    const auto model = models::build(c);
+    const kernels::SamplingOptions sampling{.temperature = 0.8, .top_k = 40, .top_p = 0.95, .seed = 3};
+    std::vector<int32_t> first;
+    const auto run = [&](Device& device, bool looks) {
+      SimpleStore store(device, model->parameters());
+      store.initialize(model->parameters(), 3);
+      StepContext context{device, store};
+      models::KvCache cache = model->make_cache(device, 2, 20);
+      Tensor tokens = Tensor::from_host<int32_t>(device, {6}, std::vector<int32_t>{5, 1, 9, 8, 2, 77});
+      std::vector<Tensor> drawn;
+      const auto idle = [&] { return device.record(Queue::compute)->done(); };
+      device.synchronize();
+      for (int step = 0; step < 8; ++step) {
+        Tape tape(context, Tape::Mode::inference);
+        const Tensor logits = model->next_logits(tape, tokens, cache);
+        tokens = ops::sample_tokens(logits, 131, sampling, cache.past_on_device);
+        if (looks) device.synchronize();
+        drawn.push_back(tokens);
+      }
+      if (device.queues_work() && !looks) CHECK(!idle());
+      CHECK(cache.past == 10);
+      CHECK(cache.past_on_device.to_host<int32_t>() == std::vector<int32_t>{10});
+      std::vector<int32_t> all;
+      for (const Tensor& t : drawn)
+        for (const int32_t id : t.to_host<int32_t>()) all.push_back(id);
+      if (first.empty()) first = all;
+      CHECK(all == first);
+    };
+    on_every_device([&](Device& device) { run(device, true); });
+    // No work runs until a wait needs it: all steps are queued before the first one runs.
+    run(*make_checked_device(kernels::cpu_table(), 1, {.patient = true}), false);
+    CHECK(std::set<int32_t>(first.begin(), first.end()).size() > 2);
+  }
+}
+
 TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one goes beyond", D, EVERY_DEVICE) {
   const config::ModelConfig c = larger_init(tiny_phi3_long());  // 16 tokens
   const auto device = D::make(1);

@@ -8,6 +8,7 @@
 #include "ops/embedding.hpp"
 #include "ops/linear.hpp"
 #include "ops/linear_cross_entropy.hpp"
+#include "ops/matmul.hpp"
 #include "ops/norm.hpp"
 #include "ops/rope.hpp"
 #include "ops/scale.hpp"
@@ -301,6 +302,43 @@ TEST_CASE(
               return L{reference::attention(shape, y, {}, {}, nullptr)};
             });
       }
+}
+
+TEST_CASE("attention saves qkv, its output and a statistic for each head, after any transform") {
+  struct Saved final : TapeObserver {
+    int64_t bytes = 0;
+    void observe(const TapeEvent& event) override {
+      if (event.phase == 'F' && event.name == "attention") bytes = event.saved_bytes;
+    }
+  };
+  const kernels::QkvLayout layout{2, 3, 8};
+  const int64_t rows = 10;
+  for (const bool norm : {false, true})
+    for (const bool rotates : {false, true}) {
+      const auto device = make_cpu_device(kernels::cpu_table(), 1);
+      nn::ParamList list;
+      for (const char* name : {"q", "k"}) list.add(nn::ModulePath{name}.spec("weight", {8}, {}));
+      const auto parameters = list.take();
+      SimpleStore store(*device, parameters);
+      Saved saved;
+      StepContext context{*device, store, &saved};
+      Tape tape(context);
+      ops::AttentionOptions o;
+      o.layout = layout;
+      o.batch = 1;
+      o.seq = rows;
+      o.scale = 0.5f;
+      if (norm) o.transform.norm = {.q_gamma = parameters[0].get(), .k_gamma = parameters[1].get()};
+      o.transform.norm_options.rms = true;
+      if (rotates) {
+        o.transform.table = {Tensor::zeros(*device, {rows, 4}), Tensor::zeros(*device, {rows, 4})};
+        o.transform.positions = Tensor::zeros(*device, {rows}, DType::i32);
+      }
+      Var qkv = tape.input("qkv", Tensor::zeros(*device, {rows, layout.row()}), true);
+      Var own{ops::copy_of(qkv.value), qkv.slot};
+      (void)ops::attention(tape, std::move(own), o);
+      CHECK(saved.bytes == 4 * rows * (layout.row() + layout.heads() * 8 + layout.heads()));
+    }
 }
 
 TEST_CASE("bias_activation: every kind, gated or not, with and without bias") {
