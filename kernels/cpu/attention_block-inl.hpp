@@ -449,7 +449,8 @@ struct Tiles {
       const int64_t at = seen.first / 32 * kPanelValues + i * 32;
       amx::score_gradient_rows(seen.rows(s.p, scale), s.dp, own_lse, s.delta + i, ds_rows, p_columns + at,
                                p_rest + at, ds_columns + at, kPanelValues);
-      add_rows(ds_rows, nullptr, s.k_depth + (b.k0 + seen.first) * 32, seen.width, keys, d.qk, s.dq + i * depth);
+      add_rows(ds_rows, nullptr, s.k_depth + (b.k0 + seen.first) * 32, seen.width, keys, d.qk,
+               s.dq + i * depth);
     }
     for (int64_t j = 0; j < b.nk; j += 32)
       for (int64_t from = 0, to; from < b.nq; from = to + 32) {

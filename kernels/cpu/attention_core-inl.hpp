@@ -263,7 +263,8 @@ HWY_INLINE void backward_block(const BackwardScratch<Gemms>& s, Block<Gemms>& bl
       score_gradients<true>(s, block, rows.lse, logits, drop, rows.dropout_rows);
     else
       score_gradients<false>(s, block, rows.lse, logits, drop, rows.dropout_rows);
-    Gemms::weighted_columns(block, Weights::probabilities, s.p, s.dout_other, rows.count, d.v, s.narrow, s.dv);
+    Gemms::weighted_columns(block, Weights::probabilities, s.p, s.dout_other, rows.count, d.v, s.narrow,
+                            s.dv);
     Gemms::weighted_columns(block, Weights::gradients, s.dp, s.q_other, rows.count, d.qk, s.narrow, s.dk);
     Gemms::weighted_rows(block, Weights::gradients, s.dp, s.k_depth, keys, d.qk, s.narrow, s.dq);
   }

@@ -208,12 +208,9 @@ void backward(Context& c, AttentionBlock a, HeadsIn q, HeadsIn k, HeadsIn v, Hea
           if (!a.sees(queries, segment)) continue;
           const int64_t head = group * per_group + h, first = first_row(a.queries, query_segment),
                         first_query = b * seq + first;
-          const QueryRows rows{Rows::of(q, first_query, group, h),
-                               Rows::of(out, first_query, group, h),
-                               Rows::of(dout, first_query, group, h),
-                               lse + (b * heads + head) * seq + first,
-                               moved(dropout_rows, first_query),
-                               queries.count};
+          const QueryRows rows{Rows::of(q, first_query, group, h),    Rows::of(out, first_query, group, h),
+                               Rows::of(dout, first_query, group, h), lse + (b * heads + head) * seq + first,
+                               moved(dropout_rows, first_query),      queries.count};
           const Mask mask = mask_of(a, segment, document_start, first_query);
           pack_queries(s, rows, d);
           for (int64_t q0 = 0; q0 < queries.count; q0 += Vectors::kQueries) {

@@ -4,8 +4,8 @@ using namespace capstan;
 using namespace capstan::testing;
 using kernels::AttentionShape;
 using kernels::QkvLayout;
-using reference::packed_layout;
 using reference::Complex;
+using reference::packed_layout;
 
 namespace {
 const kernels::Attention& attention() {
@@ -31,8 +31,8 @@ Vec<int32_t> packed_documents(int64_t batch, int64_t seq, uint64_t seed) {
 
 void check_attention(const AttentionShape& a, DType type, const Vec<int32_t>& documents, uint64_t seed,
                      double scale = 1) {
-  INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " d=", a.qk_dim,
-       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
+  INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " d=", a.qk_dim, " batch=", a.batch,
+       " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
        " dropout=", a.dropout, " packed=", !documents.empty(), " ", text(type));
   const int64_t tokens = a.batch * a.seq, heads = a.heads(), d = a.qk_dim;
   const Array qkv(type, random_values(tokens * packed_layout(a).row(), seed, scale)),
@@ -52,14 +52,15 @@ void check_attention(const AttentionShape& a, DType type, const Vec<int32_t>& do
   CHECK(error(y[0].rounded(), expected) < tolerance(type));
   CHECK(error(y[1].rounded(), lse) < 1e-5);
 
-  const auto g =
-      run_kernel({Array::zeros(type, tokens * packed_layout(a).row(), NAN)}, [&](kernels::Context& c, Vec<Array>& out) {
-        Array saved = y[1];
-        const PackedViews x(qkv, packed_layout(a));
-        const PackedViews dx(out[0], packed_layout(a));
-        attention().backward(c, a, x.q, x.k, x.v, view_of(y[0], outputs), saved.f32(), view_of(dout, outputs),
-                             {.start = document_start}, a.dropout > 0 ? ids.data() : nullptr, dx.q, dx.k, dx.v);
-      });
+  const auto g = run_kernel({Array::zeros(type, tokens * packed_layout(a).row(), NAN)},
+                            [&](kernels::Context& c, Vec<Array>& out) {
+                              Array saved = y[1];
+                              const PackedViews x(qkv, packed_layout(a));
+                              const PackedViews dx(out[0], packed_layout(a));
+                              attention().backward(c, a, x.q, x.k, x.v, view_of(y[0], outputs), saved.f32(),
+                                                   view_of(dout, outputs), {.start = document_start},
+                                                   a.dropout > 0 ? ids.data() : nullptr, dx.q, dx.k, dx.v);
+                            });
   const auto gradient = reference::attention_gradient(a, qkv.rounded(), dout.rounded(), documents, ids);
   CHECK(error(g[0].rounded(), gradient) < 2 * tolerance(type));
 }
@@ -158,8 +159,8 @@ TEST_CASE("queries that see nothing give zero and no gradient") {
 
 // The same attention in bf16 and in fp32 on its widened inputs: only rounding may be between them.
 void check_narrow(const AttentionShape& a, const Vec<int32_t>& documents, uint64_t seed) {
-  INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " d=", a.qk_dim,
-       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
+  INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " d=", a.qk_dim, " batch=", a.batch,
+       " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
        " dropout=", a.dropout, " packed=", !documents.empty());
   const int64_t tokens = a.batch * a.seq, heads = a.heads(), d = a.qk_dim;
   const Array qkv(DType::bf16, random_values(tokens * packed_layout(a).row(), seed)),
@@ -192,8 +193,8 @@ void check_narrow(const AttentionShape& a, const Vec<int32_t>& documents, uint64
                         const PackedViews in(x, packed_layout(a));
                         const PackedViews dx(o[0], packed_layout(a));
                         attention().backward(c, a, in.q, in.k, in.v, view_of(y, outputs), lse.f32(),
-                                             view_of(dy, outputs), {.start = document_start}, dropout_rows, dx.q,
-                                             dx.k, dx.v);
+                                             view_of(dy, outputs), {.start = document_start}, dropout_rows,
+                                             dx.q, dx.k, dx.v);
                         kernels::Context reserved;
                         reserved.reserve_workspace(attention().backward_scratch(a, type), c.pool->size());
                         CHECK(c.scratch_bytes() == reserved.scratch_bytes());
@@ -234,7 +235,8 @@ TEST_CASE("dropout drops the same pairs in bf16 as in fp32") {
   for (int64_t t = 0; t < a.seq; ++t)  // value of key t: one at t, so that outputs are the weights
     for (int64_t g = 0; g < 2; ++g)
       for (int64_t i = 0; i < 150; ++i)
-        values[static_cast<size_t>(t * packed_layout(a).row() + packed_layout(a).value(g) + i)] = i == t ? 1 : 0;
+        values[static_cast<size_t>(t * packed_layout(a).row() + packed_layout(a).value(g) + i)] =
+            i == t ? 1 : 0;
   const auto ids = dropout_rows(a.seq);
   Vec<bool> kept[2];
   for (size_t type = 0; type < 2; ++type) {
@@ -272,8 +274,10 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
             for (int64_t t = 0; t < past; ++t)
               for (int64_t i = 0; i < d; ++i) {
                 const auto to = static_cast<size_t>(((b * 2 + g) * capacity + t) * d + i);
-                k[to] = values[static_cast<size_t>((b * full.seq + t) * row + packed_layout(full).key(g) + i)];
-                v[to] = values[static_cast<size_t>((b * full.seq + t) * row + packed_layout(full).value(g) + i)];
+                k[to] =
+                    values[static_cast<size_t>((b * full.seq + t) * row + packed_layout(full).key(g) + i)];
+                v[to] =
+                    values[static_cast<size_t>((b * full.seq + t) * row + packed_layout(full).value(g) + i)];
               }
           fresh.insert(fresh.end(), values.begin() + (b * full.seq + past) * row,
                        values.begin() + (b + 1) * full.seq * row);
@@ -282,17 +286,16 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
         step.seq = now;
         const Array qkv(type, fresh);
         const auto cached_tokens = static_cast<int32_t>(past);
-        const auto y = run_kernel({Array::zeros(type, batch * now * width), Array(type, k), Array(type, v)},
-                                  [&](kernels::Context& c, Vec<Array>& out) {
-                                    const PackedViews x(qkv, packed_layout(step));
-                                    attention().decode(c, step, x.q, x.k, x.v, out[1].out(), out[2].out(),
-                                                       &cached_tokens, capacity,
-                                                       view_of(out[0], contiguous_heads(2, 2, d)));
-                                    kernels::Context reserved;
-                                    reserved.reserve_workspace(
-                                        attention().decode_scratch(step, type, capacity), c.pool->size());
-                                    CHECK(c.scratch_bytes() == reserved.scratch_bytes());
-                                  });
+        const auto y = run_kernel(
+            {Array::zeros(type, batch * now * width), Array(type, k), Array(type, v)},
+            [&](kernels::Context& c, Vec<Array>& out) {
+              const PackedViews x(qkv, packed_layout(step));
+              attention().decode(c, step, x.q, x.k, x.v, out[1].out(), out[2].out(), &cached_tokens, capacity,
+                                 view_of(out[0], contiguous_heads(2, 2, d)));
+              kernels::Context reserved;
+              reserved.reserve_workspace(attention().decode_scratch(step, type, capacity), c.pool->size());
+              CHECK(c.scratch_bytes() == reserved.scratch_bytes());
+            });
         const auto expected = reference::attention(full, values, {}, {}, nullptr);
         Vec<double> tail;
         for (int64_t b = 0; b < batch; ++b)
@@ -359,8 +362,8 @@ void check_views(const ViewCase& c, DType type, const Vec<int32_t>& documents, u
   const auto y = run_kernel(
       {Array::zeros(type, c.out_size, 99), Array::zeros(DType::f32, a.batch * a.heads() * a.seq, NAN)},
       [&](kernels::Context& context, Vec<Array>& o) {
-        attention().forward(context, a, view_of(q, c.q), view_of(kv, c.kv), view_of(kv, c.kv, a.qk_dim), packing, ids,
-                            view_of(o[0], c.out), o[1].f32());
+        attention().forward(context, a, view_of(q, c.q), view_of(kv, c.kv), view_of(kv, c.kv, a.qk_dim),
+                            packing, ids, view_of(o[0], c.out), o[1].f32());
         kernels::Context reserved;
         reserved.reserve_workspace(attention().forward_scratch(a, type), context.pool->size());
         CHECK(context.scratch_bytes() == reserved.scratch_bytes());
@@ -374,18 +377,17 @@ void check_views(const ViewCase& c, DType type, const Vec<int32_t>& documents, u
   CHECK(error(y[1].rounded(), lse) < 1e-5);
   CHECK(untouched(y[0]) == c.out_size - tokens * a.heads() * a.v_dim);
 
-  const auto g = run_kernel({Array::zeros(type, c.q_size, 99), Array::zeros(type, c.kv_size, 99)},
-                            [&](kernels::Context& context, Vec<Array>& o) {
-                              Array saved = y[1];
-                              attention().backward(context, a, view_of(q, c.q), view_of(kv, c.kv),
-                                                   view_of(kv, c.kv, a.qk_dim), view_of(y[0], c.out), saved.f32(),
-                                                   view_of(dout, c.out), packing, ids, view_of(o[0], c.q),
-                                                   view_of(o[1], c.kv), view_of(o[1], c.kv, a.qk_dim));
-                              kernels::Context reserved;
-                              reserved.reserve_workspace(attention().backward_scratch(a, type),
-                                                         context.pool->size());
-                              CHECK(context.scratch_bytes() == reserved.scratch_bytes());
-                            });
+  const auto g = run_kernel(
+      {Array::zeros(type, c.q_size, 99), Array::zeros(type, c.kv_size, 99)},
+      [&](kernels::Context& context, Vec<Array>& o) {
+        Array saved = y[1];
+        attention().backward(context, a, view_of(q, c.q), view_of(kv, c.kv), view_of(kv, c.kv, a.qk_dim),
+                             view_of(y[0], c.out), saved.f32(), view_of(dout, c.out), packing, ids,
+                             view_of(o[0], c.q), view_of(o[1], c.kv), view_of(o[1], c.kv, a.qk_dim));
+        kernels::Context reserved;
+        reserved.reserve_workspace(attention().backward_scratch(a, type), context.pool->size());
+        CHECK(context.scratch_bytes() == reserved.scratch_bytes());
+      });
   const auto gradient = reference::attention_gradient(a, x, of_outputs(dout), documents, all_ids);
   const reference::Qkv<double> got{gathered(g[0].rounded(), c.q, 0, tokens, groups, per_group, a.qk_dim),
                                    gathered(g[1].rounded(), c.kv, 0, tokens, groups, 1, a.qk_dim),
@@ -424,11 +426,11 @@ TEST_CASE("generation with a cache on separate views; widths of queries and valu
         const ViewCase full(2, 3, qk, v, 2, past + now);
         const AttentionShape& a = full.a;
         const int64_t batch = a.batch, capacity = past + now + 3;
-        const Array q(type, random_values(full.q_size, seed++)), kv(type, random_values(full.kv_size, seed++));
-        const reference::Qkv<double> x{
-            gathered(q.rounded(), full.q, 0, batch * a.seq, 2, 3, qk),
-            gathered(kv.rounded(), full.kv, 0, batch * a.seq, 2, 1, qk),
-            gathered(kv.rounded(), full.kv, qk, batch * a.seq, 2, 1, v)};
+        const Array q(type, random_values(full.q_size, seed++)),
+            kv(type, random_values(full.kv_size, seed++));
+        const reference::Qkv<double> x{gathered(q.rounded(), full.q, 0, batch * a.seq, 2, 3, qk),
+                                       gathered(kv.rounded(), full.kv, 0, batch * a.seq, 2, 1, qk),
+                                       gathered(kv.rounded(), full.kv, qk, batch * a.seq, 2, 1, v)};
         const auto expected = reference::attention(a, x, {}, {}, nullptr);
         // All tokens in two steps, the new ones of each sequence gathered.
         Vec<Array> caches{Array::zeros(type, batch * 2 * capacity * qk, 3),
@@ -447,12 +449,13 @@ TEST_CASE("generation with a cache on separate views; widths of queries and valu
           };
           const Array q_step = of(q, full.q.token), kv_step = of(kv, full.kv.token);
           const auto before = static_cast<int32_t>(first);
-          const auto y = run_kernel({Array::zeros(type, batch * count * full.out.token, 99), caches[0], caches[1]},
-                                    [&](kernels::Context& c, Vec<Array>& o) {
-                                      attention().decode(c, step, view_of(q_step, full.q), view_of(kv_step, full.kv),
-                                                         view_of(kv_step, full.kv, qk), o[1].out(), o[2].out(),
-                                                         &before, capacity, view_of(o[0], full.out));
-                                    });
+          const auto y =
+              run_kernel({Array::zeros(type, batch * count * full.out.token, 99), caches[0], caches[1]},
+                         [&](kernels::Context& c, Vec<Array>& o) {
+                           attention().decode(c, step, view_of(q_step, full.q), view_of(kv_step, full.kv),
+                                              view_of(kv_step, full.kv, qk), o[1].out(), o[2].out(), &before,
+                                              capacity, view_of(o[0], full.out));
+                         });
           caches = {y[1], y[2]};
           Vec<double> tail;
           for (int64_t b = 0; b < batch; ++b)

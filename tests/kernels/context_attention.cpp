@@ -40,8 +40,8 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
   INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " qk=", a.qk_dim, " v=", a.v_dim,
        " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
        " dropout=", a.dropout, " packed=", !documents.empty(), " ranks=", shards.size(), " ", text(type));
-  const int64_t tokens = a.batch * a.seq, heads = a.heads(), width = heads * a.v_dim,
-                row = heads * a.qk_dim, kv_row = a.groups * (a.qk_dim + a.v_dim);
+  const int64_t tokens = a.batch * a.seq, heads = a.heads(), width = heads * a.v_dim, row = heads * a.qk_dim,
+                kv_row = a.groups * (a.qk_dim + a.v_dim);
   const kernels::HeadStrides queries = contiguous_heads(a.groups, a.heads_per_group, a.qk_dim),
                              outputs = contiguous_heads(a.groups, a.heads_per_group, a.v_dim),
                              keys_values = contiguous_heads(a.groups, 1, a.qk_dim + a.v_dim);
@@ -60,8 +60,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     const auto my_documents = documents.empty() ? Vec<int32_t>() : rows_of(documents, a, shards[rank], 1);
     const int32_t* document_start = documents.empty() ? nullptr : my_documents.data();
     const int64_t* dropout_row = a.dropout > 0 ? my_ids.data() : nullptr;
-    Vec<Array> y{Array::zeros(DType::f32, mine * width, NAN),
-                 Array::zeros(DType::f32, mine * heads, NAN)};
+    Vec<Array> y{Array::zeros(DType::f32, mine * width, NAN), Array::zeros(DType::f32, mine * heads, NAN)};
     // As in a ring: the own keys first, then those of the rank before.
     for (size_t step = 0; step < shards.size(); ++step) {
       part.keys = shards[(rank + shards.size() - step) % shards.size()];
@@ -79,14 +78,14 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     for (const PositionSegments& keys : shards) {
       part.keys = keys;
       const Array from(type, rows_of(kv, a, keys, kv_row));
-      const auto g = run_kernel({dq, Array::zeros(DType::f32, a.batch * keys.rows() * kv_row, NAN)},
-                                [&](kernels::Context& c, Vec<Array>& o) {
-                                  parts().backward(c, part, view_of(my_q, queries), view_of(from, keys_values),
-                                                   view_of(from, keys_values, a.qk_dim), view_of(saved, outputs),
-                                                   lse.f32(), view_of(my_dout, outputs), document_start,
-                                                   dropout_row, view_of(o[0], queries), view_of(o[1], keys_values),
-                                                   view_of(o[1], keys_values, a.qk_dim));
-                                });
+      const auto g = run_kernel(
+          {dq, Array::zeros(DType::f32, a.batch * keys.rows() * kv_row, NAN)},
+          [&](kernels::Context& c, Vec<Array>& o) {
+            parts().backward(c, part, view_of(my_q, queries), view_of(from, keys_values),
+                             view_of(from, keys_values, a.qk_dim), view_of(saved, outputs), lse.f32(),
+                             view_of(my_dout, outputs), document_start, dropout_row, view_of(o[0], queries),
+                             view_of(o[1], keys_values), view_of(o[1], keys_values, a.qk_dim));
+          });
       dq = g[0];
       const auto dkv = g[1].rounded();
       if (!part.sees_anything()) CHECK(std::all_of(dkv.begin(), dkv.end(), [](double v) { return v == 0; }));

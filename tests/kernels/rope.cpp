@@ -22,8 +22,8 @@ struct Tables {
     Vec<double> c, s;
     for (int64_t p = 0; p < 50; ++p)
       for (int64_t i = 0; i < rotary / 2; ++i) {
-        const double angle =
-            static_cast<double>(p) * std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(rotary));
+        const double angle = static_cast<double>(p) *
+                             std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(rotary));
         c.push_back(std::cos(angle));
         s.push_back(std::sin(angle));
       }
@@ -65,9 +65,9 @@ struct RopeCase {
       if (kind == per_group - 1) continue;
       const size_t which = kind == per_group - 2 ? 2 : 0;
       const Vec<S> part(y.begin() + head * d, y.begin() + (head + 1) * d);
-      const auto n = reference::norm(shape.norm == QkNorm::rms, part, w[which],
-                                     static_cast<double>(shape.gamma_offset), w[which + 1],
-                                     static_cast<double>(shape.eps), d);
+      const auto n =
+          reference::norm(shape.norm == QkNorm::rms, part, w[which], static_cast<double>(shape.gamma_offset),
+                          w[which + 1], static_cast<double>(shape.eps), d);
       std::copy(n.begin(), n.end(), y.begin() + head * d);
     }
     return reference::rope(layout, y, tables.cos.rounded(), tables.sin.rounded(), tables.positions,
@@ -100,10 +100,11 @@ void check_forward(const RopeCase& c, DType type, uint64_t seed) {
   for (size_t i = 0; i < 4; ++i) w[i] = c.weights[i].rounded();
   const auto expected = c.reference(x.rounded(), w, tables);
   const auto separate = run_kernel(
-      {Array::zeros(type, c.shape.rows * compact(l).token, NAN)}, [&](kernels::Context& context, Vec<Array>& o) {
+      {Array::zeros(type, c.shape.rows * compact(l).token, NAN)},
+      [&](kernels::Context& context, Vec<Array>& o) {
         const PackedViews in(x, l);
-        rope().forward(context, c.shape, in.q, in.k, tables.angles(), c.norm_weights(), view_of(o[0], compact(l)),
-                       view_of(o[0], compact(l), l.heads_per_group * l.head_dim));
+        rope().forward(context, c.shape, in.q, in.k, tables.angles(), c.norm_weights(),
+                       view_of(o[0], compact(l)), view_of(o[0], compact(l), l.heads_per_group * l.head_dim));
       });
   CHECK(error(separate[0].rounded(), queries_and_keys(expected, l)) < tolerance(type));
   const auto in_place = run_kernel({x}, [&](kernels::Context& context, Vec<Array>& o) {
@@ -112,7 +113,8 @@ void check_forward(const RopeCase& c, DType type, uint64_t seed) {
   });
   CHECK(queries_and_keys(in_place[0].rounded(), l) == separate[0].rounded());
   for (int64_t g = 0; g < l.groups; ++g)  // values are not touched
-    CHECK(in_place[0].rounded()[static_cast<size_t>(l.value(g))] == x.rounded()[static_cast<size_t>(l.value(g))]);
+    CHECK(in_place[0].rounded()[static_cast<size_t>(l.value(g))] ==
+          x.rounded()[static_cast<size_t>(l.value(g))]);
 }
 
 // Also with dx in the place of dy, and without the gradients of the weights.
@@ -160,7 +162,8 @@ void check_backward(const RopeCase& c, DType type, uint64_t seed) {
     auto expected = reference::complex_step(w[i], [&](const Vec<Complex>& z) {
       auto all = complex_w;
       all[i] = z;
-      return reference::contract(c.reference(reference::convert<Complex>(x.rounded()), all, tables), dy.rounded());
+      return reference::contract(c.reference(reference::convert<Complex>(x.rounded()), all, tables),
+                                 dy.rounded());
     });
     for (double& v : expected) v += 0.25;
     CHECK(error(separate[i + 1].rounded(), expected) < 2 * tolerance(type));
@@ -176,9 +179,9 @@ TEST_CASE("rope and qk norm: both pairings, part of a head, in place and into an
       for (bool interleaved : {false, true})
         for (const auto [d, rotary] :
              {std::array<int64_t, 2>{64, 64}, {16, 16}, {24, 10}, {80, 32}, {128, 6}, {5, 4}, {33, 0}}) {
-            check_forward(RopeCase(19, {2, 3, d}, rotary, interleaved, norm, type, seed), type, seed);
-            ++seed;
-          }
+          check_forward(RopeCase(19, {2, 3, d}, rotary, interleaved, norm, type, seed), type, seed);
+          ++seed;
+        }
 }
 
 TEST_CASE("rope and qk norm: gradients of heads and weights") {
@@ -187,9 +190,9 @@ TEST_CASE("rope and qk norm: gradients of heads and weights") {
     for (const QkNorm norm : {QkNorm::none, QkNorm::rms, QkNorm::layer})
       for (bool interleaved : {false, true})
         for (const auto [d, rotary] : {std::array<int64_t, 2>{16, 16}, {19, 10}, {5, 4}, {7, 0}}) {
-            check_backward(RopeCase(5, {2, 2, d}, rotary, interleaved, norm, type, seed), type, seed);
-            ++seed;
-          }
+          check_backward(RopeCase(5, {2, 2, d}, rotary, interleaved, norm, type, seed), type, seed);
+          ++seed;
+        }
 }
 
 TEST_CASE("gradients of qk norm's weights over many blocks of rows") {
@@ -199,7 +202,8 @@ TEST_CASE("gradients of qk norm's weights over many blocks of rows") {
   RopeCase one = all;
   one.shape.rows = 1;
   Tables tables(3000, 6, 8);
-  const Array x(DType::f32, random_values(3000 * l.row(), 9)), dy(DType::f32, random_values(3000 * l.row(), 10));
+  const Array x(DType::f32, random_values(3000 * l.row(), 9)),
+      dy(DType::f32, random_values(3000 * l.row(), 10));
   const auto run = [&](const RopeCase& c, int64_t first, const Vec<Array>& outputs) {
     return run_kernel(outputs, [&](kernels::Context& context, Vec<Array>& o) {
       Array workspace = Array::zeros(DType::f32, rope().backward_workspace(c.shape), NAN);
@@ -208,8 +212,8 @@ TEST_CASE("gradients of qk norm's weights over many blocks of rows") {
       angles.positions += first;
       const int64_t at = first * l.row();
       rope().backward(context, c.shape, view_of(dy, l.strides(), at), view_of(dy, l.strides(), at + l.key(0)),
-                      view_of(x, l.strides(), at), view_of(x, l.strides(), at + l.key(0)), angles, c.norm_weights(),
-                      view_of(to, l.strides()), view_of(to, l.strides(), l.key(0)),
+                      view_of(x, l.strides(), at), view_of(x, l.strides(), at + l.key(0)), angles,
+                      c.norm_weights(), view_of(to, l.strides()), view_of(to, l.strides(), l.key(0)),
                       {o[0].f32(), o[1].f32(), o[2].f32(), o[3].f32()}, workspace.f32());
     });
   };

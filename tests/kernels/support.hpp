@@ -185,7 +185,9 @@ struct PackedViews {
   using Heads = decltype(view_of(std::declval<A&>(), kernels::HeadStrides()));
   Heads q, k, v;
   PackedViews(A& x, const kernels::QkvLayout& l)
-      : q(view_of(x, l.strides())), k(view_of(x, l.strides(), l.key(0))), v(view_of(x, l.strides(), l.value(0))) {}
+      : q(view_of(x, l.strides())),
+        k(view_of(x, l.strides(), l.key(0))),
+        v(view_of(x, l.strides(), l.value(0))) {}
 };
 
 inline const char* text(DType dtype) {
