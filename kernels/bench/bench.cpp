@@ -269,7 +269,7 @@ class KernelBench {
     });
     // The same on logits and gradients in bf16, which a device may choose.
     const Tensor narrow = noise(device_, rows * m.vocabulary, DType::bf16);
-    bound_by_memory(prefix + "cross-entropy and gradient, bf16 (256 rows)", 4 * rows * m.vocabulary, [&] {
+    bound_by_memory(prefix + "bf16 cross-entropy (256 rows)", 4 * rows * m.vocabulary, [&] {
       launch(device_, device_.table().cross_entropy->full, narrow, labels, weight, rows, m.vocabulary,
              m.vocabulary, 0.0f, losses, narrow, m.vocabulary);
     });
