@@ -25,6 +25,7 @@ struct Head {
   Array<T> x;
   int64_t at;
   HWY_INLINE VF full(int64_t i) const { return x.at(at + i); }
+  HWY_INLINE VF again(int64_t i) const { return x.alone(at + i); }  // read before, so without prefetching
   HWY_INLINE VF part(int64_t i, int64_t n) const { return x.part(at + i, n); }
   HWY_INLINE VF some(int64_t i, int64_t n) const { return n == kStep ? full(i) : part(i, n); }
   HWY_INLINE void put(int64_t i, VF v) const { x.put(at + i, v); }
@@ -126,23 +127,24 @@ HWY_INLINE Statistics statistics_of(const Head<T>& x, const RopeShape& s) {
 }
 
 // gamma and beta of the queries or of the keys.
+template <class T>
 struct Weights {
-  Array<Any> gamma, beta;
+  Array<T> gamma, beta;
   bool has_beta;
   VF offset;
   Weights(In g, In b, float gamma_offset)
-      : gamma(array_of<Any>(g)),
-        beta(array_of<Any>(b)),
+      : gamma(array_of<T>(g)),
+        beta(array_of<T>(b)),
         has_beta(static_cast<bool>(b)),
         offset(splat(gamma_offset)) {}
   HWY_INLINE VF factor(int64_t i, int64_t n) const {
-    return hn::Add(n == kStep ? gamma.at(i) : gamma.part(i, n), offset);
+    return hn::Add(n == kStep ? gamma.alone(i) : gamma.part(i, n), offset);
   }
-  HWY_INLINE VF shift(int64_t i, int64_t n) const { return n == kStep ? beta.at(i) : beta.part(i, n); }
+  HWY_INLINE VF shift(int64_t i, int64_t n) const { return n == kStep ? beta.alone(i) : beta.part(i, n); }
 };
 
 template <class T>
-HWY_INLINE void normalize(const Head<T>& x, const Head<T>& y, const RopeShape& s, const Weights& w) {
+HWY_INLINE void normalize(const Head<T>& x, const Head<T>& y, const RopeShape& s, const Weights<T>& w) {
   const Statistics of_head = statistics_of(x, s);
   const VF mean = splat(of_head.mean), rstd = splat(of_head.rstd);
   const auto value = [&](VF v, int64_t i, int64_t n) HWY_ATTR {
@@ -150,15 +152,15 @@ HWY_INLINE void normalize(const Head<T>& x, const Head<T>& y, const RopeShape& s
     return w.has_beta ? hn::Add(scaled, w.shift(i, n)) : scaled;
   };
   for_vectors(
-      s.head_dim, [&](int64_t i) HWY_ATTR { y.put(i, value(x.full(i), i, kStep)); },
+      s.head_dim, [&](int64_t i) HWY_ATTR { y.put(i, value(x.again(i), i, kStep)); },
       [&](int64_t i, int64_t n) HWY_ATTR { y.put_part(i, value(x.part(i, n), i, n), n); });
 }
 
 // dx from dy at the same place, as in norm.cpp: dx = rstd (h - mean(h) - xhat mean(h xhat)) with h = dy
 // gamma. dgamma and dbeta, of whole vectors, are added to; null: not wanted.
 template <class T>
-HWY_INLINE void normalize_backward(const Head<T>& dx, const Head<T>& x, const RopeShape& s, const Weights& w,
-                                   float* dgamma, float* dbeta) {
+HWY_INLINE void normalize_backward(const Head<T>& dx, const Head<T>& x, const RopeShape& s,
+                                   const Weights<T>& w, float* dgamma, float* dbeta) {
   const Statistics of_head = statistics_of(x, s);
   const float inverse_cols = 1.0f / static_cast<float>(s.head_dim);
   const VF mean = splat(of_head.mean), rstd = splat(of_head.rstd);
@@ -173,7 +175,7 @@ HWY_INLINE void normalize_backward(const Head<T>& dx, const Head<T>& x, const Ro
     store(hn::Add(dy, load(dbeta + i)), dbeta + i);
   };
   for_vectors(
-      s.head_dim, [&](int64_t i) HWY_ATTR { add(i, kStep, dx.full(i), x.full(i)); },
+      s.head_dim, [&](int64_t i) HWY_ATTR { add(i, kStep, dx.again(i), x.again(i)); },
       [&](int64_t i, int64_t n) HWY_ATTR { add(i, n, dx.part(i, n), x.part(i, n)); });
   const VF mean_h = splat(s.norm == QkNorm::layer ? sum_lanes(sum_h) * inverse_cols : 0.0f),
            mean_hx = splat(sum_lanes(sum_hx) * inverse_cols);
@@ -182,7 +184,7 @@ HWY_INLINE void normalize_backward(const Head<T>& dx, const Head<T>& x, const Ro
     return hn::Mul(rstd, hn::NegMulAdd(hat(v), mean_hx, hn::Sub(h, mean_h)));
   };
   for_vectors(
-      s.head_dim, [&](int64_t i) HWY_ATTR { dx.put(i, value(i, kStep, dx.full(i), x.full(i))); },
+      s.head_dim, [&](int64_t i) HWY_ATTR { dx.put(i, value(i, kStep, dx.again(i), x.again(i))); },
       [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(i, value(i, n, dx.part(i, n), x.part(i, n)), n); });
 }
 
@@ -223,30 +225,33 @@ HWY_INLINE int64_t elements_of(const RopeShape& s) {
 template <class T>
 struct ForwardSide {
   HeadArray<T> in, out;
-  Weights weights;
+  Weights<T> weights;
   bool in_place = in == out;
 };
 
 void forward(Context& c, RopeShape s, HeadsIn q, HeadsIn k, RopeAngles angles, QkNormWeights weights,
              HeadsOut q_out, HeadsOut k_out) {
-  by_type({q.data, k.data, q_out.data, k_out.data}, [&](auto type) HWY_ATTR {
-    using Heads = HeadArray<decltype(type)>;
-    parallel_blocks(c, s.rows, rows_per_block(elements_of(s)), [&](int64_t begin, int64_t end, int) HWY_ATTR {
-      const ForwardSide<decltype(type)> sides[2] = {
-          {Heads(q), Heads(q_out), {weights.q_gamma, weights.q_beta, s.gamma_offset}},
-          {Heads(k), Heads(k_out), {weights.k_gamma, weights.k_beta, s.gamma_offset}}};
-      for (int64_t r = begin; r < end; ++r) {
-        const Angles turn = angles_of(s, angles, r, false);
-        for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
-          const auto& side = sides[which()];
-          const auto y = side.out.head(r, g, h);
-          if (s.norm != QkNorm::none) normalize(side.in.head(r, g, h), y, s, side.weights);
-          const bool in_place = side.in_place || s.norm != QkNorm::none;
-          rotate(in_place ? y : side.in.head(r, g, h), y, s, turn, in_place);
-        });
-      }
-    });
-  });
+  by_type({q.data, k.data, q_out.data, k_out.data, weights.q_gamma, weights.q_beta, weights.k_gamma,
+           weights.k_beta},
+          [&](auto type) HWY_ATTR {
+            using Heads = HeadArray<decltype(type)>;
+            parallel_blocks(
+                c, s.rows, rows_per_block(elements_of(s)), [&](int64_t begin, int64_t end, int) HWY_ATTR {
+                  const ForwardSide<decltype(type)> sides[2] = {
+                      {Heads(q), Heads(q_out), {weights.q_gamma, weights.q_beta, s.gamma_offset}},
+                      {Heads(k), Heads(k_out), {weights.k_gamma, weights.k_beta, s.gamma_offset}}};
+                  for (int64_t r = begin; r < end; ++r) {
+                    const Angles turn = angles_of(s, angles, r, false);
+                    for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
+                      const auto& side = sides[which()];
+                      const auto y = side.out.head(r, g, h);
+                      if (s.norm != QkNorm::none) normalize(side.in.head(r, g, h), y, s, side.weights);
+                      const bool in_place = side.in_place || s.norm != QkNorm::none;
+                      rotate(in_place ? y : side.in.head(r, g, h), y, s, turn, in_place);
+                    });
+                  }
+                });
+          });
 }
 
 // Rows to a block of partial sums, at most 64 blocks: their number depends on the shape only.
@@ -280,7 +285,7 @@ void add_partials(const RopeShape& s, const QkNormGradients& gradients, const fl
 template <class T>
 struct BackwardSide {
   HeadArray<T> dy, x, dx;
-  Weights weights;
+  Weights<T> weights;
   bool in_place = dy == dx;
 };
 
@@ -289,28 +294,29 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
               float* workspace) {
   if (s.rows <= 0) return;
   const int64_t width = round_up(s.head_dim, kStep), size = partial_size(s), block = backward_block_rows(s);
-  by_type({dq.data, dk.data, q.data, k.data, dq_in.data, dk_in.data}, [&](auto type) HWY_ATTR {
-    using Heads = HeadArray<decltype(type)>;
-    parallel_blocks(c, s.rows, block, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-      const BackwardSide<decltype(type)> sides[2] = {
-          {Heads(dq), Heads(q), Heads(dq_in), {weights.q_gamma, weights.q_beta, s.gamma_offset}},
-          {Heads(dk), Heads(k), Heads(dk_in), {weights.k_gamma, weights.k_beta, s.gamma_offset}}};
-      float* partial = workspace ? workspace + begin / block * size : nullptr;
-      if (partial) std::memset(partial, 0, static_cast<size_t>(size) * sizeof(float));
-      for (int64_t r = begin; r < end; ++r) {
-        const Angles turn = angles_of(s, angles, r, true);
-        for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
-          const auto& side = sides[which()];
-          const auto dx = side.dx.head(r, g, h);
-          rotate(side.dy.head(r, g, h), dx, s, turn, side.in_place);
-          if (s.norm == QkNorm::none) return;
-          float* dgamma = partial ? partial + static_cast<int64_t>(which()) * 2 * width : nullptr;
-          normalize_backward(dx, side.x.head(r, g, h), s, side.weights, dgamma,
-                             dgamma ? dgamma + width : nullptr);
-        });
-      }
-    });
-  });
+  by_type({dq.data, dk.data, q.data, k.data, dq_in.data, dk_in.data, weights.q_gamma, weights.k_gamma},
+          [&](auto type) HWY_ATTR {
+            using Heads = HeadArray<decltype(type)>;
+            parallel_blocks(c, s.rows, block, [&](int64_t begin, int64_t end, int) HWY_ATTR {
+              const BackwardSide<decltype(type)> sides[2] = {
+                  {Heads(dq), Heads(q), Heads(dq_in), {weights.q_gamma, weights.q_beta, s.gamma_offset}},
+                  {Heads(dk), Heads(k), Heads(dk_in), {weights.k_gamma, weights.k_beta, s.gamma_offset}}};
+              float* partial = workspace ? workspace + begin / block * size : nullptr;
+              if (partial) std::memset(partial, 0, static_cast<size_t>(size) * sizeof(float));
+              for (int64_t r = begin; r < end; ++r) {
+                const Angles turn = angles_of(s, angles, r, true);
+                for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
+                  const auto& side = sides[which()];
+                  const auto dx = side.dx.head(r, g, h);
+                  rotate(side.dy.head(r, g, h), dx, s, turn, side.in_place);
+                  if (s.norm == QkNorm::none) return;
+                  float* dgamma = partial ? partial + static_cast<int64_t>(which()) * 2 * width : nullptr;
+                  normalize_backward(dx, side.x.head(r, g, h), s, side.weights, dgamma,
+                                     dgamma ? dgamma + width : nullptr);
+                });
+              }
+            });
+          });
   if (workspace) add_partials(s, gradients, workspace);
 }
 
