@@ -22,6 +22,19 @@ double loss_tokens(const data::MicroBatch& batch, ContextShard shard) {
   return sum;
 }
 
+namespace {
+// The bounds of all documents of all rows, one behind the other: cu_seqlens of the batch.
+std::vector<int32_t> cumulative_lengths(const data::MicroBatch& batch) {
+  std::vector<int32_t> bounds{0};
+  for (size_t row = 0; row < batch.cu_seqlens.size(); ++row) {
+    const auto first = static_cast<int32_t>(static_cast<int64_t>(row) * batch.sequence_length);
+    for (size_t i = 1; i < batch.cu_seqlens[row].size(); ++i)
+      bounds.push_back(first + batch.cu_seqlens[row][i]);
+  }
+  return bounds;
+}
+}  // namespace
+
 models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout_rows, ContextShard shard) {
   const int64_t seq = batch.sequence_length;
   const std::vector<int64_t> here = shard.positions(seq);
@@ -48,11 +61,17 @@ models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout
   result.positions = on_device(int32_t{}, of(batch.position_ids));
   const bool packed = std::any_of(batch.cu_seqlens.begin(), batch.cu_seqlens.end(),
                                   [](const auto& c) { return c.size() > 2; });
-  if (packed)
+  if (packed) {
+    std::vector<int32_t> cu_seqlens = cumulative_lengths(batch);
+    for (size_t i = 1; i < cu_seqlens.size(); ++i)
+      result.max_seqlen = std::max(result.max_seqlen, int64_t{cu_seqlens[i]} - cu_seqlens[i - 1]);
+    result.cu_seqlens =
+        Tensor::from_host<int32_t>(device, {static_cast<int64_t>(cu_seqlens.size())}, cu_seqlens);
     result.document_start = on_device(int32_t{}, [&](int64_t row, int64_t p) {
       const auto& bounds = batch.cu_seqlens[static_cast<size_t>(row)];
       return *(std::upper_bound(bounds.begin(), bounds.end(), static_cast<int32_t>(p)) - 1);
     });
+  }
   // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39 samples.
   if (dropout_rows)
     result.dropout_rows = on_device(int64_t{}, [&](int64_t row, int64_t p) {
