@@ -45,8 +45,8 @@ struct Documents {
   int64_t max_seqlen = 0;
 };
 
-// q, k, v, out, dout and the caches have one type. Heads of out and dout are [batch * seq, heads, v_dim] in any
-// strides.
+// q, k, v, out, dout and the caches have one type. Heads of out and dout are [batch * seq, heads, v_dim] in
+// any strides.
 struct Attention {
   // out = softmax(softcap(scale * q k^T) + mask) v per head; lse [batch, heads, seq] is saved (natural log of
   // the sum of exponentials of the scaled and capped logits). Allocates no seq x seq matrix. dropout_rows
