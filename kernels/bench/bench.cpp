@@ -286,13 +286,11 @@ class KernelBench {
     const Tensor next = Tensor::zeros(device_, {rows}, DType::i32),
                  position = Tensor::zeros(device_, {1}, DType::i32);
     for (const SamplingOptions& options : {SamplingOptions{.temperature = 0}, SamplingOptions{.top_k = 50}}) {
-      const Tensor workspace = Tensor::zeros(
-          device_, {std::max<int64_t>(1, decoding.sample_workspace(options, rows, m.vocabulary))}, DType::u8);
       bound_by_memory(
           prefix + (options.temperature > 0 ? "top-k sampling (256 rows)" : "greedy sampling (256 rows)"),
           4 * rows * m.vocabulary, [&] {
-            launch(device_, decoding.sample, options, logits, rows, m.vocabulary, m.vocabulary, position,
-                   workspace, next);
+            launch(device_, decoding.sample_workspace(options, rows, m.vocabulary), decoding.sample, options,
+                   logits, rows, m.vocabulary, m.vocabulary, position, next);
           });
     }
     const Tensor wte = noise(device_, m.vocabulary * m.width),
