@@ -1,29 +1,23 @@
-// Rotary embedding and scaled dot-product attention on packed QKV.
+// Scaled dot-product attention on views of queries, keys and values.
+//
+// Bytes moved, besides the sums that stay in fast memory, of e-byte elements and T = batch * seq tokens; Q =
+// heads * qk_dim, K = groups * qk_dim, V = groups * v_dim, O = heads * v_dim elements of a token: forward
+// reads e T (Q + K + V) and writes e T O and 4 T heads; backward reads e T (Q + K + V + 2 O) and 4 T heads
+// and writes e T (Q + K + V). A step of decode reads 2 e groups * head_dim for every cached token.
 #pragma once
 
 #include "base/philox.hpp"
-#include "tensor/kernel_context.hpp"
+#include "kernels/heads.hpp"
 
 namespace capstan::kernels {
 
-// Packed QKV, Megatron's order: each token's row holds, group by group, the group's query heads, its key head
-// and its value head: [groups][heads_per_group + 2][head_dim]. A tensor-parallel shard is a contiguous run of
-// groups.
-struct QkvLayout {
-  int64_t groups = 0, heads_per_group = 0, head_dim = 0;
-  int64_t heads() const { return groups * heads_per_group; }
-  int64_t row() const { return groups * (heads_per_group + 2) * head_dim; }  // elements per token
-  int64_t query(int64_t head) const {
-    return (head / heads_per_group * (heads_per_group + 2) + head % heads_per_group) * head_dim;
-  }
-  int64_t key(int64_t group) const { return (group * (heads_per_group + 2) + heads_per_group) * head_dim; }
-  int64_t value(int64_t group) const { return key(group) + head_dim; }
-};
-
 struct AttentionShape {
-  QkvLayout qkv;
+  // Each group of query heads shares one key head and one value head.
+  int64_t groups = 0, heads_per_group = 0;
+  // Elements of a query head and a key head; of a value head and an output head.
+  int64_t qk_dim = 0, v_dim = 0;
   int64_t batch = 0, seq = 0;  // tokens are rows b * seq + s
-  // Of the logits, above 0, usually 1/sqrt(head_dim).
+  // Of the logits, above 0, usually 1/sqrt(qk_dim).
   float scale = 0;
   // C > 0: scaled logits become c tanh(logit / c) before the mask.
   float softcap = 0;
@@ -35,36 +29,46 @@ struct AttentionShape {
   PhiloxKey dropout_key{};
   // Global index of the first local head.
   int64_t head_offset = 0;
+  int64_t heads() const { return groups * heads_per_group; }
 };
 
+// Documents packed into the sequences of a batch, in both forms that kernels use; all null: one document to a
+// sequence. Tokens see no keys of other documents.
+struct Documents {
+  // [batch * seq]: index within its sequence of the first token of this token's document.
+  const int32_t* start = nullptr;
+  // [count + 1]: the row of the first token of each document, ascending, and batch * seq at the end. Every
+  // sequence begins a document.
+  const int32_t* cu_seqlens = nullptr;
+  int64_t count = 0;
+  // Tokens of the longest document.
+  int64_t max_seqlen = 0;
+};
+
+// q, k, v, out, dout and the caches have one type. Heads of out and dout are [batch * seq, heads, v_dim] in
+// any strides.
 struct Attention {
-  // Rotates the query and key heads in place. cos, sin: fp32 [max_positions, rotary_dim / 2]; position of row
-  // r is positions[r]. Pairs are (i, i + rotary_dim/2) (the half-split form), or (2i, 2i+1) when interleaved.
-  // inverse: the transposed rotation, which is the backward pass. Rotates only the first rotary_dim elements
-  // of each head.
-  void (*rope)(Context&, QkvLayout, Out qkv, const float* cos, const float* sin, const int32_t* positions,
-               int64_t rows, int64_t rotary_dim, bool interleaved, bool inverse);
+  // out = softmax(softcap(scale * q k^T) + mask) v per head; lse [batch, heads, seq] is saved (natural log of
+  // the sum of exponentials of the scaled and capped logits). Allocates no seq x seq matrix. dropout_rows
+  // [batch*seq] only with dropout.
+  void (*forward)(Context&, AttentionShape, HeadsIn q, HeadsIn k, HeadsIn v, Documents,
+                  const int64_t* dropout_rows, HeadsOut out, float* lse);
+  // Overwrites every head of dq, dk and dv, whose type may be another one.
+  void (*backward)(Context&, AttentionShape, HeadsIn q, HeadsIn k, HeadsIn v, HeadsIn out, const float* lse,
+                   HeadsIn dout, Documents, const int64_t* dropout_rows, HeadsOut dq, HeadsOut dk,
+                   HeadsOut dv);
 
-  // out [batch*seq, heads*head_dim] = softmax(softcap(scale * q k^T) + mask) v per head; lse [batch, heads,
-  // seq] is saved (natural log of the sum of exponentials of the scaled and capped logits). Allocates no seq
-  // x seq matrix. document_start [batch*seq]: index within its sequence of the first token of this token's
-  // document (0 everywhere = no packing), null = none; keys before it are masked. dropout_rows [batch*seq]
-  // only with dropout.
-  void (*forward)(Context&, AttentionShape, In qkv, const int32_t* document_start,
-                  const int64_t* dropout_rows, Out out, float* lse);
-  // dqkv in the layout of qkv, overwritten completely. dout has the type of qkv.
-  void (*backward)(Context&, AttentionShape, In qkv, In out, const float* lse, In dout,
-                   const int32_t* document_start, const int64_t* dropout_rows, Out dqkv);
+  // One step of generation with a cache: appends the keys and values of the new tokens (seq of each sequence)
+  // at position `past`, then attends to all of them. k_cache [batch, groups, capacity, qk_dim], v_cache
+  // [batch, groups, capacity, v_dim]. past [1], at most capacity - seq, is read when the kernel runs, so that
+  // a captured step can be replayed.
+  void (*decode)(Context&, AttentionShape /* seq = new tokens */, HeadsIn q, HeadsIn k, HeadsIn v,
+                 Out k_cache, Out v_cache, const int32_t* past, int64_t capacity, HeadsOut out);
 
-  // One step of generation with a cache: appends k and v of the new tokens (qkv [batch*new_tokens, row]) at
-  // position `past`, then attends. k_cache, v_cache: [batch, groups, capacity, head_dim]. out
-  // [batch*new_tokens, heads*head_dim].
-  void (*decode)(Context&, AttentionShape /* seq = new tokens */, In qkv, Out k_cache, Out v_cache,
-                 int64_t past, int64_t capacity, Out out);
-
-  WorkspaceSize (*forward_workspace)(AttentionShape, DType qkv);
-  WorkspaceSize (*backward_workspace)(AttentionShape, DType qkv);
-  WorkspaceSize (*decode_workspace)(AttentionShape, DType qkv, DType cache, int64_t past);
+  // For q, k, v and caches of that type.
+  WorkspaceSize (*forward_workspace)(AttentionShape, DType);
+  WorkspaceSize (*backward_workspace)(AttentionShape, DType);
+  WorkspaceSize (*decode_workspace)(AttentionShape, DType, int64_t capacity);
 };
 
 }  // namespace capstan::kernels

@@ -22,12 +22,9 @@ struct PositionSegments {
 };
 
 struct AttentionBlock {
-  // Seq: queries.rows(); qkv: the queries' array.
+  // seq: queries.rows().
   AttentionShape shape;
   PositionSegments queries, keys;
-
-  // The array of keys and values: [batch * keys.rows()][groups][2][head_dim], packed QKV without query heads.
-  QkvLayout kv() const { return {shape.qkv.groups, 0, shape.qkv.head_dim}; }
 
   // True where causality and window let any of these queries attend to any of these keys.
   bool sees(PositionSegment q, PositionSegment k) const {
@@ -44,19 +41,20 @@ struct AttentionBlock {
   }
 };
 
+// Tokens are rows b * queries.rows() + s of q, out, dout and dq, and b * keys.rows() + s of k, v, dk and dv.
+// q, k and v have one type.
 struct ContextAttention {
-  // qkv: packed as for Attention::forward; only the query heads are read. kv: AttentionBlock::kv(). out, fp32
-  // [batch*seq, heads*head_dim], and lse, fp32 [batch, heads, seq], as Attention::forward gives them, for
-  // these keys alone; with `accumulate` combined with the keys that out and lse already include, in any
-  // order. document_start, i32 [batch*seq] or null: global position of the first token of the query's
-  // document. dropout_rows, i64 [batch*seq], only with dropout.
-  void (*forward)(Context&, AttentionBlock, In qkv, In kv, const int32_t* document_start,
-                  const int64_t* dropout_rows, bool accumulate, float* out, float* lse);
-  // `out` and `lse` cover all keys. Adds the queries' gradient to the query heads of dqkv (fp32, layout of
-  // qkv) and does not change its other heads. Overwrites dkv (fp32, layout of kv) with these queries'
-  // contribution.
-  void (*backward)(Context&, AttentionBlock, In qkv, In kv, In out, const float* lse, In dout,
-                   const int32_t* document_start, const int64_t* dropout_rows, float* dqkv, float* dkv);
+  // out (fp32) and lse, fp32 [batch, heads, seq], as Attention::forward gives them, for these keys alone;
+  // with `accumulate` combined with the keys that out and lse already include, in any order. document_start,
+  // i32 [batch*seq] or null: global position of the first token of the query's document. dropout_rows, i64
+  // [batch*seq], only with dropout.
+  void (*forward)(Context&, AttentionBlock, HeadsIn q, HeadsIn k, HeadsIn v, const int32_t* document_start,
+                  const int64_t* dropout_rows, bool accumulate, HeadsOut out, float* lse);
+  // `out` and `lse` cover all keys. dq, dk and dv are fp32. Adds the queries' gradient to dq; overwrites dk
+  // and dv with these queries' contribution.
+  void (*backward)(Context&, AttentionBlock, HeadsIn q, HeadsIn k, HeadsIn v, HeadsIn out, const float* lse,
+                   HeadsIn dout, const int32_t* document_start, const int64_t* dropout_rows, HeadsOut dq,
+                   HeadsOut dk, HeadsOut dv);
 
   WorkspaceSize (*forward_workspace)(AttentionBlock);
   WorkspaceSize (*backward_workspace)(AttentionBlock);

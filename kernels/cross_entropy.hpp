@@ -1,5 +1,6 @@
 // Softmax cross-entropy over rows of logits, divided into the steps of chunked and vocabulary-parallel
-// losses.
+// losses. Logits are fp32 or bf16. Bytes moved for rows x cols logits of e bytes and gradients of g bytes:
+// softcap 2 e, row_max e, row_sums e, backward and full e + g each.
 #pragma once
 
 #include "tensor/kernel_context.hpp"
@@ -30,6 +31,15 @@ struct CrossEntropy {
   // cap > 0: softcap first. dlogits may be null to compute only the loss.
   void (*full)(Context&, Out logits, const int32_t* labels, const float* weight, int64_t rows, int64_t cols,
                int64_t row_stride, float cap, float* loss, Out dlogits, int64_t dlogits_stride);
+
+  // Rows of logits that a chunk of a loss over `rows` rows holds: enough to make the accumulation of the
+  // columns x hidden weight gradient cheap relative to the GEMMs, few enough to keep the logits small. The
+  // same for all chunks but the last, at least 1. compute: the type of the GEMMs' operands; differentiates:
+  // whether a backward pass follows.
+  int64_t (*chunk_rows)(int64_t rows, int64_t columns, DType compute, bool differentiates);
+  // The type in which the head's GEMM writes the logits of a loss: fp32, or `compute` where this device
+  // gives up precision for half of the memory traffic.
+  DType (*logits_type)(DType compute);
 };
 
 }  // namespace capstan::kernels

@@ -3,7 +3,7 @@
 // kernels, one for the sums over local heads, one that uses the sums over all heads.
 #pragma once
 
-#include "kernels/attention.hpp"
+#include "kernels/heads.hpp"
 
 namespace capstan::kernels {
 

@@ -6,6 +6,7 @@
 #include "kernels/attention.hpp"
 #include "kernels/context_attention.hpp"
 #include "kernels/cross_entropy.hpp"
+#include "kernels/decoding.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/embedding.hpp"
 #include "kernels/gemm.hpp"
@@ -13,6 +14,7 @@
 #include "kernels/norm.hpp"
 #include "kernels/optimizers.hpp"
 #include "kernels/quantize.hpp"
+#include "kernels/rope.hpp"
 #include "kernels/step_control.hpp"
 
 namespace capstan::kernels {
@@ -22,10 +24,12 @@ struct Table {
   const Norm* norm;
   const HeadNorm* head_norm;
   const Activation* activation;
+  const Rope* rope;
   const Attention* attention;
   const ContextAttention* context_attention;
   const Embedding* embedding;
   const CrossEntropy* cross_entropy;
+  const Decoding* decoding;
   const Elementwise* elementwise;
   const Optimizers* optimizers;
   const Adapter* adapter;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/philox.hpp"
+#include "kernels/arguments.hpp"
 #include "kernels/gemm_arguments.hpp"
 #include "kernels/table.hpp"
 #include "tensor/launch.hpp"
@@ -13,6 +14,9 @@
 namespace capstan::kernels {
 
 namespace {
+
+using arguments::contiguous_heads;
+using arguments::packed_heads;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -131,7 +135,9 @@ class KernelBench {
     const int64_t tokens = m.tokens(), heads = m.heads();
     const QkvLayout layout{m.groups, m.heads_per_group, m.head_dim};
     AttentionShape a;
-    a.qkv = layout;
+    a.groups = m.groups;
+    a.heads_per_group = m.heads_per_group;
+    a.qk_dim = a.v_dim = m.head_dim;
     a.batch = m.batch;
     a.seq = m.seq;
     a.scale = 1 / std::sqrt(static_cast<float>(m.head_dim));
@@ -140,24 +146,70 @@ class KernelBench {
                  dout = noise(device_, tokens * heads * m.head_dim),
                  dqkv = Tensor::zeros(device_, {tokens * layout.row()}),
                  lse = Tensor::zeros(device_, {m.batch * heads * m.seq}), none;
+    const arguments::QkvHeads x = packed_heads(qkv, layout), dx = packed_heads(dqkv, layout);
+    const arguments::Heads y = contiguous_heads(out, m.groups, m.heads_per_group, m.head_dim),
+                           dy = contiguous_heads(dout, m.groups, m.heads_per_group, m.head_dim);
+    const arguments::Documents documents;
     // Two GEMMs of seq x seq x head_dim forward, five backward; half of the square is masked.
     const double gemm = static_cast<double>(m.batch * heads) * static_cast<double>(m.seq) *
                         static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
     const Attention& kernel = *device_.table().attention;
     bound_by_gemms(prefix + "attention forward", 2 * gemm, [&] {
-      launch(device_, kernel.forward_workspace(a, DType::f32), kernel.forward, a, qkv, none, none, out, lse);
+      launch(device_, kernel.forward_workspace(a, DType::f32), kernel.forward, a, x.q, x.k, x.v, documents,
+             none, y, lse);
     });
     bound_by_gemms(prefix + "attention backward", 5 * gemm, [&] {
-      launch(device_, kernel.backward_workspace(a, DType::f32), kernel.backward, a, qkv, out, lse, dout, none,
-             none, dqkv);
+      launch(device_, kernel.backward_workspace(a, DType::f32), kernel.backward, a, x.q, x.k, x.v, y, lse, dy,
+             documents, none, dx.q, dx.k, dx.v);
     });
-    const Tensor angles = noise(device_, m.seq * m.head_dim / 2);
+    // One token of each sequence after seq - 1 cached ones; reads the cache.
+    AttentionShape step = a;
+    step.seq = 1;
+    const Tensor k_cache = noise(device_, tokens * m.groups * m.head_dim),
+                 v_cache = noise(device_, tokens * m.groups * m.head_dim),
+                 past = Tensor::from_host<int32_t>(device_, {1},
+                                                   std::vector<int32_t>{static_cast<int32_t>(m.seq - 1)});
+    bound_by_memory(prefix + "attention decode, one token", 8 * tokens * m.groups * m.head_dim, [&] {
+      launch(device_, kernel.decode_workspace(step, DType::f32, m.seq), kernel.decode, step, x.q, x.k, x.v,
+             k_cache, v_cache, past, m.seq, y);
+    });
+    rope(m, layout);
+  }
+
+  void rope(const BenchModel& m, const QkvLayout& layout) {
+    const std::string prefix = std::string(m.name) + " ";
+    const int64_t tokens = m.tokens(), rotated = tokens * (layout.row() - m.groups * m.head_dim);
+    const Tensor qkv = noise(device_, tokens * layout.row()), angles = noise(device_, m.seq * m.head_dim / 2),
+                 q_out = Tensor::zeros(device_, {tokens * m.heads() * m.head_dim}),
+                 k_out = Tensor::zeros(device_, {tokens * m.groups * m.head_dim}),
+                 dqkv = noise(device_, tokens * layout.row()), gamma = noise(device_, m.head_dim),
+                 dgamma = Tensor::zeros(device_, {m.head_dim}), none;
     std::vector<int32_t> row_positions(static_cast<size_t>(tokens));
     for (size_t i = 0; i < row_positions.size(); ++i)
       row_positions[i] = static_cast<int32_t>(i % static_cast<size_t>(m.seq));
     const Tensor positions = Tensor::from_host<int32_t>(device_, {tokens}, row_positions);
-    bound_by_memory(prefix + "rope", 8 * tokens * (layout.row() - m.groups * m.head_dim), [&] {
-      launch(device_, kernel.rope, layout, qkv, angles, angles, positions, tokens, m.head_dim, false, false);
+    const arguments::RopeAngles table{angles, angles, positions};
+    const arguments::QkvHeads x = packed_heads(qkv, layout), dx = packed_heads(dqkv, layout);
+    const arguments::Heads q = contiguous_heads(q_out, m.groups, m.heads_per_group, m.head_dim),
+                           k = contiguous_heads(k_out, m.groups, 1, m.head_dim);
+    const arguments::QkNormWeights gammas{gamma, none, gamma, none};
+    const arguments::QkNormGradients dgammas{dgamma, none, dgamma, none};
+    RopeShape shape{.rows = tokens,
+                    .groups = m.groups,
+                    .heads_per_group = m.heads_per_group,
+                    .head_dim = m.head_dim,
+                    .rotary_dim = m.head_dim};
+    const Rope& kernel = *device_.table().rope;
+    bound_by_memory(prefix + "rope", 8 * rotated, [&] {
+      launch(device_, kernel.forward, shape, x.q, x.k, table, arguments::QkNormWeights(), x.q, x.k);
+    });
+    shape.norm = QkNorm::rms;
+    shape.eps = 1e-5f;
+    bound_by_memory(prefix + "qk norm + rope forward", 8 * rotated,
+                    [&] { launch(device_, kernel.forward, shape, x.q, x.k, table, gammas, q, k); });
+    bound_by_memory(prefix + "qk norm + rope backward", 12 * rotated, [&] {
+      launch(device_, kernel.backward_workspace(shape, true), kernel.backward, shape, dx.q, dx.k, x.q, x.k,
+             table, gammas, dx.q, dx.k, dgammas);
     });
   }
 
@@ -224,6 +276,23 @@ class KernelBench {
       launch(device_, device_.table().cross_entropy->full, logits, labels, weight, rows, m.vocabulary,
              m.vocabulary, 0.0f, losses, none, 0);
     });
+    // The same on logits and gradients in bf16, which a device may choose.
+    const Tensor narrow = noise(device_, rows * m.vocabulary, DType::bf16);
+    bound_by_memory(prefix + "bf16 cross-entropy (256 rows)", 4 * rows * m.vocabulary, [&] {
+      launch(device_, device_.table().cross_entropy->full, narrow, labels, weight, rows, m.vocabulary,
+             m.vocabulary, 0.0f, losses, narrow, m.vocabulary);
+    });
+    const Decoding& decoding = *device_.table().decoding;
+    const Tensor next = Tensor::zeros(device_, {rows}, DType::i32),
+                 position = Tensor::zeros(device_, {1}, DType::i32);
+    for (const SamplingOptions& options : {SamplingOptions{.temperature = 0}, SamplingOptions{.top_k = 50}}) {
+      bound_by_memory(
+          prefix + (options.temperature > 0 ? "top-k sampling (256 rows)" : "greedy sampling (256 rows)"),
+          4 * rows * m.vocabulary, [&] {
+            launch(device_, decoding.sample_workspace(options, rows, m.vocabulary), decoding.sample, options,
+                   logits, rows, m.vocabulary, m.vocabulary, position, next);
+          });
+    }
     const Tensor wte = noise(device_, m.vocabulary * m.width),
                  ids = Tensor::zeros(device_, {tokens}, DType::i32), out_rows = noise(device_, n);
     bound_by_memory(prefix + "embedding forward", 8 * n, [&] {

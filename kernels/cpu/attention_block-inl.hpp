@@ -41,10 +41,20 @@ HWY_INLINE const T* at(In x, int64_t i) {
   return x.as<T>() + i;
 }
 
+// Elements of a query and key head, and of a value and output head.
+struct HeadDims {
+  int64_t qk, v;
+  explicit HeadDims(const AttentionShape& a) : qk(a.qk_dim), v(a.v_dim) {}
+};
+
 // Row r of a matrix inside a larger array lies at base[offset + r * stride].
 struct Rows {
   In base;
   int64_t offset, stride;
+  // The rows of one head, from token `token` on.
+  static HWY_INLINE Rows of(const HeadsIn& x, int64_t token, int64_t group, int64_t head = 0) {
+    return {x.data, x.strides.at(token, group, head), x.strides.token};
+  }
   HWY_INLINE bool narrow() const { return base.dtype == DType::bf16; }
   HWY_INLINE Rows from(int64_t row) const { return {base, offset + row * stride, stride}; }
 };
@@ -397,59 +407,61 @@ struct Tiles {
   }
 
   template <class Scratch, class Keys>
-  static void attend_block(const Scratch& s, Block<Tiles>& b, LeftOperand q, const Keys& kv, int64_t d,
+  static void attend_block(const Scratch& s, Block<Tiles>& b, LeftOperand q, const Keys& kv, HeadDims d,
                            float scale) {
-    const int64_t depth = padded(d);
+    const int64_t depth = padded(d.qk), out_width = padded(d.v);
     for (int64_t k0 = b.begin; k0 < b.end; k0 += kKeys) {
       b.at_keys(k0);
       for (int64_t i = 0; i < b.nq; i += 32) {
         const VisibleKeys seen(b, i);
         if (seen.width == 0) continue;
-        float* out = s.out + i * depth;
+        float* out = s.out + i * out_width;
         scores_of(seen, q + i * depth, kv.k_columns + b.k0 * depth, depth, s.scores);
         bf16* rest = s.narrow + kRounded;
         if (amx::softmax_rows(seen.rows(s.scores, scale), s.max + i, s.sum + i, s.correction, s.narrow, rest))
           for (int64_t r = 0; r < 32; ++r) {
             const VF f = splat(s.correction[r]);
-            for (int64_t j = r * depth; j < (r + 1) * depth; j += kStep)
+            for (int64_t j = r * out_width; j < (r + 1) * out_width; j += kStep)
               store(hn::Mul(load(out + j), f), out + j);
           }
-        add_rows(s.narrow, rest, kv.v_depth + (b.k0 + seen.first) * 32, seen.width, kv.keys, d, out);
+        add_rows(s.narrow, rest, kv.v_depth + (b.k0 + seen.first) * 32, seen.width, kv.keys, d.v, out);
       }
     }
   }
 
   template <class Scratch>
   static void backward_keys(const Scratch& s, const Block<Tiles>& b, LeftOperand q, LeftOperand dout,
-                            const float* lse, int64_t queries, int64_t keys, int64_t d, float scale) {
+                            const float* lse, int64_t queries, int64_t keys, HeadDims d, float scale) {
     // Of a right panel of 32 keys.
     constexpr int64_t kPanelValues = kQueries * 32;
     bf16 *p_columns = s.narrow, *p_rest = p_columns + kRounded;
     bf16 *ds_columns = p_rest + kRounded, *ds_rows = ds_columns + kRounded;
-    const int64_t depth = padded(d);
+    const int64_t depth = padded(d.qk), v_depth = padded(d.v);
     int64_t first[kQueries / 32] = {}, last[kQueries / 32] = {};  // keys that 32 rows see
     for (int64_t i = 0; i < b.nq; i += 32) {
       const VisibleKeys seen(b, i);
       if (seen.width == 0) continue;
       first[i / 32] = seen.first, last[i / 32] = seen.first + seen.width;
       scores_of(seen, q + i * depth, s.k_columns + b.k0 * depth, depth, s.p);
-      scores_of(seen, dout + i * depth, s.v_columns + b.k0 * depth, depth, s.dp);
+      scores_of(seen, dout + i * v_depth, s.v_columns + b.k0 * v_depth, v_depth, s.dp);
       float own_lse[32] = {};
       std::copy_n(lse + b.q0 + i, std::min<int64_t>(32, b.nq - i), own_lse);
       const int64_t at = seen.first / 32 * kPanelValues + i * 32;
       amx::score_gradient_rows(seen.rows(s.p, scale), s.dp, own_lse, s.delta + i, ds_rows, p_columns + at,
                                p_rest + at, ds_columns + at, kPanelValues);
-      add_rows(ds_rows, nullptr, s.k_depth + (b.k0 + seen.first) * 32, seen.width, keys, d, s.dq + i * depth);
+      add_rows(ds_rows, nullptr, s.k_depth + (b.k0 + seen.first) * 32, seen.width, keys, d.qk,
+               s.dq + i * depth);
     }
     for (int64_t j = 0; j < b.nk; j += 32)
       for (int64_t from = 0, to; from < b.nq; from = to + 32) {
         const auto sees = [&](int64_t i) { return i < b.nq && first[i / 32] <= j && j < last[i / 32]; };
         for (to = from; sees(to);) to += 32;
         if (from == to) continue;
-        const int64_t at = j / 32 * kPanelValues + from * 32, other = (b.q0 + from) * 32,
-                      sums = (b.k0 + j) * depth;
-        add_columns(p_columns + at, p_rest + at, s.dout_other + other, to - from, queries, d, s.dv + sums);
-        add_columns(ds_columns + at, nullptr, s.q_other + other, to - from, queries, d, s.dk + sums);
+        const int64_t at = j / 32 * kPanelValues + from * 32, other = (b.q0 + from) * 32, key = b.k0 + j;
+        add_columns(p_columns + at, p_rest + at, s.dout_other + other, to - from, queries, d.v,
+                    s.dv + key * v_depth);
+        add_columns(ds_columns + at, nullptr, s.q_other + other, to - from, queries, d.qk,
+                    s.dk + key * depth);
       }
   }
 

@@ -27,15 +27,15 @@ struct ForwardScratch {
   Value *q, *narrow;
   uint32_t* words;
   size_t floats;
-  ForwardScratch(float* base, int64_t d) {
+  ForwardScratch(float* base, HeadDims d) {
     ScratchAllocator t{base};
     scores = t.take(Gemms::kQueries * Gemms::kKeys);
-    out = t.take(Gemms::kQueries * Gemms::padded(d));
+    out = t.take(Gemms::kQueries * Gemms::padded(d.v));
     max = t.take(Gemms::kQueries);
     sum = t.take(Gemms::kQueries);
     highest = t.take(Gemms::kQueries);
     correction = t.take(Gemms::kQueries);
-    q = t.template take<Value>(Gemms::kQueries * Gemms::padded(d));
+    q = t.template take<Value>(Gemms::kQueries * Gemms::padded(d.qk));
     narrow = t.template take<Value>(Gemms::narrow_size());
     words = t.template take<uint32_t>(kWords<Gemms>);
     floats = t.floats;
@@ -51,8 +51,8 @@ struct PackedKeys {
 
 // The initial state of a block of queries.
 template <class Gemms>
-HWY_INLINE void init_softmax_rows(const ForwardScratch<Gemms>& s, const Block<Gemms>& b, int64_t d) {
-  std::memset(s.out, 0, static_cast<size_t>(b.nq * Gemms::padded(d)) * sizeof(float));
+HWY_INLINE void init_softmax_rows(const ForwardScratch<Gemms>& s, const Block<Gemms>& b, int64_t v_dim) {
+  std::memset(s.out, 0, static_cast<size_t>(b.nq * Gemms::padded(v_dim)) * sizeof(float));
   for (int64_t i = 0; i < Gemms::kQueries; ++i) s.max[i] = -kInfinity, s.sum[i] = 0;
 }
 
@@ -60,20 +60,20 @@ HWY_INLINE void init_softmax_rows(const ForwardScratch<Gemms>& s, const Block<Ge
 // maximum and sum of the exponentials, s.out the weighted sum of values.
 template <class Gemms>
 HWY_INLINE void attend(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const typename Gemms::LeftOperand& q,
-                       const PackedKeys<Gemms>& kv, int64_t d, Logits logits, const DropoutMask& drop,
+                       const PackedKeys<Gemms>& kv, HeadDims d, Logits logits, const DropoutMask& drop,
                        const int64_t* dropout_rows) {
   constexpr int64_t kKeys = Gemms::kKeys;
   const auto threshold = hn::Set(DU(), dropout_threshold(drop.p));
   const VF keep_factor = splat(drop.p > 0 ? 1.0f / (1.0f - drop.p) : 1.0f);
   // Capped logits are scaled already.
   const VF scale = splat(logits.softcap > 0 ? 1.0f : logits.scale);
-  const int64_t width = Gemms::padded(d);
+  const int64_t width = Gemms::padded(d.v);
 
   if constexpr (Gemms::kFuses)
     if (drop.p == 0 && logits.softcap == 0) return Gemms::attend_block(s, b, q, kv, d, logits.scale);
   for (int64_t k0 = b.begin; k0 < b.end; k0 += kKeys) {
     b.at_keys(k0);
-    Gemms::scores(b, q, kv.k_columns, kv.keys, d, s.scores);
+    Gemms::scores(b, q, kv.k_columns, kv.keys, d.qk, s.scores);
     // Separate passes over all rows, because within one row each step would wait for the previous one.
     for (int64_t i = 0; i < Gemms::kQueries; ++i) s.highest[i] = -kInfinity;
     for (int64_t i = 0; i < b.nq; ++i) {
@@ -106,7 +106,7 @@ HWY_INLINE void attend(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const ty
       const int64_t begin = from / kStep * kStep, end = round_up(to, kStep);
       const VF f = splat(s.correction[i]), top = splat(s.max[i]);
       for_vectors(
-          d, [&](int64_t j) HWY_ATTR { store(hn::Mul(load(o + j), f), o + j); },
+          d.v, [&](int64_t j) HWY_ATTR { store(hn::Mul(load(o + j), f), o + j); },
           [&](int64_t j, int64_t n) HWY_ATTR { store_part(hn::Mul(load_part(o + j, n), f), o + j, n); });
       VF total = hn::Zero(DF());
       for (int64_t j = begin; j < end; j += kStep) {
@@ -121,7 +121,7 @@ HWY_INLINE void attend(const ForwardScratch<Gemms>& s, Block<Gemms>& b, const ty
           store(dropped(load(row + j), words + j, threshold, keep_factor), row + j);
       }
     }
-    Gemms::weighted_rows(b, Weights::probabilities, s.scores, kv.v_depth, kv.keys, d, s.narrow, s.out);
+    Gemms::weighted_rows(b, Weights::probabilities, s.scores, kv.v_depth, kv.keys, d.v, s.narrow, s.out);
   }
 }
 
@@ -140,22 +140,23 @@ struct BackwardScratch {
   Value *q, *dout, *narrow, *k_columns, *v_columns, *k_depth, *q_other, *dout_other;
   uint32_t* words;
   size_t floats;
-  BackwardScratch(float* base, int64_t queries, int64_t keys, int64_t d) {
+  BackwardScratch(float* base, int64_t queries, int64_t keys, HeadDims d) {
     ScratchAllocator t{base};
     p = t.take(Gemms::kQueries * Gemms::kKeys);
     dp = t.take(Gemms::kQueries * Gemms::kKeys);
-    dq = t.take(Gemms::kQueries * Gemms::padded(d));
+    const int64_t qk_width = Gemms::padded(d.qk), v_width = Gemms::padded(d.v);
+    dq = t.take(std::max(Gemms::kQueries * qk_width, kSlab * (qk_width + v_width)));
     delta = t.take(Gemms::kQueries);
-    dk = t.take(Gemms::sums_size(keys, d));
-    dv = t.take(Gemms::sums_size(keys, d));
-    q = t.template take<Value>(Gemms::kQueries * Gemms::padded(d));
-    dout = t.template take<Value>(Gemms::kQueries * Gemms::padded(d));
+    dk = t.take(Gemms::sums_size(keys, d.qk));
+    dv = t.take(Gemms::sums_size(keys, d.v));
+    q = t.template take<Value>(Gemms::kQueries * qk_width);
+    dout = t.template take<Value>(Gemms::kQueries * v_width);
     narrow = t.template take<Value>(Gemms::narrow_size());
-    k_columns = t.template take<Value>(Gemms::columns_size(keys, d));
-    v_columns = t.template take<Value>(Gemms::columns_size(keys, d));
-    k_depth = t.template take<Value>(Gemms::depth_size(keys, d));
-    q_other = t.template take<Value>(Gemms::other_size(queries, d));
-    dout_other = t.template take<Value>(Gemms::other_size(queries, d));
+    k_columns = t.template take<Value>(Gemms::columns_size(keys, d.qk));
+    v_columns = t.template take<Value>(Gemms::columns_size(keys, d.v));
+    k_depth = t.template take<Value>(Gemms::depth_size(keys, d.qk));
+    q_other = t.template take<Value>(Gemms::other_size(queries, d.qk));
+    dout_other = t.template take<Value>(Gemms::other_size(queries, d.v));
     words = t.template take<uint32_t>(kWords<Gemms>);
     floats = t.floats;
   }
@@ -216,35 +217,35 @@ struct QueryRows {
 };
 
 template <class Gemms>
-HWY_INLINE void pack_queries(const BackwardScratch<Gemms>& s, const QueryRows& rows, int64_t d) {
-  Gemms::pack_other(rows.q, 0, rows.count, rows.count, d, s.q_other);
-  Gemms::pack_other(rows.dout, 0, rows.count, rows.count, d, s.dout_other);
+HWY_INLINE void pack_queries(const BackwardScratch<Gemms>& s, const QueryRows& rows, HeadDims d) {
+  Gemms::pack_other(rows.q, 0, rows.count, rows.count, d.qk, s.q_other);
+  Gemms::pack_other(rows.dout, 0, rows.count, rows.count, d.v, s.dout_other);
 }
 template <class Gemms>
 HWY_INLINE void pack_keys(const BackwardScratch<Gemms>& s, const Rows& k, const Rows& v, int64_t keys,
-                          int64_t d) {
-  Gemms::pack_columns(k, 0, keys, keys, d, s.k_columns);
-  Gemms::pack_columns(v, 0, keys, keys, d, s.v_columns);
-  Gemms::pack_depth(k, 0, keys, keys, d, s.k_depth);
-  std::memset(s.dk, 0, static_cast<size_t>(Gemms::sums_size(keys, d)) * sizeof(float));
-  std::memset(s.dv, 0, static_cast<size_t>(Gemms::sums_size(keys, d)) * sizeof(float));
+                          HeadDims d) {
+  Gemms::pack_columns(k, 0, keys, keys, d.qk, s.k_columns);
+  Gemms::pack_columns(v, 0, keys, keys, d.v, s.v_columns);
+  Gemms::pack_depth(k, 0, keys, keys, d.qk, s.k_depth);
+  std::memset(s.dk, 0, static_cast<size_t>(Gemms::sums_size(keys, d.qk)) * sizeof(float));
+  std::memset(s.dv, 0, static_cast<size_t>(Gemms::sums_size(keys, d.v)) * sizeof(float));
 }
 
 // One block of queries against the packed keys: s.dq becomes its unscaled gradient, and its contributions are
 // added to s.dk and s.dv.
 template <class Gemms>
 HWY_INLINE void backward_block(const BackwardScratch<Gemms>& s, Block<Gemms>& block, const QueryRows& rows,
-                               int64_t keys, int64_t d, Logits logits, const DropoutMask& drop) {
+                               int64_t keys, HeadDims d, Logits logits, const DropoutMask& drop) {
   const auto o_array = array_of<Any>(rows.out.base), do_array = array_of<Any>(rows.dout.base);
   const int64_t q0 = block.q0;
-  const auto q = Gemms::pack_left(rows.q.from(q0), block.nq, d, s.q);
-  const auto dout = Gemms::pack_left(rows.dout.from(q0), block.nq, d, s.dout);
-  std::memset(s.dq, 0, static_cast<size_t>(block.nq * Gemms::padded(d)) * sizeof(float));
+  const auto q = Gemms::pack_left(rows.q.from(q0), block.nq, d.qk, s.q);
+  const auto dout = Gemms::pack_left(rows.dout.from(q0), block.nq, d.v, s.dout);
+  std::memset(s.dq, 0, static_cast<size_t>(block.nq * Gemms::padded(d.qk)) * sizeof(float));
   for (int64_t i = 0; i < block.nq; ++i) {
     const int64_t o = rows.out.from(q0 + i).offset, g = rows.dout.from(q0 + i).offset;
     VF sum = hn::Zero(DF());
     for_vectors(
-        d, [&](int64_t j) HWY_ATTR { sum = hn::MulAdd(o_array.at(o + j), do_array.at(g + j), sum); },
+        d.v, [&](int64_t j) HWY_ATTR { sum = hn::MulAdd(o_array.at(o + j), do_array.at(g + j), sum); },
         [&](int64_t j, int64_t n)
             HWY_ATTR { sum = hn::MulAdd(o_array.part(o + j, n), do_array.part(g + j, n), sum); });
     s.delta[i] = sum_lanes(sum);
@@ -256,27 +257,28 @@ HWY_INLINE void backward_block(const BackwardScratch<Gemms>& s, Block<Gemms>& bl
         Gemms::backward_keys(s, block, q, dout, rows.lse, rows.count, keys, d, logits.scale);
         continue;
       }
-    Gemms::scores(block, q, s.k_columns, keys, d, s.p);
-    Gemms::scores(block, dout, s.v_columns, keys, d, s.dp);
+    Gemms::scores(block, q, s.k_columns, keys, d.qk, s.p);
+    Gemms::scores(block, dout, s.v_columns, keys, d.v, s.dp);
     if (logits.softcap > 0)
       score_gradients<true>(s, block, rows.lse, logits, drop, rows.dropout_rows);
     else
       score_gradients<false>(s, block, rows.lse, logits, drop, rows.dropout_rows);
-    Gemms::weighted_columns(block, Weights::probabilities, s.p, s.dout_other, rows.count, d, s.narrow, s.dv);
-    Gemms::weighted_columns(block, Weights::gradients, s.dp, s.q_other, rows.count, d, s.narrow, s.dk);
-    Gemms::weighted_rows(block, Weights::gradients, s.dp, s.k_depth, keys, d, s.narrow, s.dq);
+    Gemms::weighted_columns(block, Weights::probabilities, s.p, s.dout_other, rows.count, d.v, s.narrow,
+                            s.dv);
+    Gemms::weighted_columns(block, Weights::gradients, s.dp, s.q_other, rows.count, d.qk, s.narrow, s.dk);
+    Gemms::weighted_rows(block, Weights::gradients, s.dp, s.k_depth, keys, d.qk, s.narrow, s.dq);
   }
 }
 
 // put(i, dk, dv) for the rows of all keys. dk is not scaled yet; overwrites s.dq.
 template <class Gemms, class Put>
-HWY_INLINE void for_key_rows(const BackwardScratch<Gemms>& s, int64_t keys, int64_t d, Put&& put) {
-  const int64_t width = Gemms::padded(d);
+HWY_INLINE void for_key_rows(const BackwardScratch<Gemms>& s, int64_t keys, HeadDims d, Put&& put) {
+  const int64_t qk_width = Gemms::padded(d.qk), v_width = Gemms::padded(d.v);
   for (int64_t first = 0; first < keys; first += kSlab) {
-    const float* dk = Gemms::key_rows(s.dk, first, d, s.dq);
-    const float* dv = Gemms::key_rows(s.dv, first, d, s.dq + kSlab * width);
+    const float* dk = Gemms::key_rows(s.dk, first, d.qk, s.dq);
+    const float* dv = Gemms::key_rows(s.dv, first, d.v, s.dq + kSlab * qk_width);
     for (int64_t i = 0; i < std::min(kSlab, keys - first); ++i)
-      put(first + i, dk + i * width, dv + i * width);
+      put(first + i, dk + i * qk_width, dv + i * v_width);
   }
 }
 

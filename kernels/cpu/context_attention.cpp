@@ -48,39 +48,38 @@ HWY_INLINE T* moved(T* p, int64_t by) {
 struct RunPanels {
   int64_t at[2], values[2], floats = 0;
   explicit RunPanels(const AttentionBlock& a) {
-    const int64_t d = a.shape.qkv.head_dim;
     for (int r = 0; r < 2; ++r) {
       const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
       at[r] = floats;
-      values[r] = floats + Vectors::columns_size(segment.count, d);
-      if (seen(a, segment)) floats = values[r] + Vectors::depth_size(segment.count, d);
+      values[r] = floats + Vectors::columns_size(segment.count, a.shape.qk_dim);
+      if (seen(a, segment)) floats = values[r] + Vectors::depth_size(segment.count, a.shape.v_dim);
     }
   }
 };
 
 WorkspaceSize forward_workspace(AttentionBlock a) {
-  return {static_cast<size_t>(a.shape.batch * a.shape.qkv.groups * RunPanels(a).floats) * sizeof(float),
-          ForwardScratch<Vectors>(nullptr, a.shape.qkv.head_dim).floats * sizeof(float)};
+  return {static_cast<size_t>(a.shape.batch * a.shape.groups * RunPanels(a).floats) * sizeof(float),
+          ForwardScratch<Vectors>(nullptr, HeadDims(a.shape)).floats * sizeof(float)};
 }
 
 // Resumes a block of queries from an earlier call: the sum of its exponentials is that of one key with the
 // logit lse.
-HWY_INLINE void resume_rows(const ForwardScratch<Vectors>& s, const Block<Vectors>& b, int64_t d,
+HWY_INLINE void resume_rows(const ForwardScratch<Vectors>& s, const Block<Vectors>& b, int64_t v_dim,
                             const float* out, int64_t out_stride, const float* lse) {
-  init_softmax_rows(s, b, d);
+  init_softmax_rows(s, b, v_dim);
   for (int64_t i = 0; i < b.nq; ++i) {
-    std::memcpy(s.out + i * d, out + i * out_stride, static_cast<size_t>(d) * sizeof(float));
+    std::memcpy(s.out + i * v_dim, out + i * out_stride, static_cast<size_t>(v_dim) * sizeof(float));
     s.max[i] = lse[i];
     s.sum[i] = lse[i] == -kInfinity ? 0.0f : 1.0f;
   }
 }
 
-void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* document_start,
-             const int64_t* dropout_rows, bool accumulate, float* out, float* lse) {
-  const QkvLayout layout = a.shape.qkv, kv_layout = a.kv();
-  const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
-                d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
-                keys = a.keys.rows();
+void forward(Context& c, AttentionBlock a, HeadsIn q_heads, HeadsIn k, HeadsIn v,
+             const int32_t* document_start, const int64_t* dropout_rows, bool accumulate, HeadsOut out,
+             float* lse) {
+  const int64_t heads = a.shape.heads(), groups = a.shape.groups, per_group = a.shape.heads_per_group,
+                seq = a.queries.rows(), keys = a.keys.rows(), out_stride = out.strides.token;
+  const HeadDims d(a.shape);
   const RunPanels panels(a);
   const WorkspaceParts workspace(c, forward_workspace(a));
   if (!workspace) return;
@@ -95,10 +94,8 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
                     group = tile / slabs % groups;
       const int64_t token = tile / slabs / groups * keys + first_row(a.keys, r);
       float* to = packed + tile / slabs * panels.floats;
-      Vectors::pack_columns({kv, token * kv_row + kv_layout.key(group), kv_row}, first, n, segment.count, d,
-                            to + panels.at[r]);
-      Vectors::pack_depth({kv, token * kv_row + kv_layout.value(group), kv_row}, first, n, segment.count, d,
-                          to + panels.values[r]);
+      Vectors::pack_columns(Rows::of(k, token, group), first, n, segment.count, d.qk, to + panels.at[r]);
+      Vectors::pack_depth(Rows::of(v, token, group), first, n, segment.count, d.v, to + panels.values[r]);
     });
   }
 
@@ -115,7 +112,7 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
                   n = std::min(Vectors::kQueries, queries.count - q0),
                   first_query = b * seq + first_row(a.queries, query_segment) + q0;  // row of all queries
     const ForwardScratch<Vectors> s(workspace.worker<float>(worker), d);
-    float* out_rows = out + first_query * heads * d + head * d;
+    float* out_rows = out.data.as<float>() + out.strides.at(first_query, group, head_in_group);
     float* lse_rows = lse + (b * heads + head) * seq + first_query - b * seq;
 
     Vectors::LeftOperand q{nullptr, 0};
@@ -125,11 +122,11 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
       Block<Vectors> scores(mask_of(a, segment, document_start, first_query), 0, n, queries.begin + q0);
       if (scores.begin >= scores.end) continue;
       if (!q.at) {
-        q = Vectors::pack_left({qkv, first_query * row + layout.query(head), row}, n, d, s.q);
+        q = Vectors::pack_left(Rows::of(q_heads, first_query, group, head_in_group), n, d.qk, s.q);
         if (accumulate)
-          resume_rows(s, scores, d, out_rows, heads * d, lse_rows);
+          resume_rows(s, scores, d.v, out_rows, out_stride, lse_rows);
         else
-          init_softmax_rows(s, scores, d);
+          init_softmax_rows(s, scores, d.v);
       }
       const float* group_panels = packed + (b * groups + group) * panels.floats;
       attend(s, scores, q, {group_panels + panels.at[r], group_panels + panels.values[r], segment.count}, d,
@@ -138,14 +135,15 @@ void forward(Context& c, AttentionBlock a, In qkv, In kv, const int32_t* documen
     }
     if (!q.at) {  // no visible keys
       for (int64_t i = 0; i < n && !accumulate; ++i) {
-        std::memset(out_rows + i * heads * d, 0, static_cast<size_t>(d) * sizeof(float));
+        std::memset(out_rows + i * out_stride, 0, static_cast<size_t>(d.v) * sizeof(float));
         lse_rows[i] = -kInfinity;
       }
       return;
     }
     for (int64_t i = 0; i < n; ++i) {
       const bool nothing = s.max[i] == -kInfinity;
-      write_row({out_rows, DType::f32}, i * heads * d, s.out + i * d, nothing ? 0.0f : 1.0f / s.sum[i], d);
+      write_row({out_rows, DType::f32}, i * out_stride, s.out + i * d.v, nothing ? 0.0f : 1.0f / s.sum[i],
+                d.v);
       lse_rows[i] = nothing ? -kInfinity : s.max[i] + std::log(s.sum[i]);
     }
   });
@@ -162,7 +160,7 @@ struct LongestRuns {
 
 WorkspaceSize backward_workspace(AttentionBlock a) {
   const LongestRuns longest(a);
-  return {0, BackwardScratch<Vectors>(nullptr, longest.queries, longest.keys, a.shape.qkv.head_dim).floats *
+  return {0, BackwardScratch<Vectors>(nullptr, longest.queries, longest.keys, HeadDims(a.shape)).floats *
                  sizeof(float)};
 }
 
@@ -175,12 +173,16 @@ HWY_INLINE void add_row(float* to, const float* from, float factor, int64_t cols
 }
 
 // One tile computes all heads of one group of one sequence, one segment of keys after the other.
-void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* lse, In dout,
-              const int32_t* document_start, const int64_t* dropout_rows, float* dqkv, float* dkv) {
-  const QkvLayout layout = a.shape.qkv, kv_layout = a.kv();
-  const int64_t heads = layout.heads(), groups = layout.groups, per_group = layout.heads_per_group,
-                d = layout.head_dim, row = layout.row(), kv_row = kv_layout.row(), seq = a.queries.rows(),
-                keys = a.keys.rows();
+void backward(Context& c, AttentionBlock a, HeadsIn q, HeadsIn k, HeadsIn v, HeadsIn out, const float* lse,
+              HeadsIn dout, const int32_t* document_start, const int64_t* dropout_rows, HeadsOut dq,
+              HeadsOut dk, HeadsOut dv) {
+  const int64_t heads = a.shape.heads(), groups = a.shape.groups, per_group = a.shape.heads_per_group,
+                seq = a.queries.rows(), keys = a.keys.rows();
+  const HeadDims d(a.shape);
+  const auto zero_row = [](const HeadsOut& x, int64_t token, int64_t group, int64_t cols) {
+    std::memset(x.data.as<float>() + x.strides.at(token, group), 0,
+                static_cast<size_t>(cols) * sizeof(float));
+  };
   const WorkspaceParts workspace(c, backward_workspace(a));
   if (!workspace) return;
   const LongestRuns longest(a);
@@ -191,26 +193,24 @@ void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* 
     for (int r = 0; r < 2; ++r) {
       const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
       if (segment.count == 0) continue;
-      const int64_t key_at = (b * keys + first_row(a.keys, r)) * kv_row + kv_layout.key(group);
+      const int64_t first_key = b * keys + first_row(a.keys, r);
       if (!seen(a, segment)) {
-        for (int64_t i = 0; i < segment.count; ++i)
-          std::memset(dkv + key_at + i * kv_row, 0, static_cast<size_t>(2 * d) * sizeof(float));
+        for (int64_t i = 0; i < segment.count; ++i) {
+          zero_row(dk, first_key + i, group, d.qk);
+          zero_row(dv, first_key + i, group, d.v);
+        }
         continue;
       }
-      pack_keys(s, {kv, key_at, kv_row}, {kv, key_at + d, kv_row}, segment.count, d);
+      pack_keys(s, Rows::of(k, first_key, group), Rows::of(v, first_key, group), segment.count, d);
       for (int64_t h = 0; h < per_group; ++h)
         for (int query_segment = 0; query_segment < 2; ++query_segment) {
           const PositionSegment queries = a.queries.segments[static_cast<size_t>(query_segment)];
           if (!a.sees(queries, segment)) continue;
           const int64_t head = group * per_group + h, first = first_row(a.queries, query_segment),
-                        first_query = b * seq + first, query_at = first_query * row + layout.query(head),
-                        out_at = first_query * heads * d + head * d;
-          const QueryRows rows{{qkv, query_at, row},
-                               {out, out_at, heads * d},
-                               {dout, out_at, heads * d},
-                               lse + (b * heads + head) * seq + first,
-                               moved(dropout_rows, first_query),
-                               queries.count};
+                        first_query = b * seq + first;
+          const QueryRows rows{Rows::of(q, first_query, group, h),    Rows::of(out, first_query, group, h),
+                               Rows::of(dout, first_query, group, h), lse + (b * heads + head) * seq + first,
+                               moved(dropout_rows, first_query),      queries.count};
           const Mask mask = mask_of(a, segment, document_start, first_query);
           pack_queries(s, rows, d);
           for (int64_t q0 = 0; q0 < queries.count; q0 += Vectors::kQueries) {
@@ -220,13 +220,13 @@ void backward(Context& c, AttentionBlock a, In qkv, In kv, In out, const float* 
             backward_block(s, block, rows, segment.count, d, {a.shape.scale, a.shape.softcap},
                            dropout_mask(a, segment, head));
             for (int64_t i = 0; i < block.nq; ++i)
-              add_row(dqkv + query_at + (q0 + i) * row, s.dq + i * d, a.shape.scale, d);
+              add_row(dq.data.as<float>() + dq.strides.at(first_query + q0 + i, group, h), s.dq + i * d.qk,
+                      a.shape.scale, d.qk);
           }
         }
-      for_key_rows(s, segment.count, d, [&](int64_t i, const float* dk, const float* dv) HWY_ATTR {
-        const int64_t to = key_at + i * kv_row;
-        write_row({dkv, DType::f32}, to, dk, a.shape.scale, d);
-        write_row({dkv, DType::f32}, to + d, dv, 1.0f, d);
+      for_key_rows(s, segment.count, d, [&](int64_t i, const float* dk_row, const float* dv_row) HWY_ATTR {
+        write_row(dk.data, dk.strides.at(first_key + i, group), dk_row, a.shape.scale, d.qk);
+        write_row(dv.data, dv.strides.at(first_key + i, group), dv_row, 1.0f, d.v);
       });
     }
   });

@@ -212,13 +212,29 @@ void full(Context& c, Out logits, const int32_t* labels, const float* weight, in
   run(c, logits, labels, weight, rows, cols, row_stride, cap, losses, dlogits, dlogits_stride);
 }
 
+// Logits of a chunk within 256 MiB, or 384 MiB with a bf16 gradient, whose GEMMs are fast relative to the
+// accumulation of the weight gradient. A multiple of 16.
+int64_t chunk_rows(int64_t rows, int64_t columns, DType compute, bool differentiates) {
+  constexpr int64_t kLogitBytes = int64_t{256} << 20, kFewest = 256, kMost = 1024;
+  int64_t wanted = std::clamp(kLogitBytes / (4 * std::max<int64_t>(columns, 1)), kFewest, kMost);
+  if (differentiates && compute == DType::bf16) wanted *= 2;
+  const int64_t chunks = std::max<int64_t>(1, ceil_div(rows, wanted));
+  return std::max<int64_t>(16, round_up(ceil_div(rows, chunks), 16));
+}
+
+DType logits_type(DType /*compute*/) {
+  return DType::f32;
+}
+
 CrossEntropy cross_entropy_family() {
   return {.softcap = softcap,
           .row_max = row_max,
           .row_sums = row_sums,
           .loss = loss,
           .backward = backward,
-          .full = full};
+          .full = full,
+          .chunk_rows = chunk_rows,
+          .logits_type = logits_type};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -115,10 +115,10 @@ std::optional<nn::RopeOptions> rope_of(const ModelConfig& c) {
   return rope;
 }
 
-Tensor positions_tensor(Device& device, int64_t batch, int64_t seq, int64_t first) {
+Tensor positions_tensor(Device& device, int64_t batch, int64_t seq) {
   std::vector<int32_t> positions(static_cast<size_t>(batch * seq));
   for (size_t i = 0; i < positions.size(); ++i)
-    positions[i] = static_cast<int32_t>(first + static_cast<int64_t>(i) % seq);
+    positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % seq);
   CategoryScope scope(MemoryCategory::data);
   return Tensor::from_host<int32_t>(device, {batch * seq}, positions);
 }
@@ -268,11 +268,10 @@ nn::TokenContext GptModel::token_context(Tape& tape, const Batch& batch,
   context.batch = batch.batch;
   context.seq = batch.seq;
   if (rope_tables_ || learned_positions_ > 0)
-    context.positions = batch.positions.defined()
-                            ? batch.positions
-                            : positions_tensor(tape.device(), batch.batch, batch.seq, 0);
+    context.positions =
+        batch.positions.defined() ? batch.positions : positions_tensor(device, batch.batch, batch.seq);
   if (rope_tables_) context.rope = rope_tables_->in(tape.context(), positions);
-  context.document_start = batch.document_start;
+  context.documents = {batch.document_start, batch.cu_seqlens, batch.max_seqlen};
   context.dropout_rows = batch.dropout_rows;
   context.hidden_dropout_rows = ops::local_rows(batch.dropout_rows, parallel_.tensor);
   context.training = options.training;
@@ -336,12 +335,14 @@ Tensor GptModel::all_logits(Tape& tape, const Batch& batch) const {
   return ops::head_logits(tape, x.value, head(), vocab_, parallel_.tensor, final_softcap_);
 }
 
-KvCache GptModel::make_cache(int64_t batch, int64_t capacity) const {
+KvCache GptModel::make_cache(Device& device, int64_t batch, int64_t capacity) const {
   check_positions(capacity);
   KvCache cache;
   cache.batch = batch;
   cache.capacity = capacity;
   cache.layers.resize(layers_.size());
+  CategoryScope scope(MemoryCategory::data);
+  cache.past_on_device = Tensor::zeros(device, {1}, DType::i32);
   return cache;
 }
 
@@ -360,7 +361,7 @@ Tensor GptModel::decode_stage(Tape& tape, size_t index, const Tensor& tokens, co
   context.batch = cache.batch;
   context.seq = count;
   if (rope_tables_ || learned_positions_ > 0)
-    context.positions = positions_tensor(device, cache.batch, count, cache.past);
+    context.positions = ops::positions_after(cache.past_on_device, cache.batch, count);
   const int64_t length = cache.past + count;
   if (cache.valid_length == 0) {
     cache.valid_length =
@@ -379,9 +380,9 @@ Tensor GptModel::decode_stage(Tape& tape, size_t index, const Tensor& tokens, co
   // The cache has the layers of all stages here, in their order.
   auto keys_values = cache.layers.begin() + std::distance(layers_.begin(), layers_.find(stage.first_layer));
   for (int64_t i = 0; i < stage.layers; ++i)
-    hidden_states =
-        layer(stage.first_layer + i)
-            .forward(tape, std::move(hidden_states), context, {&*keys_values++, cache.past, cache.capacity});
+    hidden_states = layer(stage.first_layer + i)
+                        .forward(tape, std::move(hidden_states), context,
+                                 {&*keys_values++, cache.past_on_device, cache.capacity});
   if (!stage.head) return nn::materialize(tape, std::move(hidden_states)).value;
   // The head computes only the last token of each sequence.
   const Var x = nn::materialize(tape, std::move(hidden_states));

@@ -28,7 +28,7 @@ class GptModel final : public Model {
   int64_t hidden() const override { return hidden_; }
   StageResult forward_stage(Tape& tape, size_t stage, const Batch& batch, const Var& hidden_states,
                             const ForwardOptions& options) const override;
-  KvCache make_cache(int64_t batch, int64_t capacity) const override;
+  KvCache make_cache(Device& device, int64_t batch, int64_t capacity) const override;
   Tensor decode_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
                       KvCache& cache) const override;
   Tensor all_logits(Tape& tape, const Batch& batch) const override;

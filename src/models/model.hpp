@@ -8,6 +8,7 @@
 #include "nn/adapter.hpp"
 #include "nn/parallel.hpp"
 #include "ops/attention.hpp"
+#include "ops/decoding.hpp"
 #include "ops/rope.hpp"
 #include "ops/tape.hpp"
 
@@ -42,6 +43,11 @@ struct Batch {
   Tensor positions;
   // I32 [N], index in its sequence of the first token of the token's document; undefined: 0.
   Tensor document_start;
+  // I32 [documents + 1], with document_start: the row of the first token of each document among the batch *
+  // (full sequence) rows of the full sequences, and their number at the end.
+  Tensor cu_seqlens;
+  // Tokens of the longest document.
+  int64_t max_seqlen = 0;
   // I64 [N], dropout row index of each token, unique in the run; with dropout only.
   Tensor dropout_rows;
 };
@@ -67,12 +73,19 @@ struct Loss {
 struct KvCache {
   // Sequences, tokens of each.
   int64_t batch = 0, capacity = 0;
-  int64_t past = 0;  // cached tokens
+  // Cached tokens: on the host, which checks the capacity, and on the device, i32 [1], where kernels read it.
+  int64_t past = 0;
+  Tensor past_on_device;
   // Largest sequence length for which the cached keys stay valid, known after the first step; LongRoPE
   // switches frequencies beyond it, and the tokens must be run again with a new cache.
   int64_t valid_length = 0;
   std::vector<ops::KvCache> layers;
   ops::RopeTable rope;
+  // Counts `tokens` more cached tokens of each sequence.
+  void advance(int64_t tokens) {
+    past += tokens;
+    ops::advance(past_on_device, tokens);
+  }
 };
 
 // The result of a stage: hidden states for the next stage, or the loss.
@@ -103,15 +116,15 @@ class Model {
 
   // Generation, on an inference tape: runs tokens i32 [batch, new] that follow the cached ones. A stage
   // returns hidden states [batch * new, hidden]; the last stage returns the logits of each sequence's last
-  // token, fp32 [batch, vocab]. The caller advances cache.past by `new` when all stages have run. Errors:
+  // token, fp32 [batch, vocab]. The caller advances the cache by `new` when all stages have run. Errors:
   // usage when the tokens exceed the cache, its valid length, or the model's positions.
-  virtual KvCache make_cache(int64_t batch, int64_t capacity) const = 0;
+  virtual KvCache make_cache(Device& device, int64_t batch, int64_t capacity) const = 0;
   virtual Tensor decode_stage(Tape& tape, size_t stage, const Tensor& tokens, const Tensor& hidden_states,
                               KvCache& cache) const = 0;
   // The same for a model in one stage; advances the cache.
   Tensor next_logits(Tape& tape, const Tensor& tokens, KvCache& cache) const {
     Tensor logits = decode_stage(tape, 0, tokens, {}, cache);
-    cache.past += tokens.elements() / cache.batch;
+    cache.advance(tokens.elements() / cache.batch);
     return logits;
   }
 

@@ -59,15 +59,18 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
   if (q_norm_ && options_.qk_norm_across_heads)
     qkv = ops::norm_across_heads(tape, qkv, layout, {options_.heads, options_.groups}, *q_norm_->gamma(),
                                  *k_norm_->gamma(), options_.qk_norm->options(), parallel_);
-  else if (q_norm_)
-    qkv = ops::qk_norm(tape, qkv, layout,
-                       {q_norm_->gamma(), q_norm_->beta(), k_norm_->gamma(), k_norm_->beta()},
-                       options_.qk_norm->options());
-  if (options_.rope)
-    qkv =
-        ops::rope(tape, std::move(qkv), layout, context.rope, context.positions, options_.rope->interleaved);
   ops::AttentionOptions attention;
   attention.layout = layout;
+  ops::QueryKeyTransform& transform = attention.transform;
+  if (q_norm_ && !options_.qk_norm_across_heads) {
+    transform.norm = {q_norm_->gamma(), q_norm_->beta(), k_norm_->gamma(), k_norm_->beta()};
+    transform.norm_options = options_.qk_norm->options();
+  }
+  if (options_.rope) {
+    transform.table = context.rope;
+    transform.positions = context.positions;
+    transform.interleaved = options_.rope->interleaved;
+  }
   attention.batch = context.batch;
   attention.seq = context.seq;
   attention.scale = static_cast<float>(options_.scale);
@@ -79,16 +82,15 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     ops::KvCache& keys_values = *cache.keys_values;
     if (!keys_values.k.defined())
       keys_values = ops::KvCache::empty(tape.device(), layout, context.batch, cache.capacity, qkv.dtype());
-    out = ops::attention_decode(tape, qkv, attention, keys_values, cache.past);
+    out = ops::attention_decode(tape, std::move(qkv), attention, keys_values, cache.past);
   } else {
     const ops::Dropout dropout = context.attention_dropout(options_.dropout, layer_);
     attention.dropout = dropout.p;
     attention.dropout_key = dropout.key;
     attention.dropout_rows = dropout.dropout_rows;
-    attention.document_start = context.document_start;
-    out = ops::context_attention(tape, qkv, attention, context_parallel_);
+    attention.documents = context.documents;
+    out = ops::context_attention(tape, std::move(qkv), attention, context_parallel_);
   }
-  qkv = {};
   return output_.forward_without_bias(tape, out, context);
 }
 

@@ -14,7 +14,8 @@ namespace capstan::nn {
 // level.
 struct LayerCache {
   ops::KvCache* keys_values = nullptr;
-  int64_t past = 0, capacity = 0;  // tokens
+  Tensor past;  // i32 [1], tokens
+  int64_t capacity = 0;
 };
 
 // Causal self-attention with grouped key/value heads: linear_qkv, optional QK norm, RoPE, attention,

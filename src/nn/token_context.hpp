@@ -14,8 +14,8 @@ namespace capstan::nn {
 struct TokenContext {
   // Rows of every activation: batch * seq, sequence by sequence.
   int64_t batch = 0, seq = 0;
-  Tensor positions;       // i32 [N]
-  Tensor document_start;  // i32 [N] or undefined
+  Tensor positions;  // i32 [N]
+  ops::Documents documents;
   // i64 [N], only with dropout.
   Tensor dropout_rows;
   // dropout_rows of the hidden states' rows, which may be sharded over tensor-parallel ranks.

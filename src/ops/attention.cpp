@@ -7,27 +7,20 @@
 
 namespace capstan::ops {
 
-kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64_t head_dim) {
-  const int64_t group = (heads_per_group + 2) * head_dim;
-  CAPSTAN_ASSERT(group > 0 && row % group == 0, "attention: a row of " + std::to_string(row) +
-                                                    " elements does not consist of full groups of " +
-                                                    std::to_string(group));
-  return {row / group, heads_per_group, head_dim};
-}
-
 kernels::AttentionShape attention_shape(const AttentionOptions& o) {
-  kernels::AttentionShape shape;
-  shape.qkv = o.layout;
-  shape.batch = o.batch;
-  shape.seq = o.seq;
-  shape.scale = o.scale;
-  shape.softcap = o.softcap;
-  shape.window = o.window;
-  shape.causal = o.causal;
-  shape.dropout = o.dropout;
-  shape.dropout_key = o.dropout_key;
-  shape.head_offset = o.head_offset;
-  return shape;
+  return {.groups = o.layout.groups,
+          .heads_per_group = o.layout.heads_per_group,
+          .qk_dim = o.layout.head_dim,
+          .v_dim = o.layout.head_dim,
+          .batch = o.batch,
+          .seq = o.seq,
+          .scale = o.scale,
+          .softcap = o.softcap,
+          .window = o.window,
+          .causal = o.causal,
+          .dropout = o.dropout,
+          .dropout_key = o.dropout_key,
+          .head_offset = o.head_offset};
 }
 
 double attention_flops(const AttentionOptions& o, int64_t seq) {
@@ -36,44 +29,101 @@ double attention_flops(const AttentionOptions& o, int64_t seq) {
   return 4.0 * static_cast<double>(o.layout.head_dim * o.layout.heads() * o.batch * o.seq) * seen;
 }
 
-Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options) {
-  Device& device = tape.device();
-  const kernels::QkvLayout& layout = options.layout;
+namespace {
+
+void check_rows(const Tensor& qkv, const AttentionOptions& options) {
   const int64_t rows = qkv.size(0);
   CAPSTAN_ASSERT(
-      qkv.value.is_contiguous() && rows == options.batch * options.seq && qkv.size(1) == layout.row(),
-      "attention: qkv " + qkv.value.text());
-  CAPSTAN_ASSERT(!options.document_start.defined() || options.document_start.elements() == rows,
-                 "attention: document_start " + options.document_start.text());
+      qkv.is_contiguous() && rows == options.batch * options.seq && qkv.size(1) == options.layout.row(),
+      "attention: qkv " + qkv.text());
+  options.transform.check(qkv, options.layout);
+}
+
+// Views of packed QKV whose queries and keys are transformed, into memory of their own: those of values stay
+// where they are.
+QkvHeads transformed_apart(StepContext& context, const Tensor& qkv, const AttentionOptions& options) {
+  const kernels::QkvLayout& layout = options.layout;
+  CategoryScope scope(MemoryCategory::workspace);
+  const int64_t d = layout.head_dim, q_size = qkv.size(0) * layout.heads() * d,
+                k_size = qkv.size(0) * layout.groups * d;
+  const Tensor both = Tensor::empty(context.device, {q_size + k_size}, qkv.dtype());
+  const QkvHeads from = packed_heads(qkv, layout);
+  const QkvHeads to{
+      contiguous_heads(both.flat_range(0, q_size, {q_size}), layout.groups, layout.heads_per_group, d),
+      contiguous_heads(both.flat_range(q_size, k_size, {k_size}), layout.groups, 1, d), from.v};
+  options.transform.apply(context, layout, from, to);
+  return to;
+}
+
+// What attention reads. Rotates in place where it may.
+QkvHeads transformed(StepContext& context, const Tensor& qkv, const AttentionOptions& options,
+                     bool in_place) {
+  if (!in_place) return transformed_apart(context, qkv, options);
+  const QkvHeads heads = packed_heads(qkv, options.layout);
+  if (!options.transform.is_identity()) options.transform.apply(context, options.layout, heads, heads);
+  return heads;
+}
+
+}  // namespace
+
+bool transforms_in_place(const Tensor& qkv, const QueryKeyTransform& transform) {
+  return transform.is_identity() || (!transform.normalizes() && qkv.unique());
+}
+
+Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
+  Device& device = tape.device();
+  const kernels::QkvLayout& layout = options.layout;
+  check_rows(qkv.value, options);
+  const int64_t rows = qkv.size(0);
+  CAPSTAN_ASSERT(!options.documents.start.defined() || options.documents.start.elements() == rows,
+                 "attention: document starts " + options.documents.start.text());
   CAPSTAN_ASSERT(
       options.dropout == 0 || (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
       "attention: dropout needs the rows' ids, got " + options.dropout_rows.text());
+  const auto heads_of = [layout](const Tensor& t) {
+    return contiguous_heads(t, layout.groups, layout.heads_per_group, layout.head_dim);
+  };
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
   const Tensor lse = Tensor::empty(device, {options.batch, layout.heads(), options.seq});
   const kernels::AttentionShape shape = attention_shape(options);
   const Tensor dropout_rows = options.dropout > 0 ? options.dropout_rows : Tensor();
-  const kernels::Attention& kernel = *device.table().attention;
-  launch(device, kernel.forward_workspace(shape, qkv.dtype()), kernel.forward, shape, qkv.value,
-         options.document_start, dropout_rows, out, lse);
+  const bool in_place = transforms_in_place(qkv.value, options.transform);
+  {
+    const QkvHeads x = transformed(tape.context(), qkv.value, options, in_place);
+    const kernels::Attention& kernel = *device.table().attention;
+    launch(device, kernel.forward_workspace(shape, qkv.dtype()), kernel.forward, shape, x.q, x.k, x.v,
+           options.documents, dropout_rows, heads_of(out), lse);
+  }
 
   const double flops = attention_flops(options, options.seq);
   const auto bytes = static_cast<double>(qkv.value.bytes() + out.bytes());
-  return tape.record(
-      {.name = "attention",
-       .inputs = {qkv},
-       .outputs = {out},
-       .cost = {flops, bytes},
-       .backward_cost = {2 * flops, 2 * bytes},
-       .saved = {qkv.value, out, lse},
-       .backward = [shape, documents = options.document_start, dropout_rows](BackwardStep& step) {
-         Device& dev = step.device();
-         const Tensor& saved_qkv = step.saved(0);
-         const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
-         const kernels::Attention& family = *dev.table().attention;
-         launch(dev, family.backward_workspace(shape, saved_qkv.dtype()), family.backward, shape, saved_qkv,
-                step.saved(1), step.saved(2), step.output_gradient(), documents, dropout_rows, dqkv);
-         step.give(0, dqkv);
-       }})[0];
+  const double before = options.transform.cost(layout, qkv.value.bytes()).bytes,
+               after = options.transform.backward_cost(layout, qkv.value.bytes()).bytes;
+  const Tensor saved = qkv.value;
+  return tape.record({.name = "attention",
+                      .inputs = {std::move(qkv)},
+                      .outputs = {out},
+                      .parameters = options.transform.parameters(),
+                      .cost = {flops, bytes + before},
+                      .backward_cost = {2 * flops, 2 * bytes + after},
+                      .saved = {saved, out, lse},
+                      .backward = [shape, options, dropout_rows, in_place, heads_of](BackwardStep& step) {
+                        Device& dev = step.device();
+                        const Tensor& saved_qkv = step.saved(0);
+                        const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
+                        {
+                          const QkvHeads x = in_place ? packed_heads(saved_qkv, options.layout)
+                                                      : transformed_apart(step.context(), saved_qkv, options),
+                                         dx = packed_heads(dqkv, options.layout);
+                          const kernels::Attention& kernel = *dev.table().attention;
+                          launch(dev, kernel.backward_workspace(shape, saved_qkv.dtype()), kernel.backward,
+                                 shape, x.q, x.k, x.v, heads_of(step.saved(1)), step.saved(2),
+                                 heads_of(step.output_gradient()), options.documents, dropout_rows, dx.q,
+                                 dx.k, dx.v);
+                        }
+                        options.transform.backward(step, options.layout, saved_qkv, dqkv);
+                        step.give(0, dqkv);
+                      }})[0];
 }
 
 KvCache KvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
@@ -82,27 +132,27 @@ KvCache KvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch,
   return {Tensor::empty(device, shape, type), Tensor::empty(device, shape, type)};
 }
 
-Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options, const KvCache& cache,
-                     int64_t past) {
+Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const KvCache& cache,
+                     const Tensor& past) {
   CAPSTAN_ASSERT(!tape.recording(), "attention_decode: a step of generation has no gradient");
   Device& device = tape.device();
   const kernels::QkvLayout& layout = options.layout;
+  check_rows(qkv.value, options);
   const int64_t rows = qkv.size(0), capacity = cache.k.size(2);
-  CAPSTAN_ASSERT(rows == options.batch * options.seq && qkv.size(1) == layout.row() &&
-                     past + options.seq <= capacity &&
+  CAPSTAN_ASSERT(options.seq <= capacity &&
                      cache.k.shape() == (Shape{options.batch, layout.groups, capacity, layout.head_dim}) &&
                      cache.k.shape() == cache.v.shape() && cache.k.dtype() == qkv.dtype(),
-                 "attention_decode: qkv " + qkv.value.text() + ", cache " + cache.k.text() + ", past " +
-                     std::to_string(past));
+                 "attention_decode: qkv " + qkv.value.text() + ", cache " + cache.k.text());
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
   kernels::AttentionShape shape = attention_shape(options);
   shape.dropout = 0;
+  const QkvHeads x =
+      transformed(tape.context(), qkv.value, options, transforms_in_place(qkv.value, options.transform));
   const kernels::Attention& kernel = *device.table().attention;
-  launch(device, kernel.decode_workspace(shape, qkv.dtype(), cache.k.dtype(), past), kernel.decode, shape,
-         qkv.value, cache.k, cache.v, past, capacity, out);
-  const double flops = 4.0 * static_cast<double>(layout.head_dim * layout.heads() * rows) *
-                       (static_cast<double>(past) + static_cast<double>(options.seq + 1) / 2);
-  return tape.record({.name = "attention_decode", .inputs = {qkv}, .outputs = {out}, .cost = {flops, 0}})[0];
+  launch(device, kernel.decode_workspace(shape, qkv.dtype(), capacity), kernel.decode, shape, x.q, x.k, x.v,
+         cache.k, cache.v, past, capacity,
+         contiguous_heads(out, layout.groups, layout.heads_per_group, layout.head_dim));
+  return tape.record({.name = "attention_decode", .inputs = {std::move(qkv)}, .outputs = {out}})[0];
 }
 
 }  // namespace capstan::ops

@@ -1,17 +1,17 @@
 #pragma once
 
 #include "kernels/attention.hpp"
+#include "ops/heads.hpp"
+#include "ops/rope.hpp"
 #include "ops/tape.hpp"
 
 namespace capstan::ops {
 
-// The layout of packed QKV whose row has `row` elements; a tensor-parallel shard holds a consecutive range of
-// groups.
-kernels::QkvLayout qkv_layout(int64_t row, int64_t heads_per_group, int64_t head_dim);
-
 struct AttentionOptions {
   kernels::QkvLayout layout;
-  // Qkv has batch * seq rows.
+  // Norm and rotation of queries and keys before attention.
+  QueryKeyTransform transform;
+  // qkv has batch * seq rows.
   int64_t batch = 0, seq = 0;
   float scale = 0;
   // c > 0: scores become c tanh(score / c).
@@ -22,7 +22,8 @@ struct AttentionOptions {
   PhiloxKey dropout_key{};
   // Global index of the first query head here.
   int64_t head_offset = 0;
-  Tensor document_start;  // i32 [N] or undefined
+  // Of these rows; cu_seqlens those of the full sequences.
+  Documents documents;
   // i64 [N], only with dropout.
   Tensor dropout_rows;
 };
@@ -34,8 +35,9 @@ kernels::AttentionShape attention_shape(const AttentionOptions& options);
 double attention_flops(const AttentionOptions& options, int64_t seq);
 
 // Scaled dot-product attention: out[N, heads * head_dim] of qkv[N, row]. Saves qkv, out and one fp32
-// statistic for each (head, token); the backward pass recomputes the scores.
-Var attention(Tape& tape, const Var& qkv, const AttentionOptions& options);
+// statistic for each (head, token); the backward pass recomputes the scores, and the transformed queries and
+// keys unless they replaced those of qkv. Move qkv in, so that a rotation without a norm happens in place.
+Var attention(Tape& tape, Var qkv, const AttentionOptions& options);
 
 // Cached keys and values of one layer: [batch, groups, capacity, head_dim] each.
 struct KvCache {
@@ -43,9 +45,14 @@ struct KvCache {
   static KvCache empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
                        DType type);
 };
-// One step of generation: appends the new tokens' keys and values at position `past` and attends. options.seq
-// is the number of new tokens of each sequence. Records nothing.
-Var attention_decode(Tape& tape, const Var& qkv, const AttentionOptions& options, const KvCache& cache,
-                     int64_t past);
+// One step of generation: appends the new tokens' keys and values after the `past` cached ones and attends.
+// options.seq is the number of new tokens of each sequence; past: i32 [1], at most capacity - seq. Records
+// nothing. Move qkv in, as for attention().
+Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const KvCache& cache,
+                     const Tensor& past);
+
+// Whether attention reads the queries and keys of qkv where they are: nothing is to be done, or a rotation,
+// whose backward pass needs no input, may overwrite them. The norm's backward pass reads them as they were.
+bool transforms_in_place(const Tensor& qkv, const QueryKeyTransform& transform);
 
 }  // namespace capstan::ops

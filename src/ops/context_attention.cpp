@@ -38,9 +38,16 @@ struct Plan {
         seq(options.seq * context.size()),
         shape(attention_shape(options)) {
     if (keys && keys->alone()) keys = nullptr;
-    shape.qkv = heads.layout();
+    shape.groups = layout().groups;
+    shape.heads_per_group = layout().heads_per_group;
     shape.seq = heads.seq();
     shape.head_offset += heads.first_head();
+  }
+  // Of packed QKV after the exchange of heads, and of keys and values alone: packed QKV without query heads.
+  const kernels::QkvLayout& layout() const { return heads.layout(); }
+  kernels::QkvLayout kv_layout() const { return {layout().groups, 0, layout().head_dim}; }
+  Heads outputs(const Tensor& x) const {
+    return contiguous_heads(x, layout().groups, layout().heads_per_group, layout().head_dim);
   }
   int64_t rows() const { return shape.batch * shape.seq; }
   int ranks() const { return keys ? keys->size() : 1; }
@@ -50,7 +57,7 @@ struct Plan {
     return {shape, context_rows(keys->size(), keys->rank(), seq), context_rows(keys->size(), source, seq)};
   }
   // Elements of a row of keys and values.
-  int64_t kv_row() const { return shape.qkv.groups * 2 * shape.qkv.head_dim; }
+  int64_t kv_row() const { return kv_layout().row(); }
 };
 
 // The key and value heads of packed rows, as a matrix with a row for each group of each token.
@@ -71,8 +78,8 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
     return Tensor::empty(device, {ranks * plan.rows(), plan.kv_row()}, qkv.dtype());
   };
   Tensor current = empty(1);
-  copy_matrix(key_columns(qkv, plan.shape.qkv),
-              current.view({plan.rows() * plan.shape.qkv.groups, 2 * plan.shape.qkv.head_dim}));
+  copy_matrix(key_columns(qkv, plan.layout()),
+              current.view({plan.rows() * plan.layout().groups, 2 * plan.layout().head_dim}));
   if (plan.gather) {
     const Tensor all = empty(plan.ranks());
     TraceScope traced(context, 'C', "context_attention gather keys");
@@ -109,8 +116,9 @@ void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Te
     const kernels::AttentionBlock part = plan.part(source);
     if (step > 0 && !part.sees_anything()) return;
     TraceScope traced(context, 'F', "context_attention block");
-    launch(device, kernel.forward_workspace(part), kernel.forward, part, qkv, kv, documents, dropout_rows,
-           step > 0, out, lse);
+    const QkvHeads x = packed_heads(qkv, plan.layout()), keys = packed_heads(kv, plan.kv_layout());
+    launch(device, kernel.forward_workspace(part), kernel.forward, part, x.q, keys.k, keys.v, documents,
+           dropout_rows, step > 0, plan.outputs(out), lse);
     traced.end();
   });
 }
@@ -178,8 +186,10 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
     const Tensor dkv = plan.gather ? all.slice(0, source * plan.rows(), plan.rows()) : in_flight.part(step);
     TraceScope traced(context, 'B', "context_attention block");
     if (part.sees_anything()) {
-      launch(device, kernel.backward_workspace(part), kernel.backward, part, qkv, kv, out, lse, dout,
-             documents, dropout_rows, dqkv, dkv);
+      const QkvHeads x = packed_heads(qkv, plan.layout()), keys = packed_heads(kv, plan.kv_layout()),
+                     dx = packed_heads(dqkv, plan.layout()), dkeys = packed_heads(dkv, plan.kv_layout());
+      launch(device, kernel.backward_workspace(part), kernel.backward, part, x.q, keys.k, keys.v,
+             plan.outputs(out), lse, plan.outputs(dout), documents, dropout_rows, dx.q, dkeys.k, dkeys.v);
     } else {
       device.zero(dkv.address(), dkv.bytes());
     }
@@ -195,8 +205,8 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
   } else {
     dkv = in_flight.finish();
   }
-  copy_matrix(dkv.view({plan.rows() * plan.shape.qkv.groups, 2 * plan.shape.qkv.head_dim}),
-              key_columns(dqkv, plan.shape.qkv));
+  copy_matrix(dkv.view({plan.rows() * plan.layout().groups, 2 * plan.layout().head_dim}),
+              key_columns(dqkv, plan.layout()));
   return dqkv;
 }
 
@@ -208,12 +218,12 @@ Sent sent_bytes(const Plan& plan, const AttentionOptions& options, DType type) {
   const auto bytes = static_cast<double>(size_of(type));
   const double rows = static_cast<double>(options.batch * options.seq),
                others = static_cast<double>(plan.heads.ranks() - 1);
-  const auto row = static_cast<double>(plan.shape.qkv.row()),
-             out = static_cast<double>(plan.shape.qkv.heads() * plan.shape.qkv.head_dim);
+  const auto row = static_cast<double>(plan.layout().row()),
+             out = static_cast<double>(plan.layout().heads() * plan.layout().head_dim);
   Sent sent;
   sent.forward =
       others * rows *
-      ((row + out) * bytes + (options.document_start.defined() ? 4 : 0) + (options.dropout > 0 ? 8 : 0));
+      ((row + out) * bytes + (options.documents.start.defined() ? 4 : 0) + (options.dropout > 0 ? 8 : 0));
   sent.backward = others * rows * (out * bytes + row * (plan.heads.replicates() ? 4 : bytes));
   const double kv = static_cast<double>(plan.ranks() - 1) * static_cast<double>(plan.rows() * plan.kv_row());
   sent.forward += kv * bytes;
@@ -221,17 +231,36 @@ Sent sent_bytes(const Plan& plan, const AttentionOptions& options, DType type) {
   return sent;
 }
 
+// Packed QKV with transformed queries and keys: in place where it may, else a copy.
+Tensor transformed_packed(StepContext& context, const Tensor& qkv, const AttentionOptions& options,
+                          bool in_place) {
+  const kernels::QkvLayout& layout = options.layout;
+  if (options.transform.is_identity()) return qkv;
+  const QkvHeads from = packed_heads(qkv, layout);
+  if (in_place) {
+    options.transform.apply(context, layout, from, from);
+    return qkv;
+  }
+  Device& device = context.device;
+  const Tensor y = Tensor::empty(device, qkv.shape(), qkv.dtype());
+  const QkvHeads to = packed_heads(y, layout);
+  options.transform.apply(context, layout, from, to);
+  launch(device, device.table().elementwise->copy_rows, from.v.first, layout.strides().group, to.v.first,
+         layout.strides().group, qkv.size(0) * layout.groups, layout.head_dim);
+  return y;
+}
+
 }  // namespace
 
-Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& options,
-                      const ContextParallel& context) {
-  if (context.size() == 1) return attention(tape, qkv, options);
+Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, const ContextParallel& context) {
+  if (context.size() == 1) return attention(tape, std::move(qkv), options);
   const int64_t rows = qkv.size(0);
   CAPSTAN_ASSERT(
       qkv.value.is_contiguous() && rows == options.batch * options.seq && qkv.size(1) == options.layout.row(),
       "context_attention: qkv " + qkv.value.text());
-  CAPSTAN_ASSERT(!options.document_start.defined() || options.document_start.elements() == rows,
-                 "context_attention: document_start " + options.document_start.text());
+  options.transform.check(qkv.value, options.layout);
+  CAPSTAN_ASSERT(!options.documents.start.defined() || options.documents.start.elements() == rows,
+                 "context_attention: document starts " + options.documents.start.text());
   CAPSTAN_ASSERT(
       options.dropout == 0 || (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
       "context_attention: dropout needs the rows' ids, got " + options.dropout_rows.text());
@@ -246,55 +275,68 @@ Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& option
   Device& device = tape.device();
   const DType type = qkv.dtype();
 
-  const Tensor packed = plan.heads.heads_of(qkv.value),
-               documents = plan.heads.gathered(options.document_start),
+  const bool in_place = transforms_in_place(qkv.value, options.transform);
+  // Only the norm's backward pass reads what was before.
+  const Tensor before = options.transform.normalizes() ? qkv.value : Tensor();
+  const Tensor ready = transformed_packed(tape.context(), qkv.value, options, in_place);
+  const Tensor packed = plan.heads.heads_of(ready),
+               document_start = plan.heads.gathered(options.documents.start),
                dropout_rows = plan.heads.gathered(options.dropout > 0 ? options.dropout_rows : Tensor());
-  const int64_t width = plan.shape.qkv.heads() * plan.shape.qkv.head_dim;
-  const Tensor lse = Tensor::empty(device, {options.batch, plan.shape.qkv.heads(), plan.shape.seq});
+  const int64_t width = plan.shape.heads() * plan.shape.v_dim;
+  const Tensor lse = Tensor::empty(device, {options.batch, plan.shape.heads(), plan.shape.seq});
   Tensor attended;
   if (plan.keys) {
     std::optional<CategoryScope> scope;
     if (type != DType::f32) scope.emplace(MemoryCategory::workspace);
     const Tensor wide = Tensor::empty(device, {plan.rows(), width});
     scope.reset();
-    forward(tape.context(), plan, packed, documents, dropout_rows, wide, lse);
+    forward(tape.context(), plan, packed, document_start, dropout_rows, wide, lse);
     attended = converted(wide, type);
   } else {
     attended = Tensor::empty(device, {plan.rows(), width}, type);
+    const QkvHeads x = packed_heads(packed, plan.layout());
+    const Documents documents{document_start, options.documents.cu_seqlens, options.documents.max_seqlen};
     const kernels::Attention& kernel = *device.table().attention;
-    launch(device, kernel.forward_workspace(plan.shape, packed.dtype()), kernel.forward, plan.shape, packed,
-           documents, dropout_rows, attended, lse);
+    launch(device, kernel.forward_workspace(plan.shape, packed.dtype()), kernel.forward, plan.shape, x.q, x.k,
+           x.v, documents, dropout_rows, plan.outputs(attended), lse);
   }
   const Tensor out = plan.heads.rows_of_output(attended);
 
   const double flops = attention_flops(options, plan.seq);
   const auto touched = static_cast<double>(qkv.value.bytes() + out.bytes());
+  const double prepared = options.transform.cost(options.layout, qkv.value.bytes()).bytes,
+               undone = options.transform.backward_cost(options.layout, qkv.value.bytes()).bytes;
   const Sent sent = sent_bytes(plan, options, type);
   return tape.record(
       {.name = "context_attention",
-       .inputs = {qkv},
+       .inputs = {std::move(qkv)},
        .outputs = {out},
-       .cost = {flops, touched, sent.forward},
-       .backward_cost = {2 * flops, 2 * touched, sent.backward},
-       .saved = {packed, attended, lse, documents, dropout_rows},
-       .backward = [plan](BackwardStep& step) {
+       .parameters = options.transform.parameters(),
+       .cost = {flops, touched + prepared, sent.forward},
+       .backward_cost = {2 * flops, 2 * touched + undone, sent.backward},
+       .saved = {packed, attended, lse, document_start, dropout_rows, before},
+       .backward = [plan, options](BackwardStep& step) {
          Device& dev = step.device();
-         const Tensor &kept = step.saved(0), &document_start = step.saved(3), &ids = step.saved(4);
+         const Tensor &kept = step.saved(0), &starts = step.saved(3), &ids = step.saved(4);
          const DType compute = kept.dtype();
          const Tensor dout = plan.heads.heads_of_output(step.output_gradient());
          const DType wanted = plan.heads.replicates() ? DType::f32 : compute;
          Tensor dqkv;
          if (plan.keys) {
            dqkv = converted(
-               backward(step.context(), plan, kept, step.saved(1), step.saved(2), dout, document_start, ids),
-               wanted);
+               backward(step.context(), plan, kept, step.saved(1), step.saved(2), dout, starts, ids), wanted);
          } else {
            dqkv = Tensor::empty(dev, kept.shape(), wanted);
-           const kernels::Attention& family = *dev.table().attention;
-           launch(dev, family.backward_workspace(plan.shape, kept.dtype()), family.backward, plan.shape, kept,
-                  step.saved(1), step.saved(2), dout, document_start, ids, dqkv);
+           const QkvHeads x = packed_heads(kept, plan.layout()), dx = packed_heads(dqkv, plan.layout());
+           const Documents documents{starts, options.documents.cu_seqlens, options.documents.max_seqlen};
+           const kernels::Attention& kernel = *dev.table().attention;
+           launch(dev, kernel.backward_workspace(plan.shape, kept.dtype()), kernel.backward, plan.shape, x.q,
+                  x.k, x.v, plan.outputs(step.saved(1)), step.saved(2), plan.outputs(dout), documents, ids,
+                  dx.q, dx.k, dx.v);
          }
-         step.give(0, plan.heads.rows_of(dqkv, compute));
+         const Tensor mine = plan.heads.rows_of(dqkv, compute);
+         options.transform.backward(step, options.layout, step.saved(5), mine);
+         step.give(0, mine);
        }})[0];
 }
 

@@ -33,11 +33,13 @@ struct ContextParallel {
 };
 
 // ops::attention for this rank's rows: qkv [batch * seq, row] with options.seq = S / CP rows of each sequence
-// of S tokens, at the positions context_rows(CP, rank, S). document_start [batch * seq] holds positions in
-// the full sequence, dropout_rows the indices of these rows. Equal to attention over the full sequences,
-// dropout included; bitwise reproducible for the same layout. Collective over the group, forward and
-// backward (recomputed regions too). ErrorCode::config when S or the heads cannot be divided this way.
-// Saves qkv, out and one statistic as ops::attention does. With a2a these are S / CP * I rows of 1 / I of
+// of S tokens, at the positions context_rows(CP, rank, S). documents.start [batch * seq] holds positions in
+// the full sequence, documents.cu_seqlens describes the full sequences, dropout_rows has the indices of these
+// rows. Equal to attention over the full sequences, dropout included; bitwise reproducible for the same
+// layout. Collective over the group, forward and backward (recomputed regions too). ErrorCode::config when S
+// or the heads cannot be divided this way.
+// Saves qkv, out and one statistic as ops::attention does, and with a QK norm also the transformed qkv. With
+// a2a these are S / CP * I rows of 1 / I of
 // the heads, and the output in addition (I: the ranks of a2a). Bytes sent by each rank, N = batch * seq;
 // kv = N * groups * 2 * head_dim elements of qkv's type, dkv = as many of fp32:
 //   p2p, all_gather   forward (CP-1) kv                  backward (CP-1) (kv + dkv)
@@ -48,7 +50,6 @@ struct ContextParallel {
 //                     and 8 with dropout.
 //   a2a_p2p           a2a with I for CP, and a ring over O = CP / I ranks of I * N rows and the groups that
 //                     one rank got.
-Var context_attention(Tape& tape, const Var& qkv, const AttentionOptions& options,
-                      const ContextParallel& context);
+Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, const ContextParallel& context);
 
 }  // namespace capstan::ops

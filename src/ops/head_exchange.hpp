@@ -7,7 +7,7 @@
 #pragma once
 
 #include "comm/communicator.hpp"
-#include "kernels/attention.hpp"
+#include "kernels/heads.hpp"
 #include "tensor/tensor.hpp"
 
 namespace capstan::ops {

@@ -10,14 +10,6 @@
 
 namespace capstan::ops {
 
-int64_t cross_entropy_chunk(int64_t rows, int64_t columns, bool narrow_gradient) {
-  constexpr int64_t kLogitBytes = int64_t{256} << 20, kFewest = 256, kMost = 1024;
-  int64_t wanted = std::clamp(kLogitBytes / (4 * std::max<int64_t>(columns, 1)), kFewest, kMost);
-  if (narrow_gradient) wanted *= 2;
-  const int64_t chunks = std::max<int64_t>(1, ceil_div(rows, wanted));
-  return std::max<int64_t>(16, round_up(ceil_div(rows, chunks), 16));
-}
-
 CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Parameter& weight,
                                         const Tensor& labels, const Tensor& weights, int64_t vocab,
                                         const TensorParallel& parallel, float softcap) {
@@ -44,13 +36,17 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
   const Tensor per_token = Tensor::empty(device, {rows});
   {
     CategoryScope scope(MemoryCategory::workspace);
-    const bool backward = trains || needs_dx, narrow = backward && x.dtype() == DType::bf16;
-    const int64_t chunk = std::min(rows, cross_entropy_chunk(rows, columns, narrow));
-    const Tensor logit_buffer = Tensor::empty(device, {chunk, columns});
-    // The GEMMs of the backward pass need operands of one type: bf16 gradients overwrite the first half of
-    // the rows of logits.
+    const bool backward = trains || needs_dx;
+    const int64_t chunk = std::min(rows, table.cross_entropy->chunk_rows(rows, columns, x.dtype(), backward));
+    const Tensor logit_buffer =
+        Tensor::empty(device, {chunk, columns}, table.cross_entropy->logits_type(x.dtype()));
+    CAPSTAN_ASSERT(logit_buffer.dtype() == DType::f32 || logit_buffer.dtype() == x.dtype(),
+                   "linear_cross_entropy: logits " + logit_buffer.text() + " of " + x.value.text());
+    // The GEMMs of the backward pass need operands of one type: bf16 gradients overwrite fp32 logits in the
+    // first half of their rows.
+    const bool narrows = backward && logit_buffer.dtype() != x.dtype();
     const Tensor dlogit_buffer =
-        narrow ? logit_buffer.as_type(DType::bf16).slice(1, 0, columns) : logit_buffer;
+        narrows ? logit_buffer.as_type(x.dtype()).slice(1, 0, columns) : logit_buffer;
     const Tensor row_max = Tensor::empty(device, {chunk}), sums = Tensor::empty(device, {2, chunk});
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       const int64_t count = std::min(chunk, rows - begin);

@@ -15,7 +15,8 @@ struct CrossEntropyResult {
 };
 
 // The output layer fused with the loss, chunk by chunk over the rows: the logits[N, V] = x[N, h] W^T are
-// never complete in memory. labels i32 [N], weights fp32 [N] (the loss mask, times a loss scale if any).
+// never complete in memory. The device's kernels choose the rows of a chunk and the type of the logits.
+// labels i32 [N], weights fp32 [N] (the loss mask, times a loss scale if any).
 // Columns at or above `vocab` are padding and are ignored. softcap c > 0: the logits are c tanh(x W^T / c).
 // Where the tape records, the forward step also computes the backward pass: it saves dx instead of logits and
 // accumulates the weight gradient at once, for an upstream gradient of 1. The backward pass must therefore
@@ -31,10 +32,5 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
 // checks.
 Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t vocab,
                    const TensorParallel& parallel = {}, float softcap = 0);
-
-// Rows of one chunk: enough to make the accumulation of the V x h weight gradient cheap relative to the
-// GEMMs, few enough to keep the logits within 256 MiB (384 MiB with a bf16 gradient, whose GEMMs are fast
-// relative to that accumulation). A multiple of 16, the same for all chunks but the last.
-int64_t cross_entropy_chunk(int64_t rows, int64_t columns, bool narrow_gradient);
 
 }  // namespace capstan::ops

@@ -5,31 +5,12 @@
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "ops/matmul.hpp"
+#include "ops/norm_parameters.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan::ops {
 
 namespace {
-
-// The backward kernel also computes the gradients of gamma and beta (it accumulates, so they start at zero);
-// the W step adds them to the gradient buffers.
-Tensor partial_for(Device& device, const ParamStore& store, const Parameter* parameter, int64_t cols) {
-  return parameter && store.trains(*parameter) ? Tensor::zeros(device, {cols}) : Tensor();
-}
-void hand_over(BackwardStep& step, const Parameter* parameter, const Tensor& partial) {
-  if (!parameter) return;
-  std::vector<Tensor> tensors;
-  if (partial.defined()) tensors.push_back(partial);
-  step.weight_gradient(*parameter, {}, std::move(tensors),
-                       [](const Tensor& gradient, std::span<const Tensor> t) {
-                         if (!t.empty()) add_into(t[0], gradient);
-                       });
-}
-Tensor pinned(Tape& tape, const Parameter* parameter, std::vector<std::unique_ptr<ParamPin>>& pins) {
-  if (!parameter) return {};
-  pins.push_back(std::unique_ptr<ParamPin>(new ParamPin(tape.context().store, *parameter)));
-  return **pins.back();
-}
 
 void norm_backward(BackwardStep& step, const Parameter& gamma, const Parameter* beta,
                    const NormOptions& options, const kernels::NormRows& layout, bool adds) {
@@ -88,7 +69,7 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
   {
     const auto g = tape.pin(gamma);
     std::vector<std::unique_ptr<ParamPin>> pins;
-    const Tensor b = pinned(tape, beta, pins);
+    const Tensor b = pinned(tape.context().store, beta, pins);
     CAPSTAN_ASSERT(g->elements() == cols,
                    "norm: `" + gamma.name() + "` is " + g->text() + ", x is " + x.value.text());
     const kernels::Norm& kernel = *device.table().norm;
@@ -108,87 +89,6 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
   };
   std::vector<Var> results = tape.record(std::move(record));
   return {std::move(results[0]), std::move(results[1])};
-}
-
-namespace {
-
-// Query and key heads inside packed QKV as rows of the norm kernel; first: elements before the first of them.
-struct HeadRows {
-  kernels::NormRows rows;
-  int64_t first;
-};
-HeadRows query_rows(kernels::QkvLayout q, int64_t tokens) {
-  return {
-      {tokens * q.heads(), q.head_dim, q.heads_per_group, q.head_dim, (q.heads_per_group + 2) * q.head_dim},
-      0};
-}
-HeadRows key_rows(kernels::QkvLayout q, int64_t tokens) {
-  return {{tokens * q.groups, q.head_dim, 1, 0, (q.heads_per_group + 2) * q.head_dim}, q.key(0)};
-}
-Tensor from(const Tensor& packed, int64_t first) {
-  return packed.flat_range(first, packed.elements() - first, {packed.elements() - first});
-}
-
-}  // namespace
-
-Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormParameters& parameters,
-            NormOptions options) {
-  Device& device = tape.device();
-  const int64_t tokens = qkv.size(0);
-  CAPSTAN_ASSERT(qkv.value.is_contiguous() && qkv.size(1) == layout.row(),
-                 "qk_norm: qkv " + qkv.value.text());
-  Record record{.name = "qk_norm", .inputs = {qkv}};
-  const Tensor y = Tensor::empty(device, qkv.shape(), qkv.dtype());
-  record.saved = {qkv.value};
-  const auto normalize = [&](HeadRows heads, const Parameter& gamma, const Parameter* beta) {
-    std::vector<std::unique_ptr<ParamPin>> pins;
-    const Tensor g = pinned(tape, &gamma, pins), b = pinned(tape, beta, pins);
-    CAPSTAN_ASSERT(g.elements() == layout.head_dim, "qk_norm: `" + gamma.name() + "` is " + g.text());
-    const Tensor mean = options.rms ? Tensor() : Tensor::empty(device, {heads.rows.rows});
-    const Tensor rstd = Tensor::empty(device, {heads.rows.rows});
-    const kernels::Norm& kernel = *device.table().norm;
-    launch(device, kernel.forward_workspace(heads.rows), kernel.forward, options.rms, heads.rows,
-           from(qkv.value, heads.first), Tensor(), Tensor(), g, options.gamma_offset, b, options.epsilon,
-           from(y, heads.first), mean, rstd);
-    record.saved.push_back(mean);
-    record.saved.push_back(rstd);
-    record.parameters.push_back(&gamma);
-    if (beta) record.parameters.push_back(beta);
-  };
-  normalize(query_rows(layout, tokens), *parameters.q_gamma, parameters.q_beta);
-  normalize(key_rows(layout, tokens), *parameters.k_gamma, parameters.k_beta);
-  const int64_t stride = (layout.heads_per_group + 2) * layout.head_dim;
-  launch(device, device.table().elementwise->copy_rows, from(qkv.value, layout.value(0)), stride,
-         from(y, layout.value(0)), stride, tokens * layout.groups, layout.head_dim);
-  record.outputs = {y};
-  record.cost = {0, 2.0 * static_cast<double>(y.bytes())};
-  record.backward_cost = {0, 3.0 * static_cast<double>(y.bytes())};
-  record.backward = [layout, parameters, options, tokens](BackwardStep& step) {
-    Tensor dy = std::move(step.output_gradient());
-    Device& dev = step.device();
-    // Copies the gradients of the values.
-    const Tensor dx = dy.unique() ? dy : copy_of(dy);
-    dy = Tensor();
-    const auto back = [&](HeadRows heads, const Parameter& gamma, const Parameter* beta, size_t saved) {
-      const ParamStore& store = step.context().store;
-      const Tensor dgamma = partial_for(dev, store, &gamma, layout.head_dim);
-      const Tensor dbeta = partial_for(dev, store, beta, layout.head_dim);
-      {
-        const auto g = step.pin(gamma);
-        const Tensor d = from(dx, heads.first);
-        const kernels::Norm& kernel = *dev.table().norm;
-        launch(dev, kernel.backward_workspace(heads.rows, dgamma.defined() || dbeta.defined()),
-               kernel.backward, options.rms, heads.rows, d, from(step.saved(0), heads.first), *g,
-               options.gamma_offset, step.saved(saved), step.saved(saved + 1), d, false, dgamma, dbeta);
-      }
-      hand_over(step, &gamma, dgamma);
-      hand_over(step, beta, dbeta);
-    };
-    back(query_rows(layout, tokens), *parameters.q_gamma, parameters.q_beta, 1);
-    back(key_rows(layout, tokens), *parameters.k_gamma, parameters.k_beta, 3);
-    step.give(0, dx);
-  };
-  return tape.record(std::move(record))[0];
 }
 
 Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, HeadCounts all,

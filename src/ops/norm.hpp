@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/attention.hpp"
+#include "kernels/heads.hpp"
 #include "ops/tape.hpp"
 #include "ops/tensor_parallel.hpp"
 
@@ -25,17 +25,6 @@ struct NormResult {
 // kernel adds its gradient.
 NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta,
                 NormOptions options);
-
-// Normalizes each query and each key head of packed QKV [N, row] over head_dim; copies the values. gammas
-// [head_dim]; betas only with LayerNorm.
-struct QkNormParameters {
-  const Parameter* q_gamma = nullptr;
-  const Parameter* q_beta = nullptr;
-  const Parameter* k_gamma = nullptr;
-  const Parameter* k_beta = nullptr;
-};
-Var qk_norm(Tape& tape, const Var& qkv, kernels::QkvLayout layout, const QkNormParameters& parameters,
-            NormOptions options);
 
 // The number of heads on all tensor-parallel ranks together.
 struct HeadCounts {

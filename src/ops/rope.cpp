@@ -1,39 +1,88 @@
 #include "ops/rope.hpp"
 
 #include "kernels/table.hpp"
-#include "ops/matmul.hpp"
-#include "tensor/launch.hpp"
+#include "ops/norm_parameters.hpp"
 
 namespace capstan::ops {
 
-Var rope(Tape& tape, Var qkv, kernels::QkvLayout layout, const RopeTable& table, const Tensor& positions,
-         bool interleaved) {
-  const int64_t rows = qkv.size(0);
+namespace {
+arguments::QkNormWeights pinned_weights(ParamStore& store, const QkNormParameters& p,
+                                        std::vector<std::unique_ptr<ParamPin>>& pins) {
+  return {pinned(store, p.q_gamma, pins), pinned(store, p.q_beta, pins), pinned(store, p.k_gamma, pins),
+          pinned(store, p.k_beta, pins)};
+}
+}  // namespace
+
+std::vector<const Parameter*> QueryKeyTransform::parameters() const {
+  std::vector<const Parameter*> result;
+  for (const Parameter* p : {norm.q_gamma, norm.q_beta, norm.k_gamma, norm.k_beta})
+    if (p) result.push_back(p);
+  return result;
+}
+
+void QueryKeyTransform::check(const Tensor& qkv, const kernels::QkvLayout& layout) const {
   CAPSTAN_ASSERT(
-      qkv.value.is_contiguous() && qkv.size(1) == layout.row() && positions.elements() == rows &&
-          table.rotary_dim() <= layout.head_dim,
-      "rope: qkv " + qkv.value.text() + ", positions " + positions.text() + ", table " + table.cos.text());
-  const auto turn = [=](const Tensor& t, bool inverse) {
-    Device& device = t.device();
-    launch(device, device.table().attention->rope, layout, t, table.cos, table.sin, positions, rows,
-           table.rotary_dim(), interleaved, inverse);
-  };
-  const Tensor y = qkv.value.unique() ? qkv.value : copy_of(qkv.value);
-  turn(y, false);
-  qkv.value = y;
-  const Cost cost{0, 2.0 * static_cast<double>(y.bytes())};
-  return tape.record({.name = "rope",
-                      .inputs = {qkv},
-                      .outputs = {y},
-                      .cost = cost,
-                      .backward_cost = cost,
-                      .backward = [turn](BackwardStep& step) {
-                        Tensor dy = std::move(step.output_gradient());
-                        const Tensor dx = dy.unique() ? dy : copy_of(dy);
-                        dy = Tensor();
-                        turn(dx, true);
-                        step.give(0, dx);
-                      }})[0];
+      !rotates() || (positions.elements() == qkv.size(0) && table.rotary_dim() <= layout.head_dim),
+      "rope: qkv " + qkv.text() + ", positions " + positions.text() + ", table " + table.cos.text());
+  for (const Parameter* p : parameters())
+    CAPSTAN_ASSERT(p->shape().elements() == layout.head_dim,
+                   "qk_norm: `" + p->name() + "` is not one of heads of " + std::to_string(layout.head_dim));
+}
+
+kernels::RopeShape QueryKeyTransform::shape(const kernels::QkvLayout& layout, int64_t rows) const {
+  using kernels::QkNorm;
+  return {.rows = rows,
+          .groups = layout.groups,
+          .heads_per_group = layout.heads_per_group,
+          .head_dim = layout.head_dim,
+          .rotary_dim = table.rotary_dim(),
+          .interleaved = interleaved,
+          .norm = !normalizes()      ? QkNorm::none
+                  : norm_options.rms ? QkNorm::rms
+                                     : QkNorm::layer,
+          .gamma_offset = norm_options.gamma_offset,
+          .eps = norm_options.epsilon};
+}
+
+void QueryKeyTransform::apply(StepContext& context, const kernels::QkvLayout& layout, const QkvHeads& from,
+                              const QkvHeads& to) const {
+  const int64_t rows = from.q.first.elements() / layout.row();
+  std::vector<std::unique_ptr<ParamPin>> pins;
+  const arguments::QkNormWeights weights = pinned_weights(context.store, norm, pins);
+  launch(context.device, context.device.table().rope->forward, shape(layout, rows), from.q, from.k,
+         arguments::RopeAngles{table.cos, table.sin, positions}, weights, to.q, to.k);
+}
+
+void QueryKeyTransform::backward(BackwardStep& step, const kernels::QkvLayout& layout, const Tensor& qkv,
+                                 const Tensor& dqkv) const {
+  if (is_identity()) return;
+  Device& device = step.device();
+  ParamStore& store = step.context().store;
+  const auto gradient_of = [&](const Parameter* p) { return partial_for(device, store, p, layout.head_dim); };
+  const arguments::QkNormGradients gradients{gradient_of(norm.q_gamma), gradient_of(norm.q_beta),
+                                             gradient_of(norm.k_gamma), gradient_of(norm.k_beta)};
+  const kernels::RopeShape rope = shape(layout, dqkv.size(0));
+  const kernels::Rope& kernel = *device.table().rope;
+  {
+    const QkvHeads d = packed_heads(dqkv, layout), x = normalizes() ? packed_heads(qkv, layout) : QkvHeads();
+    std::vector<std::unique_ptr<ParamPin>> pins;
+    const arguments::QkNormWeights weights = pinned_weights(store, norm, pins);
+    launch(device, kernel.backward_workspace(rope, gradients.defined()), kernel.backward, rope, d.q, d.k, x.q,
+           x.k, arguments::RopeAngles{table.cos, table.sin, positions}, weights, d.q, d.k, gradients);
+  }
+  hand_over(step, norm.q_gamma, gradients.q_gamma);
+  hand_over(step, norm.q_beta, gradients.q_beta);
+  hand_over(step, norm.k_gamma, gradients.k_gamma);
+  hand_over(step, norm.k_beta, gradients.k_beta);
+}
+
+Cost QueryKeyTransform::cost(const kernels::QkvLayout& layout, int64_t qkv_bytes) const {
+  if (is_identity()) return {};
+  const auto per_group = static_cast<double>(layout.heads_per_group);
+  return {0, 2.0 * static_cast<double>(qkv_bytes) * (per_group + 1) / (per_group + 2)};
+}
+Cost QueryKeyTransform::backward_cost(const kernels::QkvLayout& layout, int64_t qkv_bytes) const {
+  return {0, cost(layout, qkv_bytes).bytes * (normalizes() ? 2.5 : 1.0)};
 }
 
 }  // namespace capstan::ops

@@ -5,6 +5,7 @@ using namespace capstan::testing;
 using kernels::AttentionShape;
 using kernels::QkvLayout;
 using reference::Complex;
+using reference::packed_layout;
 
 namespace {
 const kernels::Attention& attention() {
@@ -30,31 +31,36 @@ Vec<int32_t> packed_documents(int64_t batch, int64_t seq, uint64_t seed) {
 
 void check_attention(const AttentionShape& a, DType type, const Vec<int32_t>& documents, uint64_t seed,
                      double scale = 1) {
-  INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim,
-       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
+  INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " d=", a.qk_dim, " batch=", a.batch,
+       " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
        " dropout=", a.dropout, " packed=", !documents.empty(), " ", text(type));
-  const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), d = a.qkv.head_dim;
-  const Array qkv(type, random_values(tokens * a.qkv.row(), seed, scale)),
+  const int64_t tokens = a.batch * a.seq, heads = a.heads(), d = a.qk_dim;
+  const Array qkv(type, random_values(tokens * packed_layout(a).row(), seed, scale)),
       dout(type, random_values(tokens * heads * d, seed + 1));
+  const kernels::HeadStrides outputs = contiguous_heads(a.groups, a.heads_per_group, d);
   const auto ids = dropout_rows(tokens);
   const int32_t* document_start = documents.empty() ? nullptr : documents.data();
   const auto y = run_kernel(
       {Array::zeros(type, tokens * heads * d, NAN), Array::zeros(DType::f32, a.batch * heads * a.seq, NAN)},
       [&](kernels::Context& c, Vec<Array>& out) {
-        attention().forward(c, a, qkv, document_start, a.dropout > 0 ? ids.data() : nullptr, out[0].out(),
-                            out[1].f32());
+        const PackedViews x(qkv, packed_layout(a));
+        attention().forward(c, a, x.q, x.k, x.v, {.start = document_start},
+                            a.dropout > 0 ? ids.data() : nullptr, view_of(out[0], outputs), out[1].f32());
       });
   Vec<double> lse;
   const auto expected = reference::attention(a, qkv.rounded(), documents, ids, &lse);
   CHECK(error(y[0].rounded(), expected) < tolerance(type));
   CHECK(error(y[1].rounded(), lse) < 1e-5);
 
-  const auto g =
-      run_kernel({Array::zeros(type, tokens * a.qkv.row(), NAN)}, [&](kernels::Context& c, Vec<Array>& out) {
-        Array saved = y[1];
-        attention().backward(c, a, qkv, y[0], saved.f32(), dout, document_start,
-                             a.dropout > 0 ? ids.data() : nullptr, out[0].out());
-      });
+  const auto g = run_kernel({Array::zeros(type, tokens * packed_layout(a).row(), NAN)},
+                            [&](kernels::Context& c, Vec<Array>& out) {
+                              Array saved = y[1];
+                              const PackedViews x(qkv, packed_layout(a));
+                              const PackedViews dx(out[0], packed_layout(a));
+                              attention().backward(c, a, x.q, x.k, x.v, view_of(y[0], outputs), saved.f32(),
+                                                   view_of(dout, outputs), {.start = document_start},
+                                                   a.dropout > 0 ? ids.data() : nullptr, dx.q, dx.k, dx.v);
+                            });
   const auto gradient = reference::attention_gradient(a, qkv.rounded(), dout.rounded(), documents, ids);
   CHECK(error(g[0].rounded(), gradient) < 2 * tolerance(type));
 }
@@ -69,7 +75,7 @@ TEST_CASE("the reference gradient of attention is the derivative of the referenc
     a.dropout = variant == 2 ? 0.3f : 0.0f;
     const auto documents = variant == 0 ? packed_documents(2, 7, 3) : Vec<int32_t>{};
     const auto ids = dropout_rows(14);
-    const auto qkv = random_values(14 * a.qkv.row(), 1), dout = random_values(14 * 4 * 3, 2);
+    const auto qkv = random_values(14 * packed_layout(a).row(), 1), dout = random_values(14 * 4 * 3, 2);
     const auto slow = reference::complex_step(qkv, [&](const auto& z) {
       return reference::contract(reference::attention<Complex>(a, z, documents, ids, nullptr), dout);
     });
@@ -153,21 +159,24 @@ TEST_CASE("queries that see nothing give zero and no gradient") {
 
 // The same attention in bf16 and in fp32 on its widened inputs: only rounding may be between them.
 void check_narrow(const AttentionShape& a, const Vec<int32_t>& documents, uint64_t seed) {
-  INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim,
-       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
+  INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " d=", a.qk_dim, " batch=", a.batch,
+       " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
        " dropout=", a.dropout, " packed=", !documents.empty());
-  const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), d = a.qkv.head_dim;
-  const Array qkv(DType::bf16, random_values(tokens * a.qkv.row(), seed)),
+  const int64_t tokens = a.batch * a.seq, heads = a.heads(), d = a.qk_dim;
+  const Array qkv(DType::bf16, random_values(tokens * packed_layout(a).row(), seed)),
       dout(DType::bf16, random_values(tokens * heads * d, seed + 1));
   const auto ids = dropout_rows(tokens);
   const int32_t* document_start = documents.empty() ? nullptr : documents.data();
   const int64_t* dropout_rows = a.dropout > 0 ? ids.data() : nullptr;
+  const kernels::HeadStrides outputs = contiguous_heads(a.groups, a.heads_per_group, d);
   const auto forward = [&](DType type) {
     const Array x(type, qkv.rounded());
     return run_kernel(
         {Array::zeros(type, tokens * heads * d, NAN), Array::zeros(DType::f32, a.batch * heads * a.seq, NAN)},
         [&](kernels::Context& c, Vec<Array>& o) {
-          attention().forward(c, a, x, document_start, dropout_rows, o[0].out(), o[1].f32());
+          const PackedViews in(x, packed_layout(a));
+          attention().forward(c, a, in.q, in.k, in.v, {.start = document_start}, dropout_rows,
+                              view_of(o[0], outputs), o[1].f32());
         });
   };
   const auto narrow = forward(DType::bf16), wide = forward(DType::f32);
@@ -176,10 +185,13 @@ void check_narrow(const AttentionShape& a, const Vec<int32_t>& documents, uint64
   const auto backward = [&](DType type) {
     const Array x(type, qkv.rounded()), y(type, narrow[0].rounded()), dy(type, dout.rounded());
     Array lse = wide[1];
-    return run_kernel({Array::zeros(type, tokens * a.qkv.row(), NAN)},
+    return run_kernel({Array::zeros(type, tokens * packed_layout(a).row(), NAN)},
                       [&](kernels::Context& c, Vec<Array>& o) {
-                        attention().backward(c, a, x, y, lse.f32(), dy, document_start, dropout_rows,
-                                             o[0].out());
+                        const PackedViews in(x, packed_layout(a));
+                        const PackedViews dx(o[0], packed_layout(a));
+                        attention().backward(c, a, in.q, in.k, in.v, view_of(y, outputs), lse.f32(),
+                                             view_of(dy, outputs), {.start = document_start}, dropout_rows,
+                                             dx.q, dx.k, dx.v);
                       })[0]
         .rounded();
   };
@@ -213,11 +225,12 @@ TEST_CASE("bf16 attention is fp32 attention of the widened inputs but for roundi
 TEST_CASE("dropout drops the same pairs in bf16 as in fp32") {
   AttentionShape a = attention_shape(2, 2, 150, 1, 150);
   a.dropout = 0.4f;
-  auto values = random_values(a.seq * a.qkv.row(), 77);
+  auto values = random_values(a.seq * packed_layout(a).row(), 77);
   for (int64_t t = 0; t < a.seq; ++t)  // value of key t: one at t, so that outputs are the weights
     for (int64_t g = 0; g < 2; ++g)
       for (int64_t i = 0; i < 150; ++i)
-        values[static_cast<size_t>(t * a.qkv.row() + a.qkv.value(g) + i)] = i == t ? 1 : 0;
+        values[static_cast<size_t>(t * packed_layout(a).row() + packed_layout(a).value(g) + i)] =
+            i == t ? 1 : 0;
   const auto ids = dropout_rows(a.seq);
   Vec<bool> kept[2];
   for (size_t type = 0; type < 2; ++type) {
@@ -225,7 +238,9 @@ TEST_CASE("dropout drops the same pairs in bf16 as in fp32") {
     const auto y =
         run_kernel({Array::zeros(kTypes[type], a.seq * 4 * 150), Array::zeros(DType::f32, a.seq * 4)},
                    [&](kernels::Context& c, Vec<Array>& o) {
-                     attention().forward(c, a, qkv, nullptr, ids.data(), o[0].out(), o[1].f32());
+                     const PackedViews x(qkv, packed_layout(a));
+                     attention().forward(c, a, x.q, x.k, x.v, {}, ids.data(),
+                                         view_of(o[0], contiguous_heads(2, 2, 150)), o[1].f32());
                    });
     for (const double p : y[0].rounded()) kept[type].push_back(p > 0);
   }
@@ -243,8 +258,8 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
         AttentionShape full = attention_shape(2, 2, 24, 2, past + now);
         full.window = window;
         full.softcap = window == 17 ? 1.5f : 0.0f;
-        const int64_t batch = 2, capacity = past + now + 3, d = 24, row = full.qkv.row(),
-                      width = full.qkv.heads() * d;
+        const int64_t batch = 2, capacity = past + now + 3, d = 24, row = packed_layout(full).row(),
+                      width = full.heads() * d;
         const Array all(type, random_values(batch * full.seq * row, 21));
         const auto values = all.rounded();
         Vec<double> k(static_cast<size_t>(batch * 2 * capacity * d), 3.0), v = k, fresh;
@@ -253,8 +268,10 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
             for (int64_t t = 0; t < past; ++t)
               for (int64_t i = 0; i < d; ++i) {
                 const auto to = static_cast<size_t>(((b * 2 + g) * capacity + t) * d + i);
-                k[to] = values[static_cast<size_t>((b * full.seq + t) * row + full.qkv.key(g) + i)];
-                v[to] = values[static_cast<size_t>((b * full.seq + t) * row + full.qkv.value(g) + i)];
+                k[to] =
+                    values[static_cast<size_t>((b * full.seq + t) * row + packed_layout(full).key(g) + i)];
+                v[to] =
+                    values[static_cast<size_t>((b * full.seq + t) * row + packed_layout(full).value(g) + i)];
               }
           fresh.insert(fresh.end(), values.begin() + (b * full.seq + past) * row,
                        values.begin() + (b + 1) * full.seq * row);
@@ -262,10 +279,13 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
         AttentionShape step = full;
         step.seq = now;
         const Array qkv(type, fresh);
+        const auto cached_tokens = static_cast<int32_t>(past);
         const auto y = run_kernel({Array::zeros(type, batch * now * width), Array(type, k), Array(type, v)},
                                   [&](kernels::Context& c, Vec<Array>& out) {
-                                    attention().decode(c, step, qkv, out[1].out(), out[2].out(), past,
-                                                       capacity, out[0].out());
+                                    const PackedViews x(qkv, packed_layout(step));
+                                    attention().decode(c, step, x.q, x.k, x.v, out[1].out(), out[2].out(),
+                                                       &cached_tokens, capacity,
+                                                       view_of(out[0], contiguous_heads(2, 2, d)));
                                   });
         const auto expected = reference::attention(full, values, {}, {}, nullptr);
         Vec<double> tail;
@@ -276,45 +296,158 @@ TEST_CASE("generation with a cache continues as the full sequence would") {
         CHECK(error(y[0].rounded(), tail) < tolerance(type));
         const auto cached = y[1].rounded();
         CHECK(cached[static_cast<size_t>(past * d)] ==
-              values[static_cast<size_t>(past * row + full.qkv.key(0))]);
+              values[static_cast<size_t>(past * row + packed_layout(full).key(0))]);
         CHECK(cached[static_cast<size_t>((past + now) * d)] == 3.0);
       }
 }
 
-TEST_CASE("rotary embedding, both forms, partial, and back") {
-  const auto& rope = attention().rope;
+// Queries, keys, values and outputs with strides of their own: heads of a group far apart, keys and values of
+// different widths in one array, gaps that nothing may write to.
+struct ViewCase {
+  AttentionShape a;
+  kernels::HeadStrides q, kv, out;
+  int64_t q_size, kv_size, out_size;
+  ViewCase(int64_t groups, int64_t per_group, int64_t qk, int64_t v, int64_t batch, int64_t seq)
+      : a(attention_shape(groups, per_group, qk, batch, seq)) {
+    a.v_dim = v;
+    q = {groups * per_group * qk + 3, qk, groups * qk};
+    kv = {groups * (qk + v + 1) + 5, qk + v + 1, 0};
+    out = {groups * per_group * (v + 2), per_group * (v + 2), v + 2};
+    q_size = batch * seq * q.token;
+    kv_size = batch * seq * kv.token;
+    out_size = batch * seq * out.token;
+  }
+};
+// The elements of all heads, token by token.
+Vec<double> gathered(const Vec<double>& x, const kernels::HeadStrides& strides, int64_t first, int64_t tokens,
+                     int64_t groups, int64_t per_group, int64_t width) {
+  Vec<double> result;
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t g = 0; g < groups; ++g)
+      for (int64_t h = 0; h < per_group; ++h) {
+        const auto begin = x.begin() + first + strides.at(t, g, h);
+        result.insert(result.end(), begin, begin + width);
+      }
+  return result;
+}
+// Elements that are what an untouched output holds.
+int64_t untouched(const Array& x) {
+  const auto values = x.rounded();
+  return std::count(values.begin(), values.end(), 99.0);
+}
+
+void check_views(const ViewCase& c, DType type, const Vec<int32_t>& documents, uint64_t seed) {
+  const AttentionShape& a = c.a;
+  INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " qk=", a.qk_dim, " v=", a.v_dim,
+       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
+       " dropout=", a.dropout, " packed=", !documents.empty(), " ", text(type));
+  const int64_t tokens = a.batch * a.seq, per_group = a.heads_per_group, groups = a.groups;
+  const Array q(type, random_values(c.q_size, seed)), kv(type, random_values(c.kv_size, seed + 1)),
+      dout(type, random_values(c.out_size, seed + 2));
+  const auto all_ids = dropout_rows(tokens);
+  const int64_t* ids = a.dropout > 0 ? all_ids.data() : nullptr;
+  const kernels::Documents packing{.start = documents.empty() ? nullptr : documents.data()};
+  const reference::Qkv<double> x{gathered(q.rounded(), c.q, 0, tokens, groups, per_group, a.qk_dim),
+                                 gathered(kv.rounded(), c.kv, 0, tokens, groups, 1, a.qk_dim),
+                                 gathered(kv.rounded(), c.kv, a.qk_dim, tokens, groups, 1, a.v_dim)};
+  const auto y = run_kernel(
+      {Array::zeros(type, c.out_size, 99), Array::zeros(DType::f32, a.batch * a.heads() * a.seq, NAN)},
+      [&](kernels::Context& context, Vec<Array>& o) {
+        attention().forward(context, a, view_of(q, c.q), view_of(kv, c.kv), view_of(kv, c.kv, a.qk_dim),
+                            packing, ids, view_of(o[0], c.out), o[1].f32());
+      });
+  Vec<double> lse;
+  const auto expected = reference::attention(a, x, documents, all_ids, &lse);
+  const auto of_outputs = [&](const Array& array) {
+    return gathered(array.rounded(), c.out, 0, tokens, groups, per_group, a.v_dim);
+  };
+  CHECK(error(of_outputs(y[0]), expected) < tolerance(type));
+  CHECK(error(y[1].rounded(), lse) < 1e-5);
+  CHECK(untouched(y[0]) == c.out_size - tokens * a.heads() * a.v_dim);
+
+  const auto g = run_kernel({Array::zeros(type, c.q_size, 99), Array::zeros(type, c.kv_size, 99)},
+                            [&](kernels::Context& context, Vec<Array>& o) {
+                              Array saved = y[1];
+                              attention().backward(
+                                  context, a, view_of(q, c.q), view_of(kv, c.kv), view_of(kv, c.kv, a.qk_dim),
+                                  view_of(y[0], c.out), saved.f32(), view_of(dout, c.out), packing, ids,
+                                  view_of(o[0], c.q), view_of(o[1], c.kv), view_of(o[1], c.kv, a.qk_dim));
+                            });
+  const auto gradient = reference::attention_gradient(a, x, of_outputs(dout), documents, all_ids);
+  const reference::Qkv<double> got{gathered(g[0].rounded(), c.q, 0, tokens, groups, per_group, a.qk_dim),
+                                   gathered(g[1].rounded(), c.kv, 0, tokens, groups, 1, a.qk_dim),
+                                   gathered(g[1].rounded(), c.kv, a.qk_dim, tokens, groups, 1, a.v_dim)};
+  CHECK(error(reference::joined(got), reference::joined(gradient)) < 2 * tolerance(type));
+  CHECK(untouched(g[0]) == c.q_size - tokens * a.heads() * a.qk_dim);
+  CHECK(untouched(g[1]) == c.kv_size - tokens * groups * (a.qk_dim + a.v_dim));
+}
+
+TEST_CASE("attention on separate views with their own strides; widths of queries and values differ") {
+  uint64_t seed = 1200;
   for (DType type : kTypes)
-    for (bool interleaved : {false, true})
-      for (const auto [d, rotary] :
-           {std::array<int64_t, 2>{64, 64}, {16, 16}, {24, 10}, {80, 32}, {128, 6}}) {
-        const QkvLayout layout{2, 3, d};
-        const int64_t rows = 19, positions_max = 50;
-        const auto positions = random_ints(rows, 3, positions_max);
-        Vec<double> cos, sin;
-        for (int64_t p = 0; p < positions_max; ++p)
-          for (int64_t i = 0; i < rotary / 2; ++i) {
-            const double angle = static_cast<double>(p) * std::pow(10000.0, -2.0 * static_cast<double>(i) /
-                                                                                static_cast<double>(rotary));
-            cos.push_back(std::cos(angle));
-            sin.push_back(std::sin(angle));
-          }
-        Array c32(DType::f32, cos), s32(DType::f32, sin);
-        const Array x(type, random_values(rows * layout.row(), 4));
-        for (bool inverse : {false, true}) {
-          INFO("d=", d, " rotary=", rotary, " interleaved=", interleaved, " inverse=", inverse, " ",
-               text(type));
-          const auto y = run_kernel({x}, [&](kernels::Context& c, Vec<Array>& out) {
-            rope(c, layout, out[0].out(), c32.f32(), s32.f32(), positions.data(), rows, rotary, interleaved,
-                 inverse);
-          });
-          const auto expected = reference::rope(layout, x.rounded(), c32.rounded(), s32.rounded(), positions,
-                                                rotary, interleaved, inverse);
-          CHECK(error(y[0].rounded(), expected) < tolerance(type) * 0.5);
-          const auto back = run_kernel({y[0]}, [&](kernels::Context& c, Vec<Array>& out) {
-            rope(c, layout, out[0].out(), c32.f32(), s32.f32(), positions.data(), rows, rotary, interleaved,
-                 !inverse);
-          });
-          CHECK(error(back[0].rounded(), x.rounded()) < tolerance(type));
+    for (const auto [qk, v] : {std::array<int64_t, 2>{24, 24}, {19, 7}, {7, 45}, {96, 64}, {33, 65}})
+      for (const int64_t seq : {1, 37, 150}) {
+        ViewCase c(2, 3, qk, v, 2, seq);
+        check_views(c, type, {}, seed++);
+        check_views(c, type, packed_documents(2, seq, 4), seed++);
+        c.a.window = 21;
+        c.a.dropout = 0.2f;
+        c.a.head_offset = 5;
+        check_views(c, type, packed_documents(2, seq, 5), seed++);
+        c.a.softcap = 0.9f;
+        check_views(c, type, {}, seed++);
+        c.a.window = 0;
+        c.a.dropout = 0;
+        c.a.causal = false;
+        check_views(c, type, {}, seed++);
+      }
+}
+
+TEST_CASE("generation with a cache on separate views; widths of queries and values differ") {
+  uint64_t seed = 1500;
+  for (DType type : kTypes)
+    for (const auto [past, now] : {std::array<int64_t, 2>{0, 9}, {1, 1}, {64, 2}, {100, 70}})
+      for (const auto [qk, v] : {std::array<int64_t, 2>{19, 7}, {33, 65}}) {
+        const ViewCase full(2, 3, qk, v, 2, past + now);
+        const AttentionShape& a = full.a;
+        const int64_t batch = a.batch, capacity = past + now + 3;
+        const Array q(type, random_values(full.q_size, seed++)),
+            kv(type, random_values(full.kv_size, seed++));
+        const reference::Qkv<double> x{gathered(q.rounded(), full.q, 0, batch * a.seq, 2, 3, qk),
+                                       gathered(kv.rounded(), full.kv, 0, batch * a.seq, 2, 1, qk),
+                                       gathered(kv.rounded(), full.kv, qk, batch * a.seq, 2, 1, v)};
+        const auto expected = reference::attention(a, x, {}, {}, nullptr);
+        // All tokens in two steps, the new ones of each sequence gathered.
+        Vec<Array> caches{Array::zeros(type, batch * 2 * capacity * qk, 3),
+                          Array::zeros(type, batch * 2 * capacity * v, 3)};
+        for (const auto [first, count] : {std::array<int64_t, 2>{0, past}, {past, now}}) {
+          if (count == 0) continue;
+          AttentionShape step = a;
+          step.seq = count;
+          const auto of = [&](const Array& all, int64_t width) {
+            const auto values = all.rounded();
+            Vec<double> part;
+            for (int64_t b = 0; b < batch; ++b)
+              part.insert(part.end(), values.begin() + (b * a.seq + first) * width,
+                          values.begin() + (b * a.seq + first + count) * width);
+            return Array(type, part);
+          };
+          const Array q_step = of(q, full.q.token), kv_step = of(kv, full.kv.token);
+          const auto before = static_cast<int32_t>(first);
+          const auto y =
+              run_kernel({Array::zeros(type, batch * count * full.out.token, 99), caches[0], caches[1]},
+                         [&](kernels::Context& c, Vec<Array>& o) {
+                           attention().decode(c, step, view_of(q_step, full.q), view_of(kv_step, full.kv),
+                                              view_of(kv_step, full.kv, qk), o[1].out(), o[2].out(), &before,
+                                              capacity, view_of(o[0], full.out));
+                         });
+          caches = {y[1], y[2]};
+          Vec<double> tail;
+          for (int64_t b = 0; b < batch; ++b)
+            tail.insert(tail.end(), expected.begin() + (b * a.seq + first) * 6 * v,
+                        expected.begin() + (b * a.seq + first + count) * 6 * v);
+          INFO("past=", first, " now=", count, " qk=", qk, " v=", v, " ", text(type));
+          CHECK(error(gathered(y[0].rounded(), full.out, 0, batch * count, 2, 3, v), tail) < tolerance(type));
         }
       }
 }

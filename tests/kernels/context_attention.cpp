@@ -7,7 +7,6 @@ using kernels::AttentionBlock;
 using kernels::AttentionShape;
 using kernels::PositionSegment;
 using kernels::PositionSegments;
-using kernels::QkvLayout;
 
 namespace {
 const kernels::ContextAttention& parts() {
@@ -35,31 +34,27 @@ void put_rows(Vec<double>& x, const Vec<double>& part, const AttentionShape& a,
       for (int64_t i = 0; i < segment.count * width; ++i)
         x[static_cast<size_t>((b * a.seq + segment.begin) * width + i)] += *from++;
 }
-// The keys and values of packed QKV.
-Vec<double> kv_of(const Vec<double>& qkv, const QkvLayout& l) {
-  Vec<double> kv;
-  for (size_t row = 0; row < qkv.size(); row += static_cast<size_t>(l.row()))
-    for (int64_t g = 0; g < l.groups; ++g)
-      for (int64_t i = 0; i < 2 * l.head_dim; ++i) kv.push_back(qkv[row + static_cast<size_t>(l.key(g) + i)]);
-  return kv;
-}
-
+// Queries [tokens][heads][qk_dim]; keys and values [tokens][groups][qk_dim + v_dim].
 void check_shards(const AttentionShape& a, DType type, const Shards& shards, const Vec<int32_t>& documents,
                   uint64_t seed) {
-  INFO("groups=", a.qkv.groups, " heads/group=", a.qkv.heads_per_group, " d=", a.qkv.head_dim,
+  INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " qk=", a.qk_dim, " v=", a.v_dim,
        " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
        " dropout=", a.dropout, " packed=", !documents.empty(), " ranks=", shards.size(), " ", text(type));
-  const int64_t tokens = a.batch * a.seq, heads = a.qkv.heads(), width = heads * a.qkv.head_dim,
-                row = a.qkv.row(), kv_row = a.qkv.groups * 2 * a.qkv.head_dim;
-  const auto qkv = Array(type, random_values(tokens * row, seed)).rounded(),
+  const int64_t tokens = a.batch * a.seq, heads = a.heads(), width = heads * a.v_dim, row = heads * a.qk_dim,
+                kv_row = a.groups * (a.qk_dim + a.v_dim);
+  const kernels::HeadStrides queries = contiguous_heads(a.groups, a.heads_per_group, a.qk_dim),
+                             outputs = contiguous_heads(a.groups, a.heads_per_group, a.v_dim),
+                             keys_values = contiguous_heads(a.groups, 1, a.qk_dim + a.v_dim);
+  const auto q = Array(type, random_values(tokens * row, seed)).rounded(),
+             kv = Array(type, random_values(tokens * kv_row, seed + 2)).rounded(),
              dout = Array(type, random_values(tokens * width, seed + 1)).rounded();
   const auto ids = dropout_rows(tokens);
-  Vec<double> out(static_cast<size_t>(tokens * width)), gradient(qkv.size());
+  Vec<double> out(static_cast<size_t>(tokens * width)), dq_sum(q.size()), dkv_sum(kv.size());
   for (size_t rank = 0; rank < shards.size(); ++rank) {
     AttentionBlock part{a, shards[rank], {}};
     part.shape.seq = part.queries.rows();
     const int64_t mine = a.batch * part.shape.seq;
-    const Array my_qkv(type, rows_of(qkv, a, shards[rank], row)),
+    const Array my_q(type, rows_of(q, a, shards[rank], row)),
         my_dout(type, rows_of(dout, a, shards[rank], width));
     const auto my_ids = rows_of(ids, a, shards[rank], 1);
     const auto my_documents = documents.empty() ? Vec<int32_t>() : rows_of(documents, a, shards[rank], 1);
@@ -69,40 +64,50 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     // As in a ring: the own keys first, then those of the rank before.
     for (size_t step = 0; step < shards.size(); ++step) {
       part.keys = shards[(rank + shards.size() - step) % shards.size()];
-      const Array kv(type, kv_of(rows_of(qkv, a, part.keys, row), a.qkv));
+      const Array from(type, rows_of(kv, a, part.keys, kv_row));
       if (step > 0 && !part.sees_anything()) continue;
       y = run_kernel(y, [&](kernels::Context& c, Vec<Array>& o) {
-        parts().forward(c, part, my_qkv, kv, document_start, dropout_row, step > 0, o[0].f32(), o[1].f32());
+        parts().forward(c, part, view_of(my_q, queries), view_of(from, keys_values),
+                        view_of(from, keys_values, a.qk_dim), document_start, dropout_row, step > 0,
+                        view_of(o[0], outputs), o[1].f32());
       });
     }
     put_rows(out, y[0].rounded(), a, shards[rank], width);
     const Array saved(type, y[0].rounded());
-    Array lse = y[1], dqkv = Array::zeros(DType::f32, mine * row);
+    Array lse = y[1], dq = Array::zeros(DType::f32, mine * row);
     for (const PositionSegments& keys : shards) {
       part.keys = keys;
-      const Array kv(type, kv_of(rows_of(qkv, a, keys, row), a.qkv));
-      const auto g = run_kernel({dqkv, Array::zeros(DType::f32, a.batch * keys.rows() * kv_row, NAN)},
-                                [&](kernels::Context& c, Vec<Array>& o) {
-                                  parts().backward(c, part, my_qkv, kv, saved, lse.f32(), my_dout,
-                                                   document_start, dropout_row, o[0].f32(), o[1].f32());
-                                });
-      dqkv = g[0];
+      const Array from(type, rows_of(kv, a, keys, kv_row));
+      const auto g = run_kernel(
+          {dq, Array::zeros(DType::f32, a.batch * keys.rows() * kv_row, NAN)},
+          [&](kernels::Context& c, Vec<Array>& o) {
+            parts().backward(c, part, view_of(my_q, queries), view_of(from, keys_values),
+                             view_of(from, keys_values, a.qk_dim), view_of(saved, outputs), lse.f32(),
+                             view_of(my_dout, outputs), document_start, dropout_row, view_of(o[0], queries),
+                             view_of(o[1], keys_values), view_of(o[1], keys_values, a.qk_dim));
+          });
+      dq = g[0];
       const auto dkv = g[1].rounded();
       if (!part.sees_anything()) CHECK(std::all_of(dkv.begin(), dkv.end(), [](double v) { return v == 0; }));
-      // Their key and value heads among those of packed QKV.
-      Vec<double> spread(static_cast<size_t>(a.batch * keys.rows() * row));
-      size_t from = 0;
-      for (int64_t t = 0; t < a.batch * keys.rows(); ++t)
-        for (int64_t group = 0; group < a.qkv.groups; ++group)
-          for (int64_t i = 0; i < 2 * a.qkv.head_dim; ++i)
-            spread[static_cast<size_t>(t * row + a.qkv.key(group) + i)] = dkv[from++];
-      put_rows(gradient, spread, a, keys, row);
+      put_rows(dkv_sum, dkv, a, keys, kv_row);
     }
-    put_rows(gradient, dqkv.rounded(), a, shards[rank], row);
+    put_rows(dq_sum, dq.rounded(), a, shards[rank], row);
   }
-  CHECK(error(out, reference::attention(a, qkv, documents, ids, nullptr)) < 1e-5);
-  CHECK(error(gradient, reference::attention_gradient(a, qkv, dout, documents, ids)) <
-        (type == DType::f32 ? 2e-5 : 2 * tolerance(type)));
+  // Keys and values of all rows, one behind the other.
+  const auto columns = [&](const Vec<double>& x, int64_t first, int64_t count) {
+    Vec<double> result;
+    for (size_t head = 0; head < x.size(); head += static_cast<size_t>(a.qk_dim + a.v_dim)) {
+      const auto begin = x.begin() + static_cast<int64_t>(head) + first;
+      result.insert(result.end(), begin, begin + count);
+    }
+    return result;
+  };
+  const reference::Qkv<double> x{q, columns(kv, 0, a.qk_dim), columns(kv, a.qk_dim, a.v_dim)};
+  const double allowed = type == DType::f32 ? 2e-5 : 2 * tolerance(type);
+  const auto gradient = reference::attention_gradient(a, x, dout, documents, ids);
+  CHECK(error(out, reference::attention(a, x, documents, ids, nullptr)) < 1e-5);
+  const auto k_sum = columns(dkv_sum, 0, a.qk_dim), v_sum = columns(dkv_sum, a.qk_dim, a.v_dim);
+  CHECK(error(reference::joined({dq_sum, k_sum, v_sum}), reference::joined(gradient)) < allowed);
 }
 
 // Chunks r and 2 ranks - 1 - r of 2 ranks equal ones.
@@ -132,6 +137,8 @@ TEST_CASE("shards of a sequence give the attention of the full sequence: load-ba
         check_shards(a, type, balanced(ranks, seq), {}, seed++);
       }
       a.softcap = 0.8f;
+      check_shards(a, type, balanced(ranks, seq), {}, seed++);
+      a.v_dim = 11;  // narrower values than keys
       check_shards(a, type, balanced(ranks, seq), {}, seed++);
     }
 }

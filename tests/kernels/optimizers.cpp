@@ -211,10 +211,8 @@ TEST_CASE("fp8 moments: codes, scales and their values; ranges and padding") {
       Vec<float> scales(static_cast<size_t>(blocks)), decoded(static_cast<size_t>(n), 7.0f);
       Vec<float> x;
       for (const double v : values.rounded()) x.push_back(static_cast<float>(root ? v * v : v));
-      ThreadPool pool(3);
-      kernels::Context c;
-      c.pool = &pool;
-      c.prepare(3);
+      const Launch launch(3);
+      kernels::Context& c = launch.context();
       optimizers().encode_moment(c, table_of(ranges), count(ranges), root, x.data(), 0, n, codes.data(),
                                  scales.data());
       optimizers().decode_moment(c, table_of(ranges), count(ranges), root, codes.data(), scales.data(), 0, n,

@@ -10,11 +10,13 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "kernels/activation.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/common/dropout.hpp"
+#include "kernels/decoding.hpp"
 #include "kernels/gemm.hpp"
 #include "kernels/norm.hpp"
 
@@ -165,31 +167,95 @@ S capped(S logit, double cap) {
   return cap > 0 ? cap * std::tanh(logit / cap) : logit;
 }
 
-// lse may be null. Masked queries give 0 and -infinity.
+// Queries [tokens][heads][qk_dim], keys [tokens][groups][qk_dim], values [tokens][groups][v_dim].
 template <class S>
-Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<int32_t>& document_start,
-                 const Vec<int64_t>& dropout_rows, Vec<double>* lse) {
-  const auto& l = a.qkv;
-  const int64_t heads = l.heads(), d = l.head_dim;
-  Vec<S> out(static_cast<size_t>(a.batch * a.seq * heads * d));
-  if (lse)
-    lse->assign(static_cast<size_t>(a.batch * heads * a.seq), -std::numeric_limits<double>::infinity());
-  const uint32_t threshold = kernels::dropout_threshold(a.dropout);
+struct Qkv {
+  Vec<S> q, k, v;
+};
+inline kernels::QkvLayout packed_layout(const kernels::AttentionShape& a) {
+  return {a.groups, a.heads_per_group, a.qk_dim};
+}
+template <class S>
+Qkv<S> unpacked(const kernels::AttentionShape& a, const Vec<S>& packed) {
+  const auto l = packed_layout(a);
+  Qkv<S> x;
+  for (int64_t row = 0; row < a.batch * a.seq; ++row) {
+    const auto append = [&](Vec<S>& to, int64_t at) {
+      to.insert(to.end(), packed.begin() + row * l.row() + at,
+                packed.begin() + row * l.row() + at + l.head_dim);
+    };
+    for (int64_t h = 0; h < l.heads(); ++h) append(x.q, l.query(h));
+    for (int64_t g = 0; g < l.groups; ++g) append(x.k, l.key(g)), append(x.v, l.value(g));
+  }
+  return x;
+}
+template <class S>
+Vec<S> packed(const kernels::AttentionShape& a, const Qkv<S>& x) {
+  const auto l = packed_layout(a);
+  const int64_t d = l.head_dim;
+  Vec<S> result(static_cast<size_t>(a.batch * a.seq * l.row()));
+  for (int64_t row = 0; row < a.batch * a.seq; ++row) {
+    const auto copy = [&](const Vec<S>& from, int64_t head, int64_t at) {
+      std::copy_n(from.begin() + head * d, d, result.begin() + row * l.row() + at);
+    };
+    for (int64_t h = 0; h < l.heads(); ++h) copy(x.q, row * l.heads() + h, l.query(h));
+    for (int64_t g = 0; g < l.groups; ++g) {
+      copy(x.k, row * l.groups + g, l.key(g));
+      copy(x.v, row * l.groups + g, l.value(g));
+    }
+  }
+  return result;
+}
+
+// Queries, keys and values one behind the other, for an error relative to all of them: without visible
+// neighbors, the gradients of queries and keys are rounding errors alone.
+inline Vec<double> joined(const Qkv<double>& x) {
+  Vec<double> all = x.q;
+  all.insert(all.end(), x.k.begin(), x.k.end());
+  all.insert(all.end(), x.v.begin(), x.v.end());
+  return all;
+}
+
+// Calls body(b, head, query, row of the query, first key, end of the keys) where keys are visible.
+template <class Body>
+void for_visible(const kernels::AttentionShape& a, const Vec<int32_t>& document_start, Body&& body) {
   for (int64_t b = 0; b < a.batch; ++b)
-    for (int64_t h = 0; h < heads; ++h)
+    for (int64_t h = 0; h < a.heads(); ++h)
       for (int64_t i = 0; i < a.seq; ++i) {
-        const int64_t row = b * a.seq + i, group = h / l.heads_per_group;
+        const int64_t row = b * a.seq + i;
         int64_t low = document_start.empty() ? 0 : document_start[static_cast<size_t>(row)];
         if (a.window > 0) low = std::max(low, i - a.window + 1);
         const int64_t high = a.causal ? i + 1 : a.seq;
-        if (low >= high) continue;
-        const S* q = qkv.data() + row * l.row() + l.query(h);
+        if (low < high) body(b, h, i, row, low, high);
+      }
+}
+// 0, or what keeps the expectation.
+inline double dropout_factor(const kernels::AttentionShape& a, const Vec<int64_t>& dropout_rows, int64_t row,
+                             int64_t head, int64_t key) {
+  if (a.dropout <= 0) return 1;
+  return kernels::keep_attention(a.dropout_key, dropout_rows[static_cast<size_t>(row)], a.head_offset + head,
+                                 key, kernels::dropout_threshold(a.dropout))
+             ? 1.0 / (1.0 - static_cast<double>(a.dropout))
+             : 0.0;
+}
+
+// lse may be null. Masked queries give 0 and -infinity.
+template <class S>
+Vec<S> attention(const kernels::AttentionShape& a, const Qkv<S>& x, const Vec<int32_t>& document_start,
+                 const Vec<int64_t>& dropout_rows, Vec<double>* lse) {
+  Vec<S> out(static_cast<size_t>(a.batch * a.seq * a.heads() * a.v_dim));
+  if (lse)
+    lse->assign(static_cast<size_t>(a.batch * a.heads() * a.seq), -std::numeric_limits<double>::infinity());
+  for_visible(
+      a, document_start, [&](int64_t b, int64_t h, int64_t i, int64_t row, int64_t low, int64_t high) {
+        const int64_t group = h / a.heads_per_group;
+        const S* q = x.q.data() + (row * a.heads() + h) * a.qk_dim;
         Vec<S> p(static_cast<size_t>(high - low));
         double highest = -std::numeric_limits<double>::infinity();
         for (int64_t j = low; j < high; ++j) {
-          const S* k = qkv.data() + (b * a.seq + j) * l.row() + l.key(group);
+          const S* k = x.k.data() + ((b * a.seq + j) * a.groups + group) * a.qk_dim;
           S dot{};
-          for (int64_t e = 0; e < d; ++e) dot += q[e] * k[e];
+          for (int64_t e = 0; e < a.qk_dim; ++e) dot += q[e] * k[e];
           p[static_cast<size_t>(j - low)] = capped(dot * static_cast<double>(a.scale), a.softcap);
           highest = std::max(highest, real(p[static_cast<size_t>(j - low)]));
         }
@@ -198,79 +264,71 @@ Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<
           value = std::exp(value - highest);
           sum += value;
         }
-        if (lse) (*lse)[static_cast<size_t>((b * heads + h) * a.seq + i)] = highest + std::log(real(sum));
+        if (lse) (*lse)[static_cast<size_t>((b * a.heads() + h) * a.seq + i)] = highest + std::log(real(sum));
         for (int64_t j = low; j < high; ++j) {
-          S weight = p[static_cast<size_t>(j - low)] / sum;
-          if (a.dropout > 0)
-            weight *= kernels::keep_attention(a.dropout_key, dropout_rows[static_cast<size_t>(row)],
-                                              a.head_offset + h, j, threshold)
-                          ? 1.0 / (1.0 - static_cast<double>(a.dropout))
-                          : 0.0;
-          const S* v = qkv.data() + (b * a.seq + j) * l.row() + l.value(group);
-          for (int64_t e = 0; e < d; ++e)
-            out[static_cast<size_t>(row * heads * d + h * d + e)] += weight * v[e];
+          const S weight = p[static_cast<size_t>(j - low)] / sum * dropout_factor(a, dropout_rows, row, h, j);
+          const S* v = x.v.data() + ((b * a.seq + j) * a.groups + group) * a.v_dim;
+          for (int64_t e = 0; e < a.v_dim; ++e)
+            out[static_cast<size_t>((row * a.heads() + h) * a.v_dim + e)] += weight * v[e];
         }
-      }
+      });
   return out;
 }
+template <class S>
+Vec<S> attention(const kernels::AttentionShape& a, const Vec<S>& qkv, const Vec<int32_t>& document_start,
+                 const Vec<int64_t>& dropout_rows, Vec<double>* lse) {
+  return attention(a, unpacked(a, qkv), document_start, dropout_rows, lse);
+}
 
-// The gradient of sum(dout * attention(qkv)) by the analytic formulas in double: complex step costs one
-// forward pass an element, which only tiny shapes can afford (tests/kernels/attention.cpp checks this
-// function against it).
+// The gradient of sum(dout * attention(x)) by the analytic formulas in double: complex step costs one forward
+// pass an element, which only tiny shapes can afford (tests/kernels/attention.cpp checks this function
+// against it).
+inline Qkv<double> attention_gradient(const kernels::AttentionShape& a, const Qkv<double>& x,
+                                      const Vec<double>& dout, const Vec<int32_t>& document_start,
+                                      const Vec<int64_t>& dropout_rows) {
+  Qkv<double> grad{Vec<double>(x.q.size()), Vec<double>(x.k.size()), Vec<double>(x.v.size())};
+  for_visible(a, document_start, [&](int64_t b, int64_t h, int64_t, int64_t row, int64_t low, int64_t high) {
+    const auto q_at = static_cast<size_t>((row * a.heads() + h) * a.qk_dim),
+               out_at = static_cast<size_t>((row * a.heads() + h) * a.v_dim);
+    const auto qk = static_cast<size_t>(a.qk_dim), width = static_cast<size_t>(a.v_dim),
+               n = static_cast<size_t>(high - low);
+    const auto head_of = [&](size_t j) {  // of key low + j, among key and value heads
+      return static_cast<size_t>((b * a.seq + low) * a.groups + h / a.heads_per_group) +
+             j * static_cast<size_t>(a.groups);
+    };
+    Vec<double> p(n), dp(n), slope(n, 1.0);
+    double highest = -std::numeric_limits<double>::infinity(), sum = 0, inner = 0;
+    for (size_t j = 0; j < n; ++j) {
+      for (size_t e = 0; e < qk; ++e) p[j] += x.q[q_at + e] * x.k[head_of(j) * qk + e];
+      p[j] = capped(p[j] * static_cast<double>(a.scale), a.softcap);
+      if (a.softcap > 0) slope[j] = 1 - p[j] * p[j] / (double{a.softcap} * double{a.softcap});
+      highest = std::max(highest, p[j]);
+    }
+    for (double& value : p) sum += value = std::exp(value - highest);
+    for (size_t j = 0; j < n; ++j) {
+      p[j] /= sum;
+      const double keep = dropout_factor(a, dropout_rows, row, h, low + static_cast<int64_t>(j));
+      for (size_t e = 0; e < width; ++e) {
+        const double g = dout[out_at + e];
+        dp[j] += keep * g * x.v[head_of(j) * width + e];
+        grad.v[head_of(j) * width + e] += p[j] * keep * g;
+      }
+      inner += p[j] * dp[j];
+    }
+    for (size_t j = 0; j < n; ++j) {
+      const double ds = p[j] * (dp[j] - inner) * slope[j] * static_cast<double>(a.scale);
+      for (size_t e = 0; e < qk; ++e) {
+        grad.q[q_at + e] += ds * x.k[head_of(j) * qk + e];
+        grad.k[head_of(j) * qk + e] += ds * x.q[q_at + e];
+      }
+    }
+  });
+  return grad;
+}
 inline Vec<double> attention_gradient(const kernels::AttentionShape& a, const Vec<double>& qkv,
                                       const Vec<double>& dout, const Vec<int32_t>& document_start,
                                       const Vec<int64_t>& dropout_rows) {
-  const auto& l = a.qkv;
-  const int64_t heads = l.heads(), d = l.head_dim;
-  Vec<double> grad(qkv.size());
-  const uint32_t threshold = kernels::dropout_threshold(a.dropout);
-  for (int64_t b = 0; b < a.batch; ++b)
-    for (int64_t h = 0; h < heads; ++h)
-      for (int64_t i = 0; i < a.seq; ++i) {
-        const int64_t row = b * a.seq + i, group = h / l.heads_per_group;
-        int64_t low = document_start.empty() ? 0 : document_start[static_cast<size_t>(row)];
-        if (a.window > 0) low = std::max(low, i - a.window + 1);
-        const int64_t high = a.causal ? i + 1 : a.seq;
-        if (low >= high) continue;
-        const int64_t q_at = row * l.row() + l.query(h);
-        const auto n = static_cast<size_t>(high - low);
-        Vec<double> p(n), dp(n), keep(n, 1.0), slope(n, 1.0);
-        double highest = -std::numeric_limits<double>::infinity(), sum = 0, inner = 0;
-        for (size_t j = 0; j < n; ++j) {
-          const int64_t key_row = (b * a.seq + low + static_cast<int64_t>(j)) * l.row();
-          for (int64_t e = 0; e < d; ++e)
-            p[j] += qkv[static_cast<size_t>(q_at + e)] * qkv[static_cast<size_t>(key_row + l.key(group) + e)];
-          p[j] = capped(p[j] * static_cast<double>(a.scale), a.softcap);
-          if (a.softcap > 0) slope[j] = 1 - p[j] * p[j] / (double{a.softcap} * double{a.softcap});
-          highest = std::max(highest, p[j]);
-        }
-        for (double& value : p) sum += value = std::exp(value - highest);
-        for (size_t j = 0; j < n; ++j) {
-          p[j] /= sum;
-          const int64_t key = low + static_cast<int64_t>(j),
-                        value_at = (b * a.seq + key) * l.row() + l.value(group);
-          if (a.dropout > 0)
-            keep[j] = kernels::keep_attention(a.dropout_key, dropout_rows[static_cast<size_t>(row)],
-                                              a.head_offset + h, key, threshold)
-                          ? 1.0 / (1.0 - static_cast<double>(a.dropout))
-                          : 0.0;
-          for (int64_t e = 0; e < d; ++e) {
-            const double g = dout[static_cast<size_t>(row * heads * d + h * d + e)];
-            dp[j] += keep[j] * g * qkv[static_cast<size_t>(value_at + e)];
-            grad[static_cast<size_t>(value_at + e)] += p[j] * keep[j] * g;
-          }
-          inner += p[j] * dp[j];
-        }
-        for (size_t j = 0; j < n; ++j) {
-          const double ds = p[j] * (dp[j] - inner) * slope[j] * static_cast<double>(a.scale);
-          const int64_t k_at = (b * a.seq + low + static_cast<int64_t>(j)) * l.row() + l.key(group);
-          for (int64_t e = 0; e < d; ++e) {
-            grad[static_cast<size_t>(q_at + e)] += ds * qkv[static_cast<size_t>(k_at + e)];
-            grad[static_cast<size_t>(k_at + e)] += ds * qkv[static_cast<size_t>(q_at + e)];
-          }
-        }
-      }
-  return grad;
+  return packed(a, attention_gradient(a, unpacked(a, qkv), dout, document_start, dropout_rows));
 }
 
 // ---- cross-entropy: per-row negative log-likelihood, log of the sum of exponentials minus the label's logit
@@ -287,6 +345,27 @@ Vec<S> cross_entropy(const Vec<S>& logits, const Vec<int32_t>& labels, int64_t c
     loss[r] = std::log(sum) + highest - row[labels[r]];
   }
   return loss;
+}
+
+// ---- sampling: one draw by a full sort and the definition of the distribution function
+
+inline int32_t draw(const Vec<double>& logits, const kernels::SamplingOptions& options, int64_t position) {
+  Vec<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  if (options.temperature == 0) return static_cast<int32_t>(order[0]);
+  if (options.top_k > 0) order.resize(std::min(order.size(), static_cast<size_t>(options.top_k)));
+  Vec<double> p;
+  double sum = 0, mass = 0, below = 0;
+  for (const size_t i : order)
+    sum += p.emplace_back(std::exp((logits[i] - logits[order[0]]) / options.temperature));
+  size_t count = 0;
+  while (count < p.size() && (options.top_p == 1 || mass < options.top_p * sum)) mass += p[count++];
+  PhiloxSequence random(philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(position)));
+  const double target = random.uniform() * mass;
+  for (size_t i = 0; i < count; ++i)
+    if ((below += p[i]) > target) return static_cast<int32_t>(order[i]);
+  return static_cast<int32_t>(order[count - 1]);
 }
 
 }  // namespace capstan::reference

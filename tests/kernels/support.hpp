@@ -182,13 +182,39 @@ inline double error(const Vec<double>& value, const Vec<double>& expected) {
 inline kernels::AttentionShape attention_shape(int64_t groups, int64_t per_group, int64_t head_dim,
                                                int64_t batch, int64_t seq) {
   kernels::AttentionShape a;
-  a.qkv = {groups, per_group, head_dim};
+  a.groups = groups;
+  a.heads_per_group = per_group;
+  a.qk_dim = a.v_dim = head_dim;
   a.batch = batch;
   a.seq = seq;
   a.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(head_dim)));
   a.dropout_key = philox_key(5, purpose::attention_dropout, 3);
   return a;
 }
+
+// The heads that begin at element `first` of an array.
+inline kernels::HeadsIn view_of(const Array& x, kernels::HeadStrides strides, int64_t first = 0) {
+  const kernels::In all = x;
+  return {{all.as<std::byte>() + first * size_of(all.dtype), all.dtype}, strides};
+}
+inline kernels::HeadsOut view_of(Array& x, kernels::HeadStrides strides, int64_t first = 0) {
+  const kernels::Out all = x.out();
+  return {{all.as<std::byte>() + first * size_of(all.dtype), all.dtype}, strides};
+}
+// Heads of a contiguous [tokens, groups, heads_per_group, width].
+inline kernels::HeadStrides contiguous_heads(int64_t groups, int64_t heads_per_group, int64_t width) {
+  return {groups * heads_per_group * width, heads_per_group * width, width};
+}
+// Packed QKV of an attention shape, as views.
+template <class A>
+struct PackedViews {
+  using Heads = decltype(view_of(std::declval<A&>(), kernels::HeadStrides()));
+  Heads q, k, v;
+  PackedViews(A& x, const kernels::QkvLayout& l)
+      : q(view_of(x, l.strides())),
+        k(view_of(x, l.strides(), l.key(0))),
+        v(view_of(x, l.strides(), l.value(0))) {}
+};
 
 inline const char* text(DType dtype) {
   return dtype == DType::f32 ? "fp32" : "bf16";

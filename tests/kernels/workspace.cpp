@@ -39,12 +39,13 @@ void add_gemms(std::vector<Case>& cases) {
             s.lda = s.trans_a ? m : k, s.ldb = s.trans_b ? k : n, s.ldc = n;
             const WorkspaceSize need = gemm.run_workspace(s, in, out, alpha, 1.0f);
             if (need.total(1) == 0) continue;
-            cases.push_back(
-                {"gemm",
-                 need,
-                 {unset(out, m * n)},
-                 [=, &gemm, a = noise(in, m * k), b = noise(in, n * k, 2)](
-                     kernels::Context& c, Vec<Array>& y) { gemm.run(c, s, a, b, y[0].out(), alpha, 1.0f); }});
+            cases.push_back({"gemm",
+                             need,
+                             {unset(out, m * n)},
+                             [=, &gemm, a = noise(in, m * k), b = noise(in, n * k, 2)](kernels::Context& c,
+                                                                                       Vec<Array>& y) {
+                               gemm.run(c, s, kernels::In(a), kernels::In(b), y[0].out(), alpha, 1.0f, {});
+                             }});
           }
   for (const auto [rows, cols] : {std::array<int64_t, 2>{3, 5}, {1000, 37}, {5000, 64}})
     cases.push_back({"column_sum",
@@ -59,33 +60,43 @@ void add_attention(std::vector<Case>& cases) {
   const auto& attention = *kernels::cpu_table().attention;
   for (const DType type : kTypes)
     for (const int64_t seq : {1, 33, 150}) {
-      kernels::AttentionShape a = attention_shape(2, 2, 24, 2, seq);
-      const int64_t tokens = a.batch * seq, width = a.qkv.heads() * 24, row = a.qkv.row();
+      const kernels::AttentionShape a = attention_shape(2, 2, 24, 2, seq);
+      const kernels::QkvLayout layout{2, 2, 24};
+      const kernels::HeadStrides heads = contiguous_heads(2, 2, 24);
+      const int64_t tokens = a.batch * seq, width = layout.heads() * 24, row = layout.row();
       const Array qkv = noise(type, tokens * row);
       cases.push_back({"attention forward",
                        attention.forward_workspace(a, type),
-                       {unset(type, tokens * width), unset(DType::f32, tokens * a.qkv.heads())},
+                       {unset(type, tokens * width), unset(DType::f32, tokens * layout.heads())},
                        [=, &attention](kernels::Context& c, Vec<Array>& y) {
-                         attention.forward(c, a, qkv, nullptr, nullptr, y[0].out(), y[1].f32());
+                         const PackedViews x(qkv, layout);
+                         attention.forward(c, a, x.q, x.k, x.v, {}, nullptr, view_of(y[0], heads),
+                                           y[1].f32());
                        }});
       cases.push_back(
           {"attention backward",
            attention.backward_workspace(a, type),
            {unset(type, tokens * row)},
            [=, &attention, out = noise(type, tokens * width, 2),
-            lse = noise(DType::f32, tokens * a.qkv.heads(), 3)](kernels::Context& c, Vec<Array>& y) {
+            lse = noise(DType::f32, tokens * layout.heads(), 3)](kernels::Context& c, Vec<Array>& y) {
              Array sums = lse;
-             attention.backward(c, a, qkv, out, sums.f32(), out, nullptr, nullptr, y[0].out());
+             const PackedViews x(qkv, layout);
+             const PackedViews dx(y[0], layout);
+             attention.backward(c, a, x.q, x.k, x.v, view_of(out, heads), sums.f32(), view_of(out, heads), {},
+                                nullptr, dx.q, dx.k, dx.v);
            }});
-      const int64_t past = 40, capacity = past + seq + 3, cache = a.batch * 2 * capacity * 24;
-      cases.push_back({"attention decode",
-                       attention.decode_workspace(a, type, type, past),
-                       {unset(type, tokens * width)},
-                       [=, &attention, k = noise(type, cache, 4), v = noise(type, cache, 5)](
-                           kernels::Context& c, Vec<Array>& y) {
-                         Array keys = k, values = v;
-                         attention.decode(c, a, qkv, keys.out(), values.out(), past, capacity, y[0].out());
-                       }});
+      for (const int32_t past : {0, 40}) {
+        // Full, and with room that this step does not use.
+        const int64_t capacity = 40 + seq, cache = a.batch * 2 * capacity * 24;
+        cases.push_back({"attention decode",
+                         attention.decode_workspace(a, type, capacity),
+                         {unset(type, tokens * width), noise(type, cache, 4), noise(type, cache, 5)},
+                         [=, &attention](kernels::Context& c, Vec<Array>& y) {
+                           const PackedViews x(qkv, layout);
+                           attention.decode(c, a, x.q, x.k, x.v, y[1].out(), y[2].out(), &past, capacity,
+                                            view_of(y[0], heads));
+                         }});
+      }
     }
 }
 
@@ -93,26 +104,73 @@ void add_context_attention(std::vector<Case>& cases) {
   const auto& attention = *kernels::cpu_table().context_attention;
   kernels::AttentionBlock block;
   block.shape = attention_shape(2, 2, 24, 2, 80);
+  block.shape.v_dim = 19;
   block.queries.segments = {{{0, 30}, {90, 50}}};
   block.keys.segments = {{{0, 37}, {60, 20}}};
-  const int64_t queries = 2 * 80, keys = 2 * 57, width = 4 * 24, row = block.shape.qkv.row(),
-                kv_row = block.kv().row();
-  const Array qkv = noise(DType::f32, queries * row), kv = noise(DType::f32, keys * kv_row, 2);
+  const int64_t queries = 2 * 80, keys = 2 * 57;
+  const kernels::HeadStrides of_q = contiguous_heads(2, 2, 24), of_out = contiguous_heads(2, 2, 19),
+                             of_kv = contiguous_heads(2, 1, 24 + 19);
+  const Array q = noise(DType::f32, queries * of_q.token), kv = noise(DType::f32, keys * of_kv.token, 2);
   cases.push_back({"context_attention forward",
                    attention.forward_workspace(block),
-                   {unset(DType::f32, queries * width), unset(DType::f32, queries * 4)},
+                   {unset(DType::f32, queries * of_out.token), unset(DType::f32, queries * 4)},
                    [=, &attention](kernels::Context& c, Vec<Array>& y) {
-                     attention.forward(c, block, qkv, kv, nullptr, nullptr, false, y[0].f32(), y[1].f32());
+                     attention.forward(c, block, view_of(q, of_q), view_of(kv, of_kv), view_of(kv, of_kv, 24),
+                                       nullptr, nullptr, false, view_of(y[0], of_out), y[1].f32());
                    }});
   cases.push_back({"context_attention backward",
                    attention.backward_workspace(block),
-                   {unset(DType::f32, queries * row), unset(DType::f32, keys * kv_row)},
-                   [=, &attention, out = noise(DType::f32, queries * width, 3),
+                   {unset(DType::f32, queries * of_q.token), unset(DType::f32, keys * of_kv.token)},
+                   [=, &attention, out = noise(DType::f32, queries * of_out.token, 3),
                     lse = noise(DType::f32, queries * 4, 4)](kernels::Context& c, Vec<Array>& y) {
                      Array sums = lse;
-                     attention.backward(c, block, qkv, kv, out, sums.f32(), out, nullptr, nullptr, y[0].f32(),
-                                        y[1].f32());
+                     attention.backward(c, block, view_of(q, of_q), view_of(kv, of_kv),
+                                        view_of(kv, of_kv, 24), view_of(out, of_out), sums.f32(),
+                                        view_of(out, of_out), nullptr, nullptr, view_of(y[0], of_q),
+                                        view_of(y[1], of_kv), view_of(y[1], of_kv, 24));
                    }});
+}
+
+void add_rope(std::vector<Case>& cases) {
+  const auto& rope = *kernels::cpu_table().rope;
+  for (const int64_t rows : {1, 900}) {
+    const kernels::QkvLayout layout{2, 2, 20};
+    const kernels::RopeShape shape{.rows = rows,
+                                   .groups = 2,
+                                   .heads_per_group = 2,
+                                   .head_dim = 20,
+                                   .norm = kernels::QkNorm::rms,
+                                   .eps = 1e-5f};
+    const Array qkv = noise(DType::f32, rows * layout.row()),
+                dqkv = noise(DType::f32, rows * layout.row(), 2), gamma = noise(DType::f32, 20, 3);
+    cases.push_back({"rope backward",
+                     rope.backward_workspace(shape, true),
+                     {unset(DType::f32, rows * layout.row()), unset(DType::f32, 20)},
+                     [=, &rope](kernels::Context& c, Vec<Array>& y) {
+                       const PackedViews x(qkv, layout), dy(dqkv, layout);
+                       const PackedViews dx(y[0], layout);
+                       rope.backward(c, shape, dy.q, dy.k, x.q, x.k, {}, {.q_gamma = gamma, .k_gamma = gamma},
+                                     dx.q, dx.k, {.k_gamma = y[1].f32()});
+                     }});
+  }
+}
+
+void add_decoding(std::vector<Case>& cases) {
+  const auto& decoding = *kernels::cpu_table().decoding;
+  const int64_t rows = 5, cols = 117;
+  for (const int64_t top_k : {0, 7}) {
+    const kernels::SamplingOptions options{.top_k = top_k};
+    cases.push_back(
+        {"sample",
+         decoding.sample_workspace(options, rows, cols),
+         {unset(DType::f32, rows)},
+         [=, &decoding, logits = noise(DType::f32, rows * cols)](kernels::Context& c, Vec<Array>& y) {
+           Array x = logits;
+           const int32_t position = 3;
+           decoding.sample(c, options, x.f32(), rows, cols, cols, &position,
+                           reinterpret_cast<int32_t*>(y[0].f32()));
+         }});
+  }
 }
 
 void add_norms(std::vector<Case>& cases) {
@@ -269,8 +327,8 @@ void add_optimizers(std::vector<Case>& cases) {
   cases.push_back(
       {"adam", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
          Array g = gradient, m = moment, v = Array::zeros(DType::f32, n, 1);
-         optimizers.adam(c, {.scale = {.lr = 1}, .eps = 1}, table(), count, g.f32(), y[0].f32(), m.f32(),
-                         v.f32(), {});
+         optimizers.adam(c, {.scale = {.lr = 1}, .eps = 1}, table(), count, g.f32(), y[0].out(), m.out(),
+                         nullptr, v.out(), nullptr, {});
        }});
   cases.push_back(
       {"sgd", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
@@ -287,8 +345,7 @@ void add_optimizers(std::vector<Case>& cases) {
                    optimizers.sum_of_squares_workspace(count, elements),
                    {unset(DType::f32, 2)},
                    [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
-                     Array g = gradient;
-                     optimizers.sum_of_squares(c, table(), count, g.f32(),
+                     optimizers.sum_of_squares(c, table(), count, gradient,
                                                reinterpret_cast<double*>(y[0].f32()), false);
                    }});
   cases.push_back({"count_zeros",
@@ -306,6 +363,8 @@ std::vector<Case> all_cases() {
   add_gemms(cases);
   add_attention(cases);
   add_context_attention(cases);
+  add_rope(cases);
+  add_decoding(cases);
   add_norms(cases);
   add_rows(cases);
   add_adapters(cases);

@@ -247,7 +247,7 @@ TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward
         Tape tape(context, Tape::Mode::inference);
         full = model->all_logits(tape, upload(*device, batch, seq, data)).to_floats();
       }
-      models::KvCache cache = model->make_cache(batch, seq);
+      models::KvCache cache = model->make_cache(*device, batch, seq);
       for (const int64_t count : {9, 1, 1, 4, 1, 5}) {  // a prompt, then tokens one by one and a few at once
         std::vector<int32_t> tokens;
         for (int64_t b = 0; b < batch; ++b)
@@ -270,7 +270,45 @@ TEST_CASE_TEMPLATE("generation with a cache gives the logits of the full forward
       const Tensor more = Tensor::from_host<int32_t>(*device, {batch, 1}, std::vector<int32_t>{1, 2});
       CHECK_THROWS_AS((void)model->next_logits(tape, more, cache), Error);
     }
-  CHECK_THROWS_AS((void)models::build(tiny_gpt2())->make_cache(1, 30), Error);  // 29 learned positions
+  CHECK_THROWS_AS((void)models::build(tiny_gpt2())->make_cache(*D::make(1), 1, 30),
+                  Error);  // 29 learned positions
+}
+
+TEST_CASE("a generation needs no value of the host from one token to the next") {
+  for (const config::ModelConfig& c : {tiny_gpt2(), tiny_llama()}) {
+    const auto model = models::build(c);
+    const kernels::SamplingOptions sampling{.temperature = 0.8, .top_k = 40, .top_p = 0.95, .seed = 3};
+    std::vector<int32_t> first;
+    const auto run = [&](Device& device, bool looks) {
+      SimpleStore store(device, model->parameters());
+      store.initialize(model->parameters(), 3);
+      StepContext context{device, store};
+      models::KvCache cache = model->make_cache(device, 2, 20);
+      Tensor tokens = Tensor::from_host<int32_t>(device, {6}, std::vector<int32_t>{5, 1, 9, 8, 2, 77});
+      std::vector<Tensor> drawn;
+      const auto idle = [&] { return device.record(Queue::compute)->done(); };
+      device.synchronize();
+      for (int step = 0; step < 8; ++step) {
+        Tape tape(context, Tape::Mode::inference);
+        const Tensor logits = model->next_logits(tape, tokens, cache);
+        tokens = ops::sample_tokens(logits, 131, sampling, cache.past_on_device);
+        if (looks) device.synchronize();
+        drawn.push_back(tokens);
+      }
+      if (device.queues_work() && !looks) CHECK(!idle());
+      CHECK(cache.past == 10);
+      CHECK(cache.past_on_device.to_host<int32_t>() == std::vector<int32_t>{10});
+      std::vector<int32_t> all;
+      for (const Tensor& t : drawn)
+        for (const int32_t id : t.to_host<int32_t>()) all.push_back(id);
+      if (first.empty()) first = all;
+      CHECK(all == first);
+    };
+    on_every_device([&](Device& device) { run(device, true); });
+    // No work runs until a wait needs it: all steps are queued before the first one runs.
+    run(*make_checked_device(kernels::cpu_table(), 1, {.patient = true}), false);
+    CHECK(std::set<int32_t>(first.begin(), first.end()).size() > 2);
+  }
 }
 
 TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one goes beyond", D, EVERY_DEVICE) {
@@ -296,12 +334,12 @@ TEST_CASE_TEMPLATE("longrope: a cache holds to the original length, a new one go
     const auto all = model->all_logits(tape, upload(*device, 1, length, part)).to_floats();
     return std::vector<float>(all.end() - c.vocab_size, all.end());
   };
-  models::KvCache cache = model->make_cache(1, 21);
+  models::KvCache cache = model->make_cache(*device, 1, 21);
   CHECK(largest_difference(next(cache, 15), last_of(15)) < 1e-4);
   CHECK(largest_difference(next(cache, 1), last_of(16)) < 1e-4);
   CHECK(cache.valid_length == 16);
   CHECK_THROWS_AS((void)next(cache, 1), Error);
-  models::KvCache longer = model->make_cache(1, 21);
+  models::KvCache longer = model->make_cache(*device, 1, 21);
   CHECK(largest_difference(next(longer, 17), last_of(17)) < 1e-4);
   CHECK(largest_difference(next(longer, 4), last_of(21)) < 1e-4);
 }

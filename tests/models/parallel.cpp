@@ -231,7 +231,7 @@ TEST_CASE_TEMPLATE("generation over tensor-parallel ranks gives the logits of on
       SimpleStore store(*device, model->parameters(), DType::f32, true);
       store.initialize(model->parameters(), 7);
       StepContext context{*device, store};
-      models::KvCache cache = model->make_cache(1, 9);
+      models::KvCache cache = model->make_cache(*device, 1, 9);
       for (const std::vector<int32_t>& tokens : {std::vector<int32_t>{3, 99, 130, 5}, {17}, {2}}) {
         Tape tape(context, Tape::Mode::inference);
         const Shape shape{1, static_cast<int64_t>(tokens.size())};

@@ -8,6 +8,9 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/reduce.hpp"
+#include "nn/param_list.hpp"
+#include "ops/matmul.hpp"
 #include "tests/kernels/support.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/simple_store.hpp"
@@ -121,6 +124,8 @@ struct Case {
   float dropout = 0;
   DType type = DType::f32;
   uint64_t seed = 1;
+  // Before attention.
+  bool norm = false, rotates = false;
 
   int64_t seq() const { return 2 * ranks() * chunk; }
   kernels::QkvLayout layout() const { return {groups, per_group, d}; }
@@ -132,8 +137,8 @@ struct Case {
     return std::to_string(groups) + " groups of " + std::to_string(per_group) + " heads of " +
            std::to_string(d) + ", " + std::to_string(batch) + " * " + std::to_string(seq()) +
            " tokens, window " + std::to_string(window) + (causal ? "" : ", not causal") +
-           (documents ? ", documents" : "") + ", dropout " + std::to_string(dropout) + ", " +
-           std::string(name_of(type));
+           (documents ? ", documents" : "") + (norm ? ", qk norm" : "") + (rotates ? ", rope" : "") +
+           ", dropout " + std::to_string(dropout) + ", " + std::string(name_of(type));
   }
 };
 
@@ -180,7 +185,7 @@ std::vector<float> floats(int64_t count, uint64_t seed) {
 }
 
 struct Run {
-  std::vector<float> out, gradient;
+  std::vector<float> out, gradient, weight_gradients;
   bool operator==(const Run&) const = default;
 };
 enum class RegionKind : uint8_t { plain, recomputed };
@@ -211,24 +216,49 @@ Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* 
   options.dropout_key = philox_key(3, purpose::attention_dropout, 2);
   options.head_offset = 5;
   const int64_t rows = c.batch * options.seq;
-  if (c.documents) options.document_start = Tensor::from_host<int32_t>(device, {rows}, local(in.documents));
+  if (c.documents) options.documents.start = Tensor::from_host<int32_t>(device, {rows}, local(in.documents));
   if (c.dropout > 0)
     options.dropout_rows = Tensor::from_host<int64_t>(device, {rows}, local(in.dropout_rows));
-  SimpleStore store(device);
+  nn::ParamList list;
+  for (const char* name : {"q", "k"})
+    if (c.norm) list.add(nn::ModulePath{name}.spec("weight", {c.d}, {}));
+  const auto parameters = list.take();
+  SimpleStore store(device, parameters, c.type);
+  for (const auto& p : parameters)
+    store.set(*p, floats(c.d, c.seed + 80 + static_cast<uint64_t>(p->index())));
+  if (c.norm) {
+    options.transform.norm = {.q_gamma = parameters[0].get(), .k_gamma = parameters[1].get()};
+    options.transform.norm_options = {.rms = true, .epsilon = 1e-3f};
+  }
+  if (c.rotates) {
+    std::vector<int32_t> positions;
+    for (int64_t t = 0; t < c.batch * c.seq(); ++t) positions.push_back(static_cast<int32_t>(t % c.seq()));
+    const int64_t half = c.d / 2;
+    options.transform.table = {typed(device, c.seq(), floats(c.seq() * half, 90), DType::f32),
+                               typed(device, c.seq(), floats(c.seq() * half, 91), DType::f32)};
+    options.transform.positions = Tensor::from_host<int32_t>(device, {rows}, local(positions));
+  }
   StepContext step{device, store, observer};
   Tape tape(step);
-  const Var qkv = tape.input("qkv", typed(device, rows, local(in.qkv), c.type), true);
+  Var qkv = tape.input("qkv", typed(device, rows, local(in.qkv), c.type), true);
   const Tape::Body body = [&](Tape& t, std::span<const Var> x) -> std::vector<Var> {
-    return {context ? ops::context_attention(t, x[0], options, *context) : ops::attention(t, x[0], options)};
+    // A copy that nothing else holds, which may be rotated in place.
+    Var own{c.rotates && !c.norm ? ops::copy_of(x[0].value) : x[0].value, x[0].slot};
+    return {context ? ops::context_attention(t, std::move(own), options, *context)
+                    : ops::attention(t, std::move(own), options)};
   };
-  const Var out = region == RegionKind::recomputed ? tape.recompute("region", {qkv}, body)[0]
-                                                   : body(tape, std::vector<Var>{qkv})[0];
+  Var out = region == RegionKind::recomputed ? tape.recompute("region", {qkv}, body)[0]
+                                             : body(tape, std::vector<Var>{qkv})[0];
   tape.output("out", out);
   const Tensor values = out.value;
   tape.backward({{"out", typed(device, rows, local(in.dout), c.type)}}, {.delay_weight_gradients = true});
-  CHECK(tape.pending_weight_gradients() == 0);
+  CHECK(tape.pending_weight_gradients() == parameters.size());
+  tape.run_weight_gradients();
   if (device.is_meta()) return {};
-  return {values.to_floats(), tape.input_gradient("qkv").to_floats()};
+  Run result{values.to_floats(), tape.input_gradient("qkv").to_floats(), {}};
+  for (const auto& p : parameters)
+    for (const float g : store.gradient(*p).to_floats()) result.weight_gradients.push_back(g);
+  return result;
 }
 
 // The largest difference relative to the largest value.
@@ -256,6 +286,11 @@ void check_case(const Case& c, bool every_device) {
     const Run first = run(*cpu, c, in, &way.context);
     CHECK(difference(first.out, out) < tolerance);
     CHECK(difference(first.gradient, gradient) < tolerance);
+    if (c.norm) {  // each rank has the part of its rows
+      std::vector<double> sum(first.weight_gradients.begin(), first.weight_gradients.end());
+      comm::all_reduce(world().communicator(), sum);
+      CHECK(difference({sum.begin(), sum.end()}, full.weight_gradients) < 2 * tolerance);
+    }
     CHECK((run(*cpu, c, in, &way.context) == first));
     CHECK((run(*cpu, c, in, &way.context, RegionKind::recomputed) == first));
     if (every_device)
@@ -351,6 +386,25 @@ TEST_CASE(
         c.causal = true;
         check_case(c, type == DType::f32);
       }
+}
+
+TEST_CASE("every exchange equals the full sequence: queries and keys normalized and rotated before") {
+  uint64_t seed = 200;
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const bool norm : {false, true})
+      for (const bool rotates : {false, true})
+        for (const auto& [groups, per_group] :
+             {std::array<int64_t, 2>{ranks() == 3 ? 3 : 4, 2}, {1, 2 * ranks()}})
+          check_case({.groups = groups,
+                      .per_group = per_group,
+                      .d = 10,
+                      .batch = 2,
+                      .chunk = 5,
+                      .type = type,
+                      .seed = seed++,
+                      .norm = norm,
+                      .rotates = rotates},
+                     norm && rotates);
 }
 
 TEST_CASE("dropout drops the same pairs as on one rank") {

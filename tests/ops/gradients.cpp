@@ -8,6 +8,7 @@
 #include "ops/embedding.hpp"
 #include "ops/linear.hpp"
 #include "ops/linear_cross_entropy.hpp"
+#include "ops/matmul.hpp"
 #include "ops/norm.hpp"
 #include "ops/rope.hpp"
 #include "ops/scale.hpp"
@@ -128,43 +129,6 @@ TEST_CASE("norm: with and without residual, each output used or not") {
         }
 }
 
-TEST_CASE("qk_norm: every query and key head on its own, values pass") {
-  const kernels::QkvLayout layout{2, 3, 5};
-  const int64_t tokens = 3;
-  for (const DType type : kTypes)
-    for (const bool rms : {false, true}) {
-      OpCase c{.inputs = {random_value({tokens, layout.row()}, 1)},
-               .parameters = {random_value({5}, 2), random_value({5}, 3)},
-               .type = type,
-               .tolerance = tolerance(type)};
-      if (!rms) {
-        c.parameters.push_back(random_value({5}, 4));
-        c.parameters.push_back(random_value({5}, 5));
-      }
-      check_op(
-          "qk_norm", c,
-          [&](Tape& t, Vars x, const Handles& p) {
-            return Vars{ops::qk_norm(
-                t, x[0], layout, {p[0], rms ? nullptr : p[2], p[1], rms ? nullptr : p[3]}, {rms, 1e-3f, 0})};
-          },
-          [&](const auto& x, const auto& p) {
-            using L = std::decay_t<decltype(x)>;
-            using V = typename L::value_type;
-            V y = x[0];
-            for (size_t head = 0; head < y.size() / 5; ++head) {
-              const size_t kind = head % 5;  // three queries, a key, a value
-              if (kind == 4) continue;
-              const V part(y.begin() + static_cast<int64_t>(head * 5),
-                           y.begin() + static_cast<int64_t>(head * 5 + 5));
-              const size_t which = kind == 3 ? 1 : 0;
-              const V n = reference::norm(rms, part, p[which], 0, rms ? V{} : p[which + 2], 1e-3f, 5);
-              std::copy(n.begin(), n.end(), y.begin() + static_cast<int64_t>(head * 5));
-            }
-            return L{y};
-          });
-    }
-}
-
 TEST_CASE("norm_across_heads: all queries as one vector, all keys as another, values pass") {
   const kernels::QkvLayout layout{2, 3, 5};
   const int64_t tokens = 3;
@@ -215,33 +179,6 @@ TEST_CASE("scale: by the factor as x's type has it") {
   }
 }
 
-TEST_CASE("rope: forward and inverse rotation, part of a head, both pairings") {
-  const kernels::QkvLayout layout{2, 2, 6};
-  const Vec<int32_t> positions{0, 3, 1, 5};
-  for (const DType type : kTypes)
-    for (const bool interleaved : {false, true})
-      for (const int64_t rotary : {int64_t{6}, int64_t{4}}) {
-        Vec<double> angles = testing::random_values(6 * rotary / 2, 9, 3), cosines, sines;
-        for (const double a : angles) {
-          cosines.push_back(static_cast<float>(std::cos(a)));
-          sines.push_back(static_cast<float>(std::sin(a)));
-        }
-        OpCase c{.inputs = {random_value({4, layout.row()}, 1)}, .type = type, .tolerance = tolerance(type)};
-        check_op(
-            "rope", c,
-            [&](Tape& t, Vars x, const Handles&) {
-              const ops::RopeTable table{upload(t.device(), {{6, rotary / 2}, cosines}, DType::f32),
-                                         upload(t.device(), {{6, rotary / 2}, sines}, DType::f32)};
-              return Vars{ops::rope(t, std::move(x[0]), layout, table,
-                                    Tensor::from_host<int32_t>(t.device(), {4}, positions), interleaved)};
-            },
-            [&](const auto& x, const auto&) {
-              using L = std::decay_t<decltype(x)>;
-              return L{reference::rope(layout, x[0], cosines, sines, positions, rotary, interleaved, false)};
-            });
-      }
-}
-
 TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
   const kernels::QkvLayout layout{2, 2, 4};
   const int64_t batch = 2, seq = 5;
@@ -250,7 +187,9 @@ TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
   for (const DType type : kTypes)
     for (const int variant : {0, 1, 2, 3, 4}) {
       kernels::AttentionShape shape;
-      shape.qkv = layout;
+      shape.groups = layout.groups;
+      shape.heads_per_group = layout.heads_per_group;
+      shape.qk_dim = shape.v_dim = layout.head_dim;
       shape.batch = batch;
       shape.seq = seq;
       shape.scale = 0.5f;
@@ -277,14 +216,128 @@ TEST_CASE("attention: causal, window, documents, dropout, capped scores") {
             o.dropout_key = shape.dropout_key;
             o.head_offset = shape.head_offset;
             if (variant == 2)
-              o.document_start = Tensor::from_host<int32_t>(t.device(), {batch * seq}, documents);
+              o.documents.start = Tensor::from_host<int32_t>(t.device(), {batch * seq}, documents);
             if (variant == 3) o.dropout_rows = Tensor::from_host<int64_t>(t.device(), {batch * seq}, ids);
-            return Vars{ops::attention(t, x[0], o)};
+            return Vars{ops::attention(t, std::move(x[0]), o)};
           },
           [&](const auto& x, const auto&) {
             using L = std::decay_t<decltype(x)>;
             return L{reference::attention(shape, x[0], starts, ids, nullptr)};
           });
+    }
+}
+
+namespace {
+// Each query head and key head of packed QKV on its own; values pass. weights: gammas of queries and keys,
+// then betas with LayerNorm.
+template <class V>
+V heads_normalized(const V& qkv, const kernels::QkvLayout& layout, const std::vector<V>& weights, bool rms) {
+  V y = qkv;
+  const int64_t d = layout.head_dim, per_group = layout.heads_per_group + 2;
+  for (int64_t head = 0; head * d < static_cast<int64_t>(y.size()); ++head) {
+    const int64_t kind = head % per_group;
+    if (kind == per_group - 1) continue;
+    const size_t which = kind == per_group - 2 ? 1 : 0;
+    const V part(y.begin() + head * d, y.begin() + (head + 1) * d);
+    const V n =
+        reference::norm(rms, part, weights[which], rms ? 1.0 : 0.0, rms ? V{} : weights[which + 2], 1e-3f, d);
+    std::copy(n.begin(), n.end(), y.begin() + head * d);
+  }
+  return y;
+}
+}  // namespace
+
+TEST_CASE(
+    "attention after a norm of each head and a rotation: either, both, parts of a head, both pairings") {
+  const kernels::QkvLayout layout{2, 2, 6};
+  const int64_t batch = 2, seq = 3;
+  const Vec<int32_t> positions{0, 3, 1, 5, 2, 2};
+  enum class Kind { none, rms, layer };
+  for (const DType type : kTypes)
+    for (const Kind kind : {Kind::none, Kind::rms, Kind::layer})
+      for (const auto& [rotary, interleaved] :
+           {std::pair<int64_t, bool>{0, false}, {6, false}, {6, true}, {4, false}, {4, true}}) {
+        const bool rms = kind == Kind::rms;
+        Vec<double> cosines, sines;
+        for (const double a : testing::random_values(6 * rotary / 2, 9, 3)) {
+          cosines.push_back(static_cast<float>(std::cos(a)));
+          sines.push_back(static_cast<float>(std::sin(a)));
+        }
+        kernels::AttentionShape shape;
+        shape.groups = layout.groups;
+        shape.heads_per_group = layout.heads_per_group;
+        shape.qk_dim = shape.v_dim = layout.head_dim;
+        shape.batch = batch;
+        shape.seq = seq;
+        shape.scale = 0.5f;
+        OpCase c{.inputs = {random_value({batch * seq, layout.row()}, 1)},
+                 .type = type,
+                 .tolerance = 2 * tolerance(type)};
+        if (kind != Kind::none)
+          for (uint64_t i = 0; i < (rms ? 2u : 4u); ++i) c.parameters.push_back(random_value({6}, 2 + i));
+        check_op(
+            "attention after its transform", c,
+            [&](Tape& t, Vars x, const Handles& p) {
+              ops::AttentionOptions o;
+              o.layout = layout;
+              o.batch = batch;
+              o.seq = seq;
+              o.scale = shape.scale;
+              if (rotary > 0) {
+                o.transform.table = {upload(t.device(), {{6, rotary / 2}, cosines}, DType::f32),
+                                     upload(t.device(), {{6, rotary / 2}, sines}, DType::f32)};
+                o.transform.positions = Tensor::from_host<int32_t>(t.device(), {batch * seq}, positions);
+                o.transform.interleaved = interleaved;
+              }
+              if (kind != Kind::none) {
+                o.transform.norm = {p[0], rms ? nullptr : p[2], p[1], rms ? nullptr : p[3]};
+                o.transform.norm_options = {rms, 1e-3f, rms ? 1.0f : 0.0f};
+              }
+              return Vars{ops::attention(t, std::move(x[0]), o)};
+            },
+            [&](const auto& x, const auto& p) {
+              using L = std::decay_t<decltype(x)>;
+              auto y = kind == Kind::none ? x[0] : heads_normalized(x[0], layout, p, rms);
+              y = reference::rope(layout, y, cosines, sines, positions, rotary, interleaved, false);
+              return L{reference::attention(shape, y, {}, {}, nullptr)};
+            });
+      }
+}
+
+TEST_CASE("attention saves qkv, its output and a statistic for each head, after any transform") {
+  struct Saved final : TapeObserver {
+    int64_t bytes = 0;
+    void observe(const TapeEvent& event) override {
+      if (event.phase == 'F' && event.name == "attention") bytes = event.saved_bytes;
+    }
+  };
+  const kernels::QkvLayout layout{2, 3, 8};
+  const int64_t rows = 10;
+  for (const bool norm : {false, true})
+    for (const bool rotates : {false, true}) {
+      const auto device = make_cpu_device(kernels::cpu_table(), 1);
+      nn::ParamList list;
+      for (const char* name : {"q", "k"}) list.add(nn::ModulePath{name}.spec("weight", {8}, {}));
+      const auto parameters = list.take();
+      SimpleStore store(*device, parameters);
+      Saved saved;
+      StepContext context{*device, store, &saved};
+      Tape tape(context);
+      ops::AttentionOptions o;
+      o.layout = layout;
+      o.batch = 1;
+      o.seq = rows;
+      o.scale = 0.5f;
+      if (norm) o.transform.norm = {.q_gamma = parameters[0].get(), .k_gamma = parameters[1].get()};
+      o.transform.norm_options.rms = true;
+      if (rotates) {
+        o.transform.table = {Tensor::zeros(*device, {rows, 4}), Tensor::zeros(*device, {rows, 4})};
+        o.transform.positions = Tensor::zeros(*device, {rows}, DType::i32);
+      }
+      Var qkv = tape.input("qkv", Tensor::zeros(*device, {rows, layout.row()}), true);
+      Var own{ops::copy_of(qkv.value), qkv.slot};
+      (void)ops::attention(tape, std::move(own), o);
+      CHECK(saved.bytes == 4 * rows * (layout.row() + layout.heads() * 8 + layout.heads()));
     }
 }
 
@@ -350,7 +403,8 @@ TEST_CASE(
   for (const DType type : kTypes)
     for (const auto& [rows, cap] : {std::pair<int64_t, float>{5, 0}, {2060, 0}, {7, 1.5f}, {2060, 2}}) {
       const int64_t hidden = 3, columns = 10, vocab = 7;
-      CHECK((rows < 1000) == (ops::cross_entropy_chunk(rows, columns, type == DType::bf16) >= rows));
+      const auto chunk_rows = kernels::cpu_table().cross_entropy->chunk_rows;
+      CHECK((rows < 1000) == (chunk_rows(rows, columns, type, true) >= rows));
       const Vec<int32_t> labels = testing::random_ints(rows, 5, vocab);
       Vec<double> weights = testing::random_values(rows, 6);
       for (double& w : weights) w = w < -0.5 ? 0 : static_cast<float>(w + 1);
@@ -378,6 +432,46 @@ TEST_CASE(
             const V losses = reference::cross_entropy(logits, labels, vocab, columns);
             return L{V{reference::contract(losses, weights)}};
           });
+    }
+}
+
+TEST_CASE("linear_cross_entropy: the device's kernels choose the type of logits and the rows of a chunk") {
+  kernels::CrossEntropy narrow = *kernels::cpu_table().cross_entropy;
+  narrow.logits_type = [](DType compute) { return compute; };
+  kernels::CrossEntropy short_chunks = *kernels::cpu_table().cross_entropy;
+  short_chunks.chunk_rows = [](int64_t, int64_t, DType, bool) { return int64_t{7}; };
+  const int64_t rows = 45, hidden = 3, columns = 10, vocab = 7;
+  const Vec<int32_t> labels = testing::random_ints(rows, 5, vocab);
+  const Vec<double> weights(static_cast<size_t>(rows), 0.5);
+  for (const DType type : kTypes)
+    for (const float cap : {0.0f, 1.5f}) {
+      OpCase c{.inputs = {random_value({rows, hidden}, 1)},
+               .parameters = {random_value({columns, hidden}, 2)},
+               .type = type};
+      c.inputs[0].values = rounded(c.inputs[0].values, type);
+      const auto run = [&](const kernels::CrossEntropy& kernel) {
+        kernels::Table table = kernels::cpu_table();
+        table.cross_entropy = &kernel;
+        const auto device = make_cpu_device(table, 2);
+        const auto op = [&](Tape& t, Vars x, const Handles& p) {
+          return Vars{ops::linear_cross_entropy(
+                          t, x[0], *p[0], Tensor::from_host<int32_t>(t.device(), {rows}, labels),
+                          upload(t.device(), {{rows}, weights}, DType::f32), vocab, {}, cap)
+                          .sum};
+        };
+        return run_op(*device, c, op, Way::plain, {{1.0}});
+      };
+      const OpRun plain = run(*kernels::cpu_table().cross_entropy), with_narrow = run(narrow),
+                  chunked = run(short_chunks);
+      const auto near = [](const OpRun& a, const OpRun& b, double allowed) {
+        CHECK(testing::error(a.outputs[0], b.outputs[0]) < allowed);
+        CHECK(testing::error(a.input_gradients[0], b.input_gradients[0]) < allowed);
+        CHECK(testing::error(a.parameter_gradients[0], b.parameter_gradients[0]) < allowed);
+      };
+      near(with_narrow, plain, 1e-2);
+      CHECK((with_narrow == plain) == (type == DType::f32));  // bf16 logits are rounded
+      near(chunked, plain, 1e-5);
+      CHECK(chunked.parameter_gradients != plain.parameter_gradients);  // the sum of seven chunks
     }
 }
 

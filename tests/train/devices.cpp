@@ -15,6 +15,7 @@
 #include "train/inference/evaluate.hpp"
 #include "train/inference/generate.hpp"
 #include "train/inference/loaded_model.hpp"
+#include "train/trainer/device_batch.hpp"
 #include "train/trainer/trainer.hpp"
 
 using namespace capstan;
@@ -116,4 +117,30 @@ TEST_CASE("a run, its resume, its text and its loss are the same on every device
     CHECK(checked.loss == cpu.loss);
   }
   fs::remove_all(root);
+}
+
+TEST_CASE_TEMPLATE("a packed batch has its documents as starts and as cumulative lengths", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  data::MicroBatch batch;
+  batch.rows = 3;
+  batch.sequence_length = 8;
+  batch.tokens.assign(24, 1);
+  batch.labels = batch.tokens;
+  batch.loss_mask.assign(24, 1.0f);
+  batch.position_ids.assign(24, 0);
+  batch.cu_seqlens = {{0, 3, 7, 8}, {0, 8}, {0, 2, 8}};
+  const models::Batch all = upload(*device, batch, false);
+  CHECK(all.cu_seqlens.to_host<int32_t>() == std::vector<int32_t>{0, 3, 7, 8, 16, 18, 24});
+  CHECK(all.max_seqlen == 8);
+  const std::vector<int32_t> starts{0, 0, 0, 3, 3, 3, 3, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2};
+  CHECK(all.document_start.to_host<int32_t>() == starts);
+  // A rank of a context-parallel group has the starts of its rows, and the lengths of the full sequences.
+  const models::Batch part = upload(*device, batch, false, {.ranks = 2, .rank = 1});
+  CHECK(part.cu_seqlens.to_host<int32_t>() == all.cu_seqlens.to_host<int32_t>());
+  CHECK(part.document_start.to_host<int32_t>() == std::vector<int32_t>{0, 3, 3, 3, 0, 0, 0, 0, 2, 2, 2, 2});
+
+  batch.cu_seqlens = {{0, 8}, {0, 8}, {0, 8}};
+  const models::Batch plain = upload(*device, batch, false);
+  CHECK(!plain.document_start.defined());
+  CHECK(!plain.cu_seqlens.defined());
 }

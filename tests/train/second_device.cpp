@@ -25,10 +25,10 @@ int64_t gemms = 0;
 // the CPU's.
 kernels::Gemm slab_gemm() {
   kernels::Gemm family = *kernels::cpu_table().gemm;
-  family.run = [](kernels::Context& c, kernels::GemmShape shape, kernels::In a, kernels::In b,
-                  kernels::Out out, float alpha, float beta) {
+  family.run = [](kernels::Context& c, kernels::GemmShape shape, kernels::Operand a, kernels::Operand b,
+                  kernels::Out out, float alpha, float beta, kernels::GemmEpilogue epilogue) {
     ++gemms;
-    kernels::cpu_table().gemm->run(c, shape, a, b, out, alpha, beta);
+    kernels::cpu_table().gemm->run(c, shape, a, b, out, alpha, beta, epilogue);
   };
   return family;
 }

@@ -12,6 +12,7 @@
 #include "comm/reduce.hpp"
 #include "config/tools/show.hpp"
 #include "support/paths.hpp"
+#include "tests/kernels/reference.hpp"
 #include "tests/support/worlds.hpp"
 #include "train/inference/evaluate.hpp"
 #include "train/inference/generate.hpp"
@@ -100,6 +101,20 @@ struct Answers {
   std::string likeliest, drawn;
   double loss = 0;
 };
+// The tokens are those that the host draws from the logits of the same tokens.
+void check_draws(LoadedModel& model, const GenerateOptions& options, const std::vector<int32_t>& drawn) {
+  CHECK(!drawn.empty());
+  std::vector<int32_t> next = options.prompt_ids;
+  auto cache = model.make_cache(static_cast<int64_t>(next.size() + drawn.size()));
+  for (const int32_t id : drawn) {
+    const auto logits = model.next_logits(next, cache);
+    CHECK(id == reference::draw({logits.begin(), logits.end()},
+                                {options.temperature, options.top_k, options.top_p, options.seed},
+                                cache.past));
+    next = {id};
+  }
+}
+
 Answers answers_of(LoadedModel& model, const std::string& prompt) {
   Answers result;
   const int64_t positions = *model.config().model.max_position_embeddings;
@@ -121,7 +136,9 @@ Answers answers_of(LoadedModel& model, const std::string& prompt) {
   generate(model, options);
   options.temperature = 0.9, options.top_p = 0.95, options.seed = 7;
   options.on_text = [&](const std::string& text) { result.drawn += text; };
-  generate(model, options);
+  options.prompt_ids = model.tokenizer()->encode(prompt);
+  const std::vector<int32_t> drawn = generate(model, options).ids;
+  check_draws(model, options, drawn);
   EvalOptions evaluation;
   evaluation.text =
       "a text that is longer than the five windows of four rows that are read at once, " + prompt;

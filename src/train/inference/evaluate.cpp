@@ -10,11 +10,13 @@
 
 namespace capstan::train {
 
+void refuse_values(const std::string& values) {
+  fail(ErrorCode::failed, "the model computes no number: its " + values,
+       "its weights or adapters hold values that are none, or too large ones for their type");
+}
+
 void require_number(double value, const char* what) {
-  if (!std::isfinite(value))
-    fail(ErrorCode::failed,
-         std::string("the model computes no number: its ") + what + " is " + to_text(value),
-         "its weights or adapters hold values that are none, or too large ones for their type");
+  if (!std::isfinite(value)) refuse_values(std::string(what) + " is " + to_text(value));
 }
 
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {

@@ -32,6 +32,8 @@ struct EvalResult {
   double bits_per_byte = 0;
 };
 
+// Throws ErrorCode::failed for a model that has computed NaN or an infinite value: "its loss is nan".
+[[noreturn]] void refuse_values(const std::string& values);
 // Throws ErrorCode::failed, naming `what`, where a model has computed NaN or an infinite value.
 void require_number(double value, const char* what);
 

@@ -18,41 +18,6 @@
 
 namespace capstan::train {
 
-int32_t sample(std::span<const float> logits, const GenerateOptions& options, int64_t position) {
-  if (options.temperature <= 0)
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  // Likeliest first, equal ones by id: what top-k and top-p keep does not depend on the sort algorithm.
-  std::vector<int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto likelier = [&](int32_t a, int32_t b) {
-    const float la = logits[static_cast<size_t>(a)], lb = logits[static_cast<size_t>(b)];
-    return la != lb ? la > lb : a < b;
-  };
-  const size_t kept =
-      options.top_k > 0 ? std::min(order.size(), static_cast<size_t>(options.top_k)) : order.size();
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(), likelier);
-  order.resize(kept);
-  std::vector<double> weights(kept);
-  const double top = static_cast<double>(logits[static_cast<size_t>(order[0])]);
-  double total = 0;
-  for (size_t i = 0; i < kept; ++i)
-    total += weights[i] =
-        std::exp((static_cast<double>(logits[static_cast<size_t>(order[i])]) - top) / options.temperature);
-  size_t count = kept;
-  if (options.top_p < 1.0) {
-    double sum = 0;
-    for (count = 0; count < kept && sum < options.top_p * total; ++count) sum += weights[count];
-    total = sum;
-  }
-  PhiloxSequence random(philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(position)));
-  double threshold = random.uniform() * total;
-  for (size_t i = 0; i < count; ++i) {
-    threshold -= weights[i];
-    if (threshold < 0) return order[i];
-  }
-  return order[count - 1];
-}
-
 namespace {
 
 struct PromptTokens {
@@ -175,16 +140,14 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     for (const int32_t id : prompt) decoder->push(id);
   TextOutput output(options, start.end_text);
   const auto begin = Clock::now();
-  std::vector<float> logits = model.next_logits(prompt, cache);
+  const kernels::SamplingOptions sampling{options.temperature, options.top_k, options.top_p, options.seed};
+  // The next token, on the device: each step reads it there, and the host only to look at it.
+  Tensor next = model.next_token(model.upload_ids(prompt), cache, sampling);
+  int32_t id = next.to_host<int32_t>()[0];
   result.prompt_seconds = seconds_since(begin);
   const auto after_prompt = Clock::now();
   for (int64_t i = 0; i < wanted; ++i) {
-    // Only ids that the tokenizer can produce: the model's vocabulary may be larger.
-    auto known = std::span<const float>(logits);
-    if (const auto& tokenizer = model.tokenizer())
-      known = known.first(std::min(logits.size(), static_cast<size_t>(tokenizer->vocab_size())));
-    require_number(std::accumulate(known.begin(), known.end(), 0.0), "logits' sum");
-    const int32_t id = sample(known, options, prompt_tokens + i);
+    if (id < 0) refuse_values("logits are not finite");
     ++result.tokens;
     result.ids.push_back(id);
     result.ended = start.ends.count(id) > 0;
@@ -197,11 +160,12 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     if (i + 1 == wanted) continue;
     tokens.push_back(id);
     if (cache.past < cache.valid_length) {
-      logits = model.next_logits(std::span(&id, 1), cache);
+      next = model.next_token(next, cache, sampling);
     } else {  // as Transformers does where longrope's factors change
       cache = model.make_cache(prompt_tokens + wanted);
-      logits = model.next_logits(tokens, cache);
+      next = model.next_token(model.upload_ids(tokens), cache, sampling);
     }
+    id = next.to_host<int32_t>()[0];
   }
   result.context_full = !result.ended && !result.stopped && wanted < options.max_tokens;
   if (decoder) output.push(decoder->finish());

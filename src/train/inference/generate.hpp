@@ -66,8 +66,4 @@ struct GenerateResult {
 // for a chat without a template; ::format where the template refuses it.
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options);
 
-// One draw from logits [vocab] (natural scale), as generate() makes it: word `position` of the random
-// sequence of `seed`.
-int32_t sample(std::span<const float> logits, const GenerateOptions& options, int64_t position);
-
 }  // namespace capstan::train

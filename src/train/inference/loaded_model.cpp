@@ -158,7 +158,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   }
 }
 
-std::vector<float> LoadedModel::pass(int64_t rows, int64_t values, Stage stage) {
+Tensor LoadedModel::pass(int64_t rows, Stage stage) {
   comm::Communicator& stages = mesh_.group("pp");
   const auto chunks = static_cast<int64_t>(model_->stages().size());
   StepContext context{*device_, *store_};
@@ -177,22 +177,46 @@ std::vector<float> LoadedModel::pass(int64_t rows, int64_t values, Stage stage) 
   parallel::run_actions({.ranks = stages.size(), .chunks = chunks}, steps,
                         parallel::pipeline_comm(mesh_, tensor_parallel(config_, mesh_)), work);
 
-  std::vector<float> result(static_cast<size_t>(values));
-  if (answer.defined()) result = answer.to_host<float>();
+  return answer;
+}
+
+template <class T>
+std::vector<T> LoadedModel::on_every_rank(const Tensor& answer, int64_t values) {
+  comm::Communicator& stages = mesh_.group("pp");
+  std::vector<T> result(static_cast<size_t>(values));
+  if (answer.defined()) result = answer.to_host<T>();
   CAPSTAN_ASSERT(static_cast<int64_t>(result.size()) == values, "an answer of " + answer.text());
-  stages.broadcast(result.data(), values * static_cast<int64_t>(sizeof(float)), stages.size() - 1);
+  stages.broadcast(result.data(), values * static_cast<int64_t>(sizeof(T)), stages.size() - 1);
   return result;
 }
 
-std::vector<float> LoadedModel::next_logits(std::span<const int32_t> tokens, models::KvCache& cache) {
-  const auto count = static_cast<int64_t>(tokens.size());
-  const Tensor ids = Tensor::from_host<int32_t>(*device_, {1, count}, tokens);
-  auto logits =
-      pass(count, config_.model.vocab_size, [&](Tape& tape, size_t stage, const Tensor& hidden_states) {
-        return model_->decode_stage(tape, stage, ids, hidden_states, cache);
-      });
-  cache.past += count;
+Tensor LoadedModel::decode(const Tensor& tokens, models::KvCache& cache) {
+  const int64_t count = tokens.elements();
+  Tensor logits = pass(count, [&](Tape& tape, size_t stage, const Tensor& hidden_states) {
+    return model_->decode_stage(tape, stage, tokens, hidden_states, cache);
+  });
+  cache.advance(count);
   return logits;
+}
+
+Tensor LoadedModel::upload_ids(std::span<const int32_t> ids) const {
+  CategoryScope scope(MemoryCategory::data);
+  return Tensor::from_host<int32_t>(*device_, {static_cast<int64_t>(ids.size())}, ids);
+}
+
+std::vector<float> LoadedModel::next_logits(std::span<const int32_t> tokens, models::KvCache& cache) {
+  return on_every_rank<float>(decode(upload_ids(tokens), cache), config_.model.vocab_size);
+}
+
+Tensor LoadedModel::next_token(const Tensor& tokens, models::KvCache& cache,
+                               const kernels::SamplingOptions& options) {
+  const Tensor logits = decode(tokens, cache);
+  // The model's vocabulary may be larger than the tokenizer's.
+  int64_t known = config_.model.vocab_size;
+  if (tokenizer_) known = std::min(known, static_cast<int64_t>(tokenizer_->vocab_size()));
+  const Tensor token =
+      logits.defined() ? ops::sample_tokens(logits, known, options, cache.past_on_device) : Tensor();
+  return mesh_.size(comm::Axis::pp) == 1 ? token : upload_ids(on_every_rank<int32_t>(token, 1));
 }
 
 std::vector<float> LoadedModel::all_logits(const data::MicroBatch& batch) {
@@ -206,11 +230,12 @@ std::vector<float> LoadedModel::all_logits(const data::MicroBatch& batch) {
 std::vector<float> LoadedModel::token_losses(const data::MicroBatch& batch) {
   const models::Batch here = upload(*device_, batch, false);
   const int64_t rows = here.batch * here.seq;
-  return pass(rows, rows, [&](Tape& tape, size_t stage, const Tensor& hidden_states) {
+  const Tensor losses = pass(rows, [&](Tape& tape, size_t stage, const Tensor& hidden_states) {
     const Var input = hidden_states.defined() ? tape.input("hidden_states", hidden_states, false) : Var{};
     const auto output = model_->forward_stage(tape, stage, here, input, {.training = false});
     return model_->stages()[stage].head ? output.loss.per_token : output.hidden_states.value;
   });
+  return on_every_rank<float>(losses, rows);
 }
 
 }  // namespace capstan::train

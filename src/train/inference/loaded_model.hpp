@@ -38,10 +38,16 @@ class LoadedModel {
 
   // Makes a cache for one sequence of up to `capacity` tokens. Throws ErrorCode::usage if the model has fewer
   // positions.
-  models::KvCache make_cache(int64_t capacity) const { return model_->make_cache(1, capacity); }
+  models::KvCache make_cache(int64_t capacity) const { return model_->make_cache(*device_, 1, capacity); }
   // Feeds tokens after those in the cache: the logits [vocab] of the token after the last of them.
   // Collective.
   std::vector<float> next_logits(std::span<const int32_t> tokens, models::KvCache& cache);
+  // Token ids on the device, for next_token().
+  Tensor upload_ids(std::span<const int32_t> ids) const;
+  // Feeds tokens, i32 [n] on the device, after those in the cache, and draws the token after the last of
+  // them, among the ids that the tokenizer can produce: i32 [1] on the device, -1 where logits are not
+  // finite. Collective.
+  Tensor next_token(const Tensor& tokens, models::KvCache& cache, const kernels::SamplingOptions& options);
   // -log p(label) of every token [rows * sequence_length], in natural logarithm. Collective.
   std::vector<float> token_losses(const data::MicroBatch& batch);
   // fp32 [rows * sequence_length, vocab]: the logits of the token after each position. On one rank only.
@@ -51,8 +57,13 @@ class LoadedModel {
   // The output of a stage of this rank for hidden states [rows, hidden]: hidden states, or at the last stage
   // the result.
   using Stage = FunctionRef<Tensor(Tape& tape, size_t stage, const Tensor& hidden_states)>;
-  // One pass through the stages of all ranks; the answer, fp32 [values], on every rank.
-  std::vector<float> pass(int64_t rows, int64_t values, Stage stage);
+  // One pass through the stages of all ranks: the result of the last stage, undefined on other ranks.
+  Tensor pass(int64_t rows, Stage stage);
+  // `answer`, which the ranks of the last stage have, on every rank's host.
+  template <class T>
+  std::vector<T> on_every_rank(const Tensor& answer, int64_t values);
+  // Feeds tokens, i32 [1, n], to all stages and counts them in the cache: logits as pass() gives them.
+  Tensor decode(const Tensor& tokens, models::KvCache& cache);
 
   config::Config config_;
   std::shared_ptr<const text::Tokenizer> tokenizer_;

@@ -25,6 +25,17 @@ double loss_tokens(const data::MicroBatch& batch, ContextShard shard) {
 
 namespace {
 
+// The bounds of all documents of all rows, one behind the other: cu_seqlens of the batch.
+std::vector<int32_t> cumulative_lengths(const data::MicroBatch& batch) {
+  std::vector<int32_t> bounds{0};
+  for (size_t row = 0; row < batch.cu_seqlens.size(); ++row) {
+    const auto first = static_cast<int32_t>(static_cast<int64_t>(row) * batch.sequence_length);
+    for (size_t i = 1; i < batch.cu_seqlens[row].size(); ++i)
+      bounds.push_back(first + batch.cu_seqlens[row][i]);
+  }
+  return bounds;
+}
+
 // A micro-batch in one buffer: where each tensor begins, 64-byte aligned.
 class PackedBatch {
  public:
@@ -35,7 +46,12 @@ class PackedBatch {
     const bool packed = std::any_of(batch.cu_seqlens.begin(), batch.cu_seqlens.end(),
                                     [](const auto& c) { return c.size() > 2; });
     for (int64_t* offset : {&tokens_, &labels_, &loss_mask_, &position_ids_}) *offset = add(4);
-    if (packed) document_start_ = add(4);
+    if (packed) {
+      document_start_ = add(4);
+      cu_seqlens_ = cumulative_lengths(batch);
+      cu_seqlens_offset_ = bytes_;
+      bytes_ = round_up(bytes_ + size_of_cu_seqlens(), 64);
+    }
     if (dropout_rows) dropout_rows_ = add(8);
   }
   int64_t bytes() const { return bytes_; }
@@ -56,6 +72,7 @@ class PackedBatch {
         const auto& bounds = batch_.cu_seqlens[static_cast<size_t>(row)];
         return *(std::upper_bound(bounds.begin(), bounds.end(), static_cast<int32_t>(p)) - 1);
       });
+    std::memcpy(to + cu_seqlens_offset_, cu_seqlens_.data(), static_cast<size_t>(size_of_cu_seqlens()));
     // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39
     // samples.
     if (dropout_rows_ >= 0)
@@ -80,10 +97,17 @@ class PackedBatch {
     result.positions = view(position_ids_, DType::i32);
     result.document_start = view(document_start_, DType::i32);
     result.dropout_rows = view(dropout_rows_, DType::i64);
+    if (document_start_ >= 0) {
+      const int64_t bytes = size_of_cu_seqlens();
+      result.cu_seqlens = buffer.flat_range(cu_seqlens_offset_, bytes, {bytes}).as_type(DType::i32);
+      for (size_t i = 1; i < cu_seqlens_.size(); ++i)
+        result.max_seqlen = std::max(result.max_seqlen, int64_t{cu_seqlens_[i]} - cu_seqlens_[i - 1]);
+    }
     return result;
   }
 
  private:
+  int64_t size_of_cu_seqlens() const { return static_cast<int64_t>(cu_seqlens_.size() * sizeof(int32_t)); }
   int64_t add(int64_t element_bytes) {
     const int64_t offset = bytes_;
     bytes_ = round_up(bytes_ + elements_ * element_bytes, 64);
@@ -103,6 +127,9 @@ class PackedBatch {
   // Offsets; -1: absent.
   int64_t tokens_ = -1, labels_ = -1, loss_mask_ = -1, position_ids_ = -1, document_start_ = -1,
           dropout_rows_ = -1;
+  // Empty without documents.
+  std::vector<int32_t> cu_seqlens_;
+  int64_t cu_seqlens_offset_ = 0;
 };
 
 Tensor device_buffer(Device& device, const PackedBatch& packed) {

@@ -1,0 +1,27 @@
+#include "ops/norm_parameters.hpp"
+
+#include "ops/matmul.hpp"
+
+namespace capstan::ops {
+
+Tensor pinned(ParamStore& store, const Parameter* parameter, std::vector<std::unique_ptr<ParamPin>>& pins) {
+  if (!parameter) return {};
+  pins.push_back(std::unique_ptr<ParamPin>(new ParamPin(store, *parameter)));
+  return **pins.back();
+}
+
+Tensor partial_for(Device& device, const ParamStore& store, const Parameter* parameter, int64_t cols) {
+  return parameter && store.trains(*parameter) ? Tensor::zeros(device, {cols}) : Tensor();
+}
+
+void hand_over(BackwardStep& step, const Parameter* parameter, const Tensor& partial) {
+  if (!parameter) return;
+  std::vector<Tensor> tensors;
+  if (partial.defined()) tensors.push_back(partial);
+  step.weight_gradient(*parameter, {}, std::move(tensors),
+                       [](const Tensor& gradient, std::span<const Tensor> t) {
+                         if (!t.empty()) add_into(t[0], gradient);
+                       });
+}
+
+}  // namespace capstan::ops
