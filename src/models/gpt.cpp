@@ -269,7 +269,7 @@ nn::TokenContext GptModel::token_context(Tape& tape, const Batch& batch,
   context.seq = batch.seq;
   if (rope_tables_ || learned_positions_ > 0)
     context.positions =
-        batch.positions.defined() ? batch.positions : positions_tensor(device, batch.batch, batch.seq);
+        batch.positions.defined() ? batch.positions : positions_tensor(tape.device(), batch.batch, batch.seq);
   if (rope_tables_) context.rope = rope_tables_->in(tape.context(), positions);
   context.documents = {batch.document_start, batch.cu_seqlens, batch.max_seqlen};
   context.dropout_rows = batch.dropout_rows;

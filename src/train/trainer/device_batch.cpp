@@ -1,6 +1,7 @@
 #include "train/trainer/device_batch.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/checked.hpp"
 #include "ops/context_attention.hpp"
