@@ -67,8 +67,9 @@ class SimpleStore : public ParamStore {
       slot.m = Tensor::zeros(device_, slot.main.shape());
       slot.v = Tensor::zeros(device_, slot.main.shape());
     }
-    launch(device_, device_.table().optimizers->adam, step, slot.range, 1, slot.gradient, slot.main, slot.m,
-           Tensor(), slot.v, Tensor(), compute_ == DType::f32 ? Tensor() : slot.model);
+    const kernels::Optimizers& kernel = *device_.table().optimizers;
+    launch(device_, kernel.update_workspace(1), kernel.adam, step, slot.range, 1, slot.gradient, slot.main,
+           slot.m, Tensor(), slot.v, Tensor(), compute_ == DType::f32 ? Tensor() : slot.model);
   }
   const Tensor& main(const Parameter& parameter) { return at(parameter).main; }
 
