@@ -62,7 +62,7 @@ Result run(Device& device, const config::OptimizerConfig& config, const std::vec
   const auto adam = build(config, device, {buffer}, {}, kSeed);
   for (int64_t t = 0; t < trial.steps; ++t) {
     buffer.gradients.copy_from_host_bytes(std::as_bytes(std::span(gradients[static_cast<size_t>(t)])));
-    adam->step({.lr = 1e-2, .weight_decay = 0.1});
+    adam->step({.lr = 1e-2, .weight_decay = 0.1}, test::step_control(device));
   }
   const auto& state = adam->state();
   return {buffer.main.to_floats(), adam->values(state[0], 0, 0, n).to_floats(),
@@ -250,7 +250,7 @@ TEST_CASE_TEMPLATE("fp8 moments that are stored as fp32 and loaded again give th
     for (uint64_t t = 0; t < 5; ++t) {
       const auto gradients = gradients_of(n, 20 + t);
       buffer.gradients.copy_from_host_bytes(std::as_bytes(std::span(gradients)));
-      adam->step({.lr = 1e-2});
+      adam->step({.lr = 1e-2}, test::step_control(*device));
       for (size_t s = 0; s < 2; ++s)
         for (const auto& range : buffer.ranges) {
           const auto& from = adam->state()[s];

@@ -118,8 +118,8 @@ TEST_CASE_TEMPLATE("Muon's updates equal those of PyTorch", D, EVERY_DEVICE) {
       std::vector<float> gradients = one["gradients"][t];
       for (float& g : gradients) g *= 4;
       buffer.gradients.copy_from_host_bytes(std::as_bytes(std::span(gradients)));
-      optimizer->step(
-          {.lr = fixture["lr"][t], .weight_decay = fixture["weight_decay"], .gradient_scale = 0.25f});
+      optimizer->step({.lr = fixture["lr"][t], .weight_decay = fixture["weight_decay"]},
+                      test::step_control(*device, 0.25f));
       const std::vector<double> expected = one["weights"][t];
       const auto result = buffer.main.to_host<float>();
       for (size_t i = 0; i < expected.size(); ++i)
@@ -155,7 +155,7 @@ TEST_CASE_TEMPLATE("L2 regularization adds the weights to the gradients of Muon"
                       {{0, 15}}};
     buffer.slice = buffer.gradients;
     buffer.matrices = {{.global = {3, 5}}};
-    build(config, *device, {buffer})->step({.lr = 0.1, .weight_decay = decay});
+    build(config, *device, {buffer})->step({.lr = 0.1, .weight_decay = decay}, test::step_control(*device));
     return buffer.main.to_host<float>();
   };
   std::vector<float> sum = gradient;

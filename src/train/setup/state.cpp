@@ -83,9 +83,9 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
     }
   }
   if (optimizer && writes_scaling_state(store.groups()))
-    for (ScalingState& state : scaling_states(store))
-      mine.push_back({std::move(state.name), state.shape, full_region(state.shape), state.values.dtype(),
-                      [values = std::move(state.values)] { return values; }});
+    for (const ScalingState& state : scaling_states(store))
+      mine.push_back({state.name, state.shape, full_region(state.shape), state.values.dtype(),
+                      [values = state.values] { return values; }});
   return mine;
 }
 
