@@ -68,9 +68,9 @@ struct MuonStep {
   bool nesterov = false;
 };
 
-// control: one StepControl; its `skip` leaves all arrays as they are. main: main parameters, fp32. g: gradient *
-// control.gradient, fp32. `model` receives the main parameters rounded to its type where it is a separate
-// copy, else it is null. All arrays are indexed alike.
+// control: one StepControl; its `skip` leaves all arrays as they are. main: main parameters, fp32. g:
+// gradient * control.gradient, fp32. `model` receives the main parameters rounded to its type where it is a
+// separate copy, else it is null. All arrays are indexed alike.
 struct Optimizers {
   // Adam (Kingma and Ba, 2015), AdamW (Loshchilov and Hutter, 2019): 28 bytes read and written an element in
   // fp32. main: fp32 or bf16. The moments are fp32, bf16 or fp8 (common/fp8_moment.hpp), which is u8 and has

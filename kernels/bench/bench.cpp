@@ -341,8 +341,8 @@ class KernelBench {
     const Optimizers& kernel = *device_.table().optimizers;
     const AdamStep adam{.scale = scale, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f};
     bound_by_memory("adam (16 Mi parameters)", 28 * n, [&] {
-      launch(device_, kernel.update_workspace(1), kernel.adam, adam, control, ranges, 1, grad, main, m, none, v,
-             none, none);
+      launch(device_, kernel.update_workspace(1), kernel.adam, adam, control, ranges, 1, grad, main, m, none,
+             v, none, none);
     });
     const LionStep lion{.scale = scale, .beta1 = 0.95f, .beta2 = 0.98f};
     bound_by_memory("lion (16 Mi parameters)", 20 * n, [&] {

@@ -420,8 +420,8 @@ Out from_element(Out x, int64_t element) {
   return {x.as<char>() + element * size_of(x.dtype), x.dtype};
 }
 
-// Column blocks, each with all its rows: the sums need no workspace and do not depend on the threads. Rows are
-// added in blocks first, so that long sums stay exact.
+// Column blocks, each with all its rows: the sums need no workspace and do not depend on the threads. Rows
+// are added in blocks first, so that long sums stay exact.
 constexpr int64_t kEpilogueCols = 64, kEpilogueRows = 512;
 
 // The sum of C's columns and the maximum of |C|.

@@ -263,27 +263,29 @@ HWY_INLINE void decay(const StepScale& step, RangeScale scale, Element& e) {
     e.g = hn::MulAdd(splat(scale.decay), e.w, e.g);
 }
 
-void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, const float* grad, Out main, Out m,
-          float* m_scales, Out v, float* v_scales, Out model) {
+void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, const float* grad, Out main,
+          Out m, float* m_scales, Out v, float* v_scales, Out model) {
   const StochasticRounding& r = s.rounding;
   const UpdateArrays arrays{grad,
                             {main, nullptr, false, r, r.main},
                             {m, m_scales, false, r, r.exp_avg},
                             {v, v_scales, true, r, r.exp_avg_sq},
                             model};
-  update_ranges<2>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
-    if (!s.scale.decoupled_decay) e.g = hn::MulAdd(splat(scale.decay), e.w, e.g);
-    e.m = hn::MulAdd(splat(1.0f - s.beta1), e.g, hn::Mul(splat(s.beta1), e.m));
-    e.v = hn::MulAdd(hn::Mul(splat(1.0f - s.beta2), e.g), e.g, hn::Mul(splat(s.beta2), e.v));
-    const VF root = hn::Sqrt(hn::Mul(e.v, splat(1.0f / s.bias_correction2)));
-    VF update = hn::Div(hn::Mul(e.m, splat(1.0f / s.bias_correction1)), hn::Add(root, splat(s.eps)));
-    if (s.scale.decoupled_decay) update = hn::MulAdd(splat(scale.decay), e.w, update);
-    e.w = hn::NegMulAdd(splat(scale.lr), update, e.w);
-  });
+  update_ranges<2>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays,
+                   [s](RangeScale scale, Element& e) HWY_ATTR {
+                     if (!s.scale.decoupled_decay) e.g = hn::MulAdd(splat(scale.decay), e.w, e.g);
+                     e.m = hn::MulAdd(splat(1.0f - s.beta1), e.g, hn::Mul(splat(s.beta1), e.m));
+                     e.v = hn::MulAdd(hn::Mul(splat(1.0f - s.beta2), e.g), e.g, hn::Mul(splat(s.beta2), e.v));
+                     const VF root = hn::Sqrt(hn::Mul(e.v, splat(1.0f / s.bias_correction2)));
+                     VF update =
+                         hn::Div(hn::Mul(e.m, splat(1.0f / s.bias_correction1)), hn::Add(root, splat(s.eps)));
+                     if (s.scale.decoupled_decay) update = hn::MulAdd(splat(scale.decay), e.w, update);
+                     e.w = hn::NegMulAdd(splat(scale.lr), update, e.w);
+                   });
 }
 
-void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, const float* grad, float* main, float* buffer,
-         Out model) {
+void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, const float* grad, float* main,
+         float* buffer, Out model) {
   const UpdateArrays arrays{grad, Widened(main), Widened(buffer), Widened(nullptr), model};
   const auto update = [s](RangeScale scale, Element& e) HWY_ATTR {
     decay(s.scale, scale, e);
@@ -297,21 +299,23 @@ void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, cons
     update_ranges<0>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays, update);
 }
 
-void lion(Context& c, LionStep s, In control, In ranges, int64_t range_count, const float* grad, float* main, float* m,
-          Out model) {
+void lion(Context& c, LionStep s, In control, In ranges, int64_t range_count, const float* grad, float* main,
+          float* m, Out model) {
   const UpdateArrays arrays{grad, Widened(main), Widened(m), Widened(nullptr), model};
-  update_ranges<1>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays, [s](RangeScale scale, Element& e) HWY_ATTR {
-    decay(s.scale, scale, e);
-    const VF direction = hn::MulAdd(splat(s.beta1), e.m, hn::Mul(splat(1.0f - s.beta1), e.g));
-    const VF sign =
-        hn::IfThenElseZero(hn::Ne(direction, hn::Zero(DF())), hn::CopySign(splat(1.0f), direction));
-    e.w = hn::NegMulAdd(splat(scale.lr), sign, e.w);
-    e.m = hn::MulAdd(splat(s.beta2), e.m, hn::Mul(splat(1.0f - s.beta2), e.g));
-  });
+  update_ranges<1>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays,
+                   [s](RangeScale scale, Element& e) HWY_ATTR {
+                     decay(s.scale, scale, e);
+                     const VF direction =
+                         hn::MulAdd(splat(s.beta1), e.m, hn::Mul(splat(1.0f - s.beta1), e.g));
+                     const VF sign = hn::IfThenElseZero(hn::Ne(direction, hn::Zero(DF())),
+                                                        hn::CopySign(splat(1.0f), direction));
+                     e.w = hn::NegMulAdd(splat(scale.lr), sign, e.w);
+                     e.m = hn::MulAdd(splat(s.beta2), e.m, hn::Mul(splat(1.0f - s.beta2), e.g));
+                   });
 }
 
-void muon_momentum(Context& c, MuonStep s, In control, In ranges, int64_t range_count, float* gradient, const float* main,
-                   float* buffer) {
+void muon_momentum(Context& c, MuonStep s, In control, In ranges, int64_t range_count, float* gradient,
+                   const float* main, float* buffer) {
   const StepControl step = *control.as<StepControl>();
   if (step.skip) return;
   const WorkspaceParts workspace(c, update_workspace(range_count));

@@ -18,8 +18,8 @@ void check(bool fits, const GemmOperand& a, const GemmOperand& b, const Tensor& 
 void launch_gemm(const kernels::GemmShape& shape, const GemmOperand& a, const GemmOperand& b, const Tensor& c,
                  float alpha, float beta, const GemmEpilogueTensors& epilogue) {
   const kernels::Gemm& gemm = *c.device().table().gemm;
-  launch(c.device(), gemm.run_workspace(shape, a.values.dtype(), c.dtype(), alpha, beta), gemm.run, shape, a, b,
-         c, alpha, beta, epilogue);
+  launch(c.device(), gemm.run_workspace(shape, a.values.dtype(), c.dtype(), alpha, beta), gemm.run, shape, a,
+         b, c, alpha, beta, epilogue);
 }
 
 }  // namespace

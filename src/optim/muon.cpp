@@ -240,8 +240,8 @@ void Orthogonalizer::normalize(const Part& part) const {
   const int64_t elements = part.x.elements();
   const kernels::Elementwise& elementwise = *device.table().elementwise;
   const int64_t counted = part.copy ? 0 : elements;
-  launch(device, elementwise.weighted_sum_workspace(counted), elementwise.weighted_sum, part.x, part.x, counted,
-         squares, false);
+  launch(device, elementwise.weighted_sum_workspace(counted), elementwise.weighted_sum, part.x, part.x,
+         counted, squares, false);
   if (part.sharded_dim >= 0) {
     const Tensor all = Tensor::empty(device, {groups_.tensor->size()}, DType::f64);
     groups_.tensor->channel().start(comm::Batch().all_gather(squares, all)).wait();

@@ -173,8 +173,8 @@ TEST_CASE("Adam in bf16: rounded to nearest, or where Philox says for the global
       const auto update = [&](const Vec<Array>& arrays) {
         return run_kernel(arrays, [&](kernels::Context& c, Vec<Array>& out) {
           Array g = grad;
-          optimizers().adam(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(), out[0].out(), out[1].out(),
-                            nullptr, out[2].out(), nullptr, {});
+          optimizers().adam(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(),
+                            out[0].out(), out[1].out(), nullptr, out[2].out(), nullptr, {});
         });
       };
       const auto exact = update(wide), got = update(narrow);
@@ -244,10 +244,10 @@ TEST_CASE("Muon's momentum and update over ranges; normalization of a matrix") {
         const Array grad(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2)),
             buffer(DType::f32, random_values(n, 3));
         const auto y = run_kernel({grad, buffer, main, main}, [&](kernels::Context& c, Vec<Array>& out) {
-          optimizers().muon_momentum(c, s, control_of(kControl), table_of(ranges), count(ranges), out[0].f32(), out[2].f32(),
-                                     out[1].f32());
-          optimizers().muon_update(c, s.scale, control_of(kControl), table_of(ranges), count(ranges), out[0].f32(), out[2].f32(),
-                                   out[3].out());
+          optimizers().muon_momentum(c, s, control_of(kControl), table_of(ranges), count(ranges),
+                                     out[0].f32(), out[2].f32(), out[1].f32());
+          optimizers().muon_update(c, s.scale, control_of(kControl), table_of(ranges), count(ranges),
+                                   out[0].f32(), out[2].f32(), out[3].out());
         });
         Vec<double> u = grad.rounded(), m = buffer.rounded(), w = main.rounded();
         for_elements(ranges, s.scale, [&](size_t i, double lr, double decay) {

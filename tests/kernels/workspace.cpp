@@ -328,18 +328,20 @@ void add_optimizers(std::vector<Case>& cases) {
   cases.push_back(
       {"adam", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
          Array g = gradient, m = moment, v = Array::zeros(DType::f32, n, 1);
-         optimizers.adam(c, {.scale = {.lr = 1}, .eps = 1}, kernels::In{&control, DType::u8}, table(), count, g.f32(), y[0].out(), m.out(),
-                         nullptr, v.out(), nullptr, {});
+         optimizers.adam(c, {.scale = {.lr = 1}, .eps = 1}, kernels::In{&control, DType::u8}, table(), count,
+                         g.f32(), y[0].out(), m.out(), nullptr, v.out(), nullptr, {});
        }});
   cases.push_back(
       {"sgd", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
          Array g = gradient;
-         optimizers.sgd(c, {.scale = {.lr = 1}}, kernels::In{&control, DType::u8}, table(), count, g.f32(), y[0].f32(), nullptr, {});
+         optimizers.sgd(c, {.scale = {.lr = 1}}, kernels::In{&control, DType::u8}, table(), count, g.f32(),
+                        y[0].f32(), nullptr, {});
        }});
   cases.push_back(
       {"lion", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
          Array g = gradient, m = moment;
-         optimizers.lion(c, {.scale = {.lr = 1}}, kernels::In{&control, DType::u8}, table(), count, g.f32(), y[0].f32(), m.f32(), {});
+         optimizers.lion(c, {.scale = {.lr = 1}}, kernels::In{&control, DType::u8}, table(), count, g.f32(),
+                         y[0].f32(), m.f32(), {});
        }});
   const int64_t elements = 5 + 32768 + 99999;
   cases.push_back({"sum_of_squares",

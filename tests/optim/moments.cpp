@@ -8,6 +8,7 @@
 #include "optim/optimizer.hpp"
 #include "tensor/launch.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/step_control.hpp"
 
 using namespace capstan;
 using namespace capstan::optim;

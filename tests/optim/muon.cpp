@@ -12,6 +12,7 @@
 #include "kernels/table.hpp"
 #include "support/paths.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/step_control.hpp"
 #include "tests/support/worlds.hpp"
 
 using namespace capstan;

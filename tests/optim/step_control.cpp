@@ -1,4 +1,5 @@
-// The decision about an update on the device, against its formulas; and that a skipped update changes nothing.
+// The decision about an update on the device, against its formulas; and that a skipped update changes
+// nothing.
 #include "kernels/step_control.hpp"
 
 #include <doctest/doctest.h>

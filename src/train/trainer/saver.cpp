@@ -81,8 +81,8 @@ void Saver::begin(const SavePlan& plan, const TrainState& state) {
   StateWriter writer(world_, plan, state, optimizer_);
   device_.record(Queue::device_to_host)->wait();
   for (size_t i = 0; i < tensors_.size(); ++i)
-    writer.add(tensors_[i], std::span<const std::byte>(copies_[i].data(),
-                                                       static_cast<size_t>(tensors_[i].bytes())));
+    writer.add(tensors_[i],
+               std::span<const std::byte>(copies_[i].data(), static_cast<size_t>(tensors_[i].bytes())));
   save_ = std::make_unique<Save>(std::move(writer));
   save_->begun = begun;
   start([save = save_.get()] { save->manifest = save->writer.write_rank(); });
