@@ -55,7 +55,8 @@ std::vector<std::string> numbers_of(const fs::path& run) {
   for (std::string line; std::getline(in, line);) {
     const auto row = capstan::json_of(line);
     std::string text;
-    for (const char* key : {"step", "event", "loss", "grad_norm", "perplexity", "memory_bytes"})
+    // Not the memory: on the CPU it includes the buffers from which micro-batches are copied.
+    for (const char* key : {"step", "event", "loss", "grad_norm", "perplexity"})
       if (row.contains(key)) text += capstan::dump_json(row[key]) + " ";
     if (row.contains("loss")) rows.push_back(text);
   }
@@ -110,7 +111,6 @@ TEST_CASE("a run, its resume, its text and its loss are the same on every device
   for (const bool async_save : {false, true}) {
     const Result checked =
         run_on(DeviceType::checked, async_save, root / (async_save ? "checked-async" : "checked"));
-    // The copies of an asynchronous save are memory of the host.
     CHECK(checked.full == cpu.full);
     CHECK(checked.resumed == cpu.resumed);
     CHECK(checked.text == cpu.text);

@@ -164,9 +164,9 @@ TEST_CASE("micro-batches arrive as they are, from buffers that are free again wh
         const models::Batch once = upload(*device, micro, m > 1, shard);
         CHECK(once.tokens.to_host<int32_t>() == tokens);
       }
-      const int64_t used = device->host_memory().now;
       pending.clear();
       device->synchronize();
+      const int64_t used = device->host_memory().now;
       (void)uploader.start(micro_batch(9, false), false, 1);
       CHECK(device->host_memory().now == used);
     }

@@ -30,15 +30,14 @@ void describe(Section<ResilienceConfig>& s) {
       .alias("dist.distributed_timeout_minutes");
   s.field("memory_limit", &R::memory_limit)
       .doc(
-          "limit of the device memory of one rank; a step whose estimate exceeds it, tensors and workspaces "
-          "of "
-          "kernels together, is refused before it starts")
+          "limit of the device memory of one rank; a step whose estimate exceeds it is refused before it "
+          "starts")
       .min(1)
       .effect(Effect::memory);
   s.field("memory_limit_host", &R::memory_limit_host)
       .doc(
-          "limit of the host memory that one rank takes for its device: copies for asynchronous saves, and "
-          "buffers of copies; on the device cpu both limits hold for the same memory")
+          "limit of the host memory that one rank takes for its device: snapshots and upload buffers; on cpu "
+          "both limits hold for it")
       .min(1)
       .effect(Effect::memory);
   s.field("check_for_nan", &R::check_for_nan)
