@@ -1,7 +1,7 @@
 #include "train/trainer/device_batch.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <span>
 
 #include "base/checked.hpp"
 #include "ops/context_attention.hpp"
@@ -73,7 +73,7 @@ class PackedBatch {
         const auto& bounds = batch_.cu_seqlens[static_cast<size_t>(row)];
         return *(std::upper_bound(bounds.begin(), bounds.end(), static_cast<int32_t>(p)) - 1);
       });
-    std::memcpy(to + cu_seqlens_offset_, cu_seqlens_.data(), static_cast<size_t>(size_of_cu_seqlens()));
+    std::ranges::copy(std::as_bytes(std::span(cu_seqlens_)), to + cu_seqlens_offset_);
     // (consumed-sample number, position in the sample): the same on every layout. 2^24 positions, 2^39
     // samples.
     if (dropout_rows_ >= 0)
