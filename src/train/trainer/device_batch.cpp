@@ -149,6 +149,14 @@ models::Batch upload(Device& device, const data::MicroBatch& batch, bool dropout
   return packed.views(buffer);
 }
 
+// An error of a queue is reported where the host waits for its results.
+BatchUploader::~BatchUploader() {
+  for (const Slot& slot : slots_) try {
+      if (slot.copied) slot.copied->wait();
+    } catch (...) {
+    }
+}
+
 BatchUploader::Slot& BatchUploader::free_slot(int64_t bytes) {
   CategoryScope scope(MemoryCategory::data);
   for (Slot& slot : slots_) {

@@ -50,13 +50,17 @@ class PendingBatch {
 class BatchUploader {
  public:
   BatchUploader(Device& device, ContextShard shard) : device_(device), shard_(shard) {}
+  // Waits for copies that are under way: they read the buffers.
+  ~BatchUploader();
+  BatchUploader(const BatchUploader&) = delete;
+  BatchUploader& operator=(const BatchUploader&) = delete;
   // loss_scale: multiplies the loss mask.
   PendingBatch start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale);
 
  private:
   struct Slot {
     PinnedBuffer buffer;
-    std::shared_ptr<const Event> copied;
+    std::shared_ptr<Event> copied;
   };
   Slot& free_slot(int64_t bytes);
 
