@@ -156,7 +156,7 @@ class Widened {
   void decode(const UpdateRange& range, int64_t i, int64_t count, float* values) const {
     const uint8_t* codes = data_.as<uint8_t>() + i;
     for (int64_t j = 0; j < count; ++j) {
-      const float value = fp8_value(codes[j]) * scales_[block_of(range, i + j)];
+      const float value = capstan::decode<kE4m3>(codes[j]) * scales_[block_of(range, i + j)];
       values[j] = root_ ? value * value : value;
     }
   }
@@ -176,10 +176,11 @@ class Widened {
       const float scale = fp8_scale(largest);
       scales_[block_of(range, i + first)] = scale;
       uint8_t* codes = data_.as<uint8_t>() + i + first;
-      for (int64_t j = 0; j < n; ++j)
-        codes[j] = scale > 0 ? fp8_code(block[j] / scale,
-                                        words ? static_cast<float>(words[first + j] >> 8) * 0x1p-24f : -1.0f)
-                             : uint8_t{0};
+      for (int64_t j = 0; j < n; ++j) {
+        const float x = scale > 0 ? block[j] / scale : 0.0f;
+        codes[j] = static_cast<uint8_t>(words ? capstan::encode_stochastic<kE4m3>(x, words[first + j])
+                                              : capstan::encode<kE4m3>(x));
+      }
     }
   }
 

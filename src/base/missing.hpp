@@ -36,7 +36,7 @@ std::string download_help(const std::filesystem::path& name);
 // `otherwise`.
 [[noreturn]] void fail_not_found(std::string_view field, const std::string& name, std::string otherwise = {});
 
-// Throws ErrorCode::format if `content` is the placeholder that an incomplete download leaves: a Git LFS
+// Throws ErrorCode::format if `content` is what an incomplete download leaves in place of a file: a Git LFS
 // pointer or an HTML page.
 void refuse_placeholder(std::string_view content, const std::string& file);
 // Refuses only a Git LFS pointer: for text, which may be HTML.

@@ -19,7 +19,7 @@ struct Option {
   std::string_view name;
   // Short form, such as 'o'. 0: none.
   char letter = 0;
-  // Placeholder of the argument, such as "DIR". Empty: the option is a flag.
+  // Name of the argument in help texts, such as "DIR". Empty: the option is a flag.
   std::string_view argument;
   // Description in one line.
   std::string_view doc;

@@ -56,7 +56,7 @@ constexpr Rule kTable[] = {
     take("fp16.loss_scale_window", "mixed_precision.loss_scale_window"),
     take("fp16.hysteresis", "mixed_precision.hysteresis"),
     take("fp16.min_loss_scale", "mixed_precision.min_loss_scale"),
-    no_effect("fp16.consecutive_hysteresis", "the count begins again after each overflow"),
+    no_effect("fp16.consecutive_hysteresis", "the count begins again when the scale grows, as with false"),
     no_effect("fp16.auto_cast", "inputs are token ids"),
     unsupported("fp16.fp16_master_weights_and_grads", "main parameters in fp16; they are fp32"),
     later("bf16.enabled bfloat16.enabled"),
