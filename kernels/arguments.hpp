@@ -23,7 +23,8 @@ inline QkvHeads packed_heads(const Tensor& qkv, const kernels::QkvLayout& layout
     const int64_t rest = qkv.elements() - first;
     return Heads{qkv.flat_range(first, rest, {rest}), layout.strides()};
   };
-  return {from(layout.query(0)), from(layout.key(0)), from(layout.value(0))};
+  // Query head 0 begins the row, also in a layout without query heads.
+  return {from(0), from(layout.key(0)), from(layout.value(0))};
 }
 // The heads of a contiguous [N, groups * heads_per_group * width].
 inline Heads contiguous_heads(const Tensor& x, int64_t groups, int64_t heads_per_group, int64_t width) {

@@ -3,8 +3,9 @@
 #pragma once
 
 #include "base/philox.hpp"
+#include "kernels/step_control.hpp"
 #include "tensor/kernel_context.hpp"
-#include "tensor/kernel_operand.hpp"
+#include "kernels/operand.hpp"
 
 namespace capstan::kernels {
 
@@ -51,13 +52,15 @@ struct Quantize {
   // history[layers, 3, length] takes up amax[layers, 3] as its first element, 0 where it is not finite, and
   // drops its last; scale[layers, 3] is as in current_scale, from the first element of the history or from
   // its maximum, divided by 2^margin. It keeps its value where that maximum is 0. Sets amax to 0.
+  // control: one StepControl, whose `skip` leaves history and scale as they are; null: it does not skip.
   struct Delayed {
     int64_t length = 1;
     bool maximum = false;  // of the history
     int64_t margin = 0;
     float largest = 448, largest_gradient = 448;
   };
-  void (*delayed_scale)(Context&, float* amax, float* history, float* scale, int64_t layers, Delayed);
+  void (*delayed_scale)(Context&, In control, float* amax, float* history, float* scale, int64_t layers,
+                        Delayed);
 
   // Codes of x along its rows (`rows`: [rows, cols]) and of its transpose along the rows of x (`columns`:
   // [cols, rows]), each with its own scales; in one pass, x is read once. Tensor scales: {scale, inverse} of

@@ -29,7 +29,7 @@ struct StepValues {
   StepControl control;
 };
 
-// What the host knows before the step.
+// Values that the host knows before the step.
 struct StepLimits {
   static constexpr double kNone = std::numeric_limits<double>::infinity();
   // Maximum gradient norm; 0: no clipping.
@@ -51,10 +51,5 @@ struct StepControlKernels {
   // Computes loss, norm and control from the sums. `values`: one StepValues.
   void (*control)(Context&, StepLimits limits, Out values);
 };
-
-// The arithmetic of `control`, for the host too, which must come to the same decision.
-inline double clip_factor(double norm, double clip) {
-  return clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1.0;
-}
 
 }  // namespace capstan::kernels

@@ -7,18 +7,22 @@
 #pragma once
 
 #include <bit>
+#include <cfloat>
+#include <cmath>
 #include <cstdint>
 
 #include "tensor/float8.hpp"
 
 namespace capstan::kernels {
 
-// The scale of a block; 0 where its values are too small for one, NaN where one is not finite.
+// The scale of a block; 0 where its values are too small for one, NaN where one is not finite. It is not above
+// the quotient, so that the largest element has the largest code also after stochastic rounding.
 inline float fp8_scale(float largest) {
-  if (!(largest <= 3.4028234e38f)) return std::bit_cast<float>(0x7FC00000u);
-  const float scale = largest / kE4m3.largest();
-  if (scale < 1.1754944e-38f) return 0;
-  return std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 8u) & ~15u);
+  if (!(largest <= FLT_MAX)) return NAN;
+  const uint32_t bits = std::bit_cast<uint32_t>(largest / kE4m3.largest()) & ~15u;
+  float scale = std::bit_cast<float>(bits);
+  if (scale * kE4m3.largest() > largest) scale = std::bit_cast<float>(bits - 16);
+  return scale < FLT_MIN ? 0 : scale;
 }
 
 }  // namespace capstan::kernels

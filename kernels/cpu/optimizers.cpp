@@ -195,7 +195,7 @@ class Widened {
   PhiloxKey key_;
 };
 
-// What an update rule reads and changes of an element: the gradient, the main parameter and its state.
+// The values of an element that an update rule reads and changes: gradient, main parameter and state.
 struct Element {
   VF g, w, m, v;
 };

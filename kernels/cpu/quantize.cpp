@@ -73,10 +73,12 @@ void encode_run(const QuantizeFormat& format, const float* x, float scale, int64
   else if (!format.stochastic)
     encode_pairs(x, scale, count, codes, [](float value, int64_t) { return encode<kE2m1>(value); });
   else
-    encode_pairs(x, scale, count, codes, [&](float value, int64_t i) {
-      const auto at = static_cast<uint64_t>(element + i);
-      return encode_stochastic<kE2m1>(value, philox4x32(random.key, at / 4, random.call)[at % 4]);
-    });
+    encode_pairs(x, scale, count, codes,
+                 [&, block = ~uint64_t{0}, words = std::array<uint32_t, 4>()](float value, int64_t i) mutable {
+                   const auto at = static_cast<uint64_t>(element + i);
+                   if (at / 4 != block) block = at / 4, words = philox4x32(random.key, block, random.call);
+                   return encode_stochastic<kE2m1>(value, words[at % 4]);
+                 });
 }
 
 // 2^n, n within the normal numbers.
@@ -84,8 +86,8 @@ float power_of_two(int n) {
   return std::bit_cast<float>(static_cast<uint32_t>(n + 127) << 23);
 }
 
-// Writes the scale of a block with maximum `amax` to element `at` of the scales, and returns what its values
-// are multiplied with before they are encoded.
+// Writes the scale of a block with maximum `amax` to element `at` of the scales, and returns the factor of its
+// values before they are encoded.
 float scale_block(const QuantizeFormat& format, float amax, const float* tensor_scale, void* scales,
                   int64_t at) {
   const float largest = largest_of(format.codes);
@@ -134,11 +136,15 @@ void encode_tile(const QuantizeFormat& format, const Tile& tile, const Position&
       const int64_t rows = std::min(height, tile.rows - r0), cols = std::min(block, tile.cols - c0);
       const float* values = tile.values.data() + r0 * kTile + c0;
       const float amax = format.layout == ScaleLayout::tensor ? 0 : largest_in(values, rows, cols);
+      const auto write_scale = [&](int64_t scale_row) {
+        return scale_block(format, amax, tensor_scale, to.scale,
+                           scale_row * scales_per_row + (at.col + c0) / block);
+      };
+      // Of a square block every row has a copy of its scale.
+      float scale = format.layout == ScaleLayout::block_128x128 ? write_scale((at.row + r0) / kTile) : 0;
       for (int64_t r = 0; r < rows; ++r) {
-        const int64_t row = at.row + r0 + r,
-                      scale_row = format.layout == ScaleLayout::block_128x128 ? row / kTile : row;
-        const float scale = scale_block(format, amax, tensor_scale, to.scale,
-                                        scale_row * scales_per_row + (at.col + c0) / block);
+        const int64_t row = at.row + r0 + r;
+        if (format.layout != ScaleLayout::block_128x128) scale = write_scale(row);
         uint8_t* codes = static_cast<uint8_t*>(to.codes) + row * row_bytes + (at.col + c0) / (pairs ? 2 : 1);
         encode_run(format, values + r * kTile, scale, cols, row * at.cols + at.col + c0, random, codes);
       }
@@ -197,7 +203,12 @@ void current_scale(Context&, float* amax, float* scale, int64_t count, float lar
   }
 }
 
-void delayed_scale(Context&, float* amax, float* history, float* scale, int64_t layers, Quantize::Delayed d) {
+void delayed_scale(Context&, In control, float* amax, float* history, float* scale, int64_t layers,
+                   Quantize::Delayed d) {
+  if (control && control.as<StepControl>()->skip) {
+    std::fill_n(amax, 3 * layers, 0.0f);
+    return;
+  }
   for (int64_t i = 0; i < 3 * layers; ++i) {
     float* own = history + i * d.length;
     std::copy_backward(own, own + d.length - 1, own + d.length);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "kernels/common/step_control.hpp"
 #include "kernels/cpu/families.hpp"
 
 namespace capstan::kernels {

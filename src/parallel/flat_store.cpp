@@ -397,8 +397,8 @@ void FlatStore::gather_parameters(bool wait) {
   if (shards_parameters_ && !wait) start_gather(0);
 }
 
-void FlatStore::after_update() {
-  if (low_precision_) low_precision_->advance();
+void FlatStore::after_update(const Tensor& control) {
+  if (low_precision_) low_precision_->advance(control);
   gather_parameters(!options_.overlap_param_gather);
 }
 

@@ -141,8 +141,10 @@ class FlatStore final : public ParamStore {
   void zero_gradients(int64_t step = 0);
   // After its last: then flat_buffers() hold the sums over all ranks.
   void finish_gradients();
-  // After the optimizer: distributes the new parameters to the ranks that compute with them.
-  void after_update();
+  // After the optimizer: distributes the new parameters to the ranks that compute with them. control: the
+  // kernels::StepControl of the update, in bytes; where it skips, the scales of GEMMs in 8 bits stay as they
+  // are. Undefined: the update was made.
+  void after_update(const Tensor& control = {});
   // Called before and after values of parameter_shards() are set from outside.
   void before_load();
   void after_load();

@@ -10,8 +10,6 @@ namespace capstan::parallel {
 
 namespace {
 constexpr int64_t kTensors = 3;  // of a layer
-// Of random numbers (base/philox.hpp).
-constexpr uint32_t kRoundingPurpose = 20;
 }  // namespace
 
 LowPrecisionWeights::LowPrecisionWeights(Device& device,
@@ -104,7 +102,7 @@ void LowPrecisionWeights::begin_step(int64_t step) {
   rounding_calls_ = rank << 40;
   for (size_t i = 0; i < layers_.size(); ++i)
     layers_[i].scaling.rounding =
-        philox_key(options_.seed, kRoundingPurpose,
+        philox_key(options_.seed, purpose::quantization,
                    static_cast<uint64_t>(step) << 20 ^ static_cast<uint64_t>(covered_[i]->index()));
   if (!delayed()) return;
   // The maximum of a weight is taken when it is quantized.
@@ -113,11 +111,11 @@ void LowPrecisionWeights::begin_step(int64_t step) {
   advanced_ = false;
 }
 
-void LowPrecisionWeights::advance() {
+void LowPrecisionWeights::advance(const Tensor& control) {
   if (!delayed()) return;
   advanced_ = true;
   reduce_over_ranks(amax_);
-  launch(device_, device_.table().quantize->delayed_scale, amax_, history_, scale_,
+  launch(device_, device_.table().quantize->delayed_scale, control, amax_, history_, scale_,
          static_cast<int64_t>(covered_.size()),
          kernels::Quantize::Delayed{.length = options_.history_length,
                                     .maximum = options_.maximum_of_history,

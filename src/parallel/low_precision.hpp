@@ -58,8 +58,9 @@ class LowPrecisionWeights {
   // Begins the random numbers of a step, and with delayed scaling its maxima. Those of a step that advance()
   // did not follow, because its update was skipped, are lost.
   void begin_step(int64_t step);
-  // Delayed scaling: after a step, the scales of all tensors from their maxima. Collective.
-  void advance();
+  // Delayed scaling: after a step, the scales of all tensors from their maxima, unless `control` skips the
+  // update (FlatStore::after_update). Collective.
+  void advance(const Tensor& control);
 
   // Delayed scaling: the state of a parameter's layer, fp32 [3, history_length] and [3, 2]; undefined with
   // other recipes.

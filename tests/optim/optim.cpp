@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "kernels/common/step_control.hpp"
 #include "kernels/table.hpp"
 #include "optim/schedule.hpp"
 #include "support/paths.hpp"

@@ -48,8 +48,8 @@ TEST_CASE("e4m3, e5m2 and e2m1 convert as ml_dtypes and torch do") {
   check_format<kE2m1>("e2m1");
 }
 
-TEST_CASE("every fp32 of a range lies nearest to its code, ties to even") {
-  // All of 2^16 numbers from 2^-9 to 2^-7 by bits: subnormal and normal e4m3.
+TEST_CASE("fp32 numbers lie nearest to their code, ties to even") {
+  // Every 509th fp32 from 2^-9 to 2^-5: subnormal and normal e4m3.
   const auto begin = std::bit_cast<uint32_t>(0x1p-9f), end = std::bit_cast<uint32_t>(0x1p-5f);
   for (uint32_t bits = begin; bits < end; bits += 509) {
     const float value = std::bit_cast<float>(bits);
@@ -79,7 +79,7 @@ TEST_CASE("e8m0 rounds up to a power of two") {
   CHECK(std::isnan(decode_e8m0(255)));
 }
 
-TEST_CASE("no file holds types below 16 bits") {
+TEST_CASE("no file holds floating-point types below 16 bits") {
   for (const DType type : {DType::f8e4m3, DType::f8e5m2, DType::f8e8m0, DType::f4e2m1x2}) {
     CHECK(size_of(type) == 1);
     CHECK(!dtype_from_name(name_of(type)));

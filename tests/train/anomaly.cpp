@@ -17,6 +17,7 @@
 #include "comm/reduce.hpp"
 #include "support/faulty_disk.hpp"
 #include "support/main_parameters.hpp"
+#include "support/running.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/records/metrics.hpp"
@@ -34,6 +35,7 @@ using config::SpikeAction;
 
 namespace {
 
+using test::Running;
 using test::world;
 
 // A directory that all ranks share and that goes away after them.
@@ -60,31 +62,6 @@ class Shared {
     return n;
   }
   fs::path path_;
-};
-
-struct Running {
-  explicit Running(const config::Config& c)
-      : config(c), runner(config, world()), data(open_datasets(config, nullptr)) {
-    runner.initialize();
-    loader = std::make_unique<data::Loader>(data[0], runner.loader_options());
-  }
-  StepResult step() {
-    timers.start_step();
-    return runner.train_step(*loader, timers);
-  }
-  std::vector<float> parameters() {
-    std::vector<float> all;
-    for (const auto& p : runner.model().parameters()) {
-      const auto values = test::main_of(runner.store(), *p).to_host<float>();
-      all.insert(all.end(), values.begin(), values.end());
-    }
-    return all;
-  }
-  config::Config config;
-  StepRunner runner;
-  std::array<std::shared_ptr<const data::Dataset>, 3> data;
-  std::unique_ptr<data::Loader> loader;
-  StepTimers timers;
 };
 
 SavePlan plan_in(const fs::path& root) {

@@ -11,6 +11,7 @@
 #include "comm/reduce.hpp"
 #include "support/devices.hpp"
 #include "support/main_parameters.hpp"
+#include "support/running.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/trainer/data_setup.hpp"
@@ -21,6 +22,8 @@ using namespace capstan::train;
 
 namespace {
 
+using test::run;
+using test::run_until;
 using test::world;
 
 // On the device of the test.
@@ -29,26 +32,6 @@ config::Config tiny_config(bool llama, int64_t ranks) {
   config::Config config = capstan::testing::tiny_config(llama, ranks);
   config.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::checked;
   return config;
-}
-
-// Losses and gradient norms of steps [loop's step, until).
-std::vector<double> run_until(StepRunner& runner, const config::Config& config, int64_t until) {
-  const auto data = open_datasets(config, nullptr);
-  data::Loader loader(data[0], runner.loader_options());
-  StepTimers timers;
-  std::vector<double> trace;
-  while (runner.state().step < until) {
-    timers.start_step();
-    const StepResult result = runner.train_step(loader, timers);
-    trace.push_back(result.loss);
-    trace.push_back(result.gradient_norm);
-  }
-  return trace;
-}
-std::vector<double> run(const config::Config& config, int64_t until) {
-  StepRunner runner(config, world());
-  runner.initialize();
-  return run_until(runner, config, until);
 }
 
 std::filesystem::path scratch() {

@@ -10,6 +10,7 @@
 #include "config/resolve/resolve.hpp"
 #include "support/devices.hpp"
 #include "support/paths.hpp"
+#include "support/running.hpp"
 #include "support/worlds.hpp"
 #include "train/setup/state.hpp"
 #include "train/setup/tokenizer.hpp"
@@ -21,6 +22,9 @@ using namespace capstan::train;
 
 namespace {
 
+using test::run;
+using test::run_until;
+using test::Running;
 using test::world;
 
 struct Preset {
@@ -46,25 +50,6 @@ config::Config resolve(const std::string& preset, std::vector<std::string> overr
   const config::Resolution resolution = config::resolve(request);
   resolution.require_ok();
   return resolution.config;
-}
-
-// Losses and gradient norms of the steps up to `until`.
-std::vector<double> run_until(StepRunner& runner, const config::Config& config, int64_t until) {
-  const auto data = open_datasets(config, load_tokenizer(config).get());
-  data::Loader loader(data[0], runner.loader_options());
-  StepTimers timers;
-  std::vector<double> trace;
-  while (runner.state().step < until) {
-    const StepResult result = runner.train_step(loader, timers);
-    trace.push_back(result.loss);
-    trace.push_back(result.gradient_norm);
-  }
-  return trace;
-}
-std::vector<double> run(const config::Config& config, int64_t until) {
-  StepRunner runner(config, world());
-  runner.initialize();
-  return run_until(runner, config, until);
 }
 
 double mean_of_last_losses(const std::vector<double>& trace) {
@@ -124,6 +109,33 @@ TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep
     config::Config threads = resolve<D>(preset.name, {gather});
     threads.train.threads = 3;
     check_same(run(threads, 4), expected);
+  }
+}
+
+TEST_CASE_TEMPLATE("a step that is computed again or skipped leaves the scales of delayed scaling", D,
+                   EVERY_DEVICE) {
+  const char* preset = "bf16_with_fp8_delayed_scaling_mixed";
+  Running plain(resolve<D>(preset));
+  plain.step(), plain.step();
+  const double third = plain.step().loss, fourth = plain.step().loss;
+  for (const char* action : {"warn", "skip"}) {
+    CAPTURE(action);
+    Running sound(resolve<D>(preset, {"resilience.rerun_mode=validate_results",
+                                      std::string("resilience.loss_spike_action=") + action}));
+    sound.step(), sound.step();
+    sound.runner.state().recent_losses.assign(16, 1e-3);
+    const auto* state = sound.runner.store().low_precision();
+    const Parameter& first = *state->parameters().front();
+    const auto history = state->history(first).template to_host<float>();
+    const StepResult result = sound.step();
+    CHECK(result.loss == third);
+    REQUIRE(result.events.size() == 2);
+    CHECK(result.events[1].text.find("gave the same bits when computed again") != std::string::npos);
+    if (result.skipped)
+      CHECK(state->history(first).template to_host<float>() == history);
+    else
+      CHECK(sound.step().loss == fourth);
+    CHECK(result.skipped == (action == std::string("skip")));
   }
 }
 

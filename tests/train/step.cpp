@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "kernels/table.hpp"
-#include "support/main_parameters.hpp"
+#include "support/running.hpp"
 #include "support/temporary_directory.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
@@ -19,35 +19,10 @@ using namespace capstan;
 using namespace capstan::train;
 using capstan::testing::tiny_config;
 using config::DeviceKind;
+using test::Running;
 using test::world;
 
 namespace {
-
-struct Running {
-  explicit Running(const config::Config& c)
-      : config(c), runner(config, world()), data(open_datasets(config, nullptr)) {
-    runner.initialize();
-    open_loader();
-  }
-  void open_loader() { loader = std::make_unique<data::Loader>(data[0], runner.loader_options()); }
-  StepResult step() {
-    timers.start_step();
-    return runner.train_step(*loader, timers);
-  }
-  std::vector<float> parameters() {
-    std::vector<float> all;
-    for (const auto& p : runner.model().parameters()) {
-      const auto values = test::main_of(runner.store(), *p).to_host<float>();
-      all.insert(all.end(), values.begin(), values.end());
-    }
-    return all;
-  }
-  config::Config config;
-  StepRunner runner;
-  std::array<std::shared_ptr<const data::Dataset>, 3> data;
-  std::unique_ptr<data::Loader> loader;
-  StepTimers timers;
-};
 
 // Three micro-batches on each rank.
 config::Config several_micro_batches(bool llama) {

@@ -181,7 +181,7 @@ void StepRunner::launch_update(double learning_rate) {
   step.decoupled_lr = decoupled_schedule_.learning_rate(state_.schedule_samples);
   step.weight_decay = schedule_.weight_decay(state_.schedule_samples);
   optimizer_->step(step, totals_->control());
-  store_->after_update();
+  store_->after_update(totals_->control());
   if (config_.logger.log_params_norm) totals_->sum_parameters();
 }
 

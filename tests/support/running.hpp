@@ -1,0 +1,65 @@
+// A step runner with its data, for tests of training steps on the test's world.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "support/main_parameters.hpp"
+#include "support/worlds.hpp"
+#include "train/setup/tokenizer.hpp"
+#include "train/trainer/data_setup.hpp"
+#include "train/trainer/step_runner.hpp"
+
+namespace capstan::test {
+
+struct Running {
+  explicit Running(const config::Config& c)
+      : config(c),
+        runner(config, world()),
+        data(train::open_datasets(config, train::load_tokenizer(config).get())) {
+    runner.initialize();
+    open_loader();
+  }
+  // Where the runner's state is, for instance after it was loaded.
+  void open_loader() { loader = std::make_unique<data::Loader>(data[0], runner.loader_options()); }
+  train::StepResult step() {
+    timers.start_step();
+    return runner.train_step(*loader, timers);
+  }
+  // Main parameters of this rank, one behind the other.
+  std::vector<float> parameters() {
+    std::vector<float> all;
+    for (const auto& p : runner.model().parameters()) {
+      const auto values = main_of(runner.store(), *p).to_host<float>();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+  config::Config config;
+  train::StepRunner runner;
+  std::array<std::shared_ptr<const data::Dataset>, 3> data;
+  std::unique_ptr<data::Loader> loader;
+  train::StepTimers timers;
+};
+
+// Losses and gradient norms of the steps up to `until`.
+inline std::vector<double> run_until(train::StepRunner& runner, const config::Config& config, int64_t until) {
+  const auto data = train::open_datasets(config, train::load_tokenizer(config).get());
+  data::Loader loader(data[0], runner.loader_options());
+  train::StepTimers timers;
+  std::vector<double> trace;
+  while (runner.state().step < until) {
+    timers.start_step();
+    const train::StepResult result = runner.train_step(loader, timers);
+    trace.insert(trace.end(), {result.loss, result.gradient_norm});
+  }
+  return trace;
+}
+inline std::vector<double> run(const config::Config& config, int64_t until) {
+  train::StepRunner runner(config, world());
+  runner.initialize();
+  return run_until(runner, config, until);
+}
+
+}  // namespace capstan::test
