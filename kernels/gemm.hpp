@@ -3,7 +3,7 @@
 
 #include "kernels/activation.hpp"
 #include "tensor/kernel_context.hpp"
-#include "tensor/kernel_operand.hpp"
+#include "kernels/operand.hpp"
 
 namespace capstan::kernels {
 
@@ -18,8 +18,8 @@ struct GemmShape {
   int64_t stride_a = 0, stride_b = 0, stride_c = 0;
 };
 
-// What follows the sums, in this order: the bias is added, the activation or its derivative is applied, C is
-// stored, the column sums and the maximum of what was stored are taken.
+// Operations after the sums, in this order: add the bias; apply the activation or its derivative; store C;
+// take the column sums and the maximum of the stored values.
 struct GemmEpilogue {
   // [n]; null: none.
   In bias;

@@ -28,14 +28,14 @@ struct RopeAngles {
 struct QkNormWeights {
   In q_gamma, q_beta, k_gamma, k_beta;
 };
-// fp32 [head_dim] each; null: not wanted.
+// fp32 [head_dim] each. Null: the gradient is not computed.
 struct QkNormGradients {
   float *q_gamma = nullptr, *q_beta = nullptr, *k_gamma = nullptr, *k_beta = nullptr;
   bool any() const { return q_gamma || q_beta || k_gamma || k_beta; }
 };
 
-// Values are not touched: attention reads them where they are. Every head of an output may be the same memory
-// as the head of the input at its place. Bytes in fp32, E = heads * head_dim + groups * head_dim: forward 8
+// Values are not touched: attention reads them where they are. In `forward` an output may be its input; in
+// `backward` dq_in, dk_in may be dq, dk, but not q, k. Bytes in fp32, E = heads * head_dim + groups * head_dim: forward 8
 // rows E; backward 8 rows E, with a norm 12 rows E.
 struct Rope {
   // q_out, k_out = rotation(norm(q)), rotation(norm(k)); norm(x) = (x - mean) rstd (gamma + gamma_offset) +

@@ -38,7 +38,7 @@ int32_t most_likely(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-// weights, ids: room for candidates_of() and for all columns.
+// weights, ids: memory for candidates_of() and for all columns.
 int32_t draw(std::span<const float> logits, const SamplingOptions& options, PhiloxSequence random,
              double* weights, int32_t* ids) {
   const auto cols = static_cast<int64_t>(logits.size()), kept = candidates_of(options, cols);

@@ -6,7 +6,7 @@
 
 #include "base/checked.hpp"
 #include "tensor/float8.hpp"
-#include "tensor/kernel_operand.hpp"
+#include "kernels/operand.hpp"
 
 namespace capstan::kernels {
 
@@ -34,7 +34,7 @@ struct ScaledMatrix {
         row_bytes(operand.dtype == DType::f4e2m1x2 ? ceil_div(k, int64_t{2}) : k),
         scales_per_row(block_of(operand.layout) > 0 ? ceil_div(k, block_of(operand.layout)) : 0) {}
 
-  // What elements of row r, block `block` of k are multiplied with.
+  // The factor of the elements of row r, block `block` of k.
   float scale_of(int64_t r, int64_t block) const {
     switch (x.layout) {
       case ScaleLayout::tensor:

@@ -36,8 +36,8 @@ class WorkspaceParts {
   // The last arguments are where the caller is (std::source_location, which some compilers lack).
   WorkspaceParts(Context& context, WorkspaceSize need, const char* file = __builtin_FILE(),
                  const char* function = __builtin_FUNCTION())
-      : shared_(context.workspace.data),
-        workers_(shared_ + WorkspaceSize::aligned(need.shared)),
+      : data_(context.workspace.data),
+        workers_(WorkspaceSize::aligned(need.shared)),
         each_worker_(WorkspaceSize::aligned(need.each_worker)) {
     const size_t needed = need.total(context.pool->size());
     enough_ = needed <= context.workspace.bytes;
@@ -46,16 +46,17 @@ class WorkspaceParts {
   explicit operator bool() const { return enough_; }
   template <class T>
   T* shared() const {
-    return reinterpret_cast<T*>(shared_);
+    return reinterpret_cast<T*>(data_);
   }
   template <class T>
   T* worker(int worker) const {
-    return reinterpret_cast<T*>(workers_ + static_cast<size_t>(worker) * each_worker_);
+    return reinterpret_cast<T*>(data_ + workers_ + static_cast<size_t>(worker) * each_worker_);
   }
 
  private:
-  std::byte *shared_, *workers_;
-  size_t each_worker_;
+  std::byte* data_;
+  // Bytes from the beginning to the parts of the workers, and from one to the next.
+  size_t workers_, each_worker_;
   bool enough_;
 };
 

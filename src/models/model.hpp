@@ -43,8 +43,8 @@ struct Batch {
   Tensor positions;
   // I32 [N], index in its sequence of the first token of the token's document; undefined: 0.
   Tensor document_start;
-  // I32 [documents + 1], with document_start: the row of the first token of each document among the batch *
-  // (full sequence) rows of the full sequences, and their number at the end.
+  // i32 [documents + 1], with document_start: the first row of each document among the batch * S rows of the
+  // full sequences (S tokens each), then batch * S.
   Tensor cu_seqlens;
   // Tokens of the longest document.
   int64_t max_seqlen = 0;

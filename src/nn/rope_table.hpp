@@ -56,17 +56,17 @@ std::vector<double> rope_frequencies(const RopeOptions& options, int64_t positio
 class RopeTables {
  public:
   explicit RopeTables(const RopeOptions& options);
-  // Copies the rows of positions 0 … positions - 1, for sequences of that length, to the device. Computes
-  // nothing on the meta device.
-  ops::RopeTable on(Device& device, int64_t positions);
-  // The same rows on the context's device, where they stay: they are copied when a context first needs them,
-  // and again when it needs more.
+  // The rows of positions 0 … positions - 1, for sequences of that length, on the context's device, where they
+  // stay: they are copied when a context first needs them, and again when it needs more. Computes nothing on
+  // the meta device.
   ops::RopeTable in(StepContext& context, int64_t positions);
   // The number of positions, at most `capacity`, with the same angles as in sequences of `length`: longrope
   // switches frequencies beyond the original length.
   int64_t positions_alike(int64_t length, int64_t capacity) const;
 
  private:
+  ops::RopeTable on(Device& device, int64_t positions);
+
   RopeOptions options_;
   // Keys of StepContext::constants: this one, and the next for the long factors.
   const uint64_t key_;

@@ -15,17 +15,15 @@ Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::Ac
   const int64_t cols = gated ? width / 2 : width;
   const Tensor y = Tensor::empty(device, {rows, cols}, x.dtype());
   Record record{.name = "bias_activation", .inputs = {x}, .outputs = {y}};
-  if (bias) {
-    const auto b = tape.pin(*bias);
-    CAPSTAN_ASSERT(b->elements() == width,
+  {
+    const auto b = tape.pin(bias);
+    CAPSTAN_ASSERT(!bias || b->elements() == width,
                    "bias_activation: `" + bias->name() + "` is " + b->text() + ", x is " + x.value.text());
     const kernels::Activation& kernel = *device.table().activation;
-    launch(device, kernel.forward_workspace(gated, true, cols), kernel.forward, kind, gated, x.value, *b, y,
-           rows, cols);
-    record.parameters = {bias};
-  } else {
-    launch(device, device.table().activation->forward, kind, gated, x.value, Tensor(), y, rows, cols);
+    launch(device, kernel.forward_workspace(gated, bias != nullptr, cols), kernel.forward, kind, gated,
+           x.value, *b, y, rows, cols);
   }
+  if (bias) record.parameters = {bias};
   const auto bytes = static_cast<double>(x.value.bytes() + y.bytes());
   record.cost = {0, bytes};
   record.backward_cost = {0, bytes + static_cast<double>(x.value.bytes())};
@@ -33,14 +31,11 @@ Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::Ac
   record.backward = [bias, kind, gated, rows, cols](BackwardStep& step) {
     Device& dev = step.device();
     const Tensor dx = reuse_or_empty(step.saved(0));
-    if (bias) {
-      const auto b = step.pin(*bias);
+    {
+      const auto b = step.pin(bias);
       const kernels::Activation& kernel = *dev.table().activation;
-      launch(dev, kernel.backward_workspace(gated, true, cols), kernel.backward, kind, gated,
+      launch(dev, kernel.backward_workspace(gated, bias != nullptr, cols), kernel.backward, kind, gated,
              step.output_gradient(), step.saved(0), *b, dx, rows, cols);
-    } else {
-      launch(dev, dev.table().activation->backward, kind, gated, step.output_gradient(), step.saved(0),
-             Tensor(), dx, rows, cols);
     }
     step.give(0, dx);
     if (bias)

@@ -39,8 +39,7 @@ void check_rows(const Tensor& qkv, const AttentionOptions& options) {
   options.transform.check(qkv, options.layout);
 }
 
-// Views of packed QKV whose queries and keys are transformed, into memory of their own: those of values stay
-// where they are.
+// The heads of packed QKV with transformed queries and keys in new memory; values stay in qkv.
 QkvHeads transformed_apart(StepContext& context, const Tensor& qkv, const AttentionOptions& options) {
   const kernels::QkvLayout& layout = options.layout;
   CategoryScope scope(MemoryCategory::workspace);
@@ -55,7 +54,7 @@ QkvHeads transformed_apart(StepContext& context, const Tensor& qkv, const Attent
   return to;
 }
 
-// What attention reads. Rotates in place where it may.
+// The heads that attention reads; transformed in place if `in_place`.
 QkvHeads transformed(StepContext& context, const Tensor& qkv, const AttentionOptions& options,
                      bool in_place) {
   if (!in_place) return transformed_apart(context, qkv, options);
@@ -80,9 +79,6 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
   CAPSTAN_ASSERT(
       options.dropout == 0 || (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
       "attention: dropout needs the rows' ids, got " + options.dropout_rows.text());
-  const auto heads_of = [layout](const Tensor& t) {
-    return contiguous_heads(t, layout.groups, layout.heads_per_group, layout.head_dim);
-  };
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
   const Tensor lse = Tensor::empty(device, {options.batch, layout.heads(), options.seq});
   const kernels::AttentionShape shape = attention_shape(options);
@@ -92,7 +88,7 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
     const QkvHeads x = transformed(tape.context(), qkv.value, options, in_place);
     const kernels::Attention& kernel = *device.table().attention;
     launch(device, kernel.forward_workspace(shape, qkv.dtype()), kernel.forward, shape, x.q, x.k, x.v,
-           options.documents, dropout_rows, heads_of(out), lse);
+           options.documents, dropout_rows, output_heads(out, layout), lse);
   }
 
   const double flops = attention_flops(options, options.seq);
@@ -107,7 +103,8 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
                       .cost = {flops, bytes + before},
                       .backward_cost = {2 * flops, 2 * bytes + after},
                       .saved = {saved, out, lse},
-                      .backward = [shape, options, dropout_rows, in_place, heads_of](BackwardStep& step) {
+                      .backward = [options, dropout_rows, in_place](BackwardStep& step) {
+                        const kernels::AttentionShape shape = attention_shape(options);
                         Device& dev = step.device();
                         const Tensor& saved_qkv = step.saved(0);
                         const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
@@ -117,8 +114,8 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
                                          dx = packed_heads(dqkv, options.layout);
                           const kernels::Attention& kernel = *dev.table().attention;
                           launch(dev, kernel.backward_workspace(shape, saved_qkv.dtype()), kernel.backward,
-                                 shape, x.q, x.k, x.v, heads_of(step.saved(1)), step.saved(2),
-                                 heads_of(step.output_gradient()), options.documents, dropout_rows, dx.q,
+                                 shape, x.q, x.k, x.v, output_heads(step.saved(1), options.layout), step.saved(2),
+                                 output_heads(step.output_gradient(), options.layout), options.documents, dropout_rows, dx.q,
                                  dx.k, dx.v);
                         }
                         options.transform.backward(step, options.layout, saved_qkv, dqkv);
@@ -151,7 +148,7 @@ Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const
   const kernels::Attention& kernel = *device.table().attention;
   launch(device, kernel.decode_workspace(shape, qkv.dtype(), capacity), kernel.decode, shape, x.q, x.k, x.v,
          cache.k, cache.v, past, capacity,
-         contiguous_heads(out, layout.groups, layout.heads_per_group, layout.head_dim));
+         output_heads(out, layout));
   return tape.record({.name = "attention_decode", .inputs = {std::move(qkv)}, .outputs = {out}})[0];
 }
 

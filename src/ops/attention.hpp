@@ -47,7 +47,7 @@ struct KvCache {
 };
 // One step of generation: appends the new tokens' keys and values after the `past` cached ones and attends.
 // options.seq is the number of new tokens of each sequence; past: i32 [1], at most capacity - seq. Records
-// nothing. Move qkv in, as for attention().
+// nothing; its FLOPs depend on `past`, which the host does not know. Move qkv in, as for attention().
 Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const KvCache& cache,
                      const Tensor& past);
 

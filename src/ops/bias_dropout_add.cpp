@@ -19,17 +19,15 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
                  "bias_dropout_add: dropout needs the rows' ids, got " + dropout_rows.text());
   const Tensor y = reuse_or_empty(x.value);
   Record record{.name = "bias_dropout_add", .outputs = {y}};
-  if (bias) {
-    const auto b = tape.pin(*bias);
-    CAPSTAN_ASSERT(b->elements() == cols, "bias_dropout_add: `" + bias->name() + "` is " + b->text());
+  {
+    const auto b = tape.pin(bias);
+    CAPSTAN_ASSERT(!bias || b->elements() == cols,
+                   "bias_dropout_add: `" + bias->name() + "` is " + b->text());
     const kernels::Elementwise& kernel = *device.table().elementwise;
-    launch(device, kernel.bias_dropout_add_workspace(true, cols), kernel.bias_dropout_add, x.value, *b,
-           residual.value, y, rows, cols, p, key, dropout_rows);
-    record.parameters = {bias};
-  } else {
-    launch(device, device.table().elementwise->bias_dropout_add, x.value, Tensor(), residual.value, y, rows,
-           cols, p, key, dropout_rows);
+    launch(device, kernel.bias_dropout_add_workspace(bias != nullptr, cols), kernel.bias_dropout_add, x.value,
+           *b, residual.value, y, rows, cols, p, key, dropout_rows);
   }
+  if (bias) record.parameters = {bias};
   record.inputs = {std::move(x)};
   if (adds) record.inputs.push_back(residual);
   const auto bytes = static_cast<double>(y.bytes());

@@ -46,9 +46,7 @@ struct Plan {
   // Of packed QKV after the exchange of heads, and of keys and values alone: packed QKV without query heads.
   const kernels::QkvLayout& layout() const { return heads.layout(); }
   kernels::QkvLayout kv_layout() const { return {layout().groups, 0, layout().head_dim}; }
-  Heads outputs(const Tensor& x) const {
-    return contiguous_heads(x, layout().groups, layout().heads_per_group, layout().head_dim);
-  }
+  Heads outputs(const Tensor& x) const { return output_heads(x, layout()); }
   int64_t rows() const { return shape.batch * shape.seq; }
   int ranks() const { return keys ? keys->size() : 1; }
   int previous(int step) const { return (keys->rank() + keys->size() - step) % keys->size(); }
@@ -276,7 +274,7 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
   const DType type = qkv.dtype();
 
   const bool in_place = transforms_in_place(qkv.value, options.transform);
-  // Only the norm's backward pass reads what was before.
+  // Only the norm's backward pass reads the untransformed qkv.
   const Tensor before = options.transform.normalizes() ? qkv.value : Tensor();
   const Tensor ready = transformed_packed(tape.context(), qkv.value, options, in_place);
   const Tensor packed = plan.heads.heads_of(ready),

@@ -38,10 +38,11 @@ struct ContextParallel {
 // rows. Equal to attention over the full sequences, dropout included; bitwise reproducible for the same
 // layout. Collective over the group, forward and backward (recomputed regions too). ErrorCode::config when S
 // or the heads cannot be divided this way.
+//
 // Saves qkv, out and one statistic as ops::attention does, and with a QK norm also the transformed qkv. With
-// a2a these are S / CP * I rows of 1 / I of
-// the heads, and the output in addition (I: the ranks of a2a). Bytes sent by each rank, N = batch * seq;
-// kv = N * groups * 2 * head_dim elements of qkv's type, dkv = as many of fp32:
+// a2a these are S / CP * I rows of 1 / I of the heads, and the output in addition (I: the ranks of a2a). Bytes
+// sent by each rank, N = batch * seq; kv = N * groups * 2 * head_dim elements of qkv's type, dkv = as many of
+// fp32:
 //   p2p, all_gather   forward (CP-1) kv                  backward (CP-1) (kv + dkv)
 //   a2a               forward (CP-1) (qkv' + out')       backward (CP-1) (out' + dqkv')
 //                     qkv', out': N rows of one rank's subset of heads, qkv' with their keys and values;

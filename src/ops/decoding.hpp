@@ -1,4 +1,4 @@
-// Generation token by token. What changes from step to step stays on the device, so that a step needs no
+// Generation token by token. Values that change from step to step stay on the device, so that a step needs no
 // value of the host.
 #pragma once
 
@@ -7,8 +7,9 @@
 
 namespace capstan::ops {
 
-// past: i32 [1], the number of cached tokens of each sequence.
-// Positions i32 [batch * tokens] of new tokens that follow them.
+// `past`: i32 [1], the number of cached tokens of each sequence.
+
+// Positions i32 [batch * tokens] of new tokens that follow the cached ones.
 Tensor positions_after(const Tensor& past, int64_t batch, int64_t tokens);
 // past += tokens.
 void advance(const Tensor& past, int64_t tokens);

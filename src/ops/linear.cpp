@@ -15,16 +15,12 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* b
   GemmOperand kept;
   {
     const LinearWeight w(tape, weight);
-    if (bias) {
-      const auto b = tape.pin(*bias);
-      CAPSTAN_ASSERT(b->elements() == out, "linear: `" + bias->name() + "` is " + b->text() + " for " +
-                                               std::to_string(out) + " columns");
-      kept = w.multiply(x.value, y, trains, {.bias = *b});
-      record.parameters.push_back(bias);
-    } else {
-      kept = w.multiply(x.value, y, trains);
-    }
+    const auto b = tape.pin(bias);
+    CAPSTAN_ASSERT(!bias || b->elements() == out, "linear: `" + bias->name() + "` is " + b->text() + " for " +
+                                                      std::to_string(out) + " columns");
+    kept = w.multiply(x.value, y, trains, {.bias = *b});
   }
+  if (bias) record.parameters.push_back(bias);
   record.outputs = {y};
   if (trains) record.saved = saved_tensors(kept);
   const Cost cost = matmul_cost(rows, out, in, x.dtype());

@@ -69,7 +69,7 @@ struct QuantizeRequest {
   // Delayed scaling: raise LayerScaling::amax.
   bool record_amax = false;
 };
-// What is not requested stays undefined.
+// Results that are not requested stay undefined.
 QuantizedMatrix quantize(const LayerScaling& scaling, LayerTensor kind, const Tensor& x,
                          QuantizeRequest request);
 

@@ -67,14 +67,12 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
   const Tensor rstd = Tensor::empty(device, {rows});
   const kernels::NormRows layout{rows, cols, 1, 0, cols};
   {
-    const auto g = tape.pin(gamma);
-    std::vector<std::unique_ptr<ParamPin>> pins;
-    const Tensor b = pinned(tape.context().store, beta, pins);
+    const auto g = tape.pin(gamma), b = tape.pin(beta);
     CAPSTAN_ASSERT(g->elements() == cols,
                    "norm: `" + gamma.name() + "` is " + g->text() + ", x is " + x.value.text());
     const kernels::Norm& kernel = *device.table().norm;
     launch(device, kernel.forward_workspace(layout), kernel.forward, options.rms, layout, x.value,
-           residual.value, adds ? sum : Tensor(), *g, options.gamma_offset, b, options.epsilon, y, mean,
+           residual.value, adds ? sum : Tensor(), *g, options.gamma_offset, *b, options.epsilon, y, mean,
            rstd);
   }
   record.inputs[0].value = x.value;

@@ -4,12 +4,6 @@
 
 namespace capstan::ops {
 
-Tensor pinned(ParamStore& store, const Parameter* parameter, std::vector<std::unique_ptr<ParamPin>>& pins) {
-  if (!parameter) return {};
-  pins.push_back(std::unique_ptr<ParamPin>(new ParamPin(store, *parameter)));
-  return **pins.back();
-}
-
 Tensor partial_for(Device& device, const ParamStore& store, const Parameter* parameter, int64_t cols) {
   return parameter && store.trains(*parameter) ? Tensor::zeros(device, {cols}) : Tensor();
 }

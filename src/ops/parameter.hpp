@@ -129,14 +129,15 @@ class ParamStore {
   bool last_micro_batch_ = false;
 };
 
-// A parameter resolved for the duration of one operation.
+// A parameter resolved for the duration of one operation. Null: an undefined tensor.
 class ParamPin {
  public:
-  ParamPin(ParamStore& store, const Parameter& parameter)
-      : store_(store), parameter_(parameter), tensor_(store.acquire(parameter)) {}
+  ParamPin(ParamStore& store, const Parameter& parameter) : ParamPin(store, &parameter) {}
+  ParamPin(ParamStore& store, const Parameter* parameter)
+      : store_(store), parameter_(parameter), tensor_(parameter ? store.acquire(*parameter) : Tensor()) {}
   ~ParamPin() {
     tensor_ = Tensor();
-    store_.release(parameter_);
+    if (parameter_) store_.release(*parameter_);
   }
   ParamPin(const ParamPin&) = delete;
   ParamPin& operator=(const ParamPin&) = delete;
@@ -145,7 +146,7 @@ class ParamPin {
 
  private:
   ParamStore& store_;
-  const Parameter& parameter_;
+  const Parameter* parameter_;
   Tensor tensor_;
 };
 

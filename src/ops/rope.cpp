@@ -6,11 +6,18 @@
 namespace capstan::ops {
 
 namespace {
-arguments::QkNormWeights pinned_weights(ParamStore& store, const QkNormParameters& p,
-                                        std::vector<std::unique_ptr<ParamPin>>& pins) {
-  return {pinned(store, p.q_gamma, pins), pinned(store, p.q_beta, pins), pinned(store, p.k_gamma, pins),
-          pinned(store, p.k_beta, pins)};
-}
+class QkNormPins {
+ public:
+  QkNormPins(ParamStore& store, const QkNormParameters& p)
+      : q_gamma_(store, p.q_gamma),
+        q_beta_(store, p.q_beta),
+        k_gamma_(store, p.k_gamma),
+        k_beta_(store, p.k_beta) {}
+  arguments::QkNormWeights weights() const { return {*q_gamma_, *q_beta_, *k_gamma_, *k_beta_}; }
+
+ private:
+  ParamPin q_gamma_, q_beta_, k_gamma_, k_beta_;
+};
 }  // namespace
 
 std::vector<const Parameter*> QueryKeyTransform::parameters() const {
@@ -47,10 +54,9 @@ kernels::RopeShape QueryKeyTransform::shape(const kernels::QkvLayout& layout, in
 void QueryKeyTransform::apply(StepContext& context, const kernels::QkvLayout& layout, const QkvHeads& from,
                               const QkvHeads& to) const {
   const int64_t rows = from.q.first.elements() / layout.row();
-  std::vector<std::unique_ptr<ParamPin>> pins;
-  const arguments::QkNormWeights weights = pinned_weights(context.store, norm, pins);
+  const QkNormPins pins(context.store, norm);
   launch(context.device, context.device.table().rope->forward, shape(layout, rows), from.q, from.k,
-         arguments::RopeAngles{table.cos, table.sin, positions}, weights, to.q, to.k);
+         arguments::RopeAngles{table.cos, table.sin, positions}, pins.weights(), to.q, to.k);
 }
 
 void QueryKeyTransform::backward(BackwardStep& step, const kernels::QkvLayout& layout, const Tensor& qkv,
@@ -65,10 +71,9 @@ void QueryKeyTransform::backward(BackwardStep& step, const kernels::QkvLayout& l
   const kernels::Rope& kernel = *device.table().rope;
   {
     const QkvHeads d = packed_heads(dqkv, layout), x = normalizes() ? packed_heads(qkv, layout) : QkvHeads();
-    std::vector<std::unique_ptr<ParamPin>> pins;
-    const arguments::QkNormWeights weights = pinned_weights(store, norm, pins);
+    const QkNormPins pins(store, norm);
     launch(device, kernel.backward_workspace(rope, gradients.defined()), kernel.backward, rope, d.q, d.k, x.q,
-           x.k, arguments::RopeAngles{table.cos, table.sin, positions}, weights, d.q, d.k, gradients);
+           x.k, arguments::RopeAngles{table.cos, table.sin, positions}, pins.weights(), d.q, d.k, gradients);
   }
   hand_over(step, norm.q_gamma, gradients.q_gamma);
   hand_over(step, norm.q_beta, gradients.q_beta);

@@ -1,4 +1,4 @@
-// QK norm and RoPE, what happens to queries and keys between their projection and attention.
+// QK norm and RoPE: the transform of queries and keys between their projection and attention.
 #pragma once
 
 #include "kernels/rope.hpp"

@@ -140,7 +140,8 @@ class BackwardStep {
 
   StepContext& context();
   Device& device() { return context().device; }
-  ParamPin pin(const Parameter& parameter) { return ParamPin(context().store, parameter); }
+  ParamPin pin(const Parameter& parameter) { return pin(&parameter); }
+  ParamPin pin(const Parameter* parameter) { return ParamPin(context().store, parameter); }
 
  private:
   friend class Tape;
@@ -176,7 +177,8 @@ class Tape {
 
   StepContext& context() { return context_; }
   Device& device() { return context_.device; }
-  ParamPin pin(const Parameter& parameter) { return ParamPin(context_.store, parameter); }
+  ParamPin pin(const Parameter& parameter) { return pin(&parameter); }
+  ParamPin pin(const Parameter* parameter) { return ParamPin(context_.store, parameter); }
   bool recording() const { return mode_ == Mode::train && !suspended_; }
   // False while a region is recomputed: metrics, counts and side losses must not be registered twice.
   bool side_effects() const { return !repeated_; }

@@ -193,7 +193,6 @@ Tensor local_rows(const Tensor& x, const TensorParallel& parallel) {
 Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* bias,
                   const TensorParallel& parallel) {
   if (parallel.alone()) return linear(tape, x, weight, bias);
-  Device& device = tape.device();
   const int64_t rows = x.size(0) * (parallel.shards_rows() ? parallel.size() : 1);
   Record record{.name = "column_linear", .inputs = {x}, .parameters = {&weight}};
   check_gemm("column_linear", weight, x.value);
@@ -203,23 +202,21 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
   GemmOperand kept = x.value;
   {
     const LinearWeight w(tape, weight);
+    const auto b = tape.pin(bias);
+    CAPSTAN_ASSERT(!bias || b->elements() == w.outputs(),
+                   "column_linear: `" + bias->name() + "` is " + b->text());
+    const GemmEpilogueTensors epilogue{.bias = *b};
     if (parallel.shards_rows()) {
-      y = gemm_of_gathered(tape.context(), x.value, w.outputs(), parallel,
-                           [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); });
+      y = gemm_of_gathered(
+          tape.context(), x.value, w.outputs(), parallel,
+          [&](const Tensor& from, const Tensor& to) { w.multiply(from, to, false, epilogue); });
     } else {
-      y = Tensor::empty(device, {rows, w.outputs()}, x.dtype());
-      kept = w.multiply(x.value, y, trains);
+      y = Tensor::empty(tape.device(), {rows, w.outputs()}, x.dtype());
+      kept = w.multiply(x.value, y, trains, epilogue);
     }
   }
   const int64_t out = y.size(1), in = x.size(1);
-  if (bias) {
-    const auto b = tape.pin(*bias);
-    CAPSTAN_ASSERT(b->elements() == out, "column_linear: `" + bias->name() + "` is " + b->text());
-    const kernels::Elementwise& kernel = *device.table().elementwise;
-    launch(device, kernel.bias_dropout_add_workspace(true, out), kernel.bias_dropout_add, y, *b, Tensor(), y,
-           rows, out, 0.0f, PhiloxKey{}, Tensor());
-    record.parameters.push_back(bias);
-  }
+  if (bias) record.parameters.push_back(bias);
   record.outputs = {y};
   if (trains) record.saved = saved_tensors(kept);
   const Cost cost = matmul_cost(rows, out, in, x.dtype());

@@ -163,8 +163,6 @@ class Device {
   }
   void reset_peak();
   const AllocatorRules& allocator_rules() const { return rules_; }
-  // Counts memory of the host that the device uses; negative: it is freed.
-  void count_host_memory(int64_t bytes, MemoryCategory category);
   // Whether tensors lie in the memory of the host, in which one limit holds for all.
   virtual bool shares_host_memory() const { return false; }
 
@@ -220,7 +218,7 @@ class Device {
 
   // For `launch` only.
   const kernels::Table& table() const { return *table_; }
-  // What kernels on `queue` get to run with, except for the workspace. Each queue has its own error slot: two
+  // The context of kernels on `queue`, without the workspace. Each queue has its own error slot: two
   // queues may run kernels at the same time.
   kernels::LaunchContext context(Queue queue = Queue::compute) {
     return {workers() > 0 ? host_threads_ : nullptr,
@@ -265,6 +263,8 @@ class Device {
   int64_t host_waits_ = 0;
 
  private:
+  // Counts memory of the host that the device uses; negative: it is freed.
+  void count_host_memory(int64_t bytes, MemoryCategory category);
   std::byte* find_block(int64_t size);
   Pool pool_of(int64_t size) const { return size <= rules_.largest_small_block ? Pool::small : Pool::large; }
   BlockAllocator& blocks(Pool pool) { return pools_[static_cast<size_t>(pool)]; }
@@ -300,7 +300,7 @@ std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads
 std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers = 1,
                                          const AllocatorRules& rules = {}, bool shares_host_memory = true);
 
-// Throws, as an internal error, what a kernel has reported, and empties the slot.
+// Throws the error that a kernel reported as an internal error, and empties the slot.
 [[noreturn]] void throw_kernel_error(kernels::KernelError& slot);
 
 // A CPU device that behaves like an accelerator, to find missing copies and waits on any machine

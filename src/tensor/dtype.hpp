@@ -30,7 +30,7 @@ enum class DType : uint8_t {
 
 int64_t size_of(DType type);           // bytes
 std::string_view name_of(DType type);  // "fp32", "bf16", "i32" …
-// Also "float32", "bfloat16", "F32", "BF16" … Not the types below 16 bits: no file holds them, since their
+// Also "float32", "bfloat16", "F32", "BF16" … Not the floating-point types below 16 bits: no file holds them, since their
 // scales would be missing.
 std::optional<DType> dtype_from_name(std::string_view name);
 

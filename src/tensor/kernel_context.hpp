@@ -64,10 +64,12 @@ struct KernelError {
   size_t needed = 0, given = 0;
 };
 
-// What a launch gives its kernel besides the arguments.
+// The resources of a launch.
 struct LaunchContext {
-  ThreadPool* pool = nullptr;  // host devices
-  void* stream = nullptr;      // accelerator devices
+  // On host devices.
+  ThreadPool* pool = nullptr;
+  // On accelerators.
+  void* stream = nullptr;
   Workspace workspace;
   KernelError* error = nullptr;
 };

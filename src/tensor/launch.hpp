@@ -87,7 +87,7 @@ void enqueue_kernel(Device& device, Queue queue, kernels::Context& context,
   });
 }
 
-// `workspace`: what the kernel needs, as the family of this device declares it for the shape.
+// `workspace`: the size that the family of this device declares for the shape.
 template <class... P, class... A>
 void launch(Device& device, Queue queue, kernels::WorkspaceSize workspace,
             void (*kernel)(kernels::Context&, P...), A&&... arguments) {

@@ -1,4 +1,4 @@
-// Batches, groups and epilogues of GEMMs. Operands with scales: tests/ops/low_precision.cpp.
+// Batches, groups and epilogues of GEMMs. Operands with scales: tests/parallel/low_precision.cpp.
 #include <numeric>
 
 #include "tests/kernels/support.hpp"

@@ -16,6 +16,13 @@
 using namespace capstan;
 
 namespace {
+
+// The rows in a context that has none yet.
+ops::RopeTable rope_rows(nn::RopeTables& tables, Device& device, int64_t positions) {
+  test::SimpleStore store(device);
+  StepContext context{device, store};
+  return tables.in(context, positions);
+}
 ParamSpec spec_of(const std::string& name, Shape shape, Init init) {
   ParamSpec spec;
   spec.name = name;
@@ -143,24 +150,25 @@ TEST_CASE("rotary frequencies: linear, YaRN and LongRoPE, values of Transformers
   check(4097, {1, 0.05, 0.0025, 0.000125});
   nn::RopeTables tables(options);
   const auto device = test::Cpu::make(1);
-  CHECK(tables.on(*device, 4096).sin.to_floats()[7] == doctest::Approx(std::sin(0.0005)).epsilon(1e-6));
-  CHECK(tables.on(*device, 4097).sin.to_floats()[7] == doctest::Approx(std::sin(0.000125)).epsilon(1e-6));
+  CHECK(rope_rows(tables, *device, 4096).sin.to_floats()[7] == doctest::Approx(std::sin(0.0005)).epsilon(1e-6));
+  CHECK(rope_rows(tables, *device, 4097).sin.to_floats()[7] == doctest::Approx(std::sin(0.000125)).epsilon(1e-6));
   s.attention_factor = 1.5;
-  CHECK(nn::RopeTables(options).on(*device, 2).sin.to_floats()[4] ==
+  nn::RopeTables tables_with_attention(options);
+  CHECK(rope_rows(tables_with_attention, *device, 2).sin.to_floats()[4] ==
         doctest::Approx(1.5 * std::sin(1.0)).epsilon(1e-6));
 }
 
 TEST_CASE_TEMPLATE("rotary tables grow and keep their rows", D, EVERY_DEVICE) {
   const auto device = D::make(1);
   nn::RopeTables tables({.rotary_dim = 6, .base = 100});
-  const auto small = tables.on(*device, 3), large = tables.on(*device, 5);
+  const auto small = rope_rows(tables, *device, 3), large = rope_rows(tables, *device, 5);
   CHECK(large.positions() == 5);
   CHECK(large.rotary_dim() == 6);
   const auto a = small.cos.to_floats(), b = large.cos.to_floats(), s = large.sin.to_floats();
   CHECK(std::equal(a.begin(), a.end(), b.begin()));
   CHECK(b[4 * 3 + 1] == static_cast<float>(std::cos(4 * std::pow(100.0, -2.0 / 6))));
   CHECK(s[4 * 3 + 1] == static_cast<float>(std::sin(4 * std::pow(100.0, -2.0 / 6))));
-  CHECK(tables.on(*device, 2).positions() == 2);
+  CHECK(rope_rows(tables, *device, 2).positions() == 2);
 }
 
 TEST_CASE_TEMPLATE("a context has rotary tables copied once, and again where it needs more rows", D,
@@ -177,13 +185,13 @@ TEST_CASE_TEMPLATE("a context has rotary tables copied once, and again where it 
   CHECK(again.cos.shares_storage_with(five.cos));
   CHECK(three.cos.shares_storage_with(five.cos));
   CHECK(three.positions() == 3);
-  CHECK(three.sin.to_floats() == tables.on(*device, 3).sin.to_floats());
+  CHECK(three.sin.to_floats() == rope_rows(tables, *device, 3).sin.to_floats());
   const auto six = tables.in(context, 6), seven = tables.in(context, 7);
   CHECK(!six.cos.shares_storage_with(five.cos));
   CHECK(tables.in(context, 5).cos.shares_storage_with(six.cos));
   // The long factors have a table of their own.
   CHECK(!seven.cos.shares_storage_with(six.cos));
-  CHECK(seven.cos.to_floats() == tables.on(*device, 7).cos.to_floats());
+  CHECK(seven.cos.to_floats() == rope_rows(tables, *device, 7).cos.to_floats());
   CHECK(tables.in(context, 6).cos.shares_storage_with(six.cos));
   CHECK(!same.in(context, 6).cos.shares_storage_with(six.cos));
   CHECK(!tables.in(other, 6).cos.shares_storage_with(six.cos));

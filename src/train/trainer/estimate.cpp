@@ -119,7 +119,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
     totals.sum_gradients(config.logger.log_num_zeros_in_grad);
     totals.decide({});
     optimizer->step({}, totals.control());
-    store.after_update();
+    store.after_update(totals.control());
     if (config.logger.log_params_norm) totals.sum_parameters();
     return counts_of(*device, mesh) - before;
   };
