@@ -16,7 +16,8 @@ struct AttentionShape {
   int64_t groups = 0, heads_per_group = 0;
   // Elements of a query head and a key head; of a value head and an output head.
   int64_t qk_dim = 0, v_dim = 0;
-  int64_t batch = 0, seq = 0;  // tokens are rows b * seq + s
+  // Tokens are rows b * seq + s.
+  int64_t batch = 0, seq = 0;
   // Of the logits, above 0, usually 1/sqrt(qk_dim).
   float scale = 0;
   // C > 0: scaled logits become c tanh(logit / c) before the mask.
@@ -24,7 +25,8 @@ struct AttentionShape {
   // > 0: keys in (position - window, position] are visible; 0: all earlier keys.
   int64_t window = 0;
   bool causal = true;
-  float dropout = 0;  // probability; 0 = none
+  // Probability; 0 = none.
+  float dropout = 0;
   // Per layer; common/dropout.hpp says at which positions.
   PhiloxKey dropout_key{};
   // Global index of the first local head.

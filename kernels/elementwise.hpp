@@ -8,11 +8,14 @@ namespace capstan::kernels {
 
 struct Elementwise {
   void (*fill)(Context&, Out x, float value, int64_t n);
-  void (*cast)(Context&, In x, Out y, int64_t n);  // fp32 <-> bf16, or a copy
+  // fp32 <-> bf16, or a copy.
+  void (*cast)(Context&, In x, Out y, int64_t n);
   // y = a + b; y may be a or b.
   void (*add)(Context&, In a, In b, Out y, int64_t n);
-  void (*axpy)(Context&, float alpha, In x, float* y, int64_t n);  // y += alpha x, fp32 y
-  void (*scale)(Context&, Out x, float factor, int64_t n);         // x *= factor
+  // y += alpha x, fp32 y.
+  void (*axpy)(Context&, float alpha, In x, float* y, int64_t n);
+  // x *= factor.
+  void (*scale)(Context&, Out x, float factor, int64_t n);
   // y = residual + mask * (x + bias) / (1 - p); mask from Philox at (dropout_rows[r], c): common/dropout.hpp.
   // p = 0 is the plain fused bias + residual. bias [cols] and residual may be null. y may be x or residual.
   void (*bias_dropout_add)(Context&, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p,
@@ -33,7 +36,8 @@ struct Elementwise {
   void (*sum)(Context&, In x, int64_t n, double* out, bool accumulate);
   void (*weighted_sum)(Context&, const float* x, const float* weight, int64_t n, double* out,
                        bool accumulate);
-  void (*count_nonfinite)(Context&, In x, int64_t n, int64_t* out, bool accumulate);  // NaNs and infinities
+  // NaNs and infinities.
+  void (*count_nonfinite)(Context&, In x, int64_t n, int64_t* out, bool accumulate);
 
   WorkspaceSize (*bias_dropout_add_workspace)(bool bias, int64_t cols);
   WorkspaceSize (*sum_workspace)(int64_t n);

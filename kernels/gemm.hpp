@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/activation.hpp"
-#include "tensor/kernel_context.hpp"
 #include "kernels/operand.hpp"
+#include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
 

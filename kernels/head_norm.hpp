@@ -8,11 +8,13 @@
 namespace capstan::kernels {
 
 struct HeadNormShape {
-  QkvLayout qkv;  // local heads
+  // Local heads.
+  QkvLayout qkv;
   int64_t rows = 0;
   // Elements of a token's queries and keys on all ranks.
   int64_t query_cols = 0, key_cols = 0;
-  float gamma_offset = 0, eps = 0;  // as for Norm
+  // As for Norm.
+  float gamma_offset = 0, eps = 0;
   // False: another rank with the same keys adds their squares.
   bool counts_keys = true;
 };

@@ -6,16 +6,20 @@
 
 namespace capstan::kernels {
 
-// The scales of a matrix: each element is multiplied with one. A matrix with scales has rows of k elements, k contiguous (k: the
-// dimension over which the GEMM sums), and a block is of one row and consecutive k, unless it says otherwise.
-// Scales of blocks are row-major [rows or blocks of rows, blocks of k]; the last block may be shorter.
+// The scales of a matrix: each element is multiplied with one. A matrix with scales has rows of k elements, k
+// contiguous (k: the dimension over which the GEMM sums), and a block is of one row and consecutive k, unless
+// it says otherwise. Scales of blocks are row-major [rows or blocks of rows, blocks of k]; the last block may
+// be shorter.
 enum class ScaleLayout : uint8_t {
   none,
-  tensor,         // one fp32
+  // One fp32.
+  tensor,
   block_1x128,    // fp32
   block_128x128,  // fp32
-  block_1x32,     // fp8 e8m0 (MXFP8)
-  block_1x16,     // fp8 e4m3, times the fp32 of the tensor (NVFP4)
+  // fp8 e8m0 (MXFP8).
+  block_1x32,
+  // fp8 e4m3, times the fp32 of the tensor (NVFP4).
+  block_1x16,
 };
 // Elements of k with one scale; 0: all.
 constexpr int64_t block_of(ScaleLayout layout) {

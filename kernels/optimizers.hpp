@@ -50,7 +50,8 @@ struct StepScale {
 struct AdamStep {
   StepScale scale;
   float beta1 = 0, beta2 = 0, eps = 0;
-  float bias_correction1 = 1, bias_correction2 = 1;  // 1 - beta^t
+  // 1 - beta^t.
+  float bias_correction1 = 1, bias_correction2 = 1;
   StochasticRounding rounding{};
 };
 struct SgdStep {

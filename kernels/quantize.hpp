@@ -3,9 +3,9 @@
 #pragma once
 
 #include "base/philox.hpp"
+#include "kernels/operand.hpp"
 #include "kernels/step_control.hpp"
 #include "tensor/kernel_context.hpp"
-#include "kernels/operand.hpp"
 
 namespace capstan::kernels {
 
@@ -36,7 +36,8 @@ struct RoundingPosition {
 // Codes and scales of a matrix. codes null: not wanted.
 struct Quantized {
   void* codes = nullptr;
-  void* scale = nullptr;  // of the blocks
+  // Of the blocks.
+  void* scale = nullptr;
 };
 
 struct Quantize {
@@ -55,7 +56,8 @@ struct Quantize {
   // control: one StepControl, whose `skip` leaves history and scale as they are; null: it does not skip.
   struct Delayed {
     int64_t length = 1;
-    bool maximum = false;  // of the history
+    // Of the history.
+    bool maximum = false;
     int64_t margin = 0;
     float largest = 448, largest_gradient = 448;
   };

@@ -16,7 +16,8 @@ struct RopeShape {
   // Pairs are (2i, 2i + 1); otherwise (i, i + rotary_dim / 2), the half-split form.
   bool interleaved = false;
   QkNorm norm = QkNorm::none;
-  float gamma_offset = 0, eps = 0;  // as for Norm
+  // As for Norm.
+  float gamma_offset = 0, eps = 0;
 };
 
 // cos, sin: fp32 [max_positions, rotary_dim / 2]; positions [rows], which row of them a token uses.
@@ -35,8 +36,8 @@ struct QkNormGradients {
 };
 
 // Values are not touched: attention reads them where they are. In `forward` an output may be its input; in
-// `backward` dq_in, dk_in may be dq, dk, but not q, k. Bytes in fp32, E = heads * head_dim + groups * head_dim: forward 8
-// rows E; backward 8 rows E, with a norm 12 rows E.
+// `backward` dq_in, dk_in may be dq, dk, but not q, k. Bytes in fp32, E = heads * head_dim + groups *
+// head_dim: forward 8 rows E; backward 8 rows E, with a norm 12 rows E.
 struct Rope {
   // q_out, k_out = rotation(norm(q)), rotation(norm(k)); norm(x) = (x - mean) rstd (gamma + gamma_offset) +
   // beta over head_dim.

@@ -22,10 +22,12 @@ double measured_copy_gbps(Device& device);
 
 enum class Peak : uint8_t { gemm, copy };
 struct KernelRate {
-  std::string name;  // "attention forward 4x1024x12x64"
+  // "attention forward 4x1024x12x64".
+  std::string name;
   // The peak that bounds this kernel.
   Peak peak;
-  double rate = 0;  // GFLOP/s or GB/s
+  // GFLOP/s or GB/s.
+  double rate = 0;
   double fraction_of_peak = 0;
 };
 // One row for each kernel at the shapes of a model: GPT-2 124M at 4 x 1024 tokens and the `quickstart`
@@ -57,7 +59,8 @@ struct PeakMeasurement {
  private:
   Device* device_;
   Tensor input_, result_;
-  std::vector<float> host_, host_result_;  // oneDNN's
+  // oneDNN's.
+  std::vector<float> host_, host_result_;
   int64_t runs_ = 0;
   double own_ = 0, onednn_ = 0, spent_ = 0;  // seconds
 };

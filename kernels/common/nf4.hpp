@@ -47,7 +47,8 @@ constexpr std::array<float, 256> nf4_scale_map() {
   for (int decade = 0, offset = 1; decade < 7; ++decade) {
     const int middles = 1 << decade;
     const float step = (1.0f - 0.1f) / static_cast<float>(middles);
-    const auto edge = [&](int i) {  // rounded once, as a fused multiply-add does
+    // Rounded once, as a fused multiply-add does.
+    const auto edge = [&](int i) {
       return static_cast<float>(2 * i <= middles ? static_cast<double>(0.1f) + static_cast<double>(step) * i
                                                  : 1.0 - static_cast<double>(step) * (middles - i));
     };

@@ -32,7 +32,8 @@ namespace capstan::kernels::amx {
 
 // Rows or columns of a panel, k of a step.
 constexpr int64_t kPanel = 32, kDepth = 32;
-constexpr int64_t kStepValues = kPanel * kDepth;  // bf16 of a step
+// bf16 of a step.
+constexpr int64_t kStepValues = kPanel * kDepth;
 constexpr int64_t kTileValues = kStepValues / 2;
 
 inline int64_t steps_of(int64_t k) {

@@ -8,7 +8,8 @@
 
 namespace capstan::kernels::amx {
 
-void set_up_tiles();  // of the calling thread
+// Of the calling thread.
+void set_up_tiles();
 void give_back_tiles();
 
 // The caller of gemm holds one.

@@ -99,10 +99,12 @@ struct Mask {
 // corner.
 template <class Gemms>
 struct Block {
-  int64_t q0, nq;  // queries
+  // Queries.
+  int64_t q0, nq;
   // All keys visible to any of them; begin is a multiple of kPanel.
   int64_t begin, end;
-  int64_t low[Gemms::kQueries], high[Gemms::kQueries];  // keys of each query
+  // Keys of each query.
+  int64_t low[Gemms::kQueries], high[Gemms::kQueries];
   // The current keys; width: a multiple of kUnit.
   int64_t k0 = 0, nk = 0, width = 0;
   // Query rows [first, first + count); `position` is the global one of the first.
@@ -167,13 +169,15 @@ inline constexpr int64_t kSlab = 32;
 enum class Weights { probabilities, gradients };
 
 struct Vectors {
-  using Value = float;  // of packed arrays
+  // Of packed arrays.
+  using Value = float;
   // Held by the caller of GEMMs.
   struct Unit {};
   static constexpr bool kFuses = false;
 
   static constexpr int64_t kQueries = 64, kKeys = 144, kPanel = kNr,
-                           kUnit = kStep;  // full panels of 12, 24 or 48 keys
+                           // Full panels of 12, 24 or 48 keys.
+      kUnit = kStep;
   static_assert(kKeys % kPanel == 0 && kQueries % kMr == 0);
 
   static int64_t padded(int64_t d) { return d; }
@@ -292,7 +296,8 @@ struct Tiles {
   static int64_t depth_size(int64_t rows, int64_t d) { return columns_size(rows, d); }
   static int64_t other_size(int64_t rows, int64_t d) { return columns_size(rows, d); }
   static int64_t sums_size(int64_t keys, int64_t d) { return columns_size(keys, d); }
-  static constexpr int64_t kRounded = kQueries * kKeys;  // weights of a block
+  // Weights of a block.
+  static constexpr int64_t kRounded = kQueries * kKeys;
   static constexpr int64_t narrow_size() { return 4 * kRounded; }
 
   using LeftOperand = const bf16*;
@@ -437,7 +442,8 @@ struct Tiles {
     bf16 *p_columns = s.narrow, *p_rest = p_columns + kRounded;
     bf16 *ds_columns = p_rest + kRounded, *ds_rows = ds_columns + kRounded;
     const int64_t depth = padded(d.qk), v_depth = padded(d.v);
-    int64_t first[kQueries / 32] = {}, last[kQueries / 32] = {};  // keys that 32 rows see
+    // Keys that 32 rows see.
+    int64_t first[kQueries / 32] = {}, last[kQueries / 32] = {};
     for (int64_t i = 0; i < b.nq; i += 32) {
       const VisibleKeys seen(b, i);
       if (seen.width == 0) continue;
@@ -485,7 +491,8 @@ HWY_INLINE auto with_gemms(bool tiles, Body&& body) {
 struct DropoutMask {
   float p = 0;
   PhiloxKey key{};
-  uint64_t head = 0;  // global index
+  // Global index.
+  uint64_t head = 0;
   // Global position of key 0.
   int64_t first_key = 0;
 };

@@ -198,7 +198,8 @@ HWY_INLINE void score_gradients(const BackwardScratch<Gemms>& s, const Block<Gem
         store(pv, p + j);
       }
       VF ds = hn::Mul(pv, hn::Sub(dpv, delta));
-      if constexpr (kCapped) {  // hidden logits are -infinity: as if at the cap, their slope is 0
+      // Hidden logits are -infinity: as if at the cap, their slope is 0.
+      if constexpr (kCapped) {
         const VF t = hn::Max(hn::Mul(logit, inverse_cap), splat(-1.0f));
         ds = hn::Mul(ds, hn::NegMulAdd(t, t, splat(1.0f)));
       }
@@ -211,7 +212,8 @@ HWY_INLINE void score_gradients(const BackwardScratch<Gemms>& s, const Block<Gem
 struct QueryRows {
   Rows q, out, dout;
   const float* lse;
-  const int64_t* dropout_rows;  // only with dropout
+  // Only with dropout.
+  const int64_t* dropout_rows;
   // Rows in s.q_other and s.dout_other.
   int64_t count;
 };

@@ -5,8 +5,8 @@
 #include <array>
 
 #include "base/checked.hpp"
-#include "tensor/float8.hpp"
 #include "kernels/operand.hpp"
+#include "tensor/float8.hpp"
 
 namespace capstan::kernels {
 

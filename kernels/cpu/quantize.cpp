@@ -73,12 +73,13 @@ void encode_run(const QuantizeFormat& format, const float* x, float scale, int64
   else if (!format.stochastic)
     encode_pairs(x, scale, count, codes, [](float value, int64_t) { return encode<kE2m1>(value); });
   else
-    encode_pairs(x, scale, count, codes,
-                 [&, block = ~uint64_t{0}, words = std::array<uint32_t, 4>()](float value, int64_t i) mutable {
-                   const auto at = static_cast<uint64_t>(element + i);
-                   if (at / 4 != block) block = at / 4, words = philox4x32(random.key, block, random.call);
-                   return encode_stochastic<kE2m1>(value, words[at % 4]);
-                 });
+    encode_pairs(
+        x, scale, count, codes,
+        [&, block = ~uint64_t{0}, words = std::array<uint32_t, 4>()](float value, int64_t i) mutable {
+          const auto at = static_cast<uint64_t>(element + i);
+          if (at / 4 != block) block = at / 4, words = philox4x32(random.key, block, random.call);
+          return encode_stochastic<kE2m1>(value, words[at % 4]);
+        });
 }
 
 // 2^n, n within the normal numbers.
@@ -86,8 +87,8 @@ float power_of_two(int n) {
   return std::bit_cast<float>(static_cast<uint32_t>(n + 127) << 23);
 }
 
-// Writes the scale of a block with maximum `amax` to element `at` of the scales, and returns the factor of its
-// values before they are encoded.
+// Writes the scale of a block with maximum `amax` to element `at` of the scales, and returns the factor of
+// its values before they are encoded.
 float scale_block(const QuantizeFormat& format, float amax, const float* tensor_scale, void* scales,
                   int64_t at) {
   const float largest = largest_of(format.codes);

@@ -90,7 +90,8 @@ struct Array {
     fetch_after(p + i);
     return alone(i);
   }
-  HWY_INLINE VF alone(int64_t i) const { return load(p + i); }  // without prefetching
+  // Without prefetching.
+  HWY_INLINE VF alone(int64_t i) const { return load(p + i); }
   HWY_INLINE void fetch(int64_t i) const { hwy::Prefetch(p + i); }
   HWY_INLINE VF part(int64_t i, int64_t n) const { return load_part(p + i, n); }
   HWY_INLINE void put(int64_t i, VF v) const { store(v, p + i); }

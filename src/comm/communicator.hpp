@@ -32,7 +32,8 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual const std::string& name() const = 0;  // "world", "dp", "tp" …
+  // "world", "dp", "tp" ….
+  virtual const std::string& name() const = 0;
   // Ranks with the same color form a group, ordered by key. Collective over this group.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
 

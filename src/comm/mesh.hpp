@@ -81,7 +81,8 @@ class Mesh {
   // asked.
   Mesh(const MeshSizes& sizes, int64_t rank);
   const Grid& dense() const { return dense_; }
-  const Grid& expert() const { return expert_; }  // without experts: every rank along the data axis
+  // Without experts: every rank along the data axis.
+  const Grid& expert() const { return expert_; }
   bool shares_keys() const { return sizes_.kv_sharers > 1; }
   int64_t rank() const { return rank_; }
   int64_t index(Axis axis) const { return dense_.index(rank_, axis); }

@@ -22,7 +22,8 @@ double all_reduce(Communicator& group, double value, ReduceOp op = ReduceOp::sum
 //   all_gather_slices   slice r is taken from rank r
 //   all_reduce_sum      both
 void reduce_scatter_sum(Communicator& group, const Tensor& values);
-void all_gather_slices(Communicator& group, const Tensor& values);  // any element type
+// Any element type.
+void all_gather_slices(Communicator& group, const Tensor& values);
 void all_reduce_sum(Communicator& group, const Tensor& values);
 // The same for any length; pads a copy where the length is no multiple of the group size.
 void all_reduce_sum_any(Communicator& group, const Tensor& values);

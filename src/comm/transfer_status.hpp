@@ -16,8 +16,10 @@ namespace capstan::comm {
 
 // A transfer of the batch in which a channel is, with one peer.
 struct TransferSlot {
-  std::atomic<int32_t> kind, peer;  // Batch::Kind; world rank
-  std::atomic<int32_t> sends;       // 1: to the peer, 0: from it
+  // Batch::Kind; world rank.
+  std::atomic<int32_t> kind, peer;
+  // 1: to the peer, 0: from it.
+  std::atomic<int32_t> sends;
   // The peer has come to it.
   std::atomic<int32_t> matched;
   std::atomic<int64_t> bytes;
@@ -61,8 +63,10 @@ class TransferStatus {
 
   // Ranks that wait for each other.
   struct Deadlock {
-    std::string text;                               // the ranks with their transfers
-    std::vector<std::pair<int, int64_t>> channels;  // world rank and id of each
+    // The ranks with their transfers.
+    std::string text;
+    // World rank and id of each.
+    std::vector<std::pair<int, int64_t>> channels;
   };
   // The deadlock because of which this rank's channel cannot go on; nullopt: it may go on. Two equal answers
   // some time apart are a proof.
@@ -76,7 +80,8 @@ class TransferStatus {
   static constexpr size_t kChannels = 48;
   struct RankSlot {
     std::atomic<int64_t> waits_for, waits_for_batch;
-    std::array<char, 2048> deadlock;  // the last one that this rank has found
+    // The last one that this rank has found.
+    std::array<char, 2048> deadlock;
     std::array<ChannelSlot, kChannels> channels;
   };
   struct Search;

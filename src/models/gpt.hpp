@@ -56,9 +56,12 @@ class GptModel final : public Model {
   // Referenced by the layers.
   std::shared_ptr<const nn::AdapterOptions> adapters_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::unique_ptr<nn::Embedding> embedding_;                         // null: on another stage
-  std::map<int64_t, std::unique_ptr<nn::TransformerLayer>> layers_;  // by global index
-  std::unique_ptr<nn::Norm> final_norm_;                             // null: on another stage
+  // Null: on another stage.
+  std::unique_ptr<nn::Embedding> embedding_;
+  // By global index.
+  std::map<int64_t, std::unique_ptr<nn::TransformerLayer>> layers_;
+  // Null: on another stage.
+  std::unique_ptr<nn::Norm> final_norm_;
   // Null: tied to the embedding.
   const Parameter* output_ = nullptr;
   // Null without rotary positions.

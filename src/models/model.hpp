@@ -26,7 +26,8 @@ struct ModelShard {
   // Empty: one stage with the full model.
   std::vector<Stage> stages;
   nn::Parallel parallel;
-  std::shared_ptr<const nn::AdapterOptions> adapters;  // null: none
+  // Null: none.
+  std::shared_ptr<const nn::AdapterOptions> adapters;
 };
 
 // One micro-batch. N = batch * seq rows, sequence by sequence.
@@ -53,8 +54,10 @@ struct Batch {
 };
 
 struct ForwardOptions {
-  bool training = true;  // enables dropout
-  uint64_t seed = 0;     // of dropout: rng.seed
+  // Enables dropout.
+  bool training = true;
+  // Of dropout: rng.seed.
+  uint64_t seed = 0;
   // Follow the model section; false: save every activation.
   bool recompute = true;
 };
@@ -103,7 +106,8 @@ class Model {
   // them. Addresses are stable while the model lives.
   virtual const std::vector<std::unique_ptr<Parameter>>& parameters() const = 0;
   virtual const std::vector<Stage>& stages() const = 0;
-  virtual int64_t hidden() const = 0;  // hidden size
+  // Hidden size.
+  virtual int64_t hidden() const = 0;
 
   // The forward pass of one of this rank's stages. `hidden_states`: the result of the previous stage, an
   // input of the tape; undefined for a stage with the embedding.

@@ -18,22 +18,28 @@ struct AdapterOptions {
   // True for the paths of adapted layers: "decoder.layers.0.mlp.linear_fc1".
   std::function<bool(std::string_view path)> adapts;
   int64_t rank = 0;
-  double scale = 1;    // of the update
-  double dropout = 0;  // of the adapter's input
+  // Of the update.
+  double scale = 1;
+  // Of the adapter's input.
+  double dropout = 0;
   // Separate adapters for q, k, v, gate and up instead of one for the fused layer.
   bool split_fused = false;
-  bool magnitudes = false;  // DoRA
+  // DoRA.
+  bool magnitudes = false;
   enum class InitialValues : uint8_t { xavier, kaiming, normal, zero };
   InitialValues a = InitialValues::xavier, b = InitialValues::zero;
 };
 
 // A slice of a fused layer's outputs with its own adapter: q of linear_qkv.
 struct OutputSlice {
-  std::string name;              // "linear_q"
-  ops::ColumnSegments segments;  // of this rank's columns
+  // "linear_q".
+  std::string name;
+  // Of this rank's columns.
+  ops::ColumnSegments segments;
   // Features, over all ranks.
   int64_t out = 0;
-  Sharding sharding;  // of its weight's rows
+  // Of its weight's rows.
+  Sharding sharding;
 };
 
 // The adapters of one linear layer; empty where its path is no target.
@@ -52,8 +58,10 @@ class Adapter {
   struct Branch {
     const Parameter *a, *b;
     ops::ColumnSegments segments;
-    uint64_t dropout_sequence;             // random_sequence_of()
-    const Parameter* magnitude = nullptr;  // DoRA
+    // random_sequence_of().
+    uint64_t dropout_sequence;
+    // DoRA.
+    const Parameter* magnitude = nullptr;
   };
   void add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice);
   const AdapterOptions* options_;

@@ -10,7 +10,8 @@ namespace capstan::nn {
 class Embedding {
  public:
   struct Options {
-    int64_t vocab = 0;  // rows, padding included
+    // Rows, padding included.
+    int64_t vocab = 0;
     // Rows of the position table; 0: none.
     int64_t positions = 0;
     int64_t hidden = 0;
@@ -18,7 +19,8 @@ class Embedding {
     // Of the token embedding, rounded to the compute type.
     double multiplier = 1;
     Init init;
-    std::vector<std::string> other_uses;  // ParamSpec::other_uses
+    // ParamSpec::other_uses.
+    std::vector<std::string> other_uses;
     ParamSpec::Tied tied = ParamSpec::Tied::no;
   };
   Embedding(ParamList& parameters, const std::string& prefix, const Options& options);

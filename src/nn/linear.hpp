@@ -14,7 +14,8 @@ enum class LinearSharding : uint8_t { none, column, row };
 class Linear {
  public:
   struct Options {
-    int64_t in = 0, out = 0;  // global
+    // Global.
+    int64_t in = 0, out = 0;
     bool bias = false;
     Init init;
     LinearSharding sharding = LinearSharding::none;
@@ -32,7 +33,8 @@ class Linear {
   // For a bias that is fused with the next operation.
   Var forward_without_bias(Tape& tape, const Var& x, const TokenContext& context) const;
   const Parameter& weight() const { return *weight_; }
-  const Parameter* bias() const { return bias_; }  // null when there is none
+  // Null when there is none.
+  const Parameter* bias() const { return bias_; }
 
  private:
   Var matmul(Tape& tape, const Var& x, const Parameter* bias, const TokenContext& context) const;

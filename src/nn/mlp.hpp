@@ -16,7 +16,8 @@ class Mlp {
   };
   Mlp(ParamList& parameters, const ModulePath& path, const Options& options);
 
-  Var forward(Tape& tape, const Var& x, const TokenContext& context) const;  // without the output bias
+  // Without the output bias.
+  Var forward(Tape& tape, const Var& x, const TokenContext& context) const;
   const Parameter* output_bias() const { return fc2_.bias(); }
 
  private:

@@ -31,7 +31,8 @@ class Norm {
     return ops::norm(tape, std::move(x), residual, *gamma_, beta_, kind_.options());
   }
   const Parameter* gamma() const { return gamma_; }
-  const Parameter* beta() const { return beta_; }  // null for RMSNorm
+  // Null for RMSNorm.
+  const Parameter* beta() const { return beta_; }
 
  private:
   Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, bool partial,

@@ -14,7 +14,8 @@
 
 namespace capstan::nn {
 
-struct AdapterOptions;  // nn/adapter.hpp
+// nn/adapter.hpp.
+struct AdapterOptions;
 
 class ParamList {
  public:
@@ -22,7 +23,8 @@ class ParamList {
   explicit ParamList(const Parallel& parallel, const AdapterOptions* adapters = nullptr)
       : parallel_(parallel), adapters_(adapters) {}
   const Parallel& parallel() const { return parallel_; }
-  const AdapterOptions* adapters() const { return adapters_; }  // null: none
+  // Null: none.
+  const AdapterOptions* adapters() const { return adapters_; }
   const Parameter& add(ParamSpec spec) {
     CAPSTAN_ASSERT(names_.insert(spec.name).second, "two parameters named `" + spec.name + "`");
     parameters_.push_back(std::make_unique<Parameter>(std::move(spec), static_cast<int>(parameters_.size()),

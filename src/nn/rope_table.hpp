@@ -36,7 +36,8 @@ struct RopeScaling {
   // Yarn: rounds the interpolation bounds to full pairs.
   bool truncate = true;
   std::vector<double> short_factors, long_factors;
-  double attention_factor = 1;  // of cos and sin
+  // Of cos and sin.
+  double attention_factor = 1;
 };
 
 struct RopeOptions {
@@ -56,9 +57,9 @@ std::vector<double> rope_frequencies(const RopeOptions& options, int64_t positio
 class RopeTables {
  public:
   explicit RopeTables(const RopeOptions& options);
-  // The rows of positions 0 … positions - 1, for sequences of that length, on the context's device, where they
-  // stay: they are copied when a context first needs them, and again when it needs more. Computes nothing on
-  // the meta device.
+  // The rows of positions 0 … positions - 1, for sequences of that length, on the context's device, where
+  // they stay: they are copied when a context first needs them, and again when it needs more. Computes
+  // nothing on the meta device.
   ops::RopeTable in(StepContext& context, int64_t positions);
   // The number of positions, at most `capacity`, with the same angles as in sequences of `length`: longrope
   // switches frequencies beyond the original length.

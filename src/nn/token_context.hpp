@@ -22,8 +22,10 @@ struct TokenContext {
   Tensor hidden_dropout_rows;
   // Undefined tensors without rotary positions.
   ops::RopeTable rope;
-  bool training = false;  // enables dropout
-  uint64_t seed = 0;      // of dropout
+  // Enables dropout.
+  bool training = false;
+  // Of dropout.
+  uint64_t seed = 0;
 
   // Dropout of attention probabilities uses the indices of all rows, dropout of hidden states those of its
   // local rows.

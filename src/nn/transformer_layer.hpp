@@ -11,7 +11,8 @@ namespace capstan::nn {
 // which the next norm adds in the same kernel.
 struct HiddenStates {
   Var residual;
-  Var pending;  // may be undefined
+  // May be undefined.
+  Var pending;
   bool has_pending() const { return pending.value.defined(); }
 };
 

@@ -103,8 +103,7 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
                       .cost = {flops, bytes + before},
                       .backward_cost = {2 * flops, 2 * bytes + after},
                       .saved = {saved, out, lse},
-                      .backward = [options, dropout_rows, in_place](BackwardStep& step) {
-                        const kernels::AttentionShape shape = attention_shape(options);
+                      .backward = [options, shape, dropout_rows, in_place](BackwardStep& step) {
                         Device& dev = step.device();
                         const Tensor& saved_qkv = step.saved(0);
                         const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
@@ -114,9 +113,9 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
                                          dx = packed_heads(dqkv, options.layout);
                           const kernels::Attention& kernel = *dev.table().attention;
                           launch(dev, kernel.backward_workspace(shape, saved_qkv.dtype()), kernel.backward,
-                                 shape, x.q, x.k, x.v, output_heads(step.saved(1), options.layout), step.saved(2),
-                                 output_heads(step.output_gradient(), options.layout), options.documents, dropout_rows, dx.q,
-                                 dx.k, dx.v);
+                                 shape, x.q, x.k, x.v, output_heads(step.saved(1), options.layout),
+                                 step.saved(2), output_heads(step.output_gradient(), options.layout),
+                                 options.documents, dropout_rows, dx.q, dx.k, dx.v);
                         }
                         options.transform.backward(step, options.layout, saved_qkv, dqkv);
                         step.give(0, dqkv);
@@ -147,8 +146,7 @@ Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const
       transformed(tape.context(), qkv.value, options, transforms_in_place(qkv.value, options.transform));
   const kernels::Attention& kernel = *device.table().attention;
   launch(device, kernel.decode_workspace(shape, qkv.dtype(), capacity), kernel.decode, shape, x.q, x.k, x.v,
-         cache.k, cache.v, past, capacity,
-         output_heads(out, layout));
+         cache.k, cache.v, past, capacity, output_heads(out, layout));
   return tape.record({.name = "attention_decode", .inputs = {std::move(qkv)}, .outputs = {out}})[0];
 }
 

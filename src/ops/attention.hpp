@@ -16,7 +16,8 @@ struct AttentionOptions {
   float scale = 0;
   // c > 0: scores become c tanh(score / c).
   float softcap = 0;
-  int64_t window = 0;  // 0: none
+  // 0: none.
+  int64_t window = 0;
   bool causal = true;
   float dropout = 0;
   PhiloxKey dropout_key{};

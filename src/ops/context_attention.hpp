@@ -40,17 +40,14 @@ struct ContextParallel {
 // or the heads cannot be divided this way.
 //
 // Saves qkv, out and one statistic as ops::attention does, and with a QK norm also the transformed qkv. With
-// a2a these are S / CP * I rows of 1 / I of the heads, and the output in addition (I: the ranks of a2a). Bytes
-// sent by each rank, N = batch * seq; kv = N * groups * 2 * head_dim elements of qkv's type, dkv = as many of
-// fp32:
-//   p2p, all_gather   forward (CP-1) kv                  backward (CP-1) (kv + dkv)
-//   a2a               forward (CP-1) (qkv' + out')       backward (CP-1) (out' + dqkv')
-//                     qkv', out': N rows of one rank's subset of heads, qkv' with their keys and values;
-//                     dqkv' as qkv', fp32 where keys and
-//                     values are on several ranks. Forward also (CP-1) N times 4 bytes with documents
-//                     and 8 with dropout.
-//   a2a_p2p           a2a with I for CP, and a ring over O = CP / I ranks of I * N rows and the groups that
-//                     one rank got.
+// a2a these are S / CP * I rows of 1 / I of the heads, and the output in addition (I: the ranks of a2a).
+// Bytes sent by each rank, N = batch * seq; kv = N * groups * 2 * head_dim elements of qkv's type, dkv = as
+// many of fp32:   p2p, all_gather   forward (CP-1) kv                  backward (CP-1) (kv + dkv)   a2a
+// forward (CP-1) (qkv' + out')       backward (CP-1) (out' + dqkv')                     qkv', out': N rows of
+// one rank's subset of heads, qkv' with their keys and values;                     dqkv' as qkv', fp32 where
+// keys and                     values are on several ranks. Forward also (CP-1) N times 4 bytes with
+// documents                     and 8 with dropout.   a2a_p2p           a2a with I for CP, and a ring over O
+// = CP / I ranks of I * N rows and the groups that                     one rank got.
 Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, const ContextParallel& context);
 
 }  // namespace capstan::ops

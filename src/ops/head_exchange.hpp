@@ -22,18 +22,22 @@ class HeadExchange {
 
   bool alone() const { return ranks_ == 1; }
   int64_t ranks() const { return ranks_; }
-  int64_t seq() const { return ranks_ * seq_; }               // rows of a sequence after the exchange
-  const kernels::QkvLayout& layout() const { return mine_; }  // of this rank's heads after the exchange
+  // Rows of a sequence after the exchange.
+  int64_t seq() const { return ranks_ * seq_; }
+  // Of this rank's heads after the exchange.
+  const kernels::QkvLayout& layout() const { return mine_; }
   // Index of the first of them before the exchange.
   int64_t first_head() const;
-  bool replicates() const { return copies_ > 1; }  // several ranks hold the same keys and values
+  // Several ranks hold the same keys and values.
+  bool replicates() const { return copies_ > 1; }
 
   // All are collective. N = batch * seq local rows, M = ranks * N. A rank sends N rows of the narrower matrix
   // to each other rank.
   Tensor heads_of(const Tensor& qkv) const;  // [N, row] -> [M, row of layout()]
   // [M, heads of layout() * head_dim] -> [N, heads * head_dim].
   Tensor rows_of_output(const Tensor& out) const;
-  Tensor heads_of_output(const Tensor& dout) const;  // its inverse
+  // Its inverse.
+  Tensor heads_of_output(const Tensor& dout) const;
   // The gradient of heads_of(): [M, row of layout()] -> [N, row]. Gradients of a group that several ranks
   // hold are summed in rank order, in fp32, and rounded once to `type`; where no group is replicated, `type`
   // must be that of dqkv.

@@ -7,7 +7,8 @@
 namespace capstan::ops {
 
 struct NormOptions {
-  bool rms = false;  // RMSNorm, else LayerNorm
+  // RMSNorm, else LayerNorm.
+  bool rms = false;
   float epsilon = 1e-5f;
   // 1 where gamma is stored as gamma - 1.
   float gamma_offset = 0;
@@ -16,7 +17,8 @@ struct NormOptions {
 struct NormResult {
   // X + residual; x itself without a residual.
   Var sum;
-  Var y;  // the normalized sum
+  // The normalized sum.
+  Var y;
 };
 
 // The residual addition and the norm that follows it, in one pass: y = norm(x + residual) * gamma (+ beta)
@@ -28,7 +30,8 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
 
 // The number of heads on all tensor-parallel ranks together.
 struct HeadCounts {
-  int64_t heads = 0, groups = 0;  // query heads, key heads
+  // Query heads, key heads.
+  int64_t heads = 0, groups = 0;
 };
 
 // RMSNorm of a token's query heads as one vector and of its key heads as another, in packed QKV [N, row];

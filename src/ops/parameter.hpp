@@ -63,7 +63,8 @@ class Parameter {
   const std::string& name() const { return spec_.name; }
   int index() const { return index_; }
   const Shard& shard() const { return shard_; }
-  const Shape& shape() const { return shard_.shape; }  // of the local shard
+  // Of the local shard.
+  const Shape& shape() const { return shard_.shape; }
 
  private:
   ParamSpec spec_;

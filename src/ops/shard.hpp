@@ -32,12 +32,15 @@ struct ShardSegment {
   int replicas = 1;
   // This rank's index among them.
   int replica = 0;
-  bool owned() const { return replica == 0; }  // counted in the norm and written to checkpoints here
+  // Counted in the norm and written to checkpoints here.
+  bool owned() const { return replica == 0; }
 };
 
 struct Shard {
-  Shape shape;  // local
-  int dim = 0;  // the sharded dimension
+  // Local.
+  Shape shape;
+  // The sharded dimension.
+  int dim = 0;
   // In local order, covering `shape[dim]`; empty for a scalar.
   std::vector<ShardSegment> segments;
 };

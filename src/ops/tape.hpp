@@ -34,7 +34,8 @@ namespace capstan {
 
 struct Cost {
   double flops = 0;
-  double bytes = 0;  // read and written
+  // Read and written.
+  double bytes = 0;
   // Bytes that this rank sends to others.
   double sent = 0;
 };
@@ -158,8 +159,10 @@ struct Record {
   // Parameters used by this operation. Its backward must call weight_gradient exactly once for each that
   // trains.
   std::vector<const Parameter*> parameters;
-  Cost cost;           // forward
-  Cost backward_cost;  // input gradients only
+  // Forward.
+  Cost cost;
+  // Input gradients only.
+  Cost backward_cost;
   std::vector<Tensor> saved;
   std::function<void(BackwardStep&)> backward;
 };
@@ -167,7 +170,8 @@ struct Record {
 class Tape {
  public:
   enum class Mode : uint8_t {
-    train,  // records
+    // Records.
+    train,
     // Records nothing and counts nothing.
     inference,
   };
@@ -187,7 +191,8 @@ class Tape {
   Var input(const std::string& name, Tensor value, bool needs_gradient = false);
   void output(const std::string& name, const Var& value) { outputs_[name] = value; }
   const Var& output(const std::string& name) const;
-  const Tensor& input_gradient(const std::string& name) const;  // after backward
+  // After backward.
+  const Tensor& input_gradient(const std::string& name) const;
 
   std::vector<Var> record(Record record);
 
@@ -241,7 +246,8 @@ class Tape {
   void run_weight_gemm(const WeightStep& step);
   // A moment of an observed step: the end of the work so far.
   struct Moment {
-    double seconds = 0;  // host clock
+    // Host clock.
+    double seconds = 0;
     std::shared_ptr<Event> event;
   };
   static Moment moment_of(const StepContext& context);
@@ -255,10 +261,11 @@ class Tape {
   bool repeated_ = false;
   bool delay_weights_ = false;
   std::vector<Entry> entries_;
-  std::vector<Tensor> gradients_;  // by slot
+  // By slot.
+  std::vector<Tensor> gradients_;
   std::vector<WeightStep> weight_steps_;
-  std::shared_ptr<PendingUses> uses_left_ =
-      std::make_shared<PendingUses>();  // shared with recomputed regions
+  // Shared with recomputed regions.
+  std::shared_ptr<PendingUses> uses_left_ = std::make_shared<PendingUses>();
   std::map<std::string, Var> inputs_, outputs_;
   std::map<std::string, Tensor> input_gradients_;
   std::vector<std::pair<int, Tensor>> side_losses_;

@@ -37,8 +37,10 @@ class Orthogonalizer {
   };
   // How matrices are packed in one: groups of rows, in each those of every matrix.
   struct Packing {
-    std::vector<int64_t> rows;  // here, in a group; empty: one matrix
-    int64_t groups = 1;         // here
+    // Here, in a group; empty: one matrix.
+    std::vector<int64_t> rows;
+    // Here.
+    int64_t groups = 1;
     // Of each full matrix.
     std::vector<int64_t> full_rows;
     // Part::copy of all but the first.

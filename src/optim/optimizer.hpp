@@ -33,7 +33,8 @@ struct FlatBuffer {
   struct Range {
     int64_t begin = 0, count = 0;  // elements
     bool weight_decay = true;
-    bool decoupled_lr = false;  // embedding and head
+    // Embedding and head.
+    bool decoupled_lr = false;
     // LoRA+: for an adapter's B.
     double lr_factor = 1;
     // In the gradient norm, by one of the ranks with these elements.
@@ -103,7 +104,8 @@ class Optimizer {
   void set_values(const State& state, int buffer, int64_t begin, const Tensor& values);
   // With their range tables.
   const std::vector<FlatBuffer>& buffers() const { return buffers_; }
-  int64_t steps() const { return steps_; }  // updates made: Adam's t
+  // Updates made: Adam's t.
+  int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
 
  protected:

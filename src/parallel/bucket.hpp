@@ -28,7 +28,8 @@ struct BucketPlan {
   bool matrices = false;
   // Index of the unit of prefetch; where buckets do not follow blocks, of its last parameter.
   size_t block = 0;
-  int64_t elements = 0;  // padded
+  // Padded.
+  int64_t elements = 0;
   std::vector<const Parameter*> parameters;
   // Of each parameter, elements from the start of the bucket.
   std::vector<int64_t> begins;
@@ -56,7 +57,8 @@ struct BucketOptions {
   int64_t shards = 1;
   // A bucket ends where its ParamSpec::block does.
   bool by_block = false;
-  std::function<bool(const Parameter&)> trains;  // null: all
+  // Null: all.
+  std::function<bool(const Parameter&)> trains;
   // Updated as matrices; null: none.
   std::function<bool(const Parameter&)> matrices;
   // In no bucket; null: none.

@@ -103,7 +103,8 @@ class FlatStore final : public ParamStore {
     bool decay_qk_norm = false;
     // False: evaluation and generation; nothing trains.
     bool gradients = true;
-    std::function<bool(const Parameter&)> trains;  // null: all parameters
+    // Null: all parameters.
+    std::function<bool(const Parameter&)> trains;
     // Kept in 4 bits and frozen, not with optim_grads_params; null: none.
     std::function<bool(const Parameter&)> quantized;
     // Block sizes and scales of the quantized parameters.
@@ -186,7 +187,8 @@ class FlatStore final : public ParamStore {
     FlatRange write;
     // Index in flat_buffers(), -1: does not train.
     int buffer = -1;
-    int64_t begin = 0;  // in that buffer
+    // In that buffer.
+    int64_t begin = 0;
   };
   const std::vector<ParameterShard>& parameter_shards() const {
     return parameter_shards_;
@@ -201,7 +203,8 @@ class FlatStore final : public ParamStore {
   const StoreGroups& groups() const { return groups_; }
   // Some parameters train and some do not.
   bool has_frozen_parameters() const { return options_.gradients && options_.trains != nullptr; }
-  int64_t elements() const { return layout_.elements; }  // parameters of this rank's model, without padding
+  // Parameters of this rank's model, without padding.
+  int64_t elements() const { return layout_.elements; }
 
   // Sees starts and waits of collectives as events 'C': "start reduce bucket 0", "wait gather layer 3". Null:
   // no observer.
@@ -217,7 +220,8 @@ class FlatStore final : public ParamStore {
  private:
   struct Bucket {
     const BucketPlan* plan;
-    int buffer = -1;  // index in flat_buffers()
+    // Index in flat_buffers().
+    int buffer = -1;
     // Elements of `values`: all, or this rank's slice of `shard` (optim_grads_params).
     FlatRange held;
     // This rank's part of main copies and moments.
@@ -247,7 +251,8 @@ class FlatStore final : public ParamStore {
   };
   struct Quantized {
     Nf4Weight kept;
-    Tensor full;  // while it is acquired
+    // While it is acquired.
+    Tensor full;
     int pins = 0;
   };
   // The sums of a bucket's gradients, under way.
@@ -326,9 +331,11 @@ class FlatStore final : public ParamStore {
   std::vector<char> unwritten_;
   StoreGroups groups_;
   Options options_;
-  int64_t shards_, replicas_;                                 // ranks
-  bool shards_state_, shards_gradients_, shards_parameters_;  // over `shard`
-  bool shards_over_replicas_;                                 // main copies and moments
+  int64_t shards_, replicas_;  // ranks
+  // Over `shard`.
+  bool shards_state_, shards_gradients_, shards_parameters_;
+  // Main copies and moments.
+  bool shards_over_replicas_;
   int buffers_ = 0;
   BucketLayout layout_;
   std::vector<Bucket> buckets_;
@@ -342,7 +349,8 @@ class FlatStore final : public ParamStore {
 
   // optim_grads_params: the block that was acquired last, and the one that is kept or gathered beside it.
   std::vector<std::vector<size_t>> block_buckets_;
-  std::vector<int> pins_;  // by block
+  // By block.
+  std::vector<int> pins_;
   int current_block_ = -1, prefetched_block_ = -1;
   PassDirection direction_ = PassDirection::forward;
   // set_direction() was called since the last block was entered.

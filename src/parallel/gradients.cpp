@@ -102,7 +102,6 @@ void FlatStore::start_reduce(size_t index) {
   if (watch_) watch_(bucket.gradients);
   pending.gradients = bucket.gradients;
   if (shards_gradients_) bucket.gradients = Tensor();
-  follow_compute();
   sum_ranges(groups_.tensor, pending, bucket.partial);
   sum_ranges(groups_.kv_replicas, pending, bucket.replicated);
   if (!shards_gradients_) bucket.reduced = true;
@@ -156,21 +155,20 @@ void FlatStore::finish_reduce() {
   pending_reductions_.pop_front();
 }
 FlatStore::~FlatStore() {
-  if (!pending_reductions_.empty() && pending_reductions_.back().complete)
-    device_.wait_for(Queue::compute, *pending_reductions_.back().complete);
+  // The last one may have been left half-started by an error.
+  if (!pending_reductions_.empty() && options_.reduce_queue != Queue::compute)
+    device_.wait_for(Queue::compute, *device_.record(options_.reduce_queue));
 }
 void FlatStore::finish_reductions() {
   while (!pending_reductions_.empty()) finish_reduce();
 }
 
-// Completes the sum of this rank's slice, which is that over `shard`, over replicas and tied copies.
+// Unsharded gradients: completes the sum of this rank's slice over the replicas, and gathers the slices.
 void FlatStore::finish_bucket(PendingReduction& pending) {
   Bucket& bucket = buckets_[pending.bucket];
   const FlatRange mine = slice_of(*bucket.plan);
   if (replicas_ > 1)
-    sum_over_replicas(pending, shards_gradients_
-                                   ? bucket.sum
-                                   : bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}));
+    sum_over_replicas(pending, bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}));
   if (!shards_state_ && shards_ > 1) start_gradient_gather(bucket);
 }
 
@@ -242,8 +240,9 @@ void FlatStore::finish_sharded_gradients() {
     if (!bucket.plan->trains) continue;
     if (!std::exchange(bucket.reduced, true))
       launch(device_, device_.table().elementwise->fill, bucket.sum, 0.0f, bucket.sum.elements());
+    if (replicas_ == 1) continue;
     PendingReduction& pending = add_pending(index);
-    finish_bucket(pending);
+    sum_over_replicas(pending, bucket.sum);
     if (options_.reduce_queue == Queue::compute)
       pending_reductions_.pop_back();
     else

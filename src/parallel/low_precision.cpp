@@ -103,7 +103,7 @@ void LowPrecisionWeights::begin_step(int64_t step) {
   for (size_t i = 0; i < layers_.size(); ++i)
     layers_[i].scaling.rounding =
         philox_key(options_.seed, purpose::quantization,
-                   static_cast<uint64_t>(step) << 20 ^ static_cast<uint64_t>(covered_[i]->index()));
+                   random_sequence_of(covered_[i]->name()) + static_cast<uint64_t>(step));
   if (!delayed()) return;
   // The maximum of a weight is taken when it is quantized.
   if (!advanced_) drop_all();

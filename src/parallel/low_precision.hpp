@@ -70,7 +70,8 @@ class LowPrecisionWeights {
  private:
   struct Layer {
     LayerScaling scaling;
-    GemmOperand operands[2];  // by WeightRole
+    // By WeightRole.
+    GemmOperand operands[2];
   };
   bool delayed() const { return options_.format.recipe == ScalingRecipe::delayed; }
   Layer& layer(const Parameter& parameter);
@@ -81,11 +82,13 @@ class LowPrecisionWeights {
   std::vector<comm::Communicator*> groups_;
   LowPrecisionOptions options_;
   std::vector<const Parameter*> covered_;
-  std::vector<int> index_;  // by Parameter::index(), -1: not covered
+  // By Parameter::index(), -1: not covered.
+  std::vector<int> index_;
   std::vector<Layer> layers_;
   // fp32 [layers, 3], [layers, 3, history_length], [layers, 3, 2].
   Tensor amax_, history_, scale_;
-  bool advanced_ = true;  // since begin_step()
+  // Since begin_step().
+  bool advanced_ = true;
   // Uses of random numbers in this step, from one that no other rank has.
   uint64_t rounding_calls_ = 0;
 };

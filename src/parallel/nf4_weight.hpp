@@ -53,18 +53,20 @@ class Nf4Weight {
   // A region of the matrix; its blocks are consecutive in the shard.
   struct LocalRegion {
     Region region;
-    FlatRange elements;  // of the shard
+    // Of the shard.
+    FlatRange elements;
     FlatRange blocks;
   };
-  int64_t block_number(const LocalRegion& local,
-                       int64_t block) const;  // in the matrix, of a block of the region
+  // In the matrix, of a block of the region.
+  int64_t block_number(const LocalRegion& local, int64_t block) const;
   void set_scales(const std::vector<float>& scales, comm::Communicator* tensor);
 
   Device* device_;
   const Parameter* parameter_;
   Nf4Options options_;
   std::vector<LocalRegion> regions_;
-  int64_t blocks_ = 0;  // of this shard
+  // Of this shard.
+  int64_t blocks_ = 0;
   Tensor codes_, scales_, scale_codes_, nested_, map_;
 };
 

@@ -31,7 +31,8 @@ struct PipelineAction {
   int32_t micro_batch, chunk;
   bool operator==(const PipelineAction&) const = default;
 };
-using Schedule = std::vector<std::vector<PipelineAction>>;  // by rank
+// By rank.
+using Schedule = std::vector<std::vector<PipelineAction>>;
 
 // V = 1: GPipe (Huang et al. 2019), or 1F1B (Narayanan et al. 2021; rank r begins with min(P - r - 1, M)
 // forward passes, then one forward and one backward in turns). V > 1: interleaved, with 2 (P - r - 1) + (V -

@@ -38,8 +38,10 @@ class BlockAllocator {
 
   int64_t granularity_;
   int64_t end_ = 0;
-  std::map<int64_t, int64_t> free_, used_;         // size by offset
-  std::set<std::pair<int64_t, int64_t>> by_size_;  // of the free blocks: size, offset
+  // Size by offset.
+  std::map<int64_t, int64_t> free_, used_;
+  // Of the free blocks: size, offset.
+  std::set<std::pair<int64_t, int64_t>> by_size_;
 };
 
 }  // namespace capstan

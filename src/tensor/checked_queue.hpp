@@ -22,7 +22,8 @@ class CheckedQueue {
   enum class Hold : uint8_t { none, some, all };
   // Delays work: some items by up to a millisecond, and those that are held. `seed` selects which.
   CheckedQueue(uint64_t seed, Hold hold);
-  ~CheckedQueue();  // runs the remaining work
+  // Runs the remaining work.
+  ~CheckedQueue();
   CheckedQueue(const CheckedQueue&) = delete;
   CheckedQueue& operator=(const CheckedQueue&) = delete;
 

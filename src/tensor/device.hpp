@@ -111,7 +111,8 @@ std::string_view name_of(Queue queue);
 class Event {
  public:
   virtual ~Event() = default;
-  virtual bool done() const = 0;  // does not wait
+  // Does not wait.
+  virtual bool done() const = 0;
   // Throws the first error of the queue, and of the queues that it waited for.
   virtual void wait() = 0;
   // When it was done: seconds of the host's steady clock. Only for an event of record_time() that is done.
@@ -128,7 +129,8 @@ struct QueueSpan {
 enum class LaunchMode : uint8_t {
   // Calls the kernel in this thread; an accelerator's kernel enqueues itself (Context::stream).
   call,
-  queue,  // through Device::enqueue
+  // Through Device::enqueue.
+  queue,
   // Does not run it: the device has no memory.
   none,
 };
@@ -188,7 +190,8 @@ class Device {
   // These run on the compute queue. The host range of copy_to_device may change once it returns; copy_to_host
   // waits.
   virtual void zero(std::byte* data, int64_t bytes) = 0;
-  virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;  // both on this device
+  // Both on this device.
+  virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
   virtual void copy_to_device(std::byte* to, const void* from_host, int64_t bytes) = 0;
   virtual void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) = 0;
   // Asynchronous copies on `queue`, which waits for nothing by itself. An event recorded later in that queue
@@ -307,7 +310,8 @@ std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int worker
 // (checked_device.cpp): queues on their own threads with deliberate delays, tensor addresses that crash host
 // code, NaNs in uninitialized memory. Gives the same bits as the CPU device.
 struct CheckedOptions {
-  uint64_t seed = 1;  // of the delays
+  // Of the delays.
+  uint64_t seed = 1;
   // No work runs until a wait needs it: finds every missing wait.
   bool patient = false;
 };

@@ -28,10 +28,11 @@ enum class DType : uint8_t {
   f4e2m1x2
 };
 
-int64_t size_of(DType type);           // bytes
-std::string_view name_of(DType type);  // "fp32", "bf16", "i32" …
-// Also "float32", "bfloat16", "F32", "BF16" … Not the floating-point types below 16 bits: no file holds them, since their
-// scales would be missing.
+int64_t size_of(DType type);  // bytes
+// "fp32", "bf16", "i32" ….
+std::string_view name_of(DType type);
+// Also "float32", "bfloat16", "F32", "BF16" … Not the floating-point types below 16 bits: no file holds them,
+// since their scales would be missing.
 std::optional<DType> dtype_from_name(std::string_view name);
 
 // Brain float: the upper half of an fp32. Arithmetic happens in fp32; storing rounds to nearest even and

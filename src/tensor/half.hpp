@@ -23,8 +23,10 @@ inline uint16_t float_to_half(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value), sign = (bits >> 16) & 0x8000u,
                  size = bits & 0x7FFFFFFFu;
   if (size > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u);
-  if (size >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // from 65520 on
-  if (size < 0x38800000u)                                                 // below 2^-14: steps of 2^-24
+  // From 65520 on.
+  if (size >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);
+  // Below 2^-14: steps of 2^-24.
+  if (size < 0x38800000u)
     return static_cast<uint16_t>(sign |
                                  static_cast<uint32_t>(std::nearbyint(std::ldexp(std::abs(value), 24))));
   const uint32_t rounded = size - 0x38000000u + 0xFFFu + ((size >> 13) & 1u);

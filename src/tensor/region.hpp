@@ -59,7 +59,8 @@ class Shape {
   std::string text() const;
 
   bool operator==(const Shape& other) const = default;
-  std::strong_ordering operator<=>(const Shape& other) const;  // lexicographic
+  // Lexicographic.
+  std::strong_ordering operator<=>(const Shape& other) const;
 
  private:
   std::array<int64_t, kMaxRank> sizes_{};
@@ -71,7 +72,8 @@ class Shape {
 struct Region {
   Shape offsets, sizes;
 
-  std::string text() const;  // "[0:2,4:8]"
+  // "[0:2,4:8]".
+  std::string text() const;
   bool operator==(const Region& other) const = default;
 };
 

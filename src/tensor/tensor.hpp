@@ -21,7 +21,8 @@ class Storage {
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
   Device& device() const { return device_; }
-  std::byte* data() const { return data_; }  // a device address; use it only in launch() and copies
+  // A device address; use it only in launch() and copies.
+  std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
 
  private:
@@ -37,7 +38,8 @@ class Tensor {
   Tensor() = default;
   // Uninitialized, contiguous, in the memory category CategoryScope::current().
   static Tensor empty(Device& device, const Shape& shape, DType dtype = DType::f32);
-  static Tensor zeros(Device& device, const Shape& shape, DType dtype = DType::f32);  // all bytes zero
+  // All bytes zero.
+  static Tensor zeros(Device& device, const Shape& shape, DType dtype = DType::f32);
   template <class T>
   static Tensor from_host(Device& device, const Shape& shape, std::span<const T> values) {
     return from_host_bytes(device, shape, DTypeOf<T>::value, std::as_bytes(values));
@@ -57,8 +59,10 @@ class Tensor {
   int64_t bytes() const { return elements() * size_of(dtype_); }
   DType dtype() const { return dtype_; }
   bool is_contiguous() const;
-  std::byte* address() const { return storage_->data() + offset_; }  // a device address, see Storage::data
-  bool unique() const { return storage_.use_count() == 1; }          // no other tensor shares the storage
+  // A device address, see Storage::data.
+  std::byte* address() const { return storage_->data() + offset_; }
+  // No other tensor shares the storage.
+  bool unique() const { return storage_.use_count() == 1; }
   bool shares_storage_with(const Tensor& other) const { return storage_ == other.storage_; }
 
   // Views, without a copy. view() needs a contiguous tensor and the same number of elements.
@@ -66,7 +70,8 @@ class Tensor {
   Tensor slice(int dim, int64_t begin, int64_t count) const;
   // Reinterprets the bytes of a contiguous tensor; scales the last size.
   Tensor as_type(DType dtype) const;
-  Tensor flat_range(int64_t begin, int64_t count, const Shape& shape) const;  // of a contiguous tensor
+  // Of a contiguous tensor.
+  Tensor flat_range(int64_t begin, int64_t count, const Shape& shape) const;
 
   // Explicit copies; the tensor must be contiguous. A copy to the host is complete on return. After a copy
   // from the host returns, the caller may change `bytes`, and kernels launched later read the values.
@@ -81,7 +86,8 @@ class Tensor {
   // To float whatever the type (fp32, bf16, fp64): for tests, logs and checks, not for hot paths.
   std::vector<float> to_floats() const;
 
-  std::string text() const;  // "bf16[4, 1024] on cpu"
+  // "bf16[4, 1024] on cpu".
+  std::string text() const;
 
  private:
   std::shared_ptr<Storage> storage_;

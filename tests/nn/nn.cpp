@@ -150,8 +150,10 @@ TEST_CASE("rotary frequencies: linear, YaRN and LongRoPE, values of Transformers
   check(4097, {1, 0.05, 0.0025, 0.000125});
   nn::RopeTables tables(options);
   const auto device = test::Cpu::make(1);
-  CHECK(rope_rows(tables, *device, 4096).sin.to_floats()[7] == doctest::Approx(std::sin(0.0005)).epsilon(1e-6));
-  CHECK(rope_rows(tables, *device, 4097).sin.to_floats()[7] == doctest::Approx(std::sin(0.000125)).epsilon(1e-6));
+  CHECK(rope_rows(tables, *device, 4096).sin.to_floats()[7] ==
+        doctest::Approx(std::sin(0.0005)).epsilon(1e-6));
+  CHECK(rope_rows(tables, *device, 4097).sin.to_floats()[7] ==
+        doctest::Approx(std::sin(0.000125)).epsilon(1e-6));
   s.attention_factor = 1.5;
   nn::RopeTables tables_with_attention(options);
   CHECK(rope_rows(tables_with_attention, *device, 2).sin.to_floats()[4] ==

@@ -123,7 +123,7 @@ TEST_CASE("the check sees what is wrong with a schedule") {
   CHECK_THROWS_AS(make_schedule({0, 1, 8, 1}), Error);
 }
 
-TEST_CASE("weight steps are carried: a backward pass in two parts") {
+TEST_CASE("a backward pass in two parts") {
   const PipelineShape shape{.ranks = 2, .micro_batches = 2};
   Schedule schedule = make_schedule(shape);
   for (auto& steps : schedule)

@@ -75,15 +75,19 @@ struct RankStatus {
   int rank = 0, pid = 0;
   std::string host;
   RankState state = RankState::working;
-  double seconds = 0;  // since `state` began
+  // Since `state` began.
+  double seconds = 0;
   // Its process has ended without publishing `ended`; on another host: its heartbeat has stopped.
   bool gone = false;
-  bool stopped = false;  // by SIGSTOP
-  bool remote = false;   // on another host
+  // By SIGSTOP.
+  bool stopped = false;
+  // On another host.
+  bool remote = false;
   int64_t heartbeat = 0;
   int64_t step = 0;
   std::string phase;
-  Call call = Call::none;  // current or latest
+  // Current or latest.
+  Call call = Call::none;
   std::string group;
   int first = 0, peer = -1;
   int64_t sequence = 0, bytes = 0;

@@ -35,7 +35,8 @@ class RankStatusFiles {
   std::filesystem::path directory_;
   int mine_;
   std::vector<int> hosts_;
-  std::map<int, LastHeartbeat> heartbeats_;  // by world rank
+  // By world rank.
+  std::map<int, LastHeartbeat> heartbeats_;
 };
 
 // One line of such a file, without the newline; nullopt for a malformed line.

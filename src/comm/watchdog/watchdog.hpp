@@ -41,11 +41,13 @@ class Watchdog {
   // Pidfd of each slot; -1: its own, or unsupported.
   std::vector<int> processes_;
   std::vector<bool> gone_;
-  std::mutex mutex_;  // guards others_
+  // Guards others_.
+  std::mutex mutex_;
   // Null: all ranks are on this host.
   std::unique_ptr<RankStatusFiles> others_;
-  std::vector<RankStatus> remote_;  // as last read
-  int64_t next_exchange_ = 0;       // ns
+  // As last read.
+  std::vector<RankStatus> remote_;
+  int64_t next_exchange_ = 0;  // ns
   // Waiting times count from here, because this process may itself have been stopped before. CLOCK_MONOTONIC,
   // ns.
   int64_t not_before_ = 0;

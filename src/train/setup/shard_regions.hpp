@@ -10,7 +10,8 @@
 namespace capstan::train {
 
 struct ShardRegion {
-  Region where;  // in the global tensor
+  // In the global tensor.
+  Region where;
   // Of the local shard, row-major; in the order of the region's elements.
   parallel::FlatRange elements;
   // false: another rank, which holds the same elements, counts and writes them.

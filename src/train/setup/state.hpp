@@ -25,8 +25,10 @@
 namespace capstan::train {
 
 struct TrainState {
-  int64_t step = 0;              // finished steps
-  int64_t consumed_samples = 0;  // position in the data
+  // Finished steps.
+  int64_t step = 0;
+  // Position in the data.
+  int64_t consumed_samples = 0;
   int64_t consumed_tokens = 0;
   // Position in the schedules: samples of successful updates.
   int64_t schedule_samples = 0;
@@ -59,7 +61,8 @@ struct SavePlan {
   std::vector<std::pair<std::string, std::string>> assets;
   // Of the recipe, in place of the tokenizer's own; empty: none.
   std::string chat_template;
-  checkpoint::FileSystem* files = nullptr;  // null: the real one
+  // Null: the real one.
+  checkpoint::FileSystem* files = nullptr;
   // Rank 0: what must be on the disk before the checkpoint is.
   std::function<void()> before_commit;
 };
@@ -69,8 +72,10 @@ struct StateTensor {
   std::string name;
   // Of the full tensor, over all ranks.
   Shape shape;
-  Region where;  // of this rank
-  DType dtype;   // as stored
+  // Of this rank.
+  Region where;
+  // As stored.
+  DType dtype;
   // Returns the values in that order, one dimension: a view of the state, or a copy where the checkpoint
   // stores it in another format.
   std::function<Tensor()> values;
@@ -93,8 +98,8 @@ class StateWriter {
               const optim::Optimizer& optimizer);
   // Read from the device when its turn comes, in bounded chunks.
   void add(const StateTensor& tensor);
-  void add(const StateTensor& tensor,
-           std::span<const std::byte> bytes);  // valid until write_rank() has returned
+  // `bytes` are valid until write_rank() has returned.
+  void add(const StateTensor& tensor, std::span<const std::byte> bytes);
   // This rank's files; returns its manifest.
   std::string write_rank();
   // Rank 0, after all ranks' write_rank(): makes the checkpoint appear, then deletes the checkpoints that
@@ -113,7 +118,8 @@ class StateWriter {
   checkpoint::Writer writer_;
   checkpoint::Retention retention_;
   std::function<void()> before_commit_;
-  std::vector<std::pair<std::string, std::filesystem::path>> copies_;  // read by write_rank()
+  // Read by write_rank().
+  std::vector<std::pair<std::string, std::filesystem::path>> copies_;
   std::string problem_;
 };
 

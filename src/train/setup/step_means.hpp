@@ -8,9 +8,12 @@ namespace capstan::train {
 // Part of a checkpoint, so that a resumed run logs the numbers of an uninterrupted one.
 struct StepMeans {
   int64_t steps = 0;
-  double tokens = 0;     // that have a loss
-  double loss = 0;       // mean over these tokens
-  double grad_norm = 0;  // mean over the steps
+  // That have a loss.
+  double tokens = 0;
+  // Mean over these tokens.
+  double loss = 0;
+  // Mean over the steps.
+  double grad_norm = 0;
 
   // The mean of one step is that step's value to the bit.
   void add(double step_loss, int64_t step_tokens, double step_grad_norm) {

@@ -9,12 +9,14 @@
 #include "text/tokenizer/tokenizer.hpp"
 
 namespace capstan::text::chat {
-class ChatTemplate;  // text/chat/chat_template.hpp
-}
+// text/chat/chat_template.hpp.
+class ChatTemplate;
+}  // namespace capstan::text::chat
 
 namespace capstan::checkpoint {
-class Reader;  // checkpoint/reader.hpp
-}
+// checkpoint/reader.hpp.
+class Reader;
+}  // namespace capstan::checkpoint
 
 namespace capstan::train {
 

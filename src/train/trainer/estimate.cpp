@@ -139,7 +139,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   estimate.sent = std::move(counts.sent);
   estimate.launches_by_queue = counts.launches;
   estimate.copied_to_device = counts.copied[0];
-  estimate.copied_to_host = counts.copied[1];
+  estimate.copied_to_host = sizeof(kernels::StepValues);  // bytes, of StepTotals::read()
   estimate.flops = cost.flops / static_cast<double>(micro_batches);
   estimate.executed_flops = cost.executed / static_cast<double>(micro_batches);
   estimate.memory = device->memory();

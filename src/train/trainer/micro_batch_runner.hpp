@@ -79,7 +79,8 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   const Source* source_ = nullptr;
   StepTimers* timers_ = nullptr;
   Losses losses_;
-  int64_t losses_known_ = 0;  // of losses_.sums
+  // Of losses_.sums.
+  int64_t losses_known_ = 0;
   int64_t forwards_ = 0;
   // Rows of each micro-batch that was loaded, on this rank.
   std::vector<int64_t> rows_;

@@ -59,9 +59,11 @@ class Trace final : public TapeObserver {
     int lane;
     int64_t step;
     std::string name;
-    double begin, seconds;  // host clock
+    // Host clock.
+    double begin, seconds;
     double flops;
-    std::string arguments;  // JSON members, each after a comma
+    // JSON members, each after a comma.
+    std::string arguments;
     // In place of `begin` and `seconds` until the work is done.
     std::shared_ptr<Event> before, after;
   };

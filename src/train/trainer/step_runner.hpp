@@ -29,7 +29,8 @@ struct StepResult {
   // Before clipping, of the mean loss.
   double gradient_norm = 0;
   double learning_rate = 0;
-  int64_t loss_tokens = 0;  // of all ranks
+  // Of all ranks.
+  int64_t loss_tokens = 0;
   // Samples of the step, which grow with train.rampup_batch_size.
   int64_t global_batch_size = 0;
   // Elements of the gradients that are zero, over the full model; with logger.log_num_zeros_in_grad.
