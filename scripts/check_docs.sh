@@ -205,7 +205,9 @@ compared() { # COMMAND
   esac
 }
 
-# Numbers with their units and hashes become one sign, blanks one blank.
+# Numbers with their units and hashes become one sign, blanks one blank. The numbers of `capstan show --step`
+# are masked too: they are the same at every call on one machine, but the workspace, and with it the total,
+# depends on the kernels for its processor and on its number of threads.
 masked() {
   sed -E 's/\b[0-9a-f]*[0-9][0-9a-f]{6,}\b/#/g; s/[0-9]([0-9.,]| [0-9]{3})*/#/g
     s/# ?([KMGT]i?B?|ms|s|B)\b/#/g; s/# [KMGT]B\//# B\//g; s/[[:space:]]+/ /g; s/^ //; s/ $//'

@@ -15,6 +15,10 @@ std::vector<std::string_view> split(std::string_view text, char separator);
 constexpr bool is_blank(char c) {
   return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
+// Whether a byte separates words within a line.
+constexpr bool is_space_or_tab(char c) {
+  return c == ' ' || c == '\t';
+}
 constexpr bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }

@@ -107,7 +107,7 @@ std::string grid_text(const comm::MeshSizes& sizes, std::optional<int64_t> rank)
     if (sizes.experts) grids.add({"", coordinates_text(mesh, true)});
   }
   for (const std::string& name : mesh.group_names()) {
-    if (name == "tp-gradients") continue;  // the ranks of tp
+    if (comm::Mesh::repeated_group(name)) continue;
     if (!rank) {
       groups.add(group_row(mesh, sizes.world, name));
       continue;

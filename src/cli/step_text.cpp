@@ -51,17 +51,16 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank)
   for (const int64_t r : ranks) {
     const train::StepEstimate estimate = train::estimate_step(config, r, train::ranks_on_one_host(config));
     std::vector<std::string> row{std::to_string(r), std::to_string(mesh.dense().index(r, comm::Axis::pp))};
-    for (const int64_t bytes : estimate.memory.peak_by_category)
-      row.push_back(bytes > 0 ? bytes_text(bytes) : "");
-    row.push_back(estimate.memory.cached() > 0 ? bytes_text(estimate.memory.cached()) : "");
-    row.push_back(bytes_text(estimate.memory.total()));
     const auto unless_zero = [](int64_t count, const std::string& text) { return count > 0 ? text : ""; };
-    const int64_t on_host = estimate.host_memory.total();
-    row.push_back(unless_zero(on_host, bytes_text(on_host)));
+    const auto bytes_unless_zero = [&](int64_t bytes) { return unless_zero(bytes, bytes_text(bytes)); };
+    for (const int64_t bytes : estimate.memory.peak_by_category) row.push_back(bytes_unless_zero(bytes));
+    row.push_back(bytes_unless_zero(estimate.memory.cached()));
+    row.push_back(bytes_text(estimate.memory.total()));
+    row.push_back(bytes_unless_zero(estimate.host_memory.total()));
     for (const int64_t count : estimate.launches_by_queue)
       row.push_back(unless_zero(count, with_separators(count)));
     for (const int64_t bytes : {estimate.copied_to_device, estimate.copied_to_host})
-      row.push_back(unless_zero(bytes, bytes_text(bytes)));
+      row.push_back(bytes_unless_zero(bytes));
     row.push_back(sent_text(estimate));
     rows.push_back(row);
     if (estimate.memory.total() <= most) continue;

@@ -98,6 +98,8 @@ struct GridGroup {
   const char* name;
   bool expert;
   std::vector<Axis> axes;
+  // The group with the same ranks, if this one exists only to keep its messages apart from that group's.
+  const char* repeats = nullptr;
 };
 const std::vector<GridGroup>& grid_groups() {
   using enum Axis;
@@ -107,7 +109,7 @@ const std::vector<GridGroup>& grid_groups() {
                                           {"dp-cp", false, {dp, cp}},
                                           {"pp", false, {pp}},
                                           {"tp-pp", false, {tp, pp}},
-                                          {"tp-gradients", false, {tp}},
+                                          {"tp-gradients", false, {tp}, "tp"},
                                           {"tp-cp", false, {tp, cp}},
                                           {"tp-dp-cp", false, {tp, dp, cp}},
                                           {"etp", true, {tp}},
@@ -188,6 +190,12 @@ std::vector<std::string> Mesh::group_names() const {
   for (const char* direction : {kForwardLink, kBackwardLink})
     for (int64_t i = 0; i < link_names(size(Axis::pp)); ++i) names.push_back(direction + std::to_string(i));
   return names;
+}
+
+std::optional<std::string> Mesh::repeated_group(const std::string& name) {
+  for (const GridGroup& group : grid_groups())
+    if (name == group.name && group.repeats) return group.repeats;
+  return std::nullopt;
 }
 
 std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -91,6 +92,8 @@ class Mesh {
   // For people: "tp2 dp4 pp2", axes of one left out but for dp.
   std::string text() const;
   std::vector<std::string> group_names() const;
+  // The group whose ranks a group of this name repeats, to keep its messages apart: "tp" for "tp-gradients".
+  static std::optional<std::string> repeated_group(const std::string& name);
   // World ranks of the group of this name that contains `rank`, in the order of their ranks in it.
   std::vector<int64_t> members(const std::string& name, int64_t rank) const;
 

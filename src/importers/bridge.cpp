@@ -3,6 +3,7 @@
 // loaded.
 #include <algorithm>
 #include <iterator>
+#include <span>
 
 #include "base/text.hpp"
 #include "importers/finetuning.hpp"
@@ -39,18 +40,15 @@ constexpr Counterpart kActivations[] = {
     {"megatron.core.activations.squared_relu", "squared_relu"},
     {"megatron.core.activations.fast_gelu", "gelu_tanh"},
 };
-constexpr Counterpart kTypes[] = {
-    {"torch.float32", "fp32"}, {"torch.float", "fp32"}, {"torch.bfloat16", "bf16"},
-    {"torch.float16", "fp16"}, {"torch.half", "fp16"},
-};
 constexpr Counterpart kMomentTypes[] = {
     {"torch.float32", "fp32"}, {"torch.float", "fp32"}, {"torch.bfloat16", "bf16"},
     {"torch.float16", "fp16"}, {"torch.half", "fp16"},  {"torch.uint8", "fp8"},
 };
+// Only moments can be fp8.
+constexpr auto kTypes = std::span(kMomentTypes).first<std::size(kMomentTypes) - 1>();
 constexpr Counterpart kRouterTypes[] = {{"fp32", "fp32"}, {"fp64", "fp64"}};
 
-template <size_t N>
-void from_table(Reader& r, const Item& item, const char* path, const Counterpart (&table)[N]) {
+void from_table(Reader& r, const Item& item, const char* path, std::span<const Counterpart> table) {
   const std::string target = target_of(*item.value);
   for (const Counterpart& one : table)
     if (one.target == target) {

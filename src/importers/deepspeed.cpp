@@ -68,7 +68,8 @@ constexpr Rule kTable[] = {
     later("optimizer.type"),
     take("optimizer.params.lr", "optimizer.lr"),
     later("optimizer.params.betas optimizer.params.weight_decay optimizer.params.eps "
-          "optimizer.params.momentum optimizer.params.adam_w_mode"),
+          "optimizer.params.momentum optimizer.params.adam_w_mode optimizer.params.muon_lr "
+          "optimizer.params.adam_lr"),
     no_effect("optimizer.params.torch_adam optimizer.params.fused", "a choice of kernels"),
     no_effect("optimizer.params.bias_correction", "the bias of the moments is corrected"),
     unsupported("optimizer.params.freeze_step optimizer.params.cuda_aware optimizer.params.comm_backend_name",
@@ -224,6 +225,29 @@ void gradients(Reader& r) {
     r.draft.assume("optimizer.clip_grad", "0", "DeepSpeed clips only where gradient_clipping is set");
 }
 
+// DeepSpeed's Muon updates matrices with `muon_lr`, and the other parameters by Adam with `adam_lr`; `lr` is the
+// default of both. In a recipe optimizer.lr is the rate of all.
+void muon_rates(Reader& r) {
+  constexpr std::string_view lr = "optimizer.params.lr", muon_lr = "optimizer.params.muon_lr",
+                             adam_lr = "optimizer.params.adam_lr";
+  const std::string_view of_adam = r.given(adam_lr) ? adam_lr : lr;
+  const auto muon_rate = r.real(r.given(muon_lr) ? muon_lr : lr), adam_rate = r.real(of_adam);
+  const std::string reason =
+      "the learning rate of the parameters that Adam updates beside Muon; optimizer.decoupled_lr is that of "
+      "the embedding and the output layer";
+  if (r.given(muon_lr)) {
+    if (of_adam == lr && adam_rate != muon_rate)
+      r.draft.withdraw("optimizer.lr", OmissionReason::unsupported, reason);
+    r.take("optimizer.lr", muon_lr);
+  }
+  if (adam_rate && of_adam == adam_lr) {
+    if (adam_rate == muon_rate)
+      r.omit(adam_lr, OmissionReason::same, "the learning rate of Muon");
+    else
+      r.omit(adam_lr, OmissionReason::unsupported, reason);
+  }
+}
+
 void optimizer(Reader& r) {
   Draft& draft = r.draft;
   const auto type = r.text("optimizer.type");
@@ -253,9 +277,13 @@ void optimizer(Reader& r) {
     draft.assume("optimizer.muon_coefficient_type", "simple", reason);
     draft.assume("optimizer.muon_use_nesterov", "true", reason);
     draft.assume("optimizer.muon_scale_mode", "shape_scaling", reason);
+    muon_rates(r);
   } else {
     draft.omit(from, *type, OmissionReason::unsupported, "optimizers are adam, sgd, lion and muon");
   }
+  for (const char* key : {"optimizer.params.muon_lr", "optimizer.params.adam_lr"})
+    if (*type != "Muon" && r.given(key))
+      r.omit(key, OmissionReason::no_effect, "for the optimizer Muon only");
   const std::string prefix = *type == "Lion" ? "optimizer.lion_beta" : "optimizer.adam_beta";
   if (const Node* betas = r.find("optimizer.params.betas")) {
     if (betas->kind == Node::Kind::list && betas->items.size() == 2 && *type != "SGD")
@@ -263,7 +291,7 @@ void optimizer(Reader& r) {
         r.set(prefix + std::to_string(i + 1), betas->items[i], "optimizer.params.betas");
     else
       r.omit("optimizer.params.betas", *betas, OmissionReason::value,
-             "two numbers for Adam or Lion are expected");
+             "two numbers for Adam, Lion or Muon are expected");
   }
   r.take("optimizer.adam_eps", "optimizer.params.eps");
   r.take(*type == "Muon" ? "optimizer.muon_momentum" : "optimizer.sgd_momentum", "optimizer.params.momentum");

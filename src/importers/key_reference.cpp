@@ -28,8 +28,8 @@ constexpr std::string_view kIntroduction =
     "You need not translate by hand: `capstan recipe import FILE` writes the recipe and lists every option "
     "that it did not take, with the reason ([importing](importing.md), which also covers DeepSpeed, "
     "Megatron-Bridge and the `TrainingArguments` of Transformers). `capstan explain FIELD` describes a "
-    "field. "
-    "`(preset)` means that the option chooses a preset of the section, as in `mixed_precision=bf16_mixed`. "
+    "field. `(preset)` means that the option chooses a preset of the section, as in "
+    "`mixed_precision=bf16_mixed`. "
     "An option with several fields sets the one that its value, or the options beside it, call for.\n";
 
 constexpr Chapter kChapters[] = {
@@ -37,8 +37,7 @@ constexpr Chapter kChapters[] = {
      "Capstan's fields have Megatron's names: an option that is not in these tables and has the name of a "
      "field sets that field, with underscores for dashes (`--num-layers` is `model.num_layers`, `--lr` is "
      "`optimizer.lr`, and `--pipeline-model-parallel-size` is `dist.pipeline_model_parallel_size`). The "
-     "first "
-     "table lists options whose spelling or meaning differs, retired spellings among them.\n"},
+     "first table lists options whose spelling or meaning differs, retired spellings among them.\n"},
     {Format::axolotl, "Axolotl", "The keys of an Axolotl YAML.\n"},
     {Format::torchtune, "torchtune", "The keys of a torchtune YAML, with their sections.\n"},
 };

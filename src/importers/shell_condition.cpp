@@ -18,12 +18,21 @@ Truth of(bool value) {
   return value ? Truth::yes : Truth::no;
 }
 
-Truth compared(const std::string& left, std::string_view sign, const std::string& right, bool patterns) {
+// A number in arithmetic, in which a leading zero marks an octal one; these are not computed.
+std::optional<int64_t> arithmetic_number(std::string_view text) {
+  const std::string_view digits = text.substr(text.starts_with('-') ? 1 : 0);
+  if (digits.size() > 1 && digits.front() == '0') return std::nullopt;
+  return parse_int(text);
+}
+
+// `[[ … ]]` matches patterns and computes its numbers; `[ … ]` compares texts and decimal numbers.
+Truth compared(const std::string& left, std::string_view sign, const std::string& right, bool twice) {
   if (sign == "=" || sign == "==" || sign == "!=") {
-    const bool equal = patterns ? ::fnmatch(right.c_str(), left.c_str(), 0) == 0 : left == right;
+    const bool equal = twice ? ::fnmatch(right.c_str(), left.c_str(), 0) == 0 : left == right;
     return of(equal == (sign != "!="));
   }
-  const auto a = parse_int(trim(left)), b = parse_int(trim(right));
+  const auto number = twice ? arithmetic_number : parse_int;
+  const auto a = number(trim(left)), b = number(trim(right));
   if (!a || !b) return Truth::unknown;
   if (sign == "-eq") return of(*a == *b);
   if (sign == "-ne") return of(*a != *b);
@@ -39,13 +48,13 @@ bool is_undecided(const ShellWord& word) {
 }
 
 // The words between the brackets.
-Truth tested(std::span<const ShellWord> words, bool patterns) {
-  if (!words.empty() && words[0].text == "!") return negated(tested(words.subspan(1), patterns));
+Truth tested(std::span<const ShellWord> words, bool twice) {
+  if (!words.empty() && words[0].text == "!") return negated(tested(words.subspan(1), twice));
   if (std::any_of(words.begin(), words.end(), is_undecided)) return Truth::unknown;
   if (words.size() == 1) return of(!words[0].text.empty());
   if (words.size() == 2 && words[0].text == "-z") return of(words[1].text.empty());
   if (words.size() == 2 && words[0].text == "-n") return of(!words[1].text.empty());
-  if (words.size() == 3) return compared(words[0].text, words[1].text, words[2].text, patterns);
+  if (words.size() == 3) return compared(words[0].text, words[1].text, words[2].text, twice);
   return Truth::unknown;
 }
 
@@ -102,7 +111,7 @@ class Arithmetic {
       if (!value || *value == INT64_MIN) return std::nullopt;
       return text == "!" ? static_cast<int64_t>(*value == 0) : text == "-" ? -*value : *value;
     }
-    if (text != "(") return parse_int(text);
+    if (text != "(") return arithmetic_number(text);
     const Number value = expression(0);
     if (next_ >= words_.size() || words_[next_++].text != ")") return std::nullopt;
     return value;
@@ -125,7 +134,8 @@ class Arithmetic {
   size_t next_ = 0;
 };
 
-// Commands that prepare for those behind them: a script whose `cd` fails is not what its author runs.
+// Whether a command only prepares for the next ones. It is taken to succeed, because a script is imported for
+// the training that it starts where its preparations succeed.
 bool prepares(const std::string& name) {
   static const std::set<std::string_view> names = {
       ":",     ".",      "alias", "cd",   "chmod",  "conda", "cp",     "date",   "echo",  "exit", "ln",

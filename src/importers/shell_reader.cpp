@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace capstan::importers {
 
@@ -16,16 +17,13 @@ constexpr const char* kNotExecuted = "commands are not executed";
 
 }  // namespace
 
-bool name_start(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+bool ShellReader::name_start(char c) {
+  return is_letter(c) || c == '_';
 }
-bool name_rest(char c) {
-  return name_start(c) || (c >= '0' && c <= '9');
+bool ShellReader::name_rest(char c) {
+  return name_start(c) || is_digit(c);
 }
-bool blank(char c) {
-  return c == ' ' || c == '\t';
-}
-bool ends_command(char c) {
+bool ShellReader::ends_command(char c) {
   return c == '\n' || c == ';' || c == '&' || c == '|' || c == '(' || c == ')';
 }
 
@@ -63,7 +61,7 @@ void ShellReader::unclosed(char what, size_t opened) const {
 
 void ShellReader::skip_blanks() {
   while (at_ < text_.size()) {
-    if (blank(text_[at_]))
+    if (is_space_or_tab(text_[at_]))
       ++at_;
     else if (text_[at_] == '\\' && peek(1) == '\n')
       at_ += 2;
@@ -145,7 +143,7 @@ void ShellReader::put_variable(Builder& b, const Words& value, bool quoted, bool
     if (quoted) start(b, part.begin);
     for (size_t k = 0; k < part.text.size(); ++k) {
       const char c = part.text[k];
-      if (!quoted && (blank(c) || c == '\n')) {
+      if (!quoted && (is_space_or_tab(c) || c == '\n')) {
         finish(b);
         add_names(b.word.defaulted, part.defaulted);
       } else {
@@ -175,12 +173,12 @@ void ShellReader::expand(Builder& b, bool quoted, int depth) {
     lookup(b, std::string(text_.substr(from, at_ - from)), quoted, Items::first, dollar);
     return;
   }
-  if (c >= '0' && c <= '9' && variables_.contains(std::string(1, c))) {
+  if (is_digit(c) && variables_.contains(std::string(1, c))) {
     ++at_;
     lookup(b, std::string(1, c), quoted, Items::first, dollar);
     return;
   }
-  if ((c >= '0' && c <= '9') || c == '@' || c == '*' || c == '#' || c == '?' || c == '$' || c == '!') {
+  if (is_digit(c) || c == '@' || c == '*' || c == '#' || c == '?' || c == '$' || c == '!') {
     ++at_;
     put_open(b, dollar, at_, "it is an argument or a state of the shell");
     return;
@@ -305,7 +303,7 @@ void ShellReader::backticks(Builder& b) {
 
 Words ShellReader::read_word() {
   Builder b;
-  while (at_ < text_.size() && !blank(text_[at_]) && !at_end_of_command()) {
+  while (at_ < text_.size() && !is_space_or_tab(text_[at_]) && !at_end_of_command()) {
     const char c = text_[at_];
     if (c == '\\') {
       if (peek(1) == '\n') {
@@ -348,9 +346,9 @@ Words ShellReader::read_word() {
 void ShellReader::here_document() {
   at_ += 2;
   if (peek() == '-') ++at_;
-  while (blank(peek())) ++at_;
+  while (is_space_or_tab(peek())) ++at_;
   std::string end;
-  while (at_ < text_.size() && !blank(text_[at_]) && !ends_command(text_[at_])) {
+  while (at_ < text_.size() && !is_space_or_tab(text_[at_]) && !ends_command(text_[at_])) {
     if (text_[at_] != '\'' && text_[at_] != '"' && text_[at_] != '\\') end += text_[at_];
     ++at_;
   }

@@ -18,6 +18,11 @@ using Words = std::vector<ShellWord>;
 
 class ShellReader {
  protected:
+  // The bytes of a variable's name, and those that end a command.
+  static bool name_start(char c);
+  static bool name_rest(char c);
+  static bool ends_command(char c);
+
   ShellReader(std::string_view text, const std::map<std::string, std::string>& variables);
 
   [[noreturn]] void unclosed(char what, size_t opened) const;
@@ -101,10 +106,5 @@ class ShellReader {
   // End markers of the here documents that begin on the next line.
   std::vector<std::string> documents_;
 };
-
-bool name_start(char c);
-bool name_rest(char c);
-bool blank(char c);
-bool ends_command(char c);
 
 }  // namespace capstan::importers

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "importers/shell_condition.hpp"
 #include "importers/shell_reader.hpp"
 
@@ -16,6 +17,8 @@ namespace {
 
 // Limit of the nesting of blocks such as `if` and `{`.
 constexpr size_t kDeepestBlock = 1000;
+// Operators of arithmetic that assign if a `=` follows. In `<<=` and `>>=` the `=` is read by itself.
+constexpr std::string_view kAssigning = "+-*/%&|^";
 
 class Script : ShellReader {
  public:
@@ -193,7 +196,8 @@ class Script : ShellReader {
   std::string written_since(size_t begin) const {
     std::string text;
     for (const char c : text_.substr(begin, std::min<size_t>(at_ - begin, 200)))
-      if (const bool gap = blank(c) || c == '\n' || c == ';'; !gap || (!text.empty() && text.back() != ' '))
+      if (const bool gap = is_space_or_tab(c) || c == '\n' || c == ';';
+          !gap || (!text.empty() && text.back() != ' '))
         text += gap ? ' ' : c;
     for (const std::string_view end : {"then", "do"})
       if (text.ends_with(" " + std::string(end))) text.resize(text.size() - end.size());
@@ -304,7 +308,7 @@ class Script : ShellReader {
   // Reads the patterns before a branch of `case`, up to the bracket; returns false if there are none.
   bool read_patterns() {
     if (blocks_.empty() || !blocks_.back().patterns) return false;
-    while (at_ < text_.size() && (blank(text_[at_]) || text_[at_] == '\n')) ++at_;
+    while (at_ < text_.size() && (is_space_or_tab(text_[at_]) || text_[at_] == '\n')) ++at_;
     skip_blanks();
     // A comment may precede the line break.
     if (at_ < text_.size() && text_[at_] == '\n') return true;
@@ -387,8 +391,8 @@ class Script : ShellReader {
     return end;
   }
 
-  // Reads `((…))` as a command of its operands and operators. Variables need no `$` there; one that it
-  // changes is unknown afterwards.
+  // Reads `((…))` as a command of its operands and operators. Variables need no `$` there. The value of a
+  // variable that it changes becomes unknown.
   ShellCommand read_arithmetic(size_t end) {
     Builder bracket;
     for (int i = 0; i < 2; ++i) put(bracket, '(', at_), ++at_;
@@ -399,7 +403,7 @@ class Script : ShellReader {
       Builder b;
       const size_t from = at_;
       const char c = text_[at_];
-      if (blank(c) || c == '\n') {
+      if (is_space_or_tab(c) || c == '\n') {
         ++at_;
         continue;
       }
@@ -418,7 +422,7 @@ class Script : ShellReader {
         if (peek() == '=' || (peek() == c && c != '(' && c != ')')) put(b, peek(), at_), ++at_;
         sign = text_.substr(from, at_ - from);
         changes = sign == "=" || sign == "++" || sign == "--" ||
-                  (sign.size() == 2 && sign[1] == '=' && std::string_view("+-*/%").find(c) < 5);
+                  (sign.size() == 2 && sign[1] == '=' && kAssigning.find(c) != std::string_view::npos);
       }
       if (changes && !skipping()) variables_.erase(name);
       finish(b);
@@ -431,7 +435,8 @@ class Script : ShellReader {
     return command;
   }
 
-  // Reads `()` behind the name of a function that is being defined, or all behind `function`.
+  // Reads the head of a definition, `NAME ()` or `function NAME` with or without `()`, whose first word is the
+  // command. Returns false if no function is defined.
   bool begin_function(const ShellCommand& command) {
     if (command.size() != 1) return false;
     std::string name = command[0].text;
@@ -445,7 +450,7 @@ class Script : ShellReader {
     skip_blanks();
     if (peek() == '(') {
       size_t close = at_ + 1;
-      while (close < text_.size() && blank(text_[close])) ++close;
+      while (close < text_.size() && is_space_or_tab(text_[close])) ++close;
       if (close >= text_.size() || text_[close] != ')') return false;
       at_ = close + 1;
     } else if (!keyword) {
@@ -485,7 +490,8 @@ class Script : ShellReader {
     return true;
   }
 
-  // Notes a command that may set variables without an assignment. Those that it names are unknown afterwards.
+  // Notes a command that may set variables without an assignment. The values of those that it names become
+  // unknown.
   void note_unread(const ShellCommand& command, size_t begin) {
     if (command.empty()) return;
     const std::string& name = command[0].text;
@@ -499,7 +505,8 @@ class Script : ShellReader {
     }
   }
 
-  // A word that precedes assignments and their names: `declares`; or the command itself.
+  // Whether the word precedes assignments, as `export` and `env` do. Sets `declares` if it declares variables:
+  // it is the command then, and names and assignments follow.
   static bool is_prefix(const std::string& text, bool& declares) {
     const bool declaration =
         text == "export" || text == "declare" || text == "local" || text == "readonly" || text == "typeset";

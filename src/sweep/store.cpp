@@ -277,10 +277,7 @@ RunMeasurements Store::measured(std::string_view id) const {
   if (!row) return out;
   const auto finite = [](double value) { return std::isfinite(value) ? std::optional(value) : std::nullopt; };
   out.tokens_per_second = finite(row->number("tokens_per_second"));
-  out.memory_bytes = finite(row->number("memory_bytes"));
-  // The log, the estimate and `runs show` include the scratch memory of kernels, too.
-  if (const auto kernels = finite(row->number("kernel_scratch_bytes")); kernels && out.memory_bytes)
-    *out.memory_bytes += *kernels;
+  out.memory_bytes = finite(row->memory_bytes());
   return out;
 }
 

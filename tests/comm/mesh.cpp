@@ -55,6 +55,19 @@ TEST_CASE("16 ranks, TP 2, CP 2, DP 2, PP 2: the worked example") {
   CHECK(mesh.index(Axis::pp) == 0);
 }
 
+TEST_CASE("a group that repeats another one has its ranks") {
+  const MeshSizes sizes{.world = 32, .tp = 4, .cp = 2, .pp = 2, .experts = true, .ep = 2, .kv_sharers = 2};
+  CHECK(Mesh::repeated_group("tp-gradients") == "tp");
+  size_t repeating = 0;
+  for (const std::string& name : Mesh(sizes, 0).group_names()) {
+    const auto repeated = Mesh::repeated_group(name);
+    if (!repeated) continue;
+    ++repeating;
+    CHECK(groups_of(sizes, name) == groups_of(sizes, *repeated));
+  }
+  CHECK(repeating == 1);
+}
+
 TEST_CASE("the other order of axes: pipeline stages are neighbors, data replicas apart") {
   const MeshSizes sizes{.world = 16, .tp = 2, .pp = 2, .pp_before_dp = true};
   CHECK(groups_of(sizes, "tp").front() == std::vector<int64_t>{0, 1});

@@ -2,7 +2,8 @@
 
 The class below transcribes the rules of RampupBatchsizeNumMicroBatchesCalculator in Megatron-LM
 (megatron/core/num_microbatches_calculator.py), and `iterations` those of update_train_iters
-(megatron/training/training.py), for runs that go on after the ramp.
+(megatron/training/training.py). Where a run ends inside of the ramp, Megatron counts the step that goes
+beyond train_samples too; Capstan counts full steps only, as both do after the ramp.
 
     python3 tests/config/make_batch_ramp.py
 """
@@ -43,10 +44,10 @@ def case(start, increment, samples, global_batch_size, train_samples):
     while consumed + ramp.size(consumed) <= train_samples:
         steps.append([consumed, ramp.size(consumed)])
         consumed += ramp.size(consumed)
-    count = iterations(ramp, train_samples)
-    assert count == len(steps)
+    ends_inside = consumed <= samples
+    assert iterations(ramp, train_samples) == len(steps) + ends_inside
     return {"ramp": [start, increment, samples], "global_batch_size": global_batch_size,
-            "train_samples": train_samples, "iterations": count, "steps": steps}
+            "train_samples": train_samples, "iterations": len(steps), "steps": steps}
 
 
 cases = [
@@ -56,6 +57,11 @@ cases = [
     case(6, 9, 77, 33, 500),
     case(1, 1, 10, 3, 40),
     case(32, 480, 320, 512, 5000),
+    # Runs that end inside of the ramp: between two sizes, within one, at its end, and within the first.
+    case(2, 2, 40, 8, 14),
+    case(6, 9, 77, 33, 71),
+    case(4, 4, 100, 32, 100),
+    case(16, 16, 1000, 256, 79),
 ]
 text = "[\n" + ",\n".join(json.dumps(c) for c in cases) + "\n]\n"
 pathlib.Path(__file__).with_name("batch_ramp.json").write_text(text)

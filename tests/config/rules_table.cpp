@@ -1,6 +1,7 @@
 // Each cross-field rule has a case that breaks it and one that keeps it.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -64,6 +65,17 @@ TEST_CASE("a rule's code has one level") {
       CHECK_MESSAGE(warns.emplace(test.rule, finding.lint).first->second == finding.lint, test.rule);
 }
 
+TEST_CASE("a rule lists every field that its findings name as one that it reads") {
+  for (const auto& test : cases()) {
+    const auto rule = std::find_if(schema().rules().begin(), schema().rules().end(),
+                                   [&](const Rule& one) { return one.name == test.rule; });
+    for (const auto& finding : findings(test.rule, bench_config(test.breaks)))
+      for (const auto& path : finding.paths)
+        CHECK_MESSAGE(std::count(rule->reads.begin(), rule->reads.end(), path) == 1,
+                      rule->code << " " << path);
+  }
+}
+
 TEST_CASE("every rule is silent when it is kept") {
   for (const auto& test : cases()) {
     CAPTURE(test.rule);
@@ -100,6 +112,13 @@ TEST_CASE("no rule stumbles over values that are missing or huge") {
       {"dist.world_size=7", "dist.tp=2", "train.global_batch_size=null"},
       {"train.train_iters=null", "train.global_batch_size=1073741824", "train.micro_batch_size=1073741824"},
       {"train.train_iters=4294967296", "train.global_batch_size=1073741824"},
+      // A step of one sample for each of a million million samples.
+      {"train.train_iters=null", "train.train_samples=1000000000000", "train.micro_batch_size=1",
+       "train.rampup_batch_size=[1, 1, 1000000000000]", "train.global_batch_size=2"},
+      {"train.train_iters=null", "train.train_samples=1152921504606846976", "train.micro_batch_size=1",
+       "train.rampup_batch_size=[1, 1, 1152921504606846976]", "train.global_batch_size=1000001"},
+      {"train.train_iters=null", "train.train_samples=9",
+       "train.rampup_batch_size=[1, 1, 9223372036854775807]", "train.global_batch_size=1073741824"},
       {"dist.pp=2", "dist.world_size=2",
        "dist.pipeline_model_parallel_layout=\"((((((((((t*1048576)*1048576\""},
       {"dist.pp=2", "dist.world_size=2", "dist.pipeline_model_parallel_layout=\"(t*1048576)*1048576\""},

@@ -63,9 +63,12 @@ std::vector<Finding> findings(const std::string& name, const Config& config) {
     rule.check(&config, report);
     std::vector<Finding> result;
     for (const auto& violation : report.violations) {
-      Finding finding{violation.message, violation.help_text, {}, violation.lint};
-      for (const auto& operand : violation.operands)
+      Finding finding{violation.message, violation.help_text, {}, {}, violation.lint};
+      if (!violation.pointed.empty()) finding.paths.push_back(violation.pointed);
+      for (const auto& operand : violation.operands) {
         finding.operands.push_back(operand.name + " = " + operand.value);
+        if (operand.is_path) finding.paths.push_back(operand.name);
+      }
       if (violation.operands.empty()) finding.operands = rule.reads;
       result.push_back(std::move(finding));
     }

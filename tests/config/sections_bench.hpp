@@ -13,6 +13,8 @@ struct Finding {
   std::string message, help;
   // "path = value" and "expression = value", of the rule's reads where none are named.
   std::vector<std::string> operands;
+  // Fields that the rule points at or names as operands.
+  std::vector<std::string> paths;
   bool lint = false;
 };
 

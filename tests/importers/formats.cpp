@@ -144,6 +144,88 @@ TEST_CASE("deepspeed: auto is to be filled in, stages have names") {
   CHECK(omitted_as(file, "zero_optimization.offload_optimizer.device", OmissionReason::unsupported));
 }
 
+TEST_CASE("deepspeed: Muon has its own rate, and the betas of Adam beside it") {
+  const auto with = [](const std::string& type, const std::string& params) {
+    return import_recipe(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": ")" + type +
+                             R"(", "params": {)" + params + "}}}",
+                         "d.json", {});
+  };
+  const Imported plain =
+      with("Muon", R"("lr": 0.02, "momentum": 0.9, "betas": [0.8, 0.9], "weight_decay": 0.1)");
+  CHECK(value_of(plain, "optimizer.optimizer") == "muon");
+  CHECK(value_of(plain, "optimizer.lr") == "0.02");
+  CHECK(value_of(plain, "optimizer.muon_momentum") == "0.9");
+  CHECK(value_of(plain, "optimizer.sgd_momentum") == "unset");
+  CHECK(value_of(plain, "optimizer.adam_beta1") == "0.8");
+  CHECK(value_of(plain, "optimizer.adam_beta2") == "0.9");
+  CHECK(value_of(plain, "optimizer.weight_decay") == "0.1");
+  CHECK(value_of(plain, "optimizer.muon_coefficient_type") == "simple (assumed)");
+  CHECK(value_of(plain, "optimizer.muon_use_nesterov") == "true (assumed)");
+  CHECK(value_of(plain, "optimizer.muon_scale_mode") == "shape_scaling (assumed)");
+  CHECK_MESSAGE(plain.resolution.ok(),
+                config::render(plain.resolution.diagnostics, plain.resolution.sources));
+
+  const std::string lr = "optimizer.params.lr", adam_lr = "optimizer.params.adam_lr",
+                    muon_lr = "optimizer.params.muon_lr";
+  const Imported own = with("Muon", R"("lr": 3e-4, "muon_lr": 0.02)");
+  CHECK(value_of(own, "optimizer.lr") == "0.02");
+  REQUIRE(omitted_as(own, lr, OmissionReason::unsupported));
+  CHECK(omitted(own, lr)->reason.starts_with(
+      "the learning rate of the parameters that Adam updates beside Muon"));
+  const Imported two = with("Muon", R"("muon_lr": 0.02, "adam_lr": 3e-4)");
+  CHECK(value_of(two, "optimizer.lr") == "0.02");
+  CHECK(omitted_as(two, adam_lr, OmissionReason::unsupported));
+  const Imported three = with("Muon", R"("lr": 1e-3, "muon_lr": 0.02, "adam_lr": 3e-4)");
+  CHECK(value_of(three, "optimizer.lr") == "0.02");
+  CHECK(omitted_as(three, lr, OmissionReason::replaced));
+  CHECK(omitted_as(three, adam_lr, OmissionReason::unsupported));
+  const Imported same = with("Muon", R"("lr": 0.02, "muon_lr": 0.02, "adam_lr": 0.02)");
+  CHECK(value_of(same, "optimizer.lr") == "0.02");
+  CHECK(omitted(same, lr) == nullptr);
+  CHECK(omitted_as(same, adam_lr, OmissionReason::same));
+  const Imported adam = with("AdamW", R"("lr": 1e-3, "muon_lr": 0.02)");
+  CHECK(value_of(adam, "optimizer.lr") == "0.001");
+  CHECK(omitted_as(adam, muon_lr, OmissionReason::no_effect));
+  const Imported odd = with("Muon", R"("lr": 1e-3, "betas": 0.9)");
+  REQUIRE(omitted_as(odd, "optimizer.params.betas", OmissionReason::value));
+  CHECK(omitted(odd, "optimizer.params.betas")->reason == "two numbers for Adam, Lion or Muon are expected");
+}
+
+TEST_CASE("megatron: Muon and moments in fp8") {
+  CHECK(value_of(command("--optimizer muon"), "optimizer.optimizer") == "muon");
+  CHECK(value_of(command("--optimizer muon --muon-nesterov"), "optimizer.muon_use_nesterov") == "true");
+  CHECK(value_of(command("--optimizer muon"), "optimizer.muon_use_nesterov") == "unset");
+  const Imported joined = command("--optimizer muon --muon-no-split-qkv --muon-momentum 0.9");
+  CHECK(value_of(joined, "optimizer.muon_split_qkv") == "false");
+  CHECK(value_of(joined, "optimizer.muon_momentum") == "0.9");
+  CHECK(joined.resolution.ok());
+  CHECK_FALSE(joined.resolution.config.optimizer.muon_split_qkv);
+  const Imported moments =
+      command("--bf16 --use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype bf16");
+  CHECK(value_of(moments, "optimizer.exp_avg_dtype") == "fp8");
+  CHECK(value_of(moments, "optimizer.exp_avg_sq_dtype") == "bf16");
+  CHECK_MESSAGE(moments.resolution.ok(),
+                config::render(moments.resolution.diagnostics, moments.resolution.sources));
+}
+
+TEST_CASE("bridge: torch.uint8 is fp8, for moments only") {
+  const auto with = [](const std::string& optimizer) {
+    return import_recipe(
+        "model: {_target_: a.LlamaModelProvider, num_layers: 2}\noptimizer: {_target_: "
+        "b.OptimizerConfig, use_precision_aware_optimizer: true, " +
+            optimizer + "}\n",
+        "run_config.yaml", {});
+  };
+  const Imported moments = with("exp_avg_dtype: torch.uint8, exp_avg_sq_dtype: {_target_: torch.half}");
+  CHECK(value_of(moments, "optimizer.exp_avg_dtype") == "fp8");
+  CHECK(value_of(moments, "optimizer.exp_avg_sq_dtype") == "fp16");
+  const Imported gradients = with("main_grads_dtype: torch.uint8");
+  CHECK(value_of(gradients, "optimizer.main_grads_dtype") == "unset");
+  REQUIRE(omitted_as(gradients, "optimizer.main_grads_dtype", OmissionReason::value));
+  CHECK(omitted(gradients, "optimizer.main_grads_dtype")->reason ==
+        "counterparts are known for: torch.float32, torch.float, torch.bfloat16, torch.float16, torch.half");
+}
+
 TEST_CASE("megatron: positions that are drawn out, SentencePiece, fine-tuning") {
   const Imported far = command("--position-embedding-type rope --rotary-seq-len-interpolation-factor 4");
   CHECK(value_of(far, "model.rope_scaling") == "true");
@@ -228,7 +310,7 @@ TEST_CASE("axolotl: the base is a directory, or expected in one") {
   CHECK(omitted_as(axolotl("", "someone/else"), "base_model", OmissionReason::to_fill_in));
 }
 
-TEST_CASE("axolotl: samples, templates and what is learned") {
+TEST_CASE("axolotl: samples, templates and loss tokens") {
   const Imported alpaca = axolotl_sample("type: alpaca");
   CHECK(value_of(alpaca, "dataset.train_files") == "[./x.jsonl]");
   CHECK(value_of(alpaca, "dataset.format") == "alpaca");
@@ -621,7 +703,8 @@ TEST_CASE("megatron: a branch that depends on a variable is asked about, not tak
   CHECK(value_of(large, "optimizer.lr") == "0.0005");
 }
 
-TEST_CASE("megatron: what a list of commands or a function sets is asked about, what is sourced is named") {
+TEST_CASE(
+    "megatron: variables set by lists of commands or functions are asked about, sourced files are named") {
   const std::string line =
       "python pretrain_gpt.py --num-layers ${L:-2} --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
       "--micro-batch-size 1 --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 99 "

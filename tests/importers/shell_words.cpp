@@ -74,7 +74,7 @@ TEST_CASE("here documents are no commands, branches are reported") {
   CHECK(read_shell("run a b").branches.empty());
 }
 
-TEST_CASE("branches: what the script's own words decide is read alone, the rest is marked") {
+TEST_CASE("branches: one that the script's own words choose is read alone, all others are marked") {
   CHECK(last("A=1; if [ $A = 1 ]; then B=x; else B=y; fi; run $B") == "[run][x]");
   CHECK(last("A=2; if [ $A = 1 ]; then B=x; elif [[ $A == [2-3] ]]; then B=z; else B=y; fi; run $B") ==
         "[run][z]");
@@ -125,7 +125,7 @@ TEST_CASE("branches: what the script's own words decide is read alone, the rest 
   CHECK(open.branch_of == std::vector<size_t>{0});
 }
 
-TEST_CASE("lists: what runs behind `&&` and `||` is read only if the script decides the commands before it") {
+TEST_CASE("lists: a command after `&&` or `||` is read only if the script decides the commands before it") {
   for (const char* condition :
        {"$USE", "((USE))", "(( ${USE:-0} == 1 ))", "nvidia-smi -L | grep -q H100", "command -v foo",
         "command -v foo &> /dev/null", "command -v foo >/dev/null 2>&1", "[ -f x ]", "cd x && grep -q a b",
@@ -171,12 +171,26 @@ TEST_CASE("lists: what runs behind `&&` and `||` is read only if the script deci
   // Later commands do not depend on a list that has ended.
   CHECK(last("[ $A ] && grep -q a b; L=6; run $L") == "[run][6]");
   CHECK(last("[ $A ] && { if [ $B ]; then L=1; fi; M=2; }; N=3; run $M $N") == "[run][2]?[3]");
-  // What arithmetic, `read` and `let` change is unknown.
+  // Variables that arithmetic, `read` and `let` change are unknown.
   for (const char* change :
-       {"((N = 24))", "((N++))", "((--N))", "((N *= 2))", "read N", "let N=24", "unset N"}) {
+       {"((N = 24))", "((N++))", "((--N))", "((N *= 2))", "((N += 2))", "((N |= 2))", "((N &= 2))",
+        "((N ^= 2))", "((N <<= 2))", "((N >>= 2))", "read N", "let N=24", "unset N"}) {
     CAPTURE(change);
     CHECK(last(std::string("N=1; ") + change + "; run $N") == "[run][$N]?");
   }
+  // Comparisons change none.
+  for (const char* compares : {"((N == 1))", "((N != 1))", "((N <= 1))", "((N >= 1))", "((N | 2))",
+                               "((N || 2))", "((N & 2))", "((N ^ 2))", "((N << 2))"}) {
+    CAPTURE(compares);
+    CHECK(last(std::string("N=1; ") + compares + "; run $N") == "[run][1]");
+  }
+  // A number with a leading zero is octal in arithmetic, and decimal in `[ … ]`.
+  CHECK(last("L=12; ((010 == 10)) && L=24; run $L") == "[run][24]?");
+  CHECK(last("L=12; A=010; ((A == 8)) && L=24; run $L") == "[run][24]?");
+  CHECK(last("L=12; [[ 010 -eq 8 ]] && L=24; run $L") == "[run][24]?");
+  CHECK(last("L=12; [[ -010 -lt 0 ]] && L=24; run $L") == "[run][24]?");
+  CHECK(last("L=12; [ 010 -eq 10 ] && L=24; run $L") == "[run][24]");
+  CHECK(last("L=12; ((0 == 0 && 10 == 10)) && L=24; run $L") == "[run][24]");
   const ShellScript asked = read_shell("[ \"$A\" ] && (( ${B:-0} > C )) && L=24; run $L");
   REQUIRE(asked.branches.size() == 2);
   CHECK(asked.branches[1].text == "if [ \"$A\" ] && (( ${B:-0} > C ))");
@@ -211,7 +225,7 @@ TEST_CASE("commands that may set variables are noted") {
   CHECK(script.unread[0].begin == 0);
 }
 
-TEST_CASE("branches: what is not closed or does not fit is no loop and no error") {
+TEST_CASE("branches: blocks that are not closed or do not fit cause neither endless loops nor errors") {
   for (const char* text : {"if",
                            "if [ a",
                            "case",

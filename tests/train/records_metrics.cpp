@@ -39,6 +39,19 @@ TEST_CASE("a row is one JSON object; what is not finite is null") {
   CHECK(parsed["big"] == INT64_MIN);
 }
 
+TEST_CASE("memory of a row includes the scratch memory of kernels, which earlier versions count by itself") {
+  ReadRow row;
+  CHECK(std::isnan(row.memory_bytes()));
+  row.numbers = {{"kernel_scratch_bytes", 5}};
+  CHECK(std::isnan(row.memory_bytes()));
+  row.numbers.emplace_back("memory_bytes", 7);
+  CHECK(row.memory_bytes() == 12);
+  row.numbers = {{"memory_bytes", 7}};
+  CHECK(row.memory_bytes() == 7);
+  row.numbers.emplace_back("kernel_scratch_bytes", std::nan(""));
+  CHECK(row.memory_bytes() == 7);
+}
+
 TEST_CASE("numbers read back as the same bits") {
   std::mt19937_64 random(3);
   for (int i = 0; i < 20000; ++i) {

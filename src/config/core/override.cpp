@@ -35,9 +35,6 @@ bool ident_start(char c) {
 bool ident(char c) {
   return ident_start(c) || is_digit(c) || c == '-';
 }
-bool blank(char c) {
-  return c == ' ' || c == '\t';
-}
 
 // Smart quotes that a text processor has put in: the byte offset of the first.
 std::optional<size_t> smart_quote(std::string_view text) {
@@ -85,7 +82,7 @@ class ValueParser {
     return std::nullopt;
   }
   void skip() {
-    while (at_ < text_.size() && (blank(text_[at_]) || text_[at_] == '\n')) ++at_;
+    while (at_ < text_.size() && (is_space_or_tab(text_[at_]) || text_[at_] == '\n')) ++at_;
   }
   static Node scalar_node(std::string text, SourceLocation location, bool quoted) {
     Node node = Node::scalar(std::move(text), location, quoted);
@@ -95,7 +92,7 @@ class ValueParser {
   }
   Node bare_top() {
     size_t end = text_.size();
-    while (end > at_ && blank(text_[end - 1])) --end;
+    while (end > at_ && is_space_or_tab(text_[end - 1])) --end;
     return scalar_node(std::string(text_.substr(at_, end - at_)), part(token_, text_, at_, end), false);
   }
 
@@ -153,12 +150,12 @@ class ValueParser {
         continue;
       }
       if (c == ',' || c == ']' || c == '}' || (key && c == ':')) break;
-      if (c == ':' && at_ + 1 < text_.size() && blank(text_[at_ + 1]))
+      if (c == ':' && at_ + 1 < text_.size() && is_space_or_tab(text_[at_ + 1]))
         return failed(at_, at_ + 1, "a `:` is not allowed here",
                       "a comma is missing in front of the key, or the text needs quotes");
     }
     size_t end = at_;
-    while (end > begin && blank(text_[end - 1])) --end;
+    while (end > begin && is_space_or_tab(text_[end - 1])) --end;
     if (end == begin)
       return failed(begin, begin + 1, key ? "a key is missing here" : "a value is missing here", "");
     return scalar_node(std::string(text_.substr(begin, end - begin)), part(token_, text_, begin, end), false);
@@ -471,7 +468,7 @@ std::optional<ParsedOverride> parse_override(const Override& given, const std::s
     report_missing_equal(given, next_token, result.location, diagnostics);
     return std::nullopt;
   }
-  if (path_end > path_begin && blank(text[path_end - 1])) {
+  if (path_end > path_begin && is_space_or_tab(text[path_end - 1])) {
     report(diagnostics, here(path_begin, equal + 1), "blank around `=`")
         .help("write `name=value` without blanks");
     return std::nullopt;

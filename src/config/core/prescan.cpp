@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "base/text.hpp"
 #include "config/core/tree.hpp"
 
 namespace capstan::config {
@@ -32,7 +33,6 @@ class Scanner {
   void report(PrescanProblem::Kind kind, size_t offset) {
     if (!result_.problem) result_.problem = PrescanProblem{kind, offset};
   }
-  static bool blank(char c) { return c == ' ' || c == '\t'; }
 
   void line(size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
@@ -53,7 +53,7 @@ class Scanner {
     const bool quoted = state_ == State::single_quoted || state_ == State::double_quoted;
     if (!quoted && open_.empty() && first < end && text_[first] == '\t') {
       size_t content = first;
-      while (content < end && blank(text_[content])) ++content;
+      while (content < end && is_space_or_tab(text_[content])) ++content;
       if (content < end && text_[content] != '#') return report(PrescanProblem::Kind::tab, first);
     }
     if (!quoted) state_ = State::none;
@@ -81,8 +81,8 @@ class Scanner {
             state_ = State::none;
           continue;
         case State::plain:
-          if (c == '#' && blank(text_[i - 1])) return;
-          if (c == ':' && (blank(next) || next == '\n')) state_ = State::none;
+          if (c == '#' && is_space_or_tab(text_[i - 1])) return;
+          if (c == ':' && (is_space_or_tab(next) || next == '\n')) state_ = State::none;
           if (!open_.empty() && (c == ',' || c == '[' || c == ']' || c == '{' || c == '}')) {
             state_ = State::none;
             flow(c, i);
@@ -91,9 +91,9 @@ class Scanner {
         case State::none:
           break;
       }
-      if (blank(c)) continue;
+      if (is_space_or_tab(c)) continue;
       if (c == '#') return;
-      if (c == '-' && in_entries && (blank(next) || next == '\n')) {
+      if (c == '-' && in_entries && (is_space_or_tab(next) || next == '\n')) {
         parent = static_cast<int64_t>(i - begin);
         continue;
       }
@@ -107,11 +107,12 @@ class Scanner {
         state_ = State::single_quoted;
       else if (c == '[' || c == '{' || ((c == ']' || c == '}' || c == ',') && !open_.empty()))
         flow(c, i);
-      else if (c == ':' && (blank(next) || next == '\n'))
+      else if (c == ':' && (is_space_or_tab(next) || next == '\n'))
         continue;
       else if (c == '&' || c == '!' || c == '*') {
         const auto ends = [&](char d) {
-          return blank(d) || (!open_.empty() && std::string_view(",[]{}").find(d) != std::string_view::npos);
+          return is_space_or_tab(d) ||
+                 (!open_.empty() && std::string_view(",[]{}").find(d) != std::string_view::npos);
         };
         while (i + 1 < end && !ends(text_[i + 1])) ++i;
       } else if ((c == '|' || c == '>') && open_.empty()) {

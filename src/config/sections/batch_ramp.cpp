@@ -6,11 +6,20 @@
 
 namespace capstan::config {
 
+namespace {
+// A run has no more samples (the range of train.train_samples).
+constexpr int64_t kMostSamples = int64_t{1} << 60;
+// Steps are counted one size at a time.
+constexpr int64_t kMostIncrements = 1'000'000;
+}  // namespace
+
 std::string BatchRamp::problem(const TrainConfig& config) {
   const std::vector<int64_t>& ramp = config.rampup_batch_size;
   if (ramp.empty()) return {};
   if (ramp.size() != 3) return "has " + std::to_string(ramp.size()) + " values, not three";
   if (ramp[0] <= 0 || ramp[1] <= 0 || ramp[2] <= 0) return "has a value that is not positive";
+  if (ramp[2] > kMostSamples)
+    return "grows over " + std::to_string(ramp[2]) + " samples, more than " + std::to_string(kMostSamples);
   if (!config.global_batch_size) return {};
   const int64_t last = *config.global_batch_size;
   if (ramp[0] >= last)
@@ -19,6 +28,9 @@ std::string BatchRamp::problem(const TrainConfig& config) {
   if ((last - ramp[0]) % ramp[1] != 0)
     return "does not reach global_batch_size " + std::to_string(last) + " from " + std::to_string(ramp[0]) +
            " in increments of " + std::to_string(ramp[1]);
+  if (const int64_t increments = (last - ramp[0]) / ramp[1]; increments > kMostIncrements)
+    return "grows in " + std::to_string(increments) + " increments, more than " +
+           std::to_string(kMostIncrements);
   return {};
 }
 
@@ -44,19 +56,36 @@ int64_t BatchRamp::size_at(int64_t consumed) const {
   return std::min(final_, size(complete));
 }
 
+int64_t BatchRamp::steps_of_size_at(int64_t consumed) const {
+  const int64_t size = size_at(consumed);
+  // After `high` steps more than `samples_` are consumed, and the size is the last one.
+  int64_t low = 1, high = (samples_ - consumed) / size + 1;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (size_at(consumed + middle * size) == size)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 int64_t BatchRamp::steps_in(int64_t samples) const {
   int64_t steps = 0, consumed = 0;
-  for (; grows() && consumed <= samples_; ++steps) {
-    const int64_t size = size_at(consumed);
-    if (consumed + size > samples) return steps;
-    consumed += size;
+  for (int64_t size = size_at(0); size < final_; size = size_at(consumed)) {
+    const int64_t fitting = (samples - consumed) / size, count = steps_of_size_at(consumed);
+    if (fitting < count) return steps + fitting;
+    steps += count, consumed += count * size;
   }
   return steps + (samples - consumed) / final_;
 }
 
 int64_t BatchRamp::samples_of(int64_t steps) const {
   int64_t consumed = 0;
-  for (; grows() && consumed <= samples_ && steps > 0; --steps) consumed += size_at(consumed);
+  for (int64_t size = size_at(0); size < final_ && steps > 0; size = size_at(consumed)) {
+    const int64_t count = std::min(steps, steps_of_size_at(consumed));
+    steps -= count, consumed += count * size;
+  }
   return consumed + steps * final_;
 }
 

@@ -16,24 +16,28 @@ namespace capstan::config {
 
 class BatchRamp {
  public:
-  // What is wrong with train.rampup_batch_size; empty: nothing, or a batch size is not known.
+  // Returns why train.rampup_batch_size is invalid; empty if it is valid, or if global_batch_size is unset.
   static std::string problem(const TrainConfig& config);
-  // Nothing where a batch size is not known, or there is a problem.
+  // Returns nullopt if global_batch_size is unset or train.rampup_batch_size is invalid.
   static std::optional<BatchRamp> of(const TrainConfig& config);
-  // A configuration with a batch size and without a problem.
+  // Requires a global_batch_size. Throws ErrorCode::config if train.rampup_batch_size is invalid.
   explicit BatchRamp(const TrainConfig& config);
 
   bool grows() const { return increment_ > 0; }
   // Samples of the step that begins after `consumed` samples.
   int64_t size_at(int64_t consumed) const;
   // Number of full steps in the first `samples` samples of a run, and the samples of its first `steps` steps.
+  // The time that they take grows with the number of increments, not with that of steps.
   int64_t steps_in(int64_t samples) const;
   int64_t samples_of(int64_t steps) const;
-  // How often the batch grows, and its size after `i` times.
+  // Number of times that the batch grows, and its size after `i` of them.
   int64_t increments() const { return grows() ? (final_ - start_) / increment_ : 0; }
   int64_t size(int64_t i) const { return grows() ? start_ + i * increment_ : final_; }
 
  private:
+  // Number of consecutive steps after `consumed` samples whose size is size_at(consumed), below the last size.
+  int64_t steps_of_size_at(int64_t consumed) const;
+
   int64_t final_, start_ = 0, increment_ = 0, samples_ = 0;
 };
 

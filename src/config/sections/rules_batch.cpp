@@ -67,7 +67,8 @@ RULE("R0203", eval_batch_divisible,
 }
 
 RULE("R0204", length_given, "exactly one of train_iters, train_samples and epochs sets the length of the run",
-     "train.train_iters", "train.train_samples", "train.epochs", "train.global_batch_size") {
+     "train.train_iters", "train.train_samples", "train.epochs", "train.global_batch_size",
+     "train.rampup_batch_size") {
   const auto& t = c.train;
   if (t.epochs) {
     if (t.train_iters || t.train_samples)
@@ -75,6 +76,8 @@ RULE("R0204", length_given, "exactly one of train_iters, train_samples and epoch
           .error(std::string("`train.epochs` and `train.") +
                  (t.train_samples ? "train_samples" : "train_iters") + "` both set the length of the run")
           .at("train.epochs")
+          .operand("train.train_iters")
+          .operand("train.train_samples")
           .help(t.train_samples
                     ? "give one of the two: train.train_samples=null with epochs, or train.epochs=null"
                     : "give one of the two: train.train_iters=null with epochs, or train.epochs=null");
@@ -83,21 +86,23 @@ RULE("R0204", length_given, "exactly one of train_iters, train_samples and epoch
         .error(
             "none of `train.train_iters`, `train.train_samples` and `train.epochs` sets the length of the "
             "run")
+        .operand("train.train_iters")
+        .operand("train.train_samples")
+        .operand("train.epochs")
         .help("set train.train_iters");
   } else if (const auto ramp = BatchRamp::of(t); t.train_iters && t.train_samples && ramp) {
     const int64_t steps = ramp->steps_in(*t.train_samples);
     if (steps == *t.train_iters) return;
     const std::string samples = to_text(*t.train_samples);
-    auto& found =
-        report
-            .error("`train.train_iters` " + to_text(*t.train_iters) + " and `train.train_samples` " +
-                   samples + " disagree: " +
-                   (ramp->grows()
-                        ? "with `train.rampup_batch_size` the samples make " + to_text(steps) + " steps"
-                        : samples + " / " + to_text(*t.global_batch_size) + " = " + to_text(steps)))
-            .help("give one of the two, and unset the other");
-    if (ramp->grows())
-      found.operand("train.train_iters").operand("train.train_samples").operand("train.rampup_batch_size");
+    report
+        .error("`train.train_iters` " + to_text(*t.train_iters) + " and `train.train_samples` " + samples +
+               " disagree: " +
+               (ramp->grows() ? "with `train.rampup_batch_size` the samples make " + to_text(steps) + " steps"
+                              : samples + " / " + to_text(*t.global_batch_size) + " = " + to_text(steps)))
+        .operand("train.train_iters")
+        .operand("train.train_samples")
+        .operand(ramp->grows() ? "train.rampup_batch_size" : "train.global_batch_size")
+        .help("give one of the two, and unset the other");
   }
 }
 

@@ -107,7 +107,9 @@ RULE("R0607", one_warmup, "warm-up is given as a fraction or as a length", "sche
 }
 
 RULE("R0608", schedule_in_unit_of_run, "a run measured in samples has a schedule in samples",
-     "train.train_samples", "scheduler.lr_decay_iters", "scheduler.lr_decay_samples") {
+     "train.train_samples", "scheduler.lr_decay_iters", "scheduler.lr_warmup_iters",
+     "scheduler.lr_wsd_decay_iters", "scheduler.lr_decay_samples", "scheduler.lr_warmup_samples",
+     "scheduler.lr_wsd_decay_samples") {
   const auto& s = c.scheduler;
   const bool samples = c.train.train_samples.has_value();
   const std::pair<const char*, bool> fields[] = {
@@ -128,7 +130,9 @@ RULE("R0608", schedule_in_unit_of_run, "a run measured in samples has a schedule
 }
 
 RULE("R0609", stable_phase_ends, "WSD's final decay has a length that fits after the warm-up",
-     "scheduler.lr_wsd_decay_iters", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters") {
+     "scheduler.lr_decay_style", "scheduler.lr_wsd_decay_iters", "scheduler.lr_warmup_iters",
+     "scheduler.lr_decay_iters", "scheduler.lr_wsd_decay_samples", "scheduler.lr_warmup_samples",
+     "scheduler.lr_decay_samples", "train.train_samples") {
   const auto& s = c.scheduler;
   if (s.lr_decay_style != LrDecayStyle::wsd) return;
   const bool samples = c.train.train_samples.has_value();
@@ -138,6 +142,7 @@ RULE("R0609", stable_phase_ends, "WSD's final decay has a length that fits after
   if (!length) {
     report.error("`scheduler.lr_decay_style` WSD needs the length of its final decay")
         .at("scheduler.lr_decay_style")
+        .operand(samples ? "scheduler.lr_wsd_decay_samples" : "scheduler.lr_wsd_decay_iters")
         .help("set scheduler.lr_wsd_decay_fraction=0.1");
     return;
   }
@@ -145,6 +150,9 @@ RULE("R0609", stable_phase_ends, "WSD's final decay has a length that fits after
   report
       .error("WSD's warm-up and final decay, " + to_text(warmup.value_or(0)) + " + " + to_text(*length) +
              ", are longer than the full decay, " + to_text(*decay_length))
+      .operand(samples ? "scheduler.lr_wsd_decay_samples" : "scheduler.lr_wsd_decay_iters")
+      .operand(samples ? "scheduler.lr_warmup_samples" : "scheduler.lr_warmup_iters")
+      .operand(samples ? "scheduler.lr_decay_samples" : "scheduler.lr_decay_iters")
       .help("at most " + to_text(*decay_length - warmup.value_or(0)) + " for the final decay");
 }
 

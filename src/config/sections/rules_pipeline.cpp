@@ -249,38 +249,66 @@ RULE("R0313", exchange_overlaps_or_is_batched, "exchange between stages overlaps
       .help("set comm_overlap.batch_p2p_comm=false");
 }
 
+// Complete groups of micro-batches, or a last one that still fills the pipeline.
+bool divides_into_groups(int64_t micro_batches, int64_t group, int64_t stages) {
+  const int64_t rest = micro_batches % group;
+  return micro_batches >= group && (rest == 0 || rest >= stages);
+}
+
+// The first size of a growing batch, before the last one, whose micro-batches do not divide into groups.
+std::optional<int64_t> size_that_does_not_fit(const BatchRamp& ramp, int64_t samples_of_micro_batch,
+                                              int64_t group, int64_t stages) {
+  // Each increment adds a micro-batch at least, and sizes above a group behave alike modulo the group.
+  const int64_t most = std::min(ramp.increments(), 2 * group + 1);
+  for (int64_t i = 0; i < most; ++i)
+    if (!divides_into_groups(ramp.size(i) / samples_of_micro_batch, group, stages)) return ramp.size(i);
+  return std::nullopt;
+}
+
 RULE("R0314", micro_batch_groups_fit, "with virtual stages micro-batches divide into groups of at least PP",
      "dist.microbatch_group_size_per_vp_stage", "train.num_microbatches", "dist.pipeline_model_parallel_size",
-     "dist.virtual_pipeline_model_parallel_size", "train.global_batch_size", "train.rampup_batch_size") {
+     "dist.virtual_pipeline_model_parallel_size", "train.global_batch_size", "train.rampup_batch_size",
+     "train.micro_batch_size", "dist.data_parallel_size") {
   const auto group = c.dist.microbatch_group_size_per_vp_stage;
   if (!has_pipeline(c) || virtual_stages(c) == 1 || !group || !c.train.num_microbatches) return;
-  const int64_t pp = c.dist.pipeline_model_parallel_size;
-  int64_t count = *c.train.num_microbatches;
-  // Of a batch that grows, the first size that does not fit. Each increment adds a micro-batch at least, and
-  // sizes above a group behave alike modulo the group.
-  const auto ramp = BatchRamp::of(c.train);
-  if (*group >= pp && ramp && ramp->grows() && c.dist.data_parallel_size)
-    for (int64_t i = 0; i <= std::min(ramp->increments(), 2 * *group); ++i) {
-      count = ramp->size(i) / (c.train.micro_batch_size * *c.dist.data_parallel_size);
-      if (*group > count || (count % *group != 0 && count % *group < pp)) break;
-    }
-  if (*group < pp)
+  const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
+  if (*group < pp) {
     report
         .error("`dist.microbatch_group_size_per_vp_stage` " + to_text(*group) +
                " is less than the number of pipeline ranks, " + to_text(pp))
-        .help("nearest legal value: " + to_text(pp));
-  // Complete groups, or a last one that still fills the pipeline.
-  else if (*group > count || (count % *group != 0 && count % *group < pp)) {
-    const int64_t below = count / *group * *group, above = below == 0 ? *group : below + pp;
-    report
-        .error("with virtual stages, " + to_text(count) + " micro-batches do not divide into groups of " +
-               to_text(*group))
-        .operand("train.num_microbatches")
         .operand("dist.microbatch_group_size_per_vp_stage")
-        .operand("train.global_batch_size")
-        .help("nearest legal number of micro-batches: " + (below > 0 ? to_text(below) + " or " : "") +
-              to_text(above) + " (global_batch_size / (micro_batch_size * data_parallel_size))");
+        .operand("dist.pipeline_model_parallel_size")
+        .help("nearest legal value: " + to_text(pp));
+    return;
   }
+  if (const auto ramp = BatchRamp::of(c.train); ramp && c.dist.data_parallel_size) {
+    const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
+    if (const auto size = size_that_does_not_fit(*ramp, together, *group, pp)) {
+      report
+          .error("`train.rampup_batch_size` makes steps of " + to_text(*size) +
+                 " samples, whose number of micro-batches, " + to_text(*size / together) +
+                 ", does not divide into groups of " + to_text(*group) + ", which virtual stages need")
+          .at("train.rampup_batch_size")
+          .operand("dist.microbatch_group_size_per_vp_stage")
+          .operand("train.micro_batch_size")
+          .operand("dist.data_parallel_size")
+          .help(
+              "every size fits if start and increment are multiples of "
+              "microbatch_group_size_per_vp_stage * micro_batch_size * data_parallel_size = " +
+              product_text({*group, c.train.micro_batch_size, *c.dist.data_parallel_size}));
+      return;
+    }
+  }
+  if (divides_into_groups(count, *group, pp)) return;
+  const int64_t below = count / *group * *group, above = below == 0 ? *group : below + pp;
+  report
+      .error("with virtual stages, " + to_text(count) + " micro-batches do not divide into groups of " +
+             to_text(*group))
+      .operand("train.num_microbatches")
+      .operand("dist.microbatch_group_size_per_vp_stage")
+      .operand("train.global_batch_size")
+      .help("nearest legal number of micro-batches: " + (below > 0 ? to_text(below) + " or " : "") +
+            to_text(above) + " (global_batch_size / (micro_batch_size * data_parallel_size))");
 }
 
 RULE("R0315", pipeline_is_filled, "a pipeline has at least as many micro-batches as stages",

@@ -32,14 +32,19 @@ RULE("R0502", low_format_needs_half, "FP8 and FP4 GEMMs need bf16 or fp16 parame
 RULE("R0503", low_gather_needs_sharding, "gathering in fp8 or fp4 needs parameters that are gathered",
      "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
      "ddp.data_parallel_sharding_strategy") {
-  const bool gathers = (c.mixed_precision.fp8 && c.mixed_precision.fp8_param_gather) ||
-                       (c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather);
-  if (!gathers || shards(c)) return;
-  report
-      .lint(
-          "parameters are not gathered: `ddp.data_parallel_sharding_strategy` is no_shard, so that "
-          "fp8_param_gather and fp4_param_gather have no effect")
-      .help("set mixed_precision.fp8_param_gather=false and mixed_precision.fp4_param_gather=false");
+  if (shards(c)) return;
+  const auto check = [&](const std::string& path, bool gathers) {
+    if (gathers)
+      report
+          .lint("`" + path +
+                "` has no effect: `ddp.data_parallel_sharding_strategy` is no_shard, and parameters are not "
+                "gathered")
+          .at(path)
+          .operand("ddp.data_parallel_sharding_strategy")
+          .help("set " + path + "=false");
+  };
+  check("mixed_precision.fp8_param_gather", c.mixed_precision.fp8 && c.mixed_precision.fp8_param_gather);
+  check("mixed_precision.fp4_param_gather", c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather);
 }
 
 RULE("R0513", parameters_are_gathered_in_half, "parameters are gathered in params_dtype",
@@ -160,13 +165,16 @@ RULE("R0510", reduction_format_matters, "the format of reduction matters below f
 
 RULE("R0511", state_formats_need_precision_aware,
      "optimizer state below fp32 needs use_precision_aware_optimizer, which is for adam",
-     "optimizer.use_precision_aware_optimizer", "optimizer.optimizer") {
+     "optimizer.use_precision_aware_optimizer", "optimizer.optimizer", "optimizer.main_grads_dtype",
+     "optimizer.main_params_dtype", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype") {
   const auto& o = c.optimizer;
   if (o.use_precision_aware_optimizer) {
     if (o.optimizer != OptimizerKind::adam)
       report
           .error("`optimizer.use_precision_aware_optimizer` is for adam, `optimizer.optimizer` is " +
                  std::string(enum_name(o.optimizer)))
+          .operand("optimizer.use_precision_aware_optimizer")
+          .operand("optimizer.optimizer")
           .help("set optimizer.optimizer=adam");
     return;
   }
@@ -180,6 +188,7 @@ RULE("R0511", state_formats_need_precision_aware,
       report
           .error("`" + std::string(path) + "` " + format + " needs `optimizer.use_precision_aware_optimizer`")
           .at(path)
+          .operand("optimizer.use_precision_aware_optimizer")
           .help("set optimizer.use_precision_aware_optimizer=true, or " + std::string(path) + "=fp32");
 }
 

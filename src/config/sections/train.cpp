@@ -24,8 +24,7 @@ void describe(Section<TrainConfig>& s) {
   s.field("rampup_batch_size", &T::rampup_batch_size)
       .doc(
           "[start, increment, samples]: global batch size that grows from start to global_batch_size in "
-          "equal "
-          "steps over these samples")
+          "equal steps over these samples")
       .unit("samples");
   s.field("num_microbatches", &T::num_microbatches)
       .doc("gradient accumulation steps: forward and backward passes of one replica per training step")

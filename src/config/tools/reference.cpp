@@ -188,18 +188,15 @@ std::string index_page(const Schema& schema) {
   std::string out =
       "# Reference\n\n"
       "Reference, for users who write recipes. Generated from the field tables by `scripts/docs.sh`; a test "
-      "keeps the "
-      "pages fresh. On the command line, `capstan explain optimizer.lr` shows a field, and `capstan help "
-      "reference/optimizer` a "
-      "page.\n\n";
+      "keeps the pages fresh. On the command line, `capstan explain optimizer.lr` shows a field, and "
+      "`capstan help reference/optimizer` a page.\n\n";
   for (const PageTitle& page : reference_titles(schema))
     out += "- [" + page.name + "](" + page.name + ".md): " + page.title + "\n";
   out +=
       "\n"
       "The top level of a recipe holds `schema: capstan/1` (the format), `extends` (the recipes to start "
       "from), `unset` (paths that go back to preset or default), `models` (presets of `model`, and the keys "
-      "that hold for each), the "
-      "sections above, and:\n\n";
+      "that hold for each), the sections above, and:\n\n";
   for (const auto& section : schema.sections())
     if (section.name.empty())
       for (const auto& field : section.fields) out += field_entry(schema, field);

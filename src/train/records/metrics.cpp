@@ -85,6 +85,11 @@ double ReadRow::number(std::string_view name) const {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
+double ReadRow::memory_bytes() const {
+  const double kernels = number("kernel_scratch_bytes");
+  return number("memory_bytes") + (std::isfinite(kernels) ? kernels : 0);
+}
+
 static std::optional<ReadRow> parse_row(std::string_view line) {
   const Json value = json_of(line, IfNotJson::discard);
   if (!value.is_object()) return std::nullopt;

@@ -65,6 +65,9 @@ struct ReadRow {
   std::vector<std::pair<std::string, std::string>> texts;
   // Returns NaN if there is no number of that name.
   double number(std::string_view name) const;
+  // Memory of the device in a logged step, in bytes; NaN if the row has none. Rows of earlier versions count
+  // the scratch memory of kernels by itself, and it is added.
+  double memory_bytes() const;
 };
 
 // Calls `use` for each row in order. Lines that are no such object (torn, damaged) are skipped and counted in

@@ -48,11 +48,8 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
       if (row.event == "validation") curves["validation"].push_back({x, row.number("loss")});
       if (!row.event.empty()) return;
       for (const Chart& chart : kCharts) {
-        double value = row.number(chart.key);
-        // Runs of earlier versions count what kernels kept by itself.
-        if (const double kernels = row.number("kernel_scratch_bytes");
-            chart.key == std::string_view("memory_bytes") && std::isfinite(kernels))
-          value += kernels;
+        const bool memory = chart.key == std::string_view("memory_bytes");
+        const double value = memory ? row.memory_bytes() : row.number(chart.key);
         curves[chart.key].push_back({x, value * chart.scale});
       }
     });

@@ -195,25 +195,20 @@ std::vector<RunSummary> list_runs(const fs::path& root) {
 RunDetails details_of(const fs::path& run) {
   const fs::path metrics = run / "metrics.jsonl";
   RunDetails details;
-  const auto known = [](const ReadRow& row, const char* name) {
-    const double value = row.number(name);
-    return std::isfinite(value) ? std::optional(value) : std::nullopt;
-  };
+  const auto known = [](double value) { return std::isfinite(value) ? std::optional(value) : std::nullopt; };
   if (const auto row = last_logged_step(metrics)) {
-    if (const auto tokens = known(*row, "consumed_tokens")) details.tokens = static_cast<int64_t>(*tokens);
-    details.tokens_per_second = known(*row, "tokens_per_second");
-    details.mfu = known(*row, "mfu");
-    details.memory = known(*row, "memory_bytes");
-    // Runs of earlier versions count what kernels kept by itself.
-    if (const auto kernels = known(*row, "kernel_scratch_bytes"); kernels && details.memory)
-      *details.memory += *kernels;
+    if (const auto tokens = known(row->number("consumed_tokens")))
+      details.tokens = static_cast<int64_t>(*tokens);
+    details.tokens_per_second = known(row->number("tokens_per_second"));
+    details.mfu = known(row->number("mfu"));
+    details.memory = known(row->memory_bytes());
   }
   if (const auto row = last_event(metrics, "validation")) {
     details.validation_step = row->step;
-    details.validation_loss = known(*row, "loss");
-    details.perplexity = known(*row, "perplexity");
+    details.validation_loss = known(row->number("loss"));
+    details.perplexity = known(row->number("perplexity"));
   }
-  if (const auto row = last_event(metrics, "test")) details.test_loss = known(*row, "loss");
+  if (const auto row = last_event(metrics, "test")) details.test_loss = known(row->number("loss"));
   return details;
 }
 

@@ -43,10 +43,11 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
 
 std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
   std::map<std::string, int64_t> sent;
-  for (const std::string& group : mesh.group_names())
-    sent[group.starts_with("pp-")  ? "pp"
-         : group == "tp-gradients" ? "tp"
-                                   : group] += mesh.group(group).sent() + mesh.group(group).channel().sent();
+  for (const std::string& group : mesh.group_names()) {
+    const std::string counted =
+        group.starts_with("pp-") ? "pp" : comm::Mesh::repeated_group(group).value_or(group);
+    sent[counted] += mesh.group(group).sent() + mesh.group(group).channel().sent();
+  }
   return sent;
 }
 
