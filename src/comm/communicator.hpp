@@ -68,6 +68,14 @@ class Communicator {
   std::unique_ptr<Channel> channel_;
 };
 
+// A group that may be null: one rank.
+inline int64_t ranks_of(const Communicator* group) {
+  return group ? group->size() : 1;
+}
+inline int64_t rank_in(const Communicator* group) {
+  return group ? group->rank() : 0;
+}
+
 // A group of one: every collective is a copy.
 std::unique_ptr<Communicator> make_self_communicator(const std::string& name);
 // A group of any size without peers, for memory and traffic estimates on the meta device. Collectives only

@@ -22,8 +22,8 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
       parameters_(parameters),
       groups_(groups),
       options_(options),
-      shards_(ranks_of(groups.shard)),
-      replicas_(ranks_of(groups.replica)),
+      shards_(comm::ranks_of(groups.shard)),
+      replicas_(comm::ranks_of(groups.replica)),
       shards_state_(options.sharding != ShardingStrategy::no_shard && shards_ > 1),
       shards_gradients_(shards_state_ && options.sharding != ShardingStrategy::optim),
       shards_parameters_(shards_state_ && options.sharding == ShardingStrategy::optim_grads_params),
@@ -53,7 +53,7 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
 
 FlatRange FlatStore::slice_of(const BucketPlan& plan) const {
   const int64_t count = plan.elements / shards_;
-  return {rank_in(groups_.shard) * count, count};
+  return {comm::rank_in(groups_.shard) * count, count};
 }
 
 void FlatStore::make_bucket(const BucketPlan& plan) {
@@ -64,7 +64,7 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
   bucket.owned = plan.trains && shards_state_ ? mine : bucket.held;
   if (plan.trains && shards_over_replicas_) {
     const int64_t count = bucket.owned.count / replicas_;
-    bucket.owned = {bucket.owned.begin + rank_in(groups_.replica) * count, count};
+    bucket.owned = {bucket.owned.begin + comm::rank_in(groups_.replica) * count, count};
   }
   {
     CategoryScope scope(MemoryCategory::parameters);
@@ -136,8 +136,8 @@ void FlatStore::make_parameter_shards() {
     // The ranks that hold the same elements share the work of writing them.
     int64_t holders = 1, holder = 0;
     const auto add_replica_group = [&](const comm::Communicator* group) {
-      holders *= ranks_of(group);
-      holder = holder * ranks_of(group) + rank_in(group);
+      holders *= comm::ranks_of(group);
+      holder = holder * comm::ranks_of(group) + comm::rank_in(group);
     };
     if (!(bucket.plan->trains ? shards_state_ : shards_parameters_)) add_replica_group(groups_.shard);
     if (!(bucket.plan->trains && shards_over_replicas_)) add_replica_group(groups_.replica);
@@ -198,8 +198,8 @@ void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer
       spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight");
   if (spec.second_factor) range.lr_factor = options_.second_factor_lr;
   range.parameter = random_sequence_of(spec.name);
-  const bool counts =
-      spec.tied != ParamSpec::Tied::copy && !(full_on_tensor_ranks(parameter) && rank_in(groups_.tensor) > 0);
+  const bool counts = spec.tied != ParamSpec::Tied::copy &&
+                      !(full_on_tensor_ranks(parameter) && comm::rank_in(groups_.tensor) > 0);
   // Elements of the shard, which lie in the global parameter as `place` says.
   const auto add = [&](const FlatRange& elements, bool owned, optim::FlatBuffer::Range place) {
     const int64_t begin = bucket.plan->begins[index] + elements.begin;
@@ -358,18 +358,21 @@ void FlatStore::release_block(int block) {
 }
 
 // From the elements that this rank has updated.
-void FlatStore::measure_weights() {
-  low_precision_->measure_weights([&](const Parameter& parameter) {
-    const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter.index())];
-    const Bucket& bucket = buckets_[index];
-    const FlatRange here = intersection({begin, parameter.shape().elements()}, bucket.owned);
-    return here.count == 0
-               ? Tensor()
-               : owned_values(bucket).flat_range(here.begin - bucket.owned.begin, here.count, {here.count});
-  });
+void FlatStore::measure_weights(Changed changed) {
+  if (!low_precision_) return;
+  low_precision_->measure_weights(
+      [&](const Parameter& parameter) { return changed == Changed::all || trains(parameter); },
+      [&](const Parameter& parameter) {
+        const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter.index())];
+        const Bucket& bucket = buckets_[index];
+        const FlatRange here = intersection({begin, parameter.shape().elements()}, bucket.owned);
+        return here.count == 0 ? Tensor()
+                               : owned_values(bucket).flat_range(here.begin - bucket.owned.begin, here.count,
+                                                                 {here.count});
+      });
 }
 
-void FlatStore::gather_parameters(bool wait) {
+void FlatStore::gather_parameters(Changed changed, bool wait) {
   if (shards_parameters_) {
     for (size_t block = 0; block < pins_.size(); ++block) {
       CAPSTAN_ASSERT(pins_[block] == 0, "parameters change while an operation uses them");
@@ -379,7 +382,7 @@ void FlatStore::gather_parameters(bool wait) {
     direction_changed_ = true;
   }
   before_load();
-  if (low_precision_) measure_weights();
+  measure_weights(changed);
   // The forward pass uses the last bucket first.
   for (size_t index = buckets_.size(); index-- > 0;) {
     Bucket& bucket = buckets_[index];
@@ -399,7 +402,7 @@ void FlatStore::gather_parameters(bool wait) {
 
 void FlatStore::after_update(const Tensor& control) {
   if (low_precision_) low_precision_->advance(control);
-  gather_parameters(!options_.overlap_param_gather);
+  gather_parameters(Changed::trained, !options_.overlap_param_gather);
 }
 
 void FlatStore::before_load() {
@@ -410,7 +413,7 @@ void FlatStore::after_load() {
   if (has_main_copies())
     for (const Bucket& bucket : buckets_)
       if (bucket.main.defined()) cast(bucket.main, owned_values(bucket), Queue::compute);
-  gather_parameters(true);
+  gather_parameters(Changed::all, true);
 }
 
 }  // namespace capstan::parallel

@@ -54,14 +54,6 @@
 
 namespace capstan::parallel {
 
-// A group that may be null: one rank.
-inline int64_t ranks_of(const comm::Communicator* group) {
-  return group ? group->size() : 1;
-}
-inline int64_t rank_in(const comm::Communicator* group) {
-  return group ? group->rank() : 0;
-}
-
 // The ranks that a store works with; null or alone: none.
 struct StoreGroups {
   // data-parallel ranks (dp-cp) of one instance: buckets are sharded over it.
@@ -295,8 +287,10 @@ class FlatStore final : public ParamStore {
   TraceScope trace_wait(const std::string& what) const;
 
   // flat_store.cpp: parameters
-  void gather_parameters(bool wait);
-  void measure_weights();
+  // The parameters that have new values.
+  enum class Changed : uint8_t { trained, all };
+  void gather_parameters(Changed changed, bool wait);
+  void measure_weights(Changed changed);
   void finish_gather(size_t bucket);
   void gather_block(int block);
   void start_gather(int block);

@@ -227,7 +227,7 @@ void FlatStore::finish_gradients() {
   if (shards_gradients_) finish_sharded_gradients();
   for (Bucket& bucket : buckets_)
     if (bucket.plan->trains) finish_gradient_gather(bucket);
-  if (ranks_of(groups_.embedding) > 1)
+  if (comm::ranks_of(groups_.embedding) > 1)
     for (const Bucket& bucket : buckets_)
       if (bucket.plan->trains && bucket.plan->parameters.front()->spec().tied != ParamSpec::Tied::no)
         comm::all_reduce_sum_any(*groups_.embedding, owned_gradients(bucket));
@@ -254,7 +254,7 @@ void FlatStore::finish_sharded_gradients() {
 // One exchange for all the ranges.
 void FlatStore::sum_ranges(comm::Communicator* group, PendingReduction& pending,
                            const std::vector<FlatRange>& ranges) {
-  if (ranks_of(group) == 1 || ranges.empty()) return;
+  if (comm::ranks_of(group) == 1 || ranges.empty()) return;
   const Queue queue = options_.reduce_queue;
   int64_t total = 0;
   for (const FlatRange& range : ranges) total += range.count;

@@ -72,48 +72,55 @@ void LowPrecisionWeights::drop_all() {
 
 void LowPrecisionWeights::reduce_over_ranks(const Tensor& amax) const {
   for (comm::Communicator* group : groups_)
-    if (group && group->size() > 1) comm::all_reduce_max(*group, amax);
+    if (group) comm::all_reduce_max(*group, amax);
 }
 
-void LowPrecisionWeights::measure_weights(const std::function<Tensor(const Parameter&)>& held) {
-  drop_all();
+void LowPrecisionWeights::measure_weights(const std::function<bool(const Parameter&)>& changed,
+                                          const std::function<Tensor(const Parameter&)>& held) {
   const ScalingRecipe recipe = options_.format.recipe;
-  if (recipe != ScalingRecipe::tensorwise && recipe != ScalingRecipe::nvfp4) return;
+  const bool measured = recipe == ScalingRecipe::tensorwise || recipe == ScalingRecipe::nvfp4;
   const kernels::Quantize& kernels = *device_.table().quantize;
   const auto index = static_cast<int64_t>(LayerTensor::weight);
+  // Of the maxima and scales.
+  std::vector<int64_t> changed_at;
   for (size_t i = 0; i < covered_.size(); ++i) {
-    const Tensor values = held(*covered_[i]);
-    if (values.defined())
+    if (!changed(*covered_[i])) continue;
+    drop(*covered_[i]);
+    if (!measured) continue;
+    changed_at.push_back(kTensors * static_cast<int64_t>(i) + index);
+    if (const Tensor values = held(*covered_[i]); values.defined())
       launch(device_, kernels.absolute_maximum, values,
              kernels::QuantizeShape{1, values.elements(), values.elements()}, false,
-             amax_.flat_range(kTensors * static_cast<int64_t>(i) + index, 1, {1}));
+             amax_.flat_range(changed_at.back(), 1, {1}));
   }
+  if (changed_at.empty()) return;
   reduce_over_ranks(amax_);
   const auto layout =
       recipe == ScalingRecipe::nvfp4 ? kernels::ScaleLayout::block_1x16 : kernels::ScaleLayout::tensor;
-  launch(device_, kernels.current_scale, amax_, scale_, amax_.elements(),
-         ops::largest_of_tensor(layout, options_.format.forward));
+  const float largest = ops::largest_of_tensor(layout, options_.format.forward);
+  if (changed_at.size() == covered_.size())
+    return launch(device_, kernels.current_scale, amax_, scale_, amax_.elements(), largest);
+  for (const int64_t at : changed_at)
+    launch(device_, kernels.current_scale, amax_.flat_range(at, 1, {1}), scale_.flat_range(2 * at, 2, {2}), 1,
+           largest);
 }
 
 void LowPrecisionWeights::begin_step(int64_t step) {
-  uint64_t rank = 0;
-  for (const comm::Communicator* group : groups_)
-    if (group) rank = rank * static_cast<uint64_t>(group->size()) + static_cast<uint64_t>(group->rank());
-  rounding_calls_ = rank << 40;
+  int64_t rank = 0;
+  for (const comm::Communicator* group : groups_) rank = rank * comm::ranks_of(group) + comm::rank_in(group);
+  rounding_calls_ = static_cast<uint64_t>(rank) << 40;
   for (size_t i = 0; i < layers_.size(); ++i)
     layers_[i].scaling.rounding =
         philox_key(options_.seed, purpose::quantization,
                    random_sequence_of(covered_[i]->name()) + static_cast<uint64_t>(step));
   if (!delayed()) return;
   // The maximum of a weight is taken when it is quantized.
-  if (!advanced_) drop_all();
+  drop_all();
   launch(device_, device_.table().elementwise->fill, amax_, 0.0f, amax_.elements());
-  advanced_ = false;
 }
 
 void LowPrecisionWeights::advance(const Tensor& control) {
   if (!delayed()) return;
-  advanced_ = true;
   reduce_over_ranks(amax_);
   launch(device_, device_.table().quantize->delayed_scale, control, amax_, history_, scale_,
          static_cast<int64_t>(covered_.size()),

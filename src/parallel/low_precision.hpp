@@ -1,7 +1,7 @@
 // The weights of linear layers whose GEMMs are in 8 or 4 bits (ops/low_precision.hpp): their codes and
 // scales, kept until the parameters change, and the state of the scales of all three tensors of a layer.
 //
-// The scale of a weight comes from its maximum over all ranks that share it out, so that the codes do not
+// The scale of a weight comes from its maximum over all ranks that hold parts of it, so that the codes do not
 // depend on the layout: over `tensor`, and where a rank does not hold all of the tensor-parallel shard over
 // `shard` and `replica` too. Scales of blocks come from this rank's shard, which agrees where the shards
 // consist of full blocks. Delayed scaling takes maxima of weights, inputs and gradients over `tensor`,
@@ -52,11 +52,12 @@ class LowPrecisionWeights {
   void drop(const Parameter& parameter);
   void drop_all();
 
-  // After the parameters changed: the scales of weights from `held`, which gives the elements of a parameter
-  // that this rank holds (undefined: none). Collective.
-  void measure_weights(const std::function<Tensor(const Parameter&)>& held);
-  // Begins the random numbers of a step, and with delayed scaling its maxima. Those of a step that advance()
-  // did not follow, because its update was skipped, are lost.
+  // After parameters changed: drops their operands, and sets the scales of the weights from `held`, which
+  // returns the elements of a parameter that this rank holds (undefined: none). `changed`: the parameters
+  // that may have changed. Collective.
+  void measure_weights(const std::function<bool(const Parameter&)>& changed,
+                       const std::function<Tensor(const Parameter&)>& held);
+  // Begins the random numbers of a step, and with delayed scaling its maxima: weights are quantized again.
   void begin_step(int64_t step);
   // Delayed scaling: after a step, the scales of all tensors from their maxima, unless `control` skips the
   // update (FlatStore::after_update). Collective.
@@ -87,8 +88,6 @@ class LowPrecisionWeights {
   std::vector<Layer> layers_;
   // fp32 [layers, 3], [layers, 3, history_length], [layers, 3, 2].
   Tensor amax_, history_, scale_;
-  // Since begin_step().
-  bool advanced_ = true;
   // Uses of random numbers in this step, from one that no other rank has.
   uint64_t rounding_calls_ = 0;
 };

@@ -12,6 +12,7 @@
 #include "parallel/flat_store.hpp"
 #include "support/devices.hpp"
 #include "tensor/float8.hpp"
+#include "tensor/launch.hpp"
 
 using namespace capstan;
 using kernels::ScaleLayout;
@@ -142,7 +143,8 @@ double mean_error(const Matrix& got, const Matrix& expected) {
 struct Layer {
   std::vector<std::unique_ptr<Parameter>> parameters;
   std::unique_ptr<parallel::FlatStore> store;
-  Layer(Device& device, const Matrix& w, const LowPrecision& format, int64_t history = 1) {
+  Layer(Device& device, const Matrix& w, const LowPrecision& format, int64_t history = 1,
+        bool trains = true) {
     ParamSpec spec;
     spec.name = "layer.weight";
     spec.shape = {w.rows, w.cols};
@@ -151,13 +153,17 @@ struct Layer {
     parameters.push_back(std::make_unique<Parameter>(std::move(spec), 0));
     parallel::FlatStore::Options options;
     options.compute = DType::bf16;
+    options.trains = [trains](const Parameter&) { return trains; };
     options.low_precision.format = format;
     options.low_precision.history_length = history;
     options.low_precision.covers = [](const Parameter& parameter) { return parameter.spec().linear; };
     store = std::make_unique<parallel::FlatStore>(device, parameters, parallel::StoreGroups{}, options);
     store->before_load();
-    const std::vector<float> values(w.values.begin(), w.values.end());
-    store->parameter_shards()[0].values.copy_from_host_bytes(std::as_bytes(std::span(values)));
+    // Main parameters, or bf16 where there are none.
+    const Tensor values = store->parameter_shards()[0].values;
+    const std::vector<float> numbers(w.values.begin(), w.values.end());
+    launch(device, device.table().elementwise->cast,
+           Tensor::from_host<float>(device, {w.rows * w.cols}, numbers), values, values.elements());
     store->after_load();
   }
   const Parameter& weight() const { return *parameters[0]; }
@@ -258,6 +264,25 @@ TEST_CASE_TEMPLATE("a weight is quantized once until the parameters change", D, 
   CHECK(codes_of(WeightRole::input_gradient).shares_storage_with(transposed));
   layer.store->after_update();
   CHECK(!codes_of(WeightRole::forward).shares_storage_with(forward));
+}
+
+TEST_CASE_TEMPLATE("a frozen weight is quantized again only after it is loaded", D, EVERY_DEVICE) {
+  const auto device = D::make(1);
+  Layer layer(*device, random_matrix(40, 24, 9, 1), format_of(ScalingRecipe::tensorwise, true), 1, false);
+  const auto codes = [&] {
+    const OperandPin pin(*layer.store, layer.weight(), WeightRole::forward);
+    return pin->values;
+  };
+  const Tensor first = codes();
+  const auto scale_of = [&] {
+    return layer.store->low_precision()->scaling(layer.weight())->scale.template to_host<float>();
+  };
+  const auto scale = scale_of();
+  layer.store->after_update();
+  CHECK(codes().shares_storage_with(first));
+  CHECK(scale_of() == scale);
+  layer.store->after_load();
+  CHECK(!codes().shares_storage_with(first));
 }
 
 TEST_CASE_TEMPLATE("delayed scaling: the maxima of a step make the scales of the next", D, EVERY_DEVICE) {

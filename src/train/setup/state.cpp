@@ -30,10 +30,6 @@ std::string attempt_name(comm::Communicator& group) {
   return std::to_string(stamp);
 }
 
-}  // namespace
-
-namespace {
-
 // The state of delayed scaling (parallel/low_precision.hpp), one of each for a linear layer.
 struct ScalingState {
   std::string name;
@@ -54,8 +50,8 @@ std::vector<ScalingState> scaling_states(const parallel::FlatStore& store) {
 
 // The ranks that have the same state, of which one writes it.
 bool writes_scaling_state(const parallel::StoreGroups& groups) {
-  return parallel::rank_in(groups.shard) == 0 && parallel::rank_in(groups.replica) == 0 &&
-         parallel::rank_in(groups.tensor) == 0;
+  return comm::rank_in(groups.shard) == 0 && comm::rank_in(groups.replica) == 0 &&
+         comm::rank_in(groups.tensor) == 0;
 }
 
 }  // namespace
@@ -76,7 +72,7 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
       if (!optimizer || shard.buffer < 0) continue;
       for (const auto& s : optimizer->state())
         if (s.has(shard.buffer))
-          add(state_name(s.name, parameter), s.stored(),
+          add(state_name(s.name, parameter), s.stored,
               [optimizer, &s, buffer = shard.buffer, begin = shard.begin + offset, count] {
                 return optimizer->values(s, buffer, begin, count);
               });
