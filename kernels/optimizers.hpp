@@ -95,8 +95,8 @@ struct Optimizers {
   // After it: w -= lr * update, with decoupled weight decay.
   void (*muon_update)(Context&, StepScale, In control, In ranges, int64_t range_count, const float* update,
                       float* main, Out model);
-  // x /= max(sqrt(sum of squares), eps), where the sum is that of `parts` addends.
-  void (*normalize)(Context&, const double* squares, int64_t parts, float eps, float* x, int64_t n);
+  // x /= max(sqrt(squares), eps). squares: the sum of the squares of the elements, one value.
+  void (*normalize)(Context&, const double* squares, float eps, float* x, int64_t n);
 
   // fp8 moments to fp32 and back, elements [begin, begin + count) of the buffer; encode() rounds to nearest
   // and takes complete ranges. `root`: the moment is the second, of which the square root is stored.

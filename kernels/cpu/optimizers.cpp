@@ -359,10 +359,8 @@ void muon_update(Context& c, StepScale step, In control, In ranges, int64_t rang
   });
 }
 
-void normalize(Context& c, const double* squares, int64_t parts, float eps, float* x, int64_t n) {
-  double sum = 0;
-  for (int64_t p = 0; p < parts; ++p) sum += squares[p];
-  const float factor = static_cast<float>(1.0 / std::max(std::sqrt(sum), static_cast<double>(eps)));
+void normalize(Context& c, const double* squares, float eps, float* x, int64_t n) {
+  const float factor = static_cast<float>(1.0 / std::max(std::sqrt(*squares), static_cast<double>(eps)));
   parallel_blocks(c, n, kUpdateBlock, [=](int64_t begin, int64_t end, int) HWY_ATTR {
     for_vectors(
         end - begin,

@@ -117,22 +117,24 @@ void all_reduce_sum_any(Communicator& group, const Tensor& values) {
   launch(values.device(), cast, wide, values, values.elements());
 }
 
-void all_reduce_max(Communicator& group, const Tensor& values) {
-  if (group.alone() || values.elements() == 0) return;
+// Every rank's values, in rank order: [ranks x elements].
+static Tensor gather_parts(Communicator& group, const Tensor& values) {
   CategoryScope scope(MemoryCategory::workspace);
   const Tensor all = Tensor::empty(values.device(), {group.size() * values.elements()}, values.dtype());
   group.channel().start(Batch().all_gather(values, all)).wait();
-  launch(values.device(), values.device().table().elementwise->max_parts, all, group.size(), values,
-         values.elements());
+  return all;
+}
+
+void all_reduce_max(Communicator& group, const Tensor& values) {
+  if (group.alone() || values.elements() == 0) return;
+  launch(values.device(), values.device().table().elementwise->max_parts, gather_parts(group, values),
+         group.size(), values, values.elements());
 }
 
 void all_reduce_numbers(Communicator& group, const Tensor& values) {
   if (group.alone()) return;
-  CategoryScope scope(MemoryCategory::workspace);
-  const Tensor all = Tensor::empty(values.device(), {group.size() * values.elements()}, values.dtype());
-  group.channel().start(Batch().all_gather(values, all)).wait();
-  launch(values.device(), values.device().table().step_control->sum_ranks, all, group.size(), values,
-         values.elements());
+  launch(values.device(), values.device().table().step_control->sum_ranks, gather_parts(group, values),
+         group.size(), values, values.elements());
 }
 
 }  // namespace capstan::comm

@@ -4,6 +4,10 @@
 
 namespace capstan::optim {
 
+namespace {
+constexpr double kGrowth = 2.0, kBackoff = 0.5;
+}  // namespace
+
 LossScale LossScaler::initial() const {
   return {.scale = config_.loss_scale.value_or(config_.initial_loss_scale),
           .clean_steps = 0,

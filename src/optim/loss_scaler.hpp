@@ -25,7 +25,6 @@ struct LossScale {
 
 class LossScaler {
  public:
-  static constexpr double kGrowth = 2.0, kBackoff = 0.5;
   explicit LossScaler(const config::MixedPrecisionConfig& config) : config_(config) {}
 
   bool is_dynamic() const { return !config_.loss_scale.has_value(); }

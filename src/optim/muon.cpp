@@ -19,10 +19,6 @@ using ops::Transpose;
 
 namespace {
 
-int64_t size_of(const comm::Communicator* group) {
-  return group ? group->size() : 1;
-}
-
 struct Interval {
   int64_t begin, end;
   int64_t count() const { return end - begin; }
@@ -90,7 +86,7 @@ double muon_scale(config::MuonScaleMode mode, int64_t rows, int64_t columns) {
 void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slice) const {
   CategoryScope scope(MemoryCategory::workspace);
   const int64_t size = slice.elements();
-  const int me = groups_.shard ? groups_.shard->rank() : 0;
+  const auto me = static_cast<int>(comm::rank_in(groups_.shard));
   const auto slice_of = [&](int64_t rank) { return Interval{rank * size, (rank + 1) * size}; };
   const auto local = [&](const Interval& range) {
     return range_of(slice, {range.begin - me * size, range.end - me * size});
@@ -106,8 +102,8 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   comm::Batch gather;
   for (const Matrix& matrix : matrices) {
     const Shard shard =
-        shard_of("", matrix.global, matrix.sharding, groups_.tensor ? groups_.tensor->rank() : 0,
-                 static_cast<int>(size_of(groups_.tensor)));
+        shard_of("", matrix.global, matrix.sharding, static_cast<int>(comm::rank_in(groups_.tensor)),
+                 static_cast<int>(comm::ranks_of(groups_.tensor)));
     const Interval range{matrix.begin, matrix.begin + shard.shape.elements()};
     const auto owner = static_cast<int>((range.begin + range.end) / 2 / size);
     const Interval mine = common(range, slice_of(me));
@@ -120,12 +116,12 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
       continue;
     }
     const Tensor values = Tensor::empty(slice.device(), {range.count()});
-    for (int rank = 0; rank < size_of(groups_.shard); ++rank) {
-      const Interval piece = common(range, slice_of(rank));
-      if (piece.count() == 0) continue;
-      const Tensor there = range_of(values, {piece.begin - range.begin, piece.end - range.begin});
+    for (int rank = 0; rank < comm::ranks_of(groups_.shard); ++rank) {
+      const Interval part = common(range, slice_of(rank));
+      if (part.count() == 0) continue;
+      const Tensor there = range_of(values, {part.begin - range.begin, part.end - range.begin});
       if (rank == me)
-        copy(local(piece), there);
+        copy(local(part), there);
       else
         gather.receive(there, rank);
     }
@@ -145,23 +141,23 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   groups_.shard->channel().start(scatter).wait();
   for (const Owned& o : owned) {
     if (!o.received) continue;
-    const Interval piece = common(o.range, slice_of(me));
-    copy(range_of(o.values, {piece.begin - o.range.begin, piece.end - o.range.begin}), local(piece));
+    const Interval part = common(o.range, slice_of(me));
+    copy(range_of(o.values, {part.begin - o.range.begin, part.end - o.range.begin}), local(part));
   }
 }
 
 void Orthogonalizer::orthogonalize_shard(const Matrix& matrix, const Tensor& shard) const {
-  const int64_t ranks = matrix.sharding.axis == MeshAxis::tensor ? size_of(groups_.tensor) : 1;
+  const int64_t ranks = matrix.sharding.axis == MeshAxis::tensor ? comm::ranks_of(groups_.tensor) : 1;
   if (ranks > 1 && config_.muon_tp_mode == MuonTpMode::duplicated)
     return orthogonalize_gathered(matrix, shard);
   const Shard here = shard_of("", matrix.global, matrix.sharding, ranks > 1 ? groups_.tensor->rank() : 0,
                               static_cast<int>(ranks));
   const int64_t rows = here.shape[0], columns = here.shape[1];
   const bool distributed = ranks > 1 && config_.muon_tp_mode == MuonTpMode::distributed;
-  const Part whole{.x = shard.view({rows, columns}),
-                   .rows = distributed ? matrix.global[0] : rows,
-                   .columns = distributed ? matrix.global[1] : columns,
-                   .sharded_dim = distributed ? here.dim : -1};
+  const MatrixShard full{.x = shard.view({rows, columns}),
+                         .rows = distributed ? matrix.global[0] : rows,
+                         .columns = distributed ? matrix.global[1] : columns,
+                         .sharded_dim = distributed ? here.dim : -1};
   Packing packing = packing_of(matrix);
   if (ranks > 1 && !packing.rows.empty()) {
     const ShardSegment& last = here.segments.back();
@@ -173,7 +169,7 @@ void Orthogonalizer::orthogonalize_shard(const Matrix& matrix, const Tensor& sha
       for (size_t p = 0; p < packing.rows.size(); ++p)
         packing.full_rows[p] = packing.rows[p] * packing.groups;
   }
-  orthogonalize_packed(whole, packing);
+  orthogonalize_packed(full, packing);
 }
 
 Orthogonalizer::Packing Orthogonalizer::packing_of(const Matrix& matrix) {
@@ -212,19 +208,19 @@ void Orthogonalizer::orthogonalize_gathered(const Matrix& matrix, const Tensor& 
                [](const Tensor& part, const Tensor& place) { ops::copy_matrix(place, part); });
 }
 
-void Orthogonalizer::orthogonalize_packed(const Part& whole, const Packing& packing) const {
-  if (packing.rows.empty()) return orthogonalize(whole);
-  const int64_t groups = packing.groups, columns = whole.x.size(1), group = whole.x.size(0) / groups;
-  const Tensor by_group = whole.x.view({groups, group * columns});
+void Orthogonalizer::orthogonalize_packed(const MatrixShard& full, const Packing& packing) const {
+  if (packing.rows.empty()) return orthogonalize(full);
+  const int64_t groups = packing.groups, columns = full.x.size(1), group = full.x.size(0) / groups;
+  const Tensor by_group = full.x.view({groups, group * columns});
   int64_t begin = 0;
   for (size_t p = 0; p < packing.rows.size(); ++p) {
     const int64_t rows = packing.rows[p];
     const Tensor there = by_group.slice(1, begin * columns, rows * columns);
-    Part part = whole;
+    MatrixShard part = full;
     part.copy = p > 0 && packing.copies;
     part.rows = packing.full_rows[p];
-    part.x = groups == 1 ? whole.x.slice(0, begin, rows)
-                         : Tensor::empty(whole.x.device(), {groups * rows, columns});
+    part.x =
+        groups == 1 ? full.x.slice(0, begin, rows) : Tensor::empty(full.x.device(), {groups * rows, columns});
     const Tensor together = part.x.view({groups, rows * columns});
     if (groups > 1) ops::copy_matrix(there, together);
     orthogonalize(part);
@@ -233,25 +229,20 @@ void Orthogonalizer::orthogonalize_packed(const Part& whole, const Packing& pack
   }
 }
 
-void Orthogonalizer::normalize(const Part& part) const {
+void Orthogonalizer::normalize(const MatrixShard& part) const {
   constexpr float kEpsilon = 1e-7f;
   Device& device = part.x.device();
-  Tensor squares = Tensor::empty(device, {1}, DType::f64);
+  const Tensor squares = Tensor::empty(device, {1}, DType::f64);
   const int64_t elements = part.x.elements();
   const kernels::Elementwise& elementwise = *device.table().elementwise;
   const int64_t counted = part.copy ? 0 : elements;
   launch(device, elementwise.weighted_sum_workspace(counted), elementwise.weighted_sum, part.x, part.x,
          counted, squares, false);
-  if (part.sharded_dim >= 0) {
-    const Tensor all = Tensor::empty(device, {groups_.tensor->size()}, DType::f64);
-    groups_.tensor->channel().start(comm::Batch().all_gather(squares, all)).wait();
-    squares = all;
-  }
-  launch(device, device.table().optimizers->normalize, squares, squares.elements(), kEpsilon, part.x,
-         elements);
+  if (part.sharded_dim >= 0) comm::all_reduce_numbers(*groups_.tensor, squares);
+  launch(device, device.table().optimizers->normalize, squares, kEpsilon, part.x, elements);
 }
 
-void Orthogonalizer::orthogonalize(const Part& part) const {
+void Orthogonalizer::orthogonalize(const MatrixShard& part) const {
   const double scale =
       muon_scale(config_.muon_scale_mode, part.rows, part.columns) * config_.muon_extra_scale_factor;
   normalize(part);

@@ -7,8 +7,8 @@
 
 namespace capstan::optim {
 
-// Replaces the momenta of matrices by their orthogonalizations, scaled. Matrices that ranks hold in pieces or
-// shards are put together first, as config.muon_tp_mode says for the tensor-parallel ranks.
+// Replaces the momenta of matrices by their orthogonalizations, scaled. Matrices that several ranks hold
+// parts of are put together first; config.muon_tp_mode says how for the tensor-parallel ranks.
 class Orthogonalizer {
  public:
   Orthogonalizer(const config::OptimizerConfig& config, const Groups& groups)
@@ -16,7 +16,7 @@ class Orthogonalizer {
 
   // slice: the elements of this rank of Groups::shard, fp32. Collective over the groups.
   //
-  // A matrix that several ranks of `shard` hold pieces of is sent to the one with its middle, and its pieces
+  // A matrix that several ranks of `shard` hold parts of is sent to the one with its middle, and its parts
   // are sent back: at most 8 bytes an element. Other matrices stay where they are.
   void run(const std::vector<Matrix>& matrices, const Tensor& slice) const;
 
@@ -26,7 +26,7 @@ class Orthogonalizer {
   void orthogonalize_gathered(const Matrix& matrix, const Tensor& shard) const;
 
   // A matrix, or this rank's shard of it.
-  struct Part {
+  struct MatrixShard {
     Tensor x;  // fp32 [rows, columns], contiguous; overwritten
     // Of the full matrix: the scale depends on it.
     int64_t rows = 0, columns = 0;
@@ -43,13 +43,13 @@ class Orthogonalizer {
     int64_t groups = 1;
     // Of each full matrix.
     std::vector<int64_t> full_rows;
-    // Part::copy of all but the first.
+    // MatrixShard::copy of all but the first.
     bool copies = false;
   };
   static Packing packing_of(const Matrix& matrix);
-  void orthogonalize_packed(const Part& whole, const Packing& packing) const;
-  void orthogonalize(const Part& part) const;
-  void normalize(const Part& part) const;
+  void orthogonalize_packed(const MatrixShard& full, const Packing& packing) const;
+  void orthogonalize(const MatrixShard& part) const;
+  void normalize(const MatrixShard& part) const;
 
   const config::OptimizerConfig& config_;
   Groups groups_;

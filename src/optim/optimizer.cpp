@@ -63,7 +63,7 @@ DType dtype_of(config::MomentType type, const char* field) {
 class Adam : public Optimizer {
  public:
   Adam(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers, uint64_t seed)
-      : Optimizer(config, device, std::move(buffers)), seed_(seed), first_(state_.size()) {
+      : Optimizer(config, device, std::move(buffers)), seed_(seed) {
     add_state("exp_avg", Applies::to_others, dtype_of(config.exp_avg_dtype, "optimizer.exp_avg_dtype"));
     add_state("exp_avg_sq", Applies::to_others,
               dtype_of(config.exp_avg_sq_dtype, "optimizer.exp_avg_sq_dtype"), true);
@@ -85,7 +85,7 @@ class Adam : public Optimizer {
         .rounding = {config_.stochastic_rounding, key(0), key(1), key(2)}};
     const FlatBuffer& buffer = buffers_[b];
     const kernels::Optimizers& kernel = *device_.table().optimizers;
-    const State &m = state_[first_], &v = state_[first_ + 1];
+    const State &m = state_[0], &v = state_[1];
     launch(device_, kernel.update_workspace(range_count(buffer)), kernel.adam, step, control, buffer.table,
            range_count(buffer), buffer.gradients, buffer.main, m.buffers[b], m.scales[b], v.buffers[b],
            v.scales[b], buffer.model);
@@ -93,7 +93,6 @@ class Adam : public Optimizer {
 
  private:
   uint64_t seed_;
-  size_t first_;  // index of exp_avg
 };
 
 class Sgd final : public Optimizer {
@@ -164,18 +163,13 @@ class Muon final : public Adam {
 
 }  // namespace
 
-DType Optimizer::State::stored() const {
-  for (const Tensor& tensor : buffers)
-    if (tensor.defined() && tensor.dtype() != DType::u8) return tensor.dtype();
-  return DType::f32;
-}
-
 Optimizer::Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
     : device_(device), config_(config), buffers_(with_range_tables(device, std::move(buffers))) {}
 
 void Optimizer::add_state(const char* name, Applies applies, DType type, bool root) {
   CategoryScope scope(MemoryCategory::moments);
-  State& state = state_.emplace_back(State{name, {}, {}, root});
+  State& state =
+      state_.emplace_back(State{.name = name, .root = root, .stored = type == DType::u8 ? DType::f32 : type});
   for (const FlatBuffer& buffer : buffers_) {
     Tensor& values = state.buffers.emplace_back();
     Tensor& scales = state.scales.emplace_back();

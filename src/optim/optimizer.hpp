@@ -17,7 +17,7 @@
 namespace capstan::optim {
 
 // A weight matrix that is updated as one, by Muon. Ranks of `tensor` hold shards of it, and ranks of `shard`
-// pieces of such a shard.
+// slices of such a shard.
 struct Matrix {
   // Of the local shard, in elements from the start of the bucket of which a buffer is a part.
   int64_t begin = 0;
@@ -54,8 +54,9 @@ struct FlatBuffer {
   Tensor table = {};
   // Of all ranks' parts of the bucket; empty: the buffer is updated element by element.
   std::vector<Matrix> matrices = {};
-  // With matrices: the gradients of this rank of Groups::shard, fp32; `gradients` or, where the ranks of
-  // Groups::replica divide it, what contains them. The buckets of these ranks follow one another.
+  // With matrices: the gradients of this rank of Groups::shard, fp32. Where the ranks of Groups::replica
+  // divide them, `gradients` is this rank's slice of it; else it is `gradients`. The slices of the ranks of
+  // Groups::shard, in rank order, are the bucket.
   Tensor slice = {};
 };
 // Uploads the tables of `ranges`.
@@ -91,10 +92,10 @@ class Optimizer {
     std::vector<Tensor> buffers;
     // fp8: one for each kernels::kMomentBlock elements of a range.
     std::vector<Tensor> scales;
-    // Its square root is stored.
+    // fp8: the codes are those of its square root.
     bool root = false;
-    // In which checkpoints store it, and values() returns it.
-    DType stored() const;
+    // Of values(), and in checkpoints.
+    DType stored = DType::f32;
     bool has(int buffer) const { return buffers[static_cast<size_t>(buffer)].defined(); }
   };
   const std::vector<State>& state() const { return state_; }

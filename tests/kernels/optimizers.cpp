@@ -262,11 +262,10 @@ TEST_CASE("Muon's momentum and update over ranges; normalization of a matrix") {
         CHECK(error(y[2].rounded(), w) < 1e-6);
         CHECK(y[3].bytes() == y[2].bytes());
 
-        const double squares[] = {3.0, 1.0};
         const auto normalized = run_kernel({grad, grad}, [&](kernels::Context& c, Vec<Array>& out) {
-          optimizers().normalize(c, squares, 2, 1e-7f, out[0].f32(), n);
-          const double none = 0;
-          optimizers().normalize(c, &none, 1, 4.0f, out[1].f32(), n);
+          const double squares = 4, none = 0;
+          optimizers().normalize(c, &squares, 1e-7f, out[0].f32(), n);
+          optimizers().normalize(c, &none, 4.0f, out[1].f32(), n);
         });
         Vec<double> half = grad.rounded(), quarter = half;
         for (double& v : half) v /= 2;

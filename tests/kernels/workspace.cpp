@@ -47,6 +47,19 @@ void add_gemms(std::vector<Case>& cases) {
                                gemm.run(c, s, kernels::In(a), kernels::In(b), y[0].out(), alpha, 1.0f, {});
                              }});
           }
+  for (const auto kind : {kernels::GemmGroups::m, kernels::GemmGroups::k}) {
+    kernels::GemmShape s{kind == kernels::GemmGroups::k, true, 130, 96, 200};
+    s.lda = s.trans_a ? s.m : s.k, s.ldb = s.k, s.ldc = s.n, s.stride_b = s.n * s.k, s.stride_c = s.m * s.n;
+    cases.push_back({"grouped gemm",
+                     gemm.run_grouped_workspace(s, DType::bf16),
+                     {unset(DType::bf16, 2 * s.stride_c)},
+                     [=, &gemm, a = noise(DType::bf16, s.m * s.k), b = noise(DType::bf16, 2 * s.stride_b, 2)](
+                         kernels::Context& c, Vec<Array>& y) {
+                       const int64_t sizes[] = {70, 60};
+                       gemm.run_grouped(c, s, kind, sizes, 2, kernels::In(a), kernels::In(b), y[0].out(), 1,
+                                        1, {});
+                     }});
+  }
   for (const auto [rows, cols] : {std::array<int64_t, 2>{3, 5}, {1000, 37}, {5000, 64}})
     cases.push_back({"column_sum",
                      gemm.column_sum_workspace(rows, cols),
@@ -342,6 +355,17 @@ void add_optimizers(std::vector<Case>& cases) {
          Array g = gradient, m = moment;
          optimizers.lion(c, {.scale = {.lr = 1}}, kernels::In{&control, DType::u8}, table(), count, g.f32(),
                          y[0].f32(), m.f32(), {});
+       }});
+  cases.push_back({"muon_momentum", update, {gradient}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
+                     Array main = gradient, buffer = moment;
+                     optimizers.muon_momentum(c, {.momentum = 0.5f}, kernels::In{&control, DType::u8},
+                                              table(), count, y[0].f32(), main.f32(), buffer.f32());
+                   }});
+  cases.push_back(
+      {"muon_update", update, {unset(DType::f32, n)}, [=, &optimizers](kernels::Context& c, Vec<Array>& y) {
+         Array g = gradient;
+         optimizers.muon_update(c, {.lr = 1}, kernels::In{&control, DType::u8}, table(), count, g.f32(),
+                                y[0].f32(), {});
        }});
   const int64_t elements = 5 + 32768 + 99999;
   cases.push_back({"sum_of_squares",

@@ -105,11 +105,17 @@ TEST_CASE_TEMPLATE("sums over micro-batches and ranks are added in order", D, EV
 }
 
 TEST_CASE_TEMPLATE("a skipped update leaves parameters and state as they are", D, EVERY_DEVICE) {
+  using enum config::OptimizerKind;
   const auto device = D::make(2);
-  for (const auto kind :
-       {config::OptimizerKind::adam, config::OptimizerKind::sgd, config::OptimizerKind::lion}) {
+  for (const auto& [kind, moments] : {std::pair{adam, config::MomentType::fp32},
+                                      {adam, config::MomentType::bf16},
+                                      {adam, config::MomentType::fp8},
+                                      {sgd, config::MomentType::fp32},
+                                      {lion, config::MomentType::fp32},
+                                      {muon, config::MomentType::fp32}}) {
     config::OptimizerConfig config;
     config.optimizer = kind;
+    config.exp_avg_dtype = config.exp_avg_sq_dtype = moments;
     const int64_t n = 37;
     std::vector<float> start(static_cast<size_t>(n)), gradient(start.size());
     for (size_t i = 0; i < start.size(); ++i)
@@ -119,12 +125,18 @@ TEST_CASE_TEMPLATE("a skipped update leaves parameters and state as they are", D
                              Tensor::from_host<float>(*device, {n}, gradient),
                              Tensor::zeros(*device, {n}, DType::bf16),
                              {{0, n, true}}};
+    if (kind == muon) {
+      buffer.matrices = {{.begin = 0, .global = {4, 9}}};
+      buffer.slice = buffer.gradients;
+    }
     const auto optimizer = optim::build(config, *device, {buffer});
     optimizer->step({.lr = 0.1, .weight_decay = 0.1}, test::step_control(*device, 1, true));
     CHECK(buffer.main.to_host<float>() == start);
     for (const float value : buffer.model.to_floats()) CHECK(value == 0);
     for (const auto& state : optimizer->state())
-      for (const float value : state.buffers[0].to_floats()) CHECK(value == 0);
+      for (const Tensor& tensor : {state.buffers[0], state.scales[0]})
+        if (tensor.defined())
+          for (const uint8_t byte : tensor.as_type(DType::u8).to_host<uint8_t>()) CHECK(byte == 0);
     optimizer->step({.lr = 0.1, .weight_decay = 0.1}, test::step_control(*device));
     CHECK(buffer.main.to_host<float>() != start);
   }
