@@ -44,7 +44,7 @@ std::string said(int64_t what) {
 }
 
 // A transfer between two ranks.
-struct Part {
+struct PairTransfer {
   Batch::Kind kind;
   bool sends;
   int peer;
@@ -87,19 +87,19 @@ class BlockingChannel final : public Channel {
                  .deliver = device_.add_queue(false, "delivery of `" + name_ + "`")};
     const auto ready = device_.record(after);
     const int64_t number = ++started_;
-    const auto parts = std::make_shared<std::vector<Part>>(parts_of(batch));
-    for (const Part& part : *parts)
-      if (part.sends && part.peer != rank_) sent_ += part.bytes;
+    const auto transfers = std::make_shared<std::vector<PairTransfer>>(transfers_of(batch));
+    for (const PairTransfer& transfer : *transfers)
+      if (transfer.sends && transfer.peer != rank_) sent_ += transfer.bytes;
     device_.enqueue(queues_->transfer, [this, number] { publish(ChannelState::waits_for_compute, number); });
     device_.wait_for(queues_->transfer, *ready);
     QueueScope traced(device_, queues_->transfer);
-    device_.enqueue(queues_->transfer, [this, number, parts] { run(number, *parts); });
+    device_.enqueue(queues_->transfer, [this, number, transfers] { run(number, *transfers); });
     traced.end(text_of(batch));
     // What has arrived is seen late: kernels that do not wait for it read old values.
     device_.wait_for(queues_->deliver, *device_.record(queues_->transfer));
-    device_.enqueue(queues_->deliver, [parts] {
-      for (const Part& part : *parts)
-        if (!part.sends) std::ranges::copy(part.arrived, part.data);
+    device_.enqueue(queues_->deliver, [transfers] {
+      for (const PairTransfer& transfer : *transfers)
+        if (!transfer.sends) std::ranges::copy(transfer.arrived, transfer.data);
     });
     return std::make_unique<Queued>(*this, number);
   }
@@ -132,18 +132,18 @@ class BlockingChannel final : public Channel {
     auto* first = reinterpret_cast<Mailbox*>(memory_.data() + sizeof(Header));
     return first[from * size_ + to];
   }
-  Mailbox& mailbox(const Part& part) const {
-    return part.sends ? mailbox(rank_, part.peer) : mailbox(part.peer, rank_);
+  Mailbox& mailbox(const PairTransfer& transfer) const {
+    return transfer.sends ? mailbox(rank_, transfer.peer) : mailbox(transfer.peer, rank_);
   }
 
   // A collective is a transfer with each other rank and a copy of this rank's own part, which is one of a
   // rank with itself.
-  std::vector<Part> parts_of(const Batch& batch) {
-    std::vector<Part> parts;
+  std::vector<PairTransfer> transfers_of(const Batch& batch) {
+    std::vector<PairTransfer> transfers;
     const auto add = [&](Batch::Kind kind, bool sends, int peer, const Tensor& tensor, int64_t at,
                          int64_t bytes) {
       if (bytes > 0)
-        parts.push_back({kind, sends, peer, device_.kernel_address(tensor.address()) + at, bytes});
+        transfers.push_back({kind, sends, peer, device_.kernel_address(tensor.address()) + at, bytes});
     };
     for (const Batch::Transfer& t : batch.transfers()) {
       if (t.kind == Batch::Kind::send) add(t.kind, true, t.peer, t.from, 0, t.from.bytes());
@@ -157,42 +157,42 @@ class BlockingChannel final : public Channel {
         add(t.kind, false, peer, t.to, peer * bytes, bytes);
       }
     }
-    return parts;
+    return transfers;
   }
 
   void publish(ChannelState state, int64_t number) {
     slot_.batch.store(number);
     slot_.state.store(static_cast<int32_t>(state), std::memory_order_release);
   }
-  void publish(const std::vector<Part>& parts, int64_t number) {
-    const size_t count = std::min(parts.size(), ChannelSlot::kTransfers);
+  void publish(const std::vector<PairTransfer>& transfers, int64_t number) {
+    const size_t count = std::min(transfers.size(), ChannelSlot::kTransfers);
     for (size_t i = 0; i < count; ++i) {
       TransferSlot& to = slot_.transfers[i];
-      to.kind = static_cast<int32_t>(parts[i].kind);
-      to.peer = ranks_[static_cast<size_t>(parts[i].peer)];
-      to.sends = parts[i].sends ? 1 : 0;
+      to.kind = static_cast<int32_t>(transfers[i].kind);
+      to.peer = ranks_[static_cast<size_t>(transfers[i].peer)];
+      to.sends = transfers[i].sends ? 1 : 0;
       to.matched = 0;
-      to.bytes = parts[i].bytes;
+      to.bytes = transfers[i].bytes;
     }
     slot_.count.store(static_cast<int32_t>(count), std::memory_order_release);
     publish(ChannelState::transfers, number);
   }
 
   // On the channel's queue.
-  void run(int64_t number, std::vector<Part>& parts) {
-    copy_own(parts);
-    for (Part& part : parts) {
-      auto& count = part.sends ? sends_ : receives_;
-      part.number = ++count[static_cast<size_t>(part.peer)];
+  void run(int64_t number, std::vector<PairTransfer>& transfers) {
+    copy_own(transfers);
+    for (PairTransfer& transfer : transfers) {
+      auto& count = transfer.sends ? sends_ : receives_;
+      transfer.number = ++count[static_cast<size_t>(transfer.peer)];
     }
-    publish(parts, number);
+    publish(transfers, number);
     Patience patience;
-    for (size_t open = parts.size(); open > 0;) {
+    for (size_t open = transfers.size(); open > 0;) {
       bool progress = false;
       open = 0;
-      for (size_t i = 0; i < parts.size(); ++i) {
-        if (!parts[i].finished) progress |= advance(parts, i);
-        open += parts[i].finished ? 0 : 1;
+      for (size_t i = 0; i < transfers.size(); ++i) {
+        if (!transfers[i].finished) progress |= advance(transfers, i);
+        open += transfers[i].finished ? 0 : 1;
       }
       if (progress)
         patience = {};
@@ -201,58 +201,60 @@ class BlockingChannel final : public Channel {
     }
     publish(ChannelState::idle, number);
   }
-  void copy_own(std::vector<Part>& parts) {
-    const Part* from = nullptr;
-    for (const Part& part : parts) {
-      if (part.peer != rank_) continue;
-      if (part.sends)
-        from = &part;
-      else if (from->data != part.data)
-        std::memcpy(part.data, from->data, static_cast<size_t>(part.bytes));
+  void copy_own(std::vector<PairTransfer>& transfers) {
+    const PairTransfer* from = nullptr;
+    for (const PairTransfer& transfer : transfers) {
+      if (transfer.peer != rank_) continue;
+      if (transfer.sends)
+        from = &transfer;
+      else if (from->data != transfer.data)
+        std::memcpy(transfer.data, from->data, static_cast<size_t>(transfer.bytes));
     }
-    std::erase_if(parts, [&](const Part& part) { return part.peer == rank_; });
-    for (Part& part : parts)
-      if (!part.sends) part.arrived.resize(static_cast<size_t>(part.bytes));
+    std::erase_if(transfers, [&](const PairTransfer& transfer) { return transfer.peer == rank_; });
+    for (PairTransfer& transfer : transfers)
+      if (!transfer.sends) transfer.arrived.resize(static_cast<size_t>(transfer.bytes));
   }
 
-  // One step of a part. Messages between two ranks are numbered: the next one of a batch begins after this
-  // one.
-  bool advance(std::vector<Part>& parts, size_t index) {
-    Part& part = parts[index];
-    Mailbox& box = mailbox(part);
-    auto& mine = part.sends ? box.sends : box.receives;
-    const auto& theirs = part.sends ? box.receives : box.sends;
-    if (mine.load() < part.number) {
+  // One step of a transfer. Messages between two ranks are numbered: the next one of a batch begins after
+  // this one.
+  bool advance(std::vector<PairTransfer>& transfers, size_t index) {
+    PairTransfer& transfer = transfers[index];
+    Mailbox& box = mailbox(transfer);
+    auto& mine = transfer.sends ? box.sends : box.receives;
+    const auto& theirs = transfer.sends ? box.receives : box.sends;
+    if (mine.load() < transfer.number) {
       for (size_t i = 0; i < index; ++i)
-        if (parts[i].peer == part.peer && parts[i].sends == part.sends && !parts[i].finished) return false;
+        if (transfers[i].peer == transfer.peer && transfers[i].sends == transfer.sends &&
+            !transfers[i].finished)
+          return false;
       // A receive and its send say the same.
-      const Batch::Kind kind = part.kind == Batch::Kind::receive ? Batch::Kind::send : part.kind;
-      (part.sends ? box.sender_says : box.receiver_says).store(say(kind, part.bytes));
-      mine.store(part.number);
+      const Batch::Kind kind = transfer.kind == Batch::Kind::receive ? Batch::Kind::send : transfer.kind;
+      (transfer.sends ? box.sender_says : box.receiver_says).store(say(kind, transfer.bytes));
+      mine.store(transfer.number);
       return true;
     }
-    if (!part.matched) {
-      if (theirs.load() < part.number) return false;
+    if (!transfer.matched) {
+      if (theirs.load() < transfer.number) return false;
       const int64_t sender = box.sender_says.load(), receiver = box.receiver_says.load();
-      if (sender != receiver) fail_match(part, sender, receiver);
-      part.matched = true;
+      if (sender != receiver) fail_match(transfer, sender, receiver);
+      transfer.matched = true;
       if (index < ChannelSlot::kTransfers) slot_.transfers[index].matched = 1;
       return true;
     }
-    const int64_t size = std::min(kChunk, part.bytes - part.done);
+    const int64_t size = std::min(kChunk, transfer.bytes - transfer.done);
     const int64_t written = box.written.load(), read = box.read.load();
     // A sender waits until its chunk is read, and writes the next one.
-    if (part.sends ? written != read : written == read) return false;
-    if (size == 0) return part.finished = true;
-    if (part.sends) {
-      std::memcpy(box.data.data(), part.data + part.done, static_cast<size_t>(size));
+    if (transfer.sends ? written != read : written == read) return false;
+    if (size == 0) return transfer.finished = true;
+    if (transfer.sends) {
+      std::memcpy(box.data.data(), transfer.data + transfer.done, static_cast<size_t>(size));
       box.written.store(written + 1);
     } else {
-      std::memcpy(part.arrived.data() + part.done, box.data.data(), static_cast<size_t>(size));
+      std::memcpy(transfer.arrived.data() + transfer.done, box.data.data(), static_cast<size_t>(size));
       box.read.store(read + 1);
-      part.finished = part.done + size == part.bytes;
+      transfer.finished = transfer.done + size == transfer.bytes;
     }
-    part.done += size;
+    transfer.done += size;
     return true;
   }
 
@@ -280,11 +282,11 @@ class BlockingChannel final : public Channel {
   [[noreturn]] void fail_deadlock(const std::string& text) {
     report("transfers wait for each other: " + text);
   }
-  [[noreturn]] void fail_match(const Part& part, int64_t sender, int64_t receiver) {
-    const int me = status_->rank(), peer = ranks_[static_cast<size_t>(part.peer)];
-    report("transfers of group `" + name_ + "` do not match: rank " + std::to_string(part.sends ? me : peer) +
-           " sends with " + said(sender) + ", rank " + std::to_string(part.sends ? peer : me) +
-           " receives with " + said(receiver));
+  [[noreturn]] void fail_match(const PairTransfer& transfer, int64_t sender, int64_t receiver) {
+    const int me = status_->rank(), peer = ranks_[static_cast<size_t>(transfer.peer)];
+    report("transfers of group `" + name_ + "` do not match: rank " +
+           std::to_string(transfer.sends ? me : peer) + " sends with " + said(sender) + ", rank " +
+           std::to_string(transfer.sends ? peer : me) + " receives with " + said(receiver));
   }
   // The other members fail with the same text.
   [[noreturn]] void report(const std::string& text) {

@@ -235,10 +235,10 @@ std::vector<int64_t> Mesh::link_members(const std::string& name, int64_t rank) c
   return {rank};
 }
 
-StageLinks Mesh::stage_links(Towards towards) const {
+StageLinks Mesh::stage_links(PipelineDirection direction) const {
   const int64_t stages = size(Axis::pp);
   if (stages == 1) return {};
-  const bool forward = towards == Towards::last_stage;
+  const bool forward = direction == PipelineDirection::forward;
   // In the direction of the transfers.
   const int64_t mine = forward ? index(Axis::pp) : stages - 1 - index(Axis::pp);
   const auto link_from = [&](int64_t from) {

@@ -105,8 +105,9 @@ class Mesh {
   // The same groups without peers: any rank of any world can be planned on the meta device.
   void connect_meta();
   Communicator& group(const std::string& name) const;
-  enum class Towards : uint8_t { last_stage, first_stage };
-  StageLinks stage_links(Towards towards) const;
+  // forward: to the next stage, as activations; backward: to the one before, as their gradients.
+  enum class PipelineDirection : uint8_t { forward, backward };
+  StageLinks stage_links(PipelineDirection direction) const;
 
  private:
   bool alone_everywhere(const std::string& name) const;

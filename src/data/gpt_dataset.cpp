@@ -180,7 +180,7 @@ std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDat
   SplitShares shares;
   if (!options.mock && !per_split) shares = parse_split(options.split);
   for (size_t split = 0; split < 3; ++split) {
-    if (options.wanted[split] == Wanted::no) continue;
+    if (options.build[split] == BuildSplit::no) continue;
     std::shared_ptr<const SampleSource> source;
     if (options.mock) {
       if (!documents.eod) documents.eod = checked_cast<int32_t>(options.vocab_size - 1);
@@ -193,7 +193,7 @@ std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDat
       try {
         source = builder.split(options.blend, split, shares[split]);
       } catch (const Error& error) {
-        if (options.wanted[split] != Wanted::if_possible || error.code() != ErrorCode::failed) throw;
+        if (options.build[split] != BuildSplit::if_possible || error.code() != ErrorCode::failed) throw;
       }
     }
     if (source)

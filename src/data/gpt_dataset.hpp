@@ -18,7 +18,8 @@ namespace capstan::data {
 // The order of samples: CapstanOrder or MegatronOrder of sample_order.hpp.
 enum class DataOrder : uint8_t { capstan, megatron };
 
-enum class Wanted : uint8_t {
+// Whether a split of the data is built.
+enum class BuildSplit : uint8_t {
   no,
   // The split is null if its share of the data holds no sample.
   if_possible,
@@ -40,7 +41,7 @@ struct GptDatasetOptions {
   const text::Tokenizer* tokenizer = nullptr;
   std::string tokenizer_name;
   uint64_t seed = 1234;
-  std::array<Wanted, 3> wanted = {Wanted::yes, Wanted::yes, Wanted::yes};
+  std::array<BuildSplit, 3> build = {BuildSplit::yes, BuildSplit::yes, BuildSplit::yes};
   DataOrder order = DataOrder::capstan;
   // Directory of built indices (index_cache.hpp); empty: none.
   std::string cache;

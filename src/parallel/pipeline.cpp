@@ -154,8 +154,8 @@ class Runner {
 
 PipelineComm pipeline_comm(const comm::Mesh& mesh, const ops::TensorParallel& tensor) {
   return {.rank = mesh.index(comm::Axis::pp),
-          .forward = mesh.stage_links(comm::Mesh::Towards::last_stage),
-          .backward = mesh.stage_links(comm::Mesh::Towards::first_stage),
+          .forward = mesh.stage_links(comm::Mesh::PipelineDirection::forward),
+          .backward = mesh.stage_links(comm::Mesh::PipelineDirection::backward),
           .tensor = tensor};
 }
 

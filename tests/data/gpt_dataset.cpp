@@ -175,7 +175,7 @@ TEST_CASE("options that contradict each other, and errors with their split and d
   CHECK(error.find("in the valid split of") != std::string::npos);
   CHECK(error.find("small_u16") != std::string::npos);
   // A split without data is no error if it is not wanted, or wanted only if possible.
-  options.wanted = {Wanted::yes, Wanted::no, Wanted::if_possible};
+  options.build = {BuildSplit::yes, BuildSplit::no, BuildSplit::if_possible};
   const auto some = build_gpt_datasets(options);
   CHECK(some[0]);
   CHECK(!some[1]);

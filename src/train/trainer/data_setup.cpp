@@ -65,7 +65,7 @@ static void set_megatron_order(const config::Config& config, data::GptDatasetOpt
   if (config.train.epochs && !config.train.train_iters) {
     // An epoch has as many samples in either order.
     data::GptDatasetOptions counted = options;
-    counted.wanted = {data::Wanted::yes, data::Wanted::no, data::Wanted::no};
+    counted.build = {data::BuildSplit::yes, data::BuildSplit::no, data::BuildSplit::no};
     steps = steps_of_epochs(config, *data::build_gpt_datasets(counted)[0]);
   } else {
     steps = total_iterations(config);
@@ -119,10 +119,10 @@ static data::GptDatasetOptions gpt_options(const config::Config& config, const t
   }
   const bool evaluated = config.validation.eval_interval.has_value();
   const bool own_test = !d.test_blend.empty();
-  options.wanted = {data::Wanted::yes, evaluated ? data::Wanted::yes : data::Wanted::no,
-                    !evaluated || options.mock ? data::Wanted::no
-                    : own_test                 ? data::Wanted::yes
-                                               : data::Wanted::if_possible};
+  options.build = {data::BuildSplit::yes, evaluated ? data::BuildSplit::yes : data::BuildSplit::no,
+                   !evaluated || options.mock ? data::BuildSplit::no
+                   : own_test                 ? data::BuildSplit::yes
+                                              : data::BuildSplit::if_possible};
   if (d.path_to_cache) options.cache = d.path_to_cache->resolved;
   options.documents.reset_position_ids = d.reset_position_ids;
   options.documents.reset_attention_mask = d.reset_attention_mask;
