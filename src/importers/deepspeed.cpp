@@ -225,8 +225,8 @@ void gradients(Reader& r) {
     r.draft.assume("optimizer.clip_grad", "0", "DeepSpeed clips only where gradient_clipping is set");
 }
 
-// DeepSpeed's Muon updates matrices with `muon_lr`, and the other parameters by Adam with `adam_lr`; `lr` is the
-// default of both. In a recipe optimizer.lr is the rate of all.
+// DeepSpeed's Muon updates matrices with `muon_lr`, and the other parameters by Adam with `adam_lr`; `lr` is
+// the default of both. In a recipe optimizer.lr is the rate of all.
 void muon_rates(Reader& r) {
   constexpr std::string_view lr = "optimizer.params.lr", muon_lr = "optimizer.params.muon_lr",
                              adam_lr = "optimizer.params.adam_lr";

@@ -26,12 +26,13 @@ std::optional<int64_t> arithmetic_number(std::string_view text) {
 }
 
 // `[[ … ]]` matches patterns and computes its numbers; `[ … ]` compares texts and decimal numbers.
-Truth compared(const std::string& left, std::string_view sign, const std::string& right, bool twice) {
+Truth compared(const std::string& left, std::string_view sign, const std::string& right,
+               bool double_brackets) {
   if (sign == "=" || sign == "==" || sign == "!=") {
-    const bool equal = twice ? ::fnmatch(right.c_str(), left.c_str(), 0) == 0 : left == right;
+    const bool equal = double_brackets ? ::fnmatch(right.c_str(), left.c_str(), 0) == 0 : left == right;
     return of(equal == (sign != "!="));
   }
-  const auto number = twice ? arithmetic_number : parse_int;
+  const auto number = double_brackets ? arithmetic_number : parse_int;
   const auto a = number(trim(left)), b = number(trim(right));
   if (!a || !b) return Truth::unknown;
   if (sign == "-eq") return of(*a == *b);
@@ -48,13 +49,13 @@ bool is_undecided(const ShellWord& word) {
 }
 
 // The words between the brackets.
-Truth tested(std::span<const ShellWord> words, bool twice) {
-  if (!words.empty() && words[0].text == "!") return negated(tested(words.subspan(1), twice));
+Truth tested(std::span<const ShellWord> words, bool double_brackets) {
+  if (!words.empty() && words[0].text == "!") return negated(tested(words.subspan(1), double_brackets));
   if (std::any_of(words.begin(), words.end(), is_undecided)) return Truth::unknown;
   if (words.size() == 1) return of(!words[0].text.empty());
   if (words.size() == 2 && words[0].text == "-z") return of(words[1].text.empty());
   if (words.size() == 2 && words[0].text == "-n") return of(!words[1].text.empty());
-  if (words.size() == 3) return compared(words[0].text, words[1].text, words[2].text, twice);
+  if (words.size() == 3) return compared(words[0].text, words[1].text, words[2].text, double_brackets);
   return Truth::unknown;
 }
 
@@ -172,9 +173,10 @@ Truth truth_of(const ShellCommand& command) {
   if (words.size() == 1 && first == "false") return Truth::no;
   if (first == "test") return tested(words.subspan(1), false);
   if (first == "((") return Arithmetic(words.subspan(1)).truth();
-  const bool twice = first == "[[";
-  if ((!twice && first != "[") || words.back().text != (twice ? "]]" : "]")) return Truth::unknown;
-  return tested(words.subspan(1, words.size() - 2), twice);
+  const bool double_brackets = first == "[[";
+  if ((!double_brackets && first != "[") || words.back().text != (double_brackets ? "]]" : "]"))
+    return Truth::unknown;
+  return tested(words.subspan(1, words.size() - 2), double_brackets);
 }
 
 bool is_test(const ShellCommand& command) {

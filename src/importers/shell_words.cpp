@@ -435,8 +435,8 @@ class Script : ShellReader {
     return command;
   }
 
-  // Reads the head of a definition, `NAME ()` or `function NAME` with or without `()`, whose first word is the
-  // command. Returns false if no function is defined.
+  // Reads the head of a definition, `NAME ()` or `function NAME` with or without `()`, whose first word is
+  // the command. Returns false if no function is defined.
   bool begin_function(const ShellCommand& command) {
     if (command.size() != 1) return false;
     std::string name = command[0].text;
@@ -505,8 +505,8 @@ class Script : ShellReader {
     }
   }
 
-  // Whether the word precedes assignments, as `export` and `env` do. Sets `declares` if it declares variables:
-  // it is the command then, and names and assignments follow.
+  // Whether the word precedes assignments, as `export` and `env` do. Sets `declares` if it declares
+  // variables: it is the command then, and names and assignments follow.
   static bool is_prefix(const std::string& text, bool& declares) {
     const bool declaration =
         text == "export" || text == "declare" || text == "local" || text == "readonly" || text == "typeset";

@@ -24,7 +24,7 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     block_of.push_back(static_cast<size_t>(found - layout.blocks.begin()));
   }
   layout.positions.resize(parameters.size());
-  // The bucket that takes what is frozen, what trains, and matrices that train.
+  // The open bucket of frozen parameters, of those that train, and of matrices that train.
   std::optional<size_t> open[3];
   for (size_t i = parameters.size(); i-- > 0;) {
     const Parameter& parameter = *parameters[i];

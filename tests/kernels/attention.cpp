@@ -330,7 +330,7 @@ Vec<double> gathered(const Vec<double>& x, const kernels::HeadStrides& strides, 
       }
   return result;
 }
-// Elements that are what an untouched output holds.
+// The number of elements with the value of an untouched output.
 int64_t untouched(const Array& x) {
   const auto values = x.rounded();
   return std::count(values.begin(), values.end(), 99.0);

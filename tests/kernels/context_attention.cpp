@@ -93,7 +93,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     }
     put_rows(dq_sum, dq.rounded(), a, shards[rank], row);
   }
-  // Keys and values of all rows, one behind the other.
+  // Keys and values of all rows, concatenated.
   const auto columns = [&](const Vec<double>& x, int64_t first, int64_t count) {
     Vec<double> result;
     for (size_t head = 0; head < x.size(); head += static_cast<size_t>(a.qk_dim + a.v_dim)) {

@@ -207,7 +207,7 @@ Vec<S> packed(const kernels::AttentionShape& a, const Qkv<S>& x) {
   return result;
 }
 
-// Queries, keys and values one behind the other, for an error relative to all of them: without visible
+// Queries, keys and values concatenated, for an error relative to all of them: without visible
 // neighbors, the gradients of queries and keys are rounding errors alone.
 inline Vec<double> joined(const Qkv<double>& x) {
   Vec<double> all = x.q;
@@ -229,7 +229,7 @@ void for_visible(const kernels::AttentionShape& a, const Vec<int32_t>& document_
         if (low < high) body(b, h, i, row, low, high);
       }
 }
-// 0, or what keeps the expectation.
+// 0, or the factor with which the expectation stays the same.
 inline double dropout_factor(const kernels::AttentionShape& a, const Vec<int64_t>& dropout_rows, int64_t row,
                              int64_t head, int64_t key) {
   if (a.dropout <= 0) return 1;

@@ -75,7 +75,7 @@ struct RopeCase {
   }
 };
 
-// Rotated queries and keys one behind the other, as [rows][groups][heads_per_group + 1][head_dim].
+// Rotated queries and keys concatenated, as [rows][groups][heads_per_group + 1][head_dim].
 Vec<double> queries_and_keys(const Vec<double>& qkv, const QkvLayout& l) {
   Vec<double> result;
   for (size_t at = 0; at < qkv.size(); at += static_cast<size_t>((l.heads_per_group + 2) * l.head_dim)) {

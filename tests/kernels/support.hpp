@@ -101,7 +101,7 @@ class Array {
   Bytes bytes_;
 };
 
-// What a launch gives a kernel: threads, and a workspace of `bytes`, by default more than any test needs,
+// The launch of a kernel: threads, and a workspace of `bytes`, by default more than any test needs,
 // with guard bytes after it. Fails the test if a kernel reports an error and the test does not take it.
 class Launch {
  public:

@@ -27,7 +27,7 @@ struct Running {
     timers.start_step();
     return runner.train_step(*loader, timers);
   }
-  // Main parameters of this rank, one behind the other.
+  // Main parameters of this rank, concatenated.
   std::vector<float> parameters() {
     std::vector<float> all;
     for (const auto& p : runner.model().parameters()) {

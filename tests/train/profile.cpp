@@ -276,13 +276,15 @@ TEST_CASE("the launches of a step are counted: those of a layer, and an update o
       StepTimers timers;
       steps(runner, config, 1, timers);
       const int64_t before = runner.device().launches();
-      const int64_t copied_before = runner.device().copied_bytes(Queue::host_to_device);
+      const int64_t copied_before = runner.device().copied_bytes(Queue::host_to_device),
+                    read_before = runner.device().copied_bytes(Queue::device_to_host);
       steps(runner, config, 1, timers);
       const int64_t step = runner.device().launches() - before;
       const StepEstimate estimate = estimate_step(config);
       CHECK(estimate.launches() == step);
       CHECK(estimate.launches_by_queue[static_cast<size_t>(Queue::compute)] == step);
       CHECK(estimate.copied_to_device == runner.device().copied_bytes(Queue::host_to_device) - copied_before);
+      CHECK(estimate.copied_to_host == runner.device().copied_bytes(Queue::device_to_host) - read_before);
       return step;
     };
     const int64_t two = launches(2, 1), three = launches(3, 1), twice = launches(2, 2), more = launches(2, 7);

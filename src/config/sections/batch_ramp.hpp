@@ -35,7 +35,8 @@ class BatchRamp {
   int64_t size(int64_t i) const { return grows() ? start_ + i * increment_ : final_; }
 
  private:
-  // Number of consecutive steps after `consumed` samples whose size is size_at(consumed), below the last size.
+  // Number of consecutive steps after `consumed` samples whose size is size_at(consumed), below the last
+  // size.
   int64_t steps_of_size_at(int64_t consumed) const;
 
   int64_t final_, start_ = 0, increment_ = 0, samples_ = 0;

@@ -15,7 +15,7 @@ void refuse_values(const std::string& values) {
        "its weights or adapters hold values that are none, or too large ones for their type");
 }
 
-void require_number(double value, const char* what) {
+static void require_number(double value, const char* what) {
   if (!std::isfinite(value)) refuse_values(std::string(what) + " is " + to_text(value));
 }
 

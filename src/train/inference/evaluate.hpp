@@ -34,8 +34,6 @@ struct EvalResult {
 
 // Throws ErrorCode::failed for a model that has computed NaN or an infinite value: "its loss is nan".
 [[noreturn]] void refuse_values(const std::string& values);
-// Throws ErrorCode::failed, naming `what`, where a model has computed NaN or an infinite value.
-void require_number(double value, const char* what);
 
 // Every rank that holds a part of the model calls it with the same options (but for per_token) and has the
 // same result. ErrorCode::usage for a text of fewer than two tokens, ::unsupported without a tokenizer.

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
 #include <optional>
 #include <set>
 
 #include "base/error.hpp"
-#include "base/philox.hpp"
 #include "base/text.hpp"
 #include "data/chat_prompt.hpp"
 #include "train/inference/evaluate.hpp"

@@ -19,7 +19,7 @@ void check_device(config::DeviceKind kind) {
          "train.device=cpu");
 }
 
-int threads_per_rank(int64_t threads, int local_ranks) {
+static int threads_per_rank(int64_t threads, int local_ranks) {
   return threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks);
 }
 

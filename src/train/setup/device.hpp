@@ -14,15 +14,12 @@ namespace capstan::train {
 // ErrorCode::unsupported for a device whose backend this build lacks.
 void check_device(config::DeviceKind kind);
 
-// threads 0: cores of this host / ranks of this host.
-int threads_per_rank(int64_t threads, int local_ranks);
-
 // Whether the device's memory is the host's. That of `auto` is the CPU's in this version.
 bool shares_host_memory(config::DeviceKind kind);
 
 // The device `meta` that stands for the recipe's device: its kernels with their workspaces, the rounding and
 // growth of its allocator, and memory of its own or the host's. For cuda, until its backend exists, the CPU's
-// kernels stand for its own.
+// kernels stand for its own. threads 0, here and below: the cores of this host / local_ranks.
 std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t threads, int local_ranks);
 
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks);

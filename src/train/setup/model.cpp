@@ -199,8 +199,8 @@ parallel::LowPrecisionOptions low_precision_options(const config::MixedPrecision
 
 }  // namespace
 
-// What Muon updates: weight matrices other than embeddings and the output layer; of packed queries, keys and
-// values the rows of a group of each.
+// The parameters that Muon updates: weight matrices other than embeddings and the output layer. The rows are
+// those of the queries, the keys and the values of one group of heads, where a matrix packs them.
 static std::function<std::optional<std::vector<int64_t>>(const Parameter&)> muon_matrices(
     const config::Config& config) {
   std::vector<int64_t> qkv;

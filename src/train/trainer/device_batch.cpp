@@ -26,7 +26,7 @@ double loss_tokens(const data::MicroBatch& batch, ContextShard shard) {
 
 namespace {
 
-// The bounds of all documents of all rows, one behind the other: cu_seqlens of the batch.
+// The bounds of all documents of all rows, one after the other: cu_seqlens of the batch.
 std::vector<int32_t> cumulative_lengths(const data::MicroBatch& batch) {
   std::vector<int32_t> bounds{0};
   for (size_t row = 0; row < batch.cu_seqlens.size(); ++row) {

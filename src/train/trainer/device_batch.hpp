@@ -46,7 +46,8 @@ class PendingBatch {
 };
 
 // Copies micro-batches on the host-to-device queue, beside the compute queue, from pinned buffers. A buffer
-// is filled again when its copy is done; where none is, one more is allocated, and the host does not wait.
+// is filled again when its copy is done; where none is, one more is allocated, and the host does not wait. At
+// most each micro-batch of a step has its own; the memory estimate counts one.
 class BatchUploader {
  public:
   BatchUploader(Device& device, ContextShard shard) : device_(device), shard_(shard) {}

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "kernels/step_control.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
 #include "train/setup/device.hpp"
@@ -31,8 +32,8 @@ class CostSum final : public TapeObserver {
 struct StepCounts {
   std::map<std::string, int64_t> sent;  // bytes by group
   std::array<int64_t, kQueues> launches{};
-  // Bytes to the device, and to the host.
-  std::array<int64_t, 2> copied{};
+  // Bytes from the host to the device.
+  int64_t copied = 0;
 
   // Applies `combine` to each count and that of `other`.
   template <class Combine>
@@ -40,7 +41,7 @@ struct StepCounts {
     StepCounts result = *this;
     for (auto& [group, bytes] : result.sent) bytes = combine(bytes, other.sent.at(group));
     for (size_t i = 0; i < kQueues; ++i) result.launches[i] = combine(launches[i], other.launches[i]);
-    for (size_t i = 0; i < copied.size(); ++i) result.copied[i] = combine(copied[i], other.copied[i]);
+    result.copied = combine(copied, other.copied);
     return result;
   }
   StepCounts operator-(const StepCounts& other) const { return with(other, std::minus<int64_t>()); }
@@ -52,7 +53,7 @@ struct StepCounts {
 StepCounts counts_of(const Device& device, const comm::Mesh& mesh) {
   StepCounts counts{.sent = sent_bytes(mesh)};
   for (size_t i = 0; i < kQueues; ++i) counts.launches[i] = device.launches(static_cast<Queue>(i));
-  counts.copied = {device.copied_bytes(Queue::host_to_device), device.copied_bytes(Queue::device_to_host)};
+  counts.copied = device.copied_bytes(Queue::host_to_device);
   return counts;
 }
 
@@ -138,7 +139,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   StepEstimate estimate;
   estimate.sent = std::move(counts.sent);
   estimate.launches_by_queue = counts.launches;
-  estimate.copied_to_device = counts.copied[0];
+  estimate.copied_to_device = counts.copied;
   estimate.copied_to_host = sizeof(kernels::StepValues);  // bytes, of StepTotals::read()
   estimate.flops = cost.flops / static_cast<double>(micro_batches);
   estimate.executed_flops = cost.executed / static_cast<double>(micro_batches);

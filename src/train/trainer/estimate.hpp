@@ -20,7 +20,7 @@ struct StepEstimate {
   // Of the full step of one rank, on the device and beside it on the host; a device that shares the host's
   // memory has one kind.
   MemoryUse memory, host_memory;
-  // Bytes that this rank sends in a step, by group; without a few scalars.
+  // Bytes that this rank sends in a step, by group.
   std::map<std::string, int64_t> sent;
   // Kernels that this rank launches in a step, by queue, and all of them.
   std::array<int64_t, kQueues> launches_by_queue{};

@@ -40,7 +40,7 @@ std::string memory_text(const MemoryUse& use);
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks);
 
 // Checks a recipe whose ranks are not running, if it has a limit of memory: `check` and `show --step`
-// refuse what `train --nproc` would refuse. Takes milliseconds (0.2 s for the eight stages of 405B).
+// refuse what `train --nproc` would refuse.
 void check_memory_limit(const config::Config& config);
 // The number of ranks in the recipe's world as if one host ran all of them. The cores are divided among them.
 int ranks_on_one_host(const config::Config& config);

@@ -42,6 +42,7 @@ std::string parameters_text(const config::Config& config, const comm::Mesh& mesh
 StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRunner& runner,
                        StepTimers& timers, RunRecorder& recorder, RunLog& log, int64_t total_steps)
     : config_(config),
+      batch_ramp_(config.train),
       world_(world),
       runner_(runner),
       timers_(timers),
@@ -104,8 +105,8 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
 }
 
 double StepLogger::steps_left(double samples) const {
-  const config::BatchRamp ramp(config_.train);
-  return static_cast<double>(ramp.samples_of(total_steps_) - ramp.samples_of(runner_.state().step)) / samples;
+  const int64_t left = batch_ramp_.samples_of(total_steps_) - batch_ramp_.samples_of(runner_.state().step);
+  return static_cast<double>(left) / samples;
 }
 
 void StepLogger::log_step(const StepResult& result) {
@@ -162,8 +163,7 @@ std::string StepLogger::step_text(const StepResult& result, const Throughput& sp
          (result.params_norm ? " | params " + fixed(*result.params_norm, 3) : "") +
          (result.num_zeros ? " | zeros " + std::to_string(*result.num_zeros) : "") + " | lr " +
          significant(result.learning_rate, 3) +
-         (config_.train.rampup_batch_size.empty() ? ""
-                                                  : " | batch " + std::to_string(result.global_batch_size)) +
+         (batch_ramp_.grows() ? " | batch " + std::to_string(result.global_batch_size) : "") +
          (result.loss_scale ? " | loss scale " + to_text(*result.loss_scale) : "") + " | " +
          human_count(speed.tokens_per_second) + " tok/s" +
          (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
@@ -204,7 +204,7 @@ void StepLogger::write_step_row(const StepResult& result, const Throughput& spee
   if (speed.mfu > 0) row.number("mfu", speed.mfu);
   if (result.params_norm) row.number("params_norm", *result.params_norm);
   if (result.num_zeros) row.integer("num_zeros", *result.num_zeros);
-  if (!config_.train.rampup_batch_size.empty()) row.integer("global_batch_size", result.global_batch_size);
+  if (batch_ramp_.grows()) row.integer("global_batch_size", result.global_batch_size);
   if (result.loss_scale) row.number("loss_scale", *result.loss_scale);
   for (size_t p = 0; p < kPhases; ++p)  // saves and evaluations follow the step, and have rows of their own
     if (p != static_cast<size_t>(Phase::evaluate) && p != static_cast<size_t>(Phase::save))

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/world.hpp"
+#include "config/sections/batch_ramp.hpp"
 #include "config/sections/config.hpp"
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/run_log.hpp"
@@ -76,7 +77,7 @@ class StepLogger {
  private:
   void report_estimated_time(const StepEstimate& estimate);
   Throughput throughput(const IntervalSeconds& seconds) const;
-  // What is left of the run, in steps of this many samples.
+  // Steps of this many samples that the rest of the run would take.
   double steps_left(double samples) const;
   std::string step_text(const StepResult& result, const Throughput& speed) const;
   void log_memory(int64_t step);
@@ -84,6 +85,7 @@ class StepLogger {
   void write_step_events(const StepResult& result);
 
   const config::Config& config_;
+  const config::BatchRamp batch_ramp_;
   comm::World& world_;
   StepRunner& runner_;
   StepTimers& timers_;

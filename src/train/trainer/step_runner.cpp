@@ -158,7 +158,8 @@ std::string StepRunner::reduce_gradients(const MicroBatchRunner::Losses& losses,
   return fingerprint;
 }
 
-// What skips the update of this step; with reruns, also what holds it until the batch was computed again.
+// The limits above which the update of this step is skipped. With reruns also those above which it waits
+// until the batch is computed again.
 kernels::StepLimits StepRunner::limits_of_step() const {
   const config::ResilienceConfig& r = config_.resilience;
   kernels::StepLimits limits;
@@ -204,7 +205,7 @@ void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std
   timers.enter(Phase::other);
   begin_gradients();
   const MicroBatchRunner::Losses losses = rerun_batch(timers, observer_);
-  // Nothing holds the update that may follow.
+  // The update that may follow has no other limits.
   kernels::StepLimits limits;
   limits.clip = config_.optimizer.clip_grad;
   limits.loss_scale = limits_of_step().loss_scale;
