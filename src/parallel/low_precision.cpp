@@ -84,7 +84,8 @@ void LowPrecisionWeights::measure_weights(const std::function<bool(const Paramet
   // Of the maxima and scales.
   std::vector<int64_t> changed_at;
   for (size_t i = 0; i < covered_.size(); ++i) {
-    if (!changed(*covered_[i])) continue;
+    // With delayed scaling advance() has changed the scales of all weights.
+    if (!delayed() && !changed(*covered_[i])) continue;
     drop(*covered_[i]);
     if (!measured) continue;
     changed_at.push_back(kTensors * static_cast<int64_t>(i) + index);

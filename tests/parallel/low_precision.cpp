@@ -285,6 +285,28 @@ TEST_CASE_TEMPLATE("a frozen weight is quantized again only after it is loaded",
   CHECK(!codes().shares_storage_with(first));
 }
 
+TEST_CASE_TEMPLATE("a frozen weight has its values after an update of the scales, before the next step", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(2);
+  const Matrix w = random_matrix(72, 136, 5, 0.3), x = random_matrix(50, 136, 6, 2),
+               dy = random_matrix(50, 72, 7, 3);
+  for (const ScalingRecipe recipe : kRecipes) {
+    INFO(name_of(recipe));
+    Layer layer(*device, w, format_of(recipe, true), 1, false);
+    layer.store->zero_gradients();
+    StepContext context{*device, *layer.store};
+    const auto output = [&](Tape::Mode mode) {
+      Tape tape(context, mode);
+      return from(ops::linear(tape, tape.input("x", on(*device, x)), layer.weight()).value);
+    };
+    output(Tape::Mode::train);
+    layer.store->after_update();
+    // An evaluation.
+    CHECK(mean_error(output(Tape::Mode::inference), x.times(w)) <
+          (recipe == ScalingRecipe::nvfp4 ? 0.2 : 0.05));
+  }
+}
+
 TEST_CASE_TEMPLATE("delayed scaling: the maxima of a step make the scales of the next", D, EVERY_DEVICE) {
   const auto device = D::make(2);
   Layer layer(*device, random_matrix(40, 24, 1, 0.1), format_of(ScalingRecipe::delayed, true), 3);

@@ -126,15 +126,18 @@ TEST_CASE_TEMPLATE("a step that is computed again or skipped leaves the scales o
     sound.runner.state().recent_losses.assign(16, 1e-3);
     const auto* state = sound.runner.store().low_precision();
     const Parameter& first = *state->parameters().front();
-    const auto history = state->history(first).template to_host<float>();
+    const auto history = state->history(first).template to_host<float>(),
+               scale = state->scale(first).template to_host<float>();
     const StepResult result = sound.step();
     CHECK(result.loss == third);
     REQUIRE(result.events.size() == 2);
     CHECK(result.events[1].text.find("gave the same bits when computed again") != std::string::npos);
-    if (result.skipped)
+    if (result.skipped) {
       CHECK(state->history(first).template to_host<float>() == history);
-    else
+      CHECK(state->scale(first).template to_host<float>() == scale);
+    } else {
       CHECK(sound.step().loss == fourth);
+    }
     CHECK(result.skipped == (action == std::string("skip")));
   }
 }
