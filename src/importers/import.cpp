@@ -182,9 +182,10 @@ bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
   bool changed = false;
   for (const config::Diagnostic& diagnostic : resolution.diagnostics) {
     const bool unread = diagnostic.name == "no_effect" || diagnostic.name == "unused_value";
-    // Fields of a section preset that is not selected, and recomputation of activations that Capstan never
-    // stores.
-    const bool idle = diagnostic.code == "C0110" || diagnostic.name == "selective_recomputes_more";
+    // Fields of a section preset that is not selected, recomputation of activations that Capstan never
+    // stores, and validation data without validation.
+    const bool idle = diagnostic.code == "C0110" || diagnostic.name == "selective_recomputes_more" ||
+                      diagnostic.name == "validation_data_is_read";
     if ((!unread && !idle) || !draft.has(diagnostic.path)) continue;
     draft.withdraw(diagnostic.path, OmissionReason::no_effect,
                    unread ? "`" + diagnostic.path + "` is " + diagnostic.label : diagnostic.message);

@@ -1,6 +1,6 @@
 // Command lines and what the program must say to them, word for word, in text files:
 //
-//   === a misspelled key (complaint 8)       a case; its files; the command; its exit code and output
+//   === a misspelled key                     a case; its files; the command; its exit code and output
 //   --- my.yaml
 //   model: {num_layer: 3}
 //   --- $ capstan check my.yaml

@@ -462,6 +462,21 @@ TEST_CASE("modules that selective recomputation does not cover are refused by na
                     [&](const auto& one) { return one.reason == reason; }));
 }
 
+TEST_CASE("a token that ends documents and that the tokenizer lacks is an error") {
+  fs::current_path(bench().root.path());
+  const auto resolution = bench().resolve(
+      {"tokenizer.tokenizer_type=gpt2_bpe", "tokenizer.vocab_file=vocab.json",
+       "tokenizer.merge_file=merges.txt", "model.vocab_size=300", "tokenizer.eod_token=nosuch"});
+  require_ok(resolution);
+  std::string refused;
+  try {
+    load_tokenizer(resolution.config);
+  } catch (const Error& error) {
+    refused = error.what();
+  }
+  CHECK(refused.find("the tokenizer has no token `nosuch` (tokenizer.eod_token)") != std::string::npos);
+}
+
 TEST_CASE("no setting is ignored") {
   fs::current_path(bench().root.path());
   for (const Proof& proof : proofs()) {

@@ -3,6 +3,12 @@
 
 namespace capstan::config {
 
+namespace {
+bool has_positions(const Config& c) {
+  return c.model.position_embedding_type != PositionEmbedding::none;
+}
+}  // namespace
+
 void describe(Section<DatasetConfig>& s) {
   using D = DatasetConfig;
   s.doc("training, validation and test data").variants("kind");
@@ -53,7 +59,8 @@ void describe(Section<DatasetConfig>& s) {
       .known_as("data_cache_path");
   s.field("reset_position_ids", &D::reset_position_ids)
       .doc("restart position ids after each end-of-document token")
-      .only_for({"gpt"});
+      .only_for({"gpt"})
+      .used_when<Config>("`model.position_embedding_type` is not none", has_positions);
   s.field("reset_attention_mask", &D::reset_attention_mask)
       .doc("restrict attention to tokens of the same document")
       .only_for({"gpt"});

@@ -62,7 +62,7 @@ struct DistConfig {
   // Derived: world_size / (ETP * EP * PP).
   std::optional<int64_t> expert_data_parallel_size;
 
-  // Derived: .
+  // Derived from the layout or from the number of layers of a virtual stage, if one of them is given.
   std::optional<int64_t> virtual_pipeline_model_parallel_size;
   std::optional<int64_t> num_layers_per_virtual_pipeline_stage;
   std::optional<std::string> pipeline_model_parallel_layout;

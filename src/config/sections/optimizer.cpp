@@ -15,6 +15,9 @@ bool has_lion(const Config& c) {
 bool has_muon(const Config& c) {
   return c.optimizer.optimizer == OptimizerKind::muon;
 }
+bool trains_all_layers(const Config& c) {
+  return !c.peft.has_value();
+}
 bool has_own_rate(const Config& c) {
   return c.optimizer.decoupled_lr.has_value();
 }
@@ -59,7 +62,8 @@ void describe(Section<OptimizerConfig>& s) {
       .known_as("min_lr_rate");
   s.field("decoupled_lr", &O::decoupled_lr)
       .doc("peak learning rate of the embedding and output layer; null: lr")
-      .above(0);
+      .above(0)
+      .used_when<Config>("`peft` is null", trains_all_layers);
   s.field("decoupled_min_lr", &O::decoupled_min_lr)
       .doc("learning rate of the embedding and output layer at the end of the decay")
       .min(0)

@@ -76,8 +76,7 @@ RULE("R0204", length_given, "exactly one of train_iters, train_samples and epoch
           .error(std::string("`train.epochs` and `train.") +
                  (t.train_samples ? "train_samples" : "train_iters") + "` both set the length of the run")
           .at("train.epochs")
-          .operand("train.train_iters")
-          .operand("train.train_samples")
+          .operand(t.train_samples ? "train.train_samples" : "train.train_iters")
           .help(t.train_samples
                     ? "give one of the two: train.train_samples=null with epochs, or train.epochs=null"
                     : "give one of the two: train.train_iters=null with epochs, or train.epochs=null");
@@ -259,6 +258,17 @@ RULE("R0211", validation_has_data, "evaluation has data of its own", "validation
     report.error("`validation.eval_interval` is set, but `dataset.valid_files` is empty beside test_files")
         .help("set dataset.valid_files, or validation.eval_interval=null");
   }
+}
+
+RULE("R0226", validation_data_is_read, "validation data is read only with validation.eval_interval",
+     "validation.eval_interval", "dataset.valid_files", "dataset.valid_blend") {
+  const auto& d = c.dataset;
+  if (c.validation.eval_interval || (d.valid_files.empty() && d.valid_blend.empty())) return;
+  const std::string field = d.valid_files.empty() ? "dataset.valid_blend" : "dataset.valid_files";
+  report.lint("`" + field + "` is not read: `validation.eval_interval` is null")
+      .at(field)
+      .operand("validation.eval_interval")
+      .help("set validation.eval_interval, or leave out " + field);
 }
 
 RULE("R0217", samples_have_files, "fine-tuning samples come from files", "dataset.train_files") {

@@ -281,8 +281,11 @@ RULE("R0314", micro_batch_groups_fit, "with virtual stages micro-batches divide 
         .help("nearest legal value: " + to_text(pp));
     return;
   }
-  if (const auto ramp = BatchRamp::of(c.train); ramp && c.dist.data_parallel_size) {
-    const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
+  const auto ramp = BatchRamp::of(c.train);
+  const int64_t together = c.train.micro_batch_size * c.dist.data_parallel_size.value_or(0);
+  // R0224 reports sizes that do not divide into micro-batches.
+  if (ramp && ramp->grows() && together > 0 && ramp->size(0) % together == 0 &&
+      ramp->size(1) % together == 0) {
     if (const auto size = size_that_does_not_fit(*ramp, together, *group, pp)) {
       report
           .error("`train.rampup_batch_size` makes steps of " + to_text(*size) +

@@ -84,6 +84,9 @@ std::shared_ptr<const text::Tokenizer> load_tokenizer(const config::Config& conf
          "the tokenizer has " + std::to_string(tokenizer->vocab_size()) + " tokens, the model's vocabulary " +
              std::to_string(config.model.vocab_size),
          "model.vocab_size=" + std::to_string(tokenizer->vocab_size()));
+  if (t.eod_token != config::TokenizerConfig().eod_token && !tokenizer->id_of(t.eod_token))
+    fail(ErrorCode::config, "the tokenizer has no token `" + t.eod_token + "` (tokenizer.eod_token)",
+         "leave it out for the end-of-document token of the tokenizer itself");
   return tokenizer;
 }
 
