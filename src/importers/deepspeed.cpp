@@ -306,7 +306,8 @@ void scheduler(Reader& r) {
   const bool floor = type == "WarmupCosineLR" && r.given("scheduler.params.cos_min_ratio");
   if (floor)
     r.take("optimizer.min_lr_ratio", "scheduler.params.cos_min_ratio");
-  else if (r.given("optimizer.params.lr") || r.given("scheduler.params.warmup_max_lr"))
+  else if (r.given("optimizer.params.lr") || r.given("optimizer.params.muon_lr") ||
+           r.given("scheduler.params.warmup_max_lr"))
     draft.assume("optimizer.min_lr", "0", "DeepSpeed's schedules end at 0");
   if (!type) return;
   const SourceKey from = r.from("scheduler.type");

@@ -20,7 +20,7 @@ Truth of(bool value) {
 
 // A number in arithmetic, in which a leading zero marks an octal one; these are not computed.
 std::optional<int64_t> arithmetic_number(std::string_view text) {
-  const std::string_view digits = text.substr(text.starts_with('-') ? 1 : 0);
+  const std::string_view digits = text.substr(text.starts_with('-') || text.starts_with('+') ? 1 : 0);
   if (digits.size() > 1 && digits.front() == '0') return std::nullopt;
   return parse_int(text);
 }
