@@ -79,7 +79,7 @@ void Reader::read(std::string_view name, DType dtype, const Region& wanted, std:
                                   (entry ? "tensor " + in_quotes(chunk.key) + " is " + entry->dtype_name +
                                                " " + entry->shape.text()
                                          : "no tensor " + in_quotes(chunk.key)) +
-                                  ", but the manifest promises " + std::string(name_of(tensor.dtype)) + " " +
+                                  ", but the manifest states " + std::string(name_of(tensor.dtype)) + " " +
                                   chunk.where.sizes.text());
     file.copy_region(*entry, *common, chunk.where, wanted, out.data(), dtype);
   }

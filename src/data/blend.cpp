@@ -26,7 +26,7 @@ SplitShares parse_split(std::string_view text) {
   shares.resize(3, 0.0);
   const double sum = shares[0] + shares[1] + shares[2];
   if (!(sum > 0) || !std::isfinite(sum))
-    fail(ErrorCode::config, "split `" + std::string(text) + "` gives nothing to anyone");
+    fail(ErrorCode::config, "split `" + std::string(text) + "` has no positive share");
 
   SplitShares result;
   double begin = 0;

@@ -1,9 +1,13 @@
-// Parses one line of a fine-tuning file in any of the usual formats. messages {"messages": [{"role",
-// "content", …}, …], "tools": […]} sharegpt {"conversations": [{"from", "value"}, …], "system", "tools"}
-// alpaca {"instruction", "input", "output", "system", "history": [[question, answer], …]} prompt_completion
-// {"prompt", "completion"}: two texts, or two lists of messages text {"text"} or {"content"} An assistant's
-// message with "weight": 0 or "train": false does not count in the loss. A content that is a list of text
-// parts is their text joined. Tools may be a JSON text.
+// Parses one line of a fine-tuning file in any of the usual formats:
+//
+//   messages            {"messages": [{"role", "content", …}, …], "tools": […]}
+//   sharegpt            {"conversations": [{"from", "value"}, …], "system", "tools"}
+//   alpaca              {"instruction", "input", "output", "system", "history": [[question, answer], …]}
+//   prompt_completion   {"prompt", "completion"}: two texts, or two lists of messages
+//   text                {"text"} or {"content"}
+//
+// An assistant's message with "weight": 0 or "train": false does not count in the loss. A content that is a
+// list of text parts is their text joined. Tools may be a JSON text.
 #pragma once
 
 #include <cstdint>

@@ -244,13 +244,13 @@ PeftAdapter read_peft(const fs::path& directory) {
     fail(ErrorCode::unsupported, "`" + file.path().string() +
                                      "`: only LoRA of linear layers is read, and there are " +
                                      join_some(left, ", ", 6));
-  std::vector<std::string> beside;
+  std::vector<std::string> unmatched;
   for (const auto& [name, module] : modules)
-    if (!adapter.config.adapts(name)) beside.push_back(in_quotes(name));
-  if (!beside.empty())
+    if (!adapter.config.adapts(name)) unmatched.push_back(in_quotes(name));
+  if (!unmatched.empty())
     fail(ErrorCode::format,
-         "`" + file.path().string() + "` has weights for " + std::to_string(beside.size()) +
-             " modules that `" + config.string() + "` does not adapt: " + join_some(beside, ", ", 6),
+         "`" + file.path().string() + "` has weights for " + std::to_string(unmatched.size()) +
+             " modules that `" + config.string() + "` does not adapt: " + join_some(unmatched, ", ", 6),
          "PEFT leaves them out: correct target_modules, exclude_modules or layers_to_transform there");
   for (auto& [name, module] : modules) {
     if (!has_a.count(name) || !has_b.count(name) || module.magnitude.empty() == adapter.config.dora)

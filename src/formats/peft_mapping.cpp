@@ -89,7 +89,7 @@ void fail_with(ErrorCode code, const std::string& location, const std::vector<st
   fail(code,
        location + " does not fit the model: " + std::to_string(count) +
            (count == 1 ? " difference" : " differences") + "\n    " + join_some(problems, "\n    ", 8),
-       "adapters fit the model that they were trained beside");
+       "adapters fit only their base model");
 }
 
 std::string size_text(int64_t out, int64_t in) {
@@ -223,19 +223,19 @@ struct ModuleSlice {
 };
 
 // Stacks their A's if they differ.
-AdapterModule stacked(const std::string& name, Layers::Size size, const std::vector<ModuleSlice>& beside) {
-  const bool one = std::all_of(beside.begin(), beside.end(),
-                               [&](const ModuleSlice& b) { return b.module->a == beside[0].module->a; });
-  const int64_t rank = beside[0].module->rank;
+AdapterModule stacked(const std::string& name, Layers::Size size, const std::vector<ModuleSlice>& slices) {
+  const bool one = std::all_of(slices.begin(), slices.end(),
+                               [&](const ModuleSlice& b) { return b.module->a == slices[0].module->a; });
+  const int64_t rank = slices[0].module->rank;
   AdapterModule result;
   result.module = name;
   result.out = size.out;
   result.in = size.in;
-  result.scale = beside[0].module->scale;
-  result.rank = one ? rank : rank * static_cast<int64_t>(beside.size());
+  result.scale = slices[0].module->scale;
+  result.rank = one ? rank : rank * static_cast<int64_t>(slices.size());
   result.b.resize(static_cast<size_t>(result.out * result.rank));
   int64_t covered = 0, first = 0;
-  for (const ModuleSlice& part : beside) {
+  for (const ModuleSlice& part : slices) {
     const AdapterModule& from = *part.module;
     if (!one || first == 0) result.a.insert(result.a.end(), from.a.begin(), from.a.end());
     if (!from.magnitude.empty()) result.magnitude.resize(static_cast<size_t>(result.out));
@@ -266,7 +266,7 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
                     const std::string& base) {
   const config::PeftConfig& peft = adapters.peft;
   const Layers layers = layers_of(model, names, config::adapts_parts(peft.scheme));
-  std::map<std::string, std::vector<ModuleSlice>> beside;
+  std::map<std::string, std::vector<ModuleSlice>> slices;
   std::vector<std::string> problems;
   for (const auto& [path, arrangement] : layers.ours) {
     const AdapterModule* module = find(adapters.modules, path);
@@ -279,7 +279,7 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
     std::map<std::string, std::vector<Segment>> segments;
     for (const Segment& segment : arrangement.segments)
       segments[module_of(segment.source)].push_back(segment);
-    for (auto& [part, of_part] : segments) beside[part].push_back({module, std::move(of_part)});
+    for (auto& [part, of_part] : segments) slices[part].push_back({module, std::move(of_part)});
   }
   fail_with(ErrorCode::format, "the adapter", problems);
   PeftAdapter result;
@@ -293,7 +293,7 @@ PeftAdapter to_peft(const AdapterSet& adapters, const ModelConfig& model, const 
   c.fan_in_fan_out = names.transposed;
   std::vector<std::string> paths, all;
   for (const auto& [name, size] : layers.theirs) all.push_back(name);
-  for (const auto& [name, parts] : beside) {
+  for (const auto& [name, parts] : slices) {
     paths.push_back(name);
     result.modules.push_back(stacked(name, layers.theirs.at(name), parts));
     const AdapterModule& made = result.modules.back();

@@ -137,5 +137,5 @@ TEST_CASE("a shard that contradicts the manifest is refused on reading") {
   Reader reader = Reader::open(path, Depth::content);
   std::vector<float> w(15);
   CHECK(holds(error_of([&] { reader.read_all("w", DType::f32, writable_bytes_of(w)); }),
-              "tensor \"w\" is F32 [5,3], but the manifest promises fp32 [3,5]"));
+              "tensor \"w\" is F32 [5,3], but the manifest states fp32 [3,5]"));
 }

@@ -1,5 +1,5 @@
-// Adapters with the program alone: trained beside a checkpoint, saved without it, continued, evaluated and
-// merged.
+// Adapters with the program alone: trained on a checkpoint as base model, saved without it, continued,
+// evaluated and merged.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -135,8 +135,7 @@ TEST_CASE("the base is known by its hash; adapters without one, or without a lay
   const Finished wrong =
       b.in({"eval", "own", "--text", "text.txt", "checkpoint.pretrained_checkpoint=other"});
   CHECK(wrong.code != 0);
-  CHECK_MESSAGE(contains(wrong.err, "other weights than those that the adapters were trained beside"),
-                wrong.err);
+  CHECK_MESSAGE(contains(wrong.err, "is not the base model of these adapters"), wrong.err);
   fs::copy(b.scratch.file("base"), b.scratch.file("moved"), fs::copy_options::recursive);
   const Finished moved =
       b.in({"eval", "own", "--text", "text.txt", "checkpoint.pretrained_checkpoint=moved"});

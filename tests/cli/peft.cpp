@@ -169,9 +169,9 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   weights.write("\x00\x00\xc0\x7f", 4);
   weights.close();
   home.refused({"eval", base, "--adapter", "nan", "--text", "text.txt", "model.seq_length=12"},
-               "computes no number");
+               "does not compute finite values");
   home.refused({"generate", base, "--adapter", "nan", "--prompt", "the", "--max-tokens", "2"},
-               "computes no number");
+               "does not compute finite values");
   // A base in bf16, as most come: the merged weights are rounded to its type.
   home.good({"convert", base, "hf:half", "--dtype", "bf16"});
   home.good({"merge", "dora-peft", "half-merged", "--base", "hf:half"});
@@ -186,7 +186,8 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   // A base of our own: the names are those that it would have at Hugging Face.
   home.good({"convert", base, "ours"});
   CHECK(home.loss({"ours", "--adapter", "lora-peft"}) == doctest::Approx(home.loss({"lora"})).epsilon(1e-6));
-  home.refused({"eval", "ours", "--adapter", "lora", "--text", "text.txt"}, "other weights than those");
+  home.refused({"eval", "ours", "--adapter", "lora", "--text", "text.txt"},
+               "is not the base model of the adapters");
   home.refused({"eval", "lora", "--adapter", "dora", "--text", "text.txt"}, "holds adapters itself");
   home.refused({"eval", base, "--adapter", "ours", "--text", "text.txt"}, "full model, and no adapters");
   home.refused({"eval", base, "--text", "text.txt", "peft=lora", "checkpoint.pretrained_checkpoint=" + base,
@@ -226,7 +227,7 @@ TEST_CASE("a base that is not there is named with its field and near names") {
   with_base("hub", "an-org/a-model");
   home.refused({"merge", "hub", "x"}, "hf download an-org/a-model");
   with_base("nothing", "");
-  home.refused({"merge", "nothing", "x"}, "does not say what the base is");
+  home.refused({"merge", "nothing", "x"}, "does not name the base model of its adapters");
   home.refused({"merge", "moved", "x", "--base", "hf:bse"}, "not found: base = hf:bse");
   home.refused({"merge", "moved", "x", "--base", "hf:bse"}, "did you mean `hf:base`?");
   // A run whose base has gone.

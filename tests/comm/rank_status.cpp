@@ -102,7 +102,7 @@ TEST_CASE("who is to blame") {
   CHECK(has(found_in({status(0, waiting, 1), status(1, working, 1), gone}),
             "rank 2 on host `h2` (process 102) is gone at step 7"));
   gone.remote = true;
-  CHECK(has(found_in({status(0, waiting, 1), gone}), "gives no sign of life"));
+  CHECK(has(found_in({status(0, waiting, 1), gone}), "has sent no heartbeat"));
   gone.state = ended;
   CHECK(found_in({status(0, working, 1), gone}).empty());
 
@@ -113,7 +113,7 @@ TEST_CASE("who is to blame") {
   receive.peer = 1, receive.group = "pp";
   const std::string missing = found_in({receive, status(1, ended, 3)});
   CHECK(has(missing, "waits in receive of 48 bytes from rank 1 in group `pp` for 15.0 s"));
-  CHECK(has(missing, "where rank 1 on host `h1` does not come: it is ended"));
+  CHECK(has(missing, "where rank 1 on host `h1` has not called it: it is ended"));
   auto other = status(1, waiting, 12);
   other.bytes = 24;
   CHECK(has(found_in({status(0, waiting, 11), other}),

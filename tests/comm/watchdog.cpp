@@ -61,12 +61,12 @@ TEST_CASE("hosts see each other through files: one that falls silent is reported
     wait_for([&] { return a.left.load(); });
     REQUIRE(a.left);
     CHECK_MESSAGE(has(a.reported, "rank 1 on host `host1`"), a.reported);
-    CHECK_MESSAGE(has(a.reported, "gives no sign of life"), a.reported);
+    CHECK_MESSAGE(has(a.reported, "has sent no heartbeat"), a.reported);
   }
   RankStatusFiles::clear(directory);
   {
     Host a(directory, 0), b(directory, 1);
-    a.publisher->state(RankState::waiting);  // for rank 1, which lives and does not come
+    a.publisher->state(RankState::waiting);  // for rank 1, which runs and does not call it
     wait_for([&] { return a.left && b.left; });
     REQUIRE((a.left && b.left));
     const int reported = !a.reported.empty() + !b.reported.empty();

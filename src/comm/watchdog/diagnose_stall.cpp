@@ -110,7 +110,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
   for (const RankStatus& status : statuses) {
     if (!status.gone || status.state == RankState::ended || status.state == RankState::absent) continue;
     Error error(ErrorCode::rank_failure,
-                rank_text(status) + (status.remote ? " gives no sign of life at " : " is gone at ") +
+                rank_text(status) + (status.remote ? " has sent no heartbeat since " : " is gone at ") +
                     step_text(status) + ": it was " + state_text(status),
                 (status.remote ? "its host or the network to it may be down; "
                                : "the system's log says whether it took too much memory; ") +
@@ -160,7 +160,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
               rank_text(*waiter) + " waits in " + call_text(*waiter) + " for " + fixed(waiter->seconds, 1) +
                   " s at " + step_text(*waiter) +
                   (missing ? ", where rank " + std::to_string(missing->rank) + " on host `" + missing->host +
-                                 "` does not come: it is " + state_text(*missing)
+                                 "` has not called it: it is " + state_text(*missing)
                            : ", though all members are there: a message was lost"),
               resume);
   add_others(error, statuses, waiter->rank);

@@ -20,8 +20,8 @@ BaseModel open_base(const config::Config& config, const std::string& expected, c
   if (base.hash() != expected)
     fail(ErrorCode::failed,
          "checkpoint.pretrained_checkpoint `" + base.path() +
-             "` holds other weights than those that the adapters were trained beside (hash " + base.hash() +
-             " instead of " + expected + ")",
+             "` is not the base model of these adapters (hash " + base.hash() + " instead of " + expected +
+             ")",
          "name the checkpoint that the run began with");
   return base;
 }
@@ -34,12 +34,12 @@ BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, 
   return {base.path(), base.hash()};
 }
 
-StoredAdapters open_first_adapters(const config::Config& config, const BaseWeights& beside) {
-  BaseModel base = BaseModel::open_verified(beside.path);
+StoredAdapters open_first_adapters(const config::Config& config, const BaseWeights& weights) {
+  BaseModel base = BaseModel::open_verified(weights.path);
   StoredAdapters adapters = open_adapters(config.peft->adapter->resolved, base, config.model,
                                           config::adapts_parts(config.peft->scheme));
   require_same_adapters(*config.peft, adapters, config.model);
-  if (adapters.base_hash != beside.hash) require_own_base(adapters, base);
+  if (adapters.base_hash != weights.hash) require_own_base(adapters, base);
   return adapters;
 }
 
@@ -81,9 +81,9 @@ static void initialize_magnitudes(const config::Config& config, Device& device, 
 }
 
 void begin_adapters(const config::Config& config, Device& device, parallel::FlatStore& store,
-                    const BaseWeights& beside) {
+                    const BaseWeights& weights) {
   if (!config.peft->adapter) return initialize_magnitudes(config, device, store);
-  load_parameters(*open_first_adapters(config, beside).tensors, store, Which::adapters);
+  load_parameters(*open_first_adapters(config, weights).tensors, store, Which::adapters);
 }
 
 }  // namespace capstan::train

@@ -1,4 +1,4 @@
-// The weights beside which adapters train: where they come from, and how a run knows them again.
+// The base model of adapters: its origin, and the hash by which a run recognizes it.
 #pragma once
 
 #include <string>

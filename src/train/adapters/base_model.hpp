@@ -1,4 +1,4 @@
-// The weights beside which adapters stand: a checkpoint of ours, or another program's model.
+// The base model of adapters: a Capstan checkpoint, or a model of another program.
 #pragma once
 
 #include <memory>

@@ -75,7 +75,7 @@ Tensor read_matrix(Device& device, TensorSource& source, const std::string& name
     shape = {stored.shape[0], stored.shape[1]};
   if (expected.rank() > 0 && shape != expected)
     fail(ErrorCode::format, source.description() + ": `" + name + "` is " + shape.text() +
-                                ", and beside this base " + expected.text() + " is expected");
+                                ", and this base model needs " + expected.text());
   std::vector<float> values(static_cast<size_t>(shape.elements()));
   source.read_all(name, DType::f32, std::as_writable_bytes(std::span(values)));
   return Tensor::from_host<float>(device, shape, values);

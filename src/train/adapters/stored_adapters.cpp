@@ -58,8 +58,7 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
       require_base("checkpoint.pretrained_checkpoint", from->resolved, kNameIt);
       return from->resolved;
     }
-    fail(ErrorCode::usage, "`" + name + "` does not say beside which weights its adapters were trained",
-         kNameIt);
+    fail(ErrorCode::usage, "`" + name + "` does not name the base model of its adapters", kNameIt);
   }
   const std::string said = formats::read_peft(*directory).config.base_model;
   std::error_code error;
@@ -69,7 +68,8 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
     return (fs::exists(base / "config.json", error) ? "hf:" : "") + base.string();
   }
   const std::string file = (*directory / "adapter_config.json").string();
-  if (said.empty()) fail(ErrorCode::usage, "`" + file + "` does not say what the base is", kNameIt);
+  if (said.empty())
+    fail(ErrorCode::usage, "`" + file + "` does not name the base model of its adapters", kNameIt);
   std::string help = near_paths_help(near_paths(said));
   if (help.empty()) help = download_help(said);
   fail(ErrorCode::not_found, not_found_text("base_model_name_or_path", said) + " (of `" + file + "`)",
@@ -113,8 +113,8 @@ StoredBase base_of_adapters(const std::string& name, const std::optional<std::st
 void require_own_base(const StoredAdapters& adapters, BaseModel& base) {
   if (adapters.base_hash.empty() || base.hash() == adapters.base_hash) return;
   fail(ErrorCode::failed,
-       "the base `" + base.path() + "` holds other weights than those that the adapters in " + adapters.name +
-           " were trained beside (hash " + base.hash() + " instead of " + adapters.base_hash + ")",
+       "`" + base.path() + "` is not the base model of the adapters in " + adapters.name + " (hash " +
+           base.hash() + " instead of " + adapters.base_hash + ")",
        "name the weights that their training began with");
 }
 

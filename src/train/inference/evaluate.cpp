@@ -11,8 +11,8 @@
 namespace capstan::train {
 
 void refuse_values(const std::string& values) {
-  fail(ErrorCode::failed, "the model computes no number: its " + values,
-       "its weights or adapters hold values that are none, or too large ones for their type");
+  fail(ErrorCode::failed, "the model does not compute finite values: its " + values,
+       "its weights or adapters contain NaN or infinity, or values that overflow their type");
 }
 
 static void require_number(double value, const char* what) {

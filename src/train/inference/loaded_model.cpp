@@ -124,8 +124,8 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   if (!adapter.empty()) {
     if (config.peft)
       fail(ErrorCode::usage,
-           "`" + checkpoint.string() + "` holds adapters itself; others beside the same weights replace them",
-           "load the weights beside which both were trained, with the adapters beside them");
+           "`" + checkpoint.string() + "` holds adapters itself, which others cannot be added to",
+           "load the base model of both, with the other adapters");
     adapters = open_adapters(adapter, weights, config.model);
     if (!adapters->base_hash.empty()) weights.share_hash(world.communicator());
     require_own_base(*adapters, weights);
@@ -133,7 +133,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   } else if (config.peft && !holds_adapters(weights)) {
     fail(ErrorCode::usage,
          "`" + checkpoint.string() + "` holds a full model, and no adapters that `peft` could describe",
-         "leave `peft` out; adapters that lie elsewhere are named beside the model");
+         "leave `peft` out; adapters in another directory are given with the model");
   }
   tokenizer_ = load_tokenizer(config_);
   if (tokenizer_ && weights.checkpoint() && tokenizer_name(config_.tokenizer) != checkpoint.string())

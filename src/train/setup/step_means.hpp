@@ -8,7 +8,7 @@ namespace capstan::train {
 // Part of a checkpoint, so that a resumed run logs the numbers of an uninterrupted one.
 struct StepMeans {
   int64_t steps = 0;
-  // That have a loss.
+  // Number of tokens that have a loss.
   double tokens = 0;
   // Mean over these tokens.
   double loss = 0;

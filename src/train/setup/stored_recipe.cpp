@@ -129,7 +129,7 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
   refuse_other_tokenizer(stored);
   if (const auto& peft = stored.resolution.config.peft; peft && peft->random_base)
     fail(ErrorCode::unsupported,
-         "`" + name + "` holds adapters beside random weights (peft.random_base), which are not kept",
+         "`" + name + "` holds adapters on a random base model (peft.random_base), which is not kept",
          "such a run shows that its recipe works; train the recipe itself for a model");
   check_serving_layout(stored.resolution.config);
   return stored;

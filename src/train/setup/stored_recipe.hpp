@@ -24,7 +24,7 @@ struct StoredRecipe {
 // tracing are left out. name: a checkpoint, a directory of checkpoints, a run, or an external model (hf:DIR,
 // gguf:FILE), whose recipe is made from its own configuration. Throws ErrorCode::not_found and ::format for a
 // checkpoint that is not there or does not verify, ::unsupported for models that this version does not
-// compute and for adapters beside random weights, ::config for ranks that tensor and pipeline parallelism do
+// compute and for adapters on a random base model, ::config for ranks that tensor and pipeline parallelism do
 // not use up, and for overrides that ask for another axis.
 StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks);
 

@@ -125,15 +125,14 @@ class Starter {
     if (config_.peft->random_base) {
       state_.base = checkpoint::hash_of("first values of seed " + std::to_string(config_.rng.seed));
       if (!expected.empty() && expected != state_.base)
-        fail(ErrorCode::failed,
-             "the adapters were trained beside other weights than the initial values of this seed",
+        fail(ErrorCode::failed, "the base model of the adapters is not the initial values of this seed",
              "resume with the run's own recipe");
-      log_.warning("adapters beside random weights (peft.random_base): they show that the recipe works");
+      log_.warning("adapters on a random base model (peft.random_base): they show that the recipe works");
       return {"random weights", state_.base};
     }
     BaseWeights base = load_base(config_, runner_.store(), expected, world_.communicator());
     state_.base = base.hash;
-    log_.line("adapters beside the weights of " + base.path);
+    log_.line("base model of the adapters: " + base.path);
     return base;
   }
 
@@ -165,7 +164,7 @@ class Starter {
   InitialState state_;
 };
 
-// Warns where token ids of the given weights' tokenizer stand for other text than those of the recipe's.
+// Warns where token ids of the pretrained weights' tokenizer stand for other text than those of the recipe's.
 void compare_tokenizer(const config::Config& config, const RunData& data, const formats::Assets& files,
                        const std::string& from, RunLog& log) {
   const auto& named = config.tokenizer.tokenizer_model;

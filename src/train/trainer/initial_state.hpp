@@ -1,4 +1,4 @@
-// The state with which a run begins: a checkpoint of its own, given weights, or initial values.
+// The state with which a run begins: a checkpoint of its own, pretrained weights, or initial values.
 #pragma once
 
 #include <filesystem>

@@ -50,7 +50,7 @@ void report_epochs(const config::Config& config, const data::Dataset& training, 
            std::to_string(training.sequence_length()) + " tokens)");
   if (most->count > kMany)
     log.warning("the run makes " + passes + what +
-                ": beyond some 20 passes a model learns its text by heart; shorten the run or add data");
+                ": above about 20 passes a model overfits; shorten the run or add data");
 }
 
 std::string data_text(const config::DatasetConfig& config, const data::Dataset& training) {
