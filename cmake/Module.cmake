@@ -68,6 +68,7 @@ function(capstan_test name)
   endif()
   if(CAPSTAN_SANITIZE STREQUAL "thread" AND TEST_OPTIMIZED)
     target_compile_options(test_${name} PRIVATE -fno-sanitize=thread)  # its references run on one thread
+    target_compile_definitions(test_${name} PRIVATE CAPSTAN_THREAD_SANITIZER=1)
   elseif(CAPSTAN_SANITIZE AND NOT TEST_OPTIMIZED)
     # Half the time to compile; what is tested keeps its level.
     target_compile_options(test_${name} PRIVATE -O0)

@@ -16,7 +16,7 @@
 #ifdef CAPSTAN_AMX_CODE
 
 #ifdef CAPSTAN_AMX_EMULATION
-#include "tests/kernels/emulated_amx.hpp"
+#include CAPSTAN_AMX_EMULATION
 #define CAPSTAN_AMX static inline
 #define CAPSTAN_AMX_CALLED
 #else
