@@ -18,9 +18,9 @@ struct AttentionShape {
   int64_t qk_dim = 0, v_dim = 0;
   // Tokens are rows b * seq + s.
   int64_t batch = 0, seq = 0;
-  // Of the logits, above 0, usually 1/sqrt(qk_dim).
+  // Factor of the logits, above 0, usually 1/sqrt(qk_dim).
   float scale = 0;
-  // C > 0: scaled logits become c tanh(logit / c) before the mask.
+  // c > 0: scaled logits become c tanh(logit / c) before the mask.
   float softcap = 0;
   // > 0: keys in (position - window, position] are visible; 0: all earlier keys.
   int64_t window = 0;

@@ -13,7 +13,8 @@ struct GemmOperand {
   Tensor values;
   Tensor scale, tensor_scale;
   kernels::ScaleLayout layout = kernels::ScaleLayout::none;
-  int64_t k = 0;  // elements of a row; only with scales
+  // Elements of a row; only with scales.
+  int64_t k = 0;
 
   GemmOperand() = default;
   GemmOperand(Tensor matrix) : values(std::move(matrix)) {}  // NOLINT: an implicit conversion on purpose

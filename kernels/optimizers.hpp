@@ -34,13 +34,13 @@ struct UpdateRange {
   uint64_t parameter = 0;
   int64_t origin = 0, column = 0, columns = 0, row_stride = 0;
 };
-// Stochastic rounding of what an update stores below fp32: up with the probability that makes the mean exact.
-// Philox at (UpdateRange::parameter, global index); one key for each array.
+// Stochastic rounding of the values that an update stores below fp32: up with the probability that makes the
+// mean exact. Philox at (UpdateRange::parameter, global index); one key for each array.
 struct StochasticRounding {
   bool enabled = false;
   PhiloxKey main{}, exp_avg{}, exp_avg_sq{};
 };
-// What all update rules share.
+// Values that all update rules read.
 struct StepScale {
   double lr = 0, decoupled_lr = 0;
   float weight_decay = 0;
@@ -112,7 +112,7 @@ struct Optimizers {
   void (*count_zeros)(Context&, In ranges, int64_t range_count, const float* x, int64_t* out,
                       bool accumulate);
 
-  // Of adam, sgd, lion, muon_momentum and muon_update.
+  // Workspace of adam, sgd, lion, muon_momentum and muon_update.
   WorkspaceSize (*update_workspace)(int64_t range_count);
   // elements: at least those of all counted ranges.
   WorkspaceSize (*sum_of_squares_workspace)(int64_t range_count, int64_t elements);

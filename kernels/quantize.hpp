@@ -33,10 +33,10 @@ struct RoundingPosition {
   uint64_t call = 0;
 };
 
-// Codes and scales of a matrix. codes null: not wanted.
+// Codes and scales of a matrix. codes null: not computed.
 struct Quantized {
   void* codes = nullptr;
-  // Of the blocks.
+  // Block scales.
   void* scale = nullptr;
 };
 
@@ -56,7 +56,7 @@ struct Quantize {
   // control: one StepControl, whose `skip` leaves history and scale as they are; null: it does not skip.
   struct Delayed {
     int64_t length = 1;
-    // Of the history.
+    // The scale comes from the maximum of the history; false: from its first element.
     bool maximum = false;
     int64_t margin = 0;
     float largest = 448, largest_gradient = 448;

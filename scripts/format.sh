@@ -16,7 +16,8 @@ known() { # PATHSPEC…
 mapfile -t files < <(known '*.cpp' '*.hpp')
 # Exception: shell files in folders named `golden` are expected outputs, and inputs as users write them.
 mapfile -t scripts < <(known '*.py' '*.sh' .ci/run '*.cmake' '*CMakeLists.txt' '*.js' '*.css' '*.html' \
-  'configs/*.yaml' 'recipes/*.yaml' 'examples/*.yaml' 'bench/*.yaml' ':!*/golden/*')
+  'configs/*.yaml' 'recipes/*.yaml' 'examples/*.yaml' 'bench/*.yaml' \
+  'tests/train/*.yaml' '*requirements.txt' ':!*/golden/*')
 mapfile -t pages < <(known '*.md' ':!tests/*')
 bad=()
 if [ "${1:-}" = --check ]; then

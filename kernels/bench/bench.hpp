@@ -59,7 +59,7 @@ struct PeakMeasurement {
  private:
   Device* device_;
   Tensor input_, result_;
-  // oneDNN's.
+  // Operands and result of oneDNN's GEMM.
   std::vector<float> host_, host_result_;
   int64_t runs_ = 0;
   double own_ = 0, onednn_ = 0, spent_ = 0;  // seconds

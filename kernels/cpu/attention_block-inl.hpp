@@ -175,9 +175,9 @@ struct Vectors {
   struct Unit {};
   static constexpr bool kFuses = false;
 
-  static constexpr int64_t kQueries = 64, kKeys = 144, kPanel = kNr,
-                           // Full panels of 12, 24 or 48 keys.
-      kUnit = kStep;
+  static constexpr int64_t kQueries = 64, kKeys = 144, kPanel = kNr;
+  // Full panels of 12, 24 or 48 keys.
+  static constexpr int64_t kUnit = kStep;
   static_assert(kKeys % kPanel == 0 && kQueries % kMr == 0);
 
   static int64_t padded(int64_t d) { return d; }

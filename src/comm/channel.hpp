@@ -92,7 +92,7 @@ class Channel {
 };
 
 // A channel through host memory: what is sent is copied to the host first, and what is received to the device
-// afterwards, on the queues for it; where the host can access the device's memory nothing is copied. The host
+// afterward, on the queues for it; where the host can access the device's memory nothing is copied. The host
 // waits in start() for the data, and in wait() for the transport.
 std::unique_ptr<Channel> make_staging_channel(Communicator& group);
 

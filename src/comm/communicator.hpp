@@ -32,7 +32,7 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // "world", "dp", "tp" ….
+  // For example "world", "dp" or "tp".
   virtual const std::string& name() const = 0;
   // Ranks with the same color form a group, ordered by key. Collective over this group.
   virtual std::unique_ptr<Communicator> split(int color, int key, const std::string& name) = 0;
@@ -68,7 +68,7 @@ class Communicator {
   std::unique_ptr<Channel> channel_;
 };
 
-// A group that may be null: one rank.
+// The number of ranks of a group, and the index of this rank in it. A null group has one rank.
 inline int64_t ranks_of(const Communicator* group) {
   return group ? group->size() : 1;
 }

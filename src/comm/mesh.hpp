@@ -102,7 +102,7 @@ class Mesh {
   // channels of the communicators.
   using ChannelFactory = std::function<std::unique_ptr<Channel>(Communicator& group)>;
   void connect(Communicator& world, const ChannelFactory& make_channel = {});
-  // The same groups without peers: any rank of any world can be planned on the meta device.
+  // The same groups without peers: any rank of any world can be estimated on the meta device.
   void connect_meta();
   Communicator& group(const std::string& name) const;
   // forward: to the next stage, as activations; backward: to the one before, as their gradients.

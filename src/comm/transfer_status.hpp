@@ -1,4 +1,5 @@
-// What the queues of the ranks wait for, in shared memory: finds ranks whose transfers wait for each other.
+// The transfers for which the queues of the ranks wait, in shared memory: finds ranks whose transfers wait
+// for each other.
 #pragma once
 
 #include <array>
@@ -73,7 +74,7 @@ class TransferStatus {
   std::optional<Deadlock> deadlock(const ChannelSlot& mine) const;
   // Tells the channels of a deadlock: with the first one that fails, the others would not find it any more.
   void report(const Deadlock& deadlock);
-  // What another rank has reported of a deadlock that this rank's channel is in; nullopt: nothing.
+  // The report of another rank about a deadlock that this rank's channel is in; nullopt: there is none.
   std::optional<std::string> reported(const ChannelSlot& mine) const;
 
  private:

@@ -40,23 +40,23 @@ struct Batch {
   Tensor labels;  // i32 [N]
   // fp32 [N], weights of the tokens' losses.
   Tensor loss_mask;
-  // I32 [N]; undefined: 0 … seq - 1 in every sequence.
+  // i32 [N]; undefined: 0 … seq - 1 in every sequence.
   Tensor positions;
-  // I32 [N], index in its sequence of the first token of the token's document; undefined: 0.
+  // i32 [N], index in its sequence of the first token of the token's document; undefined: 0.
   Tensor document_start;
   // i32 [documents + 1], with document_start: the first row of each document among the batch * S rows of the
   // full sequences (S tokens each), then batch * S.
   Tensor cu_seqlens;
   // Tokens of the longest document.
   int64_t max_seqlen = 0;
-  // I64 [N], dropout row index of each token, unique in the run; with dropout only.
+  // i64 [N], dropout row index of each token, unique in the run; with dropout only.
   Tensor dropout_rows;
 };
 
 struct ForwardOptions {
   // Enables dropout.
   bool training = true;
-  // Of dropout: rng.seed.
+  // Seed of dropout: rng.seed.
   uint64_t seed = 0;
   // Follow the model section; false: save every activation.
   bool recompute = true;
@@ -64,11 +64,11 @@ struct ForwardOptions {
 
 // Sums over the micro-batch's tokens, weighted with the loss mask and not divided by a count.
 struct Loss {
-  // Fp32 [1], also the tape's output "loss"; its gradient must be 1.
+  // fp32 [1], also the tape's output "loss"; its gradient must be 1.
   Var sum;
-  // F64 [1], for logging and sums over micro-batches and ranks.
+  // fp64 [1], for logging and sums over micro-batches and ranks.
   Tensor exact_sum;
-  // Fp32 [N], -log p(label) in natural logarithm, unweighted.
+  // fp32 [N], -log p(label) in natural logarithm, unweighted.
   Tensor per_token;
 };
 

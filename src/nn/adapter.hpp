@@ -18,13 +18,13 @@ struct AdapterOptions {
   // True for the paths of adapted layers: "decoder.layers.0.mlp.linear_fc1".
   std::function<bool(std::string_view path)> adapts;
   int64_t rank = 0;
-  // Of the update.
+  // Factor of the adapter's update.
   double scale = 1;
-  // Of the adapter's input.
+  // Dropout probability of the adapter's input.
   double dropout = 0;
   // Separate adapters for q, k, v, gate and up instead of one for the fused layer.
   bool split_fused = false;
-  // DoRA.
+  // Whether each row of a weight has a magnitude (DoRA).
   bool magnitudes = false;
   enum class InitialValues : uint8_t { xavier, kaiming, normal, zero };
   InitialValues a = InitialValues::xavier, b = InitialValues::zero;
@@ -34,11 +34,11 @@ struct AdapterOptions {
 struct OutputSlice {
   // "linear_q".
   std::string name;
-  // Of this rank's columns.
+  // Columns of the output on this rank.
   ops::ColumnSegments segments;
   // Features, over all ranks.
   int64_t out = 0;
-  // Of its weight's rows.
+  // Sharding of the rows of B.
   Sharding sharding;
 };
 
@@ -60,7 +60,7 @@ class Adapter {
     ops::ColumnSegments segments;
     // random_sequence_of().
     uint64_t dropout_sequence;
-    // DoRA.
+    // The magnitudes of the rows of the weight (DoRA); null: none.
     const Parameter* magnitude = nullptr;
   };
   void add_branch(ParamList& parameters, const ModulePath& path, const OutputSlice& slice);

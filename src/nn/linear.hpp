@@ -14,16 +14,16 @@ enum class LinearSharding : uint8_t { none, column, row };
 class Linear {
  public:
   struct Options {
-    // Global.
+    // Numbers of features on all ranks together.
     int64_t in = 0, out = 0;
     bool bias = false;
     Init init;
     LinearSharding sharding = LinearSharding::none;
-    // Of the output: gate and up are two.
+    // Number of equal blocks of output rows; gate and up are two.
     int64_t blocks = 1;
-    // Of the output: groups of heads, key and value rows of each.
+    // Groups of heads in the output, and key and value rows of each group.
     int64_t groups = 0, group_kv = 0;
-    // Of the output, for adapters of their own.
+    // Slices of the output with adapters of their own.
     std::vector<OutputSlice> slices;
   };
   Linear(ParamList& parameters, const ModulePath& path, const Options& options);

@@ -14,8 +14,7 @@
 
 namespace capstan::nn {
 
-// nn/adapter.hpp.
-struct AdapterOptions;
+struct AdapterOptions;  // nn/adapter.hpp
 
 class ParamList {
  public:

@@ -36,7 +36,7 @@ struct RopeScaling {
   // Yarn: rounds the interpolation bounds to full pairs.
   bool truncate = true;
   std::vector<double> short_factors, long_factors;
-  // Of cos and sin.
+  // Factor of cos and sin.
   double attention_factor = 1;
 };
 

@@ -29,7 +29,7 @@ struct ContextParallel {
   // (head_exchange.hpp).
   comm::Communicator* inner = nullptr;
   comm::Communicator* outer = nullptr;
-  int64_t size() const { return group ? group->size() : 1; }
+  int64_t size() const { return comm::ranks_of(group); }
 };
 
 // ops::attention for this rank's rows: qkv [batch * seq, row] with options.seq = S / CP rows of each sequence
@@ -41,13 +41,19 @@ struct ContextParallel {
 //
 // Saves qkv, out and one statistic as ops::attention does, and with a QK norm also the transformed qkv. With
 // a2a these are S / CP * I rows of 1 / I of the heads, and the output in addition (I: the ranks of a2a).
+//
 // Bytes sent by each rank, N = batch * seq; kv = N * groups * 2 * head_dim elements of qkv's type, dkv = as
-// many of fp32:   p2p, all_gather   forward (CP-1) kv                  backward (CP-1) (kv + dkv)   a2a
-// forward (CP-1) (qkv' + out')       backward (CP-1) (out' + dqkv')                     qkv', out': N rows of
-// one rank's subset of heads, qkv' with their keys and values;                     dqkv' as qkv', fp32 where
-// keys and                     values are on several ranks. Forward also (CP-1) N times 4 bytes with
-// documents                     and 8 with dropout.   a2a_p2p           a2a with I for CP, and a ring over O
-// = CP / I ranks of I * N rows and the groups that                     one rank got.
+// many of fp32:
+//
+//   p2p, all_gather   forward (CP-1) kv               backward (CP-1) (kv + dkv)
+//   a2a               forward (CP-1) (qkv' + out')    backward (CP-1) (out' + dqkv')
+//   a2a_p2p           a2a with I for CP, and a ring over O = CP / I ranks of I * N rows and the groups that
+//                     one rank got
+//
+//   qkv', out'        N rows of one rank's subset of heads, qkv' with their keys and values
+//   dqkv'             as qkv', fp32 where keys and values are on several ranks
+//
+// Forward a2a also sends (CP-1) N times 4 bytes with documents and 8 with dropout.
 Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, const ContextParallel& context);
 
 }  // namespace capstan::ops

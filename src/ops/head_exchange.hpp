@@ -36,7 +36,7 @@ class HeadExchange {
   Tensor heads_of(const Tensor& qkv) const;  // [N, row] -> [M, row of layout()]
   // [M, heads of layout() * head_dim] -> [N, heads * head_dim].
   Tensor rows_of_output(const Tensor& out) const;
-  // Its inverse.
+  // The inverse of rows_of_output().
   Tensor heads_of_output(const Tensor& dout) const;
   // The gradient of heads_of(): [M, row of layout()] -> [N, row]. Gradients of a group that several ranks
   // hold are summed in rank order, in fp32, and rounded once to `type`; where no group is replicated, `type`

@@ -6,11 +6,11 @@
 namespace capstan::ops {
 
 struct CrossEntropyResult {
-  // Fp32 [1]: sum over tokens of weight * loss, the root of the backward pass.
+  // fp32 [1]: sum over tokens of weight * loss, the root of the backward pass.
   Var sum;
-  // f64 [1]: the same, summed in double.
+  // fp64 [1]: the same, summed in double.
   Tensor exact_sum;
-  // Fp32 [N]: -log p(label), unweighted, without a gradient.
+  // fp32 [N]: -log p(label), unweighted, without a gradient.
   Tensor per_token;
 };
 

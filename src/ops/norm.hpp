@@ -15,7 +15,7 @@ struct NormOptions {
 };
 
 struct NormResult {
-  // X + residual; x itself without a residual.
+  // x + residual; x itself without a residual.
   Var sum;
   // The normalized sum.
   Var y;

@@ -37,7 +37,7 @@ struct ShardSegment {
 };
 
 struct Shard {
-  // Local.
+  // Shape of this rank's shard.
   Shape shape;
   // The sharded dimension.
   int dim = 0;

@@ -58,7 +58,7 @@ struct TapeEvent {
   // Steady host clock at its end, seconds.
   double end = 0;
   // The compute queue before and after it, with times, on a device that queues work and for an observer that
-  // does not wait: what the host's times do not tell then. Nested events lie between them.
+  // does not wait: the host's times measure only the launches then. Nested events lie between them.
   std::shared_ptr<Event> before, after;
 };
 

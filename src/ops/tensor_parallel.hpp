@@ -23,8 +23,8 @@ struct TensorParallel {
   // overlap. The backward pass always overlaps the collective of dx with the weight gradient.
   int64_t splits = 1;
 
-  int size() const { return group ? group->size() : 1; }
-  int rank() const { return group ? group->rank() : 0; }
+  int size() const { return static_cast<int>(comm::ranks_of(group)); }
+  int rank() const { return static_cast<int>(comm::rank_in(group)); }
   bool alone() const { return size() == 1; }
   bool shards_rows() const { return sequence && !alone(); }
 };

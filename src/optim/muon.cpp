@@ -154,10 +154,10 @@ void Orthogonalizer::orthogonalize_shard(const Matrix& matrix, const Tensor& sha
                               static_cast<int>(ranks));
   const int64_t rows = here.shape[0], columns = here.shape[1];
   const bool distributed = ranks > 1 && config_.muon_tp_mode == MuonTpMode::distributed;
-  const MatrixShard full{.x = shard.view({rows, columns}),
-                         .rows = distributed ? matrix.global[0] : rows,
-                         .columns = distributed ? matrix.global[1] : columns,
-                         .sharded_dim = distributed ? here.dim : -1};
+  const MatrixShard packed{.x = shard.view({rows, columns}),
+                           .rows = distributed ? matrix.global[0] : rows,
+                           .columns = distributed ? matrix.global[1] : columns,
+                           .sharded_dim = distributed ? here.dim : -1};
   Packing packing = packing_of(matrix);
   if (ranks > 1 && !packing.rows.empty()) {
     const ShardSegment& last = here.segments.back();
@@ -169,7 +169,7 @@ void Orthogonalizer::orthogonalize_shard(const Matrix& matrix, const Tensor& sha
       for (size_t p = 0; p < packing.rows.size(); ++p)
         packing.full_rows[p] = packing.rows[p] * packing.groups;
   }
-  orthogonalize_packed(full, packing);
+  orthogonalize_packed(packed, packing);
 }
 
 Orthogonalizer::Packing Orthogonalizer::packing_of(const Matrix& matrix) {
@@ -208,19 +208,19 @@ void Orthogonalizer::orthogonalize_gathered(const Matrix& matrix, const Tensor& 
                [](const Tensor& part, const Tensor& place) { ops::copy_matrix(place, part); });
 }
 
-void Orthogonalizer::orthogonalize_packed(const MatrixShard& full, const Packing& packing) const {
-  if (packing.rows.empty()) return orthogonalize(full);
-  const int64_t groups = packing.groups, columns = full.x.size(1), group = full.x.size(0) / groups;
-  const Tensor by_group = full.x.view({groups, group * columns});
+void Orthogonalizer::orthogonalize_packed(const MatrixShard& packed, const Packing& packing) const {
+  if (packing.rows.empty()) return orthogonalize(packed);
+  const int64_t groups = packing.groups, columns = packed.x.size(1), group = packed.x.size(0) / groups;
+  const Tensor by_group = packed.x.view({groups, group * columns});
   int64_t begin = 0;
   for (size_t p = 0; p < packing.rows.size(); ++p) {
     const int64_t rows = packing.rows[p];
     const Tensor there = by_group.slice(1, begin * columns, rows * columns);
-    MatrixShard part = full;
+    MatrixShard part = packed;
     part.copy = p > 0 && packing.copies;
     part.rows = packing.full_rows[p];
-    part.x =
-        groups == 1 ? full.x.slice(0, begin, rows) : Tensor::empty(full.x.device(), {groups * rows, columns});
+    part.x = groups == 1 ? packed.x.slice(0, begin, rows)
+                         : Tensor::empty(packed.x.device(), {groups * rows, columns});
     const Tensor together = part.x.view({groups, rows * columns});
     if (groups > 1) ops::copy_matrix(there, together);
     orthogonalize(part);

@@ -27,8 +27,9 @@ class Orthogonalizer {
 
   // A matrix, or this rank's shard of it.
   struct MatrixShard {
-    Tensor x;  // fp32 [rows, columns], contiguous; overwritten
-    // Of the full matrix: the scale depends on it.
+    // fp32 [rows, columns], contiguous; the result overwrites it.
+    Tensor x;
+    // Size of the full matrix, on which the scale depends.
     int64_t rows = 0, columns = 0;
     // Dimension that is sharded over `tensor`; -1: the matrix is complete.
     int sharded_dim = -1;
@@ -37,17 +38,17 @@ class Orthogonalizer {
   };
   // How matrices are packed in one: groups of rows, in each those of every matrix.
   struct Packing {
-    // Here, in a group; empty: one matrix.
+    // Number of rows of each matrix in a group of this rank's shard; empty: there is one matrix.
     std::vector<int64_t> rows;
-    // Here.
+    // Number of groups in this rank's shard.
     int64_t groups = 1;
-    // Of each full matrix.
+    // Number of rows of each full matrix.
     std::vector<int64_t> full_rows;
     // MatrixShard::copy of all but the first.
     bool copies = false;
   };
   static Packing packing_of(const Matrix& matrix);
-  void orthogonalize_packed(const MatrixShard& full, const Packing& packing) const;
+  void orthogonalize_packed(const MatrixShard& packed, const Packing& packing) const;
   void orthogonalize(const MatrixShard& part) const;
   void normalize(const MatrixShard& part) const;
 

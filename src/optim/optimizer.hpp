@@ -54,9 +54,9 @@ struct FlatBuffer {
   Tensor table = {};
   // Of all ranks' parts of the bucket; empty: the buffer is updated element by element.
   std::vector<Matrix> matrices = {};
-  // With matrices: the gradients of this rank of Groups::shard, fp32. Where the ranks of Groups::replica
-  // divide them, `gradients` is this rank's slice of it; else it is `gradients`. The slices of the ranks of
-  // Groups::shard, in rank order, are the bucket.
+  // With matrices: the gradients of this rank of Groups::shard, fp32. If the ranks of Groups::replica divide
+  // them, `gradients` is a slice of this tensor; else both are the same tensor. These tensors of all ranks of
+  // Groups::shard, in rank order, are the bucket's gradients.
   Tensor slice = {};
 };
 // Uploads the tables of `ranges`.

@@ -24,14 +24,14 @@ struct FlatRange {
 
 struct BucketPlan {
   bool trains = true;
-  // Of parameters that are updated as matrices.
+  // Holds parameters that are updated as matrices.
   bool matrices = false;
   // Index of the unit of prefetch; where buckets do not follow blocks, of its last parameter.
   size_t block = 0;
-  // Padded.
+  // Elements, padding included.
   int64_t elements = 0;
   std::vector<const Parameter*> parameters;
-  // Of each parameter, elements from the start of the bucket.
+  // Offset of each parameter in the bucket, elements.
   std::vector<int64_t> begins;
 };
 

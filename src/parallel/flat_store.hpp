@@ -74,7 +74,8 @@ class FlatStore final : public ParamStore {
  public:
   struct Options {
     DType compute = DType::f32;
-    // Of the main parameters; that of `compute`: the model computes with them, there are no copies.
+    // Type of the main parameters. If it is that of `compute`, the model computes with them and there are no
+    // others.
     DType main = DType::f32;
     // In which gradients are sent: f32, or bf16.
     DType reduce = DType::f32;
@@ -179,12 +180,11 @@ class FlatStore final : public ParamStore {
     FlatRange write;
     // Index in flat_buffers(), -1: does not train.
     int buffer = -1;
-    // In that buffer.
+    // Offset in that buffer, elements.
     int64_t begin = 0;
   };
-  const std::vector<ParameterShard>& parameter_shards() const {
-    return parameter_shards_;
-  }  // in the model's order
+  // In the order of the model's parameters.
+  const std::vector<ParameterShard>& parameter_shards() const { return parameter_shards_; }
   // The elements `range` of the parameter's shard, within tensors made in the buffers' shapes (optimizer
   // state).
   static Tensor range_of(const ParameterShard& shard, const FlatRange& range,
@@ -234,9 +234,9 @@ class FlatStore final : public ParamStore {
     int waiting = 0;
     // Its exchange of this step was started; sharded gradients: `sum` is set.
     bool reduced = false;
-    // Of `values` or `full`, under way.
+    // Running gather of `values` or `full`.
     std::optional<comm::Transfers> gather;
-    // Of the gradients' sum, under way.
+    // Running gather of the sum of the gradients.
     std::optional<comm::Transfers> gradient_gather;
     // The sent gradients, where they are not fp32.
     Tensor in_flight;
@@ -255,7 +255,7 @@ class FlatStore final : public ParamStore {
     // The buffer that is sent over `shard`, and this rank's slice of its sum, in the type of the reduction.
     Tensor in_flight, sum;
     std::optional<comm::Reduction> over_shard;
-    // What the communication queue does beside that, and its memory, until the compute queue waits for
+    // Further sums on the communication queue, and their memory, until the compute queue waits for
     // `complete`.
     std::vector<comm::Reduction> reductions;
     std::vector<Tensor> buffers;
@@ -302,8 +302,9 @@ class FlatStore final : public ParamStore {
   void start_sum_over_shard(PendingReduction& pending);
   // Adds the sum over `shard` to the bucket's gradients.
   void add_sum(const PendingReduction& pending);
-  // The oldest; all.
+  // Finishes the oldest pending reduction.
   void finish_reduce();
+  // Finishes all pending reductions.
   void finish_reductions();
   void finish_bucket(PendingReduction& pending);
   void finish_sharded_gradients();
@@ -325,7 +326,8 @@ class FlatStore final : public ParamStore {
   std::vector<char> unwritten_;
   StoreGroups groups_;
   Options options_;
-  int64_t shards_, replicas_;  // ranks
+  // Numbers of ranks of `shard` and of `replica`.
+  int64_t shards_, replicas_;
   // Over `shard`.
   bool shards_state_, shards_gradients_, shards_parameters_;
   // Main copies and moments.

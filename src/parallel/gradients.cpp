@@ -155,7 +155,7 @@ void FlatStore::finish_reduce() {
   pending_reductions_.pop_front();
 }
 FlatStore::~FlatStore() {
-  // The last one may have been left half-started by an error.
+  // An error may have left the last pending reduction without its event `complete`.
   if (!pending_reductions_.empty() && options_.reduce_queue != Queue::compute)
     device_.wait_for(Queue::compute, *device_.record(options_.reduce_queue));
 }

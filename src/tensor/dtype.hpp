@@ -29,7 +29,7 @@ enum class DType : uint8_t {
 };
 
 int64_t size_of(DType type);  // bytes
-// "fp32", "bf16", "i32" ….
+// For example "fp32", "bf16" or "i32".
 std::string_view name_of(DType type);
 // Also "float32", "bfloat16", "F32", "BF16" … Not the floating-point types below 16 bits: no file holds them,
 // since their scales would be missing.

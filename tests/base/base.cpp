@@ -89,12 +89,12 @@ TEST_CASE("normal variates have mean 0, variance 1 and no neighbors in common") 
   CHECK(std::abs(product / n) < 0.02);
 }
 
-TEST_CASE("streams of different seed, purpose or index differ") {
+TEST_CASE("keys of different seed, purpose or index differ") {
   std::set<std::pair<uint32_t, uint32_t>> keys;
   for (uint64_t seed = 0; seed < 10; ++seed)
     for (uint32_t use = 0; use < 10; ++use)
-      for (uint64_t stream = 0; stream < 10; ++stream) {
-        const auto key = philox_key(seed, use, stream);
+      for (uint64_t index = 0; index < 10; ++index) {
+        const auto key = philox_key(seed, use, index);
         keys.insert({key.k0, key.k1});
       }
   CHECK(keys.size() == 1000);

@@ -566,8 +566,8 @@ TEST_CASE("an 8B model's step runs on the meta device in less than 100 ms and sa
 #if CAPSTAN_TIMED
   CHECK(seconds < 0.1);
 #endif
-  const auto at = [&](MemoryCategory owner) {
-    return static_cast<double>(use.peak_by_category[static_cast<size_t>(owner)]);
+  const auto at = [&](MemoryCategory category) {
+    return static_cast<double>(use.peak_by_category[static_cast<size_t>(category)]);
   };
   // Parameters: bf16 and the fp32 main copy of this store; gradients fp32.
   const double parameters = 8030261248.0;

@@ -17,7 +17,7 @@ using namespace capstan;
 
 namespace {
 
-// The rows in a context that has none yet.
+// Returns the table from a new context, so that its rows are copied to the device.
 ops::RopeTable rope_rows(nn::RopeTables& tables, Device& device, int64_t positions) {
   test::SimpleStore store(device);
   StepContext context{device, store};

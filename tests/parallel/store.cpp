@@ -110,7 +110,7 @@ void check_same(const Ended& a, const Ended& b, double bound) {
   for (size_t i = 0; i < a.values.size(); ++i) check_close(a.values[i], b.values[i], bound);
 }
 
-// Everything that was observed, and the most memory of two owners at any of those moments.
+// Everything that was observed, and the most memory of two categories at any of those moments.
 class Events final : public TapeObserver {
  public:
   void observe(const TapeEvent& event) override {
@@ -254,7 +254,7 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
     }
 }
 
-TEST_CASE_TEMPLATE("a rank holds what flat_store.hpp says, by owner", D, EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp states", D, EVERY_DEVICE) {
   const int64_t ranks = world().size();
   for (const bool half : {false, true})
     for (const bool overlap : {false, true})
@@ -301,19 +301,19 @@ TEST_CASE_TEMPLATE("a rank holds what flat_store.hpp says, by owner", D, EVERY_D
           two_blocks = std::max(two_blocks, block[i] + block[i + 1]);
         const int64_t widest_block = *std::max_element(block.begin(), block.end());
         const int64_t P = half ? 2 : 4, S = sharded ? ranks : 1;
-        const auto owner = [](MemoryCategory o) { return static_cast<size_t>(o); };
+        const auto index = [](MemoryCategory category) { return static_cast<size_t>(category); };
         const auto near = [&](int64_t got, int64_t formula, const char* what) {
           CAPTURE(what);
           CHECK(static_cast<double>(got) >= 0.98 * static_cast<double>(formula));
           // Blocks of the allocator are up to an eighth larger than what was asked for.
           CHECK(static_cast<double>(got) <= 1.02 * static_cast<double>(formula) * 1.125 + 512.0 * 64);
         };
-        near(events.most[owner(MemoryCategory::parameters)],
+        near(events.most[index(MemoryCategory::parameters)],
              shards_parameters ? P * b / S + P * (overlap ? two_blocks : widest_block) : P * b, "parameters");
-        near(events.most[owner(MemoryCategory::main_parameters)], half ? 4 * b / S : 0, "main copies");
-        near(events.most[owner(MemoryCategory::gradients)],
+        near(events.most[index(MemoryCategory::main_parameters)], half ? 4 * b / S : 0, "main copies");
+        near(events.most[index(MemoryCategory::gradients)],
              shards_gradients ? 4 * b / S + 4 * (overlap ? two_buckets : largest) : 4 * b, "gradients");
-        near(events.most[owner(MemoryCategory::moments)], 8 * b / S, "moments");
+        near(events.most[index(MemoryCategory::moments)], 8 * b / S, "moments");
       }
 }
 

@@ -70,7 +70,7 @@ TEST_CASE("views share storage and slices keep strides") {
   CHECK_THROWS_AS((void)t.slice(0, 0, 1).as_type(DType::bf16).slice(2, 0, 3).as_type(DType::f32), Error);
 }
 
-TEST_CASE("memory is booked by owner, peaks are remembered, blocks are reused") {
+TEST_CASE("memory is counted by category, peaks are remembered, blocks are reused") {
   const auto cpu = make_cpu_device(no_table(), 1);
   {
     CategoryScope scope(MemoryCategory::moments);

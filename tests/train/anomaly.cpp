@@ -254,7 +254,7 @@ TEST_CASE("the save ends at step boundaries; a failing rank is reported on all r
   CHECK(checkpoint::verify(root.path() / "step-00000001", checkpoint::Depth::content).empty());
 }
 
-TEST_CASE("the plan's memory holds the copies of an asynchronous save") {
+TEST_CASE("the estimated memory holds the copies of an asynchronous save") {
   auto config = tiny_config(true, 1);
   const auto without = estimate_step(config);
   config.checkpoint.save_interval = 10;

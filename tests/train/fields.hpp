@@ -12,7 +12,7 @@ using Overrides = std::vector<std::string>;
 enum class View {
   // losses, gradient norms, learning rates, skips and events of five steps, validation loss; device, threads
   run,
-  model,   // names, shapes and first values' spread of the parameters
+  model,   // names, shapes and distribution of the initial values of the parameters
   wiring,  // the rank grid, stages, pipeline shape, store options, tensor-parallel splits
   memory,  // what a step holds and sends, of the first and the last rank
   data,    // the three datasets: how many rows, which, with masks; how they are read

@@ -350,28 +350,29 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
       CHECK(std::abs(bytes - before.at(group) - plan.sent.at(group)) <= plan.sent.at(group) / 50 + kScalars);
     }
   }
-  const MemoryUse planned = estimate_step(config, on.rank()).memory, used = runner.device().memory();
-  INFO("planned: ", memory_text(planned));
+  const MemoryUse estimated = estimate_step(config, on.rank()).memory, used = runner.device().memory();
+  INFO("estimated: ", memory_text(estimated));
   INFO("used: ", memory_text(used));
-  // Streams and their gradients that a slower neighbor has not taken yet come on top: one of each, or
-  // several where the forward passes of many micro-batches follow one another.
+  // Hidden states and their gradients that a slower neighbor has not received yet come on top: one of each,
+  // or several where the forward passes of many micro-batches follow one another.
   const int64_t waiting = config.dist.pipeline_model_parallel_size == 1                      ? 0
                           : config.dist.pipeline_schedule == config::PipelineSchedule::gpipe ? 4
                                                                                              : 2;
   const int64_t hidden_states =
       config.train.micro_batch_size * config.model.seq_length * config.model.hidden_size * 4;
   const auto slack = static_cast<double>(waiting * hidden_states);
-  CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(planned.peak) + slack);
-  CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(planned.peak));
-  CHECK(static_cast<double>(used.reserved) <= 1.02 * static_cast<double>(planned.reserved) + slack);
-  CHECK(static_cast<double>(used.reserved) >= 0.98 * static_cast<double>(planned.reserved));
+  CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(estimated.peak) + slack);
+  CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(estimated.peak));
+  CHECK(static_cast<double>(used.reserved) <= 1.02 * static_cast<double>(estimated.reserved) + slack);
+  CHECK(static_cast<double>(used.reserved) >= 0.98 * static_cast<double>(estimated.reserved));
   // Buffers that wait for a neighbor may also move the peak to another moment, at which memory is divided
   // differently among the categories.
-  const bool same_moment = waiting == 0 || used.peak == planned.peak;
-  for (size_t owner = 0; same_moment && owner < kMemoryCategories; ++owner) {
-    const auto apart = static_cast<double>(used.peak_by_category[owner] - planned.peak_by_category[owner]);
-    CHECK_MESSAGE(std::abs(apart) <= 0.02 * static_cast<double>(planned.peak) + slack,
-                  name_of(static_cast<MemoryCategory>(owner)));
+  const bool same_moment = waiting == 0 || used.peak == estimated.peak;
+  for (size_t category = 0; same_moment && category < kMemoryCategories; ++category) {
+    const auto apart =
+        static_cast<double>(used.peak_by_category[category] - estimated.peak_by_category[category]);
+    CHECK_MESSAGE(std::abs(apart) <= 0.02 * static_cast<double>(estimated.peak) + slack,
+                  name_of(static_cast<MemoryCategory>(category)));
   }
   SavePlan plan;
   plan.root = scratch() / name;
@@ -417,7 +418,7 @@ struct Apart {
   double loss, norm, parameters, moments;
   // With GEMMs in 8 and 4 bits, whose codes differ where sums do: root mean squares of the differences of a
   // moment over those of its values, the largest in place of `moments` and the median over all moments. As
-  // measured, at most 0.43 and 0.046 in FP8, 1.12 and 0.154 in FP4; a wrong gradient makes them about 1.
+  // measured, at most 0.43 and 0.046 in FP8, 1.12 and 0.154 in FP4. A missing gradient makes them 1.
   double median = 0;
   Apart(const std::string& recipe, const std::string& overrides) {
     const bool bf16 = rounds_below_fp32(recipe, overrides);

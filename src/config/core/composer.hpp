@@ -108,7 +108,7 @@ class Composer {
   // field have the same rank and must agree.
   void replace_earlier();
 
-  // `~path`: a field or section goes back to its soft value, an item or key is removed.
+  // `~path`: a field or section goes back to the value of its preset or parent, an item or key is removed.
   void reset(const ParsedPath& path, const Node* expected);
 
   // presets (compose_presets.cpp)

@@ -90,14 +90,14 @@ std::pair<std::string, std::string> first_difference(const std::string& mine, co
 
 }  // namespace
 
-void require_agreement(comm::World& world, const std::vector<Common>& values) {
+void require_agreement(comm::World& world, const std::vector<AgreedValue>& values) {
   if (world.size() == 1) return;
   const auto hosts = comm::gather_texts(world.communicator(), world.host());
   std::vector<std::string> differing;
-  for (const Common& common : values) {
-    const auto all = comm::gather_texts(world.communicator(), common.value);
+  for (const AgreedValue& agreed : values) {
+    const auto all = comm::gather_texts(world.communicator(), agreed.value);
     for (size_t rank = 1; rank < all.size(); ++rank)
-      if (all[rank] != all[0]) differing.push_back(disagreement(rank, hosts, common.what, all[rank], all[0]));
+      if (all[rank] != all[0]) differing.push_back(disagreement(rank, hosts, agreed.name, all[rank], all[0]));
   }
   if (!differing.empty()) fail_differing(differing);
 }

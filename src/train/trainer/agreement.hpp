@@ -10,16 +10,17 @@
 
 namespace capstan::train {
 
-struct Common {
-  // What all ranks must have in common, as named in messages: "the program".
-  std::string what;
+// A value that all ranks must have in common.
+struct AgreedValue {
+  // Its name in messages: "the program".
+  std::string name;
   // Value on this rank.
   std::string value;
 };
 
 // Collective. Throws ErrorCode::rank_failure on every rank if values differ, and names each rank that differs
 // from rank 0, its host and both values.
-void require_agreement(comm::World& world, const std::vector<Common>& values);
+void require_agreement(comm::World& world, const std::vector<AgreedValue>& values);
 
 // Collective. Requires the same value of every field of the recipe, including layout and intervals. The error
 // names the first field in which a rank differs.

@@ -46,8 +46,8 @@ class PendingBatch {
 };
 
 // Copies micro-batches on the host-to-device queue, beside the compute queue, from pinned buffers. A buffer
-// is filled again when its copy is done; where none is, one more is allocated, and the host does not wait. At
-// most each micro-batch of a step has its own; the memory estimate counts one.
+// is filled again when its copy is done; where none is, one more is allocated, and the host does not wait.
+// There are at most as many buffers as micro-batches in a step; the memory estimate counts one buffer.
 class BatchUploader {
  public:
   BatchUploader(Device& device, ContextShard shard) : device_(device), shard_(shard) {}

@@ -140,7 +140,8 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   estimate.sent = std::move(counts.sent);
   estimate.launches_by_queue = counts.launches;
   estimate.copied_to_device = counts.copied;
-  estimate.copied_to_host = sizeof(kernels::StepValues);  // bytes, of StepTotals::read()
+  // The host reads these values once, in StepTotals::read().
+  estimate.copied_to_host = sizeof(kernels::StepValues);
   estimate.flops = cost.flops / static_cast<double>(micro_batches);
   estimate.executed_flops = cost.executed / static_cast<double>(micro_batches);
   estimate.memory = device->memory();

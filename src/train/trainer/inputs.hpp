@@ -24,8 +24,8 @@ struct MissingFile {
 };
 
 // Returns the missing inputs of a new run of the recipe, in the order of use. The recipe must be resolved
-// without errors. resumes: the run continues from a checkpoint of its own, and needs the given weights only
-// if they are the base of adapters. Reads directories only, no file contents.
+// without errors. resumes: the run continues from a checkpoint of its own, and needs the pretrained weights
+// only if they are the base of adapters. Reads directories only, no file contents.
 std::vector<MissingFile> missing_files(const config::Config& config, bool resumes = false);
 
 // quick: reads the tokenizer, the indices of datasets and the beginning of fine-tuning files. full: opens the

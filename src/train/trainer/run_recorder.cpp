@@ -88,8 +88,8 @@ void RunRecorder::write(const records::MetricsRow& row) {
     if (complained) log_.line("metrics.jsonl is written again, and complete");
   } catch (const Error& error) {
     if (unwritten_.size() > kLongest) unwritten_.pop_front();
-    if (unwritten_.size() > 1 && seconds_since(last_complaint_) < 30) return;
-    last_complaint_ = std::chrono::steady_clock::now();
+    if (unwritten_.size() > 1 && seconds_since(last_warning_) < 30) return;
+    last_warning_ = std::chrono::steady_clock::now();
     log_.warning(error.message() + "; training goes on, " + std::to_string(unwritten_.size()) +
                  " rows of the metrics wait for space");
   }

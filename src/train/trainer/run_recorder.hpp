@@ -74,7 +74,7 @@ class RunRecorder {
   bool begun_ = false;
   // Rows that a full disk has kept from being written, oldest first.
   std::deque<records::MetricsRow> unwritten_;
-  std::chrono::steady_clock::time_point last_complaint_;
+  std::chrono::steady_clock::time_point last_warning_;
 };
 
 }  // namespace capstan::train

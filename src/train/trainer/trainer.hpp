@@ -39,7 +39,7 @@ struct StepResult;
 class Trainer {
  public:
   // Builds the run, in this order: data, memory estimate, run directory, device, mesh, model, parameters,
-  // optimizer, schedules, and the state to begin with (initial values, given weights or a checkpoint).
+  // optimizer, schedules, and the state to begin with (initial values, pretrained weights or a checkpoint).
   // ErrorCode::not_found and ::format for data, tokenizer, checkpoints and the run to resume (before anything
   // large is allocated), ::unsupported for what this build cannot do, ::no_fit for a step that does not fit
   // the memory, ::failed for a refused resume.
