@@ -7,7 +7,7 @@
 namespace capstan::kernels {
 
 struct SamplingOptions {
-  // Of the softmax. 0: the most likely token, of equal ones the first.
+  // Divides the logits before the softmax. 0: the most likely token, of equal ones the first.
   double temperature = 1;
   // Samples from the k most likely tokens. 0: from all.
   int64_t top_k = 0;

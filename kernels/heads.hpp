@@ -34,7 +34,7 @@ struct QkvLayout {
   }
   int64_t key(int64_t group) const { return (group * (heads_per_group + 2) + heads_per_group) * head_dim; }
   int64_t value(int64_t group) const { return key(group) + head_dim; }
-  // Of queries, keys and values alike, from query(0), key(0) and value(0).
+  // Strides of queries, keys and values alike, from query(0), key(0) and value(0).
   HeadStrides strides() const { return {row(), (heads_per_group + 2) * head_dim, head_dim}; }
 };
 

@@ -8,7 +8,7 @@
 
 namespace capstan::kernels::amx {
 
-// Of the calling thread.
+// Configures and releases the tile unit of the calling thread.
 void set_up_tiles();
 void give_back_tiles();
 

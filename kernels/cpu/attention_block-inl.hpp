@@ -81,7 +81,7 @@ HWY_INLINE void write_row(Out y, int64_t to, const float* from, float factor, in
 struct Mask {
   bool causal;
   int64_t window, keys;
-  // Of query row 0 and those after it, as global positions; or null.
+  // Document starts of the query rows, as global positions; or null.
   const int32_t* document_start;
   int64_t first_key = 0;
   // Keys [low, high) of the query in `row` with that global position.
@@ -169,7 +169,7 @@ inline constexpr int64_t kSlab = 32;
 enum class Weights { probabilities, gradients };
 
 struct Vectors {
-  // Of packed arrays.
+  // Element type of packed arrays.
   using Value = float;
   // Held by the caller of GEMMs.
   struct Unit {};
@@ -437,7 +437,7 @@ struct Tiles {
   template <class Scratch>
   static void backward_keys(const Scratch& s, const Block<Tiles>& b, LeftOperand q, LeftOperand dout,
                             const float* lse, int64_t queries, int64_t keys, HeadDims d, float scale) {
-    // Of a right panel of 32 keys.
+    // Number of values in a right panel of 32 keys.
     constexpr int64_t kPanelValues = kQueries * 32;
     bf16 *p_columns = s.narrow, *p_rest = p_columns + kRounded;
     bf16 *ds_columns = p_rest + kRounded, *ds_rows = ds_columns + kRounded;
@@ -510,7 +510,7 @@ HWY_INLINE VF dropped(VF v, const uint32_t* words, hn::Vec<DU> threshold, VF fac
   const auto w = hn::LoadU(DU(), words);
   return hn::IfThenElseZero(hn::RebindMask(DF(), hn::Eq(hn::Max(w, threshold), w)), hn::Mul(v, factor));
 }
-// Of a block of keys: up to three words before its first.
+// Number of random words for a block of keys, with up to three words before its first one.
 template <class Gemms>
 inline constexpr int64_t kWords = Gemms::kKeys + 4 * kStep;
 

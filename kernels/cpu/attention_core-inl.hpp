@@ -22,7 +22,7 @@ template <class Gemms>
 struct ForwardScratch {
   using Value = typename Gemms::Value;
   float *scores, *out, *max, *sum;
-  // Of the current block of keys.
+  // Maximum of each row in the current block of keys, and the factor that corrects earlier blocks.
   float *highest, *correction;
   Value *q, *narrow;
   uint32_t* words;

@@ -136,7 +136,7 @@ HWY_NOINLINE void panel_gemm(int64_t k, const float* HWY_RESTRICT a, int64_t ste
   int64_t done = 0;
   if constexpr (kFetch) {
     // Prefetches the lines of C, which are needed at the end.
-    // Of a row of C.
+    // Number of cache lines in a row of C.
     constexpr int64_t kLines = (NV * kStep + 15) / 16;
     const int64_t c_lines = m * kLines, each = ceil_div(c_lines, std::max<int64_t>(1, k / kFetchDepth));
     int64_t line = 0;

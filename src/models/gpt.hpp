@@ -46,7 +46,7 @@ class GptModel final : public Model {
   int64_t vocab_ = 0, hidden_ = 0;
   // Rows of the position table, 0: none.
   int64_t learned_positions_ = 0;
-  // Of the head's logits, 0: none.
+  // Soft cap of the output layer's logits; 0: none.
   float final_softcap_ = 0;
   // Full recomputation: the first recomputed_layers_ layers of each stage in regions of region_layers_.
   int64_t recomputed_layers_ = 0, region_layers_ = 1;

@@ -34,7 +34,7 @@ class SelfAttention {
     double softcap = 0;
     // Keys visible to a query, its own included; 0: all earlier keys.
     int64_t window = 0;
-    // Of the attention probabilities.
+    // Dropout probability of the attention probabilities.
     double dropout = 0;
     Init init, output_init;
   };

@@ -16,7 +16,7 @@ class Embedding {
     int64_t positions = 0;
     int64_t hidden = 0;
     double dropout = 0;
-    // Of the token embedding, rounded to the compute type.
+    // Factor of the token embedding, rounded to the compute type.
     double multiplier = 1;
     Init init;
     // ParamSpec::other_uses.

@@ -24,7 +24,7 @@ struct TokenContext {
   ops::RopeTable rope;
   // Enables dropout.
   bool training = false;
-  // Of dropout.
+  // Seed of dropout.
   uint64_t seed = 0;
 
   // Dropout of attention probabilities uses the indices of all rows, dropout of hidden states those of its

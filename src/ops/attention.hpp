@@ -23,7 +23,7 @@ struct AttentionOptions {
   PhiloxKey dropout_key{};
   // Global index of the first query head here.
   int64_t head_offset = 0;
-  // Of these rows; cu_seqlens those of the full sequences.
+  // The documents of these rows; cu_seqlens describes the full sequences.
   Documents documents;
   // i64 [N], only with dropout.
   Tensor dropout_rows;

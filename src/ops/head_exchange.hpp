@@ -24,7 +24,7 @@ class HeadExchange {
   int64_t ranks() const { return ranks_; }
   // Rows of a sequence after the exchange.
   int64_t seq() const { return ranks_ * seq_; }
-  // Of this rank's heads after the exchange.
+  // Layout of this rank's heads after the exchange.
   const kernels::QkvLayout& layout() const { return mine_; }
   // Index of the first of them before the exchange.
   int64_t first_head() const;

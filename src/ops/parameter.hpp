@@ -63,7 +63,7 @@ class Parameter {
   const std::string& name() const { return spec_.name; }
   int index() const { return index_; }
   const Shard& shard() const { return shard_; }
-  // Of the local shard.
+  // Shape of the local shard.
   const Shape& shape() const { return shard_.shape; }
 
  private:

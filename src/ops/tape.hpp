@@ -269,7 +269,7 @@ class Tape {
   std::map<std::string, Var> inputs_, outputs_;
   std::map<std::string, Tensor> input_gradients_;
   std::vector<std::pair<int, Tensor>> side_losses_;
-  // Of the outermost recomputed region.
+  // The choices of the outermost recomputed region.
   std::shared_ptr<std::vector<Tensor>> choices_;
   // The next of choices_ while the region is recomputed.
   size_t next_choice_ = 0;

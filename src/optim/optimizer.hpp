@@ -19,7 +19,7 @@ namespace capstan::optim {
 // A weight matrix that is updated as one, by Muon. Ranks of `tensor` hold shards of it, and ranks of `shard`
 // slices of such a shard.
 struct Matrix {
-  // Of the local shard, in elements from the start of the bucket of which a buffer is a part.
+  // Offset of the local shard in the bucket of which a buffer is a part, elements.
   int64_t begin = 0;
   Shape global;  // [rows, columns]
   Sharding sharding;
@@ -52,7 +52,7 @@ struct FlatBuffer {
   std::vector<Range> ranges;
   // The ranges as kernels read them, kernels::UpdateRange [ranges.size()] in bytes; with_range_tables().
   Tensor table = {};
-  // Of all ranks' parts of the bucket; empty: the buffer is updated element by element.
+  // The matrices of the bucket, on all ranks; empty: the buffer is updated element by element.
   std::vector<Matrix> matrices = {};
   // With matrices: the gradients of this rank of Groups::shard, fp32. If the ranks of Groups::replica divide
   // them, `gradients` is a slice of this tensor; else both are the same tensor. These tensors of all ranks of
@@ -94,7 +94,7 @@ class Optimizer {
     std::vector<Tensor> scales;
     // fp8: the codes are those of its square root.
     bool root = false;
-    // Of values(), and in checkpoints.
+    // Type of values(), and in checkpoints.
     DType stored = DType::f32;
     bool has(int buffer) const { return buffers[static_cast<size_t>(buffer)].defined(); }
   };
@@ -131,7 +131,8 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
 
 // Statistics over the counted ranges of buffers with range tables, into device memory; the caller sums over
 // ranks.
-// Of the gradients, or of FlatBuffer::main, in double; not finite if a value is not. sum: fp64 [1].
+// Sums the squares of the gradients, or of FlatBuffer::main, in double. The sum is not finite if a value is
+// not. sum: fp64 [1].
 void sum_of_squares(const std::vector<FlatBuffer>& buffers, const Tensor& sum,
                     Tensor FlatBuffer::*which = &FlatBuffer::gradients);
 // The number of gradients that are zero. count: i64 [1].

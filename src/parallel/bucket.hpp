@@ -46,7 +46,7 @@ struct BucketLayout {
   static constexpr size_t kNoBucket = static_cast<size_t>(-1);
   // By Parameter::index(); kNoBucket: in none.
   std::vector<Position> positions;
-  // Of all parameters, without padding.
+  // Number of elements of all parameters, without padding.
   int64_t elements = 0;
 };
 

@@ -1,4 +1,4 @@
-// Parameters, gradients and main copies in flat buckets (bucket.hpp), replicated or sharded over the
+// Parameters, gradients and main parameters in flat buckets (bucket.hpp), replicated or sharded over the
 // data-parallel ranks.
 //
 // With S ranks in the group `shard`, R in `replica`, b elements in a bucket, P bytes an element of the
@@ -17,7 +17,7 @@
 //   full   P b of the block that computes and, with overlap_param_gather, of the one that is prefetched.
 //   open   4 b of the bucket whose weight gradients are computed and, with overlap_grad_reduce, of one that
 //          is being reduced (two on the communication queue).
-//   With shard_over_replicas main copies and moments are 1 / (S R) of b.
+//   With shard_over_replicas main parameters and moments are 1 / (S R) of b.
 //
 // It sends, in a step of M micro-batches, G bytes an element of the gradients (4, or 2 when they are reduced
 // in bf16):
@@ -81,7 +81,7 @@ class FlatStore final : public ParamStore {
     DType reduce = DType::f32;
     // Without effect in a group of one.
     config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
-    // outer_dp_sharding_strategy optim: main copies and moments are sharded over replicas too.
+    // outer_dp_sharding_strategy optim: main parameters and moments are sharded over replicas too.
     bool shard_over_replicas = false;
     // A bucket is exchanged while the backward pass goes on.
     bool overlap_grad_reduce = false;
@@ -216,7 +216,7 @@ class FlatStore final : public ParamStore {
     int buffer = -1;
     // Elements of `values`: all, or this rank's slice of `shard` (optim_grads_params).
     FlatRange held;
-    // This rank's part of main copies and moments.
+    // This rank's part of main parameters and moments.
     FlatRange owned;
     // Compute type [held.count].
     Tensor values;

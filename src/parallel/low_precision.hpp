@@ -28,7 +28,7 @@ struct LowPrecisionOptions {
   int64_t history_length = 1;
   bool maximum_of_history = false;
   int64_t margin = 0;
-  // Of stochastic rounding.
+  // Seed of stochastic rounding.
   uint64_t seed = 0;
   // The weights whose GEMMs are in low precision; null: none.
   std::function<bool(const Parameter&)> covers;

@@ -53,11 +53,11 @@ class Nf4Weight {
   // A region of the matrix; its blocks are consecutive in the shard.
   struct LocalRegion {
     Region region;
-    // Of the shard.
+    // Its elements and blocks within the shard.
     FlatRange elements;
     FlatRange blocks;
   };
-  // In the matrix, of a block of the region.
+  // The number, within the matrix, of a block of the region.
   int64_t block_number(const LocalRegion& local, int64_t block) const;
   void set_scales(const std::vector<float>& scales, comm::Communicator* tensor);
 
@@ -65,7 +65,7 @@ class Nf4Weight {
   const Parameter* parameter_;
   Nf4Options options_;
   std::vector<LocalRegion> regions_;
-  // Of this shard.
+  // Number of blocks of this shard.
   int64_t blocks_ = 0;
   Tensor codes_, scales_, scale_codes_, nested_, map_;
 };

@@ -51,7 +51,7 @@ struct ScheduleRun {
   std::string problem;
   // Until the last rank has ended.
   int64_t ticks = 0;
-  // Of each action of each rank.
+  // Tick at which each action of each rank starts.
   std::vector<std::vector<int64_t>> start;
   // Ticks that each rank waits, of `ticks`.
   std::vector<int64_t> idle;

@@ -40,7 +40,7 @@ class BlockAllocator {
   int64_t end_ = 0;
   // Size by offset.
   std::map<int64_t, int64_t> free_, used_;
-  // Of the free blocks: size, offset.
+  // Size and offset of the free blocks.
   std::set<std::pair<int64_t, int64_t>> by_size_;
 };
 

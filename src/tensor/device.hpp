@@ -274,7 +274,7 @@ class Device {
 
   const AllocatorRules rules_;
   std::array<BlockAllocator, 2> pools_;
-  // Of the blocks in use, by address.
+  // Offsets of the blocks in use, by address.
   std::unordered_map<std::byte*, int64_t> offsets_;
   std::array<MemoryUse, kMemoryKinds> use_;
   std::array<int64_t, kQueues> copied_bytes_{};
@@ -310,7 +310,7 @@ std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int worker
 // (checked_device.cpp): queues on their own threads with deliberate delays, tensor addresses that crash host
 // code, NaNs in uninitialized memory. Gives the same bits as the CPU device.
 struct CheckedOptions {
-  // Of the delays.
+  // Seed of the delays.
   uint64_t seed = 1;
   // No work runs until a wait needs it: finds every missing wait.
   bool patient = false;

@@ -70,7 +70,7 @@ class Tensor {
   Tensor slice(int dim, int64_t begin, int64_t count) const;
   // Reinterprets the bytes of a contiguous tensor; scales the last size.
   Tensor as_type(DType dtype) const;
-  // Of a contiguous tensor.
+  // A view of elements [begin, begin + count) of a contiguous tensor.
   Tensor flat_range(int64_t begin, int64_t count, const Shape& shape) const;
 
   // Explicit copies; the tensor must be contiguous. A copy to the host is complete on return. After a copy

@@ -43,7 +43,7 @@ struct GroupSlot {
   std::atomic<int32_t> first;
   // Collectives entered; the first has number 1.
   std::atomic<int64_t> sequence;
-  // Of collective s at s % kKept: asked_of().
+  // The arguments of collective s, as asked_of() encodes them, at s % kKept.
   std::array<std::atomic<int64_t>, kKept> asked;
 };
 inline int64_t asked_of(Call call, int64_t bytes) {

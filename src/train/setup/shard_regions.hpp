@@ -12,7 +12,7 @@ namespace capstan::train {
 struct ShardRegion {
   // In the global tensor.
   Region where;
-  // Of the local shard, row-major; in the order of the region's elements.
+  // Elements of the local shard, row-major; in the order of the region's elements.
   parallel::FlatRange elements;
   // false: another rank, which holds the same elements, counts and writes them.
   bool owned = true;

@@ -55,11 +55,11 @@ struct SavePlan {
   bool optimizer = true;
   // Copied beside the weights.
   const text::Tokenizer* tokenizer = nullptr;
-  // Of the run, also where it is not copied.
+  // Record of the run's tokenizer, also if the tokenizer is not copied.
   std::optional<data::TokenizerRecord> tokenizer_record;
   // Further small files there: name and content.
   std::vector<std::pair<std::string, std::string>> assets;
-  // Of the recipe, in place of the tokenizer's own; empty: none.
+  // The recipe's chat template, in place of the tokenizer's own; empty: none.
   std::string chat_template;
   // Null: the real one.
   checkpoint::FileSystem* files = nullptr;
@@ -70,9 +70,9 @@ struct SavePlan {
 // A region of a tensor of the state as a checkpoint names it.
 struct StateTensor {
   std::string name;
-  // Of the full tensor, over all ranks.
+  // Shape of the full tensor, over all ranks.
   Shape shape;
-  // Of this rank.
+  // The region of this rank.
   Region where;
   // As stored.
   DType dtype;

@@ -15,7 +15,7 @@ struct StoredRecipe {
   std::filesystem::path checkpoint;
   // Newer checkpoints that do not verify, with the reasons.
   std::vector<std::string> refused;
-  // Of the recipe in it, with the overrides; may have errors.
+  // Resolution of the stored recipe with the overrides; may have errors.
   config::Resolution resolution;
 };
 // For evaluation and generation on `ranks` ranks, whatever the layout that trained. One rank holds the full

@@ -15,10 +15,10 @@ namespace capstan::train {
 struct StepEstimate {
   // Forward, backward and weight gradients of one micro-batch, this rank's part.
   double flops = 0;
-  // With those of recomputation.
+  // FLOPs with those of recomputation.
   double executed_flops = 0;
-  // Of the full step of one rank, on the device and beside it on the host; a device that shares the host's
-  // memory has one kind.
+  // Memory of a full step of one rank, on the device and on the host; a device that shares the host's memory
+  // has one kind.
   MemoryUse memory, host_memory;
   // Bytes that this rank sends in a step, by group.
   std::map<std::string, int64_t> sent;
@@ -28,8 +28,8 @@ struct StepEstimate {
   // Bytes that a step copies from the host to the device, and back.
   int64_t copied_to_device = 0, copied_to_host = 0;
 };
-// Of rank `rank` in the recipe's world (dist.world_size), which need not be there. local_ranks: of its host,
-// over which the cores are divided where train.threads does not say how many there are.
+// Estimates a step of rank `rank` in the recipe's world (dist.world_size), which need not run. local_ranks:
+// number of ranks on its host, over which the cores are divided if train.threads is not set.
 StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1);
 
 }  // namespace capstan::train

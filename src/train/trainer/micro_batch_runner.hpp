@@ -79,7 +79,7 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   const Source* source_ = nullptr;
   StepTimers* timers_ = nullptr;
   Losses losses_;
-  // Of losses_.sums.
+  // Number of sums that losses_.sums holds so far.
   int64_t losses_known_ = 0;
   int64_t forwards_ = 0;
   // Rows of each micro-batch that was loaded, on this rank.

@@ -29,7 +29,7 @@ struct StepResult {
   // Before clipping, of the mean loss.
   double gradient_norm = 0;
   double learning_rate = 0;
-  // Of all ranks.
+  // Number of loss tokens of all ranks.
   int64_t loss_tokens = 0;
   // Samples of the step, which grow with train.rampup_batch_size.
   int64_t global_batch_size = 0;
@@ -105,8 +105,8 @@ class StepRunner {
 
  private:
   using StepValues = kernels::StepValues;
-  // Of a step: the gradients' values after all reductions, and the hash of this rank's own gradients and
-  // losses before them, with resilience.rerun_mode.
+  // The values of a step after all reductions, and with resilience.rerun_mode the hash of this rank's own
+  // gradients and losses before them.
   struct Reduced {
     StepValues values;
     std::string fingerprint;
