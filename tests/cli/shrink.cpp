@@ -122,7 +122,7 @@ TEST_CASE("a shrunk run goes on, and is no model to ask") {
   scratch.write("text.txt", "nobody knows\n");
   const Finished asked = run_in(scratch, {"eval", "llama3.2-1b-lora-1", "--text", "text.txt"});
   CHECK(asked.code != 0);
-  CHECK_MESSAGE(contains(asked.err, "random weights"), asked.err);
+  CHECK_MESSAGE(contains(asked.err, "random base model"), asked.err);
 }
 
 TEST_CASE("show --shrink reports its changes, check --shrink the values that it uses") {

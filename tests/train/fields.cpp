@@ -470,7 +470,7 @@ TEST_CASE("a token that ends documents and that the tokenizer lacks is an error"
   require_ok(resolution);
   std::string refused;
   try {
-    load_tokenizer(resolution.config);
+    require_eod_token(resolution.config, *load_tokenizer(resolution.config));
   } catch (const Error& error) {
     refused = error.what();
   }

@@ -84,9 +84,6 @@ std::shared_ptr<const text::Tokenizer> load_tokenizer(const config::Config& conf
          "the tokenizer has " + std::to_string(tokenizer->vocab_size()) + " tokens, the model's vocabulary " +
              std::to_string(config.model.vocab_size),
          "model.vocab_size=" + std::to_string(tokenizer->vocab_size()));
-  if (t.eod_token != config::TokenizerConfig().eod_token && !tokenizer->id_of(t.eod_token))
-    fail(ErrorCode::config, "the tokenizer has no token `" + t.eod_token + "` (tokenizer.eod_token)",
-         "leave it out for the end-of-document token of the tokenizer itself");
   return tokenizer;
 }
 
@@ -101,6 +98,13 @@ void require_own_tokenizer(const config::Config& config, const text::Tokenizer& 
        copied ? "tokenizer.tokenizer_model=" + own->name + " is the run's own"
               : "tokenizer.tokenizer_model=FILE names the run's own; checkpoint.save_tokenizer_assets=true "
                 "would have kept it with the checkpoint");
+}
+
+void require_eod_token(const config::Config& config, const text::Tokenizer& tokenizer) {
+  const std::string& token = config.tokenizer.eod_token;
+  if (token != config::TokenizerConfig().eod_token && !tokenizer.id_of(token))
+    fail(ErrorCode::config, "the tokenizer has no token `" + token + "` (tokenizer.eod_token)",
+         "leave it out for the end-of-document token of the tokenizer itself");
 }
 
 std::optional<int32_t> end_of_document(const config::Config& config, const text::Tokenizer& tokenizer) {

@@ -27,15 +27,17 @@ std::shared_ptr<const text::Tokenizer> load_tokenizer_files(const std::string& n
 // The name that the recipe has for its tokenizer, for messages.
 std::string tokenizer_name(const config::TokenizerConfig& tokenizer);
 
-// Null when the recipe has none. Checks that the vocabulary fits the model and that it has the given
-// tokenizer.eod_token.
+// Null when the recipe has none. Checks that the vocabulary fits the model.
 std::shared_ptr<const text::Tokenizer> load_tokenizer(const config::Config& config);
 
 // ErrorCode::failed where the checkpoint's run was trained with another tokenizer, as far as it is recorded.
 void require_own_tokenizer(const config::Config& config, const text::Tokenizer& tokenizer,
                            const checkpoint::Reader& reader);
 
-// tokenizer.eod_token; where the tokenizer lacks the default one, the tokenizer's own.
+// For training. ErrorCode::config if the tokenizer lacks a tokenizer.eod_token other than the default.
+void require_eod_token(const config::Config& config, const text::Tokenizer& tokenizer);
+
+// tokenizer.eod_token if the tokenizer has it, else the tokenizer's own.
 std::optional<int32_t> end_of_document(const config::Config& config, const text::Tokenizer& tokenizer);
 
 // True where tokenizer.chat_template is the name of a known template and not a file.

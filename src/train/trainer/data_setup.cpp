@@ -53,6 +53,7 @@ data::SftOptions sft_options(const config::Config& config, const text::Tokenizer
   options.seed = static_cast<uint64_t>(d.random_seed);
   options.tokenizer = &tokenizer;
   if (config.tokenizer.chat_template) options.chat_template = chat_template_of(config, tokenizer);
+  require_eod_token(config, tokenizer);
   options.eod = end_of_document(config, tokenizer);
   options.threads = static_cast<int>(config.train.threads.value_or(0));
   return options;
@@ -127,7 +128,10 @@ static data::GptDatasetOptions gpt_options(const config::Config& config, const t
   options.documents.reset_position_ids = d.reset_position_ids;
   options.documents.reset_attention_mask = d.reset_attention_mask;
   options.documents.eod_mask_loss = d.eod_mask_loss;
-  if (tokenizer) options.documents.eod = end_of_document(config, *tokenizer);
+  if (tokenizer) {
+    require_eod_token(config, *tokenizer);
+    options.documents.eod = end_of_document(config, *tokenizer);
+  }
   if (d.sample_order == config::SampleOrder::megatron && !options.mock) set_megatron_order(config, options);
   return options;
 }
