@@ -34,6 +34,7 @@ data::SftOptions sft_options(const config::Config& config, const text::Tokenizer
   const config::DatasetConfig& d = config.dataset;
   const auto names = [](const std::vector<config::Path>& paths) {
     std::vector<std::string> result;
+    result.reserve(paths.size());
     for (const config::Path& path : paths) result.push_back(path.resolved);
     return result;
   };
