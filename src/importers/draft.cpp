@@ -160,14 +160,14 @@ void Draft::omit(const SourceKey& from, const Node& value, OmissionReason why, s
 
 void Draft::omit(const SourceKey& from, std::string value, OmissionReason why, std::string reason,
                  std::vector<std::string> near) {
-  const std::string key = clipped(from.key, 80);
-  // A key that is processed twice is listed once.
+  OmittedKey omitted{from.location, clipped(from.key, 80), clipped(std::move(value), 60), std::move(reason),
+                     why,           std::move(near)};
+  // A key that is processed twice is listed once, except if it gives several fields that are omitted.
   for (const OmittedKey& known : omitted_)
-    if (known.key == key && known.why == why && known.location.line == from.location.line &&
-        known.location.column == from.location.column)
+    if (known.key == omitted.key && known.value == omitted.value && known.why == why &&
+        known.location.line == from.location.line && known.location.column == from.location.column)
       return;
-  omitted_.push_back(
-      {from.location, key, clipped(std::move(value), 60), std::move(reason), why, std::move(near)});
+  omitted_.push_back(std::move(omitted));
 }
 
 void Draft::omit_branch(const SourceKey& from, std::string reason) {

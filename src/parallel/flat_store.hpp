@@ -330,7 +330,7 @@ class FlatStore final : public ParamStore {
   int64_t shards_, replicas_;
   // Over `shard`.
   bool shards_state_, shards_gradients_, shards_parameters_;
-  // Main copies and moments.
+  // Main parameters and moments are sharded over `replica` too.
   bool shards_over_replicas_;
   int buffers_ = 0;
   BucketLayout layout_;
