@@ -210,8 +210,11 @@ class MpiWorld final : public World {
     world_.reset();
     publisher_->call(Call::finalize, -1, -1, 0, 0);
     publisher_->state(RankState::waiting);
-    if (!hosted_) MPI_Finalize();
+    // A rank has ended once all have come here. The launcher may end the others as soon as one of them exits
+    // with another code than 0, which is no failure of a rank.
+    if (!hosted_) MPI_Barrier(ranks_);
     publisher_->state(RankState::ended);
+    if (!hosted_) MPI_Finalize();
   }
   Communicator& communicator() override { return *world_; }
   int local_rank() const override { return local_rank_; }

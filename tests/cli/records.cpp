@@ -193,8 +193,8 @@ TEST_CASE(
 
 TEST_CASE("ctrl-C in the first step promises no time, later a measured one") {
   const ScratchDirectory scratch;
-  // Interrupts a run of long steps where it has printed this.
-  const auto interrupt_at = [&](const std::string& text, const std::string& run_directory) {
+  // Interrupts a run of long steps, this time after it has printed the text.
+  const auto interrupt_at = [&](const std::string& text, const std::string& run_directory, int milliseconds) {
     Launch launch;
     launch.directory = scratch.path();
     launch.arguments = train_tiny({"train.train_iters=1000000", "train.micro_batch_size=1",
@@ -202,20 +202,21 @@ TEST_CASE("ctrl-C in the first step promises no time, later a measured one") {
     launch.on_error_text = [&, sent = false](const std::string& printed, int) mutable {
       if (sent || !contains(printed, text)) return 0;
       sent = true;
+      ::usleep(1000 * milliseconds);
       return SIGINT;
     };
     const Finished stopped = run(launch);
     CHECK_MESSAGE(stopped.code == 75, stopped.err);
     return stopped.err;
   };
-  const std::string first = interrupt_at("estimated time: about", "first");
+  const std::string first = interrupt_at("estimated time: about", "first", 0);
   CHECK_MESSAGE(contains(first, "stopped at step 1"), first);
   CHECK_MESSAGE(contains(first, " step; again to stop now\n"), first);
   // Between the line of a step and the beginning of the next one the step is over, and nothing is left to
-  // wait for. A signal rarely comes then.
+  // wait for: the signal comes later at each attempt.
   std::string later;
-  for (int attempt = 0; attempt < 5 && !contains(later, "stopping after this step, about "); ++attempt)
-    later = interrupt_at("step 2/", "later" + std::to_string(attempt));
+  for (int attempt = 0; attempt < 6 && !contains(later, "stopping after this step, about "); ++attempt)
+    later = interrupt_at("step 2/", "later" + std::to_string(attempt), 40 * attempt);
   CHECK_MESSAGE(contains(later, "stopping after this step, about "), later);
 }
 
@@ -273,16 +274,21 @@ TEST_CASE(
 
 TEST_CASE("a signal within an evaluation is answered at once, and the run stops after it") {
   const ScratchDirectory scratch;
-  bool sent = false;
-  const Finished stopped = train_in(scratch,
-                                    {"train.train_iters=1000000", "validation.eval_interval=2",
-                                     "validation.eval_iters=3000", "--run-dir", "r"},
-                                    [&](const std::string& text, int) {
-                                      if (sent || !contains(text, "step 2/")) return 0;
-                                      sent = true;
-                                      ::usleep(100'000);
-                                      return SIGINT;
-                                    });
+  // Once the evaluation has begun, which takes some time on a busy machine.
+  const auto interrupt_after = [&](int milliseconds) {
+    return train_in(scratch,
+                    {"train.train_iters=1000000", "validation.eval_interval=2", "validation.eval_iters=3000",
+                     "--run-dir", "r" + std::to_string(milliseconds)},
+                    [sent = false, milliseconds](const std::string& text, int) mutable {
+                      if (sent || !contains(text, "step 2/")) return 0;
+                      sent = true;
+                      ::usleep(1000 * milliseconds);
+                      return SIGINT;
+                    });
+  };
+  Finished stopped = interrupt_after(100);
+  for (int wait = 200; wait <= 800 && !contains(stopped.err, "stopping after this evaluation"); wait *= 2)
+    stopped = interrupt_after(wait);
   CHECK_MESSAGE(stopped.code == 75, stopped.err);
   const size_t answer = stopped.err.find("stopping after this evaluation; again to stop now\n");
   REQUIRE_MESSAGE(answer != std::string::npos, stopped.err);

@@ -1,9 +1,14 @@
 // rank_at_fault none|late|lost|wrong_size: two ranks of a world of short patience; the collectives of rank 1
-// have that fault. Started by the tests of the status of the ranks.
+// have that fault. rank_at_fault slow_end FILE: the ranks return 75, all but rank 1 are slow in MPI_Finalize;
+// reports go to the file, because mpirun no longer reads what a rank prints then. Started by the tests of the
+// status of the ranks.
+#include <mpi.h>
+#include <signal.h>
 #include <stdio.h>
 
 #include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.hpp"
@@ -13,13 +18,33 @@
 using namespace capstan;
 using namespace std::chrono_literals;
 
+static std::chrono::milliseconds slow_end = 0ms;
+
+// Called in place of the library's.
+extern "C" int MPI_Finalize() {
+  const int code = PMPI_Finalize();
+  std::this_thread::sleep_for(slow_end);
+  return code;
+}
+
 int main(int, char** arguments) {
   const std::string wanted = arguments[1];
-  const auto report = [](const Error& error) { ::fprintf(stderr, "error: %s\n", error.what()); };
+  const auto report = [&](const Error& error) {
+    FILE* const out = wanted == "slow_end" ? ::fopen(arguments[2], "a") : stderr;
+    ::fprintf(out, "error: %s\n", error.what());
+    if (out != stderr) ::fclose(out);
+  };
   const auto world = comm::World::join({.timeout = 1.5, .report = report});
   const auto fault = wanted == "late"   ? test::Fault::late
                      : wanted == "lost" ? test::Fault::lost
                                         : test::Fault::wrong_size;
+  if (wanted == "slow_end") {
+    // The launcher sends SIGTERM a second after the first exit, and SIGKILL another second later.
+    if (world->rank() != 1) slow_end = 5s;
+    // Sees the end of rank 0.
+    if (world->rank() == 2) ::signal(SIGTERM, SIG_IGN);
+    return 75;
+  }
   const bool faulty = world->rank() == 1 && wanted != "none";
   try {
     world->at_step(4);

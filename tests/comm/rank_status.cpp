@@ -13,6 +13,7 @@
 #include "comm/publishing_communicator.hpp"
 #include "comm/watchdog/rank_status_files.hpp"
 #include "comm/world.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
@@ -215,19 +216,29 @@ TEST_CASE("publishing costs less than a microsecond a collective") {
 
 // ---- real processes ----
 
+// Exit code and output of a world of rank_at_fault.
+static std::pair<int, std::string> run(const std::string& fault, int ranks = 2) {
+  const std::string command = "timeout 60 mpirun -q -n " + std::to_string(ranks) +
+                              " --oversubscribe --allow-run-as-root '" CAPSTAN_RANK_AT_FAULT "' " + fault +
+                              " 2>&1 </dev/null";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  REQUIRE(pipe);
+  std::string text;
+  char buffer[4096];
+  while (::fgets(buffer, sizeof buffer, pipe)) text += buffer;
+  const int status = ::pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text};
+}
+
+TEST_CASE("ranks that the launcher ends after the first has returned 75 are not reported as gone") {
+  const test::TemporaryDirectory directory;
+  const std::filesystem::path reports = directory.path() / "reports";
+  const auto [code, text] = run("slow_end '" + reports.string() + "'", 3);
+  CHECK_MESSAGE(code == 75, text);
+  CHECK(!std::filesystem::exists(reports));
+}
+
 TEST_CASE("late, lost, of another size: a world ends by itself and says why") {
-  const auto run = [](const std::string& fault) {
-    const std::string command =
-        "timeout 60 mpirun -q -n 2 --oversubscribe --allow-run-as-root '" CAPSTAN_RANK_AT_FAULT "' " + fault +
-        " 2>&1 </dev/null";
-    FILE* pipe = ::popen(command.c_str(), "r");
-    REQUIRE(pipe);
-    std::string text;
-    char buffer[4096];
-    while (::fgets(buffer, sizeof buffer, pipe)) text += buffer;
-    const int status = ::pclose(pipe);
-    return std::pair(WIFEXITED(status) ? WEXITSTATUS(status) : -1, text);
-  };
   const auto errors = [](const std::string& text) {
     int count = 0;
     for (size_t at = text.find("error: "); at != std::string::npos; at = text.find("error: ", at + 1))
