@@ -18,8 +18,9 @@ inline constexpr int64_t kMomentBlock = 64;
 // take it as `ranges`, an array of `range_count` of them.
 struct UpdateRange {
   int64_t begin = 0, count = 0;  // elements
+  // LoRA+: other than 1 for an adapter's B.
   double lr_factor = 1;
-  // Whether StepScale::decoupled_lr is used instead of StepScale::lr.
+  // Embedding and head: whether StepScale::decoupled_lr is used instead of StepScale::lr.
   int32_t decoupled_lr = 0;
   // Whether the elements decay.
   int32_t weight_decay = 1;

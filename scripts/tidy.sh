@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # clang-tidy, with the checks of .clang-tidy, over C++ sources.
-# Needs a configured release build (its compile commands).
+# Configures build/tidy, whose compile commands name each source by itself and no precompiled header.
 #
 #   scripts/tidy.sh              every source that git knows below src/ and kernels/
 #   scripts/tidy.sh FILE…        these
 #   scripts/tidy.sh --since REV  what has changed since that revision
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ -f build/release/compile_commands.json ] || cmake --preset release >/dev/null
 case "${1:-}" in
   -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
   --since) mapfile -t files < <(git diff --name-only --diff-filter=d "$2" -- 'src/*.cpp' 'kernels/*.cpp') ;;
@@ -15,13 +14,9 @@ case "${1:-}" in
   *) files=("$@") ;;
 esac
 [ ${#files[@]} -gt 0 ] || { echo "tidy: nothing to look at"; exit 0; }
-# The compile commands are g++'s: clang does not know all of its warning options,
-# and cannot read its precompiled headers.
-commands=$(mktemp -d)
-trap 'rm -rf "$commands"' EXIT
-sed -E 's/ (-Winvalid-pch )?-include [^ ]*cmake_pch\.hxx//' build/release/compile_commands.json \
-  >"$commands/compile_commands.json"
+cmake --preset release -B build/tidy -DCAPSTAN_UNITY=OFF -DCAPSTAN_PRECOMPILE=OFF >/dev/null
+# The compile commands are g++'s: clang does not know all of its warning options.
 printf '%s\n' "${files[@]}" |
-  xargs -P "${CAPSTAN_JOBS:-$(nproc)}" -n 1 clang-tidy -p "$commands" --quiet \
+  xargs -P "${CAPSTAN_JOBS:-$(nproc)}" -n 1 clang-tidy -p build/tidy --quiet \
     --extra-arg=-Wno-unknown-warning-option 2> >(grep -v ' warnings generated' >&2)
 echo "tidy: ${#files[@]} files are clean"

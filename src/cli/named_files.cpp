@@ -44,14 +44,16 @@ std::vector<config::Diagnostic> missing_files(const config::Resolution& resoluti
   return found;
 }
 
-std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution, config::Level level) {
+std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution, config::Level level,
+                                               int64_t& held_data) {
   using train::Inspection;
   std::vector<config::Diagnostic> found;
   const config::Config& config = resolution.config;
   const bool all = level == config::Level::error;
   const train::RunOptions options = all ? new_run(resolution, {}) : train::RunOptions();
-  for (const train::MissingFile& file : train::unusable_files(
-           config, train::missing_files(config), all ? Inspection::full : Inspection::quick, options))
+  for (const train::MissingFile& file :
+       train::unusable_files(config, train::missing_files(config), all ? Inspection::full : Inspection::quick,
+                             options, &held_data))
     found.push_back(diagnostic(resolution, level, "C0802", "unusable_file", file));
   return found;
 }

@@ -13,8 +13,10 @@ namespace capstan::cli {
 std::vector<config::Diagnostic> missing_files(const config::Resolution& resolution, config::Level level);
 
 // One C0802 of this level for each file that exists and cannot be used; as errors, all that a run would open
-// is opened, and compared with the checkpoints with which the run begins. Requires a recipe without errors.
-std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution, config::Level level);
+// is opened, and compared with the checkpoints with which the run begins. held_data: takes the bytes of data
+// that a run holds in memory, known for errors. Requires a recipe without errors.
+std::vector<config::Diagnostic> unusable_files(const config::Resolution& resolution, config::Level level,
+                                               int64_t& held_data);
 
 // One error C0803 for each directory that a new run would write and that cannot be made or written. run_dir:
 // its run directory; empty: runs/NAME. Requires a recipe without errors.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ class Dataset {
   virtual std::string summary() const { return {}; }
   // Problems in some of the data, one line each.
   virtual std::vector<std::string> warnings() const { return {}; }
+  // Adds the bytes of data that it holds in memory, by the object that has them, which datasets may share.
+  virtual void add_memory(std::map<const void*, int64_t>&) const {}
 };
 
 // The number of epochs that a run of `samples` rows makes over the source that it repeats most; nullopt for

@@ -21,20 +21,31 @@
 namespace capstan::data {
 
 void SftSamples::add(const EncodedSample& sample, size_t tokens, int32_t file, int64_t line) {
+  constexpr size_t kBlockTokens = 1 << 20;
+  if (blocks_.empty() || block_used_ + tokens > block_size_) {
+    block_size_ = std::max(kBlockTokens, tokens), block_used_ = 0;
+    blocks_.push_back(std::make_unique<uint32_t[]>(block_size_));
+    block_bytes_ += static_cast<int64_t>(block_size_ * sizeof(uint32_t));
+  }
+  uint32_t* const to = blocks_.back().get() + block_used_;
   for (size_t i = 0; i < tokens; ++i)
-    tokens_.push_back(static_cast<uint32_t>(sample.ids[i]) | (sample.loss_mask[i] ? kLossToken : 0));
-  starts_.push_back(tokens_.size());
-  locations_.emplace_back(file, line);
+    to[i] = static_cast<uint32_t>(sample.ids[i]) | (sample.loss_mask[i] ? kLossToken : 0);
+  block_used_ += tokens;
+  samples_.push_back({to, static_cast<uint32_t>(tokens), file, line});
+}
+
+int64_t SftSamples::bytes() const {
+  return block_bytes_ + count() * static_cast<int64_t>(sizeof(Sample));
 }
 
 std::span<const uint32_t> SftSamples::tokens(int64_t sample) const {
-  const auto i = static_cast<size_t>(sample);
-  return std::span(tokens_).subspan(starts_[i], starts_[i + 1] - starts_[i]);
+  const Sample& at = samples_[static_cast<size_t>(sample)];
+  return {at.tokens, at.count};
 }
 
 std::string SftSamples::location(int64_t sample) const {
-  const auto& [file, line] = locations_[static_cast<size_t>(sample)];
-  return files[static_cast<size_t>(file)] + ":" + std::to_string(line);
+  const Sample& at = samples_[static_cast<size_t>(sample)];
+  return files[static_cast<size_t>(at.file)] + ":" + std::to_string(at.line);
 }
 
 // ---------------------------------------------------------------------------------------------- reading
@@ -296,6 +307,12 @@ SftDataset::SftDataset(std::shared_ptr<const SftSamples> samples, int64_t begin,
     const auto length = static_cast<int64_t>(tokens(i).size());
     CAPSTAN_ASSERT(length >= 2 && length <= sequence_length_ + 1, "the length of a sample");
   }
+}
+
+// The samples, and the order of two epochs.
+void SftDataset::add_memory(std::map<const void*, int64_t>& held) const {
+  held[all_.get()] = all_->bytes();
+  held[this] = 2 * count_ * static_cast<int64_t>(sizeof(int64_t) + sizeof(size_t));
 }
 
 std::shared_ptr<const SftDataset::Epoch> SftDataset::build(int64_t number) const {

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -86,18 +87,28 @@ class SftSamples {
   static constexpr uint32_t kLossToken = 0x80000000u;
 
   void add(const EncodedSample& sample, size_t tokens, int32_t file, int64_t line);
-  int64_t count() const { return static_cast<int64_t>(starts_.size()) - 1; }
+  int64_t count() const { return static_cast<int64_t>(samples_.size()); }
   // Token ids, with kLossToken set for tokens that count in the loss.
   std::span<const uint32_t> tokens(int64_t sample) const;
   // Location of the sample's record, "file:line".
   std::string location(int64_t sample) const;
+  // Memory that the samples take.
+  int64_t bytes() const;
 
   std::vector<std::string> files;
 
  private:
-  std::vector<uint32_t> tokens_;
-  std::vector<size_t> starts_ = {0};
-  std::vector<std::pair<int32_t, int64_t>> locations_;
+  struct Sample {
+    const uint32_t* tokens;
+    uint32_t count;
+    int32_t file;
+    int64_t line;
+  };
+  // Blocks and a deque, which grow without a copy of what is there.
+  std::deque<Sample> samples_;
+  std::vector<std::unique_ptr<uint32_t[]>> blocks_;
+  size_t block_size_ = 0, block_used_ = 0;
+  int64_t block_bytes_ = 0;
 };
 
 class SftDataset final : public Dataset {
@@ -117,6 +128,7 @@ class SftDataset final : public Dataset {
   std::string fingerprint() const override;
   std::string summary() const override;
   std::vector<std::string> warnings() const override;
+  void add_memory(std::map<const void*, int64_t>& held) const override;
 
   const SftCounts& counts() const { return counts_; }
   // The samples of a row, in their order; numbers within the split.

@@ -23,7 +23,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view kConfig = "adapter_config.json", kWeights = "adapter_model.safetensors";
+constexpr std::string_view kAdapterConfig = "adapter_config.json",
+                           kAdapterWeights = "adapter_model.safetensors";
 constexpr std::string_view kPrefix = "base_model.model.";
 
 // Matches PEFT's `(.*\.)?(KEY)$` from the beginning: the key is the module's full name or its end after a
@@ -171,7 +172,7 @@ std::string peft_config_text(const PeftConfig& config) {
 
 bool is_peft(const fs::path& directory) {
   std::error_code error;
-  return fs::exists(directory / kConfig, error);
+  return fs::exists(directory / kAdapterConfig, error);
 }
 
 PeftAdapter read_peft(const fs::path& directory) {
@@ -183,7 +184,7 @@ PeftAdapter read_peft(const fs::path& directory) {
     fail(ErrorCode::not_found, "`" + directory.string() + "` is not a directory with an adapter",
          "a directory of PEFT's holds adapter_config.json and adapter_model.safetensors");
   for (const char* pickle : {"adapter_model.bin", "adapter_model.pt", "adapter_model.pth"})
-    if (!fs::exists(directory / kWeights, error) && fs::exists(directory / pickle, error))
+    if (!fs::exists(directory / kAdapterWeights, error) && fs::exists(directory / pickle, error))
       fail(ErrorCode::unsupported,
            "`" + (directory / pickle).string() + "` is a pickle, which is a program: none is ever run",
            "where its origin is trusted, load it with PEFT and save it again: safetensors is its default");
@@ -194,9 +195,9 @@ PeftAdapter read_peft(const fs::path& directory) {
              ? "it has a config.json, as a full model has: hf:" + directory.string()
              : "a directory of PEFT's holds adapter_config.json and adapter_model.safetensors");
   PeftAdapter adapter;
-  const fs::path config = file_inside(directory, std::string(kConfig));
+  const fs::path config = file_inside(directory, std::string(kAdapterConfig));
   adapter.config = parse_peft_config(read_file(config, 16 << 20), config.string());
-  const checkpoint::SafetensorsFile file(file_inside(directory, std::string(kWeights)));
+  const checkpoint::SafetensorsFile file(file_inside(directory, std::string(kAdapterWeights)));
 
   std::map<std::string, AdapterModule> modules;
   std::set<std::string> has_a, has_b;
@@ -288,8 +289,8 @@ void write_peft(const fs::path& directory, const PeftAdapter& adapter) {
     if (!module.magnitude.empty())
       add(module.module + ".lora_magnitude_vector", {module.out}, module.magnitude);
   }
-  checkpoint::write_safetensors(made.files(), made.path() / kWeights, tensors, {{"format", "pt"}});
-  made.write(std::string(kConfig), peft_config_text(adapter.config));
+  checkpoint::write_safetensors(made.files(), made.path() / kAdapterWeights, tensors, {{"format", "pt"}});
+  made.write(std::string(kAdapterConfig), peft_config_text(adapter.config));
   made.appear(made.path());
 }
 

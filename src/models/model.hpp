@@ -82,7 +82,7 @@ struct KvCache {
   // Largest sequence length for which the cached keys stay valid, known after the first step; LongRoPE
   // switches frequencies beyond it, and the tokens must be run again with a new cache.
   int64_t valid_length = 0;
-  std::vector<ops::KvCache> layers;
+  std::vector<ops::LayerKvCache> layers;
   ops::RopeTable rope;
   // Counts `tokens` more cached tokens of each sequence.
   void advance(int64_t tokens) {

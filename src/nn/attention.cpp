@@ -79,9 +79,10 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
   attention.head_offset = parallel_.rank() * heads;
   Var out;
   if (cache.keys_values) {
-    ops::KvCache& keys_values = *cache.keys_values;
+    ops::LayerKvCache& keys_values = *cache.keys_values;
     if (!keys_values.k.defined())
-      keys_values = ops::KvCache::empty(tape.device(), layout, context.batch, cache.capacity, qkv.dtype());
+      keys_values =
+          ops::LayerKvCache::empty(tape.device(), layout, context.batch, cache.capacity, qkv.dtype());
     out = ops::attention_decode(tape, std::move(qkv), attention, keys_values, cache.past);
   } else {
     const ops::Dropout dropout = context.attention_dropout(options_.dropout, layer_);

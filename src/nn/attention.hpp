@@ -13,7 +13,7 @@ namespace capstan::nn {
 // The cache of one layer during generation (allocated at the first step, for the local heads) and its fill
 // level.
 struct LayerCache {
-  ops::KvCache* keys_values = nullptr;
+  ops::LayerKvCache* keys_values = nullptr;
   Tensor past;  // i32 [1], tokens
   int64_t capacity = 0;
 };

@@ -37,7 +37,7 @@ Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::Ac
       launch(dev, kernel.backward_workspace(gated, bias != nullptr, cols), kernel.backward, kind, gated,
              step.output_gradient(), step.saved(0), *b, dx, rows, cols);
     }
-    step.give(0, dx);
+    step.accumulate_gradient(0, dx);
     if (bias)
       step.weight_gradient(
           *bias, {0, static_cast<double>(dx.bytes())}, {dx},

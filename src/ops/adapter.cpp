@@ -84,9 +84,9 @@ Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Para
                           const auto w = step.pin(a);
                           const Tensor dx = Tensor::empty(step.device(), kept.shape(), kept.dtype());
                           matmul(Transpose::no, Transpose::no, dh, *w, dx);
-                          step.give(1, dx);
+                          step.accumulate_gradient(1, dx);
                         }
-                        step.give(0, std::move(step.output_gradient()));
+                        step.accumulate_gradient(0, std::move(step.output_gradient()));
                       }})[0];
 }
 
@@ -194,7 +194,7 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
                           const Tensor du = reuse_or_empty(part);
                           scaled(part, du);
                           part = Tensor();
-                          step.give(0, du);
+                          step.accumulate_gradient(0, du);
                           return;
                         }
                         const Tensor du = dy.unique() ? dy : copy_of(dy);
@@ -202,7 +202,7 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
                         scaled(part, changed);
                         scatter(changed, du, segments);
                         dy = Tensor();
-                        step.give(0, du);
+                        step.accumulate_gradient(0, du);
                       }})[0];
 }
 
@@ -228,7 +228,7 @@ Var dropout_columns(Tape& tape, Var x, const Dropout& dropout, int64_t first_col
                         const Tensor dx = reuse_or_empty(dy);
                         drop(dy, dx);
                         dy = Tensor();
-                        step.give(0, dx);
+                        step.accumulate_gradient(0, dx);
                       }})[0];
 }
 

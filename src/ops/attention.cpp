@@ -118,17 +118,17 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
                                  options.documents, dropout_rows, dx.q, dx.k, dx.v);
                         }
                         options.transform.backward(step, options.layout, saved_qkv, dqkv);
-                        step.give(0, dqkv);
+                        step.accumulate_gradient(0, dqkv);
                       }})[0];
 }
 
-KvCache KvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
-                       DType type) {
+LayerKvCache LayerKvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
+                                 DType type) {
   const Shape shape{batch, layout.groups, capacity, layout.head_dim};
   return {Tensor::empty(device, shape, type), Tensor::empty(device, shape, type)};
 }
 
-Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const KvCache& cache,
+Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const LayerKvCache& cache,
                      const Tensor& past) {
   CAPSTAN_ASSERT(!tape.recording(), "attention_decode: a step of generation has no gradient");
   Device& device = tape.device();

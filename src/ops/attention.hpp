@@ -41,15 +41,15 @@ double attention_flops(const AttentionOptions& options, int64_t seq);
 Var attention(Tape& tape, Var qkv, const AttentionOptions& options);
 
 // Cached keys and values of one layer: [batch, groups, capacity, head_dim] each.
-struct KvCache {
+struct LayerKvCache {
   Tensor k, v;
-  static KvCache empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
-                       DType type);
+  static LayerKvCache empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
+                            DType type);
 };
 // One step of generation: appends the new tokens' keys and values after the `past` cached ones and attends.
 // options.seq is the number of new tokens of each sequence; past: i32 [1], at most capacity - seq. Records
 // nothing; its FLOPs depend on `past`, which the host does not know. Move qkv in, as for attention().
-Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const KvCache& cache,
+Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const LayerKvCache& cache,
                      const Tensor& past);
 
 // Whether attention reads the queries and keys of qkv where they are: nothing is to be done, or a rotation,

@@ -41,13 +41,13 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
       if (adds) dx = Tensor::empty(dev, dy.shape(), dy.dtype());
       launch(dev, dev.table().elementwise->dropout, dy, dx, rows, cols, 0, p, key, dropout_rows);
     }
-    if (adds) step.give(1, std::move(dy));
+    if (adds) step.accumulate_gradient(1, std::move(dy));
     dy = Tensor();
     if (bias)
       step.weight_gradient(
           *bias, {0, static_cast<double>(dx.bytes())}, {dx},
           [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
-    step.give(0, std::move(dx));
+    step.accumulate_gradient(0, std::move(dx));
   };
   return tape.record(std::move(record))[0];
 }

@@ -23,7 +23,7 @@ Var cast(Tape& tape, const Var& x, DType type) {
                       .cost = cost,
                       .backward_cost = cost,
                       .backward = [from = x.dtype()](BackwardStep& step) {
-                        step.give(0, converted(step.output_gradient(), from));
+                        step.accumulate_gradient(0, converted(step.output_gradient(), from));
                       }})[0];
 }
 

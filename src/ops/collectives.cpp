@@ -25,7 +25,7 @@ Var all_reduce(Tape& tape, const Var& x, comm::Communicator& group) {
                       .cost = cost_of(x, group),
                       .backward_cost = cost_of(x, group),
                       .backward = [&group](BackwardStep& step) {
-                        step.give(0, summed_copy(step.output_gradient(), group));
+                        step.accumulate_gradient(0, summed_copy(step.output_gradient(), group));
                       }})[0];
 }
 

@@ -334,7 +334,7 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
          }
          const Tensor mine = plan.heads.rows_of(dqkv, compute);
          options.transform.backward(step, options.layout, step.saved(5), mine);
-         step.give(0, mine);
+         step.accumulate_gradient(0, mine);
        }})[0];
 }
 

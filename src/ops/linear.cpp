@@ -32,7 +32,7 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* b
       const LinearWeight w(step, weight);
       const Tensor dx = Tensor::empty(step.device(), {dy.size(0), w.inputs()}, dy.dtype());
       dy_of_weight = w.multiply(dy, dx, trains);
-      step.give(0, dx);
+      step.accumulate_gradient(0, dx);
     } else if (trains) {
       dy_of_weight = weight_gradient_operand(step.context(), weight, LayerTensor::output_gradient, dy);
     }

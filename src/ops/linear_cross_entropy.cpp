@@ -101,7 +101,7 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
                    .cost = cost,
                    .saved = {dx},
                    .backward = [&weight](BackwardStep& step) {
-                     if (step.needs(0)) step.give(0, step.saved(0));
+                     if (step.needs(0)) step.accumulate_gradient(0, step.saved(0));
                      // Computed in the forward pass; only counted here.
                      step.weight_gradient(weight, {}, {}, [](const Tensor&, std::span<const Tensor>) {});
                    }})[0];

@@ -19,10 +19,10 @@ void norm_backward(BackwardStep& step, const Parameter& gamma, const Parameter* 
   Device& dev = step.device();
   // Only the sum is used.
   if (!dy.defined()) {
-    hand_over(step, &gamma, {});
-    hand_over(step, beta, {});
-    if (adds) step.give(1, dsum);
-    step.give(0, std::move(dsum));
+    accumulate_parameter_gradient(step, &gamma, {});
+    accumulate_parameter_gradient(step, beta, {});
+    if (adds) step.accumulate_gradient(1, dsum);
+    step.accumulate_gradient(0, std::move(dsum));
     return;
   }
   const ParamStore& store = step.context().store;
@@ -41,10 +41,10 @@ void norm_backward(BackwardStep& step, const Parameter& gamma, const Parameter* 
            dsum.defined(), dgamma, dbeta);
   }
   dsum = Tensor();
-  hand_over(step, &gamma, dgamma);
-  hand_over(step, beta, dbeta);
-  if (adds) step.give(1, dx);
-  step.give(0, std::move(dx));
+  accumulate_parameter_gradient(step, &gamma, dgamma);
+  accumulate_parameter_gradient(step, beta, dbeta);
+  if (adds) step.accumulate_gradient(1, dx);
+  step.accumulate_gradient(0, std::move(dx));
 }
 
 }  // namespace
@@ -150,9 +150,9 @@ Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, Hea
                   shape, dy, x, sums, dots, *q, *k, dx, dquery, dkey);
          }
          dy = Tensor();
-         hand_over(step, &query_gamma, dquery);
-         hand_over(step, &key_gamma, dkey);
-         step.give(0, dx);
+         accumulate_parameter_gradient(step, &query_gamma, dquery);
+         accumulate_parameter_gradient(step, &key_gamma, dkey);
+         step.accumulate_gradient(0, dx);
        }})[0];
 }
 

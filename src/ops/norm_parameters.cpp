@@ -8,7 +8,7 @@ Tensor partial_for(Device& device, const ParamStore& store, const Parameter* par
   return parameter && store.trains(*parameter) ? Tensor::zeros(device, {cols}) : Tensor();
 }
 
-void hand_over(BackwardStep& step, const Parameter* parameter, const Tensor& partial) {
+void accumulate_parameter_gradient(BackwardStep& step, const Parameter* parameter, const Tensor& partial) {
   if (!parameter) return;
   std::vector<Tensor> tensors;
   if (partial.defined()) tensors.push_back(partial);

@@ -7,7 +7,7 @@ namespace capstan::ops {
 
 // Zeros for the gradient of a parameter that trains (kernels add to it); otherwise undefined.
 Tensor partial_for(Device& device, const ParamStore& store, const Parameter* parameter, int64_t cols);
-// The W step adds it to the gradient buffer. Nothing for a null parameter.
-void hand_over(BackwardStep& step, const Parameter* parameter, const Tensor& partial);
+// Schedules the addition to the gradient of the parameter in the buffer. No effect for a null parameter.
+void accumulate_parameter_gradient(BackwardStep& step, const Parameter* parameter, const Tensor& partial);
 
 }  // namespace capstan::ops

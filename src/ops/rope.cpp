@@ -75,10 +75,10 @@ void QueryKeyTransform::backward(BackwardStep& step, const kernels::QkvLayout& l
     launch(device, kernel.backward_workspace(rope, gradients.defined()), kernel.backward, rope, d.q, d.k, x.q,
            x.k, arguments::RopeAngles{table.cos, table.sin, positions}, pins.weights(), d.q, d.k, gradients);
   }
-  hand_over(step, norm.q_gamma, gradients.q_gamma);
-  hand_over(step, norm.q_beta, gradients.q_beta);
-  hand_over(step, norm.k_gamma, gradients.k_gamma);
-  hand_over(step, norm.k_beta, gradients.k_beta);
+  accumulate_parameter_gradient(step, norm.q_gamma, gradients.q_gamma);
+  accumulate_parameter_gradient(step, norm.q_beta, gradients.q_beta);
+  accumulate_parameter_gradient(step, norm.k_gamma, gradients.k_gamma);
+  accumulate_parameter_gradient(step, norm.k_beta, gradients.k_beta);
 }
 
 Cost QueryKeyTransform::cost(const kernels::QkvLayout& layout, int64_t qkv_bytes) const {

@@ -27,7 +27,7 @@ Var scale(Tape& tape, Var x, double factor) {
                         const Tensor dx = dy.unique() ? dy : copy_of(dy);
                         dy = Tensor();
                         times(dx);
-                        step.give(0, dx);
+                        step.accumulate_gradient(0, dx);
                       }})[0];
 }
 

@@ -77,7 +77,7 @@ StepContext& BackwardStep::context() {
 bool BackwardStep::needs(size_t input) const {
   return tape_.entries_[entry_].input_slots[input] >= 0;
 }
-void BackwardStep::give(size_t input, Tensor gradient) {
+void BackwardStep::accumulate_gradient(size_t input, Tensor gradient) {
   const int slot = tape_.entries_[entry_].input_slots[input];
   if (slot < 0) return;
   if (auto* observer = tape_.context_.observer)
@@ -364,7 +364,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     for (size_t i = 0; i < needs.size(); ++i) {
       if (!needs[i]) continue;
       Tensor& gradient = again.gradients_[static_cast<size_t>(arguments[i].slot)];
-      if (gradient.defined()) step.give(i, std::move(gradient));
+      if (gradient.defined()) step.accumulate_gradient(i, std::move(gradient));
     }
     // Observed by the inner tape.
     if (context_.observer) inner_seconds_ += steady_seconds() - started.seconds;

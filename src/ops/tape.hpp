@@ -10,7 +10,9 @@
 //     return tape.record({.name = "scale", .inputs = {x}, .outputs = {y}, .cost = {.flops = …, .bytes = …},
 //                         .saved = {},                                     // tensors the backward reads
 //                         .backward = [factor](BackwardStep& step) {
-//                           Tensor dx = …; launch on step.output_gradient(); step.give(0, dx); }})[0];
+//                           Tensor dx = …; launch on step.output_gradient();
+//                           step.accumulate_gradient(0, dx);
+//                         }})[0];
 //   }
 //
 // Several tapes may live at once. The backward pass starts from given output gradients and the registered
@@ -127,7 +129,7 @@ class BackwardStep {
   const Tensor& saved(size_t i) const { return saved_[i]; }
   bool needs(size_t input) const;
   // Adds to the input's gradient.
-  void give(size_t input, Tensor gradient);
+  void accumulate_gradient(size_t input, Tensor gradient);
 
   // Schedules a weight gradient: `run` adds into `gradient` (fp32, the parameter's shape) and reads
   // `tensors`.

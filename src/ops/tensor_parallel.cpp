@@ -252,7 +252,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
       step.weight_gradient(
           *bias, {0, static_cast<double>(dy.bytes())}, {dy},
           [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
-    if (dx) step.give(0, dx->finish());
+    if (dx) step.accumulate_gradient(0, dx->finish());
   };
   return tape.record(std::move(record))[0];
 }
@@ -291,10 +291,11 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
       if (step.needs(0) && (trains || !parallel.shards_rows())) {
         const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
         dy_of_weight = w.multiply(dy, dx, trains);
-        step.give(0, dx);
+        step.accumulate_gradient(0, dx);
       } else if (step.needs(0)) {
-        step.give(0, gemm_of_gathered(step.context(), dy, in, parallel,
-                                      [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); }));
+        step.accumulate_gradient(
+            0, gemm_of_gathered(step.context(), dy, in, parallel,
+                                [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); }));
       }
     }
     if (!trains) return;
@@ -323,11 +324,11 @@ Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& para
          if (!sharded) {
            if (!dy.unique()) dy = copy_of(dy);
            comm::all_reduce_sum_any(*parallel.group, dy.view({dy.elements()}));
-           return step.give(0, std::move(dy));
+           return step.accumulate_gradient(0, std::move(dy));
          }
          const Tensor dx = Tensor::empty(dy.device(), {dy.size(0) / parallel.size(), dy.size(1)}, dy.dtype());
          comm::Reduction::scatter(*parallel.group, dy, dx).finish();
-         step.give(0, dx);
+         step.accumulate_gradient(0, dx);
        }})[0];
 }
 
@@ -353,7 +354,7 @@ Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& 
                       .backward_cost = backward,
                       .backward = [parallel, sharded](BackwardStep& step) {
                         const Tensor& dy = step.output_gradient();
-                        step.give(0, sharded ? gathered(step.context(), dy, parallel) : dy);
+                        step.accumulate_gradient(0, sharded ? gathered(step.context(), dy, parallel) : dy);
                       }})[0];
 }
 

@@ -10,6 +10,7 @@
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "ops/matmul.hpp"
+#include "tensor/flat_range.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan::optim {
@@ -19,17 +20,8 @@ using ops::Transpose;
 
 namespace {
 
-struct Interval {
-  int64_t begin, end;
-  int64_t count() const { return end - begin; }
-};
-Interval common(const Interval& a, const Interval& b) {
-  const int64_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
-}
-
-Tensor range_of(const Tensor& flat, const Interval& range) {
-  return flat.flat_range(range.begin, range.count(), {range.count()});
+Tensor range_of(const Tensor& flat, const FlatRange& range) {
+  return flat.flat_range(range.begin, range.count, {range.count});
 }
 void copy(const Tensor& from, const Tensor& to) {
   launch(to.device(), to.device().table().elementwise->cast, from, to, from.elements());
@@ -87,14 +79,14 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   CategoryScope scope(MemoryCategory::workspace);
   const int64_t size = slice.elements();
   const auto me = static_cast<int>(comm::rank_in(groups_.shard));
-  const auto slice_of = [&](int64_t rank) { return Interval{rank * size, (rank + 1) * size}; };
-  const auto local = [&](const Interval& range) {
-    return range_of(slice, {range.begin - me * size, range.end - me * size});
+  const auto slice_of = [&](int64_t rank) { return FlatRange{rank * size, size}; };
+  const auto local = [&](const FlatRange& range) {
+    return range_of(slice, {range.begin - me * size, range.count});
   };
   // What this rank orthogonalizes: in its slice, or received.
   struct Owned {
     const Matrix* matrix;
-    Interval range;
+    FlatRange range;
     Tensor values;
     bool received;
   };
@@ -104,22 +96,22 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
     const Shard shard =
         shard_of("", matrix.global, matrix.sharding, static_cast<int>(comm::rank_in(groups_.tensor)),
                  static_cast<int>(comm::ranks_of(groups_.tensor)));
-    const Interval range{matrix.begin, matrix.begin + shard.shape.elements()};
-    const auto owner = static_cast<int>((range.begin + range.end) / 2 / size);
-    const Interval mine = common(range, slice_of(me));
+    const FlatRange range{matrix.begin, shard.shape.elements()};
+    const auto owner = static_cast<int>((range.begin + range.end()) / 2 / size);
+    const FlatRange mine = intersection(range, slice_of(me));
     if (owner != me) {
-      if (mine.count() > 0) gather.send(local(mine), owner);
+      if (mine.count > 0) gather.send(local(mine), owner);
       continue;
     }
-    if (mine.count() == range.count()) {
+    if (mine.count == range.count) {
       owned.push_back({&matrix, range, local(range), false});
       continue;
     }
-    const Tensor values = Tensor::empty(slice.device(), {range.count()});
+    const Tensor values = Tensor::empty(slice.device(), {range.count});
     for (int rank = 0; rank < comm::ranks_of(groups_.shard); ++rank) {
-      const Interval part = common(range, slice_of(rank));
-      if (part.count() == 0) continue;
-      const Tensor there = range_of(values, {part.begin - range.begin, part.end - range.begin});
+      const FlatRange part = intersection(range, slice_of(rank));
+      if (part.count == 0) continue;
+      const Tensor there = range_of(values, {part.begin - range.begin, part.count});
       if (rank == me)
         copy(local(part), there);
       else
@@ -141,8 +133,8 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   groups_.shard->channel().start(scatter).wait();
   for (const Owned& o : owned) {
     if (!o.received) continue;
-    const Interval part = common(o.range, slice_of(me));
-    copy(range_of(o.values, {part.begin - o.range.begin, part.end - o.range.begin}), local(part));
+    const FlatRange part = intersection(o.range, slice_of(me));
+    copy(range_of(o.values, {part.begin - o.range.begin, part.count}), local(part));
   }
 }
 

@@ -14,24 +14,12 @@ namespace capstan::optim {
 std::vector<FlatBuffer> with_range_tables(Device& device, std::vector<FlatBuffer> buffers) {
   CategoryScope scope(MemoryCategory::workspace);
   for (FlatBuffer& buffer : buffers) {
-    std::vector<kernels::UpdateRange> table;
     int64_t block = 0;
-    for (const FlatBuffer::Range& range : buffer.ranges) {
-      table.push_back({.begin = range.begin,
-                       .count = range.count,
-                       .lr_factor = range.lr_factor,
-                       .decoupled_lr = range.decoupled_lr,
-                       .weight_decay = range.weight_decay,
-                       .counted = range.counted,
-                       .first_block = block,
-                       .parameter = range.parameter,
-                       .origin = range.origin,
-                       .column = range.column,
-                       .columns = range.columns,
-                       .row_stride = range.row_stride});
+    for (kernels::UpdateRange& range : buffer.ranges) {
+      range.first_block = block;
       block += ceil_div(range.count, kernels::kMomentBlock);
     }
-    const auto bytes = std::as_bytes(std::span(table));
+    const auto bytes = std::as_bytes(std::span(buffer.ranges));
     buffer.table = Tensor::empty(device, {static_cast<int64_t>(bytes.size())}, DType::u8);
     buffer.table.copy_from_host_bytes(bytes);
   }
@@ -177,7 +165,7 @@ void Optimizer::add_state(const char* name, Applies applies, DType type, bool ro
     values = Tensor::zeros(device_, buffer.main.shape(), type);
     if (type != DType::u8) continue;
     int64_t blocks = 0;
-    for (const FlatBuffer::Range& range : buffer.ranges)
+    for (const kernels::UpdateRange& range : buffer.ranges)
       blocks += ceil_div(range.count, kernels::kMomentBlock);
     scales = Tensor::zeros(device_, {blocks});
   }

@@ -30,27 +30,14 @@ struct Matrix {
 
 // The parameters that this rank updates, in contiguous memory.
 struct FlatBuffer {
-  struct Range {
-    int64_t begin = 0, count = 0;  // elements
-    bool weight_decay = true;
-    // Embedding and head.
-    bool decoupled_lr = false;
-    // LoRA+: for an adapter's B.
-    double lr_factor = 1;
-    // In the gradient norm, by one of the ranks with these elements.
-    bool counted = true;
-    // Positions of random numbers, as in kernels::UpdateRange.
-    uint64_t parameter = 0;
-    int64_t origin = 0, column = 0, columns = 0, row_stride = 0;
-  };
   // fp32, or bf16 where the model computes with it and there are no main parameters apart; [n].
   Tensor main;
   Tensor gradients;  // fp32 [n]
   // Compute type [n]; undefined where the model computes with main.
   Tensor model;
-  // Sorted, disjoint; elements outside are padding and are not updated.
-  std::vector<Range> ranges;
-  // The ranges as kernels read them, kernels::UpdateRange [ranges.size()] in bytes; with_range_tables().
+  // Sorted, disjoint; elements outside are padding and are not updated. first_block: with_range_tables().
+  std::vector<kernels::UpdateRange> ranges;
+  // The ranges on the device, in bytes; with_range_tables().
   Tensor table = {};
   // The matrices of the bucket, on all ranks; empty: the buffer is updated element by element.
   std::vector<Matrix> matrices = {};

@@ -59,11 +59,6 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
   return layout;
 }
 
-FlatRange intersection(const FlatRange& a, const FlatRange& b) {
-  const int64_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max<int64_t>(0, std::min(a.end(), b.end()) - begin)};
-}
-
 std::vector<FlatRange> elements_of_segment(const Shard& shard, size_t segment) {
   int64_t outer = 1, inner = 1, first = 0;
   for (int d = 0; d < shard.shape.rank(); ++d) {

@@ -14,13 +14,9 @@
 #include <vector>
 
 #include "ops/parameter.hpp"
+#include "tensor/flat_range.hpp"
 
 namespace capstan::parallel {
-
-struct FlatRange {
-  int64_t begin = 0, count = 0;
-  int64_t end() const { return begin + count; }
-};
 
 struct BucketPlan {
   bool trains = true;
@@ -67,9 +63,6 @@ struct BucketOptions {
 
 BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters,
                           const BucketOptions& options);
-
-// The range that two ranges have in common; count 0: none.
-FlatRange intersection(const FlatRange& a, const FlatRange& b);
 
 // The elements of a local shard, row-major, that lie in its `segment`-th segment, as ranges in their order.
 std::vector<FlatRange> elements_of_segment(const Shard& shard, size_t segment);

@@ -70,7 +70,7 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
     CategoryScope scope(MemoryCategory::parameters);
     bucket.values = Tensor::zeros(device_, {bucket.held.count}, options_.compute);
   }
-  if (!has_main_copies()) {
+  if (!has_main_params()) {
     bucket.main = owned_values(bucket);
   } else if (plan.trains) {
     CategoryScope scope(MemoryCategory::main_parameters);
@@ -192,7 +192,7 @@ void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer
   const ParamSpec& spec = parameter.spec();
   const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos ||
                        spec.name.find(".k_layernorm.") != std::string::npos;
-  optim::FlatBuffer::Range range;
+  kernels::UpdateRange range;
   range.weight_decay = !spec.no_weight_decay || (options_.decay_qk_norm && qk_norm);
   range.decoupled_lr =
       spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight");
@@ -201,7 +201,7 @@ void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer
   const bool counts = spec.tied != ParamSpec::Tied::copy &&
                       !(full_on_tensor_ranks(parameter) && comm::rank_in(groups_.tensor) > 0);
   // Elements of the shard, which lie in the global parameter as `place` says.
-  const auto add = [&](const FlatRange& elements, bool owned, optim::FlatBuffer::Range place) {
+  const auto add = [&](const FlatRange& elements, bool owned, kernels::UpdateRange place) {
     const int64_t begin = bucket.plan->begins[index] + elements.begin;
     const FlatRange here = intersection({begin, elements.count}, bucket.owned);
     if (here.count == 0) return;
@@ -236,7 +236,7 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
   for (const Bucket& bucket : buckets_) {
     if (!bucket.plan->trains) continue;
     optim::FlatBuffer buffer{bucket.main, owned_gradients(bucket), {}, {}};
-    if (has_main_copies()) buffer.model = owned_values(bucket);
+    if (has_main_params()) buffer.model = owned_values(bucket);
     for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) {
       add_ranges(bucket, i, buffer);
       if (!bucket.plan->matrices) continue;
@@ -410,7 +410,7 @@ void FlatStore::before_load() {
 }
 
 void FlatStore::after_load() {
-  if (has_main_copies())
+  if (has_main_params())
     for (const Bucket& bucket : buckets_)
       if (bucket.main.defined()) cast(bucket.main, owned_values(bucket), Queue::compute);
   gather_parameters(Changed::all, true);

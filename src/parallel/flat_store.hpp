@@ -4,7 +4,7 @@
 // With S ranks in the group `shard`, R in `replica`, b elements in a bucket, P bytes an element of the
 // compute type, a rank holds of a bucket that trains, in bytes:
 //
-//                         parameters        main copies *   gradients          moments (Adam)
+//                         parameters        main params *   gradients          moments (Adam)
 //   no_shard              P b               4 b             4 b                8 b
 //   optim                 P b               4 b / S         4 b                8 b / S
 //   optim_grads           P b               4 b / S         4 b / S  + open    8 b / S
@@ -275,7 +275,7 @@ class FlatStore final : public ParamStore {
   Tensor owned_gradients(const Bucket& bucket) const;
   // The gradients that this rank of `shard` reduces.
   Tensor slice_gradients(const Bucket& bucket) const;
-  bool has_main_copies() const { return options_.main != options_.compute; }
+  bool has_main_params() const { return options_.main != options_.compute; }
   void add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer& buffer) const;
   void make_bucket(const BucketPlan& plan);
   void make_quantized();

@@ -36,7 +36,7 @@ std::optional<int64_t> integer_of(const OrderedJson& object, const char* key) {
   if (!object[key].is_number_integer()) fail(ErrorCode::usage, "`" + std::string(key) + "` is no integer");
   return object[key].get<int64_t>();
 }
-std::string text_of(const OrderedJson& object, const char* key) {
+std::string text_member(const OrderedJson& object, const char* key) {
   if (!object.contains(key) || object[key].is_null()) return {};
   if (!object[key].is_string()) fail(ErrorCode::usage, "`" + std::string(key) + "` is no text");
   return object[key].get<std::string>();
@@ -118,7 +118,7 @@ std::string ask(Store& store, std::string_view line, std::set<std::string>& give
 std::string tell(Store& store, std::string_view line) {
   const OrderedJson request = object_of(line, {"trial", "value", "step", "state", "reason"},
                                         R"({"trial": "3f9c1a7e", "value": 2.5})");
-  const std::string id = text_of(request, "trial");
+  const std::string id = text_member(request, "trial");
   if (id.empty()) fail(ErrorCode::usage, "`trial` is missing");
   if (!store.plan().find(id)) store.refresh();
   const TrialPlan* const trial = store.plan().find(id);
@@ -133,7 +133,7 @@ std::string tell(Store& store, std::string_view line) {
     return dumped(standing(store, *trial));
   }
   if (has_value && !request["value"].is_number()) fail(ErrorCode::usage, "`value` is not a number");
-  const std::string word = request.contains("state") ? text_of(request, "state") : "done";
+  const std::string word = request.contains("state") ? text_member(request, "state") : "done";
   State state = State::done;
   if (word == "failed")
     state = State::failed;
@@ -158,7 +158,7 @@ std::string tell(Store& store, std::string_view line) {
     fail(ErrorCode::failed, "trial `" + trial->id + "` is done already", "its result stays");
   const int64_t attempt = store.begin_attempt(trial->id);
   if (has_value) write_metric(store, *trial, *at, request["value"].get<double>());
-  std::string reason = text_of(request, "reason");
+  std::string reason = text_member(request, "reason");
   if (reason.empty() && state != State::done) reason = "reported by sweep tell";
   const OrderedJson result{{"state", name_of(state)}, {"reason", reason}, {"reported", true}};
   write_file_durably(store.attempt(trial->id, attempt) / "result.json", dump_json(result, 1) + "\n");

@@ -14,8 +14,8 @@ namespace capstan::sweep {
 
 namespace {
 
-constexpr std::array kStates{State::pending, State::running, State::done,
-                             State::failed,  State::pruned,  State::lost};
+constexpr std::array kShownStates{State::pending, State::running, State::done,
+                                  State::failed,  State::pruned,  State::lost};
 
 constexpr const char* kInvalid = "invalid";  // state of invalid trials
 
@@ -176,7 +176,7 @@ std::string metric_text(const SeedStatistics& metric) {
 std::string states_text(const TableRow& row) {
   std::vector<std::string> parts;
   const auto total = static_cast<int64_t>(row.trials.size());
-  for (const State state : kStates) {
+  for (const State state : kShownStates) {
     const int64_t count = row.count(state);
     if (count == total) return std::string(name_of(state));
     if (count > 0) parts.push_back(std::to_string(count) + " " + std::string(name_of(state)));
@@ -372,7 +372,7 @@ std::string table_json(const Table& table, const Results& results) {
     item["memory_bytes"] = number(row.memory_bytes);
     item["seconds"] = number(row.seconds);
     item["states"] = OrderedJson::object();
-    for (const State state : kStates)
+    for (const State state : kShownStates)
       if (row.count(state)) item["states"][std::string(name_of(state))] = row.count(state);
     item["reason"] = row.reason;
     item["trials"] = ids_of(row, results);

@@ -16,7 +16,7 @@ using namespace capstan::test;
 using nlohmann::json;
 
 static const std::string kHere = std::string(capstan::test::kSourceDirectory) + "/tests/formats/";
-static const std::string kSmol = "hf:" + kHere + "families/smollm2";
+static const std::string kSmolModel = "hf:" + kHere + "families/smollm2";
 
 static double loss_of(const std::string& model, const std::string& text) {
   const auto done = run({"eval", model, "--text", text, "--json", "model.seq_length=24", "train.threads=1"});
@@ -30,7 +30,7 @@ TEST_CASE("hf: to a checkpoint, back, and to GGUF: the same text has the same lo
   const std::string text =
       home.write("text.txt", "the thin cat sat in the inn on the hat\nthe hat in the inn\n");
   const std::string checkpoint = home.file("smol"), back = home.file("back"), gguf = home.file("smol.gguf");
-  auto done = run({"convert", kSmol, checkpoint, "--json"});
+  auto done = run({"convert", kSmolModel, checkpoint, "--json"});
   CAPTURE(done.err);
   REQUIRE(done.code == 0);
   CHECK(capstan::json_of(done.out)["model"] == "llama in safetensors");
@@ -42,14 +42,14 @@ TEST_CASE("hf: to a checkpoint, back, and to GGUF: the same text has the same lo
         read_text(kHere + "families/smollm2/chat_template.jinja"));
   REQUIRE(run({"convert", checkpoint, "gguf:" + gguf, "--type", "f32"}).code == 0);
 
-  const double loss = loss_of(kSmol, text);
+  const double loss = loss_of(kSmolModel, text);
   CHECK(loss_of(checkpoint, text) == loss);
   CHECK(loss_of("hf:" + back, text) == loss);
   CHECK(std::abs(loss_of("gguf:" + gguf, text) - loss) < 1e-6);
   CHECK(std::abs(loss_of("gguf:" + kHere + "gguf/smollm2.gguf", text) - loss) < 1e-6);
 
-  const auto said = run({"generate", kSmol, "--prompt", "the thin", "--max-tokens", "8", "--temperature", "0",
-                         "train.threads=1"});
+  const auto said = run({"generate", kSmolModel, "--prompt", "the thin", "--max-tokens", "8", "--temperature",
+                         "0", "train.threads=1"});
   CHECK(said.code == 0);
   CHECK(said.out == run({"generate", checkpoint, "--prompt", "the thin", "--max-tokens", "8", "--temperature",
                          "0", "train.threads=1"})
@@ -62,7 +62,7 @@ TEST_CASE("converting and evaluating an external model starts no program and ope
   const std::string text = home.write("text.txt", "the thin cat sat on the hat\n"), log = home.file("trace");
   const std::string program = std::string(capstan::test::kBinaryDirectory) + "/capstan";
   for (const std::string& words :
-       {"convert " + kSmol + " " + home.file("traced"), "eval " + kSmol + " --text " + text}) {
+       {"convert " + kSmolModel + " " + home.file("traced"), "eval " + kSmolModel + " --text " + text}) {
     CAPTURE(words);
     // The leak check traces its own process, which only one may do.
     const std::string command =
@@ -84,22 +84,22 @@ TEST_CASE("converting and evaluating an external model starts no program and ope
 TEST_CASE("a run starts from hf: weights, and its checkpoint goes back to Transformers") {
   ScratchDirectory home;
   const std::string recipe = home.write(
-      "tune.yaml", "model: {preset: \"" + kSmol +
+      "tune.yaml", "model: {preset: \"" + kSmolModel +
                        "\", seq_length: 16}\n"
                        "mixed_precision: fp32\n"
                        "train: {micro_batch_size: 1, global_batch_size: 2, train_iters: 2, threads: 1}\n"
                        "optimizer: {preset: adamw, lr: 1e-3}\n"
                        "dataset: mock\n"
                        "tokenizer: {preset: huggingface, tokenizer_model: \"" +
-                       kHere + "families/smollm2\"}\n" + "checkpoint: {pretrained_checkpoint: \"" + kSmol +
-                       "\"}\n");
+                       kHere + "families/smollm2\"}\n" + "checkpoint: {pretrained_checkpoint: \"" +
+                       kSmolModel + "\"}\n");
   const auto shown = run({"show", recipe, "model.hidden_size"});
   CAPTURE(shown.err);
   CHECK(shown.out == "24\n");
   const auto done = run({"train", recipe, "--run-dir", home.file("run")});
   CAPTURE(done.err);
   REQUIRE(done.code == 0);
-  CHECK(contains(done.err + done.out, "weights from " + kSmol));
+  CHECK(contains(done.err + done.out, "weights from " + kSmolModel));
   REQUIRE(run({"convert", home.file("run"), "hf:" + home.file("tuned"), "--dtype", "bf16"}).code == 0);
   const json before = capstan::json_of(read_text(kHere + "families/smollm2/config.json")),
              after = capstan::json_of(read_text(home.file("tuned") + "/config.json"));
@@ -112,11 +112,11 @@ TEST_CASE("a run starts from hf: weights, and its checkpoint goes back to Transf
 TEST_CASE("what convert refuses") {
   ScratchDirectory home;
   CHECK(run({"convert", "a", "b"}).code == 2);
-  CHECK(run({"convert", kSmol, home.path()}).code == 2);
-  CHECK(run({"convert", kSmol, home.file("none/there")}).code != 0);
-  CHECK(run({"convert", kSmol, "hf:" + home.file("x"), "--type", "f16"}).code == 2);
-  CHECK(run({"convert", kSmol, "gguf:" + home.file("x"), "--type", "q2_k"}).code == 2);
-  CHECK(run({"convert", kSmol, "hf:" + home.file("x"), "--shard-size", "big"}).code == 2);
+  CHECK(run({"convert", kSmolModel, home.path()}).code == 2);
+  CHECK(run({"convert", kSmolModel, home.file("none/there")}).code != 0);
+  CHECK(run({"convert", kSmolModel, "hf:" + home.file("x"), "--type", "f16"}).code == 2);
+  CHECK(run({"convert", kSmolModel, "gguf:" + home.file("x"), "--type", "q2_k"}).code == 2);
+  CHECK(run({"convert", kSmolModel, "hf:" + home.file("x"), "--shard-size", "big"}).code == 2);
   home.write("pytorch_model.bin", "x");
   const auto pickle = run({"convert", "hf:" + home.path(), home.file("out")});
   CHECK(pickle.code != 0);

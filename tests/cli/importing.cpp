@@ -27,9 +27,9 @@ TEST_CASE("recipe import: to a file that check accepts, to standard output, as J
   const Finished shown = run({"recipe", "import", kGolden + "gpt_small.sh", "-q"});
   CHECK(shown.out == read_text(to));
 
-  const Finished json = run({"recipe", "import", kGolden + "gpt_small.sh", "--json"});
-  REQUIRE(nlohmann::json::accept(json.out));
-  const auto object = capstan::json_of(json.out);
+  const Finished printed = run({"recipe", "import", kGolden + "gpt_small.sh", "--json"});
+  REQUIRE(nlohmann::json::accept(printed.out));
+  const auto object = capstan::json_of(printed.out);
   CHECK(object["schema"] == "capstan.import/1");
   CHECK(object["format"] == "megatron");
   CHECK(object["ok"] == true);
@@ -80,8 +80,8 @@ TEST_CASE("recipe import: the command names the flags that the lists do not") {
   const Finished script = run({"recipe", "import", kGolden + "gpt_small.sh"});
   CHECK(contains(script.err, "`capstan train --nproc N` or mpirun starts the ranks"));
   CHECK(contains(script.err, "a run here continues with `capstan train … --resume`"));
-  const Finished json = run({"recipe", "import", kGolden + "gpt_small.sh", "--json"});
-  CHECK(contains(json.out, "`capstan train --nproc N` or mpirun starts the ranks"));
+  const Finished printed = run({"recipe", "import", kGolden + "gpt_small.sh", "--json"});
+  CHECK(contains(printed.out, "`capstan train --nproc N` or mpirun starts the ranks"));
   const Finished without_model = run({"recipe", "import", kGolden + "ds_zero2.json"});
   CHECK(contains(without_model.err, "--base names a recipe that does"));
   CHECK(contains(without_model.out, "extend a recipe that does"));

@@ -89,6 +89,7 @@ TEST_CASE(
       {"recomputation",
        {"model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1",
         "train.micro_batch_size=4"}},
+      {"reruns", {"resilience.rerun_mode=validate_results"}},
       {"adapters", {"peft=lora", "peft.random_base=true", "model.vocab_size=32768"}},
       {"adapters beside 4 bits",
        {"peft=qlora", "peft.random_base=true", "model.vocab_size=32768", "mixed_precision=bf16_mixed"}},
@@ -124,6 +125,36 @@ TEST_CASE(
            {"--run-dir", "begun", "checkpoint.pretrained_checkpoint=hf:written", "train.train_iters=1"});
     REQUIRE_MESSAGE(begun.code == 0, begun.err);
     check_resident(begun.resident_mib, estimated);
+  }
+}
+
+TEST_CASE("fine-tuning data are part of the estimate and of what the limit holds") {
+  const ScratchDirectory scratch;
+  std::string lines;
+  const std::string text(120, 'x');
+  for (int i = 0; i < 80'000; ++i)
+    lines.append(R"({"prompt": "q)")
+        .append(text)
+        .append(R"(", "completion": "a)")
+        .append(text)
+        .append("\"}\n");
+  scratch.write("data.jsonl", lines);
+  const Words words = tiny_recipe({"train.threads=1", "train.train_iters=1", "model.seq_length=256",
+                                   "model.vocab_size=257", "tokenizer=byte", "dataset=sft",
+                                   "dataset.train_files=data.jsonl", "validation.eval_interval=null"});
+  const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  const size_t at = trained.err.find(" a step and rank, about ");
+  REQUIRE_MESSAGE(at != std::string::npos, trained.err);
+  const double estimated = mib(trained.err.substr(at + 24));
+  CHECK(estimated > 4e-6 * 80'000 * 240 * 0.95);  // four bytes a token
+  check_resident(trained.resident_mib, estimated);
+  const Words limit{"resilience.memory_limit=50MiB"};
+  const Finished checked = in(scratch, "check", words, {limit[0], "--files"}),
+                 refused = in(scratch, "train", words, {limit[0], "--run-dir", "limited"});
+  for (const Finished& one : {checked, refused}) {
+    CHECK_MESSAGE(one.code == 3, one.err);
+    CHECK_MESSAGE(contains(one.err, "resilience.memory_limit allows 50.0 MiB"), one.err);
   }
 }
 

@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::string kHere = std::string(capstan::test::kSourceDirectory) + "/tests/formats/";
+const std::string kTexts = std::string(capstan::test::kSourceDirectory) + "/tests/cli/text/";
 const std::string kBase = "hf:" + kHere + "families/llama", kAdapter = kHere + "adapters/lora";
 // The settings of the fixture's adapter as overrides of a recipe.
 const std::vector<std::string> kLikeIt = {"peft.scheme=canonical_lora", "peft.dim=3", "peft.alpha=6",
@@ -207,6 +208,28 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   home.refused({"convert", "lora", "peft:x", "--shard-size", "1MB"}, "`--shard-size` applies to safetensors");
   home.refused({"merge", "lora", "x", "--base", base, "train.threads=1"}, "--base is taken instead");
   home.refused({"merge", "lora-peft", "x", "train.threads=1"}, "changes the recipe of a run");
+}
+
+TEST_CASE("adapters of a run with another tokenizer than the base's are refused beside the base") {
+  const Home home;
+  std::string lines;
+  for (int i = 0; i < 40; ++i) lines += "{\"prompt\": \"the cat\", \"completion\": \" sat in the inn\"}\n";
+  home.scratch.write("data.jsonl", lines);
+  home.scratch.write("text.txt", "the thin cat sat in the inn\n");
+  const auto train = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = train_tiny(
+        {"train.train_iters=2", "model.vocab_size=512", "dataset=sft", "dataset.train_files=data.jsonl"});
+    words.insert(words.end(), more.begin(), more.end());
+    home.good(words);
+  };
+  train({"tokenizer=byte", "--run-dir", "base"});
+  train({"tokenizer=byte", "peft=lora", "checkpoint.pretrained_checkpoint=base", "--run-dir", "same"});
+  train({"tokenizer=huggingface", "tokenizer.tokenizer_model=" + kTexts + "tokenizer.json", "peft=lora",
+         "checkpoint.pretrained_checkpoint=base", "--run-dir", "tuned"});
+  home.good({"eval", "base", "--adapter", "same", "--text", "text.txt"});
+  home.good({"eval", "tuned", "--text", "text.txt"});
+  home.refused({"eval", "base", "--adapter", "tuned", "--text", "text.txt"},
+               "the adapters `tuned` were trained with the tokenizer ");
 }
 
 TEST_CASE("a base that is not there is named with its field and near names") {

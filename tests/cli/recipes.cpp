@@ -101,9 +101,9 @@ TEST_CASE("show: a value, a section, everything, origins, JSON, minimal") {
   CHECK(run({"show", "llama3-8b", "model.num_layers", "model.num_layers=16"}).out == "16\n");
   CHECK(run({"show", "llama3-8b", "model.num_layers", "--set", "model.num_layers=20"}).out == "20\n");
   CHECK(run({"show", "llama3-8b", "model.num_layer"}).code == 2);
-  const Finished json = run({"show", "llama3-8b", "--format", "json"});
-  REQUIRE(nlohmann::json::accept(json.out));
-  CHECK(capstan::json_of(json.out)["model"]["num_layers"] == 32);
+  const Finished printed = run({"show", "llama3-8b", "--format", "json"});
+  REQUIRE(nlohmann::json::accept(printed.out));
+  CHECK(capstan::json_of(printed.out)["model"]["num_layers"] == 32);
   const Finished full = run({"show", "llama3-8b", "model.num_layers=16", "--json"});
   REQUIRE(nlohmann::json::accept(full.out));
   const auto object = capstan::json_of(full.out);
@@ -117,7 +117,7 @@ TEST_CASE("show: a value, a section, everything, origins, JSON, minimal") {
   ScratchDirectory scratch;
   for (const char* form : {"--minimal", "--format=yaml"}) {
     const std::string copy = scratch.write("copy.yaml", run({"show", "llama3-8b", form}).out);
-    CHECK(run({"show", copy, "--format", "json"}).out == json.out);
+    CHECK(run({"show", copy, "--format", "json"}).out == printed.out);
   }
 }
 

@@ -332,4 +332,6 @@ TEST_CASE("runs show says how far a run came that stopped between two logged ste
   const std::string shown = run_in(scratch, {"runs", "show", "r"}).out;
   CHECK_MESSAGE(contains(shown, "step         7\n"), shown);
   CHECK_MESSAGE(contains(shown, ", step 5\n"), shown);
+  const std::string listed = run_in(scratch, {"runs", "ls", "."}).out;
+  CHECK_MESSAGE(contains(listed, ", step 5 "), listed);
 }

@@ -268,8 +268,8 @@ TEST_CASE("messages for editors and programs") {
   const Finished brief = run({"check", "quickstart", "model.num_layer=4", "--message-format", "short"});
   CHECK(contains(brief.err, "<cli>:1"));
   CHECK(contains(brief.err, "error["));
-  const Finished json = run({"check", "quickstart", "model.num_layer=4", "--message-format=json"});
-  CHECK(nlohmann::json::accept(json.err));
+  const Finished printed = run({"check", "quickstart", "model.num_layer=4", "--message-format=json"});
+  CHECK(nlohmann::json::accept(printed.err));
   const Finished usage = run({"check", "--nope", "--message-format=json"});
   CHECK(usage.code == 2);
   REQUIRE(nlohmann::json::accept(usage.err));

@@ -85,7 +85,7 @@ TEST_CASE("places point at the lines that set the fields, however often a shippe
       for (const auto& [path, origin] : resolution.origins) {
         if (!origin.location.known()) continue;
         const auto& source = resolution.sources.at(static_cast<size_t>(origin.location.source));
-        if (source.kind != Source::Kind::embedded) continue;
+        if (source.kind != config::Source::Kind::embedded) continue;
         const std::string name = path.substr(path.rfind('.') + 1);
         INFO(recipe.name, " ", path, " ", source.name, ":", origin.location.line);
         CHECK(source.line(origin.location.line).find(name) != std::string_view::npos);

@@ -438,6 +438,22 @@ TEST_CASE("adapters of separate projections fit models with and without a gated 
     }
 }
 
+TEST_CASE("a directory that is given as a recipe is named for what it is") {
+  const std::string root = std::string(capstan::test::kSourceDirectory) + "/";
+  const auto says = [&](const std::string& name, const std::string& help) {
+    try {
+      (void)resolved(name);
+      FAIL(name);
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::not_found);
+      CHECK_MESSAGE(error.help().find(help) != std::string::npos, error.help());
+    }
+  };
+  says(root + "tests/formats/families/llama", "a recipe takes it as model=hf:" + root);
+  says(root + "tests/compat", "that is a directory; a recipe is a file in it");
+  says("hf:some/model", "`capstan recipe new FILE --from hf:some/model` writes one");
+}
+
 TEST_CASE("a value that means something else says what to write") {
   const auto says = [](const std::string& override, const std::string& help) {
     const auto r = resolved("quickstart", {override});
@@ -448,6 +464,17 @@ TEST_CASE("a value that means something else says what to write") {
   says("optimizer.lr=-1,5e-3", "write -1.5e-3");
   says("optimizer.weight_decay=1,000", "write 1.000 or 1000");
   says("optimizer.lr=1,2,3", "for a trial of each value");
+  // Of a file, where a comma may also begin another entry.
+  const auto file_says = [](const std::string& text, const std::string& help) {
+    Request request;
+    request.recipe = "./mine.yaml";
+    const auto r = resolve_text("extends: quickstart\n" + text, request);
+    CHECK_FALSE(r.ok());
+    CHECK_MESSAGE(problems(r).find(help) != std::string::npos, problems(r));
+  };
+  file_says("optimizer: {lr: \"0,001\"}\n", "remove the quotes: 0.001");
+  file_says("optimizer:\n  lr: \"0.001\"\n", "remove the quotes: 0.001");
+  file_says("optimizer: {lr: 0,001}\n", "numbers have a decimal point");
   says("validation.eval_iters=0", "for no validation: validation.eval_interval=null");
   says("validation.eval_interval=0", "for no validation: validation.eval_interval=null");
 }

@@ -8,6 +8,7 @@
 
 #include "config/core/emit.hpp"
 #include "config/resolve/resolve.hpp"
+#include "config/sections/pipeline_layout.hpp"
 #include "config/tools/show.hpp"
 
 using namespace capstan;
@@ -20,7 +21,7 @@ constexpr const char* kLayers = "dist.num_layers_per_virtual_pipeline_stage";
 constexpr const char* kLayout = "dist.pipeline_model_parallel_layout";
 
 // quickstart with 8 layers on 2 pipeline ranks, and what `overrides` say.
-Resolution resolved(std::vector<std::string> overrides) {
+Resolution resolved_pipeline(std::vector<std::string> overrides) {
   Request request;
   request.recipe = "quickstart";
   request.ranks = 2;
@@ -58,7 +59,7 @@ TEST_CASE("of virtual stages, layers of one, and the layout one is given and the
       CAPTURE(first);
       std::vector<std::string> overrides{row.given};
       if (!first.empty()) overrides.push_back("rng.seed=${" + first + "}");
-      const auto r = resolved(overrides);
+      const auto r = resolved_pipeline(overrides);
       CHECK_MESSAGE(r.ok(), render(r.diagnostics, r.sources));
       CHECK(value(r, kStages) == row.stages);
       CHECK(value(r, kLayers) == row.layers);
@@ -77,7 +78,7 @@ TEST_CASE("of virtual stages, layers of one, and the layout one is given and the
 }
 
 TEST_CASE("a derivation that does not apply leaves the default, and the default's origin") {
-  const auto none = resolved({});
+  const auto none = resolved_pipeline({});
   CHECK_MESSAGE(none.ok(), render(none.diagnostics, none.sources));
   CHECK(origin(none, kStages) == "default");
   CHECK(origin(none, kLayers) == "default");
@@ -85,15 +86,25 @@ TEST_CASE("a derivation that does not apply leaves the default, and the default'
   CHECK(origin(none, kLayout) == "derived:");
 
   // Stages of different sizes have no one number of layers.
-  const auto uneven = resolved({"dist.pipeline_model_parallel_layout=Et|tt|ttt|ttL"});
+  const auto uneven = resolved_pipeline({"dist.pipeline_model_parallel_layout=Et|tt|ttt|ttL"});
   CHECK_MESSAGE(uneven.ok(), render(uneven.diagnostics, uneven.sources));
   CHECK(value(uneven, kStages) == "2");
   CHECK(origin(uneven, kStages) == "derived:");
   CHECK(value(uneven, kLayers) == "null");
   CHECK(origin(uneven, kLayers) == "default");
-  const auto ends = resolved({"dist.vpp=2", "dist.num_layers_in_first_pipeline_stage=2"});
+  const auto ends = resolved_pipeline({"dist.vpp=2", "dist.num_layers_in_first_pipeline_stage=2"});
   CHECK(value(ends, kLayers) == "null");
   CHECK(value(ends, kLayout) == "Et|t*3|t|t*3L");
+  // Without a pipeline these fields have no effect: one stage has all layers.
+  Config one;
+  one.model.num_layers = 8;
+  one.dist.num_layers_in_first_pipeline_stage = 2;
+  one.dist.num_layers_in_last_pipeline_stage = 1;
+  one.dist.pipeline_model_parallel_layout = "Et|t";
+  const auto stages = pipeline_stages(one);
+  REQUIRE(stages);
+  REQUIRE(stages->size() == 1);
+  CHECK(stages->front().layers == 8);
 
   Request request;
   request.recipe = "quickstart";
@@ -113,7 +124,7 @@ TEST_CASE("a derivation that does not apply leaves the default, and the default'
 }
 
 TEST_CASE("a value given by what is derived from it is a circle") {
-  const auto r = resolved({"dist.vpp=${dist.num_layers_per_virtual_pipeline_stage}"});
+  const auto r = resolved_pipeline({"dist.vpp=${dist.num_layers_per_virtual_pipeline_stage}"});
   REQUIRE(r.diagnostics.size() == 1);
   CHECK(r.diagnostics[0].code == "C0403");
   CHECK(r.diagnostics[0].message ==
@@ -240,13 +251,13 @@ TEST_CASE("min_lr follows lr by its ratio, and a rate that is given later takes 
                          {{"optimizer.min_lr=null"}, "0.0002", "0.1"}}) {
     CAPTURE(row.min_lr);
     std::vector<std::string> overrides = row.overrides;
-    const auto r = resolved(overrides);
+    const auto r = resolved_pipeline(overrides);
     CHECK_MESSAGE(r.ok(), render(r.diagnostics, r.sources));
     CHECK(value(r, "optimizer.min_lr") == row.min_lr);
     CHECK(value(r, "optimizer.min_lr_ratio") == row.ratio);
   }
   // The floor of embedding and head keeps the ratio to its own peak.
-  const auto decoupled = resolved({"optimizer.decoupled_lr=1e-4"});
+  const auto decoupled = resolved_pipeline({"optimizer.decoupled_lr=1e-4"});
   CHECK(value(decoupled, "optimizer.decoupled_min_lr") == "1.0e-05");
 }
 
@@ -257,23 +268,23 @@ TEST_CASE("min_lr and its ratio in one file agree, or are an error") {
   REQUIRE(r.diagnostics.size() == 1);
   CHECK(r.diagnostics[0].code == "C0111");
   CHECK(r.diagnostics[0].message.find("both given and disagree") != std::string::npos);
-  CHECK_FALSE(resolved({"optimizer.min_lr=1e-6", "optimizer.min_lr_ratio=0.5"}).ok());
+  CHECK_FALSE(resolved_pipeline({"optimizer.min_lr=1e-6", "optimizer.min_lr_ratio=0.5"}).ok());
 }
 
 TEST_CASE("a resolved recipe omits a preset's values that another field switches off") {
-  const auto r = resolved({"model=llama3.2-1b", "model.rope_scaling=false"});
+  const auto r = resolved_pipeline({"model=llama3.2-1b", "model.rope_scaling=false"});
   REQUIRE_MESSAGE(r.ok(), render(r.diagnostics, r.sources));
   const std::string text = resolved_recipe(r);
   CHECK(text.find("\n  rope_scaling_factor: ") == std::string::npos);
   const auto again = of_file(text);
   CHECK_MESSAGE(again.ok(), render(again.diagnostics, again.sources));
   CHECK(value(again, "model.rope_scaling") == "false");
-  CHECK(resolved_recipe(resolved({"model=llama3.2-1b"})).find("\n  rope_scaling_factor: 32  ") !=
+  CHECK(resolved_recipe(resolved_pipeline({"model=llama3.2-1b"})).find("\n  rope_scaling_factor: 32  ") !=
         std::string::npos);
 }
 
 TEST_CASE("a resolved recipe keeps the ratio, so that another lr still moves min_lr") {
-  const auto r = resolved({});
+  const auto r = resolved_pipeline({});
   const std::string text = resolved_recipe(r);
   CHECK(text.find("\n  min_lr_ratio: 0.1  ") != std::string::npos);
   CHECK(text.find("\n  # min_lr: 0.0002  ") != std::string::npos);

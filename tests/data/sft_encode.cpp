@@ -11,8 +11,8 @@
 
 using namespace capstan;
 using namespace capstan::data;
+using capstan::testing::chat_value;
 using nlohmann::ordered_json;
-using testing::chat_value;
 namespace fs = std::filesystem;
 
 namespace {

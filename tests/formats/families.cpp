@@ -22,7 +22,7 @@ using formats::ExternalModel;
 
 namespace {
 
-const std::string kFamilies = (kFormatFixtures / "families/").string();
+const std::string kFamilyFiles = (kFormatFixtures / "families/").string();
 
 constexpr const char* kModels[] = {"gpt2",  "gpt2_bare", "llama", "llama_sharded", "smollm2", "mistral",
                                    "qwen2", "qwen3",     "phi3",  "phi3_long",     "olmo2",   "gemma2"};
@@ -68,7 +68,7 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
 TEST_CASE("every family's parameters are those that the engine asks for") {
   for (const std::string name : kModels) {
     CAPTURE(name);
-    const auto external = ExternalModel::open("hf:" + kFamilies + name);
+    const auto external = ExternalModel::open("hf:" + kFamilyFiles + name);
     const auto source = external->parameters(external->model());
     CHECK(source->find("embedding.word_embeddings.weight")->shape[0] == external->model().padded_vocab_size);
     const auto model = models::build(external->model());
@@ -89,7 +89,7 @@ TEST_CASE("every family's parameters are those that the engine asks for") {
 
 TEST_CASE("any region of a parameter equals that part of the full parameter") {
   for (const std::string name : kModels) {
-    const auto external = ExternalModel::open("hf:" + kFamilies + name);
+    const auto external = ExternalModel::open("hf:" + kFamilyFiles + name);
     const auto source = external->parameters(external->model());
     uint64_t state = 17;
     const auto below = [&](int64_t end) {
@@ -121,7 +121,7 @@ TEST_CASE("logits, loss and gradients are Transformers'") {
   const auto device = Cpu::make(1);
   for (const std::string name : kModels) {
     CAPTURE(name);
-    const auto external = ExternalModel::open("hf:" + kFamilies + name);
+    const auto external = ExternalModel::open("hf:" + kFamilyFiles + name);
     config::ModelConfig config = external->model();
     config.hidden_dropout = config.attention_dropout = 0;
     const auto source = external->parameters(config);
@@ -130,7 +130,7 @@ TEST_CASE("logits, loss and gradients are Transformers'") {
     for (const auto& parameter : model->parameters())
       store.set(*parameter, floats(*source, parameter->name()));
 
-    const Fixture expected(kFamilies + name + "/expected.safetensors");
+    const Fixture expected(kFamilyFiles + name + "/expected.safetensors");
     const auto text = expected.get<int32_t>("tokens");
     const int64_t batch = expected.shape("tokens")[0], length = expected.shape("tokens")[1] - 1;
     std::vector<int32_t> tokens, labels;

@@ -13,12 +13,14 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "formats/gguf_tokenizer.hpp"
+#include "support/errors.hpp"
 #include "support/paths.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 
 using namespace capstan;
 using namespace capstan::formats;
 using nlohmann::json;
+using test::holds;
 namespace fs = std::filesystem;
 
 namespace {
@@ -42,11 +44,6 @@ std::string refusal(const json& tokenizer, const std::string& config = "") {
     return error.message();
   }
   return "";
-}
-bool holds(const std::string& text, const std::string& part) {
-  if (text.find(part) != std::string::npos) return true;
-  MESSAGE("not in: " << text);
-  return false;
 }
 
 json file(const std::string& name) {

@@ -72,20 +72,8 @@ def texts(dataset, count):
     return rows
 
 
-def main():
-    OUT.mkdir(parents=True, exist_ok=True)
-    # Blends ask for their rank.
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    # A small text set in both types, with empty documents and documents of several sequences.
-    small = [[[1, 2, 3]], [[]], [[4, 5], [6], []], [[7, 8, 9, 10, 65499]], [[]]]
-    write(OUT / "small_u16", small, numpy.uint16)
-    small[3] = [[7, 8, 9, 10, 128000]]
-    write(OUT / "small_i32", small, numpy.int32)
-    write(OUT / "a", documents_of(1, 60, 30), numpy.uint16)
-    write(OUT / "b", documents_of(2, 25, 9), numpy.int32)
-
-    result = {}
-    result["shuffles"] = []
+def shuffles():
+    cases = []
     for seed in (0, 1, 1234, 4294967295):
         random = numpy.random.RandomState(seed)
         case = {"seed": seed, "words": [], "shuffled": []}
@@ -94,18 +82,24 @@ def main():
             random.shuffle(values)
             case["shuffled"].append(values.tolist())
         case["words"] = random.randint(0, 2**32, size=8, dtype=numpy.uint32).tolist()
-        result["shuffles"].append(case)
+        cases.append(case)
+    return cases
 
-    result["splits"] = []
+
+def splits():
+    cases = []
     for split in ("969,30,1", "9999,8,2", "1,1,1", "90,10", "1", "0,1,0", "98.5,1,0.5"):
         for count in (1, 2, 3, 5, 10, 25, 50, 60, 101, 12345, 9999999):
             ranges = []
             for share in convert_split_vector_to_split_matrix(parse_and_normalize_split(split)):
                 ranges.append(share and [int(round(share[0] * float(count))),
                                          int(round(share[1] * float(count)))])
-            result["splits"].append({"split": split, "count": count, "ranges": ranges})
+            cases.append({"split": split, "count": count, "ranges": ranges})
+    return cases
 
-    result["blends"] = []
+
+def blends():
+    cases = []
     for weights in ([1.0], [0.5, 0.5], [0.3, 0.7], [30, 60, 10], [1, 1, 1, 1, 1, 1, 1], [0.0, 2.0, 1.0],
                     [0.001, 0.999]):
         normal = (numpy.array(weights, dtype=numpy.float64) /
@@ -113,12 +107,15 @@ def main():
         size = 300
         index, sample = numpy.zeros(size, numpy.int16), numpy.zeros(size, numpy.int64)
         helpers_cpp.build_blending_indices(index, sample, normal, len(normal), size, False)
-        result["blends"].append({"weights": weights, "dataset": "".join(map(str, index)),
+        cases.append({"weights": weights, "dataset": "".join(map(str, index)),
                                  "last_sample": int(sample[-1])})
+    return cases
 
+
+def orders():
     # Indices and samples of one split of one dataset. (No split may be without tokens: Megatron would look
     # for the number of its epochs for ever.)
-    result["orders"] = []
+    cases = []
     for name, split, part, seq, seed, samples in (
         ("a", "1", 0, 8, 1234, None),
         ("a", "1", 0, 8, 1234, 60),
@@ -132,7 +129,7 @@ def main():
         sizes[part] = samples
         config = config_of(seq, seed, split=split, blend=([str(OUT / name)], None))
         dataset = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[part]
-        result["orders"].append(
+        cases.append(
             {
                 "name": name,
                 "split": split,
@@ -146,10 +143,13 @@ def main():
                 "texts": texts(dataset, 12),
             }
         )
+    return cases
 
+
+def builds():
     # Whole builds: blends by weight and by size, and a blend for each split.
     a, b = str(OUT / "a"), str(OUT / "b")
-    result["builds"] = []
+    cases = []
     for what, sizes, options in (
         ("weights", [150, 12, 5], dict(split="8,1,1", blend=([a, b], [3.0, 1.0]))),
         ("sizes", [70, 5, 3], dict(split="8,1,1", blend=([a, b], None))),
@@ -159,7 +159,7 @@ def main():
     ):
         config = config_of(6, 1234, **options)
         splits = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
-        result["builds"].append(
+        cases.append(
             {
                 "what": what,
                 "sizes": sizes,
@@ -167,8 +167,11 @@ def main():
                 "texts": [texts(d, 20) for d in splits],
             }
         )
+    return cases
 
-    result["masks"] = []
+
+def masks():
+    cases = []
     for seed in range(4):
         tokens = numpy.random.RandomState(seed).randint(0, 9, size=24).astype(numpy.int64)
         tokens[tokens == 7] = EOD
@@ -183,7 +186,7 @@ def main():
             # True means hidden. Row i sees from its document's start to itself:
             # the first visible column is that start.
             starts = [int(torch.nonzero(~row)[0]) for row in mask[0]]
-            result["masks"].append(
+            cases.append(
                 {
                     "tokens": tokens.tolist(),
                     "flags": [position, attention, loss],
@@ -192,7 +195,21 @@ def main():
                     "starts": starts,
                 }
             )
+    return cases
 
+
+def main():
+    OUT.mkdir(parents=True, exist_ok=True)
+    # Blends ask for their rank.
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    # A small text set in both types, with empty documents and documents of several sequences.
+    small = [[[1, 2, 3]], [[]], [[4, 5], [6], []], [[7, 8, 9, 10, 65499]], [[]]]
+    write(OUT / "small_u16", small, numpy.uint16)
+    small[3] = [[7, 8, 9, 10, 128000]]
+    write(OUT / "small_i32", small, numpy.int32)
+    write(OUT / "a", documents_of(1, 60, 30), numpy.uint16)
+    write(OUT / "b", documents_of(2, 25, 9), numpy.int32)
+    result = {case.__name__: case() for case in (shuffles, splits, blends, orders, builds, masks)}
     with open(OUT / "megatron.json", "w") as out:
         out.write("{\n")
         for i, (key, value) in enumerate(result.items()):

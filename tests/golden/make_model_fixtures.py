@@ -243,102 +243,120 @@ def rope_parameters(c):
     return parameters | {theirs: r[ours] for ours, theirs in names.items() if ours in r}
 
 
-def hugging_face_logits(name, c, p, tokens):
+def split_qkv(c, tensor):  # rows [groups, per_group + 2, d] -> q, k, v
+    per_group, d = c["heads"] // c["groups"], c["head_dim"]
+    t = tensor.view(c["groups"], per_group + 2, d, *tensor.shape[1:])
+    rest = tensor.shape[1:]
+    return (t[:, :per_group].reshape(-1, *rest), t[:, per_group].reshape(-1, *rest),
+            t[:, per_group + 1].reshape(-1, *rest))
+
+
+def gpt2_model(c, p):  # and its weights
     import transformers
 
-    def split_qkv(tensor):  # rows [groups, per_group + 2, d] -> q, k, v
-        per_group, d = c["heads"] // c["groups"], c["head_dim"]
-        t = tensor.view(c["groups"], per_group + 2, d, *tensor.shape[1:])
-        rest = tensor.shape[1:]
-        return (t[:, :per_group].reshape(-1, *rest), t[:, per_group].reshape(-1, *rest),
-                t[:, per_group + 1].reshape(-1, *rest))
-
     state = {}
-    if name == "gpt2":
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
-            vocab_size=c["vocab"], n_positions=c["positions"], n_embd=c["hidden"], n_layer=c["layers"],
-            n_head=c["heads"], n_inner=c["ffn"], layer_norm_epsilon=c["eps"], activation_function="gelu_new",
-            attn_implementation="eager"))
-        state["transformer.wte.weight"] = state["lm_head.weight"] = p["embedding.word_embeddings.weight"]
-        state["transformer.wpe.weight"] = p["embedding.position_embeddings.weight"]
-        for i in range(c["layers"]):
-            ours, theirs = f"decoder.layers.{i}.", f"transformer.h.{i}."
-            for kind in ("weight", "bias"):
-                turn = (lambda t: t.T) if kind == "weight" else (lambda t: t)
-                state[theirs + "ln_1." + kind] = p[ours + "input_layernorm." + kind]
-                state[theirs + "ln_2." + kind] = p[ours + "pre_mlp_layernorm." + kind]
-                state[theirs + "attn.c_attn." + kind] = turn(
-                    torch.cat(split_qkv(p[ours + "self_attention.linear_qkv." + kind])))
-                state[theirs + "attn.c_proj." + kind] = turn(p[ours + "self_attention.linear_proj." + kind])
-                state[theirs + "mlp.c_fc." + kind] = turn(p[ours + "mlp.linear_fc1." + kind])
-                state[theirs + "mlp.c_proj." + kind] = turn(p[ours + "mlp.linear_fc2." + kind])
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=c["vocab"], n_positions=c["positions"], n_embd=c["hidden"], n_layer=c["layers"],
+        n_head=c["heads"], n_inner=c["ffn"], layer_norm_epsilon=c["eps"], activation_function="gelu_new",
+        attn_implementation="eager"))
+    state["transformer.wte.weight"] = state["lm_head.weight"] = p["embedding.word_embeddings.weight"]
+    state["transformer.wpe.weight"] = p["embedding.position_embeddings.weight"]
+    for i in range(c["layers"]):
+        ours, theirs = f"decoder.layers.{i}.", f"transformer.h.{i}."
         for kind in ("weight", "bias"):
-            state["transformer.ln_f." + kind] = p["decoder.final_layernorm." + kind]
+            turn = (lambda t: t.T) if kind == "weight" else (lambda t: t)
+            state[theirs + "ln_1." + kind] = p[ours + "input_layernorm." + kind]
+            state[theirs + "ln_2." + kind] = p[ours + "pre_mlp_layernorm." + kind]
+            state[theirs + "attn.c_attn." + kind] = turn(
+                torch.cat(split_qkv(c, p[ours + "self_attention.linear_qkv." + kind])))
+            state[theirs + "attn.c_proj." + kind] = turn(p[ours + "self_attention.linear_proj." + kind])
+            state[theirs + "mlp.c_fc." + kind] = turn(p[ours + "mlp.linear_fc1." + kind])
+            state[theirs + "mlp.c_proj." + kind] = turn(p[ours + "mlp.linear_fc2." + kind])
+    for kind in ("weight", "bias"):
+        state["transformer.ln_f." + kind] = p["decoder.final_layernorm." + kind]
+    return model, state
+
+
+def decoder_model(name, c):
+    import transformers
+
+    common = dict(vocab_size=c["vocab"], hidden_size=c["hidden"], num_hidden_layers=c["layers"],
+                  num_attention_heads=c["heads"], num_key_value_heads=c["groups"], head_dim=c["head_dim"],
+                  intermediate_size=c["ffn"], rms_norm_eps=c["eps"], tie_word_embeddings=c["tied"],
+                  max_position_embeddings=64, rope_parameters=rope_parameters(c),
+                  attn_implementation="eager", pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    if name == "llama_variant":
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
+            attention_bias=True, use_sliding_window=True, sliding_window=c["window"], max_window_layers=0,
+            **common))
+    elif name == "olmo2":
+        model = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**common))
+    elif name == "gemma2":
+        model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
+            query_pre_attn_scalar=round(1 / c["scale"] ** 2), sliding_window=c["window"],
+            attn_logit_softcapping=c["softcap"],
+            final_logit_softcapping=c["final_softcap"], hidden_activation="gelu_pytorch_tanh", **common))
+    elif name.startswith("phi3"):
+        model = transformers.Phi3ForCausalLM(transformers.Phi3Config(
+            sliding_window=c["window"], original_max_position_embeddings=c["rope"].get("original", 64),
+            **common))
     else:
-        common = dict(vocab_size=c["vocab"], hidden_size=c["hidden"], num_hidden_layers=c["layers"],
-                      num_attention_heads=c["heads"], num_key_value_heads=c["groups"], head_dim=c["head_dim"],
-                      intermediate_size=c["ffn"], rms_norm_eps=c["eps"], tie_word_embeddings=c["tied"],
-                      max_position_embeddings=64, rope_parameters=rope_parameters(c),
-                      attn_implementation="eager", pad_token_id=0, bos_token_id=1, eos_token_id=2)
-        if name == "llama_variant":
-            model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
-                attention_bias=True, use_sliding_window=True, sliding_window=c["window"], max_window_layers=0,
-                **common))
-        elif name == "olmo2":
-            model = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**common))
-        elif name == "gemma2":
-            model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
-                query_pre_attn_scalar=round(1 / c["scale"] ** 2), sliding_window=c["window"],
-                attn_logit_softcapping=c["softcap"],
-                final_logit_softcapping=c["final_softcap"], hidden_activation="gelu_pytorch_tanh", **common))
-        elif name.startswith("phi3"):
-            model = transformers.Phi3ForCausalLM(transformers.Phi3Config(
-                sliding_window=c["window"], original_max_position_embeddings=c["rope"].get("original", 64),
-                **common))
-        else:
-            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-                attention_bias=c["bias"], mlp_bias=c["bias"], **common))
-        state["model.embed_tokens.weight"] = p["embedding.word_embeddings.weight"]
-        state["lm_head.weight"] = (p["embedding.word_embeddings.weight"] if c["tied"]
-                                   else p["output_layer.weight"])
-        state["model.norm.weight"] = p["decoder.final_layernorm.weight"]
-        for i in range(c["layers"]):
-            ours, theirs = f"decoder.layers.{i}.", f"model.layers.{i}."
-            placement = c.get("placement", "input")
-            names = {"input": {"input_layernorm": "input_layernorm",
-                               "post_attention_layernorm": "pre_mlp_layernorm"},
-                     "output": {"post_attention_layernorm": "post_attention_layernorm",
-                                "post_feedforward_layernorm": "post_feedforward_layernorm"},
-                     "both": {"input_layernorm": "input_layernorm",
-                              "pre_feedforward_layernorm": "pre_mlp_layernorm",
-                              "post_attention_layernorm": "post_attention_layernorm",
-                              "post_feedforward_layernorm": "post_feedforward_layernorm"}}[placement]
-            for their_norm, our_norm in names.items():
-                state[theirs + their_norm + ".weight"] = p[ours + our_norm + ".weight"]
-            for kind in ("weight", "bias"):
-                if ours + "self_attention.linear_qkv." + kind in p:
-                    parts = split_qkv(p[ours + "self_attention.linear_qkv." + kind])
-                    for letter, part in zip("qkv", parts):
-                        state[theirs + f"self_attn.{letter}_proj.{kind}"] = part
-            state[theirs + "self_attn.o_proj.weight"] = p[ours + "self_attention.linear_proj.weight"]
-            if c["bias"]:
-                state[theirs + "self_attn.o_proj.bias"] = p[ours + "self_attention.linear_proj.bias"]
-                gate, up = p[ours + "mlp.linear_fc1.bias"].chunk(2)
-                state[theirs + "mlp.gate_proj.bias"], state[theirs + "mlp.up_proj.bias"] = gate, up
-                state[theirs + "mlp.down_proj.bias"] = p[ours + "mlp.linear_fc2.bias"]
-            elif c["qkv_bias"]:
-                state[theirs + "self_attn.o_proj.bias"] = torch.zeros(c["hidden"])
-            if c["qk_norm"]:
-                state[theirs + "self_attn.q_norm.weight"] = p[ours + "self_attention.q_layernorm.weight"]
-                state[theirs + "self_attn.k_norm.weight"] = p[ours + "self_attention.k_layernorm.weight"]
-            gate, up = p[ours + "mlp.linear_fc1.weight"].chunk(2)
-            state[theirs + "mlp.gate_proj.weight"], state[theirs + "mlp.up_proj.weight"] = gate, up
-            state[theirs + "mlp.down_proj.weight"] = p[ours + "mlp.linear_fc2.weight"]
-            if name.startswith("phi3"):
-                state[theirs + "self_attn.qkv_proj.weight"] = torch.cat(
-                    [state.pop(theirs + f"self_attn.{letter}_proj.weight") for letter in "qkv"])
-                state[theirs + "mlp.gate_up_proj.weight"] = torch.cat(
-                    [state.pop(theirs + f"mlp.{part}_proj.weight") for part in ("gate", "up")])
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            attention_bias=c["bias"], mlp_bias=c["bias"], **common))
+    return model
+
+
+def decoder_weights(name, c, p):
+    state = {}
+    state["model.embed_tokens.weight"] = p["embedding.word_embeddings.weight"]
+    state["lm_head.weight"] = (p["embedding.word_embeddings.weight"] if c["tied"]
+                               else p["output_layer.weight"])
+    state["model.norm.weight"] = p["decoder.final_layernorm.weight"]
+    for i in range(c["layers"]):
+        ours, theirs = f"decoder.layers.{i}.", f"model.layers.{i}."
+        placement = c.get("placement", "input")
+        names = {"input": {"input_layernorm": "input_layernorm",
+                           "post_attention_layernorm": "pre_mlp_layernorm"},
+                 "output": {"post_attention_layernorm": "post_attention_layernorm",
+                            "post_feedforward_layernorm": "post_feedforward_layernorm"},
+                 "both": {"input_layernorm": "input_layernorm",
+                          "pre_feedforward_layernorm": "pre_mlp_layernorm",
+                          "post_attention_layernorm": "post_attention_layernorm",
+                          "post_feedforward_layernorm": "post_feedforward_layernorm"}}[placement]
+        for their_norm, our_norm in names.items():
+            state[theirs + their_norm + ".weight"] = p[ours + our_norm + ".weight"]
+        for kind in ("weight", "bias"):
+            if ours + "self_attention.linear_qkv." + kind in p:
+                parts = split_qkv(c, p[ours + "self_attention.linear_qkv." + kind])
+                for letter, part in zip("qkv", parts):
+                    state[theirs + f"self_attn.{letter}_proj.{kind}"] = part
+        state[theirs + "self_attn.o_proj.weight"] = p[ours + "self_attention.linear_proj.weight"]
+        if c["bias"]:
+            state[theirs + "self_attn.o_proj.bias"] = p[ours + "self_attention.linear_proj.bias"]
+            gate, up = p[ours + "mlp.linear_fc1.bias"].chunk(2)
+            state[theirs + "mlp.gate_proj.bias"], state[theirs + "mlp.up_proj.bias"] = gate, up
+            state[theirs + "mlp.down_proj.bias"] = p[ours + "mlp.linear_fc2.bias"]
+        elif c["qkv_bias"]:
+            state[theirs + "self_attn.o_proj.bias"] = torch.zeros(c["hidden"])
+        if c["qk_norm"]:
+            state[theirs + "self_attn.q_norm.weight"] = p[ours + "self_attention.q_layernorm.weight"]
+            state[theirs + "self_attn.k_norm.weight"] = p[ours + "self_attention.k_layernorm.weight"]
+        gate, up = p[ours + "mlp.linear_fc1.weight"].chunk(2)
+        state[theirs + "mlp.gate_proj.weight"], state[theirs + "mlp.up_proj.weight"] = gate, up
+        state[theirs + "mlp.down_proj.weight"] = p[ours + "mlp.linear_fc2.weight"]
+        if name.startswith("phi3"):
+            state[theirs + "self_attn.qkv_proj.weight"] = torch.cat(
+                [state.pop(theirs + f"self_attn.{letter}_proj.weight") for letter in "qkv"])
+            state[theirs + "mlp.gate_up_proj.weight"] = torch.cat(
+                [state.pop(theirs + f"mlp.{part}_proj.weight") for part in ("gate", "up")])
+    return state
+
+
+def hugging_face_logits(name, c, p, tokens):
+    if name == "gpt2":
+        model, state = gpt2_model(c, p)
+    else:
+        model, state = decoder_model(name, c), decoder_weights(name, c, p)
     missing, unexpected = model.load_state_dict({k: v.detach().clone() for k, v in state.items()},
                                                 strict=False)
     harmless = ("rotary", ".attn.bias", "embed_scale")

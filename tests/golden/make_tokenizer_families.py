@@ -14,7 +14,6 @@ Numbers have blanks between. Of the ids with special tokens -1 stands for those 
 length in bytes, with "distance:" before it where it does not begin at the end of the one before; the text is
 decode(ids), as a JSON string, or = when it is the sample. SentencePiece's lines have no places.
 """
-import base64
 import io
 import json
 import pathlib
@@ -172,7 +171,7 @@ def write_added():
     write_with_added("qwen2_added", "qwen2", ["cafe\u0301", "Å", " ｶﾞ", "한"], ["the"])
 
 
-def main():
+def write_llama():
     # Llama 2 as Transformers converted it first, and as it does now.
     legacy = sentencepiece_like(normalizers.Sequence([normalizers.Prepend("▁"),
                                                       normalizers.Replace(" ", "▁")]), None, 900)
@@ -195,6 +194,9 @@ def main():
                       AddedToken("<start_of_turn>", normalized=False)])
     gemma.post_processor = template("<s> $A", [("<s>", 1)])
     write("gemma", gemma)
+
+
+def write_subwords():
     # Some bytes only, unknown characters not joined; prefix and suffix of subwords (GPT-1, CLIP).
     some = sentencepiece_like(normalizers.Sequence([normalizers.NFKC(), normalizers.Prepend("▁"),
                                                     normalizers.Replace(" ", "▁")]),
@@ -212,6 +214,8 @@ def main():
     clip.decoder = decoders.BPEDecoder(suffix="</w>")
     write("subwords", clip)
 
+
+def write_unigram():
     # T5, XLM-R: Unigram behind a table of characters; with and without bytes.
     unigram = Tokenizer(models.Unigram())
     unigram.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap(REPLACEMENTS)),
@@ -236,6 +240,8 @@ def main():
             {"type": "ByteFallback"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never"}]}
     write("unigram_bytes", edited(unigram, few_characters))
 
+
+def write_bert():
     # BERT, uncased and cased.
     bert = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))
     bert.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -254,6 +260,8 @@ def main():
     cased.decoder = decoders.WordPiece(cleanup=False)
     write("bert_cased", cased)
 
+
+def write_byte_level():
     # Byte level: places cut at spaces (RoBERTa, Llama 3), a normalizer that the fast way has not, no decoder.
     roberta = Tokenizer.from_file(str(ROOT / "gpt2_prefix_added.json"))
     roberta.post_processor = processors.RobertaProcessing(("<|endoftext|>", 0), ("<|endoftext|>", 0),
@@ -274,8 +282,9 @@ def main():
                                                    pre_tokenizers.ByteLevel(add_prefix_space=False),
                                                    pre_tokenizers.Digits()])
     write("byte_level_lower", edited(lower, lambda s: s.update(decoder=None)))
-    write_added()
 
+
+def write_sentencepiece():
     # SentencePiece's own.
     corpus, rules = HERE / "corpus.tmp", HERE / "rules.tmp"
     rules.write_text(
@@ -312,6 +321,16 @@ def main():
         print(f"{name}: {processor.get_piece_size()} pieces, {len(blob)} bytes")
     corpus.unlink()
     rules.unlink()
+
+
+def main():
+    write_llama()
+    write_subwords()
+    write_unigram()
+    write_bert()
+    write_byte_level()
+    write_added()
+    write_sentencepiece()
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ void for_elements(const Vec<kernels::UpdateRange>& ranges, const kernels::StepSc
              range.weight_decay ? static_cast<double>(s.weight_decay) : 0.0);
 }
 
-const Vec<int64_t> kSizes{1, 37, 20003, 60001};
+const Vec<int64_t> kLengths{1, 37, 20003, 60001};
 constexpr kernels::StepScale kScale{
     .lr = 3e-3, .decoupled_lr = 5e-3, .weight_decay = 0.1f, .decoupled_decay = true};
 constexpr kernels::StepControl kControl{.gradient = 0.5f};
@@ -53,7 +53,7 @@ kernels::In control_of(const kernels::StepControl& control) {
 
 TEST_CASE("Adam over ranges; padding keeps its bits") {
   for (const bool decoupled : {true, false})
-    for (const int64_t n : kSizes) {
+    for (const int64_t n : kLengths) {
       const auto ranges = ranges_of(n);
       kernels::AdamStep s{kScale, 0.9f, 0.95f, 1e-8f, 1 - std::pow(0.9f, 3.0f), 1 - std::pow(0.95f, 3.0f)};
       s.scale.decoupled_decay = decoupled;
@@ -92,7 +92,7 @@ TEST_CASE("SGD over ranges, with and without momentum, Nesterov, decoupled decay
   for (const bool nesterov : {false, true})
     for (const bool decoupled : {false, true})
       for (const float momentum : {0.0f, 0.9f})
-        for (const int64_t n : kSizes) {
+        for (const int64_t n : kLengths) {
           const auto ranges = ranges_of(n);
           kernels::SgdStep s{kScale, momentum, nesterov};
           s.scale.decoupled_decay = decoupled;
@@ -122,7 +122,7 @@ TEST_CASE("SGD over ranges, with and without momentum, Nesterov, decoupled decay
 
 TEST_CASE("Lion over ranges: the sign of the interpolated momentum, zero where it is zero") {
   for (const bool decoupled : {false, true})
-    for (const int64_t n : kSizes) {
+    for (const int64_t n : kLengths) {
       const auto ranges = ranges_of(n);
       kernels::LionStep s{kScale, 0.95f, 0.98f};
       s.scale.decoupled_decay = decoupled;
@@ -156,7 +156,7 @@ TEST_CASE("Lion over ranges: the sign of the interpolated momentum, zero where i
 
 TEST_CASE("Adam in bf16: rounded to nearest, or where Philox says for the global index") {
   for (const bool stochastic : {false, true})
-    for (const int64_t n : kSizes) {
+    for (const int64_t n : kLengths) {
       auto ranges = ranges_of(n);
       // The last one is columns 5 to 12 of rows of 29, and begins with column 8.
       ranges.back().parameter = 0xFEDCBA9876543210, ranges.back().origin = 29 * 100 + 5;
@@ -201,7 +201,7 @@ TEST_CASE("Adam in bf16: rounded to nearest, or where Philox says for the global
 }
 
 TEST_CASE("fp8 moments: codes, scales and their values; ranges and padding") {
-  for (const int64_t n : kSizes) {
+  for (const int64_t n : kLengths) {
     auto ranges = ranges_of(n);
     int64_t blocks = 0;
     for (auto& range : ranges) range.first_block = blocks, blocks += (range.count + 63) / 64;
@@ -237,7 +237,7 @@ TEST_CASE("fp8 moments: codes, scales and their values; ranges and padding") {
 TEST_CASE("Muon's momentum and update over ranges; normalization of a matrix") {
   for (const bool nesterov : {false, true})
     for (const bool decoupled : {false, true})
-      for (const int64_t n : kSizes) {
+      for (const int64_t n : kLengths) {
         const auto ranges = ranges_of(n);
         kernels::MuonStep s{kScale, 0.95f, nesterov};
         s.scale.decoupled_decay = decoupled;

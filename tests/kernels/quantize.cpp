@@ -20,7 +20,7 @@ using kernels::ScaleLayout;
 
 namespace {
 
-const test::FixtureFile& fixture() {
+const test::FixtureFile& quantized_fixture() {
   static const test::FixtureFile file("tests/kernels/quantize.safetensors");
   return file;
 }
@@ -29,7 +29,7 @@ struct Recipe {
   const char* name;
   QuantizeFormat format;
 };
-const Recipe kRecipes[] = {
+const Recipe kFixtureRecipes[] = {
     {"tensor.e4m3", {DType::f8e4m3, ScaleLayout::tensor}},
     {"tensor.e5m2", {DType::f8e5m2, ScaleLayout::tensor}},
     {"block_1x128.e4m3", {DType::f8e4m3, ScaleLayout::block_1x128}},
@@ -53,22 +53,22 @@ Tensor bytes_like(Device& device, const std::vector<uint8_t>& expected) {
 GemmOperand room_for(Device& device, const std::string& name, ScaleLayout layout) {
   GemmOperand x;
   x.layout = layout;
-  x.values = bytes_like(device, fixture().values<uint8_t>(name + ".codes"));
-  if (fixture().has(name + ".scale"))
-    x.scale = bytes_like(device, fixture().values<uint8_t>(name + ".scale"));
+  x.values = bytes_like(device, quantized_fixture().values<uint8_t>(name + ".codes"));
+  if (quantized_fixture().has(name + ".scale"))
+    x.scale = bytes_like(device, quantized_fixture().values<uint8_t>(name + ".scale"));
   return x;
 }
 
 void check_same(const GemmOperand& got, const std::string& name) {
   INFO(name);
-  CHECK(bytes_of(got.values) == fixture().values<uint8_t>(name + ".codes"));
-  if (got.scale.defined()) CHECK(bytes_of(got.scale) == fixture().values<uint8_t>(name + ".scale"));
+  CHECK(bytes_of(got.values) == quantized_fixture().values<uint8_t>(name + ".codes"));
+  if (got.scale.defined()) CHECK(bytes_of(got.scale) == quantized_fixture().values<uint8_t>(name + ".scale"));
 }
 
 void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape, int64_t padding) {
   const std::string size = std::to_string(shape.rows) + "x" + std::to_string(shape.cols),
                     name = std::string(recipe.name) + "." + size;
-  const auto values = fixture().values<float>(size + ".values");
+  const auto values = quantized_fixture().values<float>(size + ".values");
   // Rows with something else between them.
   std::vector<float> padded;
   for (int64_t r = 0; r < shape.rows; ++r) {
@@ -77,8 +77,9 @@ void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape
   }
   const Tensor x = Tensor::from_host<float>(device, {static_cast<int64_t>(padded.size())}, padded);
   Tensor tensor_scale;
-  if (fixture().has(name + ".tensor_scale"))
-    tensor_scale = Tensor::from_host<float>(device, {2}, fixture().values<float>(name + ".tensor_scale"));
+  if (quantized_fixture().has(name + ".tensor_scale"))
+    tensor_scale =
+        Tensor::from_host<float>(device, {2}, quantized_fixture().values<float>(name + ".tensor_scale"));
   const GemmOperand rows = room_for(device, name + ".rows", recipe.format.layout),
                     columns = room_for(device, name + ".columns", recipe.format.layout);
   const Tensor amax = Tensor::zeros(device, {1});
@@ -104,7 +105,7 @@ void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape
 TEST_CASE_TEMPLATE("codes and scales of every recipe, along rows and columns", D, EVERY_DEVICE) {
   for (const int threads : {1, 3}) {
     const auto device = D::make(threads);
-    for (const Recipe& recipe : kRecipes)
+    for (const Recipe& recipe : kFixtureRecipes)
       for (const QuantizeShape& shape : {QuantizeShape{1, 1}, {3, 37}, {50, 130}})
         for (const int64_t padding : {0, 5}) check_case(*device, recipe, shape, padding);
   }

@@ -75,7 +75,7 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight) {
                           const Tensor dx = Tensor::empty(step.device(), {n, in});
                           const ParamPin w = step.pin(weight);
                           launch(step.device(), &linear_input_kernel, dy, *w, dx, n, in, out);
-                          step.give(0, dx);
+                          step.accumulate_gradient(0, dx);
                         }
                         step.weight_gradient(weight, {}, {step.saved(0), dy},
                                              [n, in, out](const Tensor& dw, std::span<const Tensor> t) {
@@ -99,7 +99,7 @@ Var tanh(Tape& tape, const Var& x) {
          const Tensor dx = Tensor::empty(step.device(), step.saved(0).shape());
          launch(step.device(), &tanh_backward_kernel, step.saved(0), step.output_gradient(), dx,
                 dx.elements());
-         step.give(0, dx);
+         step.accumulate_gradient(0, dx);
        }})[0];
 }
 
@@ -130,7 +130,7 @@ Var column_mean(Tape& tape, const Var& x, int64_t rows_of_all) {
                       .backward = [rows, cols, factor](BackwardStep& step) {
                         const Tensor dx = Tensor::empty(step.device(), {rows, cols});
                         launch(step.device(), &spread_kernel, step.output_gradient(), dx, rows, cols, factor);
-                        step.give(0, dx);
+                        step.accumulate_gradient(0, dx);
                       }})[0];
 }
 Var subtract(Tape& tape, const Var& x, const Var& row) {
@@ -141,8 +141,8 @@ Var subtract(Tape& tape, const Var& x, const Var& row) {
       {.name = "subtract", .inputs = {x, row}, .outputs = {y}, .backward = [rows, cols](BackwardStep& step) {
          const Tensor drow = Tensor::empty(step.device(), {cols});
          launch(step.device(), &column_mean_kernel, step.output_gradient(), drow, rows, cols, -1.0f);
-         step.give(1, drow);
-         step.give(0, step.output_gradient());
+         step.accumulate_gradient(1, drow);
+         step.accumulate_gradient(0, step.output_gradient());
        }})[0];
 }
 

@@ -1,4 +1,4 @@
-// Moments below fp32, parameters without main copies, and stochastic rounding.
+// Moments below fp32, parameters without main parameters apart, and stochastic rounding.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -51,7 +51,7 @@ struct Result {
 };
 // Ranges of one buffer of n elements; main parameters of the type of `start`.
 struct Trial {
-  std::vector<FlatBuffer::Range> ranges;
+  std::vector<kernels::UpdateRange> ranges;
   DType main = DType::f32;
   int64_t steps = 1;
 };
@@ -123,7 +123,7 @@ TEST_CASE_TEMPLATE("stochastic rounding: the neighbor that Philox chooses at the
     auto start = noise(n, 1);
     for (float& w : start) w = static_cast<float>(bf16(w));
     const std::vector<std::vector<float>> gradients{gradients_of(n, 2)};
-    FlatBuffer::Range range{0, n};
+    kernels::UpdateRange range{.count = n};
     range.parameter = 0xABCDEF0123456789, range.origin = 77;
     const Trial fp32{{range}}, without_copy{{range}, DType::bf16};
     const Result exact = run(*device, adam_with(MomentType::fp32, MomentType::fp32, false), start, fp32,
@@ -161,7 +161,7 @@ TEST_CASE_TEMPLATE("stochastic rounding does not depend on the layout of the ele
       for (const size_t e : elements) values.push_back(from[e]);
       return values;
     };
-    FlatBuffer::Range range{3, static_cast<int64_t>(elements.size())};
+    kernels::UpdateRange range{.begin = 3, .count = static_cast<int64_t>(elements.size())};
     range.origin = first, range.column = skipped, range.columns = count, range.row_stride = columns;
     std::vector<std::vector<float>> parts;
     for (const auto& g : gradients) parts.push_back(take(g));
@@ -182,7 +182,7 @@ TEST_CASE_TEMPLATE("stochastic rounding is unbiased; to nearest, small updates a
     const std::vector<float> start(static_cast<size_t>(n), weight);
     const std::vector<std::vector<float>> gradients{std::vector<float>(static_cast<size_t>(n), -1.0f)};
     const auto mean_change = [&](bool stochastic) {
-      FlatBuffer::Range range{0, n};
+      kernels::UpdateRange range{.count = n};
       range.weight_decay = false;
       const Result got = run(*device, adam_with(MomentType::fp32, MomentType::fp32, stochastic), start,
                              {{range}, DType::bf16}, gradients);

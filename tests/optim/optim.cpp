@@ -90,8 +90,8 @@ TEST_CASE_TEMPLATE("AdamW equals the formula in double over ranges with and with
                       Tensor::from_host<float>(*device, {n}, gradient),
                       Tensor(),
                       {}};
-    if (decayed) buffer.ranges.push_back({0, decayed, true});
-    buffer.ranges.push_back({decayed, n - decayed, false});
+    if (decayed) buffer.ranges.push_back({.count = decayed});
+    buffer.ranges.push_back({.begin = decayed, .count = n - decayed, .weight_decay = 0});
     config::OptimizerConfig config;
     config.adam_beta2 = 0.95;
     auto adam = build(config, *device, {buffer});
@@ -150,7 +150,8 @@ TEST_CASE_TEMPLATE("an update is one launch for each buffer, whatever the number
     std::vector<FlatBuffer> buffers;
     for (int b = 0; b < 3; ++b) {
       FlatBuffer buffer{Tensor::zeros(*device, {100}), Tensor::zeros(*device, {100}), Tensor(), {}};
-      for (int64_t begin = 0; begin < 100; begin += 10) buffer.ranges.push_back({begin, 7, begin % 20 == 0});
+      for (int64_t begin = 0; begin < 100; begin += 10)
+        buffer.ranges.push_back({.begin = begin, .count = 7, .weight_decay = begin % 20 == 0});
       buffers.push_back(buffer);
     }
     const auto optimizer = build(config, *device, buffers);
@@ -177,8 +178,8 @@ TEST_CASE_TEMPLATE("SGD decays apart from the gradient, or adds the decay to it"
                           Tensor::from_host<float>(*device, {n}, gradient),
                           Tensor(),
                           {}};
-        if (decayed) buffer.ranges.push_back({0, decayed, true});
-        buffer.ranges.push_back({decayed, n - decayed, false});
+        if (decayed) buffer.ranges.push_back({.count = decayed});
+        buffer.ranges.push_back({.begin = decayed, .count = n - decayed, .weight_decay = 0});
         config::OptimizerConfig config;
         config.optimizer = config::OptimizerKind::sgd;
         config.decoupled_weight_decay = decoupled;
@@ -206,7 +207,8 @@ TEST_CASE_TEMPLATE("zeros and norms count the ranges that this rank counts", D, 
                     Tensor::from_host<float>(*device, {7}, gradient),
                     Tensor(),
                     {}};
-  buffer.ranges = {{0, 4, true}, {4, 2, true, false, 1, false}, {6, 1, false}};
+  buffer.ranges = {
+      {.count = 4}, {.begin = 4, .count = 2, .counted = 0}, {.begin = 6, .count = 1, .weight_decay = 0}};
   const auto buffers = with_range_tables(*device, {buffer});
   const Tensor sum = Tensor::empty(*device, {1}, DType::f64), count = Tensor::empty(*device, {1}, DType::i64);
   const auto squares_of = [&](const std::vector<FlatBuffer>& all,

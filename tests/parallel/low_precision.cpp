@@ -80,7 +80,7 @@ Matrix from(const Tensor& t) {
   return {t.size(0), t.size(1), {values.begin(), values.end()}};
 }
 
-std::vector<uint8_t> bytes_of(const Tensor& t) {
+std::vector<uint8_t> raw_bytes(const Tensor& t) {
   return t.as_type(DType::u8).to_host<uint8_t>();
 }
 
@@ -88,13 +88,13 @@ std::vector<uint8_t> bytes_of(const Tensor& t) {
 Matrix decoded(const GemmOperand& x) {
   const int64_t rows = x.values.size(0), k = x.k, block = kernels::block_of(x.layout),
                 blocks = block > 0 ? (k + block - 1) / block : 0, row_bytes = x.values.size(1);
-  const auto codes = bytes_of(x.values);
+  const auto codes = raw_bytes(x.values);
   std::vector<float> wide;
   std::vector<uint8_t> narrow;
   if (x.scale.dtype() == DType::f32)
     wide = x.scale.to_host<float>();
   else
-    narrow = bytes_of(x.scale);
+    narrow = raw_bytes(x.scale);
   Matrix m{rows, k, {}};
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < k; ++i) {

@@ -310,7 +310,7 @@ TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp
         };
         near(events.most[index(MemoryCategory::parameters)],
              shards_parameters ? P * b / S + P * (overlap ? two_blocks : widest_block) : P * b, "parameters");
-        near(events.most[index(MemoryCategory::main_parameters)], half ? 4 * b / S : 0, "main copies");
+        near(events.most[index(MemoryCategory::main_parameters)], half ? 4 * b / S : 0, "main parameters");
         near(events.most[index(MemoryCategory::gradients)],
              shards_gradients ? 4 * b / S + 4 * (overlap ? two_buckets : largest) : 4 * b, "gradients");
         near(events.most[index(MemoryCategory::moments)], 8 * b / S, "moments");

@@ -22,15 +22,15 @@ using namespace capstan;
 
 namespace {
 
-const kernels::Table& no_table() {
+const kernels::Table& unused_table() {
   static const char nothing[1] = {};
   return reinterpret_cast<const kernels::Table&>(nothing);
 }
 std::unique_ptr<Device> checked(uint64_t seed = 1) {
-  return make_checked_device(no_table(), 1, {.seed = seed});
+  return make_checked_device(unused_table(), 1, {.seed = seed});
 }
 std::unique_ptr<Device> patient_checked() {
-  return make_checked_device(no_table(), 1, {.patient = true});
+  return make_checked_device(unused_table(), 1, {.patient = true});
 }
 
 void add_one(kernels::Context&, const float* x, float* y, int64_t n) {
@@ -369,7 +369,7 @@ TEST_CASE(
 
 TEST_CASE("checked device: a kernel takes tensors of its own device only") {
   const auto device = checked(), other = checked();
-  const auto cpu = make_cpu_device(no_table(), 1);
+  const auto cpu = make_cpu_device(unused_table(), 1);
   const Tensor here = Tensor::zeros(*device, {4});
   CHECK_THROWS_AS(launch(*device, &scale, Tensor::zeros(*other, {4}), 1.0f, int64_t{4}), Error);
   CHECK_THROWS_AS(launch(*device, &scale, Tensor::zeros(*cpu, {4}), 1.0f, int64_t{4}), Error);
@@ -377,7 +377,7 @@ TEST_CASE("checked device: a kernel takes tensors of its own device only") {
 }
 
 TEST_CASE("checked device: the allocator rounds, books and reuses as on the CPU") {
-  const auto cpu = make_cpu_device(no_table(), 1), device = checked();
+  const auto cpu = make_cpu_device(unused_table(), 1), device = checked();
   for (Device* d : {cpu.get(), device.get()}) {
     CategoryScope scope(MemoryCategory::moments);
     std::vector<Tensor> kept;
@@ -394,7 +394,7 @@ TEST_CASE("checked device: the allocator rounds, books and reuses as on the CPU"
 }
 
 TEST_CASE("host views: the memory itself on the CPU, a copy elsewhere; what is stored is in the tensor") {
-  const auto cpu = make_cpu_device(no_table(), 1), device = checked();
+  const auto cpu = make_cpu_device(unused_table(), 1), device = checked();
   for (Device* d : {cpu.get(), device.get()}) {
     const Tensor x = Tensor::from_host<float>(*d, {5}, counting(5));
     launch(*d, &add_one, x, x, int64_t{5});

@@ -49,7 +49,7 @@ std::string trainer(uint64_t type = 2) {
   return field(2, field(3, type));
 }
 
-std::string error_of(const std::string& model) {
+std::string model_error(const std::string& model) {
   try {
     const auto tokenizer = Tokenizer::from_sentencepiece(model, "t.model");
     tokenizer->decode(tokenizer->encode("ab \xFF c"));
@@ -64,7 +64,7 @@ std::string error_of(const std::string& model) {
 }  // namespace
 
 TEST_CASE("sentencepiece: errors name the problem and its location") {
-  CHECK(error_of(pieces() + trainer()) == "");
+  CHECK(model_error(pieces() + trainer()) == "");
   const auto good = Tokenizer::from_sentencepiece(pieces() + trainer());
   CHECK(good->encode("ab  ba") == std::vector<int32_t>{3, 6, 3, 5, 4});
   CHECK(good->encode("abc") == std::vector<int32_t>{3, 6, 0});
@@ -109,18 +109,18 @@ TEST_CASE("sentencepiece: errors name the problem and its location") {
       {pieces() + trainer() + field(5, field(2, "abc")), "denormalizer_spec"},
   };
   for (const auto& [model, says] : rows) {
-    const std::string message = error_of(model);
+    const std::string message = model_error(model);
     CAPTURE(message);
     CHECK(message.find(says) != std::string::npos);
   }
   // Every prefix, and every byte changed, gives a tokenizer or an error.
   const std::string complete = pieces() + field(3, field(1, "x") + field(4, uint64_t{1})) + trainer(1);
-  for (size_t size = 0; size < complete.size(); ++size) error_of(complete.substr(0, size));
+  for (size_t size = 0; size < complete.size(); ++size) model_error(complete.substr(0, size));
   for (size_t i = 0; i < complete.size(); ++i)
     for (const char c : {'\0', '\1', '\x0A', '\x7F', '\xFF'}) {
       std::string changed = complete;
       changed[i] = c;
-      error_of(changed);
+      model_error(changed);
     }
 }
 

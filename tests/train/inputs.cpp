@@ -44,7 +44,8 @@ TEST_CASE("every file of a recipe is looked for, under its field's name") {
                     "lora/adapter_config.json"};
   config::Config c;
   c.dataset.kind = config::DatasetKind::gpt;
-  c.dataset.data_path = {{"0.3", "0.3"}, files.path("data/corpus"), {"0.7", "0.7"}, files.path("half")};
+  c.dataset.data_path = {{"0.3", "0.3"}, files.path("data/corpus"), {"0.5", "0.5"}, files.path("half"),
+                         {"0.2", "0.2"}, files.path("data")};
   c.tokenizer.tokenizer_type = config::TokenizerKind::huggingface;
   c.tokenizer.tokenizer_model = files.path("tokenizer.jsn");
   c.tokenizer.chat_template = config::Path{"chatmll", files.path("chatmll").resolved};
@@ -53,13 +54,15 @@ TEST_CASE("every file of a recipe is looked for, under its field's name") {
   c.peft.emplace().adapter = files.path("lor");
   const auto missing = missing_files(c);
   const std::vector<std::array<std::string, 2>> expected = {
-      {"checkpoint.load = model holds no checkpoint", "hf:model"},
+      {"checkpoint.load = model is a model of another program, not a run",
+       "checkpoint.pretrained_checkpoint=hf:model begins a run with its weights"},
       {"not found: checkpoint.pretrained_checkpoint = hf:an-org/a-model", "hf download an-org/a-model "},
       {"not found: peft.adapter = lor", "did you mean `lora`?"},
       {"not found: tokenizer.tokenizer_model = tokenizer.jsn", "did you mean `tokenizer.json`?"},
       {"not found: tokenizer.chat_template = chatmll", "did you mean `chatml`"},
       {"not found: dataset.data_path = data/corpus", "did you mean `data/corpus_text_document`?"},
-      {"not found: dataset.data_path = half.bin", ""}};
+      {"not found: dataset.data_path = half.bin", ""},
+      {"not found: dataset.data_path = data", "did you mean `data/corpus_text_document`?"}};
   REQUIRE(missing.size() == expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
     CHECK(missing[i].message == expected[i][0]);
@@ -67,11 +70,11 @@ TEST_CASE("every file of a recipe is looked for, under its field's name") {
     CHECK(holds(missing[i].message, missing[i].field));
   }
   const std::string all = error_of([&] { require_files(missing); });
-  CHECK(all.starts_with("not_found: the recipe names 7 files that are not there:"));
+  CHECK(all.starts_with("not_found: the recipe names 8 files that are not there:"));
   for (const auto& [message, help] : expected) CHECK(holds(all, message));
   // A resumed run has its own checkpoint; adapters still need the weights beside which they stand.
   const auto resumed = missing_files(c, true);
-  CHECK(resumed.size() == 5);
+  CHECK(resumed.size() == 6);
   CHECK(resumed[0].field == "checkpoint.pretrained_checkpoint");
 }
 

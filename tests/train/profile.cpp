@@ -106,8 +106,8 @@ TEST_CASE("the memory of an 8B step is estimated in a moment") {
   const auto start = std::chrono::steady_clock::now();
   const StepEstimate estimate = estimate_step(resolution.config);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  // bf16 weights, fp32 main copies, gradients and two moments: 18 bytes a parameter, and activations beside
-  // them.
+  // bf16 weights, fp32 main parameters, gradients and two moments: 18 bytes a parameter, and activations
+  // beside them.
   CHECK(estimate.memory.peak > int64_t{18} * 8'030'000'000);
   CHECK(estimate.flops > 6.0 * 8.0e9 * 8192);
   MESSAGE("estimated in " << 1e3 * seconds << " ms: " << memory_text(estimate.memory));

@@ -242,7 +242,7 @@ TEST_CASE("shares of what several ranks hold: disjoint, complete, and spread") {
   for (const int64_t count : {int64_t{1}, int64_t{100}, int64_t{16384}, int64_t{100'001}, int64_t{5'000'000}})
     for (const int64_t holders : {1, 2, 3, 7})
       for (const int64_t turn : {0, 1, 5}) {
-        std::vector<parallel::FlatRange> parts;
+        std::vector<FlatRange> parts;
         for (int64_t place = 0; place < holders; ++place) {
           const auto part = parallel::share_of({11, count}, place, holders, turn);
           if (part.count > 0) parts.push_back(part);

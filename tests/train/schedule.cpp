@@ -130,6 +130,36 @@ TEST_CASE("a longer train_iters does not move the learning rate, until the recip
   CHECK(holds(b.said.all, "schedule of this recipe (scheduler.override_opt_param_scheduler)"));
 }
 
+TEST_CASE("the recipe of a resumed run resolves and says the schedule that the run follows") {
+  const std::vector<std::vector<std::string>> starts{
+      {"scheduler.lr_decay_style=WSD", "scheduler.lr_wsd_decay_iters=4"},
+      {"scheduler.lr_decay_style=WSD", "scheduler.lr_wsd_decay_fraction=0.4",
+       "scheduler.lr_wsd_decay_style=linear", "scheduler.lr_warmup_init=1e-4"},
+      {"scheduler.lr_decay_style=linear", "optimizer.lr=2e-2", "optimizer.min_lr=1e-4"},
+      {"scheduler.lr_decay_style=constant"},
+      {"optimizer.decoupled_lr=3e-3", "optimizer.decoupled_min_lr=1e-4"},
+      {"scheduler.weight_decay_incr_style=linear", "scheduler.start_weight_decay=0.01",
+       "scheduler.end_weight_decay=0.2"}};
+  for (const auto& start : starts) {
+    CAPTURE(start.front());
+    Bench b;
+    b.train("a", Resume::no, start);
+    b.train("a", Resume::existing, {"train.train_iters=14"});
+    CHECK(b.curve(14, {}, "a/recipe.yaml") == b.rates("a"));
+    const auto recorded = b.resolve({}, "a/recipe.yaml");
+    REQUIRE(recorded.ok());
+    const auto& o = recorded.config.optimizer;
+    CHECK(o.decoupled_lr.has_value() == start.front().starts_with("optimizer.decoupled_lr"));
+    if (start.front().starts_with("scheduler.weight_decay"))
+      CHECK(recorded.config.scheduler.end_weight_decay == 0.2);
+    // The checkpoint that carries this recipe is resumed once more, and with another style.
+    b.train("a", Resume::existing, {"train.train_iters=16"});
+    b.train("a", Resume::existing, {"train.train_iters=18", "scheduler.lr_decay_style=constant"});
+    b.train("a", Resume::existing, {"train.train_iters=20"});
+    CHECK(b.rates("a").size() == 20);
+  }
+}
+
 TEST_CASE("peak and floor: refused where they are given anew, kept where they are left out or asked for") {
   Bench b;
   const std::vector<std::string> begun = {"optimizer.lr=2e-2", "scheduler.lr_decay_style=linear",

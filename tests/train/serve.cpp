@@ -229,7 +229,7 @@ TEST_CASE("the keys and values of a sequence are sharded over tensor and pipelin
     auto cache = model.make_cache(24);
     model.next_logits(std::vector<int32_t>{1, 2, 3}, cache);
     int64_t elements = 0;
-    for (const ops::KvCache& layer : cache.layers) elements += layer.k.elements();
+    for (const ops::LayerKvCache& layer : cache.layers) elements += layer.k.elements();
     CHECK(elements * world().size() == 4 * 24 * 48);  // layers, tokens, hidden: as many heads as groups
   }
 }

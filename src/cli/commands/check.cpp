@@ -18,8 +18,9 @@ namespace {
 
 // Files that are missing or cannot be used are errors with --files, else notes; --files also looks at the
 // directories that the run writes. A missing file that only a recipe shipped with Capstan names gets no note:
-// the user may put data there.
-std::vector<config::Diagnostic> add_missing_files(const Context& context, config::Resolution& resolution) {
+// the user may put data there. held_data: as for unusable_files().
+std::vector<config::Diagnostic> add_missing_files(const Context& context, config::Resolution& resolution,
+                                                  int64_t& held_data) {
   const bool files = context.args.has("files");
   const auto run_dir = context.args.value("run-dir");
   if (run_dir && !files)
@@ -27,7 +28,7 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
   if (!resolution.ok()) return {};
   const config::Level level = files ? config::Level::error : config::Level::note;
   auto missing = missing_files(resolution, level);
-  for (const config::Diagnostic& one : unusable_files(resolution, level))
+  for (const config::Diagnostic& one : unusable_files(resolution, level, held_data))
     resolution.diagnostics.push_back(one);
   if (files)
     for (const auto look : {unwritable_directories, occupied_directories})
@@ -64,7 +65,8 @@ int run_check(Context& context) {
   const std::string& recipe = context.args.word(0, "RECIPE");
   config::ShrunkFrom shrunk_from;
   config::Resolution resolution = resolve_recipe(context, recipe, ranks_argument(context), &shrunk_from);
-  const std::vector<config::Diagnostic> files = add_missing_files(context, resolution);
+  int64_t held_data = 0;
+  const std::vector<config::Diagnostic> files = add_missing_files(context, resolution, held_data);
   const size_t errors = count(resolution.diagnostics, config::Level::error);
   const size_t warnings = count(resolution.diagnostics, config::Level::warning);
   std::vector<config::MissingFeature> missing;
@@ -75,7 +77,7 @@ int run_check(Context& context) {
   try {
     if (resolution.ok()) {
       train::refuse_missing_features(resolution.config);
-      train::check_memory_limit(resolution.config);
+      train::check_memory_limit(resolution.config, held_data);
     }
   } catch (const Error& error) {
     too_large = error.code() == ErrorCode::no_fit;

@@ -28,6 +28,11 @@ std::string loss_text(const std::optional<double>& loss) {
   return text;
 }
 
+// The step of a logged value, if the run has continued since.
+std::string logged_at(const records::RunSummary& run) {
+  return run.logged_step && run.logged_step != run.step ? ", step " + std::to_string(*run.logged_step) : "";
+}
+
 int run_runs_ls(Context& context) {
   const std::string root = context.args.words().empty() ? "runs" : context.args.words()[0];
   std::error_code unknown;
@@ -47,8 +52,8 @@ int run_runs_ls(Context& context) {
   Table table;
   table.add({"RUN", "STATE", "STEP", "LOSS", "STARTED", "RECIPE"});
   for (const records::RunSummary& run : runs)
-    table.add({run.name, std::string(name_of(run.state)), step_text(run), loss_text(run.last_loss),
-               run.started, run.recipe});
+    table.add({run.name, std::string(name_of(run.state)), step_text(run),
+               loss_text(run.last_loss) + logged_at(run), run.started, run.recipe});
   put(table.text());
   return 0;
 }
@@ -96,10 +101,7 @@ int run_runs_show(Context& context) {
   table.add({"started", run.started});
   if (!run.ended.empty()) table.add({"ended", run.ended});
   table.add({"step", step_text(run)});
-  // The step of a logged value, if the run has continued since.
-  const std::string at = run.logged_step && run.logged_step != run.step
-                             ? ", step " + std::to_string(*run.logged_step)
-                             : std::string();
+  const std::string at = logged_at(run);
   table.add({"loss", loss_text(run.last_loss) + at});
   if (details.validation_loss)
     table.add({"validation", "loss " + loss_text(details.validation_loss) +

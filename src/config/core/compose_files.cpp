@@ -18,6 +18,18 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// What a directory that is given as a recipe may be meant for.
+std::string directory_help(const std::string& name) {
+  std::error_code ignored;
+  if (fs::exists(fs::path(name) / "config.json", ignored))
+    return "a Hugging Face model is in that directory: a recipe takes it as model=hf:" + name +
+           ", and `capstan recipe new FILE --from hf:" + name + "` writes one";
+  if (fs::exists(fs::path(name) / "recipe.yaml", ignored))
+    return "that is the directory of a run: its recipe is " + (fs::path(name) / "recipe.yaml").string() +
+           ", and `capstan train RECIPE --run-dir " + name + " --resume` continues it";
+  return "that is a directory; a recipe is a file in it, or a name";
+}
+
 // Files of one resolution, each counted as often as it is named.
 constexpr size_t kMaxFiles = 100;
 // Values in all of them.
@@ -108,6 +120,10 @@ void Composer::read_recipe() {
   if (name.empty())
     fail(ErrorCode::usage, "no recipe is given",
          "`capstan recipe ls` lists the recipes included with Capstan");
+  if (!text_ && (name.starts_with("hf:") || name.starts_with("gguf:")))
+    fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
+         "this names a model: a recipe takes it as model=" + name + ", and `capstan recipe new FILE --from " +
+             name + "` writes one");
   int source = -1;
   Origin origin;
   std::string identity;
@@ -127,6 +143,8 @@ void Composer::read_recipe() {
       fail(ErrorCode::usage, "`" + shortened(name) + "` is an address, and recipes are read from files",
            "download the file and give its path");
     std::error_code ignored;
+    if (!text_ && fs::is_directory(name, ignored))
+      fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), directory_help(name));
     if (!text_ && !fs::exists(name, ignored))
       fail_not_found("recipe", name,
                      "a recipe is a YAML file, or a name without `/` (`capstan recipe ls` lists the names)");
@@ -139,14 +157,10 @@ void Composer::read_recipe() {
     const auto found = library_.recipe(name);
     if (!found) {
       std::error_code ignored;
-      const bool is_external = name.starts_with("hf:") || name.starts_with("gguf:");
-      if (is_external || fs::exists(name, ignored))
+      if (fs::exists(name, ignored))
         fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
-             is_external ? "this names a model: a recipe takes it as model=" + name
-             : fs::exists(fs::path(name) / "config.json", ignored)
-                 ? "a Hugging Face model is in that directory: a recipe takes it as model=hf:" + name
-             : fs::is_directory(name, ignored) ? "that is a directory; a recipe is a file in it, or a name"
-                                               : "to use the file of that name write `./" + name + "`");
+             fs::is_directory(name, ignored) ? directory_help(name)
+                                             : "to use the file of that name write `./" + name + "`");
       fail_no_recipe(library_, name,
                      "`capstan recipe ls` lists them; a file is given by a path that contains `/` or ends in "
                      ".yaml");

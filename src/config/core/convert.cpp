@@ -261,9 +261,12 @@ class Converter {
     const bool unit = type.kind == Type::Kind::bytes || type.kind == Type::Kind::duration;
     if (node.quoted && (numeric || (unit && !text.empty() &&
                                     text.find_first_not_of("0123456789.+-_eE") == std::string::npos))) {
+      TextProblem decimal;  // "0,001" was meant as 0.001
+      if (type.kind == Type::Kind::real) real_from_text(text, field_, decimal);
+      const std::string number = decimal.replacement.empty() ? text : decimal.replacement;
       auto& problem = error("C0204", "`" + path + "` takes " + type_text(type, field_) + ", not quoted text",
-                            node, "remove the quotes: " + shown(text));
-      problem.replace(node.location, text);
+                            node, "remove the quotes: " + shown(number));
+      problem.replace(node.location, number);
       return std::nullopt;
     }
     if (text.empty() && type.kind == Type::Kind::secret && node.quoted)

@@ -41,6 +41,10 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
                                      : "leave it out");
     return diagnostic;
   }
+  if (!key.empty() && key.find_first_not_of("0123456789") == std::string::npos) {
+    diagnostic.help("a comma begins another entry: numbers have a decimal point, as in 0.001");
+    return diagnostic;
+  }
   // The same name in another section, or the name that another tool gives it.
   for (const FieldInfo* field : schema.fields())
     if (field->name == key && field->section != section)

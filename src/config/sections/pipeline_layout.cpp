@@ -156,7 +156,7 @@ std::optional<std::vector<PipelineStage>> pipeline_stages(const Config& config) 
   const DistConfig& d = config.dist;
   const int64_t pp = d.pipeline_model_parallel_size;
   const int64_t vpp = d.virtual_pipeline_model_parallel_size.value_or(1);
-  if (d.pipeline_model_parallel_layout) {
+  if (d.pipeline_model_parallel_layout && pp > 1) {
     PipelineLayout layout = parse_pipeline_layout(*d.pipeline_model_parallel_layout);
     if (!layout.ok()) return std::nullopt;
     return std::move(layout.stages);
@@ -165,9 +165,9 @@ std::optional<std::vector<PipelineStage>> pipeline_stages(const Config& config) 
 
   // Layers, embedding and loss counted where asked for.
   std::vector<int64_t> of_rank(static_cast<size_t>(pp));
-  const auto first = d.num_layers_in_first_pipeline_stage, last = d.num_layers_in_last_pipeline_stage;
+  const auto first = pp > 1 ? d.num_layers_in_first_pipeline_stage : std::nullopt,
+             last = pp > 1 ? d.num_layers_in_last_pipeline_stage : std::nullopt;
   if (first || last) {
-    if (pp < 2) return std::nullopt;
     const int64_t middle_layers = config.model.num_layers - first.value_or(0) - last.value_or(0);
     const int64_t middle_stages = pp - (first ? 1 : 0) - (last ? 1 : 0);
     if (middle_layers < 0 || (middle_stages == 0) != (middle_layers == 0)) return std::nullopt;

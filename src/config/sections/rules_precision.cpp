@@ -192,8 +192,8 @@ RULE("R0511", state_formats_need_precision_aware,
           .help("set optimizer.use_precision_aware_optimizer=true, or " + std::string(path) + "=fp32");
 }
 
-RULE("R0512", main_copies_have_a_format,
-     "parameters without main copies are bf16 and rounded stochastically; gradients are not fp16",
+RULE("R0512", main_params_have_a_format,
+     "main parameters in bf16 are the model's and rounded stochastically; gradients are not fp16",
      "optimizer.main_params_dtype", "optimizer.main_grads_dtype", "optimizer.stochastic_rounding",
      "mixed_precision.params_dtype") {
   const auto& o = c.optimizer;

@@ -26,7 +26,9 @@ void describe(Section<TokenizerConfig>& s) {
       .doc(
           "Jinja file or name of a built-in template that formats conversations; null: the template of the "
           "tokenizer")
-      .example("chatml");
+      .example("chatml")
+      .used_when<Config>("`tokenizer.tokenizer_type` is not none",
+                         [](const Config& c) { return c.tokenizer.tokenizer_type != TokenizerKind::none; });
 }
 
 }  // namespace capstan::config

@@ -11,7 +11,7 @@ namespace capstan::text {
 
 namespace {
 
-using Kind = DecoderStep::Kind;
+using StepKind = DecoderStep::Kind;
 constexpr std::string_view kMetaspace = "\xE2\x96\x81";
 
 std::string replaced(std::string_view text, std::string_view what, std::string_view with) {
@@ -72,8 +72,8 @@ DecoderRun::DecoderRun(const Decoder& decoder, bool raw, bool inside)
     states_[i].joined = joined;
     states_[i].first = !inside;
     states_[i].inside = inside;
-    const Kind kind = decoder.steps[i].kind;
-    joined = joined || kind == Kind::fuse || kind == Kind::byte_level;
+    const StepKind kind = decoder.steps[i].kind;
+    joined = joined || kind == StepKind::fuse || kind == StepKind::byte_level;
   }
 }
 
@@ -94,9 +94,9 @@ void DecoderRun::token(size_t step, int32_t id, std::string_view text, std::stri
   State& state = states_[step];
   // The texts are parts of one token.
   if (state.joined) {
-    if (own.kind == Kind::fuse)
+    if (own.kind == StepKind::fuse)
       token(step + 1, id, text, out);
-    else if (own.kind == Kind::strip)
+    else if (own.kind == StepKind::strip)
       push_strip(step, text, out);
     else
       state.pending += text;
@@ -105,7 +105,7 @@ void DecoderRun::token(size_t step, int32_t id, std::string_view text, std::stri
   const bool first = state.first;
   state.first = false;
   switch (own.kind) {
-    case Kind::byte_level: {
+    case StepKind::byte_level: {
       if (!append_text_bytes(state.pending, text)) state.pending += text;
       std::string complete;
       if (raw_) {
@@ -116,10 +116,10 @@ void DecoderRun::token(size_t step, int32_t id, std::string_view text, std::stri
       if (!complete.empty()) token(step + 1, id, complete, out);
       break;
     }
-    case Kind::metaspace:
+    case StepKind::metaspace:
       token(step + 1, id, replaced(text, own.content, first && own.prepended ? "" : " "), out);
       break;
-    case Kind::replace: {
+    case StepKind::replace: {
       std::string changed;
       size_t done = 0;
       own.pattern->find_all(text, [&](size_t begin, size_t stop) {
@@ -130,7 +130,7 @@ void DecoderRun::token(size_t step, int32_t id, std::string_view text, std::stri
       token(step + 1, id, changed.append(text.substr(done)), out);
       break;
     }
-    case Kind::byte_fallback:
+    case StepKind::byte_fallback:
       if (const int byte = byte_of_fallback(text); byte < 0) {
         flush_fallback(step, out);
         token(step + 1, id, text, out);
@@ -141,13 +141,13 @@ void DecoderRun::token(size_t step, int32_t id, std::string_view text, std::stri
         state.pending += static_cast<char>(byte);
       }
       break;
-    case Kind::fuse:
+    case StepKind::fuse:
       token(step + 1, id, text, out);
       break;
-    case Kind::strip:
+    case StepKind::strip:
       token(step + 1, id, stripped(text, own.content, own.start, own.stop), out);
       break;
-    case Kind::word_piece: {
+    case StepKind::word_piece: {
       std::string word;
       if (first)
         word = text;
@@ -158,15 +158,15 @@ void DecoderRun::token(size_t step, int32_t id, std::string_view text, std::stri
       token(step + 1, id, own.cleanup ? clean(std::move(word)) : word, out);
       break;
     }
-    case Kind::bpe:
+    case StepKind::bpe:
       if (!first) token(step + 1, id, replaced(state.pending, own.content, " "), out);
       state.pending = text;
       break;
-    case Kind::spaced:
+    case StepKind::spaced:
       if (!first) token(step + 1, id, " ", out);
       token(step + 1, id, text, out);
       break;
-    case Kind::sentencepiece:
+    case StepKind::sentencepiece:
       push_sentencepiece(step, id, text, out);
       break;
   }
@@ -178,24 +178,24 @@ void DecoderRun::end(size_t step, std::string& out) {
   State& state = states_[step];
   const std::string left = std::move(state.pending);
   state.pending.clear();
-  if (state.joined && own.kind == Kind::strip) {
+  if (state.joined && own.kind == StepKind::strip) {
     // Removes up to `stop` of the characters that are held back at the end.
     token(step + 1, -1, stripped(left, own.content, 0, own.stop), out);
-  } else if (state.joined && own.kind != Kind::fuse) {
+  } else if (state.joined && own.kind != StepKind::fuse) {
     state.joined = false;
     state.first = true;
     token(step, -1, left, out);
     return end(step, out);
-  } else if (own.kind == Kind::byte_level) {
+  } else if (own.kind == StepKind::byte_level) {
     std::string text;
     append_lossy(text, left, true);
     if (!text.empty()) token(step + 1, -1, text, out);
-  } else if (own.kind == Kind::byte_fallback) {
+  } else if (own.kind == StepKind::byte_fallback) {
     state.pending = left;
     flush_fallback(step, out);
-  } else if (own.kind == Kind::bpe) {
+  } else if (own.kind == StepKind::bpe) {
     if (!state.first) token(step + 1, -1, replaced(left, own.content, ""), out);
-  } else if (own.kind == Kind::sentencepiece) {
+  } else if (own.kind == StepKind::sentencepiece) {
     state.pending = left;
     flush_pieces(step, true, out);
   }

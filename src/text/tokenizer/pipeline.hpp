@@ -62,7 +62,7 @@ struct Tokenizer::Pipeline {
   std::vector<std::unique_ptr<Scratch>> idle;
 
   std::unique_ptr<Scratch> take();
-  void give(std::unique_ptr<Scratch> scratch);
+  void put_back(std::unique_ptr<Scratch> scratch);
 
   // The text split and changed by all steps before the model.
   TextPieces prepare(std::string_view text, bool track, const EncodeOptions& options) const;

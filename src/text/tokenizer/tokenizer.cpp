@@ -42,7 +42,7 @@ std::unique_ptr<Tokenizer::Pipeline::Scratch> Tokenizer::Pipeline::take() {
   return result;
 }
 
-void Tokenizer::Pipeline::give(std::unique_ptr<Scratch> scratch) {
+void Tokenizer::Pipeline::put_back(std::unique_ptr<Scratch> scratch) {
   // Buffers that a very long text has enlarged are released.
   constexpr size_t kLargeBuffer = 64 << 20;
   if (scratch->normalized.capacity() > kLargeBuffer || scratch->model->bytes() > kLargeBuffer) return;
@@ -234,7 +234,7 @@ void Tokenizer::encode(std::string_view text, std::vector<int32_t>& out, const E
   else
     pipeline.encode_steps(text, *scratch, out, options);
   if (options.add_special) out.insert(out.end(), pipeline.after.begin(), pipeline.after.end());
-  pipeline.give(std::move(scratch));
+  pipeline.put_back(std::move(scratch));
 }
 
 void Tokenizer::Pipeline::encode_fast(std::string_view text, Scratch& scratch, std::vector<int32_t>& out,
@@ -364,7 +364,7 @@ Encoding Tokenizer::encode_with_offsets(std::string_view text, const EncodeOptio
           pipeline.vocabulary.text(token.id));
     }
   }
-  pipeline.give(std::move(scratch));
+  pipeline.put_back(std::move(scratch));
   for (const PostStep& step : pipeline.post) {
     if (step.trim && options.trim_offsets)
       for (size_t i = 0; i < result.ids.size(); ++i)

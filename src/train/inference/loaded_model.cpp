@@ -138,6 +138,10 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   tokenizer_ = load_tokenizer(config_);
   if (tokenizer_ && weights.checkpoint() && tokenizer_name(config_.tokenizer) != checkpoint.string())
     require_own_tokenizer(config_, *tokenizer_, *weights.checkpoint());
+  if (tokenizer_ && adapters && adapters->run)
+    require_adapter_tokenizer(
+        config_, *tokenizer_,
+        checkpoint::Reader::open(adapters->run->checkpoint, checkpoint::Depth::structure), adapter);
   end_tokens_ = end_tokens_of(weights);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), world.local_size());
   connect(mesh_, config, world, *device_);

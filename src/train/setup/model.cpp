@@ -36,7 +36,8 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
           .ep = d.expert_model_parallel_size,
           .etp = d.expert_tensor_parallel_size.value_or(tp),
           .pp_before_dp = d.use_tp_pp_dp_mapping,
-          .hierarchical_cp = d.hierarchical_context_parallel_sizes,
+          .hierarchical_cp =
+              d.context_parallel_size > 1 ? d.hierarchical_context_parallel_sizes : std::vector<int64_t>{},
           .optimizer_instances = config.ddp.num_distributed_optimizer_instances,
           .kv_sharers = groups > 0 && tp % groups == 0 ? tp / groups : 1};
 }
@@ -106,7 +107,7 @@ models::ModelShard model_shard(const config::Config& config, const comm::Mesh& m
   shard.parallel.tensor = tensor_parallel(config, mesh);
   ops::ContextParallel& context = shard.parallel.context;
   context.group = &mesh.group("cp");
-  if (!config.dist.hierarchical_context_parallel_sizes.empty())
+  if (config.dist.context_parallel_size > 1 && !config.dist.hierarchical_context_parallel_sizes.empty())
     context.inner = &mesh.group("cp-inner"), context.outer = &mesh.group("cp-outer");
   const auto& exchanges = config.dist.cp_comm_type;
   if (exchanges.size() == 1) context.exchange = exchange_of(exchanges[0]);
@@ -262,7 +263,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const config::Config& config, D
 void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool& pool) {
   store.before_load();
   std::vector<float> values;
-  const auto make = [&](const Parameter& parameter, const parallel::FlatRange& range) {
+  const auto make = [&](const Parameter& parameter, const FlatRange& range) {
     const ParamSpec& spec = parameter.spec();
     values.resize(static_cast<size_t>(range.count));
     for (const ShardRegion& region : shard_regions(spec.shape, parameter.shard(), range))
@@ -272,7 +273,7 @@ void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
                      pool);
   };
   for (const auto& shard : store.parameter_shards())
-    for (const parallel::FlatRange& range : chunks_of(shard.range)) {
+    for (const FlatRange& range : chunks_of(shard.range)) {
       make(*shard.parameter, range);
       const Tensor target =
           shard.values.flat_range(range.begin - shard.range.begin, range.count, {range.count});

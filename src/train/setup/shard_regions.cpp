@@ -6,15 +6,14 @@
 
 namespace capstan::train {
 
-std::vector<parallel::FlatRange> chunks_of(const parallel::FlatRange& range, int64_t most) {
-  std::vector<parallel::FlatRange> chunks;
+std::vector<FlatRange> chunks_of(const FlatRange& range, int64_t most) {
+  std::vector<FlatRange> chunks;
   for (int64_t at = range.begin; at < range.end(); at += most)
     chunks.push_back({at, std::min(most, range.end() - at)});
   return chunks;
 }
 
-std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
-                                       const parallel::FlatRange& range) {
+std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard, const FlatRange& range) {
   CAPSTAN_ASSERT(global.rank() == shard.shape.rank(),
                  "a shard " + shard.shape.text() + " of a tensor " + global.text());
   std::vector<ShardRegion> result;

@@ -13,17 +13,16 @@ struct ShardRegion {
   // In the global tensor.
   Region where;
   // Elements of the local shard, row-major; in the order of the region's elements.
-  parallel::FlatRange elements;
+  FlatRange elements;
   // false: another rank, which holds the same elements, counts and writes them.
   bool owned = true;
 };
 
 // The elements `range` of the local shard, in their order. `global`: the parameter's full shape.
-std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard,
-                                       const parallel::FlatRange& range);
+std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard, const FlatRange& range);
 
 // The range in parts of at most `most` elements: values are made and read through a buffer of so many.
 inline constexpr int64_t kChunkElements = int64_t{1} << 20;
-std::vector<parallel::FlatRange> chunks_of(const parallel::FlatRange& range, int64_t most = kChunkElements);
+std::vector<FlatRange> chunks_of(const FlatRange& range, int64_t most = kChunkElements);
 
 }  // namespace capstan::train

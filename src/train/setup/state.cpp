@@ -285,7 +285,7 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
 
 // The elements `range` of this rank's shard, from whichever ranks wrote them.
 void read_range(TensorSource& source, const std::string& name, const Parameter& parameter,
-                const parallel::FlatRange& range, DType type, std::span<std::byte> bytes) {
+                const FlatRange& range, DType type, std::span<std::byte> bytes) {
   const int64_t element = size_of(type);
   for (const ShardRegion& region : shard_regions(parameter.spec().shape, parameter.shard(), range))
     source.read(name, type, region.where,
@@ -296,7 +296,7 @@ void read_range(TensorSource& source, const std::string& name, const Parameter& 
 void read_into(TensorSource& source, const std::string& name,
                const parallel::FlatStore::ParameterShard& shard, const Tensor& target) {
   std::vector<std::byte> bytes;
-  for (const parallel::FlatRange& range : chunks_of(shard.range)) {
+  for (const FlatRange& range : chunks_of(shard.range)) {
     bytes.resize(static_cast<size_t>(range.count * size_of(target.dtype())));
     read_range(source, name, *shard.parameter, range, target.dtype(), bytes);
     target.flat_range(range.begin - shard.range.begin, range.count, {range.count})

@@ -100,6 +100,18 @@ void require_own_tokenizer(const config::Config& config, const text::Tokenizer& 
                 "would have kept it with the checkpoint");
 }
 
+void require_adapter_tokenizer(const config::Config& config, const text::Tokenizer& tokenizer,
+                               const checkpoint::Reader& reader, const std::string& name) {
+  const auto own = tokenizer_of(reader);
+  const auto now = data::record_of(tokenizer, tokenizer_name(config.tokenizer));
+  if (!own || own->identity == now.identity) return;
+  fail(ErrorCode::failed,
+       "the adapters `" + name + "` were trained with the tokenizer " + data::to_text(*own) +
+           ", not with the base's, " + data::to_text(now),
+       "name `" + name +
+           "` as the model, without --adapter: it is loaded with its own tokenizer and its base");
+}
+
 void require_eod_token(const config::Config& config, const text::Tokenizer& tokenizer) {
   const std::string& token = config.tokenizer.eod_token;
   if (token != config::TokenizerConfig().eod_token && !tokenizer.id_of(token))

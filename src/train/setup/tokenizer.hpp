@@ -34,6 +34,11 @@ std::shared_ptr<const text::Tokenizer> load_tokenizer(const config::Config& conf
 void require_own_tokenizer(const config::Config& config, const text::Tokenizer& tokenizer,
                            const checkpoint::Reader& reader);
 
+// Throws ErrorCode::failed if the adapters of `reader` were trained with another tokenizer than this one of
+// their base. name: of the adapters, for the message.
+void require_adapter_tokenizer(const config::Config& config, const text::Tokenizer& tokenizer,
+                               const checkpoint::Reader& reader, const std::string& name);
+
 // For training. ErrorCode::config if the tokenizer lacks a tokenizer.eod_token other than the default.
 void require_eod_token(const config::Config& config, const text::Tokenizer& tokenizer);
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/text.hpp"
+#include "tensor/host_view.hpp"
 
 namespace capstan::train {
 
@@ -115,9 +116,8 @@ const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store) {
 }
 
 void Fingerprint::take(const Tensor& tensor) {
-  bytes_.resize(static_cast<size_t>(tensor.bytes()));
-  tensor.copy_to_host_bytes(tensor.dtype(), bytes_);
-  hasher_.update(bytes_);
+  constexpr int64_t kPiece = 8 << 20;
+  read_in_chunks(tensor, kPiece, [&](std::span<const std::byte> bytes) { hasher_.update(bytes); });
 }
 
 }  // namespace capstan::train

@@ -76,13 +76,12 @@ const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store);
 // thing.
 class Fingerprint {
  public:
-  // Adds the bytes of a tensor. Waits for the device.
+  // Adds the bytes of a contiguous tensor. Waits for the device.
   void take(const Tensor& tensor);
   std::string finish() { return hasher_.finish().full; }
 
  private:
   checkpoint::Hasher hasher_;
-  std::vector<std::byte> bytes_;
 };
 
 }  // namespace capstan::train

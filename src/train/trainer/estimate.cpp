@@ -84,7 +84,14 @@ int64_t StepEstimate::launches() const {
   return std::accumulate(launches_by_queue.begin(), launches_by_queue.end(), int64_t{0});
 }
 
-StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks) {
+MemoryUse with_held_data(MemoryUse use, int64_t bytes) {
+  use.now += bytes, use.peak += bytes, use.reserved += bytes;
+  use.now_by_category[static_cast<size_t>(MemoryCategory::data)] += bytes;
+  use.peak_by_category[static_cast<size_t>(MemoryCategory::data)] += bytes;
+  return use;
+}
+
+StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t held_data) {
   const auto device =
       make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks);
   comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
@@ -146,6 +153,9 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   estimate.executed_flops = cost.executed / static_cast<double>(micro_batches);
   estimate.memory = device->memory();
   estimate.host_memory = device->memory(MemoryKind::host);
+  estimate.held_data = held_data;
+  MemoryUse& host = shares_host_memory(config.train.device) ? estimate.memory : estimate.host_memory;
+  host = with_held_data(host, held_data);
   return estimate;
 }
 

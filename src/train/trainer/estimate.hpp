@@ -20,6 +20,8 @@ struct StepEstimate {
   // Memory of a full step of one rank, on the device and on the host; a device that shares the host's memory
   // has one kind.
   MemoryUse memory, host_memory;
+  // Bytes of data that the host holds beside the loader's; part of the memory above.
+  int64_t held_data = 0;
   // Bytes that this rank sends in a step, by group.
   std::map<std::string, int64_t> sent;
   // Kernels that this rank launches in a step, by queue, and all of them.
@@ -29,7 +31,12 @@ struct StepEstimate {
   int64_t copied_to_device = 0, copied_to_host = 0;
 };
 // Estimates a step of rank `rank` in the recipe's world (dist.world_size), which need not run. local_ranks:
-// number of ranks on its host, over which the cores are divided if train.threads is not set.
-StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1);
+// number of ranks on its host, over which the cores are divided if train.threads is not set. held_data: bytes
+// of fine-tuning data that the host holds, known once the files have been read.
+StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1,
+                           int64_t held_data = 0);
+
+// The same use with bytes of data that are held all the time.
+MemoryUse with_held_data(MemoryUse use, int64_t bytes);
 
 }  // namespace capstan::train

@@ -59,7 +59,15 @@ class Search {
   void weights(const char* field, const config::Path& given) {
     const size_t before = found_.size();
     path(field, given);
-    if (found_.size() > before || !config::split_scheme(given.resolved).scheme.empty()) return;
+    if (found_.size() > before) return;
+    const bool external = !config::split_scheme(given.resolved).scheme.empty();
+    if (std::string_view(field) == "checkpoint.load" &&
+        (external || exists(fs::path(given.resolved) / "config.json")))
+      found_.push_back({field, given.text,
+                        "checkpoint.load = " + given.text + " is a model of another program, not a run",
+                        "checkpoint.pretrained_checkpoint=" + std::string(external ? "" : "hf:") +
+                            given.text + " begins a run with its weights"});
+    if (found_.size() > before || external) return;
     const fs::path saved = records::saved_in(given.resolved);
     std::error_code unknown;
     const fs::path root = fs::is_directory(saved / "checkpoints", unknown) ? saved / "checkpoints" : saved;
@@ -79,6 +87,8 @@ class Search {
     const bool bin = exists(resolved + ".bin"), idx = exists(resolved + ".idx");
     if (bin && idx) return;
     if (bin || idx) return add(field, name + (bin ? ".idx" : ".bin"), "", "");
+    if (const auto held = prefixes_in(name, resolved); !held.empty())
+      return add(field, name, near_paths_help(held), "");
     add(field, name, near_paths_help(near_paths(name, resolved, NamedThing::dataset_prefix)),
         exists(resolved)
             ? "it takes the prefix of a prepared dataset: capstan data prepare " + name
@@ -98,6 +108,18 @@ class Search {
     } catch (const Error&) {  // not readable: opening it reports the error
       return true;
     }
+  }
+  // The first prefixes of datasets in a directory, as the user would write them.
+  static std::vector<std::string> prefixes_in(const std::string& name, const std::string& directory) {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
+         entry.increment(error))
+      if (entry->path().extension() == ".idx")
+        names.push_back((fs::path(name) / entry->path().stem()).string());
+    std::sort(names.begin(), names.end());
+    if (names.size() > 3) names.resize(3);
+    return names;
   }
   static std::string near(const std::string& text, const fs::path& resolved) {
     const auto [scheme, name] = config::split_scheme(text);
@@ -224,8 +246,9 @@ class Trial {
       for (const config::Path& file : *files) attempt(list, file.text, [&] { refuse_placeholders(file); });
   }
 
-  // The data as a run opens them, and the checkpoints with which it begins.
-  void open_all(const RunOptions& options) {
+  // The data as a run opens them, and the checkpoints with which it begins. Returns the bytes of the data that
+  // a run holds in memory.
+  int64_t open_all(const RunOptions& options) {
     config::Config opened = config_;
     opened.dataset.path_to_cache.reset();  // nothing is written
     std::optional<RunData> data;
@@ -238,6 +261,7 @@ class Trial {
         attempt("checkpoint.pretrained_checkpoint", "", [&] { check_pretrained(opened); }) && opened.peft &&
         opened.peft->adapter && !c.load)
       attempt("peft.adapter", "", [&] { check_adapter(opened); });
+    return data ? data->bytes_in_memory() : 0;
   }
 
   std::vector<MissingFile> take() { return std::move(found_); }
@@ -270,10 +294,12 @@ class Trial {
 }  // namespace
 
 std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
-                                        Inspection inspection, const RunOptions& options) {
+                                        Inspection inspection, const RunOptions& options,
+                                        int64_t* held_data) {
   Trial trial(config, missing);
   trial.read_beginnings();
-  if (inspection == Inspection::full) trial.open_all(options);
+  const int64_t held = inspection == Inspection::full ? trial.open_all(options) : 0;
+  if (held_data) *held_data = held;
   return trial.take();
 }
 

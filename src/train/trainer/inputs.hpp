@@ -38,8 +38,10 @@ enum class Inspection : uint8_t { quick, full };
 // lines that cannot be read, weights of other shapes, and a checkpoint.load from which the recipe may not
 // continue. Fields of `missing` (missing_files() of the recipe) are left out, and so is everything that can
 // be read only with them. `options` are those of the run, for the comparison with checkpoint.load.
+// held_data: takes RunData::bytes_in_memory() of data that a full inspection has opened.
 std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
-                                        Inspection inspection, const RunOptions& options = {});
+                                        Inspection inspection, const RunOptions& options = {},
+                                        int64_t* held_data = nullptr);
 
 // Returns the directories that a run writes but that cannot be made or written: its run directory,
 // checkpoint.save, and those of dataset indices, events and traces. No directory is made.

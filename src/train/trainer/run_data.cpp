@@ -9,6 +9,15 @@
 
 namespace capstan::train {
 
+int64_t RunData::bytes_in_memory() const {
+  std::map<const void*, int64_t> held;
+  for (const auto& dataset : datasets)
+    if (dataset) dataset->add_memory(held);
+  int64_t bytes = 0;
+  for (const auto& [object, size] : held) bytes += size;
+  return bytes;
+}
+
 RunData open_run_data(config::Config& config, bool resumes, RunLog& log) {
   require_files(missing_files(config, resumes));
   RunData data;

@@ -20,6 +20,8 @@ struct RunData {
   // Fingerprint of the training samples.
   std::string fingerprint;
 
+  // Bytes of data that every rank holds in its host's memory.
+  int64_t bytes_in_memory() const;
   const std::shared_ptr<const data::Dataset>& training() const { return datasets[0]; }
   const std::shared_ptr<const data::Dataset>& validation() const { return datasets[1]; }
   const std::shared_ptr<const data::Dataset>& test() const { return datasets[2]; }

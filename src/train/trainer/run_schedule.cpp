@@ -9,6 +9,7 @@
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "config/core/field.hpp"
+#include "config/resolve/resolve.hpp"
 #include "train/trainer/schedule_setup.hpp"
 
 namespace capstan::train {
@@ -131,13 +132,14 @@ bool is_decay_length(const Item& item) {
   return item.fields.front() == "scheduler.lr_decay_iters";
 }
 
-// Sets a field of the section `scheduler` in the text of a resolved recipe.
-void write_field(std::string& recipe, const std::string& name, const std::string& value) {
-  constexpr std::string_view section = "\nscheduler:\n";
+// Sets a field in the text of a resolved recipe; path: "scheduler.lr_warmup_iters".
+void write_field(std::string& recipe, const std::string& path, const std::string& value) {
+  const size_t dot = path.find('.');
+  const std::string section = "\n" + path.substr(0, dot) + ":\n", field = "  " + path.substr(dot + 1) + ": ",
+                    line = field + value + "  # the run's schedule\n";
   const size_t found = recipe.find(section);
   if (found == std::string::npos) return;
   const size_t begin = found + section.size();
-  const std::string field = "  " + name + ": ", line = field + value + "  # the run's schedule\n";
   for (size_t at = begin; recipe.compare(at, 2, "  ") == 0;) {
     const size_t next = recipe.find('\n', at) + 1;
     if (recipe.compare(at, field.size(), field) == 0) {
@@ -147,6 +149,41 @@ void write_field(std::string& recipe, const std::string& name, const std::string
     at = next;
   }
   recipe.insert(begin, line);
+}
+
+// Writes the fields of the curves, lengths apart, whose values are not those of `own`.
+void write_curves(std::string& recipe, const RunSchedule& own, const RunSchedule& followed) {
+  const optim::ScheduleOptions &before = own.options, &now = followed.options;
+  const auto write = [&](const char* path, const std::string& value, const std::string& now_value) {
+    if (value != now_value) write_field(recipe, path, now_value);
+  };
+  const auto number = [&](const char* path, double value, double now_value) {
+    write(path, to_text(value), to_text(now_value));
+  };
+  const bool constant = now.style == config::LrDecayStyle::constant;
+  write("scheduler.lr_decay_style", std::string(enum_name(before.style)), std::string(enum_name(now.style)));
+  if (now.style == config::LrDecayStyle::wsd)
+    write("scheduler.lr_wsd_decay_style", std::string(enum_name(before.wsd_style)),
+          std::string(enum_name(now.wsd_style)));
+  number("optimizer.lr", before.max_lr, now.max_lr);
+  number("scheduler.lr_warmup_init", before.init_lr, now.init_lr);
+  if (!constant && before.min_lr != now.min_lr) {
+    write_field(recipe, "optimizer.min_lr", to_text(now.min_lr));
+    write_field(recipe, "optimizer.min_lr_ratio", "null");
+  }
+  write("optimizer.decoupled_lr", number_text(own.decoupled_lr), number_text(followed.decoupled_lr));
+  write("optimizer.decoupled_min_lr", number_text(own.decoupled_min_lr),
+        number_text(followed.decoupled_min_lr));
+  write("scheduler.weight_decay_incr_style", std::string(enum_name(before.weight_decay_style)),
+        std::string(enum_name(now.weight_decay_style)));
+  if (now.weight_decay_style == config::WeightDecayStyle::constant) {
+    number("optimizer.weight_decay", before.end_weight_decay, now.end_weight_decay);
+  } else if (before.weight_decay_style != now.weight_decay_style ||
+             before.start_weight_decay != now.start_weight_decay ||
+             before.end_weight_decay != now.end_weight_decay) {
+    write_field(recipe, "scheduler.start_weight_decay", to_text(now.start_weight_decay));
+    write_field(recipe, "scheduler.end_weight_decay", to_text(now.end_weight_decay));
+  }
 }
 
 }  // namespace
@@ -259,34 +296,44 @@ std::string summary(const RunSchedule& schedule, const config::BatchRamp& ramp) 
   return text;
 }
 
-std::string recipe_with_schedule(std::string recipe, const RunSchedule& followed,
+std::string recipe_with_schedule(const std::string& recipe, const RunSchedule& followed,
                                  const config::Config& config) {
-  const optim::ScheduleOptions own = make_schedule(config, false).options(), &now = followed.options;
-  const bool wsd = now.style == config::LrDecayStyle::wsd;
-  if (own.decay_samples == now.decay_samples && own.warmup_samples == now.warmup_samples &&
-      (!wsd || own.wsd_decay_samples == now.wsd_decay_samples))
-    return recipe;
+  const RunSchedule own = schedule_of(config, {});
+  const optim::ScheduleOptions &before = own.options, &now = followed.options;
+  const bool wsd = now.style == config::LrDecayStyle::wsd,
+             constant = now.style == config::LrDecayStyle::constant;
   const bool in_samples = config.train.train_samples.has_value();
   const int64_t unit = in_samples ? 1 : *config.train.global_batch_size;
-  // A recipe cannot say these, or would be refused with them.
-  if (now.decay_samples % unit != 0 || now.warmup_samples % unit != 0 || now.wsd_decay_samples % unit != 0 ||
-      (wsd && now.warmup_samples + now.wsd_decay_samples > now.decay_samples))
+  // Lengths that a recipe cannot say.
+  if (now.decay_samples % unit != 0 || now.warmup_samples % unit != 0 || now.wsd_decay_samples % unit != 0)
     return recipe;
+  std::string text = recipe;
+  write_curves(text, own, followed);
+  // A constant rate has no decay length to write; fractions are those of what the recipe derives.
+  const int64_t decay = constant ? before.decay_samples : now.decay_samples;
   const auto write = [&](const std::string& length, const std::string& fraction_field,
-                         const std::optional<double>& fraction, int64_t before, int64_t after) {
-    const double by_fraction = fraction.value_or(0) * static_cast<double>(now.decay_samples / unit);
-    const bool agrees = !fraction || std::abs(by_fraction - static_cast<double>(after / unit)) <= 0.5;
-    if (before != after || !agrees)
-      write_field(recipe, length + (in_samples ? "_samples" : "_iters"), std::to_string(after / unit));
-    if (!agrees) write_field(recipe, fraction_field, "null");
+                         const std::optional<double>& fraction, int64_t old_value, int64_t value) {
+    const double by_fraction = fraction.value_or(0) * static_cast<double>(decay / unit);
+    const bool agrees = !fraction || std::abs(by_fraction - static_cast<double>(value / unit)) <= 0.5;
+    if (old_value != value || !agrees)
+      write_field(text, "scheduler." + length + (in_samples ? "_samples" : "_iters"),
+                  std::to_string(value / unit));
+    if (!agrees) write_field(text, "scheduler." + fraction_field, "null");
   };
   const config::SchedulerConfig& s = config.scheduler;
-  write("lr_decay", "", std::nullopt, own.decay_samples, now.decay_samples);
-  write("lr_warmup", "lr_warmup_fraction", s.lr_warmup_fraction, own.warmup_samples, now.warmup_samples);
-  if (wsd)
-    write("lr_wsd_decay", "lr_wsd_decay_fraction", s.lr_wsd_decay_fraction, own.wsd_decay_samples,
+  if (!constant) write("lr_decay", "", std::nullopt, before.decay_samples, now.decay_samples);
+  write("lr_warmup", "lr_warmup_fraction", s.lr_warmup_fraction, before.warmup_samples, now.warmup_samples);
+  if (wsd) {
+    write("lr_wsd_decay", "lr_wsd_decay_fraction", s.lr_wsd_decay_fraction, before.wsd_decay_samples,
           now.wsd_decay_samples);
-  return recipe;
+  } else if (before.style == config::LrDecayStyle::wsd) {
+    for (const char* field : {"lr_wsd_decay_iters", "lr_wsd_decay_samples", "lr_wsd_decay_fraction"})
+      write_field(text, std::string("scheduler.") + field, "null");
+  }
+  // A checkpoint whose recipe does not resolve is lost; its schedule is stored beside the recipe in any case.
+  config::Request recorded;
+  recorded.recipe = "recipe.yaml";
+  return text == recipe || config::resolve_text(text, recorded).ok() ? text : recipe;
 }
 
 ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,

@@ -70,6 +70,7 @@ void PeakThroughput::reached(double flops_per_second) {
 }
 
 void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
+  held_data_ = estimate.held_data;
   const double flops_per_step = estimate.flops * static_cast<double>(runner_.micro_batches());
   flops_per_sample_ = comm::all_reduce(world_.communicator(), flops_per_step) /
                       static_cast<double>(runner_.global_batch_size());
@@ -167,13 +168,17 @@ std::string StepLogger::step_text(const StepResult& result, const Throughput& sp
          (result.loss_scale ? " | loss scale " + to_text(*result.loss_scale) : "") + " | " +
          human_count(speed.tokens_per_second) + " tok/s" +
          (speed.mfu > 0 ? " | MFU " + fixed(100 * speed.mfu, 0) + "%" : "") + " | " +
-         human_bytes(static_cast<double>(runner_.device().memory().total())) + " | " +
+         human_bytes(static_cast<double>(memory().total())) + " | " +
          human_duration(speed.step_seconds * steps_left(samples)) + " left";
+}
+
+MemoryUse StepLogger::memory() const {
+  return with_held_data(runner_.device().memory(), shares_host_memory(config_.train.device) ? held_data_ : 0);
 }
 
 // What the allocator took in the first step, and what it asks for later.
 void StepLogger::log_memory(int64_t step) {
-  const MemoryUse memory = runner_.device().memory();
+  const MemoryUse memory = this->memory();
   const std::string reserved = human_bytes(static_cast<double>(memory.reserved)) + " reserved in " +
                                std::to_string(memory.system_requests) + " requests";
   if (step == first_step_ + 1)
@@ -186,7 +191,7 @@ void StepLogger::log_memory(int64_t step) {
 
 void StepLogger::write_step_row(const StepResult& result, const Throughput& speed) {
   const TrainState& state = runner_.state();
-  const MemoryUse memory = runner_.device().memory();
+  const MemoryUse memory = this->memory();
   records::MetricsRow row(state.step);
   row.number("loss", state.since_log.loss)
       .number("grad_norm", state.since_log.grad_norm)

@@ -80,6 +80,8 @@ class StepLogger {
   // Steps of this many samples that the rest of the run would take.
   double steps_left(double samples) const;
   std::string step_text(const StepResult& result, const Throughput& speed) const;
+  // Of the device, with the data that the host holds where the two share memory.
+  MemoryUse memory() const;
   void log_memory(int64_t step);
   void write_step_row(const StepResult& result, const Throughput& speed);
   void write_step_events(const StepResult& result);
@@ -92,6 +94,8 @@ class StepLogger {
   RunRecorder& recorder_;
   RunLog& log_;
   int64_t total_steps_, first_step_;
+  // StepEstimate::held_data.
+  int64_t held_data_ = 0;
   // Requests to the system for memory up to the last step.
   int64_t memory_requests_ = 0;
   // Peak GEMM throughput of this rank.

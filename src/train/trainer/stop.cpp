@@ -20,13 +20,13 @@ constexpr std::array<int, 3> kSignals{SIGINT, SIGTERM, SIGUSR1};
 std::array<struct sigaction, 3> before;
 
 // Read by the handler.
-std::atomic<ProgressSink*> listener{nullptr};
+std::atomic<ProgressSink*> answer_sink{nullptr};
 std::atomic<const char*> current_phase{nullptr};
 std::atomic<int64_t> current_step{0}, expected_end{0};  // comm::monotonic_ns
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<void*>::is_always_lock_free);
 
 void answer() {
-  ProgressSink* const sink = listener;
+  ProgressSink* const sink = answer_sink;
   if (!sink) return;
   std::array<char, 128> buffer;
   const char* const phase = current_phase;
@@ -74,7 +74,7 @@ StopSignals::StopSignals(ProgressSink* sink, bool handles) : handles_(handles) {
   current_phase = nullptr;
   current_step = 0, expected_end = 0;
   if (!handles_) return;
-  listener = sink;
+  answer_sink = sink;
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
@@ -84,7 +84,7 @@ StopSignals::StopSignals(ProgressSink* sink, bool handles) : handles_(handles) {
 StopSignals::~StopSignals() {
   if (!handles_) return;
   for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
-  listener = nullptr;
+  answer_sink = nullptr;
 }
 bool StopSignals::received() {
   if (first_signal != 0) return true;

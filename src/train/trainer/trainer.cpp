@@ -141,7 +141,8 @@ void Trainer::check_ranks_agree() {
 // Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank has.
 void Trainer::estimate_memory() {
   comm::run_collectively(world_.communicator(), "estimating the memory", [&] {
-    estimate_ = std::make_unique<StepEstimate>(estimate_step(config_, world_.rank(), world_.local_size()));
+    estimate_ = std::make_unique<StepEstimate>(
+        estimate_step(config_, world_.rank(), world_.local_size(), data_->bytes_in_memory()));
     check_fits(config_, *estimate_, world_.rank(), world_.local_size());
   });
 }
