@@ -188,6 +188,9 @@ void ShellReader::expand(Builder& b, bool quoted, int depth) {
 
 void ShellReader::lookup(Builder& b, const std::string& name, bool quoted, Items items, size_t dollar) {
   const auto found = variables_.find(name);
+  const bool unset = found == variables_.end() && unset_.contains(name);
+  no_items_ = items == Items::each && (unset || (found != variables_.end() && found->second.empty()));
+  if (unset) return;
   if (found == variables_.end())
     put_open(b, dollar, at_, "the script does not set `" + name + "`");
   else if (items == Items::first && found->second.size() > 1)
@@ -221,7 +224,7 @@ void ShellReader::expand_braces(Builder& b, bool quoted, size_t dollar, int dept
     Builder other;
     read_until_brace(other, quoted, dollar, depth + 1);
     finish(other);
-    if (found == variables_.end()) {
+    if (found == variables_.end() && !unset_.contains(name)) {
       defaults_.emplace(name, other.done.empty() ? std::string() : other.done.front().text);
       add_names(b.word.defaulted, {name});
       for (ShellWord& word : other.done) add_names(word.defaulted, {name});
@@ -269,6 +272,9 @@ void ShellReader::single_quotes(Builder& b) {
 
 void ShellReader::double_quotes(Builder& b) {
   const size_t quote = at_++;
+  const bool started = b.started;
+  const size_t done = b.done.size();
+  no_items_ = false;
   start(b, quote);
   while (at_ < text_.size() && text_[at_] != '"') {
     const char c = text_[at_];
@@ -291,6 +297,8 @@ void ShellReader::double_quotes(Builder& b) {
   }
   if (at_ >= text_.size()) unclosed('"', quote);
   ++at_;
+  // "${LIST[@]}" is no word if the list is empty.
+  if (no_items_ && b.done.size() == done && b.word.text.empty()) b.started = started;
 }
 
 void ShellReader::backticks(Builder& b) {

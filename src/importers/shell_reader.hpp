@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -92,6 +93,8 @@ class ShellReader {
   std::string_view text_;
   size_t at_ = 0;
   std::map<std::string, Words> variables_;
+  // Variables that the script has unset; those in `variables_` have a value again.
+  std::set<std::string> unset_;
   // Defaults in ${NAME:-default} of variables that come from outside.
   std::map<std::string, std::string> defaults_;
   // The field `defaulted` of a word that expanded to nothing.
@@ -101,6 +104,8 @@ class ShellReader {
 
  private:
   size_t expanded_ = 0;
+  // Whether the last expansion was a list without items.
+  bool no_items_ = false;
   // Ranges of unknown text: begin → end and reason.
   std::map<uint32_t, std::pair<uint32_t, std::string>> open_;
   // End markers of the here documents that begin on the next line.

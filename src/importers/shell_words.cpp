@@ -45,6 +45,7 @@ class Script : ShellReader {
   }
 
   void assign(const std::string& name, bool append) {
+    const size_t begin = at_;
     Words value;
     const bool list = peek() == '(';
     if (list) {
@@ -78,14 +79,16 @@ class Script : ShellReader {
       value.push_back(std::move(joined));
     }
     if (skipping()) return;
+    if (!append) {
+      change(name, std::move(value), begin);
+      return;
+    }
     Words& variable = variables_[name];
     if (const size_t branch = undecided()) {
       out_.branches[branch - 1].assigns = true;
-      mark(value, append ? Words{} : variable, static_cast<uint16_t>(std::min<size_t>(branch, UINT16_MAX)));
+      mark(value, {}, branch);
     }
-    if (!append) {
-      variable = std::move(value);
-    } else if (!list && !variable.empty()) {
+    if (!list && !variable.empty()) {
       append_to(variable[0], value[0]);
       grow(variable[0].text.size());
     } else {
@@ -93,17 +96,71 @@ class Script : ShellReader {
     }
   }
 
-  // Returns the text that an undecided branch appends. If the new value begins with the old one (A="$A
-  // --more"), the old one is not repeated.
-  static void mark(Words& value, const Words& before, uint16_t branch) {
+  // Marks the text that an undecided branch writes or removes. If the new value begins with the old one (A="$A
+  // --more"), only the rest is marked.
+  static void mark(Words& value, const Words& before, size_t branch) {
+    const auto marked = static_cast<uint16_t>(std::min<size_t>(branch, UINT16_MAX));
     size_t kept = 0;
     if (value.size() == 1 && before.size() == 1 && value[0].text.starts_with(before[0].text) &&
         std::equal(before[0].at.begin(), before[0].at.end(), value[0].at.begin()))
       kept = before[0].text.size();
     for (ShellWord& word : value) {
       for (size_t i = kept; i < word.marks.size(); ++i)
-        if (word.marks[i] == 0) word.marks[i] = branch;
+        if (word.marks[i] == 0) word.marks[i] = marked;
     }
+  }
+
+  // Whether the value expands to nothing that could be marked.
+  static bool is_blank(const Words& value) {
+    return std::all_of(value.begin(), value.end(),
+                       [](const ShellWord& word) { return trim(word.text).empty(); });
+  }
+
+  // Sets a variable to a value, or unsets it if there is none. If an undecided branch empties or unsets it,
+  // the branch leaves no text to mark: the text of before is marked instead, and holds again when the branch
+  // has ended. `begin`: offset of the value.
+  void change(const std::string& name, std::optional<Words> value, size_t begin) {
+    const auto found = variables_.find(name);
+    const bool known = found != variables_.end();
+    const size_t branch = undecided();
+    // The script does not know the value that such a branch removes.
+    if (!value && !known && branch) return;
+    if (branch) {
+      out_.branches[branch - 1].assigns = true;
+      if (value) mark(*value, known ? found->second : Words{}, branch);
+      Words before;
+      if (known)
+        before = std::move(found->second);
+      else if (!unset_.contains(name))
+        before = as_written(name, begin);
+      mark(before, {}, branch);
+      if (list_.runs == Truth::unknown) {
+        if (!value || (is_blank(*value) && !is_blank(before))) value = std::move(before);
+      } else if (Block* block = undecided_block()) {
+        block->replaced.emplace(name, std::move(before));
+      }
+    }
+    if (value) {
+      variables_[name] = std::move(*value);
+    } else {
+      variables_.erase(name);
+      unset_.insert(name);
+    }
+  }
+
+  // The value of a variable that the script does not set outside of the branch.
+  static Words as_written(const std::string& name, size_t begin) {
+    Builder b;
+    for (const char c : "$" + name) put(b, c, begin);
+    finish(b);
+    return std::move(b.done);
+  }
+
+  // The value of a variable becomes unknown.
+  void forget(const std::string& name) {
+    variables_.erase(name);
+    unset_.erase(name);
+    for (Block& block : blocks_) block.replaced.erase(name);
   }
 
   // ---- branches and loops -----------------------------------------------------------------------
@@ -151,6 +208,13 @@ class Script : ShellReader {
     std::string function;
     // The list that the block is a command of.
     List list;
+    // The values, marked, of the variables that the branch that is being read changes.
+    std::map<std::string, Words> replaced;
+    // The number of branches that may run, and for each variable, the number of those that leave it empty.
+    size_t branches = 0;
+    std::map<std::string, size_t> emptied;
+    // Whether one of the branches runs in any case.
+    bool exhaustive = false;
   };
 
   bool inside(Block::Kind kind) const { return !blocks_.empty() && blocks_.back().kind == kind; }
@@ -170,12 +234,26 @@ class Script : ShellReader {
   }
   // `end`: offset behind the commands of the block.
   void close_block(size_t end) {
+    end_branch(blocks_.back());
     const Block block = std::move(blocks_.back());
     blocks_.pop_back();
     const bool group = block.kind == Block::Kind::group || block.kind == Block::Kind::subshell;
     closed_ = {block.function.empty() ? group ? block.value : Truth::unknown : Truth::yes, block.begin};
     list_ = block.list;
     if (!block.function.empty() && !skipping()) functions_[block.function] = {block.asked, end};
+    if (!block.exhaustive) return;
+    for (const auto& [name, branches] : block.emptied)
+      if (branches == block.branches) change(name, Words{}, block.begin);
+  }
+  // A variable that the branch leaves empty or unset gets the value back that it had before.
+  void end_branch(Block& block) {
+    for (auto& [name, before] : std::exchange(block.replaced, {})) {
+      const auto found = variables_.find(name);
+      const bool known = found != variables_.end();
+      if (known && !is_blank(found->second)) continue;
+      ++block.emptied[name];
+      if (!known || !is_blank(before)) variables_[name] = std::move(before);
+    }
   }
 
   bool skipping() const {
@@ -190,6 +268,16 @@ class Script : ShellReader {
       if (!block.condition && block.runs == Truth::unknown) return block.undecided;
     }
     return list_.runs == Truth::unknown ? list_.branch : 0;
+  }
+
+  // The innermost block with an undecided branch, or that runs or not as a whole; nullptr: none.
+  Block* undecided_block() {
+    for (size_t i = blocks_.size(); i-- > 0;) {
+      Block& block = blocks_[i];
+      if (block.list.runs == Truth::unknown || (!block.condition && block.runs == Truth::unknown))
+        return &block;
+    }
+    return nullptr;
   }
 
   // The script's text from `begin` to the current offset, on one line.
@@ -218,6 +306,9 @@ class Script : ShellReader {
   void note_variables(const ShellCommand& command, std::vector<std::string>& variables) const {
     for (const ShellWord& word : command) {
       add_names(variables, word.defaulted);
+      for (size_t i = 0; i < word.marks.size(); ++i)
+        if (const size_t mark = word.marks[i]; mark > 0 && (i == 0 || word.marks[i - 1] != mark))
+          add_names(variables, out_.branches[mark - 1].variables);
       for (const std::string_view begin : {"the script does not set `", "it is an argument"}) {
         if (!word.open.starts_with(begin)) continue;
         std::string name;
@@ -231,6 +322,7 @@ class Script : ShellReader {
   }
 
   void begin_branch(Block& block, Truth holds) {
+    end_branch(block);
     const Truth runs = both(holds, negated(block.before));
     block.condition = false;
     // report_branch() must consider only the enclosing branches.
@@ -240,6 +332,8 @@ class Script : ShellReader {
           block.begin, block.text.empty() ? "if " + written_since(block.asked) : block.text, block.variables);
     block.runs = runs;
     block.before = either(block.before, runs);
+    if (runs != Truth::no) ++block.branches;
+    block.exhaustive = block.exhaustive || holds == Truth::yes;
   }
 
   // Processes a keyword at the beginning of a command; returns false if the word is no keyword.
@@ -249,6 +343,7 @@ class Script : ShellReader {
     } else if (text == "then" && inside(Block::Kind::branches)) {
       begin_branch(blocks_.back(), blocks_.back().value);
     } else if (text == "elif" && inside(Block::Kind::branches)) {
+      end_branch(blocks_.back());
       blocks_.back().condition = true;
       blocks_.back().asked = at_;
     } else if (text == "else" && inside(Block::Kind::branches)) {
@@ -283,7 +378,7 @@ class Script : ShellReader {
     skip_blanks();
     const size_t from = at_;
     while (name_rest(peek())) ++at_;
-    if (!skipping()) variables_.erase(std::string(text_.substr(from, at_ - from)));
+    if (!skipping()) forget(std::string(text_.substr(from, at_ - from)));
     while (at_ < text_.size() && !ends_command(text_[at_])) {
       read_word();
       skip_blanks();
@@ -424,7 +519,7 @@ class Script : ShellReader {
         changes = sign == "=" || sign == "++" || sign == "--" ||
                   (sign.size() == 2 && sign[1] == '=' && kAssigning.find(c) != std::string_view::npos);
       }
-      if (changes && !skipping()) variables_.erase(name);
+      if (changes && !skipping()) forget(name);
       finish(b);
       for (ShellWord& word : b.done) {
         word.open = why_open(word);
@@ -500,8 +595,14 @@ class Script : ShellReader {
       out_.unread.push_back({static_cast<uint32_t>(begin), written_since(begin)});
     for (size_t i = 1; (names || name == "unset") && i < command.size(); ++i) {
       const std::string& text = command[i].text;
-      variables_.erase(text.substr(
-          0, static_cast<size_t>(std::find_if_not(text.begin(), text.end(), name_rest) - text.begin())));
+      const auto end = std::find_if_not(text.begin(), text.end(), name_rest);
+      const std::string variable(text.begin(), end);
+      // `unset -f` removes functions, and `unset A[1]` a part of a variable.
+      if (!names && text == "-f") break;
+      if (names || end != text.end())
+        forget(variable);
+      else
+        change(variable, std::nullopt, command[i].begin);
     }
   }
 

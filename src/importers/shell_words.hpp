@@ -1,8 +1,9 @@
 // Reads the words and variables of a shell script without executing it. Command substitutions, arithmetic and
 // variables of the environment stay as written and are marked. If the script's own words decide the condition
 // of an `if`, a `case`, `&&` or `||`, only the branch that would run is read. Otherwise every branch is read,
-// and the words that it assigns are marked. Functions are read where they are called. A default for a
-// variable from outside, as in ${NAME:-default}, fills in a word but decides no condition.
+// and the words that it assigns are marked; if it empties or unsets a variable, those that the variable had.
+// Functions are read where they are called. A default for a variable from outside, as in ${NAME:-default},
+// fills in a word but decides no condition.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ struct ShellWord {
   std::string text;
   // Byte offset in the script of each byte of `text`.
   std::vector<uint32_t> at;
-  // For each byte: the undecided branch (1 …) whose assignment wrote it, or 0.
+  // For each byte: the undecided branch (1 …) whose assignment wrote it or would remove it, or 0.
   std::vector<uint16_t> marks;
   // Why the word is unknown, such as "`$1` is an argument of the script"; empty if it is known.
   std::string open;

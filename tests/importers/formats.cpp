@@ -738,6 +738,58 @@ TEST_CASE(
         "not executed, and may set variables; write those that matter into the recipe");
 }
 
+TEST_CASE("megatron: a branch that empties or unsets a variable is asked about") {
+  const std::string line =
+      "\npython pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+      "--micro-batch-size 1 --train-iters 10 --lr 1e-3 $EXTRA --mock-data --tokenizer-type NullTokenizer "
+      "--vocab-size 99\n";
+  const auto with = [&](const std::string& text, const std::map<std::string, std::string>& variables = {}) {
+    return import_recipe(text + line, "run.sh", {.variables = variables});
+  };
+  struct {
+    const char* text;
+    const char* branch;
+    // Whether FP8=1 gives the option, and FP8=0.
+    bool one, zero;
+  } const scripts[] = {
+      {"EXTRA=\"--swiglu\"; if [ \"$FP8\" = 1 ]; then EXTRA=\"\"; fi", "if [ \"$FP8\" = 1 ]", false, true},
+      {"EXTRA=\"--swiglu --weight-decay 0.3\"; case $FP8 in 1) EXTRA=\"\";; esac", "case $FP8 in", false,
+       true},
+      {"ARGS=(--swiglu); [ \"$FP8\" = 1 ] && ARGS=(); EXTRA=\"${ARGS[@]}\"", "if [ \"$FP8\" = 1 ]", false,
+       true},
+      {"[ \"$FP8\" = 1 ] && EXTRA=\"--swiglu\" || EXTRA=\"\"", "if [ \"$FP8\" = 1 ]", true, false},
+      {"if [ \"$FP8\" = 1 ]; then EXTRA=\"--swiglu\"; else EXTRA=\"\"; fi", "if [ \"$FP8\" = 1 ]", true,
+       false},
+      {"EXTRA=\"--swiglu\"; if [ \"$FP8\" = 1 ]; then unset EXTRA; fi", "if [ \"$FP8\" = 1 ]", false, true},
+      {"EXTRA=\"--swiglu\"; [ \"$FP8\" = 1 ] && unset EXTRA", "if [ \"$FP8\" = 1 ]", false, true}};
+  for (const auto& script : scripts) {
+    CAPTURE(script.text);
+    const Imported asked = with(script.text);
+    CHECK(asked.undecided);
+    CHECK(value_of(asked, "model.gated_linear_unit") == "unset");
+    REQUIRE(omitted_as(asked, "--swiglu", OmissionReason::to_fill_in));
+    CHECK(omitted(asked, "--swiglu")->reason ==
+          "depends on `" + std::string(script.branch) + "`, which is not decided");
+    REQUIRE(omitted_as(asked, script.branch, OmissionReason::to_fill_in));
+    CHECK(omitted(asked, script.branch)->reason ==
+          "not decided: the script does not set `$FP8`; choose with FP8=VALUE");
+    CHECK(omitted(asked, "$EXTRA") == nullptr);
+    for (const bool one : {true, false}) {
+      const Imported chosen = with(script.text, {{"FP8", one ? "1" : "0"}});
+      CHECK(!chosen.undecided);
+      CHECK(value_of(chosen, "model.gated_linear_unit") ==
+            ((one ? script.one : script.zero) ? "true" : "unset"));
+    }
+  }
+  for (const char* text : {"EXTRA=\"\"", "EXTRA=\"\"; if [ \"$FP8\" = 1 ]; then EXTRA=\"\"; fi",
+                           "EXTRA=\"--swiglu\"; if [ \"$FP8\" = 1 ]; then EXTRA=\"\"; else EXTRA=\"\"; fi",
+                           "EXTRA=\"--swiglu\"; if [ 1 = 1 ]; then EXTRA=\"\"; fi"}) {
+    CAPTURE(text);
+    CHECK(!with(text).undecided);
+    CHECK(value_of(with(text), "model.gated_linear_unit") == "unset");
+  }
+}
+
 TEST_CASE("megatron: a command inside of a branch or loop is read, and that is said") {
   const std::string line =
       "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "

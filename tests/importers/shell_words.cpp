@@ -125,6 +125,80 @@ TEST_CASE("branches: one that the script's own words choose is read alone, all o
   CHECK(open.branch_of == std::vector<size_t>{0});
 }
 
+TEST_CASE("branches: one that empties or unsets a variable marks the text that it removes") {
+  for (const char* branch : {"if [ $A ]; then B=; fi",
+                             "if [ $A ]; then B=\"\"; fi",
+                             "if [ $A ]; then B=' '; fi",
+                             "E=; if [ $A ]; then B=$E; fi",
+                             "if [ $A ]; then unset B; fi",
+                             "if [ $A ]; then if true; then B=; fi; fi",
+                             "if true; then if [ $A ]; then B=; fi; fi",
+                             "if [ $A ]; then if [ $C ]; then B=; else unset B; fi; fi",
+                             "if [ $A ]; then [ $C ] && B=; fi",
+                             "if [ $A ]; then B=; elif [ $C ]; then B=; fi",
+                             "if [ $A ]; then :; else B=; fi",
+                             "case $A in 1) B=;; esac",
+                             "case $A in 1) B=;; 2) unset B;; esac",
+                             "[ $A ] && B=",
+                             "[ $A ] || unset B",
+                             "[ $A ] && { B=; C=1; }",
+                             "[ $A ] && if true; then B=; fi",
+                             "f() { B=; }; [ $A ] && f",
+                             "f() { unset B; }; if [ $A ]; then f; fi",
+                             "for I in 1 2; do B=; done"}) {
+    CAPTURE(branch);
+    CHECK(last("B='--x 1'; " + std::string(branch) + "; run $B ok") == "[run][--x]?[1]?[ok]");
+    CHECK(last("L=(--x 1); B=\"${L[*]}\"; " + std::string(branch) + "; C=\"$B\"; run $C ok") ==
+          "[run][--x]?[1]?[ok]");
+    const ShellScript script = read_shell("B=0; " + std::string(branch) + "; run $B");
+    REQUIRE(script.branches.size() == 1);
+    CHECK(script.branches[0].assigns);
+    // Not set before: the environment may set it.
+    if (std::string(branch).find("unset") == std::string::npos)
+      CHECK(last(std::string(branch) + "; run $B ok") == "[run][$B]?[ok]");
+    // Empty before: empty on both sides.
+    CHECK(last("B=; " + std::string(branch) + "; run $B ok") == "[run][ok]");
+  }
+  for (const char* branch :
+       {"if [ $A ]; then L=(); fi", "[ $A ] && L=()", "[ $A ] && unset L", "case $A in 1) L=();; esac"}) {
+    CAPTURE(branch);
+    CHECK(last("L=(--x 1); " + std::string(branch) + "; run \"${L[@]}\" ok") == "[run][--x]?[1]?[ok]");
+    CHECK(last("L=(); " + std::string(branch) + "; run \"${L[@]}\" ok") == "[run][ok]");
+  }
+  // One side sets it, the other one empties it.
+  for (const char* branches : {"if [ $A ]; then B=--x; else B=; fi", "if [ $A ]; then B=; else B=--x; fi",
+                               "[ $A ] && B=--x || B=", "case $A in 1) B=--x;; 2) B=;; *) unset B;; esac",
+                               "B=; if [ $A ]; then B=; B+=--x; fi", "if [ $A ]; then B=; B=\"$B --x\"; fi",
+                               "B=; [ $A ] && { B=; B=\"$B --x\"; }"}) {
+    CAPTURE(branches);
+    CHECK(last(std::string(branches) + "; run $B ok") == "[run][--x]?[ok]");
+  }
+  // Empty on all sides, or decided.
+  for (const char* branches :
+       {"if [ $A ]; then B=; else B=; fi", "case $A in 1) B=;; 2) B=' ';; *) unset B;; esac",
+        "if [ $A ]; then if [ $C ]; then B=; else B=; fi; else B=; fi",
+        "if [ $A ]; then B=--y; B=; else B=; fi", "if [ $A ]; then B=--y; fi; B=", "if true; then B=; fi",
+        "if false; then B=--y; else B=; fi", "true && B="}) {
+    CAPTURE(branches);
+    CHECK(last("B=--x; " + std::string(branches) + "; run $B ok") == "[run][ok]");
+  }
+  CHECK(last("L=(--x); if [ $A ]; then L=(); else L=(); fi; run \"${L[@]}\" ok") == "[run][ok]");
+  CHECK(last("if [ $A ]; then B=; run $B ok; fi") == "[run][ok]");
+  // The script knows that a variable has no value after `unset`.
+  CHECK(last("B=1; unset B; run $B ${B:-2} ${B-3} ok") == "[run][2][3][ok]");
+  CHECK(last("B=1; unset B; if [ -z \"$B\" ]; then C=x; fi; B=4; run $C $B") == "[run][x][4]");
+  CHECK(last("unset B; [ $A ] && B=; run $B ok") == "[run][ok]");
+  CHECK(last("[ $A ] && unset B; run $B ok") == "[run][$B]?[ok]");
+  CHECK(last("unset -v B; B() { :; }; B=1; unset -f B; run $B") == "[run][1]");
+  CHECK(last("L=(); run \"${L[@]}\" x\"${L[@]}\" \"${L[*]}\" \"\"") == "[run][x][][]");
+  // What a command reads into the variable stays unknown.
+  CHECK(last("B=; if [ $A ]; then B=1; read B; fi; run $B") == "[run][$B]?");
+  // A condition that reads the variable depends on the same variables from outside.
+  const ShellScript after = read_shell("B=x; [ $A ] && B=; if [ \"$B\" ]; then C=1; fi; run $C");
+  REQUIRE(after.branches.size() == 2);
+  CHECK(after.branches[1].variables == std::vector<std::string>{"A"});
+}
+
 TEST_CASE("lists: a command after `&&` or `||` is read only if the script decides the commands before it") {
   for (const char* condition :
        {"$USE", "((USE))", "(( ${USE:-0} == 1 ))", "nvidia-smi -L | grep -q H100", "command -v foo",
@@ -174,7 +248,7 @@ TEST_CASE("lists: a command after `&&` or `||` is read only if the script decide
   // Variables that arithmetic, `read` and `let` change are unknown.
   for (const char* change :
        {"((N = 24))", "((N++))", "((--N))", "((N *= 2))", "((N += 2))", "((N |= 2))", "((N &= 2))",
-        "((N ^= 2))", "((N <<= 2))", "((N >>= 2))", "read N", "let N=24", "unset N"}) {
+        "((N ^= 2))", "((N <<= 2))", "((N >>= 2))", "read N", "let N=24", "unset N[1]"}) {
     CAPTURE(change);
     CHECK(last(std::string("N=1; ") + change + "; run $N") == "[run][$N]?");
   }
