@@ -96,8 +96,8 @@ class Script : ShellReader {
     }
   }
 
-  // Marks the text that an undecided branch writes or removes. If the new value begins with the old one (A="$A
-  // --more"), only the rest is marked.
+  // Marks the text that an undecided branch writes or removes. If the new value begins with the old one
+  // (A="$A --more"), only the rest is marked.
   static void mark(Words& value, const Words& before, size_t branch) {
     const auto marked = static_cast<uint16_t>(std::min<size_t>(branch, UINT16_MAX));
     size_t kept = 0;

@@ -438,6 +438,21 @@ TEST_CASE("adapters of separate projections fit models with and without a gated 
     }
 }
 
+TEST_CASE("a chat template needs a tokenizer") {
+  const std::vector<std::string> none{"dataset=mock", "tokenizer=none"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), none.begin(), none.end());
+    return resolved("gpt2-124m-sft", more);
+  };
+  CHECK_MESSAGE(with({}).ok(), problems(with({})));  // the recipe's own is dropped
+  CHECK_FALSE(with({}).config.tokenizer.chat_template);
+  CHECK(with({"tokenizer.chat_template=null"}).ok());  // as recipes of earlier runs have it
+  const Resolution refused = with({"tokenizer.chat_template=chatml"});
+  CHECK_FALSE(refused.ok());
+  CHECK(problems(refused).find("`tokenizer.chat_template` is not a field of `tokenizer` of kind `none`") !=
+        std::string::npos);
+}
+
 TEST_CASE("a directory that is given as a recipe is named for what it is") {
   const std::string root = std::string(capstan::test::kSourceDirectory) + "/";
   const auto says = [&](const std::string& name, const std::string& help) {

@@ -25,8 +25,7 @@ std::string directory_help(const std::string& name) {
     return "a Hugging Face model is in that directory: a recipe takes it as model=hf:" + name +
            ", and `capstan recipe new FILE --from hf:" + name + "` writes one";
   if (fs::exists(fs::path(name) / "recipe.yaml", ignored))
-    return "that is the directory of a run: its recipe is " + (fs::path(name) / "recipe.yaml").string() +
-           ", and `capstan train RECIPE --run-dir " + name + " --resume` continues it";
+    return "that is the directory of a run: its recipe is " + (fs::path(name) / "recipe.yaml").string();
   return "that is a directory; a recipe is a file in it, or a name";
 }
 

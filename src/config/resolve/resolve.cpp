@@ -130,7 +130,8 @@ void Resolver::choose_variants() {
       entry.node.reset();
       entry.winner = nullptr;
       for (const Write* write : entry.writes) {
-        if (write->dead || !is_explicit(*write)) continue;
+        // null asks for what the kind has: no value.
+        if (write->dead || !is_explicit(*write) || write->value.kind == Node::Kind::null) continue;
         if (write->layer + 1 < decided) {
           if (!request_.imposed.empty() || shipped(write->location)) continue;
           report(Level::note, "C0701",

@@ -26,9 +26,8 @@ void describe(Section<TokenizerConfig>& s) {
       .doc(
           "Jinja file or name of a built-in template that formats conversations; null: the template of the "
           "tokenizer")
-      .example("chatml")
-      .used_when<Config>("`tokenizer.tokenizer_type` is not none",
-                         [](const Config& c) { return c.tokenizer.tokenizer_type != TokenizerKind::none; });
+      .only_for({"huggingface", "sentencepiece", "gpt2_bpe", "byte"})
+      .example("chatml");
 }
 
 }  // namespace capstan::config

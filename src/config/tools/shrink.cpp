@@ -328,7 +328,6 @@ class Shrinker {
     if (!by_user("name")) impose("name", c.name + "-shrunk");
     impose("dataset.kind", "mock");
     impose("tokenizer.tokenizer_type", "none");
-    if (c.tokenizer.chat_template) impose("tokenizer.chat_template", "null");
     if (c.checkpoint.pretrained_checkpoint) impose("checkpoint.pretrained_checkpoint", "null");
     if (c.checkpoint.load) impose("checkpoint.load", "null");
     if (c.checkpoint.save && !by_user("checkpoint.save")) impose("checkpoint.save", "null");

@@ -246,8 +246,8 @@ class Trial {
       for (const config::Path& file : *files) attempt(list, file.text, [&] { refuse_placeholders(file); });
   }
 
-  // The data as a run opens them, and the checkpoints with which it begins. Returns the bytes of the data that
-  // a run holds in memory.
+  // The data as a run opens them, and the checkpoints with which it begins. Returns the bytes of the data
+  // that a run holds in memory.
   int64_t open_all(const RunOptions& options) {
     config::Config opened = config_;
     opened.dataset.path_to_cache.reset();  // nothing is written

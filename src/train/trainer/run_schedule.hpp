@@ -37,8 +37,8 @@ RunSchedule parse_schedule(const std::string& text, const std::string& location)
 // "linear, learning rate 0.01 to 0.001, warm-up 2 steps, decay 10 steps, weight decay 0.01"
 std::string summary(const RunSchedule& schedule, const config::BatchRamp& ramp);
 
-// A resolved recipe as a run records it, with the schedule that the run follows in place of that of the recipe
-// of this launch. The recipe itself where no recipe says that schedule. config: of that recipe.
+// A resolved recipe as a run records it, with the schedule that the run follows in place of that of this
+// launch. The recipe itself where no recipe says that schedule. config: of that recipe.
 std::string recipe_with_schedule(const std::string& recipe, const RunSchedule& followed,
                                  const config::Config& config);
 
