@@ -10,11 +10,12 @@ namespace capstan::kernels {
 struct GemmShape {
   bool trans_a = false, trans_b = false;
   int64_t m = 0, n = 0, k = 0;
-  // Elements between rows as stored.
+  // Leading dimensions: elements between the rows as stored.
   int64_t lda = 0, ldb = 0, ldc = 0;
-  // Independent GEMMs of this shape. Elements between their matrices; a stride of 0 repeats the matrix.
-  // Matrices with scales lie one after the other: their stride is rows * k, or 0.
+  // Number of independent GEMMs of this shape (strided batch).
   int64_t batch = 1;
+  // Elements between the matrices of consecutive GEMMs; 0: all have the same matrix. Matrices with scales lie
+  // one after the other: their stride is rows * k, or 0.
   int64_t stride_a = 0, stride_b = 0, stride_c = 0;
 };
 
@@ -25,9 +26,9 @@ struct GemmEpilogue {
   In bias;
   enum class Function : uint8_t {
     none,
-    // auxiliary = C, then C = f(C). auxiliary may be null.
+    // auxiliary = C, the pre-activation, then C = f(C). auxiliary may be null.
     activation,
-    // C = C * f'(auxiliary).
+    // C = C * f'(auxiliary), with the pre-activation of the forward pass.
     derivative,
   } function = Function::none;
   ActivationKind activation = ActivationKind::gelu;
@@ -39,8 +40,8 @@ struct GemmEpilogue {
   float* amax = nullptr;
 };
 
-// Rows of A and C (`m`), or the elements that are summed (`k`), belong to consecutive groups, each with its
-// own matrix of B, or of C (experts).
+// Dimension of a grouped GEMM that is divided into consecutive groups (experts). m: the rows of A and C; each
+// group is multiplied by its own B. k: the dimension that is summed over; each group has its own C.
 enum class GemmGroups : uint8_t { m, k };
 
 struct Gemm {
@@ -49,9 +50,9 @@ struct Gemm {
   // A stored as [m,k] and B as [n,k] (trans_a false, trans_b true) as the tensor cores of GPUs read them. The
   // result depends on the shape only, not on the number of threads. k = 0 gives beta * C.
   void (*run)(Context&, GemmShape, Operand a, Operand b, Out c, float alpha, float beta, GemmEpilogue);
-  // The same in groups: sizes[count] rows each, in device memory. The shape's m (or k) is what all groups
-  // have together at most; rows beyond the sum of sizes are not touched. GemmGroups::m: group g multiplies
-  // with B + g * stride_b. GemmGroups::k: it writes C + g * stride_c, and where it is empty beta * C; scales
+  // The same in groups of sizes[count] rows, in device memory. The shape's m (or k) is an upper bound of the
+  // sum of sizes; rows beyond that sum are not touched. GemmGroups::m: group g multiplies with
+  // B + g * stride_b. GemmGroups::k: it writes C + g * stride_c, and where it is empty beta * C; scales
   // must begin anew with each group, that is, sizes are multiples of the block. No epilogue but the bias of
   // GemmGroups::m, [count, n].
   void (*run_grouped)(Context&, GemmShape, GemmGroups, const int64_t* sizes, int64_t count, Operand a,
@@ -59,6 +60,7 @@ struct Gemm {
   // out[n] (+)= sum over rows of x[m,n]: bias gradients. out is fp32.
   void (*column_sum)(Context&, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                      bool accumulate);
+  // Workspaces, for the arguments of the launch.
   WorkspaceSize (*run_workspace)(GemmShape, DType a, DType c, float alpha, float beta);
   WorkspaceSize (*run_grouped_workspace)(GemmShape, DType c);
   WorkspaceSize (*column_sum_workspace)(int64_t rows, int64_t cols);

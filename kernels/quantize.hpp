@@ -16,18 +16,18 @@ struct QuantizeShape {
 struct QuantizeFormat {
   DType codes = DType::f8e4m3;
   ScaleLayout layout = ScaleLayout::tensor;
-  // block_1x16: the blocks of 16 rows have one scale too, which is written for each of them, so that a matrix
+  // block_1x16: blocks of 16 x 16 have one scale, which is written for each of their rows, so that a matrix
   // and its transpose have the same values (weights).
   bool square = false;
   // Columns only: blocks of 16 are multiplied with the Hadamard matrix of kernels/common/hadamard.hpp first.
-  // The product of two matrices along their columns is the same with it.
+  // It is orthogonal: the product of two matrices along that dimension does not change.
   bool hadamard = false;
   // fp4: rounded up or down with the probability that makes the expected value right, else to nearest.
   bool stochastic = false;
 };
 
-// Random numbers of stochastic rounding: element i of the codes takes word i % 4 of Philox block (i / 4,
-// call), of the transpose of block (i / 4, call + 2^63).
+// Random numbers of stochastic rounding: element i of the codes takes word i % 4 of the Philox block with
+// counter (i / 4, call); element i of the transposed codes that with counter (i / 4, call + 2^63).
 struct RoundingPosition {
   PhiloxKey key{};
   uint64_t call = 0;
@@ -45,31 +45,34 @@ struct Quantize {
   // not be negative.
   void (*absolute_maximum)(Context&, In x, QuantizeShape, bool hadamard, float* amax);
 
-  // The scales of `count` tensors from their maxima: scale[i] = {largest / amax[i], its inverse}; 1 where
-  // amax[i] is 0 or not finite. Sets amax to 0.
-  void (*current_scale)(Context&, float* amax, float* scale, int64_t count, float largest);
+  // The scales of `count` tensors from their maxima: scale [count, 2], scale[i] = {format_max / amax[i], its
+  // inverse}; 1 where amax[i] is 0 or not finite. Sets amax to 0. format_max: largest value of the type.
+  void (*current_scale)(Context&, float* amax, float* scale, int64_t count, float format_max);
 
   // Delayed scaling of `layers` linear layers with three tensors each: input, weight, gradient of the output.
-  // history[layers, 3, length] takes up amax[layers, 3] as its first element, 0 where it is not finite, and
-  // drops its last; scale[layers, 3] is as in current_scale, from the first element of the history or from
-  // its maximum, divided by 2^margin. It keeps its value where that maximum is 0. Sets amax to 0.
-  // control: one StepControl, whose `skip` leaves history and scale as they are; null: it does not skip.
-  struct Delayed {
-    int64_t length = 1;
-    // The scale comes from the maximum of the history; false: from its first element.
+  // history [layers, 3, history_length] is shifted by one, and amax [layers, 3] becomes its first element, 0
+  // where it is not finite; scale [layers, 3, 2] is as in current_scale, from the first element of the
+  // history or from its maximum, divided by 2^margin. It keeps its value where that maximum is 0. Sets amax
+  // to 0. control: one StepControl, whose `skip` leaves history and scale as they are; null: it does not
+  // skip.
+  struct DelayedScaling {
+    int64_t history_length = 1;
+    // The scale comes from the maximum of the history; false: from its first, most recent element.
     bool maximum = false;
     int64_t margin = 0;
-    float largest = 448, largest_gradient = 448;
+    // Largest values of the types: 448 for e4m3, 57344 for e5m2.
+    float format_max = 448, gradient_format_max = 448;
   };
   void (*delayed_scale)(Context&, In control, float* amax, float* history, float* scale, int64_t layers,
-                        Delayed);
+                        DelayedScaling);
 
   // Codes of x along its rows (`rows`: [rows, cols]) and of its transpose along the rows of x (`columns`:
   // [cols, rows]), each with its own scales; in one pass, x is read once. Tensor scales: {scale, inverse} of
   // current_scale or delayed_scale, with `tensor` and block_1x16, else null; the GEMM takes the inverse.
-  // `amax` as in absolute_maximum; null: none. Of the blocks of length b along k with maximum a:
-  //   block_1x128, block_128x128   the largest power of two up to largest / a; its inverse is stored in fp32
-  //   block_1x32                   a / largest, rounded up to a power of two (e8m0)
+  // `amax` as in absolute_maximum; null: none. The stored scale of a block with maximum a, where m is the
+  // largest value of the type:
+  //   block_1x128, block_128x128   the inverse, in fp32, of the largest power of two up to m / a
+  //   block_1x32                   a / m, rounded up to a power of two (e8m0)
   //   block_1x16                   a / 6 * tensor scale in e4m3; the codes are x * tensor scale / that
   // A block of zeros has scale 1 (block_1x16: 0).
   void (*quantize)(Context&, QuantizeFormat, QuantizeShape, In x, const float* row_tensor_scale,

@@ -197,27 +197,27 @@ void set_scale(float scale, float* to) {
   to[1] = 1 / to[0];
 }
 
-void current_scale(Context&, float* amax, float* scale, int64_t count, float largest) {
+void current_scale(Context&, float* amax, float* scale, int64_t count, float format_max) {
   for (int64_t i = 0; i < count; ++i) {
-    set_scale(usable(amax[i]) ? largest / amax[i] : 1.0f, scale + 2 * i);
+    set_scale(usable(amax[i]) ? format_max / amax[i] : 1.0f, scale + 2 * i);
     amax[i] = 0;
   }
 }
 
 void delayed_scale(Context&, In control, float* amax, float* history, float* scale, int64_t layers,
-                   Quantize::Delayed d) {
+                   Quantize::DelayedScaling d) {
   if (control && control.as<StepControl>()->skip) {
     std::fill_n(amax, 3 * layers, 0.0f);
     return;
   }
   for (int64_t i = 0; i < 3 * layers; ++i) {
-    float* own = history + i * d.length;
-    std::copy_backward(own, own + d.length - 1, own + d.length);
+    float* own = history + i * d.history_length;
+    std::copy_backward(own, own + d.history_length - 1, own + d.history_length);
     own[0] = std::isfinite(amax[i]) ? amax[i] : 0;
-    const float largest_amax = d.maximum ? largest_in(own, d.length) : own[0];
-    const float largest = i % 3 == 2 ? d.largest_gradient : d.largest;
+    const float largest_amax = d.maximum ? largest_in(own, d.history_length) : own[0];
+    const float format_max = i % 3 == 2 ? d.gradient_format_max : d.format_max;
     if (usable(largest_amax))
-      set_scale(largest / largest_amax / std::ldexp(1.0f, static_cast<int>(d.margin)), scale + 2 * i);
+      set_scale(format_max / largest_amax / std::ldexp(1.0f, static_cast<int>(d.margin)), scale + 2 * i);
     amax[i] = 0;
   }
 }

@@ -16,8 +16,8 @@
 
 namespace capstan::comm {
 
-// The transfers of one moment. Tensors are contiguous. A sent tensor may be read meanwhile; a received one
-// must not be used before Transfers::wait().
+// Transfers that begin together, as between ncclGroupStart and ncclGroupEnd. Tensors are contiguous. A sent
+// tensor may be read meanwhile; a received one must not be used before Transfers::wait().
 class Batch {
  public:
   enum class Kind : uint8_t { send, receive, all_gather, all_to_all };
@@ -30,11 +30,12 @@ class Batch {
   };
 
   Batch& send(const Tensor& data, int to);
-  // The sender gives the same number of bytes.
+  // data: as many bytes as the peer sends.
   Batch& receive(const Tensor& data, int from);
   // all: the `mine` of all ranks, concatenated by rank; `mine` may be this rank's part of it.
   Batch& all_gather(const Tensor& mine, const Tensor& all);
-  // Part r of `data` goes to rank r; part r of `received` comes from rank r.
+  // Both consist of as many equal parts as the group has ranks, of the same size: part r of `data` goes to
+  // rank r, part r of `received` comes from rank r.
   Batch& all_to_all(const Tensor& data, const Tensor& received);
 
   const std::vector<Transfer>& transfers() const { return transfers_; }
@@ -55,8 +56,8 @@ class Completion {
   virtual void wait(Queue queue) = 0;
 };
 
-// A batch under way. Keeps the tensors alive until the compute queue waits for the batch; the destructor lets
-// it wait.
+// A batch under way. Keeps the tensors alive until the compute queue waits for the batch, at the latest in
+// the destructor.
 class Transfers {
  public:
   Transfers() = default;
@@ -81,7 +82,7 @@ class Channel {
   virtual ~Channel() = default;
   // Starts a batch after the work that was queued on `after`. On the meta device it only counts bytes.
   Transfers start(Batch batch, Queue after = Queue::compute);
-  // Bytes that this rank has sent to others without the communicator's help.
+  // Bytes that this channel has sent to other ranks itself; Communicator::sent() counts the others.
   int64_t sent() const { return sent_; }
 
  protected:

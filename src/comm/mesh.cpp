@@ -152,10 +152,11 @@ Mesh::Mesh(const MeshSizes& sizes, int64_t rank)
   CAPSTAN_ASSERT(rank >= 0 && rank < sizes.world, "rank " + std::to_string(rank) + " in the mesh");
   if (sizes.experts && sizes.pp > 1 && dense_.stride(Axis::pp) != expert_.stride(Axis::pp))
     fail(ErrorCode::config,
-         "pipeline groups of the dense and the expert grid differ: with the order tp-cp-ep-pp-dp, DP " +
-             std::to_string(dense_.size(Axis::dp)) + " and EDP " + std::to_string(expert_.size(Axis::dp)) +
-             " must be equal",
-         "the order tp-cp-ep-dp-pp (dist.use_tp_pp_dp_mapping=false) takes both");
+         "the pipeline groups of dense and of expert layers differ: with the order tp-cp-ep-pp-dp the "
+         "data-parallel size, " +
+             std::to_string(dense_.size(Axis::dp)) + ", and the expert data-parallel size, " +
+             std::to_string(expert_.size(Axis::dp)) + ", must be equal",
+         "set dist.use_tp_pp_dp_mapping=false, the order tp-cp-ep-dp-pp, in which they may differ");
   if (!sizes.hierarchical_cp.empty() &&
       (sizes.hierarchical_cp.size() != 2 || sizes.hierarchical_cp[0] < 1 || sizes.hierarchical_cp[1] < 1 ||
        sizes.hierarchical_cp[0] * sizes.hierarchical_cp[1] != sizes.cp))

@@ -49,10 +49,11 @@ Reduction::Reduction(Communicator& group, const Tensor& values, const Tensor& su
   gather_slices();
   summed_ = device.record(queue);
 }
-Reduction Reduction::scatter(Communicator& group, const Tensor& values, const Tensor& sum, Queue queue) {
+Reduction Reduction::reduce_scatter(Communicator& group, const Tensor& values, const Tensor& sum,
+                                    Queue queue) {
   return Reduction(group, values, sum, false, queue);
 }
-Reduction Reduction::everywhere(Communicator& group, const Tensor& values, Queue queue) {
+Reduction Reduction::all_reduce(Communicator& group, const Tensor& values, Queue queue) {
   const int64_t n = values.elements() / group.size();
   return Reduction(group, values, values.flat_range(group.rank() * n, n, {n}), true, queue);
 }
@@ -90,7 +91,7 @@ void Reduction::finish() {
 
 void reduce_scatter_sum(Communicator& group, const Tensor& values) {
   const int64_t n = values.elements() / group.size();
-  Reduction::scatter(group, values, values.flat_range(group.rank() * n, n, {n})).finish();
+  Reduction::reduce_scatter(group, values, values.flat_range(group.rank() * n, n, {n})).finish();
 }
 
 void all_gather_slices(Communicator& group, const Tensor& values) {
@@ -102,7 +103,7 @@ void all_gather_slices(Communicator& group, const Tensor& values) {
 }
 
 void all_reduce_sum(Communicator& group, const Tensor& values) {
-  if (!group.alone()) Reduction::everywhere(group, values).finish();
+  if (!group.alone()) Reduction::all_reduce(group, values).finish();
 }
 
 void all_reduce_sum_any(Communicator& group, const Tensor& values) {

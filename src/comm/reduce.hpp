@@ -32,18 +32,19 @@ void all_reduce_max(Communicator& group, const Tensor& values);
 // Sums of a few numbers, fp64 or i64, in rank order and on the device: every rank receives all values.
 void all_reduce_numbers(Communicator& group, const Tensor& values);
 
-// An asynchronous sum: started by scatter() or everywhere(), complete for the compute queue after finish().
-// Holds a second tensor of the size of `values` until then. It begins after the work of `queue`. On another
-// queue than compute all of it is queued at once, and work queued there later may use the sum; the host waits
-// for nothing if the group's channel runs without it.
+// An asynchronous sum over ranks, started by reduce_scatter() or all_reduce(). It begins after the work that
+// was queued before on `queue` and on the compute queue. After finish(), later work of the compute queue may
+// use the sum; until then the reduction holds a second tensor of the size of `values`. On a queue other than
+// compute, all of it is queued at once, and later work of that queue may use the sum before finish(). The
+// host does not wait if the group's channel runs without the host.
 class Reduction {
  public:
-  // sum = slice `group.rank()` of the sum over ranks. `sum` may be that slice of `values`; `values` become
-  // undefined.
-  static Reduction scatter(Communicator& group, const Tensor& values, const Tensor& sum,
-                           Queue queue = Queue::compute);
-  // In place, on every rank.
-  static Reduction everywhere(Communicator& group, const Tensor& values, Queue queue = Queue::compute);
+  // Starts sum = slice `group.rank()` of the sum over ranks. `sum` may be that slice of `values`. The
+  // contents of `values` become undefined.
+  static Reduction reduce_scatter(Communicator& group, const Tensor& values, const Tensor& sum,
+                                  Queue queue = Queue::compute);
+  // Starts values = the sum over ranks, in place on every rank.
+  static Reduction all_reduce(Communicator& group, const Tensor& values, Queue queue = Queue::compute);
   // A second call does nothing.
   void finish();
 
@@ -54,7 +55,7 @@ class Reduction {
   Communicator* group_;
   Queue queue_;
   Tensor values_, received_, sum_;
-  // Every rank receives all slices of the sum.
+  // all_reduce(): every rank receives all slices of the sum.
   bool gather_;
   Transfers transfers_, gathered_;
   // On another queue than compute: `sum_` is complete.

@@ -17,11 +17,11 @@ class StagedBatch final : public Completion {
  public:
   StagedBatch(Device& device, Queue after) : device_(device), ready_(device.record(after)) {}
   ~StagedBatch() override {
-    works_.clear();  // waits: the transport must not outlive the buffers
+    works_.clear();  // waits for the transport, which uses the buffers
   }
 
   // Copies what is sent to the host, where it cannot be read directly, and waits until it is there.
-  void read(const Batch& batch) {
+  void stage_sends(const Batch& batch) {
     bool copies = false;
     std::optional<QueueScope> traced;
     for (const Batch::Transfer& transfer : batch.transfers()) {
@@ -47,7 +47,7 @@ class StagedBatch final : public Completion {
   }
   void start(const Batch& batch, Communicator& group) {
     size_t source = 0;
-    // Receives first: a message that is expected needs no buffer of the transport's.
+    // Receives first: MPI need not buffer a message that is expected.
     for (const Batch::Transfer& transfer : batch.transfers())
       if (transfer.kind == Batch::Kind::receive)
         works_.push_back(group.start_receive(target(transfer.to), transfer.to.bytes(), transfer.peer));
@@ -90,7 +90,7 @@ class StagedBatch final : public Completion {
                                    Queue::communication);
     if (!received_.empty()) traced.end("copy of what has arrived");
     complete_ = device_.record(Queue::communication);
-    // The copies read the buffers, which live until then.
+    // Keeps the host buffers alive until the copies have run.
     if (!received_.empty())
       device_.enqueue(Queue::communication,
                       [kept = std::make_shared<std::vector<Buffer>>(std::move(buffers_))] {});
@@ -113,7 +113,7 @@ class StagingChannel final : public Channel {
  protected:
   std::unique_ptr<Completion> begin(const Batch& batch, Queue after) override {
     auto staged = std::make_unique<StagedBatch>(batch.device(), after);
-    staged->read(batch);
+    staged->stage_sends(batch);
     staged->start(batch, group_);
     return staged;
   }

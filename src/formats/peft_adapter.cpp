@@ -280,7 +280,7 @@ void write_peft(const fs::path& directory, const PeftAdapter& adapter) {
   }
   std::vector<checkpoint::SafetensorsTensor> tensors;
   const auto add = [&](const std::string& name, Shape shape, const std::vector<float>& values) {
-    tensors.push_back({std::string(kPrefix) + name, DType::f32, std::move(shape),
+    tensors.push_back({std::string(kPrefix) + name, DType::f32, shape,
                        checkpoint::source_of(std::as_bytes(std::span(values)))});
   };
   for (const AdapterModule& module : adapter.modules) {

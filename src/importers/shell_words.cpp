@@ -117,13 +117,13 @@ class Script : ShellReader {
   }
 
   // Sets a variable to a value, or unsets it if there is none. If an undecided branch empties or unsets it,
-  // the branch leaves no text to mark: the text of before is marked instead, and holds again when the branch
-  // has ended. `begin`: offset of the value.
+  // the branch leaves no text to mark: the text that it removes is marked instead, and is restored at the end
+  // of the branch. `begin`: offset of the value.
   void change(const std::string& name, std::optional<Words> value, size_t begin) {
     const auto found = variables_.find(name);
     const bool known = found != variables_.end();
     const size_t branch = undecided();
-    // The script does not know the value that such a branch removes.
+    // A branch that unsets a variable which the script has never set leaves nothing to mark.
     if (!value && !known && branch) return;
     if (branch) {
       out_.branches[branch - 1].assigns = true;
@@ -270,7 +270,7 @@ class Script : ShellReader {
     return list_.runs == Truth::unknown ? list_.branch : 0;
   }
 
-  // The innermost block with an undecided branch, or that runs or not as a whole; nullptr: none.
+  // The innermost block that is undecided, itself or in the branch that is being read; nullptr: none.
   Block* undecided_block() {
     for (size_t i = blocks_.size(); i-- > 0;) {
       Block& block = blocks_[i];
@@ -348,9 +348,8 @@ class Script : ShellReader {
       blocks_.back().asked = at_;
     } else if (text == "else" && inside(Block::Kind::branches)) {
       begin_branch(blocks_.back(), Truth::yes);
-    } else if (text == "fi" && inside(Block::Kind::branches)) {
-      close_block(begin);
-    } else if (text == "esac" && inside(Block::Kind::cases)) {
+    } else if ((text == "fi" && inside(Block::Kind::branches)) ||
+               (text == "esac" && inside(Block::Kind::cases))) {
       close_block(begin);
     } else if (text == "{") {
       open_block(Block::Kind::group, begin);

@@ -52,7 +52,7 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
   ParamSpec b =
       inner.spec("linear_out.weight", {slice.out, rank}, first_values(options_->b, slice.out, rank));
   a.adapter = b.adapter = true;
-  b.second_factor = true;
+  b.is_lora_b = true;
   // The replicated factor gets gradients from each rank's outputs, or inputs, only.
   if (column_) {
     b.sharding = slice.sharding;
@@ -67,7 +67,7 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
   if (!options_->magnitudes) return;
   ParamSpec m = inner.spec("magnitude", {slice.out}, {Init::Kind::ones});
   m.adapter = true;
-  m.row_lengths_of = weight_.name();
+  m.row_norms_of = weight_.name();
   if (column_)
     m.sharding = slice.sharding;
   else

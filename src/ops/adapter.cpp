@@ -1,5 +1,7 @@
 #include "ops/adapter.hpp"
 
+#include <utility>
+
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "ops/matmul.hpp"
@@ -98,7 +100,7 @@ Tensor squared_row_lengths(StepContext& context, const Parameter& weight, const 
   const int64_t out = w->size(0), in = w->size(1), rank = first->size(0);
   if (segments.count == 0) segments = {1, 0, out};
   const int64_t width = out / segments.groups;
-  const Tensor lengths = Tensor::empty(device, {segments.groups * segments.count});
+  Tensor lengths = Tensor::empty(device, {segments.groups * segments.count});
   {
     CategoryScope scope(MemoryCategory::workspace);
     const Tensor p = Tensor::empty(device, {segments.count, rank}),
@@ -125,7 +127,7 @@ Tensor segment_columns(const Tensor& x, const ColumnSegments& segments) {
       .slice(1, segments.begin, segments.count);
 }
 Tensor gathered(const Tensor& x, const ColumnSegments& segments) {
-  const Tensor copy = Tensor::empty(x.device(), {x.size(0), segments.groups * segments.count}, x.dtype());
+  Tensor copy = Tensor::empty(x.device(), {x.size(0), segments.groups * segments.count}, x.dtype());
   copy_matrix(segment_columns(x, segments), copy.view({x.size(0) * segments.groups, segments.count}));
   return copy;
 }
@@ -174,7 +176,7 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
                       .backward = [&m, rows, columns, all, segments](BackwardStep& step) {
                         Tensor dy = std::move(step.output_gradient());
                         const Tensor &kept = step.saved(0), &squared = step.saved(1);
-                        Tensor part = all ? std::move(dy) : gathered(dy, segments);
+                        Tensor part = all ? std::exchange(dy, {}) : gathered(dy, segments);
                         step.weight_gradient(
                             m, {0, 2 * static_cast<double>(kept.bytes())}, {part, kept, squared},
                             [rows, columns](const Tensor& gradient, std::span<const Tensor> t) {

@@ -47,7 +47,7 @@ QkvHeads transformed_apart(StepContext& context, const Tensor& qkv, const Attent
                 k_size = qkv.size(0) * layout.groups * d;
   const Tensor both = Tensor::empty(context.device, {q_size + k_size}, qkv.dtype());
   const QkvHeads from = packed_heads(qkv, layout);
-  const QkvHeads to{
+  QkvHeads to{
       contiguous_heads(both.flat_range(0, q_size, {q_size}), layout.groups, layout.heads_per_group, d),
       contiguous_heads(both.flat_range(q_size, k_size, {k_size}), layout.groups, 1, d), from.v};
   options.transform.apply(context, layout, from, to);
@@ -58,7 +58,7 @@ QkvHeads transformed_apart(StepContext& context, const Tensor& qkv, const Attent
 QkvHeads transformed(StepContext& context, const Tensor& qkv, const AttentionOptions& options,
                      bool in_place) {
   if (!in_place) return transformed_apart(context, qkv, options);
-  const QkvHeads heads = packed_heads(qkv, options.layout);
+  QkvHeads heads = packed_heads(qkv, options.layout);
   if (!options.transform.is_identity()) options.transform.apply(context, options.layout, heads, heads);
   return heads;
 }

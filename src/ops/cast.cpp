@@ -7,7 +7,7 @@ namespace capstan::ops {
 
 Tensor converted(const Tensor& x, DType type) {
   if (x.dtype() == type) return x;
-  const Tensor y = Tensor::empty(x.device(), x.shape(), type);
+  Tensor y = Tensor::empty(x.device(), x.shape(), type);
   launch(x.device(), x.device().table().elementwise->cast, x, y, x.elements());
   return y;
 }

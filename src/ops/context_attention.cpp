@@ -171,7 +171,7 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
                 const Tensor& lse, const Tensor& dout, const Tensor& documents, const Tensor& dropout_rows) {
   Device& device = context.device;
   const kernels::ContextAttention& kernel = *device.table().context_attention;
-  const Tensor dqkv = Tensor::zeros(device, qkv.shape());
+  Tensor dqkv = Tensor::zeros(device, qkv.shape());
   RotatingGradients in_flight(context, plan);
   // all-gather: this rank's contribution to all keys.
   Tensor all;
@@ -240,7 +240,7 @@ Tensor transformed_packed(StepContext& context, const Tensor& qkv, const Attenti
     return qkv;
   }
   Device& device = context.device;
-  const Tensor y = Tensor::empty(device, qkv.shape(), qkv.dtype());
+  Tensor y = Tensor::empty(device, qkv.shape(), qkv.dtype());
   const QkvHeads to = packed_heads(y, layout);
   options.transform.apply(context, layout, from, to);
   launch(device, device.table().elementwise->copy_rows, from.v.first, layout.strides().group, to.v.first,

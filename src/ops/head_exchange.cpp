@@ -28,7 +28,8 @@ HeadExchange::HeadExchange(comm::Communicator* group, kernels::QkvLayout layout,
     fail(ErrorCode::config,
          "heads cannot be exchanged over " + std::to_string(ranks_) + " ranks: " + std::to_string(heads) +
              " heads in " + std::to_string(groups) +
-             " groups of keys and values; both must divide by the ranks, or the ranks by the groups",
+             " groups of keys and values; heads must be a multiple of the ranks, groups a multiple or a "
+             "divisor",
          "dist.cp_comm_type=p2p exchanges keys and values instead");
   if (groups >= ranks_) {
     mine_.groups = groups / ranks_;

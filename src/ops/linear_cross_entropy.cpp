@@ -28,9 +28,9 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
 
   const bool differentiates = tape.recording();
   const bool trains = differentiates && store.trains(weight), needs_dx = differentiates && x.needs_gradient();
-  bool fresh = false;
+  bool uninitialized = false;
   const Tensor gradient = !trains    ? Tensor()
-                          : rows > 0 ? store.gradient_to_set(weight, fresh)
+                          : rows > 0 ? store.gradient_for_write(weight, uninitialized)
                                      : store.gradient(weight);
   const Tensor dx = needs_dx ? Tensor::empty(device, x.shape(), x.dtype()) : Tensor();
   const Tensor per_token = Tensor::empty(device, {rows});
@@ -76,7 +76,8 @@ CrossEntropyResult linear_cross_entropy(Tape& tape, const Var& x, const Paramete
       }
       if (needs_dx) matmul(Transpose::no, Transpose::no, dlogits, *w, dx.slice(0, begin, count));
       if (trains)
-        matmul(Transpose::yes, Transpose::no, dlogits, x_here, gradient, fresh && begin == 0 ? 0.0f : 1.0f);
+        matmul(Transpose::yes, Transpose::no, dlogits, x_here, gradient,
+               uninitialized && begin == 0 ? 0.0f : 1.0f);
     }
   }
   CrossEntropyResult result;
@@ -115,7 +116,7 @@ Tensor head_logits(Tape& tape, const Tensor& x, const Parameter& weight, int64_t
   CAPSTAN_ASSERT(w->rank() == 2 && w->size(1) == x.size(1) && vocab <= columns * parallel.size(),
                  "head_logits: `" + weight.name() + "` is " + w->text() + ", x is " + x.text());
   Device& device = tape.device();
-  const Tensor logits = Tensor::empty(device, {rows, vocab});
+  Tensor logits = Tensor::empty(device, {rows, vocab});
   const auto cap = [&](const Tensor& t) {
     if (softcap > 0) launch(device, device.table().cross_entropy->softcap, t, softcap, t.elements());
   };

@@ -35,10 +35,11 @@ struct ParamSpec {
   bool linear = false;
   // With `peft`, only adapter parameters train.
   bool adapter = false;
-  // An adapter's B, for which LoRA+ has its own learning rate.
-  bool second_factor = false;
-  // DoRA magnitude: initialized to the row norms of that parameter.
-  std::string row_lengths_of;
+  // The matrix B of a LoRA adapter; LoRA+ trains it with its own learning rate.
+  bool is_lora_b = false;
+  // DoRA magnitude: the name of the weight W; the initial values are the row norms of W + s B A. Empty for
+  // other parameters.
+  std::string row_norms_of;
   // Global layer index; -1: outside the layers.
   int layer = -1;
   // Unit of prefetch and release: "embedding", "layer 0", "head".
@@ -101,10 +102,11 @@ class ParamStore {
   virtual bool trains(const Parameter& parameter) const = 0;
   // The gradient buffer, fp32, shape of the local shard. Operations accumulate weight gradients into it.
   virtual Tensor gradient(const Parameter& parameter) = 0;
-  // The same for an operation that can overwrite the buffer. Sets `fresh` where nothing was added yet: the
-  // contents are then undefined, and the operation must write every element.
-  virtual Tensor gradient_to_set(const Parameter& parameter, bool& fresh) {
-    fresh = false;
+  // The gradient buffer, for an operation that can either overwrite it or accumulate into it. If
+  // `uninitialized` is set, the contents are undefined: write every element, with beta = 0. Otherwise
+  // accumulate, with beta = 1.
+  virtual Tensor gradient_for_write(const Parameter& parameter, bool& uninitialized) {
+    uninitialized = false;
     return gradient(parameter);
   }
 

@@ -190,8 +190,8 @@ std::vector<Var> Tape::record(Record record) {
   return results;
 }
 
-void Tape::side_loss(const Var& value, Tensor gradient) {
-  if (value.needs_gradient()) side_losses_.emplace_back(value.slot, std::move(gradient));
+void Tape::auxiliary_loss(const Var& value, Tensor gradient) {
+  if (value.needs_gradient()) auxiliary_losses_.emplace_back(value.slot, std::move(gradient));
 }
 
 void Tape::accumulate(int slot, Tensor gradient) {
@@ -233,9 +233,9 @@ void Tape::run_weight_step(WeightStep& step) {
 }
 
 void Tape::run_weight_gemm(const WeightStep& step) {
-  bool fresh;
-  const Tensor gradient = context_.store.gradient_to_set(*step.parameter, fresh);
-  const float beta = fresh ? 0.0f : 1.0f;
+  bool uninitialized;
+  const Tensor gradient = context_.store.gradient_for_write(*step.parameter, uninitialized);
+  const float beta = uninitialized ? 0.0f : 1.0f;
   if (step.x.has_scales())
     ops::scaled_matmul(step.dy, step.x, gradient, beta);
   else
@@ -253,8 +253,8 @@ void Tape::backward(const std::map<std::string, Tensor>& output_gradients, Backw
     CAPSTAN_ASSERT(var.needs_gradient(), "no parameter that is trained affects output `" + name + "`");
     accumulate(var.slot, gradient);
   }
-  for (auto& [slot, gradient] : side_losses_) accumulate(slot, std::move(gradient));
-  side_losses_.clear();
+  for (auto& [slot, gradient] : auxiliary_losses_) accumulate(slot, std::move(gradient));
+  auxiliary_losses_.clear();
   outputs_.clear();
   run_backward(options);
   for (auto& [name, var] : inputs_)
@@ -320,6 +320,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     first.choices_ = choices;
     first.next_choice_ = first_choice;
     std::vector<Var> plain;
+    plain.reserve(inputs.size());
     for (const Var& input : inputs) plain.push_back({input.value, -1});
     for (Var& output : body(first, plain)) outputs.push_back(std::move(output.value));
     next_choice_ = first.next_choice_;

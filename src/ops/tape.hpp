@@ -16,9 +16,9 @@
 //   }
 //
 // Several tapes may live at once. The backward pass starts from given output gradients and the registered
-// side losses. Weight gradients run at once, or later when they are delayed. recompute() runs a region
-// without recording it and recomputes it in the backward pass, with side effects off and discrete choices
-// replayed.
+// auxiliary losses. Weight gradients run at once, or wait for run_weight_gradients() (zero-bubble schedules).
+// recompute() runs a region without recording it and recomputes it in the backward pass, with side effects
+// off and discrete choices replayed.
 #pragma once
 
 #include <functional>
@@ -59,8 +59,9 @@ struct TapeEvent {
   double seconds = 0;
   // Steady host clock at its end, seconds.
   double end = 0;
-  // The compute queue before and after it, with times, on a device that queues work and for an observer that
-  // does not wait: the host's times measure only the launches then. Nested events lie between them.
+  // Timed events on the compute queue, before and after the operation; those of nested events lie between
+  // them. Set on a device that queues work, for an observer that does not wait: `seconds` is then the time of
+  // the launch alone.
   std::shared_ptr<Event> before, after;
 };
 
@@ -89,7 +90,8 @@ struct StepContext {
   Device& device;
   ParamStore& store;
   TapeObserver* observer = nullptr;
-  // Tensors that are uploaded once and live as long as the context, by the number of their maker.
+  // Tensors that are uploaded once and live as long as the context, by a number of the object that made them
+  // (unique in the process).
   std::map<uint64_t, std::vector<Tensor>> constants = {};
 };
 
@@ -123,8 +125,8 @@ class Tape;
 // The interface of a backward function to the tape.
 class BackwardStep {
  public:
-  // Gradient of the i-th output; undefined when nothing depends on that output. The step may overwrite the
-  // tensor if `Tensor::unique()` holds.
+  // Gradient of the i-th output; undefined when nothing depends on that output. The backward function may
+  // overwrite the tensor if `Tensor::unique()` holds.
   Tensor& output_gradient(size_t i = 0) { return output_gradients_[i]; }
   const Tensor& saved(size_t i) const { return saved_[i]; }
   bool needs(size_t input) const;
@@ -136,9 +138,9 @@ class BackwardStep {
   using WeightFunction = std::function<void(const Tensor& gradient, std::span<const Tensor> tensors)>;
   void weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
                        WeightFunction run);
-  // Schedules the weight gradient dy^T x; the first one of a step overwrites the gradient buffer. Operands
-  // with scales are x^T [in, N] and dy^T [out, N]. Each of the two may have them only together with the
-  // other.
+  // Schedules the weight gradient dy^T x; the first one of a training step overwrites the gradient buffer.
+  // Either both operands have scales or neither. With scales they are given transposed: x^T [in, N] and
+  // dy^T [out, N].
   void weight_gradient_gemm(const Parameter& parameter, Cost cost, GemmOperand x, GemmOperand dy);
 
   StepContext& context();
@@ -186,7 +188,7 @@ class Tape {
   ParamPin pin(const Parameter& parameter) { return pin(&parameter); }
   ParamPin pin(const Parameter* parameter) { return ParamPin(context_.store, parameter); }
   bool recording() const { return mode_ == Mode::train && !suspended_; }
-  // False while a region is recomputed: metrics, counts and side losses must not be registered twice.
+  // False while a region is recomputed: metrics, counts and auxiliary losses must not be registered twice.
   bool side_effects() const { return !repeated_; }
 
   // Named inputs and outputs of the micro-batch.
@@ -198,8 +200,9 @@ class Tape {
 
   std::vector<Var> record(Record record);
 
-  // Registers an additional scalar (or vector) loss: the backward pass starts with `gradient` on it.
-  void side_loss(const Var& value, Tensor gradient);
+  // Registers an auxiliary loss. gradient: of the total loss by `value`, whose shape and type it has; the
+  // backward pass starts with it.
+  void auxiliary_loss(const Var& value, Tensor gradient);
 
   // Runs `body` without recording it, and again (recorded) when its gradient is needed. `body` must depend on
   // its arguments, parameters and captured constants only.
@@ -270,7 +273,7 @@ class Tape {
   std::shared_ptr<PendingUses> uses_left_ = std::make_shared<PendingUses>();
   std::map<std::string, Var> inputs_, outputs_;
   std::map<std::string, Tensor> input_gradients_;
-  std::vector<std::pair<int, Tensor>> side_losses_;
+  std::vector<std::pair<int, Tensor>> auxiliary_losses_;
   // The choices of the outermost recomputed region.
   std::shared_ptr<std::vector<Tensor>> choices_;
   // The next of choices_ while the region is recomputed.

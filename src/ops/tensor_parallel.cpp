@@ -95,7 +95,7 @@ template <class Gemm>
 Tensor gemm_of_gathered(StepContext& context, const Tensor& mine, int64_t columns,
                         const TensorParallel& parallel, Gemm&& gemm) {
   const int64_t here = mine.size(0);
-  const Tensor y = Tensor::empty(mine.device(), {here * parallel.size(), columns}, mine.dtype());
+  Tensor y = Tensor::empty(mine.device(), {here * parallel.size(), columns}, mine.dtype());
   const auto chunks = chunks_of(here, parallel.splits);
   Gather gather(context, mine, parallel);
   gather.start(chunks[0]);
@@ -133,7 +133,7 @@ class ReducedGemm {
         // Rows that do not divide evenly over the ranks are summed in one call.
         if (y.elements() % parallel.size() == 0)
           traced(context, 'C', "start sum of a chunk",
-                 [&] { last_.emplace(comm::Reduction::everywhere(*parallel.group, y)); });
+                 [&] { last_.emplace(comm::Reduction::all_reduce(*parallel.group, y)); });
         else
           comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));
         continue;
@@ -148,8 +148,9 @@ class ReducedGemm {
             gemm(x.slice(0, r * here + range.begin, range.count), y.slice(0, r * range.count, range.count));
         });
       finish_last();
-      traced(context, 'C', "start sum of a chunk",
-             [&] { last_.emplace(comm::Reduction::scatter(*parallel.group, y, rows_of(sum_, range))); });
+      traced(context, 'C', "start sum of a chunk", [&] {
+        last_.emplace(comm::Reduction::reduce_scatter(*parallel.group, y, rows_of(sum_, range)));
+      });
     }
   }
   Tensor finish() {
@@ -327,7 +328,7 @@ Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& para
            return step.accumulate_gradient(0, std::move(dy));
          }
          const Tensor dx = Tensor::empty(dy.device(), {dy.size(0) / parallel.size(), dy.size(1)}, dy.dtype());
-         comm::Reduction::scatter(*parallel.group, dy, dx).finish();
+         comm::Reduction::reduce_scatter(*parallel.group, dy, dx).finish();
          step.accumulate_gradient(0, dx);
        }})[0];
 }
@@ -342,7 +343,7 @@ Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& 
   if (sharded) {
     CAPSTAN_ASSERT(x.size(0) % parallel.size() == 0, "rows of " + x.value.text() + " over the tensor ranks");
     y = Tensor::empty(tape.device(), {x.size(0) / parallel.size(), x.size(1)}, x.dtype());
-    comm::Reduction::scatter(*parallel.group, x.value, y).finish();
+    comm::Reduction::reduce_scatter(*parallel.group, x.value, y).finish();
   } else {
     y = copy_of(x.value);
     comm::all_reduce_sum_any(*parallel.group, y.view({y.elements()}));

@@ -27,8 +27,8 @@ void copy(const Tensor& from, const Tensor& to) {
   launch(to.device(), to.device().table().elementwise->cast, from, to, from.elements());
 }
 
-// x -> a x + b (x x') x + c (x x')^2 x. Jordan's, and sets for the first iterations and those after them, in
-// which the slope at zero falls.
+// One Newton-Schulz iteration: X <- a X + b (X X^T) X + c (X X^T)^2 X. kSimple: the constants of Jordan et
+// al. for every iteration. kQuintic: iteration i uses set i mod 5. kPolarExpress: set min(i, 7).
 struct Coefficients {
   float a, b, c;
 };
@@ -83,15 +83,17 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   const auto local = [&](const FlatRange& range) {
     return range_of(slice, {range.begin - me * size, range.count});
   };
-  // What this rank orthogonalizes: in its slice, or received.
+  // A matrix that this rank orthogonalizes.
   struct Owned {
     const Matrix* matrix;
+    // Its elements in the bucket.
     FlatRange range;
+    // [range.count]: a view of `slice`, or a buffer into which the parts of several ranks are gathered.
     Tensor values;
-    bool received;
+    bool gathered;
   };
   std::vector<Owned> owned;
-  comm::Batch gather;
+  comm::Batch to_owners;
   for (const Matrix& matrix : matrices) {
     const Shard shard =
         shard_of("", matrix.global, matrix.sharding, static_cast<int>(comm::rank_in(groups_.tensor)),
@@ -100,7 +102,7 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
     const auto owner = static_cast<int>((range.begin + range.end()) / 2 / size);
     const FlatRange mine = intersection(range, slice_of(me));
     if (owner != me) {
-      if (mine.count > 0) gather.send(local(mine), owner);
+      if (mine.count > 0) to_owners.send(local(mine), owner);
       continue;
     }
     if (mine.count == range.count) {
@@ -115,24 +117,24 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
       if (rank == me)
         copy(local(part), there);
       else
-        gather.receive(there, rank);
+        to_owners.receive(there, rank);
     }
     owned.push_back({&matrix, range, values, true});
   }
-  const bool exchanges = !gather.transfers().empty();
-  if (exchanges) groups_.shard->channel().start(gather).wait();
+  const bool exchanges = !to_owners.transfers().empty();
+  if (exchanges) groups_.shard->channel().start(to_owners).wait();
   for (const Owned& o : owned) orthogonalize_shard(*o.matrix, o.values);
   if (!exchanges) return;
-  // Each transfer the other way.
-  comm::Batch scatter;
-  for (const comm::Batch::Transfer& transfer : gather.transfers())
+  // Returns the parts: the same transfers with source and destination swapped.
+  comm::Batch from_owners;
+  for (const comm::Batch::Transfer& transfer : to_owners.transfers())
     if (transfer.kind == comm::Batch::Kind::send)
-      scatter.receive(transfer.from, transfer.peer);
+      from_owners.receive(transfer.from, transfer.peer);
     else
-      scatter.send(transfer.to, transfer.peer);
-  groups_.shard->channel().start(scatter).wait();
+      from_owners.send(transfer.to, transfer.peer);
+  groups_.shard->channel().start(from_owners).wait();
   for (const Owned& o : owned) {
-    if (!o.received) continue;
+    if (!o.gathered) continue;
     const FlatRange part = intersection(o.range, slice_of(me));
     copy(range_of(o.values, {part.begin - o.range.begin, part.count}), local(part));
   }
@@ -146,47 +148,48 @@ void Orthogonalizer::orthogonalize_shard(const Matrix& matrix, const Tensor& sha
                               static_cast<int>(ranks));
   const int64_t rows = here.shape[0], columns = here.shape[1];
   const bool distributed = ranks > 1 && config_.muon_tp_mode == MuonTpMode::distributed;
-  const MatrixShard packed{.x = shard.view({rows, columns}),
-                           .rows = distributed ? matrix.global[0] : rows,
-                           .columns = distributed ? matrix.global[1] : columns,
-                           .sharded_dim = distributed ? here.dim : -1};
-  Packing packing = packing_of(matrix);
-  if (ranks > 1 && !packing.rows.empty()) {
+  const MatrixShard fused{.x = shard.view({rows, columns}),
+                          .rows = distributed ? matrix.global[0] : rows,
+                          .columns = distributed ? matrix.global[1] : columns,
+                          .sharded_dim = distributed ? here.dim : -1};
+  FusedLayout layout = fused_layout_of(matrix);
+  if (ranks > 1 && !layout.rows.empty()) {
     const ShardSegment& last = here.segments.back();
-    packing.groups = std::max<int64_t>(1, packing.groups / ranks);
-    packing.copies = distributed && !last.owned();
-    // Of several ranks that share a group of heads each has a part of its queries.
-    if (last.replicas > 1) packing.rows[0] = here.segments.front().count;
+    layout.groups = std::max<int64_t>(1, layout.groups / ranks);
+    layout.replicated = distributed && !last.owned();
+    // Ranks that share a group of heads each hold an equal part of the group's queries.
+    if (last.replicas > 1) layout.rows[0] = here.segments.front().count;
     if (!distributed)
-      for (size_t p = 0; p < packing.rows.size(); ++p)
-        packing.full_rows[p] = packing.rows[p] * packing.groups;
+      for (size_t p = 0; p < layout.rows.size(); ++p) layout.full_rows[p] = layout.rows[p] * layout.groups;
   }
-  orthogonalize_packed(packed, packing);
+  orthogonalize_fused(fused, layout);
 }
 
-Orthogonalizer::Packing Orthogonalizer::packing_of(const Matrix& matrix) {
-  Packing packing{.rows = matrix.split};
-  if (packing.rows.empty()) return packing;
-  packing.groups = matrix.global[0] / std::accumulate(packing.rows.begin(), packing.rows.end(), int64_t{0});
-  for (const int64_t rows : packing.rows) packing.full_rows.push_back(rows * packing.groups);
-  return packing;
+Orthogonalizer::FusedLayout Orthogonalizer::fused_layout_of(const Matrix& matrix) {
+  FusedLayout layout{.rows = matrix.split};
+  if (layout.rows.empty()) return layout;
+  const int64_t group = std::accumulate(layout.rows.begin(), layout.rows.end(), int64_t{0});
+  CAPSTAN_ASSERT(group > 0, "the matrices of a fused weight have rows");
+  layout.groups = matrix.global[0] / group;
+  for (const int64_t rows : layout.rows) layout.full_rows.push_back(rows * layout.groups);
+  return layout;
 }
 
-// Every rank puts the full matrix together.
+// Gathers the full matrix on every rank of `tensor`, orthogonalizes it there, and keeps this rank's shard.
 void Orthogonalizer::orthogonalize_gathered(const Matrix& matrix, const Tensor& shard) const {
   comm::Communicator& tensor = *groups_.tensor;
   const int ranks = tensor.size();
   const Tensor all = Tensor::empty(shard.device(), {ranks * shard.elements()});
   tensor.channel().start(comm::Batch().all_gather(shard, all)).wait();
   const Tensor full = Tensor::empty(shard.device(), matrix.global);
-  const auto for_segments = [&](int rank, bool all_copies, const auto& body) {
+  const auto for_segments = [&](int rank, bool all_replicas, const auto& body) {
     const Shard there = shard_of("", matrix.global, matrix.sharding, rank, ranks);
-    const Tensor values = rank == tensor.rank() && all_copies
+    const Tensor values = rank == tensor.rank() && all_replicas
                               ? shard.view(there.shape)
                               : all.flat_range(rank * shard.elements(), shard.elements(), there.shape);
     int64_t begin = 0;
     for (const ShardSegment& segment : there.segments) {
-      if (all_copies || segment.owned())
+      if (all_replicas || segment.owned())
         body(values.slice(there.dim, begin, segment.count),
              full.slice(there.dim, segment.global, segment.count));
       begin += segment.count;
@@ -194,25 +197,25 @@ void Orthogonalizer::orthogonalize_gathered(const Matrix& matrix, const Tensor& 
   };
   for (int rank = 0; rank < ranks; ++rank)
     for_segments(rank, false, [](const Tensor& part, const Tensor& place) { ops::copy_matrix(part, place); });
-  orthogonalize_packed({.x = full, .rows = matrix.global[0], .columns = matrix.global[1]},
-                       packing_of(matrix));
+  orthogonalize_fused({.x = full, .rows = matrix.global[0], .columns = matrix.global[1]},
+                      fused_layout_of(matrix));
   for_segments(tensor.rank(), true,
                [](const Tensor& part, const Tensor& place) { ops::copy_matrix(place, part); });
 }
 
-void Orthogonalizer::orthogonalize_packed(const MatrixShard& packed, const Packing& packing) const {
-  if (packing.rows.empty()) return orthogonalize(packed);
-  const int64_t groups = packing.groups, columns = packed.x.size(1), group = packed.x.size(0) / groups;
-  const Tensor by_group = packed.x.view({groups, group * columns});
+void Orthogonalizer::orthogonalize_fused(const MatrixShard& fused, const FusedLayout& layout) const {
+  if (layout.rows.empty()) return orthogonalize(fused);
+  const int64_t groups = layout.groups, columns = fused.x.size(1), group = fused.x.size(0) / groups;
+  const Tensor by_group = fused.x.view({groups, group * columns});
   int64_t begin = 0;
-  for (size_t p = 0; p < packing.rows.size(); ++p) {
-    const int64_t rows = packing.rows[p];
+  for (size_t p = 0; p < layout.rows.size(); ++p) {
+    const int64_t rows = layout.rows[p];
     const Tensor there = by_group.slice(1, begin * columns, rows * columns);
-    MatrixShard part = packed;
-    part.copy = p > 0 && packing.copies;
-    part.rows = packing.full_rows[p];
-    part.x = groups == 1 ? packed.x.slice(0, begin, rows)
-                         : Tensor::empty(packed.x.device(), {groups * rows, columns});
+    MatrixShard part = fused;
+    part.replicated = p > 0 && layout.replicated;
+    part.rows = layout.full_rows[p];
+    part.x = groups == 1 ? fused.x.slice(0, begin, rows)
+                         : Tensor::empty(fused.x.device(), {groups * rows, columns});
     const Tensor together = part.x.view({groups, rows * columns});
     if (groups > 1) ops::copy_matrix(there, together);
     orthogonalize(part);
@@ -227,7 +230,7 @@ void Orthogonalizer::normalize(const MatrixShard& part) const {
   const Tensor squares = Tensor::empty(device, {1}, DType::f64);
   const int64_t elements = part.x.elements();
   const kernels::Elementwise& elementwise = *device.table().elementwise;
-  const int64_t counted = part.copy ? 0 : elements;
+  const int64_t counted = part.replicated ? 0 : elements;
   launch(device, elementwise.weighted_sum_workspace(counted), elementwise.weighted_sum, part.x, part.x,
          counted, squares, false);
   if (part.sharded_dim >= 0) comm::all_reduce_numbers(*groups_.tensor, squares);
@@ -238,7 +241,8 @@ void Orthogonalizer::orthogonalize(const MatrixShard& part) const {
   const double scale =
       muon_scale(config_.muon_scale_mode, part.rows, part.columns) * config_.muon_extra_scale_factor;
   normalize(part);
-  // The Gram matrix is that of the smaller dimension, or of the one whose elements every rank has.
+  // The Gram matrix is X X^T or X^T X, whichever is smaller. If X is sharded, it is the one that sums over
+  // the sharded dimension, so that the Gram matrices of the shards add up to that of the full matrix.
   const bool of_rows = part.sharded_dim >= 0 ? part.sharded_dim == 1 : part.x.size(0) <= part.x.size(1);
   const auto sides =
       of_rows ? std::pair(Transpose::no, Transpose::yes) : std::pair(Transpose::yes, Transpose::no);
@@ -251,7 +255,7 @@ void Orthogonalizer::orthogonalize(const MatrixShard& part) const {
     const float factor = i + 1 == config_.muon_num_ns_steps ? static_cast<float>(scale) : 1.0f;
     ops::matmul(sides.first, sides.second, x, x, gram);
     if (part.sharded_dim >= 0) {
-      if (part.copy) launch(device, device.table().elementwise->fill, gram, 0.0f, gram.elements());
+      if (part.replicated) launch(device, device.table().elementwise->fill, gram, 0.0f, gram.elements());
       comm::all_reduce_sum_any(*groups_.tensor, gram);
     }
     copy(gram, polynomial);

@@ -7,21 +7,23 @@
 
 namespace capstan::optim {
 
-// Replaces the momenta of matrices by their orthogonalizations, scaled. Matrices that several ranks hold
-// parts of are put together first; config.muon_tp_mode says how for the tensor-parallel ranks.
+// Replaces the momentum of each matrix by its orthogonalization times muon_scale() and
+// muon_extra_scale_factor. A matrix that is sharded over data-parallel ranks is gathered on one of them;
+// config.muon_tp_mode determines how matrices that are sharded over tensor-parallel ranks are orthogonalized.
 class Orthogonalizer {
  public:
   Orthogonalizer(const config::OptimizerConfig& config, const Groups& groups)
       : config_(config), groups_(groups) {}
 
-  // slice: the elements of this rank of Groups::shard, fp32. Collective over the groups.
+  // Overwrites `slice`, the part of the bucket's momentum that this rank of Groups::shard holds, fp32 [n].
+  // Collective over the groups.
   //
-  // A matrix that several ranks of `shard` hold parts of is sent to the one with its middle, and its parts
-  // are sent back: at most 8 bytes an element. Other matrices stay where they are.
+  // A matrix with elements in the slices of several ranks is sent to the rank that holds its middle element,
+  // which returns the results: at most 8 bytes per element. Other matrices are not sent.
   void run(const std::vector<Matrix>& matrices, const Tensor& slice) const;
 
  private:
-  // The full local shard of a matrix, in place.
+  // Orthogonalizes the tensor-parallel shard of a matrix, in place. `shard`: all its elements.
   void orthogonalize_shard(const Matrix& matrix, const Tensor& shard) const;
   void orthogonalize_gathered(const Matrix& matrix, const Tensor& shard) const;
 
@@ -31,32 +33,36 @@ class Orthogonalizer {
     Tensor x;
     // Size of the full matrix, on which the scale depends.
     int64_t rows = 0, columns = 0;
-    // Dimension that is sharded over `tensor`; -1: the matrix is complete.
+    // Dimension of the matrix that is sharded over `tensor`; -1: `x` is orthogonalized without other ranks.
     int sharded_dim = -1;
-    // Another rank contributes these elements to sums over `tensor`.
-    bool copy = false;
+    // Whether another rank holds the same elements and counts them in sums over `tensor`.
+    bool replicated = false;
   };
-  // How matrices are packed in one: groups of rows, in each those of every matrix.
-  struct Packing {
-    // Number of rows of each matrix in a group of this rank's shard; empty: there is one matrix.
+  // The layout of a fused matrix, for example of queries, keys and values: its rows are groups, each of which
+  // consists of rows of every matrix in turn.
+  struct FusedLayout {
+    // Number of rows of each matrix in a group of this rank's shard; empty: the matrix is not fused.
     std::vector<int64_t> rows;
     // Number of groups in this rank's shard.
     int64_t groups = 1;
     // Number of rows of each full matrix.
     std::vector<int64_t> full_rows;
-    // MatrixShard::copy of all but the first.
-    bool copies = false;
+    // MatrixShard::replicated of all matrices but the first (keys and values).
+    bool replicated = false;
   };
-  static Packing packing_of(const Matrix& matrix);
-  void orthogonalize_packed(const MatrixShard& packed, const Packing& packing) const;
+  static FusedLayout fused_layout_of(const Matrix& matrix);
+  // Orthogonalizes each of the matrices that are fused, separately.
+  void orthogonalize_fused(const MatrixShard& fused, const FusedLayout& layout) const;
   void orthogonalize(const MatrixShard& part) const;
+  // Divides by the Frobenius norm of the matrix.
   void normalize(const MatrixShard& part) const;
 
   const config::OptimizerConfig& config_;
   Groups groups_;
 };
 
-// The factor of the update of a matrix of this size.
+// The scale of the update of a matrix: spectral sqrt(max(rows, columns)), unit_rms_norm sqrt(rows / columns),
+// shape_scaling sqrt(max(1, rows / columns)).
 double muon_scale(config::MuonScaleMode mode, int64_t rows, int64_t columns);
 
 }  // namespace capstan::optim

@@ -175,7 +175,7 @@ Tensor Optimizer::values(const State& state, int buffer, int64_t begin, int64_t 
   const auto b = static_cast<size_t>(buffer);
   if (!state.scales[b].defined()) return state.buffers[b].flat_range(begin, count, {count});
   CategoryScope scope(MemoryCategory::workspace);
-  const Tensor values = Tensor::empty(device_, {count});
+  Tensor values = Tensor::empty(device_, {count});
   launch(device_, device_.table().optimizers->decode_moment, buffers_[b].table, range_count(buffers_[b]),
          state.root, state.buffers[b], state.scales[b], begin, count, values);
   return values;

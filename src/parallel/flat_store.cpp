@@ -156,7 +156,8 @@ Tensor FlatStore::range_of(const ParameterShard& shard, const FlatRange& range,
 }
 
 void FlatStore::trace_start(const std::string& what, int64_t bytes) const {
-  const Cost cost{.sent = static_cast<double>(bytes / shards_ * (shards_ - 1))};
+  const int64_t sent = bytes / shards_ * (shards_ - 1);
+  const Cost cost{.sent = static_cast<double>(sent)};
   TraceScope(device_, observer_, 'C', "start " + what, cost).end();
 }
 TraceScope FlatStore::trace_wait(const std::string& what) const {
@@ -196,7 +197,7 @@ void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer
   range.weight_decay = !spec.no_weight_decay || (options_.decay_qk_norm && qk_norm);
   range.decoupled_lr =
       spec.name.ends_with("word_embeddings.weight") || spec.name.ends_with("output_layer.weight");
-  if (spec.second_factor) range.lr_factor = options_.second_factor_lr;
+  if (spec.is_lora_b) range.lr_factor = options_.lora_b_lr_ratio;
   range.parameter = random_sequence_of(spec.name);
   const bool counts = spec.tied != ParamSpec::Tied::copy &&
                       !(full_on_tensor_ranks(parameter) && comm::rank_in(groups_.tensor) > 0);

@@ -1,37 +1,49 @@
-// Parameters, gradients and main parameters in flat buckets (bucket.hpp), replicated or sharded over the
-// data-parallel ranks.
+// Parameters, gradients and main parameters in flat buckets (bucket.hpp), replicated (no_shard) or sharded
+// over the data-parallel ranks: optim (ZeRO-1), optim_grads (ZeRO-2), optim_grads_params (ZeRO-3).
 //
-// With S ranks in the group `shard`, R in `replica`, b elements in a bucket, P bytes an element of the
-// compute type, a rank holds of a bucket that trains, in bytes:
+// S and R are the numbers of ranks of the groups `shard` and `replica`, P is the bytes per element of the
+// compute type. Bytes that one rank holds for a trainable bucket of b elements:
 //
-//                         parameters        main params *   gradients          moments (Adam)
-//   no_shard              P b               4 b             4 b                8 b
-//   optim                 P b               4 b / S         4 b                8 b / S
-//   optim_grads           P b               4 b / S         4 b / S  + open    8 b / S
-//   optim_grads_params    P b / S + full    4 b / S         4 b / S  + open    8 b / S
+//                         parameters          main parameters *   gradients          moments (Adam)
+//   no_shard              P b                 4 b                 4 b                8 b
+//   optim                 P b                 4 b / S             4 b                8 b / S
+//   optim_grads           P b                 4 b / S             4 b / S + wgrad    8 b / S
+//   optim_grads_params    P b / S + gathered  4 b / S             4 b / S + wgrad    8 b / S
+//
+//   *         Zero if Options::main equals Options::compute: the model computes with the main parameters.
+//   gathered  P b while the bucket's block is gathered: the block that is computed and, with
+//             overlap_param_gather, the one that is prefetched.
+//   wgrad     4 b while weight gradients of the bucket are computed and, with overlap_grad_reduce, while they
+//             are reduced (one bucket at a time, two on the communication queue).
+//   With shard_over_replicas main parameters and moments take 1 / (S R) of those without sharding.
 //
 // Parameters that are kept in 4 bits (Options::quantized, nf4_weight.hpp) are in no bucket; each is
-// dequantized from its first acquire() to its last release().
+// dequantized at its first acquire() and dropped at its last release().
 //
-//   *      none in fp32, and none with Options::main bf16: the model computes with the main parameters.
-//   full   P b of the block that computes and, with overlap_param_gather, of the one that is prefetched.
-//   open   4 b of the bucket whose weight gradients are computed and, with overlap_grad_reduce, of one that
-//          is being reduced (two on the communication queue).
-//   With shard_over_replicas main parameters and moments are 1 / (S R) of b.
+// G is the bytes per element of the gradients that are sent (4, or 2 when they are reduced in bf16), M the
+// micro-batches of a step. Bytes that one rank sends per bucket and step over `shard`:
 //
-// It sends, in a step of M micro-batches, G bytes an element of the gradients (4, or 2 when they are reduced
-// in bf16):
+//   no_shard            2 G b (S-1)/S
+//   optim               (G + P) b (S-1)/S
+//   optim_grads         (M G + P) b (S-1)/S
+//   optim_grads_params  (M G + g P) b (S-1)/S
 //
-//   no_shard 2 G b (S-1)/S · optim (G + P) b (S-1)/S · optim_grads (M G + P) b (S-1)/S
-//   optim_grads_params (M G + P x gathers) b (S-1)/S, where a step gathers every bucket once for each
-//   forward and each backward pass; with overlap_param_gather the last two gathered blocks are reused when
-//   the next pass begins.
-//   Over `replica` beside that: 2 G b/S (R-1)/R, or with shard_over_replicas (G + P) b/S (R-1)/R.
+// g is the number of all-gathers of the bucket in the step: one for each forward and each backward pass that
+// uses it, without those of blocks that are still gathered when the next pass begins (the last block of a
+// pass, with overlap_param_gather its last two).
+// Over `replica`, in addition: 2 G b/S (R-1)/R, or with shard_over_replicas (G + P) b/S (R-1)/R.
 //
-// Gradients are fp32 sums over micro-batches, then over ranks in rank order (comm/reduce.hpp): first those of
-// partial_over_tensor and of replicated segments, then over `shard`, then `replica`, then tied ones over
-// `embedding`. The optimizer divides by the token count. Every rank of a group calls the same methods in the
-// same order; all methods but the views are collective.
+// Gradients are fp32 sums over micro-batches and, in rank order (comm/reduce.hpp), over ranks: the elements
+// of partial_over_tensor parameters over `tensor`, those of replicated segments over `kv_replicas`, then all
+// elements over `shard` and `replica`, then tied parameters over `embedding`. With optim_grads and
+// optim_grads_params the gradients of each micro-batch are reduced over `shard` before they are added. The
+// optimizer divides by the token count.
+//
+// Every rank of a group calls the non-const methods in the same order. These start collectives: acquire()
+// with optim_grads_params, note_weight_gradient() of ParamStore (reduces a bucket after its last weight
+// gradient), zero_gradients() and finish_gradients(), after_update(), after_load(), set_quantized() (over
+// `tensor`) and all_reduce_statistics(). set_direction() and release() determine which blocks acquire()
+// gathers.
 #pragma once
 
 #include <deque>
@@ -54,70 +66,77 @@
 
 namespace capstan::parallel {
 
-// The ranks that a store works with; null or alone: none.
+// The process groups of a store. A group that is null or of size 1: no communication over it.
 struct StoreGroups {
-  // data-parallel ranks (dp-cp) of one instance: buckets are sharded over it.
+  // Data-parallel ranks (dp-cp) of one optimizer instance. Gradients are reduced over them, and buckets are
+  // sharded over them.
   comm::Communicator* shard = nullptr;
-  // The same rank of every instance of the optimizer (HSDP).
+  // HSDP: the ranks with the same index in `shard`, one of each optimizer instance. Gradients are reduced
+  // over them.
   comm::Communicator* replica = nullptr;
-  // Gradients of ParamSpec::partial_over_tensor are summed over it.
+  // Tensor-parallel ranks. Gradients of ParamSpec::partial_over_tensor parameters are summed over them.
   comm::Communicator* tensor = nullptr;
-  // Ranks that share the replicated segments of a Shard: their gradients are summed.
+  // Tensor-parallel ranks that hold the same key and value heads, the replicated segments of a Shard. The
+  // gradients of these segments are summed over them.
   comm::Communicator* kv_replicas = nullptr;
-  // Copies of a tied parameter on different stages: summed.
+  // First and last pipeline stage. Gradients of tied parameters are summed over them.
   comm::Communicator* embedding = nullptr;
-  // tp-pp: sums over all parameters.
+  // The ranks that hold one model together (tp-pp). Statistics over all parameters are summed over them.
   comm::Communicator* model = nullptr;
 };
 
 class FlatStore final : public ParamStore {
  public:
   struct Options {
+    // Type of the parameters that the model computes with.
     DType compute = DType::f32;
-    // Type of the main parameters. If it is that of `compute`, the model computes with them and there are no
-    // others.
+    // Type of the main parameters, which the optimizer updates. If it equals `compute`, the model computes
+    // with the main parameters, and there is no second array.
     DType main = DType::f32;
-    // In which gradients are sent: f32, or bf16.
+    // Type in which gradients are sent: f32, or bf16.
     DType reduce = DType::f32;
-    // Without effect in a group of one.
+    // No effect if `shard` has one rank.
     config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
-    // outer_dp_sharding_strategy optim: main parameters and moments are sharded over replicas too.
+    // outer_dp_sharding_strategy optim: shards main parameters and moments over `replica` too. No effect with
+    // no_shard.
     bool shard_over_replicas = false;
-    // A bucket is exchanged while the backward pass goes on.
+    // Overlaps the reduction of a bucket's gradients with the backward pass.
     bool overlap_grad_reduce = false;
-    // Where gradients are summed over ranks. communication: all sums of up to two buckets at a time, beside
-    // the compute queue; for channels that run without the host (NCCL). Only tied copies are always summed
-    // on the compute queue, at the end of the step.
+    // The queue of gradient reductions. communication: up to two buckets are reduced at a time, concurrently
+    // with the compute queue; for channels that run without the host (NCCL). The gradients of tied parameters
+    // are summed over `embedding` on the compute queue in either case, at the end of the step.
     Queue reduce_queue = Queue::compute;
-    // Parameters are gathered while the forward pass goes on.
+    // Overlaps all-gathers of parameters with computation: of the next block (optim_grads_params), or of the
+    // updated buckets with the forward pass.
     bool overlap_param_gather = false;
+    // A bucket is full when it has this number of elements.
     int64_t bucket_elements = 40'000'000;
-    // Keep weight decay on query and key norms.
+    // Applies weight decay to the norm weights of queries and keys.
     bool decay_qk_norm = false;
-    // False: evaluation and generation; nothing trains.
+    // False: no parameter is trainable (evaluation and generation).
     bool gradients = true;
-    // Null: all parameters.
+    // The trainable parameters; null: all.
     std::function<bool(const Parameter&)> trains;
-    // Kept in 4 bits and frozen, not with optim_grads_params; null: none.
+    // The parameters that are frozen and kept in 4 bits, not with optim_grads_params; null: none.
     std::function<bool(const Parameter&)> quantized;
     // Block sizes and scales of the quantized parameters.
     Nf4Options nf4;
-    // Weights whose GEMMs are in 8 or 4 bits; not those kept in 4 bits.
+    // Weights whose GEMMs run in 8 or 4 bits; not those kept in 4 bits.
     LowPrecisionOptions low_precision;
-    // Muon: of a parameter that is updated as a matrix the rows of optim::Matrix::split, else nullopt; null:
-    // none. Matrices are in buckets of their own.
+    // Muon: returns optim::Matrix::split of a parameter that is updated as a matrix, nullopt for other
+    // parameters; null: no matrices. Matrices are in buckets of their own.
     std::function<std::optional<std::vector<int64_t>>(const Parameter&)> matrix;
-    // LoRA+: learning rate of ParamSpec::second_factor over the others'.
-    double second_factor_lr = 1;
+    // LoRA+: ratio of the learning rate of B (ParamSpec::is_lora_b) to that of the other parameters.
+    double lora_b_lr_ratio = 1;
   };
 
   FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, const StoreGroups& groups,
             const Options& options);
-  // The compute queue waits for transfers and sums that are under way, before it reuses their memory.
+  // The compute queue waits for pending reductions before it reuses their memory.
   ~FlatStore() override;
 
-  // ParamStore. With optim_grads_params acquire() gathers the block of the parameter; at most two blocks are
-  // gathered.
+  // With optim_grads_params acquire() gathers the block of the parameter. Two blocks at most are gathered at
+  // a time.
   Tensor acquire(const Parameter& parameter) override;
   void release(const Parameter& parameter) override;
   void set_direction(PassDirection direction) override;
@@ -128,80 +147,83 @@ class FlatStore final : public ParamStore {
     return !quantized(parameter) && bucket_of(parameter).plan->trains;
   }
   Tensor gradient(const Parameter& parameter) override;
-  Tensor gradient_to_set(const Parameter& parameter, bool& fresh) override;
+  Tensor gradient_for_write(const Parameter& parameter, bool& uninitialized) override;
 
-  // Before a step's first micro-batch; random numbers depend on `step`. Zeroes each gradient buffer unless
-  // its first writer overwrites it.
+  // Call before the first micro-batch of a step. Zeroes each gradient buffer unless its first writer
+  // overwrites it. `step` selects the random numbers of stochastic rounding.
   void zero_gradients(int64_t step = 0);
-  // After its last: then flat_buffers() hold the sums over all ranks.
+  // Call after the last micro-batch of a step. Completes the reductions: the gradients of flat_buffers() are
+  // then the sums over all ranks.
   void finish_gradients();
-  // After the optimizer: distributes the new parameters to the ranks that compute with them. control: the
-  // kernels::StepControl of the update, in bytes; where it skips, the scales of GEMMs in 8 bits stay as they
-  // are. Undefined: the update was made.
+  // Call after the optimizer step. All-gathers the updated parameters, and updates the scaling factors of
+  // GEMMs in 8 and 4 bits. control: the kernels::StepControl of the step, in bytes. If it skips the update,
+  // the scaling factors of delayed scaling keep their values. Undefined: the update was not skipped.
   void after_update(const Tensor& control = {});
-  // Called before and after values of parameter_shards() are set from outside.
+  // Call before and after the values of parameter_shards() are set, for example from a checkpoint.
   void before_load();
   void after_load();
 
-  // A parameter that is kept in 4 bits is in no parameter_shards(): all ranks of `tensor` together set it,
-  // from the values of their local shards (Nf4Weight::set).
+  // Whether a parameter is kept in 4 bits. Such a parameter is not in parameter_shards(): all ranks of
+  // `tensor` call set_quantized() with the values of their local shards (Nf4Weight::set).
   bool quantized(const Parameter& parameter) const {
     return !quantized_.empty() && quantized_[static_cast<size_t>(parameter.index())] != nullptr;
   }
   void set_quantized(const Parameter& parameter, std::span<const float> values);
 
-  // The buffers that the optimizer of this rank updates, one for each bucket that trains.
+  // The buffers that the optimizer of this rank updates, one for each trainable bucket.
   std::vector<optim::FlatBuffer> flat_buffers() const;
-  // Index there of the buffer that a parameter's bucket is, also where other ranks own its elements; -1: it
-  // does not train.
+  // Index in flat_buffers() of the bucket that holds the parameter, even if other ranks own its elements; -1:
+  // the parameter is frozen.
   int buffer_of(const Parameter& parameter) const {
     return quantized(parameter) ? -1 : bucket_of(parameter).buffer;
   }
-  // The groups over which those buffers are divided.
+  // The groups over which the elements of flat_buffers() are sharded.
   optim::Groups optimizer_groups() const {
     return {.shard = shards_state_ ? groups_.shard : nullptr,
             .replica = shards_over_replicas_ ? groups_.replica : nullptr,
             .tensor = groups_.tensor};
   }
-  // Sums the numbers, fp64 or i64, that each rank has from the `counted` ranges of its buffers, on the
-  // device. The same bits on every rank of `shard`, `replica` and `model`.
-  void sum_over_owners(const Tensor& values);
+  // All-reduces partial sums, fp64 or i64, that each rank computed over its elements with
+  // UpdateRange::counted, in place on the device. The sums are bitwise identical on all ranks of `shard`,
+  // `replica` and `model`.
+  void all_reduce_statistics(const Tensor& values);
 
-  // The shard of a parameter that this rank holds between steps. It is initialized, checked, saved and
+  // The shard of a parameter that this rank holds between steps, and that is initialized, checked, saved and
   // loaded.
   struct ParameterShard {
     const Parameter* parameter;
     // Elements of the local shard (Parameter::shape(), row-major).
     FlatRange range;
-    // [range.count]: main parameters, or where there are none the compute values.
+    // Main parameters [range.count]; of a frozen parameter, which has none, the values in the compute type.
     Tensor values;
     // The part of `range` that this rank writes to a checkpoint; of replicated segments (Shard) only those
-    // owned.
+    // that it owns.
     FlatRange write;
-    // Index in flat_buffers(), -1: does not train.
+    // Index in flat_buffers(); -1: frozen.
     int buffer = -1;
-    // Offset in that buffer, elements.
+    // Offset of the shard in that buffer, in elements.
     int64_t begin = 0;
   };
   // In the order of the model's parameters.
   const std::vector<ParameterShard>& parameter_shards() const { return parameter_shards_; }
-  // The elements `range` of the parameter's shard, within tensors made in the buffers' shapes (optimizer
-  // state).
+  // The elements `range` of the parameter, as a view [range.count]. buffers: one tensor for each of
+  // flat_buffers(), of the same shape (optimizer state). `range` lies in `shard.range`.
   static Tensor range_of(const ParameterShard& shard, const FlatRange& range,
                          const std::vector<Tensor>& buffers);
-  // Null: all GEMMs are in the compute type.
+  // Null: all GEMMs run in the compute type.
   const LowPrecisionWeights* low_precision() const { return low_precision_.get(); }
   std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   const StoreGroups& groups() const { return groups_; }
-  // Some parameters train and some do not.
+  // Whether only some of the parameters are trained.
   bool has_frozen_parameters() const { return options_.gradients && options_.trains != nullptr; }
-  // Parameters of this rank's model, without padding.
+  // Number of elements of all parameters of this rank, without padding.
   int64_t elements() const { return layout_.elements; }
 
-  // Sees starts and waits of collectives as events 'C': "start reduce bucket 0", "wait gather layer 3". Null:
-  // no observer.
+  // The observer receives the starts and waits of collectives as events of phase 'C', for example "start
+  // reduce bucket 0" and "wait gather layer 3". Null: no observer.
   void observe(TapeObserver* observer) { observer_ = observer; }
-  // Sees a bucket's gradients of this rank alone, before they are reduced. Null: no observer.
+  // The callback receives the gradients of a bucket before they are reduced over ranks, fp32 [bucket
+  // elements]. Null: no callback.
   void on_local_gradients(std::function<void(const Tensor&)> watch) { watch_ = std::move(watch); }
 
  protected:
@@ -214,52 +236,57 @@ class FlatStore final : public ParamStore {
     const BucketPlan* plan;
     // Index in flat_buffers().
     int buffer = -1;
-    // Elements of `values`: all, or this rank's slice of `shard` (optim_grads_params).
+    // The elements of the bucket that `values` holds: all, or with optim_grads_params this rank's slice.
     FlatRange held;
-    // This rank's part of main parameters and moments.
+    // The elements of the bucket whose main parameters and moments this rank holds.
     FlatRange owned;
     // Compute type [held.count].
     Tensor values;
-    // [owned.count]; a view of `values` where there are no copies.
+    // Main parameters [owned.count]; a view of `values` if the model computes with them.
     Tensor main;
-    // optim_grads_params: gathered.
+    // optim_grads_params: the gathered parameters, compute type [elements]; undefined while not gathered.
     Tensor full;
-    // fp32 [elements]; sharded gradients: while the weight gradients of a micro-batch are computed.
+    // Gradients, fp32 [elements]. Sharded gradients: defined only while the weight gradients of a micro-batch
+    // are computed.
     Tensor gradients;
-    // Sharded gradients: fp32, this rank's slice.
+    // Sharded gradients: this rank's slice of the reduced gradients, fp32 [elements / S].
     Tensor sum;
-    // To be summed over `tensor`, over `kv_replicas`.
+    // The elements whose gradients are summed over `tensor`, and those over `kv_replicas`.
     std::vector<FlatRange> partial, replicated;
-    // Parameters whose gradients are not ready yet.
+    // Number of parameters whose gradients are not ready yet in this step.
     int waiting = 0;
-    // Its exchange of this step was started; sharded gradients: `sum` is set.
+    // The reduction of this step was started; sharded gradients: `sum` holds gradients of this step.
     bool reduced = false;
-    // Running gather of `values` or `full`.
+    // Pending all-gather into `values` or `full`.
     std::optional<comm::Transfers> gather;
-    // Running gather of the sum of the gradients.
+    // Pending all-gather of the reduced gradients.
     std::optional<comm::Transfers> gradient_gather;
-    // The sent gradients, where they are not fp32.
+    // The buffer of `gradient_gather`: `gradients`, or a tensor of Options::reduce.
     Tensor in_flight;
   };
+  // A parameter that is kept in 4 bits.
   struct Quantized {
     Nf4Weight kept;
-    // While it is acquired.
+    // The dequantized values while the parameter is acquired, else undefined.
     Tensor full;
+    // Number of acquire() calls without release().
     int pins = 0;
   };
-  // The sums of a bucket's gradients, under way.
+  // A reduction of the gradients of a bucket that was started and is not finished.
   struct PendingReduction {
     size_t bucket;
-    // fp32; undefined where only sums over `replica` are left.
+    // The gradients to reduce, fp32 [elements]; undefined if only the sums over `replica` remain.
     Tensor gradients;
-    // The buffer that is sent over `shard`, and this rank's slice of its sum, in the type of the reduction.
+    // The buffer that is sent over `shard`, and this rank's slice of its sum, in Options::reduce.
     Tensor in_flight, sum;
+    // The reduce-scatter over `shard`.
     std::optional<comm::Reduction> over_shard;
-    // Further sums on the communication queue, and their memory, until the compute queue waits for
-    // `complete`.
+    // Further reductions on the communication queue, and their buffers, which are kept until the compute
+    // queue waits for `complete`.
     std::vector<comm::Reduction> reductions;
     std::vector<Tensor> buffers;
-    // The communication queue has made all sums of the bucket; null: finish_reduce() makes them.
+    // Recorded on the communication queue after all reductions of the bucket. Null: finish_oldest_reduction()
+    // runs the remaining ones on the compute queue.
     std::unique_ptr<Event> complete;
   };
   Bucket& bucket_of(const Parameter& parameter) {
@@ -269,11 +296,11 @@ class FlatStore final : public ParamStore {
     return buckets_[layout_.positions[static_cast<size_t>(parameter.index())].bucket];
   }
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
-  // The elements of a bucket that this rank of `shard` owns.
+  // The elements of a bucket that belong to this rank of `shard` (1 / S of them).
   FlatRange slice_of(const BucketPlan& plan) const;
   Tensor owned_values(const Bucket& bucket) const;
   Tensor owned_gradients(const Bucket& bucket) const;
-  // The gradients that this rank of `shard` reduces.
+  // The reduced gradients of slice_of() or, without sharding, of the bucket.
   Tensor slice_gradients(const Bucket& bucket) const;
   bool has_main_params() const { return options_.main != options_.compute; }
   void add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer& buffer) const;
@@ -281,13 +308,13 @@ class FlatStore final : public ParamStore {
   void make_quantized();
   void make_low_precision();
   void make_parameter_shards();
-  // The events that a collective over `shard` was started, on `bytes` of all its ranks together, and that it
-  // was waited for since `started` on the host's clock.
+  // Report to the observer the start of a collective over `shard`, whose full tensor has `bytes`, and the
+  // time that is spent in waiting for it.
   void trace_start(const std::string& what, int64_t bytes) const;
   TraceScope trace_wait(const std::string& what) const;
 
   // flat_store.cpp: parameters
-  // The parameters that have new values.
+  // The parameters whose values have changed.
   enum class Changed : uint8_t { trained, all };
   void gather_parameters(Changed changed, bool wait);
   void measure_weights(Changed changed);
@@ -299,43 +326,44 @@ class FlatStore final : public ParamStore {
   // gradients.cpp
   PendingReduction& add_pending(size_t bucket);
   void start_reduce(size_t bucket);
-  void start_sum_over_shard(PendingReduction& pending);
-  // Adds the sum over `shard` to the bucket's gradients.
+  void start_reduce_scatter(PendingReduction& pending);
+  // Adds the sum over `shard` to Bucket::sum, or without sharded gradients stores it in Bucket::gradients.
   void add_sum(const PendingReduction& pending);
-  // Finishes the oldest pending reduction.
-  void finish_reduce();
-  // Finishes all pending reductions.
+  void finish_oldest_reduction();
   void finish_reductions();
   void finish_bucket(PendingReduction& pending);
   void finish_sharded_gradients();
+  // Reduces a slice of the gradients over `replica`, in place.
   void sum_over_replicas(PendingReduction& pending, const Tensor& slice);
-  void start_gradient_gather(Bucket& bucket);
-  void finish_gradient_gather(Bucket& bucket);
+  void start_gradient_all_gather(size_t bucket);
+  void finish_gradient_all_gather(size_t bucket);
   void cast(const Tensor& from, const Tensor& to, Queue queue);
-  void sum_ranges(comm::Communicator* group, PendingReduction& pending, const std::vector<FlatRange>& ranges);
-  // A tensor of `pending` that the reduce queue may use from now on.
+  void all_reduce_ranges(comm::Communicator* group, PendingReduction& pending,
+                         const std::vector<FlatRange>& ranges);
+  // Allocates a buffer that later work of the reduce queue may use, kept until `pending` is finished.
   Tensor reduce_buffer(PendingReduction& pending, int64_t elements, DType type);
-  // The sum is complete for later work of the reduce queue.
+  // Completes the reduction for later work of the reduce queue: finishes it on the compute queue, else keeps
+  // it in `pending`.
   void add_reduction(PendingReduction& pending, comm::Reduction reduction);
-  // The reduce queue begins later work after that of the compute queue.
+  // Makes later work of the reduce queue wait for the present work of the compute queue.
   void follow_compute();
 
   Device& device_;
   std::span<const std::unique_ptr<Parameter>> parameters_;
-  // By Parameter::index(): its gradient holds nothing yet, not even zeros.
+  // By Parameter::index(): 1 if the gradient is uninitialized in this step (gradient_for_write()).
   std::vector<char> unwritten_;
   StoreGroups groups_;
   Options options_;
-  // Numbers of ranks of `shard` and of `replica`.
+  // S and R: numbers of ranks of `shard` and of `replica`.
   int64_t shards_, replicas_;
-  // Over `shard`.
+  // Whether optimizer state, gradients and parameters are sharded over `shard`.
   bool shards_state_, shards_gradients_, shards_parameters_;
-  // Main parameters and moments are sharded over `replica` too.
+  // Whether main parameters and moments are sharded over `replica` too.
   bool shards_over_replicas_;
   int buffers_ = 0;
   BucketLayout layout_;
   std::vector<Bucket> buckets_;
-  // By Parameter::index(); empty: none.
+  // By Parameter::index(); empty: no parameter is kept in 4 bits.
   std::vector<std::unique_ptr<Quantized>> quantized_;
   std::unique_ptr<LowPrecisionWeights> low_precision_;
   std::vector<ParameterShard> parameter_shards_;
@@ -343,13 +371,14 @@ class FlatStore final : public ParamStore {
   TapeObserver* observer_ = nullptr;
   std::function<void(const Tensor&)> watch_;
 
-  // optim_grads_params: the block that was acquired last, and the one that is kept or gathered beside it.
+  // By block: its buckets, and the number of acquire() calls without release().
   std::vector<std::vector<size_t>> block_buckets_;
-  // By block.
   std::vector<int> pins_;
+  // optim_grads_params: the block of the last acquire(), and a second one that is prefetched or stays
+  // gathered.
   int current_block_ = -1, prefetched_block_ = -1;
   PassDirection direction_ = PassDirection::forward;
-  // set_direction() was called since the last block was entered.
+  // set_direction() was called after the last gather_block().
   bool direction_changed_ = true;
 };
 

@@ -1,4 +1,4 @@
-// The gradients of a FlatStore: when a bucket is exchanged, and how its sums are made.
+// The gradients of a FlatStore: when a bucket is reduced over ranks, and in which steps.
 #include <utility>
 
 #include "base/checked.hpp"
@@ -12,7 +12,7 @@ Tensor FlatStore::gradient(const Parameter& parameter) {
   CAPSTAN_ASSERT(trains(parameter), "a gradient of `" + parameter.name() + "`, which does not train");
   Bucket& bucket = bucket_of(parameter);
   CAPSTAN_ASSERT(shards_gradients_ || !bucket.reduced,
-                 "a gradient of `" + parameter.name() + "` after its bucket was exchanged");
+                 "a gradient of `" + parameter.name() + "` after its bucket was reduced");
   if (!bucket.gradients.defined()) {
     CategoryScope scope(MemoryCategory::gradients);
     bucket.gradients = Tensor::zeros(device_, {bucket.plan->elements});
@@ -23,8 +23,8 @@ Tensor FlatStore::gradient(const Parameter& parameter) {
   return gradient;
 }
 
-Tensor FlatStore::gradient_to_set(const Parameter& parameter, bool& fresh) {
-  fresh = std::exchange(unwritten_[static_cast<size_t>(parameter.index())], char{0}) != 0;
+Tensor FlatStore::gradient_for_write(const Parameter& parameter, bool& uninitialized) {
+  uninitialized = std::exchange(unwritten_[static_cast<size_t>(parameter.index())], char{0}) != 0;
   return gradient(parameter);
 }
 
@@ -32,9 +32,10 @@ void FlatStore::zero_gradients(int64_t step) {
   begin_step(static_cast<int>(parameters_.size()));
   if (low_precision_) low_precision_->begin_step(step);
   finish_reductions();
-  for (Bucket& bucket : buckets_) {
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    Bucket& bucket = buckets_[index];
     if (!bucket.plan->trains) continue;
-    finish_gradient_gather(bucket);
+    finish_gradient_all_gather(index);
     bucket.reduced = false;
     bucket.waiting = static_cast<int>(bucket.plan->parameters.size());
     if (shards_gradients_)
@@ -45,8 +46,9 @@ void FlatStore::zero_gradients(int64_t step) {
   }
 }
 
-// Starts to reduce sharded gradients as soon as one tape has no more of a bucket's weight gradients to run.
-// Sums that another tape has added already are reduced with them.
+// Sharded gradients: starts to reduce a bucket when the tape has computed the last weight gradient of all its
+// parameters. If another tape has already accumulated gradients in the bucket, they are part of this
+// reduction.
 void FlatStore::tape_gradient_done(const Parameter& parameter, const PendingUses& left) {
   if (!shards_gradients_) return;
   const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
@@ -73,7 +75,7 @@ void FlatStore::follow_compute() {
 Tensor FlatStore::reduce_buffer(PendingReduction& pending, int64_t elements, DType type) {
   CategoryScope scope(MemoryCategory::workspace);
   Tensor buffer = Tensor::empty(device_, {elements}, type);
-  // Work of the compute queue has used the memory before.
+  // The memory may have been used by earlier work of the compute queue.
   follow_compute();
   if (options_.reduce_queue != Queue::compute) pending.buffers.push_back(buffer);
   return buffer;
@@ -83,11 +85,11 @@ void FlatStore::add_reduction(PendingReduction& pending, comm::Reduction reducti
   pending.reductions.push_back(std::move(reduction));
 }
 
-// One exchange is under way at a time, or two on the communication queue: their memory is that of the
-// buckets.
+// Limits the buffers of pending reductions: waits until none is pending, or on the communication queue one at
+// most, and adds a new one.
 FlatStore::PendingReduction& FlatStore::add_pending(size_t index) {
   const size_t most = options_.reduce_queue == Queue::compute ? 1 : 2;
-  while (pending_reductions_.size() >= most) finish_reduce();
+  while (pending_reductions_.size() >= most) finish_oldest_reduction();
   PendingReduction& pending = pending_reductions_.emplace_back();
   pending.bucket = index;
   return pending;
@@ -96,16 +98,16 @@ FlatStore::PendingReduction& FlatStore::add_pending(size_t index) {
 void FlatStore::start_reduce(size_t index) {
   PendingReduction& pending = add_pending(index);
   Bucket& bucket = buckets_[index];
-  // Zeroes those that were not set.
+  // gradient() zeroes gradients that are still uninitialized.
   if (!shards_gradients_)
     for (const Parameter* parameter : bucket.plan->parameters) gradient(*parameter);
   if (watch_) watch_(bucket.gradients);
   pending.gradients = bucket.gradients;
   if (shards_gradients_) bucket.gradients = Tensor();
-  sum_ranges(groups_.tensor, pending, bucket.partial);
-  sum_ranges(groups_.kv_replicas, pending, bucket.replicated);
+  all_reduce_ranges(groups_.tensor, pending, bucket.partial);
+  all_reduce_ranges(groups_.kv_replicas, pending, bucket.replicated);
   if (!shards_gradients_) bucket.reduced = true;
-  if (shards_ > 1) start_sum_over_shard(pending);
+  if (shards_ > 1) start_reduce_scatter(pending);
   if (options_.reduce_queue != Queue::compute) {
     add_sum(pending);
     if (!shards_gradients_) finish_bucket(pending);
@@ -113,10 +115,10 @@ void FlatStore::start_reduce(size_t index) {
   }
   if (shards_ > 1) trace_start("reduce bucket " + std::to_string(index), pending.in_flight.bytes());
   const bool done = options_.reduce_queue == Queue::compute && shards_ == 1;
-  if (!options_.overlap_grad_reduce || done) finish_reduce();
+  if (!options_.overlap_grad_reduce || done) finish_oldest_reduction();
 }
 
-void FlatStore::start_sum_over_shard(PendingReduction& pending) {
+void FlatStore::start_reduce_scatter(PendingReduction& pending) {
   pending.in_flight = pending.gradients;
   if (options_.reduce != DType::f32) {
     pending.in_flight = reduce_buffer(pending, pending.gradients.elements(), options_.reduce);
@@ -125,7 +127,7 @@ void FlatStore::start_sum_over_shard(PendingReduction& pending) {
   const FlatRange mine = slice_of(*buckets_[pending.bucket].plan);
   pending.sum = pending.in_flight.flat_range(mine.begin, mine.count, {mine.count});
   pending.over_shard.emplace(
-      comm::Reduction::scatter(*groups_.shard, pending.in_flight, pending.sum, options_.reduce_queue));
+      comm::Reduction::reduce_scatter(*groups_.shard, pending.in_flight, pending.sum, options_.reduce_queue));
 }
 
 void FlatStore::add_sum(const PendingReduction& pending) {
@@ -140,7 +142,7 @@ void FlatStore::add_sum(const PendingReduction& pending) {
     launch(device_, queue, device_.table().elementwise->add, bucket.sum, slice, bucket.sum, mine.count);
 }
 
-void FlatStore::finish_reduce() {
+void FlatStore::finish_oldest_reduction() {
   PendingReduction& pending = pending_reductions_.front();
   std::optional<TraceScope> traced;
   if (pending.over_shard) traced.emplace(trace_wait("reduce bucket " + std::to_string(pending.bucket)));
@@ -160,16 +162,17 @@ FlatStore::~FlatStore() {
     device_.wait_for(Queue::compute, *device_.record(options_.reduce_queue));
 }
 void FlatStore::finish_reductions() {
-  while (!pending_reductions_.empty()) finish_reduce();
+  while (!pending_reductions_.empty()) finish_oldest_reduction();
 }
 
-// Unsharded gradients: completes the sum of this rank's slice over the replicas, and gathers the slices.
+// Unsharded gradients: reduces this rank's slice over `replica`, and without sharding starts the all-gather
+// of the slices.
 void FlatStore::finish_bucket(PendingReduction& pending) {
   Bucket& bucket = buckets_[pending.bucket];
   const FlatRange mine = slice_of(*bucket.plan);
   if (replicas_ > 1)
     sum_over_replicas(pending, bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}));
-  if (!shards_state_ && shards_ > 1) start_gradient_gather(bucket);
+  if (!shards_state_ && shards_ > 1) start_gradient_all_gather(pending.bucket);
 }
 
 void FlatStore::sum_over_replicas(PendingReduction& pending, const Tensor& slice) {
@@ -182,13 +185,14 @@ void FlatStore::sum_over_replicas(PendingReduction& pending, const Tensor& slice
   comm::Communicator& group = *groups_.replica;
   const int64_t n = in_flight.elements() / group.size();
   add_reduction(pending, shards_over_replicas_
-                             ? comm::Reduction::scatter(group, in_flight,
-                                                        in_flight.flat_range(group.rank() * n, n, {n}), queue)
-                             : comm::Reduction::everywhere(group, in_flight, queue));
+                             ? comm::Reduction::reduce_scatter(
+                                   group, in_flight, in_flight.flat_range(group.rank() * n, n, {n}), queue)
+                             : comm::Reduction::all_reduce(group, in_flight, queue));
   if (options_.reduce != DType::f32) cast(in_flight, slice, queue);
 }
 
-void FlatStore::start_gradient_gather(Bucket& bucket) {
+void FlatStore::start_gradient_all_gather(size_t index) {
+  Bucket& bucket = buckets_[index];
   const FlatRange mine = slice_of(*bucket.plan);
   bucket.in_flight = bucket.gradients;
   if (options_.reduce != DType::f32) {
@@ -202,12 +206,13 @@ void FlatStore::start_gradient_gather(Bucket& bucket) {
       comm::Batch().all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}),
                                bucket.in_flight),
       options_.reduce_queue);
-  trace_start("gather gradients", bucket.in_flight.bytes());
+  trace_start("all_gather gradients, bucket " + std::to_string(index), bucket.in_flight.bytes());
 }
 
-void FlatStore::finish_gradient_gather(Bucket& bucket) {
+void FlatStore::finish_gradient_all_gather(size_t index) {
+  Bucket& bucket = buckets_[index];
   if (!bucket.gradient_gather) return;
-  TraceScope traced = trace_wait("gather gradients");
+  TraceScope traced = trace_wait("all_gather gradients, bucket " + std::to_string(index));
   bucket.gradient_gather->wait();
   traced.end();
   bucket.gradient_gather.reset();
@@ -217,7 +222,7 @@ void FlatStore::finish_gradient_gather(Bucket& bucket) {
 
 void FlatStore::finish_gradients() {
   for (size_t index = 0; index < buckets_.size(); ++index) {
-    // Of parameters that nothing has used.
+    // The all-gather of a bucket whose parameters were not used in this step is still pending.
     finish_gather(index);
     const Bucket& bucket = buckets_[index];
     if (bucket.plan->trains && (shards_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
@@ -225,15 +230,15 @@ void FlatStore::finish_gradients() {
   }
   finish_reductions();
   if (shards_gradients_) finish_sharded_gradients();
-  for (Bucket& bucket : buckets_)
-    if (bucket.plan->trains) finish_gradient_gather(bucket);
+  for (size_t index = 0; index < buckets_.size(); ++index)
+    if (buckets_[index].plan->trains) finish_gradient_all_gather(index);
   if (comm::ranks_of(groups_.embedding) > 1)
     for (const Bucket& bucket : buckets_)
       if (bucket.plan->trains && bucket.plan->parameters.front()->spec().tied != ParamSpec::Tied::no)
         comm::all_reduce_sum_any(*groups_.embedding, owned_gradients(bucket));
 }
 
-// The sums of all micro-batches over replicas; zeros where nothing was added.
+// Zeroes the gradients of buckets that no micro-batch has reduced, and reduces all buckets over `replica`.
 void FlatStore::finish_sharded_gradients() {
   for (size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
@@ -251,9 +256,9 @@ void FlatStore::finish_sharded_gradients() {
   finish_reductions();
 }
 
-// One exchange for all the ranges.
-void FlatStore::sum_ranges(comm::Communicator* group, PendingReduction& pending,
-                           const std::vector<FlatRange>& ranges) {
+// All-reduces the elements of all ranges over a group, in one reduction of a contiguous copy.
+void FlatStore::all_reduce_ranges(comm::Communicator* group, PendingReduction& pending,
+                                  const std::vector<FlatRange>& ranges) {
   if (comm::ranks_of(group) == 1 || ranges.empty()) return;
   const Queue queue = options_.reduce_queue;
   int64_t total = 0;
@@ -273,11 +278,11 @@ void FlatStore::sum_ranges(comm::Communicator* group, PendingReduction& pending,
   if (padded > total)
     launch(device_, queue, device_.table().elementwise->fill,
            together.flat_range(total, padded - total, {padded - total}), 0.0f, padded - total);
-  add_reduction(pending, comm::Reduction::everywhere(*group, together, queue));
+  add_reduction(pending, comm::Reduction::all_reduce(*group, together, queue));
   copy(true);
 }
 
-void FlatStore::sum_over_owners(const Tensor& values) {
+void FlatStore::all_reduce_statistics(const Tensor& values) {
   if (shards_state_) comm::all_reduce_numbers(*groups_.shard, values);
   if (shards_over_replicas_) comm::all_reduce_numbers(*groups_.replica, values);
   if (groups_.model) comm::all_reduce_numbers(*groups_.model, values);

@@ -125,11 +125,11 @@ void LowPrecisionWeights::advance(const Tensor& control) {
   reduce_over_ranks(amax_);
   launch(device_, device_.table().quantize->delayed_scale, control, amax_, history_, scale_,
          static_cast<int64_t>(covered_.size()),
-         kernels::Quantize::Delayed{.length = options_.history_length,
-                                    .maximum = options_.maximum_of_history,
-                                    .margin = options_.margin,
-                                    .largest = largest_of(options_.format.forward),
-                                    .largest_gradient = largest_of(options_.format.gradient)});
+         kernels::Quantize::DelayedScaling{.history_length = options_.history_length,
+                                           .maximum = options_.maximum_of_history,
+                                           .margin = options_.margin,
+                                           .format_max = largest_of(options_.format.forward),
+                                           .gradient_format_max = largest_of(options_.format.gradient)});
 }
 
 Tensor LowPrecisionWeights::history(const Parameter& parameter) const {

@@ -36,13 +36,13 @@ void check(const PipelineShape& s) {
     fail(ErrorCode::config,
          "dist.microbatch_group_size_per_vp_stage=" + std::to_string(s.group) + " is below " +
              std::to_string(s.ranks) +
-             " pipeline ranks: a micro-batch would be wanted in a chunk before it has left the last",
+             " pipeline ranks: a chunk would need a micro-batch before the chunk before it has finished it",
          "dist.microbatch_group_size_per_vp_stage=" + std::to_string(s.ranks));
   const int64_t last = s.micro_batches % s.group;
   if (s.chunks > 1 && last != 0 && last < s.ranks)
     fail(ErrorCode::config,
          std::to_string(s.micro_batches) + " micro-batches leave a last group of " + std::to_string(last) +
-             ", below " + std::to_string(s.ranks) + " pipeline ranks: its first chunk would wait for itself",
+             ", below " + std::to_string(s.ranks) + " pipeline ranks: the schedule would deadlock",
          "a number of micro-batches that groups of " + std::to_string(s.group) + " divide");
 }
 

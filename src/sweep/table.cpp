@@ -84,7 +84,7 @@ Conditions parse_where(const std::vector<std::string>& texts, const Table& table
         known.push_back(table.metric.name);
         known.insert(known.end(), kOfTrial.begin(), kOfTrial.end());
         known.insert(known.end(), kOfRow.begin(), kOfRow.end());
-        unknown_name("the condition", condition.path, std::move(known));
+        unknown_name("the condition", condition.path, known);
       }
     }
   return conditions;

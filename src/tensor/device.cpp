@@ -275,7 +275,7 @@ class AddressRanges {
       mapped = map();
     }
     if (mapped == MAP_FAILED)
-      fail(ErrorCode::no_fit, "the system gives no addresses for tensors: " + system_error_text(errno));
+      fail(ErrorCode::no_fit, "cannot reserve address space for tensors: " + system_error_text(errno));
     begin_ = static_cast<std::byte*>(mapped);
     large_ = begin_ +
              (kHugePage - static_cast<int64_t>(reinterpret_cast<uintptr_t>(begin_) % kHugePage)) % kHugePage;

@@ -115,7 +115,7 @@ TEST_CASE("a sum on the communication queue is complete while the compute queue 
   const float mine = 1.0f + static_cast<float>(group.rank());
   const Tensor values = Tensor::from_host<float>(*device, {6}, std::vector<float>(6, mine));
   const Tensor sum = Tensor::zeros(*device, {3});
-  Reduction reduction = Reduction::scatter(group, values, sum, Queue::communication);
+  Reduction reduction = Reduction::reduce_scatter(group, values, sum, Queue::communication);
   const auto summed = device->record(Queue::communication);
   std::atomic<bool> seen{false};
   device->enqueue(Queue::compute, [&seen] {

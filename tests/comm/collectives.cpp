@@ -68,7 +68,7 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     // The slice alone, while something else is launched.
     const Tensor c = Tensor::from_host<float>(*device, {count}, values),
                  part = Tensor::empty(*device, {count / n});
-    auto reduction = Reduction::scatter(group, c, part);
+    auto reduction = Reduction::reduce_scatter(group, c, part);
     CHECK(Tensor::zeros(*device, {5}).to_host<float>()[4] == 0.0f);
     reduction.finish();
     reduction.finish();

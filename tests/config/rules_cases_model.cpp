@@ -123,7 +123,7 @@ const std::vector<RuleCase>& model_cases() {
       {"groups_divide_exchange",
        {"dist.world_size=2", "dist.cp=2", "dist.cp_comm_type=a2a", "model.num_attention_heads=12",
         "model.num_query_groups=3", "model.kv_channels=8", "train.gbs=2"},
-       "neither divide over them nor they over the heads",
+       "are neither a multiple nor a divisor of that",
        "p2p",
        {"dist.world_size=2", "dist.cp=2", "dist.cp_comm_type=a2a", "model.num_attention_heads=12",
         "model.num_query_groups=4", "model.kv_channels=8", "train.gbs=2"}},

@@ -301,7 +301,7 @@ TEST_CASE_TEMPLATE("delayed scaling follows Transformer Engine's update", D, EVE
                               : std::abs(std::sin(static_cast<float>(7 * step + 3 * i))) * 5);
           amax.copy_from_host_bytes(std::as_bytes(std::span(now)));
           launch(*device, device->table().quantize->delayed_scale, Tensor(), amax, history, scale, kLayers,
-                 kernels::Quantize::Delayed{length, maximum, margin, 448.0f, 57344.0f});
+                 kernels::Quantize::DelayedScaling{length, maximum, margin, 448.0f, 57344.0f});
           const auto scales = scale.to_host<float>(), stored = history.to_host<float>();
           for (size_t i = 0; i < slots.size(); ++i) {
             slots[i].update(now[i], i % 3 == 2 ? 57344.0f : 448.0f, maximum, static_cast<float>(margin));

@@ -137,13 +137,13 @@ class Launch {
   kernels::LaunchContext context_;
 };
 
-// The launches of run_kernel(). The thread sanitizer looks for races, for which one with all threads is
-// enough.
+// The launches of run_kernel(). Sanitizers look for races and addresses, for which one with all threads is
+// enough; release builds compare the bits.
 struct TestLaunch {
   int threads;
   bool zeros;
 };
-#ifdef CAPSTAN_THREAD_SANITIZER
+#ifdef CAPSTAN_SANITIZED
 inline constexpr TestLaunch kTestLaunches[] = {{3, false}};
 #else
 inline constexpr TestLaunch kTestLaunches[] = {{1, false}, {2, false}, {3, false}, {3, true}};

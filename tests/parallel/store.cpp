@@ -511,7 +511,7 @@ TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and w
     FlatStore store(*device, model->parameters(), groups, options);
     const auto& parameters = model->parameters();
     const bool sharded = strategy != ShardingStrategy::no_shard && world().size() > 1;
-    const auto exchanged = static_cast<float>(world().size());
+    const auto ranks = static_cast<float>(world().size());
     const auto step = [&](const std::function<void()>& gradients) {
       store.zero_gradients();
       store.begin_last_micro_batch();
@@ -525,20 +525,20 @@ TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and w
       for (const auto& parameter : parameters) fill(store.gradient(*parameter), 5);
     });
     const auto sums = step([&] {
-      bool fresh;
-      const Tensor set = store.gradient_to_set(*parameters[0], fresh);
-      CHECK(fresh == !sharded);
+      bool uninitialized;
+      const Tensor set = store.gradient_for_write(*parameters[0], uninitialized);
+      CHECK(uninitialized == !sharded);
       fill(set, 3);
-      store.gradient_to_set(*parameters[0], fresh);
-      CHECK_FALSE(fresh);
+      store.gradient_for_write(*parameters[0], uninitialized);
+      CHECK_FALSE(uninitialized);
       for (const float value : store.gradient(*parameters[1]).to_floats()) REQUIRE(value == 0);
-      store.gradient_to_set(*parameters[1], fresh);
-      CHECK_FALSE(fresh);
+      store.gradient_for_write(*parameters[1], uninitialized);
+      CHECK_FALSE(uninitialized);
     });
     int64_t threes = 0, others = 0;
     for (const auto& buffer : sums)
       for (const float value : buffer) {
-        REQUIRE((value == 0 || value == 3 * exchanged));
+        REQUIRE((value == 0 || value == 3 * ranks));
         ++(value == 0 ? others : threes);
       }
     CHECK(others > 0);

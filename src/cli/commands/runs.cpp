@@ -60,7 +60,7 @@ int run_runs_ls(Context& context) {
 
 // The run directory that a word names: a path, or a name in ./runs.
 std::filesystem::path run_named(const std::string& word) {
-  const std::filesystem::path path = word;
+  std::filesystem::path path = word;
   if (!records::is_run(path) && records::is_run("runs" / path)) return "runs" / path;
   std::error_code unknown;
   if (!std::filesystem::exists(path, unknown)) {

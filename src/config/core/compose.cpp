@@ -32,8 +32,8 @@ Composition Composer::run() {
       request_.directory.empty() ? std::filesystem::current_path(ignored).string() : request_.directory;
   read_recipe();
   unset_requested();
-  read_overrides(request_.overrides, "<cli>", Layer::Rank::cli);
-  read_overrides(request_.imposed, request_.imposed_by, Layer::Rank::imposed);
+  read_overrides(request_.overrides, "<cli>", Layer::Precedence::cli);
+  read_overrides(request_.imposed, request_.imposed_by, Layer::Precedence::imposed);
   if (models_location_.known()) choose_entry();
   choose_presets();
   return std::move(out_);

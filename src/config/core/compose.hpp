@@ -1,5 +1,5 @@
 // Reads the recipe, the files it extends, `-f` files and the command line, and lists every
-// write to every field in the order of its rank. Nothing is decided here; merge and conversion follow in
+// write to every field in the order of precedence. Nothing is decided here; merge and conversion follow in
 // resolve.cpp.
 #pragma once
 
@@ -38,10 +38,10 @@ struct Request {
   std::string directory;
 };
 
-// One file, preset or command line. Later layers win over earlier ones of the same or a lower rank.
+// One file, preset or command line. Later layers win over earlier ones of the same or a lower precedence.
 struct Layer {
-  enum class Rank : uint8_t { preset = 2, recipe = 3, file = 4, cli = 5, imposed = 6 };
-  Rank rank = Rank::recipe;
+  enum class Precedence : uint8_t { preset = 2, recipe = 3, file = 4, cli = 5, imposed = 6 };
+  Precedence precedence = Precedence::recipe;
   // "model/llama3-8b" for presets.
   std::string preset;
   // Whether the layer belongs to a recipe that the given one extends by name, directly or indirectly.
@@ -88,7 +88,7 @@ struct Composition {
   // Names that the given recipe extends, itself or through files that it extends.
   std::vector<std::string> extends;
   std::vector<Layer> layers;
-  // All writes: soft ones first, then by rank and order.
+  // All writes: soft ones first, then by precedence and order.
   std::vector<Write> writes;
   // Chosen presets, by section index.
   std::vector<std::vector<Choice>> choices;

@@ -223,7 +223,7 @@ void Composer::read_tree(const Node& tree, int source, const Origin& origin,
 }
 
 void Composer::read_layer(const Node& tree, const Origin& origin) {
-  out_.layers.push_back({origin.rank, {}, origin.base});
+  out_.layers.push_back({origin.precedence, {}, origin.base});
   layer_ = out_.layers.size() - 1;
   origin_ = &origin;
   if (const Node* unset = tree.find("unset")) unset_list(*unset);
@@ -267,7 +267,7 @@ void Composer::choose_entry() {
   }
   // A method that is given alone is named with its model.
   if (!is_path(request_.recipe) && !choices.empty() && library_.preset("model", choices.back().preset) &&
-      out_.layers[choices.front().layer].rank >= Layer::Rank::file)
+      out_.layers[choices.front().layer].precedence >= Layer::Precedence::file)
     out_.recipe_name = choices.back().preset + "-" + out_.recipe_name;
 }
 
@@ -305,7 +305,7 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
     identity = found->file.empty() ? found->name : canonical(found->file);
     if (cycle(identity, item, ring)) return;
     next.root = found->file.empty() ? "" : directory_of(found->file);
-    if (origin.rank == Layer::Rank::recipe && !origin.base) {
+    if (origin.precedence == Layer::Precedence::recipe && !origin.base) {
       next.base = true;
       if (out_.extends.empty() || out_.extends.back() != item.text) out_.extends.push_back(item.text);
     }

@@ -7,7 +7,7 @@
 namespace capstan::config {
 
 void Composer::read_overrides(const std::vector<Override>& overrides, const std::string& name,
-                              Layer::Rank rank) {
+                              Layer::Precedence precedence) {
   if (overrides.empty()) return;
   std::string text;
   for (const auto& given : overrides) {
@@ -35,7 +35,7 @@ void Composer::read_overrides(const std::vector<Override>& overrides, const std:
   }
   for (const auto& one : parsed)
     if (one.op == ParsedOverride::Op::include) include_override(one);
-  out_.layers.push_back({rank, {}});
+  out_.layers.push_back({precedence, {}});
   layer_ = out_.layers.size() - 1;
   for (const auto& one : parsed)
     if (one.op != ParsedOverride::Op::include) apply(one);
@@ -47,7 +47,7 @@ void Composer::include_override(const ParsedOverride& one) {
   if (one.path.segments.empty()) {
     const auto source = read_named(file, one.file, one.location);
     if (!source) return;
-    const Origin origin{directory_of(file), Layer::Rank::file};
+    const Origin origin{directory_of(file), Layer::Precedence::file};
     std::vector<std::pair<std::string, SourceLocation>> ring{{canonical(file), one.location}};
     if (auto tree = parse(*source)) read_tree(*tree, *source, origin, ring);
     return;
@@ -58,8 +58,8 @@ void Composer::include_override(const ParsedOverride& one) {
   if (!source) return;
   auto tree = parse(*source);
   if (!tree) return;
-  const Origin origin{directory_of(file), Layer::Rank::file};
-  out_.layers.push_back({Layer::Rank::file, {}});
+  const Origin origin{directory_of(file), Layer::Precedence::file};
+  out_.layers.push_back({Layer::Precedence::file, {}});
   layer_ = out_.layers.size() - 1;
   origin_ = &origin;
   if (target->section)

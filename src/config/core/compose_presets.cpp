@@ -30,7 +30,7 @@ void Composer::choose_presets() {
     if (choices.empty() || choices.back().off || choices.back().preset.empty()) continue;
     const Choice choice = choices.back();
     out_.preset_of[section.index] = choice.preset;
-    out_.layers.push_back({Layer::Rank::preset, section.name + "/" + choice.preset});
+    out_.layers.push_back({Layer::Precedence::preset, section.name + "/" + choice.preset});
     layer_ = out_.layers.size() - 1;
     std::set<std::string> seen;
     read_preset(section, choice.preset, choice.location, seen);
@@ -139,7 +139,8 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
     }
     if (!cli && location.known()) {
       const Source& from = out_.sources[static_cast<size_t>(location.source)];
-      const Origin origin{from.kind == Source::Kind::embedded ? "" : from.directory, Layer::Rank::preset};
+      const Origin origin{from.kind == Source::Kind::embedded ? "" : from.directory,
+                          Layer::Precedence::preset};
       const auto allowed = inside(name, location.source, origin, location);
       if (!allowed) return;
       file = *allowed;

@@ -38,7 +38,7 @@ class Composer {
   // only.
   struct Origin {
     std::string root;
-    Layer::Rank rank = Layer::Rank::recipe;
+    Layer::Precedence precedence = Layer::Precedence::recipe;
     // See Layer::base.
     bool base = false;
   };
@@ -100,12 +100,13 @@ class Composer {
   void find_duplicates();
 
   // command line, and what is imposed on it (compose_overrides.cpp)
-  void read_overrides(const std::vector<Override>& given, const std::string& name, Layer::Rank rank);
+  void read_overrides(const std::vector<Override>& given, const std::string& name,
+                      Layer::Precedence precedence);
   void include_override(const ParsedOverride& one);
   void apply(const ParsedOverride& one);
 
   // On the command line, a later override of the same spelling replaces the earlier one. Two spellings of one
-  // field have the same rank and must agree.
+  // field have the same precedence and must agree.
   void replace_earlier();
 
   // `~path`: a field or section goes back to the value of its preset or parent, an item or key is removed.

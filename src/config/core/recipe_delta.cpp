@@ -25,7 +25,7 @@ std::string own_choice(const SectionInfo& section, const void* root, const Compo
   const bool base_on = (base && !base->off) ||
                        std::any_of(composed.writes.begin(), composed.writes.end(), [&](const Write& write) {
                          return write.field->section_index == section.index &&
-                                composed.layers[write.layer].rank != Layer::Rank::preset &&
+                                composed.layers[write.layer].precedence != Layer::Precedence::preset &&
                                 in_base(composed, write);
                        });
   if (section.optional && !section.at(root)) return base_on ? "null" : "";
@@ -39,7 +39,7 @@ std::string own_choice(const SectionInfo& section, const void* root, const Compo
 
 bool in_base(const Composition& composed, const Write& write) {
   const Layer& layer = composed.layers[write.layer];
-  if (layer.rank == Layer::Rank::preset) return !write.dead;
+  if (layer.precedence == Layer::Precedence::preset) return !write.dead;
   if (!layer.base) return false;
   return !write.dead || write.dead_by == Write::kRequested || !composed.layers[write.dead_by].base;
 }

@@ -87,12 +87,12 @@ void Resolver::check_rules() {
             best = candidate;
         }
       }
-      if (!violation.pointed.empty() && entry_of(violation.pointed)->from_ranks) best = nullptr;
+      if (!violation.pointed.empty() && entry_of(violation.pointed)->from_world_size) best = nullptr;
       // A number of ranks that the user gave is to be changed before what a recipe of the program says.
       const bool by_ranks = std::any_of(operands.begin(), operands.end(), [&](const auto& operand) {
-        return operand.is_path && entry_of(operand.name) && entry_of(operand.name)->from_ranks;
+        return operand.is_path && entry_of(operand.name) && entry_of(operand.name)->from_world_size;
       });
-      if (best && by_ranks && of_program(*best->winner)) best = nullptr;
+      if (best && by_ranks && is_builtin_write(*best->winner)) best = nullptr;
       if (best) {
         problem.location =
             best->node && best->node->location.known() ? best->node->location : best->winner->location;
@@ -106,21 +106,21 @@ void Resolver::check_rules() {
   }
 }
 
-bool Resolver::of_program(const Write& write) const {
+bool Resolver::is_builtin_write(const Write& write) const {
   return write.location.known() &&
          composed_.sources[static_cast<size_t>(write.location.source)].kind == Source::Kind::embedded;
 }
 
-bool Resolver::of_shipped_base(const Write& write) const {
+bool Resolver::is_builtin_base(const Write& write) const {
   const auto embedded = [](const Source& source) { return source.kind == Source::Kind::embedded; };
-  return of_program(write) &&
+  return is_builtin_write(write) &&
          (layer(write).base || !std::all_of(composed_.sources.begin(), composed_.sources.end(), embedded));
 }
 
 void Resolver::check_effects() {
   for (auto& entry : entries_) {
     if (entry.failed || entry.dropped || !entry.winner || !is_explicit(*entry.winner) ||
-        !section_on(*entry.field) || of_shipped_base(*entry.winner))
+        !section_on(*entry.field) || is_builtin_base(*entry.winner))
       continue;
     const SectionInfo& section = schema_.sections()[entry.field->section_index];
     const Condition* unmet = nullptr;
@@ -143,7 +143,7 @@ void Resolver::check_effects() {
 bool Resolver::chosen_after(const Write& preset, const Write& write) const {
   const std::string name = layer(preset).preset.substr(0, layer(preset).preset.find('/'));
   const Choice& choice = composed_.choices[schema_.find_section(name)->index].back();
-  const bool one_line = choice.layer == write.layer && layer(write).rank == Layer::Rank::cli;
+  const bool one_line = choice.layer == write.layer && layer(write).precedence == Layer::Precedence::cli;
   return choice.layer > write.layer || (one_line && choice.location.line > write.location.line);
 }
 

@@ -9,7 +9,7 @@ namespace capstan::config {
 
 Origin Resolver::make_origin(const FieldEntry& entry) const {
   Origin origin;
-  if (entry.from_ranks) {
+  if (entry.from_world_size) {
     origin.kind = Origin::Kind::ranks;
     origin.text = request_.ranks_origin;
   } else if (entry.from_name) {
@@ -33,15 +33,16 @@ Origin Resolver::write_origin(const Write& write) const {
   origin.location = write.location;
   if (write.value.kind == Node::Kind::scalar) origin.written = write.value.text;
   const Layer& from = layer(write);
-  if (from.rank == Layer::Rank::preset) {
+  if (from.precedence == Layer::Precedence::preset) {
     origin.kind = Origin::Kind::preset;
     origin.text = "preset " + from.preset;
   } else {
     const bool cli = write.location.known() &&
                      composed_.sources[static_cast<size_t>(write.location.source)].kind == Source::Kind::cli;
     origin.kind = cli ? Origin::Kind::cli : Origin::Kind::file;
-    origin.text = from.rank == Layer::Rank::imposed ? request_.imposed_by
-                                                    : location_text(write.location, composed_.sources, false);
+    origin.text = from.precedence == Layer::Precedence::imposed
+                      ? request_.imposed_by
+                      : location_text(write.location, composed_.sources, false);
   }
   return origin;
 }
@@ -76,9 +77,9 @@ void Resolver::record_delta() {
 
 void Resolver::record_delta_field(const FieldEntry& entry) {
   if (entry.failed || entry.dropped || !section_on(*entry.field)) return;
-  const bool given = entry.from_ranks || (entry.winner && is_explicit(*entry.winner));
+  const bool given = entry.from_world_size || (entry.winner && is_explicit(*entry.winner));
   // Whether the recipe itself, and whether a recipe that it extends, sets the field.
-  bool own = entry.from_ranks, base = false;
+  bool own = entry.from_world_size, base = false;
   for (const Write* write : entry.writes) {
     if (!is_explicit(*write)) continue;
     if (in_base(composed_, *write)) base = true;
@@ -103,7 +104,7 @@ void Resolver::record_delta_field(const FieldEntry& entry) {
 }
 
 std::string Resolver::delta_text(const FieldEntry& entry) const {
-  if (entry.from_ranks || !entry.winner) return {};
+  if (entry.from_world_size || !entry.winner) return {};
   if (entry.derived) return "null";
   if (entry.winner->op != Write::Op::set || !entry.winner->rest.empty() || !entry.node ||
       entry.node->kind != Node::Kind::scalar || entry.node->raw ||

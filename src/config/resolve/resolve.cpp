@@ -18,7 +18,7 @@ Resolved Resolver::run() {
     switch_sections();
     for (auto& entry : entries_) merge(entry);
     choose_alternatives();
-    add_ranks_and_name();
+    add_world_size_and_name();
     const bool unknown = mark_unknown();
     choose_variants();
     for (size_t i = 0; i < entries_.size(); ++i) evaluate(i);
@@ -73,7 +73,7 @@ bool Resolver::section_on(const FieldInfo& field) const {
   return schema_.sections()[field.section_index].at(root_) != nullptr;
 }
 
-bool Resolver::shipped(const SourceLocation& location) const {
+bool Resolver::is_builtin(const SourceLocation& location) const {
   return location.known() &&
          composed_.sources[static_cast<size_t>(location.source)].kind == Source::Kind::embedded;
 }
@@ -96,7 +96,7 @@ void Resolver::switch_sections() {
                "`" + section.name + "` is switched off, and `" + write.field->path + "` is set",
                write.location)
             .related(choices.back().location, "switched off here");
-      } else if (!shipped(write.location)) {
+      } else if (!is_builtin(write.location)) {
         report(Level::note, "C0701",
                "`" + write.field->path + "` from " + location + " is dropped: `" + section.name +
                    "` is switched off at " +
@@ -133,7 +133,7 @@ void Resolver::choose_variants() {
         // null asks for what the kind has: no value.
         if (write->dead || !is_explicit(*write) || write->value.kind == Node::Kind::null) continue;
         if (write->layer + 1 < decided) {
-          if (!request_.imposed.empty() || shipped(write->location)) continue;
+          if (!request_.imposed.empty() || is_builtin(write->location)) continue;
           report(Level::note, "C0701",
                  "`" + field.path + "` from " + location_text(write->location, composed_.sources, false) +
                      " is dropped: `" + section.name + "` of kind `" + variant + "` has no such field");
@@ -168,27 +168,27 @@ bool Resolver::gives_value(const FieldEntry& entry) {
   return entry.winner && entry.node && entry.node->kind != Node::Kind::null;
 }
 
-std::pair<Layer::Rank, size_t> Resolver::strength(const FieldEntry& entry) const {
-  return {layer(*entry.winner).rank, entry.winner->layer};
+std::pair<Layer::Precedence, size_t> Resolver::precedence_of(const FieldEntry& entry) const {
+  return {layer(*entry.winner).precedence, entry.winner->layer};
 }
 
 void Resolver::choose_alternatives() {
   for (auto& one : entries_) {
     if (one.field->instead_of.empty()) continue;
     FieldEntry& other = *entry_of(one.field->instead_of);
-    if (!gives_value(one) || !gives_value(other) || strength(one) == strength(other)) continue;
-    FieldEntry& weaker = strength(one) < strength(other) ? one : other;
+    if (!gives_value(one) || !gives_value(other) || precedence_of(one) == precedence_of(other)) continue;
+    FieldEntry& weaker = precedence_of(one) < precedence_of(other) ? one : other;
     weaker.node.reset();
     weaker.winner = nullptr;
     weaker.superseded = true;
   }
 }
 
-void Resolver::add_ranks_and_name() {
+void Resolver::add_world_size_and_name() {
   if (request_.ranks && !schema_.ranks_path().empty()) {
     FieldEntry& ranks = *entry_of(schema_.ranks_path());
     ranks.node = Node::scalar(std::to_string(*request_.ranks), {});
-    ranks.from_ranks = true;
+    ranks.from_world_size = true;
     ranks.winner = nullptr;
   }
   FieldEntry* name = entry_of("name");
@@ -205,7 +205,7 @@ bool Resolver::mark_unknown() {
     const SectionInfo& section = schema_.sections()[entry.field->section_index];
     if (!composed_.incomplete && !composed_.unknown_presets[section.index]) continue;
     any = true;
-    const bool given = entry.from_ranks || entry.from_name ||
+    const bool given = entry.from_world_size || entry.from_name ||
                        (entry.winner && is_explicit(*entry.winner) && entry.winner->op == Write::Op::set &&
                         entry.winner->rest.empty());
     if (!given) entry.failed = true;

@@ -25,6 +25,7 @@ namespace capstan::config {
 
 class Resolver {
  public:
+  // root: the struct of the schema, with defaults, which run() fills. text: read in place of the file.
   Resolver(const Schema& schema, const Library& library, void* root, const Request& request,
            const std::string* text = nullptr)
       : schema_(schema), root_(root), request_(request), composed_(compose(schema, library, request, text)) {
@@ -62,42 +63,44 @@ class Resolver {
     bool dropped = false;
     // Another field of a higher layer defines the value (Field::instead_of).
     bool superseded = false;
-    bool from_ranks = false, from_name = false, derived = false, environment = false;
+    // Where the value comes from: the world size of the request, the recipe's name, a derivation; whether it
+    // uses an environment variable.
+    bool from_world_size = false, from_name = false, derived = false, environment = false;
   };
 
   Diagnostic& report(Level level, const char* code, std::string message, SourceLocation location = {});
   FieldEntry* entry_of(const std::string& path);
   const Layer& layer(const Write& write) const { return composed_.layers[write.layer]; }
-  bool is_explicit(const Write& write) const { return layer(write).rank != Layer::Rank::preset; }
+  bool is_explicit(const Write& write) const { return layer(write).precedence != Layer::Precedence::preset; }
   bool section_on(const FieldInfo& field) const;
-  // Whether a value stands in a file included with Capstan. If such a value is dropped because the user chose
-  // another variant, the user has nothing to remove, so it is not reported.
-  bool shipped(const SourceLocation& location) const;
+  // Whether a value is in a file that is built into Capstan. If such a value is dropped because the user
+  // chose another variant, the user has nothing to remove, so it is not reported.
+  bool is_builtin(const SourceLocation& location) const;
 
   // Sections, variants and merging (resolve.cpp)
   void switch_sections();
   void choose_variants();
   void merge(FieldEntry& entry);
   static bool gives_value(const FieldEntry& entry);
-  std::pair<Layer::Rank, size_t> strength(const FieldEntry& entry) const;
+  std::pair<Layer::Precedence, size_t> precedence_of(const FieldEntry& entry) const;
   // If two fields define one value (Field::instead_of), the one of the higher layer counts and the other is
   // ignored.
   void choose_alternatives();
-  void add_ranks_and_name();
+  void add_world_size_and_name();
   // Marks fields that an unreadable preset or base might have set as failed, so that one cause gives one
   // message. Explicit values are checked all the same. Returns whether there are such fields.
   bool mark_unknown();
 
   // Values (values.cpp).
 
-  // Computes a field after its inputs. A field that is derived from a field further up in `active_` remains
-  // waiting: returns the lowest such index, or kSettled.
+  // Evaluates a field after its inputs. A field that is derived from one that is being evaluated (a cycle)
+  // stays in State::waiting: returns the lowest index in `active_` that it depends on, else kSettled.
   size_t evaluate(size_t at);
   size_t compute(FieldEntry& entry);
   // A derivation that does not apply leaves the default, which does not count as derived.
   void derive(FieldEntry& entry, const Derivation& derivation);
   void convert_entry(FieldEntry& entry);
-  size_t count_errors() const { return out_.diagnostics.size(); }
+  size_t diagnostic_count() const { return out_.diagnostics.size(); }
   std::optional<Node> expand(const Node& node, FieldEntry& entry);
   // `${a.b}`: the value of a field, or of something inside one (`${a.list[0]}`, `${a.map.key}`).
   std::optional<Node> interpolated_value(const std::string& text, SourceLocation location,
@@ -118,11 +121,11 @@ class Resolver {
   void check_alternatives();
   std::string operand_note(const std::string& path);
   void check_rules();
-  // Whether a write stands in a recipe or preset that comes with the program.
-  bool of_program(const Write& write) const;
-  // Whether a write belongs to a recipe included with Capstan that the user extends or overrides. Its values
+  // Whether a write is in a recipe or preset that is built into Capstan.
+  bool is_builtin_write(const Write& write) const;
+  // Whether a write belongs to a built-in recipe that the user extends or overrides. Its values
   // may lose their effect without a report.
-  bool of_shipped_base(const Write& write) const;
+  bool is_builtin_base(const Write& write) const;
   // Reports explicit values that are not used in this configuration.
   void check_effects();
   // Whether the preset was chosen after the value was written. A value beside or after the preset is meant to

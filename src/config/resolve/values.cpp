@@ -91,11 +91,11 @@ void Resolver::convert_entry(FieldEntry& entry) {
   context.sources = &composed_.sources;
   context.diagnostics = &out_.diagnostics;
   context.expand = [&](const Node& node) { return expand(node, entry); };
-  const size_t errors = count_errors();
+  const size_t errors = diagnostic_count();
   auto value = convert(*entry.field, *entry.node, entry.field->path, context);
   if (!value) {
     entry.failed = true;
-    if (entry.from_ranks && count_errors() > errors)
+    if (entry.from_world_size && diagnostic_count() > errors)
       out_.diagnostics.back().help("from " + request_.ranks_origin + " " + std::to_string(*request_.ranks));
     return;
   }

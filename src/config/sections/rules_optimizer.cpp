@@ -279,7 +279,7 @@ RULE("R0617", copies_of_keys_are_updated_alike, "ranks that hold the same keys a
       .error("`optimizer.muon_tp_mode` " + std::string(enum_name(o.muon_tp_mode)) +
              " without `optimizer.muon_split_qkv`: " + to_text(ranks) +
              " tensor-parallel ranks share the keys and values of " + to_text(*c.model.num_query_groups) +
-             " groups")
+             " groups, whose copies would be updated differently")
       .help("set optimizer.muon_split_qkv=true, or optimizer.muon_tp_mode=duplicated");
 }
 

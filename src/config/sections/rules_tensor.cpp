@@ -263,7 +263,7 @@ RULE("R0416", heads_divide_exchange, "exchange of heads for sequence needs heads
 // The groups of a tensor-parallel rank are shared out over the exchange, or each is held by several of its
 // ranks.
 RULE("R0417", groups_divide_exchange,
-     "exchange of heads for sequence: key/value heads divide over the ranks, or the ranks over them",
+     "exchange of heads for sequence: the key/value heads are a multiple or a divisor of the ranks",
      "dist.cp_comm_type", "dist.context_parallel_size", "model.num_query_groups",
      "dist.tensor_model_parallel_size") {
   const int64_t ranks = exchanging_ranks(c);
@@ -272,7 +272,8 @@ RULE("R0417", groups_divide_exchange,
   if (here % ranks == 0 || ranks % here == 0) return;
   report
       .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) + " ranks, but the " +
-             to_text(here) + " key/value heads of a rank neither divide over them nor they over the heads")
+             to_text(here) +
+             " key/value heads of a tensor-parallel rank are neither a multiple nor a divisor of that")
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides model.num_query_groups");
 }
 

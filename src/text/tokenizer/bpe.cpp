@@ -237,7 +237,7 @@ void BpeModel::look_up(std::string_view piece, Scratch& scratch) const {
   ids.clear();
   if (piece.size() >= size_t{std::numeric_limits<int32_t>::max()})
     fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) +
-                                     " bytes has nowhere to be split; the limit is 2 GiB");
+                                     " bytes cannot be split into words; the limit is 2 GiB");
   if (characters) return look_up_characters(piece, scratch);
   bool unknown_before = false;
   for (const char c : piece) {

@@ -131,7 +131,7 @@ void SentencePieceBpe::encode_piece(std::string_view piece, Model::Scratch& scra
                                     std::vector<ModelToken>& out) const {
   if (piece.size() >= size_t{std::numeric_limits<int32_t>::max()})
     fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) +
-                                     " bytes has nowhere to be split; the limit is 2 GiB");
+                                     " bytes cannot be split into words; the limit is 2 GiB");
   auto& own = static_cast<Scratch&>(scratch);
   auto& symbols = own.symbols;
   auto& agenda = own.agenda;

@@ -372,7 +372,7 @@ void check(const TrainOptions& options) {
   if (options.vocab_size > (int64_t{1} << 24))
     fail(ErrorCode::usage, "a vocabulary of " + std::to_string(options.vocab_size) +
                                " entries is too large; the limit is 2^24");
-  if (options.min_frequency < 0) fail(ErrorCode::usage, "the least frequency of a pair is negative");
+  if (options.min_frequency < 0) fail(ErrorCode::usage, "the minimum frequency of a pair is negative");
 }
 
 std::string learn(WordCounter& counter, const TrainOptions& options, const TrainProgressSink& progress) {

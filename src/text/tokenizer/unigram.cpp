@@ -73,7 +73,7 @@ void UnigramModel::encode_piece(std::string_view piece, Model::Scratch& scratch,
   if (piece.empty()) return;
   if (piece.size() >= size_t{std::numeric_limits<int32_t>::max()})
     fail(ErrorCode::unsupported, "a piece of text of " + std::to_string(piece.size()) +
-                                     " bytes has nowhere to be split; the limit is 2 GiB");
+                                     " bytes cannot be split into words; the limit is 2 GiB");
   auto& own = static_cast<Scratch&>(scratch);
   if (options_.single_precision)
     search<float>(piece, own);

@@ -53,9 +53,9 @@ static void initialize_magnitudes(const config::Config& config, Device& device, 
   store.set_direction(ParamStore::PassDirection::forward);
   for (const auto& parameter : store.parameters()) {
     const ParamSpec& spec = parameter->spec();
-    if (spec.row_lengths_of.empty()) continue;
+    if (spec.row_norms_of.empty()) continue;
     const std::string around = spec.name.substr(0, spec.name.rfind('.') + 1);  // "….linear_q.adapter."
-    const Parameter& weight = *by_name.at(spec.row_lengths_of);
+    const Parameter& weight = *by_name.at(spec.row_norms_of);
     const std::string fused = weight.name().substr(0, weight.name().rfind('.'));
     ops::ColumnSegments rows;
     for (const config::LayerSlice& part : config::layer_slices(config.model, fused, weight.shape()[0]))

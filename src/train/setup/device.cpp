@@ -15,7 +15,7 @@ void check_device(config::DeviceKind kind) {
          "train.device=cpu trains here; recipes for GPUs can be checked and shown without one");
   if (kind == config::DeviceKind::meta)
     fail(ErrorCode::unsupported,
-         "train.device: meta: it has shapes and no memory, so that nothing could be learned",
+         "train.device: meta: the meta device holds shapes and no values, and cannot train",
          "train.device=cpu");
 }
 

@@ -234,7 +234,7 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
   if (config.peft) {
     options.trains = [](const Parameter& parameter) { return parameter.spec().adapter; };
-    options.second_factor_lr = config.peft->lora_plus_ratio.value_or(1);
+    options.lora_b_lr_ratio = config.peft->lora_plus_ratio.value_or(1);
     quantize_base(*config.peft, config.model, options);
   }
   options.low_precision =

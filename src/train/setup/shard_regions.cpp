@@ -55,7 +55,7 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard, 
           rest /= local.sizes[d];
         }
         at += region.elements.count;
-        result.push_back(std::move(region));
+        result.push_back(region);
       }
   }
   return result;

@@ -127,7 +127,8 @@ class Starter {
       if (!expected.empty() && expected != state_.base)
         fail(ErrorCode::failed, "the base model of the adapters is not the initial values of this seed",
              "resume with the run's own recipe");
-      log_.warning("adapters on a random base model (peft.random_base): they show that the recipe works");
+      log_.warning(
+          "adapters train on a random base model (peft.random_base): good only for testing the recipe");
       return {"random weights", state_.base};
     }
     BaseWeights base = load_base(config_, runner_.store(), expected, world_.communicator());

@@ -110,8 +110,9 @@ void check_changes(const RunOptions& options, const RunData& data, const checkpo
   const std::string trained_on = data_of(reader);
   if (options.changes_since && altering.empty() && !trained_on.empty() && trained_on != data.fingerprint)
     fail(ErrorCode::failed,
-         std::string("the recipe is the run's, but the data files hold other samples than those that it was "
-                     "trained on") +
+         std::string(
+             "the recipe is the run's, but the data files hold other samples than those that the run was "
+             "trained on") +
              (megatron_order
                   ? ", or another length of the run changes their order (dataset.sample_order=megatron)"
                   : ""),

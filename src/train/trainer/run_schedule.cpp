@@ -310,14 +310,14 @@ std::string recipe_with_schedule(const std::string& recipe, const RunSchedule& f
   std::string text = recipe;
   write_curves(text, own, followed);
   // A constant rate has no decay length to write; fractions are those of what the recipe derives.
-  const int64_t decay = constant ? before.decay_samples : now.decay_samples;
+  const int64_t decay = (constant ? before.decay_samples : now.decay_samples) / unit;
   const auto write = [&](const std::string& length, const std::string& fraction_field,
                          const std::optional<double>& fraction, int64_t old_value, int64_t value) {
-    const double by_fraction = fraction.value_or(0) * static_cast<double>(decay / unit);
-    const bool agrees = !fraction || std::abs(by_fraction - static_cast<double>(value / unit)) <= 0.5;
+    const int64_t units = value / unit;
+    const double by_fraction = fraction.value_or(0) * static_cast<double>(decay);
+    const bool agrees = !fraction || std::abs(by_fraction - static_cast<double>(units)) <= 0.5;
     if (old_value != value || !agrees)
-      write_field(text, "scheduler." + length + (in_samples ? "_samples" : "_iters"),
-                  std::to_string(value / unit));
+      write_field(text, "scheduler." + length + (in_samples ? "_samples" : "_iters"), std::to_string(units));
     if (!agrees) write_field(text, "scheduler." + fraction_field, "null");
   };
   const config::SchedulerConfig& s = config.scheduler;
@@ -389,8 +389,8 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
     // A share of the decay length that is in force.
     if (cause == item.fields.end()) {
       const int64_t decay = choice.schedule.options.decay_samples,
-                    unit = batch > 0 && decay % batch == 0 ? batch : 1;
-      const int64_t length = std::llround(*fraction_of(now, item) * static_cast<double>(decay / unit)) * unit;
+                    unit = batch > 0 && decay % batch == 0 ? batch : 1, units = decay / unit;
+      const int64_t length = std::llround(*fraction_of(now, item) * static_cast<double>(units)) * unit;
       (item.fraction_field == "scheduler.lr_warmup_fraction" ? choice.schedule.options.warmup_samples
                                                              : choice.schedule.options.wsd_decay_samples) =
           length;

@@ -252,7 +252,7 @@ void StepRunner::fail_not_finite(const StepValues& values, std::vector<Anomaly> 
        "step " + std::to_string(state_.step + 1) + ": the " + (loss_is_finite ? "gradient norm" : "loss") +
            " is " + to_text(loss_is_finite ? values.norm : values.loss) + " (" + cause.text +
            "); parameters and optimizer state are unchanged since step " + std::to_string(state_.step),
-       "a lower optimizer.lr, a longer warm-up or another precision; resilience.check_for_nan=false goes "
+       "try a lower optimizer.lr, a longer warm-up or another precision; resilience.check_for_nan=false goes "
        "on regardless");
 }
 

@@ -24,7 +24,7 @@
 namespace capstan::train {
 
 struct StepResult {
-  // Mean over the step's loss tokens.
+  // Mean over the step's loss tokens, the tokens whose loss_mask is set.
   double loss = 0;
   // Before clipping, of the mean loss.
   double gradient_norm = 0;
@@ -51,7 +51,7 @@ struct StepResult {
 class StepRunner {
  public:
   // Builds device, mesh, model, parameter store, optimizer and schedules, in this order. Parameters have no
-  // values yet. Without a `device` it is the recipe's.
+  // values yet. device: null for that of train.device.
   StepRunner(const config::Config& config, comm::World& world, std::unique_ptr<Device> device = nullptr);
   // Transfers that are still under way end here; the observer, which may be gone already, does not see them.
   ~StepRunner() { observe(nullptr); }
@@ -61,19 +61,22 @@ class StepRunner {
 
   // One training step on the next global batch: forward and backward passes of all micro-batches, reduction
   // of the gradients, clipping, update. The device decides whether the update changes anything, and the host
-  // waits for it once, at the end. Throws ErrorCode::failed when the loss or the gradient norm is not
-  // finite, and ErrorCode::rank_failure when a rank computed a suspicious step twice with different bits;
-  // both before parameters change, with the cause in failure_anomalies().
+  // waits for it once, at the end. Throws ErrorCode::failed if the loss or the gradient norm is not finite
+  // (with resilience.check_for_nan, and without dynamic loss scaling, which skips the update instead). With
+  // resilience.rerun_mode a step with a spike or a value that is not finite is computed again:
+  // ErrorCode::rank_failure if a rank gets other bits. Both before parameters change, with the cause in
+  // failure_anomalies(). Collective.
   StepResult train_step(data::Loader& loader, StepTimers& timers);
   const std::vector<Anomaly>& failure_anomalies() const { return failure_anomalies_; }
 
-  // Scales the loss of training steps as in fp16, from the state's loss scale on.
+  // Scales the loss of training steps from now on, from TrainState::loss_scale or the initial scale on.
   void scale_loss(const config::MixedPrecisionConfig& config) { loss_scaler_.emplace(config); }
 
-  // Counts the next global batch as consumed, without an update.
+  // Counts the next global batch as consumed and the step as done, without an update.
   void consume_batch();
 
-  // Mean loss over `batches` global batches from the start of the split.
+  // Mean loss per loss token of `batches` batches of validation.eval_global_batch_size samples, from the
+  // start of the split. Collective.
   double evaluate(std::shared_ptr<const data::Dataset> dataset, int64_t batches);
 
   // `observer` sees every operation of the training steps, and the store's collectives, from now on; null: no

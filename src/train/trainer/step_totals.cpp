@@ -37,10 +37,10 @@ void StepTotals::sum_losses(const MicroBatchRunner::Losses& losses) {
 
 void StepTotals::sum_gradients(bool count_zeros) {
   optim::sum_of_squares(optimizer_.buffers(), gradient_squares_);
-  store_.sum_over_owners(gradient_squares_);
+  store_.all_reduce_statistics(gradient_squares_);
   if (!count_zeros) return;
   optim::count_zeros(optimizer_.buffers(), zero_gradients_);
-  store_.sum_over_owners(zero_gradients_);
+  store_.all_reduce_statistics(zero_gradients_);
 }
 
 void StepTotals::decide(const kernels::StepLimits& limits) {
@@ -49,7 +49,7 @@ void StepTotals::decide(const kernels::StepLimits& limits) {
 
 void StepTotals::sum_parameters() {
   optim::sum_of_squares(optimizer_.buffers(), parameter_squares_, &optim::FlatBuffer::main);
-  store_.sum_over_owners(parameter_squares_);
+  store_.all_reduce_statistics(parameter_squares_);
 }
 
 StepValues StepTotals::read() const {

@@ -228,8 +228,9 @@ void Trainer::check_skipped_update(const StepResult& result) {
   if (skips_in_a_row_ > config_.resilience.spike_window)
     fail(ErrorCode::failed,
          "step " + std::to_string(step()) + ": the update was skipped " + std::to_string(skips_in_a_row_) +
-             " times in a row, more than resilience.spike_window: the loss diverges, this is no spike",
-         "a lower optimizer.lr or a greater resilience.loss_spike_factor, from a checkpoint before it");
+             " times in a row, more than resilience.spike_window: the run has diverged, which is not an "
+             "isolated spike",
+         "try a lower optimizer.lr or a greater resilience.loss_spike_factor, from a checkpoint before it");
   if (!result.skipped || spike) return;
   if (result.overflow) {
     log_->warning("step " + std::to_string(step()) + ": the gradients overflow at the loss scale " +
@@ -282,7 +283,7 @@ void Trainer::rewind(const StepResult& result) {
       fail(ErrorCode::failed,
            "step " + std::to_string(spike) + ": another spike after " + std::to_string(rewinds) +
                " rewinds (resilience.max_rewinds)",
-           "a lower optimizer.lr, or look at the data around sample " +
+           "try a lower optimizer.lr, or look at the data around sample " +
                std::to_string(state.consumed_samples));
     log_->warning("step " + std::to_string(spike) + ": no checkpoint to go back to; update skipped");
     runner_->consume_batch();
