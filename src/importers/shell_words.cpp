@@ -349,12 +349,11 @@ class Script : ShellReader {
     } else if (text == "else" && inside(Block::Kind::branches)) {
       begin_branch(blocks_.back(), Truth::yes);
     } else if ((text == "fi" && inside(Block::Kind::branches)) ||
-               (text == "esac" && inside(Block::Kind::cases))) {
+               (text == "esac" && inside(Block::Kind::cases)) ||
+               (text == "}" && inside(Block::Kind::group)) || (text == "done" && inside(Block::Kind::loop))) {
       close_block(begin);
     } else if (text == "{") {
       open_block(Block::Kind::group, begin);
-    } else if (text == "}" && inside(Block::Kind::group)) {
-      close_block(begin);
     } else if (text == "case") {
       begin_case(begin);
     } else if (text == "for" || text == "while" || text == "until" || text == "select") {
@@ -364,8 +363,6 @@ class Script : ShellReader {
       Block& block = blocks_.back();
       block.undecided = report_branch(block.begin, written_since(block.begin), {});
       block.runs = Truth::unknown;
-    } else if (text == "done" && inside(Block::Kind::loop)) {
-      close_block(begin);
     } else {
       return text == "then" || text == "else" || text == "do" || text == "time";
     }
