@@ -1,8 +1,7 @@
 # What `cmake --install` gives to other programs: the headers of include/, one static library `libcapstan.a`
 # with all modules, a CMake package (find_package(capstan), target capstan::capstan) and a pkg-config file.
-# The command line program installs itself (src/cli). Component `library` is everything here, and is installed
-# by name alone, cmake --install BUILD --component library: a tree in which only the program was built has
-# none.
+# Component `library` is everything here. An installation without --component skips it if the library has not
+# been built, as in a tree in which only the program was built. The program installs itself (src/cli).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -44,7 +43,8 @@ function(capstan_collect target)
   endif()
 endfunction()
 
-# capstan_install_library(TARGET): installs the module TARGET and all that it uses as one library.
+# capstan_install_library(TARGET): installs the module TARGET and all that it uses as one library. Call it at
+# the end of a directory, whose further rules are skipped if the library has not been built.
 function(capstan_install_library target)
   capstan_collect(${target})
   get_property(modules GLOBAL PROPERTY CAPSTAN_COLLECTED_MODULES)
@@ -104,13 +104,17 @@ function(capstan_install_library target)
   write_basic_package_version_file(${generated}/capstanConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/capstan.pc.in ${generated}/capstan.pc @ONLY)
 
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/capstan TYPE INCLUDE
-    COMPONENT library EXCLUDE_FROM_ALL)
-  install(TARGETS capstan_library EXPORT capstan ARCHIVE COMPONENT library EXCLUDE_FROM_ALL)
+  install(CODE "
+    if(NOT CMAKE_INSTALL_COMPONENT AND NOT EXISTS \"$<TARGET_FILE:capstan_library>\")
+      message(STATUS \"Not installed: the library, because capstan_library has not been built\")
+      return()
+    endif()" COMPONENT library)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/capstan TYPE INCLUDE COMPONENT library)
+  install(TARGETS capstan_library EXPORT capstan ARCHIVE COMPONENT library)
   install(EXPORT capstan NAMESPACE capstan:: FILE capstanTargets.cmake
-    DESTINATION ${package} COMPONENT library EXCLUDE_FROM_ALL)
+    DESTINATION ${package} COMPONENT library)
   install(FILES ${generated}/capstanConfig.cmake ${generated}/capstanConfigVersion.cmake
-    DESTINATION ${package} COMPONENT library EXCLUDE_FROM_ALL)
+    DESTINATION ${package} COMPONENT library)
   install(FILES ${generated}/capstan.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
-    COMPONENT library EXCLUDE_FROM_ALL)
+    COMPONENT library)
 endfunction()

@@ -76,9 +76,11 @@ function(capstan_test name)
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   if(CAPSTAN_SANITIZE AND TEST_OPTIMIZED)
     set(kind test_optimized)
-    target_compile_definitions(test_${name} PRIVATE CAPSTAN_SANITIZED=1)  # fewer launches of the same kernel
   else()
     set(kind test)
+  endif()
+  if(CAPSTAN_SANITIZE)
+    target_compile_definitions(test_${name} PRIVATE CAPSTAN_SANITIZED=1)  # tests/support/sanitized.hpp
   endif()
   if(CAPSTAN_SANITIZE STREQUAL "thread" AND TEST_OPTIMIZED)
     target_compile_options(test_${name} PRIVATE -fno-sanitize=thread)  # its references run on one thread

@@ -28,9 +28,9 @@ struct Adapter {
   // block. codes: two per byte, the first in the high bits. The scale of block i of the region is scales[i];
   // where `scales` is null (double quantization) it is map[scale_codes[i]] * nested[k / 256] + *offset, with
   // k the index of the block in the matrix.
-  void (*nf4_expand)(Context&, Region region, int64_t matrix_columns, int64_t block, const uint8_t* codes,
-                     const float* scales, const uint8_t* scale_codes, const float* nested, const float* map,
-                     const float* offset, Out y);
+  void (*nf4_dequantize)(Context&, Region region, int64_t matrix_columns, int64_t block, const uint8_t* codes,
+                         const float* scales, const uint8_t* scale_codes, const float* nested,
+                         const float* map, const float* offset, Out y);
 
   WorkspaceSize (*row_lengths_workspace)(int64_t rank);
   WorkspaceSize (*scale_columns_workspace)(int64_t columns);

@@ -36,6 +36,7 @@ struct Documents {
   Tensor start;       // i32 [N]
   Tensor cu_seqlens;  // i32 [documents + 1]
   int64_t max_seqlen = 0;
+  int64_t count() const { return cu_seqlens.defined() ? cu_seqlens.elements() - 1 : 0; }
 };
 
 struct RopeAngles {
@@ -71,7 +72,7 @@ struct KernelArgument<kernels::Documents> {
     using Indices = KernelArgument<const int32_t*>;
     return {.start = Indices::from(device, d.start),
             .cu_seqlens = Indices::from(device, d.cu_seqlens),
-            .count = d.cu_seqlens.defined() ? d.cu_seqlens.elements() - 1 : 0,
+            .count = d.count(),
             .max_seqlen = d.max_seqlen};
   }
 };

@@ -34,8 +34,9 @@ struct AttentionShape {
   int64_t heads() const { return groups * heads_per_group; }
 };
 
-// Documents packed into the sequences of a batch, in both forms that kernels use; all null: one document to a
-// sequence. Tokens see no keys of other documents.
+// Documents packed into the sequences of a batch, in both forms, of which a kernel uses either; all null: one
+// document to a sequence. Tokens see no keys of other documents. The CPU's kernels use `start`, and
+// `cu_seqlens` where `start` is null.
 struct Documents {
   // [batch * seq]: index within its sequence of the first token of this token's document.
   const int32_t* start = nullptr;
@@ -67,9 +68,9 @@ struct Attention {
   void (*decode)(Context&, AttentionShape /* seq = new tokens */, HeadsIn q, HeadsIn k, HeadsIn v,
                  Out k_cache, Out v_cache, const int32_t* past, int64_t capacity, HeadsOut out);
 
-  // For q, k, v and caches of that type.
-  WorkspaceSize (*forward_workspace)(AttentionShape, DType);
-  WorkspaceSize (*backward_workspace)(AttentionShape, DType);
+  // For q, k, v and caches of that type, and Documents::count.
+  WorkspaceSize (*forward_workspace)(AttentionShape, DType, int64_t documents);
+  WorkspaceSize (*backward_workspace)(AttentionShape, DType, int64_t documents);
   WorkspaceSize (*decode_workspace)(AttentionShape, DType, int64_t capacity);
 };
 

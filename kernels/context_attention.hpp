@@ -45,19 +45,20 @@ struct AttentionBlock {
 // q, k and v have one type.
 struct ContextAttention {
   // out (fp32) and lse, fp32 [batch, heads, seq], as Attention::forward gives them, for these keys alone;
-  // with `accumulate` combined with the keys that out and lse already include, in any order. document_start,
-  // i32 [batch*seq] or null: global position of the first token of the query's document. dropout_rows, i64
-  // [batch*seq], only with dropout.
-  void (*forward)(Context&, AttentionBlock, HeadsIn q, HeadsIn k, HeadsIn v, const int32_t* document_start,
+  // with `accumulate` combined with the keys that out and lse already include, in any order. Documents::start
+  // is that of the queries' rows, as global positions; cu_seqlens describes the full sequences. dropout_rows,
+  // i64 [batch*seq], only with dropout.
+  void (*forward)(Context&, AttentionBlock, HeadsIn q, HeadsIn k, HeadsIn v, Documents,
                   const int64_t* dropout_rows, bool accumulate, HeadsOut out, float* lse);
   // `out` and `lse` cover all keys. dq, dk and dv are fp32. Adds the queries' gradient to dq; overwrites dk
   // and dv with these queries' contribution.
   void (*backward)(Context&, AttentionBlock, HeadsIn q, HeadsIn k, HeadsIn v, HeadsIn out, const float* lse,
-                   HeadsIn dout, const int32_t* document_start, const int64_t* dropout_rows, HeadsOut dq,
-                   HeadsOut dk, HeadsOut dv);
+                   HeadsIn dout, Documents, const int64_t* dropout_rows, HeadsOut dq, HeadsOut dk,
+                   HeadsOut dv);
 
-  WorkspaceSize (*forward_workspace)(AttentionBlock);
-  WorkspaceSize (*backward_workspace)(AttentionBlock);
+  // For Documents::count.
+  WorkspaceSize (*forward_workspace)(AttentionBlock, int64_t documents);
+  WorkspaceSize (*backward_workspace)(AttentionBlock, int64_t documents);
 };
 
 }  // namespace capstan::kernels

@@ -1,6 +1,6 @@
 // Softmax cross-entropy over rows of logits, divided into the steps of chunked and vocabulary-parallel
-// losses. Logits are fp32 or bf16. Bytes moved for rows x cols logits of e bytes and gradients of g bytes:
-// softcap 2 e, row_max e, row_sums e, backward and full e + g each.
+// losses. Logits are fp32, bf16 or fp16. Bytes moved for rows x cols logits of e bytes and gradients of g
+// bytes: softcap 2 e, row_max e, row_sums e, backward and full e + g each.
 #pragma once
 
 #include "tensor/kernel_context.hpp"
@@ -22,8 +22,9 @@ struct CrossEntropy {
                float* loss);
   // dlogits[r,c] = (exp(logits - row_max) / sum_exp - [c == label]) * weight[r] for c < cols and 0 for the
   // padding up to row_stride; with row stride dlogits_stride. dlogits may overwrite the logits: with their
-  // type and stride, or as bf16 in the first half of each fp32 row (a stride of 2 row_stride). cap > 0: the
-  // logits are the output of `softcap`, and dlogits is the gradient of its input: times 1 - (logits / cap)².
+  // type and stride, or in 16 bits in the first half of each fp32 row (a stride of 2 row_stride). cap > 0:
+  // the logits are the output of `softcap`, and dlogits is the gradient of its input: times 1 - (logits /
+  // cap)².
   void (*backward)(Context&, In logits, const int32_t* labels, const float* row_max, const float* sum_exp,
                    const float* weight, int64_t rows, int64_t cols, int64_t row_stride, int64_t first_col,
                    float cap, Out dlogits, int64_t dlogits_stride);

@@ -14,6 +14,7 @@ struct Embedding {
   // fp32.
   void (*backward)(Context&, In dout, const int32_t* ids, float* dtable, int64_t rows, int64_t cols,
                    int64_t first_row, int64_t rows_here);
+  WorkspaceSize (*backward_workspace)(int64_t rows, int64_t cols, int64_t rows_here);
 };
 
 }  // namespace capstan::kernels

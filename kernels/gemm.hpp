@@ -45,10 +45,10 @@ struct GemmEpilogue {
 enum class GemmGroups : uint8_t { m, k };
 
 struct Gemm {
-  // C[m,n] = alpha * op(A)[m,k] op(B)[k,n] + beta * C, then the epilogue. Sums in fp32. C: fp32 or bf16. 2mnk
-  // FLOPs. A, B: fp32 or bf16, both the same; or both with scales, each in its own type of 8 or 4 bits, with
-  // A stored as [m,k] and B as [n,k] (trans_a false, trans_b true) as the tensor cores of GPUs read them. The
-  // result depends on the shape only, not on the number of threads. k = 0 gives beta * C.
+  // C[m,n] = alpha * op(A)[m,k] op(B)[k,n] + beta * C, then the epilogue. Sums in fp32. 2mnk FLOPs. C: fp32,
+  // bf16 or fp16. A, B: one of them, both the same; or both with scales, each in its own type of 8 or 4 bits,
+  // with A stored as [m,k] and B as [n,k] (trans_a false, trans_b true) as the tensor cores of GPUs read
+  // them. The result depends on the shape only, not on the number of threads. k = 0 gives beta * C.
   void (*run)(Context&, GemmShape, Operand a, Operand b, Out c, float alpha, float beta, GemmEpilogue);
   // The same in groups of sizes[count] rows, in device memory. The shape's m (or k) is an upper bound of the
   // sum of sizes; rows beyond that sum are not touched. GemmGroups::m: group g multiplies with
@@ -62,7 +62,7 @@ struct Gemm {
                      bool accumulate);
   // Workspaces, for the arguments of the launch.
   WorkspaceSize (*run_workspace)(GemmShape, DType a, DType c, float alpha, float beta);
-  WorkspaceSize (*run_grouped_workspace)(GemmShape, DType c);
+  WorkspaceSize (*run_grouped_workspace)(GemmShape, GemmGroups, int64_t count, DType c);
   WorkspaceSize (*column_sum_workspace)(int64_t rows, int64_t cols);
 };
 

@@ -28,6 +28,14 @@ struct GemmOperand {
   bool has_scales() const { return layout != kernels::ScaleLayout::none; }
 };
 
+// See kernels::QuantizedOutput.
+struct QuantizedOutputTensors {
+  kernels::QuantizeFormat format;
+  Tensor tensor_scale;
+  GemmOperand rows, columns;
+  Tensor amax;
+};
+
 struct GemmEpilogueTensors {
   Tensor bias;
   kernels::GemmEpilogue::Function function = kernels::GemmEpilogue::Function::none;
@@ -55,6 +63,16 @@ struct KernelArgument<kernels::Quantized> {
     const bool blocks = x.layout != kernels::ScaleLayout::tensor;
     return {KernelArgument<kernels::Out>::from(device, x.values).data,
             blocks ? KernelArgument<kernels::Out>::from(device, x.scale).data : nullptr};
+  }
+};
+template <>
+struct KernelArgument<kernels::QuantizedOutput> {
+  static kernels::QuantizedOutput from(Device& device, const QuantizedOutputTensors& output) {
+    return {.format = output.format,
+            .tensor_scale = KernelArgument<const float*>::from(device, output.tensor_scale),
+            .rows = KernelArgument<kernels::Quantized>::from(device, output.rows),
+            .columns = KernelArgument<kernels::Quantized>::from(device, output.columns),
+            .amax = KernelArgument<float*>::from(device, output.amax)};
   }
 };
 template <>

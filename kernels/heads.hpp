@@ -1,6 +1,7 @@
 // Heads of queries, keys, values and outputs as views of larger arrays.
 #pragma once
 
+#include "base/host_device.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
@@ -9,7 +10,9 @@ namespace capstan::kernels {
 // head; the elements of a head are consecutive. Keys and values have one head to a group, h = 0.
 struct HeadStrides {
   int64_t token = 0, group = 0, head = 0;
-  int64_t at(int64_t t, int64_t g, int64_t h = 0) const { return t * token + g * group + h * head; }
+  CAPSTAN_HOST_DEVICE int64_t at(int64_t t, int64_t g, int64_t h = 0) const {
+    return t * token + g * group + h * head;
+  }
 };
 // The first element of head 0 of group 0 of token 0, and the strides from there.
 struct HeadsIn {

@@ -2,6 +2,7 @@
 // with the residual addition that precedes them.
 #pragma once
 
+#include "kernels/quantize.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {
@@ -18,9 +19,10 @@ struct Norm {
   // mean = 0 and rstd = 1 / sqrt(mean(x^2) + eps); beta and mean are null then. gamma [cols], gamma_offset is
   // 1 for zero-centered gamma. With `residual` (same layout as x, only for plain rows): sum = x + residual is
   // written to `sum` and normalized. `sum` may be x's own storage. Saves mean[rows] (layer) and rstd[rows]. x
-  // and y may be the same array.
+  // and y may be the same array. `quantized`: y for a linear layer, only for plain rows; it needs no
+  // workspace.
   void (*forward)(Context&, bool rms, NormRows, In x, In residual, Out sum, In gamma, float gamma_offset,
-                  In beta, float eps, Out y, float* mean, float* rstd);
+                  In beta, float eps, Out y, float* mean, float* rstd, QuantizedOutput quantized);
   // dx (+)= gradient; `x` is the normalized input (the sum where there was a residual). dgamma/dbeta are fp32
   // and are always accumulated into (null: skipped). dx may be dy's own storage when not accumulating.
   void (*backward)(Context&, bool rms, NormRows, In dy, In x, In gamma, float gamma_offset, const float* mean,

@@ -108,7 +108,7 @@ struct Optimizers {
 
   // Over the counted ranges, into one value at a device address; `accumulate` adds to it. The sum is entirely
   // in double: dividing it into ranges and ranks then changes only its last bits, far below the precision of
-  // the fp32 clipping factor. x: fp32 or bf16.
+  // the fp32 clipping factor. x: fp32, bf16 or fp16.
   void (*sum_of_squares)(Context&, In ranges, int64_t range_count, In x, double* out, bool accumulate);
   void (*count_zeros)(Context&, In ranges, int64_t range_count, const float* x, int64_t* out,
                       bool accumulate);

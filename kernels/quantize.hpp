@@ -40,6 +40,24 @@ struct Quantized {
   void* scale = nullptr;
 };
 
+// A second output of a kernel that computes a matrix y [rows, cols], contiguous, which a linear layer reads:
+// what Quantize::quantize would compute from y as stored, in the launch that writes y. A kernel can write
+// codes where their scales are known without the rest of y:
+//   tensor, delayed scaling                    codes, the scale being that of earlier steps, and amax
+//   block_1x128, block_1x32                    codes; a block of `columns` takes 128 or 32 rows
+//   tensor, current scaling; block_1x16        amax alone, which the scale of the tensor needs first
+// block_128x128, `square`, `hadamard` and `stochastic` are for other matrices. Rows and columns are optional.
+struct QuantizedOutput {
+  QuantizeFormat format;
+  // {scale, inverse} of the tensor, of rows and columns alike, or null, as in Quantize::quantize.
+  const float* tensor_scale = nullptr;
+  Quantized rows, columns;
+  // fp32 [1], as in Quantize::absolute_maximum; null: none.
+  float* amax = nullptr;
+
+  explicit operator bool() const { return rows.codes || columns.codes || amax; }
+};
+
 struct Quantize {
   // amax[0] = max(amax[0], |x|), or with `hadamard` of the transformed columns; NaN is the largest. amax must
   // not be negative.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every commit that README, docs or bench cite beside a figure must be an ancestor of this one: a reader can
-# check it out and measure again, and a page with rates must cite one. A citation is a word of seven
-# hexadecimal digits, at least one of them a letter.
+# check it out and measure again, and rates must have one near them, with processor and command. A citation is
+# a word of seven hexadecimal digits, at least one of them a letter.
 #
 #   scripts/figures.sh
 set -euo pipefail
@@ -20,13 +20,37 @@ while IFS=: read -r file line commit; do
   bad=1
 done < <(git ls-files -z README.md CONTRIBUTING.md 'docs/*.md' 'bench/*.md' |
   xargs -0 grep -noHwE '[0-9a-f]{7}')
-# A page with a rate says where it was measured.
+# A rate, or a ratio to PyTorch, is within 80 lines of a commit beside which (4 lines) a processor is named,
+# and near which (30 lines) a command stands.
 while read -r file; do
-  grep -qE '\b[0-9a-f]{7}\b' "$file" && continue
-  echo "$file: rates without the commit at which they were measured" >&2
-  bad=1
-done < <(git ls-files -z README.md 'docs/*.md' |
-  xargs -0 grep -lE '[0-9]K? ?(tok/s|tokens/s|[GT]FLOP/s|MB/s)')
+  awk -v file="$file" '
+    { text[NR] = $0 }
+    /[0-9]K? ?(tok\/s|tokens\/s|[GT]FLOP\/s|[KMG]B\/s)|\/ PyTorch|[0-9] ?(x|×|times) PyTorch/ { rate[NR] = 1 }
+    function near(pattern, line, distance,    i) {
+      for (i = line - distance; i <= line + distance; ++i) if (i in text && text[i] ~ pattern) return 1
+      return 0
+    }
+    function cites(line,    words, count, i) {
+      count = split(text[line], words, /[^0-9a-z]+/)
+      for (i = 1; i <= count; ++i)
+        if (length(words[i]) == 7 && words[i] ~ /^[0-9a-f]+$/ && words[i] ~ /[a-f]/) return 1
+      return 0
+    }
+    END {
+      for (line = 1; line <= NR; ++line)
+        if (cites(line) && near("EPYC|Xeon|Ryzen|Intel|AMD|Arm|GPU|H100|H200|A100", line, 4) &&
+            near("capstan [a-z]|scripts/|bench/|build/release/", line, 30)) measured[line] = 1
+      for (line = 1; line <= NR; ++line) {
+        if (!(line in rate)) continue
+        found = 0
+        for (i in measured) if (i - line <= 80 && line - i <= 80) found = 1
+        if (found) continue
+        printf "%s:%d: a rate without commit, processor and command near it\n", file, line
+        bad = 1
+      }
+      exit bad
+    }' "$file" >&2 || bad=1
+done < <(git ls-files README.md 'docs/*.md')
 [ "$seen" -gt 0 ] || { echo "figures: no citation found, which cannot be" >&2; exit 1; }
 echo "figures: $seen commits are cited, all of this history"
 exit $bad

@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 known() { # PATHSPEC…
   git ls-files "$@" | while read -r file; do [ ! -f "$file" ] || echo "$file"; done
 }
-mapfile -t files < <(known '*.cpp' '*.hpp')
+mapfile -t files < <(known '*.cpp' '*.hpp' '*.cu')
 # Exception: shell files in folders named `golden` are expected outputs, and inputs as users write them.
 mapfile -t scripts < <(known '*.py' '*.sh' .ci/run '*.cmake' '*CMakeLists.txt' '*.js' '*.css' '*.html' \
   'configs/*.yaml' 'recipes/*.yaml' 'examples/*.yaml' 'bench/*.yaml' \

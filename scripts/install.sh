@@ -5,12 +5,14 @@
 #   scripts/install.sh                everything: build, quickstart, and the full test tier
 #   scripts/install.sh build          compilers and libraries
 #   scripts/install.sh quickstart     build, and the text of the quickstart
+#   scripts/install.sh cuda           build, and a check of NVIDIA's toolkit, which Debian 12 does not have
 #   scripts/install.sh --list         prints the packages and installs nothing
 set -euo pipefail
 
 build=(
   g++ cmake ninja-build ccache pkg-config git
-  libyaml-cpp-dev libboost-program-options-dev libspdlog-dev nlohmann-json3-dev libsimdjson-dev doctest-dev
+  libyaml-cpp-dev libboost-program-options-dev libboost-context-dev libspdlog-dev nlohmann-json3-dev
+  libsimdjson-dev doctest-dev
   zlib1g-dev libzstd-dev libonig-dev libutf8proc-dev libxxhash-dev
   libhwy-dev libdnnl-dev
   libopenmpi-dev openmpi-bin
@@ -23,16 +25,59 @@ full=(clang-16 libclang-rt-16-dev llvm-16 clang-format clang-tidy groff strace m
 what=everything list=no
 for argument in "$@"; do
   case "$argument" in
-    build|quickstart|everything) what=$argument ;;
+    build|quickstart|cuda|everything) what=$argument ;;
     --list) list=yes ;;
-    -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "install.sh: unknown argument '$argument' (try --help)" >&2; exit 2 ;;
   esac
 done
 
 wanted=("${build[@]}")
-[ "$what" = build ] || wanted+=("${quickstart[@]}")
+case "$what" in build | cuda) ;; *) wanted+=("${quickstart[@]}") ;; esac
 [ "$what" != everything ] || wanted+=("${full[@]}")
+
+# Checks what the CUDA backend is built with; fails where the compiler or the runtime is missing. cuBLAS and
+# NCCL are for GEMMs and transfers, which are not written yet.
+check_cuda() {
+  [ "$what" = cuda ] || return 0
+  local nvcc root version major minor missing=no
+  nvcc=${CUDACXX:-$(command -v nvcc || true)}
+  [ -n "$nvcc" ] || nvcc=/usr/local/cuda/bin/nvcc
+  if [ ! -x "$nvcc" ]; then
+    echo "install.sh: no nvcc in PATH or /usr/local/cuda/bin. Add NVIDIA's repository for this system" >&2
+    echo "  (https://developer.nvidia.com/cuda-downloads), then install:" >&2
+    echo "  cuda-nvcc-13-0 cuda-cudart-dev-13-0 libcublas-dev-13-0 libnccl-dev" >&2
+    return 1
+  fi
+  root=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  version=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
+  major=${version%.*} minor=${version#*.}
+  if [ "$major" -lt 12 ] || { [ "$major" -eq 12 ] && [ "$minor" -lt 4 ]; }; then
+    echo "install.sh: $nvcc is of CUDA $version; the backend needs 12.4 or newer" >&2
+    return 1
+  fi
+  echo "install: nvcc of CUDA $version: $nvcc"
+  has_header() { # FILE: prints its place
+    local place
+    for place in "$root"/include "$root"/targets/*/include /usr/include /usr/include/*-linux-gnu; do
+      [ ! -e "$place/$1" ] || { echo "$place/$1"; return 0; }
+    done
+    return 1
+  }
+  for part in "runtime cuda_runtime_api.h cuda-cudart-dev yes" "cuBLAS cublasLt.h libcublas-dev later" \
+    "NCCL nccl.h libnccl-dev later"; do
+    read -r name header package needed <<<"$part"
+    if place=$(has_header "$header"); then
+      echo "install: $name: $place"
+    elif [ "$needed" = yes ]; then
+      echo "install.sh: no $header beside $nvcc; NVIDIA's package is $package-${major}-$minor" >&2
+      missing=yes
+    else
+      echo "install: no $header ($name): not needed yet; NVIDIA's package is $package"
+    fi
+  done
+  [ "$missing" = no ]
+}
 
 if [ "$list" = yes ]; then
   printf '%s\n' "${wanted[@]}"
@@ -51,7 +96,8 @@ for package in "${wanted[@]}"; do
 done
 if [ ${#missing[@]} -eq 0 ]; then
   echo "install: all ${#wanted[@]} packages are there"
-  exit 0
+  check_cuda
+  exit
 fi
 
 echo "install: ${#missing[@]} of ${#wanted[@]} packages are missing: ${missing[*]}"
@@ -67,3 +113,4 @@ fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
   apt-get install -y -qq --no-install-recommends "${missing[@]}"
 echo "install: done"
+check_cuda

@@ -109,9 +109,9 @@ class Model {
   // Generates from token ids, which are used unchanged; needs no tokenizer. Throws Error: usage, also for ids
   // outside of the vocabulary and for no ids.
   Generated generate(std::span<const int32_t> prompt, const GenerateOptions& options = {});
-  // One result for each prompt, in order, each as generate() gives it; on_token sees one prompt after the
-  // other, and ends the current prompt's generation only. The prompts run one after the other, in the time of
-  // as many calls: the cache of keys and values has one length for all its sequences.
+  // Calls generate() for each prompt, one after the other, in the time of as many calls: the cache of keys
+  // and values has one length for all its sequences. One result for each prompt, in order; on_token sees one
+  // prompt after the other, and ends the current prompt's generation only.
   std::vector<Generated> generate_batch(const std::vector<std::string>& prompts,
                                         const GenerateOptions& options = {});
   std::vector<Generated> generate_batch_from_ids(const std::vector<std::vector<int32_t>>& prompts,

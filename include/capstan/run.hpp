@@ -26,7 +26,8 @@ struct StepReport {
   int64_t consumed_tokens = 0;
   // Peak of this rank's device memory.
   int64_t memory_bytes = 0;
-  // The optimizer left this step out because of a loss or gradient spike.
+  // The optimizer left this step out: a loss or gradient spike, a gradient norm above
+  // optimizer.grad_norm_skip_threshold, or gradients that overflow at the loss scale.
   bool update_skipped = false;
 };
 

@@ -1,9 +1,9 @@
 #include "kernels/bench/bench.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
+#include "base/clock.hpp"
 #include "base/philox.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/gemm_arguments.hpp"
@@ -18,26 +18,23 @@ namespace {
 using arguments::contiguous_heads;
 using arguments::packed_heads;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // The shortest of as many runs as fit into `seconds`, at least two, because the first one has cold caches.
 template <class Run>
 double shortest(Device& device, double seconds, Run&& run) {
   double best = 1e30;
-  const double start = now();
-  for (int i = 0; i < 2 || now() - start < seconds; ++i) {
-    const double before = now();
+  const double start = steady_seconds();
+  for (int i = 0; i < 2 || steady_seconds() - start < seconds; ++i) {
+    const double before = steady_seconds();
     run();
     device.synchronize();
-    best = std::min(best, now() - before);
+    best = std::min(best, steady_seconds() - before);
   }
   return best;
 }
 
 // Values in [-1, 1): never measure on zeros, some machines are faster on them.
 Tensor noise(Device& device, int64_t n, DType dtype = DType::f32) {
+  if (device.is_meta()) return Tensor::empty(device, {n}, dtype);
   std::vector<float> values(static_cast<size_t>(n));
   uint32_t state = 1;
   for (float& v : values) {
@@ -68,7 +65,7 @@ double gemm_gflops(Device& device, const NamedGemm& s, DType dtype, double secon
   return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / time * 1e-9;
 }
 
-DType gemm_type(DType compute) {
+DType cpu_gemm_type(DType compute) {
   return compute == DType::bf16 && cpu_features().native_bf16_gemm ? DType::bf16 : DType::f32;
 }
 
@@ -127,8 +124,25 @@ struct BenchModel {
 
 class KernelBench {
  public:
-  KernelBench(Device& device, double gemm_gflops, double copy_gbps, double seconds)
-      : device_(device), gemm_gflops_(gemm_gflops), copy_gbps_(copy_gbps), seconds_(seconds) {}
+  KernelBench(Device& device, double gemm_gflops, double copy_gbps, double seconds,
+              const std::function<bool(std::string_view)>& wanted)
+      : device_(device),
+        gemm_gflops_(gemm_gflops),
+        copy_gbps_(copy_gbps),
+        seconds_(seconds),
+        wanted_(wanted) {}
+
+  void run() {
+    for (const BenchModel& m : {BenchModel{"gpt2-124m", 4, 1024, 12, 1, 64, 768, 3072, 50304, false},
+                                BenchModel{"quickstart", 16, 128, 4, 2, 32, 256, 1024, 8192, true}}) {
+      attention(m);
+      norms(m);
+      mlp(m);
+      vocabulary(m);
+      quantize(m);
+    }
+    optimizer();
+  }
 
   void attention(const BenchModel& m) {
     const std::string prefix = std::string(m.name) + " ";
@@ -155,12 +169,12 @@ class KernelBench {
                         static_cast<double>(m.seq) * static_cast<double>(m.head_dim);
     const Attention& kernel = *device_.table().attention;
     bound_by_gemms(prefix + "attention forward", 2 * gemm, [&] {
-      launch(device_, kernel.forward_workspace(a, DType::f32), kernel.forward, a, x.q, x.k, x.v, documents,
+      launch(device_, kernel.forward_workspace(a, DType::f32, 0), kernel.forward, a, x.q, x.k, x.v, documents,
              none, y, lse);
     });
     bound_by_gemms(prefix + "attention backward", 5 * gemm, [&] {
-      launch(device_, kernel.backward_workspace(a, DType::f32), kernel.backward, a, x.q, x.k, x.v, y, lse, dy,
-             documents, none, dx.q, dx.k, dx.v);
+      launch(device_, kernel.backward_workspace(a, DType::f32, 0), kernel.backward, a, x.q, x.k, x.v, y, lse,
+             dy, documents, none, dx.q, dx.k, dx.v);
     });
     // One token of each sequence after seq - 1 cached ones; reads the cache.
     AttentionShape step = a;
@@ -223,11 +237,11 @@ class KernelBench {
     const Norm& kernel = *device_.table().norm;
     bound_by_memory(prefix + "norm forward", 8 * n, [&] {
       launch(device_, kernel.forward_workspace(rows), kernel.forward, false, rows, x, none, none, gamma, 0.0f,
-             gamma, 1e-5f, y, mean, rstd);
+             gamma, 1e-5f, y, mean, rstd, QuantizedOutputTensors());
     });
     bound_by_memory(prefix + "residual + norm forward", 16 * n, [&] {
       launch(device_, kernel.forward_workspace(rows), kernel.forward, true, rows, x, z, x, gamma, 0.0f, none,
-             1e-5f, y, none, rstd);
+             1e-5f, y, none, rstd, QuantizedOutputTensors());
     });
     bound_by_memory(prefix + "norm backward, accumulated", 16 * n, [&] {
       launch(device_, kernel.backward_workspace(rows, true), kernel.backward, false, rows, z, x, gamma, 0.0f,
@@ -247,7 +261,8 @@ class KernelBench {
     const auto kind = m.gated ? ActivationKind::silu : ActivationKind::gelu_tanh;
     const Tensor x = noise(device_, in), y = noise(device_, wide), dx = Tensor::zeros(device_, {in}), none;
     bound_by_memory(prefix + (m.gated ? "swiglu forward" : "gelu forward"), 4 * (in + wide), [&] {
-      launch(device_, device_.table().activation->forward, kind, m.gated, x, none, y, tokens, m.inner);
+      launch(device_, device_.table().activation->forward, kind, m.gated, x, none, y, tokens, m.inner,
+             QuantizedOutputTensors());
     });
     bound_by_memory(prefix + (m.gated ? "swiglu backward" : "gelu backward"), 4 * (2 * in + wide), [&] {
       launch(device_, device_.table().activation->backward, kind, m.gated, y, x, none, dx, tokens, m.inner);
@@ -300,8 +315,9 @@ class KernelBench {
              m.vocabulary);
     });
     bound_by_memory(prefix + "embedding backward", 12 * n, [&] {
-      launch(device_, device_.table().embedding->backward, out_rows, ids, wte, tokens, m.width, 0,
-             m.vocabulary);
+      const kernels::Embedding& kernel = *device_.table().embedding;
+      launch(device_, kernel.backward_workspace(tokens, m.width, m.vocabulary), kernel.backward, out_rows,
+             ids, wte, tokens, m.width, 0, m.vocabulary);
     });
   }
 
@@ -369,35 +385,38 @@ class KernelBench {
   static constexpr float kOnes[] = {1, 1};
   template <class Run>
   void bound_by_memory(std::string name, int64_t bytes, Run&& run) {
+    if (!wanted_(name)) return;
     const double rate = static_cast<double>(bytes) / shortest(device_, seconds_, run) * 1e-9;
     rates_.push_back({std::move(name), Peak::copy, rate, rate / copy_gbps_});
   }
   template <class Run>
   void bound_by_gemms(std::string name, double flops, Run&& run) {
+    if (!wanted_(name)) return;
     const double rate = flops / shortest(device_, seconds_, run) * 1e-9;
     rates_.push_back({std::move(name), Peak::gemm, rate, rate / gemm_gflops_});
   }
 
   Device& device_;
   double gemm_gflops_, copy_gbps_, seconds_;
+  const std::function<bool(std::string_view)>& wanted_;
   std::vector<KernelRate> rates_;
 };
 
 }  // namespace
 
-std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps,
-                                        double seconds) {
-  KernelBench bench(device, gemm_gflops, copy_gbps, seconds);
-  for (const BenchModel& m : {BenchModel{"gpt2-124m", 4, 1024, 12, 1, 64, 768, 3072, 50304, false},
-                              BenchModel{"quickstart", 16, 128, 4, 2, 32, 256, 1024, 8192, true}}) {
-    bench.attention(m);
-    bench.norms(m);
-    bench.mlp(m);
-    bench.vocabulary(m);
-    bench.quantize(m);
-  }
-  bench.optimizer();
+std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps, double seconds,
+                                        const std::function<bool(std::string_view)>& wanted) {
+  KernelBench bench(device, gemm_gflops, copy_gbps, seconds, wanted);
+  bench.run();
   return bench.take();
+}
+
+std::vector<std::string> kernel_names() {
+  const auto device = make_meta_device(cpu_table());
+  std::vector<std::string> names;
+  for (const NamedGemm& shape : named_gemms()) names.emplace_back(shape.name);
+  for (KernelRate& kernel : measure_kernels(*device, 1, 1, 0)) names.push_back(std::move(kernel.name));
+  return names;
 }
 
 }  // namespace capstan::kernels

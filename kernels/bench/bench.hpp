@@ -2,7 +2,9 @@
 // kernel's fraction of the peak that bounds it.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tensor/device.hpp"
@@ -10,8 +12,8 @@
 
 namespace capstan::kernels {
 
-// The type whose GEMM throughput bounds a training step in `compute`: fp32 also where bf16 is widened.
-DType gemm_type(DType compute);
+// The type in which the CPU's kernels multiply operands of type `compute`: fp32 where they are widened.
+DType cpu_gemm_type(DType compute);
 
 // GEMM throughput of that type in GFLOP/s (2mnk FLOPs each): the best of a few medium shapes, in about 0.3 s.
 // The reference of a training step's `gemm%`.
@@ -30,10 +32,13 @@ struct KernelRate {
   double rate = 0;
   double fraction_of_peak = 0;
 };
-// One row for each kernel at the shapes of a model: GPT-2 124M at 4 x 1024 tokens and the `quickstart`
-// recipe. Causal attention counts half of the square. Each takes about `seconds`.
-std::vector<KernelRate> measure_kernels(Device& device, double gemm_gflops, double copy_gbps,
-                                        double seconds = 0.3);
+// One row for each kernel whose name is `wanted`, at the shapes of a model: GPT-2 124M at 4 x 1024 tokens and
+// the `quickstart` recipe. Causal attention counts half of the square. Each takes about `seconds`.
+std::vector<KernelRate> measure_kernels(
+    Device& device, double gemm_gflops, double copy_gbps, double seconds = 0.3,
+    const std::function<bool(std::string_view)>& wanted = [](std::string_view) { return true; });
+// Their names, which are known without running any.
+std::vector<std::string> kernel_names();
 
 struct NamedGemm {
   const char* name;

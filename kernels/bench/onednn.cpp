@@ -2,9 +2,9 @@
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/gemm_arguments.hpp"
 #include "kernels/table.hpp"
@@ -13,10 +13,6 @@
 namespace capstan::kernels {
 
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // oneDNN's threads are OpenMP's; this program is not built with it.
 void set_openmp_threads(int threads) {
@@ -31,13 +27,13 @@ double onednn_gemm_gflops(const NamedGemm& s, int threads, double seconds) {
   std::vector<float> a(static_cast<size_t>(s.m * s.k), 0.7f), b(static_cast<size_t>(s.n * s.k), 1.1f),
       c(static_cast<size_t>(s.m * s.n));
   double best = 1e30;
-  const double start = now();
-  for (int i = 0; i < 2 || now() - start < seconds; ++i) {
-    const double before = now();
+  const double start = steady_seconds();
+  for (int i = 0; i < 2 || steady_seconds() - start < seconds; ++i) {
+    const double before = steady_seconds();
     dnnl_sgemm(s.trans_a ? 'T' : 'N', s.trans_b ? 'T' : 'N', s.m, s.n, s.k, 1.0f, a.data(),
                s.trans_a ? s.m : s.k, b.data(), s.trans_b ? s.k : s.n, s.trans_a ? 1.0f : 0.0f, c.data(),
                s.n);
-    best = std::min(best, now() - before);
+    best = std::min(best, steady_seconds() - before);
   }
   set_openmp_threads(1);
   return 2.0 * static_cast<double>(s.m) * static_cast<double>(s.n) * static_cast<double>(s.k) / best * 1e-9;
@@ -60,23 +56,22 @@ PeakMeasurement::PeakMeasurement(Device& on, DType type) : device_(&on) {
 }
 
 void PeakMeasurement::run() {
-  const double start = now();
+  const double start = steady_seconds();
   const GemmShape shape{false, false, kSide, kSide, kSide, kSide, kSide, kSide};
   const Gemm& kernel = *device_->table().gemm;
   launch(*device_, kernel.run_workspace(shape, input_.dtype(), result_.dtype(), 1.0f, 0.0f), kernel.run,
          shape, input_, input_, result_, 1.0f, 0.0f, GemmEpilogueTensors{});
   device_->synchronize();
-  const double middle = now();
+  const double middle = steady_seconds();
   if (!host_.empty()) {
     set_openmp_threads(device_->host_threads().size());
     dnnl_sgemm('N', 'N', kSide, kSide, kSide, 1.0f, host_.data(), kSide, host_.data(), kSide, 0.0f,
                host_result_.data(), kSide);
     set_openmp_threads(1);
   }
-  const double end = now();
-  if (runs_++ > 0)
-    own_ += middle - start,
-        onednn_ += host_.empty() ? middle - start : end - middle;  // the first meets cold memory
+  const double end = steady_seconds();
+  // The first run is not counted, because its memory is not in the caches.
+  if (runs_++ > 0) own_ += middle - start, onednn_ += host_.empty() ? middle - start : end - middle;
   spent_ += end - start;
 }
 

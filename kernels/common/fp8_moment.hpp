@@ -11,13 +11,14 @@
 #include <cmath>
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "tensor/float8.hpp"
 
 namespace capstan::kernels {
 
 // The scale of a block; 0 where its values are too small for one, NaN where one is not finite. It is not
 // above the quotient, so that the largest element has the largest code also after stochastic rounding.
-inline float fp8_scale(float largest) {
+CAPSTAN_HOST_DEVICE inline float fp8_scale(float largest) {
   if (!(largest <= FLT_MAX)) return NAN;
   const uint32_t bits = std::bit_cast<uint32_t>(largest / kE4m3.largest()) & ~15u;
   float scale = std::bit_cast<float>(bits);

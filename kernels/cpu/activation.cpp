@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
+#include "kernels/cpu/quantize.hpp"
 #include "kernels/cpu/targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -125,7 +126,8 @@ HWY_INLINE void by_type_and_bias(std::initializer_list<In> arrays, bool bias, Bo
 }
 
 template <class F>
-void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t rows, int64_t cols) {
+void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t rows, int64_t cols,
+                const QuantizedOutput& quantized) {
   const WorkspaceParts workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
   if (!workspace) return;
   const float* bias = wide_bias(workspace, bias_in, gated ? 2 * cols : cols);
@@ -134,7 +136,8 @@ void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t 
     using From = Row<T, decltype(biased)::value>;
     const auto x = array_of<T>(x_in), y = array_of<T>(y_out);
     const float* up_bias = bias ? bias + cols : nullptr;
-    parallel_blocks(c, rows, rows_per_block(cols), [=](int64_t begin, int64_t end, int) HWY_ATTR {
+    const int64_t block = quantized ? kQuantizedRows : rows_per_block(cols);
+    parallel_blocks(c, rows, block, [=](int64_t begin, int64_t end, int) HWY_ATTR {
       for (int64_t r = begin; r < end; ++r) {
         const int64_t to = r * cols;
         if (!gated) {
@@ -146,6 +149,7 @@ void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t 
               From{x, 2 * to, bias}, From{x, 2 * to + cols, up_bias});
         }
       }
+      if (quantized) quantize_rows(quantized, y_out, rows, cols, begin, end);
     });
   });
 }
@@ -190,18 +194,19 @@ void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_o
   });
 }
 
-void forward(Context& c, ActivationKind kind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols) {
+void forward(Context& c, ActivationKind kind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols,
+             QuantizedOutput quantized) {
   switch (kind) {
     case ActivationKind::gelu:
-      return forward_as<Gelu>(c, gated, x, bias, y, rows, cols);
+      return forward_as<Gelu>(c, gated, x, bias, y, rows, cols, quantized);
     case ActivationKind::gelu_tanh:
-      return forward_as<GeluTanh>(c, gated, x, bias, y, rows, cols);
+      return forward_as<GeluTanh>(c, gated, x, bias, y, rows, cols, quantized);
     case ActivationKind::silu:
-      return forward_as<Silu>(c, gated, x, bias, y, rows, cols);
+      return forward_as<Silu>(c, gated, x, bias, y, rows, cols, quantized);
     case ActivationKind::relu:
-      return forward_as<Relu>(c, gated, x, bias, y, rows, cols);
+      return forward_as<Relu>(c, gated, x, bias, y, rows, cols, quantized);
     case ActivationKind::squared_relu:
-      return forward_as<SquaredRelu>(c, gated, x, bias, y, rows, cols);
+      return forward_as<SquaredRelu>(c, gated, x, bias, y, rows, cols, quantized);
   }
 }
 void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias, Out dx, int64_t rows,

@@ -56,10 +56,7 @@ void row_lengths(Context& c, In w, const float* p, In b, const float* g, float s
       auto* row = workspace.worker<float>(worker);
       for (int64_t j = begin; j < end; ++j) {
         double total = sum_of_products(rows, j * in, in);
-        widen({b.dtype == DType::bf16 ? static_cast<const void*>(b.as<bf16>() + j * rank)
-                                      : static_cast<const void*>(b.as<float>() + j * rank),
-               b.dtype},
-              row, rank);
+        widen(b, j * rank, row, rank);
         double linear = 0, quadratic = 0;
         for (int64_t k = 0; k < rank; ++k) {
           linear += static_cast<double>(p[j * rank + k]) * row[k];
@@ -123,7 +120,8 @@ void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int
               n,
               [&](int64_t j) HWY_ATTR {
                 const int64_t i = r * columns + begin + j;
-                store(hn::MulAdd(a.alone(i), b.alone(i), load(part + j)), part + j);
+                store(hn::MulAdd(a.at_without_prefetch(i), b.at_without_prefetch(i), load(part + j)),
+                      part + j);
               },
               [&](int64_t j, int64_t k) HWY_ATTR {
                 const int64_t i = r * columns + begin + j;
@@ -146,7 +144,8 @@ void nf4_quantize(Context& c, const float* x, int64_t n, int64_t block, uint8_t*
       float largest = 0;
       for (int64_t j = i * block; j < last; ++j) largest = std::max(largest, std::abs(x[j]));
       scales[i] = largest;
-      const VF inverse = splat(1.0f / std::max(largest, 1e-38f));  // keeps a block of zeros
+      // The maximum avoids a division by 0 for a block of zeros.
+      const VF inverse = splat(1.0f / std::max(largest, 1e-38f));
       const auto code_of = [&](VF value) HWY_ATTR {
         const VF fraction = hn::Mul(value, inverse);
         VF code = splat(0);
@@ -181,9 +180,9 @@ constexpr Nf4Pairs nf4_pairs() {
   return pairs;
 }
 
-void nf4_expand(Context& c, Region region, int64_t matrix_columns, int64_t block, const uint8_t* codes,
-                const float* scales, const uint8_t* scale_codes, const float* nested, const float* map,
-                const float* offset, Out y) {
+void nf4_dequantize(Context& c, Region region, int64_t matrix_columns, int64_t block, const uint8_t* codes,
+                    const float* scales, const uint8_t* scale_codes, const float* nested, const float* map,
+                    const float* offset, Out y) {
   static constexpr Nf4Pairs kPairs = nf4_pairs();
   const auto to = array_of<Any>(y);
   const int64_t columns = region.sizes[1], n = region.sizes[0] * columns;
@@ -224,7 +223,7 @@ Adapter adapter_family() {
           .scale_columns = scale_columns,
           .magnitude_gradient = magnitude_gradient,
           .nf4_quantize = nf4_quantize,
-          .nf4_expand = nf4_expand,
+          .nf4_dequantize = nf4_dequantize,
           .row_lengths_workspace = row_lengths_workspace,
           .scale_columns_workspace = scale_columns_workspace,
           .magnitude_gradient_workspace = magnitude_gradient_workspace};

@@ -185,7 +185,8 @@ void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float b
   for (int64_t n0 = 0; n0 < s.n; n0 += p.chunk_n)
     for (int64_t k0 = 0; k0 < s.k; k0 += p.chunk_k) {
       const int64_t n = std::min(p.chunk_n, s.n - n0), k = std::min(p.chunk_k, s.k - k0), steps = steps_of(k);
-      const int64_t stride = steps * kStepValues;  // panels
+      // Values from one panel to the next.
+      const int64_t stride = steps * kStepValues;
       const bool last = k0 + k == s.k;
       pack_together(*c.pool, s, b, n0, n, k0, k, packed_b);
       const int64_t across = ceil_div(n, p.cols);

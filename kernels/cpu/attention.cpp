@@ -52,7 +52,7 @@ WorkspaceSize forward_workspace_of(const AttentionShape& a) {
   return {static_cast<size_t>(a.batch * a.groups * size) * sizeof(typename Gemms::Value),
           ForwardScratch<Gemms>(nullptr, HeadDims(a)).floats * sizeof(float)};
 }
-WorkspaceSize forward_workspace(AttentionShape a, DType type) {
+WorkspaceSize forward_workspace(AttentionShape a, DType type, int64_t) {
   return with_gemms(on_tiles(type), [&](auto gemms) { return forward_workspace_of<decltype(gemms)>(a); });
 }
 
@@ -60,8 +60,7 @@ WorkspaceSize forward_workspace(AttentionShape a, DType type) {
 // them.
 template <class Gemms>
 void forward_with(Context& c, const AttentionShape& a, const HeadsIn& q, const HeadsIn& k, const HeadsIn& v,
-                  const int32_t* document_start, const int64_t* dropout_rows, const HeadsOut& out,
-                  float* lse) {
+                  const Documents& documents, const int64_t* dropout_rows, const HeadsOut& out, float* lse) {
   using Value = typename Gemms::Value;
   const int64_t heads = a.heads(), groups = a.groups, per_group = a.heads_per_group, seq = a.seq;
   const HeadDims d(a);
@@ -89,7 +88,7 @@ void forward_with(Context& c, const AttentionShape& a, const HeadsIn& q, const H
     const ForwardScratch<Gemms> s(workspace.worker<float>(worker), d);
     [[maybe_unused]] const typename Gemms::Unit unit;
     const Value* keys = packed + (b * groups + group) * panels.size;
-    Block<Gemms> scores({a.causal, a.window, seq, document_start ? document_start + token : nullptr}, q0,
+    Block<Gemms> scores({a.causal, a.window, seq, {documents, a.batch, b, token}}, q0,
                         std::min(Gemms::kQueries, seq - q0), q0);
     forward_block(
         s, scores, Rows::of(q, token, group, head_in_group), {keys, keys + panels.values, seq}, d,
@@ -101,7 +100,7 @@ void forward_with(Context& c, const AttentionShape& a, const HeadsIn& q, const H
 void forward(Context& c, AttentionShape a, HeadsIn q, HeadsIn k, HeadsIn v, Documents documents,
              const int64_t* dropout_rows, HeadsOut out, float* lse) {
   with_gemms(on_tiles(q.data.dtype), [&](auto gemms) {
-    forward_with<decltype(gemms)>(c, a, q, k, v, documents.start, dropout_rows, out, lse);
+    forward_with<decltype(gemms)>(c, a, q, k, v, documents, dropout_rows, out, lse);
   });
 }
 
@@ -111,7 +110,7 @@ template <class Gemms>
 WorkspaceSize backward_workspace_of(const AttentionShape& a) {
   return {0, BackwardScratch<Gemms>(nullptr, a.seq, a.seq, HeadDims(a)).floats * sizeof(float)};
 }
-WorkspaceSize backward_workspace(AttentionShape a, DType type) {
+WorkspaceSize backward_workspace(AttentionShape a, DType type, int64_t) {
   return with_gemms(on_tiles(type), [&](auto gemms) { return backward_workspace_of<decltype(gemms)>(a); });
 }
 
@@ -119,7 +118,7 @@ WorkspaceSize backward_workspace(AttentionShape a, DType type) {
 struct BackwardArrays {
   HeadsIn q, k, v, out, dout;
   const float* lse;
-  const int32_t* document_start;
+  Documents documents;
   const int64_t* dropout_rows;
   HeadsOut dq, dk, dv;
 };
@@ -137,7 +136,7 @@ void backward_with(Context& c, const AttentionShape& a, const BackwardArrays& x)
     const int64_t b = tile / a.groups, group = tile % a.groups, token = b * seq;
     const BackwardScratch<Gemms> s(workspace.worker<float>(worker), seq, seq, d);
     [[maybe_unused]] const typename Gemms::Unit unit;
-    const Mask mask{a.causal, a.window, seq, x.document_start ? x.document_start + token : nullptr};
+    const Mask mask{a.causal, a.window, seq, {x.documents, a.batch, b, token}};
     pack_keys(s, Rows::of(x.k, token, group), Rows::of(x.v, token, group), seq, d);
     for (int64_t h = 0; h < per_group; ++h) {
       const int64_t head = group * per_group + h;
@@ -167,8 +166,7 @@ void backward(Context& c, AttentionShape a, HeadsIn q, HeadsIn k, HeadsIn v, Hea
               HeadsIn dout, Documents documents, const int64_t* dropout_rows, HeadsOut dq, HeadsOut dk,
               HeadsOut dv) {
   with_gemms(on_tiles(q.data.dtype), [&](auto gemms) {
-    backward_with<decltype(gemms)>(c, a,
-                                   {q, k, v, out, dout, lse, documents.start, dropout_rows, dq, dk, dv});
+    backward_with<decltype(gemms)>(c, a, {q, k, v, out, dout, lse, documents, dropout_rows, dq, dk, dv});
   });
 }
 
@@ -228,7 +226,8 @@ struct DecodeScratch {
   ForwardScratch<Gemms> rows;
   // For few queries, one at a time.
   float *query, *scores;
-  Value *k, *v;  // for many queries
+  // For many queries.
+  Value *k, *v;
   size_t floats;
   DecodeScratch(float* base, bool few, int64_t keys, HeadDims d) : rows(base, d) {
     ScratchAllocator t{base, rows.floats};
@@ -272,7 +271,7 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
     const DecodeScratch<Gemms> panels(workspace.worker<float>(worker), few, keys, d);
     const ForwardScratch<Gemms>& s = panels.rows;
     [[maybe_unused]] const typename Gemms::Unit unit;
-    const Mask mask{a.causal, a.window, keys, nullptr};
+    const Mask mask{a.causal, a.window, keys, {}};
     if (!few) {
       Gemms::pack_columns({k_cache, k_at, d.qk}, 0, keys, keys, d.qk, panels.k);
       Gemms::pack_depth({v_cache, v_at, d.v}, 0, keys, keys, d.v, panels.v);
@@ -284,12 +283,10 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
           int64_t ld;
           const float* query = wide_rows(queries.from(t), 1, d.qk, panels.query, ld);
           const int64_t low = mask.low(t, past + t), high = mask.high(past + t);
-          if (k_cache.dtype == DType::bf16)
-            decode_query(query, k_cache.as<bf16>() + k_at, v_cache.as<bf16>() + v_at, d, {a.scale, a.softcap},
-                         low, high, panels.scores, s.out);
-          else
-            decode_query(query, k_cache.as<float>() + k_at, v_cache.as<float>() + v_at, d,
-                         {a.scale, a.softcap}, low, high, panels.scores, s.out);
+          at_element(k_cache, k_at, [&]<class T>(const T* keys_at) HWY_ATTR {
+            decode_query(query, keys_at, v_cache.as<T>() + v_at, d, {a.scale, a.softcap}, low, high,
+                         panels.scores, s.out);
+          });
           write_row(out.data, out.strides.at(token + t, group, h), s.out, 1.0f, d.v);
         }
         continue;

@@ -9,10 +9,10 @@
 
 namespace capstan::kernels::amx {
 
-CAPSTAN_AMX_CALLED void set_up_tiles() {
+CAPSTAN_AMX_CALLED void configure_tiles() {
   configure();
 }
-CAPSTAN_AMX_CALLED void give_back_tiles() {
+CAPSTAN_AMX_CALLED void release_tiles() {
   release();
 }
 
@@ -37,12 +37,12 @@ CAPSTAN_AMX_CALLED void pack(Panels panels, const bf16* from, int64_t ld, int64_
 CAPSTAN_AMX_CALLED void gemm(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld) {
   multiply(a, b, depth / kDepth, add, sums, ld);
 }
-CAPSTAN_AMX_CALLED void gemm_of_sum(const bf16* a, const bf16* rest, const bf16* b, int64_t depth,
-                                    float* sums, int64_t ld) {
+CAPSTAN_AMX_CALLED void gemm_split_a(const bf16* a, const bf16* rest, const bf16* b, int64_t depth,
+                                     float* sums, int64_t ld) {
   multiply_both<false>(a, b, rest, depth / kDepth, sums, ld);
 }
-CAPSTAN_AMX_CALLED void gemm_with_sum(const bf16* a, const bf16* b, const bf16* rest, int64_t depth,
-                                      float* sums, int64_t ld) {
+CAPSTAN_AMX_CALLED void gemm_split_b(const bf16* a, const bf16* b, const bf16* rest, int64_t depth,
+                                     float* sums, int64_t ld) {
   multiply_both<true>(a, b, rest, depth / kDepth, sums, ld);
 }
 
@@ -77,8 +77,8 @@ CAPSTAN_AMX void split_pairs(__m512 even, __m512 odd, bf16* to, bf16* rest) {
 }
 }  // namespace
 
-CAPSTAN_AMX_CALLED void narrow_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* to,
-                                    bf16* rest) {
+CAPSTAN_AMX_CALLED void pack_rounded_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* to,
+                                          bf16* rest) {
   for (int64_t j = 0; j < depth; j += kDepth)
     for (int64_t i = 0; i < kPanel; ++i) {
       const int64_t at = j * kPanel + i * kDepth;
@@ -94,7 +94,8 @@ CAPSTAN_AMX_CALLED void narrow_rows(const float* s, int64_t ld, int64_t rows, in
     }
 }
 
-CAPSTAN_AMX_CALLED void narrow_columns(const float* s, int64_t ld, int64_t depth, bf16* to, bf16* rest) {
+CAPSTAN_AMX_CALLED void pack_rounded_columns(const float* s, int64_t ld, int64_t depth, bf16* to,
+                                             bf16* rest) {
   for (int64_t p = 0; p < round_up(depth, kDepth); p += 2)
     for (int64_t j = 0; j < kPanel; j += 16) {
       const int64_t at = p / kDepth * kStepValues + j / 16 * kTileValues + p % kDepth * 16;

@@ -9,14 +9,14 @@
 namespace capstan::kernels::amx {
 
 // Configures and releases the tile unit of the calling thread.
-void set_up_tiles();
-void give_back_tiles();
+void configure_tiles();
+void release_tiles();
 
-// The caller of gemm holds one.
+// Configures the tile unit for its lifetime; needed around gemm().
 class Unit {
  public:
-  Unit() { set_up_tiles(); }
-  ~Unit() { give_back_tiles(); }
+  Unit() { configure_tiles(); }
+  ~Unit() { release_tiles(); }
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 };
@@ -31,14 +31,14 @@ void pack(Panels panels, const bf16* from, int64_t ld, int64_t n, int64_t k, bf1
 void gemm(const bf16* a, const bf16* b, int64_t depth, bool add, float* sums, int64_t ld);
 
 // sums += (a + rest) b, and sums += a (b + rest).
-void gemm_of_sum(const bf16* a, const bf16* rest, const bf16* b, int64_t depth, float* sums, int64_t ld);
-void gemm_with_sum(const bf16* a, const bf16* b, const bf16* rest, int64_t depth, float* sums, int64_t ld);
+void gemm_split_a(const bf16* a, const bf16* rest, const bf16* b, int64_t depth, float* sums, int64_t ld);
+void gemm_split_b(const bf16* a, const bf16* b, const bf16* rest, int64_t depth, float* sums, int64_t ld);
 
 // A left panel of s[rows][depth] rounded, rows <= 32; zeros pad it to 32 rows. depth is a multiple of 32. If
 // `rest` is given, a second panel there holds the rounded rounding errors: both together have 16 bits of s.
-void narrow_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* to, bf16* rest);
+void pack_rounded_rows(const float* s, int64_t ld, int64_t rows, int64_t depth, bf16* to, bf16* rest);
 // The same for a right panel of s[depth][32]; zeros pad its depth to a multiple of 32.
-void narrow_columns(const float* s, int64_t ld, int64_t depth, bf16* to, bf16* rest);
+void pack_rounded_columns(const float* s, int64_t ld, int64_t depth, bf16* to, bf16* rest);
 
 // 32 rows of scores over `width` keys, a multiple of 32 up to 128, rows of `ld` floats. Keys [from[i], to[i])
 // are visible to row i; `full`: all keys to all rows. Logits are scores times scale > 0.

@@ -36,11 +36,6 @@ inline constexpr bool kTilesHere = HWY_TARGET == HWY_AVX3;
 inline constexpr bool kTilesHere = false;
 #endif
 
-template <class T>
-HWY_INLINE const T* at(In x, int64_t i) {
-  return x.as<T>() + i;
-}
-
 // Elements of a query and key head, and of a value and output head.
 struct HeadDims {
   int64_t qk, v;
@@ -55,17 +50,16 @@ struct Rows {
   static HWY_INLINE Rows of(const HeadsIn& x, int64_t token, int64_t group, int64_t head = 0) {
     return {x.data, x.strides.at(token, group, head), x.strides.token};
   }
-  HWY_INLINE bool narrow() const { return base.dtype == DType::bf16; }
+  HWY_INLINE bool narrow() const { return base.dtype != DType::f32; }
   HWY_INLINE Rows from(int64_t row) const { return {base, offset + row * stride, stride}; }
 };
 // Rows [0, n) as fp32: in place, or widened into buffer.
 HWY_INLINE const float* wide_rows(const Rows& x, int64_t n, int64_t cols, float* buffer, int64_t& ld) {
   if (!x.narrow()) {
     ld = x.stride;
-    return at<float>(x.base, x.offset);
+    return x.base.as<float>() + x.offset;
   }
-  for (int64_t r = 0; r < n; ++r)
-    widen({at<bf16>(x.base, x.offset + r * x.stride), DType::bf16}, buffer + r * cols, cols);
+  for (int64_t r = 0; r < n; ++r) widen(x.base, x.offset + r * x.stride, buffer + r * cols, cols);
   ld = cols;
   return buffer;
 }
@@ -77,16 +71,39 @@ HWY_INLINE void write_row(Out y, int64_t to, const float* from, float factor, in
       [&](int64_t i, int64_t n) HWY_ATTR { out.put_part(to + i, hn::Mul(load_part(from + i, n), f), n); });
 }
 
+// The documents of the query rows of one sequence, in the form that the launch has.
+struct SequenceDocuments {
+  // Of the query rows, as global positions; or null.
+  const int32_t* start = nullptr;
+  // Else Documents::cu_seqlens, or null, and the sequence's first row there.
+  const int32_t* bounds = nullptr;
+  int64_t count = 0, first_row = 0;
+
+  // One document.
+  SequenceDocuments() = default;
+  // Sequence b, whose first query row is `query_row`.
+  SequenceDocuments(const Documents& d, int64_t batch, int64_t b, int64_t query_row)
+      : start(d.start ? d.start + query_row : nullptr), bounds(d.start ? nullptr : d.cu_seqlens) {
+    if (!bounds) return;
+    count = d.count;
+    first_row = b * (bounds[count] / batch);
+  }
+  // The global position at which the document of the query in `row` with that global position begins.
+  HWY_INLINE int64_t start_of(int64_t row, int64_t position) const {
+    if (start) return start[row];
+    return bounds ? *(std::upper_bound(bounds, bounds + count, first_row + position) - 1) - first_row : 0;
+  }
+};
+
 // The visibility of keys, of which key 0 has global position first_key.
 struct Mask {
   bool causal;
   int64_t window, keys;
-  // Document starts of the query rows, as global positions; or null.
-  const int32_t* document_start;
+  SequenceDocuments documents;
   int64_t first_key = 0;
   // Keys [low, high) of the query in `row` with that global position.
   HWY_INLINE int64_t low(int64_t row, int64_t position) const {
-    int64_t l = document_start ? document_start[row] : 0;
+    int64_t l = documents.start_of(row, position);
     if (window > 0) l = std::max(l, position - window + 1);
     return std::clamp<int64_t>(l - first_key, 0, keys);
   }
@@ -203,10 +220,9 @@ struct Vectors {
     for (int64_t j = first; j < first + n; j += kNr) {
       const Rows r = x.from(j);
       const int64_t width = panel_width(rows, j), count = std::min(kNr, rows - j);
-      if (x.narrow())
-        pack_transposed(at<bf16>(r.base, r.offset), r.stride, d, count, width, to + j * d);
-      else
-        pack_transposed(at<float>(r.base, r.offset), r.stride, d, count, width, to + j * d);
+      at_element(r.base, r.offset, [&](const auto* rows_at) HWY_ATTR {
+        pack_transposed(rows_at, r.stride, d, count, width, to + j * d);
+      });
     }
   }
   // Width of the panel that begins at column j of d: 64 columns are 24, 24 and 16, but 32 are 16 and 16,
@@ -222,10 +238,9 @@ struct Vectors {
       width = depth_panel(d, j);
       const int64_t cols = std::min(width, d - j);
       float* panel = to + j * rows + first * width;
-      if (x.narrow())
-        pack_straight(at<bf16>(r.base, r.offset + j), r.stride, n, cols, width, panel);
-      else
-        pack_straight(at<float>(r.base, r.offset + j), r.stride, n, cols, width, panel);
+      at_element(r.base, r.offset + j, [&](const auto* columns_at) HWY_ATTR {
+        pack_straight(columns_at, r.stride, n, cols, width, panel);
+      });
     }
   }
   static HWY_INLINE void pack_other(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d,
@@ -302,24 +317,24 @@ struct Tiles {
 
   using LeftOperand = const bf16*;
   static LeftOperand pack_left(const Rows& x, int64_t n, int64_t d, bf16* buffer) {
-    amx::pack(amx::Panels::rows, at<bf16>(x.base, x.offset), x.stride, n, d, buffer, 32 * padded(d));
+    amx::pack(amx::Panels::rows, x.base.as<bf16>() + x.offset, x.stride, n, d, buffer, 32 * padded(d));
     return buffer;
   }
   static void pack_columns(const Rows& x, int64_t first, int64_t n, int64_t /*rows*/, int64_t d, bf16* to) {
     const Rows r = x.from(first);
-    amx::pack(amx::Panels::columns_of_rows, at<bf16>(r.base, r.offset), r.stride, n, d,
+    amx::pack(amx::Panels::columns_of_rows, r.base.as<bf16>() + r.offset, r.stride, n, d,
               to + first * padded(d), 32 * padded(d));
   }
   static void pack_depth(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, bf16* to) {
     const Rows r = x.from(first);
-    amx::pack(amx::Panels::columns, at<bf16>(r.base, r.offset), r.stride, d, n, to + first * 32,
+    amx::pack(amx::Panels::columns, r.base.as<bf16>() + r.offset, r.stride, d, n, to + first * 32,
               32 * padded(rows));
   }
   // Computes X^T S, because S is cheaper to pack as the right operand than as the left one. The sums have
   // that layout: for each panel of keys the blocks of 32 of d, each [32 of d][32 keys].
   static void pack_other(const Rows& x, int64_t first, int64_t n, int64_t rows, int64_t d, bf16* to) {
     const Rows r = x.from(first);
-    amx::pack(amx::Panels::rows_of_columns, at<bf16>(r.base, r.offset), r.stride, d, n, to + first * 32,
+    amx::pack(amx::Panels::rows_of_columns, r.base.as<bf16>() + r.offset, r.stride, d, n, to + first * 32,
               32 * padded(rows));
   }
 
@@ -342,7 +357,7 @@ struct Tiles {
       from = from / 32 * 32;
       const int64_t depth = padded(to - from);
       bf16* rest = weights == Weights::probabilities ? narrow + kRounded : nullptr;
-      amx::narrow_rows(s + i * kKeys + from, kKeys, rows, depth, narrow, rest);
+      amx::pack_rounded_rows(s + i * kKeys + from, kKeys, rows, depth, narrow, rest);
       add_rows(narrow, rest, y_depth + (b.k0 + from) * 32, depth, keys, d, out + i * padded(d));
     }
   }
@@ -353,7 +368,7 @@ struct Tiles {
     for (int64_t j = 0; j < width; j += 32) {
       const bf16* y = y_depth + j * padded(keys);
       if (rest)
-        amx::gemm_of_sum(weights, rest, y, depth, out + j, width);
+        amx::gemm_split_a(weights, rest, y, depth, out + j, width);
       else
         amx::gemm(weights, y, depth, true, out + j, width);
     }
@@ -366,7 +381,7 @@ struct Tiles {
       from = from / 32 * 32;
       const int64_t depth = padded(to - from);
       bf16* rest = weights == Weights::probabilities ? narrow + kRounded : nullptr;
-      amx::narrow_columns(s + from * kKeys + j, kKeys, std::min(depth, b.nq - from), narrow, rest);
+      amx::pack_rounded_columns(s + from * kKeys + j, kKeys, std::min(depth, b.nq - from), narrow, rest);
       add_columns(narrow, rest, x_other + (b.q0 + from) * 32, depth, queries, d,
                   sums + (b.k0 + j) * padded(d));
     }
@@ -377,7 +392,7 @@ struct Tiles {
     for (int64_t i = 0; i < padded(d); i += 32) {
       const bf16* x = x_other + i * padded(queries);
       if (rest)
-        amx::gemm_with_sum(x, weights, rest, depth, sums + i * 32, 32);
+        amx::gemm_split_b(x, weights, rest, depth, sums + i * 32, 32);
       else
         amx::gemm(x, weights, depth, true, sums + i * 32, 32);
     }

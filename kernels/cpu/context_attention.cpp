@@ -24,20 +24,20 @@ namespace HWY_NAMESPACE {
 HWY_INLINE int64_t first_row(const PositionSegments& rows, int segment) {
   return segment == 0 ? 0 : rows.segments[0].count;
 }
-HWY_INLINE bool seen(const AttentionBlock& a, PositionSegment keys) {
+HWY_INLINE bool is_visible(const AttentionBlock& a, PositionSegment keys) {
   return a.sees(a.queries.segments[0], keys) || a.sees(a.queries.segments[1], keys);
 }
-HWY_INLINE Mask mask_of(const AttentionBlock& a, PositionSegment keys, const int32_t* document_start,
+// Mask for queries of sequence b whose first row is `first_query`.
+HWY_INLINE Mask mask_of(const AttentionBlock& a, PositionSegment keys, const Documents& documents, int64_t b,
                         int64_t first_query) {
-  return {a.shape.causal, a.shape.window, keys.count, document_start ? document_start + first_query : nullptr,
-          keys.begin};
+  return {a.shape.causal, a.shape.window, keys.count, {documents, a.shape.batch, b, first_query}, keys.begin};
 }
 HWY_INLINE DropoutMask dropout_mask(const AttentionBlock& a, PositionSegment keys, int64_t head) {
   return {a.shape.dropout, a.shape.dropout_key, static_cast<uint64_t>(a.shape.head_offset + head),
           keys.begin};
 }
 template <class T>
-HWY_INLINE T* moved(T* p, int64_t by) {
+HWY_INLINE T* offset_or_null(T* p, int64_t by) {
   return p ? p + by : nullptr;
 }
 
@@ -45,20 +45,20 @@ HWY_INLINE T* moved(T* p, int64_t by) {
 
 // Offsets of the panels of each segment of keys in those of one group of one sequence: keys, then values.
 // Segments invisible to all queries have none.
-struct RunPanels {
+struct SegmentPanels {
   int64_t at[2], values[2], floats = 0;
-  explicit RunPanels(const AttentionBlock& a) {
+  explicit SegmentPanels(const AttentionBlock& a) {
     for (int r = 0; r < 2; ++r) {
       const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
       at[r] = floats;
       values[r] = floats + Vectors::columns_size(segment.count, a.shape.qk_dim);
-      if (seen(a, segment)) floats = values[r] + Vectors::depth_size(segment.count, a.shape.v_dim);
+      if (is_visible(a, segment)) floats = values[r] + Vectors::depth_size(segment.count, a.shape.v_dim);
     }
   }
 };
 
-WorkspaceSize forward_workspace(AttentionBlock a) {
-  return {static_cast<size_t>(a.shape.batch * a.shape.groups * RunPanels(a).floats) * sizeof(float),
+WorkspaceSize forward_workspace(AttentionBlock a, int64_t) {
+  return {static_cast<size_t>(a.shape.batch * a.shape.groups * SegmentPanels(a).floats) * sizeof(float),
           ForwardScratch<Vectors>(nullptr, HeadDims(a.shape)).floats * sizeof(float)};
 }
 
@@ -74,20 +74,19 @@ HWY_INLINE void resume_rows(const ForwardScratch<Vectors>& s, const Block<Vector
   }
 }
 
-void forward(Context& c, AttentionBlock a, HeadsIn q_heads, HeadsIn k, HeadsIn v,
-             const int32_t* document_start, const int64_t* dropout_rows, bool accumulate, HeadsOut out,
-             float* lse) {
+void forward(Context& c, AttentionBlock a, HeadsIn q_heads, HeadsIn k, HeadsIn v, Documents documents,
+             const int64_t* dropout_rows, bool accumulate, HeadsOut out, float* lse) {
   const int64_t heads = a.shape.heads(), groups = a.shape.groups, per_group = a.shape.heads_per_group,
                 seq = a.queries.rows(), keys = a.keys.rows(), out_stride = out.strides.token;
   const HeadDims d(a.shape);
-  const RunPanels panels(a);
-  const WorkspaceParts workspace(c, forward_workspace(a));
+  const SegmentPanels panels(a);
+  const WorkspaceParts workspace(c, forward_workspace(a, documents.count));
   if (!workspace) return;
   auto* packed = workspace.shared<float>();
 
   for (int r = 0; r < 2; ++r) {
     const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
-    if (!seen(a, segment)) continue;
+    if (!is_visible(a, segment)) continue;
     const int64_t slab = 8 * kNr, slabs = ceil_div(segment.count, slab);
     c.pool->parallel_for(a.shape.batch * groups * slabs, [&](int64_t tile, int) HWY_ATTR {
       const int64_t first = tile % slabs * slab, n = std::min(slab, segment.count - first),
@@ -108,9 +107,10 @@ void forward(Context& c, AttentionBlock a, HeadsIn q_heads, HeadsIn k, HeadsIn v
     const int64_t head = group * per_group + head_in_group;
     const int query_segment = block < blocks_before ? 0 : 1;
     const PositionSegment queries = a.queries.segments[static_cast<size_t>(query_segment)];
+    // first_query: row among the queries of all sequences.
     const int64_t q0 = (block - (query_segment ? blocks_before : 0)) * Vectors::kQueries,
                   n = std::min(Vectors::kQueries, queries.count - q0),
-                  first_query = b * seq + first_row(a.queries, query_segment) + q0;  // row of all queries
+                  first_query = b * seq + first_row(a.queries, query_segment) + q0;
     const ForwardScratch<Vectors> s(workspace.worker<float>(worker), d);
     float* out_rows = out.data.as<float>() + out.strides.at(first_query, group, head_in_group);
     float* lse_rows = lse + (b * heads + head) * seq + first_query - b * seq;
@@ -119,7 +119,7 @@ void forward(Context& c, AttentionBlock a, HeadsIn q_heads, HeadsIn k, HeadsIn v
     for (int r = 0; r < 2; ++r) {
       const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
       if (!a.sees({queries.begin + q0, n}, segment)) continue;
-      Block<Vectors> scores(mask_of(a, segment, document_start, first_query), 0, n, queries.begin + q0);
+      Block<Vectors> scores(mask_of(a, segment, documents, b, first_query), 0, n, queries.begin + q0);
       if (scores.begin >= scores.end) continue;
       if (!q.at) {
         q = Vectors::pack_left(Rows::of(q_heads, first_query, group, head_in_group), n, d.qk, s.q);
@@ -131,9 +131,10 @@ void forward(Context& c, AttentionBlock a, HeadsIn q_heads, HeadsIn k, HeadsIn v
       const float* group_panels = packed + (b * groups + group) * panels.floats;
       attend(s, scores, q, {group_panels + panels.at[r], group_panels + panels.values[r], segment.count}, d,
              {a.shape.scale, a.shape.softcap}, dropout_mask(a, segment, head),
-             moved(dropout_rows, first_query));
+             offset_or_null(dropout_rows, first_query));
     }
-    if (!q.at) {  // no visible keys
+    // No key is visible.
+    if (!q.at) {
       for (int64_t i = 0; i < n && !accumulate; ++i) {
         std::memset(out_rows + i * out_stride, 0, static_cast<size_t>(d.v) * sizeof(float));
         lse_rows[i] = -kInfinity;
@@ -151,15 +152,15 @@ void forward(Context& c, AttentionBlock a, HeadsIn q_heads, HeadsIn k, HeadsIn v
 
 // ---- backward
 
-struct LongestRuns {
+struct LongestSegments {
   int64_t queries, keys;
-  explicit LongestRuns(const AttentionBlock& a)
+  explicit LongestSegments(const AttentionBlock& a)
       : queries(std::max(a.queries.segments[0].count, a.queries.segments[1].count)),
         keys(std::max(a.keys.segments[0].count, a.keys.segments[1].count)) {}
 };
 
-WorkspaceSize backward_workspace(AttentionBlock a) {
-  const LongestRuns longest(a);
+WorkspaceSize backward_workspace(AttentionBlock a, int64_t) {
+  const LongestSegments longest(a);
   return {0, BackwardScratch<Vectors>(nullptr, longest.queries, longest.keys, HeadDims(a.shape)).floats *
                  sizeof(float)};
 }
@@ -174,8 +175,8 @@ HWY_INLINE void add_row(float* to, const float* from, float factor, int64_t cols
 
 // One tile computes all heads of one group of one sequence, one segment of keys after the other.
 void backward(Context& c, AttentionBlock a, HeadsIn q, HeadsIn k, HeadsIn v, HeadsIn out, const float* lse,
-              HeadsIn dout, const int32_t* document_start, const int64_t* dropout_rows, HeadsOut dq,
-              HeadsOut dk, HeadsOut dv) {
+              HeadsIn dout, Documents documents, const int64_t* dropout_rows, HeadsOut dq, HeadsOut dk,
+              HeadsOut dv) {
   const int64_t heads = a.shape.heads(), groups = a.shape.groups, per_group = a.shape.heads_per_group,
                 seq = a.queries.rows(), keys = a.keys.rows();
   const HeadDims d(a.shape);
@@ -183,9 +184,9 @@ void backward(Context& c, AttentionBlock a, HeadsIn q, HeadsIn k, HeadsIn v, Hea
     std::memset(x.data.as<float>() + x.strides.at(token, group), 0,
                 static_cast<size_t>(cols) * sizeof(float));
   };
-  const WorkspaceParts workspace(c, backward_workspace(a));
+  const WorkspaceParts workspace(c, backward_workspace(a, documents.count));
   if (!workspace) return;
-  const LongestRuns longest(a);
+  const LongestSegments longest(a);
 
   c.pool->parallel_for(a.shape.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t b = tile / groups, group = tile % groups;
@@ -194,7 +195,7 @@ void backward(Context& c, AttentionBlock a, HeadsIn q, HeadsIn k, HeadsIn v, Hea
       const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
       if (segment.count == 0) continue;
       const int64_t first_key = b * keys + first_row(a.keys, r);
-      if (!seen(a, segment)) {
+      if (!is_visible(a, segment)) {
         for (int64_t i = 0; i < segment.count; ++i) {
           zero_row(dk, first_key + i, group, d.qk);
           zero_row(dv, first_key + i, group, d.v);
@@ -208,10 +209,11 @@ void backward(Context& c, AttentionBlock a, HeadsIn q, HeadsIn k, HeadsIn v, Hea
           if (!a.sees(queries, segment)) continue;
           const int64_t head = group * per_group + h, first = first_row(a.queries, query_segment),
                         first_query = b * seq + first;
-          const QueryRows rows{Rows::of(q, first_query, group, h),    Rows::of(out, first_query, group, h),
-                               Rows::of(dout, first_query, group, h), lse + (b * heads + head) * seq + first,
-                               moved(dropout_rows, first_query),      queries.count};
-          const Mask mask = mask_of(a, segment, document_start, first_query);
+          const QueryRows rows{
+              Rows::of(q, first_query, group, h),        Rows::of(out, first_query, group, h),
+              Rows::of(dout, first_query, group, h),     lse + (b * heads + head) * seq + first,
+              offset_or_null(dropout_rows, first_query), queries.count};
+          const Mask mask = mask_of(a, segment, documents, b, first_query);
           pack_queries(s, rows, d);
           for (int64_t q0 = 0; q0 < queries.count; q0 += Vectors::kQueries) {
             Block<Vectors> block(mask, q0, std::min(Vectors::kQueries, queries.count - q0),

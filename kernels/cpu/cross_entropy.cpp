@@ -119,11 +119,14 @@ HWY_INLINE void gradient_of_row(const RowGradient& g, const Array<T> x, int64_t 
     dx.put_part(to + i, hn::Zero(DF()), std::min(kStep, g.padded - i));
 }
 
-// body(T{}, D{}) with the types of the logits and of their gradient; fp32 logits often have a bf16 gradient.
+// body(T{}, D{}) with the types of the logits and of their gradient; the gradient of fp32 logits often
+// has 16 bits.
 template <class Body>
 HWY_INLINE void by_types(In logits, In dlogits, Body&& body) {
   if (logits.dtype == DType::f32 && dlogits.dtype == DType::bf16)
     body(float{}, bf16{});
+  else if (logits.dtype == DType::f32 && dlogits.dtype == DType::f16)
+    body(float{}, f16{});
   else
     by_type({logits, dlogits}, [&](auto type) HWY_ATTR { body(type, type); });
 }
@@ -212,12 +215,12 @@ void full(Context& c, Out logits, const int32_t* labels, const float* weight, in
   run(c, logits, labels, weight, rows, cols, row_stride, cap, losses, dlogits, dlogits_stride);
 }
 
-// Logits of a chunk within 256 MiB, or 384 MiB with a bf16 gradient, whose GEMMs are fast relative to the
-// accumulation of the weight gradient. A multiple of 16.
+// Logits of a chunk within 256 MiB, or 384 MiB with a gradient in 16 bits, whose GEMMs are fast relative to
+// the accumulation of the weight gradient. A multiple of 16.
 int64_t chunk_rows(int64_t rows, int64_t columns, DType compute, bool differentiates) {
-  constexpr int64_t kLogitBytes = int64_t{256} << 20, kFewest = 256, kMost = 1024;
-  int64_t wanted = std::clamp(kLogitBytes / (4 * std::max<int64_t>(columns, 1)), kFewest, kMost);
-  if (differentiates && compute == DType::bf16) wanted *= 2;
+  constexpr int64_t kLogitBytes = int64_t{256} << 20, kMinRows = 256, kMaxRows = 1024;
+  int64_t wanted = std::clamp(kLogitBytes / (4 * std::max<int64_t>(columns, 1)), kMinRows, kMaxRows);
+  if (differentiates && compute != DType::f32) wanted *= 2;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(rows, wanted));
   return std::max<int64_t>(16, round_up(ceil_div(rows, chunks), 16));
 }

@@ -28,7 +28,7 @@ void forward(Context& c, In table_in, const int32_t* ids, In position_in, const 
         for_vectors(
             cols,
             [&](int64_t i) HWY_ATTR {
-              VF v = here ? table.alone(from + i) : hn::Zero(DF());
+              VF v = here ? table.at_without_prefetch(from + i) : hn::Zero(DF());
               if (position_in) v = hn::Add(v, position.at(with + i));
               out.put(to + i, v);
             },
@@ -56,7 +56,8 @@ void backward(Context& c, In dout_in, const int32_t* ids, float* dtable, int64_t
         const int64_t from = r * cols + begin;
         for_vectors(
             end - begin,
-            [&](int64_t i) HWY_ATTR { store(hn::Add(load(to + i), dout.alone(from + i)), to + i); },
+            [&](int64_t i)
+                HWY_ATTR { store(hn::Add(load(to + i), dout.at_without_prefetch(from + i)), to + i); },
             [&](int64_t i, int64_t n)
                 HWY_ATTR { store_part(hn::Add(load_part(to + i, n), dout.part(from + i, n)), to + i, n); });
       }
@@ -64,8 +65,13 @@ void backward(Context& c, In dout_in, const int32_t* ids, float* dtable, int64_t
   });
 }
 
+// Threads own columns, and need not sort the ids.
+WorkspaceSize embedding_backward_workspace(int64_t, int64_t, int64_t) {
+  return {};
+}
+
 Embedding embedding_family() {
-  return {.forward = forward, .backward = backward};
+  return {.forward = forward, .backward = backward, .backward_workspace = embedding_backward_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,6 +1,7 @@
 // GEMM with packed panels and a register-tiled kernel (gemm_core-inl.hpp); the tiling depends on the shape
-// alone. Packing widens bf16 operands and expands those with scales; a processor with native bf16
-// multiplication uses oneDNN (onednn.hpp). The epilogue is a pass over C.
+// alone. Packing widens bf16 and fp16 operands and dequantizes those with scales; bf16 runs on the AMX tile
+// unit (amx.hpp) or by oneDNN (onednn.hpp) where the processor multiplies bf16. The epilogue is a pass over
+// C.
 #include "kernels/gemm.hpp"
 
 #include <algorithm>
@@ -8,11 +9,11 @@
 #include <type_traits>
 
 #include "kernels/cpu/amx.hpp"
-#include "kernels/cpu/expand.hpp"
+#include "kernels/cpu/atomic_max.hpp"
+#include "kernels/cpu/dequantize.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/onednn.hpp"
 #include "kernels/cpu/parallel.hpp"
-#include "kernels/cpu/raise.hpp"
 #include "kernels/cpu/targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -28,24 +29,27 @@ namespace HWY_NAMESPACE {
 // The tiling of a GEMM, by its shape alone. B is packed once, all threads together, into shared memory, in
 // chunks of n and k that fit; a tile is a block of rows times a block of columns, packs its rows of A for one
 // pass of kKc and multiplies.
-struct Plan {
-  int64_t rows, cols;        // of a tile
-  int64_t chunk_n, chunk_k;  // of packed B
+struct GemmTiling {
+  // Of a tile.
+  int64_t rows, cols;
+  // Of packed B.
+  int64_t chunk_n, chunk_k;
 };
 
 // 4 MiB of packed B at a time: a part of the last-level cache.
 constexpr int64_t kPackedFloats = int64_t{1} << 20;
-// Enough for an even load.
+// Number of tiles that is enough to balance threads; GEMMs with more tiles of the largest size have more.
 constexpr int64_t kTiles = 32;
-// multiply-adds below which a tile is not worth a thread.
+// Multiply-adds that a tile should have at least.
 constexpr int64_t kTileWork = int64_t{1} << 20;
 // A tile packs rows x kKc of A, which shall stay in the second-level cache, and uses each panel of B `rows`
 // times: with fewer than 64 rows fetching B would cost more than multiplying.
 constexpr int64_t kMaxRows = 128, kMinRows = 64, kMaxCols = 1536, kMinCols = 4 * kNr;
 
-HWY_INLINE Plan plan_for(const GemmShape& s, bool narrow) {
-  Plan p;
-  // Between two chunks of k the sums lie in C. bf16 cannot hold them, so there a chunk is as deep as can be.
+HWY_INLINE GemmTiling tiling_for(const GemmShape& s, bool narrow) {
+  GemmTiling p;
+  // Between two chunks of k the sums lie in C. 16 bits cannot hold them, so there a chunk is as deep as can
+  // be.
   p.chunk_k = std::min(s.k, even_size(s.k, ceil_div(s.k, narrow ? 16 * kKc : 2 * kKc), 4));
   p.chunk_n = std::min(s.n, std::max(8 * kNr, kPackedFloats / p.chunk_k / kNr * kNr));
   const double work = static_cast<double>(s.m) * static_cast<double>(p.chunk_n) * static_cast<double>(s.k);
@@ -60,14 +64,14 @@ HWY_INLINE Plan plan_for(const GemmShape& s, bool narrow) {
   return p;
 }
 
-// Rows of a matrix with scales, of which a few are expanded at a time, as a matrix in fp32 that is packed
+// Rows of a matrix with scales, of which a few are dequantized at a time, as a matrix in fp32 that is packed
 // next.
 template <int64_t kRows, int64_t kDepth>
-struct ExpandedRows {
+struct DequantizedRows {
   static constexpr int64_t kStride = kDepth + 16;
   HWY_ALIGN float values[kRows * kStride];
-  ExpandedRows(const ScaledMatrix& x, int64_t row, int64_t rows, int64_t k0, int64_t k) {
-    for (int64_t r = 0; r < rows; ++r) expand(x, row + r, k0, k, values + r * kStride);
+  DequantizedRows(const ScaledMatrix& x, int64_t row, int64_t rows, int64_t k0, int64_t k) {
+    for (int64_t r = 0; r < rows; ++r) dequantize(x, row + r, k0, k, values + r * kStride);
   }
 };
 
@@ -75,8 +79,8 @@ struct ExpandedRows {
 template <class T>
 HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, int64_t n, int64_t k0,
                        int64_t k, float* to) {
-  const int64_t group = 4 * kNr,
-                slab = std::max<int64_t>(256, 65536 / group);  // a tile: four panels, neighbors in memory
+  // A tile is a slab of four panels, which are neighbors in memory.
+  const int64_t group = 4 * kNr, slab = std::max<int64_t>(256, 65536 / group);
   const int64_t slabs = ceil_div(k, slab);
   c.pool->parallel_for(ceil_div(n, group) * slabs, [&](int64_t tile, int) HWY_ATTR {
     const int64_t first = tile / slabs * group, from_k = tile % slabs * slab,
@@ -89,7 +93,7 @@ HWY_INLINE void pack_b(Context& c, const GemmShape& s, const T* b, int64_t n0, i
         const int64_t width = panel_width(n, j), cols = std::min(kNr, n - j);
         float* panel = to + j * k + p * width;
         if constexpr (std::is_same_v<T, ScaledMatrix>) {
-          const ExpandedRows<kNr, kRun> rows(*b, n0 + j, cols, k0 + p, run);
+          const DequantizedRows<kNr, kRun> rows(*b, n0 + j, cols, k0 + p, run);
           pack_transposed(rows.values, rows.kStride, run, cols, width, panel);
         } else if (s.trans_b)
           pack_transposed(b + (n0 + j) * s.ldb + k0 + p, s.ldb, run, cols, width, panel);
@@ -140,24 +144,26 @@ HWY_INLINE void pack_a(const GemmShape& s, const T* a, int64_t m0, int64_t m, in
   if constexpr (std::is_same_v<T, ScaledMatrix>) {
     for (int64_t i = 0; i < m; i += kMr) {
       const int64_t rows = std::min<int64_t>(kMr, m - i);
-      const ExpandedRows<kMr, kKc> expanded(*a, m0 + i, rows, k0, k);
-      pack_transposed(expanded.values, expanded.kStride, k, rows, kMr, to + i / kMr * kPanelA);
+      const DequantizedRows<kMr, kKc> dequantized(*a, m0 + i, rows, k0, k);
+      pack_transposed(dequantized.values, dequantized.kStride, k, rows, kMr, to + i / kMr * kPanelA);
     }
   } else {
     pack_rows(s, a, m0, m, k0, k, to);
   }
 }
 
-// to = fp32 of a block of C, and back.
-HWY_INLINE void read_block(const bf16* c, int64_t ldc, int64_t m, int64_t n, float* to) {
-  for (int64_t r = 0; r < m; ++r) widen({c + r * ldc, DType::bf16}, to + r * n, n);
+// n values of C below fp32, from element `first` on.
+template <class T>
+HWY_INLINE void write_row(const float* from, int64_t n, T* c) {
+  for_vectors(
+      n, [&](int64_t i) HWY_ATTR { store(load(from + i), c + i); },
+      [&](int64_t i, int64_t k) HWY_ATTR { store_part(load_part(from + i, k), c + i, k); });
 }
-HWY_INLINE void write_block(const float* from, int64_t m, int64_t n, bf16* c, int64_t ldc) {
-  for (int64_t r = 0; r < m; ++r)
-    for_vectors(
-        n, [&](int64_t i) HWY_ATTR { store(load(from + r * n + i), c + r * ldc + i); },
-        [&](int64_t i, int64_t k)
-            HWY_ATTR { store_part(load_part(from + r * n + i, k), c + r * ldc + i, k); });
+HWY_INLINE void write_row(const float* from, int64_t n, Out c, int64_t first) {
+  if (c.dtype == DType::bf16)
+    write_row(from, n, c.as<bf16>() + first);
+  else
+    write_row(from, n, c.as<f16>() + first);
 }
 
 // A description of the content of a worker's panels of A, in front of them: the next tile is often of the
@@ -174,9 +180,9 @@ struct GemmWorkspace {
   static constexpr size_t held = sizeof(PackedRows) / sizeof(float);
   bool copy;
   size_t a, c, b, c_copy;
-  GemmWorkspace(const GemmShape& s, const Plan& p, bool narrow)
-      // bf16 results are summed in fp32: in the tile's memory, or when k comes in several chunks in a copy
-      // of C's columns.
+  GemmWorkspace(const GemmShape& s, const GemmTiling& p, bool narrow)
+      // Results below fp32 are summed in fp32: in the tile's memory, or when k comes in several chunks in a
+      // copy of C's columns.
       : copy(narrow && p.chunk_k < s.k),
         a(static_cast<size_t>(ceil_div(p.rows, kMr) * kPanelA)),
         c(static_cast<size_t>(narrow && !copy ? p.rows * p.cols : 0)),
@@ -190,8 +196,8 @@ struct GemmWorkspace {
 template <class T>
 void tiled_gemm(Context& c, const GemmShape& planned, const GemmShape& s, const T* a, const T* b, Out out,
                 float alpha, float beta) {
-  const bool narrow = out.dtype == DType::bf16;
-  const Plan p = plan_for(planned, narrow);
+  const bool narrow = out.dtype != DType::f32;
+  const GemmTiling p = tiling_for(planned, narrow);
   const GemmWorkspace sizes(planned, p, narrow);
   const WorkspaceParts workspace(c, sizes.need());
   if (!workspace) return;
@@ -215,13 +221,8 @@ void tiled_gemm(Context& c, const GemmShape& planned, const GemmShape& s, const 
         const int64_t at = i0 * s.ldc + n0 + j0;
         float* to = !narrow ? out.as<float>() + at : copy ? c_copy + i0 * n + j0 : panel + a_floats;
         const int64_t ldt = !narrow ? s.ldc : copy ? n : cols;
-        if (narrow && beta != 0 && k0 == 0) {
-          if (copy)
-            for (int64_t r = 0; r < rows; ++r)
-              read_block(out.as<bf16>() + at + r * s.ldc, s.ldc, 1, cols, to + r * ldt);
-          else
-            read_block(out.as<bf16>() + at, s.ldc, rows, cols, to);
-        }
+        if (narrow && beta != 0 && k0 == 0)
+          for (int64_t r = 0; r < rows; ++r) widen(out, at + r * s.ldc, to + r * ldt, cols);
         const int64_t deep = even_size(k, ceil_div(k, kKc), 4);
         for (int64_t pass = 0; pass < k; pass += deep) {
           const int64_t depth = std::min(deep, k - pass);
@@ -233,8 +234,7 @@ void tiled_gemm(Context& c, const GemmShape& planned, const GemmShape& s, const 
                       k0 + pass == 0 ? beta : 1.0f, to, ldt);
         }
         if (narrow && k0 + k == s.k)
-          for (int64_t r = 0; r < rows; ++r)
-            write_block(to + r * ldt, 1, cols, out.as<bf16>() + at + r * s.ldc, s.ldc);
+          for (int64_t r = 0; r < rows; ++r) write_row(to + r * ldt, cols, out, at + r * s.ldc);
       });
     }
 }
@@ -279,17 +279,41 @@ void few_rows(Context& c, const GemmShape& s, const T* a, const T* b, Out out, f
 }
 
 // bf16 on a processor that multiplies it: oneDNN on tiles of fixed size, one thread each.
+struct NativeTiles {
+  int64_t rows, cols, down, across;
+  explicit NativeTiles(const GemmShape& s)
+      : rows(even_size(s.m, ceil_div(s.m, 256), 32)),
+        cols(even_size(s.n, ceil_div(s.n, 768), 64)),
+        down(ceil_div(s.m, rows)),
+        across(ceil_div(s.n, cols)) {}
+  GemmShape at(const GemmShape& s, int64_t row, int64_t column) const {
+    GemmShape tile = s;
+    tile.m = std::min(rows, s.m - row * rows);
+    tile.n = std::min(cols, s.n - column * cols);
+    return tile;
+  }
+};
+WorkspaceSize native_workspace(const GemmShape& s, DType c, float beta) {
+  const NativeTiles tiles(s);
+  size_t most = 0;
+  // Only the last row and the last column of tiles may be smaller.
+  for (const int64_t row : {int64_t{0}, tiles.down - 1})
+    for (const int64_t column : {int64_t{0}, tiles.across - 1})
+      most = std::max(most, onednn_workspace(tiles.at(s, row, column), DType::bf16, c, beta));
+  return {0, most};
+}
 void native_gemm(Context& c, const GemmShape& s, In a, In b, Out out, float beta) {
-  const int64_t rows = even_size(s.m, ceil_div(s.m, 256), 32), cols = even_size(s.n, ceil_div(s.n, 768), 64);
-  const int64_t across = ceil_div(s.n, cols), size = size_of(out.dtype);
-  c.pool->parallel_for(ceil_div(s.m, rows) * across, [&](int64_t tile, int) {
-    const int64_t i = tile / across * rows, j = tile % across * cols;
-    GemmShape t = s;
-    t.m = std::min(rows, s.m - i);
-    t.n = std::min(cols, s.n - j);
+  const WorkspaceParts workspace(c, native_workspace(s, out.dtype, beta));
+  if (!workspace) return;
+  const NativeTiles tiles(s);
+  const int64_t size = size_of(out.dtype);
+  c.pool->parallel_for(tiles.down * tiles.across, [&](int64_t tile, int worker) {
+    const int64_t row = tile / tiles.across, column = tile % tiles.across;
+    const int64_t i = row * tiles.rows, j = column * tiles.cols;
+    const GemmShape t = tiles.at(s, row, column);
     onednn_gemm(t, {a.as<bf16>() + (s.trans_a ? i : i * s.lda), DType::bf16},
                 {b.as<bf16>() + (s.trans_b ? j * s.ldb : j), DType::bf16},
-                {out.as<char>() + (i * s.ldc + j) * size, out.dtype}, beta);
+                {out.as<char>() + (i * s.ldc + j) * size, out.dtype}, beta, workspace.worker<void>(worker));
   });
 }
 
@@ -345,29 +369,30 @@ void skinny_m(Context& c, const GemmShape& s, const float* a, const float* b, fl
     }
 }
 
-bool few_rows_of(const GemmShape& s, DType a) {
-  return s.m <= 8 && s.trans_b && !s.trans_a && (a == DType::f32 || a == DType::bf16);
+bool has_few_rows(const GemmShape& s, DType a) {
+  return s.m <= 8 && s.trans_b && !s.trans_a && size_of(a) > 1;
 }
 
-// The scales of the GEMMs of the tile unit and of oneDNN.
-bool plain(float alpha, float beta) {
-  return alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
+// The types and scales of the GEMMs of the tile unit and of oneDNN.
+bool native_types(DType a, DType c, float alpha, float beta) {
+  return a == DType::bf16 && c != DType::f16 && alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
 }
 
 WorkspaceSize run_workspace(GemmShape s, DType a, DType c, float alpha, float beta) {
-  const bool narrow = c == DType::bf16;
-  if (s.m <= 0 || s.n <= 0 || s.k <= 0 || few_rows_of(s, a)) return {};
+  const bool narrow = c != DType::f32;
+  if (s.m <= 0 || s.n <= 0 || s.k <= 0 || has_few_rows(s, a)) return {};
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(s)) return skinny_n_workspace(s);
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(transposed(s))) return skinny_m_workspace(s);
-  if (a == DType::bf16 && plain(alpha, beta) && runs_amx()) return amx_workspace(s, c);
-  // oneDNN's own memory, freed after the GEMM.
-  if (a == DType::bf16 && plain(alpha, beta) && *native_bf16()) return {};
-  return GemmWorkspace(s, plan_for(s, narrow), narrow).need();
+  const bool native = native_types(a, c, alpha, beta);
+  if (native && runs_amx()) return amx_workspace(s, c);
+  if (native && *native_bf16()) return native_workspace(s, c, beta);
+  return GemmWorkspace(s, tiling_for(s, narrow), narrow).need();
 }
-WorkspaceSize run_grouped_workspace(GemmShape s, DType c) {
-  const bool narrow = c == DType::bf16;
+// The groups follow one another in the same memory, for the largest that there can be.
+WorkspaceSize run_grouped_workspace(GemmShape s, GemmGroups, int64_t, DType c) {
+  const bool narrow = c != DType::f32;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0) return {};
-  return GemmWorkspace(s, plan_for(s, narrow), narrow).need();
+  return GemmWorkspace(s, tiling_for(s, narrow), narrow).need();
 }
 
 // C = beta * C.
@@ -380,18 +405,18 @@ void scale_result(const GemmShape& s, Out out, float beta) {
     }
 }
 
-template <class T>
-void run_on_vectors(Context& c, const GemmShape& s, bool few, const T* a, const T* b, Out out, float alpha,
-                    float beta) {
-  if (few)
-    few_rows(c, s, a, b, out, alpha, beta);
-  else
-    tiled_gemm(c, s, s, a, b, out, alpha, beta);
+void run_on_vectors(Context& c, const GemmShape& s, bool few, In a, In b, Out out, float alpha, float beta) {
+  at_element(a, 0, [&]<class T>(const T* left) {
+    if (few)
+      few_rows(c, s, left, b.as<T>(), out, alpha, beta);
+    else
+      tiled_gemm(c, s, s, left, b.as<T>(), out, alpha, beta);
+  });
 }
 
 // One GEMM of the batch.
 void run_one(Context& c, const GemmShape& s, In a, In b, Out out, float alpha, float beta) {
-  const bool few = few_rows_of(s, a.dtype);
+  const bool few = has_few_rows(s, a.dtype);
   const bool wide = a.dtype == DType::f32 && out.dtype == DType::f32 && !few;
   if (wide && (is_skinny_n(s) || is_skinny_n(transposed(s)))) {
     const bool skinny_columns = is_skinny_n(s);
@@ -401,15 +426,13 @@ void run_one(Context& c, const GemmShape& s, In a, In b, Out out, float alpha, f
                                            workspace.shared<float>());
     return;
   }
-  const bool native = a.dtype == DType::bf16 && !few && plain(alpha, beta);
+  const bool native = !few && native_types(a.dtype, out.dtype, alpha, beta);
   if (native && runs_amx()) {
     amx_gemm(c, s, a, b, out, beta);
   } else if (native && *native_bf16()) {
     native_gemm(c, s, a, b, out, beta);
-  } else if (a.dtype == DType::bf16) {
-    run_on_vectors(c, s, few, a.as<bf16>(), b.as<bf16>(), out, alpha, beta);
   } else {
-    run_on_vectors(c, s, few, a.as<float>(), b.as<float>(), out, alpha, beta);
+    run_on_vectors(c, s, few, a, b, out, alpha, beta);
   }
 }
 
@@ -437,7 +460,7 @@ void reduce_result(Context& c, const GemmShape& s, Out out, const GemmEpilogue& 
       for (int64_t first = 0; first < s.m; first += kEpilogueRows) {
         VF part = hn::Zero(DF());
         for (int64_t r = first; r < std::min(s.m, first + kEpilogueRows); ++r) {
-          const VF v = width == kStep ? y.alone(r * s.ldc + j) : y.part(r * s.ldc + j, width);
+          const VF v = width == kStep ? y.at_without_prefetch(r * s.ldc + j) : y.part(r * s.ldc + j, width);
           part = hn::Add(part, v);
           largest = hn::Max(largest, hn::BitCast(di, hn::Abs(v)));
         }
@@ -446,7 +469,7 @@ void reduce_result(Context& c, const GemmShape& s, Out out, const GemmEpilogue& 
       if (e.bias_gradient)
         store_part(hn::Add(load_part(e.bias_gradient + j, width), sum), e.bias_gradient + j, width);
     }
-    if (e.amax) raise_to(*e.amax, std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, largest))));
+    if (e.amax) atomic_max(*e.amax, std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, largest))));
   });
 }
 
@@ -457,7 +480,8 @@ void add_bias(Context& c, const GemmShape& s, Out out, In bias_in) {
       for (int64_t r = begin; r < end; ++r)
         for_vectors(
             s.n,
-            [&](int64_t j) HWY_ATTR { y.put(r * s.ldc + j, hn::Add(y.at(r * s.ldc + j), bias.alone(j))); },
+            [&](int64_t j)
+                HWY_ATTR { y.put(r * s.ldc + j, hn::Add(y.at(r * s.ldc + j), bias.at_without_prefetch(j))); },
             [&](int64_t j, int64_t n) HWY_ATTR {
               y.put_part(r * s.ldc + j, hn::Add(y.part(r * s.ldc + j, n), bias.part(j, n)), n);
             });
@@ -474,7 +498,7 @@ void apply_function(Context& c, const GemmShape& s, Out out, const GemmEpilogue&
     const Out auxiliary = e.auxiliary ? from_element(e.auxiliary, r * s.ldc) : Out{};
     if (e.function == GemmEpilogue::Function::activation) {
       if (auxiliary) std::memcpy(auxiliary.data, y.data, static_cast<size_t>(rows * s.n * size_of(y.dtype)));
-      family.forward(c, e.activation, false, y, {}, y, rows, s.n);
+      family.forward(c, e.activation, false, y, {}, y, rows, s.n, {});
     } else {
       family.backward(c, e.activation, false, y, auxiliary, {}, y, rows, s.n);
     }
@@ -533,12 +557,10 @@ void run_grouped(Context& c, GemmShape planned, GemmGroups kind, const int64_t* 
       const ScaledMatrix x(a, planned.k, rows ? at.first : 0, rows ? 0 : at.first),
           w(b, planned.k, rows ? at.group * s.stride_b / s.k : 0, rows ? 0 : at.first);
       tiled_gemm(c, planned, s, &x, &w, y, alpha, beta);
-    } else if (a.dtype == DType::bf16) {
-      run_group(c, planned, s, kind, at, static_cast<const bf16*>(a.data), static_cast<const bf16*>(b.data),
-                y, alpha, beta);
     } else {
-      run_group(c, planned, s, kind, at, static_cast<const float*>(a.data), static_cast<const float*>(b.data),
-                y, alpha, beta);
+      at_element({a.data, a.dtype}, 0, [&]<class T>(const T* left) {
+        run_group(c, planned, s, kind, at, left, static_cast<const T*>(b.data), y, alpha, beta);
+      });
     }
     if (bias) add_bias(c, s, y, from_element(bias, at.group * s.n));
   }

@@ -37,10 +37,11 @@ HWY_INLINE V4 load4(const bf16* p) {
   return hn::BitCast(
       D4(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)))));
 }
-HWY_INLINE float one(const float* p) {
-  return *p;
+HWY_INLINE V4 load4(const f16* p) {
+  return load_half(D4(), p);
 }
-HWY_INLINE float one(const bf16* p) {
+template <class T>
+HWY_INLINE float one(const T* p) {
   return static_cast<float>(*p);
 }
 

@@ -20,9 +20,10 @@ namespace {
 // (which includes operating-system support). Linking libhwy for this would calibrate a timer at every start
 // of the program, 5 ms before main.
 #if defined(__x86_64__)
+// Does not test for F16C, which every CPU with these features has and some compilers cannot test for.
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-         __builtin_cpu_supports("bmi2");  // all of these have f16c, which some compilers cannot ask for
+         __builtin_cpu_supports("bmi2");
 }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&

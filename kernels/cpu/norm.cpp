@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
+#include "kernels/cpu/quantize.hpp"
 #include "kernels/cpu/targets.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -39,7 +40,8 @@ WorkspaceSize forward_workspace(NormRows rows) {
   return {2 * row, row};
 }
 void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out sum_out, In gamma,
-             float gamma_offset, In beta, float eps, Out y_out, float* mean_out, float* rstd_out) {
+             float gamma_offset, In beta, float eps, Out y_out, float* mean_out, float* rstd_out,
+             QuantizedOutput quantized) {
   const int64_t cols = rows.cols, width = padded(cols);
   const bool has_beta = static_cast<bool>(beta);
   const WorkspaceParts workspace(c, forward_workspace(rows));
@@ -55,7 +57,8 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
     using T = decltype(type);
     const auto x = array_of<T>(x_in), residual = array_of<T>(residual_in), total = array_of<T>(sum_out),
                y = array_of<T>(y_out);
-    parallel_blocks(c, rows.rows, rows_per_block(cols), [&](int64_t begin, int64_t end, int worker) HWY_ATTR {
+    const int64_t block = quantized ? kQuantizedRows : rows_per_block(cols);
+    parallel_blocks(c, rows.rows, block, [&](int64_t begin, int64_t end, int worker) HWY_ATTR {
       auto* row = workspace.worker<float>(worker);
       const float inverse_cols = 1.0f / static_cast<float>(cols);
       for (int64_t r = begin; r < end; ++r) {
@@ -101,6 +104,7 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
             cols, [&](int64_t i) HWY_ATTR { y.put(at + i, value(i)); },
             [&](int64_t i, int64_t n) HWY_ATTR { y.put_part(at + i, value(i), n); });
       }
+      if (quantized) quantize_rows(quantized, y_out, rows.rows, cols, begin, end);
     });
   });
 }
@@ -152,7 +156,8 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
           const VF hat = hn::Mul(hn::Sub(xv, vmean), vrstd);
           const VF hv = hn::Mul(d, load(g + i));
           sum_h = hn::Add(sum_h, hv);
-          sum_hx = hn::MulAdd(hv, hat, sum_hx);  // beyond cols d is 0
+          // Lanes beyond cols add nothing, because d is 0 there.
+          sum_hx = hn::MulAdd(hv, hat, sum_hx);
           store(hv, h + i);
           store(hat, xhat + i);
           if (partials) {

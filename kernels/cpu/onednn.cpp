@@ -59,23 +59,29 @@ dnnl::matmul::primitive_desc describe(const GemmShape& s, DType in, DType out, b
   const memory::desc b({s.k, s.n}, type_of(in), s.trans_b ? memory::dims{1, s.ldb} : memory::dims{s.ldb, 1});
   const memory::desc c({s.m, s.n}, type_of(out), memory::dims{s.ldc, 1});
   dnnl::primitive_attr attributes;
+  // The launch gives the temporary memory.
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   if (add) {
     dnnl::post_ops sum;
     sum.append_sum(1.0f);
     attributes.set_post_ops(sum);
   }
-  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attributes, engine(),
-                                      true);  // empty when there is none
+  // `true`: the descriptor is empty if oneDNN has no implementation.
+  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attributes, engine(), true);
+}
+
+using Key = std::array<int64_t, 10>;
+Key key_of(const GemmShape& s, DType in, DType out, bool add) {
+  return {s.trans_a, s.trans_b, s.m,
+          s.n,       s.k,       s.lda,
+          s.ldb,     s.ldc,     static_cast<int64_t>(in) * 16 + static_cast<int64_t>(out),
+          add};
 }
 
 // A training step has a few dozen tile shapes; each thread keeps its primitives.
 Primitive* primitive_for(const GemmShape& s, DType in, DType out, bool add) {
-  using Key = std::array<int64_t, 10>;
   thread_local std::map<Key, Primitive> known;
-  const Key key{s.trans_a, s.trans_b, s.m,
-                s.n,       s.k,       s.lda,
-                s.ldb,     s.ldc,     static_cast<int64_t>(in) * 16 + static_cast<int64_t>(out),
-                add};
+  const Key key = key_of(s, in, out, add);
   if (const auto found = known.find(key); found != known.end()) return &found->second;
   if (known.size() > 512) known.clear();
   auto description = describe(s, in, out, add);
@@ -86,17 +92,30 @@ Primitive* primitive_for(const GemmShape& s, DType in, DType out, bool add) {
 
 }  // namespace
 
-bool onednn_gemm(const GemmShape& s, In a, In b, Out c, float beta) {
+bool onednn_gemm(const GemmShape& s, In a, In b, Out c, float beta, void* workspace) {
   use_one_openmp_thread();
   thread_local dnnl::stream stream(engine());
   Primitive* cached = primitive_for(s, a.dtype, c.dtype, beta != 0);
   if (!cached) return false;
   const auto& d = cached->description;
   dnnl::memory ma(d.src_desc(), engine(), const_cast<void*>(a.data)),
-      mb(d.weights_desc(), engine(), const_cast<void*>(b.data)), mc(d.dst_desc(), engine(), c.data);
-  cached->primitive.execute(stream, {{DNNL_ARG_SRC, ma}, {DNNL_ARG_WEIGHTS, mb}, {DNNL_ARG_DST, mc}});
+      mb(d.weights_desc(), engine(), const_cast<void*>(b.data)), mc(d.dst_desc(), engine(), c.data),
+      scratchpad(d.scratchpad_desc(), engine(), workspace);
+  cached->primitive.execute(
+      stream,
+      {{DNNL_ARG_SRC, ma}, {DNNL_ARG_WEIGHTS, mb}, {DNNL_ARG_DST, mc}, {DNNL_ARG_SCRATCHPAD, scratchpad}});
   stream.wait();
   return true;
+}
+
+size_t onednn_workspace(const GemmShape& s, DType in, DType out, float beta) {
+  use_one_openmp_thread();
+  thread_local std::map<Key, size_t> known;
+  const Key key = key_of(s, in, out, beta != 0);
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  if (known.size() > 512) known.clear();
+  const auto description = describe(s, in, out, beta != 0);
+  return known[key] = description.get(true) ? description.scratchpad_desc().get_size() : 0;
 }
 
 const char* native_bf16() {

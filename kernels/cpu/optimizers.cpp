@@ -429,10 +429,7 @@ void sum_of_squares(Context& c, In ranges, int64_t range_count, In x, double* ou
       partial[tile] = hn::GetLane(hn::SumOfLanes(Wide(), hn::Add(lower, upper)));
     });
   };
-  if (x.dtype == DType::bf16)
-    sum(array_of<bf16>(x));
-  else
-    sum(array_of<float>(x));
+  at_element(x, 0, [&]<class T>(const T*) { sum(array_of<T>(x)); });
   double total = accumulate ? *out : 0;
   for (int64_t t = 0; t < tiles.total(); ++t) total += partial[t];
   *out = total;

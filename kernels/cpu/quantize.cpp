@@ -1,6 +1,6 @@
 // Quantization in tiles of 128 x 128 elements, which hold full blocks of every layout: a tile is read once as
 // fp32, then its rows and its columns are encoded.
-#include "kernels/quantize.hpp"
+#include "kernels/cpu/quantize.hpp"
 
 #include <algorithm>
 #include <array>
@@ -9,9 +9,9 @@
 #include <cmath>
 
 #include "kernels/common/hadamard.hpp"
+#include "kernels/cpu/atomic_max.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
-#include "kernels/cpu/raise.hpp"
 #include "tensor/float8.hpp"
 
 namespace capstan::kernels {
@@ -28,8 +28,10 @@ struct Tile {
 void read_row(In x, int64_t at, int64_t count, float* to) {
   if (x.dtype == DType::f32)
     std::copy_n(x.as<float>() + at, count, to);
-  else
+  else if (x.dtype == DType::bf16)
     for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(x.as<bf16>()[at + i]);
+  else
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(x.as<f16>()[at + i]);
 }
 
 // |x| as integers, whose order is that of the values, with NaN at the end.
@@ -167,6 +169,15 @@ void transform_rows(Tile& tile) {
       hadamard_transform(tile.values.data() + r * kTile + c);
 }
 
+Tile read_tile(const QuantizeShape& s, In x, int64_t row, int64_t col) {
+  Tile tile;
+  tile.rows = std::min(kTile, s.rows - row);
+  tile.cols = std::min(kTile, s.cols - col);
+  for (int64_t r = 0; r < tile.rows; ++r)
+    read_row(x, (row + r) * s.stride + col, tile.cols, tile.values.data() + r * kTile);
+  return tile;
+}
+
 // body(tile, first row, first column) for all tiles of x.
 template <class Body>
 void for_tiles(Context& c, const QuantizeShape& s, In x, Body&& body) {
@@ -174,21 +185,16 @@ void for_tiles(Context& c, const QuantizeShape& s, In x, Body&& body) {
   const int64_t across = ceil_div(s.cols, kTile);
   c.pool->parallel_for(ceil_div(s.rows, kTile) * across, [&](int64_t index, int) {
     const int64_t row = index / across * kTile, col = index % across * kTile;
-    Tile tile;
-    tile.rows = std::min(kTile, s.rows - row);
-    tile.cols = std::min(kTile, s.cols - col);
-    for (int64_t r = 0; r < tile.rows; ++r)
-      read_row(x, (row + r) * s.stride + col, tile.cols, tile.values.data() + r * kTile);
-    body(tile, row, col);
+    body(read_tile(s, x, row, col), row, col);
   });
 }
 
 void absolute_maximum(Context& c, In x, QuantizeShape s, bool hadamard, float* amax) {
   for_tiles(c, s, x, [&](const Tile& tile, int64_t, int64_t) {
-    if (!hadamard) return raise_to(*amax, largest_in(tile.values.data(), tile.rows, tile.cols));
+    if (!hadamard) return atomic_max(*amax, largest_in(tile.values.data(), tile.rows, tile.cols));
     Tile columns = transposed(tile);
     transform_rows(columns);
-    raise_to(*amax, largest_in(columns.values.data(), columns.rows, columns.cols));
+    atomic_max(*amax, largest_in(columns.values.data(), columns.rows, columns.cols));
   });
 }
 
@@ -222,21 +228,38 @@ void delayed_scale(Context&, In control, float* amax, float* history, float* sca
   }
 }
 
+// A tile of both results of Quantize::quantize.
+void quantize_tile(const QuantizedOutput& to, const float* column_tensor_scale,
+                   const RoundingPosition& random, const QuantizeShape& s, const Tile& tile, int64_t row,
+                   int64_t col) {
+  if (to.amax) atomic_max(*to.amax, largest_in(tile.values.data(), tile.rows, tile.cols));
+  encode_tile(to.format, tile, {row, col, s.cols}, to.tensor_scale, random, to.rows);
+  if (!to.columns.codes) return;
+  Tile turned = transposed(tile);
+  if (to.format.hadamard) transform_rows(turned);
+  const RoundingPosition of_columns{random.key, random.call | uint64_t{1} << 63};
+  encode_tile(to.format, turned, {col, row, s.rows}, column_tensor_scale, of_columns, to.columns);
+}
+
 void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const float* row_tensor_scale,
               Quantized rows, const float* column_tensor_scale, Quantized columns, float* amax,
               RoundingPosition random) {
-  const RoundingPosition of_columns{random.key, random.call | uint64_t{1} << 63};
+  const QuantizedOutput to{format, row_tensor_scale, rows, columns, amax};
   for_tiles(c, s, x, [&](const Tile& tile, int64_t row, int64_t col) {
-    if (amax) raise_to(*amax, largest_in(tile.values.data(), tile.rows, tile.cols));
-    encode_tile(format, tile, {row, col, s.cols}, row_tensor_scale, random, rows);
-    if (!columns.codes) return;
-    Tile turned = transposed(tile);
-    if (format.hadamard) transform_rows(turned);
-    encode_tile(format, turned, {col, row, s.rows}, column_tensor_scale, of_columns, columns);
+    quantize_tile(to, column_tensor_scale, random, s, tile, row, col);
   });
 }
 
 }  // namespace
+
+void quantize_rows(const QuantizedOutput& output, In y, int64_t rows, int64_t cols, int64_t begin,
+                   int64_t end) {
+  static_assert(kQuantizedRows == kTile);
+  const QuantizeShape shape{rows, cols, cols};
+  for (int64_t row = begin; row < end; row += kTile)
+    for (int64_t col = 0; col < cols; col += kTile)
+      quantize_tile(output, output.tensor_scale, {}, shape, read_tile(shape, y, row, col), row, col);
+}
 
 const Quantize& cpu_quantize() {
   static const Quantize family{.absolute_maximum = absolute_maximum,

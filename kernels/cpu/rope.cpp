@@ -25,7 +25,8 @@ struct Head {
   Array<T> x;
   int64_t at;
   HWY_INLINE VF full(int64_t i) const { return x.at(at + i); }
-  HWY_INLINE VF again(int64_t i) const { return x.alone(at + i); }  // read before, so without prefetching
+  // Read before, so without prefetching.
+  HWY_INLINE VF again(int64_t i) const { return x.at_without_prefetch(at + i); }
   HWY_INLINE VF part(int64_t i, int64_t n) const { return x.part(at + i, n); }
   HWY_INLINE VF some(int64_t i, int64_t n) const { return n == kStep ? full(i) : part(i, n); }
   HWY_INLINE void put(int64_t i, VF v) const { x.put(at + i, v); }
@@ -138,9 +139,11 @@ struct Weights {
         has_beta(static_cast<bool>(b)),
         offset(splat(gamma_offset)) {}
   HWY_INLINE VF factor(int64_t i, int64_t n) const {
-    return hn::Add(n == kStep ? gamma.alone(i) : gamma.part(i, n), offset);
+    return hn::Add(n == kStep ? gamma.at_without_prefetch(i) : gamma.part(i, n), offset);
   }
-  HWY_INLINE VF shift(int64_t i, int64_t n) const { return n == kStep ? beta.alone(i) : beta.part(i, n); }
+  HWY_INLINE VF shift(int64_t i, int64_t n) const {
+    return n == kStep ? beta.at_without_prefetch(i) : beta.part(i, n);
+  }
 };
 
 template <class T>
@@ -169,7 +172,8 @@ HWY_INLINE void normalize_backward(const Head<T>& dx, const Head<T>& x, const Ro
   const auto add = [&](int64_t i, int64_t n, VF dy, VF v) HWY_ATTR {
     const VF xhat = hat(v), h = hn::Mul(dy, w.factor(i, n));
     sum_h = hn::Add(sum_h, h);
-    sum_hx = hn::MulAdd(h, xhat, sum_hx);  // beyond the head dy is 0
+    // Lanes beyond the head add nothing, because dy is 0 there.
+    sum_hx = hn::MulAdd(h, xhat, sum_hx);
     if (!dgamma) return;
     store(hn::MulAdd(dy, xhat, load(dgamma + i)), dgamma + i);
     store(hn::Add(dy, load(dbeta + i)), dbeta + i);

@@ -1,5 +1,6 @@
 // SIMD building blocks, compiled once for every instruction set (a Highway "-inl" header): vectors of floats,
-// loads and stores of fp32 and bf16 rows with any length, exp, the normal distribution function, Philox.
+// loads and stores of fp32, bf16 and fp16 rows with any length, exp, the normal distribution function,
+// Philox.
 
 #include <cmath>
 #include <cstdint>
@@ -34,7 +35,8 @@ using VF = hn::Vec<DF>;
 inline constexpr size_t kLanes = hn::MaxLanes(DF());
 inline constexpr int64_t kStep = static_cast<int64_t>(kLanes);
 
-// ---- loads and stores: `float` and `bf16` arrays, as floats. Part: the first n < kLanes lanes, others 0.
+// ---- loads and stores: `float`, `bf16` and `f16` arrays, as floats. Part: the first n < kLanes lanes,
+// others 0.
 
 HWY_INLINE VF load(const float* p) {
   return hn::LoadU(DF(), p);
@@ -43,6 +45,28 @@ HWY_INLINE VF load(const bf16* p) {
   const hn::Rebind<uint16_t, DF> d16;
   const auto wide = hn::PromoteTo(DU(), hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
   return hn::BitCast(DF(), hn::ShiftLeft<16>(wide));
+}
+// The values at p, in the lanes of D.
+template <class D>
+HWY_INLINE hn::Vec<D> load_half(D d, const f16* p) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  return hn::PromoteTo(
+      d, hn::LoadU(hn::Rebind<hwy::float16_t, D>(), reinterpret_cast<const hwy::float16_t*>(p)));
+#else
+  // As the conversion of f16.
+  const hn::RebindToUnsigned<D> du;
+  const auto h =
+      hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint16_t, D>(), reinterpret_cast<const uint16_t*>(p)));
+  const auto size = hn::ShiftLeft<13>(hn::And(h, hn::Set(du, 0x7FFF)));
+  const auto value = hn::Mul(hn::BitCast(d, size), hn::Set(d, 0x1p112f)), limit = hn::Set(d, 65536.0f);
+  const auto infinite = hn::IfThenElseZero(hn::Ge(value, limit), hn::BitCast(d, hn::Set(du, 0x7F800000))),
+             quiet = hn::IfThenElseZero(hn::Gt(value, limit), hn::BitCast(d, hn::Set(du, 0x400000))),
+             sign = hn::BitCast(d, hn::ShiftLeft<16>(hn::And(h, hn::Set(du, 0x8000))));
+  return hn::Or(hn::Or(value, sign), hn::Or(infinite, quiet));
+#endif
+}
+HWY_INLINE VF load(const f16* p) {
+  return load_half(DF(), p);
 }
 HWY_INLINE void store(VF v, float* p) {
   hn::StoreU(v, DF(), p);
@@ -57,6 +81,31 @@ HWY_INLINE void store(VF v, bf16* p) {
   const auto nan = hn::Or(u, hn::Set(du, 0x400000));
   const auto bits = hn::ShiftRight<16>(hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), nan, rounded));
   hn::StoreU(hn::TruncateTo(d16, bits), d16, reinterpret_cast<uint16_t*>(p));
+}
+// Rounds to nearest even; values beyond the range become infinite, NaNs stay NaNs.
+HWY_INLINE void store(VF v, f16* p) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
+#else
+  // As the conversion of f16.
+  const DU du;
+  const hn::Rebind<uint16_t, DF> d16;
+  const auto u = hn::BitCast(du, v), size = hn::And(u, hn::Set(du, 0x7FFFFFFF)),
+             upper = hn::ShiftRight<13>(size);
+  const VF magnitude = hn::Abs(v);
+  const auto normal = hn::ShiftRight<13>(
+      hn::Add(hn::Add(size, hn::Set(du, 0xFFFu - 0x38000000u)), hn::And(upper, hn::Set(du, 1))));
+  const auto subnormal =
+      hn::Sub(hn::BitCast(du, hn::Add(magnitude, hn::Set(DF(), 0.5f))), hn::Set(du, 0x3F000000));
+  const auto nan = hn::Or(hn::And(upper, hn::Set(du, 0x3FF)), hn::Set(du, 0x7E00));
+  const auto is = [&](auto mask) HWY_ATTR { return hn::RebindMask(du, mask); };
+  auto bits = hn::IfThenElse(is(hn::Lt(magnitude, hn::Set(DF(), 0x1p-14f))), subnormal, normal);
+  bits = hn::IfThenElse(is(hn::Ge(magnitude, hn::Set(DF(), 65536.0f))), hn::Set(du, 0x7C00), bits);
+  bits = hn::IfThenElse(is(hn::IsNaN(v)), nan, bits);
+  bits = hn::Or(bits, hn::And(hn::ShiftRight<16>(u), hn::Set(du, 0x8000)));
+  hn::StoreU(hn::TruncateTo(d16, bits), d16, reinterpret_cast<uint16_t*>(p));
+#endif
 }
 template <class T>
 HWY_INLINE VF load_part(const T* p, int64_t n) {
@@ -81,17 +130,17 @@ HWY_INLINE void fetch_after(const T* p) {
   hwy::Prefetch(p + kAhead / static_cast<int64_t>(sizeof(T)));
 }
 
-// An array whose element type is known at compile time (float, bf16) or only at run time (Any).
+// An array whose element type is known at compile time (float, bf16, f16) or only at run time (Any).
 struct Any {};
 template <class T>
 struct Array {
   T* p;
   HWY_INLINE VF at(int64_t i) const {
     fetch_after(p + i);
-    return alone(i);
+    return at_without_prefetch(i);
   }
   // Without prefetching.
-  HWY_INLINE VF alone(int64_t i) const { return load(p + i); }
+  HWY_INLINE VF at_without_prefetch(int64_t i) const { return load(p + i); }
   HWY_INLINE void fetch(int64_t i) const { hwy::Prefetch(p + i); }
   HWY_INLINE VF part(int64_t i, int64_t n) const { return load_part(p + i, n); }
   HWY_INLINE void put(int64_t i, VF v) const { store(v, p + i); }
@@ -100,22 +149,35 @@ struct Array {
 template <>
 struct Array<Any> {
   void* p;
-  bool narrow;  // bf16
+  DType type;
   // No prefetching, because mixed types are rare.
-  HWY_INLINE VF alone(int64_t i) const { return at(i); }
+  HWY_INLINE VF at_without_prefetch(int64_t i) const { return at(i); }
   HWY_INLINE void fetch(int64_t) const {}
   HWY_INLINE VF at(int64_t i) const {
-    return narrow ? load(static_cast<const bf16*>(p) + i) : load(static_cast<const float*>(p) + i);
+    return type == DType::f32    ? load(of<float>(i))
+           : type == DType::bf16 ? load(of<bf16>(i))
+                                 : load(of<f16>(i));
   }
   HWY_INLINE VF part(int64_t i, int64_t n) const {
-    return narrow ? load_part(static_cast<const bf16*>(p) + i, n)
-                  : load_part(static_cast<const float*>(p) + i, n);
+    return type == DType::f32    ? load_part(of<float>(i), n)
+           : type == DType::bf16 ? load_part(of<bf16>(i), n)
+                                 : load_part(of<f16>(i), n);
   }
   HWY_INLINE void put(int64_t i, VF v) const {
-    narrow ? store(v, static_cast<bf16*>(p) + i) : store(v, static_cast<float*>(p) + i);
+    type == DType::f32    ? store(v, of<float>(i))
+    : type == DType::bf16 ? store(v, of<bf16>(i))
+                          : store(v, of<f16>(i));
   }
   HWY_INLINE void put_part(int64_t i, VF v, int64_t n) const {
-    narrow ? store_part(v, static_cast<bf16*>(p) + i, n) : store_part(v, static_cast<float*>(p) + i, n);
+    type == DType::f32    ? store_part(v, of<float>(i), n)
+    : type == DType::bf16 ? store_part(v, of<bf16>(i), n)
+                          : store_part(v, of<f16>(i), n);
+  }
+
+ private:
+  template <class T>
+  HWY_INLINE T* of(int64_t i) const {
+    return static_cast<T*>(p) + i;
   }
 };
 template <class T>
@@ -124,25 +186,39 @@ HWY_INLINE Array<T> array_of(In x) {
 }
 template <>
 HWY_INLINE Array<Any> array_of<Any>(In x) {
-  return {const_cast<void*>(x.data), x.dtype == DType::bf16};
+  return {const_cast<void*>(x.data), x.dtype};
 }
 
-// Runs body(T{}) with T = float or bf16 when all of the given arrays are of that type (absent ones fit any),
-// else Any.
+// Runs body(T{}) with T = float, bf16 or f16 when all of the given arrays are of that type (absent ones fit
+// any), else Any.
 template <class Body>
 HWY_INLINE void by_type(std::initializer_list<In> arrays, Body&& body) {
-  bool all_f32 = true, all_bf16 = true;
+  bool all_f32 = true, all_bf16 = true, all_f16 = true;
   for (const In& x : arrays) {
     if (!x) continue;
     all_f32 &= x.dtype == DType::f32;
     all_bf16 &= x.dtype == DType::bf16;
+    all_f16 &= x.dtype == DType::f16;
   }
   if (all_f32)
     body(float{});
   else if (all_bf16)
     body(bf16{});
+  else if (all_f16)
+    body(f16{});
   else
     body(Any{});
+}
+
+// body(p) with the typed address of element i.
+template <class Body>
+HWY_INLINE void at_element(In x, int64_t i, Body&& body) {
+  if (x.dtype == DType::f32)
+    body(x.as<float>() + i);
+  else if (x.dtype == DType::bf16)
+    body(x.as<bf16>() + i);
+  else
+    body(x.as<f16>() + i);
 }
 
 // body(i, n) over [0, count): n = kStep for full vectors, fewer for the last one.
@@ -153,16 +229,16 @@ HWY_INLINE void for_vectors(int64_t count, Full&& full, Part&& part) {
   if (i < count) part(i, count - i);
 }
 
-// fp32 copy of a short vector such as gamma or a bias.
-HWY_INLINE void widen(In x, float* to, int64_t n) {
-  if (x.dtype == DType::bf16) {
-    const bf16* p = x.as<bf16>();
+// fp32 copy of n elements from `first` on, such as gamma or a bias.
+HWY_INLINE void widen(In x, int64_t first, float* to, int64_t n) {
+  at_element(x, first, [&](const auto* p) HWY_ATTR {
     int64_t i = 0;
     for (; i + kStep <= n; i += kStep) store(load(p + i), to + i);
     for (; i < n; ++i) to[i] = static_cast<float>(p[i]);
-  } else {
-    for (int64_t i = 0; i < n; ++i) to[i] = x.as<float>()[i];
-  }
+  });
+}
+HWY_INLINE void widen(In x, float* to, int64_t n) {
+  widen(x, 0, to, n);
 }
 
 HWY_INLINE float sum_lanes(VF v) {

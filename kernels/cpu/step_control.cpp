@@ -1,8 +1,6 @@
 // Scalar work at the end of a step: a few numbers, in a fixed order.
 #include "kernels/step_control.hpp"
 
-#include <cmath>
-
 #include "kernels/common/step_control.hpp"
 #include "kernels/cpu/families.hpp"
 
@@ -34,16 +32,7 @@ void sum_ranks(Context&, In parts, int64_t ranks, Out sum, int64_t n) {
 }
 
 void control(Context&, StepLimits limits, Out values) {
-  StepValues& v = *values.as<StepValues>();
-  const double scale = v.loss_tokens > 0 ? 1.0 / v.loss_tokens : 0.0, unscale = 1.0 / limits.loss_scale;
-  v.loss = v.loss_sum * scale * unscale;
-  v.norm = std::sqrt(v.gradient_squares) * scale * unscale;
-  const bool finite_loss = std::isfinite(v.loss), finite_norm = std::isfinite(v.norm);
-  const bool skip = (limits.require_finite != 0 && !(finite_loss && finite_norm)) ||
-                    (finite_loss && v.loss > limits.loss_spike) ||
-                    (finite_norm && v.norm > limits.norm_spike) || v.norm > limits.largest_norm;
-  v.control = {.gradient = static_cast<float>(scale * clip_factor(v.norm, limits.clip) * unscale),
-               .skip = skip ? 1 : 0};
+  control_step(limits, *values.as<StepValues>());
 }
 
 }  // namespace

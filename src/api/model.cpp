@@ -61,18 +61,11 @@ void check_ids(std::span<const int32_t> ids, int64_t vocabulary, int64_t positio
                                  std::to_string(vocabulary) + " tokens (model.vocab_size)");
 }
 
-// Rows [rows, longest sequence]: padding stands after the tokens, which do not see it.
+// A row for each sequence, [rows, longest sequence]. Padding follows the tokens, which do not attend to it.
 data::MicroBatch padded_batch(std::span<const std::vector<int32_t>> sequences) {
   size_t longest = 0;
   for (const auto& ids : sequences) longest = std::max(longest, ids.size());
-  const size_t elements = sequences.size() * longest;
-  data::MicroBatch batch;
-  batch.rows = static_cast<int64_t>(sequences.size());
-  batch.sequence_length = static_cast<int64_t>(longest);
-  batch.tokens.assign(elements, 0);
-  batch.labels.assign(elements, 0);
-  batch.loss_mask.assign(elements, 0.0f);
-  batch.position_ids.resize(elements);
+  data::MicroBatch batch = data::MicroBatch::zeros(std::ssize(sequences), static_cast<int64_t>(longest));
   for (size_t row = 0; row < sequences.size(); ++row) {
     const auto begin = static_cast<std::ptrdiff_t>(row * longest);
     std::copy(sequences[row].begin(), sequences[row].end(), batch.tokens.begin() + begin);
@@ -92,7 +85,7 @@ Model Model::load(const std::string& name, const LoadOptions& options) {
     throw error.in("in the recipe of `" + stored.checkpoint.string() + "`");
   }
   auto impl = std::make_shared<Impl>();
-  impl->world = comm::World::alone();
+  impl->world = comm::World::single_process();
   impl->warnings = std::move(stored.refused);
   impl->loaded = std::make_unique<train::LoadedModel>(stored.checkpoint, stored.resolution.config,
                                                       *impl->world, options.adapter);
@@ -132,7 +125,8 @@ std::vector<float> Model::logits(std::span<const int32_t> ids) {
 }
 
 std::vector<std::vector<float>> Model::logits_batch(const std::vector<std::vector<int32_t>>& sequences) {
-  constexpr int64_t kLargestPass = int64_t{1} << 26;  // logits computed at once
+  // The number of logits computed at once.
+  constexpr int64_t kLargestPass = int64_t{1} << 26;
   const int64_t vocabulary = vocab_size();
   int64_t longest = 1;
   for (const auto& ids : sequences) {

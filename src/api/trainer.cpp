@@ -21,14 +21,14 @@ class FailureHandler {
     const std::lock_guard lock(mutex_);
     callback_ = std::move(callback);
   }
-  comm::FailureWatch watch(double timeout) {
+  comm::FailureWatch failure_watch(double timeout) {
     return {.timeout = timeout,
             .report =
                 [this](const Error& error) {
                   const std::lock_guard lock(mutex_);
                   if (callback_) callback_(error);
                 },
-            .leave = [] {}};
+            .after_report = [] {}};
   }
 
  private:
@@ -49,7 +49,7 @@ class LaunchedWorld {
     if (broken_)
       fail(ErrorCode::rank_failure, "an earlier run failed in this world, whose ranks may be out of step",
            "start the program again");
-    if (!world_) world_ = comm::World::join(failures.watch(timeout));
+    if (!world_) world_ = comm::World::join(failures.failure_watch(timeout));
     return *world_;
   }
   void run_failed() { broken_ = world_ && world_->size() > 1; }
@@ -137,8 +137,8 @@ Outcome train_in_host_world(const Config& config, const TrainOptions& options, c
   const config::Config& resolved = config.impl().resolution.config;
   FailureHandler failures;
   failures.set(options.on_rank_failure);
-  const std::unique_ptr<comm::World> world =
-      comm::World::over(options.mpi_communicator, failures.watch(resolved.resilience.timeout.seconds));
+  const std::unique_ptr<comm::World> world = comm::World::from_mpi(
+      options.mpi_communicator, failures.failure_watch(resolved.resilience.timeout.seconds));
   require_ranks(resolved, world->size(), "resolve it with the size of the communicator as world_size");
   return train_in(*world, config, options, progress);
 }

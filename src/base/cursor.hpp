@@ -1,5 +1,5 @@
-// A bounds-checked little-endian reader over untrusted bytes. Every out-of-range read
-// is an ErrorCode::format error that names the file and the offset.
+// A bounds-checked little-endian reader over untrusted bytes. Every out-of-range read is an
+// ErrorCode::format error that names the file and the offset.
 #pragma once
 
 #include <cstdint>

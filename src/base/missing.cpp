@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.hpp"
+#include "base/wording.hpp"
 
 namespace capstan {
 
@@ -17,10 +18,10 @@ std::string not_found_text(std::string_view field, std::string_view name) {
 namespace {
 
 // Maximum number of entries of a directory that are compared.
-constexpr size_t kMostEntries = 20000;
+constexpr size_t kMaxEntries = 20000;
 // Directories that are listed for one name: several directories may be near each misspelled one.
-constexpr int kMostListings = 60;
-constexpr size_t kMostNames = 3;
+constexpr int kMaxListings = 60;
+constexpr size_t kMaxNames = 3;
 
 enum class Entries : uint8_t { all, directories, directories_and_datasets };
 
@@ -28,7 +29,7 @@ std::vector<std::string> entry_names(const fs::path& directory, Entries kind) {
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator it(directory.empty() ? fs::path(".") : directory, error), end;
-       !error && it != end && names.size() < kMostEntries; it.increment(error)) {
+       !error && it != end && names.size() < kMaxEntries; it.increment(error)) {
     const fs::path file = it->path().filename();
     std::error_code unknown;
     if (kind == Entries::all || it->is_directory(unknown))
@@ -80,11 +81,11 @@ std::vector<fs::path> near_entries(const MissingPath& path, NamedThing thing) {
   if (dataset && fs::exists(path.directory / name, unknown)) name = fs::path(name).stem().string();
   const auto candidates =
       entry_names(path.directory, dataset ? Entries::directories_and_datasets : Entries::all);
-  std::vector<std::string> matches = near_matches(name, candidates, kMostNames);
+  std::vector<std::string> matches = near_matches(name, candidates, kMaxNames);
   // `a` of `a_text_document`: too short to be near it by its letters.
   if (dataset && matches.empty())
     for (const std::string& candidate : candidates)
-      if (candidate.starts_with(name + "_") && matches.size() < kMostNames) matches.push_back(candidate);
+      if (candidate.starts_with(name + "_") && matches.size() < kMaxNames) matches.push_back(candidate);
   std::vector<fs::path> result;
   for (const std::string& match : matches)
     if (dataset || match != name) result.push_back(path.directory / match);
@@ -99,7 +100,7 @@ std::vector<fs::path> corrected(const MissingPath& path, NamedThing thing, int& 
   if (path.below.empty()) return near_entries(path, thing);
   std::vector<fs::path> once, several;
   for (const std::string& near :
-       near_matches(path.missing, entry_names(path.directory, Entries::directories), kMostNames)) {
+       near_matches(path.missing, entry_names(path.directory, Entries::directories), kMaxNames)) {
     const fs::path found = path.directory / near;
     if (directories) directories->push_back(MissingPath(found, path.below).directory);
     if (exists(found / path.below, thing)) {
@@ -110,20 +111,20 @@ std::vector<fs::path> corrected(const MissingPath& path, NamedThing thing, int& 
     }
   }
   std::vector<fs::path>& best = once.empty() ? several : once;
-  if (best.size() > kMostNames) best.resize(kMostNames);
+  if (best.size() > kMaxNames) best.resize(kMaxNames);
   return best;
 }
 
 // The one path that has the same components after the missing one, which is left out or is another directory.
 // Looks neither into every directory of the file system's root nor into very many.
 std::vector<fs::path> in_another_directory(const MissingPath& path, NamedThing thing) {
-  constexpr size_t kMostDirectories = 500;
+  constexpr size_t kMaxDirectories = 500;
   std::vector<fs::path> result;
   const bool is_root = path.directory.is_absolute() && path.directory == path.directory.root_path();
   if (path.below.empty() || is_root) return result;
   if (exists(path.directory / path.below, thing)) result.push_back(path.directory / path.below);
   const auto names = entry_names(path.directory, Entries::directories);
-  if (names.size() > kMostDirectories) return {};
+  if (names.size() > kMaxDirectories) return {};
   for (const std::string& name : names)
     if (!name.starts_with('.') && exists(path.directory / name / path.below, thing))
       result.push_back(path.directory / name / path.below);
@@ -142,7 +143,7 @@ bool is_hub_word(const std::string& word) {
 std::vector<std::string> near_paths(const std::string& name, const fs::path& resolved, NamedThing thing) {
   const fs::path path = (resolved.empty() ? fs::path(name) : resolved).lexically_normal();
   const MissingPath missing({}, path);
-  int listings = kMostListings;
+  int listings = kMaxListings;
   std::vector<fs::path> directories;
   std::vector<fs::path> found = corrected(missing, thing, listings, &directories);
   if (found.empty()) found = in_another_directory(missing, thing);
@@ -160,10 +161,10 @@ std::vector<std::string> near_paths(const std::string& name, const fs::path& res
   return result;
 }
 
-std::vector<std::string> near_runs(const std::string& name) {
+std::vector<std::string> near_runs(const std::string& name, const std::string& directory) {
   std::vector<std::string> near = near_paths(name);
   std::error_code unknown;
-  const std::string in_runs = (fs::path("runs") / name).string();
+  const std::string in_runs = (fs::path(directory) / name).string();
   if (fs::exists(in_runs, unknown)) {
     near.push_back(in_runs);
   } else {
@@ -180,13 +181,17 @@ std::string near_paths_help(const std::vector<std::string>& names) {
   return text + "?";
 }
 
-std::string download_help(const fs::path& name) {
+std::string download_help(const fs::path& name, HubKind kind) {
   const fs::path path = name.lexically_normal();
   const std::string model = path.filename().string(), owner = path.parent_path().filename().string();
   std::error_code unknown;
   if (!is_hub_word(model) || !is_hub_word(owner) || fs::exists(path.parent_path(), unknown)) return {};
   const fs::path parent = path.parent_path().parent_path();
   if (path.is_absolute() ? !fs::is_directory(parent, unknown) : !parent.empty()) return {};
+  if (kind == HubKind::dataset)
+    return "nothing is downloaded by itself; a data set of the Hugging Face Hub comes with: hf download " +
+           owner + "/" + model + " --repo-type dataset --local-dir data/" + model +
+           ", then name its .json or .jsonl files";
   const std::string start =
       "nothing is downloaded by itself; a model of the Hugging Face Hub comes with: hf download ";
   // `models/NAME` is where a user keeps models, not an organization of the Hub.
@@ -194,7 +199,7 @@ std::string download_help(const fs::path& name) {
   return start + owner + "/" + model + " --local-dir " + model + ", then hf:" + model;
 }
 
-void fail_not_found(std::string_view field, const std::string& name, std::string otherwise) {
+void fail_not_found(std::string_view field, const std::string& name, std::string otherwise, HubKind kind) {
   const size_t colon = name.find(':');
   const std::string_view scheme = colon != std::string::npos && colon > 1 && name.find('/') > colon
                                       ? std::string_view(name).substr(0, colon + 1)
@@ -203,7 +208,7 @@ void fail_not_found(std::string_view field, const std::string& name, std::string
   auto near = near_paths(path);
   for (std::string& one : near) one.insert(0, scheme);
   std::string help = near_paths_help(near);
-  if (help.empty() && scheme == "hf:") help = download_help(path);
+  if (help.empty() && scheme == "hf:") help = download_help(path, kind);
   fail(ErrorCode::not_found, not_found_text(field, name), help.empty() ? std::move(otherwise) : help);
 }
 
@@ -222,14 +227,41 @@ void refuse_lfs_pointer(std::string_view content, const std::string& file) {
          "in its repository: git lfs pull; or hf download ORG/NAME --local-dir DIR");
 }
 
+static bool is_html_page(std::string_view content) {
+  const std::string head = lower_case(beginning_of(content).substr(0, 14));
+  return head.starts_with("<!doctype html") || head.starts_with("<html");
+}
+
 void refuse_placeholder(std::string_view content, const std::string& file) {
   refuse_lfs_pointer(content, file);
-  content = beginning_of(content);
-  const std::string head = lower_case(content.substr(0, 14));
-  if (head.starts_with("<!doctype html") || head.starts_with("<html"))
+  if (is_html_page(content))
     fail(ErrorCode::format, "`" + file + "` is an HTML page: a web page was saved in the place of the file",
          "download the file itself, with hf download ORG/NAME, or by a link with /resolve/ in place of "
          "/blob/");
+}
+
+void HtmlPages::look(std::string_view content, const std::string& file) {
+  if (!is_html_page(content)) return;
+  std::string name = lower_case(file);
+  for (const std::string_view packed : {".gz", ".zst"})
+    if (name.ends_with(packed)) name.resize(name.size() - packed.size());
+  Group& group = name.ends_with(".html") || name.ends_with(".htm") ? expected_ : unexpected_;
+  if (group.count++ == 0) group.first = file;
+}
+
+std::string HtmlPages::Group::text(const char* one, const char* several) const {
+  if (count == 0) return {};
+  if (count == 1) return "`" + first + "` is an HTML page" + one;
+  return "`" + first + "` and " + counted(count - 1, "other file") + " are HTML pages" + several;
+}
+
+std::string HtmlPages::warning() const {
+  return unexpected_.text(": perhaps a failed download; a page that is meant as text is named .html",
+                          ": perhaps failed downloads; pages that are meant as text are named .html");
+}
+
+std::string HtmlPages::note() const {
+  return expected_.text("; its markup is part of the text", "; their markup is part of the text");
 }
 
 }  // namespace capstan

@@ -23,24 +23,46 @@ enum class NamedThing { file, dataset_prefix };
 // same directory as `name`. `resolved` is the path that `name` stands for. Empty: `name` itself.
 std::vector<std::string> near_paths(const std::string& name, const std::filesystem::path& resolved = {},
                                     NamedThing thing = NamedThing::file);
-// Returns existing names that are similar to the name of a run: beside it, and in ./runs.
-std::vector<std::string> near_runs(const std::string& name);
+// Returns existing names that are similar to the name of a run or a sweep: beside it, and in the directory
+// where these are made.
+std::vector<std::string> near_runs(const std::string& name, const std::string& directory = "runs");
 // Returns "did you mean `a` or `b`?", or an empty text without names.
 std::string near_paths_help(const std::vector<std::string>& names);
 
+enum class HubKind { model, dataset };
 // Explains how to download the model or data set `name` ("org/name", or an absolute path that ends so) from
 // the Hugging Face Hub. Empty if it does not look like a name on the Hub, or if a directory `org` exists.
-std::string download_help(const std::filesystem::path& name);
+std::string download_help(const std::filesystem::path& name, HubKind kind = HubKind::model);
 
 // Throws ErrorCode::not_found with not_found_text(). The help gives similar names, or how to download it, or
 // `otherwise`.
-[[noreturn]] void fail_not_found(std::string_view field, const std::string& name, std::string otherwise = {});
+[[noreturn]] void fail_not_found(std::string_view field, const std::string& name, std::string otherwise = {},
+                                 HubKind kind = HubKind::model);
 
 // Throws ErrorCode::format if `content` is what an incomplete download leaves in place of a file: a Git LFS
 // pointer or an HTML page.
 void refuse_placeholder(std::string_view content, const std::string& file);
-// Refuses only a Git LFS pointer: for text, which may be HTML.
+// Refuses only a Git LFS pointer: for text, which may be HTML (HtmlPages).
 void refuse_lfs_pointer(std::string_view content, const std::string& file);
 void refuse_placeholder(std::span<const std::byte> content, const std::string& file);
+
+// The files of text that begin as an HTML page, which a failed download leaves too.
+class HtmlPages {
+ public:
+  // Looks at the beginning of a file.
+  void look(std::string_view content, const std::string& file);
+  // Names the pages whose names do not end in .html or .htm, before .gz or .zst. Empty: there are none.
+  std::string warning() const;
+  // Names the others, which are meant to be HTML.
+  std::string note() const;
+
+ private:
+  struct Group {
+    size_t count = 0;
+    std::string first;
+    std::string text(const char* one, const char* several) const;
+  };
+  Group unexpected_, expected_;
+};
 
 }  // namespace capstan

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/host_device.hpp"
+
 namespace capstan {
 
 struct PhiloxKey {
@@ -26,7 +28,7 @@ inline constexpr uint32_t init = 1, hidden_dropout = 2, attention_dropout = 3, e
 }
 
 // One block of four words at counter (lo, hi). Header-only: kernels for every device compile it.
-inline std::array<uint32_t, 4> philox4x32(PhiloxKey key, uint64_t lo, uint64_t hi) {
+CAPSTAN_HOST_DEVICE inline std::array<uint32_t, 4> philox4x32(PhiloxKey key, uint64_t lo, uint64_t hi) {
   uint32_t c0 = static_cast<uint32_t>(lo), c1 = static_cast<uint32_t>(lo >> 32);
   uint32_t c2 = static_cast<uint32_t>(hi), c3 = static_cast<uint32_t>(hi >> 32);
   uint32_t k0 = key.k0, k1 = key.k1;
@@ -42,11 +44,6 @@ inline std::array<uint32_t, 4> philox4x32(PhiloxKey key, uint64_t lo, uint64_t h
     k1 += 0xBB67AE85;
   }
   return {c0, c1, c2, c3};
-}
-
-// Maps a word to a number in (0, 1) with 24 bits, which is never 0 or 1.
-inline float uniform_open(uint32_t word) {
-  return (static_cast<float>(word >> 8) + 0.5f) * 0x1p-24f;
 }
 
 // A sequence of words at consecutive counters, for shuffles and sampling on the host.

@@ -105,7 +105,8 @@ std::vector<std::string> near_matches(std::string_view text, std::span<const std
   struct Match {
     size_t distance;
     const std::string* name;
-    bool only_part;  // near by nothing else
+    // Whether a common part is the only likeness.
+    bool only_part;
   };
   std::vector<Match> matches;
   for (const auto& candidate : candidates) {
@@ -160,7 +161,8 @@ std::string hex(uint64_t value) {
 }
 
 std::string fixed(double value, int digits) {
-  std::array<char, 400> text;  // 1e308 has 309 digits
+  // A fixed notation of 1e308 has 309 digits.
+  std::array<char, 400> text;
   std::snprintf(text.data(), text.size(), "%.*f", digits, value);
   return text.data();
 }

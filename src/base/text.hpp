@@ -19,6 +19,10 @@ constexpr bool is_blank(char c) {
 constexpr bool is_space_or_tab(char c) {
   return c == ' ' || c == '\t';
 }
+// A control character of ASCII.
+constexpr bool is_control(char c) {
+  return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+}
 constexpr bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }

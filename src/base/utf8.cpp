@@ -42,7 +42,8 @@ size_t count_code_points(std::string_view text) {
 
 std::string line_and_column(std::string_view text, size_t offset) {
   const std::string_view before = text.substr(0, std::min(offset, text.size()));
-  const size_t line_start = before.rfind('\n') + 1;  // 0 without a line break
+  // 0 without a line break.
+  const size_t line_start = before.rfind('\n') + 1;
   return std::to_string(1 + std::count(before.begin(), before.end(), '\n')) + ":" +
          std::to_string(1 + count_code_points(before.substr(line_start)));
 }

@@ -62,8 +62,7 @@ std::string_view safetensors_name(DType type) {
     case DType::f8e5m2:
     case DType::f8e8m0:
     case DType::f4e2m1x2:
-      fail(ErrorCode::internal,
-           "a tensor of type " + std::string(name_of(type)) + " for a file of safetensors");
+      fail(ErrorCode::internal, "safetensors has no name for type " + std::string(name_of(type)));
   }
   return "";
 }

@@ -128,8 +128,8 @@ std::vector<Problem> verify(const fs::path& directory, Depth depth, int part, in
   return problems;
 }
 
-Search find_latest(const fs::path& root, Depth depth, const std::optional<std::string>& run_id) {
-  Search search;
+SearchResult find_latest(const fs::path& root, Depth depth, const std::optional<std::string>& run_id) {
+  SearchResult search;
   for (const auto& checkpoint : list_checkpoints(root)) {
     std::string reason;
     if (const auto problems = verify(checkpoint.path, depth); !problems.empty()) {
@@ -169,9 +169,9 @@ Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* re
   }
   if (fs::exists(path / kManifestFile, error)) return {path, Reader::open(path, Depth::content).info().step};
   if (!fs::is_directory(path, error))
-    fail(ErrorCode::not_found, "`" + path.string() + "` is no checkpoint", no_checkpoint_help(path));
+    fail(ErrorCode::not_found, "`" + path.string() + "` is not a checkpoint", no_checkpoint_help(path));
   const fs::path root = fs::is_directory(path / "checkpoints", error) ? path / "checkpoints" : path;
-  const Search search = find_latest(root, Depth::content);
+  const SearchResult search = find_latest(root, Depth::content);
   if (refused)
     for (const auto& one : search.refused)
       refused->push_back("`" + one.checkpoint.path.string() + "`: " + one.reason);

@@ -34,7 +34,7 @@ struct Problem {
 // == part, so that ranks can divide the reading; it always checks the structure.
 std::vector<Problem> verify(const std::filesystem::path& directory, Depth depth, int part = 0, int parts = 1);
 
-struct Search {
+struct SearchResult {
   struct Refused {
     Checkpoint checkpoint;
     std::string reason;
@@ -44,10 +44,10 @@ struct Search {
   std::vector<Refused> refused;
 };
 
-// Finds the newest valid checkpoint, and why newer ones do not. With run_id, refuses checkpoints of
-// other runs.
-Search find_latest(const std::filesystem::path& root, Depth depth,
-                   const std::optional<std::string>& run_id = {});
+// Finds the newest checkpoint that verifies, and the reasons why newer ones were refused. With run_id,
+// refuses checkpoints of other runs.
+SearchResult find_latest(const std::filesystem::path& root, Depth depth,
+                         const std::optional<std::string>& run_id = {});
 
 // Finds and fully verifies the checkpoint at a path that a user gave: a checkpoint directory, a directory of
 // checkpoints, or a run directory (its `checkpoints`). Throws ErrorCode::not_found (no checkpoint) or

@@ -8,6 +8,13 @@ foreach(page IN LISTS pages)
   file(READ "${ROOT}/${page}.md" text)
   string(REGEX MATCH "^# [^\n]*" title "${text}")
   string(REGEX REPLACE "^# ([A-Za-z ]*: )?" "" title "${title}")
+  # Titles are listed like descriptions of commands, in lower case; LoRA stays.
+  if(title MATCHES "^[A-Z][a-z]*( |,|$)")
+    string(SUBSTRING "${title}" 0 1 initial)
+    string(SUBSTRING "${title}" 1 -1 rest)
+    string(TOLOWER "${initial}" initial)
+    set(title "${initial}${rest}")
+  endif()
   # The heading reads as a plain line on a terminal.
   string(REGEX REPLACE "^# " "" text "${text}")
   string(APPEND content "      {\"${page}\", R\"capstan(${title})capstan\", R\"capstan(${text})capstan\"},\n")

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t kMostFiles = 2'000;
+constexpr size_t kMaxFiles = 2'000;
 
 // A positional argument in the usage line of a command: "RECIPE", or alternatives such as "CHECKPOINT|RUN".
 struct Positional {
@@ -191,8 +191,7 @@ class Completer {
     std::error_code problem;
     for (fs::directory_iterator it(directory, problem), end; !problem && it != end; it.increment(problem)) {
       std::string name = it->path().filename().string();
-      if (!name.starts_with(start) || (name[0] == '.' && start.empty()) || list.size() >= kMostFiles)
-        continue;
+      if (!name.starts_with(start) || (name[0] == '.' && start.empty()) || list.size() >= kMaxFiles) continue;
       // No line of the answer can hold it.
       if (name.find_first_of("\n\t") != std::string::npos) continue;
       std::error_code ignored;
@@ -232,7 +231,7 @@ class Completer {
     std::error_code problem;
     if (!at_path(prefix))
       for (fs::directory_iterator it("runs", problem), end; !problem && it != end; it.increment(problem)) {
-        if (list.size() >= kMostFiles || !records::is_run(it->path())) continue;
+        if (list.size() >= kMaxFiles || !records::is_run(it->path())) continue;
         std::string doc;
         try {
           const records::RunFile run = records::read_run_file(it->path());
@@ -289,7 +288,8 @@ class Completer {
   }
 
   void subjects(const std::string& prefix) {
-    if (word_.size() == prefix.size()) return;  // not among the sections
+    // Without a letter, only sections are offered.
+    if (word_.size() == prefix.size()) return;
     for (const auto& rule : config::schema().rules()) {
       add(prefix + rule.code, rule.doc);
       add(prefix + rule.name, rule.doc);

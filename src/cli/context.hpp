@@ -26,6 +26,5 @@ std::span<const Command* const> all_commands();
 
 // The command line, quoted so that it can be typed again.
 std::string command_text(const std::vector<std::string>& command_line);
-std::string shell_quoted(const std::string& word);
 
 }  // namespace capstan::cli

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.hpp"
+#include "base/wording.hpp"
 #include "cli/table.hpp"
 
 namespace capstan::cli {
@@ -26,10 +27,10 @@ std::string members_text(const Members& members) {
     }
     i = end;
   }
-  constexpr size_t kMost = 8, kFirst = 3;
+  constexpr size_t kMaxShownRanges = 8, kFirstRanges = 3;
   std::string text;
   for (size_t i = 0; i < ranges.size(); ++i) {
-    if (ranges.size() > kMost && i == kFirst) {
+    if (ranges.size() > kMaxShownRanges && i == kFirstRanges) {
       text += ",…";
       i = ranges.size() - 1;
     }
@@ -42,7 +43,7 @@ std::string members_text(const Members& members) {
 std::vector<std::string> group_row(const comm::Mesh& mesh, int64_t world, const std::string& name) {
   const auto size = std::ssize(mesh.members(name, 0));
   if (size == 1) return {name, "every rank alone"};
-  constexpr size_t kMost = 8, kFirst = 3;
+  constexpr size_t kMaxShownGroups = 8, kFirstGroups = 3;
   // The smallest rank that is in no group yet begins the next one. In the middle of a pipeline ranks have no
   // embedding group.
   std::vector<Members> groups;
@@ -52,7 +53,7 @@ std::vector<std::string> group_row(const comm::Mesh& mesh, int64_t world, const 
     if (covered.contains(rank)) continue;
     auto members = mesh.members(name, rank);
     if (members.size() == 1) continue;
-    if (groups.size() == kMost) {
+    if (groups.size() == kMaxShownGroups) {
       all = false;
       break;
     }
@@ -61,7 +62,7 @@ std::vector<std::string> group_row(const comm::Mesh& mesh, int64_t world, const 
   }
   const int64_t stages = name == "embedding" ? mesh.size(Axis::pp) : size;
   std::string text;
-  for (size_t i = 0; i < (all ? groups.size() : kFirst); ++i)
+  for (size_t i = 0; i < (all ? groups.size() : kFirstGroups); ++i)
     text += (i == 0 ? "[" : " [") + members_text(groups[i]) + "]";
   if (!all) text += " … [" + members_text(mesh.members(name, world - 1)) + "]";
   if (stages > 2 && name == "embedding") text += ", the other stages alone";
@@ -92,11 +93,11 @@ std::string coordinates_text(const comm::Mesh& mesh, bool experts) {
 std::string grid_text(const comm::MeshSizes& sizes, std::optional<int64_t> rank) {
   if (rank && *rank >= sizes.world)
     fail(ErrorCode::usage,
-         "--rank " + std::to_string(*rank) + ": the world has " + std::to_string(sizes.world) +
-             (sizes.world == 1 ? " rank" : " ranks") + ", counted from 0",
+         "--rank " + std::to_string(*rank) + ": the world has " + counted(sizes.world, "rank") +
+             ", counted from 0",
          "--ranks N shows a larger world");
   const comm::Mesh mesh(sizes, rank.value_or(0));
-  std::string text = std::to_string(sizes.world) + (sizes.world == 1 ? " rank" : " ranks") + ", order " +
+  std::string text = counted(sizes.world, "rank") + ", order " +
                      (sizes.pp_before_dp ? "tp-cp-ep-pp-dp" : "tp-cp-ep-dp-pp") +
                      ": neighbors differ in the leftmost dimension\n";
   Table grids, groups;

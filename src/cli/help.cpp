@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "cli/context.hpp"
@@ -82,7 +83,7 @@ constexpr CommandSummary kGroups[] = {{"recipe", "list, copy, create, fix and im
                                       {"data", "convert text to indexed datasets, and inspect them"},
                                       {"tokenizer", "train a tokenizer; encode and decode text"},
                                       {"runs", "list, show and plot runs"},
-                                      {"sweep", "hyper-parameter sweeps: plan, run, compare"}};
+                                      {"sweep", "plan, run and compare hyper-parameter sweeps"}};
 
 constexpr std::string_view kRare[] = {"convert", "merge", "schema", "completion", "help", "version"};
 
@@ -216,6 +217,18 @@ void unknown_command(const std::string& word) {
   fail(ErrorCode::usage, "unknown command `" + word + "`", help);
 }
 
+// The first names one word of which is near: `tutorial-own-text` for `tutorail`.
+static std::vector<std::string> names_with_word(const std::vector<std::string>& names,
+                                                const std::string& given) {
+  std::vector<std::string> found;
+  for (const std::string& name : names) {
+    std::vector<std::string> words;
+    for (const std::string_view word : split(name, '-')) words.emplace_back(word);
+    if (found.size() < 3 && !near_matches(given, words, 1).empty()) found.push_back(name);
+  }
+  return found;
+}
+
 std::string help_on(const std::vector<std::string>& words) {
   if (words.empty()) return program_help(true);
   const std::string name = join(words, " ");
@@ -234,6 +247,7 @@ std::string help_on(const std::vector<std::string>& words) {
   for (const config::PageTitle& one : config::reference_titles(config::schema()))
     names.push_back(std::string(kReferenceTopic) + "/" + one.name);
   std::string help = did_you_mean(name, names);
+  if (help.empty()) help = near_paths_help(names_with_word(names, name));
   if (help.empty()) help = "`capstan help` lists commands and topics";
   fail(ErrorCode::usage, "no help on `" + name + "`", help);
 }

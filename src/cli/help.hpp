@@ -12,7 +12,7 @@ namespace capstan::cli {
 struct Topic {
   // Name of the page, such as "exit-codes".
   std::string_view name;
-  // First heading of the page.
+  // First heading of the page, without the words before a colon and in lower case.
   std::string_view title;
   // Text of the full page.
   std::string_view text;
@@ -21,7 +21,7 @@ struct Topic {
 const std::vector<Topic>& topics();
 // The index of docs/reference/; its pages are "reference/model" …, made from the tables in the program.
 inline constexpr std::string_view kReferenceTopic = "reference";
-inline constexpr std::string_view kReferenceTitle = "Every field, rule, recipe and preset";
+inline constexpr std::string_view kReferenceTitle = "every field, rule, recipe and preset";
 
 // Help of a command in at most 24 lines.
 std::string short_help(const Command& command);

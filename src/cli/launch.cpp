@@ -29,7 +29,7 @@ namespace capstan::cli {
 
 namespace {
 
-constexpr int64_t kMostRanks = 4096;
+constexpr int64_t kMaxRanks = 4096;
 // Separates the words of the parent's command in the ranks' environment.
 constexpr char kWordSeparator = '\x1f';
 
@@ -39,30 +39,51 @@ volatile pid_t g_launcher = 0;
 
 // Its existence asks the ranks to save and end.
 std::array<char, 64> g_stop_file{};
-const comm::Slot* g_slots = nullptr;  // of the ranks
+// The slots of the ranks.
+const comm::Slot* g_slots = nullptr;
 int64_t g_ranks = 0;
 bool g_terminal = false;
 
-// Prints the phase of rank 0 and its expected end, from the rank status table.
-void report_first_signal() {
-  std::array<char, 128> buffer;
-  std::array<char, 17> phase{};
-  int64_t step = 0, remaining = 0;
+// The slot of rank 0; null: it has not started.
+const comm::Slot* rank0_slot() {
   for (int64_t i = 0; i < g_ranks; ++i) {
     const comm::Slot& slot = g_slots[i];
-    if (slot.state.load() == static_cast<int32_t>(comm::RankState::absent) || slot.rank.load() != 0) continue;
-    phase = comm::RankStatusTable::phase_of(slot);
-    step = slot.step;
-    if (const int64_t end = slot.expected_end; end > 0) remaining = end - comm::monotonic_ns();
+    if (slot.state.load() != static_cast<int32_t>(comm::RankState::absent) && slot.rank.load() == 0)
+      return &slot;
   }
-  const std::string_view text = train::stop_notice(buffer, phase.data(), step, remaining);
+  return nullptr;
+}
+
+// Prints the answer to a request to stop.
+void print_answer(std::string_view text) {
   // A rank's status line, and the ^C.
   const std::string_view clear = g_terminal ? "\r\x1b[K" : "";
   const auto part = [](std::string_view bytes) {
     return iovec{const_cast<char*>(bytes.data()), bytes.size()};
   };
   const iovec parts[] = {part(clear), part(text), part("\n")};
-  if (::writev(STDERR_FILENO, parts, 3) < 0) return;  // standard error is closed
+  // Standard error may be closed.
+  if (::writev(STDERR_FILENO, parts, 3) < 0) return;
+}
+
+// Prints the phase of rank 0 and its expected end, from the rank status table.
+void report_first_signal() {
+  std::array<char, 192> buffer;
+  std::array<char, 17> phase{};
+  int64_t step = 0, expected_end = 0;
+  if (const comm::Slot* slot = rank0_slot()) {
+    phase = comm::RankStatusTable::phase_of(*slot);
+    step = slot->step;
+    expected_end = slot->expected_end;
+  }
+  print_answer(train::stop_notice(buffer, phase.data(), step, expected_end, comm::monotonic_ns()));
+}
+
+// After the ranks have ended: prints which checkpoint the run goes on from.
+void report_second_signal() {
+  std::array<char, 192> buffer;
+  const comm::Slot* slot = rank0_slot();
+  print_answer(train::stopped_notice(buffer, slot ? slot->saved_steps - 1 : -1, -1));
 }
 
 void on_stop_signal(int signal) {
@@ -87,7 +108,7 @@ std::string find_program(const std::string& name) {
     std::string candidate = std::string(directory) + "/" + name;
     if (!directory.empty() && ::access(candidate.c_str(), X_OK) == 0) return candidate;
   }
-  fail(ErrorCode::not_found, "`--nproc` needs `" + name + "`, and PATH has none",
+  fail(ErrorCode::not_found, "`--nproc` needs `" + name + "`, which is not in PATH",
        "scripts/install.sh installs it (package openmpi-bin)");
 }
 
@@ -201,7 +222,8 @@ class LaunchFiles {
   comm::RankStatusTable& status_table() { return *status_table_; }
   // Called in the child process, for mpirun and the ranks.
   void export_to_ranks() const {
-    if (removal_ >= 0) ::fcntl(removal_, F_SETFD, 0);  // mpirun keeps it open
+    // mpirun keeps it open.
+    if (removal_ >= 0) ::fcntl(removal_, F_SETFD, 0);
     ::setenv("CAPSTAN_STOP_FILE", stop_file().c_str(), 1);
     // Open MPI leaves its session directories when a rank dies: they are removed with this directory.
     ::setenv("OMPI_MCA_orte_tmpdir_base", directory_.c_str(), 0);
@@ -280,10 +302,11 @@ int run_mpirun(const Context& context, const LaunchFiles& files, std::vector<std
 
 int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   g_signals = saves_on_signal ? 0 : 1;
-  if (ranks < 1 || ranks > kMostRanks)
-    fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMostRanks));
+  if (ranks < 1 || ranks > kMaxRanks)
+    fail(ErrorCode::usage, "`--nproc` takes a number of ranks from 1 to " + std::to_string(kMaxRanks));
   if (const auto launched = comm::launched_as(); !launched.source.empty()) {
-    if (launched.rank > 0) throw Exit{exit_code_of(ErrorCode::usage)};  // rank 0 reports it
+    // Rank 0 reports the error.
+    if (launched.rank > 0) throw Exit{exit_code_of(ErrorCode::usage)};
     fail(ErrorCode::usage, "`--nproc` inside a world that " + launched.source + " has launched",
          "leave `--nproc` out: this process is rank " + std::to_string(launched.rank) + " of " +
              std::to_string(launched.size));
@@ -295,7 +318,10 @@ int launch_ranks(const Context& context, int64_t ranks, bool saves_on_signal) {
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   if (code == 127) fail(ErrorCode::failed, "mpirun did not start");
   // mpirun exits with 1 after SIGTERM.
-  if (g_signals > 1 && code != 0 && code != 75) return 128 + static_cast<int>(g_first_signal);
+  if (g_signals > 1 && code != 0 && code != 75) {
+    if (saves_on_signal && !context.quiet()) report_second_signal();
+    return 128 + static_cast<int>(g_first_signal);
+  }
   if (auto failure = files.status_table().report(); failure && !WIFSIGNALED(status)) {
     if (code >= 128) failure->in("it was ended by signal " + std::to_string(code - 128));
     return report(*failure, context.command_line, {context.messages, context.color_err});

@@ -86,7 +86,8 @@ std::vector<config::Diagnostic> occupied_directories(const config::Resolution& r
            "`train --resume` continues it; --run-dir DIR names another one"});
     }
   } catch (const Error&) {
-    return found;  // unwritable_directories() tells
+    // unwritable_directories() reports it.
+    return found;
   }
   try {
     train::require_own_checkpoints(resolution.config, id);

@@ -16,11 +16,11 @@ namespace po = boost::program_options;
 namespace {
 
 const Option kGlobal[] = {
-    {"help", 'h', "", "this help; -h is the short one", "everywhere"},
-    {"quiet", 'q', "", "only warnings and errors", "everywhere"},
-    {"verbose", 'v', "", "more detail; -vv still more", "everywhere"},
-    {"color", 0, "WHEN", "auto, always or never", "everywhere", "auto always never"},
-    {"message-format", 0, "FORM", "diagnostics as human, short (file:line:col) or json", "everywhere",
+    {"help", 'h', "", "print this help; -h prints a short one", "everywhere"},
+    {"quiet", 'q', "", "print only warnings and errors", "everywhere"},
+    {"verbose", 'v', "", "print more detail; -vv still more", "everywhere"},
+    {"color", 0, "WHEN", "use colors: auto, always or never", "everywhere", "auto always never"},
+    {"message-format", 0, "FORM", "print diagnostics as human, short (file:line:col) or json", "everywhere",
      "human short json"},
     {"no-input", 0, "", "never ask; fail instead", "everywhere"},
     {"directory", 'C', "DIR", "run as if started in DIR", "everywhere"},
@@ -30,7 +30,7 @@ const Option kOverride[] = {
     {"file", 'f', "FILE", "merge a YAML file, as @FILE does", "overrides"},
     {"set", 0, "K=V", "set a field, as K=V does", "overrides"},
     {"append", 0, "K=V", "append to a list, as K+=V does", "overrides"},
-    {"unset", 0, "K", "back to the preset's or the default value, as ~K does", "overrides"},
+    {"unset", 0, "K", "return to the preset's or the default value, as ~K does", "overrides"},
 };
 
 std::vector<Option> table_of(const Command& command) {
@@ -148,15 +148,20 @@ const std::string& Arguments::word(size_t index, std::string_view what) const {
 }
 
 std::string did_you_mean(std::string_view given, const std::vector<std::string>& candidates,
-                         std::string_view prefix) {
+                         std::string_view prefix, std::string_view suffix) {
   const auto near = near_matches(given, candidates);
   if (near.empty()) return {};
   std::string text = "did you mean ";
   for (size_t i = 0; i < near.size(); ++i) {
     if (i > 0) text += i + 1 == near.size() ? " or " : ", ";
-    text += "`" + std::string(prefix) + near[i] + "`";
+    text += "`" + std::string(prefix) + near[i] + std::string(suffix) + "`";
   }
   return text + "?";
+}
+
+std::string choices_help(std::string_view given, const std::vector<std::string>& choices) {
+  const std::string near = did_you_mean(given, choices);
+  return near + (near.empty() ? "one of: " : " It takes one of: ") + join(choices, ", ");
 }
 
 // `--resume=auto` becomes `--resume` and the choice "auto"; `--resume` has the choice "".
@@ -197,6 +202,7 @@ class ArgumentParser {
   po::parsed_options parse_with_library(const std::vector<std::string>& words) const;
   bool add_unknown(const std::string& token, const std::string* next);
   void add_word(const std::string& word);
+  void unknown_choice(const Option& option, const std::string& value);
   void add_option(const Option& option, const std::string& spelled, std::string value);
   void check_repeated(const Option& option, const std::string& value);
   std::string help_for_word(const std::string& word) const;
@@ -277,6 +283,12 @@ void ArgumentParser::check_repeated(const Option& option, const std::string& val
       option.argument.ends_with(",…") ? "one list: " + flag + " " + *earlier + "," + value : "leave one out");
 }
 
+void ArgumentParser::unknown_choice(const Option& option, const std::string& value) {
+  std::vector<std::string> known;
+  for (const std::string_view choice : split(option.choices, ' ')) known.emplace_back(choice);
+  problem("`--" + std::string(option.name) + "` does not accept `" + value + "`", choices_help(value, known));
+}
+
 void ArgumentParser::add_option(const Option& option, const std::string& spelled, std::string value) {
   if (option.argument.empty() && !option.choices.empty() && !choices_.empty()) {
     value = choices_.front();
@@ -285,8 +297,7 @@ void ArgumentParser::add_option(const Option& option, const std::string& spelled
   const auto known = split(option.choices, ' ');
   const bool plain_flag = option.argument.empty() && value.empty();
   if (!plain_flag && !option.choices.empty() && std::find(known.begin(), known.end(), value) == known.end())
-    problem("`--" + std::string(option.name) + "` does not know `" + value + "`",
-            "one of: " + join(std::vector<std::string>(known.begin(), known.end()), ", "));
+    unknown_choice(option, value);
   check_repeated(option, value);
   // The spelling of a flag distinguishes -h from --help.
   arguments.values_.emplace_back(option.name, plain_flag ? spelled : value);

@@ -103,8 +103,11 @@ std::vector<std::string_view> words_of_group(std::span<const Command* const> com
 // Whether a word is meant as an override; the override parser checks how it is written.
 bool is_override_word(std::string_view word);
 
-// The help of the error for an unknown name: "did you mean `a` or `b`?"; empty when nothing is near.
+// The help of the error for an unknown name: "did you mean `a` or `b`?"; empty when nothing is near. `prefix`
+// and `suffix` stand before and after each candidate.
 std::string did_you_mean(std::string_view given, const std::vector<std::string>& candidates,
-                         std::string_view prefix = "");
+                         std::string_view prefix = "", std::string_view suffix = "");
+// The same where all names can be listed: "did you mean `a`? It takes one of: a, b, c".
+std::string choices_help(std::string_view given, const std::vector<std::string>& choices);
 
 }  // namespace capstan::cli

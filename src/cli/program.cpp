@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/complete.hpp"
 #include "cli/context.hpp"
 #include "cli/help.hpp"
@@ -134,14 +135,6 @@ int run_command(const std::vector<std::string>& command_line, const MessageStyle
 }
 
 }  // namespace
-
-std::string shell_quoted(const std::string& word) {
-  const std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
-  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
 
 std::string command_text(const std::vector<std::string>& command) {
   std::vector<std::string> words;

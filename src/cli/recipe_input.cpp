@@ -6,6 +6,7 @@
 #include "base/file.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/terminal.hpp"
 #include "config/tools/show.hpp"
 #include "train/setup/tokenizer.hpp"
@@ -14,10 +15,6 @@ namespace capstan::cli {
 
 // The origin of the values that shrink() changes.
 constexpr const char* kShrinkOption = "--shrink";
-
-std::string count_text(size_t number, const char* what) {
-  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
-}
 
 config::Resolution resolve_recipe(const Context& context, const std::string& recipe,
                                   std::optional<int64_t> ranks, config::ShrunkFrom* from) {
@@ -32,7 +29,7 @@ config::Resolution resolve_recipe(const Context& context, const std::string& rec
 }
 
 std::string layout_text(const config::DistConfig& dist) {
-  std::string text = count_text(static_cast<size_t>(dist.world_size), "rank");
+  std::string text = counted(dist.world_size, "rank");
   const auto axis = [&](const char* name, int64_t size) {
     if (size > 1) text += std::string(", ") + name + " " + std::to_string(size);
   };
@@ -46,10 +43,9 @@ std::string layout_text(const config::DistConfig& dist) {
 
 std::string shrunk_summary(const config::ShrunkFrom& from, const config::Resolution& small) {
   const config::Config& c = small.config;
-  std::string text = "shrunk to " + count_text(static_cast<size_t>(c.model.num_layers), "layer") +
-                     " of width " + std::to_string(c.model.hidden_size) + ", " +
-                     std::to_string(c.model.seq_length) + " tokens a sample, " +
-                     count_text(static_cast<size_t>(c.train.train_iters.value_or(0)), "step");
+  std::string text = "shrunk to " + counted(c.model.num_layers, "layer") + " of width " +
+                     std::to_string(c.model.hidden_size) + ", " + std::to_string(c.model.seq_length) +
+                     " tokens a sample, " + counted(c.train.train_iters.value_or(0), "step");
   if (from.layout) text += "; its kind of layout takes " + layout_text(*from.layout);
   return text;
 }
@@ -85,8 +81,32 @@ config::Resolution require_recipe(const Context& context, const std::string& rec
   return resolution;
 }
 
+config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe) {
+  config::Request request;
+  request.recipe = recipe;
+  request.overrides = {config::Override::token("dataset=mock"), config::Override::token("tokenizer=none")};
+  const auto& given = context.args.overrides();
+  request.overrides.insert(request.overrides.end(), given.begin(), given.end());
+  request.ranks = 1;
+  config::Resolution resolution = config::resolve(request);
+  if (!resolution.ok()) {
+    show_diagnostics(context, resolution);
+    throw Exit{2};
+  }
+  return resolution;
+}
+
 std::optional<int64_t> ranks_argument(const Context& context) {
   return context.args.integer("ranks", 1, 1 << 24);
+}
+
+std::string extends_text(const std::string& base, const std::string& to) {
+  namespace fs = std::filesystem;
+  std::error_code unknown;
+  if (config::Library::standard().recipe(base) || !fs::exists(base, unknown)) return base;
+  const fs::path directory = fs::absolute(to.empty() ? "recipe.yaml" : to).lexically_normal().parent_path();
+  const std::string text = fs::absolute(base).lexically_normal().lexically_relative(directory).string();
+  return text.find('/') == std::string::npos ? "./" + text : text;
 }
 
 void write_new(const std::filesystem::path& path, const std::string& text) {

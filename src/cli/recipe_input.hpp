@@ -36,16 +36,22 @@ config::Resolution require_recipe(const Context& context, const std::string& rec
                                   std::optional<int64_t> ranks = std::nullopt,
                                   config::ShrunkFrom* from = nullptr);
 
+// Resolves the recipe with mock data and no tokenizer, for one rank, to measure its steps; throws Exit{2} if
+// it has errors.
+config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe);
+
 // With --shrink: a short description of the shrunk size; and all changes, one field on each line.
 std::string shrunk_summary(const config::ShrunkFrom& from, const config::Resolution& small);
 std::string shrunk_changes(const config::ShrunkFrom& from, const config::Resolution& small);
-// Formats a count with its noun, as in "1 rank" or "2 ranks".
-std::string count_text(size_t number, const char* what);
 // Formats a layout, as in "16 ranks, tp 2, pp 2, cp 2, dp 2".
 std::string layout_text(const config::DistConfig& dist);
 
 // Value of --ranks.
 std::optional<int64_t> ranks_argument(const Context& context);
+
+// What `extends` of the recipe file `to` says for a base that the command line names: the name of a recipe,
+// or a file relative to the directory of `to`. `to` empty: the current directory.
+std::string extends_text(const std::string& base, const std::string& to);
 
 // Writes a new file. Throws ErrorCode::usage if it exists.
 void write_new(const std::filesystem::path& path, const std::string& text);

@@ -36,6 +36,7 @@ std::string with_flags(std::string text) {
       {"another sweep directory", "another sweep directory with --out DIR"},
       {"`capstan sweep plan`", "`capstan sweep plan FILE --out DIR`"},
       {"allow it to be replaced", "allow it to be replaced with --overwrite"},
+      {"with the token appended", "with `capstan data prepare --append-eod`"},
       {"convert the base to", "convert the base with --dtype"},
       {"name the base of the adapters", "name the base of the adapters: --base CHECKPOINT|RUN|hf:DIR"},
       {"such records can be left out and counted",
@@ -46,8 +47,9 @@ std::string with_flags(std::string text) {
       {"`capstan train` or mpirun", "`capstan train --nproc N` or mpirun"},
       {"is resumed from its own checkpoints", "continues with `capstan train … --resume`"},
       {"is resumed, never overwritten", "is continued with --resume, never overwritten"},
-      {"begin a recipe from hf:", "begin a recipe: capstan recipe new my.yaml --from hf:"},
+      {"begin a recipe from ", "begin a recipe: capstan recipe new my.yaml --from "},
       {"or the one given to the run", "or that of --run-dir"},
+      {"as the model in place of the base", "as the model, without --adapter"},
   };
   for (const auto& [words, with_flag] : kFlags)
     for (size_t at = 0; (at = text.find(words, at)) != std::string::npos; at += with_flag.size())
@@ -85,7 +87,7 @@ int report(const Error& error, const std::vector<std::string>& command, const Me
   try {
     rank = comm::launched_as().rank;
   } catch (const Error&) {
-    // The launcher's variables themselves are wrong: every rank says so.
+    // The launcher's variables themselves are wrong: every rank reports it.
   }
   std::string text = render_error(error, command, style);
   if (rank > 0) {

@@ -104,7 +104,8 @@ void Progress::warning(const std::string& text) {
 
 void Progress::stop_requested(std::string_view text) noexcept {
   if (!shown_) return;
-  if (terminal_) write_all(STDERR_FILENO, "\r\x1b[K");  // and the terminal's own ^C
+  // Also clears the terminal's own ^C.
+  if (terminal_) write_all(STDERR_FILENO, "\r\x1b[K");
   write_all(STDERR_FILENO, text);
   write_all(STDERR_FILENO, "\n");
 }
@@ -129,6 +130,11 @@ void Progress::status(const std::string& text) {
   }
   write_all(STDERR_FILENO, "\r" + shown + "\x1b[K");
   drawn_ = true;
+}
+
+void report_html_pages(Progress& progress, const HtmlPages& pages) {
+  if (const std::string text = pages.warning(); !text.empty()) progress.warning(text);
+  if (const std::string text = pages.note(); !text.empty()) progress.line("note: " + text);
 }
 
 }  // namespace capstan::cli

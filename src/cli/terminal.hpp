@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/missing.hpp"
 #include "train/trainer/progress.hpp"
 
 namespace capstan::cli {
@@ -47,5 +48,8 @@ class Progress : public train::ProgressSink {
   std::chrono::seconds interval_{0};
   std::chrono::steady_clock::time_point last_plain_{};
 };
+
+// Warns of HTML pages among files of text that are named otherwise, and notes the others.
+void report_html_pages(Progress& progress, const HtmlPages& pages);
 
 }  // namespace capstan::cli

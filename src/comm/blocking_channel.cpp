@@ -21,9 +21,9 @@ constexpr int64_t kChunk = int64_t{32} << 10;  // bytes
 
 // What one rank sends to another: at most one chunk at a time.
 struct alignas(64) Mailbox {
-  // Messages that the sender and the receiver have come to, and what they say about the last one.
+  // Messages that the sender and the receiver have come to, and the last one as each of them describes it.
   std::atomic<int64_t> sends, receives;
-  std::atomic<int64_t> sender_says, receiver_says;
+  std::atomic<int64_t> sender_transfer, receiver_transfer;
   // Chunks written and read so far.
   std::atomic<int64_t> written, read;
   std::array<std::byte, kChunk> data;
@@ -35,17 +35,17 @@ struct alignas(64) Header {
   std::array<char, 2048> text;
 };
 
-int64_t say(Batch::Kind kind, int64_t bytes) {
+int64_t encode_transfer(TransferBatch::Kind kind, int64_t bytes) {
   return bytes * 4 + static_cast<int64_t>(kind);
 }
-std::string said(int64_t what) {
-  return std::string(name_of(static_cast<Batch::Kind>(what % 4))) + " of " + std::to_string(what / 4) +
-         " bytes";
+std::string transfer_text(int64_t encoded) {
+  return std::string(name_of(static_cast<TransferBatch::Kind>(encoded % 4))) + " of " +
+         std::to_string(encoded / 4) + " bytes";
 }
 
 // A transfer between two ranks.
 struct PairTransfer {
-  Batch::Kind kind;
+  TransferBatch::Kind kind;
   bool sends;
   int peer;
   std::byte* data;
@@ -56,10 +56,10 @@ struct PairTransfer {
   std::vector<std::byte> arrived;
 };
 
-class BlockingChannel final : public Channel {
+class BlockingChannel final : public TensorChannel {
  public:
   BlockingChannel(Communicator& group, Device& device, std::shared_ptr<TransferStatus> status)
-      : Channel(group),
+      : TensorChannel(group),
         rank_(group.rank()),
         size_(group.size()),
         name_(group.name()),
@@ -80,7 +80,7 @@ class BlockingChannel final : public Channel {
   }
 
  protected:
-  std::unique_ptr<Completion> begin(const Batch& batch, Queue after) override {
+  std::unique_ptr<Completion> begin(const TransferBatch& batch, Queue after) override {
     CAPSTAN_ASSERT(&batch.device() == &device_, "a channel of another device");
     if (!queues_)
       queues_ = {.transfer = device_.add_queue(true, "transfers of `" + name_ + "`"),
@@ -92,11 +92,16 @@ class BlockingChannel final : public Channel {
       if (transfer.sends && transfer.peer != rank_) sent_ += transfer.bytes;
     device_.enqueue(queues_->transfer, [this, number] { publish(ChannelState::waits_for_compute, number); });
     device_.wait_for(queues_->transfer, *ready);
+    const std::string by =
+        "transfer " + std::to_string(number) + " of `" + name_ + "` (" + text_of(batch) + ")";
+    for (const TransferBatch::Transfer& transfer : batch.transfers())
+      if (transfer.from.defined()) declare(queues_->transfer, transfer.from, false, by);
     QueueScope traced(device_, queues_->transfer);
     device_.enqueue(queues_->transfer, [this, number, transfers] { run(number, *transfers); });
     traced.end(text_of(batch));
-    // What has arrived is seen late: kernels that do not wait for it read old values.
+    // Received data arrives late: kernels that do not wait for it read old values.
     device_.wait_for(queues_->deliver, *device_.record(queues_->transfer));
+    for (const TransferBatch::Transfer& transfer : batch.transfers()) declare_arrival(transfer, by);
     device_.enqueue(queues_->deliver, [transfers] {
       for (const PairTransfer& transfer : *transfers)
         if (!transfer.sends) std::ranges::copy(transfer.arrived, transfer.data);
@@ -127,6 +132,19 @@ class BlockingChannel final : public Channel {
     std::unique_ptr<Event> done_;
   };
 
+  void declare(Queue queue, const Tensor& tensor, bool writes, const std::string& by) {
+    device_.declare_access(queue, {tensor.address(), tensor.bytes()}, writes, by);
+  }
+  void declare_arrival(const TransferBatch::Transfer& transfer, const std::string& by) {
+    if (!transfer.to.defined()) return;
+    std::byte* const to = transfer.to.address();
+    const int64_t part = transfer.to.bytes() / size_, own = rank_ * part;
+    if (transfer.kind != TransferBatch::Kind::all_gather || transfer.from.address() != to + own)
+      return declare(queues_->deliver, transfer.to, true, by);
+    // In place: this rank's part stays as it is.
+    device_.declare_access(queues_->deliver, {to, own}, true, by);
+    device_.declare_access(queues_->deliver, {to + own + part, transfer.to.bytes() - own - part}, true, by);
+  }
   Header& header() const { return *reinterpret_cast<Header*>(memory_.data()); }
   Mailbox& mailbox(int from, int to) const {
     auto* first = reinterpret_cast<Mailbox*>(memory_.data() + sizeof(Header));
@@ -138,22 +156,22 @@ class BlockingChannel final : public Channel {
 
   // A collective is a transfer with each other rank and a copy of this rank's own part, which is one of a
   // rank with itself.
-  std::vector<PairTransfer> transfers_of(const Batch& batch) {
+  std::vector<PairTransfer> transfers_of(const TransferBatch& batch) {
     std::vector<PairTransfer> transfers;
-    const auto add = [&](Batch::Kind kind, bool sends, int peer, const Tensor& tensor, int64_t at,
+    const auto add = [&](TransferBatch::Kind kind, bool sends, int peer, const Tensor& tensor, int64_t at,
                          int64_t bytes) {
       if (bytes > 0)
         transfers.push_back({kind, sends, peer, device_.kernel_address(tensor.address()) + at, bytes});
     };
-    for (const Batch::Transfer& t : batch.transfers()) {
-      if (t.kind == Batch::Kind::send) add(t.kind, true, t.peer, t.from, 0, t.from.bytes());
-      if (t.kind == Batch::Kind::receive) add(t.kind, false, t.peer, t.to, 0, t.to.bytes());
+    for (const TransferBatch::Transfer& t : batch.transfers()) {
+      if (t.kind == TransferBatch::Kind::send) add(t.kind, true, t.peer, t.from, 0, t.from.bytes());
+      if (t.kind == TransferBatch::Kind::receive) add(t.kind, false, t.peer, t.to, 0, t.to.bytes());
       if (t.peer >= 0) continue;
       const int64_t bytes = t.to.bytes() / size_;
       // Every rank begins with another peer. Its own part is the first.
       for (int shift = 0; shift < size_; ++shift) {
         const int peer = (rank_ + shift) % size_;
-        add(t.kind, true, peer, t.from, t.kind == Batch::Kind::all_gather ? 0 : peer * bytes, bytes);
+        add(t.kind, true, peer, t.from, t.kind == TransferBatch::Kind::all_gather ? 0 : peer * bytes, bytes);
         add(t.kind, false, peer, t.to, peer * bytes, bytes);
       }
     }
@@ -227,15 +245,17 @@ class BlockingChannel final : public Channel {
         if (transfers[i].peer == transfer.peer && transfers[i].sends == transfer.sends &&
             !transfers[i].finished)
           return false;
-      // A receive and its send say the same.
-      const Batch::Kind kind = transfer.kind == Batch::Kind::receive ? Batch::Kind::send : transfer.kind;
-      (transfer.sends ? box.sender_says : box.receiver_says).store(say(kind, transfer.bytes));
+      // A receive is described as its send.
+      const TransferBatch::Kind kind =
+          transfer.kind == TransferBatch::Kind::receive ? TransferBatch::Kind::send : transfer.kind;
+      (transfer.sends ? box.sender_transfer : box.receiver_transfer)
+          .store(encode_transfer(kind, transfer.bytes));
       mine.store(transfer.number);
       return true;
     }
     if (!transfer.matched) {
       if (theirs.load() < transfer.number) return false;
-      const int64_t sender = box.sender_says.load(), receiver = box.receiver_says.load();
+      const int64_t sender = box.sender_transfer.load(), receiver = box.receiver_transfer.load();
       if (sender != receiver) fail_match(transfer, sender, receiver);
       transfer.matched = true;
       if (index < ChannelSlot::kTransfers) slot_.transfers[index].matched = 1;
@@ -285,8 +305,8 @@ class BlockingChannel final : public Channel {
   [[noreturn]] void fail_match(const PairTransfer& transfer, int64_t sender, int64_t receiver) {
     const int me = status_->rank(), peer = ranks_[static_cast<size_t>(transfer.peer)];
     report("transfers of group `" + name_ + "` do not match: rank " +
-           std::to_string(transfer.sends ? me : peer) + " sends with " + said(sender) + ", rank " +
-           std::to_string(transfer.sends ? peer : me) + " receives with " + said(receiver));
+           std::to_string(transfer.sends ? me : peer) + " sends with " + transfer_text(sender) + ", rank " +
+           std::to_string(transfer.sends ? peer : me) + " receives with " + transfer_text(receiver));
   }
   // The other members fail with the same text.
   [[noreturn]] void report(const std::string& text) {
@@ -311,7 +331,8 @@ class BlockingChannel final : public Channel {
   std::optional<Queues> queues_;
   std::shared_ptr<TransferStatus> status_;
   ChannelSlot& slot_;
-  std::vector<int> ranks_;  // in the world, by rank in the group
+  // World ranks, by rank in the group.
+  std::vector<int> ranks_;
   SharedMemory memory_;
   int64_t started_ = 0;
   // Messages so far, by peer; on the channel's queue.
@@ -320,8 +341,8 @@ class BlockingChannel final : public Channel {
 
 }  // namespace
 
-std::unique_ptr<Channel> make_blocking_channel(Communicator& group, Device& device,
-                                               std::shared_ptr<TransferStatus> status) {
+std::unique_ptr<TensorChannel> make_blocking_channel(Communicator& group, Device& device,
+                                                     std::shared_ptr<TransferStatus> status) {
   return std::make_unique<BlockingChannel>(group, device, std::move(status));
 }
 

@@ -1,6 +1,6 @@
-// A stand-in for NCCL on the checked device, to show that transfers are ordered as NCCL needs it: a batch
-// blocks its queue until all its peers have come to theirs, and a sender until the receiver takes the data.
-// Nothing is buffered, and nothing but the order matches a send with its receive.
+// A substitute for NCCL on the checked device, to test that transfers are ordered as NCCL requires. A batch
+// blocks its queue until all peers have reached their batch, and a send until the receiver takes the data.
+// Nothing is buffered, and only the order matches a send with its receive.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ namespace capstan::comm {
 // Errors appear where the host next waits for the device, as ErrorCode::rank_failure on all ranks concerned:
 // peers whose transfers do not match (both are named), and ranks that wait for each other (all are named with
 // their transfers).
-std::unique_ptr<Channel> make_blocking_channel(Communicator& group, Device& device,
-                                               std::shared_ptr<TransferStatus> status);
+std::unique_ptr<TensorChannel> make_blocking_channel(Communicator& group, Device& device,
+                                                     std::shared_ptr<TransferStatus> status);
 
 }  // namespace capstan::comm

@@ -6,36 +6,36 @@
 
 namespace capstan::comm {
 
-Batch& Batch::send(const Tensor& data, int to) {
+TransferBatch& TransferBatch::send(const Tensor& data, int to) {
   transfers_.push_back({Kind::send, to, data, {}});
   return *this;
 }
-Batch& Batch::receive(const Tensor& data, int from) {
+TransferBatch& TransferBatch::receive(const Tensor& data, int from) {
   transfers_.push_back({Kind::receive, from, {}, data});
   return *this;
 }
-Batch& Batch::all_gather(const Tensor& mine, const Tensor& all) {
+TransferBatch& TransferBatch::all_gather(const Tensor& mine, const Tensor& all) {
   transfers_.push_back({Kind::all_gather, -1, mine, all});
   return *this;
 }
-Batch& Batch::all_to_all(const Tensor& data, const Tensor& received) {
+TransferBatch& TransferBatch::all_to_all(const Tensor& data, const Tensor& received) {
   transfers_.push_back({Kind::all_to_all, -1, data, received});
   return *this;
 }
-Device& Batch::device() const {
+Device& TransferBatch::device() const {
   CAPSTAN_ASSERT(!transfers_.empty(), "a batch without transfers");
   const Transfer& first = transfers_.front();
   return (first.from.defined() ? first.from : first.to).device();
 }
 
-std::string_view name_of(Batch::Kind kind) {
+std::string_view name_of(TransferBatch::Kind kind) {
   constexpr std::array<std::string_view, 4> names{"send", "receive", "all_gather", "all_to_all"};
   return names[static_cast<size_t>(kind)];
 }
 
-std::string text_of(const Batch& batch) {
+std::string text_of(const TransferBatch& batch) {
   std::string text;
-  for (const Batch::Transfer& t : batch.transfers()) {
+  for (const TransferBatch::Transfer& t : batch.transfers()) {
     const int64_t bytes = (t.from.defined() ? t.from : t.to).bytes();
     text +=
         (text.empty() ? "" : ", ") + std::string(name_of(t.kind)) + " of " + std::to_string(bytes) + " bytes";
@@ -44,10 +44,10 @@ std::string text_of(const Batch& batch) {
   return text;
 }
 
-Transfers::~Transfers() {
+PendingTransfers::~PendingTransfers() {
   release();
 }
-Transfers& Transfers::operator=(Transfers&& other) noexcept {
+PendingTransfers& PendingTransfers::operator=(PendingTransfers&& other) noexcept {
   release();
   batch_ = std::move(other.batch_);
   completion_ = std::move(other.completion_);
@@ -55,14 +55,14 @@ Transfers& Transfers::operator=(Transfers&& other) noexcept {
 }
 // The memory of the batch may be used again as soon as the compute queue waits for it. An error of the
 // transport stays in the queues, where the host finds it.
-void Transfers::release() noexcept {
+void PendingTransfers::release() noexcept {
   try {
     wait();
   } catch (...) {
     completion_ = nullptr;
   }
 }
-void Transfers::wait(Queue queue) {
+void PendingTransfers::wait(Queue queue) {
   if (!completion_) return;
   completion_->wait(queue);
   if (queue != Queue::compute) return;
@@ -72,13 +72,13 @@ void Transfers::wait(Queue queue) {
 
 namespace {
 
-void check(const Batch::Transfer& transfer, int size) {
+void check(const TransferBatch::Transfer& transfer, int size) {
   for (const Tensor* tensor : {&transfer.from, &transfer.to})
     CAPSTAN_ASSERT(!tensor->defined() || tensor->is_contiguous(), "a transfer of " + tensor->text());
-  if (transfer.kind == Batch::Kind::all_gather)
+  if (transfer.kind == TransferBatch::Kind::all_gather)
     CAPSTAN_ASSERT(transfer.to.bytes() == transfer.from.bytes() * size,
                    "all_gather of " + transfer.from.text() + " into " + transfer.to.text());
-  if (transfer.kind == Batch::Kind::all_to_all)
+  if (transfer.kind == TransferBatch::Kind::all_to_all)
     CAPSTAN_ASSERT(transfer.from.bytes() == transfer.to.bytes() && transfer.from.bytes() % size == 0,
                    "all_to_all of " + transfer.from.text() + " into " + transfer.to.text());
 }
@@ -88,43 +88,63 @@ struct Nothing final : Completion {
   void wait(Queue) override {}
 };
 
-void count(Communicator& group, const Batch::Transfer& transfer) {
-  if (!group.plans()) return;
+void count(Communicator& group, const TransferBatch::Transfer& transfer) {
+  if (!group.is_meta()) return;
   switch (transfer.kind) {
-    case Batch::Kind::send:
+    case TransferBatch::Kind::send:
       group.start_send(nullptr, transfer.from.bytes(), transfer.peer);
       return;
-    case Batch::Kind::receive:
+    case TransferBatch::Kind::receive:
       return;
-    case Batch::Kind::all_gather:
+    case TransferBatch::Kind::all_gather:
       group.start_all_gather(nullptr, nullptr, transfer.from.bytes());
       return;
-    case Batch::Kind::all_to_all:
+    case TransferBatch::Kind::all_to_all:
       group.start_all_to_all(nullptr, nullptr, transfer.from.bytes() / group.size());
   }
 }
 
 }  // namespace
 
-Transfers Channel::start(Batch batch, Queue after) {
-  for (const Batch::Transfer& transfer : batch.transfers()) check(transfer, group_.size());
+std::unique_ptr<Completion> TensorChannel::begin_on_meta(const TransferBatch&) {
+  return std::make_unique<Nothing>();
+}
+
+PendingTransfers TensorChannel::start(TransferBatch batch, Queue after) {
+  for (const TransferBatch::Transfer& transfer : batch.transfers()) check(transfer, group_.size());
   std::unique_ptr<Completion> completion;
   if (batch.device().is_meta()) {
-    for (const Batch::Transfer& transfer : batch.transfers()) count(group_, transfer);
-    completion = std::make_unique<Nothing>();
+    for (const TransferBatch::Transfer& transfer : batch.transfers()) count(group_, transfer);
+    completion = begin_on_meta(batch);
   } else {
     completion = begin(batch, after);
   }
-  return Transfers(std::move(batch), std::move(completion));
+  return PendingTransfers(std::move(batch), std::move(completion));
+}
+
+namespace {
+class DirectMetaChannel final : public TensorChannel {
+ public:
+  explicit DirectMetaChannel(Communicator& group) : TensorChannel(group) {}
+
+ protected:
+  std::unique_ptr<Completion> begin(const TransferBatch& batch, Queue) override {
+    fail(ErrorCode::internal, "internal error: `" + group_.name() + "` transfers nothing: " + text_of(batch));
+  }
+};
+}  // namespace
+
+std::unique_ptr<TensorChannel> make_direct_meta_channel(Communicator& group) {
+  return std::make_unique<DirectMetaChannel>(group);
 }
 
 Communicator::Communicator() = default;
 Communicator::~Communicator() = default;
-Channel& Communicator::channel() {
+TensorChannel& Communicator::channel() {
   if (!channel_) channel_ = make_staging_channel(*this);
   return *channel_;
 }
-void Communicator::use_channel(std::unique_ptr<Channel> channel) {
+void Communicator::use_channel(std::unique_ptr<TensorChannel> channel) {
   channel_ = std::move(channel);
 }
 

@@ -17,8 +17,8 @@
 namespace capstan::comm {
 
 // Transfers that begin together, as between ncclGroupStart and ncclGroupEnd. Tensors are contiguous. A sent
-// tensor may be read meanwhile; a received one must not be used before Transfers::wait().
-class Batch {
+// tensor may be read meanwhile; a received one must not be used before PendingTransfers::wait().
+class TransferBatch {
  public:
   enum class Kind : uint8_t { send, receive, all_gather, all_to_all };
   struct Transfer {
@@ -29,14 +29,14 @@ class Batch {
     Tensor from, to;
   };
 
-  Batch& send(const Tensor& data, int to);
+  TransferBatch& send(const Tensor& data, int to);
   // data: as many bytes as the peer sends.
-  Batch& receive(const Tensor& data, int from);
+  TransferBatch& receive(const Tensor& data, int from);
   // all: the `mine` of all ranks, concatenated by rank; `mine` may be this rank's part of it.
-  Batch& all_gather(const Tensor& mine, const Tensor& all);
+  TransferBatch& all_gather(const Tensor& mine, const Tensor& all);
   // Both consist of as many equal parts as the group has ranks, of the same size: part r of `data` goes to
   // rank r, part r of `received` comes from rank r.
-  Batch& all_to_all(const Tensor& data, const Tensor& received);
+  TransferBatch& all_to_all(const Tensor& data, const Tensor& received);
 
   const std::vector<Transfer>& transfers() const { return transfers_; }
   Device& device() const;
@@ -44,9 +44,9 @@ class Batch {
  private:
   std::vector<Transfer> transfers_;
 };
-std::string_view name_of(Batch::Kind kind);
+std::string_view name_of(TransferBatch::Kind kind);
 // "receive of 32 bytes from rank 1, send of 32 bytes to rank 1"
-std::string text_of(const Batch& batch);
+std::string text_of(const TransferBatch& batch);
 
 // A batch that was started, as a channel sees it.
 class Completion {
@@ -58,14 +58,14 @@ class Completion {
 
 // A batch under way. Keeps the tensors alive until the compute queue waits for the batch, at the latest in
 // the destructor.
-class Transfers {
+class PendingTransfers {
  public:
-  Transfers() = default;
-  Transfers(Batch batch, std::unique_ptr<Completion> completion)
+  PendingTransfers() = default;
+  PendingTransfers(TransferBatch batch, std::unique_ptr<Completion> completion)
       : batch_(std::move(batch)), completion_(std::move(completion)) {}
-  ~Transfers();
-  Transfers(Transfers&&) noexcept = default;
-  Transfers& operator=(Transfers&& other) noexcept;
+  ~PendingTransfers();
+  PendingTransfers(PendingTransfers&&) noexcept = default;
+  PendingTransfers& operator=(PendingTransfers&& other) noexcept;
 
   // Kernels launched on `queue` from now on run after the batch. A second call for the compute queue does
   // nothing. Transport errors are ErrorCode::rank_failure, here or where the host next waits for the device.
@@ -73,29 +73,33 @@ class Transfers {
 
  private:
   void release() noexcept;
-  Batch batch_;
+  TransferBatch batch_;
   std::unique_ptr<Completion> completion_;
 };
 
-class Channel {
+class TensorChannel {
  public:
-  virtual ~Channel() = default;
+  virtual ~TensorChannel() = default;
   // Starts a batch after the work that was queued on `after`. On the meta device it only counts bytes.
-  Transfers start(Batch batch, Queue after = Queue::compute);
-  // Bytes that this channel has sent to other ranks itself; Communicator::sent() counts the others.
-  int64_t sent() const { return sent_; }
+  PendingTransfers start(TransferBatch batch, Queue after = Queue::compute);
+  // Sent to other ranks by the channel itself; Communicator::sent_bytes() counts the others.
+  int64_t sent_bytes() const { return sent_; }
 
  protected:
-  explicit Channel(Communicator& group) : group_(group) {}
-  virtual std::unique_ptr<Completion> begin(const Batch& batch, Queue after) = 0;
+  explicit TensorChannel(Communicator& group) : group_(group) {}
+  virtual std::unique_ptr<Completion> begin(const TransferBatch& batch, Queue after) = 0;
+  // On the meta device: takes the memory that begin() takes, besides the tensors.
+  virtual std::unique_ptr<Completion> begin_on_meta(const TransferBatch& batch);
   Communicator& group_;
   int64_t sent_ = 0;
 };
 
-// A channel through host memory: what is sent is copied to the host first, and what is received to the device
-// afterward, on the queues for it; where the host can access the device's memory nothing is copied. The host
-// waits in start() for the data, and in wait() for the transport.
-std::unique_ptr<Channel> make_staging_channel(Communicator& group);
+// A channel through host memory. It copies sent tensors to the host first, and received data to the device
+// afterward, on the copy queues and in buffers of Device::pinned_pool(); without a copy where the host can
+// access the device's memory. The host waits in start() for the data, and in wait() for the transport.
+std::unique_ptr<TensorChannel> make_staging_channel(Communicator& group);
+// For the meta device: stands for a channel that needs no host memory, such as NCCL.
+std::unique_ptr<TensorChannel> make_direct_meta_channel(Communicator& group);
 
 // The next and the previous rank of a ring.
 inline int next_in(const Communicator& group) {

@@ -32,7 +32,7 @@ void run_collectively(Communicator& group, const char* what, FunctionRef<void()>
     text = e.what();
     if (text.empty()) text = "unknown error";
   }
-  if (group.alone()) {
+  if (group.is_single()) {
     if (error) std::rethrow_exception(error);
     return;
   }

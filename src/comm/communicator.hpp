@@ -22,7 +22,7 @@ class Work {
 };
 using WorkHandle = std::unique_ptr<Work>;
 
-class Channel;
+class TensorChannel;
 
 class Communicator {
  public:
@@ -44,10 +44,10 @@ class Communicator {
   virtual WorkHandle start_receive(void* data, int64_t bytes, int from) = 0;
   virtual void barrier() = 0;
 
-  // Bytes that this rank has sent to other members of this group so far.
-  virtual int64_t sent() const = 0;
+  // To other members of this group so far.
+  virtual int64_t sent_bytes() const = 0;
   // True on a meta communicator: it counts the bytes of each call and reads no memory.
-  virtual bool plans() const { return false; }
+  virtual bool is_meta() const { return false; }
 
   void all_gather(const void* mine, void* all, int64_t bytes_per_rank) {
     start_all_gather(mine, all, bytes_per_rank)->wait();
@@ -57,15 +57,15 @@ class Communicator {
   }
   void broadcast(void* data, int64_t bytes, int root) { start_broadcast(data, bytes, root)->wait(); }
 
-  bool alone() const { return size() == 1; }
+  bool is_single() const { return size() == 1; }
 
   // Carries the group's tensors. Unless another one is set, it goes through host memory and this
   // communicator.
-  Channel& channel();
-  void use_channel(std::unique_ptr<Channel> channel);
+  TensorChannel& channel();
+  void use_channel(std::unique_ptr<TensorChannel> channel);
 
  private:
-  std::unique_ptr<Channel> channel_;
+  std::unique_ptr<TensorChannel> channel_;
 };
 
 // The number of ranks of a group, and the index of this rank in it. A null group has one rank.

@@ -162,8 +162,8 @@ Mesh::Mesh(const MeshSizes& sizes, int64_t rank)
        sizes.hierarchical_cp[0] * sizes.hierarchical_cp[1] != sizes.cp))
     fail(ErrorCode::config, "hierarchical context parallelism needs two sizes with the product CP = " +
                                 std::to_string(sizes.cp));
-  if (sizes.kv_sharers < 1 || sizes.tp % sizes.kv_sharers != 0)
-    fail(ErrorCode::config, std::to_string(sizes.kv_sharers) +
+  if (sizes.kv_replicas < 1 || sizes.tp % sizes.kv_replicas != 0)
+    fail(ErrorCode::config, std::to_string(sizes.kv_replicas) +
                                 " tensor-parallel ranks for the same keys and values do not divide TP = " +
                                 std::to_string(sizes.tp));
   const int64_t data = dense_.size(Axis::dp) * dense_.size(Axis::cp);
@@ -187,7 +187,7 @@ std::vector<std::string> Mesh::group_names() const {
     if (!group.expert || sizes_.experts) names.emplace_back(group.name);
   names.insert(names.end(), {"embedding", "position_embedding", "shard", "replica"});
   if (!sizes_.hierarchical_cp.empty()) names.insert(names.end(), {"cp-inner", "cp-outer"});
-  if (sizes_.kv_sharers > 1) names.emplace_back("tp-kv");
+  if (sizes_.kv_replicas > 1) names.emplace_back("tp-kv");
   for (const char* direction : {kForwardLink, kBackwardLink})
     for (int64_t i = 0; i < link_names(size(Axis::pp)); ++i) names.push_back(direction + std::to_string(i));
   return names;
@@ -220,8 +220,8 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
     const int64_t inner = sizes_.hierarchical_cp[0];
     return name == "cp-inner" ? run_with(context, rank, inner) : across_runs(context, rank, inner);
   }
-  if (sizes_.kv_sharers > 1 && name == "tp-kv")
-    return run_with(dense_.group_of(rank, {Axis::tp}), rank, sizes_.kv_sharers);
+  if (sizes_.kv_replicas > 1 && name == "tp-kv")
+    return run_with(dense_.group_of(rank, {Axis::tp}), rank, sizes_.kv_replicas);
   fail(ErrorCode::internal, "internal error: no group `" + name + "` in the mesh");
 }
 
@@ -261,15 +261,17 @@ void Mesh::connect(Communicator& world, const ChannelFactory& make_channel) {
       group = make_self_communicator(name);
     else
       group = world.split(static_cast<int>(mine.front()), static_cast<int>(index_of(mine, rank_)), name);
-    if (make_channel && !group->alone()) group->use_channel(make_channel(*group));
+    if (make_channel && !group->is_single()) group->use_channel(make_channel(*group));
   }
 }
 
-void Mesh::connect_meta() {
+void Mesh::connect_meta(const ChannelFactory& make_channel) {
   for (const std::string& name : group_names()) {
     const auto mine = members(name, rank_);
-    groups_[name] =
+    auto& group = groups_[name];
+    group =
         make_meta_communicator(static_cast<int>(index_of(mine, rank_)), static_cast<int>(mine.size()), name);
+    if (make_channel) group->use_channel(make_channel(*group));
   }
 }
 

@@ -50,25 +50,11 @@ struct MeshSizes {
   // itself.
   int64_t optimizer_instances = 1;
   // Tensor-parallel ranks that hold the same key and value heads; divides TP.
-  int64_t kv_sharers = 1;
+  int64_t kv_replicas = 1;
 };
 
-// The dense grid {tp, cp, dp, pp} and, for a mixture of experts, the expert grid {etp, ep, edp, pp} over the
-// same ranks; the groups of both:
-//   dense    tp cp dp dp-cp pp tp-pp tp-cp tp-dp-cp
-//   stages   embedding (first and last stage of a pp group), position_embedding (first stage); other stages:
-//            alone
-//   links    pp-forward-0, -1 (and -2) and pp-backward-0, …: a stage and the next one, the last and the first
-//            included. Links of one name have no rank in common: link i has the name i % 2, and that from the
-//            last to the first stage of an odd number of stages 2.
-//   CP       cp-inner (adjacent ranks, a2a) and cp-outer (p2p), with hierarchical sizes only
-//   TP       tp-kv (adjacent ranks with the same keys and values), with kv_sharers > 1 only; tp-gradients
-//            (the ranks of tp: sums of gradients do not queue behind the transfers of the passes)
-//   HSDP     shard (consecutive ranks of dp-cp, one set for each instance), replica (the same rank of every
-//            instance)
-//   experts  etp ep edp etp-ep etp-ep-pp, with experts only
-// The groups of one name partition the world.
-// Groups of two stages: what arrives in a direction comes over `in`, and is sent over `out`. Null: one stage.
+// The links of a pipeline stage in one direction: it receives over `in` and sends over `out`, groups of two
+// stages each. Null with one stage.
 struct StageLinks {
   // Ranks in each of the two groups.
   static constexpr int kSender = 0, kReceiver = 1;
@@ -76,23 +62,38 @@ struct StageLinks {
   Communicator* out = nullptr;
 };
 
+// The dense grid {tp, cp, dp, pp} and, for a mixture of experts, the expert grid {etp, ep, edp, pp} over the
+// same ranks; the groups of both:
+//   dense    tp cp dp dp-cp pp tp-pp tp-cp tp-dp-cp
+//   stages   embedding (first and last stage of a pp group), position_embedding (first stage); other stages:
+//            alone
+//   links    pp-forward-0, -1 (and -2) and pp-backward-0, …: a stage and the next one, also from the last to
+//            the first stage. Links of one name have no rank in common: link i has the number i % 2, and with
+//            an odd number of stages the link from the last to the first stage has the number 2.
+//   CP       cp-inner (adjacent ranks, a2a) and cp-outer (p2p), with hierarchical sizes only
+//   TP       tp-kv (adjacent ranks with the same keys and values), with kv_replicas > 1 only; tp-gradients
+//            (the ranks of tp: sums of gradients do not wait behind the transfers of the passes)
+//   HSDP     shard (consecutive ranks of dp-cp, one set for each instance), replica (the same rank of every
+//            instance)
+//   experts  etp ep edp etp-ep etp-ep-pp, with experts only
+// The groups of one name partition the world.
 class Mesh {
  public:
-  // ErrorCode::config when the world does not divide, with both products, or when a group cannot be split as
-  // asked.
+  // ErrorCode::config if the sizes do not divide the world, or if a group cannot be split into the parts that
+  // the sizes name.
   Mesh(const MeshSizes& sizes, int64_t rank);
   const Grid& dense() const { return dense_; }
   // Without experts: every rank along the data axis.
   const Grid& expert() const { return expert_; }
-  bool shares_keys() const { return sizes_.kv_sharers > 1; }
+  bool has_kv_replicas() const { return sizes_.kv_replicas > 1; }
   int64_t rank() const { return rank_; }
   int64_t index(Axis axis) const { return dense_.index(rank_, axis); }
   int64_t size(Axis axis) const { return dense_.size(axis); }
 
-  // For people: "tp2 dp4 pp2", axes of one left out but for dp.
+  // For messages: "tp2 dp4 pp2". Axes of size 1 are omitted, except dp.
   std::string text() const;
   std::vector<std::string> group_names() const;
-  // The group whose ranks a group of this name repeats, to keep its messages apart: "tp" for "tp-gradients".
+  // The group with the same ranks as this one, which exists to keep messages apart: "tp" for "tp-gradients".
   static std::optional<std::string> repeated_group(const std::string& name);
   // World ranks of the group of this name that contains `rank`, in the order of their ranks in it.
   std::vector<int64_t> members(const std::string& name, int64_t rank) const;
@@ -100,12 +101,12 @@ class Mesh {
   // Splits the world into this rank's groups; collective over the world. Groups of one cost nothing.
   // make_channel: called for each group of several ranks, by all its members in the same order; empty: the
   // channels of the communicators.
-  using ChannelFactory = std::function<std::unique_ptr<Channel>(Communicator& group)>;
+  using ChannelFactory = std::function<std::unique_ptr<TensorChannel>(Communicator& group)>;
   void connect(Communicator& world, const ChannelFactory& make_channel = {});
   // The same groups without peers: any rank of any world can be estimated on the meta device.
-  void connect_meta();
+  void connect_meta(const ChannelFactory& make_channel = {});
   Communicator& group(const std::string& name) const;
-  // forward: to the next stage, as activations; backward: to the one before, as their gradients.
+  // forward: activations go to the next stage; backward: their gradients go to the previous stage.
   enum class PipelineDirection : uint8_t { forward, backward };
   StageLinks stage_links(PipelineDirection direction) const;
 

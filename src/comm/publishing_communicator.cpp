@@ -12,46 +12,46 @@ StatusPublisher::StatusPublisher(std::shared_ptr<RankStatusTable> status_table, 
                                  int rank, const std::string& host)
     : status_table_(std::move(status_table)),
       slots_(std::move(slots)),
-      mine_(&status_table_->slot(slots_[static_cast<size_t>(rank)])) {
-  host.copy(mine_->host.data(), mine_->host.size() - 1);
-  mine_->rank = rank;
-  mine_->pid = static_cast<int32_t>(::getpid());
-  mine_->group = -1;
-  mine_->peer = -1;
-  state(RankState::working);
+      slot_(&status_table_->slot(slots_[static_cast<size_t>(rank)])) {
+  host.copy(slot_->host.data(), slot_->host.size() - 1);
+  slot_->rank = rank;
+  slot_->pid = static_cast<int32_t>(::getpid());
+  slot_->group = -1;
+  slot_->peer = -1;
+  publish_state(RankState::working);
 }
 
-const Slot* StatusPublisher::of(int rank) const {
+const Slot* StatusPublisher::slot_of(int rank) const {
   const int slot = slots_[static_cast<size_t>(rank)];
   return slot < 0 ? nullptr : &status_table_->slot(slot);
 }
 
-void StatusPublisher::call(Call call, int group, int peer, int64_t sequence, int64_t bytes) {
+void StatusPublisher::publish_call(Call call, int group, int peer, int64_t sequence, int64_t bytes) {
   constexpr auto relaxed = std::memory_order_relaxed;
-  mine_->call.store(static_cast<int32_t>(call), relaxed);
-  mine_->group.store(group, relaxed);
-  mine_->peer.store(peer, relaxed);
-  mine_->sequence.store(sequence, relaxed);
-  mine_->bytes.store(bytes, relaxed);
+  slot_->call.store(static_cast<int32_t>(call), relaxed);
+  slot_->group.store(group, relaxed);
+  slot_->peer.store(peer, relaxed);
+  slot_->sequence.store(sequence, relaxed);
+  slot_->bytes.store(bytes, relaxed);
 }
 
-void StatusPublisher::phase(std::string_view text) {
+void StatusPublisher::publish_phase(std::string_view text) {
   std::array<char, 16> characters{};
   text.copy(characters.data(), characters.size());
   for (size_t i = 0; i < 2; ++i) {
     uint64_t part = 0;
     std::memcpy(&part, characters.data() + 8 * i, 8);
-    mine_->phase[i].store(part, std::memory_order_relaxed);
+    slot_->phase[i].store(part, std::memory_order_relaxed);
   }
 }
 
 int StatusPublisher::add_group(const std::string& name, int first) {
   for (size_t i = 0; i < Slot::kGroups; ++i) {
-    GroupSlot& entry = mine_->groups[i];
+    GroupSlot& entry = slot_->groups[i];
     if (entry.name[0] != '\0') continue;
     entry.first = first;
     entry.sequence = 0;
-    for (auto& asked : entry.asked) asked = 0;
+    for (auto& arguments : entry.arguments) arguments = 0;
     entry.name.fill('\0');
     (name.empty() ? std::string("?") : name).copy(entry.name.data(), entry.name.size() - 1);
     return static_cast<int>(i);
@@ -59,7 +59,7 @@ int StatusPublisher::add_group(const std::string& name, int first) {
   return -1;
 }
 void StatusPublisher::remove_group(int index) {
-  if (index >= 0) mine_->groups[static_cast<size_t>(index)].name[0] = '\0';
+  if (index >= 0) slot_->groups[static_cast<size_t>(index)].name[0] = '\0';
 }
 
 namespace {
@@ -76,7 +76,7 @@ class PublishingCommunicator final : public Communicator {
     mine[1] = entry_;
     inner_->all_gather(mine, all.data(), sizeof mine);
     for (size_t i = 0; i < ranks.size(); ++i) {
-      const Slot* slot = publisher_->of(all[2 * i]);
+      const Slot* slot = publisher_->slot_of(all[2 * i]);
       const int entry = all[2 * i + 1];
       members_.push_back(
           {all[2 * i], slot && entry >= 0 ? &slot->groups[static_cast<size_t>(entry)] : nullptr});
@@ -92,7 +92,7 @@ class PublishingCommunicator final : public Communicator {
     Published published = enter(Call::split, 0, -1);
     published.begin_wait();
     auto part = inner_->split(color, key, name);
-    if (!part->alone()) part = make_publishing_communicator(std::move(part), publisher_);
+    if (!part->is_single()) part = make_publishing_communicator(std::move(part), publisher_);
     published.end_wait();
     return part;
   }
@@ -118,25 +118,27 @@ class PublishingCommunicator final : public Communicator {
     inner_->barrier();
     one.end_wait();
   }
-  int64_t sent() const override { return inner_->sent(); }
+  int64_t sent_bytes() const override { return inner_->sent_bytes(); }
 
  private:
   struct Member {
     int rank;
-    const GroupSlot* entry;  // null on another host
+    // Null for a rank on another host.
+    const GroupSlot* entry;
   };
 
   // One call in progress. The communicator outlives its work, as with MPI.
   struct Published {
     PublishingCommunicator* group;
     Call call;
-    int peer;  // world rank, -1 for a collective
+    // World rank; -1 for a collective.
+    int peer;
     int64_t sequence, bytes;
     void begin_wait() const {
-      group->publisher_->call(call, group->entry_, peer, sequence, bytes);
-      group->publisher_->state(RankState::waiting);
+      group->publisher_->publish_call(call, group->entry_, peer, sequence, bytes);
+      group->publisher_->publish_state(RankState::waiting);
     }
-    void end_wait() const { group->publisher_->state(RankState::working); }
+    void end_wait() const { group->publisher_->publish_state(RankState::working); }
   };
   class PublishedWork final : public Work {
    public:
@@ -181,9 +183,9 @@ class PublishingCommunicator final : public Communicator {
     if (peer < 0) {
       sequence = ++entered_;
       if (entry_ >= 0) {
-        GroupSlot& entry = publisher_->mine().groups[static_cast<size_t>(entry_)];
-        entry.asked[static_cast<size_t>(sequence) % GroupSlot::kKept].store(asked_of(call, bytes),
-                                                                            std::memory_order_release);
+        GroupSlot& entry = publisher_->slot().groups[static_cast<size_t>(entry_)];
+        entry.arguments[static_cast<size_t>(sequence) % GroupSlot::kKeptCalls].store(
+            encode_arguments(call, bytes), std::memory_order_release);
         entry.sequence.store(sequence, std::memory_order_release);
       }
     }
@@ -192,21 +194,22 @@ class PublishingCommunicator final : public Communicator {
 
   // Throws where a member on this host passed different arguments to the same collective.
   void compare(const Published& mine, bool failed) const {
-    constexpr size_t kMost = 16;
-    if (mine.peer >= 0 || (members_.size() > kMost && !failed)) return;
-    const int64_t asked = asked_of(mine.call, mine.bytes);
+    constexpr size_t kMaxComparedMembers = 16;
+    if (mine.peer >= 0 || (members_.size() > kMaxComparedMembers && !failed)) return;
+    const int64_t arguments = encode_arguments(mine.call, mine.bytes);
     for (const Member& member : members_) {
       if (!member.entry) continue;
       // True while the member still keeps the collective's arguments.
       const auto kept = [&] {
         const int64_t entered = member.entry->sequence.load(std::memory_order_acquire);
         return entered >= mine.sequence &&
-               entered < mine.sequence + static_cast<int64_t>(GroupSlot::kKept) - 1;
+               entered < mine.sequence + static_cast<int64_t>(GroupSlot::kKeptCalls) - 1;
       };
       if (!kept()) continue;
-      const int64_t theirs = member.entry->asked[static_cast<size_t>(mine.sequence) % GroupSlot::kKept].load(
-          std::memory_order_acquire);
-      if (theirs == asked || !kept()) continue;
+      const int64_t theirs =
+          member.entry->arguments[static_cast<size_t>(mine.sequence) % GroupSlot::kKeptCalls].load(
+              std::memory_order_acquire);
+      if (theirs == arguments || !kept()) continue;
       fail(ErrorCode::rank_failure,
            "ranks disagree about collective " + std::to_string(mine.sequence) + " of group `" + name() +
                "`: rank " + std::to_string(publisher_->rank()) + " asks for " +

@@ -16,18 +16,18 @@ class StatusPublisher {
   StatusPublisher(std::shared_ptr<RankStatusTable> status_table, std::vector<int> slots, int rank,
                   const std::string& host);
   RankStatusTable& status_table() { return *status_table_; }
-  Slot& mine() { return *mine_; }
+  Slot& slot() { return *slot_; }
   // Null for a rank of another host.
-  const Slot* of(int rank) const;
-  int rank() const { return mine_->rank; }
+  const Slot* slot_of(int rank) const;
+  int rank() const { return slot_->rank; }
 
-  void state(RankState what) {
-    mine_->since.store(monotonic_ns(), std::memory_order_relaxed);
-    mine_->state.store(static_cast<int32_t>(what), std::memory_order_release);
+  void publish_state(RankState state) {
+    slot_->since.store(monotonic_ns(), std::memory_order_relaxed);
+    slot_->state.store(static_cast<int32_t>(state), std::memory_order_release);
   }
-  void call(Call call, int group, int peer, int64_t sequence, int64_t bytes);
-  void step(int64_t step) { mine_->step.store(step, std::memory_order_relaxed); }
-  void phase(std::string_view text);
+  void publish_call(Call call, int group, int peer, int64_t sequence, int64_t bytes);
+  void publish_step(int64_t step) { slot_->step.store(step, std::memory_order_relaxed); }
+  void publish_phase(std::string_view text);
   // Returns the index of the group's entry; -1 where the slot has no free entry.
   int add_group(const std::string& name, int first);
   void remove_group(int index);
@@ -35,7 +35,7 @@ class StatusPublisher {
  private:
   std::shared_ptr<RankStatusTable> status_table_;
   std::vector<int> slots_;
-  Slot* mine_;
+  Slot* slot_;
 };
 
 // Members of one collective must pass the same number of bytes. The wrapper compares what the members on this

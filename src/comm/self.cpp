@@ -31,7 +31,7 @@ class SelfCommunicator final : public Communicator {
   WorkHandle start_send(const void*, int64_t, int) override { return no_peer(); }
   WorkHandle start_receive(void*, int64_t, int) override { return no_peer(); }
   void barrier() override {}
-  int64_t sent() const override { return 0; }
+  int64_t sent_bytes() const override { return 0; }
 
  private:
   static WorkHandle copy(const void* from, void* to, int64_t bytes) {
@@ -67,8 +67,8 @@ class MetaCommunicator final : public Communicator {
   WorkHandle start_send(const void*, int64_t bytes, int) override { return count(bytes); }
   WorkHandle start_receive(void*, int64_t, int) override { return count(0); }
   void barrier() override {}
-  int64_t sent() const override { return sent_; }
-  bool plans() const override { return true; }
+  int64_t sent_bytes() const override { return sent_; }
+  bool is_meta() const override { return true; }
 
  private:
   WorkHandle count(int64_t bytes) {

@@ -6,25 +6,65 @@
 
 #include "base/error.hpp"
 #include "comm/channel.hpp"
+#include "tensor/pinned_buffer.hpp"
 
 namespace capstan::comm {
 
 namespace {
 
-using Buffer = std::vector<std::byte>;
+// The host buffers of a batch, until the copies from them are done.
+class StagingBuffers {
+ public:
+  explicit StagingBuffers(Device& device) : device_(device) {}
+  ~StagingBuffers() { give_back(nullptr); }
+  StagingBuffers(const StagingBuffers&) = delete;
+  StagingBuffers& operator=(const StagingBuffers&) = delete;
+
+  std::byte* take(int64_t bytes) { return buffers_.emplace_back(device_.pinned_pool().take(bytes)).data(); }
+  void give_back(const std::shared_ptr<Event>& last_use) {
+    for (PinnedBuffer& buffer : buffers_) device_.pinned_pool().give_back(std::move(buffer), last_use);
+    buffers_.clear();
+  }
+
+ private:
+  Device& device_;
+  std::vector<PinnedBuffer> buffers_;
+};
+
+// Counts the copies of a batch, and holds its buffers as long as StagedBatch does.
+class MetaStagedBatch final : public Completion {
+ public:
+  explicit MetaStagedBatch(const TransferBatch& batch) : buffers_(batch.device()) {
+    Device& device = batch.device();
+    for (const TransferBatch::Transfer& transfer : batch.transfers()) {
+      if (const Tensor& from = transfer.from; from.defined())
+        device.start_copy_to_host(buffers_.take(from.bytes()), from.address(), from.bytes(),
+                                  Queue::device_to_host);
+      if (const Tensor& to = transfer.to; to.defined())
+        device.start_copy_to_device(to.address(), buffers_.take(to.bytes()), to.bytes(),
+                                    Queue::communication);
+    }
+  }
+  void wait(Queue) override { buffers_.give_back(nullptr); }
+
+ private:
+  StagingBuffers buffers_;
+};
 
 class StagedBatch final : public Completion {
  public:
-  StagedBatch(Device& device, Queue after) : device_(device), ready_(device.record(after)) {}
+  StagedBatch(Device& device, Queue after)
+      : device_(device), ready_(device.record(after)), buffers_(device) {}
   ~StagedBatch() override {
-    works_.clear();  // waits for the transport, which uses the buffers
+    // Waits for the transport, which uses the buffers.
+    works_.clear();
   }
 
   // Copies what is sent to the host, where it cannot be read directly, and waits until it is there.
-  void stage_sends(const Batch& batch) {
+  void stage_sends(const TransferBatch& batch) {
     bool copies = false;
     std::optional<QueueScope> traced;
-    for (const Batch::Transfer& transfer : batch.transfers()) {
+    for (const TransferBatch::Transfer& transfer : batch.transfers()) {
       if (!transfer.from.defined()) continue;
       const Tensor& tensor = transfer.from;
       std::byte* address = device_.host_address(tensor.address());
@@ -33,9 +73,8 @@ class StagedBatch final : public Completion {
           device_.wait_for(Queue::device_to_host, *ready_);
           traced.emplace(device_, Queue::device_to_host);
         }
-        Buffer& buffer = buffers_.emplace_back(static_cast<size_t>(tensor.bytes()));
-        device_.start_copy_to_host(buffer.data(), tensor.address(), tensor.bytes(), Queue::device_to_host);
-        address = buffer.data();
+        address = buffers_.take(tensor.bytes());
+        device_.start_copy_to_host(address, tensor.address(), tensor.bytes(), Queue::device_to_host);
       }
       sources_.push_back(address);
     }
@@ -45,18 +84,18 @@ class StagedBatch final : public Completion {
     else
       ready_->wait();
   }
-  void start(const Batch& batch, Communicator& group) {
+  void start(const TransferBatch& batch, Communicator& group) {
     size_t source = 0;
     // Receives first: MPI need not buffer a message that is expected.
-    for (const Batch::Transfer& transfer : batch.transfers())
-      if (transfer.kind == Batch::Kind::receive)
+    for (const TransferBatch::Transfer& transfer : batch.transfers())
+      if (transfer.kind == TransferBatch::Kind::receive)
         works_.push_back(group.start_receive(target(transfer.to), transfer.to.bytes(), transfer.peer));
-    for (const Batch::Transfer& transfer : batch.transfers()) {
-      if (transfer.kind == Batch::Kind::receive) continue;
+    for (const TransferBatch::Transfer& transfer : batch.transfers()) {
+      if (transfer.kind == TransferBatch::Kind::receive) continue;
       const std::byte* from = sources_[source++];
-      if (transfer.kind == Batch::Kind::send)
+      if (transfer.kind == TransferBatch::Kind::send)
         works_.push_back(group.start_send(from, transfer.from.bytes(), transfer.peer));
-      else if (transfer.kind == Batch::Kind::all_gather)
+      else if (transfer.kind == TransferBatch::Kind::all_gather)
         works_.push_back(group.start_all_gather(from, target(transfer.to), transfer.from.bytes()));
       else
         works_.push_back(
@@ -72,12 +111,13 @@ class StagedBatch final : public Completion {
  private:
   struct Received {
     Tensor to;
-    size_t buffer;
+    const std::byte* buffer;
   };
   std::byte* target(const Tensor& tensor) {
     if (std::byte* address = device_.host_address(tensor.address())) return address;
-    received_.push_back({tensor, buffers_.size()});
-    return buffers_.emplace_back(static_cast<size_t>(tensor.bytes())).data();
+    std::byte* const buffer = buffers_.take(tensor.bytes());
+    received_.push_back({tensor, buffer});
+    return buffer;
   }
   void finish() {
     for (const WorkHandle& work : works_) work->wait();
@@ -86,42 +126,43 @@ class StagedBatch final : public Completion {
     if (!received_.empty()) device_.wait_for(Queue::communication, *ready_);
     QueueScope traced(device_, Queue::communication);
     for (const Received& one : received_)
-      device_.start_copy_to_device(one.to.address(), buffers_[one.buffer].data(), one.to.bytes(),
-                                   Queue::communication);
+      device_.start_copy_to_device(one.to.address(), one.buffer, one.to.bytes(), Queue::communication);
     if (!received_.empty()) traced.end("copy of what has arrived");
     complete_ = device_.record(Queue::communication);
-    // Keeps the host buffers alive until the copies have run.
-    if (!received_.empty())
-      device_.enqueue(Queue::communication,
-                      [kept = std::make_shared<std::vector<Buffer>>(std::move(buffers_))] {});
+    buffers_.give_back(complete_);
     received_.clear();
   }
 
   Device& device_;
-  std::unique_ptr<Event> ready_, complete_;
+  std::unique_ptr<Event> ready_;
+  std::shared_ptr<Event> complete_;
   std::vector<const std::byte*> sources_;
   std::vector<Received> received_;
   // Before works_: they are used until those have ended.
-  std::vector<Buffer> buffers_;
+  StagingBuffers buffers_;
   std::vector<WorkHandle> works_;
 };
 
-class StagingChannel final : public Channel {
+class StagingChannel final : public TensorChannel {
  public:
-  explicit StagingChannel(Communicator& group) : Channel(group) {}
+  explicit StagingChannel(Communicator& group) : TensorChannel(group) {}
 
  protected:
-  std::unique_ptr<Completion> begin(const Batch& batch, Queue after) override {
+  std::unique_ptr<Completion> begin(const TransferBatch& batch, Queue after) override {
     auto staged = std::make_unique<StagedBatch>(batch.device(), after);
     staged->stage_sends(batch);
     staged->start(batch, group_);
     return staged;
   }
+  std::unique_ptr<Completion> begin_on_meta(const TransferBatch& batch) override {
+    if (batch.device().shares_host_memory()) return TensorChannel::begin_on_meta(batch);
+    return std::make_unique<MetaStagedBatch>(batch);
+  }
 };
 
 }  // namespace
 
-std::unique_ptr<Channel> make_staging_channel(Communicator& group) {
+std::unique_ptr<TensorChannel> make_staging_channel(Communicator& group) {
   return std::make_unique<StagingChannel>(group);
 }
 

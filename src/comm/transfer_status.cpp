@@ -45,7 +45,7 @@ ChannelSlot* TransferStatus::find(int rank, int64_t id) const {
   return nullptr;
 }
 
-// A path through ranks of which each waits for the next; a channel on it twice closes a circle.
+// A path through ranks of which each waits for the next; a channel on it twice closes a cycle.
 struct TransferStatus::Search {
   struct Step {
     int rank;
@@ -53,7 +53,8 @@ struct TransferStatus::Search {
     std::string text;
   };
   std::vector<Step> path;
-  size_t circle = 0;  // its first step
+  // Index in `path` of the first step of the cycle.
+  size_t cycle = 0;
 };
 
 bool TransferStatus::compute_blocked(Search& search, int rank) const {
@@ -69,7 +70,7 @@ bool TransferStatus::blocked(Search& search, int rank, int64_t id) const {
   const auto before = std::find_if(search.path.begin(), search.path.end(),
                                    [&](const Search::Step& s) { return s.rank == rank && s.id == id; });
   if (before != search.path.end()) {
-    search.circle = static_cast<size_t>(before - search.path.begin());
+    search.cycle = static_cast<size_t>(before - search.path.begin());
     return true;
   }
   const ChannelSlot* channel = find(rank, id);
@@ -100,7 +101,8 @@ bool TransferStatus::blocked(Search& search, int rank, int64_t id) const {
                        });
     if (meets) continue;
     search.path.push_back({rank, id,
-                           where + std::string(name_of(static_cast<Batch::Kind>(transfer.kind.load()))) +
+                           where +
+                               std::string(name_of(static_cast<TransferBatch::Kind>(transfer.kind.load()))) +
                                " of " + std::to_string(transfer.bytes.load()) + " bytes " +
                                (transfer.sends.load() ? "to" : "from") + " rank " + std::to_string(peer)});
     if (blocked(search, peer, id)) return true;
@@ -112,9 +114,9 @@ bool TransferStatus::blocked(Search& search, int rank, int64_t id) const {
 std::optional<TransferStatus::Deadlock> TransferStatus::deadlock(const ChannelSlot& mine) const {
   Search search;
   if (!blocked(search, rank_, mine.id.load())) return std::nullopt;
-  // From the lowest rank on, so that all ranks of the circle say the same.
+  // From the lowest rank on, so that all ranks of the cycle report the same text.
   auto& path = search.path;
-  path.erase(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(search.circle));
+  path.erase(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(search.cycle));
   std::rotate(
       path.begin(),
       std::ranges::min_element(path, {}, [](const Search::Step& s) { return std::pair(s.rank, s.id); }),

@@ -15,13 +15,13 @@
 
 namespace capstan::comm {
 
-// A transfer of the batch in which a channel is, with one peer.
+// A transfer with one peer, of the batch that a channel is working on.
 struct TransferSlot {
-  // Batch::Kind; world rank.
+  // TransferBatch::Kind; world rank.
   std::atomic<int32_t> kind, peer;
   // 1: to the peer, 0: from it.
   std::atomic<int32_t> sends;
-  // The peer has come to it.
+  // The peer has reached this transfer.
   std::atomic<int32_t> matched;
   std::atomic<int64_t> bytes;
 };
@@ -69,10 +69,10 @@ class TransferStatus {
     // World rank and id of each.
     std::vector<std::pair<int, int64_t>> channels;
   };
-  // The deadlock because of which this rank's channel cannot go on; nullopt: it may go on. Two equal answers
-  // some time apart are a proof.
+  // The deadlock that blocks this rank's channel; nullopt: it may continue. Only two equal results some time
+  // apart prove a deadlock.
   std::optional<Deadlock> deadlock(const ChannelSlot& mine) const;
-  // Tells the channels of a deadlock: with the first one that fails, the others would not find it any more.
+  // Records a deadlock at all its channels: after the first of them fails, the others could not find it.
   void report(const Deadlock& deadlock);
   // The report of another rank about a deadlock that this rank's channel is in; nullopt: there is none.
   std::optional<std::string> reported(const ChannelSlot& mine) const;
@@ -81,7 +81,7 @@ class TransferStatus {
   static constexpr size_t kChannels = 48;
   struct RankSlot {
     std::atomic<int64_t> waits_for, waits_for_batch;
-    // The last one that this rank has found.
+    // The last deadlock that this rank has found.
     std::array<char, 2048> deadlock;
     std::array<ChannelSlot, kChannels> channels;
   };

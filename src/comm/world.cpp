@@ -65,11 +65,11 @@ class MpiCommunicator final : public Communicator {
   const std::string& name() const override { return name_; }
 
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name) override {
-    MPI_Comm part = MPI_COMM_NULL;
-    check("MPI_Comm_split", MPI_Comm_split(comm_, color, key, &part));
+    MPI_Comm subgroup = MPI_COMM_NULL;
+    check("MPI_Comm_split", MPI_Comm_split(comm_, color, key, &subgroup));
     int size = 0;
-    MPI_Comm_size(part, &size);
-    auto result = std::make_unique<MpiCommunicator>(part, name, true);
+    MPI_Comm_size(subgroup, &size);
+    auto result = std::make_unique<MpiCommunicator>(subgroup, name, true);
     if (size > 1) return result;
     // No communication in a group of one.
     return make_self_communicator(name);
@@ -79,7 +79,7 @@ class MpiCommunicator final : public Communicator {
     sent_ += bytes * (size_ - 1);
     // A member may gather in place: `mine` then points to its slice of `all`.
     const bool in_place = mine == static_cast<const std::byte*>(all) + rank_ * bytes;
-    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+    return start_in_chunks(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       if (offset == 0 && count == bytes) {
         requests.emplace_back();
         check("MPI_Iallgather", MPI_Iallgather(in_place ? MPI_IN_PLACE : mine, count, MPI_BYTE, all, count,
@@ -97,7 +97,7 @@ class MpiCommunicator final : public Communicator {
   }
   WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override {
     sent_ += bytes * (size_ - 1);
-    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+    return start_in_chunks(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       for (int peer = 0; peer < size_; ++peer) {
         requests.emplace_back();
         check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(receive) + peer * bytes + offset, count,
@@ -114,7 +114,7 @@ class MpiCommunicator final : public Communicator {
   }
   WorkHandle start_broadcast(void* data, int64_t bytes, int root) override {
     if (root == rank_) sent_ += bytes;
-    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+    return start_in_chunks(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
       check("MPI_Ibcast", MPI_Ibcast(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, root, comm_,
                                      &requests.back()));
@@ -122,34 +122,36 @@ class MpiCommunicator final : public Communicator {
   }
   WorkHandle start_send(const void* data, int64_t bytes, int to) override {
     sent_ += bytes;
-    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+    return start_in_chunks(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
       check("MPI_Isend", MPI_Isend(static_cast<const std::byte*>(data) + offset, count, MPI_BYTE, to,
                                    kMessageTag, comm_, &requests.back()));
     });
   }
   WorkHandle start_receive(void* data, int64_t bytes, int from) override {
-    return chunked(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
+    return start_in_chunks(bytes, [&](int64_t offset, int count, std::vector<MPI_Request>& requests) {
       requests.emplace_back();
       check("MPI_Irecv", MPI_Irecv(static_cast<std::byte*>(data) + offset, count, MPI_BYTE, from, kMessageTag,
                                    comm_, &requests.back()));
     });
   }
   void barrier() override { check("MPI_Barrier", MPI_Barrier(comm_)); }
-  int64_t sent() const override { return sent_; }
+  int64_t sent_bytes() const override { return sent_; }
 
  private:
   static constexpr int kMessageTag = 0, kCollectiveTag = 1;
-  static constexpr int64_t kLargest = int64_t{1} << 30;  // MPI counts are int
+  // MPI counts are int.
+  static constexpr int64_t kMaxTransferBytes = int64_t{1} << 30;
 
   void check(const char* call, int code) const {
     if (code != MPI_SUCCESS) fail_mpi(name_, call, code);
   }
-  template <class RankStatus>
-  WorkHandle chunked(int64_t bytes, RankStatus status) {
+  // `start` takes the offset and size of a chunk and adds its requests.
+  template <class Start>
+  WorkHandle start_in_chunks(int64_t bytes, Start start) {
     std::vector<MPI_Request> requests;
-    for (int64_t offset = 0; offset < bytes; offset += kLargest)
-      status(offset, static_cast<int>(std::min(kLargest, bytes - offset)), requests);
+    for (int64_t offset = 0; offset < bytes; offset += kMaxTransferBytes)
+      start(offset, static_cast<int>(std::min(kMaxTransferBytes, bytes - offset)), requests);
     return std::make_unique<Requests>(std::move(requests), name_);
   }
 
@@ -181,12 +183,12 @@ class SingleWorld final : public World {
 
 class MpiWorld final : public World {
  public:
-  // hosted: `ranks` is a duplicate that this world frees, and MPI is the host's to finalize.
-  MpiWorld(MPI_Comm ranks, bool hosted, const FailureWatch& watch) : ranks_(ranks), hosted_(hosted) {
-    auto world = std::make_unique<MpiCommunicator>(ranks, "world", hosted);
-    MPI_Comm part = MPI_COMM_NULL;
-    MPI_Comm_split_type(ranks, MPI_COMM_TYPE_SHARED, world->rank(), MPI_INFO_NULL, &part);
-    MpiCommunicator local(part, "host", true);
+  // embedded: `ranks` is a duplicate that this world frees, and the embedding program finalizes MPI.
+  MpiWorld(MPI_Comm ranks, bool embedded, const FailureWatch& watch) : ranks_(ranks), embedded_(embedded) {
+    auto world = std::make_unique<MpiCommunicator>(ranks, "world", embedded);
+    MPI_Comm host_ranks = MPI_COMM_NULL;
+    MPI_Comm_split_type(ranks, MPI_COMM_TYPE_SHARED, world->rank(), MPI_INFO_NULL, &host_ranks);
+    MpiCommunicator local(host_ranks, "host", true);
     local_rank_ = local.rank();
     local_size_ = local.size();
     auto status_table = open_status_table(local);
@@ -201,44 +203,42 @@ class MpiWorld final : public World {
     for (size_t r = 0; r < all.size(); r += 2) hosts_.insert(all[r]);
     for (size_t r = 0; r < all.size(); r += 2) slots.push_back(all[r] == mine[0] ? all[r + 1] : -1);
     publisher_ = std::make_shared<StatusPublisher>(status_table, std::move(slots), world->rank(), host_);
-    // collective: all ranks have published.
+    // This call is collective; after it all ranks have published their process ids.
     world_ = make_publishing_communicator(std::move(world), publisher_);
-    watchdog_ = std::make_unique<Watchdog>(*status_table, slot,
-                                           WatchOptions{watch.timeout, watch.report, watch.leave});
+    watchdog_ = std::make_unique<Watchdog>(*status_table, slot, watch);
   }
   ~MpiWorld() override {
     world_.reset();
-    publisher_->call(Call::finalize, -1, -1, 0, 0);
-    publisher_->state(RankState::waiting);
-    // A rank has ended once all have come here. The launcher may end the others as soon as one of them exits
-    // with another code than 0, which is no failure of a rank.
-    if (!hosted_) MPI_Barrier(ranks_);
-    publisher_->state(RankState::ended);
-    if (!hosted_) MPI_Finalize();
+    publisher_->publish_call(Call::finalize, -1, -1, 0, 0);
+    publisher_->publish_state(RankState::waiting);
+    // A rank has ended once all ranks have reached this barrier. The launcher may end the other ranks as soon
+    // as one rank exits with another code than 0; that is not a rank failure.
+    if (!embedded_) MPI_Barrier(ranks_);
+    publisher_->publish_state(RankState::ended);
+    if (!embedded_) MPI_Finalize();
   }
   Communicator& communicator() override { return *world_; }
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
   const std::string& host() const override { return host_; }
-  void at_step(int64_t step) override { publisher_->step(step); }
-  void at_phase(std::string_view phase) override { publisher_->phase(phase); }
-  void expect(double seconds) override {
-    publisher_->mine().expected_end = seconds > 0 ? monotonic_ns() + static_cast<int64_t>(seconds * 1e9) : 0;
-  }
+  void publish_step(int64_t step) override { publisher_->publish_step(step); }
+  void publish_phase(std::string_view phase) override { publisher_->publish_phase(phase); }
+  void publish_expected_end(int64_t expected_end) override { publisher_->slot().expected_end = expected_end; }
+  void publish_saved_step(int64_t step) override { publisher_->slot().saved_steps = step + 1; }
   void share_rank_status(const std::filesystem::path& directory) override {
     if (hosts_.size() == 1) return;
     run_collectively(*world_, "sharing the rank status", [&] {
       if (world_->rank() == 0) RankStatusFiles::clear(directory);
     });
     if (local_rank_ == 0)
-      watchdog_->share(std::make_unique<RankStatusFiles>(directory, host_rank_,
-                                                         std::vector<int>(hosts_.begin(), hosts_.end())));
+      watchdog_->watch_other_hosts(std::make_unique<RankStatusFiles>(
+          directory, host_rank_, std::vector<int>(hosts_.begin(), hosts_.end())));
   }
-  bool failure_reported() const override { return publisher_->status_table().claimed(); }
+  bool failure_reported() const override { return publisher_->status_table().report_claimed(); }
   [[noreturn]] void abort(int exit_code) override {
     // Watchdogs must not report ranks that the launcher ends now.
-    static_cast<void>(publisher_->status_table().claim());
-    publisher_->state(RankState::ended);
+    static_cast<void>(publisher_->status_table().claim_report());
+    publisher_->publish_state(RankState::ended);
     MPI_Abort(ranks_, exit_code);
     std::_Exit(exit_code);
   }
@@ -250,8 +250,9 @@ class MpiWorld final : public World {
     std::shared_ptr<RankStatusTable> status_table;
     std::array<char, 256> path{};
     if (local.rank() == 0) {
-      const char* parents = std::getenv(kStatusTableVariable);
-      if (parents && std::filesystem::exists(parents)) status_table = RankStatusTable::open(parents);
+      const char* parent_path = std::getenv(kStatusTableVariable);
+      if (parent_path && std::filesystem::exists(parent_path))
+        status_table = RankStatusTable::open(parent_path);
       if (!status_table || status_table->ranks() != local.size())
         status_table = RankStatusTable::create(local.size(), false);
       const std::string text = status_table->path().string();
@@ -266,7 +267,7 @@ class MpiWorld final : public World {
   }
 
   MPI_Comm ranks_;
-  bool hosted_;
+  bool embedded_;
   std::shared_ptr<StatusPublisher> publisher_;
   std::unique_ptr<Communicator> world_;
   // Destroyed first, before the memory that it reads.
@@ -274,24 +275,24 @@ class MpiWorld final : public World {
   int local_rank_ = 0, local_size_ = 1;
   // The first rank of this host.
   int host_rank_ = 0;
-  // The first rank of each.
+  // The first rank of each host.
   std::set<int> hosts_;
   std::string host_ = host_name();
 };
 
 }  // namespace
 
-std::unique_ptr<World> World::alone() {
+std::unique_ptr<World> World::single_process() {
   return std::make_unique<SingleWorld>();
 }
 
 std::unique_ptr<World> World::join(const FailureWatch& watch) {
   const LaunchedAs launched = launched_as();
-  if (launched.size == 1) return alone();
+  if (launched.size == 1) return single_process();
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
   if (provided < MPI_THREAD_FUNNELED)
-    fail(ErrorCode::unsupported, "this MPI does not allow threads beside the one that communicates");
+    fail(ErrorCode::unsupported, "this MPI provides less than MPI_THREAD_FUNNELED");
   auto world = std::make_unique<MpiWorld>(MPI_COMM_WORLD, false, watch);
   if (world->size() != launched.size || world->rank() != launched.rank)
     fail(ErrorCode::usage,
@@ -302,7 +303,7 @@ std::unique_ptr<World> World::join(const FailureWatch& watch) {
   return world;
 }
 
-std::unique_ptr<World> World::over(const void* communicator, const FailureWatch& watch) {
+std::unique_ptr<World> World::from_mpi(const void* communicator, const FailureWatch& watch) {
   int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE, main_thread = 0, between_groups = 0;
   MPI_Initialized(&initialized);
   MPI_Finalized(&finalized);
@@ -324,12 +325,12 @@ std::unique_ptr<World> World::over(const void* communicator, const FailureWatch&
   MPI_Comm_test_inter(given, &between_groups);
   if (between_groups) fail(ErrorCode::usage, "the communicator given is an intercommunicator");
   if (const int code = MPI_Comm_dup(given, &ranks); code != MPI_SUCCESS)
-    fail_mpi("given by the host", "MPI_Comm_dup", code);
+    fail_mpi("given by the embedding program", "MPI_Comm_dup", code);
   int size = 0;
   MPI_Comm_size(ranks, &size);
   if (size == 1) {
     MPI_Comm_free(&ranks);
-    return alone();
+    return single_process();
   }
   return std::make_unique<MpiWorld>(ranks, true, watch);
 }

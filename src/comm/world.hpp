@@ -19,9 +19,9 @@ struct FailureWatch {
   // Called on the rank that detected the failure, from the watchdog's thread. Not called where a parent
   // process reports failures.
   std::function<void(const Error&)> report;
-  // Called after the report, on each rank that notices the failure, instead of ending the process. Empty:
-  // exit code 4.
-  std::function<void()> leave;
+  // Called after the report, on each rank that notices the failure, instead of ending the process. Where it
+  // is empty, the process ends with exit code 4.
+  std::function<void()> after_report;
 };
 // The environment variable in which a parent process names the rank status table that it reads after the
 // ranks have ended.
@@ -33,28 +33,29 @@ class World {
   // world of one. Contradicting variables and a launcher whose ranks MPI cannot join are ErrorCode::usage.
   static std::unique_ptr<World> join(const FailureWatch& watch = {});
   // The ranks of a communicator of the program that embeds Capstan, which initializes and finalizes MPI
-  // itself. `communicator` points to its MPI_Comm and is duplicated, which separates messages and error
+  // itself. `communicator` points to its MPI_Comm, which is duplicated to separate messages and error
   // handlers. Collective over it. ErrorCode::usage where MPI is not running or the calling thread may not use
   // it; ::unsupported for an MPI initialized below MPI_THREAD_FUNNELED.
-  static std::unique_ptr<World> over(const void* communicator, const FailureWatch& watch = {});
-  // A world of one, whatever launched this process.
-  static std::unique_ptr<World> alone();
+  static std::unique_ptr<World> from_mpi(const void* communicator, const FailureWatch& watch = {});
+  // A world of one process, without reading the launcher's environment.
+  static std::unique_ptr<World> single_process();
   virtual ~World() = default;
 
   virtual Communicator& communicator() = 0;
   int rank() { return communicator().rank(); }
   int size() { return communicator().size(); }
-  // Among the ranks of this host.
+  // Rank and number of ranks on this host.
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
   virtual const std::string& host() const = 0;
   // Publishes the training step and the phase within it (up to 16 characters); failure reports of other ranks
   // show them.
-  virtual void at_step(int64_t) {}
-  virtual void at_phase(std::string_view) {}
-  // Publishes in how many seconds from now the run could stop on request; 0: unknown. A parent shows it after
-  // ctrl-C.
-  virtual void expect(double) {}
+  virtual void publish_step(int64_t) {}
+  virtual void publish_phase(std::string_view) {}
+  // Publishes when the run could stop on request (see Slot::expected_end) and the step of its newest
+  // checkpoint. The parent process of several ranks prints them after ctrl-C.
+  virtual void publish_expected_end(int64_t) {}
+  virtual void publish_saved_step(int64_t) {}
   // Shares rank status between hosts through files in this directory, which all hosts can access. No effect
   // on one host. Collective.
   virtual void share_rank_status(const std::filesystem::path&) {}
@@ -70,8 +71,8 @@ struct LaunchedAs {
   // "Open MPI", "Slurm", … ; empty for a single process.
   std::string source;
 };
-// ErrorCode::usage for a variable that is no number, a rank outside of its world, launchers that contradict
-// each other (both variables are named), and processes that MPI cannot join.
+// ErrorCode::usage for a variable that is not a number, a rank outside of its world, variables of launchers
+// that contradict each other, and processes that MPI cannot join.
 LaunchedAs launched_as();
 
 }  // namespace capstan::comm

@@ -11,27 +11,27 @@
 namespace capstan::data {
 
 SplitShares parse_split(std::string_view text) {
-  std::vector<double> shares;
+  std::vector<double> proportions;
   for (const auto part : split(text, ',')) {
-    const auto share = parse_double(trim(part));
-    if (!share || !std::isfinite(*share) || *share < 0)
+    const auto proportion = parse_double(trim(part));
+    if (!proportion || !std::isfinite(*proportion) || *proportion < 0)
       fail(ErrorCode::config,
-           "split `" + std::string(text) + "`: `" + std::string(trim(part)) + "` is not a share",
-           "write shares of train, validation and test as in `969,30,1`");
-    shares.push_back(*share);
+           "split `" + std::string(text) + "`: `" + std::string(trim(part)) + "` is not a proportion",
+           "write the proportions of train, validation and test as in `969,30,1`");
+    proportions.push_back(*proportion);
   }
-  if (shares.size() > 3)
-    fail(ErrorCode::config,
-         "split `" + std::string(text) + "` has " + std::to_string(shares.size()) + " shares, not three");
-  shares.resize(3, 0.0);
-  const double sum = shares[0] + shares[1] + shares[2];
+  if (proportions.size() > 3)
+    fail(ErrorCode::config, "split `" + std::string(text) + "` has " + std::to_string(proportions.size()) +
+                                " proportions, not three");
+  proportions.resize(3, 0.0);
+  const double sum = proportions[0] + proportions[1] + proportions[2];
   if (!(sum > 0) || !std::isfinite(sum))
-    fail(ErrorCode::config, "split `" + std::string(text) + "` has no positive share");
+    fail(ErrorCode::config, "split `" + std::string(text) + "` has no positive proportion");
 
   SplitShares result;
   double begin = 0;
   for (size_t i = 0; i < 3; ++i) {
-    const double end = begin + shares[i] / sum;
+    const double end = begin + proportions[i] / sum;
     if (end > begin) result[i] = {begin, end};
     begin = end;
   }

@@ -68,6 +68,10 @@ std::string to_json(const DatasetMeta& meta) {
   json["documents"] = meta.documents;
   json["sequences"] = meta.sequences;
   json["tokens"] = meta.tokens;
+  if (meta.end_of_document)
+    json["end_of_document"] = *meta.end_of_document == DatasetMeta::kNone
+                                  ? OrderedJson(nullptr)
+                                  : OrderedJson(*meta.end_of_document);
   return dump_json(json, 2) + "\n";
 }
 
@@ -77,7 +81,7 @@ DatasetMeta parse_meta(std::string_view text, const std::string& path) {
   if (const std::string schema = text_of(json, "schema", path); schema != kSchema)
     fail(ErrorCode::format, path + ": schema " + in_quotes(schema.substr(0, 64)) + " is not " + kSchema,
          kPrepareAgain);
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
   DatasetMeta meta;
   const auto& tokenizer = member(json, "tokenizer", path);
   meta.tokenizer.name = text_of(tokenizer, "name", path);
@@ -89,9 +93,12 @@ DatasetMeta parse_meta(std::string_view text, const std::string& path) {
   if (meta.tokenizer.name.size() > kMaxName)
     fail(ErrorCode::format, path + ": `name` has more than " + std::to_string(kMaxName) + " bytes",
          kPrepareAgain);
-  meta.documents = count_of(json, "documents", kMost, path);
-  meta.sequences = count_of(json, "sequences", kMost, path);
-  meta.tokens = count_of(json, "tokens", kMost, path);
+  meta.documents = count_of(json, "documents", kNoLimit, path);
+  meta.sequences = count_of(json, "sequences", kNoLimit, path);
+  meta.tokens = count_of(json, "tokens", kNoLimit, path);
+  if (const auto end = json.find("end_of_document"); end != json.end())
+    meta.end_of_document =
+        end->is_null() ? DatasetMeta::kNone : count_of(json, "end_of_document", int64_t{1} << 31, path);
   return meta;
 }
 
@@ -151,6 +158,12 @@ void TokenizerCheck::check(const IndexedDataset& dataset) {
            "dataset `" + dataset.prefix() + "` was prepared with the tokenizer " + to_text(made) +
                ", larger than the model's vocabulary of " + with_separators(model_vocab_size_),
            "model.vocab_size=" + std::to_string(made.vocab_size));
+    if (!record_) record_ = made;
+    if (record_->identity != made.identity)
+      fail(ErrorCode::config,
+           "dataset `" + dataset.prefix() + "` was prepared with the tokenizer " + to_text(made) +
+               ", another dataset of the run with " + to_text(*record_),
+           "prepare the text of all of them with one tokenizer");
     return;
   }
   if (!record_) record_ = record_of(*tokenizer_, name_);

@@ -1,6 +1,6 @@
-// PREFIX.meta.json beside an indexed dataset records the tokenizer that prepared its text, and the sizes of
-// the files that it describes. `data prepare` writes it; Megatron's .bin and .idx stay as they are. A dataset
-// without the file (from another program) has no record.
+// PREFIX.meta.json beside an indexed dataset records the tokenizer that prepared its text, the token that
+// ends its documents, and the sizes of the files that it describes. `data prepare` writes it; Megatron's
+// .bin and .idx stay as they are. A dataset without the file (from another program) has no record.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,10 @@ std::string to_text(const TokenizerRecord& record);
 struct DatasetMeta {
   TokenizerRecord tokenizer;
   int64_t documents = 0, sequences = 0, tokens = 0;
+  // The token that was appended to each document; kNone: none was. Nullopt: the record is of an earlier
+  // version, which does not say.
+  std::optional<int64_t> end_of_document;
+  static constexpr int64_t kNone = -1;
 };
 
 std::string meta_path(const std::string& prefix);
@@ -53,12 +57,12 @@ class TokenizerCheck {
 
   // All token ids of a dataset must be below this limit; 0: unknown.
   int64_t token_limit() const { return limit_; }
-  // ErrorCode::config where the dataset was prepared with another tokenizer, or with more tokens than the
-  // model has. Without a record: ErrorCode::config where the tokenizer is clearly smaller than the model's
-  // vocabulary: by more than 1 %, unless the vocabulary is its size rounded up to a power of two that is at
-  // most kMaxMultiple, as published models pad theirs. ErrorCode::format where a token is at or above the
-  // limit, of the first kScannedTokens or, in a larger dataset, of as many at even distances; the others are
-  // found when they are read.
+  // ErrorCode::config where the dataset was prepared with another tokenizer (without one: than an earlier
+  // dataset), or with more tokens than the model has. Without a record: ErrorCode::config where the
+  // tokenizer is clearly smaller than the model's vocabulary: by more than 1 %, unless the vocabulary is its
+  // size rounded up to a power of two that is at most kMaxMultiple, as published models pad theirs.
+  // ErrorCode::format where a token is at or above the limit, of the first kScannedTokens or, in a larger
+  // dataset, of as many at even distances; the others are found when they are read.
   void check(const IndexedDataset& dataset);
 
   static constexpr int64_t kScannedTokens = int64_t{8} << 20;
@@ -69,6 +73,7 @@ class TokenizerCheck {
   const text::Tokenizer* tokenizer_;
   std::string name_;
   int64_t model_vocab_size_, limit_;
+  // The tokenizer's; without one, that of the first dataset that has a record.
   std::optional<TokenizerRecord> record_;
 };
 

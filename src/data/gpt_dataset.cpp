@@ -6,26 +6,27 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "data/document_ends.hpp"
 #include "data/mock_dataset.hpp"
 #include "data/sample_order.hpp"
 
 namespace capstan::data {
 
 GptDataset::GptDataset(std::shared_ptr<const SampleSource> source, int64_t sequence_length,
-                       DocumentOptions documents)
-    : source_(std::move(source)), sequence_length_(sequence_length), documents_(documents) {
-  const char* flag = documents_.reset_attention_mask ? "reset_attention_mask"
-                     : documents_.reset_position_ids ? "reset_position_ids"
-                     : documents_.eod_mask_loss      ? "eod_mask_loss"
-                                                     : nullptr;
-  if (flag && !documents_.eod)
+                       DocumentOptions documents, std::vector<std::string> warnings)
+    : source_(std::move(source)),
+      sequence_length_(sequence_length),
+      documents_(documents),
+      warnings_(std::move(warnings)) {
+  if (const char* field = documents_.reads_eod(); field && !documents_.eod)
     fail(ErrorCode::config,
-         std::string(flag) + " needs to know the end-of-document token, but the tokenizer has none",
+         std::string(field) + " needs to know the end-of-document token, but the tokenizer has none",
          "name it with `tokenizer.eod_token`, or switch the option off");
 }
 
@@ -69,12 +70,18 @@ class Builder {
                                                 : megatron_split(blend, split, share);
   }
 
+  // Of the datasets that were opened since the last call.
+  std::vector<std::string> take_warnings() { return std::exchange(warnings_, {}); }
+
  private:
   SequenceRange range(const std::string& prefix, std::optional<std::pair<double, double>> share) {
     auto& dataset = open_[prefix];
     if (!dataset) {
       dataset = std::make_shared<IndexedDataset>(prefix, tokenizer_.token_limit());
       tokenizer_.check(*dataset);
+      if (std::string warning = check_document_ends(*dataset, options_.documents, options_.tokenizer);
+          !warning.empty())
+        warnings_.push_back(std::move(warning));
     }
     const auto [begin, end] = share ? split_range(*share, dataset->sequences())
                                     : std::pair<int64_t, int64_t>{0, dataset->sequences()};
@@ -160,6 +167,7 @@ class Builder {
   TokenizerCheck tokenizer_;
   std::shared_ptr<const IndexCache> cache_;
   std::map<std::string, std::shared_ptr<IndexedDataset>> open_;
+  std::vector<std::string> warnings_;
 };
 
 }  // namespace
@@ -197,7 +205,8 @@ std::array<std::shared_ptr<const GptDataset>, 3> build_gpt_datasets(const GptDat
       }
     }
     if (source)
-      result[split] = std::make_shared<GptDataset>(std::move(source), options.sequence_length, documents);
+      result[split] = std::make_shared<GptDataset>(std::move(source), options.sequence_length, documents,
+                                                   builder.take_warnings());
   }
   return result;
 }

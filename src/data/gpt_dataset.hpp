@@ -53,7 +53,8 @@ struct GptDatasetOptions {
 
 class GptDataset final : public Dataset {
  public:
-  GptDataset(std::shared_ptr<const SampleSource> source, int64_t sequence_length, DocumentOptions documents);
+  GptDataset(std::shared_ptr<const SampleSource> source, int64_t sequence_length, DocumentOptions documents,
+             std::vector<std::string> warnings = {});
 
   int64_t sequence_length() const override { return sequence_length_; }
   // SampleSource::kEndless unless the order is Megatron's.
@@ -67,11 +68,13 @@ class GptDataset final : public Dataset {
   // A hash of the epoch length and of the tokens of up to 64 samples at even distances in the first epoch. It
   // changes with the files, the blend, the split, the seed and the sequence length.
   std::string fingerprint() const override;
+  std::vector<std::string> warnings() const override { return warnings_; }
 
  private:
   std::shared_ptr<const SampleSource> source_;
   int64_t sequence_length_;
   DocumentOptions documents_;
+  std::vector<std::string> warnings_;
 };
 
 // Opens every dataset once and builds the three splits (Split as index); null for a split that gets no share

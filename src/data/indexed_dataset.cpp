@@ -112,7 +112,7 @@ static std::string existing_prefix(std::string prefix) {
     return prefix;
   const std::string near = near_paths_help(near_paths(prefix, {}, NamedThing::dataset_prefix));
   fail(ErrorCode::not_found, not_found_text("", prefix),
-       near.empty() ? "the prefix of what `capstan data prepare` has written: PREFIX.bin and PREFIX.idx"
+       near.empty() ? "name a dataset of `capstan data prepare` by the prefix of PREFIX.bin and PREFIX.idx"
                     : near);
 }
 
@@ -343,22 +343,38 @@ std::string IndexedDataset::index_hash() const {
   return digits;
 }
 
-int32_t IndexedDataset::largest_token(int64_t most) const {
+void IndexedDataset::visit_blocks(int64_t most, FunctionRef<bool(std::span<const int32_t>)> visit) const {
   constexpr int64_t kBlock = int64_t{1} << 16;
   const int64_t blocks = ceil_div(tokens_, kBlock);
   const int64_t taken =
       std::max<int64_t>(std::min<int64_t>(1, blocks), ceil_div(std::min(most, tokens_), kBlock));
   std::vector<int32_t> ids;
-  int32_t largest = -1;
   for (int64_t i = 0; i < taken; ++i) {
     const auto block = static_cast<int64_t>(static_cast<double>(i) * static_cast<double>(blocks) /
                                             static_cast<double>(taken));
     const int64_t first = (taken == blocks ? i : block) * kBlock;
     ids.resize(static_cast<size_t>(std::min(kBlock, tokens_ - first)));
     read_tokens(first, ids);
-    for (const int32_t id : ids) largest = std::max(largest, id);
+    if (!visit(ids)) return;
   }
+}
+
+int32_t IndexedDataset::largest_token(int64_t most) const {
+  int32_t largest = -1;
+  visit_blocks(most, [&](std::span<const int32_t> ids) {
+    for (const int32_t id : ids) largest = std::max(largest, id);
+    return true;
+  });
   return largest;
+}
+
+bool IndexedDataset::contains_token(int32_t id, int64_t most) const {
+  bool found = false;
+  visit_blocks(most, [&](std::span<const int32_t> ids) {
+    found = std::ranges::find(ids, id) != ids.end();
+    return !found;
+  });
+  return found;
 }
 
 }  // namespace capstan::data

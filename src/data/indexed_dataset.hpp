@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "base/file.hpp"
+#include "base/function_ref.hpp"
 #include "data/random_file.hpp"
 
 namespace capstan::data {
@@ -75,8 +76,12 @@ class IndexedDataset {
   // The largest id among `most` tokens of the .bin file at even distances, or among all tokens if there are
   // no more; -1 without tokens. Throws as read() does.
   int32_t largest_token(int64_t most) const;
+  // Whether a token is among them.
+  bool contains_token(int32_t id, int64_t most) const;
 
  private:
+  // Calls `visit` with blocks at even distances, `most` tokens in total, until it returns false.
+  void visit_blocks(int64_t most, FunctionRef<bool(std::span<const int32_t>)> visit) const;
   // Reads consecutive tokens of the .bin file.
   void read_tokens(int64_t first, std::span<int32_t> out) const;
   void check_header();

@@ -154,7 +154,8 @@ void IndexedWriter::refuse_existing(const std::string& prefix) {
   }
 }
 
-void IndexedWriter::finish(bool overwrite, const std::optional<TokenizerRecord>& tokenizer) {
+void IndexedWriter::finish(bool overwrite, const std::optional<TokenizerRecord>& tokenizer,
+                           std::optional<int32_t> end_of_document) {
   if (!overwrite) refuse_existing(prefix_);
   bin_->finish();
   lengths_->finish(false);
@@ -167,7 +168,9 @@ void IndexedWriter::finish(bool overwrite, const std::optional<TokenizerRecord>&
   std::filesystem::remove(meta_path(prefix_), ignored);
   rename_over(prefix_ + ".bin" + suffix_, prefix_ + ".bin");
   if (tokenizer)
-    write_file_durably(meta_path(prefix_), to_json(DatasetMeta{*tokenizer, documents_, sequences_, tokens_}));
+    write_file_durably(meta_path(prefix_),
+                       to_json(DatasetMeta{*tokenizer, documents_, sequences_, tokens_,
+                                           end_of_document.value_or(DatasetMeta::kNone)}));
   rename_over(prefix_ + ".idx" + suffix_, prefix_ + ".idx");
   sync_directory(std::filesystem::path(prefix_).parent_path());
   ::unlink((prefix_ + ".lengths" + suffix_).c_str());

@@ -40,7 +40,8 @@ class IndexedWriter {
   // Publishes the dataset. Without `overwrite`, throws ErrorCode::usage if the dataset exists. With a
   // tokenizer, writes its record beside the files (dataset_meta.hpp); without one, removes an existing
   // record.
-  void finish(bool overwrite = true, const std::optional<TokenizerRecord>& tokenizer = std::nullopt);
+  void finish(bool overwrite = true, const std::optional<TokenizerRecord>& tokenizer = std::nullopt,
+              std::optional<int32_t> end_of_document = std::nullopt);
 
   // Throws ErrorCode::usage if .bin or .idx of the prefix exist.
   static void refuse_existing(const std::string& prefix);

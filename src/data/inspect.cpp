@@ -46,7 +46,10 @@ DatasetReport inspect(const std::string& prefix, const InspectOptions& options) 
   const IndexedDataset dataset(name, tokenizer.token_limit());
   tokenizer.check(dataset);
   DatasetReport report;
-  if (const auto meta = read_meta(dataset)) report.tokenizer = meta->tokenizer;
+  if (const auto meta = read_meta(dataset)) {
+    report.tokenizer = meta->tokenizer;
+    report.end_of_document = meta->end_of_document;
+  }
   report.prefix = name;
   report.type = dataset.type();
   report.documents = dataset.documents();
@@ -104,6 +107,10 @@ std::string to_text_report(const DatasetReport& report) {
        with_separators(report.tokens) + " (" + human_count(static_cast<double>(report.tokens)) + ")");
   line("token type", std::string(name_of(report.type)));
   if (report.tokenizer) line("tokenizer", to_text(*report.tokenizer));
+  if (report.end_of_document)
+    line("document end", *report.end_of_document == DatasetMeta::kNone
+                             ? "no token"
+                             : "token " + with_separators(*report.end_of_document));
   if (report.largest_token >= 0) line("largest token", with_separators(report.largest_token));
   line("on disk", human_bytes(static_cast<double>(report.bin_bytes)) + " tokens + " +
                       human_bytes(static_cast<double>(report.index_bytes)) + " index");
@@ -161,6 +168,10 @@ std::string to_json_report(const DatasetReport& report) {
     json["tokenizer"] = {{"name", report.tokenizer->name},
                          {"vocab_size", report.tokenizer->vocab_size},
                          {"identity", report.tokenizer->identity}};
+  if (report.end_of_document)
+    json["end_of_document"] = *report.end_of_document == DatasetMeta::kNone
+                                  ? OrderedJson(nullptr)
+                                  : OrderedJson(*report.end_of_document);
   if (report.largest_token >= 0) json["largest_token"] = report.largest_token;
   json["bin_bytes"] = report.bin_bytes;
   json["index_bytes"] = report.index_bytes;

@@ -27,6 +27,8 @@ struct DatasetReport {
   int32_t largest_token = -1;
   // The tokenizer that prepared the data, if it is recorded.
   std::optional<TokenizerRecord> tokenizer;
+  // DatasetMeta::end_of_document.
+  std::optional<int64_t> end_of_document;
   struct Sample {
     int64_t document;
     // Length of the complete document.

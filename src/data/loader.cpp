@@ -10,6 +10,18 @@
 
 namespace capstan::data {
 
+MicroBatch MicroBatch::zeros(int64_t rows, int64_t sequence_length) {
+  const auto elements = static_cast<size_t>(checked_mul(rows, sequence_length));
+  MicroBatch batch;
+  batch.rows = rows;
+  batch.sequence_length = sequence_length;
+  batch.tokens.resize(elements);
+  batch.labels.resize(elements);
+  batch.loss_mask.resize(elements);
+  batch.position_ids.resize(elements);
+  return batch;
+}
+
 struct Loader::State {
   std::shared_ptr<const Dataset> dataset;
   LoaderOptions options;
@@ -34,15 +46,8 @@ struct Loader::State {
     const int64_t rows = options.micro_batch_size, length = dataset->sequence_length();
     const int64_t first = options.consumed_samples + step * rows * options.data_parallel_size +
                           options.data_parallel_rank * rows;
-    MicroBatch batch;
-    batch.rows = rows;
-    batch.sequence_length = length;
-    const auto elements = static_cast<size_t>(checked_mul(rows, length)),
-               row_elements = static_cast<size_t>(length);
-    batch.tokens.resize(elements);
-    batch.labels.resize(elements);
-    batch.loss_mask.resize(elements);
-    batch.position_ids.resize(elements);
+    MicroBatch batch = MicroBatch::zeros(rows, length);
+    const auto row_elements = static_cast<size_t>(length);
     batch.cu_seqlens.resize(static_cast<size_t>(rows));
     batch.sample_ids.resize(static_cast<size_t>(rows));
     for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {

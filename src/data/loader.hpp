@@ -25,6 +25,9 @@ struct MicroBatch {
   std::vector<std::vector<int32_t>> cu_seqlens;
   // [B] consumed-sample number of each row, which is the same in every parallel layout.
   std::vector<uint64_t> sample_ids;
+
+  // A micro-batch whose [B, T] arrays are zero; cu_seqlens and sample_ids are empty.
+  static MicroBatch zeros(int64_t rows, int64_t sequence_length);
 };
 
 struct LoaderOptions {

@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
@@ -22,7 +23,7 @@ namespace {
 constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kBatchBytes = 8 << 20;
 // Maximum number of bad records that the result describes.
-constexpr size_t kMostReports = 20;
+constexpr size_t kMaxReportedRecords = 20;
 
 // The part of one key's dataset that is made from one tile.
 struct EncodedKey {
@@ -183,7 +184,7 @@ void append(const EncodedTile& tile, const PrepareOptions& options, const Writer
   if (!tile.bad.empty() && options.on_bad_line == OnBadLine::fail)
     fail(ErrorCode::format, tile.bad[0], "such records can be left out and counted");
   for (const auto& report : tile.bad)
-    if (result.reports.size() < kMostReports) result.reports.push_back(report);
+    if (result.reports.size() < kMaxReportedRecords) result.reports.push_back(report);
   result.skipped += static_cast<int64_t>(tile.bad.size());
   for (size_t k = 0; k < writers.size(); ++k) {
     const EncodedKey& of = tile.keys[k];
@@ -256,7 +257,7 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
     for (size_t tile = 0; tile + 1 < tiles.size(); ++tile) append(encoded[tile], options, writers, result);
     result.records += static_cast<int64_t>(batch->records.size());
     result.file_bytes = batch->file_bytes;
-    result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    result.seconds = seconds_since(start);
     if (options.progress) options.progress(progress_of(result, writers, reader.file_bytes_total()));
     more = reading.valid() && reading.get();
     std::swap(batch, following);
@@ -271,9 +272,10 @@ PrepareResult prepare(const PrepareOptions& options, const EncodeFunction& encod
     result.keys[k].documents = writers[k]->documents();
     result.keys[k].sequences = writers[k]->sequences();
     result.keys[k].tokens = writers[k]->tokens();
-    writers[k]->finish(options.overwrite, options.tokenizer);
+    writers[k]->finish(options.overwrite, options.tokenizer, options.append_eod ? options.eod : std::nullopt);
   }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.html_pages = reader.html_pages();
+  result.seconds = seconds_since(start);
   return result;
 }
 

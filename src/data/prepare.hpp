@@ -67,6 +67,7 @@ struct PrepareResult {
   int64_t files = 0, records = 0, skipped = 0, file_bytes = 0;
   // "file:line:column: reason" of the first skipped records.
   std::vector<std::string> reports;
+  HtmlPages html_pages;
   double seconds = 0;
 };
 

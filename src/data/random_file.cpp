@@ -22,10 +22,13 @@ RandomFile::RandomFile(std::string path) : path_(std::move(path)) {
     fail(ErrorCode::io, "cannot open `" + path_ + "`: " + system_error_text(errno));
   }
   struct stat status {};
-  const bool known = ::fstat(fd_, &status) == 0;
-  if (!known || !S_ISREG(status.st_mode)) {
+  try {
+    if (::fstat(fd_, &status) != 0)
+      fail(ErrorCode::io, "cannot read `" + path_ + "`: " + system_error_text(errno));
+    require_stored_file(fd_, path_);
+  } catch (...) {
     ::close(std::exchange(fd_, -1));
-    fail(ErrorCode::format, "`" + path_ + "` is not a regular file");
+    throw;
   }
   size_ = status.st_size;
 }

@@ -10,7 +10,7 @@ namespace capstan::data {
 
 class RandomFile {
  public:
-  // Throws ErrorCode::not_found, ::format (not a regular file) or ::io.
+  // Throws ErrorCode::not_found, ::format (no stored file) or ::io.
   explicit RandomFile(std::string path);
   ~RandomFile();
   RandomFile(RandomFile&& other) noexcept;

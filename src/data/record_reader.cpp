@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
@@ -55,22 +56,25 @@ std::vector<InputFile> expand_inputs(const std::vector<std::string>& names) {
   for (const auto& name : names) {
     std::error_code error;
     const auto status = fs::status(name, error);
-    if (status.type() == fs::file_type::not_found || status.type() == fs::file_type::none)
-      fail_not_found("", name);
+    if (status.type() == fs::file_type::none)
+      fail(ErrorCode::io, "cannot read `" + name + "`: " + error.message());
+    if (status.type() == fs::file_type::not_found) fail_not_found("", name, {}, HubKind::dataset);
     if (fs::is_directory(status))
       add_directory(name, files);
     else if (fs::is_regular_file(status))
       files.push_back({name, false});
     else
-      fail(ErrorCode::format, "input `" + name + "` is neither a file nor a directory");
+      fail(ErrorCode::format,
+           "`" + name + "` is " + std::string(special_file_kind(name)) + ", neither a file nor a directory");
   }
-  if (files.empty()) fail(ErrorCode::format, "no input files");
+  if (files.empty()) fail(ErrorCode::format, "`" + join(names, "`, `") + "` holds no file to read");
   return files;
 }
 
 struct RecordReader::State {
   std::vector<InputFile> files;
   RecordOptions options;
+  HtmlPages html_pages;
 
   // Index of the open file.
   int32_t file = -1;
@@ -124,8 +128,9 @@ struct RecordReader::State {
       end += more;
     }
     if (end >= 3 && std::memcmp(buffer.data(), "\xEF\xBB\xBF", 3) == 0) begin = 3;
-    if (!json) return;
-    refuse_placeholder(std::string_view(buffer.data() + begin, end - begin), input.path);
+    const std::string_view beginning(buffer.data() + begin, end - begin);
+    if (!json) return html_pages.look(beginning, input.path);
+    refuse_placeholder(beginning, input.path);
     // A file whose first character is `[` is an array.
     while (fill() && is_blank(buffer[begin])) take();
     if (begin < end && buffer[begin] == '[') {
@@ -368,6 +373,9 @@ bool RecordReader::at_end() const {
 }
 const std::vector<InputFile>& RecordReader::files() const {
   return state_->files;
+}
+const HtmlPages& RecordReader::html_pages() const {
+  return state_->html_pages;
 }
 int64_t RecordReader::file_bytes_total() const {
   return state_->total_bytes;

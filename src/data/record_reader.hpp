@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/missing.hpp"
 #include "data/input_reader.hpp"
 
 namespace capstan::data {
@@ -87,6 +88,8 @@ class RecordReader {
   bool at_end() const;
 
   const std::vector<InputFile>& files() const;
+  // Of the files of plain text opened so far.
+  const HtmlPages& html_pages() const;
   // Bytes of all files, as stored on disk.
   int64_t file_bytes_total() const;
 

@@ -46,6 +46,14 @@ struct DocumentOptions {
   bool reset_attention_mask = false;
   // Masks the loss where the input is an end-of-document token.
   bool eod_mask_loss = false;
+
+  // The field of the first option that is on and reads the document ends; null: none is.
+  const char* reads_eod() const {
+    return reset_attention_mask ? "dataset.reset_attention_mask"
+           : reset_position_ids ? "dataset.reset_position_ids"
+           : eod_mask_loss      ? "dataset.eod_mask_loss"
+                                : nullptr;
+  }
 };
 
 // One row of a micro-batch, T = sequence length.

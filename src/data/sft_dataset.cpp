@@ -447,7 +447,8 @@ std::vector<std::string> SftDataset::warnings() const {
     result.push_back(std::move(text));
   };
   add(counts_.bad,
-      counts_.bad == 1 ? "line is no sample and was skipped" : "lines are no samples and were skipped",
+      counts_.bad == 1 ? "line is not a valid sample and was skipped"
+                       : "lines are not valid samples and were skipped",
       counts_.reports);
   add(counts_.without_loss,
       counts_.without_loss == 1 ? "sample has nothing to learn and was left out"

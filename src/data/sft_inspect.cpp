@@ -6,6 +6,7 @@
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
+#include "base/wording.hpp"
 
 namespace capstan::data {
 
@@ -68,11 +69,14 @@ SftReport inspect_sft(const SftDataset& dataset, const text::Tokenizer& tokenize
   report.rows = dataset.epoch_samples();
   report.row_length = dataset.sequence_length();
   const int64_t shown = std::min(count, report.rows);
+  int64_t printed = 0;
   for (int64_t i = 0; i < shown; ++i) {
     SftReport::Row row;
     row.number = report.rows * i / shown;
     for (const int64_t sample : dataset.samples_of(row.number)) {
-      int64_t left = static_cast<int64_t>(row.documents.size()) * shown < count ? tokens : 0;
+      // `count` of them in all, as evenly over the rows as these have documents.
+      int64_t left = printed * shown < count * (i + 1) ? tokens : 0;
+      if (left > 0) ++printed;
       row.documents.push_back(document_of(dataset, tokenizer, sample, row.filled, left));
       row.filled += row.documents.back().tokens - 1;
     }
@@ -115,8 +119,7 @@ std::string to_text_report(const SftReport& report, bool color) {
       if (!out.ends_with('\n')) out += '\n';
     }
     if (left_out > 0)
-      out += std::string(rule) + "--- and " + std::to_string(left_out) +
-             (left_out == 1 ? " more document" : " more documents") + end_rule + "\n";
+      out += std::string(rule) + "--- and " + counted(left_out, "more document") + end_rule + "\n";
   }
   return out;
 }

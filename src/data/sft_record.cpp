@@ -296,10 +296,10 @@ struct SftRecordParser::State {
     if (member(record, "prompt") && member(record, "completion")) return SftFormat::prompt_completion;
     if (member(record, "text") || member(record, "content")) return SftFormat::text;
     std::string keys;
-    constexpr size_t kShown = 8;
-    for (size_t i = 0; i < std::min(kShown, record.size()); ++i)
+    constexpr size_t kShownKeys = 8;
+    for (size_t i = 0; i < std::min(kShownKeys, record.size()); ++i)
       keys += (i > 0 ? ", " : "") + in_quotes(record.items()[i].first);
-    if (record.size() > kShown) keys += ", …";
+    if (record.size() > kShownKeys) keys += ", …";
     bad("a sample of no known form: its keys are " + (keys.empty() ? "none" : keys),
         "messages, conversations, instruction with output, prompt with completion, or text");
   }

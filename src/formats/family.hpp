@@ -63,7 +63,7 @@ const Family* find_family(std::string_view model_type);
 // ---- shared by the families (families/common.cpp) ----
 
 // Upper bounds for sizes from untrusted files, because tables grow with them.
-inline constexpr int64_t kMostLayers = 1 << 13, kMostHeads = 1 << 16;
+inline constexpr int64_t kMaxLayers = 1 << 13, kMaxHeads = 1 << 16;
 
 // The default of the Transformers class where config.json lacks the key; null selects `off`.
 template <class T>

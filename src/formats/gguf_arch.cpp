@@ -71,20 +71,20 @@ class Keys {
     const GgufValue* value = find(key, otherwise.has_value());
     if (!value) return *otherwise;
     if (value->kind != Kind::integer || value->integer < 1 || value->integer > (1 << 30))
-      refuse(key, "is no whole number from 1 to 2^30");
+      refuse(key, "is not a whole number from 1 to 2^30");
     return value->integer;
   }
   double real(const std::string& key, std::optional<double> otherwise = {}) {
     const GgufValue* value = find(key, otherwise.has_value());
     if (!value) return *otherwise;
     if (value->kind == Kind::integer) return static_cast<double>(value->integer);
-    if (value->kind != Kind::real || !std::isfinite(value->real)) refuse(key, "is no finite number");
+    if (value->kind != Kind::real || !std::isfinite(value->real)) refuse(key, "is not a finite number");
     return value->real;
   }
   std::string text(const std::string& key, const std::string& otherwise) {
     const GgufValue* value = find(key, true);
     if (!value) return otherwise;
-    if (value->kind != Kind::text) refuse(key, "is no text");
+    if (value->kind != Kind::text) refuse(key, "is not a text");
     return value->text;
   }
   void changes_nothing(const std::string& key) { read_.insert(prefix_ + key); }
@@ -153,7 +153,7 @@ void read_rope(GgufFile& file, Keys& keys, ModelConfig& m) {
   const int64_t rotated = keys.integer("rope.dimension_count", *m.kv_channels);
   if (rotated > *m.kv_channels || rotated % 2 != 0)
     keys.refuse("rope.dimension_count",
-                "is no even number of a head's " + std::to_string(*m.kv_channels) + " elements");
+                "is not an even number of a head's " + std::to_string(*m.kv_channels) + " elements");
   m.rotary_percent = static_cast<double>(rotated) / static_cast<double>(*m.kv_channels);
   const std::string scaling = keys.text("rope.scaling.type", "none");
   if (scaling == "linear") {

@@ -212,7 +212,7 @@ class HeaderReader {
     if (const auto found = header_.metadata.find("general.alignment"); found != header_.metadata.end()) {
       const int64_t value = found->second.kind == Kind::integer ? found->second.integer : 0;
       if (value < 1 || value > (1 << 20) || !std::has_single_bit(static_cast<uint64_t>(value)))
-        refuse("`general.alignment` is no power of two from 1 to 2^20");
+        refuse("`general.alignment` is not a power of two from 1 to 2^20");
       alignment = value;
     }
     header_.data_begin = aligned(cursor_.offset(), alignment);

@@ -8,7 +8,6 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "tensor/dtype.hpp"
-#include "tensor/half.hpp"
 
 namespace capstan::formats {
 
@@ -36,7 +35,7 @@ T at(const std::byte* bytes) {
   return value;
 }
 float half_at(const std::byte* bytes) {
-  return half_to_float(at<uint16_t>(bytes));
+  return static_cast<float>(at<f16>(bytes));
 }
 int low(std::byte b) {
   return std::to_integer<int>(b) & 15;
@@ -142,9 +141,9 @@ namespace {
 }
 
 // Converts to fp16; refuses finite values that would become infinite.
-uint16_t half_of(const GgmlType& type, float value, float of) {
-  const uint16_t half = float_to_half(value);
-  if (!std::isfinite(half_to_float(half)) && std::isfinite(value)) cannot_hold(type, of);
+f16 half_of(const GgmlType& type, float value, float of) {
+  const f16 half(value);
+  if (!std::isfinite(static_cast<float>(half)) && std::isfinite(value)) cannot_hold(type, of);
   return half;
 }
 
@@ -160,7 +159,7 @@ void quantize(const GgmlType& type, std::span<const float> values, std::vector<s
     if (type.id == kGgmlF32) {
       std::memcpy(b, x, sizeof(float));
     } else if (type.id == kGgmlF16) {
-      const uint16_t half = half_of(type, *x, *x);
+      const f16 half = half_of(type, *x, *x);
       std::memcpy(b, &half, sizeof half);
     } else if (type.id == kGgmlBf16) {
       const bf16 brain(*x);
@@ -173,7 +172,7 @@ void quantize(const GgmlType& type, std::span<const float> values, std::vector<s
         largest = std::max(largest, std::abs(x[k]));
       }
       const float d = largest / 127.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
-      const uint16_t half = half_of(type, d, largest);
+      const f16 half = half_of(type, d, largest);
       std::memcpy(b, &half, sizeof half);
       for (int k = 0; k < 32; ++k)
         b[2 + k] = static_cast<std::byte>(

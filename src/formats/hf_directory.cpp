@@ -59,8 +59,11 @@ fs::path file_inside(const fs::path& directory, const std::string& name) {
       fail(ErrorCode::format, "`" + path.string() + "` is a link that leads out of the directory",
            "put the file itself there");
   }
-  if (!fs::is_regular_file(path, error))
-    fail(ErrorCode::format, "`" + path.string() + "` is not a regular file");
+  if (!fs::is_regular_file(path, error)) {
+    if (error) fail(ErrorCode::io, "cannot read `" + path.string() + "`: " + error.message());
+    fail(ErrorCode::format,
+         "`" + path.string() + "` is " + std::string(special_file_kind(path)) + ", not a file");
+  }
   return path;
 }
 

@@ -271,7 +271,7 @@ PeftAdapter read_peft(const fs::path& directory) {
   return adapter;
 }
 
-void write_peft(const fs::path& directory, const PeftAdapter& adapter) {
+void write_peft(const fs::path& directory, const PeftAdapter& adapter, const Assets& assets) {
   NewDirectory made(directory);
   for (const AdapterModule& module : adapter.modules) {
     const double expected = adapter.config.scale_of(module.module, module.rank);
@@ -291,6 +291,7 @@ void write_peft(const fs::path& directory, const PeftAdapter& adapter) {
   }
   checkpoint::write_safetensors(made.files(), made.path() / kAdapterWeights, tensors, {{"format", "pt"}});
   made.write(std::string(kAdapterConfig), peft_config_text(adapter.config));
+  for (const auto& [name, text] : assets) made.write(name, text);
   made.appear(made.path());
 }
 

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "formats/convert.hpp"
+
 namespace capstan::formats {
 
 struct PeftConfig {
@@ -62,7 +64,9 @@ bool is_peft(const std::filesystem::path& directory);
 // Reads an adapter. Throws ErrorCode::not_found, ::format, or ::unsupported for pickles, by name, and for
 // tensors that are not LoRA weights of a linear layer.
 PeftAdapter read_peft(const std::filesystem::path& directory);
-// Writes a new directory. The modules' scales must agree with the configuration.
-void write_peft(const std::filesystem::path& directory, const PeftAdapter& adapter);
+// Writes a new directory, with these files beside the adapter's own. The modules' scales must agree with the
+// configuration.
+void write_peft(const std::filesystem::path& directory, const PeftAdapter& adapter,
+                const Assets& assets = {});
 
 }  // namespace capstan::formats

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "config/sections/adapter_targets.hpp"
 
 namespace capstan::formats {
@@ -87,8 +88,8 @@ void fail_with(ErrorCode code, const std::string& location, const std::vector<st
   if (problems.empty()) return;
   const size_t count = problems.size();
   fail(code,
-       location + " does not fit the model: " + std::to_string(count) +
-           (count == 1 ? " difference" : " differences") + "\n    " + join_some(problems, "\n    ", 8),
+       location + " does not fit the model: " + counted(count, "difference") + "\n    " +
+           join_some(problems, "\n    ", 8),
        "adapters fit only their base model");
 }
 
@@ -335,8 +336,8 @@ class AdapterTensors final : public checkpoint::MapSource<InMemoryTensor> {
   }
 
  private:
-  void add(const std::string& name, Shape shape, const std::vector<float>& values) {
-    tensors_[name] = {{DType::f32, std::move(shape)}, &values};
+  void add(const std::string& name, const Shape& shape, const std::vector<float>& values) {
+    tensors_[name] = {{DType::f32, shape}, &values};
   }
   std::vector<AdapterModule> modules_;
   std::string location_;

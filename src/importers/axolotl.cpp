@@ -2,6 +2,7 @@
 // level.
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "importers/batch.hpp"
 #include "importers/finetuning.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/known_models.hpp"
@@ -229,9 +230,8 @@ void batch(Reader& r) {
   }
   const auto together = try_mul(micro.value_or(1), steps.value_or(1));
   if (together && *together > 0 && *together <= (1 << 30) && (steps || micro))
-    r.set("train.global_batch_size", std::to_string(*together),
-          steps ? "gradient_accumulation_steps" : "micro_batch_size",
-          "micro-batch times accumulation on one rank; multiply by the ranks");
+    set_global_batch(r, *together, "micro-batch times accumulation",
+                     steps ? "gradient_accumulation_steps" : "micro_batch_size");
 }
 
 void intervals(Reader& r) {
@@ -258,7 +258,9 @@ void optimizer(Reader& r) {
       draft.set("optimizer.optimizer", "adam", from);
     else if (name->find("adamw") != std::string::npos)
       draft.set("optimizer.optimizer", "adam", from, "with moments in fp32");
-    else if (*name == "sgd" || *name == "muon")
+    else if (*name == "sgd")
+      draft.set_torch_sgd(from);
+    else if (*name == "muon")
       draft.set("optimizer.optimizer", *name, from);
     else if (name->find("lion") != std::string::npos)
       draft.set("optimizer.optimizer", "lion", from);

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/checked.hpp"
+#include "importers/batch.hpp"
 #include "importers/format_readers.hpp"
 
 namespace capstan::importers {
@@ -156,23 +157,32 @@ void batch(Reader& r) {
   const auto each = micro ? try_mul(*micro, steps.value_or(1)) : std::nullopt;
   if (global) {
     r.set("train.global_batch_size", std::to_string(*global), "train_batch_size");
-    if (micro && steps && each && *global % *each == 0 && *global / *each < (1 << 24)) {
-      r.set("dist.world_size", std::to_string(*global / *each), "train_batch_size",
-            "over micro-batch and accumulation");
-    } else if (!micro && steps && *global % *steps == 0) {
-      r.set("train.micro_batch_size", std::to_string(*global / *steps), "train_batch_size",
-            "over accumulation, on one rank");
+    const Layout layout = layout_of_base(draft);
+    const auto together = steps ? try_mul(*steps, layout.data_parallel_size) : std::nullopt;
+    const auto ranks =
+        each && *global % *each == 0 ? try_mul(*global / *each, layout.ranks_of_replica) : std::nullopt;
+    if (micro && steps && ranks && *ranks < (1 << 24)) {
+      r.set("dist.world_size", std::to_string(*ranks), "train_batch_size",
+            layout.ranks_of_replica > 1 ? "over micro-batch and accumulation, times the " +
+                                              std::to_string(layout.ranks_of_replica) + " ranks of a replica"
+                                        : "over micro-batch and accumulation");
+    } else if (!micro && together && *global % *together == 0) {
+      const std::string note = layout.data_parallel_size > 1 ? "over accumulation and the " +
+                                                                   std::to_string(layout.data_parallel_size) +
+                                                                   " data-parallel ranks of the base recipe"
+                                                             : "over accumulation, on one data-parallel rank";
+      r.set("train.micro_batch_size", std::to_string(*global / *together), "train_batch_size", note);
+      if (layout.data_parallel_size == 1) draft.list_as_assumed("train.micro_batch_size", note);
     } else if (!micro) {
       draft.assume("train.micro_batch_size", "1",
                    "to fill in: it depends on the number of ranks, which the file does not give");
     } else if (steps) {
       r.omit("gradient_accumulation_steps", std::to_string(*steps), OmissionReason::value,
-             "train_batch_size is no multiple of micro-batch times accumulation");
+             "train_batch_size is not a multiple of micro-batch times accumulation");
     }
   } else if (each) {
-    r.set("train.global_batch_size", std::to_string(*each),
-          steps ? "gradient_accumulation_steps" : "train_micro_batch_size_per_gpu",
-          "micro-batch times accumulation on one rank; multiply by the ranks");
+    set_global_batch(r, *each, "micro-batch times accumulation",
+                     steps ? "gradient_accumulation_steps" : "train_micro_batch_size_per_gpu");
   } else if (steps) {
     r.omit("gradient_accumulation_steps", std::to_string(*steps), OmissionReason::to_fill_in,
            "accumulation of a micro-batch that the file does not name");
@@ -232,6 +242,14 @@ void muon_rates(Reader& r) {
                              adam_lr = "optimizer.params.adam_lr";
   const std::string_view of_adam = r.given(adam_lr) ? adam_lr : lr;
   const auto muon_rate = r.real(r.given(muon_lr) ? muon_lr : lr), adam_rate = r.real(of_adam);
+  // WarmupLR and WarmupDecayLR give all parameter groups one learning rate.
+  if (r.given("scheduler.params.warmup_max_lr") && r.text("scheduler.type") != "WarmupCosineLR") {
+    if (r.given(muon_lr)) r.take("optimizer.lr", muon_lr);
+    if (r.given(adam_lr))
+      r.omit(adam_lr, OmissionReason::no_effect,
+             "the schedule sets the learning rate of all parameters to warmup_max_lr");
+    return;
+  }
   const std::string reason =
       "the learning rate of the parameters that Adam updates beside Muon; optimizer.decoupled_lr is that of "
       "the embedding and the output layer";
@@ -269,8 +287,10 @@ void optimizer(Reader& r) {
     draft.set("optimizer.optimizer", "adam", from);
     draft.set("optimizer.decoupled_weight_decay", adamw ? "true" : "false",
               r.given("optimizer.params.adam_w_mode") ? r.from("optimizer.params.adam_w_mode") : from);
-  } else if (*type == "SGD" || *type == "Lion") {
-    draft.set("optimizer.optimizer", *type == "SGD" ? "sgd" : "lion", from);
+  } else if (*type == "SGD") {
+    draft.set_torch_sgd(from);
+  } else if (*type == "Lion") {
+    draft.set("optimizer.optimizer", "lion", from);
   } else if (*type == "Muon") {
     draft.set("optimizer.optimizer", "muon", from);
     const char* reason = "DeepSpeed's Muon";

@@ -22,7 +22,7 @@ constexpr size_t kWidestAligned = 56, kLongestComment = 160;
 
 std::string clipped(std::string text, size_t most) {
   for (char& c : text)
-    if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = ' ';
+    if (is_control(c)) c = ' ';
   if (text.size() <= most) return text;
   return text.substr(0, character_start(text, most - 3)) + "...";
 }
@@ -134,6 +134,17 @@ void Draft::assume(std::string_view path, const Node& value, const std::string& 
   if (!has(path) && set(path, value, no_key)) entries_.find(path)->second.note = reason;
 }
 
+void Draft::set_torch_sgd(const SourceKey& from) {
+  set("optimizer.optimizer", "sgd", from);
+  assume("optimizer.decoupled_weight_decay", "false", "torch.optim.SGD adds the decay to the gradient");
+  assume("optimizer.sgd_momentum", "0", "PyTorch's default");
+}
+
+void Draft::list_as_assumed(std::string_view path, const std::string& reason) {
+  const auto found = entries_.find(field(path).path);
+  if (found != entries_.end()) found->second.assumption = reason;
+}
+
 void Draft::refer(std::string_view path, std::string_view other, const std::string& reason) {
   if (has(path)) return;
   entries_[field(path).path] = {{}, reason, "${" + std::string(other) + "}"};
@@ -148,8 +159,9 @@ void Draft::assume_preset(std::string_view section, const std::string& preset, c
   presets_.try_emplace(std::string(section), Entry{{}, reason, preset});
 }
 
-void Draft::extend(const std::string& recipe, const std::string& reason) {
-  base_ = recipe;
+void Draft::extend(const std::string& recipe, const std::string& reason, const std::string& named) {
+  extends_ = recipe;
+  base_ = named.empty() ? recipe : named;
   base_reason_ = reason;
 }
 
@@ -222,7 +234,7 @@ std::string Draft::comment(const Entry& entry) const {
 std::string Draft::recipe(const std::string& title, const std::string& name,
                           const std::string& description) const {
   std::string out = "# " + title + "\n";
-  if (!base_.empty()) out += "extends: " + config::yaml_text(base_) + "  # " + base_reason_ + "\n";
+  if (!base_.empty()) out += "extends: " + config::yaml_text(extends_) + "  # " + base_reason_ + "\n";
   out += "name: " + config::yaml_text(name) + "\ndescription: " + config::yaml_text(description) + "\n";
   for (const config::SectionInfo& section : config::schema().sections()) {
     if (section.name.empty()) continue;
@@ -276,9 +288,11 @@ std::vector<ImportedKey> Draft::taken() const {
 
 std::vector<AssumedValue> Draft::assumed() const {
   std::vector<AssumedValue> result;
-  if (!base_.empty()) result.push_back({"extends", base_, base_reason_});
+  if (!base_.empty()) result.push_back({"extends", extends_, base_reason_});
   each_entry([&](const std::string& path, const Entry& entry) {
-    if (entry.from.key.empty()) result.push_back({path, entry.value, entry.note});
+    const bool by_key = !entry.from.key.empty();
+    if (!by_key || !entry.assumption.empty())
+      result.push_back({path, entry.value, by_key ? entry.assumption : entry.note});
   });
   return result;
 }

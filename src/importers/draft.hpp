@@ -34,13 +34,19 @@ class Draft {
   // Sets a field that the file does not name, unless it is set already.
   void assume(std::string_view path, const std::string& text, const std::string& reason);
   void assume(std::string_view path, const config::Node& value, const std::string& reason);
+  // Sets the fields to torch.optim.SGD, which adds the weight decay to the gradient and has no momentum by
+  // default.
+  void set_torch_sgd(const SourceKey& from);
+  // Lists a value that a key gives as assumed too, because it holds only as far as `reason` says.
+  void list_as_assumed(std::string_view path, const std::string& reason);
   // Sets the field to the value of another one, `${other}`, unless it is set already.
   void refer(std::string_view path, std::string_view other, const std::string& reason);
 
   void choose(std::string_view section, const std::string& preset, const SourceKey& from,
               const std::string& note = {});
   void assume_preset(std::string_view section, const std::string& preset, const std::string& reason);
-  void extend(const std::string& recipe, const std::string& reason);
+  // recipe: the text of `extends`. named: the recipe as it is named from the current directory; empty: alike.
+  void extend(const std::string& recipe, const std::string& reason, const std::string& named = {});
 
   void omit(const SourceKey& from, const config::Node& value, OmissionReason why, std::string reason,
             std::vector<std::string> near = {});
@@ -58,6 +64,8 @@ class Draft {
   // Whether a field, a preset or an omission comes from the key.
   bool mentions(std::string_view key) const;
   bool extends() const { return !base_.empty(); }
+  // The recipe that it extends, as it is named from the current directory; empty: none.
+  const std::string& base() const { return base_; }
   // The value as YAML; empty if it is not set.
   std::string text(std::string_view path) const;
   std::vector<std::string> paths_of(std::string_view section) const;
@@ -76,6 +84,8 @@ class Draft {
     // The note on the key, or the reason of the assumption.
     std::string note;
     std::string value;
+    // Why a value that a key gives is listed as assumed too; empty: it is not.
+    std::string assumption = {};
   };
   // Calls see(path, entry) in the recipe's order; the path of a preset is "section (preset)".
   template <class See>
@@ -86,7 +96,7 @@ class Draft {
   const std::vector<config::Source>& sources_;
   // Fields by canonical path, presets by section.
   std::map<std::string, Entry, std::less<>> entries_, presets_;
-  std::string base_, base_reason_;
+  std::string base_, extends_, base_reason_;
   std::vector<OmittedKey> omitted_;
 };
 

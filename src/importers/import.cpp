@@ -139,17 +139,10 @@ std::string name_from(const std::string& file) {
 }
 
 config::Resolution resolve_text(const std::string& recipe, const std::string& shown_name) {
-  const std::string name = "imported-recipe";
-  const std::string path = "recipes/" + name + ".yaml";
-  const auto shipped = config::library_files();
-  std::vector<config::LibraryFile> files(shipped.begin(), shipped.end());
-  files.push_back({path, recipe});
-  const config::Library library(files, config::Library::standard().directories());
   config::Request request;
-  request.recipe = name;
-  config::Resolution resolution;
-  static_cast<config::Resolved&>(resolution) =
-      config::resolve_into(config::schema(), library, &resolution.config, request);
+  request.recipe = shown_name.find('/') == std::string::npos ? "./" + shown_name : shown_name;
+  const std::string path = request.recipe;
+  config::Resolution resolution = config::resolve_text(recipe, request);
   resolution.recipe_name = shown_name;
   const auto rename = [&](std::string& text) {
     for (size_t at = 0; (at = text.find(path, at)) != std::string::npos; at += shown_name.size())
@@ -194,18 +187,12 @@ bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
   return changed;
 }
 
-std::vector<std::string> hints_for(const Draft& draft, const config::Resolution& resolution) {
+std::vector<std::string> hints_for(const config::Resolution& resolution) {
   std::vector<std::string> hints;
   if (!resolution.ok()) return hints;
-  for (const auto& feature : config::missing_features(config::schema(), &resolution.config)) {
-    if (feature.path == "mixed_precision.params_dtype") {
-      std::string hint = "mixed_precision=bf16_mixed";
-      for (const std::string& path : draft.paths_of("mixed_precision")) hint += " ~" + path;
-      hints.push_back(std::move(hint));
-    } else if (feature.path == "optimizer.optimizer_cpu_offload") {
+  for (const auto& feature : config::missing_features(config::schema(), &resolution.config))
+    if (feature.path == "optimizer.optimizer_cpu_offload")
       hints.push_back("optimizer.optimizer_cpu_offload=false optimizer.use_precision_aware_optimizer=false");
-    }
-  }
   return hints;
 }
 
@@ -285,7 +272,8 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   }
 
   Draft draft(result.sources);
-  if (!options.base.empty()) draft.extend(options.base, "as given");
+  if (!options.base.empty())
+    draft.extend(options.extends.empty() ? options.base : options.extends, "as given", options.base);
   try {
     read(result.format, draft, result.sources, root, options);
     reset_epochs_of_base(draft, options.base);
@@ -317,7 +305,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   result.taken = draft.taken();
   result.assumed = draft.assumed();
   result.omitted = draft.omitted();
-  result.hints = hints_for(draft, result.resolution);
+  result.hints = hints_for(result.resolution);
   return result;
 }
 

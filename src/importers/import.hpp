@@ -87,7 +87,9 @@ struct Options {
   std::map<std::string, std::string> variables;
   // Recipe to extend. If empty, formats that do not describe the model extend `quickstart`.
   std::string base;
-  // The name of the recipe in diagnostics.
+  // What `extends` says: a file relative to the directory of the recipe. Empty: as `base`.
+  std::string extends;
+  // The path of the recipe in diagnostics.
   std::string recipe_name = "imported.yaml";
 };
 

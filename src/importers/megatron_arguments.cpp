@@ -32,6 +32,26 @@ void window_size(Reader& reader, const Item& item) {
     reader.draft.omit(item.from, *item.value, OmissionReason::value, "a pair such as 4095,0 is expected");
 }
 
+// Megatron takes every run of digits and points as a number, whatever is between them, such as quotes inside
+// quotes.
+void data_split(Reader& reader, const Item& item) {
+  if (item.value->kind != Node::Kind::scalar) {
+    reader.draft.set("dataset.split", *item.value, item.from);
+    return;
+  }
+  std::string numbers;
+  int count = 0;
+  bool inside = false;
+  for (const char c : item.value->text) {
+    const bool part = is_digit(c) || c == '.';
+    if (part && !inside && count++ > 0) numbers += ',';
+    if (part) numbers += c;
+    inside = part;
+  }
+  for (; count > 0 && count < 3; ++count) numbers += ",0";
+  reader.draft.set("dataset.split", numbers.empty() ? item.value->text : numbers, item.from);
+}
+
 void loss_scale(Reader& reader, const Item& item) {
   const auto scale = reader.real(item.key);
   if (!scale) return;
@@ -188,6 +208,7 @@ constexpr Rule kTable[] = {
     // data and tokenizer
     later("--data-path", "dataset.data_path"),
     flag("--mock-data", "dataset (preset)"),
+    act("--split", data_split, "dataset.split"),
     later("--train-data-path", "dataset.train_blend"),
     later("--valid-data-path", "dataset.valid_blend"),
     later("--test-data-path", "dataset.test_blend"),
@@ -292,7 +313,7 @@ size_t most_values(std::string_view option) {
 }
 
 // Maximum number of words of a command, because the lookup of options takes linear time.
-constexpr size_t kMostWords = 10'000;
+constexpr size_t kMaxWords = 10'000;
 
 // Converts byte offsets to locations.
 class Lines {
@@ -350,9 +371,9 @@ ShellCommand split_quoted(const ShellCommand& command) {
         part = {};
         continue;
       }
-      if (part.text.empty()) part.begin = word.at[i], part.open = word.open;
+      if (part.text.empty()) part.begin = word.offsets[i], part.unknown_reason = word.unknown_reason;
       part.text += c;
-      part.at.push_back(word.at[i]);
+      part.offsets.push_back(word.offsets[i]);
     }
   }
   return result;
@@ -388,7 +409,7 @@ class Launcher {
         known_ = true;
       } else {
         draft_.omit(from, text, OmissionReason::to_fill_in,
-                    (value.open.empty() ? "not a number of ranks" : value.open) +
+                    (value.unknown_reason.empty() ? "not a number of ranks" : value.unknown_reason) +
                         "; dist.world_size gives the number of ranks");
         unclear_ = true;
       }
@@ -413,7 +434,9 @@ class Launcher {
 // Converts the options and their values to a mapping, to which the table applies.
 class CommandLine {
  public:
-  CommandLine(Draft& draft, const Lines& lines) : draft_(draft), lines_(lines) {
+  using Alternatives = std::map<uint32_t, std::vector<ShellAlternative>>;
+  CommandLine(Draft& draft, const Lines& lines, const Alternatives& alternatives)
+      : draft_(draft), lines_(lines), alternatives_(alternatives) {
     root_.kind = Node::Kind::map;
   }
 
@@ -421,6 +444,7 @@ class CommandLine {
     size_t i = begin;
     while (i < command.size()) {
       const ShellWord& word = command[i++];
+      read_alternatives(word);
       if (word.text.starts_with('>') || word.text == "2>" || word.text.starts_with("2>") ||
           word.text.starts_with("&>") || word.text == "<") {
         // Skips the file name of a redirection.
@@ -436,7 +460,7 @@ class CommandLine {
       std::replace(key.begin() + 2, key.end(), '_', '-');
       const SourceKey from{key, lines_.location(word.begin)};
       std::vector<Node> values;
-      std::string open = word.open;
+      std::string unknown_reason = word.unknown_reason;
       if (equals != std::string::npos)
         values.push_back(Node::scalar(word.text.substr(equals + 1), from.location));
       else if (!is_flag(key))
@@ -444,24 +468,61 @@ class CommandLine {
                !command[i].text.starts_with('>') && !command[i].text.starts_with("2>") &&
                !command[i].text.starts_with("&>")) {
           const ShellWord& value = command[i++];
-          if (open.empty()) open = value.open;
-          values.push_back(Node::scalar(value.text, lines_.location(value.begin)));
+          if (unknown_reason.empty()) unknown_reason = value.unknown_reason;
+          values.push_back(Node::scalar(with_alternatives(value), lines_.location(value.begin)));
         }
-      add(key, from, std::move(values), open);
+      add(key, from, std::move(values), unknown_reason);
     }
   }
   const Node& root() const { return root_; }
 
  private:
+  // Calls see(offset in the word, value) for each value that other branches give to a part of the word.
+  template <class See>
+  void each_alternative(const ShellWord& word, See see) const {
+    for (size_t k = 0; k < std::min(word.offsets.size(), word.marks.size()); ++k)
+      if (word.marks[k] > 0)
+        if (const auto found = alternatives_.find(word.offsets[k]); found != alternatives_.end())
+          for (const ShellAlternative& one : found->second) see(k, one);
+  }
+
+  // Lists the options that other branches give in place of this word.
+  void read_alternatives(const ShellWord& word) {
+    each_alternative(word, [&](size_t at, const ShellAlternative& one) {
+      ShellCommand command;
+      std::string text = one.text;
+      std::replace_if(
+          text.begin(), text.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
+      for (const std::string_view part : split(text, ' ')) {
+        if (part.empty()) continue;
+        ShellWord& next = command.emplace_back();
+        next.text = part;
+        next.unknown_reason = word.unknown_reason;
+        next.begin = one.begin;
+      }
+      if (at == 0 && !command.empty() && is_option(command[0].text)) read(command, 0);
+    });
+  }
+
+  // The text of a value, with those that other branches give: "32 or 40".
+  std::string with_alternatives(const ShellWord& word) const {
+    std::string text;
+    each_alternative(word, [&](size_t at, const ShellAlternative& one) {
+      if (!one.text.starts_with("--")) text += word.text.substr(0, at) + one.text + " or ";
+    });
+    return text + word.text;
+  }
+
   void stray(const ShellWord& word) {
     const SourceKey from{word.text, lines_.location(word.begin)};
-    if (!word.open.empty())
-      draft_.omit(from, "", OmissionReason::to_fill_in, word.open);
+    if (!word.unknown_reason.empty())
+      draft_.omit(from, "", OmissionReason::to_fill_in, word.unknown_reason);
     else
       draft_.omit(from, "", OmissionReason::unknown, "an argument without an option before it");
   }
 
-  void add(const std::string& key, const SourceKey& from, std::vector<Node> values, const std::string& open) {
+  void add(const std::string& key, const SourceKey& from, std::vector<Node> values,
+           const std::string& unknown_reason) {
     Node value = Node::scalar("true", from.location);
     if (values.size() == 1) value = std::move(values[0]);
     if (values.size() > 1) {
@@ -471,8 +532,8 @@ class CommandLine {
       draft_.omit(from, "", OmissionReason::value, "the option needs a value");
       return;
     }
-    if (!open.empty()) {
-      draft_.omit(from, value, OmissionReason::to_fill_in, open);
+    if (!unknown_reason.empty()) {
+      draft_.omit(from, value, OmissionReason::to_fill_in, unknown_reason);
       return;
     }
     for (size_t i = 0; i < root_.keys.size(); ++i)
@@ -494,6 +555,7 @@ class CommandLine {
 
   Draft& draft_;
   const Lines& lines_;
+  const Alternatives& alternatives_;
   Node root_;
 };
 
@@ -538,13 +600,13 @@ void read_megatron(Draft& draft, const config::Source& source,
   const ShellScript script = read_shell(source.text, variables);
   const Lines lines(source.text);
   MegatronLaunch launch;
-  CommandLine options(draft, lines);
+  CommandLine options(draft, lines, script.alternatives);
   Launcher launcher(draft, lines);
   bool found = false;
   for (size_t index = 0; index < script.commands.size(); ++index) {
     const ShellCommand& full = script.commands[index];
-    if (full.size() > kMostWords)
-      fail(ErrorCode::format, "a command of more than " + std::to_string(kMostWords) + " words");
+    if (full.size() > kMaxWords)
+      fail(ErrorCode::format, "a command of more than " + std::to_string(kMaxWords) + " words");
     const ShellCommand command = split_quoted(full);
     size_t program = 0;
     while (program < command.size() && program_of(command[program].text).empty()) ++program;

@@ -100,7 +100,9 @@ void precision(Reader& r) {
       r.omit("--accumulate-allreduce-grads-in-fp32", "", OmissionReason::no_effect, "implied by --bf16");
     return;
   }
-  draft.assume_preset("mixed_precision", "fp32", "neither --fp16 nor --bf16");
+  // An undecided branch that gives one of them leaves the precision open.
+  if (!draft.mentions("--fp16") && !draft.mentions("--bf16"))
+    draft.assume_preset("mixed_precision", "fp32", "neither --fp16 nor --bf16");
   if (reduce_fp32)
     r.omit("--accumulate-allreduce-grads-in-fp32", "", OmissionReason::no_effect, "everything is fp32");
 }
@@ -260,6 +262,9 @@ void finish_megatron(Reader& r, const MegatronLaunch& launch) {
   query_groups(r);
   recomputation(r);
   precision(r);
+  if (r.draft.text("optimizer.optimizer") == "sgd")
+    r.draft.assume("optimizer.decoupled_weight_decay", "false",
+                   "Megatron's SGD adds the decay to the gradient");
   world(r, launch);
   sharding(r);
   data(r);

@@ -127,7 +127,7 @@ void Reader::unknown(const Item& item) {
     section = section || rule.key.starts_with(item.key + ".");
   }
   std::vector<std::string> near;
-  if (++unknown_ <= kMostLookedUp) near = near_matches(item.key, names, 3);
+  if (++unknown_ <= kMaxLookedUp) near = near_matches(item.key, names, 3);
   if (is_off(*item.value) && (near.empty() || section))
     draft.omit(item.from, *item.value, OmissionReason::off, "");
   else

@@ -149,7 +149,7 @@ class Reader {
   bool misspelled(const Rule& rule, const Item& item) const;
 
   // Unknown keys for which similar ones are sought.
-  static constexpr int kMostLookedUp = 200;
+  static constexpr int kMaxLookedUp = 200;
   int unknown_ = 0;
 };
 

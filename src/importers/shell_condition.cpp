@@ -45,7 +45,7 @@ Truth compared(const std::string& left, std::string_view sign, const std::string
 }
 
 bool is_undecided(const ShellWord& word) {
-  return !word.open.empty() || !word.defaulted.empty();
+  return !word.unknown_reason.empty() || !word.defaulted.empty();
 }
 
 // The words between the brackets.
@@ -65,14 +65,14 @@ class Arithmetic {
   explicit Arithmetic(std::span<const ShellWord> words) : words_(words) {}
 
   Truth truth() {
-    if (words_.size() > kMostTokens || std::any_of(words_.begin(), words_.end(), is_undecided))
+    if (words_.size() > kMaxTokens || std::any_of(words_.begin(), words_.end(), is_undecided))
       return Truth::unknown;
     const auto value = expression(0);
     return value && next_ == words_.size() ? of(*value != 0) : Truth::unknown;
   }
 
  private:
-  static constexpr size_t kMostTokens = 200;
+  static constexpr size_t kMaxTokens = 200;
   using Number = std::optional<int64_t>;
 
   // From the operator that binds least to those that bind most.

@@ -10,9 +10,9 @@ namespace capstan::importers {
 namespace {
 
 // Limit of the bytes of all words and called functions together, with variables expanded.
-constexpr size_t kMostExpanded = size_t{4} << 20;
+constexpr size_t kMaxExpanded = size_t{4} << 20;
 // Limit of the nesting of expansions such as ${A:-${B:-…}}.
-constexpr int kDeepest = 32;
+constexpr int kMaxDepth = 32;
 constexpr const char* kNotExecuted = "commands are not executed";
 
 }  // namespace
@@ -32,7 +32,7 @@ ShellReader::ShellReader(std::string_view text, const std::map<std::string, std:
   for (const auto& [name, value] : variables) {
     ShellWord word;
     word.text = value;
-    word.at.assign(value.size(), 0);
+    word.offsets.assign(value.size(), 0);
     word.marks.assign(value.size(), 0);
     variables_[name] = {std::move(word)};
   }
@@ -44,9 +44,9 @@ bool ShellReader::at_end_of_command() const {
 
 // The lookup is by offset, so that other words of the same variable do not count as unknown.
 std::string ShellReader::why_unread(const ShellWord& word) const {
-  for (const uint32_t offset : word.at) {
-    auto range = open_.upper_bound(offset);
-    if (range == open_.begin()) continue;
+  for (const uint32_t offset : word.offsets) {
+    auto range = unknown_ranges_.upper_bound(offset);
+    if (range == unknown_ranges_.begin()) continue;
     --range;
     if (offset < range->second.first) return range->second.second;
   }
@@ -73,16 +73,16 @@ void ShellReader::skip_blanks() {
 }
 
 void ShellReader::grow(size_t bytes) {
-  if ((expanded_ += bytes) > kMostExpanded)
+  if ((expanded_ += bytes) > kMaxExpanded)
     fail(ErrorCode::format, "the script's variables and functions grow beyond " +
-                                std::to_string(kMostExpanded >> 20) + " MiB when they are filled in");
+                                std::to_string(kMaxExpanded >> 20) + " MiB when they are filled in");
 }
 
 void ShellReader::put(Builder& b, char c, size_t offset, uint16_t mark) {
   if (!b.started) b.word.begin = static_cast<uint32_t>(offset);
   b.started = true;
   b.word.text += c;
-  b.word.at.push_back(static_cast<uint32_t>(offset));
+  b.word.offsets.push_back(static_cast<uint32_t>(offset));
   b.word.marks.push_back(mark);
 }
 
@@ -92,7 +92,7 @@ void ShellReader::start(Builder& b, size_t offset) {
 }
 
 void ShellReader::finish(Builder& b) {
-  if (b.started) b.done.push_back(std::move(b.word));
+  if (b.started) b.finished.push_back(std::move(b.word));
   b.word = {};
   b.started = false;
 }
@@ -102,11 +102,11 @@ void ShellReader::add_names(std::vector<std::string>& names, const std::vector<s
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
 }
 
-void ShellReader::put_open(Builder& b, size_t from, size_t to, std::string why) {
+void ShellReader::put_unknown(Builder& b, size_t from, size_t to, std::string why) {
   substituted_ = substituted_ || why == kNotExecuted;
   start(b, from);
   for (size_t i = from; i < to; ++i) put(b, text_[i] == '\n' ? ' ' : text_[i], i);
-  open_[static_cast<uint32_t>(from)] = {static_cast<uint32_t>(to), std::move(why)};
+  unknown_ranges_[static_cast<uint32_t>(from)] = {static_cast<uint32_t>(to), std::move(why)};
 }
 
 void ShellReader::skip_nested(char open, char close, size_t opened) {
@@ -147,7 +147,7 @@ void ShellReader::put_variable(Builder& b, const Words& value, bool quoted, bool
         finish(b);
         add_names(b.word.defaulted, part.defaulted);
       } else {
-        put(b, c, part.at[k], part.marks[k]);
+        put(b, c, part.offsets[k], part.marks[k]);
       }
     }
   }
@@ -160,7 +160,7 @@ void ShellReader::expand(Builder& b, bool quoted, int depth) {
     const bool arithmetic = peek(1) == '(';
     ++at_;
     skip_nested('(', ')', dollar);
-    put_open(b, dollar, at_, arithmetic ? "arithmetic is not computed" : kNotExecuted);
+    put_unknown(b, dollar, at_, arithmetic ? "arithmetic is not computed" : kNotExecuted);
     return;
   }
   if (c == '{') {
@@ -180,7 +180,7 @@ void ShellReader::expand(Builder& b, bool quoted, int depth) {
   }
   if (is_digit(c) || c == '@' || c == '*' || c == '#' || c == '?' || c == '$' || c == '!') {
     ++at_;
-    put_open(b, dollar, at_, "it is an argument or a state of the shell");
+    put_unknown(b, dollar, at_, "it is an argument or a state of the shell");
     return;
   }
   put(b, '$', dollar);
@@ -192,7 +192,7 @@ void ShellReader::lookup(Builder& b, const std::string& name, bool quoted, Items
   no_items_ = items == Items::each && (unset || (found != variables_.end() && found->second.empty()));
   if (unset) return;
   if (found == variables_.end())
-    put_open(b, dollar, at_, "the script does not set `" + name + "`");
+    put_unknown(b, dollar, at_, "the script does not set `" + name + "`");
   else if (items == Items::first && found->second.size() > 1)
     put_variable(b, {found->second.front()}, quoted, false);
   else
@@ -216,7 +216,7 @@ void ShellReader::expand_braces(Builder& b, bool quoted, size_t dollar, int dept
     return;
   }
   const bool colon = rest(":-") || rest(":=");
-  if (!name.empty() && (colon || rest("-") || rest("=")) && depth < kDeepest) {
+  if (!name.empty() && (colon || rest("-") || rest("=")) && depth < kMaxDepth) {
     at_ = end + (colon ? 2 : 1);
     const auto found = variables_.find(name);
     const bool use = found != variables_.end() &&
@@ -225,15 +225,15 @@ void ShellReader::expand_braces(Builder& b, bool quoted, size_t dollar, int dept
     read_until_brace(other, quoted, dollar, depth + 1);
     finish(other);
     if (found == variables_.end() && !unset_.contains(name)) {
-      defaults_.emplace(name, other.done.empty() ? std::string() : other.done.front().text);
+      defaults_.emplace(name, other.finished.empty() ? std::string() : other.finished.front().text);
       add_names(b.word.defaulted, {name});
-      for (ShellWord& word : other.done) add_names(word.defaulted, {name});
+      for (ShellWord& word : other.finished) add_names(word.defaulted, {name});
     }
-    put_variable(b, use ? found->second : other.done, quoted, false);
+    put_variable(b, use ? found->second : other.finished, quoted, false);
     return;
   }
   skip_nested('{', '}', dollar);
-  put_open(b, dollar, at_, "this form of expansion is not read");
+  put_unknown(b, dollar, at_, "this form of expansion is not read");
 }
 
 void ShellReader::read_until_brace(Builder& b, bool quoted, size_t opened, int depth) {
@@ -273,7 +273,7 @@ void ShellReader::single_quotes(Builder& b) {
 void ShellReader::double_quotes(Builder& b) {
   const size_t quote = at_++;
   const bool started = b.started;
-  const size_t done = b.done.size();
+  const size_t done = b.finished.size();
   no_items_ = false;
   start(b, quote);
   while (at_ < text_.size() && text_[at_] != '"') {
@@ -298,7 +298,7 @@ void ShellReader::double_quotes(Builder& b) {
   if (at_ >= text_.size()) unclosed('"', quote);
   ++at_;
   // "${LIST[@]}" is no word if the list is empty.
-  if (no_items_ && b.done.size() == done && b.word.text.empty()) b.started = started;
+  if (no_items_ && b.finished.size() == done && b.word.text.empty()) b.started = started;
 }
 
 void ShellReader::backticks(Builder& b) {
@@ -306,7 +306,7 @@ void ShellReader::backticks(Builder& b) {
   while (at_ < text_.size() && text_[at_] != '`') ++at_;
   if (at_ >= text_.size()) unclosed('`', tick);
   ++at_;
-  put_open(b, tick, at_, kNotExecuted);
+  put_unknown(b, tick, at_, kNotExecuted);
 }
 
 Words ShellReader::read_word() {
@@ -336,7 +336,7 @@ Words ShellReader::read_word() {
       const size_t opened = at_;
       at_ += 2;
       skip_nested('(', ')', opened + 1);
-      put_open(b, opened, at_, kNotExecuted);
+      put_unknown(b, opened, at_, kNotExecuted);
     } else if (c == '<' || c == '>') {
       put(b, c, at_++);
       // For example 2>&1.
@@ -348,7 +348,7 @@ Words ShellReader::read_word() {
   vanished_.clear();
   if (!b.started) vanished_ = b.word.defaulted;
   finish(b);
-  return std::move(b.done);
+  return std::move(b.finished);
 }
 
 void ShellReader::here_document() {
@@ -377,7 +377,7 @@ void ShellReader::skip_documents() {
 
 void ShellReader::append_to(ShellWord& to, const ShellWord& more) {
   to.text += more.text;
-  to.at.insert(to.at.end(), more.at.begin(), more.at.end());
+  to.offsets.insert(to.offsets.end(), more.offsets.begin(), more.offsets.end());
   to.marks.insert(to.marks.end(), more.marks.begin(), more.marks.end());
   add_names(to.defaulted, more.defaulted);
 }

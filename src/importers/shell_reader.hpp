@@ -36,7 +36,7 @@ class ShellReader {
 
   // A word that is being built. It is kept even if it is empty, if a part of it is `quoted`.
   struct Builder {
-    Words done;
+    Words finished;
     ShellWord word;
     bool started = false;
   };
@@ -47,7 +47,7 @@ class ShellReader {
   static void add_names(std::vector<std::string>& names, const std::vector<std::string>& more);
 
   // An unknown variable stays as written.
-  void put_open(Builder& b, size_t from, size_t to, std::string why);
+  void put_unknown(Builder& b, size_t from, size_t to, std::string why);
 
   // Moves past the bracket that closes the one before `at_`, skipping quotes and brackets inside.
   void skip_nested(char open, char close, size_t opened);
@@ -107,7 +107,7 @@ class ShellReader {
   // Whether the last expansion was a list without items.
   bool no_items_ = false;
   // Ranges of unknown text: begin → end and reason.
-  std::map<uint32_t, std::pair<uint32_t, std::string>> open_;
+  std::map<uint32_t, std::pair<uint32_t, std::string>> unknown_ranges_;
   // End markers of the here documents that begin on the next line.
   std::vector<std::string> documents_;
 };

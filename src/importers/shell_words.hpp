@@ -17,11 +17,11 @@ namespace capstan::importers {
 struct ShellWord {
   std::string text;
   // Byte offset in the script of each byte of `text`.
-  std::vector<uint32_t> at;
+  std::vector<uint32_t> offsets;
   // For each byte: the undecided branch (1 …) whose assignment wrote it or would remove it, or 0.
   std::vector<uint16_t> marks;
   // Why the word is unknown, such as "`$1` is an argument of the script"; empty if it is known.
-  std::string open;
+  std::string unknown_reason;
   // Variables from outside of the script whose default, as in ${NAME:-default}, is in the word. The word is
   // known, but a condition that reads it is not decided by the script.
   std::vector<std::string> defaulted;
@@ -44,6 +44,12 @@ struct ShellBranch {
   bool assigns = false;
 };
 
+// A value that a variable has if another branch runs.
+struct ShellAlternative {
+  uint32_t begin = 0;
+  std::string text;
+};
+
 // A command that may set variables and is not executed, such as `source env.sh`.
 struct ShellUnread {
   uint32_t begin = 0;
@@ -57,6 +63,9 @@ struct ShellScript {
   std::vector<size_t> branch_of;
   // The undecided branches, in the order of the script.
   std::vector<ShellBranch> branches;
+  // The other values of a variable that an undecided branch assigns, by the offset of the first byte of the
+  // value that is read.
+  std::map<uint32_t, std::vector<ShellAlternative>> alternatives;
   // The commands that may set variables, in the order of the script.
   std::vector<ShellUnread> unread;
 };

@@ -1,6 +1,7 @@
 // Imports a torchtune YAML. Components are matched by name and never loaded.
 #include "base/checked.hpp"
 #include "base/text.hpp"
+#include "importers/batch.hpp"
 #include "importers/finetuning.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/known_models.hpp"
@@ -121,8 +122,7 @@ void batch(Reader& r) {
   if (micro) r.take("train.micro_batch_size", "batch_size");
   const auto together = try_mul(micro.value_or(1), steps.value_or(1));
   if (steps && together && *together > 0 && *together <= (1 << 30))
-    r.set("train.global_batch_size", std::to_string(*together), "gradient_accumulation_steps",
-          "batch size times accumulation on one rank; multiply by the ranks");
+    set_global_batch(r, *together, "batch size times accumulation", "gradient_accumulation_steps");
 }
 
 void length(Reader& r) {
@@ -197,7 +197,7 @@ void optimizer(Reader& r) {
       draft.set("optimizer.optimizer", "adam", from);
       draft.set("optimizer.decoupled_weight_decay", "false", from);
     } else if (last == "SGD")
-      draft.set("optimizer.optimizer", "sgd", from);
+      draft.set_torch_sgd(from);
     else
       draft.omit(from, *name, OmissionReason::unsupported, "optimizers are adam, sgd, lion and muon");
     draft.assume("optimizer.weight_decay", last.find("AdamW") != std::string::npos ? "0.01" : "0",

@@ -1,5 +1,6 @@
 // Imports a JSON of Transformers' TrainingArguments, complete or with some of the keys.
 #include "base/checked.hpp"
+#include "importers/batch.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/reasons.hpp"
 #include "importers/schedules.hpp"
@@ -175,12 +176,8 @@ void batch(Reader& r) {
              "not a number of steps");
     return;
   }
-  const std::string text = std::to_string(*together);
-  const char* note = "micro-batch times accumulation on one rank; multiply by the ranks";
-  if (steps)
-    r.set("train.global_batch_size", text, "gradient_accumulation_steps", note);
-  else
-    draft.assume("train.global_batch_size", text, note);
+  set_global_batch(r, *together, "micro-batch times accumulation",
+                   steps ? "gradient_accumulation_steps" : "");
 }
 
 void schedule(Reader& r) {
@@ -211,7 +208,7 @@ void optimizer(Reader& r) {
     if (name->starts_with("adamw_torch") || *name == "adamw_hf" || *name == "adamw_apex_fused")
       r.draft.set("optimizer.optimizer", "adam", from);
     else if (*name == "sgd")
-      r.draft.set("optimizer.optimizer", "sgd", from);
+      r.draft.set_torch_sgd(from);
     else if (name->starts_with("lion"))
       r.draft.set("optimizer.optimizer", "lion", from);
     else if (name->starts_with("adamw_") || name->starts_with("paged_adamw"))

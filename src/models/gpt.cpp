@@ -191,7 +191,7 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
       ParamSpec output = nn::ModulePath{tied ? "embedding.word_embeddings" : "output_layer", -1, "head"}.spec(
           "weight", {padded_vocab, hidden_},
           tied ? embedding_init : Init{Init::Kind::normal, config.init_method_std});
-      output.sharding = {MeshAxis::tensor, 0};
+      output.sharding = {ShardingAxis::tensor, 0};
       if (tied) output.tied = ParamSpec::Tied::copy, output.other_uses = {"output_layer.weight"};
       output_ = &list.add(std::move(output));
     }

@@ -12,7 +12,8 @@ Init first_values(AdapterOptions::InitialValues kind, int64_t out, int64_t in) {
   switch (kind) {
     case AdapterOptions::InitialValues::xavier:
       return {Init::Kind::uniform, std::sqrt(6.0 / static_cast<double>(in + out))};
-    case AdapterOptions::InitialValues::kaiming:  // with a = sqrt(5), as PyTorch's linear layers
+    // With a = sqrt(5), as PyTorch's linear layers.
+    case AdapterOptions::InitialValues::kaiming:
       return {Init::Kind::uniform, 1.0 / std::sqrt(static_cast<double>(in))};
     case AdapterOptions::InitialValues::normal:
       return {Init::Kind::normal, 0.02};
@@ -56,10 +57,10 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
   // The replicated factor gets gradients from each rank's outputs, or inputs, only.
   if (column_) {
     b.sharding = slice.sharding;
-    a.partial_over_tensor = !parallel_.alone();
+    a.partial_over_tensor = !parallel_.is_single();
   } else {
     a.sharding = weight_.spec().sharding;
-    b.partial_over_tensor = !parallel_.alone();
+    b.partial_over_tensor = !parallel_.is_single();
   }
   const uint64_t dropout_sequence = random_sequence_of(a.name);
   const Parameter& first = parameters.add(std::move(a));
@@ -71,7 +72,7 @@ void Adapter::add_branch(ParamList& parameters, const ModulePath& path, const Ou
   if (column_)
     m.sharding = slice.sharding;
   else
-    m.partial_over_tensor = !parallel_.alone();
+    m.partial_over_tensor = !parallel_.is_single();
   branches_.back().magnitude = &parameters.add(std::move(m));
 }
 

@@ -42,7 +42,7 @@ struct OutputSlice {
   Sharding sharding;
 };
 
-// The adapters of one linear layer; empty where its path is no target.
+// The adapters of one linear layer; empty if AdapterOptions::adapts() is false for its path.
 class Adapter {
  public:
   // `weight`: the layer's weight. `column`: the layer is sharded by outputs. `slices`: used with

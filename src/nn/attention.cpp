@@ -8,8 +8,8 @@ namespace capstan::nn {
 static std::vector<OutputSlice> slices_of(const SelfAttention::Options& o, int ranks) {
   const int64_t groups = std::max<int64_t>(1, o.groups / ranks), d = o.head_dim;
   const int64_t queries = o.heads / ranks / groups * d;
-  const Sharding shared{MeshAxis::tensor, 0, 1, o.groups, d};
-  return {{"linear_q", {groups, 0, queries}, o.heads * d, {MeshAxis::tensor, 0}},
+  const Sharding shared{ShardingAxis::tensor, 0, 1, o.groups, d};
+  return {{"linear_q", {groups, 0, queries}, o.heads * d, {ShardingAxis::tensor, 0}},
           {"linear_k", {groups, queries, d}, o.groups * d, shared},
           {"linear_v", {groups, queries + d, d}, o.groups * d, shared}};
 }
@@ -38,9 +38,9 @@ SelfAttention::SelfAttention(ParamList& parameters, const ModulePath& path, cons
   if (options.qk_norm_across_heads) {
     const int64_t d = options.head_dim;
     q_norm_.emplace(parameters, path.inside("q_layernorm"), options.heads * d, *options.qk_norm,
-                    Sharding{MeshAxis::tensor, 0});
+                    Sharding{ShardingAxis::tensor, 0});
     k_norm_.emplace(parameters, path.inside("k_layernorm"), options.groups * d, *options.qk_norm,
-                    Sharding{MeshAxis::tensor, 0, 1, options.groups, d});
+                    Sharding{ShardingAxis::tensor, 0, 1, options.groups, d});
     return;
   }
   q_norm_.emplace(parameters, path.inside("q_layernorm"), options.head_dim, *options.qk_norm,
@@ -59,8 +59,7 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
   if (q_norm_ && options_.qk_norm_across_heads)
     qkv = ops::norm_across_heads(tape, qkv, layout, {options_.heads, options_.groups}, *q_norm_->gamma(),
                                  *k_norm_->gamma(), options_.qk_norm->options(), parallel_);
-  ops::AttentionOptions attention;
-  attention.layout = layout;
+  ops::AttentionOptions attention(layout);
   ops::QueryKeyTransform& transform = attention.transform;
   if (q_norm_ && !options_.qk_norm_across_heads) {
     transform.norm = {q_norm_->gamma(), q_norm_->beta(), k_norm_->gamma(), k_norm_->beta()};
@@ -71,12 +70,12 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     transform.positions = context.positions;
     transform.interleaved = options_.rope->interleaved;
   }
-  attention.batch = context.batch;
-  attention.seq = context.seq;
-  attention.scale = static_cast<float>(options_.scale);
-  attention.softcap = static_cast<float>(options_.softcap);
-  attention.window = options_.window;
-  attention.head_offset = parallel_.rank() * heads;
+  attention.shape.batch = context.batch;
+  attention.shape.seq = context.seq;
+  attention.shape.scale = static_cast<float>(options_.scale);
+  attention.shape.softcap = static_cast<float>(options_.softcap);
+  attention.shape.window = options_.window;
+  attention.shape.head_offset = parallel_.rank() * heads;
   Var out;
   if (cache.keys_values) {
     ops::LayerKvCache& keys_values = *cache.keys_values;
@@ -86,8 +85,8 @@ Var SelfAttention::forward(Tape& tape, const Var& x, const TokenContext& context
     out = ops::attention_decode(tape, std::move(qkv), attention, keys_values, cache.past);
   } else {
     const ops::Dropout dropout = context.attention_dropout(options_.dropout, layer_);
-    attention.dropout = dropout.p;
-    attention.dropout_key = dropout.key;
+    attention.shape.dropout = dropout.p;
+    attention.shape.dropout_key = dropout.key;
     attention.dropout_rows = dropout.dropout_rows;
     attention.documents = context.documents;
     out = ops::context_attention(tape, std::move(qkv), attention, context_parallel_);

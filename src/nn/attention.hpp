@@ -43,6 +43,8 @@ class SelfAttention {
   // x[N, hidden] -> [N, hidden], without the output bias, which is fused with the residual addition. With a
   // cache, the tokens follow the cached tokens.
   Var forward(Tape& tape, const Var& x, const TokenContext& context, const LayerCache& cache = {}) const;
+  // See Linear::input_reader.
+  const Parameter* input_reader() const { return qkv_.input_reader(); }
   const Parameter* output_bias() const { return output_.bias(); }
 
  private:

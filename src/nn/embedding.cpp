@@ -9,7 +9,7 @@ Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Opt
     : parallel_(parameters.parallel().tensor), dropout_(options.dropout), multiplier_(options.multiplier) {
   ParamSpec words = ModulePath{prefix + ".word_embeddings", -1, "embedding"}.spec(
       "weight", {options.vocab, options.hidden}, options.init);
-  words.sharding = {MeshAxis::tensor, 0};
+  words.sharding = {ShardingAxis::tensor, 0};
   words.other_uses = options.other_uses;
   words.tied = options.tied;
   words_ = &parameters.add(std::move(words));
@@ -22,7 +22,7 @@ Embedding::Embedding(ParamList& parameters, const std::string& prefix, const Opt
 
 Var Embedding::forward(Tape& tape, const Tensor& tokens, const TokenContext& context) const {
   Var x;
-  if (parallel_.alone() && multiplier_ == 1) {
+  if (parallel_.is_single() && multiplier_ == 1) {
     x = ops::embedding(tape, tokens, *words_, positions_, context.positions);
   } else {
     const int64_t first = parallel_.rank() * words_->shape()[0];

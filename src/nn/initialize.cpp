@@ -53,7 +53,8 @@ void initialize(const ParamSpec& spec, uint64_t seed, const Region& region, std:
   const PhiloxKey key = philox_key(seed, purpose::init, random_sequence_of(spec.name));
   // Runs of consecutive elements of the global tensor: the trailing dimensions that the region spans
   // completely, and the one before them. Threads take tiles of at most 16 Ki elements.
-  size_t outer = spec.shape.size();  // dimensions before the run
+  // Number of dimensions before those of a run.
+  size_t outer = spec.shape.size();
   int64_t run = 1;
   while (outer > 0) {
     run *= region.sizes[--outer];

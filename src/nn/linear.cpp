@@ -7,10 +7,10 @@ namespace capstan::nn {
 Linear::Linear(ParamList& parameters, const ModulePath& path, const Options& options)
     : parallel_(parameters.parallel().tensor), sharding_(options.sharding) {
   ParamSpec weight = path.spec("weight", {options.out, options.in}, options.init);
-  const Sharding by_output{MeshAxis::tensor, 0, options.blocks, options.groups, options.group_kv};
+  const Sharding by_output{ShardingAxis::tensor, 0, options.blocks, options.groups, options.group_kv};
   weight.linear = true;
   if (sharding_ == LinearSharding::column) weight.sharding = by_output;
-  if (sharding_ == LinearSharding::row) weight.sharding = {MeshAxis::tensor, 1};
+  if (sharding_ == LinearSharding::row) weight.sharding = {ShardingAxis::tensor, 1};
   weight_ = &parameters.add(std::move(weight));
   adapter_.emplace(parameters, path, *weight_, sharding_ == LinearSharding::column, options.slices);
   if (!options.bias) return;
@@ -34,6 +34,12 @@ Var Linear::matmul(Tape& tape, const Var& x, const Parameter* bias, const TokenC
   if (sharding_ == LinearSharding::column) return ops::column_linear(tape, x, *weight_, bias, parallel_);
   if (sharding_ == LinearSharding::row) return ops::row_linear(tape, x, *weight_, parallel_);
   return ops::linear(tape, x, *weight_, bias);
+}
+
+const Parameter* Linear::input_reader() const {
+  if (parallel_.is_single() || sharding_ == LinearSharding::none) return weight_;
+  const bool copied = parallel_.shards_rows() || !adapter_->empty();
+  return sharding_ == LinearSharding::column && !copied ? weight_ : nullptr;
 }
 
 // The adapter uses the same rows and the same partial sum as the base matmul.

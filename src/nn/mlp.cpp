@@ -7,8 +7,8 @@ namespace capstan::nn {
 static std::vector<OutputSlice> slices_of(const Mlp::Options& o, int ranks) {
   if (!o.gated) return {};
   const int64_t ffn = o.ffn / ranks;
-  return {{"linear_fc1_gate", {1, 0, ffn}, o.ffn, {MeshAxis::tensor, 0}},
-          {"linear_fc1_up", {1, ffn, ffn}, o.ffn, {MeshAxis::tensor, 0}}};
+  return {{"linear_fc1_gate", {1, 0, ffn}, o.ffn, {ShardingAxis::tensor, 0}},
+          {"linear_fc1_up", {1, ffn, ffn}, o.ffn, {ShardingAxis::tensor, 0}}};
 }
 
 Mlp::Mlp(ParamList& parameters, const ModulePath& path, const Options& options)
@@ -30,7 +30,8 @@ Mlp::Mlp(ParamList& parameters, const ModulePath& path, const Options& options)
 
 Var Mlp::forward(Tape& tape, const Var& x, const TokenContext& context) const {
   Var inner = fc1_.forward_without_bias(tape, x, context);
-  inner = ops::bias_activation(tape, inner, fc1_.bias(), options_.activation, options_.gated);
+  inner = ops::bias_activation(tape, inner, fc1_.bias(), options_.activation, options_.gated,
+                               fc2_.input_reader());
   return fc2_.forward_without_bias(tape, inner, context);
 }
 

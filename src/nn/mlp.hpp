@@ -18,6 +18,8 @@ class Mlp {
 
   // Without the output bias.
   Var forward(Tape& tape, const Var& x, const TokenContext& context) const;
+  // See Linear::input_reader.
+  const Parameter* input_reader() const { return fc1_.input_reader(); }
   const Parameter* output_bias() const { return fc2_.bias(); }
 
  private:

@@ -4,7 +4,7 @@ namespace capstan::nn {
 
 Norm::Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, Input over)
     : Norm(parameters, path, width, kind,
-           over == Input::heads ? !parameters.parallel().tensor.alone()
+           over == Input::heads ? !parameters.parallel().tensor.is_single()
                                 : parameters.parallel().tensor.shards_rows(),
            {}) {}
 

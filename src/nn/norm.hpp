@@ -23,12 +23,12 @@ class Norm {
   // of the heads.
   enum class Input : uint8_t { rows, heads };
   Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, Input over = Input::rows);
-  // For sharded features: each tensor-parallel rank holds a shard of gamma.
+  // A norm over features that are sharded: each tensor-parallel rank holds a shard of gamma.
   Norm(ParamList& parameters, const ModulePath& path, int64_t width, NormKind kind, const Sharding& sharding);
 
-  // sum = x + residual (an undefined residual is none), y = norm(sum).
-  ops::NormResult forward(Tape& tape, Var x, const Var& residual) const {
-    return ops::norm(tape, std::move(x), residual, *gamma_, beta_, kind_.options());
+  // sum = x + residual, y = norm(sum). `residual` may be undefined; sum is then x. reader: see ops::norm.
+  ops::NormResult forward(Tape& tape, Var x, const Var& residual, const Parameter* reader = nullptr) const {
+    return ops::norm(tape, std::move(x), residual, *gamma_, beta_, kind_.options(), reader);
   }
   const Parameter* gamma() const { return gamma_; }
   // Null for RMSNorm.

@@ -1,5 +1,5 @@
-// The parameters of a model, or of this rank's stages of it, in the order of their declaration. A layer's
-// constructor adds the layer's parameters and reads from the list over which ranks to shard them.
+// The parameters of a model, or of this rank's stages of it, in the order of their declaration. The
+// constructor of a layer adds its parameters, and reads from the list over which ranks they are sharded.
 #pragma once
 
 #include <memory>

@@ -57,9 +57,9 @@ std::vector<double> rope_frequencies(const RopeOptions& options, int64_t positio
 class RopeTables {
  public:
   explicit RopeTables(const RopeOptions& options);
-  // The rows of positions 0 … positions - 1, for sequences of that length, on the context's device, where
-  // they stay: they are copied when a context first needs them, and again when it needs more. Computes
-  // nothing on the meta device.
+  // The rows of positions 0 … positions - 1, for sequences of that length, on the context's device. The
+  // context keeps them, and copies them again only when it needs more positions. Computes nothing on the meta
+  // device.
   ops::RopeTable in(StepContext& context, int64_t positions);
   // The number of positions, at most `capacity`, with the same angles as in sequences of `length`: longrope
   // switches frequencies beyond the original length.
@@ -69,7 +69,7 @@ class RopeTables {
   ops::RopeTable on(Device& device, int64_t positions);
 
   RopeOptions options_;
-  // Keys of StepContext::constants: this one, and the next for the long factors.
+  // Key of StepContext::constants for the rows; key_ + 1 is that of the rows with longrope's long factors.
   const uint64_t key_;
   std::mutex mutex_;
   struct Rows {

@@ -7,9 +7,9 @@ Var materialize(Tape& tape, HiddenStates hidden_states) {
   return ops::add(tape, std::move(hidden_states.pending), hidden_states.residual);
 }
 
-ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_states) {
-  if (!hidden_states.has_pending()) return norm.forward(tape, std::move(hidden_states.residual), {});
-  return norm.forward(tape, std::move(hidden_states.pending), hidden_states.residual);
+ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_states, const Parameter* reader) {
+  if (!hidden_states.has_pending()) return norm.forward(tape, std::move(hidden_states.residual), {}, reader);
+  return norm.forward(tape, std::move(hidden_states.pending), hidden_states.residual, reader);
 }
 
 namespace {
@@ -35,12 +35,13 @@ TransformerLayer::TransformerLayer(ParamList& parameters, const ModulePath& path
                                   options.mlp.hidden, options.norm)) {}
 
 TransformerLayer::BranchInput TransformerLayer::enter_branch(Tape& tape, const std::optional<Norm>& norm,
-                                                             HiddenStates hidden_states) const {
+                                                             HiddenStates hidden_states,
+                                                             const Parameter* reader) const {
   if (!norm) {
     const Var x = materialize(tape, std::move(hidden_states));
     return {x, x};
   }
-  ops::NormResult normed = normalize(tape, *norm, std::move(hidden_states));
+  ops::NormResult normed = normalize(tape, *norm, std::move(hidden_states), reader);
   if (options_.residual_post_layernorm) return {normed.y, normed.y};
   return {std::move(normed.sum), std::move(normed.y)};
 }
@@ -61,13 +62,15 @@ HiddenStates TransformerLayer::leave_branch(Tape& tape, Var residual, Var branch
 
 HiddenStates TransformerLayer::forward(Tape& tape, HiddenStates hidden_states, const TokenContext& context,
                                        const LayerCache& cache) const {
-  BranchInput entry = enter_branch(tape, input_norm_, std::move(hidden_states));
+  BranchInput entry = enter_branch(tape, input_norm_, std::move(hidden_states), attention_.input_reader());
   Var branch = attention_.forward(tape, entry.input, context, cache);
   entry.input = {};
   hidden_states = leave_branch(tape, std::move(entry.residual), std::move(branch), attention_.output_bias(),
                                attention_output_norm_, context, 0);
 
-  entry = enter_branch(tape, mlp_norm_, std::move(hidden_states));
+  // A recomputed region begins with its input in the compute type and quantizes it itself.
+  const Parameter* reader = options_.recompute_mlp ? nullptr : mlp_.input_reader();
+  entry = enter_branch(tape, mlp_norm_, std::move(hidden_states), reader);
   if (options_.recompute_mlp)
     branch = tape.recompute("mlp", {entry.input}, [this, context](Tape& region, std::span<const Var> inputs) {
       return std::vector<Var>{mlp_.forward(region, inputs[0], context)};

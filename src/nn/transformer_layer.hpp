@@ -20,7 +20,8 @@ struct HiddenStates {
 Var materialize(Tape& tape, HiddenStates hidden_states);
 
 // The sum residual + pending, and its norm.
-ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_states);
+ops::NormResult normalize(Tape& tape, const Norm& norm, HiddenStates hidden_states,
+                          const Parameter* reader = nullptr);
 
 // Transformer layer: x + post(attention(pre(x))), then x + post(mlp(pre(x))). There are norms before
 // (`input_layernorm`, `pre_mlp_layernorm`) or after the branches (`post_attention_layernorm`,
@@ -48,7 +49,8 @@ class TransformerLayer {
   struct BranchInput {
     Var residual, input;
   };
-  BranchInput enter_branch(Tape& tape, const std::optional<Norm>& norm, HiddenStates hidden_states) const;
+  BranchInput enter_branch(Tape& tape, const std::optional<Norm>& norm, HiddenStates hidden_states,
+                           const Parameter* reader) const;
   HiddenStates leave_branch(Tape& tape, Var residual, Var branch, const Parameter* bias,
                             const std::optional<Norm>& norm, const TokenContext& context,
                             uint64_t sublayer) const;

@@ -1,19 +1,21 @@
 #include "ops/activation.hpp"
 
 #include "kernels/table.hpp"
+#include "ops/linear_weight.hpp"
 #include "ops/matmul.hpp"
 #include "tensor/launch.hpp"
 
 namespace capstan::ops {
 
-Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::ActivationKind kind,
-                    bool gated) {
+Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::ActivationKind kind, bool gated,
+                    const Parameter* reader) {
   Device& device = tape.device();
   const int64_t rows = x.size(0), width = x.size(1);
   CAPSTAN_ASSERT(x.value.is_contiguous() && (!gated || width % 2 == 0),
                  "bias_activation: x " + x.value.text());
   const int64_t cols = gated ? width / 2 : width;
   const Tensor y = Tensor::empty(device, {rows, cols}, x.dtype());
+  std::shared_ptr<QuantizedInput> quantized = prepare_linear_input(tape, reader, rows);
   Record record{.name = "bias_activation", .inputs = {x}, .outputs = {y}};
   {
     const auto b = tape.pin(bias);
@@ -21,29 +23,31 @@ Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::Ac
                    "bias_activation: `" + bias->name() + "` is " + b->text() + ", x is " + x.value.text());
     const kernels::Activation& kernel = *device.table().activation;
     launch(device, kernel.forward_workspace(gated, bias != nullptr, cols), kernel.forward, kind, gated,
-           x.value, *b, y, rows, cols);
+           x.value, *b, y, rows, cols, quantized ? quantized->output : QuantizedOutputTensors());
   }
   if (bias) record.parameters = {bias};
   const auto bytes = static_cast<double>(x.value.bytes() + y.bytes());
   record.cost = {0, bytes};
   record.backward_cost = {0, bytes + static_cast<double>(x.value.bytes())};
   record.saved = {x.value};
-  record.backward = [bias, kind, gated, rows, cols](BackwardStep& step) {
-    Device& dev = step.device();
-    const Tensor dx = reuse_or_empty(step.saved(0));
+  record.backward = [bias, kind, gated, rows, cols](BackwardContext& ctx) {
+    Device& dev = ctx.device();
+    const Tensor dx = reuse_or_empty(ctx.saved(0));
     {
-      const auto b = step.pin(bias);
+      const auto b = ctx.pin(bias);
       const kernels::Activation& kernel = *dev.table().activation;
       launch(dev, kernel.backward_workspace(gated, bias != nullptr, cols), kernel.backward, kind, gated,
-             step.output_gradient(), step.saved(0), *b, dx, rows, cols);
+             ctx.output_gradient(), ctx.saved(0), *b, dx, rows, cols);
     }
-    step.accumulate_gradient(0, dx);
+    ctx.accumulate_gradient(0, dx);
     if (bias)
-      step.weight_gradient(
+      ctx.weight_gradient(
           *bias, {0, static_cast<double>(dx.bytes())}, {dx},
           [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
   };
-  return tape.record(std::move(record))[0];
+  Var result = std::move(tape.record(std::move(record))[0]);
+  result.quantized = std::move(quantized);
+  return result;
 }
 
 }  // namespace capstan::ops

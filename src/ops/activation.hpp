@@ -6,8 +6,8 @@
 namespace capstan::ops {
 
 // y[N, f] = act(x + bias) of x[N, f], or gated: act(gate + bias) * (up + bias) of x[N, 2 f] = [gate, up].
-// Saves x only; the gradient overwrites its memory.
-Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::ActivationKind kind,
-                    bool gated);
+// Saves x only; the gradient overwrites its memory. `reader`: as for norm().
+Var bias_activation(Tape& tape, const Var& x, const Parameter* bias, kernels::ActivationKind kind, bool gated,
+                    const Parameter* reader = nullptr);
 
 }  // namespace capstan::ops

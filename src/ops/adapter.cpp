@@ -60,35 +60,35 @@ Var low_rank_add(Tape& tape, Var y, const Var& x, const Parameter& a, const Para
                       .cost = cost,
                       .backward_cost = cost,
                       .saved = {x.value, h},
-                      .backward = [&a, &b, scale, segments, cost](BackwardStep& step) {
-                        const Tensor dy = step.output_gradient();
-                        const Tensor &kept = step.saved(0), &low = step.saved(1);
-                        const Tensor dh = Tensor::empty(step.device(), low.shape(), low.dtype());
+                      .backward = [&a, &b, scale, segments, cost](BackwardContext& ctx) {
+                        const Tensor dy = ctx.output_gradient();
+                        const Tensor &kept = ctx.saved(0), &low = ctx.saved(1);
+                        const Tensor dh = Tensor::empty(ctx.device(), low.shape(), low.dtype());
                         {
-                          const auto w = step.pin(b);
+                          const auto w = ctx.pin(b);
                           for (int64_t g = 0; g < segments.groups; ++g)
                             matmul(Transpose::no, Transpose::no, columns_of(dy, segments, g),
                                    rows_of(*w, segments, g), dh, g > 0 ? 1.0f : 0.0f);
                         }
                         scale_by(dh, scale);
-                        step.weight_gradient(b, {cost.flops / 2, cost.bytes / 2}, {dy, low},
-                                             [segments](const Tensor& gradient, std::span<const Tensor> t) {
-                                               for (int64_t g = 0; g < segments.groups; ++g)
-                                                 matmul(Transpose::yes, Transpose::no,
-                                                        columns_of(t[0], segments, g), t[1],
-                                                        rows_of(gradient, segments, g), 1);
-                                             });
-                        step.weight_gradient(a, {cost.flops / 2, cost.bytes / 2}, {dh, kept},
-                                             [](const Tensor& gradient, std::span<const Tensor> t) {
-                                               matmul(Transpose::yes, Transpose::no, t[0], t[1], gradient, 1);
-                                             });
-                        if (step.needs(1)) {
-                          const auto w = step.pin(a);
-                          const Tensor dx = Tensor::empty(step.device(), kept.shape(), kept.dtype());
+                        ctx.weight_gradient(b, {cost.flops / 2, cost.bytes / 2}, {dy, low},
+                                            [segments](const Tensor& gradient, std::span<const Tensor> t) {
+                                              for (int64_t g = 0; g < segments.groups; ++g)
+                                                matmul(Transpose::yes, Transpose::no,
+                                                       columns_of(t[0], segments, g), t[1],
+                                                       rows_of(gradient, segments, g), 1);
+                                            });
+                        ctx.weight_gradient(a, {cost.flops / 2, cost.bytes / 2}, {dh, kept},
+                                            [](const Tensor& gradient, std::span<const Tensor> t) {
+                                              matmul(Transpose::yes, Transpose::no, t[0], t[1], gradient, 1);
+                                            });
+                        if (ctx.needs(1)) {
+                          const auto w = ctx.pin(a);
+                          const Tensor dx = Tensor::empty(ctx.device(), kept.shape(), kept.dtype());
                           matmul(Transpose::no, Transpose::no, dh, *w, dx);
-                          step.accumulate_gradient(1, dx);
+                          ctx.accumulate_gradient(1, dx);
                         }
-                        step.accumulate_gradient(0, std::move(step.output_gradient()));
+                        ctx.accumulate_gradient(0, std::move(ctx.output_gradient()));
                       }})[0];
 }
 
@@ -164,7 +164,7 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
   Cost cost = matmul_cost(columns, rank, in, before.dtype());
   cost.bytes += bytes;
   if (group && group->size() > 1)
-    cost.sent = 2 * static_cast<double>(lengths.bytes()) * (group->size() - 1) / group->size();
+    cost.sent_bytes = 2 * static_cast<double>(lengths.bytes()) * (group->size() - 1) / group->size();
   return tape.record({.name = "magnitude",
                       .inputs = {Var{result, u.slot}},
                       .outputs = {result},
@@ -173,11 +173,11 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
                       .cost = cost,
                       .backward_cost = {0, bytes},
                       .saved = {before, lengths},
-                      .backward = [&m, rows, columns, all, segments](BackwardStep& step) {
-                        Tensor dy = std::move(step.output_gradient());
-                        const Tensor &kept = step.saved(0), &squared = step.saved(1);
+                      .backward = [&m, rows, columns, all, segments](BackwardContext& ctx) {
+                        Tensor dy = std::move(ctx.output_gradient());
+                        const Tensor &kept = ctx.saved(0), &squared = ctx.saved(1);
                         Tensor part = all ? std::exchange(dy, {}) : gathered(dy, segments);
-                        step.weight_gradient(
+                        ctx.weight_gradient(
                             m, {0, 2 * static_cast<double>(kept.bytes())}, {part, kept, squared},
                             [rows, columns](const Tensor& gradient, std::span<const Tensor> t) {
                               Device& dev = gradient.device();
@@ -185,18 +185,18 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
                               launch(dev, kernel.magnitude_gradient_workspace(), kernel.magnitude_gradient,
                                      t[0], t[1], t[2], gradient, rows, columns);
                             });
-                        if (!step.needs(0)) return;
-                        const auto factors = step.pin(m);
+                        if (!ctx.needs(0)) return;
+                        const auto factors = ctx.pin(m);
                         const auto scaled = [&](const Tensor& from, const Tensor& to) {
-                          const kernels::Adapter& kernel = *step.device().table().adapter;
-                          launch(step.device(), kernel.scale_columns_workspace(columns), kernel.scale_columns,
+                          const kernels::Adapter& kernel = *ctx.device().table().adapter;
+                          launch(ctx.device(), kernel.scale_columns_workspace(columns), kernel.scale_columns,
                                  from, *factors, squared, to, rows, columns);
                         };
                         if (all) {
                           const Tensor du = reuse_or_empty(part);
                           scaled(part, du);
                           part = Tensor();
-                          step.accumulate_gradient(0, du);
+                          ctx.accumulate_gradient(0, du);
                           return;
                         }
                         const Tensor du = dy.unique() ? dy : copy_of(dy);
@@ -204,7 +204,7 @@ Var magnitude(Tape& tape, Var u, const Parameter& weight, const Parameter& a, co
                         scaled(part, changed);
                         scatter(changed, du, segments);
                         dy = Tensor();
-                        step.accumulate_gradient(0, du);
+                        ctx.accumulate_gradient(0, du);
                       }})[0];
 }
 
@@ -225,12 +225,12 @@ Var dropout_columns(Tape& tape, Var x, const Dropout& dropout, int64_t first_col
                       .outputs = {y},
                       .cost = cost,
                       .backward_cost = cost,
-                      .backward = [drop](BackwardStep& step) {
-                        Tensor dy = std::move(step.output_gradient());
+                      .backward = [drop](BackwardContext& ctx) {
+                        Tensor dy = std::move(ctx.output_gradient());
                         const Tensor dx = reuse_or_empty(dy);
                         drop(dy, dx);
                         dy = Tensor();
-                        step.accumulate_gradient(0, dx);
+                        ctx.accumulate_gradient(0, dx);
                       }})[0];
 }
 

@@ -7,35 +7,26 @@
 
 namespace capstan::ops {
 
-kernels::AttentionShape attention_shape(const AttentionOptions& o) {
-  return {.groups = o.layout.groups,
-          .heads_per_group = o.layout.heads_per_group,
-          .qk_dim = o.layout.head_dim,
-          .v_dim = o.layout.head_dim,
-          .batch = o.batch,
-          .seq = o.seq,
-          .scale = o.scale,
-          .softcap = o.softcap,
-          .window = o.window,
-          .causal = o.causal,
-          .dropout = o.dropout,
-          .dropout_key = o.dropout_key,
-          .head_offset = o.head_offset};
-}
+AttentionOptions::AttentionOptions(const kernels::QkvLayout& qkv)
+    : layout(qkv),
+      shape{.groups = qkv.groups,
+            .heads_per_group = qkv.heads_per_group,
+            .qk_dim = qkv.head_dim,
+            .v_dim = qkv.head_dim} {}
 
 double attention_flops(const AttentionOptions& o, int64_t seq) {
-  const double all = static_cast<double>(seq) / (o.causal ? 2 : 1),
-               seen = o.window > 0 ? std::min(static_cast<double>(o.window), all) : all;
-  return 4.0 * static_cast<double>(o.layout.head_dim * o.layout.heads() * o.batch * o.seq) * seen;
+  const double all = static_cast<double>(seq) / (o.shape.causal ? 2 : 1),
+               seen = o.shape.window > 0 ? std::min(static_cast<double>(o.shape.window), all) : all;
+  return 4.0 * static_cast<double>(o.layout.head_dim * o.layout.heads() * o.shape.batch * o.shape.seq) * seen;
 }
 
 namespace {
 
 void check_rows(const Tensor& qkv, const AttentionOptions& options) {
   const int64_t rows = qkv.size(0);
-  CAPSTAN_ASSERT(
-      qkv.is_contiguous() && rows == options.batch * options.seq && qkv.size(1) == options.layout.row(),
-      "attention: qkv " + qkv.text());
+  CAPSTAN_ASSERT(qkv.is_contiguous() && rows == options.shape.batch * options.shape.seq &&
+                     qkv.size(1) == options.layout.row(),
+                 "attention: qkv " + qkv.text());
   options.transform.check(qkv, options.layout);
 }
 
@@ -76,50 +67,51 @@ Var attention(Tape& tape, Var qkv, const AttentionOptions& options) {
   const int64_t rows = qkv.size(0);
   CAPSTAN_ASSERT(!options.documents.start.defined() || options.documents.start.elements() == rows,
                  "attention: document starts " + options.documents.start.text());
-  CAPSTAN_ASSERT(
-      options.dropout == 0 || (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
-      "attention: dropout needs the rows' ids, got " + options.dropout_rows.text());
+  CAPSTAN_ASSERT(options.shape.dropout == 0 ||
+                     (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
+                 "attention: dropout needs the dropout row indices, got " + options.dropout_rows.text());
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
-  const Tensor lse = Tensor::empty(device, {options.batch, layout.heads(), options.seq});
-  const kernels::AttentionShape shape = attention_shape(options);
-  const Tensor dropout_rows = options.dropout > 0 ? options.dropout_rows : Tensor();
+  const Tensor lse = Tensor::empty(device, {options.shape.batch, layout.heads(), options.shape.seq});
+  const kernels::AttentionShape shape = options.shape;
+  const Tensor dropout_rows = options.shape.dropout > 0 ? options.dropout_rows : Tensor();
   const bool in_place = transforms_in_place(qkv.value, options.transform);
   {
     const QkvHeads x = transformed(tape.context(), qkv.value, options, in_place);
     const kernels::Attention& kernel = *device.table().attention;
-    launch(device, kernel.forward_workspace(shape, qkv.dtype()), kernel.forward, shape, x.q, x.k, x.v,
-           options.documents, dropout_rows, output_heads(out, layout), lse);
+    launch(device, kernel.forward_workspace(shape, qkv.dtype(), options.documents.count()), kernel.forward,
+           shape, x.q, x.k, x.v, options.documents, dropout_rows, output_heads(out, layout), lse);
   }
 
-  const double flops = attention_flops(options, options.seq);
+  const double flops = attention_flops(options, options.shape.seq);
   const auto bytes = static_cast<double>(qkv.value.bytes() + out.bytes());
   const double before = options.transform.cost(layout, qkv.value.bytes()).bytes,
                after = options.transform.backward_cost(layout, qkv.value.bytes()).bytes;
   const Tensor saved = qkv.value;
-  return tape.record({.name = "attention",
-                      .inputs = {std::move(qkv)},
-                      .outputs = {out},
-                      .parameters = options.transform.parameters(),
-                      .cost = {flops, bytes + before},
-                      .backward_cost = {2 * flops, 2 * bytes + after},
-                      .saved = {saved, out, lse},
-                      .backward = [options, shape, dropout_rows, in_place](BackwardStep& step) {
-                        Device& dev = step.device();
-                        const Tensor& saved_qkv = step.saved(0);
-                        const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
-                        {
-                          const QkvHeads x = in_place ? packed_heads(saved_qkv, options.layout)
-                                                      : transformed_apart(step.context(), saved_qkv, options),
-                                         dx = packed_heads(dqkv, options.layout);
-                          const kernels::Attention& kernel = *dev.table().attention;
-                          launch(dev, kernel.backward_workspace(shape, saved_qkv.dtype()), kernel.backward,
-                                 shape, x.q, x.k, x.v, output_heads(step.saved(1), options.layout),
-                                 step.saved(2), output_heads(step.output_gradient(), options.layout),
-                                 options.documents, dropout_rows, dx.q, dx.k, dx.v);
-                        }
-                        options.transform.backward(step, options.layout, saved_qkv, dqkv);
-                        step.accumulate_gradient(0, dqkv);
-                      }})[0];
+  return tape.record(
+      {.name = "attention",
+       .inputs = {std::move(qkv)},
+       .outputs = {out},
+       .parameters = options.transform.parameters(),
+       .cost = {flops, bytes + before},
+       .backward_cost = {2 * flops, 2 * bytes + after},
+       .saved = {saved, out, lse},
+       .backward = [options, shape, dropout_rows, in_place](BackwardContext& ctx) {
+         Device& dev = ctx.device();
+         const Tensor& saved_qkv = ctx.saved(0);
+         const Tensor dqkv = Tensor::empty(dev, saved_qkv.shape(), saved_qkv.dtype());
+         {
+           const QkvHeads x = in_place ? packed_heads(saved_qkv, options.layout)
+                                       : transformed_apart(ctx.context(), saved_qkv, options),
+                          dx = packed_heads(dqkv, options.layout);
+           const kernels::Attention& kernel = *dev.table().attention;
+           launch(dev, kernel.backward_workspace(shape, saved_qkv.dtype(), options.documents.count()),
+                  kernel.backward, shape, x.q, x.k, x.v, output_heads(ctx.saved(1), options.layout),
+                  ctx.saved(2), output_heads(ctx.output_gradient(), options.layout), options.documents,
+                  dropout_rows, dx.q, dx.k, dx.v);
+         }
+         options.transform.backward(ctx, options.layout, saved_qkv, dqkv);
+         ctx.accumulate_gradient(0, dqkv);
+       }})[0];
 }
 
 LayerKvCache LayerKvCache::empty(Device& device, kernels::QkvLayout layout, int64_t batch, int64_t capacity,
@@ -135,12 +127,13 @@ Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const
   const kernels::QkvLayout& layout = options.layout;
   check_rows(qkv.value, options);
   const int64_t rows = qkv.size(0), capacity = cache.k.size(2);
-  CAPSTAN_ASSERT(options.seq <= capacity &&
-                     cache.k.shape() == (Shape{options.batch, layout.groups, capacity, layout.head_dim}) &&
-                     cache.k.shape() == cache.v.shape() && cache.k.dtype() == qkv.dtype(),
-                 "attention_decode: qkv " + qkv.value.text() + ", cache " + cache.k.text());
+  CAPSTAN_ASSERT(
+      options.shape.seq <= capacity &&
+          cache.k.shape() == (Shape{options.shape.batch, layout.groups, capacity, layout.head_dim}) &&
+          cache.k.shape() == cache.v.shape() && cache.k.dtype() == qkv.dtype(),
+      "attention_decode: qkv " + qkv.value.text() + ", cache " + cache.k.text());
   const Tensor out = Tensor::empty(device, {rows, layout.heads() * layout.head_dim}, qkv.dtype());
-  kernels::AttentionShape shape = attention_shape(options);
+  kernels::AttentionShape shape = options.shape;
   shape.dropout = 0;
   const QkvHeads x =
       transformed(tape.context(), qkv.value, options, transforms_in_place(qkv.value, options.transform));

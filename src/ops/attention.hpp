@@ -8,28 +8,20 @@
 namespace capstan::ops {
 
 struct AttentionOptions {
+  // Sets groups, heads and their dimensions in `shape`.
+  explicit AttentionOptions(const kernels::QkvLayout& qkv);
+
   kernels::QkvLayout layout;
+  // qkv has batch * seq rows.
+  kernels::AttentionShape shape;
   // Norm and rotation of queries and keys before attention.
   QueryKeyTransform transform;
-  // qkv has batch * seq rows.
-  int64_t batch = 0, seq = 0;
-  float scale = 0;
-  // c > 0: scores become c tanh(score / c).
-  float softcap = 0;
-  // 0: none.
-  int64_t window = 0;
-  bool causal = true;
-  float dropout = 0;
-  PhiloxKey dropout_key{};
-  // Global index of the first query head here.
-  int64_t head_offset = 0;
   // The documents of these rows; cu_seqlens describes the full sequences.
   Documents documents;
   // i64 [N], only with dropout.
   Tensor dropout_rows;
 };
 
-kernels::AttentionShape attention_shape(const AttentionOptions& options);
 // FLOPs of the forward pass over these rows of sequences of `seq` tokens: 4 head_dim for each query head and
 // visible key, on average half of seq when causal. The backward pass counts twice that, the convention of
 // model FLOPs.
@@ -47,8 +39,8 @@ struct LayerKvCache {
                             DType type);
 };
 // One step of generation: appends the new tokens' keys and values after the `past` cached ones and attends.
-// options.seq is the number of new tokens of each sequence; past: i32 [1], at most capacity - seq. Records
-// nothing; its FLOPs depend on `past`, which the host does not know. Move qkv in, as for attention().
+// options.shape.seq is the number of new tokens of each sequence; past: i32 [1], at most capacity - seq.
+// Records nothing; its FLOPs depend on `past`, which the host does not know. Move qkv in, as for attention().
 Var attention_decode(Tape& tape, Var qkv, const AttentionOptions& options, const LayerKvCache& cache,
                      const Tensor& past);
 

@@ -16,7 +16,7 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
   CAPSTAN_ASSERT(x.value.is_contiguous() && (!adds || residual.shape() == x.shape()),
                  "bias_dropout_add: x " + x.value.text());
   CAPSTAN_ASSERT(p == 0 || (dropout_rows.defined() && dropout_rows.elements() == rows),
-                 "bias_dropout_add: dropout needs the rows' ids, got " + dropout_rows.text());
+                 "bias_dropout_add: dropout needs the dropout row indices, got " + dropout_rows.text());
   const Tensor y = reuse_or_empty(x.value);
   Record record{.name = "bias_dropout_add", .outputs = {y}};
   {
@@ -33,21 +33,21 @@ Var bias_dropout_add(Tape& tape, Var x, const Parameter* bias, const Var& residu
   const auto bytes = static_cast<double>(y.bytes());
   record.cost = {0, bytes * (adds ? 3 : 2)};
   record.backward_cost = {0, p > 0 ? 2 * bytes : 0};
-  record.backward = [bias, adds, p, key, dropout_rows, rows, cols](BackwardStep& step) {
-    Tensor dy = std::move(step.output_gradient());
+  record.backward = [bias, adds, p, key, dropout_rows, rows, cols](BackwardContext& ctx) {
+    Tensor dy = std::move(ctx.output_gradient());
     Tensor dx = dy;
     if (p > 0) {
-      Device& dev = step.device();
+      Device& dev = ctx.device();
       if (adds) dx = Tensor::empty(dev, dy.shape(), dy.dtype());
       launch(dev, dev.table().elementwise->dropout, dy, dx, rows, cols, 0, p, key, dropout_rows);
     }
-    if (adds) step.accumulate_gradient(1, std::move(dy));
+    if (adds) ctx.accumulate_gradient(1, std::move(dy));
     dy = Tensor();
     if (bias)
-      step.weight_gradient(
+      ctx.weight_gradient(
           *bias, {0, static_cast<double>(dx.bytes())}, {dx},
           [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
-    step.accumulate_gradient(0, std::move(dx));
+    ctx.accumulate_gradient(0, std::move(dx));
   };
   return tape.record(std::move(record))[0];
 }

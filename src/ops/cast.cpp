@@ -22,8 +22,8 @@ Var cast(Tape& tape, const Var& x, DType type) {
                       .outputs = {y},
                       .cost = cost,
                       .backward_cost = cost,
-                      .backward = [from = x.dtype()](BackwardStep& step) {
-                        step.accumulate_gradient(0, converted(step.output_gradient(), from));
+                      .backward = [from = x.dtype()](BackwardContext& ctx) {
+                        ctx.accumulate_gradient(0, converted(ctx.output_gradient(), from));
                       }})[0];
 }
 

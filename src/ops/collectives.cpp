@@ -13,19 +13,19 @@ Tensor summed_copy(const Tensor& x, comm::Communicator& group) {
 }
 // Bytes that one rank sends: two exchanges of (size - 1) / size of the tensor.
 Cost cost_of(const Var& x, const comm::Communicator& group) {
-  return {.sent = 2.0 * static_cast<double>(x.value.bytes()) * (group.size() - 1) / group.size()};
+  return {.sent_bytes = 2.0 * static_cast<double>(x.value.bytes()) * (group.size() - 1) / group.size()};
 }
 }  // namespace
 
 Var all_reduce(Tape& tape, const Var& x, comm::Communicator& group) {
-  if (group.alone()) return x;
+  if (group.is_single()) return x;
   return tape.record({.name = "all_reduce_" + group.name(),
                       .inputs = {x},
                       .outputs = {summed_copy(x.value, group)},
                       .cost = cost_of(x, group),
                       .backward_cost = cost_of(x, group),
-                      .backward = [&group](BackwardStep& step) {
-                        step.accumulate_gradient(0, summed_copy(step.output_gradient(), group));
+                      .backward = [&group](BackwardContext& ctx) {
+                        ctx.accumulate_gradient(0, summed_copy(ctx.output_gradient(), group));
                       }})[0];
 }
 

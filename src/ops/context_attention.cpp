@@ -30,14 +30,14 @@ struct Plan {
       : heads(context.exchange == ContextExchange::a2a       ? context.group
               : context.exchange == ContextExchange::a2a_p2p ? context.inner
                                                              : nullptr,
-              options.layout, options.batch, options.seq),
+              options.layout, options.shape.batch, options.shape.seq),
         keys(context.exchange == ContextExchange::a2a       ? nullptr
              : context.exchange == ContextExchange::a2a_p2p ? context.outer
                                                             : context.group),
         gather(context.exchange == ContextExchange::all_gather),
-        seq(options.seq * context.size()),
-        shape(attention_shape(options)) {
-    if (keys && keys->alone()) keys = nullptr;
+        seq(options.shape.seq * context.size()),
+        shape(options.shape) {
+    if (keys && keys->is_single()) keys = nullptr;
     shape.groups = layout().groups;
     shape.heads_per_group = layout().heads_per_group;
     shape.seq = heads.seq();
@@ -81,7 +81,7 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
   if (plan.gather) {
     const Tensor all = empty(plan.ranks());
     TraceScope traced(context, 'C', "context_attention gather keys");
-    group.channel().start(comm::Batch().all_gather(current, all)).wait();
+    group.channel().start(comm::TransferBatch().all_gather(current, all)).wait();
     traced.end();
     for (int step = 0; step < plan.ranks(); ++step) {
       const int source = plan.previous(step);
@@ -96,8 +96,8 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
     }
     const Tensor next = empty(1);
     TraceScope traced(context, 'C', "context_attention send keys");
-    comm::Transfers transfers = group.channel().start(
-        comm::Batch().receive(next, comm::previous_in(group)).send(current, comm::next_in(group)));
+    comm::PendingTransfers transfers = group.channel().start(
+        comm::TransferBatch().receive(next, comm::previous_in(group)).send(current, comm::next_in(group)));
     block(step, plan.previous(step), current);
     transfers.wait();
     traced.end();
@@ -106,7 +106,7 @@ void for_each_block(StepContext& context, const Plan& plan, const Tensor& qkv, c
 }
 
 // Attention of this rank's queries over the keys of all ranks: out fp32 and lse.
-void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Tensor& documents,
+void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Documents& documents,
              const Tensor& dropout_rows, const Tensor& out, const Tensor& lse) {
   Device& device = context.device;
   const kernels::ContextAttention& kernel = *device.table().context_attention;
@@ -115,8 +115,8 @@ void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Te
     if (step > 0 && !part.sees_anything()) return;
     TraceScope traced(context, 'F', "context_attention block");
     const QkvHeads x = packed_heads(qkv, plan.layout()), keys = packed_heads(kv, plan.kv_layout());
-    launch(device, kernel.forward_workspace(part), kernel.forward, part, x.q, keys.k, keys.v, documents,
-           dropout_rows, step > 0, plan.outputs(out), lse);
+    launch(device, kernel.forward_workspace(part, documents.count()), kernel.forward, part, x.q, keys.k,
+           keys.v, documents, dropout_rows, step > 0, plan.outputs(out), lse);
     traced.end();
   });
 }
@@ -145,7 +145,7 @@ class RotatingGradients {
     }
     traced_.emplace(context_, 'C', "context_attention send gradients");
     transfers_ = group.channel().start(
-        comm::Batch().receive(arriving_, comm::previous_in(group)).send(part, comm::next_in(group)));
+        comm::TransferBatch().receive(arriving_, comm::previous_in(group)).send(part, comm::next_in(group)));
   }
   // The gradient of this rank's own keys and values, fp32 [rows, kv_row].
   Tensor finish() {
@@ -162,13 +162,14 @@ class RotatingGradients {
   StepContext& context_;
   const Plan& plan_;
   Tensor own_, arriving_;
-  comm::Transfers transfers_;
+  comm::PendingTransfers transfers_;
   std::optional<TraceScope> traced_;
 };
 
 // The gradient of this rank's packed rows, fp32.
 Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const Tensor& out,
-                const Tensor& lse, const Tensor& dout, const Tensor& documents, const Tensor& dropout_rows) {
+                const Tensor& lse, const Tensor& dout, const Documents& documents,
+                const Tensor& dropout_rows) {
   Device& device = context.device;
   const kernels::ContextAttention& kernel = *device.table().context_attention;
   Tensor dqkv = Tensor::zeros(device, qkv.shape());
@@ -186,8 +187,9 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
     if (part.sees_anything()) {
       const QkvHeads x = packed_heads(qkv, plan.layout()), keys = packed_heads(kv, plan.kv_layout()),
                      dx = packed_heads(dqkv, plan.layout()), dkeys = packed_heads(dkv, plan.kv_layout());
-      launch(device, kernel.backward_workspace(part), kernel.backward, part, x.q, keys.k, keys.v,
-             plan.outputs(out), lse, plan.outputs(dout), documents, dropout_rows, dx.q, dkeys.k, dkeys.v);
+      launch(device, kernel.backward_workspace(part, documents.count()), kernel.backward, part, x.q, keys.k,
+             keys.v, plan.outputs(out), lse, plan.outputs(dout), documents, dropout_rows, dx.q, dkeys.k,
+             dkeys.v);
     } else {
       device.zero(dkv.address(), dkv.bytes());
     }
@@ -214,14 +216,14 @@ struct Sent {
 // The traffic formulas of the header.
 Sent sent_bytes(const Plan& plan, const AttentionOptions& options, DType type) {
   const auto bytes = static_cast<double>(size_of(type));
-  const double rows = static_cast<double>(options.batch * options.seq),
+  const double rows = static_cast<double>(options.shape.batch * options.shape.seq),
                others = static_cast<double>(plan.heads.ranks() - 1);
   const auto row = static_cast<double>(plan.layout().row()),
              out = static_cast<double>(plan.layout().heads() * plan.layout().head_dim);
   Sent sent;
-  sent.forward =
-      others * rows *
-      ((row + out) * bytes + (options.documents.start.defined() ? 4 : 0) + (options.dropout > 0 ? 8 : 0));
+  sent.forward = others * rows *
+                 ((row + out) * bytes + (options.documents.start.defined() ? 4 : 0) +
+                  (options.shape.dropout > 0 ? 8 : 0));
   sent.backward = others * rows * (out * bytes + row * (plan.heads.replicates() ? 4 : bytes));
   const double kv = static_cast<double>(plan.ranks() - 1) * static_cast<double>(plan.rows() * plan.kv_row());
   sent.forward += kv * bytes;
@@ -253,22 +255,23 @@ Tensor transformed_packed(StepContext& context, const Tensor& qkv, const Attenti
 Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, const ContextParallel& context) {
   if (context.size() == 1) return attention(tape, std::move(qkv), options);
   const int64_t rows = qkv.size(0);
-  CAPSTAN_ASSERT(
-      qkv.value.is_contiguous() && rows == options.batch * options.seq && qkv.size(1) == options.layout.row(),
-      "context_attention: qkv " + qkv.value.text());
+  CAPSTAN_ASSERT(qkv.value.is_contiguous() && rows == options.shape.batch * options.shape.seq &&
+                     qkv.size(1) == options.layout.row(),
+                 "context_attention: qkv " + qkv.value.text());
   options.transform.check(qkv.value, options.layout);
   CAPSTAN_ASSERT(!options.documents.start.defined() || options.documents.start.elements() == rows,
                  "context_attention: document starts " + options.documents.start.text());
   CAPSTAN_ASSERT(
-      options.dropout == 0 || (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
-      "context_attention: dropout needs the rows' ids, got " + options.dropout_rows.text());
+      options.shape.dropout == 0 ||
+          (options.dropout_rows.defined() && options.dropout_rows.elements() == rows),
+      "context_attention: dropout needs the dropout row indices, got " + options.dropout_rows.text());
   CAPSTAN_ASSERT(
       context.exchange != ContextExchange::a2a_p2p ||
           (context.inner && context.outer &&
            context.inner->size() * context.outer->size() == context.group->size() &&
            context.outer->rank() * context.inner->size() + context.inner->rank() == context.group->rank()),
       "context_attention: a2a_p2p needs inner groups of adjacent ranks");
-  static_cast<void>(context_rows(context.size(), context.group->rank(), options.seq * context.size()));
+  static_cast<void>(context_rows(context.size(), context.group->rank(), options.shape.seq * context.size()));
   const Plan plan(options, context);
   Device& device = tape.device();
   const DType type = qkv.dtype();
@@ -279,24 +282,25 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
   const Tensor ready = transformed_packed(tape.context(), qkv.value, options, in_place);
   const Tensor packed = plan.heads.heads_of(ready),
                document_start = plan.heads.gathered(options.documents.start),
-               dropout_rows = plan.heads.gathered(options.dropout > 0 ? options.dropout_rows : Tensor());
+               dropout_rows =
+                   plan.heads.gathered(options.shape.dropout > 0 ? options.dropout_rows : Tensor());
   const int64_t width = plan.shape.heads() * plan.shape.v_dim;
-  const Tensor lse = Tensor::empty(device, {options.batch, plan.shape.heads(), plan.shape.seq});
+  const Tensor lse = Tensor::empty(device, {options.shape.batch, plan.shape.heads(), plan.shape.seq});
+  const Documents documents{document_start, options.documents.cu_seqlens, options.documents.max_seqlen};
   Tensor attended;
   if (plan.keys) {
     std::optional<CategoryScope> scope;
     if (type != DType::f32) scope.emplace(MemoryCategory::workspace);
     const Tensor wide = Tensor::empty(device, {plan.rows(), width});
     scope.reset();
-    forward(tape.context(), plan, packed, document_start, dropout_rows, wide, lse);
+    forward(tape.context(), plan, packed, documents, dropout_rows, wide, lse);
     attended = converted(wide, type);
   } else {
     attended = Tensor::empty(device, {plan.rows(), width}, type);
     const QkvHeads x = packed_heads(packed, plan.layout());
-    const Documents documents{document_start, options.documents.cu_seqlens, options.documents.max_seqlen};
     const kernels::Attention& kernel = *device.table().attention;
-    launch(device, kernel.forward_workspace(plan.shape, packed.dtype()), kernel.forward, plan.shape, x.q, x.k,
-           x.v, documents, dropout_rows, plan.outputs(attended), lse);
+    launch(device, kernel.forward_workspace(plan.shape, packed.dtype(), documents.count()), kernel.forward,
+           plan.shape, x.q, x.k, x.v, documents, dropout_rows, plan.outputs(attended), lse);
   }
   const Tensor out = plan.heads.rows_of_output(attended);
 
@@ -313,28 +317,28 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
        .cost = {flops, touched + prepared, sent.forward},
        .backward_cost = {2 * flops, 2 * touched + undone, sent.backward},
        .saved = {packed, attended, lse, document_start, dropout_rows, before},
-       .backward = [plan, options](BackwardStep& step) {
-         Device& dev = step.device();
-         const Tensor &kept = step.saved(0), &starts = step.saved(3), &ids = step.saved(4);
+       .backward = [plan, options](BackwardContext& ctx) {
+         Device& dev = ctx.device();
+         const Tensor &kept = ctx.saved(0), &starts = ctx.saved(3), &ids = ctx.saved(4);
          const DType compute = kept.dtype();
-         const Tensor dout = plan.heads.heads_of_output(step.output_gradient());
+         const Tensor dout = plan.heads.heads_of_output(ctx.output_gradient());
+         const Documents packing{starts, options.documents.cu_seqlens, options.documents.max_seqlen};
          const DType wanted = plan.heads.replicates() ? DType::f32 : compute;
          Tensor dqkv;
          if (plan.keys) {
            dqkv = converted(
-               backward(step.context(), plan, kept, step.saved(1), step.saved(2), dout, starts, ids), wanted);
+               backward(ctx.context(), plan, kept, ctx.saved(1), ctx.saved(2), dout, packing, ids), wanted);
          } else {
            dqkv = Tensor::empty(dev, kept.shape(), wanted);
            const QkvHeads x = packed_heads(kept, plan.layout()), dx = packed_heads(dqkv, plan.layout());
-           const Documents documents{starts, options.documents.cu_seqlens, options.documents.max_seqlen};
            const kernels::Attention& kernel = *dev.table().attention;
-           launch(dev, kernel.backward_workspace(plan.shape, kept.dtype()), kernel.backward, plan.shape, x.q,
-                  x.k, x.v, plan.outputs(step.saved(1)), step.saved(2), plan.outputs(dout), documents, ids,
-                  dx.q, dx.k, dx.v);
+           launch(dev, kernel.backward_workspace(plan.shape, kept.dtype(), packing.count()), kernel.backward,
+                  plan.shape, x.q, x.k, x.v, plan.outputs(ctx.saved(1)), ctx.saved(2), plan.outputs(dout),
+                  packing, ids, dx.q, dx.k, dx.v);
          }
          const Tensor mine = plan.heads.rows_of(dqkv, compute);
-         options.transform.backward(step, options.layout, step.saved(5), mine);
-         step.accumulate_gradient(0, mine);
+         options.transform.backward(ctx, options.layout, ctx.saved(5), mine);
+         ctx.accumulate_gradient(0, mine);
        }})[0];
 }
 

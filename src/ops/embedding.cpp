@@ -7,11 +7,13 @@ namespace capstan::ops {
 
 namespace {
 // Weight gradient of a table: tensors are {dy, ids}.
-BackwardStep::WeightFunction scatter_rows(int64_t first_row) {
+BackwardContext::WeightFunction scatter_rows(int64_t first_row) {
   return [first_row](const Tensor& gradient, std::span<const Tensor> t) {
     Device& device = gradient.device();
-    launch(device, device.table().embedding->backward, t[0], t[1], gradient, t[0].size(0), t[0].size(1),
-           first_row, gradient.size(0));
+    const kernels::Embedding& kernel = *device.table().embedding;
+    const int64_t rows = t[0].size(0), cols = t[0].size(1), rows_here = gradient.size(0);
+    launch(device, kernel.backward_workspace(rows, cols, rows_here), kernel.backward, t[0], t[1], gradient,
+           rows, cols, first_row, rows_here);
   };
 }
 }  // namespace
@@ -41,10 +43,10 @@ Var embedding(Tape& tape, const Tensor& ids, const Parameter& table, const Param
   record.cost = cost;
   record.saved = {ids};
   if (position_table) record.saved.push_back(positions);
-  record.backward = [&table, position_table, first_row, cost](BackwardStep& step) {
-    const Tensor dy = std::move(step.output_gradient());
-    step.weight_gradient(table, cost, {dy, step.saved(0)}, scatter_rows(first_row));
-    if (position_table) step.weight_gradient(*position_table, cost, {dy, step.saved(1)}, scatter_rows(0));
+  record.backward = [&table, position_table, first_row, cost](BackwardContext& ctx) {
+    const Tensor dy = std::move(ctx.output_gradient());
+    ctx.weight_gradient(table, cost, {dy, ctx.saved(0)}, scatter_rows(first_row));
+    if (position_table) ctx.weight_gradient(*position_table, cost, {dy, ctx.saved(1)}, scatter_rows(0));
   };
   return tape.record(std::move(record))[0];
 }

@@ -22,7 +22,7 @@ HeadExchange::HeadExchange(comm::Communicator* group, kernels::QkvLayout layout,
       ranks_(group ? group->size() : 1),
       batch_(batch),
       seq_(seq) {
-  if (alone()) return;
+  if (is_single()) return;
   const int64_t heads = layout.heads(), groups = layout.groups;
   if (heads % ranks_ != 0 || (groups % ranks_ != 0 && ranks_ % groups != 0))
     fail(ErrorCode::config,
@@ -40,7 +40,7 @@ HeadExchange::HeadExchange(comm::Communicator* group, kernels::QkvLayout layout,
 }
 
 int64_t HeadExchange::first_head() const {
-  return alone() ? 0 : group_->rank() * mine_.heads();
+  return is_single() ? 0 : group_->rank() * mine_.heads();
 }
 
 Tensor HeadExchange::part(const Tensor& parts, int64_t rank) const {
@@ -50,7 +50,7 @@ Tensor HeadExchange::part(const Tensor& parts, int64_t rank) const {
 
 Tensor HeadExchange::exchange(const Tensor& parts) const {
   const Tensor received = workspace(parts.device(), parts.shape(), parts.dtype());
-  group_->channel().start(comm::Batch().all_to_all(parts, received)).wait();
+  group_->channel().start(comm::TransferBatch().all_to_all(parts, received)).wait();
   return received;
 }
 
@@ -108,7 +108,7 @@ Tensor HeadExchange::rows_of(const Tensor& dqkv, DType type) const {
 }
 
 Tensor HeadExchange::rows_of_output(const Tensor& out) const {
-  if (alone()) return out;
+  if (is_single()) return out;
   const int64_t rows = batch_ * seq_, width = out.size(1);
   const Tensor parts = workspace(out.device(), out.shape(), out.dtype());
   reorder(parts, out, true);
@@ -119,7 +119,7 @@ Tensor HeadExchange::rows_of_output(const Tensor& out) const {
 }
 
 Tensor HeadExchange::heads_of_output(const Tensor& dout) const {
-  if (alone()) return dout;
+  if (is_single()) return dout;
   const int64_t rows = dout.size(0), width = dout.size(1) / ranks_;
   const Tensor parts = Tensor::empty(dout.device(), {ranks_ * rows, width}, dout.dtype());
   for (int64_t r = 0; r < ranks_; ++r) copy_matrix(dout.slice(1, r * width, width), part(parts, r));
@@ -129,11 +129,11 @@ Tensor HeadExchange::heads_of_output(const Tensor& dout) const {
 }
 
 Tensor HeadExchange::gathered(const Tensor& per_row) const {
-  if (alone() || !per_row.defined()) return per_row;
+  if (is_single() || !per_row.defined()) return per_row;
   const int64_t rows = batch_ * seq_;
   const Tensor received = workspace(per_row.device(), {ranks_ * rows, 1}, per_row.dtype()),
                natural = Tensor::empty(per_row.device(), {ranks_ * rows, 1}, per_row.dtype());
-  group_->channel().start(comm::Batch().all_gather(per_row, received)).wait();
+  group_->channel().start(comm::TransferBatch().all_gather(per_row, received)).wait();
   reorder(received, natural, false);
   return natural.view({ranks_ * rows});
 }

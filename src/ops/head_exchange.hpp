@@ -20,7 +20,7 @@ class HeadExchange {
   // divided this way. Null or a group of one: no exchange.
   HeadExchange(comm::Communicator* group, kernels::QkvLayout layout, int64_t batch, int64_t seq);
 
-  bool alone() const { return ranks_ == 1; }
+  bool is_single() const { return ranks_ == 1; }
   int64_t ranks() const { return ranks_; }
   // Rows of a sequence after the exchange.
   int64_t seq() const { return ranks_ * seq_; }

@@ -10,8 +10,8 @@ bool quantizes_weight_gradient(const LayerScaling* scaling) {
 
 LinearWeight::LinearWeight(Tape& tape, const Parameter& weight)
     : LinearWeight(tape.context(), weight, WeightRole::forward, tape.recording()) {}
-LinearWeight::LinearWeight(BackwardStep& step, const Parameter& weight)
-    : LinearWeight(step.context(), weight, WeightRole::input_gradient, true) {}
+LinearWeight::LinearWeight(BackwardContext& ctx, const Parameter& weight)
+    : LinearWeight(ctx.context(), weight, WeightRole::input_gradient, true) {}
 
 LinearWeight::LinearWeight(StepContext& context, const Parameter& weight, WeightRole role, bool records)
     : scaling_(context.store.scaling(weight)),
@@ -22,18 +22,28 @@ LinearWeight::LinearWeight(StepContext& context, const Parameter& weight, Weight
       inputs_(weight.shape()[1]) {}
 
 GemmOperand LinearWeight::multiply(const Tensor& x, const Tensor& y, bool keeps,
-                                   const GemmEpilogueTensors& epilogue) const {
+                                   const GemmEpilogueTensors& epilogue, QuantizedInput* prepared) const {
   const bool forward = role_ == WeightRole::forward;
   if (!scaling_) {
     matmul(Transpose::no, forward ? Transpose::yes : Transpose::no, x, pin_->values, y, 0, 1, epilogue);
     return keeps ? GemmOperand(x) : GemmOperand();
   }
   const bool columns = keeps && records_ && quantizes_weight_gradient(scaling_);
-  QuantizedMatrix quantized = quantize(*scaling_, forward ? LayerTensor::input : LayerTensor::output_gradient,
-                                       x, {.rows = true, .columns = columns, .record_amax = records_});
+  const QuantizeRequest request{.rows = true, .columns = columns, .record_amax = records_};
+  QuantizedMatrix quantized = forward ? quantize_input(*scaling_, x, prepared, request)
+                                      : quantize(*scaling_, LayerTensor::output_gradient, x, request);
   scaled_matmul(quantized.rows, *pin_, y, 0, epilogue);
   if (columns) return std::move(quantized.columns);
   return keeps ? GemmOperand(x) : GemmOperand();
+}
+
+std::shared_ptr<QuantizedInput> prepare_linear_input(Tape& tape, const Parameter* weight, int64_t rows) {
+  const ParamStore& store = tape.context().store;
+  const LayerScaling* scaling = weight ? store.scaling(*weight) : nullptr;
+  if (!scaling) return nullptr;
+  const bool columns = store.is_trainable(*weight) && tape.recording() && quantizes_weight_gradient(scaling);
+  return prepare_input(tape.device(), *scaling, rows, weight->shape()[1],
+                       {.rows = true, .columns = columns, .record_amax = tape.recording()});
 }
 
 GemmOperand weight_gradient_operand(StepContext& context, const Parameter& weight, LayerTensor kind,
@@ -47,9 +57,9 @@ std::vector<Tensor> saved_tensors(const GemmOperand& x) {
   if (!x.has_scales()) return {x.values};
   return {x.values, x.scale, x.tensor_scale};
 }
-GemmOperand saved_operand(const BackwardStep& step, kernels::ScaleLayout layout, int64_t k) {
-  if (layout == kernels::ScaleLayout::none) return step.saved(0);
-  return {step.saved(0), step.saved(1), step.saved(2), layout, k};
+GemmOperand saved_operand(const BackwardContext& ctx, kernels::ScaleLayout layout, int64_t k) {
+  if (layout == kernels::ScaleLayout::none) return ctx.saved(0);
+  return {ctx.saved(0), ctx.saved(1), ctx.saved(2), layout, k};
 }
 
 }  // namespace capstan::ops

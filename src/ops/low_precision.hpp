@@ -5,9 +5,11 @@
 //   input gradient   dx[N, in] = dy W       dy and W^T along `out`
 //   weight gradient  dW[out, in] = dy^T x   dy^T and x^T along N, as columns
 //
-// x and W are in LowPrecision::forward, dy in LowPrecision::gradient; sums are fp32, results bf16. The
-// parameter store keeps the weights and the state of the scales (parallel/low_precision.hpp).
+// x and W are in LowPrecision::forward, dy in LowPrecision::gradient; sums are fp32, results bf16 or fp16, as
+// x. The parameter store keeps the weights and the state of the scales (parallel/low_precision.hpp).
 #pragma once
+
+#include <memory>
 
 #include "base/philox.hpp"
 #include "kernels/gemm_arguments.hpp"
@@ -34,7 +36,7 @@ enum class ScalingRecipe : uint8_t {
 struct LowPrecision {
   ScalingRecipe recipe = ScalingRecipe::tensorwise;
   DType forward = DType::f8e4m3, gradient = DType::f8e4m3;
-  // False: weight gradients are computed from x and dy in bf16.
+  // False: weight gradients are computed from x and dy as they are.
   bool weight_gradient = true;
 };
 
@@ -55,9 +57,9 @@ struct LayerScaling {
 
 namespace ops {
 
-// The numerator of a tensor's scale: its maximum becomes the largest code, of blocks of 1 x 16 times the
-// largest scale of a block.
-float largest_of_tensor(kernels::ScaleLayout layout, DType codes);
+// The value to which a tensor's maximum is scaled: the largest code; for 1 x 16 blocks times the largest
+// block scale.
+float scale_numerator(kernels::ScaleLayout layout, DType codes);
 
 // A matrix for the two GEMMs that read it.
 struct QuantizedMatrix {
@@ -72,6 +74,20 @@ struct QuantizeRequest {
 // Results that are not requested stay undefined.
 QuantizedMatrix quantize(const LayerScaling& scaling, LayerTensor kind, const Tensor& x,
                          QuantizeRequest request);
+
+// What the launch that computes the input of a linear layer writes for its forward GEMM: codes where the
+// scaling recipe allows it, else the maximum from which the scale is computed. The layer takes it out.
+struct QuantizedInput {
+  // Of that layer.
+  const LayerScaling* scaling = nullptr;
+  QuantizedOutputTensors output;
+};
+// For an input [rows, cols] that is still to be computed.
+std::shared_ptr<QuantizedInput> prepare_input(Device& device, const LayerScaling& scaling, int64_t rows,
+                                              int64_t cols, QuantizeRequest request);
+// quantize() of an input; launches only what `prepared` lacks (null, or of another layer: everything).
+QuantizedMatrix quantize_input(const LayerScaling& scaling, const Tensor& x, QuantizedInput* prepared,
+                               QuantizeRequest request);
 
 }  // namespace ops
 

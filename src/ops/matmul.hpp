@@ -10,7 +10,8 @@ namespace capstan::ops {
 enum class Transpose : uint8_t { no, yes };
 
 // c[m, n] = alpha op(a)[m, k] op(b)[k, n] + beta c. Matrices whose rows may have a stride (slices of rows or
-// of columns); a and b fp32 or bf16 alike, c fp32 or bf16. Then the epilogue (kernels::GemmEpilogue).
+// of columns); a and b in fp32, bf16 or fp16 alike, c in any of them. Then the epilogue
+// (kernels::GemmEpilogue).
 void matmul(Transpose trans_a, Transpose trans_b, const Tensor& a, const Tensor& b, const Tensor& c,
             float beta = 0, float alpha = 1, const GemmEpilogueTensors& epilogue = {});
 // c[m, n] = a[m, k] b[n, k]^T + beta c of matrices with scales.
@@ -27,8 +28,8 @@ void add_column_sum(const Tensor& x, const Tensor& gradient);
 // of a backward kernel.
 void add_into(const Tensor& partial, const Tensor& gradient);
 
-// Copies a matrix whose rows may have a stride to one of equal sizes. Converts between fp32 and bf16; other
-// types must agree.
+// Copies a matrix whose rows may have a stride to one of equal sizes. Converts between fp32, bf16 and fp16;
+// other types must agree.
 void copy_matrix(const Tensor& from, const Tensor& to);
 
 // A contiguous copy of `tensor` in new memory.

@@ -4,6 +4,7 @@
 
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
+#include "ops/linear_weight.hpp"
 #include "ops/matmul.hpp"
 #include "ops/norm_parameters.hpp"
 #include "tensor/launch.hpp"
@@ -12,20 +13,20 @@ namespace capstan::ops {
 
 namespace {
 
-void norm_backward(BackwardStep& step, const Parameter& gamma, const Parameter* beta,
+void norm_backward(BackwardContext& ctx, const Parameter& gamma, const Parameter* beta,
                    const NormOptions& options, const kernels::NormRows& layout, bool adds) {
-  Tensor dsum = std::move(step.output_gradient(0));
-  const Tensor dy = std::move(step.output_gradient(1));
-  Device& dev = step.device();
+  Tensor dsum = std::move(ctx.output_gradient(0));
+  const Tensor dy = std::move(ctx.output_gradient(1));
+  Device& dev = ctx.device();
   // Only the sum is used.
   if (!dy.defined()) {
-    accumulate_parameter_gradient(step, &gamma, {});
-    accumulate_parameter_gradient(step, beta, {});
-    if (adds) step.accumulate_gradient(1, dsum);
-    step.accumulate_gradient(0, std::move(dsum));
+    accumulate_parameter_gradient(ctx, &gamma, {});
+    accumulate_parameter_gradient(ctx, beta, {});
+    if (adds) ctx.accumulate_gradient(1, dsum);
+    ctx.accumulate_gradient(0, std::move(dsum));
     return;
   }
-  const ParamStore& store = step.context().store;
+  const ParamStore& store = ctx.context().store;
   const Tensor dgamma = partial_for(dev, store, &gamma, layout.cols),
                dbeta = partial_for(dev, store, beta, layout.cols);
   Tensor dx;
@@ -34,23 +35,23 @@ void norm_backward(BackwardStep& step, const Parameter& gamma, const Parameter* 
   else
     dx = reuse_or_empty(dy);
   {
-    const auto g = step.pin(gamma);
+    const auto g = ctx.pin(gamma);
     const kernels::Norm& kernel = *dev.table().norm;
     launch(dev, kernel.backward_workspace(layout, dgamma.defined() || dbeta.defined()), kernel.backward,
-           options.rms, layout, dy, step.saved(0), *g, options.gamma_offset, step.saved(1), step.saved(2), dx,
+           options.rms, layout, dy, ctx.saved(0), *g, options.gamma_offset, ctx.saved(1), ctx.saved(2), dx,
            dsum.defined(), dgamma, dbeta);
   }
   dsum = Tensor();
-  accumulate_parameter_gradient(step, &gamma, dgamma);
-  accumulate_parameter_gradient(step, beta, dbeta);
-  if (adds) step.accumulate_gradient(1, dx);
-  step.accumulate_gradient(0, std::move(dx));
+  accumulate_parameter_gradient(ctx, &gamma, dgamma);
+  accumulate_parameter_gradient(ctx, beta, dbeta);
+  if (adds) ctx.accumulate_gradient(1, dx);
+  ctx.accumulate_gradient(0, std::move(dx));
 }
 
 }  // namespace
 
 NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta,
-                NormOptions options) {
+                NormOptions options, const Parameter* reader) {
   Device& device = tape.device();
   const int64_t rows = x.size(0), cols = x.size(1);
   const bool adds = residual.value.defined();
@@ -66,6 +67,7 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
   const Tensor mean = options.rms ? Tensor() : Tensor::empty(device, {rows});
   const Tensor rstd = Tensor::empty(device, {rows});
   const kernels::NormRows layout{rows, cols, 1, 0, cols};
+  std::shared_ptr<QuantizedInput> quantized = prepare_linear_input(tape, reader, rows);
   {
     const auto g = tape.pin(gamma), b = tape.pin(beta);
     CAPSTAN_ASSERT(g->elements() == cols,
@@ -73,7 +75,7 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
     const kernels::Norm& kernel = *device.table().norm;
     launch(device, kernel.forward_workspace(layout), kernel.forward, options.rms, layout, x.value,
            residual.value, adds ? sum : Tensor(), *g, options.gamma_offset, *b, options.epsilon, y, mean,
-           rstd);
+           rstd, quantized ? quantized->output : QuantizedOutputTensors());
   }
   record.inputs[0].value = x.value;
   x.value = Tensor();
@@ -82,10 +84,11 @@ NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, 
   const auto bytes = static_cast<double>(sum.bytes());
   record.cost = {0, bytes * (adds ? 4 : 2)};
   record.backward_cost = {0, bytes * 4};
-  record.backward = [&gamma, beta, options, layout, adds](BackwardStep& step) {
-    norm_backward(step, gamma, beta, options, layout, adds);
+  record.backward = [&gamma, beta, options, layout, adds](BackwardContext& ctx) {
+    norm_backward(ctx, gamma, beta, options, layout, adds);
   };
   std::vector<Var> results = tape.record(std::move(record));
+  results[1].quantized = std::move(quantized);
   return {std::move(results[0]), std::move(results[1])};
 }
 
@@ -107,7 +110,7 @@ Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, Hea
   const int64_t sharers = std::max<int64_t>(1, parallel.size() / all.groups);
   shape.counts_keys = parallel.rank() % sharers == 0;
   const auto over_ranks = [parallel](const Tensor& sums) {
-    if (!parallel.alone()) comm::all_reduce_sum_any(*parallel.group, sums.view({sums.elements()}));
+    if (!parallel.is_single()) comm::all_reduce_sum_any(*parallel.group, sums.view({sums.elements()}));
   };
 
   const Tensor squares = Tensor::empty(device, {shape.rows, 2});
@@ -133,26 +136,26 @@ Var norm_across_heads(Tape& tape, const Var& qkv, kernels::QkvLayout layout, Hea
        .cost = {0, 3 * bytes, sent},
        .backward_cost = {0, 5 * bytes, sent},
        .saved = {qkv.value, squares},
-       .backward = [shape, over_ranks, &query_gamma, &key_gamma](BackwardStep& step) {
-         Tensor dy = std::move(step.output_gradient());
-         Device& dev = step.device();
+       .backward = [shape, over_ranks, &query_gamma, &key_gamma](BackwardContext& ctx) {
+         Tensor dy = std::move(ctx.output_gradient());
+         Device& dev = ctx.device();
          const kernels::HeadNorm& kernel = *dev.table().head_norm;
-         const Tensor &x = step.saved(0), &sums = step.saved(1);
+         const Tensor &x = ctx.saved(0), &sums = ctx.saved(1);
          const Tensor dx = reuse_or_empty(dy), dots = Tensor::empty(dev, {shape.rows, 2});
-         const ParamStore& store = step.context().store;
+         const ParamStore& store = ctx.context().store;
          const Tensor dquery = partial_for(dev, store, &query_gamma, query_gamma.shape().elements()),
                       dkey = partial_for(dev, store, &key_gamma, key_gamma.shape().elements());
          {
-           const auto q = step.pin(query_gamma), k = step.pin(key_gamma);
+           const auto q = ctx.pin(query_gamma), k = ctx.pin(key_gamma);
            launch(dev, kernel.dots_workspace(shape), kernel.dots, shape, dy, x, sums, *q, *k, dots);
            over_ranks(dots);
            launch(dev, kernel.backward_workspace(shape, dquery.defined() || dkey.defined()), kernel.backward,
                   shape, dy, x, sums, dots, *q, *k, dx, dquery, dkey);
          }
          dy = Tensor();
-         accumulate_parameter_gradient(step, &query_gamma, dquery);
-         accumulate_parameter_gradient(step, &key_gamma, dkey);
-         step.accumulate_gradient(0, dx);
+         accumulate_parameter_gradient(ctx, &query_gamma, dquery);
+         accumulate_parameter_gradient(ctx, &key_gamma, dkey);
+         ctx.accumulate_gradient(0, dx);
        }})[0];
 }
 

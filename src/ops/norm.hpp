@@ -24,9 +24,10 @@ struct NormResult {
 // The residual addition and the norm that follows it, in one pass: y = norm(x + residual) * gamma (+ beta)
 // over the last dimension of [N, h]. An undefined residual means no addition. Move x in, so that the sum
 // overwrites it. Use `sum` as the next residual (also without a residual here), so that the norm's backward
-// kernel adds its gradient.
+// kernel adds its gradient. `reader`: the weight of the linear layer that reads y as it is, for which the
+// same launch quantizes y; null: none.
 NormResult norm(Tape& tape, Var x, const Var& residual, const Parameter& gamma, const Parameter* beta,
-                NormOptions options);
+                NormOptions options, const Parameter* reader = nullptr);
 
 // The number of heads on all tensor-parallel ranks together.
 struct HeadCounts {

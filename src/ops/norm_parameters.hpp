@@ -5,9 +5,9 @@
 
 namespace capstan::ops {
 
-// Zeros for the gradient of a parameter that trains (kernels add to it); otherwise undefined.
+// Zeros for the gradient of a trainable parameter (kernels add to it); otherwise undefined.
 Tensor partial_for(Device& device, const ParamStore& store, const Parameter* parameter, int64_t cols);
 // Schedules the addition to the gradient of the parameter in the buffer. No effect for a null parameter.
-void accumulate_parameter_gradient(BackwardStep& step, const Parameter* parameter, const Tensor& partial);
+void accumulate_parameter_gradient(BackwardContext& ctx, const Parameter* parameter, const Tensor& partial);
 
 }  // namespace capstan::ops

@@ -99,7 +99,7 @@ class ParamStore {
   enum class PassDirection : uint8_t { forward, backward };
   virtual void set_direction(PassDirection) {}
 
-  virtual bool trains(const Parameter& parameter) const = 0;
+  virtual bool is_trainable(const Parameter& parameter) const = 0;
   // The gradient buffer, fp32, shape of the local shard. Operations accumulate weight gradients into it.
   virtual Tensor gradient(const Parameter& parameter) = 0;
   // The gradient buffer, for an operation that can either overwrite it or accumulate into it. If

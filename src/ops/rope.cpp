@@ -59,11 +59,11 @@ void QueryKeyTransform::apply(StepContext& context, const kernels::QkvLayout& la
          arguments::RopeAngles{table.cos, table.sin, positions}, pins.weights(), to.q, to.k);
 }
 
-void QueryKeyTransform::backward(BackwardStep& step, const kernels::QkvLayout& layout, const Tensor& qkv,
+void QueryKeyTransform::backward(BackwardContext& ctx, const kernels::QkvLayout& layout, const Tensor& qkv,
                                  const Tensor& dqkv) const {
   if (is_identity()) return;
-  Device& device = step.device();
-  ParamStore& store = step.context().store;
+  Device& device = ctx.device();
+  ParamStore& store = ctx.context().store;
   const auto gradient_of = [&](const Parameter* p) { return partial_for(device, store, p, layout.head_dim); };
   const arguments::QkNormGradients gradients{gradient_of(norm.q_gamma), gradient_of(norm.q_beta),
                                              gradient_of(norm.k_gamma), gradient_of(norm.k_beta)};
@@ -75,10 +75,10 @@ void QueryKeyTransform::backward(BackwardStep& step, const kernels::QkvLayout& l
     launch(device, kernel.backward_workspace(rope, gradients.defined()), kernel.backward, rope, d.q, d.k, x.q,
            x.k, arguments::RopeAngles{table.cos, table.sin, positions}, pins.weights(), d.q, d.k, gradients);
   }
-  accumulate_parameter_gradient(step, norm.q_gamma, gradients.q_gamma);
-  accumulate_parameter_gradient(step, norm.q_beta, gradients.q_beta);
-  accumulate_parameter_gradient(step, norm.k_gamma, gradients.k_gamma);
-  accumulate_parameter_gradient(step, norm.k_beta, gradients.k_beta);
+  accumulate_parameter_gradient(ctx, norm.q_gamma, gradients.q_gamma);
+  accumulate_parameter_gradient(ctx, norm.q_beta, gradients.q_beta);
+  accumulate_parameter_gradient(ctx, norm.k_gamma, gradients.k_gamma);
+  accumulate_parameter_gradient(ctx, norm.k_beta, gradients.k_beta);
 }
 
 Cost QueryKeyTransform::cost(const kernels::QkvLayout& layout, int64_t qkv_bytes) const {

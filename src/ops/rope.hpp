@@ -46,7 +46,7 @@ struct QueryKeyTransform {
              const QkvHeads& to) const;
   // Turns the gradient of the transformed heads into that of qkv [N, row], in place, and schedules the
   // gradients of the parameters. qkv: as it was before `apply`; only read with a norm.
-  void backward(BackwardStep& step, const kernels::QkvLayout& layout, const Tensor& qkv,
+  void backward(BackwardContext& ctx, const kernels::QkvLayout& layout, const Tensor& qkv,
                 const Tensor& dqkv) const;
   // Read and written forward and backward, for N rows of packed QKV with that many bytes.
   Cost cost(const kernels::QkvLayout& layout, int64_t qkv_bytes) const;

@@ -9,6 +9,7 @@ namespace capstan::ops {
 Var scale(Tape& tape, Var x, double factor) {
   auto rounded = static_cast<float>(factor);
   if (x.dtype() == DType::bf16) rounded = static_cast<float>(bf16(rounded));
+  if (x.dtype() == DType::f16) rounded = static_cast<float>(f16(rounded));
   const auto times = [rounded](const Tensor& t) {
     Device& device = t.device();
     launch(device, device.table().elementwise->scale, t, rounded, t.elements());
@@ -22,12 +23,12 @@ Var scale(Tape& tape, Var x, double factor) {
                       .outputs = {y},
                       .cost = cost,
                       .backward_cost = cost,
-                      .backward = [times](BackwardStep& step) {
-                        Tensor dy = std::move(step.output_gradient());
+                      .backward = [times](BackwardContext& ctx) {
+                        Tensor dy = std::move(ctx.output_gradient());
                         const Tensor dx = dy.unique() ? dy : copy_of(dy);
                         dy = Tensor();
                         times(dx);
-                        step.accumulate_gradient(0, dx);
+                        ctx.accumulate_gradient(0, dx);
                       }})[0];
 }
 

@@ -15,7 +15,7 @@ Shard shard_of(const std::string& name, const Shape& global, const Sharding& sha
   Shard shard{global, sharding.dim, {}};
   if (global.rank() == 0) return shard;
   const int64_t slices = global[sharding.dim];
-  if (sharding.axis != MeshAxis::tensor || size == 1) {
+  if (sharding.axis != ShardingAxis::tensor || size == 1) {
     shard.segments = {{0, slices}};
     return shard;
   }

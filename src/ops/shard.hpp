@@ -9,17 +9,18 @@
 
 namespace capstan {
 
-enum class MeshAxis : uint8_t { none, tensor, expert_tensor, expert };
+// The kind of parallelism that divides a parameter.
+enum class ShardingAxis : uint8_t { none, tensor };
 
-// How the global tensor is sharded over a mesh axis: dimension `dim` consists of `blocks` equal blocks (gate
-// and up of a gated MLP are two), and each block is divided evenly.
+// How the global tensor is sharded over the ranks of `axis`: dimension `dim` consists of `blocks` equal
+// blocks (gate and up of a gated MLP are two), and each block is divided evenly.
 //
 // Grouped attention (`groups` > 0, one block): the dimension consists of `groups` groups, each with its query
 // slices and then `shared` slices of keys and values. Up to `groups` ranks hold complete groups. A larger
 // number of ranks is a multiple of `groups`: the ranks that share a group hold equal shares of its queries
 // and all of its keys and values.
 struct Sharding {
-  MeshAxis axis = MeshAxis::none;
+  ShardingAxis axis = ShardingAxis::none;
   int dim = 0;
   int64_t blocks = 1;
   int64_t groups = 0, shared = 0;

@@ -58,47 +58,48 @@ void ParamStore::note_weight_gradient(const Parameter& parameter, PendingUses& t
 TraceScope::TraceScope(Device& device, TapeObserver* observer, char phase, std::string name, Cost cost)
     : device_(device), observer_(observer) {
   if (!observer) return;
-  event_ = {.phase = phase, .name = std::move(name), .cost = cost, .part = true};
-  event_.end = end_of_work(device, *observer, event_.before);
+  event_ = {.phase = phase, .name = std::move(name), .cost = cost, .nested = true};
+  event_.end_seconds = end_of_work(device, *observer, event_.before);
 }
 void TraceScope::end() {
   if (!observer_) return;
-  const double started = event_.end;
-  event_.end = end_of_work(device_, *observer_, event_.after);
-  event_.seconds = event_.end - started;
+  const double started = event_.end_seconds;
+  event_.end_seconds = end_of_work(device_, *observer_, event_.after);
+  event_.self_seconds = event_.end_seconds - started;
   observer_->observe(event_);
 }
 
-// ---- backward steps ---------------------------------------------------------------------------------------
+// ---- backward functions -----------------------------------------------------------------------------------
 
-StepContext& BackwardStep::context() {
+StepContext& BackwardContext::context() {
   return tape_.context_;
 }
-bool BackwardStep::needs(size_t input) const {
+bool BackwardContext::needs(size_t input) const {
   return tape_.entries_[entry_].input_slots[input] >= 0;
 }
-void BackwardStep::accumulate_gradient(size_t input, Tensor gradient) {
+void BackwardContext::accumulate_gradient(size_t input, Tensor gradient) {
   const int slot = tape_.entries_[entry_].input_slots[input];
   if (slot < 0) return;
   if (auto* observer = tape_.context_.observer)
     observer->values('B', tape_.entries_[entry_].name, {}, std::span(&gradient, 1));
   tape_.accumulate(slot, std::move(gradient));
 }
-void BackwardStep::weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
-                                   WeightFunction run) {
-  tape_.take_weight_step({&parameter, tape_.entries_[entry_].name, cost, std::move(tensors), std::move(run)});
+void BackwardContext::weight_gradient(const Parameter& parameter, Cost cost, std::vector<Tensor> tensors,
+                                      WeightFunction run) {
+  tape_.add_weight_gradient(
+      {&parameter, tape_.entries_[entry_].name, cost, std::move(tensors), std::move(run)});
 }
-void BackwardStep::weight_gradient_gemm(const Parameter& parameter, Cost cost, GemmOperand x,
-                                        GemmOperand dy) {
+void BackwardContext::weight_gradient_gemm(const Parameter& parameter, Cost cost, GemmOperand x,
+                                           GemmOperand dy) {
   CAPSTAN_ASSERT(x.has_scales() == dy.has_scales(),
                  "weight gradient of " + x.values.text() + " and " + dy.values.text());
-  tape_.take_weight_step({&parameter,
-                          tape_.entries_[entry_].name,
-                          cost,
-                          {x.values, dy.values},
-                          nullptr,
-                          std::move(x),
-                          std::move(dy)});
+  tape_.add_weight_gradient({&parameter,
+                             tape_.entries_[entry_].name,
+                             cost,
+                             {x.values, dy.values},
+                             nullptr,
+                             std::move(x),
+                             std::move(dy)});
 }
 
 // ---- the tape ---------------------------------------------------------------------------------------------
@@ -141,18 +142,19 @@ void Tape::note(TapeEvent event, const Moment& started, double nested_seconds) {
   event.before = started.event;
   last_ = moment_of(context_);
   event.after = last_.event;
-  event.seconds = last_.seconds - started.seconds - nested_seconds;
-  event.end = last_.seconds;
+  event.self_seconds = last_.seconds - started.seconds - nested_seconds;
+  event.end_seconds = last_.seconds;
   context_.observer->observe(event);
-  last_.seconds = steady_seconds();  // excludes the observer's time
+  // Excludes the observer's time.
+  last_.seconds = steady_seconds();
 }
 
 std::vector<Var> Tape::record(Record record) {
   std::vector<Var> results;
-  bool trains = false;
+  bool trainable = false;
   for (const Parameter* parameter : record.parameters) {
-    if (!context_.store.trains(*parameter)) continue;
-    trains = true;
+    if (!context_.store.is_trainable(*parameter)) continue;
+    trainable = true;
     // The first pass of a recomputed region counts its uses, so that no gradient becomes ready before the
     // region is recomputed; the second pass must not count them again.
     if (mode_ == Mode::train && !repeated_) context_.store.note_use(*parameter, *uses_left_);
@@ -164,7 +166,7 @@ std::vector<Var> Tape::record(Record record) {
     for (const Tensor& output : record.outputs) event.shapes.push_back(output.shape());
     note(std::move(event), last_, 0);
   }
-  bool needed = trains;
+  bool needed = trainable;
   for (const Var& input : record.inputs) needed |= input.needs_gradient();
   const bool keep = recording() && needed;
   Entry entry;
@@ -190,10 +192,6 @@ std::vector<Var> Tape::record(Record record) {
   return results;
 }
 
-void Tape::auxiliary_loss(const Var& value, Tensor gradient) {
-  if (value.needs_gradient()) auxiliary_losses_.emplace_back(value.slot, std::move(gradient));
-}
-
 void Tape::accumulate(int slot, Tensor gradient) {
   Tensor& sum = gradients_[static_cast<size_t>(slot)];
   if (!sum.defined()) {
@@ -208,43 +206,43 @@ void Tape::accumulate(int slot, Tensor gradient) {
   sum = target;
 }
 
-void Tape::take_weight_step(WeightStep step) {
-  if (!context_.store.trains(*step.parameter)) return;
-  if (delay_weights_)
-    weight_steps_.push_back(std::move(step));
+void Tape::add_weight_gradient(WeightGradient work) {
+  if (!context_.store.is_trainable(*work.parameter)) return;
+  if (delay_weight_gradients_)
+    weight_gradients_.push_back(std::move(work));
   else
-    run_weight_step(step);
+    run_weight_gradient(work);
 }
 
-void Tape::run_weight_step(WeightStep& step) {
+void Tape::run_weight_gradient(WeightGradient& work) {
   const Moment started = moment_of(context_);
-  if (step.run) {
-    step.run(context_.store.gradient(*step.parameter), step.tensors);
+  if (work.run) {
+    work.run(context_.store.gradient(*work.parameter), work.tensors);
   } else {
-    run_weight_gemm(step);
+    run_weight_gradient_gemm(work);
   }
   if (context_.observer) {
-    note({'W', step.name, shapes_of(step.tensors), step.cost, bytes_of(step.tensors)}, started, 0);
+    note({'W', work.name, shapes_of(work.tensors), work.cost, bytes_of(work.tensors)}, started, 0);
     inner_seconds_ += last_.seconds - started.seconds;
   }
-  step.tensors.clear();
-  step.x = step.dy = {};
-  context_.store.note_weight_gradient(*step.parameter, *uses_left_);
+  work.tensors.clear();
+  work.x = work.dy = {};
+  context_.store.note_weight_gradient(*work.parameter, *uses_left_);
 }
 
-void Tape::run_weight_gemm(const WeightStep& step) {
+void Tape::run_weight_gradient_gemm(const WeightGradient& work) {
   bool uninitialized;
-  const Tensor gradient = context_.store.gradient_for_write(*step.parameter, uninitialized);
+  const Tensor gradient = context_.store.gradient_for_write(*work.parameter, uninitialized);
   const float beta = uninitialized ? 0.0f : 1.0f;
-  if (step.x.has_scales())
-    ops::scaled_matmul(step.dy, step.x, gradient, beta);
+  if (work.x.has_scales())
+    ops::scaled_matmul(work.dy, work.x, gradient, beta);
   else
-    ops::matmul(ops::Transpose::yes, ops::Transpose::no, step.dy.values, step.x.values, gradient, beta);
+    ops::matmul(ops::Transpose::yes, ops::Transpose::no, work.dy.values, work.x.values, gradient, beta);
 }
 
 void Tape::run_weight_gradients() {
-  for (WeightStep& step : weight_steps_) run_weight_step(step);
-  weight_steps_.clear();
+  for (WeightGradient& work : weight_gradients_) run_weight_gradient(work);
+  weight_gradients_.clear();
 }
 
 void Tape::backward(const std::map<std::string, Tensor>& output_gradients, BackwardOptions options) {
@@ -253,8 +251,6 @@ void Tape::backward(const std::map<std::string, Tensor>& output_gradients, Backw
     CAPSTAN_ASSERT(var.needs_gradient(), "no parameter that is trained affects output `" + name + "`");
     accumulate(var.slot, gradient);
   }
-  for (auto& [slot, gradient] : auxiliary_losses_) accumulate(slot, std::move(gradient));
-  auxiliary_losses_.clear();
   outputs_.clear();
   run_backward(options);
   for (auto& [name, var] : inputs_)
@@ -264,31 +260,30 @@ void Tape::backward(const std::map<std::string, Tensor>& output_gradients, Backw
 }
 
 void Tape::run_backward(BackwardOptions options) {
-  delay_weights_ = options.delay_weight_gradients;
+  delay_weight_gradients_ = options.delay_weight_gradients;
   context_.store.set_direction(ParamStore::PassDirection::backward);
   while (!entries_.empty()) {
     const size_t index = entries_.size() - 1;
     Entry& entry = entries_[index];
-    BackwardStep step(*this, index);
+    BackwardContext ctx(*this, index);
     bool reached = false;
     for (const int slot : entry.output_slots) {
-      step.output_gradients_.push_back(std::move(gradients_[static_cast<size_t>(slot)]));
-      reached |= step.output_gradients_.back().defined();
+      ctx.output_gradients_.push_back(std::move(gradients_[static_cast<size_t>(slot)]));
+      reached |= ctx.output_gradients_.back().defined();
     }
-    step.saved_ = std::move(entry.saved);
+    ctx.saved_ = std::move(entry.saved);
     const Moment started = moment_of(context_);
     TapeEvent event;
     if (context_.observer)
-      event = {'B', entry.name, shapes_of(step.output_gradients_), entry.backward_cost,
-               bytes_of(step.saved_)};
+      event = {'B', entry.name, shapes_of(ctx.output_gradients_), entry.backward_cost, bytes_of(ctx.saved_)};
     // An unused output has a zero gradient; the operation still runs, so that its weight gradients are
     // counted.
     if (!reached)
       for (size_t i = 0; i < entry.output_slots.size(); ++i)
-        step.output_gradients_[i] = Tensor::zeros(device(), entry.output_shapes[i], entry.output_dtypes[i]);
+        ctx.output_gradients_[i] = Tensor::zeros(device(), entry.output_shapes[i], entry.output_dtypes[i]);
     inner_seconds_ = 0;
-    entry.backward(step);
-    // Nested events (weight steps, a recomputed region) were observed separately.
+    entry.backward(ctx);
+    // Nested events (weight gradients, a recomputed region) were observed separately.
     if (context_.observer) note(std::move(event), started, inner_seconds_);
     entries_.pop_back();
   }
@@ -345,7 +340,7 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
   for (const Var& input : inputs) entry.input_slots.push_back(input.slot);
   entry.name = name;
   entry.saved = std::move(saved);
-  entry.backward = [this, choices, first_choice, needs, body = std::move(body)](BackwardStep& step) {
+  entry.backward = [this, choices, first_choice, needs, body = std::move(body)](BackwardContext& ctx) {
     const Moment started = moment_of(context_);
     Tape again(context_, Mode::train);
     again.repeated_ = true;
@@ -354,23 +349,23 @@ std::vector<Var> Tape::recompute(const std::string& name, std::vector<Var> input
     again.next_choice_ = first_choice;
     std::vector<Var> arguments;
     for (size_t i = 0; i < needs.size(); ++i)
-      arguments.push_back(again.input("input " + std::to_string(i), step.saved(i), needs[i]));
+      arguments.push_back(again.input("input " + std::to_string(i), ctx.saved(i), needs[i]));
     const std::vector<Var> values = body(again, arguments);
     for (size_t i = 0; i < values.size(); ++i) {
-      Tensor& gradient = step.output_gradient(i);
+      Tensor& gradient = ctx.output_gradient(i);
       if (gradient.defined() && values[i].needs_gradient())
         again.accumulate(values[i].slot, std::move(gradient));
     }
-    again.run_backward({.delay_weight_gradients = delay_weights_});
+    again.run_backward({.delay_weight_gradients = delay_weight_gradients_});
     for (size_t i = 0; i < needs.size(); ++i) {
       if (!needs[i]) continue;
       Tensor& gradient = again.gradients_[static_cast<size_t>(arguments[i].slot)];
-      if (gradient.defined()) step.accumulate_gradient(i, std::move(gradient));
+      if (gradient.defined()) ctx.accumulate_gradient(i, std::move(gradient));
     }
     // Observed by the inner tape.
     if (context_.observer) inner_seconds_ += steady_seconds() - started.seconds;
     // Delayed weight gradients outlive the inner tape and keep their own tensors.
-    for (WeightStep& weight : again.weight_steps_) weight_steps_.push_back(std::move(weight));
+    for (WeightGradient& work : again.weight_gradients_) weight_gradients_.push_back(std::move(work));
   };
   entries_.push_back(std::move(entry));
   return results;

@@ -9,16 +9,15 @@
 //     …launch the kernel…
 //     return tape.record({.name = "scale", .inputs = {x}, .outputs = {y}, .cost = {.flops = …, .bytes = …},
 //                         .saved = {},                                     // tensors the backward reads
-//                         .backward = [factor](BackwardStep& step) {
-//                           Tensor dx = …; launch on step.output_gradient();
-//                           step.accumulate_gradient(0, dx);
+//                         .backward = [factor](BackwardContext& ctx) {
+//                           Tensor dx = …; launch on ctx.output_gradient();
+//                           ctx.accumulate_gradient(0, dx);
 //                         }})[0];
 //   }
 //
-// Several tapes may live at once. The backward pass starts from given output gradients and the registered
-// auxiliary losses. Weight gradients run at once, or wait for run_weight_gradients() (zero-bubble schedules).
-// recompute() runs a region without recording it and recomputes it in the backward pass, with side effects
-// off and discrete choices replayed.
+// Several tapes may live at once. The backward pass starts from given output gradients. Weight gradients run
+// at once, or wait for run_weight_gradients() (zero-bubble schedules). recompute() runs a region without
+// recording it and recomputes it in the backward pass, with side effects off and discrete choices replayed.
 #pragma once
 
 #include <functional>
@@ -38,8 +37,8 @@ struct Cost {
   double flops = 0;
   // Read and written.
   double bytes = 0;
-  // Bytes that this rank sends to others.
-  double sent = 0;
+  // From this rank to others.
+  double sent_bytes = 0;
 };
 
 // One executed entry of a training step, for traces, the memory table and the memory estimate.
@@ -53,15 +52,15 @@ struct TapeEvent {
   // Kept alive from F to B, or from B to W.
   int64_t saved_bytes = 0;
   bool recomputed = false;
-  // Nested in an operation, whose own event includes it.
-  bool part = false;
+  // Within an operation, whose own event includes it.
+  bool nested = false;
   // Host time of the call, without nested events.
-  double seconds = 0;
-  // Steady host clock at its end, seconds.
-  double end = 0;
+  double self_seconds = 0;
+  // Steady host clock at its end.
+  double end_seconds = 0;
   // Timed events on the compute queue, before and after the operation; those of nested events lie between
-  // them. Set on a device that queues work, for an observer that does not wait: `seconds` is then the time of
-  // the launch alone.
+  // them. Set on a device that queues work, for an observer that does not wait: `self_seconds` is then the
+  // time of the launch alone.
   std::shared_ptr<Event> before, after;
 };
 
@@ -95,8 +94,8 @@ struct StepContext {
   std::map<uint64_t, std::vector<Tensor>> constants = {};
 };
 
-// Observes a section of a running operation as a nested event (TapeEvent::part), from construction to end():
-// an asynchronous transfer, or work that overlaps with it. Does nothing without an observer.
+// Observes a section of a running operation as a nested event (TapeEvent::nested), from construction to
+// end(): an asynchronous transfer, or work that overlaps with it. Does nothing without an observer.
 class TraceScope {
  public:
   TraceScope(Device& device, TapeObserver* observer, char phase, std::string name, Cost cost = {});
@@ -114,6 +113,8 @@ class TraceScope {
 struct Var {
   Tensor value;
   int slot = -1;
+  // The value for the GEMMs of the linear layer that reads it, from the launch that computed it; null: none.
+  std::shared_ptr<ops::QuantizedInput> quantized = nullptr;
   const Shape& shape() const { return value.shape(); }
   int64_t size(int dim) const { return value.size(dim); }
   DType dtype() const { return value.dtype(); }
@@ -122,8 +123,8 @@ struct Var {
 
 class Tape;
 
-// The interface of a backward function to the tape.
-class BackwardStep {
+// What a backward function reads and calls, as `ctx` of a PyTorch autograd function.
+class BackwardContext {
  public:
   // Gradient of the i-th output; undefined when nothing depends on that output. The backward function may
   // overwrite the tensor if `Tensor::unique()` holds.
@@ -150,7 +151,7 @@ class BackwardStep {
 
  private:
   friend class Tape;
-  BackwardStep(Tape& tape, size_t entry) : tape_(tape), entry_(entry) {}
+  BackwardContext(Tape& tape, size_t entry) : tape_(tape), entry_(entry) {}
   Tape& tape_;
   size_t entry_;
   std::vector<Tensor> output_gradients_, saved_;
@@ -160,15 +161,15 @@ struct Record {
   std::string name;
   std::vector<Var> inputs;
   std::vector<Tensor> outputs;
-  // Parameters used by this operation. Its backward must call weight_gradient exactly once for each that
-  // trains.
+  // Parameters used by this operation. Its backward must call weight_gradient exactly once for each
+  // trainable one.
   std::vector<const Parameter*> parameters;
   // Forward.
   Cost cost;
   // Input gradients only.
   Cost backward_cost;
   std::vector<Tensor> saved;
-  std::function<void(BackwardStep&)> backward;
+  std::function<void(BackwardContext&)> backward;
 };
 
 class Tape {
@@ -188,7 +189,7 @@ class Tape {
   ParamPin pin(const Parameter& parameter) { return pin(&parameter); }
   ParamPin pin(const Parameter* parameter) { return ParamPin(context_.store, parameter); }
   bool recording() const { return mode_ == Mode::train && !suspended_; }
-  // False while a region is recomputed: metrics, counts and auxiliary losses must not be registered twice.
+  // False while a region is recomputed: metrics and counts must not be registered twice.
   bool side_effects() const { return !repeated_; }
 
   // Named inputs and outputs of the micro-batch.
@@ -199,10 +200,6 @@ class Tape {
   const Tensor& input_gradient(const std::string& name) const;
 
   std::vector<Var> record(Record record);
-
-  // Registers an auxiliary loss. gradient: of the total loss by `value`, whose shape and type it has; the
-  // backward pass starts with it.
-  void auxiliary_loss(const Var& value, Tensor gradient);
 
   // Runs `body` without recording it, and again (recorded) when its gradient is needed. `body` must depend on
   // its arguments, parameters and captured constants only.
@@ -222,10 +219,10 @@ class Tape {
     backward(output_gradients, BackwardOptions());
   }
   void run_weight_gradients();
-  size_t pending_weight_gradients() const { return weight_steps_.size(); }
+  size_t pending_weight_gradients() const { return weight_gradients_.size(); }
 
  private:
-  friend class BackwardStep;
+  friend class BackwardContext;
   struct Entry {
     std::string name;
     std::vector<int> input_slots, output_slots;
@@ -233,22 +230,23 @@ class Tape {
     std::vector<DType> output_dtypes;
     Cost backward_cost;
     std::vector<Tensor> saved;
-    std::function<void(BackwardStep&)> backward;
+    std::function<void(BackwardContext&)> backward;
   };
-  struct WeightStep {
+  // The weight gradient (W) of one use of a parameter, apart from the input gradients (B) of its operation.
+  struct WeightGradient {
     const Parameter* parameter;
     std::string name;
     Cost cost;
     std::vector<Tensor> tensors;
     // Null: a weight_gradient_gemm() of x and dy.
-    BackwardStep::WeightFunction run;
+    BackwardContext::WeightFunction run;
     GemmOperand x, dy;
   };
   void accumulate(int slot, Tensor gradient);
   void run_backward(BackwardOptions options);
-  void take_weight_step(WeightStep step);
-  void run_weight_step(WeightStep& step);
-  void run_weight_gemm(const WeightStep& step);
+  void add_weight_gradient(WeightGradient work);
+  void run_weight_gradient(WeightGradient& work);
+  void run_weight_gradient_gemm(const WeightGradient& work);
   // A moment of an observed step: the end of the work so far.
   struct Moment {
     // Host clock.
@@ -264,23 +262,22 @@ class Tape {
   bool suspended_ = false;
   // While a region is recomputed.
   bool repeated_ = false;
-  bool delay_weights_ = false;
+  bool delay_weight_gradients_ = false;
   std::vector<Entry> entries_;
   // By slot.
   std::vector<Tensor> gradients_;
-  std::vector<WeightStep> weight_steps_;
+  std::vector<WeightGradient> weight_gradients_;
   // Shared with recomputed regions.
   std::shared_ptr<PendingUses> uses_left_ = std::make_shared<PendingUses>();
   std::map<std::string, Var> inputs_, outputs_;
   std::map<std::string, Tensor> input_gradients_;
-  std::vector<std::pair<int, Tensor>> auxiliary_losses_;
   // The choices of the outermost recomputed region.
   std::shared_ptr<std::vector<Tensor>> choices_;
   // The next of choices_ while the region is recomputed.
   size_t next_choice_ = 0;
   // The end of the last observed event.
   Moment last_;
-  // Nested events of the running backward step.
+  // Nested events of the running backward function.
   double inner_seconds_ = 0;
 };
 

@@ -59,8 +59,8 @@ class Gather {
          {}});
     Block& block = blocks_.back();
     traced(context_, 'C', "start gather of rows", [&] {
-      block.transfers =
-          parallel_.group->channel().start(comm::Batch().all_gather(rows_of(mine_, range), block.all));
+      block.transfers = parallel_.group->channel().start(
+          comm::TransferBatch().all_gather(rows_of(mine_, range), block.all));
     });
   }
   // The oldest block whose transfer was started.
@@ -76,7 +76,7 @@ class Gather {
   struct Block {
     RowRange range;
     Tensor all;
-    comm::Transfers transfers;
+    comm::PendingTransfers transfers;
   };
   Tensor mine_;
   const TensorParallel& parallel_;
@@ -102,7 +102,8 @@ Tensor gemm_of_gathered(StepContext& context, const Tensor& mine, int64_t column
   for (size_t i = 0; i < chunks.size(); ++i) {
     if (i + 1 < chunks.size()) gather.start(chunks[i + 1]);
     const Tensor all = gather.take();
-    if (chunks.size() == 1)  // one block: all rows
+    // One block holds all rows.
+    if (chunks.size() == 1)
       gemm(all, y);
     else
       traced(context, 'F', "GEMM of a chunk", [&] {
@@ -193,11 +194,11 @@ Tensor local_rows(const Tensor& x, const TensorParallel& parallel) {
 
 Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Parameter* bias,
                   const TensorParallel& parallel) {
-  if (parallel.alone()) return linear(tape, x, weight, bias);
+  if (parallel.is_single()) return linear(tape, x, weight, bias);
   const int64_t rows = x.size(0) * (parallel.shards_rows() ? parallel.size() : 1);
   Record record{.name = "column_linear", .inputs = {x}, .parameters = {&weight}};
   check_gemm("column_linear", weight, x.value);
-  const bool trains = tape.context().store.trains(weight);
+  const bool trainable = tape.context().store.is_trainable(weight);
   Tensor y;
   // Sharded rows are saved as they are, and gathered again in the backward pass.
   GemmOperand kept = x.value;
@@ -213,132 +214,134 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
           [&](const Tensor& from, const Tensor& to) { w.multiply(from, to, false, epilogue); });
     } else {
       y = Tensor::empty(tape.device(), {rows, w.outputs()}, x.dtype());
-      kept = w.multiply(x.value, y, trains, epilogue);
+      kept = w.multiply(x.value, y, trainable, epilogue, x.quantized.get());
     }
   }
   const int64_t out = y.size(1), in = x.size(1);
   if (bias) record.parameters.push_back(bias);
   record.outputs = {y};
-  if (trains) record.saved = saved_tensors(kept);
+  if (trainable) record.saved = saved_tensors(kept);
   const Cost cost = matmul_cost(rows, out, in, x.dtype());
   record.cost = record.backward_cost = cost;
-  if (parallel.shards_rows()) record.cost.sent = sent(x.value, parallel, parallel.size());
-  const double full = sent(x.value, parallel, 1);  // of the local rows
-  record.backward_cost.sent = parallel.shards_rows() ? (trains ? 2 : 1) * full * parallel.size() : 2 * full;
-  record.backward = [&weight, bias, trains, cost, parallel, layout = kept.layout](BackwardStep& step) {
-    const Tensor dy = std::move(step.output_gradient());
+  if (parallel.shards_rows()) record.cost.sent_bytes = sent(x.value, parallel, parallel.size());
+  // Of the local rows.
+  const double full = sent(x.value, parallel, 1);
+  record.backward_cost.sent_bytes =
+      parallel.shards_rows() ? (trainable ? 2 : 1) * full * parallel.size() : 2 * full;
+  record.backward = [&weight, bias, trainable, cost, parallel, layout = kept.layout](BackwardContext& ctx) {
+    const Tensor dy = std::move(ctx.output_gradient());
     // The gather of x overlaps with dx, and the sum of dx overlaps with the weight gradients.
     std::optional<Gather> gather;
-    if (trains && parallel.shards_rows()) {
-      gather.emplace(step.context(), step.saved(0), parallel);
-      gather->start({0, step.saved(0).size(0)});
+    if (trainable && parallel.shards_rows()) {
+      gather.emplace(ctx.context(), ctx.saved(0), parallel);
+      gather->start({0, ctx.saved(0).size(0)});
     }
-    const LinearWeight w(step, weight);
+    const LinearWeight w(ctx, weight);
     GemmOperand dy_of_weight;
     const auto gemm = [&](const Tensor& from, const Tensor& to) {
-      multiply_keeping_all(w, from, to, trains ? dy.size(0) : 0, dy_of_weight);
+      multiply_keeping_all(w, from, to, trainable ? dy.size(0) : 0, dy_of_weight);
     };
     std::optional<ReducedGemm<decltype(gemm)>> dx;
-    if (step.needs(0)) dx.emplace(step.context(), dy, w.inputs(), parallel, gemm);
-    if (trains) {
-      StepContext& context = step.context();
+    if (ctx.needs(0)) dx.emplace(ctx.context(), dy, w.inputs(), parallel, gemm);
+    if (trainable) {
+      StepContext& context = ctx.context();
       GemmOperand x_all = gather
                               ? weight_gradient_operand(context, weight, LayerTensor::input, gather->take())
-                              : saved_operand(step, layout, dy.size(0));
+                              : saved_operand(ctx, layout, dy.size(0));
       if (!dy_of_weight.values.defined())
         dy_of_weight = weight_gradient_operand(context, weight, LayerTensor::output_gradient, dy);
-      step.weight_gradient_gemm(weight, cost, std::move(x_all), std::move(dy_of_weight));
+      ctx.weight_gradient_gemm(weight, cost, std::move(x_all), std::move(dy_of_weight));
     }
     if (bias)
-      step.weight_gradient(
+      ctx.weight_gradient(
           *bias, {0, static_cast<double>(dy.bytes())}, {dy},
           [](const Tensor& gradient, std::span<const Tensor> t) { add_column_sum(t[0], gradient); });
-    if (dx) step.accumulate_gradient(0, dx->finish());
+    if (dx) ctx.accumulate_gradient(0, dx->finish());
   };
   return tape.record(std::move(record))[0];
 }
 
 Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorParallel& parallel) {
-  if (parallel.alone()) return linear(tape, x, weight);
+  if (parallel.is_single()) return linear(tape, x, weight);
   const int64_t rows = x.size(0), in = x.size(1);
   Record record{.name = "row_linear", .inputs = {x}, .parameters = {&weight}};
   check_gemm("row_linear", weight, x.value);
-  const bool trains = tape.context().store.trains(weight);
+  const bool trainable = tape.context().store.is_trainable(weight);
   GemmOperand kept;
   {
     const LinearWeight w(tape, weight);
     const auto gemm = [&](const Tensor& from, const Tensor& to) {
-      multiply_keeping_all(w, from, to, trains ? rows : 0, kept);
+      multiply_keeping_all(w, from, to, trainable ? rows : 0, kept);
     };
     record.outputs = {
         ReducedGemm<decltype(gemm)>(tape.context(), x.value, w.outputs(), parallel, gemm).finish()};
   }
   const Tensor& y = record.outputs[0];
-  if (trains && !kept.values.defined())
+  if (trainable && !kept.values.defined())
     kept = tape.recording() ? weight_gradient_operand(tape.context(), weight, LayerTensor::input, x.value)
                             : GemmOperand(x.value);
-  if (trains) record.saved = saved_tensors(kept);
+  if (trainable) record.saved = saved_tensors(kept);
   const Cost cost = matmul_cost(rows, y.size(1), in, x.dtype());
   record.cost = record.backward_cost = cost;
-  record.cost.sent = sent(y, parallel, parallel.shards_rows() ? parallel.size() : 2);
-  if (parallel.shards_rows()) record.backward_cost.sent = sent(y, parallel, parallel.size());
-  record.backward = [&weight, trains, cost, parallel, in, layout = kept.layout](BackwardStep& step) {
-    Tensor dy = std::move(step.output_gradient());
+  record.cost.sent_bytes = sent(y, parallel, parallel.shards_rows() ? parallel.size() : 2);
+  if (parallel.shards_rows()) record.backward_cost.sent_bytes = sent(y, parallel, parallel.size());
+  record.backward = [&weight, trainable, cost, parallel, in, layout = kept.layout](BackwardContext& ctx) {
+    Tensor dy = std::move(ctx.output_gradient());
     GemmOperand dy_of_weight;
     {
-      const LinearWeight w(step, weight);
-      if (trains && parallel.shards_rows())  // both GEMMs need all rows of dy: gather them once
-        dy = gathered(step.context(), dy, parallel);
-      if (step.needs(0) && (trains || !parallel.shards_rows())) {
-        const Tensor dx = Tensor::empty(step.device(), {dy.size(0), in}, dy.dtype());
-        dy_of_weight = w.multiply(dy, dx, trains);
-        step.accumulate_gradient(0, dx);
-      } else if (step.needs(0)) {
-        step.accumulate_gradient(
-            0, gemm_of_gathered(step.context(), dy, in, parallel,
+      const LinearWeight w(ctx, weight);
+      // Both GEMMs need all rows of dy; gather them once.
+      if (trainable && parallel.shards_rows()) dy = gathered(ctx.context(), dy, parallel);
+      if (ctx.needs(0) && (trainable || !parallel.shards_rows())) {
+        const Tensor dx = Tensor::empty(ctx.device(), {dy.size(0), in}, dy.dtype());
+        dy_of_weight = w.multiply(dy, dx, trainable);
+        ctx.accumulate_gradient(0, dx);
+      } else if (ctx.needs(0)) {
+        ctx.accumulate_gradient(
+            0, gemm_of_gathered(ctx.context(), dy, in, parallel,
                                 [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); }));
       }
     }
-    if (!trains) return;
+    if (!trainable) return;
     if (!dy_of_weight.values.defined())
-      dy_of_weight = weight_gradient_operand(step.context(), weight, LayerTensor::output_gradient, dy);
-    step.weight_gradient_gemm(weight, cost, saved_operand(step, layout, dy.size(0)), std::move(dy_of_weight));
+      dy_of_weight = weight_gradient_operand(ctx.context(), weight, LayerTensor::output_gradient, dy);
+    ctx.weight_gradient_gemm(weight, cost, saved_operand(ctx, layout, dy.size(0)), std::move(dy_of_weight));
   };
   return tape.record(std::move(record))[0];
 }
 
 Var copy_to_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel) {
-  if (parallel.alone()) return x;
+  if (parallel.is_single()) return x;
   const bool sharded = parallel.shards_rows();
   const double one = sent(x.value, parallel, sharded ? parallel.size() : 2);
   Cost forward, backward;
-  if (sharded) forward.sent = one;
-  backward.sent = one;
+  if (sharded) forward.sent_bytes = one;
+  backward.sent_bytes = one;
   return tape.record(
       {.name = "copy_to_tensor_parallel",
        .inputs = {x},
        .outputs = {sharded ? gathered(tape.context(), x.value, parallel) : x.value},
        .cost = forward,
        .backward_cost = backward,
-       .backward = [parallel, sharded](BackwardStep& step) {
-         Tensor dy = std::move(step.output_gradient());
+       .backward = [parallel, sharded](BackwardContext& ctx) {
+         Tensor dy = std::move(ctx.output_gradient());
          if (!sharded) {
            if (!dy.unique()) dy = copy_of(dy);
            comm::all_reduce_sum_any(*parallel.group, dy.view({dy.elements()}));
-           return step.accumulate_gradient(0, std::move(dy));
+           return ctx.accumulate_gradient(0, std::move(dy));
          }
          const Tensor dx = Tensor::empty(dy.device(), {dy.size(0) / parallel.size(), dy.size(1)}, dy.dtype());
          comm::Reduction::reduce_scatter(*parallel.group, dy, dx).finish();
-         step.accumulate_gradient(0, dx);
+         ctx.accumulate_gradient(0, dx);
        }})[0];
 }
 
 Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& parallel) {
-  if (parallel.alone()) return x;
+  if (parallel.is_single()) return x;
   const bool sharded = parallel.shards_rows();
   Cost forward, backward;
-  forward.sent = sent(x.value, parallel, sharded ? 1 : 2);
-  if (sharded) backward.sent = forward.sent;
+  forward.sent_bytes = sent(x.value, parallel, sharded ? 1 : 2);
+  if (sharded) backward.sent_bytes = forward.sent_bytes;
   Tensor y;
   if (sharded) {
     CAPSTAN_ASSERT(x.size(0) % parallel.size() == 0, "rows of " + x.value.text() + " over the tensor ranks");
@@ -353,9 +356,9 @@ Var reduce_from_tensor_parallel(Tape& tape, const Var& x, const TensorParallel& 
                       .outputs = {y},
                       .cost = forward,
                       .backward_cost = backward,
-                      .backward = [parallel, sharded](BackwardStep& step) {
-                        const Tensor& dy = step.output_gradient();
-                        step.accumulate_gradient(0, sharded ? gathered(step.context(), dy, parallel) : dy);
+                      .backward = [parallel, sharded](BackwardContext& ctx) {
+                        const Tensor& dy = ctx.output_gradient();
+                        ctx.accumulate_gradient(0, sharded ? gathered(ctx.context(), dy, parallel) : dy);
                       }})[0];
 }
 

@@ -25,8 +25,8 @@ struct TensorParallel {
 
   int size() const { return static_cast<int>(comm::ranks_of(group)); }
   int rank() const { return static_cast<int>(comm::rank_in(group)); }
-  bool alone() const { return size() == 1; }
-  bool shards_rows() const { return sequence && !alone(); }
+  bool is_single() const { return size() == 1; }
+  bool shards_rows() const { return sequence && !is_single(); }
 };
 
 // y[N, out/T] = x W^T (+ bias): x[N, in], or this rank's rows [N/T, in] with `sequence`. dx is summed over

@@ -93,7 +93,7 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
     bool gathered;
   };
   std::vector<Owned> owned;
-  comm::Batch to_owners;
+  comm::TransferBatch to_owners;
   for (const Matrix& matrix : matrices) {
     const Shard shard =
         shard_of("", matrix.global, matrix.sharding, static_cast<int>(comm::rank_in(groups_.tensor)),
@@ -126,9 +126,9 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   for (const Owned& o : owned) orthogonalize_shard(*o.matrix, o.values);
   if (!exchanges) return;
   // Returns the parts: the same transfers with source and destination swapped.
-  comm::Batch from_owners;
-  for (const comm::Batch::Transfer& transfer : to_owners.transfers())
-    if (transfer.kind == comm::Batch::Kind::send)
+  comm::TransferBatch from_owners;
+  for (const comm::TransferBatch::Transfer& transfer : to_owners.transfers())
+    if (transfer.kind == comm::TransferBatch::Kind::send)
       from_owners.receive(transfer.from, transfer.peer);
     else
       from_owners.send(transfer.to, transfer.peer);
@@ -141,7 +141,7 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
 }
 
 void Orthogonalizer::orthogonalize_shard(const Matrix& matrix, const Tensor& shard) const {
-  const int64_t ranks = matrix.sharding.axis == MeshAxis::tensor ? comm::ranks_of(groups_.tensor) : 1;
+  const int64_t ranks = matrix.sharding.axis == ShardingAxis::tensor ? comm::ranks_of(groups_.tensor) : 1;
   if (ranks > 1 && config_.muon_tp_mode == MuonTpMode::duplicated)
     return orthogonalize_gathered(matrix, shard);
   const Shard here = shard_of("", matrix.global, matrix.sharding, ranks > 1 ? groups_.tensor->rank() : 0,
@@ -180,7 +180,7 @@ void Orthogonalizer::orthogonalize_gathered(const Matrix& matrix, const Tensor& 
   comm::Communicator& tensor = *groups_.tensor;
   const int ranks = tensor.size();
   const Tensor all = Tensor::empty(shard.device(), {ranks * shard.elements()});
-  tensor.channel().start(comm::Batch().all_gather(shard, all)).wait();
+  tensor.channel().start(comm::TransferBatch().all_gather(shard, all)).wait();
   const Tensor full = Tensor::empty(shard.device(), matrix.global);
   const auto for_segments = [&](int rank, bool all_replicas, const auto& body) {
     const Shard there = shard_of("", matrix.global, matrix.sharding, rank, ranks);

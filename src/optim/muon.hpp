@@ -12,11 +12,11 @@ namespace capstan::optim {
 // config.muon_tp_mode determines how matrices that are sharded over tensor-parallel ranks are orthogonalized.
 class Orthogonalizer {
  public:
-  Orthogonalizer(const config::OptimizerConfig& config, const Groups& groups)
+  Orthogonalizer(const config::OptimizerConfig& config, const MuonGroups& groups)
       : config_(config), groups_(groups) {}
 
-  // Overwrites `slice`, the part of the bucket's momentum that this rank of Groups::shard holds, fp32 [n].
-  // Collective over the groups.
+  // Overwrites `slice`, the part of the bucket's momentum that this rank of MuonGroups::shard holds, fp32
+  // [n]. Collective over the groups.
   //
   // A matrix with elements in the slices of several ranks is sent to the rank that holds its middle element,
   // which returns the results: at most 8 bytes per element. Other matrices are not sent.
@@ -58,7 +58,7 @@ class Orthogonalizer {
   void normalize(const MatrixShard& part) const;
 
   const config::OptimizerConfig& config_;
-  Groups groups_;
+  MuonGroups groups_;
 };
 
 // The scale of the update of a matrix: spectral sqrt(max(rows, columns)), unit_rms_norm sqrt(rows / columns),

@@ -123,7 +123,7 @@ class Lion final : public Optimizer {
 class Muon final : public Adam {
  public:
   Muon(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers,
-       const Groups& groups, uint64_t seed)
+       const MuonGroups& groups, uint64_t seed)
       : Adam(config, device, std::move(buffers), seed), groups_(groups), orthogonalizer_(config_, groups) {
     add_state("momentum_buffer", Applies::to_matrices);
   }
@@ -145,7 +145,7 @@ class Muon final : public Adam {
            buffer.gradients, buffer.main, buffer.model);
   }
 
-  Groups groups_;
+  MuonGroups groups_;
   Orthogonalizer orthogonalizer_;
 };
 
@@ -154,10 +154,10 @@ class Muon final : public Adam {
 Optimizer::Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
     : device_(device), config_(config), buffers_(with_range_tables(device, std::move(buffers))) {}
 
-void Optimizer::add_state(const char* name, Applies applies, DType type, bool root) {
+void Optimizer::add_state(const char* name, Applies applies, DType type, bool square_root) {
   CategoryScope scope(MemoryCategory::moments);
-  State& state =
-      state_.emplace_back(State{.name = name, .root = root, .stored = type == DType::u8 ? DType::f32 : type});
+  State& state = state_.emplace_back(
+      State{.name = name, .square_root = square_root, .stored = type == DType::u8 ? DType::f32 : type});
   for (const FlatBuffer& buffer : buffers_) {
     Tensor& values = state.buffers.emplace_back();
     Tensor& scales = state.scales.emplace_back();
@@ -177,7 +177,7 @@ Tensor Optimizer::values(const State& state, int buffer, int64_t begin, int64_t 
   CategoryScope scope(MemoryCategory::workspace);
   Tensor values = Tensor::empty(device_, {count});
   launch(device_, device_.table().optimizers->decode_moment, buffers_[b].table, range_count(buffers_[b]),
-         state.root, state.buffers[b], state.scales[b], begin, count, values);
+         state.square_root, state.buffers[b], state.scales[b], begin, count, values);
   return values;
 }
 
@@ -186,7 +186,7 @@ void Optimizer::set_values(const State& state, int buffer, int64_t begin, const 
   const int64_t count = values.elements();
   if (state.scales[b].defined())
     launch(device_, device_.table().optimizers->encode_moment, buffers_[b].table, range_count(buffers_[b]),
-           state.root, values, begin, count, state.buffers[b], state.scales[b]);
+           state.square_root, values, begin, count, state.buffers[b], state.scales[b]);
   else if (!values.shares_storage_with(state.buffers[b]))
     launch(device_, device_.table().elementwise->cast, values,
            state.buffers[b].flat_range(begin, count, {count}), count);
@@ -203,7 +203,7 @@ void Optimizer::step(const StepOptions& options, const Tensor& control) {
 }
 
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
-                                 std::vector<FlatBuffer> buffers, const Groups& groups, uint64_t seed) {
+                                 std::vector<FlatBuffer> buffers, const MuonGroups& groups, uint64_t seed) {
   switch (config.optimizer) {
     case config::OptimizerKind::adam:
       return std::make_unique<Adam>(config, device, std::move(buffers), seed);

@@ -35,15 +35,15 @@ struct FlatBuffer {
   Tensor gradients;  // fp32 [n]
   // Compute type [n]; undefined where the model computes with main.
   Tensor model;
-  // Sorted, disjoint; elements outside are padding and are not updated. first_block: with_range_tables().
+  // Sorted, disjoint; elements outside are padding and are not updated. with_range_tables() sets first_block.
   std::vector<kernels::UpdateRange> ranges;
-  // The ranges on the device, in bytes; with_range_tables().
+  // Bytes of the range table on the device; set by with_range_tables().
   Tensor table = {};
   // The matrices of the bucket, on all ranks; empty: the buffer is updated element by element.
   std::vector<Matrix> matrices = {};
-  // With matrices: the gradients of this rank of Groups::shard, fp32. If the ranks of Groups::replica divide
-  // them, `gradients` is a slice of this tensor; else both are the same tensor. These tensors of all ranks of
-  // Groups::shard, in rank order, are the bucket's gradients.
+  // With matrices: the gradients of this rank of MuonGroups::shard, fp32. If the ranks of MuonGroups::replica
+  // divide them, `gradients` is a slice of this tensor; else both are the same tensor. These tensors of all
+  // ranks of MuonGroups::shard, in rank order, are the bucket's gradients.
   Tensor slice = {};
 };
 // Uploads the tables of `ranges`.
@@ -53,8 +53,8 @@ struct StepOptions {
   double lr = 0, decoupled_lr = 0, weight_decay = 0;
 };
 
-// The ranks with which matrices are put together; null: one.
-struct Groups {
+// Process groups over which Muon gathers matrices; null: a group of one.
+struct MuonGroups {
   // Over which the buffers are divided.
   comm::Communicator* shard = nullptr;
   // Over which each part is divided again.
@@ -80,7 +80,7 @@ class Optimizer {
     // fp8: one for each kernels::kMomentBlock elements of a range.
     std::vector<Tensor> scales;
     // fp8: the codes are those of its square root.
-    bool root = false;
+    bool square_root = false;
     // Type of values(), and in checkpoints.
     DType stored = DType::f32;
     bool has(int buffer) const { return buffers[static_cast<size_t>(buffer)].defined(); }
@@ -100,7 +100,7 @@ class Optimizer {
   Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers);
   // Allocates zeros for the buffers with matrices, or for those without.
   enum class Applies : uint8_t { to_all, to_matrices, to_others };
-  void add_state(const char* name, Applies applies, DType type = DType::f32, bool root = false);
+  void add_state(const char* name, Applies applies, DType type = DType::f32, bool square_root = false);
   // Updates buffers_[b].
   virtual void update(size_t b, const kernels::StepScale& scale, const Tensor& control) = 0;
 
@@ -113,7 +113,7 @@ class Optimizer {
 
 // `seed`: of stochastic rounding. ErrorCode::unsupported for formats that this build lacks.
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
-                                 std::vector<FlatBuffer> buffers, const Groups& groups = {},
+                                 std::vector<FlatBuffer> buffers, const MuonGroups& groups = {},
                                  uint64_t seed = 0);
 
 // Statistics over the counted ranges of buffers with range tables, into device memory; the caller sums over

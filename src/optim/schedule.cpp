@@ -74,7 +74,8 @@ double Schedule::learning_rate(int64_t consumed) const {
     }
     case LrDecayStyle::constant:
     case LrDecayStyle::inverse_square_root:
-      break;  // returned above
+      // Returned above.
+      break;
   }
   return o.min_lr + share * (o.max_lr - o.min_lr);
 }

@@ -35,17 +35,17 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
       layout.positions[i] = {BucketLayout::kNoBucket, 0};
       continue;
     }
-    const bool trains = !options.trains || options.trains(parameter);
+    const bool trainable = !options.trainable || options.trainable(parameter);
     const bool tied = parameter.spec().tied != ParamSpec::Tied::no;
-    const bool matrix = trains && options.matrices && options.matrices(parameter);
-    auto& current = open[matrix ? 2 : trains ? 1 : 0];
+    const bool matrix = trainable && options.matrices && options.matrices(parameter);
+    auto& current = open[matrix ? 2 : trainable ? 1 : 0];
     const auto full = [&] {
       const BucketPlan& bucket = layout.buckets[*current];
       return bucket.elements >= options.bucket_elements || (options.by_block && bucket.block != block_of[i]);
     };
     if (tied || !current || full()) {
       current = layout.buckets.size();
-      layout.buckets.push_back({.trains = trains, .matrices = matrix, .block = block_of[i]});
+      layout.buckets.push_back({.trainable = trainable, .matrices = matrix, .block = block_of[i]});
     }
     BucketPlan& bucket = layout.buckets[*current];
     layout.positions[i] = {*current, bucket.elements};

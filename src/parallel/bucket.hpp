@@ -1,10 +1,11 @@
-// How parameters are laid out in buckets: arithmetic alone, the same on every rank that holds the same list.
+// The layout of parameters in buckets. It follows from the list of parameters alone, so that ranks with the
+// same list have the same layout.
 //
 // A bucket is a flat array of full parameters, each aligned to 64 elements, padded to a multiple of 64 x the
-// ranks that it may be sharded over, so that the shards are equal. It goes through the list from its end, in
-// the order in which gradients become ready. Parameters that train and parameters that do not are in
-// different buckets, and so are matrices and others that train; a tied parameter has one of its own, so that
-// it is sharded alike on both of its stages.
+// ranks that it may be sharded over, so that the shards are equal. Buckets are filled from the end of the
+// list, which is the order in which gradients become ready. Trainable and frozen parameters are in different
+// buckets, and so are parameters that are updated as matrices and other trainable ones. A tied parameter has
+// a bucket of its own, so that it is sharded in the same way on both of its stages.
 #pragma once
 
 #include <functional>
@@ -19,10 +20,10 @@
 namespace capstan::parallel {
 
 struct BucketPlan {
-  bool trains = true;
+  bool trainable = true;
   // Holds parameters that are updated as matrices.
   bool matrices = false;
-  // Index of the unit of prefetch; where buckets do not follow blocks, of its last parameter.
+  // Index of the block of its last parameter (with by_block, of all its parameters).
   size_t block = 0;
   // Elements, padding included.
   int64_t elements = 0;
@@ -47,17 +48,17 @@ struct BucketLayout {
 };
 
 struct BucketOptions {
-  // A bucket is full when it has as many.
+  // A bucket is full when it has this number of elements.
   int64_t bucket_elements = 40'000'000;
   // Ranks that a bucket may be sharded over.
   int64_t shards = 1;
   // A bucket ends where its ParamSpec::block does.
   bool by_block = false;
-  // Null: all.
-  std::function<bool(const Parameter&)> trains;
-  // Updated as matrices; null: none.
+  // Trainable parameters; null: all.
+  std::function<bool(const Parameter&)> trainable;
+  // Parameters that are updated as matrices; null: none.
   std::function<bool(const Parameter&)> matrices;
-  // In no bucket; null: none.
+  // Parameters that are in no bucket; null: none.
   std::function<bool(const Parameter&)> excluded;
 };
 
@@ -67,9 +68,9 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
 // The elements of a local shard, row-major, that lie in its `segment`-th segment, as ranges in their order.
 std::vector<FlatRange> elements_of_segment(const Shard& shard, size_t segment);
 
-// The part of `range` that rank `holder` of `holders` ranks with the same elements writes. The parts are
-// disjoint, cover the range, and are large enough to be worth a file entry. `turn` distributes small ranges
-// over the holders.
+// The part of `range` that rank `holder` writes, of `holders` ranks that hold the same elements. The parts
+// are disjoint and cover the range. They have a minimum size, so that small ranges have fewer parts than
+// holders; `turn` selects the holders that write them.
 FlatRange share_of(const FlatRange& range, int64_t holder, int64_t holders, int64_t turn);
 
 }  // namespace capstan::parallel

@@ -12,7 +12,7 @@ using config::ShardingStrategy;
 
 namespace {
 bool full_on_tensor_ranks(const Parameter& parameter) {
-  return parameter.spec().sharding.axis != MeshAxis::tensor;
+  return parameter.spec().sharding.axis != ShardingAxis::tensor;
 }
 }  // namespace
 
@@ -32,10 +32,10 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
   layout_ = plan_buckets(parameters, {.bucket_elements = options.bucket_elements,
                                       .shards = shards_ * replicas_,
                                       .by_block = shards_parameters_,
-                                      .trains =
+                                      .trainable =
                                           [&options](const Parameter& parameter) {
                                             return options.gradients &&
-                                                   (!options.trains || options.trains(parameter));
+                                                   (!options.trainable || options.trainable(parameter));
                                           },
                                       .matrices =
                                           [&options](const Parameter& parameter) {
@@ -61,8 +61,8 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
   bucket.plan = &plan;
   const FlatRange mine = slice_of(plan), all{0, plan.elements};
   bucket.held = shards_parameters_ ? mine : all;
-  bucket.owned = plan.trains && shards_state_ ? mine : bucket.held;
-  if (plan.trains && shards_over_replicas_) {
+  bucket.owned = plan.trainable && shards_state_ ? mine : bucket.held;
+  if (plan.trainable && shards_over_replicas_) {
     const int64_t count = bucket.owned.count / replicas_;
     bucket.owned = {bucket.owned.begin + comm::rank_in(groups_.replica) * count, count};
   }
@@ -72,11 +72,11 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
   }
   if (!has_main_params()) {
     bucket.main = owned_values(bucket);
-  } else if (plan.trains) {
+  } else if (plan.trainable) {
     CategoryScope scope(MemoryCategory::main_parameters);
     bucket.main = Tensor::zeros(device_, {bucket.owned.count}, options_.main);
   }
-  if (plan.trains) {
+  if (plan.trainable) {
     CategoryScope scope(MemoryCategory::gradients);
     (shards_gradients_ ? bucket.sum : bucket.gradients) =
         Tensor::zeros(device_, {shards_gradients_ ? mine.count : all.count});
@@ -139,8 +139,8 @@ void FlatStore::make_parameter_shards() {
       holders *= comm::ranks_of(group);
       holder = holder * comm::ranks_of(group) + comm::rank_in(group);
     };
-    if (!(bucket.plan->trains ? shards_state_ : shards_parameters_)) add_replica_group(groups_.shard);
-    if (!(bucket.plan->trains && shards_over_replicas_)) add_replica_group(groups_.replica);
+    if (!(bucket.plan->trainable ? shards_state_ : shards_parameters_)) add_replica_group(groups_.shard);
+    if (!(bucket.plan->trainable && shards_over_replicas_)) add_replica_group(groups_.replica);
     if (full_on_tensor_ranks(*parameter)) add_replica_group(groups_.tensor);
     shard.write = parameter->spec().tied == ParamSpec::Tied::copy
                       ? FlatRange{shard.range.begin, 0}
@@ -157,7 +157,7 @@ Tensor FlatStore::range_of(const ParameterShard& shard, const FlatRange& range,
 
 void FlatStore::trace_start(const std::string& what, int64_t bytes) const {
   const int64_t sent = bytes / shards_ * (shards_ - 1);
-  const Cost cost{.sent = static_cast<double>(sent)};
+  const Cost cost{.sent_bytes = static_cast<double>(sent)};
   TraceScope(device_, observer_, 'C', "start " + what, cost).end();
 }
 TraceScope FlatStore::trace_wait(const std::string& what) const {
@@ -235,7 +235,7 @@ void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer
 std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
   std::vector<optim::FlatBuffer> buffers;
   for (const Bucket& bucket : buckets_) {
-    if (!bucket.plan->trains) continue;
+    if (!bucket.plan->trainable) continue;
     optim::FlatBuffer buffer{bucket.main, owned_gradients(bucket), {}, {}};
     if (has_main_params()) buffer.model = owned_values(bucket);
     for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) {
@@ -328,7 +328,8 @@ void FlatStore::start_gather(int block) {
     if (bucket.full.defined()) continue;
     CategoryScope scope(MemoryCategory::parameters);
     bucket.full = Tensor::empty(device_, {bucket.plan->elements}, options_.compute);
-    bucket.gather = groups_.shard->channel().start(comm::Batch().all_gather(bucket.values, bucket.full));
+    bucket.gather =
+        groups_.shard->channel().start(comm::TransferBatch().all_gather(bucket.values, bucket.full));
     bytes += bucket.full.bytes();
     started = true;
   }
@@ -362,7 +363,7 @@ void FlatStore::release_block(int block) {
 void FlatStore::measure_weights(Changed changed) {
   if (!low_precision_) return;
   low_precision_->measure_weights(
-      [&](const Parameter& parameter) { return changed == Changed::all || trains(parameter); },
+      [&](const Parameter& parameter) { return changed == Changed::all || is_trainable(parameter); },
       [&](const Parameter& parameter) {
         const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter.index())];
         const Bucket& bucket = buckets_[index];
@@ -387,13 +388,13 @@ void FlatStore::gather_parameters(Changed changed, bool wait) {
   // The forward pass uses the last bucket first.
   for (size_t index = buckets_.size(); index-- > 0;) {
     Bucket& bucket = buckets_[index];
-    if (!bucket.plan->trains) continue;
+    if (!bucket.plan->trainable) continue;
     const FlatRange mine = shards_state_ ? slice_of(*bucket.plan) : FlatRange{0, bucket.plan->elements};
     if (shards_over_replicas_)
       comm::all_gather_slices(*groups_.replica, bucket.values.flat_range(mine.begin - bucket.held.begin,
                                                                          mine.count, {mine.count}));
     if (!shards_state_ || shards_parameters_) continue;
-    bucket.gather = groups_.shard->channel().start(comm::Batch().all_gather(
+    bucket.gather = groups_.shard->channel().start(comm::TransferBatch().all_gather(
         bucket.values.flat_range(mine.begin, mine.count, {mine.count}), bucket.values));
     trace_start("gather bucket " + std::to_string(index), bucket.values.bytes());
     if (wait) finish_gather(index);

@@ -87,6 +87,11 @@ struct StoreGroups {
 
 class FlatStore final : public ParamStore {
  public:
+  // Largest number of buckets whose reductions are under way on the communication queue: while one is summed,
+  // a second is sent, and a third waits to be sent. Each holds the buffer that it receives, with sharded
+  // gradients the gradients of its bucket, and a copy of these if they are sent in another type.
+  static constexpr size_t kPendingReductions = 3;
+
   struct Options {
     // Type of the parameters that the model computes with.
     DType compute = DType::f32;
@@ -102,9 +107,10 @@ class FlatStore final : public ParamStore {
     bool shard_over_replicas = false;
     // Overlaps the reduction of a bucket's gradients with the backward pass.
     bool overlap_grad_reduce = false;
-    // The queue of gradient reductions. communication: up to two buckets are reduced at a time, concurrently
-    // with the compute queue; for channels that run without the host (NCCL). The gradients of tied parameters
-    // are summed over `embedding` on the compute queue in either case, at the end of the step.
+    // The queue of gradient reductions. communication: up to kPendingReductions buckets are reduced at a
+    // time, concurrently with the compute queue; for channels that run without the host (NCCL). The gradients
+    // of tied parameters are summed over `embedding` on the compute queue in either case, at the end of the
+    // step.
     Queue reduce_queue = Queue::compute;
     // Overlaps all-gathers of parameters with computation: of the next block (optim_grads_params), or of the
     // updated buckets with the forward pass.
@@ -116,7 +122,7 @@ class FlatStore final : public ParamStore {
     // False: no parameter is trainable (evaluation and generation).
     bool gradients = true;
     // The trainable parameters; null: all.
-    std::function<bool(const Parameter&)> trains;
+    std::function<bool(const Parameter&)> trainable;
     // The parameters that are frozen and kept in 4 bits, not with optim_grads_params; null: none.
     std::function<bool(const Parameter&)> quantized;
     // Block sizes and scales of the quantized parameters.
@@ -143,8 +149,8 @@ class FlatStore final : public ParamStore {
   const LayerScaling* scaling(const Parameter& parameter) const override {
     return low_precision_ ? low_precision_->scaling(parameter) : nullptr;
   }
-  bool trains(const Parameter& parameter) const override {
-    return !quantized(parameter) && bucket_of(parameter).plan->trains;
+  bool is_trainable(const Parameter& parameter) const override {
+    return !quantized(parameter) && bucket_of(parameter).plan->trainable;
   }
   Tensor gradient(const Parameter& parameter) override;
   Tensor gradient_for_write(const Parameter& parameter, bool& uninitialized) override;
@@ -178,7 +184,7 @@ class FlatStore final : public ParamStore {
     return quantized(parameter) ? -1 : bucket_of(parameter).buffer;
   }
   // The groups over which the elements of flat_buffers() are sharded.
-  optim::Groups optimizer_groups() const {
+  optim::MuonGroups optimizer_groups() const {
     return {.shard = shards_state_ ? groups_.shard : nullptr,
             .replica = shards_over_replicas_ ? groups_.replica : nullptr,
             .tensor = groups_.tensor};
@@ -212,10 +218,11 @@ class FlatStore final : public ParamStore {
                          const std::vector<Tensor>& buffers);
   // Null: all GEMMs run in the compute type.
   const LowPrecisionWeights* low_precision() const { return low_precision_.get(); }
+  Device& device() const { return device_; }
   std::span<const std::unique_ptr<Parameter>> parameters() const { return parameters_; }
   const StoreGroups& groups() const { return groups_; }
   // Whether only some of the parameters are trained.
-  bool has_frozen_parameters() const { return options_.gradients && options_.trains != nullptr; }
+  bool has_frozen_parameters() const { return options_.gradients && options_.trainable != nullptr; }
   // Number of elements of all parameters of this rank, without padding.
   int64_t elements() const { return layout_.elements; }
 
@@ -258,9 +265,9 @@ class FlatStore final : public ParamStore {
     // The reduction of this step was started; sharded gradients: `sum` holds gradients of this step.
     bool reduced = false;
     // Pending all-gather into `values` or `full`.
-    std::optional<comm::Transfers> gather;
+    std::optional<comm::PendingTransfers> gather;
     // Pending all-gather of the reduced gradients.
-    std::optional<comm::Transfers> gradient_gather;
+    std::optional<comm::PendingTransfers> gradient_gather;
     // The buffer of `gradient_gather`: `gradients`, or a tensor of Options::reduce.
     Tensor in_flight;
   };
@@ -285,8 +292,8 @@ class FlatStore final : public ParamStore {
     // queue waits for `complete`.
     std::vector<comm::Reduction> reductions;
     std::vector<Tensor> buffers;
-    // Recorded on the communication queue after all reductions of the bucket. Null: finish_oldest_reduction()
-    // runs the remaining ones on the compute queue.
+    // Recorded on the communication queue after all reductions of the bucket. Null: start_sums() was not
+    // called yet, or finish_oldest_reduction() runs the remaining ones on the compute queue.
     std::unique_ptr<Event> complete;
   };
   Bucket& bucket_of(const Parameter& parameter) {
@@ -329,6 +336,7 @@ class FlatStore final : public ParamStore {
   void start_reduce_scatter(PendingReduction& pending);
   // Adds the sum over `shard` to Bucket::sum, or without sharded gradients stores it in Bucket::gradients.
   void add_sum(const PendingReduction& pending);
+  void start_sums(PendingReduction& pending);
   void finish_oldest_reduction();
   void finish_reductions();
   void finish_bucket(PendingReduction& pending);

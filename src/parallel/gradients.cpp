@@ -9,7 +9,7 @@
 namespace capstan::parallel {
 
 Tensor FlatStore::gradient(const Parameter& parameter) {
-  CAPSTAN_ASSERT(trains(parameter), "a gradient of `" + parameter.name() + "`, which does not train");
+  CAPSTAN_ASSERT(is_trainable(parameter), "a gradient of `" + parameter.name() + "`, which is frozen");
   Bucket& bucket = bucket_of(parameter);
   CAPSTAN_ASSERT(shards_gradients_ || !bucket.reduced,
                  "a gradient of `" + parameter.name() + "` after its bucket was reduced");
@@ -34,7 +34,7 @@ void FlatStore::zero_gradients(int64_t step) {
   finish_reductions();
   for (size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
-    if (!bucket.plan->trains) continue;
+    if (!bucket.plan->trainable) continue;
     finish_gradient_all_gather(index);
     bucket.reduced = false;
     bucket.waiting = static_cast<int>(bucket.plan->parameters.size());
@@ -82,13 +82,13 @@ Tensor FlatStore::reduce_buffer(PendingReduction& pending, int64_t elements, DTy
 }
 void FlatStore::add_reduction(PendingReduction& pending, comm::Reduction reduction) {
   if (options_.reduce_queue == Queue::compute) return reduction.finish();
+  reduction.start_sum();
   pending.reductions.push_back(std::move(reduction));
 }
 
-// Limits the buffers of pending reductions: waits until none is pending, or on the communication queue one at
-// most, and adds a new one.
+// Limits the buffers of pending reductions, and adds a new one.
 FlatStore::PendingReduction& FlatStore::add_pending(size_t index) {
-  const size_t most = options_.reduce_queue == Queue::compute ? 1 : 2;
+  const size_t most = options_.reduce_queue == Queue::compute ? 1 : kPendingReductions;
   while (pending_reductions_.size() >= most) finish_oldest_reduction();
   PendingReduction& pending = pending_reductions_.emplace_back();
   pending.bucket = index;
@@ -108,11 +108,9 @@ void FlatStore::start_reduce(size_t index) {
   all_reduce_ranges(groups_.kv_replicas, pending, bucket.replicated);
   if (!shards_gradients_) bucket.reduced = true;
   if (shards_ > 1) start_reduce_scatter(pending);
-  if (options_.reduce_queue != Queue::compute) {
-    add_sum(pending);
-    if (!shards_gradients_) finish_bucket(pending);
-    pending.complete = device_.record(options_.reduce_queue);
-  }
+  // After the transfer of this bucket, so that it waits for none of these sums.
+  for (PendingReduction& earlier : pending_reductions_)
+    if (&earlier != &pending) start_sums(earlier);
   if (shards_ > 1) trace_start("reduce bucket " + std::to_string(index), pending.in_flight.bytes());
   const bool done = options_.reduce_queue == Queue::compute && shards_ == 1;
   if (!options_.overlap_grad_reduce || done) finish_oldest_reduction();
@@ -126,8 +124,19 @@ void FlatStore::start_reduce_scatter(PendingReduction& pending) {
   }
   const FlatRange mine = slice_of(*buckets_[pending.bucket].plan);
   pending.sum = pending.in_flight.flat_range(mine.begin, mine.count, {mine.count});
-  pending.over_shard.emplace(
-      comm::Reduction::reduce_scatter(*groups_.shard, pending.in_flight, pending.sum, options_.reduce_queue));
+  // Without earlier work on the reduce queue, the bucket only waits for the compute queue.
+  const Queue written_on = pending.buffers.empty() ? Queue::compute : options_.reduce_queue;
+  pending.over_shard.emplace(comm::Reduction::reduce_scatter(*groups_.shard, pending.in_flight, pending.sum,
+                                                             options_.reduce_queue, written_on));
+}
+
+// Queues all that remains of the reduction on the communication queue.
+void FlatStore::start_sums(PendingReduction& pending) {
+  if (options_.reduce_queue == Queue::compute || pending.complete) return;
+  if (pending.over_shard) pending.over_shard->start_sum();
+  add_sum(pending);
+  if (!shards_gradients_) finish_bucket(pending);
+  pending.complete = device_.record(options_.reduce_queue);
 }
 
 void FlatStore::add_sum(const PendingReduction& pending) {
@@ -144,6 +153,7 @@ void FlatStore::add_sum(const PendingReduction& pending) {
 
 void FlatStore::finish_oldest_reduction() {
   PendingReduction& pending = pending_reductions_.front();
+  start_sums(pending);
   std::optional<TraceScope> traced;
   if (pending.over_shard) traced.emplace(trace_wait("reduce bucket " + std::to_string(pending.bucket)));
   for (comm::Reduction& reduction : pending.reductions) reduction.finish();
@@ -184,10 +194,11 @@ void FlatStore::sum_over_replicas(PendingReduction& pending, const Tensor& slice
   }
   comm::Communicator& group = *groups_.replica;
   const int64_t n = in_flight.elements() / group.size();
-  add_reduction(pending, shards_over_replicas_
-                             ? comm::Reduction::reduce_scatter(
-                                   group, in_flight, in_flight.flat_range(group.rank() * n, n, {n}), queue)
-                             : comm::Reduction::all_reduce(group, in_flight, queue));
+  add_reduction(pending,
+                shards_over_replicas_
+                    ? comm::Reduction::reduce_scatter(
+                          group, in_flight, in_flight.flat_range(group.rank() * n, n, {n}), queue, queue)
+                    : comm::Reduction::all_reduce(group, in_flight, queue, queue));
   if (options_.reduce != DType::f32) cast(in_flight, slice, queue);
 }
 
@@ -203,8 +214,8 @@ void FlatStore::start_gradient_all_gather(size_t index) {
          bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), options_.reduce_queue);
   }
   bucket.gradient_gather = groups_.shard->channel().start(
-      comm::Batch().all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}),
-                               bucket.in_flight),
+      comm::TransferBatch().all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}),
+                                       bucket.in_flight),
       options_.reduce_queue);
   trace_start("all_gather gradients, bucket " + std::to_string(index), bucket.in_flight.bytes());
 }
@@ -225,16 +236,16 @@ void FlatStore::finish_gradients() {
     // The all-gather of a bucket whose parameters were not used in this step is still pending.
     finish_gather(index);
     const Bucket& bucket = buckets_[index];
-    if (bucket.plan->trains && (shards_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
+    if (bucket.plan->trainable && (shards_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
       start_reduce(index);
   }
   finish_reductions();
   if (shards_gradients_) finish_sharded_gradients();
   for (size_t index = 0; index < buckets_.size(); ++index)
-    if (buckets_[index].plan->trains) finish_gradient_all_gather(index);
+    if (buckets_[index].plan->trainable) finish_gradient_all_gather(index);
   if (comm::ranks_of(groups_.embedding) > 1)
     for (const Bucket& bucket : buckets_)
-      if (bucket.plan->trains && bucket.plan->parameters.front()->spec().tied != ParamSpec::Tied::no)
+      if (bucket.plan->trainable && bucket.plan->parameters.front()->spec().tied != ParamSpec::Tied::no)
         comm::all_reduce_sum_any(*groups_.embedding, owned_gradients(bucket));
 }
 
@@ -242,7 +253,7 @@ void FlatStore::finish_gradients() {
 void FlatStore::finish_sharded_gradients() {
   for (size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
-    if (!bucket.plan->trains) continue;
+    if (!bucket.plan->trainable) continue;
     if (!std::exchange(bucket.reduced, true))
       launch(device_, device_.table().elementwise->fill, bucket.sum, 0.0f, bucket.sum.elements());
     if (replicas_ == 1) continue;
@@ -278,7 +289,7 @@ void FlatStore::all_reduce_ranges(comm::Communicator* group, PendingReduction& p
   if (padded > total)
     launch(device_, queue, device_.table().elementwise->fill,
            together.flat_range(total, padded - total, {padded - total}), 0.0f, padded - total);
-  add_reduction(pending, comm::Reduction::all_reduce(*group, together, queue));
+  add_reduction(pending, comm::Reduction::all_reduce(*group, together, queue, queue));
   copy(true);
 }
 

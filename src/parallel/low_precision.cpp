@@ -9,7 +9,8 @@
 namespace capstan::parallel {
 
 namespace {
-constexpr int64_t kTensors = 3;  // of a layer
+// Scaled tensors of a layer.
+constexpr int64_t kTensors = 3;
 }  // namespace
 
 LowPrecisionWeights::LowPrecisionWeights(Device& device,
@@ -98,7 +99,7 @@ void LowPrecisionWeights::measure_weights(const std::function<bool(const Paramet
   reduce_over_ranks(amax_);
   const auto layout =
       recipe == ScalingRecipe::nvfp4 ? kernels::ScaleLayout::block_1x16 : kernels::ScaleLayout::tensor;
-  const float largest = ops::largest_of_tensor(layout, options_.format.forward);
+  const float largest = ops::scale_numerator(layout, options_.format.forward);
   if (changed_at.size() == covered_.size())
     return launch(device_, kernels.current_scale, amax_, scale_, amax_.elements(), largest);
   for (const int64_t at : changed_at)

@@ -2,11 +2,11 @@
 // scales, kept until the parameters change, and the state of the scales of all three tensors of a layer.
 //
 // The scale of a weight comes from its maximum over all ranks that hold parts of it, so that the codes do not
-// depend on the layout: over `tensor`, and where a rank does not hold all of the tensor-parallel shard over
-// `shard` and `replica` too. Scales of blocks come from this rank's shard, which agrees where the shards
-// consist of full blocks. Delayed scaling takes maxima of weights, inputs and gradients over `tensor`,
-// `shard` and `replica` (the ranks of all three in Megatron: TP, CP and DP), once after each optimizer step:
-// the history has one element for a step, however many micro-batches it had.
+// depend on the layout. These are the ranks of `tensor` and, if the tensor-parallel shard is sharded further,
+// those of `shard` and `replica`. Scales of blocks come from this rank's shard; they do not depend on the
+// layout if the shards consist of full blocks. Delayed scaling takes maxima of weights, inputs and gradients
+// over `tensor`, `shard` and `replica` (the ranks of all three in Megatron: TP, CP and DP), once after each
+// optimizer step: the history has one element for a step, however many micro-batches it had.
 //
 // For a weight of n elements the codes take n bytes for each role (n / 2 with 4 bits), and the scales less.
 #pragma once
@@ -36,7 +36,7 @@ struct LowPrecisionOptions {
 
 class LowPrecisionWeights {
  public:
-  // `groups`: over which maxima are taken, of what their ranks hold or compute differently.
+  // `groups`: the groups over which maxima are taken.
   LowPrecisionWeights(Device& device, std::span<const std::unique_ptr<Parameter>> parameters,
                       std::vector<comm::Communicator*> groups, const LowPrecisionOptions& options);
   LowPrecisionWeights(const LowPrecisionWeights&) = delete;
@@ -57,10 +57,11 @@ class LowPrecisionWeights {
   // that may have changed. Collective.
   void measure_weights(const std::function<bool(const Parameter&)>& changed,
                        const std::function<Tensor(const Parameter&)>& held);
-  // Begins the random numbers of a step, and with delayed scaling its maxima: weights are quantized again.
+  // Call before a step. Selects its random numbers; with delayed scaling also resets the maxima, so that
+  // weights are quantized again.
   void begin_step(int64_t step);
-  // Delayed scaling: after a step, the scales of all tensors from their maxima, unless `control` skips the
-  // update (FlatStore::after_update). Collective.
+  // Call after a step. With delayed scaling, updates the scales of all tensors from their maxima, unless
+  // `control` skips the update (FlatStore::after_update). Collective.
   void advance(const Tensor& control);
 
   // Delayed scaling: the state of a parameter's layer, fp32 [3, history_length] and [3, 2]; undefined with
@@ -88,7 +89,7 @@ class LowPrecisionWeights {
   std::vector<Layer> layers_;
   // fp32 [layers, 3], [layers, 3, history_length], [layers, 3, 2].
   Tensor amax_, history_, scale_;
-  // Uses of random numbers in this step, from one that no other rank has.
+  // Counter of stochastic roundings in this step. Each rank starts at another value.
   uint64_t rounding_calls_ = 0;
 };
 

@@ -19,12 +19,12 @@ namespace {
 
 constexpr std::array<float, 256> kScaleMap = kernels::nf4_scale_map();
 
-// The nearest of the map's values.
-uint8_t scale_code(float share) {
+// Code of the nearest value of the map.
+uint8_t scale_code(float normalized_scale) {
   int code = 0;
   for (int step = 128; step > 0; step /= 2) {
     const auto next = static_cast<size_t>(code + step);
-    if (share > (kScaleMap[next - 1] + kScaleMap[next]) / 2) code += step;
+    if (normalized_scale > (kScaleMap[next - 1] + kScaleMap[next]) / 2) code += step;
   }
   return static_cast<uint8_t>(code);
 }
@@ -152,7 +152,7 @@ Tensor Nf4Weight::expand(DType type) const {
                             : Tensor();
   };
   for (const LocalRegion& local : regions_)
-    launch(*device_, device_->table().adapter->nf4_expand, local.region, parameter_->spec().shape[1],
+    launch(*device_, device_->table().adapter->nf4_dequantize, local.region, parameter_->spec().shape[1],
            options_.block,
            codes_.flat_range(local.elements.begin / 2, ceil_div(local.elements.count, int64_t{2}),
                              {ceil_div(local.elements.count, int64_t{2})}),

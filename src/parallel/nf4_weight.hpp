@@ -1,10 +1,10 @@
 // A frozen matrix in 4 bits (QLoRA): NF4 codes, and a scale for each block of neighboring elements
 // (kernels/common/nf4.hpp).
 //
-// Blocks are counted over the full matrix, row-major, whatever part of it this rank holds, and so are the
-// mean and the blocks of 256 of scales that are quantized in turn: the numbers are the same on every layout.
-// It takes, for n elements in blocks of b, n / 2 + 4 n / b bytes, or with quantized scales n / 2 + n / b + n
-// / (64 b).
+// Blocks are those of the full matrix, row-major, whatever shard of it this rank holds. The same is true of
+// the blocks of 256 scales and of their mean, with which scales are quantized. The values are therefore the
+// same in every layout. The memory is, for n elements in blocks of b, n / 2 + 4 n / b bytes, or with
+// quantized scales n / 2 + n / b + n / (64 b).
 #pragma once
 
 #include <cstdint>
@@ -35,15 +35,15 @@ class Nf4Weight {
   // nf4_scale_map().
   Nf4Weight(Device& device, const Parameter& parameter, const Nf4Options& options, const Tensor& map);
 
-  // Collective over `tensor`, the ranks that hold the matrix together (null: this one has all). `values`: the
-  // elements of this rank's shard. ErrorCode::failed, on all of them, when one is not finite.
+  // Collective over `tensor`, the ranks that hold the matrix together (null: this rank holds all of it).
+  // `values`: the elements of this rank's shard. ErrorCode::failed on all ranks if a value is not finite.
   void set(std::span<const float> values, comm::Communicator* tensor);
   // The local shard, contiguous, in `type`.
   Tensor expand(DType type) const;
 
   const Parameter& parameter() const { return *parameter_; }
-  // Its tensors, in the order of the shard. scales: undefined where they are quantized; else scale_codes and
-  // nested, whose last element is the mean, are.
+  // The stored tensors, in the order of the shard. With Nf4Options::two_stage, scale_codes and nested (whose
+  // last element is the mean of the scales) are defined, else scales.
   const Tensor& codes() const { return codes_; }
   const Tensor& scales() const { return scales_; }
   const Tensor& scale_codes() const { return scale_codes_; }
@@ -57,7 +57,7 @@ class Nf4Weight {
     FlatRange elements;
     FlatRange blocks;
   };
-  // The number, within the matrix, of a block of the region.
+  // The index in the matrix of a block of the region.
   int64_t block_number(const LocalRegion& local, int64_t block) const;
   void set_scales(const std::vector<float>& scales, comm::Communicator* tensor);
 

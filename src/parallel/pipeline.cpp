@@ -9,30 +9,24 @@
 
 namespace capstan::parallel {
 
-void PipelineWork::weight(int64_t, int64_t) {
-  CAPSTAN_ASSERT(false, "no schedule of this build runs weight gradients apart");
-}
-
 namespace {
 
 class Runner {
  public:
-  Runner(const PipelineShape& shape, const PipelineComm& links, PipelineWork& work)
-      : shape_(shape), links_(links), work_(work), rank_(links.rank) {}
+  Runner(const PipelineShape& shape, const PipelineComm& links, StageComputation& stages)
+      : shape_(shape), links_(links), stages_(stages), rank_(links.rank) {}
 
   void run(const std::vector<PipelineAction>& actions) {
     for (size_t i = 0; i < actions.size(); ++i) {
       const PipelineAction& action = actions[i];
       const Tensor input = arrived(action);
       if (links_.overlap_p2p && i + 1 < actions.size()) start_receive(actions[i + 1]);
-      if (action.work == Work::weight) {
-        work_.weight(action.micro_batch, action.chunk);
-      } else {
-        const Tensor output = action.work == Work::forward
-                                  ? work_.forward(action.micro_batch, action.chunk, input)
-                                  : work_.backward(action.micro_batch, action.chunk, input);
-        send_on(action, output);
-      }
+      CAPSTAN_ASSERT(action.kind != ActionKind::weight_gradients,
+                     "a schedule with separate weight gradients");
+      const Tensor output = action.kind == ActionKind::forward
+                                ? stages_.forward(action.micro_batch, action.chunk, input)
+                                : stages_.backward(action.micro_batch, action.chunk, input);
+      send_on(action, output);
     }
     sent_forward_.wait();
     sent_backward_.wait();
@@ -40,9 +34,9 @@ class Runner {
 
  private:
   // Of the action that needs it.
-  using Key = std::tuple<Work, int32_t, int32_t>;
+  using Key = std::tuple<ActionKind, int32_t, int32_t>;
   struct Incoming {
-    comm::Transfers transfers;
+    comm::PendingTransfers transfers;
     Tensor shard, full;
   };
   struct Neighbor {
@@ -56,18 +50,17 @@ class Runner {
   }
   // The neighbors from which an action receives hidden states (or a gradient), and to which it sends its own.
   std::optional<Neighbor> source(const PipelineAction& action) const {
-    if (action.work == Work::weight) return std::nullopt;
-    return at_stage(stage_of(action.chunk) + (action.work == Work::forward ? -1 : 1));
+    return at_stage(stage_of(action.chunk) + (action.kind == ActionKind::forward ? -1 : 1));
   }
   std::optional<Neighbor> target(const PipelineAction& action) const {
-    return at_stage(stage_of(action.chunk) + (action.work == Work::forward ? 1 : -1));
+    return at_stage(stage_of(action.chunk) + (action.kind == ActionKind::forward ? 1 : -1));
   }
   // Both ends of a link send and receive in the order of the schedule: nothing else matches them.
   const comm::StageLinks& links(const PipelineAction& action) const {
-    return action.work == Work::forward ? links_.forward : links_.backward;
+    return action.kind == ActionKind::forward ? links_.forward : links_.backward;
   }
   bool sharded_transfer(const Tensor& hidden_states) const {
-    return !links_.tensor.alone() && !links_.tensor.sequence &&
+    return !links_.tensor.is_single() && !links_.tensor.sequence &&
            hidden_states.size(0) % links_.tensor.size() == 0;
   }
 
@@ -75,7 +68,8 @@ class Runner {
   void traced(const char* what, const PipelineAction& action, Transfer&& transfer) {
     if (!links_.context || !links_.context->observer) return transfer();
     TraceScope scope(*links_.context, 'C',
-                     std::string(what) + (action.work == Work::forward ? " hidden states " : " gradient ") +
+                     std::string(what) +
+                         (action.kind == ActionKind::forward ? " hidden states " : " gradient ") +
                          std::to_string(action.micro_batch));
     transfer();
     scope.end();
@@ -84,16 +78,16 @@ class Runner {
   void start_receive(const PipelineAction& action) {
     const auto from = source(action);
     if (!from || from->rank == rank_) return;
-    const Key key{action.work, action.micro_batch, action.chunk};
+    const Key key{action.kind, action.micro_batch, action.chunk};
     if (incoming_.count(key)) return;
-    const Tensor full = work_.make_hidden_states(action.micro_batch);
+    const Tensor full = stages_.make_hidden_states(action.micro_batch);
     Tensor shard = full;
     if (sharded_transfer(full))
       shard = Tensor::empty(full.device(), {full.size(0) / links_.tensor.size(), full.size(1)}, full.dtype());
     Incoming incoming{{}, shard, full};
     traced("start receive of", action, [&] {
       incoming.transfers =
-          links(action).in->channel().start(comm::Batch().receive(shard, comm::StageLinks::kSender));
+          links(action).in->channel().start(comm::TransferBatch().receive(shard, comm::StageLinks::kSender));
     });
     incoming_.emplace(key, std::move(incoming));
   }
@@ -101,7 +95,7 @@ class Runner {
   Tensor arrived(const PipelineAction& action) {
     const auto from = source(action);
     if (!from) return {};
-    const Key key{action.work, action.micro_batch, action.chunk};
+    const Key key{action.kind, action.micro_batch, action.chunk};
     // Several chunks on one rank.
     if (from->rank == rank_) {
       const auto found = own_.find(key);
@@ -116,7 +110,9 @@ class Runner {
     incoming_.erase(found);
     traced("wait for", action, [&] { incoming.transfers.wait(); });
     if (!sharded_transfer(incoming.full)) return incoming.full;
-    links_.tensor.group->channel().start(comm::Batch().all_gather(incoming.shard, incoming.full)).wait();
+    links_.tensor.group->channel()
+        .start(comm::TransferBatch().all_gather(incoming.shard, incoming.full))
+        .wait();
     return incoming.full;
   }
 
@@ -125,7 +121,7 @@ class Runner {
     if (!to) return;
     CAPSTAN_ASSERT(hidden_states.defined(), "a pipeline stage that is not the last gave nothing");
     if (to->rank == rank_) {
-      own_[{action.work, action.micro_batch, static_cast<int32_t>(to->chunk)}] = hidden_states;
+      own_[{action.kind, action.micro_batch, static_cast<int32_t>(to->chunk)}] = hidden_states;
       return;
     }
     Tensor shard = hidden_states;
@@ -133,21 +129,22 @@ class Runner {
       const int64_t rows = hidden_states.size(0) / links_.tensor.size();
       shard = hidden_states.slice(0, links_.tensor.rank() * rows, rows);
     }
-    comm::Transfers& sent = action.work == Work::forward ? sent_forward_ : sent_backward_;
+    comm::PendingTransfers& sent = action.kind == ActionKind::forward ? sent_forward_ : sent_backward_;
     sent.wait();
     traced("send", action, [&] {
-      sent = links(action).out->channel().start(comm::Batch().send(shard, comm::StageLinks::kReceiver));
+      sent =
+          links(action).out->channel().start(comm::TransferBatch().send(shard, comm::StageLinks::kReceiver));
     });
   }
 
   const PipelineShape& shape_;
   const PipelineComm& links_;
-  PipelineWork& work_;
+  StageComputation& stages_;
   int64_t rank_;
   std::map<Key, Incoming> incoming_;
   std::map<Key, Tensor> own_;
   // The last one of each direction.
-  comm::Transfers sent_forward_, sent_backward_;
+  comm::PendingTransfers sent_forward_, sent_backward_;
 };
 
 }  // namespace
@@ -160,8 +157,8 @@ PipelineComm pipeline_comm(const comm::Mesh& mesh, const ops::TensorParallel& te
 }
 
 void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& actions,
-                 const PipelineComm& links, PipelineWork& work) {
-  Runner(shape, links, work).run(actions);
+                 const PipelineComm& links, StageComputation& stages) {
+  Runner(shape, links, stages).run(actions);
 }
 
 }  // namespace capstan::parallel

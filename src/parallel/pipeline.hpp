@@ -8,24 +8,25 @@
 
 namespace capstan::parallel {
 
-// The computation of the stages of a rank. Hidden states are undefined at the ends of the pipeline.
-class PipelineWork {
+// The forward and backward passes of the stages of a rank, which take and return hidden states and their
+// gradients. Hidden states are undefined at the ends of the pipeline.
+class StageComputation {
  public:
-  virtual ~PipelineWork() = default;
+  virtual ~StageComputation() = default;
   // An uninitialized tensor for the hidden states of this micro-batch, as this rank holds them. Their
   // gradient has the same shape.
   virtual Tensor make_hidden_states(int64_t micro_batch) = 0;
   virtual Tensor forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) = 0;
+  // Computes weight gradients too.
   virtual Tensor backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) = 0;
-  // Where the schedule runs weight gradients apart, which none of this build does.
-  virtual void weight(int64_t micro_batch, int64_t chunk);
 };
 
 struct PipelineComm {
   // This rank's position in the pipeline, and its links to the stages beside it.
   int64_t rank = 0;
   comm::StageLinks forward, backward;
-  // Tensor ranks that hold the same rows each send an equal part of them, and gather what they receive.
+  // Tensor ranks that hold the same rows each send an equal part of them, and gather the parts that they
+  // receive.
   ops::TensorParallel tensor;
   // The input of the next action is received while this one computes.
   bool overlap_p2p = true;
@@ -37,9 +38,9 @@ struct PipelineComm {
 PipelineComm pipeline_comm(const comm::Mesh& mesh, const ops::TensorParallel& tensor);
 
 // An action sends its output as soon as it is computed. The last tensor sent in each direction is kept until
-// the next is sent, before which it is waited for. Bytes between two stages for each micro-batch and
-// direction: those of the hidden states, over the tensor ranks together.
+// the next one is sent, which first waits for it. For each micro-batch and direction, the tensor ranks of a
+// stage together send the bytes of the hidden states.
 void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& actions,
-                 const PipelineComm& links, PipelineWork& work);
+                 const PipelineComm& links, StageComputation& stages);
 
 }  // namespace capstan::parallel

@@ -26,9 +26,9 @@ std::vector<Position> forward_order(const PipelineShape& s) {
 
 void check(const PipelineShape& s) {
   if (s.ranks < 1 || s.chunks < 1 || s.micro_batches < 1)
-    fail(ErrorCode::config, "a pipeline of " + std::to_string(s.ranks) + " ranks, " +
-                                std::to_string(s.chunks) + " chunks and " + std::to_string(s.micro_batches) +
-                                " micro-batches");
+    fail(ErrorCode::config, "a pipeline needs at least one rank, chunk and micro-batch, not " +
+                                std::to_string(s.ranks) + " ranks, " + std::to_string(s.chunks) +
+                                " chunks and " + std::to_string(s.micro_batches) + " micro-batches");
   if (s.chunks > 1 && s.all_forward_first)
     fail(ErrorCode::config, "all forward passes first: " + std::to_string(s.chunks) +
                                 " chunks on a rank are for interleaved schedules");
@@ -65,12 +65,12 @@ Schedule make_schedule(const PipelineShape& shape) {
     int64_t forward = 0, backward = 0;
     const auto go_forward = [&] {
       const Position p = order[static_cast<size_t>(forward++)];
-      actions.push_back({Work::forward, p.micro_batch, p.chunk});
+      actions.push_back({ActionKind::forward, p.micro_batch, p.chunk});
     };
     // The same order, from the last chunk to the first.
     const auto go_backward = [&] {
       const Position p = order[static_cast<size_t>(backward++)];
-      actions.push_back({Work::backward, p.micro_batch, static_cast<int32_t>(s.chunks - 1 - p.chunk)});
+      actions.push_back({ActionKind::backward, p.micro_batch, static_cast<int32_t>(s.chunks - 1 - p.chunk)});
     };
     while (forward < warm_up) go_forward();
     while (forward < total) go_forward(), go_backward();
@@ -80,14 +80,14 @@ Schedule make_schedule(const PipelineShape& shape) {
 }
 
 static std::string action_text(size_t rank, const PipelineAction& action) {
-  const char* work = action.work == Work::forward    ? "forward"
-                     : action.work == Work::backward ? "backward"
-                                                     : "weight";
-  return std::string(work) + " of micro-batch " + std::to_string(action.micro_batch) + ", chunk " +
+  const char* kind = action.kind == ActionKind::forward    ? "forward"
+                     : action.kind == ActionKind::backward ? "backward"
+                                                           : "weight gradients";
+  return std::string(kind) + " of micro-batch " + std::to_string(action.micro_batch) + ", chunk " +
          std::to_string(action.chunk) + " on rank " + std::to_string(rank);
 }
 
-ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks ticks) {
+ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, ActionTicks ticks) {
   ScheduleRun run;
   run.lengths = ticks;
   const auto ranks = static_cast<size_t>(s.ranks);
@@ -102,8 +102,8 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
   const auto at = [&](int64_t stage, int64_t micro_batch) {
     return static_cast<size_t>(stage * s.micro_batches + micro_batch);
   };
-  std::vector<int64_t> forward(static_cast<size_t>(stages * s.micro_batches), kNever), backward = forward,
-                                                                                       weight = forward;
+  std::vector<int64_t> forward(static_cast<size_t>(stages * s.micro_batches), kNever),
+      backward = forward, weight_gradients = forward;
   run.start.resize(ranks);
   run.idle.assign(ranks, 0);
   run.live.assign(ranks, 0);
@@ -123,14 +123,14 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
         const size_t here = at(stage, action.micro_batch);
         int64_t needed = 0, length = ticks.forward;
         std::vector<int64_t>* ended = &forward;
-        if (action.work == Work::forward) {
+        if (action.kind == ActionKind::forward) {
           if (stage > 0) needed = forward[at(stage - 1, action.micro_batch)];
-        } else if (action.work == Work::backward) {
+        } else if (action.kind == ActionKind::backward) {
           ended = &backward, length = ticks.backward;
           needed = stage + 1 < stages ? backward[at(stage + 1, action.micro_batch)] : forward[here];
           if (forward[here] == kNever) needed = kNever;
         } else {
-          ended = &weight, length = ticks.weight;
+          ended = &weight_gradients, length = ticks.weight_gradients;
           needed = backward[here];
         }
         if ((*ended)[here] != kNever) {
@@ -142,8 +142,8 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
         run.start[rank].push_back(start);
         free_at[rank] = (*ended)[here] = start + length;
         worked[rank] += length;
-        if (action.work == Work::forward) run.live[rank] = std::max(run.live[rank], ++held[rank]);
-        if (action.work == Work::backward) --held[rank];
+        if (action.kind == ActionKind::forward) run.live[rank] = std::max(run.live[rank], ++held[rank]);
+        if (action.kind == ActionKind::backward) --held[rank];
         moved = true;
       }
     }
@@ -162,7 +162,8 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, Ticks tic
 
 std::string draw(const PipelineShape& s, const Schedule& schedule, const ScheduleRun& run, int64_t columns) {
   const size_t digits = std::to_string(s.micro_batches - 1).size() + (s.chunks > 1 ? 1 : 0);
-  const size_t width = digits + 2;  // brackets
+  // Including brackets.
+  const size_t width = digits + 2;
   const auto shown = std::min(run.ticks, std::max<int64_t>(1, columns / static_cast<int64_t>(width)));
   std::string text;
   for (size_t rank = 0; rank < schedule.size(); ++rank) {
@@ -172,14 +173,14 @@ std::string draw(const PipelineShape& s, const Schedule& schedule, const Schedul
       const PipelineAction& action = schedule[rank][i];
       std::string label = std::to_string(action.micro_batch);
       if (s.chunks > 1) label += static_cast<char>('a' + action.chunk % 26);
-      label = action.work == Work::forward    ? label
-              : action.work == Work::backward ? "[" + label + "]"
-                                              : "w" + label;
+      label = action.kind == ActionKind::forward    ? label
+              : action.kind == ActionKind::backward ? "[" + label + "]"
+                                                    : "w" + label;
       label.insert(0, (width - label.size()) / 2, ' ');
       label.resize(width, ' ');
-      const int64_t length = action.work == Work::forward    ? run.lengths.forward
-                             : action.work == Work::backward ? run.lengths.backward
-                                                             : run.lengths.weight;
+      const int64_t length = action.kind == ActionKind::forward    ? run.lengths.forward
+                             : action.kind == ActionKind::backward ? run.lengths.backward
+                                                                   : run.lengths.weight_gradients;
       const int64_t begin = run.start[rank][i];
       for (int64_t t = begin; t < std::min(shown, begin + length); ++t) cells[static_cast<size_t>(t)] = label;
     }

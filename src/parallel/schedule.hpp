@@ -1,9 +1,9 @@
-// A pipeline schedule as data: for each rank the list of what it computes, in order. Made by a pure function
-// from a few numbers, carried out by the trainer, drawn and checked without processes.
+// A pipeline schedule as data: for each rank the list of its actions, in order. A pure function makes it from
+// a few numbers; the trainer runs it, and it can be drawn and checked without other processes.
 //
 // P ranks hold P * V stages of layers, stage s on rank s % P as its chunk s / P. A micro-batch goes forward
 // through stages 0 … PV - 1 and backward through them in the opposite order. All schedules here flush: a step
-// ends when every micro-batch has come back, so the numbers are those of one rank.
+// ends after the backward pass of its last micro-batch, so that the gradients are those of one rank.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ struct PipelineShape {
   bool all_forward_first = false;
 };
 
-// `weight` is the part of the backward pass that computes the gradients of weights, where a schedule runs it
-// separately; otherwise it belongs to `backward`.
-enum class Work : uint8_t { forward, backward, weight };
+// Zero-bubble schedules (Qi et al. 2023) divide the backward pass of a stage into its input gradients (B,
+// here `backward`) and its weight gradients (W). In other schedules `backward` computes both.
+enum class ActionKind : uint8_t { forward, backward, weight_gradients };
 struct PipelineAction {
-  Work work;
+  ActionKind kind;
   int32_t micro_batch, chunk;
   bool operator==(const PipelineAction&) const = default;
 };
@@ -37,17 +37,17 @@ using Schedule = std::vector<std::vector<PipelineAction>>;
 // V = 1: GPipe (Huang et al. 2019), or 1F1B (Narayanan et al. 2021; rank r begins with min(P - r - 1, M)
 // forward passes, then one forward and one backward in turns). V > 1: interleaved, with 2 (P - r - 1) + (V -
 // 1) group forward passes first, chunks taking turns after `group` micro-batches. ErrorCode::config for sizes
-// that are not positive, and for a group, the last one too, of fewer than P micro-batches, which would wait
-// for itself.
+// that are not positive, and for a group (the last one included) of fewer than P micro-batches, which would
+// deadlock.
 Schedule make_schedule(const PipelineShape& shape);
 
-// Ticks that a step takes.
-struct Ticks {
-  int64_t forward = 1, backward = 2, weight = 0;
+// Duration of each kind of action, in ticks.
+struct ActionTicks {
+  int64_t forward = 1, backward = 2, weight_gradients = 0;
 };
 struct ScheduleRun {
-  Ticks lengths;
-  // Empty, or what is wrong: an action missing, twice, or waiting forever.
+  ActionTicks lengths;
+  // An error of the schedule: an action is missing, occurs twice, or waits forever. Empty: no error.
   std::string problem;
   // Until the last rank has ended.
   int64_t ticks = 0;
@@ -55,16 +55,16 @@ struct ScheduleRun {
   std::vector<std::vector<int64_t>> start;
   // Ticks that each rank waits, of `ticks`.
   std::vector<int64_t> idle;
-  // The most (micro-batch, chunk) pairs that a rank holds between forward and backward.
+  // By rank, the greatest number of (micro-batch, chunk) pairs between forward and backward pass.
   std::vector<int64_t> live;
 };
-// Runs it by the clock: an action begins when its rank is free and what it needs has arrived; sends take no
+// Simulates the schedule: an action begins when its rank is idle and its inputs have arrived. Sends take no
 // time and never wait.
-ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, Ticks ticks = {});
+ScheduleRun simulate(const PipelineShape& shape, const Schedule& schedule, ActionTicks ticks = {});
 
-// A row for each rank, a column for each tick: `0` … for the forward pass of a micro-batch, the same in
-// brackets for its backward pass, `w0` for weights, with the chunk as a letter where there are several;
-// `columns` at most.
+// A diagram with a row for each rank and a column for each tick, at most `columns`. `0` … is the forward pass
+// of a micro-batch, the number in brackets its backward pass, `w0` its weight gradients. With several chunks
+// a letter names the chunk.
 std::string draw(const PipelineShape& shape, const Schedule& schedule, const ScheduleRun& run,
                  int64_t columns);
 

@@ -18,12 +18,12 @@ namespace fs = std::filesystem;
 OrderedJson object_of(std::string_view line, std::initializer_list<const char*> known, const char* example) {
   OrderedJson object = ordered_json_of(line, IfNotJson::discard);
   if (!object.is_object())
-    fail(ErrorCode::usage, "`" + std::string(line.substr(0, 100)) + "` is no JSON object",
+    fail(ErrorCode::usage, "`" + std::string(line.substr(0, 100)) + "` is not a JSON object",
          std::string("for example ") + example);
   const std::vector<std::string> names(known.begin(), known.end());
   for (const auto& [key, value] : object.items())
     if (std::find(names.begin(), names.end(), key) == names.end())
-      fail(ErrorCode::usage, "unknown key `" + key + "`", near_help(key, names, "known are "));
+      fail(ErrorCode::usage, "unknown key `" + key + "`", near_help(key, names, "known keys: "));
   return object;
 }
 
@@ -33,12 +33,13 @@ std::string dumped(const OrderedJson& object) {
 
 std::optional<int64_t> integer_of(const OrderedJson& object, const char* key) {
   if (!object.contains(key) || object[key].is_null()) return std::nullopt;
-  if (!object[key].is_number_integer()) fail(ErrorCode::usage, "`" + std::string(key) + "` is no integer");
+  if (!object[key].is_number_integer())
+    fail(ErrorCode::usage, "`" + std::string(key) + "` is not an integer");
   return object[key].get<int64_t>();
 }
 std::string text_member(const OrderedJson& object, const char* key) {
   if (!object.contains(key) || object[key].is_null()) return {};
-  if (!object[key].is_string()) fail(ErrorCode::usage, "`" + std::string(key) + "` is no text");
+  if (!object[key].is_string()) fail(ErrorCode::usage, "`" + std::string(key) + "` is not a string");
   return object[key].get<std::string>();
 }
 
@@ -47,7 +48,7 @@ std::string value_text(const std::string& path, const OrderedJson& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_number_float()) return to_text(value.get<double>());
   if (value.is_primitive()) return dump_json(value);
-  fail(ErrorCode::usage, "the value of `" + path + "` is neither a number, a text, true, false nor null");
+  fail(ErrorCode::usage, "the value of `" + path + "` is not a number, string, true, false or null");
 }
 
 OrderedJson description(const Store& store, const TrialPlan& trial, bool is_new) {
@@ -94,7 +95,8 @@ std::string ask(Store& store, std::string_view line, std::set<std::string>& give
   const OrderedJson request =
       object_of(line, {"values", "seed"}, R"({"values": {"optimizer.lr": 3e-4}, "seed": 1})");
   if (request.contains("values")) {
-    if (!request["values"].is_object()) fail(ErrorCode::usage, "`values` is no object of paths and values");
+    if (!request["values"].is_object())
+      fail(ErrorCode::usage, "`values` is not an object of field paths and values");
     Values values;
     for (const auto& [path, value] : request["values"].items())
       values.emplace_back(path, value_text(path, value));

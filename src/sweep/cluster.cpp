@@ -1,6 +1,9 @@
 #include "sweep/cluster.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "config/core/field.hpp"
 #include "config/resolve/resolve.hpp"
 #include "sweep/values.hpp"
@@ -20,7 +23,7 @@ void describe_cluster(Section<Cluster>& s) {
   s.field("qos", &Cluster::qos).doc("--qos");
   s.field("constraint", &Cluster::constraint).doc("--constraint");
   s.field("reservation", &Cluster::reservation).doc("--reservation");
-  s.field("memory", &Cluster::memory).doc("--mem, of a node").example("64G");
+  s.field("memory", &Cluster::memory).doc("--mem: memory of a node").example("64G");
   s.field("mpi", &Cluster::mpi)
       .doc("MPI plugin of srun for the ranks of a trial: SLURM_MPI_TYPE")
       .example("pmix");
@@ -29,11 +32,11 @@ void describe_cluster(Section<Cluster>& s) {
       .doc("--cpus-per-task, if the sweep does not set threads")
       .min(1);
   s.field("gpus_per_rank", &Cluster::gpus_per_rank).doc("--gpus-per-task").min(1);
-  s.field("ranks_per_node", &Cluster::ranks_per_node).doc("--ntasks-per-node at most").min(1);
+  s.field("ranks_per_node", &Cluster::ranks_per_node).doc("upper limit of --ntasks-per-node").min(1);
   s.field("array_max", &Cluster::array_max).doc("trials in one array; null: the limit of scontrol").min(1);
   s.field("max_parallel", &Cluster::max_parallel).doc("tasks of an array that run at the same time").min(1);
   s.field("signal_seconds", &Cluster::signal_seconds)
-      .doc("a task saves and is requeued so many seconds before its time limit")
+      .doc("seconds before its time limit at which a task saves and is requeued")
       .unit("s")
       .range(1, 65535);
   s.field("max_requeues", &Cluster::max_requeues)
@@ -46,9 +49,7 @@ void describe_cluster(Section<Cluster>& s) {
 }
 
 bool one_line(std::string_view text) {
-  for (const char c : text)
-    if (static_cast<unsigned char>(c) < 0x20 && c != '\t') return false;
-  return true;
+  return std::none_of(text.begin(), text.end(), [](char c) { return is_control(c) && c != '\t'; });
 }
 
 void check_lines(const Cluster& cluster, RuleReport& report) {
@@ -56,7 +57,7 @@ void check_lines(const Cluster& cluster, RuleReport& report) {
                             &cluster.reservation, &cluster.memory, &cluster.mpi})
     if (*value &&
         (!one_line(**value) || (*value)->find_first_of(" \t\"'") != std::string::npos || (*value)->empty()))
-      report.error("`" + **value + "` holds a blank or a quote, which no option of sbatch takes here");
+      report.error("`" + **value + "` must be one line without blanks and quotes, as an option of sbatch");
   for (const std::string& option : cluster.sbatch)
     if (!option.starts_with("--") || !one_line(option))
       report.error("`" + option + "` in `sbatch` is not of the form --name or --name=value");
@@ -71,7 +72,7 @@ const Schema& cluster_schema() {
     made->rule<Cluster>(
         {"L0001",
          "cluster_lines",
-         "what goes into a batch script is one line each",
+         "each value that goes into a batch script is one line",
          {"partition", "account", "qos", "constraint", "reservation", "memory", "mpi", "sbatch", "setup"}},
         check_lines);
     made->finish();

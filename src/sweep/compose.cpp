@@ -15,6 +15,7 @@
 #include "train/trainer/estimate.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/schedule_setup.hpp"
+#include "train/trainer/start_checks.hpp"
 
 namespace capstan::sweep {
 
@@ -24,8 +25,8 @@ using config::FieldInfo;
 
 namespace {
 
-// Whether a field decides what a run learns, or how fast; else it is about what is written and reported, and
-// where the run is placed. The tokenizer decides what the model reads; how long a run may take does not.
+// True for a field that changes the model that a run produces, or its speed. False for fields of output,
+// logging and placement on the machine, and for time limits.
 bool decides_training(const FieldInfo& field) {
   constexpr std::array<std::string_view, 5> placement{"train.device", "train.threads", "dataset.num_workers",
                                                       "dist.distributed_backend", "resilience.memory_limit"};
@@ -33,8 +34,8 @@ bool decides_training(const FieldInfo& field) {
   return field.section == "tokenizer" || (field.effect != Effect::io && field.effect != Effect::log);
 }
 
-// The fields of `validation` to which the definition gives more than one value: what they change is the
-// metric that trials are ranked by.
+// The fields of `validation` to which the definition gives more than one value. They change the metric by
+// which trials are ranked, so that trials that differ only in them are different trials.
 std::set<std::string, std::less<>> varied_validation(const Definition& definition) {
   std::map<std::string, std::set<std::string>> values;
   for (const Axis& axis : definition.axes) values[axis.path].insert(axis.values.begin(), axis.values.end());
@@ -110,7 +111,8 @@ config::Resolution Composer::resolve(const Values& values, std::optional<int64_t
     add(config::Override::token("train.threads=" + std::to_string(*definition_.resources.threads)),
         "sweep: resources");
   config::Resolution resolution = config::resolve(request);
-  // The words exist nowhere else: what the recipe says of its values names their part in the sweep.
+  // These overrides are in no file and on no command line, so the origin of their values names the part of
+  // the sweep definition instead.
   for (auto& [ignored, origin] : resolution.origins)
     if (origin.kind == config::Origin::Kind::cli && origin.location.line >= 1 &&
         static_cast<size_t>(origin.location.line) <= origins.size())
@@ -121,7 +123,8 @@ config::Resolution Composer::resolve(const Values& values, std::optional<int64_t
 Composer::Composer(const Definition& definition)
     : definition_(definition), varied_validation_(varied_validation(definition)) {
   const config::Resolution base = resolve({}, std::nullopt);
-  if (base.malformed || base.bad_words)  // else the axes may give what is missing
+  // Other errors of the base are accepted: the axes may set the fields that are missing.
+  if (base.malformed || base.bad_words)
     fail(base.malformed ? ErrorCode::format : ErrorCode::config,
          "the base `" + definition.base + "` cannot be composed" +
              errors_text(base.diagnostics, base.sources));
@@ -140,8 +143,8 @@ TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown)
   out.steps = steps_of(config, why_unknown);
   const int64_t samples = config::BatchRamp(config.train).samples_of(out.steps.value_or(0));
   out.tokens = samples * config.model.seq_length;
-  // The meta step is the dear part. Rates and other fractions do not change what it allocates, unless they
-  // are 0.
+  // The meta step is expensive, so trials that allocate the same memory share its result. Real-valued fields,
+  // such as learning rates, change the allocations only where they are 0.
   std::string key;
   for (const FieldInfo* field : config::schema().fields()) {
     if (!counts(*field) || field->path == kSeedPath || field->section == "scheduler" ||
@@ -200,7 +203,7 @@ ComposedTrial Composer::compose(const Values& values, std::optional<int64_t> see
   if (!out.reasons.empty()) return out;
   try {
     trial.estimate = estimate(config, out.unknown_length);
-    train::check_memory_limit(config);
+    train::check_memory_limit(config, train::data_bytes_under_limit(config));
   } catch (const Error& error) {
     out.reasons.push_back(error.message());
     return out;
@@ -209,14 +212,15 @@ ComposedTrial Composer::compose(const Values& values, std::optional<int64_t> see
   if (config.validation.eval_iters > 0) out.eval_interval = config.validation.eval_interval;
   trial.ranks = config.dist.world_size;
   trial.threads = config.train.threads;
-  for (auto& [path, value] : trial.values)  // as the recipe shows it, however it was written
+  // Values as the recipe shows them, however they were written.
+  for (auto& [path, value] : trial.values)
     if (const auto target = find_target(path); target && target->field && !target->inside)
       value = config::yaml_inline(*target->field->type, schema.load(&config, *target->field));
   out.form = form_of(config);
   trial.hash = config::hash_of(out.form);
   trial.configuration_hash = config::hash_of(form_of(config, false));
-  config.name =
-      definition_.name + "-" + trial.hash.substr(0, 8);  // of the run, where the trial is run by itself
+  // The run's name, if the trial is run by itself.
+  config.name = definition_.name + "-" + trial.hash.substr(0, 8);
   out.files.recipe = config::resolved_recipe(resolution);
   std::string& overrides = out.files.overrides;
   for (const std::string& word : definition_.set) overrides += word + "\n";

@@ -92,7 +92,7 @@ static void describe(config::Section<Definition>& s) {
   s.field("set", &Definition::set);
   s.field("seeds", &Definition::seeds).min(0);
   s.field("method", &Definition::method);
-  s.field("trials", &Definition::trials).range(1, kMostPoints);
+  s.field("trials", &Definition::trials).range(1, kMaxPoints);
   s.field("seed", &Definition::seed).min(0);
   s.field("metric", &Definition::metric);
   s.field("stop", &Definition::stop);
@@ -113,7 +113,7 @@ static void describe(config::Section<RangeFields>& s) {
   s.field("log", &RangeFields::log);
   s.field("linear", &RangeFields::linear);
   s.field("range", &RangeFields::range);
-  s.field("n", &RangeFields::n).range(2, kMostValues);
+  s.field("n", &RangeFields::n).range(2, kMaxValues);
 }
 
 namespace {
@@ -142,10 +142,9 @@ class Reader {
     read_fields(definition_fields(), &d_, root_, "", {"schema", "axes", "link", "exclude"});
     if (d_.name.find('/') != std::string::npos || d_.name.starts_with('.'))
       out_.error(root_.find("name")->location,
-                 "the name of a sweep has no `/` and does not begin with a dot");
+                 "the name of a sweep must not contain `/` or begin with a dot");
     if (d_.base.empty())
-      out_.error(root_.location, "`base` is missing")
-          .help("write the recipe that is varied: `base: quickstart`");
+      out_.error(root_.location, "`base` is missing").help("name the recipe to vary: `base: quickstart`");
     check_set();
     if (const Node* node = of_kind("axes", Node::Kind::map, "a mapping"))
       for (size_t i = 0; i < node->items.size(); ++i)
@@ -189,7 +188,8 @@ class Reader {
       }
       Node value = node.items[i];
       if (value.kind == Node::Kind::null && !value.empty) continue;
-      if (key == "metric" && value.kind == Node::Kind::scalar) {  // its name
+      // A scalar is the metric's name.
+      if (key == "metric" && value.kind == Node::Kind::scalar) {
         value.kind = Node::Kind::map;
         value.add("name", value.location, node.items[i]);
       }
@@ -285,7 +285,7 @@ class Reader {
                *n = node.find("n");
     if ((log != nullptr) + (linear != nullptr) + (range != nullptr) != 1) {
       out_.error(node.location, "a range has one of `log`, `linear` and `range`")
-          .help("for instance {log: [1e-4, 1e-3], n: 4}; {range: [start, stop, step]} leaves the stop out");
+          .help("for instance {log: [1e-4, 1e-3], n: 4}; {range: [start, stop, step]} excludes the stop");
       return false;
     }
     const bool integer = field.type->kind == config::Type::Kind::integer;
@@ -318,9 +318,9 @@ class Reader {
     axis.kind = log ? AxisKind::log : AxisKind::linear;
     if (range) {
       const double step = numbers.size() == 3 ? numbers[2] : 1;
-      if (!(step > 0) || (axis.high - axis.low) / step > static_cast<double>(kMostValues)) {
+      if (!(step > 0) || (axis.high - axis.low) / step > static_cast<double>(kMaxValues)) {
         out_.error(location,
-                   "the step must be above 0, and give at most " + std::to_string(kMostValues) + " values");
+                   "the step must be above 0, and give at most " + std::to_string(kMaxValues) + " values");
         return false;
       }
       for (const double value : range_points(axis.low, axis.high, step))
@@ -422,7 +422,7 @@ class Reader {
         condition.path = found ? found->path : row.keys[i];
         if (!used_.contains(condition.path)) {
           out_.error(row.key_locations[i], "`" + row.keys[i] + "` is varied by no axis and no link")
-              .help(near_help(condition.path, varied, "varied are: "));
+              .help(near_help(condition.path, varied, "varied fields: "));
           continue;
         }
         const Node& value = row.items[i];
@@ -479,9 +479,8 @@ class Reader {
     if (std::find(written.begin(), written.end(), name) != written.end() || name.starts_with("seconds_") ||
         (name.find('/') != std::string::npos && !name.starts_with("val/")))
       return;
-    out_.error(node.location,
-               "`train` writes no metric `" + name + "`: trials have values only from `sweep tell`")
-        .help(near_help(name, written, "written are: "))
+    out_.error(node.location, "`train` writes no metric `" + name + "`: only `sweep tell` can report it")
+        .help(near_help(name, written, "metrics of `train`: "))
         .level = Level::warning;
   }
 
@@ -514,7 +513,8 @@ ParsedDefinition read_definition_text(std::string text, std::string directory, s
   out.sources.push_back({config::Source::Kind::file, std::move(shown), config::normalized(std::move(text)),
                          std::move(directory)});
   const auto root = config::parse_yaml(0, out.sources, out.diagnostics);
-  for (Diagnostic& diagnostic : out.diagnostics)  // the parser's messages are about recipes
+  // The parser's messages speak of recipes.
+  for (Diagnostic& diagnostic : out.diagnostics)
     if (diagnostic.code == "C0011" || diagnostic.code == "C0013") {
       diagnostic.message = diagnostic.code == "C0011" ? "empty sweep file" : "a sweep file is a mapping";
       diagnostic.helps = {"it begins with `schema: " + std::string(kDefinitionSchema) + "`"};

@@ -84,7 +84,7 @@ class OverrideReader {
       std::replace(line.begin(), line.end(), '\n', ' ');
       out_.sources[0].text += line + "\n";
       ++line_;
-      std::string text = word.text;  // as a bare word
+      std::string text = word.text;
       if (word.kind == config::Override::Kind::file) text = "@" + text;
       if (word.kind == config::Override::Kind::unset) text = "~" + text;
       if (const size_t at = text.find('='); word.kind == config::Override::Kind::append && at != text.npos)
@@ -102,7 +102,7 @@ class OverrideReader {
   void set(const std::string& word) {
     if (planned_)
       error("`" + word + "` would change every trial of the sweep")
-          .help("an axis has several values: a,b; for another base plan another sweep");
+          .help("an axis has several values: a,b; to change the base, plan another sweep");
     d_.set.push_back(word);
   }
 
@@ -151,7 +151,7 @@ class OverrideReader {
       return;
     }
     if (same->continuous() || axis.continuous()) {
-      error("the axis `" + axis.path + "` takes any value of its range: there is none to add")
+      error("the axis `" + axis.path + "` is a continuous range: it has no list of values to extend")
           .help("more `trials` draw more points");
       return;
     }
@@ -172,7 +172,8 @@ class OverrideReader {
       return given.size() == 1 && given[0].empty() ? wrong("values: choice(a,b)") : true;
     }
     if (call.name == "glob") return glob(axis, given);
-    if (call.name == "tag") {  // tag(log, interval(a, b))
+    // As in tag(log, interval(a, b)).
+    if (call.name == "tag") {
       const auto inner = given.size() >= 2 ? parse_function(given.back()) : std::nullopt;
       if (!inner || !expand(axis, *inner))
         return inner ? false : wrong("tags and a range: tag(log,interval(1e-4,1e-3))");
@@ -189,8 +190,9 @@ class OverrideReader {
     if (!range && !log && call.name != "interval" && call.name != "uniform" && call.name != "linear") {
       error("there is no sweep function `" + call.name + "`")
           .help(
-              "there are choice, range, interval, uniform, loguniform, log, linear, tag and glob; a text "
-              "with brackets goes in quotes");
+              "the functions are choice, range, interval, uniform, loguniform, log, linear, tag and glob; "
+              "put a text "
+              "with brackets in quotes");
       return false;
     }
     std::vector<double> numbers;
@@ -206,9 +208,10 @@ class OverrideReader {
     if (numbers.size() != 2 && numbers.size() != 3)
       return wrong(range ? "start, stop and a step: range(1,9,2)"
                          : "two bounds, and the number of points: " + call.name + "(1e-4,1e-3,4)");
-    if (range) {  // half-open, as everywhere
+    // A range is half-open.
+    if (range) {
       const double step = numbers.size() == 3 ? numbers[2] : 1;
-      if (!(step > 0) || !(numbers[0] < numbers[1]) || (numbers[1] - numbers[0]) / step > kMostPoints)
+      if (!(step > 0) || !(numbers[0] < numbers[1]) || (numbers[1] - numbers[0]) / step > kMaxPoints)
         return wrong("a start below the stop, and a step above 0");
       for (const double value : range_points(numbers[0], numbers[1], step))
         axis.values.push_back(point_text(value, value == std::floor(value)));
@@ -218,8 +221,8 @@ class OverrideReader {
     axis.low = numbers[0], axis.high = numbers[1];
     if (numbers.size() == 2) return true;
     const double points = numbers[2];
-    if (points != std::floor(points) || points < 2 || points > kMostValues)
-      return wrong("as its third argument the number of points, from 2 to " + std::to_string(kMostValues));
+    if (points != std::floor(points) || points < 2 || points > kMaxValues)
+      return wrong("as its third argument the number of points, from 2 to " + std::to_string(kMaxValues));
     axis.points = static_cast<int64_t>(points);
     return true;
   }
@@ -240,7 +243,7 @@ class OverrideReader {
         }
     }
     if (axis.values.empty())
-      error("no preset of `" + axis.path + "` matches").help("there are: " + join(names, ", "));
+      error("no preset of `" + axis.path + "` matches").help("its presets: " + join(names, ", "));
     return !axis.values.empty();
   }
 

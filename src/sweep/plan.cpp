@@ -11,6 +11,7 @@
 #include "base/file.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "checkpoint/file_system.hpp"
 #include "sweep/compose.hpp"
 #include "sweep/json.hpp"
@@ -209,8 +210,7 @@ void adopt(Plan& plan, const fs::path& directory, Composer& composer) {
   if (composer.base_hash() == plan.base_hash) return;
   const auto refuse = [&](const std::string& why) {
     fail(ErrorCode::failed,
-         "the recipe `" + plan.definition.base +
-             "` does not mean what it meant when this sweep was planned: " + why,
+         "the recipe `" + plan.definition.base + "` has changed since this sweep was planned: " + why,
          "restore it, or plan another sweep: trials of two recipes cannot be compared");
   };
   size_t compared = 0;
@@ -232,7 +232,7 @@ void adopt(Plan& plan, const fs::path& directory, Composer& composer) {
     trial.hash = composed.trial.hash;
     trial.configuration_hash = composed.trial.configuration_hash;
   }
-  if (compared == 0) refuse("no trial has its recipe.yaml any more, which would say whether it does");
+  if (compared == 0) refuse("no trial has its recipe.yaml any more, so that its values cannot be compared");
   plan.base_hash = composer.base_hash();
 }
 
@@ -295,24 +295,24 @@ void choose_metric(Definition& definition, const Validation& validation, std::ve
   Metric& metric = definition.metric;
   const bool all = validation.validating == validation.trials;
   const std::string share = validation.validating == 0
-                                ? std::string("no trial validates")
+                                ? std::string("no trial runs validation")
                                 : std::to_string(validation.trials - validation.validating) + " of " +
-                                      std::to_string(validation.trials) + " trials do not validate";
+                                      std::to_string(validation.trials) + " trials do not run validation";
   if (!metric.named) {
     metric.name = all ? "val/loss" : "loss";
     if (!all) notes.push_back(share + ": the sweep is ranked by `loss`, the training loss");
   } else if (metric.name.starts_with("val/") && !all) {
-    notes.push_back(share + " (`validation.eval_interval` is null): they have no `" + metric.name + "`");
+    notes.push_back(share + " (`validation.eval_interval` is null) and have no `" + metric.name + "`");
   }
   if (metric.name.starts_with("val/") && all && !definition.stop.asha.steps.empty() &&
       definition.stop.asha.steps.front() < validation.longest_interval)
     notes.push_back("the first rung of stop.asha, step " +
                     std::to_string(definition.stop.asha.steps.front()) +
-                    ", comes before the first validation: a trial is compared there by its first `" +
-                    metric.name + "`, at step " + std::to_string(validation.longest_interval));
+                    ", comes before the first validation, so that it compares trials by their first `" +
+                    metric.name + "`, of step " + std::to_string(validation.longest_interval));
 }
 
-// A rung at the end of a run, or past it, stops nothing: so much is said.
+// Adds a note for rungs at or after the last step of every trial, which stop no trial.
 void note_late_rungs(const Plan& plan, std::vector<std::string>& notes) {
   int64_t longest = 0;
   for (const TrialPlan& trial : plan.trials) {
@@ -329,7 +329,8 @@ void note_late_rungs(const Plan& plan, std::vector<std::string>& notes) {
 
 // One reason for all invalid trials is the base's, or that of `set`.
 [[noreturn]] void fail_without_trials(const Plan& plan) {
-  if (plan.invalid.empty()) fail(ErrorCode::config, "no trial is left: `exclude` takes away every point");
+  if (plan.invalid.empty())
+    fail(ErrorCode::config, "`exclude` removes every point, so that no trial is left");
   const InvalidTrial& first = plan.invalid.front();
   std::string message = "every trial of this sweep is invalid";
   std::map<std::string, int64_t> reasons;
@@ -346,7 +347,8 @@ void note_late_rungs(const Plan& plan, std::vector<std::string>& notes) {
     }
   }
   fail(ErrorCode::config, message,
-       "the first is `capstan check " + plan.definition.base + " " + text_of(first.values, first.seed) + "`");
+       "check the first one: `capstan check " + plan.definition.base + " " +
+           text_of(first.values, first.seed) + "`");
 }
 
 }  // namespace
@@ -369,10 +371,12 @@ ComposedPlan make_plan(const Definition& definition, PlanProgress progress) {
 
   Composer composer(definition);
   plan.base_hash = composer.base_hash();
-  std::set<std::string> known;  // hashes
+  // Hashes of the trials.
+  std::set<std::string> known;
   std::map<std::string, int64_t> warnings;
   Validation validation;
-  std::map<std::string, int64_t> unknown_lengths;  // why → trials
+  // Number of trials by reason.
+  std::map<std::string, int64_t> unknown_lengths;
   const auto all = static_cast<int64_t>(points.points.size() * seeds.size());
   int64_t done = 0;
   for (const Values& drawn : points.points)
@@ -400,10 +404,9 @@ ComposedPlan make_plan(const Definition& definition, PlanProgress progress) {
   choose_metric(plan.definition, validation, out.notes);
   note_late_rungs(plan, out.notes);
   for (const auto& [why, times] : unknown_lengths)
-    out.notes.push_back(
-        "the steps of " + std::to_string(times) + (times == 1 ? " trial" : " trials") +
-        " are known when it starts, and not counted here: train.epochs, and the data cannot be read (" + why +
-        ")");
+    out.notes.push_back("the steps of " + counted(times, "trial") +
+                        " are not counted: train.epochs needs the data, which cannot be read now (" + why +
+                        ")");
   for (const auto& [warning, times] : warnings)
     out.notes.push_back(warning + (times > 1 ? " (in " + std::to_string(times) + " trials)" : ""));
   name_by_hash(plan.trials, &TrialPlan::hash, &TrialPlan::id);
@@ -424,10 +427,10 @@ bool is_sweep(const fs::path& directory) {
 void write_plan(const fs::path& directory, const ComposedPlan& planned) {
   std::error_code error;
   if (is_sweep(directory))
-    fail(ErrorCode::failed, "`" + directory.string() + "` holds a sweep already",
+    fail(ErrorCode::failed, "`" + directory.string() + "` already holds a sweep",
          "`capstan sweep add` extends it; or choose another sweep directory");
   if (fs::exists(directory, error) && !(fs::is_directory(directory, error) && fs::is_empty(directory, error)))
-    fail(ErrorCode::failed, "`" + directory.string() + "` exists and is no sweep",
+    fail(ErrorCode::failed, "`" + directory.string() + "` exists and is not a sweep directory",
          "choose another sweep directory");
   const fs::path target = fs::absolute(directory).lexically_normal();
   const fs::path clean = target.has_filename() ? target : target.parent_path();
@@ -443,7 +446,8 @@ void write_plan(const fs::path& directory, const ComposedPlan& planned) {
     write_text(staged / "journal.jsonl", "");
     write_text(staged / "plan.json", json_text(planned.plan));
     sync_all(staged);
-    fs::remove(clean, error);  // an empty directory
+    // Only an empty directory is removed.
+    fs::remove(clean, error);
     rename_new(staged, clean);
   } catch (const fs::filesystem_error& problem) {
     fs::remove_all(staged, error);
@@ -462,13 +466,15 @@ int64_t extend_plan(const fs::path& directory, const ComposedPlan& planned) {
   ComposedPlan merged;
   merged.plan = planned.plan;
   merged.plan.trials.clear();
-  if (!merged.plan.definition.metric.named)  // results that are there keep their meaning
+  // Existing results keep their meaning.
+  if (!merged.plan.definition.metric.named)
     merged.plan.definition.metric.name = before.definition.metric.name;
   const auto take = [&](TrialPlan trial, TrialFiles files) {
     merged.plan.trials.push_back(std::move(trial));
     merged.files.push_back(std::move(files));
   };
-  std::map<std::string, size_t> now;  // by hash
+  // Indices by hash.
+  std::map<std::string, size_t> now;
   for (size_t i = 0; i < planned.plan.trials.size(); ++i) now[planned.plan.trials[i].hash] = i;
   // Hash, or its beginning → as the plan calls it.
   std::map<std::string, std::string> configurations;
@@ -533,7 +539,7 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
     }
     const auto number = parse_int(value);
     if (!number || (seed && *seed != *number))
-      fail(ErrorCode::config, number ? "two seeds, " + std::to_string(*seed) + " and " + value
+      fail(ErrorCode::config, number ? "two seeds are given, " + std::to_string(*seed) + " and " + value
                                      : "`" + value + "` is not a seed");
     seed = number;
   }
@@ -541,14 +547,15 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
   adopt(planned.plan, directory, composer);
   ComposedTrial composed = composer.compose(canonical, seed);
   if (!composed.valid)
-    fail(ErrorCode::config, "no trial can be made of " + text_of(canonical, seed) + ":\n    " +
-                                join(composed.reasons, "\n    "));
+    fail(ErrorCode::config,
+         "this trial is invalid: " + text_of(canonical, seed) + ":\n    " + join(composed.reasons, "\n    "));
   for (const TrialPlan& trial : planned.plan.trials)
     if (means(trial, composed.trial.hash)) return trial;
   TrialPlan& added = composed.trial;
   added.id = added.hash.substr(0, kIdDigits);
   added.configuration = added.configuration_hash.substr(0, kIdDigits);
-  for (const TrialPlan& trial : planned.plan.trials)  // a replicate of one that is there
+  // The trial may be a replicate of a configuration that exists.
+  for (const TrialPlan& trial : planned.plan.trials)
     if (has_configuration(trial, added.configuration_hash)) added.configuration = trial.configuration;
   planned.files.resize(planned.plan.trials.size());
   planned.plan.trials.push_back(std::move(added));
@@ -560,17 +567,19 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
 
 Plan read_plan(const fs::path& directory) {
   std::error_code unknown;
-  if (!fs::exists(directory, unknown))
-    fail_not_found("", directory.string(), "`capstan sweep plan` makes one");
+  if (!fs::exists(directory, unknown)) {
+    const std::string near = near_paths_help(near_runs(directory.string(), "sweeps"));
+    fail_not_found("", directory.string(), near.empty() ? "`capstan sweep plan` creates one" : near);
+  }
   if (!is_sweep(directory))
-    fail(ErrorCode::not_found, "`" + directory.string() + "` is no sweep: it has no plan.json",
-         "`capstan sweep plan` makes one");
+    fail(ErrorCode::not_found, "`" + directory.string() + "` is not a sweep directory: it has no plan.json",
+         "`capstan sweep plan` creates one");
   const std::string file = (directory / "plan.json").string();
   const Json json = parse_json(read_file(file, 1 << 30), file);
   Plan plan;
   try {
     if (json.at("schema") != kPlanSchema)
-      fail(ErrorCode::format, "`" + file + "` is no plan of a sweep that this version reads");
+      fail(ErrorCode::format, "`" + file + "` is not a sweep plan that this version reads");
     const auto values_of = [&](const Json& object) {
       Values values;
       for (const auto& [path, value] : object.items()) values.emplace_back(path, value.get<std::string>());
@@ -600,7 +609,7 @@ Plan read_plan(const fs::path& directory) {
       // It becomes a path.
       if (trial.id.size() < kIdDigits || trial.id.size() > 32 ||
           trial.id.find_first_not_of("0123456789abcdef") != std::string::npos)
-        fail(ErrorCode::format, "`" + file + "`: `" + trial.id + "` is no trial");
+        fail(ErrorCode::format, "`" + file + "`: `" + trial.id + "` is not a trial");
       trial.configuration = one.at("configuration").get<std::string>();
       trial.hash = one.value("hash", "");
       trial.configuration_hash = one.value("configuration_hash", "");

@@ -29,7 +29,8 @@ class Space {
     if (!d_.link.empty()) sizes_.push_back(static_cast<int64_t>(d_.link.size()));
   }
   size_t dimensions() const { return sizes_.size(); }
-  int64_t size(size_t dimension) const { return sizes_[dimension]; }  // 0: any value
+  // 0: any value.
+  int64_t size(size_t dimension) const { return sizes_[dimension]; }
 
   // coordinates: of the axes that take any value, each in [0, 1).
   Values at(const std::vector<int64_t>& indices, const std::vector<double>& coordinates = {}) const {
@@ -70,10 +71,10 @@ Points grid(const Definition& d, const Space& space) {
   Points out;
   double product = 1;
   for (size_t i = 0; i < space.dimensions(); ++i) product *= static_cast<double>(space.size(i));
-  if (product > static_cast<double>(kMostPoints))
+  if (product > static_cast<double>(kMaxPoints))
     fail(ErrorCode::config,
          "the grid has " + human_count(product) + " points, and a sweep has at most " +
-             with_separators(kMostPoints),
+             with_separators(kMaxPoints),
          "draw from it: `method: random` and `trials: N`");
   std::vector<int64_t> indices(space.dimensions());
   for (auto left = static_cast<int64_t>(product); left > 0; --left) {
@@ -121,12 +122,12 @@ Points drawn(const Definition& d, const Space& space) {
   if (dimensions == 0)
     fail(ErrorCode::config,
          "method " + std::string(config::enum_name(d.method)) + " has no axis to draw from");
-  if (d.method == Method::sobol && dimensions > Sobol::kMostDimensions)
+  if (d.method == Method::sobol && dimensions > Sobol::kMaxDimensions)
     fail(ErrorCode::config,
-         "the Sobol sequence has " + std::to_string(Sobol::kMostDimensions) + " dimensions here, and " +
+         "the Sobol sequence has " + std::to_string(Sobol::kMaxDimensions) + " dimensions here, and " +
              std::to_string(dimensions) + " vary",
          "`method: random` takes any number");
-  Sobol sobol(static_cast<int>(std::min<size_t>(dimensions, Sobol::kMostDimensions)));
+  Sobol sobol(static_cast<int>(std::min<size_t>(dimensions, Sobol::kMaxDimensions)));
   std::set<Values> seen;
   const int64_t wanted = *d.trials, most = 100 * wanted + 1000;
   int64_t draw = 0;
@@ -153,9 +154,9 @@ Points points_of(const Definition& definition) {
                   : definition.method == Method::list ? side_by_side(definition, space)
                                                       : drawn(definition, space);
   const size_t seeds = std::max<size_t>(1, definition.seeds.size());
-  if (points.points.size() * seeds > static_cast<size_t>(kMostPoints))
+  if (points.points.size() * seeds > static_cast<size_t>(kMaxPoints))
     fail(ErrorCode::config, std::to_string(points.points.size()) + " points with " + std::to_string(seeds) +
-                                " seeds are more than " + with_separators(kMostPoints) + " trials");
+                                " seeds are more than " + with_separators(kMaxPoints) + " trials");
   return points;
 }
 

@@ -15,7 +15,7 @@ struct Points {
   bool exhausted = false;
 };
 
-// Throws ErrorCode::config for more than kMostPoints, or more dimensions than the Sobol sequence has. The
+// Throws ErrorCode::config for more than kMaxPoints, or more dimensions than the Sobol sequence has. The
 // first N points of random and sobol do not depend on how many there are.
 Points points_of(const Definition& definition);
 

@@ -18,8 +18,7 @@
 namespace capstan::sweep {
 
 // The point of a curve that counts at a rung: the last one up to that step, or the first one where there is
-// none. nullopt: not known yet. reached: the last step after which no more points of it or of an earlier one
-// come.
+// none. nullopt: not known yet. reached: no more points will be added at this step or an earlier one.
 std::optional<CurvePoint> point_at_rung(const std::vector<CurvePoint>& curve, int64_t step,
                                         int64_t reached = 0);
 

@@ -17,8 +17,8 @@ namespace capstan::sweep {
 
 namespace {
 
-constexpr size_t kPointsOfAll = 150'000, kMostPoints = 300, kFewestPoints = 12;
-constexpr size_t kMostRows = 1000;
+constexpr size_t kPointsOfAll = 150'000, kMaxPoints = 300, kMinPoints = 12;
+constexpr size_t kMaxRows = 1000;
 
 OrderedJson finite_or_null(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? OrderedJson(*value) : OrderedJson();
@@ -59,7 +59,7 @@ OrderedJson rows_text(const Table& table, const Results& results, RowSelection s
   size_t next = 1;
   for (const TableRow& row : table.rows) {
     if (row.ranked != (selection == RowSelection::ranked)) continue;
-    if (next > kMostRows) break;
+    if (next > kMaxRows) break;
     lines.push_back({{"cells", std::move(texts[next++])}, {"trials", row.trials}});
   }
   return lines;
@@ -123,7 +123,7 @@ std::string data_text(const Results& results, const std::string& recipe, const s
   root["rows"] = table.rows.size();
 
   const size_t even = kPointsOfAll / std::max<size_t>(1, plan.trials.size());
-  const size_t most = std::clamp(even, kFewestPoints, kMostPoints);
+  const size_t most = std::clamp(even, kMinPoints, kMaxPoints);
   std::string text = dump_json(root);
   // The closing brace: the trials follow.
   text.pop_back();

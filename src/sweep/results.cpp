@@ -4,11 +4,25 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "sweep/values.hpp"
 
 namespace capstan::sweep {
+
+// A metric that no trial has, although they have others, is misspelled.
+static void refuse_unknown_metric(const Store& store, const Results& results) {
+  std::set<std::string> known;
+  for (size_t i = 0; i < results.trials.size(); ++i) {
+    if (!results.trials[i].curve.empty()) return;
+    known.merge(store.metric_names(results.plan.trials[i].id));
+  }
+  if (!known.empty())
+    fail(ErrorCode::usage, "no trial has the metric `" + results.metric().name + "`",
+         near_help(results.metric().name, {known.begin(), known.end()}, "metrics of these trials: "));
+}
 
 Results read_results(const Store& store, const std::optional<Metric>& metric) {
   Results results{store.plan(), {}};
@@ -22,6 +36,7 @@ Results read_results(const Store& store, const std::optional<Metric>& metric) {
     trial.curve = store.read_curve(id, results.metric().name);
     if (metric) trial.status.metric = summarized(trial.curve, *metric);
   }
+  if (metric) refuse_unknown_metric(store, results);
   return results;
 }
 
@@ -45,7 +60,7 @@ Metric metric_of(std::string_view text, const Metric& otherwise) {
   else
     wrong("it has no name");
   if (colon == std::string_view::npos) return metric;
-  if (!metric.set_at(trim(rest.substr(colon + 1)))) wrong("it is taken at last, best or mean(last N)");
+  if (!metric.set_at(trim(rest.substr(colon + 1)))) wrong("last, best or mean(last N) follows the colon");
   return metric;
 }
 
@@ -133,6 +148,7 @@ std::optional<ExplainedVariance> explained_variance(const Results& results) {
     std::map<std::vector<std::string>, std::vector<double>> groups;
     for (const Point& point : points) {
       std::vector<std::string> key;
+      key.reserve(paths.size());
       for (const std::string& path : paths) key.push_back(value_of(point.trial->values, path));
       groups[key].push_back(point.value);
     }

@@ -16,6 +16,7 @@
 #include <memory>
 #include <set>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
@@ -41,16 +42,13 @@ int RunnerResult::exit_code() const {
 
 namespace {
 
-constexpr int kTerminalStop = 75;  // ended early, with a checkpoint
+// Ended early, with a checkpoint.
+constexpr int kTerminalStop = 75;
 constexpr auto kHeartbeat = std::chrono::seconds(15);
 // Time that a trial has to save and end once it was asked to.
 constexpr std::chrono::minutes kStopTimeout{10};
 constexpr off_t kTail = 8192;
 constexpr int kTailLines = 15;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Blocks signals, which the loop then polls; trials get the previous mask.
 class BlockedSignals {
@@ -190,9 +188,8 @@ class Runner {
       const auto [seen, first] = heartbeats_.emplace(trial.id, holder->beat);
       if (seen->second != holder->beat || holder->seconds_left <= 0) return false;
       if (first)
-        listener_.note("trial " + trial.id + " is held by " + holder->text +
-                       ": waiting for a sign of life, " + std::to_string(holder->seconds_left) +
-                       " s at most");
+        listener_.note("trial " + trial.id + " is held by " + holder->text + ": waiting up to " +
+                       std::to_string(holder->seconds_left) + " s for its heartbeat");
     }
     awaited_.insert(trial.id);
     return true;
@@ -413,7 +410,8 @@ class Runner {
     } else if (code == kTerminalStop || (stopped && code > 128)) {
       how.state = State::pending;
       how.reason = code == kTerminalStop ? "stopped with a checkpoint" : "stopped, " + exit;
-    } else if (code == 2 || code == 3 || code == 70 || code == 127) {  // a retry would fail again
+    } else if (code == 2 || code == 3 || code == 70 || code == 127) {
+      // A retry would fail again.
       how.reason = code == 2     ? "configuration: exit code 2"
                    : code == 3   ? "does not fit: exit code 3"
                    : code == 127 ? "the program did not start"

@@ -13,7 +13,8 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
-#include "sweep/command.hpp"
+#include "base/wording.hpp"
+#include "sweep/process.hpp"
 #include "train/records/run_dir.hpp"
 
 namespace capstan::sweep {
@@ -29,13 +30,6 @@ constexpr double kSlurmTimeout = 20;
 
 std::string file_of(int64_t number, const char* suffix) {
   return "array-" + std::to_string(number) + suffix;
-}
-
-// Quotes the text for the shell, in single quotes.
-std::string in_shell(const std::string& text) {
-  std::string quoted = "'";
-  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
 }
 
 // A path within double quotes of an #SBATCH line, where % begins a pattern.
@@ -84,7 +78,7 @@ std::map<std::string, int64_t> submitted_jobs(const fs::path& directory) {
 }
 
 std::optional<int64_t> limit_of_scontrol() {
-  const auto answer = run_command({"scontrol", "show", "config"}, kSlurmTimeout);
+  const auto answer = run_process({"scontrol", "show", "config"}, kSlurmTimeout);
   if (!answer || answer->code != 0) return std::nullopt;
   for (const std::string_view line : split(answer->out, '\n')) {
     const size_t equals = line.find('=');
@@ -194,11 +188,11 @@ std::string slurm_script(const SlurmArray& array, const SlurmScript& script) {
       "back to the\n"
       "# queue, and the trial continues from its checkpoint.\n"
       "sweep=" +
-      in_shell(script.sweep) +
+      shell_quoted(script.sweep) +
       "\n"
       "capstan=" +
-      in_shell(script.program) + "\n";
-  if (cluster.mpi) text += "export SLURM_MPI_TYPE=" + in_shell(*cluster.mpi) + "\n";
+      shell_quoted(script.program) + "\n";
+  if (cluster.mpi) text += "export SLURM_MPI_TYPE=" + shell_quoted(*cluster.mpi) + "\n";
   for (const std::string& line : cluster.setup) text += line + "\n";
   text +=
       "\ntrial=$(sed -n \"${SLURM_ARRAY_TASK_ID}p\" \"$sweep/slurm/" + file_of(array.number, ".map") +
@@ -224,7 +218,7 @@ std::string slurm_script(const SlurmArray& array, const SlurmScript& script) {
       "  [ \"$asked\" = no ] && break\n"
       "done\n"
       "\n"
-      "# 75: saved; 138: signalled before it could listen, and nothing was begun.\n"
+      "# 75: saved; 138: signaled before it could listen, and nothing was begun.\n"
       "[ \"$code\" -ne 138 ] || code=75\n"
       "if [ \"$code\" -eq 75 ] && [ \"$requeue\" = yes ] && [ \"${SLURM_RESTART_COUNT:-0}\" -lt " +
       std::to_string(cluster.max_requeues) +
@@ -281,7 +275,7 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options) {
     std::error_code ignored;
     fs::permissions(file, fs::perms::owner_exec, fs::perm_options::add, ignored);
     plan.scripts.push_back(file.string());
-    // The same as in the script's head: a command that is copied later still says which tasks were meant.
+    // As in the script's head, so that a command that is copied later still names its tasks.
     plan.commands.push_back({"sbatch", array_option(array, script), file.string()});
     plan.arrays.push_back(std::move(array));
   }
@@ -291,21 +285,21 @@ SlurmPlan write_slurm(const Store& store, const SlurmOptions& options) {
 std::string submit_slurm(const Store& store, const SlurmPlan& plan, size_t index) {
   std::vector<std::string> command = plan.commands[index];
   command.insert(command.begin() + 1, "--parsable");
-  const auto answer = run_command(command, 3 * kSlurmTimeout);
+  const auto answer = run_process(command, 3 * kSlurmTimeout);
   if (!answer)
-    fail(ErrorCode::failed, "`sbatch` is not there or does not answer", "submit on a machine of the cluster");
+    fail(ErrorCode::failed, "`sbatch` was not found or did not answer", "submit on a machine of the cluster");
   if (answer->code != 0)
     fail(ErrorCode::failed,
          "`sbatch` refused `" + plan.scripts[index] + "`: " + std::string(trim(answer->err)));
   // "123" or "123;cluster"
-  const std::string job(trim(split(answer->out, ';')[0]));
+  std::string job(trim(split(answer->out, ';')[0]));
   const std::string line =
       dump_json(Json{{"array", plan.arrays[index].number}, {"job", job}, {"submitted", records::utc_now()}}) +
       "\n";
   std::ofstream file(store.directory() / "slurm" / "jobs.jsonl", std::ios::app);
   if (!(file << line << std::flush))
     fail(ErrorCode::io,
-         "cannot note job " + job + " in `" + (store.directory() / "slurm/jobs.jsonl").string() + "`");
+         "cannot record job " + job + " in `" + (store.directory() / "slurm/jobs.jsonl").string() + "`");
   return job;
 }
 
@@ -315,6 +309,7 @@ std::map<std::string, SlurmTask> slurm_tasks(const fs::path& directory) {
   if (jobs.empty()) return tasks;
   const auto maps = written_maps(directory / "slurm");
   std::vector<std::string> numbers;
+  numbers.reserve(jobs.size());
   for (const auto& [job, array] : jobs) numbers.push_back(job);
   const auto note = [&](const std::string& job, std::string_view task, SlurmTask what) {
     const auto array = jobs.find(job);
@@ -327,7 +322,7 @@ std::map<std::string, SlurmTask> slurm_tasks(const fs::path& directory) {
   };
   // Tasks that left the queue come first, so that queued ones override them. Without accounting sacct fails,
   // which is ignored.
-  if (const auto answer = run_command(
+  if (const auto answer = run_process(
           {"sacct", "-n", "-P", "-X", "--format=JobID,State", "-j", join(numbers, ",")}, kSlurmTimeout);
       answer && answer->code == 0)
     for (const std::string_view line : split(answer->out, '\n')) {
@@ -340,8 +335,9 @@ std::map<std::string, SlurmTask> slurm_tasks(const fs::path& directory) {
   // One job at a time: squeue refuses a list with a job that it has forgotten.
   for (const std::string& number : numbers) {
     const auto answer =
-        run_command({"squeue", "-h", "--array", "-j", number, "-o", "%F|%K|%T|%r"}, kSlurmTimeout);
-    if (!answer) break;  // no Slurm here
+        run_process({"squeue", "-h", "--array", "-j", number, "-o", "%F|%K|%T|%r"}, kSlurmTimeout);
+    // Slurm is not installed.
+    if (!answer) break;
     if (answer->code != 0) continue;
     for (const std::string_view line : split(answer->out, '\n')) {
       const auto cells = split(line, '|');

@@ -14,35 +14,35 @@ struct Direction {
   uint32_t polynomial;
   std::array<uint32_t, 7> first;
 };
-constexpr std::array<Direction, Sobol::kMostDimensions> kDirections{{{1, {}},
-                                                                     {3, {1}},
-                                                                     {7, {1, 3}},
-                                                                     {11, {1, 3, 1}},
-                                                                     {13, {1, 1, 1}},
-                                                                     {19, {1, 1, 3, 3}},
-                                                                     {25, {1, 3, 5, 13}},
-                                                                     {37, {1, 1, 5, 5, 17}},
-                                                                     {41, {1, 1, 5, 5, 5}},
-                                                                     {47, {1, 1, 7, 11, 19}},
-                                                                     {55, {1, 1, 5, 1, 1}},
-                                                                     {59, {1, 1, 1, 3, 11}},
-                                                                     {61, {1, 3, 5, 5, 31}},
-                                                                     {67, {1, 3, 3, 9, 7, 49}},
-                                                                     {91, {1, 1, 1, 15, 21, 21}},
-                                                                     {97, {1, 3, 1, 13, 27, 49}},
-                                                                     {103, {1, 1, 1, 15, 7, 5}},
-                                                                     {109, {1, 3, 1, 15, 13, 25}},
-                                                                     {115, {1, 1, 5, 5, 19, 61}},
-                                                                     {131, {1, 3, 7, 11, 23, 15, 103}},
-                                                                     {137, {1, 3, 7, 13, 13, 15, 69}},
-                                                                     {143, {1, 1, 3, 13, 7, 35, 63}},
-                                                                     {145, {1, 3, 5, 9, 1, 25, 53}},
-                                                                     {157, {1, 3, 1, 13, 9, 35, 107}}}};
+constexpr std::array<Direction, Sobol::kMaxDimensions> kDirections{{{1, {}},
+                                                                    {3, {1}},
+                                                                    {7, {1, 3}},
+                                                                    {11, {1, 3, 1}},
+                                                                    {13, {1, 1, 1}},
+                                                                    {19, {1, 1, 3, 3}},
+                                                                    {25, {1, 3, 5, 13}},
+                                                                    {37, {1, 1, 5, 5, 17}},
+                                                                    {41, {1, 1, 5, 5, 5}},
+                                                                    {47, {1, 1, 7, 11, 19}},
+                                                                    {55, {1, 1, 5, 1, 1}},
+                                                                    {59, {1, 1, 1, 3, 11}},
+                                                                    {61, {1, 3, 5, 5, 31}},
+                                                                    {67, {1, 3, 3, 9, 7, 49}},
+                                                                    {91, {1, 1, 1, 15, 21, 21}},
+                                                                    {97, {1, 3, 1, 13, 27, 49}},
+                                                                    {103, {1, 1, 1, 15, 7, 5}},
+                                                                    {109, {1, 3, 1, 15, 13, 25}},
+                                                                    {115, {1, 1, 5, 5, 19, 61}},
+                                                                    {131, {1, 3, 7, 11, 23, 15, 103}},
+                                                                    {137, {1, 3, 7, 13, 13, 15, 69}},
+                                                                    {143, {1, 1, 3, 13, 7, 35, 63}},
+                                                                    {145, {1, 3, 5, 9, 1, 25, 53}},
+                                                                    {157, {1, 3, 1, 13, 9, 35, 107}}}};
 
 }  // namespace
 
 Sobol::Sobol(int dimensions) : at_(static_cast<size_t>(dimensions)) {
-  CAPSTAN_ASSERT(dimensions >= 1 && dimensions <= kMostDimensions, "dimensions of a Sobol sequence");
+  CAPSTAN_ASSERT(dimensions >= 1 && dimensions <= kMaxDimensions, "dimensions of a Sobol sequence");
   for (int d = 0; d < dimensions; ++d) {
     const Direction& direction = kDirections[static_cast<size_t>(d)];
     const int degree = std::bit_width(direction.polynomial) - 1;

@@ -10,8 +10,8 @@ namespace capstan::sweep {
 
 class Sobol {
  public:
-  static constexpr int kMostDimensions = 24;
-  // `dimensions` is from 1 to kMostDimensions.
+  static constexpr int kMaxDimensions = 24;
+  // `dimensions` is from 1 to kMaxDimensions.
   explicit Sobol(int dimensions);
   // Returns the next point, with coordinates in [0, 1). The first point is all zeros. Throws
   // ErrorCode::failed after 2^30 points.

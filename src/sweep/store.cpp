@@ -176,7 +176,8 @@ TrialStatus Store::status(const TrialPlan& planned) const {
       out.failures = result.value("failures", int64_t{0});
       out.reason = result.value("reason", "");
       out.rungs = result.value("rungs", size_t{0});
-    } catch (const Json::exception&) {  // a damaged file loses one attempt, not the trial
+    } catch (const Json::exception&) {
+      // A damaged file loses one attempt, not the trial.
     }
   }
   if (out.state == State::running || out.state == State::done) out.reason.clear();
@@ -184,10 +185,12 @@ TrialStatus Store::status(const TrialPlan& planned) const {
     if (const std::string damaged = damage(planned.id); !damaged.empty()) out.reason = damaged;
   out.total_steps = total_steps(planned);
   const auto curve = read_curve(planned.id, plan_.definition.metric.name);
-  if (const auto row = last_logged_step(planned.id))
+  if (const auto row = last_logged_step(planned.id)) {
     out.step = row->step;
-  else if (!curve.empty())  // a value that another program reported
+  } else if (!curve.empty()) {
+    // Another program reported the values.
     out.step = curve.back().step;
+  }
   out.metric = summarized(curve, plan_.definition.metric);
   return out;
 }
@@ -241,7 +244,7 @@ void Store::repair_journal() const {
 
 void Store::record_lost(std::string_view id, int64_t attempt) const {
   Journal(directory_ / "journal.jsonl")
-      .append(journal_line(id, {State::lost, attempt, "its runner is gone", {}}));
+      .append(journal_line(id, {State::lost, attempt, "its runner has ended", {}}));
 }
 
 bool Store::has_metrics(std::string_view id) const {
@@ -271,6 +274,17 @@ std::vector<CurvePoint> Store::read_curve(std::string_view id, std::string_view 
   return curve;
 }
 
+std::set<std::string> Store::metric_names(std::string_view id) const {
+  std::set<std::string> names;
+  if (!has_metrics(id)) return names;
+  records::read_metrics(metrics(id), [&](const records::ReadRow& row) {
+    if (!row.step) return;
+    const std::string event = row.event == "validation" ? "val" : row.event;
+    for (const auto& [name, value] : row.numbers) names.insert(event.empty() ? name : event + "/" + name);
+  });
+  return names;
+}
+
 RunMeasurements Store::measured(std::string_view id) const {
   RunMeasurements out;
   const auto row = last_logged_step(id);
@@ -285,7 +299,8 @@ std::optional<int64_t> Store::total_steps(const TrialPlan& planned) const {
   if (records::is_run(run(planned.id))) {
     try {
       if (const auto steps = records::read_run_file(run(planned.id)).steps) return steps;
-    } catch (const Error&) {  // damaged: what was planned
+    } catch (const Error&) {
+      // A damaged file: use what was planned.
     }
   }
   return planned.estimate.steps;
@@ -305,7 +320,8 @@ RunProgress Store::progress(const TrialPlan& planned) const {
         read_file(attempt(planned.id, newest_attempt(trial(planned.id))) / "result.json", 1 << 20));
     if (result.contains("pruned_at") && result["pruned_at"].is_number_integer())
       out.pruned_at = result["pruned_at"].get<int64_t>();
-  } catch (const Error&) {  // reported by another program, or lost: all rows count
+  } catch (const Error&) {
+    // Without result.json, or with one that another program wrote, all rows count.
   } catch (const Json::exception&) {
   }
   return out;
@@ -314,7 +330,8 @@ RunProgress Store::progress(const TrialPlan& planned) const {
 std::optional<double> summarized(const std::vector<CurvePoint>& curve, const Metric& metric) {
   if (curve.empty()) return std::nullopt;
   double value = metric.window ? 0 : curve.back().value;
-  if (metric.window == 0) {  // the best
+  // Without a window the best value counts.
+  if (metric.window == 0) {
     for (const CurvePoint& point : curve)
       if (std::isnan(value) || (!std::isnan(point.value) && metric.better(point.value, value)))
         value = point.value;
@@ -326,8 +343,7 @@ std::optional<double> summarized(const std::vector<CurvePoint>& curve, const Met
   return std::isfinite(value) ? std::optional(value) : std::nullopt;
 }
 
-// ---- locks
-// -------------------------------------------------------------------------------------------------------
+// ---- locks ------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -384,7 +400,8 @@ std::optional<TrialLock> TrialLock::try_take(const fs::path& trial) {
   // holder_of() takes a shared lock for a moment.
   for (int attempt = 0; !try_lock(fd, LOCK_EX); ++attempt) {
     if (attempt == 5) {
-      ::close(std::exchange(lock.fd_, -1));  // not ours to clear
+      // The destructor of `lock` would clear the record of the holder.
+      ::close(std::exchange(lock.fd_, -1));
       return std::nullopt;
     }
     ::usleep(2000);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -123,6 +124,8 @@ class Store {
 
   // Reads the values of a metric over steps from the run's metrics.jsonl. Empty: there are none yet.
   std::vector<CurvePoint> read_curve(std::string_view id, std::string_view metric) const;
+  // The names that read_curve() knows for this trial; empty: none yet.
+  std::set<std::string> metric_names(std::string_view id) const;
   RunMeasurements measured(std::string_view id) const;
   RunProgress progress(const TrialPlan& trial) const;
   // Number of steps of the trial: as recorded by its run once that has begun, and as planned before. nullopt:

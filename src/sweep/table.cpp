@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "sweep/json.hpp"
 #include "sweep/values.hpp"
 
@@ -17,7 +18,8 @@ namespace {
 constexpr std::array kShownStates{State::pending, State::running, State::done,
                                   State::failed,  State::pruned,  State::lost};
 
-constexpr const char* kInvalid = "invalid";  // state of invalid trials
+// State of invalid trials.
+constexpr const char* kInvalid = "invalid";
 
 // A name in a condition or a grouping: a path, or its short form.
 std::optional<std::string> path_named(const std::string& name, const std::vector<std::string>& paths,
@@ -59,7 +61,7 @@ Condition parse_condition(std::string_view text) {
     condition.values = {std::string(compared->value)};
   else
     fail(ErrorCode::usage, "`" + std::string(sign_of(compared->kind)) + "` compares numbers, and `" +
-                               std::string(compared->value) + "` is none");
+                               std::string(compared->value) + "` is not a number");
   return condition;
 }
 
@@ -67,7 +69,8 @@ Conditions parse_where(const std::vector<std::string>& texts, const Table& table
   Conditions conditions;
   for (const std::string& text : texts)
     for (const std::string_view part : split(text, '&')) {
-      if (trim(part).empty()) continue;  // `&&`
+      // `&&` leaves an empty part.
+      if (trim(part).empty()) continue;
       Condition condition = parse_condition(part);
       const auto among = [&](const auto& names) {
         return std::find(names.begin(), names.end(), condition.path) != names.end();
@@ -395,11 +398,7 @@ std::string table_markdown(const Table& table, const Results& results) {
     if (lines.size() < 2) continue;
     if (!text.empty()) text += '\n';
     for (size_t i = 0; i < lines.size(); ++i) {
-      for (const std::string& cell : lines[i]) {
-        text += "| ";
-        for (const char c : cell) text += c == '|' ? std::string("\\|") : std::string(1, c);
-        text += ' ';
-      }
+      for (const std::string& cell : lines[i]) text += "| " + markdown_cell(cell) + " ";
       text += "|\n";
       if (i > 0) continue;
       for (size_t k = 0; k < lines[i].size(); ++k) text += "|---";

@@ -30,10 +30,9 @@ std::optional<AxisTarget> find_target(std::string_view path) {
 
 config::Diagnostic unknown_path(const std::string& path, config::SourceLocation location) {
   const size_t dot = path.find('.');
-  const std::string head = path.substr(0, dot);
-  const bool field = dot != std::string::npos && config::schema().find_section(head);
-  return config::unknown_key(config::schema(), field ? head : "", field ? path.substr(dot + 1) : path,
-                             location);
+  const bool field = dot != std::string::npos && dot > 0;
+  return config::unknown_key(config::schema(), field ? path.substr(0, dot) : "",
+                             field ? path.substr(dot + 1) : path, location);
 }
 
 std::string near_help(std::string_view name, const std::vector<std::string>& known,

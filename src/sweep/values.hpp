@@ -14,9 +14,9 @@
 namespace capstan::sweep {
 
 inline constexpr std::string_view kSeedPath = "rng.seed";
-inline constexpr int64_t kMostPoints = 100'000;
+inline constexpr int64_t kMaxPoints = 100'000;
 // Maximum number of values of one range.
-inline constexpr int64_t kMostValues = 10'000;
+inline constexpr int64_t kMaxValues = 10'000;
 // Paths that each trial sets for itself: a base that sets them would make its trials overwrite each other.
 inline constexpr std::array<std::string_view, 3> kPerTrialPaths{"checkpoint.save", "logger.tensorboard_dir",
                                                                 "profiling.trace_dir"};

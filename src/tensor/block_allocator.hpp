@@ -1,6 +1,6 @@
-// Divides one growing range of addresses into blocks: best fit, a block that is too large is split, and free
-// neighbors are joined. Only arithmetic on offsets, so that a device and the estimate of its memory decide
-// alike.
+// A best-fit allocator over one growing range of addresses: it splits blocks that are too large, and joins
+// free neighbors. It only computes offsets, so that a device and the estimate of its memory place blocks at
+// the same offsets.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ class BlockAllocator {
   explicit BlockAllocator(int64_t granularity) : granularity_(granularity) {}
 
   // The offset of the smallest free block that holds `size` bytes, at the lowest address if there are
-  // several; nullopt: none does.
+  // several; nullopt: no free block is large enough.
   std::optional<int64_t> take(int64_t size);
-  // The bytes by which the range must grow for a block of `size` bytes, of which a free block at the end is
-  // the beginning.
+  // The bytes by which the range must grow for a block of `size` bytes, which may begin in a free block at
+  // the end.
   int64_t missing(int64_t size) const;
   void grow(int64_t bytes);
   void put_back(int64_t offset);

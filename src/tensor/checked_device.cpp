@@ -1,6 +1,6 @@
 // The checked device maps one sparse memory file twice: once without access rights, at the addresses of
 // tensors, and once at a fixed distance, for kernels and copies. `launch` and the copies below are the only
-// code that adds the distance.
+// code that adds the distance. They also declare what they access, so that AccessOrder finds missing waits.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,6 +14,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "base/checked.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "tensor/access_order.hpp"
 #include "tensor/checked_queue.hpp"
 #include "tensor/device.hpp"
 
@@ -35,7 +37,7 @@ constexpr uint16_t kNobodyWrote = 0x7FF4;
 constexpr std::byte kAfterWorkspace{0xA5};
 
 // Limit of host bytes queued for copies to the device; beyond it the host waits.
-constexpr int64_t kMostStaged = int64_t{64} << 20;
+constexpr int64_t kMaxStaged = int64_t{64} << 20;
 
 class DoubleMapping {
  public:
@@ -102,19 +104,28 @@ class DoubleMapping {
 
 class CheckedEvent final : public Event {
  public:
-  CheckedEvent(CheckedQueue& queue, CheckedQueue::Ticket ticket, int64_t& host_waits,
-               std::shared_ptr<const std::atomic<double>> time = nullptr)
-      : queue_(queue), ticket_(ticket), host_waits_(host_waits), time_(std::move(time)) {}
+  CheckedEvent(CheckedQueue& queue, CheckedQueue::Ticket ticket, AccessOrder& order, AccessOrder::Clock clock,
+               int64_t& host_waits, std::shared_ptr<const std::atomic<double>> time = nullptr)
+      : queue_(queue),
+        ticket_(ticket),
+        order_(order),
+        clock_(std::move(clock)),
+        host_waits_(host_waits),
+        time_(std::move(time)) {}
   bool done() const override { return queue_.done(ticket_); }
   void wait() override {
     ++host_waits_;
+    // Also where it throws.
+    order_.wait_on_host(clock_);
     queue_.wait(ticket_);
   }
+  const AccessOrder::Clock& clock() const { return clock_; }
   double time() const override {
     CAPSTAN_ASSERT(time_, "the time of an event that has none");
     return time_->load();
   }
-  // An error before the event is one of the queue that waits, too: what it works with is not there.
+  // Makes `queue` wait for the event. An error of the event's queue also fails the waiting queue, because its
+  // inputs were not computed.
   void follow(CheckedQueue& queue) const {
     if (&queue == &queue_) return;
     queue.push([&before = queue_, ticket = ticket_] {
@@ -125,6 +136,8 @@ class CheckedEvent final : public Event {
  private:
   CheckedQueue& queue_;
   CheckedQueue::Ticket ticket_;
+  AccessOrder& order_;
+  AccessOrder::Clock clock_;
   int64_t& host_waits_;
   std::shared_ptr<const std::atomic<double>> time_;
 };
@@ -140,6 +153,7 @@ class CheckedDevice final : public Device {
     host_threads_ = &pool_;
     launch_mode_ = LaunchMode::queue;
     kernel_offset_ = memory_.distance();
+    declares_accesses_ = true;
   }
   ~CheckedDevice() override { finish(); }
   DeviceType type() const override { return DeviceType::checked; }
@@ -156,15 +170,21 @@ class CheckedDevice final : public Device {
         if (!first) first = std::current_exception();
       }
     }
+    order_.wait_for_all();
     if (first) std::rethrow_exception(first);
+  }
+  void declare_access(Queue queue, const ByteRows& memory, bool writes, const std::string& by) override {
+    report(queue, order_.access(queue, memory, writes, by));
   }
   void enqueue(Queue queue, std::function<void()> work) override { queue_of(queue).push(std::move(work)); }
 
   void zero(std::byte* data, int64_t bytes) override {
     if (bytes <= 0) return;
+    declare_copy(Queue::compute, data, bytes, true, "a fill");
     compute().push([to = kernel_address(data), bytes] { std::memset(to, 0, static_cast<size_t>(bytes)); });
   }
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
+    declare_copy(Queue::compute, to, bytes, true, "a copy");
     push_copy(kernel_address(to), from, bytes, Queue::compute);
   }
   void copy_to_device(std::byte* to, const void* from, int64_t bytes) override {
@@ -172,19 +192,20 @@ class CheckedDevice final : public Device {
     count_copy(Queue::host_to_device, bytes);
     const auto* begin = static_cast<const std::byte*>(from);
     std::vector<std::byte> staged(begin, begin + bytes);
+    declare_copy(Queue::compute, to, bytes, true, "a copy from the host");
     compute().push([to = kernel_address(to), staged = std::move(staged)] {
       std::memcpy(to, staged.data(), staged.size());
     });
     staged_ += bytes;
-    if (staged_ > kMostStaged) synchronize();
+    if (staged_ > kMaxStaged) synchronize();
   }
   void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
-    ++host_waits_;
     start_copy_to_host(to, from, bytes, Queue::compute);
-    compute().wait(compute().last());
+    record(Queue::compute)->wait();
   }
   void push_copy(void* to, const std::byte* from, int64_t bytes, Queue queue) {
     if (bytes <= 0) return;
+    declare_copy(queue, const_cast<std::byte*>(from), bytes, false, "a copy");
     queue_of(queue).push([to, from = kernel_address(const_cast<std::byte*>(from)), bytes] {
       std::memcpy(to, from, static_cast<size_t>(bytes));
     });
@@ -192,6 +213,7 @@ class CheckedDevice final : public Device {
   void start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue queue) override {
     if (bytes <= 0) return;
     count_copy(Queue::host_to_device, bytes);
+    declare_copy(queue, to, bytes, true, "a copy from the host");
     queue_of(queue).push(
         [to = kernel_address(to), from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
   }
@@ -203,16 +225,20 @@ class CheckedDevice final : public Device {
     push_copy(to, from, bytes, queue);
   }
   std::unique_ptr<Event> record(Queue queue) override {
-    return std::make_unique<CheckedEvent>(queue_of(queue), queue_of(queue).last(), host_waits_);
+    return std::make_unique<CheckedEvent>(queue_of(queue), queue_of(queue).last(), order_,
+                                          order_.record(queue), host_waits_);
   }
   std::unique_ptr<Event> record_time(Queue queue) override {
     const auto time = std::make_shared<std::atomic<double>>(0);
     const CheckedQueue::Ticket ticket = queue_of(queue).push([time] { time->store(steady_seconds()); });
-    return std::make_unique<CheckedEvent>(queue_of(queue), ticket, host_waits_, time);
+    return std::make_unique<CheckedEvent>(queue_of(queue), ticket, order_, order_.record(queue), host_waits_,
+                                          time);
   }
   bool queues_work() const override { return true; }
   void wait_for(Queue queue, const Event& event) override {
-    dynamic_cast<const CheckedEvent&>(event).follow(queue_of(queue));
+    const auto& checked = dynamic_cast<const CheckedEvent&>(event);
+    checked.follow(queue_of(queue));
+    order_.wait(queue, checked.clock());
   }
   Queue add_queue(bool prompt, std::string name) override {
     CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
@@ -236,6 +262,18 @@ class CheckedDevice final : public Device {
     free_blocks_.clear();
   }
   std::byte* place(Pool, int64_t, int64_t size) override {
+    std::byte* data = take_block(size);
+    if (data) order_.add_block(data, size);
+    return data;
+  }
+  void retire(std::byte* data, int64_t size) override {
+    report(Queue::compute, order_.remove_block(data));
+    spoil(data, size);
+    free_blocks_[size].push_back(data);
+  }
+
+ private:
+  std::byte* take_block(int64_t size) {
     if (const auto found = free_blocks_.find(size); found != free_blocks_.end() && !found->second.empty()) {
       std::byte* data = found->second.back();
       found->second.pop_back();
@@ -245,12 +283,16 @@ class CheckedDevice final : public Device {
     if (data) spoil(data, size);
     return data;
   }
-  void retire(std::byte* data, int64_t size) override {
-    spoil(data, size);
-    free_blocks_[size].push_back(data);
+  void declare_copy(Queue queue, std::byte* address, int64_t bytes, bool writes, const char* what) {
+    declare_access(queue, {address, bytes}, writes, std::string(what) + " on the queue " + queue_name(queue));
+  }
+  // The work that is queued next does not run, and the host finds the error.
+  void report(Queue queue, const std::optional<std::string>& missing_wait) {
+    if (!missing_wait) return;
+    queue_of(queue).push(
+        [text = *missing_wait] { fail(ErrorCode::internal, "internal error: missing wait: " + text); });
   }
 
- private:
   // In queue order: the bytes between the end of a workspace and that of its block keep their values. The
   // page after the block is watched anyway.
   void begin_workspace(Queue queue, kernels::Workspace workspace) override {
@@ -290,13 +332,16 @@ class CheckedDevice final : public Device {
   CheckedQueue& compute() { return queue_of(Queue::compute); }
 
   DoubleMapping memory_;
-  std::map<int64_t, std::vector<std::byte*>> free_blocks_;  // by size
+  AccessOrder order_;
+  // By size.
+  std::map<int64_t, std::vector<std::byte*>> free_blocks_;
   ThreadPool pool_;
   // Bytes queued for the device since the host last waited.
   int64_t staged_ = 0;
   const uint64_t seed_;
   const CheckedQueue::Hold hold_;
-  std::vector<std::string> added_;  // names of the queues behind the first kQueues
+  // Names of the queues after the first kQueues.
+  std::vector<std::string> added_;
   // Last: their threads end before the members above.
   std::deque<CheckedQueue> queues_;
 };

@@ -60,7 +60,7 @@ void CheckedQueue::wait(Ticket ticket) {
 void CheckedQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket) {
   constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 64, kLongestDelay = 1000;  // microseconds
   if (demanded_ < ticket && (hold_ == Hold::all || (hold_ == Hold::some && random_.below(kHoldOneIn) == 0)))
-    work_.wait(lock, [&] { return stop_ || demanded_ >= ticket || pending_.size() >= kMostHeld; });
+    work_.wait(lock, [&] { return stop_ || demanded_ >= ticket || pending_.size() >= kMaxHeld; });
   if (hold_ == Hold::all || random_.below(kDelayOneIn) != 0) return;
   const std::chrono::microseconds delay(1 + random_.below(kLongestDelay));
   lock.unlock();

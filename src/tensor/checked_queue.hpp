@@ -18,7 +18,7 @@ class CheckedQueue {
   // The number of the work item, from 1; 0 is always done.
   using Ticket = uint64_t;
 
-  // Which items are held until a wait needs them or kMostHeld items follow.
+  // Which items are held until a wait needs them or kMaxHeld items follow.
   enum class Hold : uint8_t { none, some, all };
   // Delays work: some items by up to a millisecond, and those that are held. `seed` selects which.
   CheckedQueue(uint64_t seed, Hold hold);
@@ -36,7 +36,7 @@ class CheckedQueue {
   // Waits, and returns the error of the work up to the ticket, or null; keeps the error for the next wait().
   std::exception_ptr wait_for_error(Ticket ticket);
 
-  static constexpr size_t kMostHeld = 1024;
+  static constexpr size_t kMaxHeld = 1024;
 
  private:
   void run();

@@ -14,6 +14,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "tensor/pinned_buffer.hpp"
 
 namespace capstan {
 
@@ -36,7 +37,7 @@ std::string_view name_of(Queue queue) {
 
 namespace {
 constexpr int64_t kHugePage = int64_t{2} << 20;
-thread_local MemoryCategory current_owner = MemoryCategory::activations;
+thread_local MemoryCategory current_category = MemoryCategory::activations;
 
 // Aligns large blocks to huge pages and requests them, which
 // saves page faults and TLB misses. Null when the system refuses.
@@ -48,14 +49,14 @@ std::byte* allocate_aligned(size_t bytes) {
   return static_cast<std::byte*>(data);
 }
 }  // namespace
-CategoryScope::CategoryScope(MemoryCategory category) : before_(current_owner) {
-  current_owner = category;
+CategoryScope::CategoryScope(MemoryCategory category) : before_(current_category) {
+  current_category = category;
 }
 CategoryScope::~CategoryScope() {
-  current_owner = before_;
+  current_category = before_;
 }
 MemoryCategory CategoryScope::current() {
-  return current_owner;
+  return current_category;
 }
 
 int64_t AllocatorRules::round(int64_t bytes) const {
@@ -65,6 +66,15 @@ int64_t AllocatorRules::round(int64_t bytes) const {
 
 Device::Device(const AllocatorRules& rules)
     : rules_(rules), pools_{BlockAllocator(rules.small_growth), BlockAllocator(rules.large_growth)} {}
+Device::~Device() = default;
+
+PinnedPool& Device::pinned_pool() {
+  if (!pinned_pool_) pinned_pool_ = std::make_unique<PinnedPool>(*this);
+  return *pinned_pool_;
+}
+void Device::release_pinned_pool() {
+  pinned_pool_ = nullptr;
+}
 
 namespace {
 // Adds to the categories and to the sum; the peak follows.
@@ -162,6 +172,7 @@ void Device::release_cached() {
 }
 
 kernels::Workspace Device::take_workspace(Queue queue, kernels::WorkspaceSize size) {
+  require_kernel_queue(queue);
   const size_t bytes = size.total(workers());
   if (bytes == 0) return {};
   const auto allocated = [&] {
@@ -196,6 +207,9 @@ void Device::return_workspace(Queue queue, kernels::Workspace workspace) {
 
 void throw_kernel_error(kernels::KernelError& slot) {
   const kernels::KernelError error = std::exchange(slot, {});
+  if (error.reason)
+    fail(ErrorCode::unsupported,
+         "the kernel " + std::string(error.function) + " (" + error.file + "): " + error.reason);
   fail(ErrorCode::internal, "internal error: the kernel " + std::string(error.function) + " (" + error.file +
                                 ") needs a workspace of " + std::to_string(error.needed) +
                                 " bytes and was launched with " + std::to_string(error.given));
@@ -379,6 +393,7 @@ class MetaDevice final : public Device {
     table_ = &table;
     launch_mode_ = LaunchMode::none;
   }
+  ~MetaDevice() override { release_pinned_pool(); }
   DeviceType type() const override { return DeviceType::meta; }
   bool shares_host_memory() const override { return shares_host_memory_; }
   void synchronize() override {}

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/thread_pool.hpp"
 #include "tensor/block_allocator.hpp"
 #include "tensor/kernel_context.hpp"
@@ -34,7 +35,7 @@ enum class MemoryCategory : uint8_t {
   activations,
   workspace,
   data,
-  // Copies of the training state for an asynchronous save.
+  // Copies of the training state for an asynchronous save, and the host buffers of any save.
   snapshot,
   count_
 };
@@ -67,10 +68,10 @@ struct MemoryUse {
   std::array<int64_t, kMemoryCategories> peak_by_category{};
   // Taken from the system, in use or kept for reuse.
   int64_t reserved = 0;
-  // How often memory was asked of the system.
+  // Number of requests to the system for memory.
   int64_t system_requests = 0;
-  // Memory that is reserved at the peak and not in use: gaps between blocks that were too small for what was
-  // asked for.
+  // Memory that is reserved but not in use at the peak: gaps between blocks that were too small for the
+  // allocations.
   int64_t cached() const { return reserved > peak ? reserved - peak : 0; }
   // The memory that tensors and the workspaces of kernels together take from the system.
   int64_t total() const { return peak + cached(); }
@@ -125,6 +126,20 @@ struct QueueSpan {
   std::shared_ptr<Event> before, after;
 };
 
+// Memory of a strided view: `rows` rows of `row_bytes`, which begin `stride` bytes apart.
+struct ByteRows {
+  std::byte* begin;
+  int64_t row_bytes;
+  int64_t rows = 1, stride = 0;
+
+  int64_t bytes() const { return rows * row_bytes; }
+  std::byte* row(int64_t index) const { return begin + index * stride; }
+  // After the last row.
+  std::byte* end() const { return row(rows - 1) + row_bytes; }
+};
+
+class PinnedPool;
+
 // How `launch` runs a kernel.
 enum class LaunchMode : uint8_t {
   // Calls the kernel in this thread; an accelerator's kernel enqueues itself (Context::stream).
@@ -137,10 +152,12 @@ enum class LaunchMode : uint8_t {
 
 class Device {
  public:
-  virtual ~Device() = default;
+  virtual ~Device();
   virtual DeviceType type() const = 0;
   bool is_meta() const { return type() == DeviceType::meta; }
   std::string_view name() const { return name_of(type()); }
+  // For the log: "cuda 0 (NVIDIA H100 80GB HBM3, compute capability 9.0)".
+  virtual std::string description() const { return std::string(name()); }
 
   // The two ranges of addresses (AllocatorRules).
   enum class Pool : uint8_t { small, large };
@@ -156,16 +173,18 @@ class Device {
   // no_fit.
   std::byte* allocate_pinned(int64_t bytes, MemoryCategory category);
   void free_pinned(std::byte* data, int64_t bytes, MemoryCategory category);
+  // Pinned buffers of transfers between ranks (pinned_buffer.hpp).
+  PinnedPool& pinned_pool();
   // kind host: memory of the host that the device uses, such as buffers for copies. On a device without
   // memory of its own it is part of `device`.
   MemoryUse memory(MemoryKind kind = MemoryKind::device) const { return use_[static_cast<size_t>(kind)]; }
-  // The kind of memory in which that of the host is counted.
+  // The use of host memory: `device` if the device's memory is the host's.
   MemoryUse host_memory() const {
     return memory(shares_host_memory() ? MemoryKind::device : MemoryKind::host);
   }
   void reset_peak();
   const AllocatorRules& allocator_rules() const { return rules_; }
-  // Whether tensors lie in the memory of the host, in which one limit holds for all.
+  // Whether tensors lie in host memory, so that one memory limit holds for both.
   virtual bool shares_host_memory() const { return false; }
 
   // Temporary memory for a launch on `queue`, for LaunchWorkspace (launch.hpp). For the compute queue it is
@@ -194,24 +213,29 @@ class Device {
   virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
   virtual void copy_to_device(std::byte* to, const void* from_host, int64_t bytes) = 0;
   virtual void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) = 0;
-  // Asynchronous copies on `queue`, which waits for nothing by itself. An event recorded later in that queue
-  // says when the target is complete, and when the source may be written or freed.
+  // Asynchronous copies on `queue`, without waiting for other queues. Once an event recorded later in that
+  // queue is done, the target is complete and the source may be written or freed.
   virtual void start_copy_to_device(std::byte* to, const void* from_host, int64_t bytes, Queue queue);
   virtual void start_copy_to_host(void* to_host, const std::byte* from, int64_t bytes, Queue queue);
   virtual std::unique_ptr<Event> record(Queue queue);
-  // An event with a time, which a device may need longer for.
+  // An event with a time. Recording it may be slower than record().
   virtual std::unique_ptr<Event> record_time(Queue queue);
-  // Whether work is queued when the call that asked for it returns, and not done.
+  // Whether calls return before their work is done.
   virtual bool queues_work() const { return false; }
-  // A further queue, for copies and `enqueue` only. prompt: its work begins as soon as it can, because other
-  // processes wait for it.
+  // A further queue, for copies and `enqueue` only: a launch on it is an internal error. prompt: its work
+  // begins as soon as it can, because other processes wait for it.
   virtual Queue add_queue(bool prompt, std::string name);
   virtual std::string queue_name(Queue queue) const { return std::string(name_of(queue)); }
-  // `listener` is called with every span that a QueueScope marks; empty: nobody listens.
+  // Calls `listener` with every span that a QueueScope marks; empty: no listener.
   void listen(std::function<void(const QueueSpan&)> listener) { listener_ = std::move(listener); }
   const std::function<void(const QueueSpan&)>& listener() const { return listener_; }
   // Work queued on `queue` from now on runs after the event. The host does not wait.
   virtual void wait_for(Queue queue, const Event& event);
+
+  // Declares that work which is queued next on `queue` through enqueue() reads or writes memory of this
+  // device. The checked device reports accesses of two queues that no event orders, with both descriptions
+  // (`by`).
+  virtual void declare_access(Queue, const ByteRows&, bool /*writes*/, const std::string& /*by*/) {}
 
   // The address at which host code can access this memory; nullptr where it cannot (HostView then copies).
   virtual std::byte* host_address(std::byte* address) = 0;
@@ -224,13 +248,27 @@ class Device {
   // The context of kernels on `queue`, without the workspace. Each queue has its own error slot: two
   // queues may run kernels at the same time.
   kernels::LaunchContext context(Queue queue = Queue::compute) {
+    require_kernel_queue(queue);
     return {workers() > 0 ? host_threads_ : nullptr,
             stream_of(queue),
             {},
-            &kernel_errors_[static_cast<size_t>(queue)]};
+            kernel_errors_ + static_cast<size_t>(queue)};
   }
   LaunchMode launch_mode() const { return launch_mode_; }
-  void count_launch(Queue queue) { ++launches_[static_cast<size_t>(queue)]; }
+  void count_launch(Queue queue) {
+    require_kernel_queue(queue);
+    ++launches_[static_cast<size_t>(queue)];
+    launch_queue_ = queue;
+  }
+  // Whether declare_kernel_access() is of use.
+  bool declares_accesses() const { return declares_accesses_; }
+  // Of the kernel that was counted last.
+  void declare_kernel_access(const ByteRows& rows, bool writes) {
+    if (declares_accesses_)
+      declare_access(
+          launch_queue_, rows, writes,
+          "kernel " + std::to_string(launches(launch_queue_)) + " of the queue " + queue_name(launch_queue_));
+  }
   // The address that this device's kernels use for the memory at `address`.
   std::byte* kernel_address(std::byte* address) const { return address + kernel_offset_; }
   virtual void enqueue(Queue, std::function<void()> work) { work(); }
@@ -254,18 +292,29 @@ class Device {
   // Pinned memory of a rounded size; nullptr: the system refuses memory.
   virtual std::byte* place_pinned(int64_t size);
   virtual void retire_pinned(std::byte* data);
+  // Returns the memory of pinned_pool(). The destructor of a device with a retire_pinned() of its own calls
+  // it.
+  void release_pinned_pool();
   // Called when a block of this (rounded) size is free; work queued later may use its memory again.
   virtual void retire(std::byte*, int64_t) {}
   LaunchMode launch_mode_ = LaunchMode::call;
+  // Whether declare_access() is of use.
+  bool declares_accesses_ = false;
   std::ptrdiff_t kernel_offset_ = 0;
   const kernels::Table* table_ = nullptr;
   ThreadPool* host_threads_ = nullptr;
-  std::array<kernels::KernelError, kQueues> kernel_errors_{};
+  // The slots of the queues; an accelerator's lie in memory that its kernels can access.
+  std::array<kernels::KernelError, kQueues> host_kernel_errors_{};
+  kernels::KernelError* kernel_errors_ = host_kernel_errors_.data();
   std::array<int64_t, kQueues> launches_{};
   void count_copy(Queue direction, int64_t bytes) { copied_bytes_[static_cast<size_t>(direction)] += bytes; }
   int64_t host_waits_ = 0;
 
  private:
+  static void require_kernel_queue(Queue queue) {
+    CAPSTAN_ASSERT(static_cast<size_t>(queue) < kQueues,
+                   "a kernel is launched on a queue that add_queue() made, which is for copies only");
+  }
   // Counts memory of the host that the device uses; negative: it is freed.
   void count_host_memory(int64_t bytes, MemoryCategory category);
   std::byte* find_block(int64_t size);
@@ -281,6 +330,8 @@ class Device {
   // The block that each queue except compute keeps.
   std::array<kernels::Workspace, kQueues> kept_workspaces_{};
   std::function<void(const QueueSpan&)> listener_;
+  Queue launch_queue_ = Queue::compute;
+  std::unique_ptr<PinnedPool> pinned_pool_;
 };
 
 // Marks the work that is queued on `queue` from construction to end() as a span, if the device has a
@@ -308,7 +359,9 @@ std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int worker
 
 // A CPU device that behaves like an accelerator, to find missing copies and waits on any machine
 // (checked_device.cpp): queues on their own threads with deliberate delays, tensor addresses that crash host
-// code, NaNs in uninitialized memory. Gives the same bits as the CPU device.
+// code, NaNs in uninitialized memory. Work of two queues on the same memory that no event orders is an error,
+// which names both, where the host next waits for the queue of the second. Gives the same bits as the CPU
+// device.
 struct CheckedOptions {
   // Seed of the delays.
   uint64_t seed = 1;

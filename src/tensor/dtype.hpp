@@ -1,4 +1,4 @@
-// Element types and the bf16 value type.
+// Element types, and the value types bf16 and f16.
 #pragma once
 
 #include <bit>
@@ -51,6 +51,33 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2);
 
+// IEEE binary16. Arithmetic happens in fp32; storing rounds to nearest even: from 65520 on to infinity, below
+// 2^-14 to multiples of 2^-24. NaNs become quiet and keep the upper bits of their payload. These are the bits
+// of the processor's conversions (F16C), which kernels use.
+struct f16 {
+  uint16_t bits = 0;
+  f16() = default;
+  explicit f16(float value) {
+    const uint32_t u = std::bit_cast<uint32_t>(value), sign = u >> 16 & 0x8000u, size = u & 0x7FFFFFFFu;
+    uint32_t rounded = 0x7C00u;
+    if (size > 0x7F800000u)
+      rounded = 0x7E00u | (size >> 13 & 0x3FFu);
+    else if (size < 0x38800000u)  // the sum with 0.5 ends at 2^-24
+      rounded = std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3F000000u;
+    else if (size < 0x47800000u)
+      rounded = (size - 0x38000000u + 0xFFFu + (size >> 13 & 1u)) >> 13;
+    bits = static_cast<uint16_t>(sign | rounded);
+  }
+  explicit operator float() const {
+    const uint32_t sign = (bits & 0x8000u) << 16, size = (bits & 0x7FFFu) << 13;
+    // The product corrects the exponent's bias, also of subnormal numbers.
+    uint32_t u = std::bit_cast<uint32_t>(std::bit_cast<float>(size) * 0x1p112f);
+    if (size >= 0x0F800000u) u |= size > 0x0F800000u ? 0x7FC00000u : 0x7F800000u;
+    return std::bit_cast<float>(sign | u);
+  }
+};
+static_assert(sizeof(f16) == 2);
+
 template <class T>
 struct DTypeOf;
 template <>
@@ -64,6 +91,10 @@ struct DTypeOf<double> {
 template <>
 struct DTypeOf<bf16> {
   static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<f16> {
+  static constexpr DType value = DType::f16;
 };
 template <>
 struct DTypeOf<uint8_t> {

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "base/host_device.hpp"
 #include "tensor/dtype.hpp"
 
 namespace capstan {
@@ -23,23 +24,23 @@ namespace capstan {
 struct SmallFloat {
   uint32_t exponent_bits, mantissa_bits, largest_code, nan_code;
 
-  constexpr uint32_t bias() const { return (1u << (exponent_bits - 1)) - 1; }
-  constexpr uint32_t sign() const { return 1u << (exponent_bits + mantissa_bits); }
+  CAPSTAN_HOST_DEVICE constexpr uint32_t bias() const { return (1u << (exponent_bits - 1)) - 1; }
+  CAPSTAN_HOST_DEVICE constexpr uint32_t sign() const { return 1u << (exponent_bits + mantissa_bits); }
   // fp32 of a normal code.
-  constexpr float normal(uint32_t code) const {
+  CAPSTAN_HOST_DEVICE constexpr float normal(uint32_t code) const {
     return std::bit_cast<float>((code + ((127 - bias()) << mantissa_bits)) << (23 - mantissa_bits));
   }
-  constexpr float largest() const { return normal(largest_code); }
+  CAPSTAN_HOST_DEVICE constexpr float largest() const { return normal(largest_code); }
 };
 inline constexpr SmallFloat kE4m3{4, 3, 0x7E, 0x7F};
 inline constexpr SmallFloat kE5m2{5, 2, 0x7B, 0x7F};
 // NaN becomes the largest value.
 inline constexpr SmallFloat kE2m1{2, 1, 0x7, 0x7};
 
-// The code of `value`. Adding a power of two whose last mantissa bit is the format's step rounds to that
-// step.
+// The code of `value`, rounded to nearest: the addition of a power of two whose last mantissa bit is the step
+// of the format rounds to that step.
 template <SmallFloat F>
-inline uint32_t encode(float value) {
+CAPSTAN_HOST_DEVICE inline uint32_t encode(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7FFFFFFFu;
   const uint32_t sign = (bits >> 31) * F.sign();
   const float size = std::bit_cast<float>(std::min(magnitude, std::bit_cast<uint32_t>(F.largest())));
@@ -50,10 +51,10 @@ inline uint32_t encode(float value) {
   return sign | (magnitude > 0x7F800000u ? F.nan_code : code);
 }
 
-// The same rounded up or down: up with a probability of the distance to the lower neighbor, in its steps. 20
-// bits of `random` decide, so that values of the format stay as they are.
+// The code of `value` with stochastic rounding: up with a probability equal to the distance from the lower
+// neighbor, in steps of the format. It uses 20 bits of `random`; values of the format do not change.
 template <SmallFloat F>
-inline uint32_t encode_stochastic(float value, uint32_t random) {
+CAPSTAN_HOST_DEVICE inline uint32_t encode_stochastic(float value, uint32_t random) {
   const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7FFFFFFFu;
   const uint32_t sign = (bits >> 31) * F.sign();
   const float size = std::bit_cast<float>(std::min(magnitude, std::bit_cast<uint32_t>(F.largest())));
@@ -66,7 +67,7 @@ inline uint32_t encode_stochastic(float value, uint32_t random) {
 }
 
 template <SmallFloat F>
-inline float decode(uint32_t code) {
+CAPSTAN_HOST_DEVICE inline float decode(uint32_t code) {
   const uint32_t magnitude = code & (F.sign() - 1), smallest_normal = 1u << F.mantissa_bits;
   float value = F.normal(magnitude);
   if (magnitude < smallest_normal)
@@ -77,12 +78,12 @@ inline float decode(uint32_t code) {
 }
 
 // e8m0: 2^(code - 127).
-inline float decode_e8m0(uint32_t code) {
+CAPSTAN_HOST_DEVICE inline float decode_e8m0(uint32_t code) {
   return code == 255 ? NAN : code == 0 ? 0x1p-127f : std::bit_cast<float>(code << 23);
 }
 // The smallest power of two that is not below the positive `value`; 2^-127 for zero, 2^127 for values beyond
 // it.
-inline uint32_t encode_e8m0_up(float value) {
+CAPSTAN_HOST_DEVICE inline uint32_t encode_e8m0_up(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if (bits > 0x7F800000u) return 255;
   const uint32_t exponent = bits >> 23, mantissa = bits & 0x7FFFFFu;

@@ -1,6 +1,9 @@
 #include "tensor/host_view.hpp"
 
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -18,8 +21,17 @@ HostView::HostView(const Tensor& tensor, Contents contents)
   data_ = copy_.data();
 }
 
-void read_in_chunks(const Tensor& tensor, int64_t chunk_bytes,
-                    const std::function<void(std::span<const std::byte>)>& take) {
+void HostView::store() {
+  if (!copy_.empty()) tensor_.copy_from_host_bytes(copy_);
+}
+
+ChunkReader::ChunkReader(Device& device, int64_t chunk_bytes) : chunk_bytes_(chunk_bytes) {
+  CAPSTAN_ASSERT(chunk_bytes > 0, "chunks of " + std::to_string(chunk_bytes) + " bytes");
+  if (device.shares_host_memory()) return;
+  for (PinnedBuffer& buffer : buffers_) buffer = PinnedBuffer(device, chunk_bytes);
+}
+
+void ChunkReader::read(const Tensor& tensor, const std::function<void(std::span<const std::byte>)>& take) {
   CAPSTAN_ASSERT(tensor.is_contiguous(), "chunks of " + tensor.text());
   Device& device = tensor.device();
   if (const std::byte* data = device.host_address(tensor.address())) {
@@ -27,16 +39,31 @@ void read_in_chunks(const Tensor& tensor, int64_t chunk_bytes,
     take({data, static_cast<size_t>(tensor.bytes())});
     return;
   }
-  std::vector<std::byte> buffer(static_cast<size_t>(std::min(tensor.bytes(), chunk_bytes)));
-  for (int64_t at = 0; at < tensor.bytes(); at += chunk_bytes) {
-    const int64_t bytes = std::min(chunk_bytes, tensor.bytes() - at);
-    device.copy_to_host(buffer.data(), tensor.address() + at, bytes);
-    take(std::span<const std::byte>(buffer).first(static_cast<size_t>(bytes)));
+  constexpr Queue kQueue = Queue::device_to_host;
+  const auto bytes_at = [&](int64_t at) { return std::min(chunk_bytes_, tensor.bytes() - at); };
+  const auto start_copy = [&](int64_t at) -> std::unique_ptr<Event> {
+    if (at >= tensor.bytes()) return nullptr;
+    const auto& buffer = buffers_[static_cast<size_t>(at / chunk_bytes_ % 2)];
+    device.start_copy_to_host(buffer.data(), tensor.address() + at, bytes_at(at), kQueue);
+    return device.record(kQueue);
+  };
+  device.wait_for(kQueue, *device.record(Queue::compute));
+  std::unique_ptr<Event> copied = start_copy(0);
+  try {
+    for (int64_t at = 0; at < tensor.bytes(); at += chunk_bytes_) {
+      std::unique_ptr<Event> next = start_copy(at + chunk_bytes_);
+      std::exchange(copied, std::move(next))->wait();
+      const std::span<const std::byte> buffer = buffers_[static_cast<size_t>(at / chunk_bytes_ % 2)].span();
+      take(buffer.first(static_cast<size_t>(bytes_at(at))));
+    }
+  } catch (...) {
+    // The buffer and the tensor are in use until the next chunk is copied.
+    try {
+      if (copied) copied->wait();
+    } catch (...) {
+    }
+    throw;
   }
-}
-
-void HostView::store() {
-  if (!copy_.empty()) tensor_.copy_from_host_bytes(copy_);
 }
 
 }  // namespace capstan

@@ -1,11 +1,13 @@
 // Host access to device memory, for code that runs on the host: MPI collectives, file readers.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <functional>
 #include <span>
 #include <vector>
 
+#include "tensor/pinned_buffer.hpp"
 #include "tensor/tensor.hpp"
 
 namespace capstan {
@@ -35,9 +37,20 @@ class HostView {
   std::vector<std::byte> copy_;
 };
 
-// Passes a contiguous tensor's bytes to `take`, in order: directly where the host can access them, else
-// through a buffer of at most `chunk_bytes`. Waits for the device; no kernel may use the tensor meanwhile.
-void read_in_chunks(const Tensor& tensor, int64_t chunk_bytes,
-                    const std::function<void(std::span<const std::byte>)>& take);
+// Reads contiguous tensors in chunks. Where the host cannot access their memory, the device-to-host queue
+// copies them to two pinned buffers: one receives a chunk while the caller uses the other.
+class ChunkReader {
+ public:
+  // Takes the buffers, of `chunk_bytes` each, in the memory category CategoryScope::current(). A device whose
+  // memory is the host's needs none.
+  ChunkReader(Device& device, int64_t chunk_bytes);
+  // Passes the bytes of a tensor to `take`, in order: all at once where the host can access them. They are
+  // those that the work of the compute queue until now leaves; no later work may write the tensor meanwhile.
+  void read(const Tensor& tensor, const std::function<void(std::span<const std::byte>)>& take);
+
+ private:
+  int64_t chunk_bytes_;
+  std::array<PinnedBuffer, 2> buffers_;
+};
 
 }  // namespace capstan

@@ -1,6 +1,6 @@
-// The interface between a Device and its kernels: the arrays that a kernel takes, and the Context with what
-// the launch gives it to run: threads or a stream, and a workspace. Kernels never allocate; the operations
-// check shapes before they launch.
+// The interface between a Device and its kernels: the arrays that a kernel takes, and the Context with its
+// resources (threads or a stream, and a workspace). Kernels never allocate; the operations check shapes
+// before they launch.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace capstan::kernels {
 
-// A read-only array of a run-time element type (fp32 or bf16 unless a kernel's comment says otherwise).
+// A read-only array of a run-time element type (fp32, bf16 or fp16 unless a kernel's comment says otherwise).
 struct In {
   const void* data = nullptr;
   DType dtype = DType::f32;
@@ -53,15 +53,17 @@ struct Workspace {
   size_t bytes = 0;
 };
 
-// A kernel that cannot run reports it here and returns, because exceptions do not leave an accelerator. Lies
-// in memory that the host and the kernels of a queue can access; the queue reads it after every kernel, an
-// accelerator where the host waits.
+// A kernel that cannot run reports it here and returns, because exceptions do not leave an accelerator. It
+// lies in memory that the host and the kernels of a queue can access. A queue of a host device checks it
+// after every kernel, an accelerator when the host waits.
 struct KernelError {
   // Null: no error.
   const char* file = nullptr;
   const char* function = nullptr;
   // Bytes of workspace.
   size_t needed = 0, given = 0;
+  // Why it cannot run; null: the workspace is too small.
+  const char* reason = nullptr;
 };
 
 // The resources of a launch.

@@ -1,6 +1,6 @@
-// Runs a kernel on a queue of a device: passes tensors as raw arrays, at the addresses that the device's
-// kernels use, gives it a workspace, and enqueues it. The meta device only counts the launch and allocates
-// the workspace. Kernels run through launch() only.
+// Runs a kernel on a queue of a device: passes tensors as raw arrays at the addresses that the device's
+// kernels use, provides a workspace, and enqueues the kernel. The meta device only counts the launch and
+// allocates the workspace. Kernels run through launch() only.
 #pragma once
 
 #include <tuple>
@@ -22,20 +22,22 @@ struct KernelArgument {
     return static_cast<P>(std::forward<A>(value));
   }
 };
-inline std::byte* kernel_address(Device& device, const Tensor& t) {
+inline std::byte* kernel_address(Device& device, const Tensor& t, bool writes) {
   CAPSTAN_ASSERT(&t.device() == &device, "kernel argument " + t.text() + " of another device");
+  if (device.declares_accesses())
+    t.for_each_rows([&](const ByteRows& rows) { device.declare_kernel_access(rows, writes); });
   return device.kernel_address(t.address());
 }
 template <>
 struct KernelArgument<kernels::In> {
   static kernels::In from(Device& device, const Tensor& t) {
-    return t.defined() ? kernels::In{kernel_address(device, t), t.dtype()} : kernels::In{};
+    return t.defined() ? kernels::In{kernel_address(device, t, false), t.dtype()} : kernels::In{};
   }
 };
 template <>
 struct KernelArgument<kernels::Out> {
   static kernels::Out from(Device& device, const Tensor& t) {
-    return t.defined() ? kernels::Out{kernel_address(device, t), t.dtype()} : kernels::Out{};
+    return t.defined() ? kernels::Out{kernel_address(device, t, true), t.dtype()} : kernels::Out{};
   }
 };
 // A typed pointer parameter takes a tensor of exactly that type, or an undefined one as nullptr.
@@ -44,7 +46,7 @@ struct KernelArgument<T*> {
   static T* from(Device& device, const Tensor& t) {
     if (!t.defined()) return nullptr;
     CAPSTAN_ASSERT(t.dtype() == DTypeOf<std::remove_const_t<T>>::value, "kernel argument " + t.text());
-    return reinterpret_cast<T*>(kernel_address(device, t));
+    return reinterpret_cast<T*>(kernel_address(device, t, !std::is_const_v<T>));
   }
 };
 

@@ -1,8 +1,11 @@
-// Owns page-locked host memory of a device (Device::allocate_pinned). Must not outlive the device.
+// Page-locked host memory of a device (Device::allocate_pinned). It must not outlive the device.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -44,6 +47,41 @@ class PinnedBuffer {
   int64_t bytes_ = 0;
   MemoryCategory category_ = MemoryCategory::activations;
   std::byte* data_ = nullptr;
+};
+
+// Buffers that transfers use one after the other. A request of the same size gets a buffer that was given
+// back, and the host waits for its last use if that is not done: so the number of buffers follows from the
+// order of the calls alone, and the meta device takes as many.
+class PinnedPool {
+ public:
+  explicit PinnedPool(Device& device) : device_(device) {}
+
+  PinnedBuffer take(int64_t bytes) {
+    const int64_t size = device_.allocator_rules().round(bytes);
+    std::deque<Returned>& returned = returned_[size];
+    if (returned.empty()) {
+      CategoryScope scope(MemoryCategory::workspace);
+      return {device_, size};
+    }
+    Returned first = std::move(returned.front());
+    returned.pop_front();
+    if (first.last_use && !first.last_use->done()) first.last_use->wait();
+    return std::move(first.buffer);
+  }
+  // last_use: null where the buffer is not in use any more.
+  void give_back(PinnedBuffer buffer, std::shared_ptr<Event> last_use) {
+    const int64_t size = buffer.bytes();
+    returned_[size].push_back({std::move(buffer), std::move(last_use)});
+  }
+
+ private:
+  struct Returned {
+    PinnedBuffer buffer;
+    std::shared_ptr<Event> last_use;
+  };
+  Device& device_;
+  // By size, those first that were given back first.
+  std::map<int64_t, std::deque<Returned>> returned_;
 };
 
 }  // namespace capstan

@@ -7,7 +7,6 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
-#include "tensor/half.hpp"
 
 namespace capstan {
 
@@ -190,31 +189,41 @@ std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Re
 
 bool can_convert(DType from, DType to) {
   if (from == to) return true;
-  const bool to_float = to == DType::f32 || to == DType::bf16;
-  return to_float && (from == DType::f32 || from == DType::bf16 || from == DType::f16);
+  const auto converts = [](DType type) {
+    return type == DType::f32 || type == DType::bf16 || type == DType::f16;
+  };
+  return converts(from) && converts(to);
 }
 
-template <class From, class To, class Convert>
-static void convert_row(const std::byte* source, std::byte* target, int64_t count, Convert convert) {
+template <class From, class To>
+static void convert_row(const std::byte* source, std::byte* target, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     From from;
     std::memcpy(&from, source + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
-    const To to = convert(from);
+    const To to(static_cast<float>(from));
     std::memcpy(target + i * static_cast<int64_t>(sizeof(To)), &to, sizeof(To));
   }
+}
+
+template <class From>
+static void convert_row_from(const std::byte* source, std::byte* target, DType to, int64_t count) {
+  if (to == DType::f32)
+    convert_row<From, float>(source, target, count);
+  else if (to == DType::bf16)
+    convert_row<From, bf16>(source, target, count);
+  else
+    convert_row<From, f16>(source, target, count);
 }
 
 static void copy_row(const std::byte* source, DType from, std::byte* target, DType to, int64_t count) {
   if (from == to) {
     std::memcpy(target, source, static_cast<size_t>(count * size_of(from)));
   } else if (from == DType::f32) {
-    convert_row<float, bf16>(source, target, count, [](float x) { return bf16(x); });
+    convert_row_from<float>(source, target, to, count);
   } else if (from == DType::bf16) {
-    convert_row<bf16, float>(source, target, count, [](bf16 x) { return static_cast<float>(x); });
-  } else if (to == DType::f32) {
-    convert_row<uint16_t, float>(source, target, count, half_to_float);
+    convert_row_from<bf16>(source, target, to, count);
   } else {
-    convert_row<uint16_t, bf16>(source, target, count, [](uint16_t x) { return bf16(half_to_float(x)); });
+    convert_row_from<f16>(source, target, to, count);
   }
 }
 

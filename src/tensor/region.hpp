@@ -38,7 +38,7 @@ class Shape {
   }
   std::span<const int64_t> sizes() const { return {sizes_.data(), size()}; }
 
-  // As a container of sizes.
+  // The number of dimensions, and iteration over the sizes.
   size_t size() const { return static_cast<size_t>(rank_); }
   bool empty() const { return rank_ == 0; }
   const int64_t* begin() const { return sizes_.data(); }
@@ -52,7 +52,7 @@ class Shape {
   // The product of the sizes; 1 for rank 0. Throws ErrorCode::format where it exceeds 2^63 or a size is
   // negative.
   int64_t elements() const;
-  // The same; nullopt instead of the error.
+  // elements(), but returns nullopt instead of an error.
   std::optional<int64_t> try_elements() const;
 
   // "[4,1024,768]", which is also its form in the JSON of manifests and safetensors headers.
@@ -87,17 +87,17 @@ std::optional<Region> intersect(const Region& a, const Region& b);
 // one region, rank 2 at most three (end of a row, full rows, begin of a row), rank r at most 2 r - 1.
 std::vector<Region> flat_range_as_regions(const Shape& shape, int64_t begin, int64_t count);
 
-// nullopt where the regions cover every element of `shape` exactly once; else a sentence that names the first
-// element which they miss or repeat. Every region must fit the shape. Takes O(regions · 2^rank · log),
-// whatever their arrangement.
+// Returns nullopt if the regions cover every element of `shape` exactly once, else a sentence that names the
+// first element that is missing or covered twice. Every region must fit the shape. Takes O(regions · 2^rank ·
+// log), whatever their arrangement.
 std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Region> regions);
 
-// True where copy_region supports the conversion: equal types, fp32 <-> bf16, and fp16 -> fp32 or bf16.
+// True where copy_region supports the conversion: equal types, and fp32, bf16 and fp16 among each other.
 bool can_convert(DType from, DType to);
 
 // Copies the elements of `region` from a row-major host array that holds `source_region` to one that holds
-// `target_region`, and converts them where the types differ (to bf16: nearest even). Both regions contain
-// `region`. Addresses need no alignment.
+// `target_region`, and converts them where the types differ (to the nearest value, ties to even; in
+// fp16 to infinity from 65520 on). Both regions contain `region`. Addresses need no alignment.
 void copy_region(const Region& region, const Region& source_region, const std::byte* source,
                  DType source_type, const Region& target_region, std::byte* target, DType target_type);
 

@@ -48,6 +48,29 @@ bool Tensor::is_contiguous() const {
   return true;
 }
 
+void Tensor::for_each_rows(FunctionRef<void(const ByteRows&)> take) const {
+  if (elements() == 0) return;
+  const int64_t element = size_of(dtype_);
+  ByteRows rows{address(), element};
+  int dim = rank() - 1;
+  for (; dim >= 0 && (size(dim) == 1 || stride(dim) * element == rows.row_bytes); --dim)
+    rows.row_bytes *= size(dim);
+  // Dimensions over which the rows stay equally far apart.
+  for (; dim >= 0 && (size(dim) == 1 || rows.rows == 1 || stride(dim) * element == rows.rows * rows.stride);
+       --dim) {
+    if (rows.rows == 1) rows.stride = stride(dim) * element;
+    rows.rows *= size(dim);
+  }
+  int64_t groups = 1;
+  for (int d = 0; d <= dim; ++d) groups *= size(d);
+  for (int64_t group = 0; group < groups; ++group) {
+    ByteRows here = rows;
+    for (int64_t d = dim, rest = group; d >= 0; rest /= size(static_cast<int>(d--)))
+      here.begin += rest % size(static_cast<int>(d)) * stride(static_cast<int>(d)) * element;
+    take(here);
+  }
+}
+
 Tensor Tensor::view(const Shape& shape) const {
   CAPSTAN_ASSERT(is_contiguous() && shape.elements() == elements(),
                  "view of " + text() + " as " + shape.text());
@@ -102,19 +125,19 @@ void Tensor::copy_from_host_bytes(std::span<const std::byte> bytes) const {
   device().copy_to_device(address(), bytes.data(), this->bytes());
 }
 
-std::vector<float> Tensor::to_floats() const {
-  std::vector<float> result(static_cast<size_t>(elements()));
-  if (dtype_ == DType::f32) return to_host<float>();
-  if (dtype_ == DType::bf16) {
-    const auto values = to_host<bf16>();
-    for (size_t i = 0; i < values.size(); ++i) result[i] = static_cast<float>(values[i]);
-  } else if (dtype_ == DType::f64) {
-    const auto values = to_host<double>();
-    for (size_t i = 0; i < values.size(); ++i) result[i] = static_cast<float>(values[i]);
-  } else {
-    fail(ErrorCode::internal, "internal error: to_floats of " + text());
-  }
+template <class T>
+static std::vector<float> floats_of(const std::vector<T>& values) {
+  std::vector<float> result(values.size());
+  for (size_t i = 0; i < values.size(); ++i) result[i] = static_cast<float>(values[i]);
   return result;
+}
+
+std::vector<float> Tensor::to_floats() const {
+  if (dtype_ == DType::f32) return to_host<float>();
+  if (dtype_ == DType::bf16) return floats_of(to_host<bf16>());
+  if (dtype_ == DType::f16) return floats_of(to_host<f16>());
+  if (dtype_ == DType::f64) return floats_of(to_host<double>());
+  fail(ErrorCode::internal, "internal error: to_floats of " + text());
 }
 
 std::string Tensor::text() const {

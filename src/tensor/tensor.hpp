@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/function_ref.hpp"
 #include "tensor/device.hpp"
 #include "tensor/dtype.hpp"
 #include "tensor/region.hpp"
@@ -59,6 +60,8 @@ class Tensor {
   int64_t bytes() const { return elements() * size_of(dtype_); }
   DType dtype() const { return dtype_; }
   bool is_contiguous() const;
+  // Passes the memory of the elements, and none between them, to `take`.
+  void for_each_rows(FunctionRef<void(const ByteRows&)> take) const;
   // A device address, see Storage::data.
   std::byte* address() const { return storage_->data() + offset_; }
   // No other tensor shares the storage.
@@ -83,7 +86,7 @@ class Tensor {
   }
   void copy_to_host_bytes(DType expected, std::span<std::byte> bytes) const;
   void copy_from_host_bytes(std::span<const std::byte> bytes) const;
-  // To float whatever the type (fp32, bf16, fp64): for tests, logs and checks, not for hot paths.
+  // To float whatever the type (fp32, bf16, fp16, fp64): for tests, logs and checks, not for hot paths.
   std::vector<float> to_floats() const;
 
   // "bf16[4, 1024] on cpu".

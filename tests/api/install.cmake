@@ -1,6 +1,6 @@
-# Installs the program as from a tree BUILD in which nothing else was built, and runs it. Then installs the
-# library into a scratch prefix, moves the prefix, and builds and runs a copy of EXAMPLE against it: with
-# find_package, and with pkg-config.
+# Installs the program as from a tree BUILD in which nothing else was built, and runs it. Then installs
+# everything, and the library alone into a second prefix, which it moves to build and run a copy of EXAMPLE
+# against it: with find_package, and with pkg-config.
 include(${CMAKE_CURRENT_LIST_DIR}/../support/run.cmake)
 
 set(scratch ${BUILD}/install_test)
@@ -20,8 +20,18 @@ foreach(file share/man/man1/capstan-train.1 share/bash-completion/completions/ca
     message(FATAL_ERROR "cmake --install did not install ${file}")
   endif()
 endforeach()
+if(EXISTS ${scratch}/program/include)
+  message(FATAL_ERROR "cmake --install installed headers without the library")
+endif()
 
 run(${CMAKE_COMMAND} --install ${BUILD} --component library --prefix ${scratch}/first)
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${scratch}/complete)
+file(GLOB_RECURSE files RELATIVE ${scratch}/first ${scratch}/first/*)
+foreach(file IN LISTS files ITEMS bin/capstan)
+  if(NOT EXISTS ${scratch}/complete/${file})
+    message(FATAL_ERROR "cmake --install did not install ${file}")
+  endif()
+endforeach()
 set(prefix ${scratch}/elsewhere)  # a package that holds its prefix is noticed
 file(RENAME ${scratch}/first ${prefix})
 

@@ -13,7 +13,7 @@ namespace {
 // The first element of `w` of the newest valid checkpoint, which tells saves apart; -1 where there is
 // none.
 float newest(const fs::path& root) {
-  const Search search = find_latest(root, Depth::content);
+  const SearchResult search = find_latest(root, Depth::content);
   if (!search.found) return -1;
   Reader reader = Reader::open(search.found->path, Depth::content);
   std::vector<float> w(15);

@@ -158,7 +158,7 @@ TEST_CASE("an empty region copies nothing, whichever dimension is empty") {
   }
 }
 
-TEST_CASE("conversions: bf16 rounds to nearest even, fp16 widens exactly") {
+TEST_CASE("conversions: bf16 and fp16 round to nearest even, fp16 widens exactly") {
   const std::vector<float> values{1.0f, 1.00390625f, 1.01171875f, -3.0e38f, 3.4e38f, std::nanf(""), 1e-40f};
   const Region all = full_region({7});
   std::vector<bf16> narrow(7);
@@ -186,6 +186,14 @@ TEST_CASE("conversions: bf16 rounds to nearest even, fp16 widens exactly") {
         std::isnan(expected) ? std::isnan(widened[i]) : std::memcmp(&expected, &widened[i], 4) == 0;
     REQUIRE(same);
   }
-  CHECK(!can_convert(DType::f32, DType::f16));
+  std::vector<f16> narrowed(7);
+  copy_region(all, all, bytes_of(values).data(), DType::f32, all, writable_bytes_of(narrowed).data(),
+              DType::f16);
+  for (size_t i = 0; i < 7; ++i) CHECK(narrowed[i].bits == f16(values[i]).bits);
+  std::vector<bf16> brain(7);
+  copy_region(all, all, bytes_of(narrowed).data(), DType::f16, all, writable_bytes_of(brain).data(),
+              DType::bf16);
+  for (size_t i = 0; i < 7; ++i) CHECK(brain[i].bits == bf16(static_cast<float>(narrowed[i])).bits);
+  CHECK(!can_convert(DType::f16, DType::i64));
   CHECK(!can_convert(DType::i64, DType::f32));
 }

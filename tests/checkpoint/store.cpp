@@ -251,7 +251,7 @@ TEST_CASE("the newest valid checkpoint is found, and newer ones refused with a r
   CHECK(find_latest(root.path(), Depth::content).found->step == 30);
   flip(root.path() / "step-00000030/rank-00000.safetensors", 200);
   fs::remove(root.path() / "step-00000020/manifest.json");
-  const Search search = find_latest(root.path(), Depth::content);
+  const SearchResult search = find_latest(root.path(), Depth::content);
   REQUIRE(search.found);
   CHECK(search.found->step == 10);
   REQUIRE(search.refused.size() == 2);
@@ -264,7 +264,7 @@ TEST_CASE("the newest valid checkpoint is found, and newer ones refused with a r
   CHECK(resolve_checkpoint(root.path() / "step-00000005").step == 5);
   CHECK(holds(error_of([&] { resolve_checkpoint(root.path() / "step-00000030"); }), "does not verify"));
   CHECK(holds(error_of([&] { resolve_checkpoint(root.path() / "nothing"); }), "not found: "));
-  const Search other = find_latest(root.path(), Depth::structure, "another");
+  const SearchResult other = find_latest(root.path(), Depth::structure, "another");
   CHECK(!other.found);
   CHECK(holds(other.refused.back().reason, "it belongs to run \"run\", not to \"another\""));
 }

@@ -105,6 +105,13 @@ TEST_CASE("adapters of every kind train, are saved without their base, and merge
   }
   const Finished converted = b.in({"convert", "lora", "peft:lora-peft"});
   CHECK_MESSAGE(contains(converted.err, "warning: chat template chatml ends an answer with"), converted.err);
+  // With the tokenizer and the template that the adapters were trained with, as the full model has them.
+  REQUIRE(b.in({"convert", "lora-merged", "hf:lora-hf"}).code == 0);
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+    const std::string beside = read_text(b.scratch.file(std::string("lora-peft/") + file));
+    CHECK_MESSAGE(!beside.empty(), file);
+    CHECK_MESSAGE(beside == read_text(b.scratch.file(std::string("lora-hf/") + file)), file);
+  }
   // Four bits are felt, but little.
   const double exact = b.loss("lora"), quantized = b.loss("qlora");
   CHECK(exact != quantized);
@@ -141,11 +148,11 @@ TEST_CASE("the base is known by its hash; adapters without one, or without a lay
       b.in({"eval", "own", "--text", "text.txt", "checkpoint.pretrained_checkpoint=moved"});
   CHECK_MESSAGE(moved.code == 0, moved.err);
 
-  CHECK_MESSAGE(contains(b.in({"merge", "base", "x"}).err, "full model, and no adapters"), "");
+  CHECK_MESSAGE(contains(b.in({"merge", "base", "x"}).err, "full model, not adapters"), "");
   const Finished described = b.in(
       {"eval", "base", "--text", "text.txt", "peft=lora", "checkpoint.pretrained_checkpoint=base", "--json"});
   CHECK(described.code == 2);
-  CHECK_MESSAGE(contains(described.err, "full model, and no adapters"), described.err);
+  CHECK_MESSAGE(contains(described.err, "full model, which has no adapters"), described.err);
   const Finished misspelled = b.adapt("lora", {"peft.target_modules=[linear_qvk]", "--run-dir", "x"});
   CHECK(misspelled.code == 2);
   CHECK_MESSAGE(contains(misspelled.err, "did you mean `linear_qkv`?"), misspelled.err);

@@ -93,7 +93,7 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
   scratch.write("damaged.bin", "");
   scratch.write("damaged.idx", "");
   for (const auto& [change, expected] :
-       {std::pair("tokenizer.tokenizer_model=plain.json", "is no tokenizer"),
+       {std::pair("tokenizer.tokenizer_model=plain.json", "is not a tokenizer"),
         {"tokenizer.tokenizer_model=pointer.json", "is a Git LFS pointer"},
         {"tokenizer.tokenizer_model=other.json", "was prepared with the tokenizer"},
         {"dataset.data_path=damaged", "damaged.idx"}}) {
@@ -328,6 +328,23 @@ TEST_CASE("a wrong preset hides no other mistake") {
   CHECK_MESSAGE(contains(both.err, "3 errors"), both.err);
   CHECK_MESSAGE(contains(run({"check", "quickstart", "model=no-such"}).err, "1 error"),
                 run({"check", "quickstart", "model=no-such"}).err);
+  // The dense grid does not depend on the model.
+  const Finished grid = run({"check", "llama3-8b", "model=no-such", "dist.tp=3"});
+  CHECK_MESSAGE(contains(grid.err, "R0101"), grid.err);
+}
+
+TEST_CASE("a directory without weights is not called missing") {
+  const ScratchDirectory scratch;
+  fs::create_directory(scratch.file("sub"));
+  fs::copy_file(std::string(kSourceDirectory) + "/tests/formats/families/llama/config.json",
+                scratch.file("sub/config.json"));
+  const Finished checked = run_in(scratch, {"check", "quickstart", "model=hf:sub"});
+  CHECK(checked.code == 2);
+  CHECK_MESSAGE(contains(checked.err, "has neither model.safetensors nor"), checked.err);
+  CHECK_MESSAGE(!contains(checked.err, "not found"), checked.err);
+  CHECK_MESSAGE(
+      contains(run_in(scratch, {"check", "quickstart", "model=hf:sup"}).err, "not found: model = hf:sup"),
+      "a directory that is not there");
 }
 
 TEST_CASE("show --minimal: what a recipe extends, what it changes, and the world of --ranks") {

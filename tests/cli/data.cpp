@@ -79,6 +79,15 @@ TEST_CASE("data of another tokenizer: refused by train and data inspect, and a r
   REQUIRE(p.in({"train", "./tiny.yaml", "train.exit_interval=2", "checkpoint.save_tokenizer_assets=false",
                 "--run-dir", "records"})
               .code == 75);
+  // A text comes from a file or through a pipe.
+  p.write("short.txt", "A short text.\n");
+  Launch piped;
+  piped.directory = p.path();
+  piped.arguments = {"eval", "keeps", "--text", "-"};
+  piped.input = read_text(p.file("short.txt"));
+  const Finished through_pipe = run(piped);
+  CHECK_MESSAGE(through_pipe.code == 0, through_pipe.err);
+  CHECK(through_pipe.out == p.in({"eval", "keeps", "--text", "short.txt"}).out);
   fs::remove(p.file("corpus_text_document.meta.json"));
   fs::rename(p.file("tokenizer.json"), p.file("away.json"));
   fs::copy_file(p.file("copy/tokenizer.json"), p.file("tokenizer.json"));
@@ -125,6 +134,34 @@ TEST_CASE("data prepare and tokenizer train replace files with --overwrite only"
   CHECK(p.in(again).code == 0);
 }
 
+TEST_CASE("an HTML page among the texts is a warning, and a note where its name says so") {
+  const ScratchDirectory scratch;
+  const std::string page = "<!DOCTYPE html>\n<html><body>404 not found</body></html>\n";
+  for (const char* name : {"a.txt", "b.html"}) scratch.write(name, page);
+  scratch.write("c.txt", "A text with <html> in it.\n");
+  const auto of = [&](std::vector<std::string> words) {
+    const Finished done = run_in(scratch, std::move(words));
+    CHECK_MESSAGE(done.code == 0, done.err);
+    return done.err;
+  };
+  for (const bool trains : {false, true}) {
+    const auto with = [&](std::vector<std::string> files) {
+      std::vector<std::string> words = trains ? std::vector<std::string>{"tokenizer", "train"}
+                                              : std::vector<std::string>{"data", "prepare"};
+      words.insert(words.end(), files.begin(), files.end());
+      const std::vector<std::string> more =
+          trains ? std::vector<std::string>{"--vocab-size", "257", "--output", "t.json", "--overwrite"}
+                 : std::vector<std::string>{"--tokenizer", "bytes", "--output", "o", "--overwrite"};
+      words.insert(words.end(), more.begin(), more.end());
+      return of(words);
+    };
+    const std::string both = with({"a.txt", "b.html", "c.txt"});
+    CHECK_MESSAGE(contains(both, "warning: `a.txt` is an HTML page: perhaps a failed download"), both);
+    CHECK_MESSAGE(contains(both, "note: `b.html` is an HTML page; its markup is part of the text"), both);
+    CHECK(!contains(with({"c.txt"}), "HTML"));
+  }
+}
+
 TEST_CASE("data prepare takes the tokenizer of a recipe, with overrides") {
   const Prepared& p = prepared();
   const auto words = [](std::vector<std::string> more, const std::string& output) {
@@ -162,8 +199,10 @@ TEST_CASE("data prepare takes the tokenizer of a recipe, with overrides") {
   refused({"-r", "quickstrat"}, "not found: recipe = quickstrat");
 }
 
-TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
-  const Prepared& p = prepared();
+namespace {
+
+// Forty samples: chats.jsonl, and mixed.jsonl with a line more that is not a sample.
+std::string write_chats(const Prepared& p) {
   std::string lines;
   for (int i = 0; i < 40; ++i)
     lines += R"({"messages": [{"role": "user", "content": "who is )" + std::to_string(i % 5) +
@@ -171,18 +210,29 @@ TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
              "\n";
   p.write("chats.jsonl", lines);
   p.write("mixed.jsonl", lines + "{\"a\": 1}\n");
+  return lines;
+}
+
+// Runs a command with a recipe that trains on chats.jsonl.
+Finished on_chats(const Prepared& p, std::vector<std::string> words,
+                  const std::vector<std::string>& more = {}) {
   const std::vector<std::string> recipe = {"./tiny.yaml",
                                            "dataset=sft",
                                            "dataset.train_files=chats.jsonl",
                                            "dataset.split=\"90,10,0\"",
                                            "tokenizer.chat_template=chatml",
                                            "model.seq_length=160"};
-  const auto with_recipe = [&](std::vector<std::string> words, const std::vector<std::string>& more = {}) {
-    words.insert(words.end(), recipe.begin(), recipe.end());
-    words.insert(words.end(), more.begin(), more.end());
-    return p.in(words);
-  };
-  const Finished shown = with_recipe({"data", "inspect"});
+  words.insert(words.end(), recipe.begin(), recipe.end());
+  words.insert(words.end(), more.begin(), more.end());
+  return p.in(words);
+}
+
+}  // namespace
+
+TEST_CASE("fine-tuning samples: inspected") {
+  const Prepared& p = prepared();
+  write_chats(p);
+  const Finished shown = on_chats(p, {"data", "inspect"});
   REQUIRE_MESSAGE(shown.code == 0, shown.err);
   CHECK(contains(shown.out, "36 samples, "));
   CHECK(contains(shown.out, "assistant\n⟦the cat sees a rope<|im_end|>⟧\n"));
@@ -213,13 +263,18 @@ TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
     words.insert(words.end(), option.begin(), option.end());
     refused(p.in(words), "is set by the recipe");
   }
-  refused(with_recipe({"data", "inspect"}, {"-t", "tokenizer.json"}), "is set by the recipe");
-  refused(with_recipe({"data", "inspect"}, {"--scan"}), "`--scan` applies to a PREFIX");
+  refused(on_chats(p, {"data", "inspect"}, {"-t", "tokenizer.json"}), "is set by the recipe");
+  refused(on_chats(p, {"data", "inspect"}, {"--scan"}), "`--scan` applies to a PREFIX");
   refused(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json", "--scan"}),
           "`--scan` applies to a PREFIX");
   refused(p.in({"data", "inspect", "chats.jsonl", "-t", "tokenizer.json", "dataset.packing=false"}),
           "changes a recipe, and none is given");
-  const Finished trained = with_recipe({"train"}, {"train.train_iters=12", "--run-dir", "runs/sft"});
+}
+
+TEST_CASE("fine-tuning samples: trained on, counted") {
+  const Prepared& p = prepared();
+  write_chats(p);
+  const Finished trained = on_chats(p, {"train"}, {"train.train_iters=12", "--run-dir", "runs/sft"});
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
   CHECK(contains(trained.err, "training data: 36 samples, "));
   CHECK(contains(trained.err, "validation data: 4 samples, "));
@@ -228,33 +283,45 @@ TEST_CASE("fine-tuning samples: inspected, trained on, counted") {
   CHECK(losses.back() < losses.front());
   CHECK(contains(trained.err, " passes over the training data ("));
   // One row again and again: more passes than anybody wants.
-  const Finished often = with_recipe(
-      {"train"}, {"dataset.max_train_samples=2", "train.train_iters=6", "--run-dir", "runs/often"});
+  const Finished often = on_chats(
+      p, {"train"}, {"dataset.max_train_samples=2", "train.train_iters=6", "--run-dir", "runs/often"});
   REQUIRE_MESSAGE(often.code == 0, often.err);
   CHECK(contains(often.err, "the run makes 24.0 passes over the training data: "));
   // Two passes are the rows of two epochs.
-  const Finished epochs = with_recipe({"train"}, {"train.train_iters=null", "train.epochs=2",
-                                                  "dataset.packing=false", "--run-dir", "runs/epochs"});
+  const Finished epochs = on_chats(
+      p, {"train"},
+      {"train.train_iters=null", "train.epochs=2", "dataset.packing=false", "--run-dir", "runs/epochs"});
   REQUIRE_MESSAGE(epochs.code == 0, epochs.err);
   CHECK(contains(epochs.err,
                  "18 steps of 4 samples make 2.00 passes over the training data (36 samples of 160 tokens)"));
   CHECK(losses_of(p.file("runs/epochs")).size() == 18);
+  const Finished single =
+      on_chats(p, {"train"},
+               {"train.train_iters=1", "train.micro_batch_size=1", "train.global_batch_size=1",
+                "dataset.packing=false", "--run-dir", "runs/single"});
+  REQUIRE_MESSAGE(single.code == 0, single.err);
+  CHECK(contains(single.err, "1 step of 1 sample makes 0.03 passes over the training data (36 samples of "));
   CHECK(!contains(epochs.err, "warning: the run makes"));
+}
+
+TEST_CASE("fine-tuning samples: bad lines and empty answers") {
+  const Prepared& p = prepared();
+  const std::string lines = write_chats(p);
   // Bad lines are left out where the recipe says so; they, and empty answers, are named.
   p.write("holes.jsonl",
           lines + "{\"a\": 1}\n" +
               R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": " "}]})" +
               "\n");
-  const Finished skipped =
-      with_recipe({"train"}, {"dataset.train_files=holes.jsonl", "dataset.on_bad_line=skip",
-                              "train.train_iters=1", "--run-dir", "runs/skipped"});
+  const Finished skipped = on_chats(p, {"train"},
+                                    {"dataset.train_files=holes.jsonl", "dataset.on_bad_line=skip",
+                                     "train.train_iters=1", "--run-dir", "runs/skipped"});
   REQUIRE_MESSAGE(skipped.code == 0, skipped.err);
-  CHECK(contains(skipped.err, "1 line is no sample and was skipped:\n"));
+  CHECK(contains(skipped.err, "1 line is not a valid sample and was skipped:\n"));
   CHECK(contains(skipped.err, "holes.jsonl:41:1: `messages` is missing"));
   CHECK(contains(skipped.err, "1 sample has an empty answer:\n"));
   CHECK(contains(skipped.err, "holes.jsonl:42"));
-  // A line that is no sample ends the run before anything is made.
-  const Finished bad = with_recipe({"train"}, {"dataset.train_files=mixed.jsonl", "--run-dir", "runs/bad"});
+  // A line that is not a sample ends the run before anything is made.
+  const Finished bad = on_chats(p, {"train"}, {"dataset.train_files=mixed.jsonl", "--run-dir", "runs/bad"});
   CHECK(bad.code == 2);
   CHECK(contains(bad.err, "mixed.jsonl:41:1: `messages` is missing, not a list"));
   CHECK(!fs::exists(p.file("runs/bad")));

@@ -84,6 +84,7 @@ TEST_CASE(
   CHECK(tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast");
   CHECK(tokenizer["eos_token"] == "<|doc|>");
   CHECK(tokenizer["bos_token"] == "<|doc|>");
+  CHECK_FALSE(tokenizer.contains("pad_token"));  // the tokenizer has none
   CHECK(tokenizer["model_max_length"] == 32);
   CHECK(read_text(home.file("hf/tokenizer.json")) == read_text(home.file("tokenizer.json")));
   CHECK(contains(read_text(home.file("hf/chat_template.jinja")), "<|im_start|>"));
@@ -140,9 +141,61 @@ TEST_CASE(
                "note: gguf:ids.gguf has no tokenizer, since ids has none: its run trained on mock data"),
       without.err);
   CHECK_FALSE(contains(home.good({"convert", "run", "gguf:n.gguf"}).err, "no tokenizer"));
+  // A checkpoint without the files: the recipe names them, while they are the same.
+  home.good({"train", "tiny.yaml", "checkpoint.save_tokenizer_assets=false", "train.train_iters=1",
+             "--run-dir", "bare"});
+  CHECK_FALSE(contains(home.good({"convert", "bare", "hf:bare-hf"}).err, "no tokenizer"));
+  CHECK(read_text(home.file("bare-hf/tokenizer.json")) == read_text(home.file("tokenizer.json")));
+  CHECK(home.read("bare-hf/generation_config.json") == generation);
+  home.good({"tokenizer", "train", "tiny.yaml", "--vocab-size", "290", "--special", "<|doc|>", "--output",
+             "tokenizer.json", "--overwrite"});
+  CHECK(contains(home.good({"convert", "bare", "hf:bare-without"}).err, "has no tokenizer"));
   // Not the ids of Transformers' own models.
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
     CHECK(home.read("ids-hf/config.json").at(key).is_null());
+}
+
+TEST_CASE("a run without a tokenizer keeps that of its data, and takes no other later") {
+  const Trained home;
+  home.good({"train", "tiny.yaml", "tokenizer=none", "train.train_iters=1", "--run-dir", "ids"});
+  home.good({"tokenizer", "train", "corpus.txt", "--separator", "%", "--vocab-size", "290", "--special",
+             "<|doc|>,<|x|>", "--output", "other.json"});
+  const auto eval = [](const std::string& tokenizer) {
+    return std::vector<std::string>{"eval",
+                                    "ids",
+                                    "--text",
+                                    "corpus.txt",
+                                    "tokenizer.tokenizer_type=huggingface",
+                                    "tokenizer.tokenizer_model=" + tokenizer,
+                                    "train.threads=1"};
+  };
+  home.good(eval("tokenizer.json"));
+  home.refused(eval("other.json"),
+               {"trained with the tokenizer \"tokenizer.json\" (", "not with \"other.json\" ("});
+}
+
+TEST_CASE("an ordinary word that ends documents ends texts elsewhere, and stays an ordinary word") {
+  const Trained home;
+  home.good({"data", "prepare", "corpus.txt", "--separator", "%", "--tokenizer", "tokenizer.json",
+             "--append-eod", "--eod", "ab", "--output", "words"});
+  const std::vector<std::string> words = {"train", "tiny.yaml", "dataset.data_path=words_text_document",
+                                          "train.train_iters=1", "tokenizer.chat_template=null"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), words.begin(), words.end());
+    return more;
+  };
+  // The data says what ends its documents.
+  const Finished other = home.good(with({"--run-dir", "other"}));
+  CHECK_MESSAGE(contains(other.err + other.out, "tokenizer.eod_token=ab"), other.err);
+  home.refused(with({"dataset.eod_mask_loss=true", "--run-dir", "no"}),
+               {"end with `ab`", "set tokenizer.eod_token=ab, or set dataset.eod_mask_loss=false"});
+  const Finished right = home.good(with({"tokenizer.eod_token=ab", "--run-dir", "word"}));
+  CHECK_FALSE(contains(right.err + right.out, "eod_token"));
+  home.good({"convert", "word", "hf:word-hf"});
+  const json config = home.read("word-hf/tokenizer_config.json");
+  CHECK_FALSE(config.contains("eos_token"));
+  CHECK_FALSE(config.contains("bos_token"));
+  CHECK(home.read("word-hf/generation_config.json")["eos_token_id"].is_number_integer());
 }
 
 TEST_CASE("a run on mock data needs no tokenizer, and its model says that it has none") {
@@ -352,9 +405,9 @@ TEST_CASE("what is not there, and what is something else, is said in one way") {
   const auto tokenizer = [&](const std::string& file, const std::vector<std::string>& why) {
     home.refused({"tokenizer", "encode", "text.txt", "--tokenizer", file}, why);
   };
-  tokenizer("text.txt", {"`text.txt` is no tokenizer"});
+  tokenizer("text.txt", {"`text.txt` is not a tokenizer"});
   tokenizer("smol/config.json",
-            {"`smol/config.json` is no tokenizer", "did you mean `smol/tokenizer.json`?"});
+            {"`smol/config.json` is not a tokenizer", "did you mean `smol/tokenizer.json`?"});
   const auto replace = [&](const std::string& name, const std::string& content) {
     fs::remove(home.file("smol/" + name));
     std::ofstream(home.file("smol/" + name)) << content;

@@ -189,14 +189,14 @@ TEST_CASE("eval and generate take adapters, and agree with what is merged") {
   CHECK(home.loss({"ours", "--adapter", "lora-peft"}) == doctest::Approx(home.loss({"lora"})).epsilon(1e-6));
   home.refused({"eval", "ours", "--adapter", "lora", "--text", "text.txt"},
                "is not the base model of the adapters");
-  home.refused({"eval", "lora", "--adapter", "dora", "--text", "text.txt"}, "holds adapters itself");
-  home.refused({"eval", base, "--adapter", "ours", "--text", "text.txt"}, "full model, and no adapters");
+  home.refused({"eval", "lora", "--adapter", "dora", "--text", "text.txt"}, "already holds adapters");
+  home.refused({"eval", base, "--adapter", "ours", "--text", "text.txt"}, "full model, not adapters");
   home.refused({"eval", base, "--text", "text.txt", "peft=lora", "checkpoint.pretrained_checkpoint=" + base,
                 "model.seq_length=12"},
-               "full model, and no adapters");
+               "full model, which has no adapters");
   home.refused({"convert", "lora", "hf:x"}, "holds adapters, not a full model");
-  home.refused({"convert", "ours", "peft:x"}, "full model, and no adapters");
-  home.refused({"convert", base, "peft:x"}, "full model, and no adapters");
+  home.refused({"convert", "ours", "peft:x"}, "full model, not adapters");
+  home.refused({"convert", base, "peft:x"}, "full model, not adapters");
   home.refused({"convert", "peft:lora-peft", "hf:x"}, "merge");
   home.refused({"convert", "peft:lora-peft", "peft:x"}, "both PEFT's");
   home.refused({"convert", "peft:lora-peft", "x", "--base", "lora"}, "holds adapters itself");
@@ -312,5 +312,5 @@ TEST_CASE("what is wrong with an adapter is said, and nothing in it is run") {
   const Finished fewer = home.train(
       kBase, {"peft.target_modules=[linear_q,linear_k]", "peft.adapter=" + kAdapter, "--run-dir", "y"});
   CHECK(fewer.code != 0);
-  CHECK_MESSAGE(contains(fewer.err, "the recipe leaves out"), fewer.err);
+  CHECK_MESSAGE(contains(fewer.err, "the recipe has no adapters, unlike"), fewer.err);
 }

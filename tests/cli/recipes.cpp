@@ -34,7 +34,7 @@ TEST_CASE("check: 0 sound, 1 errors in a readable recipe, 2 unreadable") {
 
 TEST_CASE("check refuses what train refuses") {
   for (const std::string change :
-       {"model.mtp_num_layers=1", "mixed_precision=fp16_mixed", "model.num_moe_experts=4"}) {
+       {"model.mtp_num_layers=1", "dist.pipeline_schedule=zero_bubble", "model.num_moe_experts=4"}) {
     CAPTURE(change);
     const std::vector<std::string> words = {"quickstart", "dataset=mock", change,
                                             "model.moe_router_load_balancing_type=none"};
@@ -166,6 +166,10 @@ TEST_CASE("recipe new and cp make recipes that check") {
   CHECK(run({"recipe", "new", mine}).code == 0);
   CHECK(run({"check", mine}).code == 0);
   CHECK(run({"recipe", "new", mine}).code == 2);  // never over a file
+  const std::string from_mine = scratch.file("from-mine.yaml");
+  CHECK(run({"recipe", "new", from_mine, "--from", mine}).code == 0);
+  CHECK(contains(read_text(from_mine), "extends: ./" + std::filesystem::path(mine).filename().string()));
+  CHECK(run({"check", from_mine}).code == 0);
   CHECK(run({"recipe", "cp", "llama3-8b", copy}).code == 0);
   CHECK(run({"show", copy, "--format", "json"}).out == run({"show", "llama3-8b", "--format", "json"}).out);
   const Finished unknown = run({"recipe", "cp", "llama3-8", scratch.file("x.yaml")});
@@ -193,6 +197,9 @@ TEST_CASE("recipe new --from hf:DIR is a recipe that trains: model, tokenizer an
   const Finished done = made("tiny.yaml");
   CHECK_MESSAGE(done.code == 0, done.err);
   const std::string text = read_text(scratch.file("tiny.yaml"));
+  CHECK_MESSAGE(contains(done.out, "next: capstan train tiny.yaml\n"), done.out);
+  // A word alone would be the name of a recipe.
+  CHECK_MESSAGE(contains(made("word").out, "next: capstan train ./word\n"), "word");
   CHECK(contains(text, "\nmodel: hf:models/tiny\n"));
   CHECK(contains(text, "  pretrained_checkpoint: hf:models/tiny\n"));
   CHECK(contains(text, "  tokenizer_model: hf:models/tiny\n"));

@@ -108,9 +108,9 @@ TEST_CASE("a run records the version and commit of the program") {
   CHECK(run["world"] == 1);
 }
 
-TEST_CASE("a run in parts has the rows of an uninterrupted one: the same steps, the same means to the bit") {
+namespace {
+void check_rows_of_parts(const std::vector<std::string>& base) {
   const ScratchDirectory scratch;
-  const std::vector<std::string> base{"train.train_iters=14", "logger.log_interval=4"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), base.begin(), base.end());
     return train_in(scratch, more);
@@ -131,6 +131,35 @@ TEST_CASE("a run in parts has the rows of an uninterrupted one: the same steps, 
       for (const char* key : {"step", "loss", "grad_norm", "step_loss", "step_grad_norm", "consumed_tokens"})
         CHECK_MESSAGE(parts[i][key] == uninterrupted[i][key], key);
   }
+}
+}  // namespace
+
+TEST_CASE("a run in parts has the rows of an uninterrupted one: the same steps, the same means to the bit") {
+  check_rows_of_parts({"train.train_iters=14", "logger.log_interval=4"});
+  // The first steps overflow.
+  check_rows_of_parts({"train.train_iters=14", "logger.log_interval=4", "mixed_precision=fp16_mixed",
+                       "mixed_precision.initial_loss_scale=16777216"});
+}
+
+TEST_CASE("fp16: an overflow is a warning with both scales, and the mean gradient norm leaves it out") {
+  const ScratchDirectory scratch;
+  const Finished trained =
+      train_in(scratch, {"--run-dir", "r", "train.train_iters=16", "logger.log_interval=16",
+                         "mixed_precision=fp16_mixed", "mixed_precision.initial_loss_scale=16777216"});
+  REQUIRE_MESSAGE(trained.code == 0, trained.err);
+  CHECK_MESSAGE(contains(trained.err,
+                         "step 1: the gradients overflow at the loss scale 16777216; update skipped, loss "
+                         "scale now 16777216"),
+                trained.err);
+  CHECK(contains(trained.err,
+                 "step 2: the gradients overflow at the loss scale 16777216; update skipped, loss scale now "
+                 "8388608"));
+  const auto rows = logged_rows(scratch.file("r"));
+  REQUIRE(rows.size() == 2);  // the first step and the last
+  CHECK(rows[0]["grad_norm"].is_null());
+  CHECK(rows[1]["step"] == 16);
+  CHECK(rows[1]["loss_scale"].get<double>() < 16777216);
+  CHECK(rows[1]["grad_norm"].get<double>() > 0);
 }
 
 TEST_CASE("resuming a finished run adds no point") {
@@ -191,7 +220,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("ctrl-C in the first step promises no time, later a measured one") {
+TEST_CASE("ctrl-C in the first step says that it is not timed, or its estimate; later a measured time") {
   const ScratchDirectory scratch;
   // Interrupts a run of long steps, this time after it has printed the text.
   const auto interrupt_at = [&](const std::string& text, const std::string& run_directory, int milliseconds) {
@@ -211,13 +240,101 @@ TEST_CASE("ctrl-C in the first step promises no time, later a measured one") {
   };
   const std::string first = interrupt_at("estimated time: about", "first", 0);
   CHECK_MESSAGE(contains(first, "stopped at step 1"), first);
-  CHECK_MESSAGE(contains(first, " step; again to stop now\n"), first);
+  const bool is_told = contains(first, " step, the first to be timed; again to stop now\n") ||
+                       contains(first, " by the estimate; again to stop now\n") ||
+                       contains(first, "after the first step, which has not begun; again to stop now\n");
+  CHECK_MESSAGE(is_told, first);
   // Between the line of a step and the beginning of the next one the step is over, and nothing is left to
   // wait for: the signal comes later at each attempt.
   std::string later;
   for (int attempt = 0; attempt < 6 && !contains(later, "stopping after this step, about "); ++attempt)
     later = interrupt_at("step 2/", "later" + std::to_string(attempt), 40 * attempt);
   CHECK_MESSAGE(contains(later, "stopping after this step, about "), later);
+}
+
+namespace {
+
+// Steps of the complete checkpoints of a run, and whether an incomplete one lies beside them.
+std::pair<std::vector<int>, bool> checkpoints_of(const std::string& run) {
+  std::vector<int> steps;
+  bool incomplete = false;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(run + "/checkpoints", none)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("step-")) steps.push_back(std::stoi(name.substr(5)));
+    incomplete = incomplete || name.starts_with(".tmp-step-");
+  }
+  std::sort(steps.begin(), steps.end());
+  return {steps, incomplete};
+}
+
+}  // namespace
+
+TEST_CASE("a second ctrl-C within a save abandons it and names the checkpoint from which the run goes on") {
+  const ScratchDirectory scratch;
+  // Large enough that a save takes a while.
+  const std::vector<std::string> model = {"model.hidden_size=512", "model.num_attention_heads=8",
+                                          "model.num_layers=12"};
+  int abandoned = 0;
+  for (int attempt = 0; attempt < 8 && abandoned == 0; ++attempt) {
+    CAPTURE(attempt);
+    const std::string name = "r" + std::to_string(attempt), run = scratch.file(name);
+    std::vector<std::string> words = {"train.train_iters=1000000",
+                                      "train.global_batch_size=1",
+                                      "train.micro_batch_size=1",
+                                      "checkpoint.save_interval=2",
+                                      "--run-dir",
+                                      name};
+    words.insert(words.end(), model.begin(), model.end());
+    int sent = 0;
+    // The first signal after a step that is not saved, the second one as soon as the next save has begun.
+    const Finished stopped = train_in(scratch, words, [&](const std::string& text, int) {
+      if (sent == 0 && contains(text, "step 3/")) return ++sent, SIGINT;
+      if (sent != 1 || !contains(text, "again to stop now")) return 0;
+      ++sent;
+      for (int wait = 0; wait < 20'000; ++wait) {
+        const auto [steps, incomplete] = checkpoints_of(run);
+        if (incomplete || steps.size() > 1) break;
+        ::usleep(500);
+      }
+      return SIGINT;
+    });
+    if (sent < 2 || stopped.code == 75) continue;  // the save was over before the second signal
+    CHECK_MESSAGE(stopped.code == 130, stopped.err);
+    const auto [steps, incomplete] = checkpoints_of(run);
+    REQUIRE_FALSE(steps.empty());
+    const std::string newest = "; the newest checkpoint is of step " + std::to_string(steps.back()) + "\n";
+    CHECK_MESSAGE(contains(stopped.err, newest), stopped.err);
+    CHECK_MESSAGE(contains(stopped.err, "stopped now, the save of step ") == incomplete, stopped.err);
+    abandoned += incomplete;
+    CHECK(state_of(scratch, name) == "killed");
+    words.insert(words.end(), {"train.exit_interval=1", "--resume"});
+    const Finished resumed = train_in(scratch, words);
+    CHECK_MESSAGE(resumed.code == 75, resumed.err);
+    CHECK_MESSAGE(contains(resumed.err, "stopped at step " + std::to_string(steps.back() + 1) + ":"),
+                  resumed.err);
+    CHECK_FALSE(checkpoints_of(run).second);
+  }
+  CHECK(abandoned == 1);
+}
+
+TEST_CASE("a second ctrl-C before the first checkpoint says that there is none; with --nproc as well") {
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    const ScratchDirectory scratch;
+    std::vector<std::string> words = {"train.train_iters=1000000", "train.micro_batch_size=1",
+                                      "train.global_batch_size=200000", "--run-dir", "r"};
+    if (ranks > 1) words.insert(words.end(), {"--nproc", "2"});
+    int sent = 0;
+    const Finished stopped = train_in(scratch, words, [&](const std::string& text, int) {
+      if (sent == 0 && contains(text, "estimated time: about")) return ++sent, SIGINT;
+      if (sent == 1 && contains(text, "again to stop now")) return ++sent, SIGINT;
+      return 0;
+    });
+    CHECK_MESSAGE(stopped.code == 130, stopped.err);
+    CHECK_MESSAGE(times(stopped.err, "again to stop now\n") == 1, stopped.err);
+    CHECK_MESSAGE(times(stopped.err, "stopped now; the run has no checkpoint\n") == 1, stopped.err);
+  }
 }
 
 TEST_CASE(
@@ -334,4 +451,9 @@ TEST_CASE("runs show says how far a run came that stopped between two logged ste
   CHECK_MESSAGE(contains(shown, ", step 5\n"), shown);
   const std::string listed = run_in(scratch, {"runs", "ls", "."}).out;
   CHECK_MESSAGE(contains(listed, ", step 5 "), listed);
+  for (const char* command : {"show", "plot"}) {
+    const Finished directory = run_in(scratch, {"runs", command, "."});
+    CHECK(directory.code != 0);
+    CHECK_MESSAGE(contains(directory.err, "`.` is a directory of runs"), directory.err);
+  }
 }

@@ -212,6 +212,11 @@ TEST_CASE("invalid trials are listed with their reason, which is said once") {
   CHECK(contains(planned.out, "rng.seed=4\ninvalid: 3 more for the same reason\n    error[R0604]: "));
   CHECK(planned.out.find("R0604") == planned.out.rfind("R0604"));
   CHECK(contains(planned.out, "\n7 trials, 7 invalid; "));
+  // Names that are near.
+  std::filesystem::create_directories(scratch.file("sweeps/lr"));
+  CHECK(contains(run_in(scratch, {"sweep", "status", "lr"}).err, "did you mean `sweeps/lr`?"));
+  CHECK(contains(plan(scratch, "t", 4, {"optimzer.lr=1e-5,1e-3"}).err,
+                 "a field with that name exists: `optimizer.lr`"));
   const Finished status = run_in(scratch, {"sweep", "status", "s"});
   CHECK(contains(status.out, "7 pending, 7 invalid\ninvalid: optimizer.lr=1e-5 rng.seed=1\n"));
   const json all = capstan::json_of(run_in(scratch, {"sweep", "status", "s", "--json"}).out);
@@ -251,7 +256,7 @@ TEST_CASE("successive halving decides on trials that end between two looks of th
                               "stop: {asha: {steps: [4], keep: 1/3}}\n");
   const Finished planned = run_in(scratch, {"sweep", "plan", "./h.yaml", "--out", "s"});
   REQUIRE_MESSAGE(planned.code == 0, planned.err);
-  CHECK(contains(planned.err, "no trial validates: the sweep is ranked by `loss`, the training loss"));
+  CHECK(contains(planned.err, "no trial runs validation: the sweep is ranked by `loss`, the training loss"));
   const Finished ran = run_in(scratch, {"sweep", "run", "s"});
   REQUIRE_MESSAGE(ran.code == 0, ran.err);
   const json status = capstan::json_of(run_in(scratch, {"sweep", "status", "s", "--json"}).out);
@@ -391,7 +396,7 @@ TEST_CASE("a trial that a dead host holds is waited for; one that lives is left 
   launch.arguments = {"sweep", "run", "s", "--trial", id};
   bool beaten = false;
   launch.on_error_text = [&](const std::string& text, int) {
-    if (!beaten && contains(text, "waiting for a sign of life")) claim(0);
+    if (!beaten && contains(text, "waiting up to ")) claim(0);
     beaten |= contains(text, "waiting");
     return 0;
   };

@@ -87,6 +87,10 @@ TEST_CASE("ask hands out what is pending, tell takes results, table and page sho
   CHECK(contains(run({"sweep", "table", directory, "--where", "lr<0.005", "--csv"}).out, "\n0.001,"));
   CHECK(run({"sweep", "table", directory, "--where", "lr"}).code == 2);
   CHECK(run({"sweep", "table", directory, "--csv", "--json"}).code == 2);
+  const Finished misspelled = run({"sweep", "table", directory, "--metric", "val/los"});
+  CHECK(misspelled.code == 2);
+  CHECK_MESSAGE(contains(misspelled.err, "no trial has the metric `val/los`"), misspelled.err);
+  CHECK_MESSAGE(contains(misspelled.err, "`val/loss`"), misspelled.err);
   CHECK(run({"sweep", "table", scratch.file("none")}).code == 2);
 
   const Finished plot = run({"sweep", "plot", directory});
@@ -194,6 +198,6 @@ TEST_CASE("output that cannot be written is an error, and a device is never repl
   ::mkfifo(scratch.file("pipe").c_str(), 0600);
   const Finished plot = run({"sweep", "plot", directory, "-o", scratch.file("pipe")});
   CHECK(plot.code == 2);
-  CHECK(contains(plot.err, "pipe` is not a regular file"));
+  CHECK(contains(plot.err, "pipe` is a named pipe, not a file"));
   CHECK(fs::is_fifo(scratch.file("pipe")));
 }

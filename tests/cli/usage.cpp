@@ -183,6 +183,33 @@ TEST_CASE("unknown commands and flags: near names, all at once, code 2") {
   CHECK(run({"version", "extra"}).code == 2);
 }
 
+TEST_CASE("misspelled names of every kind are answered with a near one") {
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"explain", "train_iter"}, "`train.train_iters`"},
+      {{"explain", "optimzer"}, "`optimizer`"},
+      {{"explain", "R020"}, "`R02"},
+      {{"explain", "global_batch_divisble"}, "`global_batch_divisible`"},
+      {{"explain", "C0605x"}, "`C0605`"},
+      {{"help", "tutorail"}, "`tutorial-own-text`"},
+      {{"help", "multinode"}, "`multi-node`"},
+      {{"schema", "optimzer"}, "`optimizer`"},
+      {{"recipe", "ls", "modle"}, "`model`"},
+      {{"recipe", "cp", "quickstrt", "x.yaml"}, "`quickstart`"},
+      {{"show", "quickstart", "model.num_layrs"}, "`model.num_layers`"},
+      {{"show", "quickstart", "--format", "ymal"}, "`yaml`"},
+      {{"recipe", "import", "x", "--from", "megatorn"}, "`megatron`"},
+      {{"data", "prepare", "x", "--documents", "blankline"}, "`blank-line`"},
+      {{"completion", "bsh"}, "`bash`"},
+      {{"convert", "ggfu:model.gguf", "out"}, "`gguf:model.gguf`"},
+      {{"convert", "runs/a", "hff:out"}, "`hf:out`"}};
+  for (const auto& [words, near] : cases) {
+    const Finished wrong = run(words);
+    CAPTURE(words.back());
+    CHECK(wrong.code == 2);
+    CHECK_MESSAGE(contains(wrong.err, near), wrong.err);
+  }
+}
+
 TEST_CASE("bench refuses a name that no kernel has") {
   const Finished result = run({"bench", "atention", "--seconds", "0.01"});
   CHECK(result.code == 2);
@@ -233,7 +260,7 @@ TEST_CASE("CAPSTAN_CPU limits the instruction set; unknown and absent ones are r
   };
   const Finished oldest = train_on("sse4");
   CHECK(oldest.code == 0);
-  CHECK_MESSAGE(contains(oldest.err, "threads, SSE4.2"), oldest.err);
+  CHECK_MESSAGE(contains(oldest.err, "1 rank x 1 thread, SSE4.2"), oldest.err);
   const Finished unknown = train_on("sse3");
   CHECK(unknown.code == 2);
   CHECK(contains(unknown.err, "environment variable CAPSTAN_CPU=sse3 is not an instruction set"));

@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
+#include "tensor/launch.hpp"
 #include "tests/support/channels.hpp"
 
 using namespace capstan;
@@ -42,8 +43,8 @@ TEST_CASE("ranks that receive before they send are named with their transfers, w
   const Tensor arriving = Tensor::zeros(*device, {8}), leaving = Tensor::zeros(*device, {8});
   const test::WithBlockingChannel with(group, *device);
   const auto start = std::chrono::steady_clock::now();
-  group.channel().start(Batch().receive(arriving, previous_in(group))).wait();
-  group.channel().start(Batch().send(leaving, next_in(group))).wait();
+  group.channel().start(TransferBatch().receive(arriving, previous_in(group))).wait();
+  group.channel().start(TransferBatch().send(leaving, next_in(group))).wait();
   const std::string error = error_of(*device);
   CAPTURE(error);
   CHECK(has(error,
@@ -52,7 +53,7 @@ TEST_CASE("ranks that receive before they send are named with their transfers, w
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
-TEST_CASE("a circle through the compute queue and two channels is found") {
+TEST_CASE("a cycle through the compute queue and two channels is found") {
   Communicator& all = world().communicator();
   if (all.size() != 2) return;
   const auto device = make_checked_device(kernels::cpu_table(), 1);
@@ -63,8 +64,8 @@ TEST_CASE("a circle through the compute queue and two channels is found") {
   const int other = 1 - all.rank();
   // Rank 0 looks first, and has failed when rank 1 looks for the second time.
   if (all.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  in.channel().start(Batch().receive(arriving, other)).wait();
-  out.channel().start(Batch().send(leaving, other)).wait();
+  in.channel().start(TransferBatch().receive(arriving, other)).wait();
+  out.channel().start(TransferBatch().send(leaving, other)).wait();
   const std::string error = error_of(*device);
   CAPTURE(error);
   CHECK(has(error, "rank 0, group `backward`, batch 1: receive of 32 bytes from rank 1"));
@@ -78,7 +79,7 @@ TEST_CASE("ranks that start different collectives are named with both") {
   const auto device = make_checked_device(kernels::cpu_table(), 1);
   const Tensor mine = Tensor::zeros(*device, {8}), all = Tensor::zeros(*device, {16});
   const test::WithBlockingChannel with(group, *device);
-  Batch batch;
+  TransferBatch batch;
   if (group.rank() == 0)
     batch.all_gather(mine, all);
   else
@@ -91,7 +92,133 @@ TEST_CASE("ranks that start different collectives are named with both") {
   CHECK(has(error, "all_to_all of 32 bytes"));
 }
 
-TEST_CASE("kernels that do not wait for a batch read old values") {
+TEST_CASE("a kernel that does not wait for a batch is named with the batch") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  const auto& fill = kernels::cpu_table().elementwise->fill;
+  const auto& cast = kernels::cpu_table().elementwise->cast;
+  const std::string next = std::to_string(next_in(group)), previous = std::to_string(previous_in(group));
+  const std::string batch = "transfer 1 of `world` (receive of 32 bytes from rank " + previous +
+                            ", send of 32 bytes to rank " + next + ")";
+  enum class Bug : uint8_t {
+    none,
+    reads_early,
+    overwrites_what_is_sent,
+    overwrites_what_arrives,
+    frees_what_is_sent
+  };
+  for (const Bug bug : {Bug::none, Bug::reads_early, Bug::overwrites_what_is_sent,
+                        Bug::overwrites_what_arrives, Bug::frees_what_is_sent}) {
+    CAPTURE(static_cast<int>(bug));
+    const auto device = make_checked_device(kernels::cpu_table(), 1);
+    const test::WithBlockingChannel with(group, *device);
+    const Tensor arriving = Tensor::zeros(*device, {8}), leaving = Tensor::zeros(*device, {8}),
+                 other = Tensor::zeros(*device, {8});
+    PendingTransfers transfers = group.channel().start(
+        TransferBatch().receive(arriving, previous_in(group)).send(leaving, next_in(group)));
+    std::string expected;
+    const auto plant = [&] {
+      switch (bug) {
+        case Bug::none:
+          return;
+        case Bug::reads_early:
+          expected = "kernel 1 of the queue compute reads 32 bytes that " + batch + " writes";
+          return launch(*device, cast, arriving, other, 8);
+        case Bug::overwrites_what_is_sent:
+          expected = "kernel 1 of the queue compute writes 32 bytes that " + batch + " reads";
+          return launch(*device, fill, leaving, 1.0f, 8);
+        case Bug::overwrites_what_arrives:
+          expected = "kernel 1 of the queue compute writes 32 bytes that " + batch + " writes";
+          return launch(*device, fill, arriving, 1.0f, 8);
+        case Bug::frees_what_is_sent:
+          expected = "its release writes 512 bytes that " + batch + " reads";
+          device->free(leaving.address(), leaving.bytes(), MemoryCategory::activations);
+          // The tensor frees it again.
+          REQUIRE(device->allocate(leaving.bytes(), MemoryCategory::activations) == leaving.address());
+      }
+    };
+    plant();
+    std::string error;
+    try {
+      device->synchronize();
+    } catch (const Error& found) {
+      CHECK(found.code() == ErrorCode::internal);
+      error = found.what();
+    }
+    CAPTURE(error);
+    CHECK(has(error, expected));
+    CHECK(error.empty() == (bug == Bug::none));
+    transfers.wait();
+    // Work that waits may do all of it.
+    launch(*device, cast, arriving, other, 8);
+    launch(*device, fill, leaving, 1.0f, 8);
+    launch(*device, fill, arriving, 1.0f, 8);
+    device->synchronize();
+  }
+}
+
+TEST_CASE("a kernel that uses columns of a batch's tensors and does not wait for it is named") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  constexpr int64_t kRows = 3, kColumns = 8, kSome = 2;
+  const auto& copy_rows = kernels::cpu_table().elementwise->copy_rows;
+  enum class Bug : uint8_t { none, reads_early, overwrites_what_is_sent, overwrites_what_arrives };
+  for (const Bug bug :
+       {Bug::none, Bug::reads_early, Bug::overwrites_what_is_sent, Bug::overwrites_what_arrives}) {
+    CAPTURE(static_cast<int>(bug));
+    const auto device = make_checked_device(kernels::cpu_table(), 1);
+    const test::WithBlockingChannel with(group, *device);
+    const auto matrix = [&] { return Tensor::zeros(*device, {kRows, kColumns}); };
+    const Tensor arriving = matrix(), leaving = matrix(), other = matrix();
+    const auto columns = [&](const Tensor& t) { return t.slice(1, 3, kSome); };
+    const auto copy = [&](const Tensor& from, const Tensor& to) {
+      launch(*device, copy_rows, columns(from), kColumns, columns(to), kColumns, kRows, kSome);
+    };
+    PendingTransfers transfers = group.channel().start(
+        TransferBatch().receive(arriving, previous_in(group)).send(leaving, next_in(group)));
+    // A sent tensor may be read.
+    copy(leaving, other);
+    if (bug == Bug::reads_early) copy(arriving, other);
+    if (bug == Bug::overwrites_what_is_sent) copy(other, leaving);
+    if (bug == Bug::overwrites_what_arrives) copy(other, arriving);
+    std::string error;
+    try {
+      device->synchronize();
+    } catch (const Error& found) {
+      CHECK(found.code() == ErrorCode::internal);
+      error = found.what();
+    }
+    CAPTURE(error);
+    CHECK(error.empty() == (bug == Bug::none));
+    if (bug != Bug::none)
+      CHECK(has(error, std::string("kernel 2 of the queue compute ") +
+                           (bug == Bug::reads_early ? "reads" : "writes") +
+                           " 24 bytes that transfer 1 of `world` (receive of 96 bytes"));
+    transfers.wait();
+    copy(arriving, other);
+    copy(other, leaving);
+    device->synchronize();
+  }
+}
+
+TEST_CASE("an all-gather in place leaves this rank's part readable, and no other") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  const auto device = make_checked_device(kernels::cpu_table(), 1);
+  const test::WithBlockingChannel with(group, *device);
+  const auto& cast = kernels::cpu_table().elementwise->cast;
+  const Tensor all = Tensor::zeros(*device, {16}), other = Tensor::zeros(*device, {8});
+  const auto part = [&](int rank) { return all.flat_range(8 * rank, 8, {8}); };
+  PendingTransfers transfers = group.channel().start(TransferBatch().all_gather(part(group.rank()), all));
+  launch(*device, cast, part(group.rank()), other, 8);
+  CHECK_NOTHROW(device->record(Queue::compute)->wait());
+  launch(*device, cast, part(1 - group.rank()), other, 8);
+  CHECK_THROWS_WITH_AS(device->record(Queue::compute)->wait(), doctest::Contains("all_gather of 32 bytes"),
+                       Error);
+  transfers.wait();
+}
+
+TEST_CASE("what a batch brings is there for kernels that wait for it") {
   Communicator& group = world().communicator();
   if (group.size() != 2) return;
   const auto device = make_checked_device(kernels::cpu_table(), 1, {.patient = true});
@@ -99,11 +226,9 @@ TEST_CASE("kernels that do not wait for a batch read old values") {
   const std::vector<float> values(8, 1.0f + static_cast<float>(group.rank()));
   const Tensor arriving = Tensor::zeros(*device, {8}),
                leaving = Tensor::from_host<float>(*device, {8}, values);
-  Transfers transfers =
-      group.channel().start(Batch().receive(arriving, previous_in(group)).send(leaving, next_in(group)));
-  const std::vector<float> early = arriving.to_host<float>();
+  PendingTransfers transfers = group.channel().start(
+      TransferBatch().receive(arriving, previous_in(group)).send(leaving, next_in(group)));
   transfers.wait();
-  CHECK(early[0] == 0.0f);
   CHECK(arriving.to_host<float>()[0] == 1.0f + static_cast<float>(previous_in(group)));
 }
 
@@ -116,6 +241,7 @@ TEST_CASE("a sum on the communication queue is complete while the compute queue 
   const Tensor values = Tensor::from_host<float>(*device, {6}, std::vector<float>(6, mine));
   const Tensor sum = Tensor::zeros(*device, {3});
   Reduction reduction = Reduction::reduce_scatter(group, values, sum, Queue::communication);
+  reduction.start_sum();
   const auto summed = device->record(Queue::communication);
   std::atomic<bool> seen{false};
   device->enqueue(Queue::compute, [&seen] {
@@ -127,4 +253,51 @@ TEST_CASE("a sum on the communication queue is complete while the compute queue 
   seen.store(true);
   reduction.finish();
   CHECK(sum.to_host<float>() == std::vector<float>(3, 3.0f));
+}
+
+TEST_CASE("a transfer waits for the sum before it only where its values are written on that sum's queue") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  for (const Queue written_on : {Queue::compute, Queue::communication}) {
+    const auto device = make_checked_device(kernels::cpu_table(), 1);
+    const test::WithBlockingChannel with(group, *device);
+    std::vector<QueueSpan> transfers;
+    device->listen([&](const QueueSpan& span) {
+      if (span.queue == "transfers of `world`") transfers.push_back(span);
+    });
+    const std::vector<float> ones(6, 1.0f);
+    const Tensor first = Tensor::from_host<float>(*device, {6}, ones),
+                 second = Tensor::from_host<float>(*device, {6}, ones);
+    const auto start = [&](const Tensor& values, Queue queue) {
+      return Reduction::reduce_scatter(group, values, values.flat_range(3 * group.rank(), 3, {3}),
+                                       Queue::communication, queue);
+    };
+    Reduction a = start(first, Queue::compute);
+    // A sum that takes long.
+    std::atomic<bool> released{false};
+    device->enqueue(Queue::communication, [&released] {
+      for (int i = 0; i < 20'000 && !released.load(); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    a.start_sum();
+    Reduction b = start(second, written_on);
+    REQUIRE(transfers.size() == 2);
+    const auto wait_for_transfer = [&](int milliseconds) {
+      for (int i = 0; i < milliseconds && !transfers[1].after->done(); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return transfers[1].after->done();
+    };
+    if (written_on == Queue::compute) {
+      CHECK(wait_for_transfer(20'000));
+    } else {
+      wait_for_transfer(200);
+      CHECK(!transfers[1].before->done());
+    }
+    released.store(true);
+    a.finish();
+    b.finish();
+    for (const Tensor& values : {first, second})
+      CHECK(values.flat_range(3 * group.rank(), 3, {3}).to_host<float>() == std::vector<float>(3, 2.0f));
+    device->listen(nullptr);
+  }
 }

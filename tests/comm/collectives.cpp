@@ -75,18 +75,20 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     CHECK(part.to_host<float>() ==
           std::vector<float>(expected.begin() + me * 1000, expected.begin() + (me + 1) * 1000));
 
-    // bf16 is summed in fp32 and rounded once.
-    std::vector<bf16> halves;
-    std::vector<float> rounded(static_cast<size_t>(count));
-    for (const float v : values) halves.emplace_back(v);
-    for (int64_t i = 0; i < count; ++i) {
-      auto sum = static_cast<float>(bf16(value(0, i)));
-      for (int r = 1; r < n; ++r) sum += static_cast<float>(bf16(value(r, i)));
-      rounded[static_cast<size_t>(i)] = static_cast<float>(bf16(sum));
-    }
-    const Tensor d = Tensor::from_host<bf16>(*device, {count}, halves);
-    all_reduce_sum(group, d);
-    CHECK(d.to_floats() == rounded);
+    // bf16 and fp16 are summed in fp32 and rounded once.
+    const auto check_half = [&]<class T>(T) {
+      std::vector<float> rounded(static_cast<size_t>(count));
+      for (int64_t i = 0; i < count; ++i) {
+        auto sum = static_cast<float>(T(value(0, i)));
+        for (int r = 1; r < n; ++r) sum += static_cast<float>(T(value(r, i)));
+        rounded[static_cast<size_t>(i)] = static_cast<float>(T(sum));
+      }
+      const Tensor d = Tensor::from_host<T>(*device, {count}, std::vector<T>(values.begin(), values.end()));
+      all_reduce_sum(group, d);
+      CHECK(d.to_floats() == rounded);
+    };
+    check_half(bf16());
+    check_half(f16());
 
     const Tensor most =
         Tensor::from_host<float>(*device, {3}, std::vector<float>{float(me), -float(me), 2.0f});
@@ -137,7 +139,7 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
     const auto count = static_cast<size_t>(n);
     const Tensor mine = upload(numbers(me, 1, 3)), all = upload(numbers(-1, 0, 3 * count)),
                  parts = upload(numbers(me, 2, 2 * count)), received = upload(numbers(-1, 0, 2 * count));
-    group.channel().start(Batch().all_gather(mine, all).all_to_all(parts, received)).wait();
+    group.channel().start(TransferBatch().all_gather(mine, all).all_to_all(parts, received)).wait();
     std::vector<int32_t> expected_all, expected_parts;
     for (int r = 0; r < n; ++r) {
       for (const int32_t v : numbers(r, 1, 3)) expected_all.push_back(v);
@@ -151,13 +153,13 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
     // numbers are more than a channel moves at once.
     const size_t large = 20'000;
     const Tensor first = upload(numbers(-1, 0, large)), second = upload({-1, -1}), third = upload({-1});
-    Transfers pair = group.channel().start(Batch()
-                                               .send(upload(numbers(me, 3, large)), next_in(group))
-                                               .send(upload(numbers(me, 4, 2)), next_in(group))
-                                               .receive(first, previous_in(group))
-                                               .receive(second, previous_in(group)));
-    Transfers single = group.channel().start(
-        Batch().receive(third, previous_in(group)).send(upload(numbers(me, 5, 1)), next_in(group)));
+    PendingTransfers pair = group.channel().start(TransferBatch()
+                                                      .send(upload(numbers(me, 3, large)), next_in(group))
+                                                      .send(upload(numbers(me, 4, 2)), next_in(group))
+                                                      .receive(first, previous_in(group))
+                                                      .receive(second, previous_in(group)));
+    PendingTransfers single = group.channel().start(
+        TransferBatch().receive(third, previous_in(group)).send(upload(numbers(me, 5, 1)), next_in(group)));
     single.wait();
     pair.wait();
     pair.wait();
@@ -167,16 +169,50 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
   }
 }
 
+TEST_CASE("the host buffers of transfers are counted, used again, and as many on the meta device") {
+  Communicator& group = world().communicator();
+  if (group.size() == 1) return;
+  const auto checked = make_checked_device(kernels::cpu_table(), 1),
+             meta = make_meta_device(kernels::cpu_table(), 1, {}, false),
+             shared = make_meta_device(kernels::cpu_table(), 1);
+  const auto on_meta = make_meta_communicator(group.rank(), group.size(), "world");
+  const auto transfer = [](Device& device, Communicator& ranks) {
+    const auto room = [&](int64_t n) { return Tensor::zeros(device, {n}); };
+    const auto start = [&](int64_t n) {
+      return ranks.channel().start(
+          TransferBatch().send(room(n), next_in(ranks)).receive(room(n), previous_in(ranks)));
+    };
+    for (int round = 0; round < 5; ++round) {
+      PendingTransfers first = start(1000), second = start(1000), third = start(300);
+      second.wait(Queue::communication);
+      PendingTransfers fourth = start(1000);
+      first.wait();
+    }
+  };
+  transfer(*checked, group);
+  transfer(*meta, *on_meta);
+  transfer(*shared, *on_meta);
+  const auto workspace = static_cast<size_t>(MemoryCategory::workspace);
+  // Two batches of 2 x 4000 bytes and one of 2 x 1200, rounded up to 512 bytes.
+  CHECK(checked->host_memory().now_by_category[workspace] == 4 * 4096 + 2 * 1536);
+  CHECK(meta->host_memory().peak == checked->host_memory().peak);
+  CHECK(meta->host_memory().system_requests == 6);
+  for (const Queue direction : {Queue::host_to_device, Queue::device_to_host})
+    CHECK(meta->copied_bytes(direction) == checked->copied_bytes(direction));
+  CHECK(shared->memory(MemoryKind::host).peak == 0);
+  CHECK(shared->copied_bytes(Queue::host_to_device) == 0);
+}
+
 TEST_CASE("on the meta device nothing is sent or touched") {
   const auto device = make_meta_device(kernels::cpu_table(), 1);
   const auto group = make_meta_communicator(1, 4, "cp");
   group->channel()
-      .start(Batch()
+      .start(TransferBatch()
                  .send(Tensor::empty(*device, {8}), 2)
                  .receive(Tensor::empty(*device, {8}), 0)
                  .all_gather(Tensor::empty(*device, {8}), Tensor::empty(*device, {32})))
       .wait();
-  CHECK(group->sent() == 32 + 3 * 32);
+  CHECK(group->sent_bytes() == 32 + 3 * 32);
 }
 
 TEST_CASE("the mesh splits the world into its groups") {
@@ -195,5 +231,5 @@ TEST_CASE("the mesh splits the world into its groups") {
     CHECK(members[static_cast<size_t>(group.rank())] == me);
   }
   CHECK(mesh.group("ep").size() == n / pp);
-  CHECK(mesh.group("tp").alone());
+  CHECK(mesh.group("tp").is_single());
 }

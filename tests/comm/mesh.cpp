@@ -56,7 +56,7 @@ TEST_CASE("16 ranks, TP 2, CP 2, DP 2, PP 2: the worked example") {
 }
 
 TEST_CASE("a group that repeats another one has its ranks") {
-  const MeshSizes sizes{.world = 32, .tp = 4, .cp = 2, .pp = 2, .experts = true, .ep = 2, .kv_sharers = 2};
+  const MeshSizes sizes{.world = 32, .tp = 4, .cp = 2, .pp = 2, .experts = true, .ep = 2, .kv_replicas = 2};
   CHECK(Mesh::repeated_group("tp-gradients") == "tp");
   size_t repeating = 0;
   for (const std::string& name : Mesh(sizes, 0).group_names()) {
@@ -159,7 +159,7 @@ TEST_CASE("any rank of any world without peers") {
   CHECK(mesh.group("tp").rank() == 777 % 8);
   CHECK(mesh.group("dp-cp").size() == 16);
   CHECK(mesh.group("pp").rank() == 777 / 128);
-  CHECK(mesh.group("embedding").alone());  // a stage in the middle
+  CHECK(mesh.group("embedding").is_single());  // a stage in the middle
 }
 
 TEST_CASE("a world that does not divide is an error with both products and the nearest worlds") {

@@ -47,8 +47,8 @@ int main(int, char** arguments) {
   }
   const bool faulty = world->rank() == 1 && wanted != "none";
   try {
-    world->at_step(4);
-    world->at_phase("reduce");
+    world->publish_step(4);
+    world->publish_phase("reduce");
     const auto group = world->communicator().split(0, world->rank(), "dp");
     test::FaultyCommunicator used(*group, fault, faulty ? 6 : -1, 60s);
     std::vector<char> mine(64), all(128);

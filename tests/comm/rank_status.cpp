@@ -67,7 +67,7 @@ class NotingCommunicator final : public Communicator {
     return inner_->start_receive(data, bytes, from);
   }
   void barrier() override {}
-  int64_t sent() const override { return 0; }
+  int64_t sent_bytes() const override { return 0; }
 
  private:
   std::unique_ptr<Communicator> inner_ = make_self_communicator("one");
@@ -133,10 +133,10 @@ TEST_CASE("the table is shared memory; the first to claim reports") {
   const std::shared_ptr<RankStatusTable> shared = RankStatusTable::create(2, false);
   shared->unlink();
   StatusPublisher publisher(shared, {0, 1}, 1, "here");
-  publisher.step(5), publisher.phase("a phase that is longer than it may be");
+  publisher.publish_step(5), publisher.publish_phase("a phase that is longer than it may be");
   const int group = publisher.add_group("tp", 4);
-  publisher.call(Call::send, group, 3, 0, 99);
-  publisher.state(RankState::waiting);
+  publisher.publish_call(Call::send, group, 3, 0, 99);
+  publisher.publish_state(RankState::waiting);
   const RankStatus seen = shared->read(1, 0);
   CHECK(seen.rank == 1);
   CHECK(seen.pid == ::getpid());
@@ -153,8 +153,8 @@ TEST_CASE("the table is shared memory; the first to claim reports") {
   CHECK(shared->read(1, 0).groups.empty());
 
   CHECK_FALSE(shared->report());
-  CHECK(shared->claim());
-  CHECK_FALSE(shared->claim());
+  CHECK(shared->claim_report());
+  CHECK_FALSE(shared->claim_report());
   CHECK_FALSE(shared->report());
   shared->write_report(Error(ErrorCode::rank_failure, "what", "help").in("first").in("second"));
   const auto report = shared->report();
@@ -169,12 +169,12 @@ TEST_CASE("the table is shared memory; the first to claim reports") {
 TEST_CASE("a status survives the way through a file; what is none is left out") {
   RankStatus one = status(3, RankState::waiting, 1.5, Call::broadcast, 12);
   one.heartbeat = 77;
-  const auto back = parse_line(line_of(one));
+  const auto back = parse_line(format_line(one));
   REQUIRE(back);
-  CHECK(line_of(*back) == line_of(one));
+  CHECK(format_line(*back) == format_line(one));
   CHECK(back->groups.size() == 1);
   CHECK(back->call == Call::broadcast);
-  const std::string line = line_of(one);
+  const std::string line = format_line(one);
   for (size_t n = 0; n < line.size(); ++n) static_cast<void>(parse_line(line.substr(0, n)));
   CHECK_FALSE(parse_line(""));
   CHECK_FALSE(parse_line("a\tb"));
@@ -187,7 +187,7 @@ TEST_CASE("a collective is published before it begins") {
   const auto publisher = std::make_shared<StatusPublisher>(status_table, std::vector<int>{0}, 0, "here");
   int64_t shown = -1;
   const auto group =
-      make_publishing_communicator(std::make_unique<NotingCommunicator>(publisher->mine(), shown), publisher);
+      make_publishing_communicator(std::make_unique<NotingCommunicator>(publisher->slot(), shown), publisher);
   int32_t mine = 7, all = 0;
   group->broadcast(&mine, sizeof mine, 0);
   CHECK(shown == 1);

@@ -44,9 +44,9 @@ TEST_CASE("hosts see each other through files: one that falls silent is reported
           "host" + std::to_string(rank));
       watchdog = std::make_unique<Watchdog>(
           *status_table, 0,
-          WatchOptions{0.4, [this](const Error& error) { reported = error.what(); },
+          FailureWatch{0.4, [this](const Error& error) { reported = error.what(); },
                        [this] { left = true; }});
-      watchdog->share(std::make_unique<RankStatusFiles>(directory, rank, std::vector<int>{0, 1}));
+      watchdog->watch_other_hosts(std::make_unique<RankStatusFiles>(directory, rank, std::vector<int>{0, 1}));
     }
   };
   const auto wait_for = [](const auto& condition) {
@@ -66,7 +66,7 @@ TEST_CASE("hosts see each other through files: one that falls silent is reported
   RankStatusFiles::clear(directory);
   {
     Host a(directory, 0), b(directory, 1);
-    a.publisher->state(RankState::waiting);  // for rank 1, which runs and does not call it
+    a.publisher->publish_state(RankState::waiting);  // for rank 1, which runs and does not call it
     wait_for([&] { return a.left && b.left; });
     REQUIRE((a.left && b.left));
     const int reported = !a.reported.empty() + !b.reported.empty();

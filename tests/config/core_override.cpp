@@ -52,6 +52,17 @@ TEST_CASE("operators and paths") {
   CHECK(parse("a.b=cde")->value_location.length == 3);
 }
 
+TEST_CASE("every kind of override as one word") {
+  using Kind = Override::Kind;
+  CHECK(token_text(Override::token("++a.b=c")) == "++a.b=c");
+  CHECK(token_text({Kind::set, "a.b=c"}) == "a.b=c");
+  CHECK(token_text({Kind::append, "a.b=c"}) == "a.b+=c");
+  CHECK(token_text({Kind::append, "a.b+=c"}) == "a.b+=c");
+  CHECK(token_text({Kind::append, "a[name=x].b=c=d"}) == "a[name=x].b+=c=d");
+  CHECK(token_text({Kind::unset, "a.b"}) == "~a.b");
+  CHECK(token_text(Override::file("x y.yaml")) == "@x y.yaml");
+}
+
 TEST_CASE("values") {
   std::vector<Diagnostic> problems;
   const auto value = [&](const char* text) { return *parse_value(text, {0, 1, 1, 1}, problems); };

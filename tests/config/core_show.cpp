@@ -145,7 +145,9 @@ TEST_CASE("a minimal recipe keeps the names that it extends, and has only what d
   CHECK(minimal(w.text("extends: child\nunset: [train.iters]\n")) ==
         "schema: capstan/1\nextends: child\nunset: train.iters\n");
   CHECK(minimal(w.resolve("child", {"~train.iters"})) ==
-        "schema: capstan/1\nextends: base\nunset: train.iters\n");
+        "schema: capstan/1\nextends: child\nunset: train.iters\n");
+  // A recipe that is given by its name keeps that name, not those that it extends.
+  CHECK(minimal(w.resolve("child")) == "schema: capstan/1\nextends: child\n");
   CHECK(minimal(w.text("extends: base\npeft: {}\n")) == "schema: capstan/1\nextends: base\npeft: {}\n");
   CHECK(minimal(w.text("extends: base\npeft: dora\n", {"peft=null"})) ==
         "schema: capstan/1\nextends: base\n");

@@ -73,8 +73,7 @@ TEST_CASE("data prepare records the tokenizer, and data of another one is refuse
     CHECK_MESSAGE(refused.find(named) != std::string::npos, named, " in ", refused);
   CHECK(open({a, b}, longer.get()).find("`" + a + "`") != std::string::npos);
 
-  // Without a tokenizer only the model's vocabulary can be too small.
-  CHECK(open({a, b}, nullptr) == "");
+  // Without a tokenizer the model's vocabulary can be too small.
   auto small = options_of({b}, nullptr);
   small.vocab_size = 257;
   CHECK(error_of([&] { build_gpt_datasets(small); }).find("larger than the model's vocabulary of 257") !=
@@ -121,6 +120,69 @@ TEST_CASE("without a record, a tokenizer clearly smaller than the model's vocabu
   // With a record, the identity of the tokenizer decides.
   const IndexedDataset recorded(prepare_text(directory, "r", bytes));
   CHECK(error_of([&] { TokenizerCheck(bytes.get(), "bytes", 50'000).check(recorded); }) == "");
+}
+
+TEST_CASE("options that read document ends refuse data that has none, or other ones") {
+  const TempDirectory directory;
+  const auto bytes = text::byte_tokenizer();
+  write_text(directory / "text.txt", "abc\n\nabcdefghijkl\n");
+  const auto prepared = [&](const std::string& name, bool append, std::optional<int32_t> eod) {
+    PrepareOptions options;
+    options.inputs = {directory / "text.txt"};
+    options.output_prefix = directory / name;
+    options.append_eod = append;
+    options.eod = eod;
+    ThreadPool pool(1);
+    return prepare(options, *bytes, "bytes", pool).keys.at(0).prefix;
+  };
+  const std::string none = prepared("none", false, {}), own = prepared("own", true, {}),
+                    other = prepared("other", true, 'b');
+  const int64_t eod = *bytes->eod();
+  CHECK(*read_meta(IndexedDataset(none))->end_of_document == DatasetMeta::kNone);
+  CHECK(*read_meta(IndexedDataset(own))->end_of_document == eod);
+  CHECK(*read_meta(IndexedDataset(other))->end_of_document == 'b');
+  CHECK(to_text_report(inspect(none)).find("no token") != std::string::npos);
+
+  GptDatasetOptions options = options_of({none}, bytes.get());
+  options.documents.eod = bytes->eod();
+  CHECK(error_of([&] { build_gpt_datasets(options); }) == "");
+  options.documents.eod_mask_loss = true;
+  std::string error = error_of([&] { build_gpt_datasets(options); });
+  CHECK_MESSAGE(error.starts_with("config: dataset.eod_mask_loss has no effect on dataset `" + none), error);
+  CHECK_MESSAGE(error.find("with the token appended") != std::string::npos, error);
+  options.blend.prefixes = {own};
+  CHECK(error_of([&] { build_gpt_datasets(options); }) == "");
+  options.blend.prefixes = {other};
+  error = error_of([&] { build_gpt_datasets(options); });
+  CHECK_MESSAGE(error.find("end with `b` (98), but the run's end-of-document token is") != std::string::npos,
+                error);
+  CHECK_MESSAGE(error.find("tokenizer.eod_token=b") != std::string::npos, error);
+  // Without such an option it is a warning, of the first split alone.
+  options.documents.eod_mask_loss = false;
+  options.split = "1,1,0";
+  const auto splits = build_gpt_datasets(options);
+  REQUIRE(splits[1]);
+  CHECK(splits[0]->warnings().size() == 1);
+  CHECK(splits[1]->warnings().empty());
+
+  // Without a record the tokens are searched.
+  for (const std::string& prefix : {none, own}) std::filesystem::remove(meta_path(prefix));
+  options.documents.reset_attention_mask = true;
+  options.split = "1,0,0";
+  options.blend.prefixes = {own};
+  CHECK(error_of([&] { build_gpt_datasets(options); }) == "");
+  options.blend.prefixes = {none};
+  error = error_of([&] { build_gpt_datasets(options); });
+  CHECK_MESSAGE(error.find("no token of it is the end-of-document token") != std::string::npos, error);
+}
+
+TEST_CASE("without a tokenizer, the datasets of a blend must have been prepared with one") {
+  const TempDirectory directory;
+  const std::string a = prepare_text(directory, "a", text::byte_tokenizer()),
+                    b = prepare_text(directory, "b", longer_tokenizer());
+  CHECK(error_of([&] { build_gpt_datasets(options_of({a, a}, nullptr)); }) == "");
+  const std::string error = error_of([&] { build_gpt_datasets(options_of({a, b}, nullptr)); });
+  CHECK_MESSAGE(error.find("another dataset of the run with \"tok/a.json\"") != std::string::npos, error);
 }
 
 TEST_CASE("the largest token of a file: all of a small one, blocks spread over a large one") {

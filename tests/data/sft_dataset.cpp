@@ -315,7 +315,7 @@ TEST_CASE("empty answers, samples without loss tokens and bad lines are reported
   CHECK(dataset->counts().without_loss_locations == std::vector<std::string>{file + ":4"});
   const auto warnings = dataset->warnings();
   REQUIRE(warnings.size() == 4);
-  CHECK(warnings[0].starts_with("1 line is no sample and was skipped:\n    " + file + ":5:1: "));
+  CHECK(warnings[0].starts_with("1 line is not a valid sample and was skipped:\n    " + file + ":5:1: "));
   CHECK(warnings[1] == "1 sample has nothing to learn and was left out:\n    " + file + ":4");
   CHECK(warnings[2] == "2 samples have an empty answer:\n    " + file + ":2\n    " + file + ":6");
   // The byte tokenizer has no token for the end of a turn, so an exported model would not stop there.
@@ -382,6 +382,15 @@ TEST_CASE("inspection shows three conversations though they share a row") {
   const std::string text = to_text_report(report, false);
   CHECK(text.find("a.jsonl:4, 31 tokens") == std::string::npos);
   CHECK(text.ends_with("--- and 2 more documents\n"));
+  // Three in all, too, if there are two rows.
+  SftOptions two = options;
+  two.sequence_length = 100;
+  const auto both = inspect_sft(*build_sft_datasets(two)[0], *options.tokenizer, 3, 31);
+  REQUIRE(both.shown.size() == 2);
+  int64_t printed = 0;
+  for (const auto& row : both.shown)
+    for (const auto& document : row.documents) printed += document.ids.empty() ? 0 : 1;
+  CHECK(printed == 3);
   // If there are enough rows, one document of each is shown.
   SftOptions narrow = options;
   narrow.sequence_length = 62;

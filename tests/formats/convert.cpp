@@ -393,7 +393,7 @@ TEST_CASE("directories that are not what they should be") {
     fs::remove(copy.path / "config.json");
     CHECK(holds(copy.error(), "not found: "));
     fs::create_directory(copy.path / "config.json");
-    CHECK(holds(copy.error(), "not a regular file"));
+    CHECK(holds(copy.error(), "config.json` is a directory, not a file"));
   }
   CHECK(holds(error_of([] { ExternalModel::open("hf:/nonexistent/model"); }), "not found: "));
   CHECK(holds(error_of([] { ExternalModel::open("hf:"); }), "names nothing"));

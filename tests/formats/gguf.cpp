@@ -211,7 +211,7 @@ TEST_CASE("factors of RoPE that are no vector of the right ones are refused") {
     for (auto& [key, value] : metadata)
       if (key == "llama.rope.dimension_count") value.integer = 1 << 30;
   });
-  CHECK(holds(error(), "`llama.rope.dimension_count` is no even number"));
+  CHECK(holds(error(), "`llama.rope.dimension_count` is not an even number"));
 }
 
 TEST_CASE("an architecture that is not read is refused with those that are") {

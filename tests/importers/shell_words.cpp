@@ -16,8 +16,8 @@ std::string last(std::string_view text) {
   std::string result;
   if (script.commands.empty()) return "nothing";
   for (const ShellWord& word : script.commands.back()) {
-    CHECK(word.text.size() == word.at.size());
-    result += "[" + word.text + "]" + (word.open.empty() ? "" : "?");
+    CHECK(word.text.size() == word.offsets.size());
+    result += "[" + word.text + "]" + (word.unknown_reason.empty() ? "" : "?");
   }
   return result;
 }
@@ -166,10 +166,12 @@ TEST_CASE("branches: one that empties or unsets a variable marks the text that i
     CHECK(last("L=(); " + std::string(branch) + "; run \"${L[@]}\" ok") == "[run][ok]");
   }
   // One side sets it, the other one empties it.
-  for (const char* branches : {"if [ $A ]; then B=--x; else B=; fi", "if [ $A ]; then B=; else B=--x; fi",
-                               "[ $A ] && B=--x || B=", "case $A in 1) B=--x;; 2) B=;; *) unset B;; esac",
-                               "B=; if [ $A ]; then B=; B+=--x; fi", "if [ $A ]; then B=; B=\"$B --x\"; fi",
-                               "B=; [ $A ] && { B=; B=\"$B --x\"; }"}) {
+  for (const char* branches :
+       {"if [ $A ]; then B=--x; else B=; fi", "if [ $A ]; then B=; else B=--x; fi",
+        "[ $A ] && B=--x || B=", "case $A in 1) B=--x;; 2) B=;; *) unset B;; esac",
+        "B=; if [ $A ]; then B=; B+=--x; fi", "if [ $A ]; then B=; B=\"$B --x\"; fi",
+        "B=; [ $A ] && { B=; B=\"$B --x\"; }", "B=--x; [ $A ] && B= ; [ $A ] || B=",
+        "B=--x; [ $A ] && B= || C=", "B=--x; [ $A ] || B= && C=", "[ $A ] && B= && B=--x || B="}) {
     CAPTURE(branches);
     CHECK(last(std::string(branches) + "; run $B ok") == "[run][--x]?[ok]");
   }
@@ -178,7 +180,8 @@ TEST_CASE("branches: one that empties or unsets a variable marks the text that i
        {"if [ $A ]; then B=; else B=; fi", "case $A in 1) B=;; 2) B=' ';; *) unset B;; esac",
         "if [ $A ]; then if [ $C ]; then B=; else B=; fi; else B=; fi",
         "if [ $A ]; then B=--y; B=; else B=; fi", "if [ $A ]; then B=--y; fi; B=", "if true; then B=; fi",
-        "if false; then B=--y; else B=; fi", "true && B="}) {
+        "if false; then B=--y; else B=; fi", "true && B=", "[ $A ] && B= || B=",
+        "[ $A ] && unset B || B=\"\"", "[ $A ] && [ $C ] && B= || B=' '", "[ $A ] || [ $C ] && B= || B="}) {
     CAPTURE(branches);
     CHECK(last("B=--x; " + std::string(branches) + "; run $B ok") == "[run][ok]");
   }
@@ -210,7 +213,9 @@ TEST_CASE("lists: a command after `&&` or `||` is read only if the script decide
     CHECK(last(std::string("L=12; ") + condition + " && { cd x; L=24; M=1; }; run $L $M") ==
           "[run][24]?[1]?");
     CHECK(last(std::string("L=12; ") + condition + " || L=24; run $L") == "[run][24]?");
-    CHECK(last(std::string("L=12; ") + condition + " || (echo no; L=24); run $L ok") == "[run][24]?[ok]");
+    CHECK(last(std::string("L=12; ") + condition + " || { echo no; L=24; }; run $L ok") == "[run][24]?[ok]");
+    // A subshell keeps its variables to itself.
+    CHECK(last(std::string("L=12; ") + condition + " || (echo no; L=24); run $L ok") == "[run][12][ok]");
     CHECK(read_shell(std::string(condition) + " && run").branch_of.back() == 1);
     CHECK(last(std::string("if ") + condition + "; then L=24; fi; run $L") == "[run][24]?");
   }
@@ -283,6 +288,28 @@ TEST_CASE("functions are read where they are called, with their arguments") {
   CHECK(last("L=12; f() { L=24; }; grep -q a b || f; run $L") == "[run][24]?");
   CHECK(last("f() { L=$1; if [ $1 = 3 ]; then M=$2; fi; }; f 3 4; run $L $M $1") == "[run][3][4][$1]?");
   CHECK(last("f() { g; }\ng() { L=5; }\nf\nrun $L") == "[run][5]");
+  // As bash does it.
+  for (const char* declaration : {"local L=24", "local -i L=24", "declare L=24", "typeset L=24",
+                                  "local L; L=24", "local M L=24", "local L=24; local L=25"}) {
+    CAPTURE(declaration);
+    const std::string f = "f() { " + std::string(declaration) + "; echo $L; }; ";
+    CHECK(last("L=12; " + f + "f; run $L") == "[run][12]");
+    CHECK(last(f + "f; run $L") == "[run][$L]?");
+    CHECK(last("unset L; " + f + "f; run $L ok") == "[run][ok]");
+  }
+  CHECK(last("L=12; f() { declare -g L=24; }; f; run $L") == "[run][24]");
+  CHECK(last("L=12; declare L=24; run $L") == "[run][24]");
+  for (const char* commands : {"(L=24)", "(L+=24)", "(unset L)", "(read L)", "( (L=24) )",
+                               "(L=24; (L=25); L=26)", "if true; then (L=24); fi", "f() { L=24; }; (f)"})
+    CHECK_MESSAGE(last("L=12; " + std::string(commands) + "; run $L") == "[run][12]", commands);
+  CHECK(last("(L=24; run $L)") == "[run][24]");
+  CHECK(last("(L=24; (L=25); run $L)") == "[run][24]");
+  CHECK(last("L=1; (L=24); L=2; run $L") == "[run][2]");
+  CHECK(last("(L=24); run $L") == "[run][$L]?");
+  CHECK(last("L=12; f() { local L=24; run $L; }; f") == "[run][24]");
+  CHECK(last("L=12; f() { local L; run $L ok; }; f") == "[run][ok]");
+  CHECK(last("L=12; f() { local L=1; g; }; g() { L=24; }; f; run $L") == "[run][12]");
+  CHECK(last("L=12; f() { local L=1; }; f; g() { L=24; }; g; run $L") == "[run][24]");
   CHECK(last("f() { f; L=5; f; }; f; run $L") == "[run][5]");
   CHECK(last("main() { run \"$1\"; }; main a") == "[run][a]");
   CHECK(last("ok() { cd x; }; ok && L=1; run $L") == "[run][1]");

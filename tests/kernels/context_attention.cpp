@@ -36,10 +36,11 @@ void put_rows(Vec<double>& x, const Vec<double>& part, const AttentionShape& a,
 }
 // Queries [tokens][heads][qk_dim]; keys and values [tokens][groups][qk_dim + v_dim].
 void check_shards(const AttentionShape& a, DType type, const Shards& shards, const Vec<int32_t>& documents,
-                  uint64_t seed) {
-  INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " qk=", a.qk_dim, " v=", a.v_dim,
-       " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window, " softcap=", a.softcap,
-       " dropout=", a.dropout, " packed=", !documents.empty(), " ranks=", shards.size(), " ", text(type));
+                  uint64_t seed, bool cumulative = false) {
+  INFO("cumulative=", cumulative, " groups=", a.groups, " heads/group=", a.heads_per_group, " qk=", a.qk_dim,
+       " v=", a.v_dim, " batch=", a.batch, " seq=", a.seq, " causal=", a.causal, " window=", a.window,
+       " softcap=", a.softcap, " dropout=", a.dropout, " packed=", !documents.empty(),
+       " ranks=", shards.size(), " ", text(type));
   const int64_t tokens = a.batch * a.seq, heads = a.heads(), width = heads * a.v_dim, row = heads * a.qk_dim,
                 kv_row = a.groups * (a.qk_dim + a.v_dim);
   const kernels::HeadStrides queries = contiguous_heads(a.groups, a.heads_per_group, a.qk_dim),
@@ -49,6 +50,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
              kv = Array(type, random_values(tokens * kv_row, seed + 2)).rounded(),
              dout = Array(type, random_values(tokens * width, seed + 1)).rounded();
   const auto ids = dropout_rows(tokens);
+  const Vec<int32_t> bounds = document_bounds(documents, a.seq);
   Vec<double> out(static_cast<size_t>(tokens * width)), dq_sum(q.size()), dkv_sum(kv.size());
   for (size_t rank = 0; rank < shards.size(); ++rank) {
     AttentionBlock part{a, shards[rank], {}};
@@ -58,7 +60,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
         my_dout(type, rows_of(dout, a, shards[rank], width));
     const auto my_ids = rows_of(ids, a, shards[rank], 1);
     const auto my_documents = documents.empty() ? Vec<int32_t>() : rows_of(documents, a, shards[rank], 1);
-    const int32_t* document_start = documents.empty() ? nullptr : my_documents.data();
+    const kernels::Documents packing = packing_of(my_documents, bounds, cumulative);
     const int64_t* dropout_row = a.dropout > 0 ? my_ids.data() : nullptr;
     Vec<Array> y{Array::zeros(DType::f32, mine * width, NAN), Array::zeros(DType::f32, mine * heads, NAN)};
     // As in a ring: the own keys first, then those of the rank before.
@@ -68,7 +70,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
       if (step > 0 && !part.sees_anything()) continue;
       y = run_kernel(y, [&](kernels::Context& c, Vec<Array>& o) {
         parts().forward(c, part, view_of(my_q, queries), view_of(from, keys_values),
-                        view_of(from, keys_values, a.qk_dim), document_start, dropout_row, step > 0,
+                        view_of(from, keys_values, a.qk_dim), packing, dropout_row, step > 0,
                         view_of(o[0], outputs), o[1].f32());
       });
     }
@@ -83,7 +85,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
           [&](kernels::Context& c, Vec<Array>& o) {
             parts().backward(c, part, view_of(my_q, queries), view_of(from, keys_values),
                              view_of(from, keys_values, a.qk_dim), view_of(saved, outputs), lse.f32(),
-                             view_of(my_dout, outputs), document_start, dropout_row, view_of(o[0], queries),
+                             view_of(my_dout, outputs), packing, dropout_row, view_of(o[0], queries),
                              view_of(o[1], keys_values), view_of(o[1], keys_values, a.qk_dim));
           });
       dq = g[0];
@@ -103,7 +105,9 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     return result;
   };
   const reference::Qkv<double> x{q, columns(kv, 0, a.qk_dim), columns(kv, a.qk_dim, a.v_dim)};
-  const double allowed = type == DType::f32 ? 2e-5 : 2 * tolerance(type);
+  // The saved output is rounded to the type, whose error each pair's gradient has. Over six seeds of four
+  // ranks it was at most 7.3 units of the last place, in bf16 as in fp16.
+  const double allowed = type == DType::f32 ? 2e-5 : type == DType::f16 ? 8.0 / 2048 : 2 * tolerance(type);
   const auto gradient = reference::attention_gradient(a, x, dout, documents, ids);
   CHECK(error(out, reference::attention(a, x, documents, ids, nullptr)) < 1e-5);
   const auto k_sum = columns(dkv_sum, 0, a.qk_dim), v_sum = columns(dkv_sum, a.qk_dim, a.v_dim);
@@ -121,7 +125,7 @@ Shards balanced(int64_t ranks, int64_t seq) {
 
 TEST_CASE("shards of a sequence give the attention of the full sequence: load-balanced chunks") {
   uint64_t seed = 300;
-  for (const DType type : {DType::f32, DType::bf16})
+  for (const DType type : kTypes)
     for (const auto& [ranks, seq] : {std::array<int64_t, 2>{2, 12}, {2, 300}, {3, 66}, {4, 264}}) {
       AttentionShape a = attention_shape(2, 3, 20, 2, seq);
       check_shards(a, type, balanced(ranks, seq), {}, seed++);
@@ -159,6 +163,7 @@ TEST_CASE(
       a.window = window;
       a.dropout = dropout;
       check_shards(a, DType::f32, shards, documents, seed++);
+      check_shards(a, DType::f32, shards, documents, seed++, true);
       check_shards(a, DType::f32, shards, {}, seed++);
       check_shards(a, DType::bf16, shards, documents, seed++);
     }

@@ -1,3 +1,4 @@
+// Element-wise kernels and reductions, against the formulas in double.
 #include <cstring>
 
 #include "tests/kernels/support.hpp"
@@ -7,7 +8,7 @@ using namespace capstan::testing;
 
 namespace {
 const kernels::Elementwise& elementwise() {
-  return *kernels::cpu_table().elementwise;
+  return *table().elementwise;
 }
 const Vec<int64_t> kSizes{1, 7, 37, 1000, 70001};
 }  // namespace
@@ -16,15 +17,15 @@ TEST_CASE("fill, cast, add, scale, axpy, strided copies") {
   const auto& e = elementwise();
   for (int64_t n : kSizes) {
     const Array wide(DType::f32, random_values(n, 1));
-    const Array narrow(DType::bf16, random_values(n, 2));
+    const Array narrow(DType::bf16, random_values(n, 2)), half(DType::f16, random_values(n, 2));
     for (DType to : kTypes)
-      for (const Array* from : {&wide, &narrow}) {
+      for (const Array* from : {&wide, &narrow, &half}) {
         const auto y = run_kernel({Array::zeros(to, n)}, [&](kernels::Context& c, Vec<Array>& out) {
           e.cast(c, *from, out[0].out(), n);
         });
-        CHECK(y[0].bytes() == Array(to, from->rounded()).bytes());  // the cast is bf16's own rounding
+        CHECK(y[0].bytes() == Array(to, from->rounded()).bytes());  // the cast is the type's own rounding
       }
-    for (const Array* x : {&wide, &narrow}) {
+    for (const Array* x : {&wide, &narrow, &half}) {
       const DType type = kernels::In(*x).dtype;
       const Array z(type, random_values(n, 3));
       const auto xs = x->rounded(), zs = z.rounded();
@@ -133,169 +134,6 @@ TEST_CASE("reductions of fixed shape") {
       e.count_nonfinite(c, x, n, &count, false);
       CHECK(count == 0);
     }
-}
-
-TEST_CASE("embedding with positions and shards, and its gradient") {
-  const auto& embedding = *kernels::cpu_table().embedding;
-  for (DType type : kTypes)
-    for (int64_t cols : {1, 5, 37, 257}) {
-      const int64_t rows = 61, vocabulary = 11, first = 3, here = 6;
-      const auto ids = random_ints(rows, 1, vocabulary), positions = random_ints(rows, 2, 20);
-      const Array table(type, random_values(here * cols, 3)), place(type, random_values(20 * cols, 4)),
-          dout(type, random_values(rows * cols, 5)), start(DType::f32, random_values(here * cols, 6));
-      for (bool with_positions : {false, true}) {
-        const auto y =
-            run_kernel({Array::zeros(type, rows * cols), start}, [&](kernels::Context& c, Vec<Array>& out) {
-              embedding.forward(c, table, ids.data(), with_positions ? kernels::In(place) : kernels::In{},
-                                with_positions ? positions.data() : nullptr, out[0].out(), rows, cols, first,
-                                here);
-              embedding.backward(c, dout, ids.data(), out[1].f32(), rows, cols, first, here);
-            });
-        Vec<double> expected(static_cast<size_t>(rows * cols)), gradient = start.rounded();
-        const auto ts = table.rounded(), ps = place.rounded(), ds = dout.rounded();
-        for (int64_t r = 0; r < rows; ++r)
-          for (int64_t i = 0; i < cols; ++i) {
-            const int64_t id = ids[static_cast<size_t>(r)] - first;
-            double& value = expected[static_cast<size_t>(r * cols + i)];
-            if (id >= 0 && id < here) {
-              value = ts[static_cast<size_t>(id * cols + i)];
-              gradient[static_cast<size_t>(id * cols + i)] += ds[static_cast<size_t>(r * cols + i)];
-            }
-            if (with_positions)
-              value += ps[static_cast<size_t>(positions[static_cast<size_t>(r)] * cols + i)];
-          }
-        CHECK(error(y[0].rounded(), expected) < tolerance(type));
-        CHECK(error(y[1].rounded(), gradient) < 1e-5);
-      }
-    }
-}
-
-TEST_CASE("cross-entropy in chunks, full and split over vocabulary shards") {
-  const auto& ce = *kernels::cpu_table().cross_entropy;
-  for (DType type : kTypes)
-    for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {3, 5}, {17, 37}, {5, 257}, {40, 1000}}) {
-      INFO(rows, "x", cols, " ", text(type));
-      const int64_t stride = cols + 7;
-      const Array logits(type, random_values(rows * stride, 1, 8));
-      const auto labels = random_ints(rows, 2, cols);
-      Array weight(DType::f32, random_values(rows, 3));
-      const auto none = Array::zeros(DType::f32, rows);
-      const auto y = run_kernel({none, none, none, none, logits}, [&](kernels::Context& c, Vec<Array>& o) {
-        ce.row_max(c, logits, rows, cols, stride, o[0].f32());
-        ce.row_sums(c, logits, labels.data(), o[0].f32(), rows, cols, stride, 0, o[1].f32(), o[2].f32());
-        ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), rows, o[3].f32());
-        ce.backward(c, o[4], labels.data(), o[0].f32(), o[1].f32(), weight.f32(), rows, cols, stride, 0, 0,
-                    o[4].out(), stride);
-      });
-      const auto values = logits.rounded();
-      CHECK(error(y[3].rounded(), reference::cross_entropy(values, labels, cols, stride)) < 1e-5);
-      Vec<double> gradient(values.size());
-      for (int64_t r = 0; r < rows; ++r) {
-        const double loss =
-            reference::cross_entropy<double>(values, labels, cols, stride)[static_cast<size_t>(r)];
-        const double lse = loss + values[static_cast<size_t>(r * stride + labels[static_cast<size_t>(r)])];
-        for (int64_t i = 0; i < cols; ++i)
-          gradient[static_cast<size_t>(r * stride + i)] =
-              (std::exp(values[static_cast<size_t>(r * stride + i)] - lse) -
-               (i == labels[static_cast<size_t>(r)] ? 1.0 : 0.0)) *
-              weight.rounded()[static_cast<size_t>(r)];
-      }
-      CHECK(error(y[4].rounded(), gradient) < tolerance(type));  // and zeros in the padding
-
-      // In one go: in place, and with a bf16 gradient in the first half of each row of logits.
-      const auto full = run_kernel({none, logits}, [&](kernels::Context& c, Vec<Array>& o) {
-        ce.full(c, o[1].out(), labels.data(), weight.f32(), rows, cols, stride, 0, o[0].f32(), o[1].out(),
-                stride);
-      });
-      CHECK(full[0].rounded() == y[3].rounded());
-      CHECK(full[1].rounded() == y[4].rounded());
-      if (type == DType::f32) {
-        const auto halves =
-            run_kernel({none, logits, Array::zeros(DType::bf16, rows * stride)},
-                       [&](kernels::Context& c, Vec<Array>& o) {
-                         const kernels::Out narrow{o[1].out().data, DType::bf16};
-                         ce.full(c, o[1].out(), labels.data(), weight.f32(), rows, cols, stride, 0,
-                                 o[0].f32(), narrow, 2 * stride);
-                         for (int64_t r = 0; r < rows; ++r)
-                           std::memcpy(o[2].out().as<bf16>() + r * stride, narrow.as<bf16>() + 2 * r * stride,
-                                       static_cast<size_t>(stride) * sizeof(bf16));
-                       });
-        CHECK(halves[0].rounded() == y[3].rounded());
-        CHECK(halves[2].rounded() == Array(DType::bf16, y[4].rounded()).rounded());
-      }
-
-      if (cols < 5) continue;
-      const int64_t half = cols / 2;  // two shards: maxima and sums are combined as ranks would
-      const auto shards =
-          run_kernel({none, none, none, none, none, none}, [&](kernels::Context& c, Vec<Array>& o) {
-            const kernels::In right{static_cast<const char*>(kernels::In(logits).data) + half * size_of(type),
-                                    type};
-            ce.row_max(c, logits, rows, half, stride, o[0].f32());
-            ce.row_max(c, right, rows, cols - half, stride, o[1].f32());
-            for (int64_t r = 0; r < rows; ++r) o[0].f32()[r] = std::max(o[0].f32()[r], o[1].f32()[r]);
-            ce.row_sums(c, logits, labels.data(), o[0].f32(), rows, half, stride, 0, o[1].f32(), o[2].f32());
-            ce.row_sums(c, right, labels.data(), o[0].f32(), rows, cols - half, stride, half, o[3].f32(),
-                        o[4].f32());
-            for (int64_t r = 0; r < rows; ++r) o[1].f32()[r] += o[3].f32()[r], o[2].f32()[r] += o[4].f32()[r];
-            ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), rows, o[5].f32());
-          });
-      CHECK(error(shards[5].rounded(), reference::cross_entropy(values, labels, cols, stride)) < 1e-5);
-    }
-}
-
-TEST_CASE("capped logits: values, and the gradient for what was capped") {
-  const auto& ce = *kernels::cpu_table().cross_entropy;
-  for (const float cap : {3.0f, 30.0f})
-    for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {3, 5}, {17, 37}, {5, 257}}) {
-      INFO(rows, "x", cols, " cap=", cap);
-      const int64_t stride = cols + 7;
-      const Array logits(DType::f32, random_values(rows * stride, 1, 8));
-      const auto labels = random_ints(rows, 2, cols);
-      Array weight(DType::f32, random_values(rows, 3));
-      const auto none = Array::zeros(DType::f32, rows);
-      const auto y = run_kernel(
-          {none, none, none, none, logits, Array::zeros(DType::f32, rows * stride, NAN)},
-          [&](kernels::Context& c, Vec<Array>& o) {
-            ce.softcap(c, o[4].out(), cap, rows * stride);
-            ce.row_max(c, o[4], rows, cols, stride, o[0].f32());
-            ce.row_sums(c, o[4], labels.data(), o[0].f32(), rows, cols, stride, 0, o[1].f32(), o[2].f32());
-            ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), rows, o[3].f32());
-            ce.backward(c, o[4], labels.data(), o[0].f32(), o[1].f32(), weight.f32(), rows, cols, stride, 0,
-                        cap, o[5].out(), stride);
-          });
-      const auto full = run_kernel({none, logits}, [&](kernels::Context& c, Vec<Array>& o) {
-        ce.full(c, o[1].out(), labels.data(), weight.f32(), rows, cols, stride, cap, o[0].f32(), o[1].out(),
-                stride);
-      });
-      CHECK(full[0].rounded() == y[3].rounded());
-      CHECK(full[1].rounded() == y[5].rounded());
-      const auto losses = [&](const auto& x) {
-        auto z = x;
-        for (auto& v : z) v = reference::capped(v, static_cast<double>(cap));
-        return reference::cross_entropy(z, labels, cols, stride);
-      };
-      CHECK(error(y[3].rounded(), losses(logits.rounded())) < 1e-5);
-      const auto gradient = reference::complex_step(
-          logits.rounded(), [&](const auto& z) { return reference::contract(losses(z), weight.rounded()); });
-      CHECK(error(y[5].rounded(), gradient) < 1e-5);
-    }
-}
-
-TEST_CASE("an undefined logit makes the loss undefined") {
-  const auto& ce = *kernels::cpu_table().cross_entropy;
-  for (size_t bad : {size_t{0}, size_t{9}, size_t{36}}) {
-    Vec<double> values = random_values(37, 1);
-    values[bad] = NAN;
-    const Array logits(DType::f32, values);
-    const int32_t label = 20;
-    const auto none = Array::zeros(DType::f32, 1);
-    const auto y = run_kernel({none, none, none, none}, [&](kernels::Context& c, Vec<Array>& o) {
-      ce.row_max(c, logits, 1, 37, 37, o[0].f32());
-      ce.row_sums(c, logits, &label, o[0].f32(), 1, 37, 37, 0, o[1].f32(), o[2].f32());
-      ce.loss(c, o[0].f32(), o[1].f32(), o[2].f32(), 1, o[3].f32());
-    });
-    CHECK(std::isnan(y[3].rounded()[0]));
-  }
 }
 
 TEST_CASE("sums and maxima of parts, in their order, in place too") {

@@ -40,11 +40,18 @@ int64_t philox_all(PhiloxKey key, uint64_t lo, uint64_t hi, uint32_t* words) {
   philox_words(key, lo, hi, words);
   return 4 * kStep;
 }
-void round_all(const float* x, bf16* y, float* back, int64_t n) {
+template <class T>
+void round_each(const float* x, T* y, float* back, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     store_part(splat(x[i]), y + i, 1);
     back[i] = hn::GetLane(load_part(y + i, 1));
   }
+}
+void round_all(const float* x, bf16* y, float* back, int64_t n) {
+  round_each(x, y, back, n);
+}
+void round_half_all(const float* x, f16* y, float* back, int64_t n) {
+  round_each(x, y, back, n);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -59,6 +66,7 @@ HWY_EXPORT(tanh_all);
 HWY_EXPORT(normal_all);
 HWY_EXPORT(philox_all);
 HWY_EXPORT(round_all);
+HWY_EXPORT(round_half_all);
 
 namespace {
 // Runs the body once for each instruction set of this machine among the compiled ones.
@@ -201,6 +209,35 @@ TEST_CASE("vector bf16 rounds as the scalar type does") {
       const auto expected = static_cast<float>(bf16(x[i]));
       CHECK(std::memcmp(&back[i], &expected, 4) == 0);
     }
+  });
+}
+
+// The values of all codes, and what lies around the middle between each and the next.
+TEST_CASE("vector fp16 rounds as the scalar type does, at every code") {
+  std::vector<float> x;
+  for (uint32_t code = 0; code < 65536; ++code) {
+    f16 h;
+    h.bits = static_cast<uint16_t>(code);
+    const auto value = static_cast<float>(h);
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    // Steps of fp16 among subnormal numbers are larger.
+    for (const uint32_t other : {bits, bits + 0xFFF, bits + 0x1000, bits + 0x1001, bits + (1u << 21)}) {
+      float v;
+      std::memcpy(&v, &other, 4);
+      x.push_back(v);
+    }
+  }
+  std::vector<f16> y(x.size());
+  std::vector<float> back(x.size());
+  for_targets([&] {
+    HWY_DYNAMIC_DISPATCH(round_half_all)(x.data(), y.data(), back.data(), static_cast<int64_t>(x.size()));
+    int64_t wrong = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const auto expected = static_cast<float>(f16(x[i]));
+      wrong += y[i].bits != f16(x[i]).bits || std::memcmp(&back[i], &expected, 4) != 0;
+    }
+    CHECK(wrong == 0);
   });
 }
 

@@ -1,104 +1,16 @@
+// Norms and activations, against the scalar references.
 #include "tests/kernels/support.hpp"
 
 using namespace capstan;
 using namespace capstan::testing;
 using reference::Complex;
 
-namespace {
-// The queries of packed rows as a matrix, or the keys.
-template <class S>
-Vec<S> columns_of(const kernels::QkvLayout& l, const Vec<S>& qkv, bool keys) {
-  Vec<S> columns;
-  for (size_t row = 0; row < qkv.size(); row += static_cast<size_t>(l.row()))
-    for (int64_t g = 0; g < l.groups; ++g) {
-      const int64_t first = keys ? l.key(g) : l.query(g * l.heads_per_group),
-                    count = keys ? l.head_dim : l.heads_per_group * l.head_dim;
-      const auto at = qkv.begin() + static_cast<std::ptrdiff_t>(row) + first;
-      columns.insert(columns.end(), at, at + count);
-    }
-  return columns;
-}
-}  // namespace
-
-TEST_CASE("norms across heads: values, sums and gradients, many rows and few") {
-  const auto& norm = *kernels::cpu_table().head_norm;
-  for (DType type : kTypes)
-    for (const auto [rows, groups, per_group, d] :
-         {std::array<int64_t, 4>{1, 1, 1, 2}, {3, 2, 3, 5}, {7, 3, 1, 16}, {2000, 2, 2, 5}}) {
-      INFO(text(type), " rows=", rows, " groups=", groups, " heads/group=", per_group, " d=", d);
-      kernels::HeadNormShape s;
-      s.qkv = {groups, per_group, d};
-      s.rows = rows;
-      s.query_cols = groups * per_group * d;
-      s.key_cols = groups * d;
-      s.gamma_offset = 0.5f;
-      s.eps = 1e-3f;
-      const int64_t n = rows * s.qkv.row();
-      const Array x(type, random_values(n, 1, 2.0)), dy(type, random_values(n, 2)),
-          q_gamma(type, random_values(s.query_cols, 3)), k_gamma(type, random_values(s.key_cols, 4));
-      const auto sums = Array::zeros(DType::f32, 2 * rows, NAN), zeros = Array::zeros(type, n, NAN);
-      const auto y = run_kernel({sums, zeros}, [&](kernels::Context& c, Vec<Array>& out) {
-        norm.squares(c, s, x, out[0].f32());
-        norm.forward(c, s, x, out[0].f32(), q_gamma, k_gamma, out[1].out());
-      });
-      const auto formula = [&](const auto& xs, bool keys, const auto& gamma) {
-        using V = std::decay_t<decltype(xs)>;
-        return reference::norm(true, columns_of(s.qkv, xs, keys), gamma, 0.5, V{}, s.eps,
-                               keys ? s.key_cols : s.query_cols);
-      };
-      const auto xd = x.rounded(), wd = dy.rounded(), yd = y[1].rounded();
-      for (const bool keys : {false, true})
-        CHECK(error(columns_of(s.qkv, yd, keys),
-                    formula(xd, keys, keys ? k_gamma.rounded() : q_gamma.rounded())) < tolerance(type));
-      CHECK(yd[static_cast<size_t>(s.qkv.value(0))] == xd[static_cast<size_t>(s.qkv.value(0))]);
-
-      Array squares = y[0];
-      const auto g = run_kernel(
-          {sums, dy, Array::zeros(DType::f32, s.query_cols, 1), Array::zeros(DType::f32, s.key_cols, 1)},
-          [&](kernels::Context& c, Vec<Array>& out) {
-            norm.dots(c, s, dy, x, squares.f32(), q_gamma, k_gamma, out[0].f32());
-            norm.backward(c, s, out[1], x, squares.f32(), out[0].f32(), q_gamma, k_gamma, out[1].out(),
-                          out[2].f32(), out[3].f32());
-          });
-      for (const bool keys : {false, true}) {
-        const auto gamma = keys ? k_gamma.rounded() : q_gamma.rounded();
-        const auto upstream = columns_of(s.qkv, wd, keys);
-        auto expected = reference::complex_step(gamma, [&](const auto& z) {
-          return reference::contract(formula(reference::convert<Complex>(xd), keys, z), upstream);
-        });
-        for (double& v : expected) v += 1;
-        CHECK(error(g[keys ? 3 : 2].rounded(), expected) < tolerance(DType::f32) * 5);
-        if (rows > 10) continue;
-        const auto dx = reference::complex_step(xd, [&](const auto& z) {
-          return reference::contract(formula(z, keys, reference::convert<Complex>(gamma)), upstream);
-        });
-        CHECK(error(columns_of(s.qkv, g[1].rounded(), keys), columns_of(s.qkv, dx, keys)) < tolerance(type));
-      }
-      CHECK(g[1].rounded()[static_cast<size_t>(s.qkv.value(0))] == wd[static_cast<size_t>(s.qkv.value(0))]);
-
-      // Two shares of the heads, and ranks that share keys: sums and gradients add up to those of all heads.
-      s.counts_keys = false;
-      const auto other = run_kernel({sums, sums, zeros, Array::zeros(DType::f32, s.key_cols)},
-                                    [&](kernels::Context& c, Vec<Array>& out) {
-                                      norm.squares(c, s, x, out[0].f32());
-                                      norm.dots(c, s, dy, x, squares.f32(), q_gamma, k_gamma, out[1].f32());
-                                      Array full = g[0];
-                                      norm.backward(c, s, dy, x, squares.f32(), full.f32(), q_gamma, k_gamma,
-                                                    out[2].out(), nullptr, out[3].f32());
-                                    });
-      CHECK(other[0].rounded()[0] == y[0].rounded()[0]);
-      CHECK(other[0].rounded()[1] == 0);
-      CHECK(other[1].rounded() == g[0].rounded());
-      CHECK(columns_of(s.qkv, other[2].rounded(), false) == columns_of(s.qkv, g[1].rounded(), false));
-    }
-}
-
 TEST_CASE("norms and their gradients") {
-  const auto& norm = *kernels::cpu_table().norm;
+  const auto& norm = *table().norm;
   for (bool rms : {false, true})
     for (DType type : kTypes)
       for (const auto [rows, cols] :
-           {std::array<int64_t, 2>{1, 1}, {1, 257}, {3, 5}, {17, 37}, {70, 16}, {3, 768}})
+           {std::array<int64_t, 2>{1, 1}, {1, 257}, {3, 5}, {17, 37}, {70, 16}, {3, 768}, {2, 3001}})
         for (double offset : {0.0, 1.0}) {
           INFO("rms=", rms, " ", text(type), " rows=", rows, " cols=", cols, " offset=", offset);
           const double eps = 1e-5;
@@ -110,7 +22,7 @@ TEST_CASE("norms and their gradients") {
           const auto y = run_kernel({zeros, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
             norm.forward(c, rms, shape, x, {}, {}, gamma, static_cast<float>(offset),
                          rms ? kernels::In{} : kernels::In(beta), static_cast<float>(eps), out[0].out(),
-                         rms ? nullptr : out[1].f32(), out[2].f32());
+                         rms ? nullptr : out[1].f32(), out[2].f32(), {});
           });
           auto formula = [&](const auto& xs, const auto& gs, const auto& bs) {
             return reference::norm(rms, xs, gs, offset, rms ? std::decay_t<decltype(bs)>{} : bs, eps, cols);
@@ -122,7 +34,7 @@ TEST_CASE("norms and their gradients") {
           const auto in_place = run_kernel({x, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
             norm.forward(c, rms, shape, out[0], {}, {}, gamma, static_cast<float>(offset),
                          rms ? kernels::In{} : kernels::In(beta), static_cast<float>(eps), out[0].out(),
-                         rms ? nullptr : out[1].f32(), out[2].f32());
+                         rms ? nullptr : out[1].f32(), out[2].f32(), {});
           });
           CHECK(in_place[0].bytes() == y[0].bytes());
 
@@ -168,8 +80,50 @@ TEST_CASE("norms and their gradients") {
         }
 }
 
+TEST_CASE("gradients of norms over many rows, and over wide ones") {
+  const auto& norm = *table().norm;
+  for (bool rms : {false, true})
+    for (DType type : kTypes)
+      for (const auto [rows, cols] : {std::array<int64_t, 2>{701, 19}, {3, 5003}}) {
+        INFO("rms=", rms, " ", text(type), " rows=", rows, " cols=", cols);
+        const kernels::NormRows shape{rows, cols, 1, 0, cols};
+        const Array x(type, random_values(rows * cols, 1)), dy(type, random_values(rows * cols, 2)),
+            gamma(type, random_values(cols, 3));
+        Vec<double> means, rstds, dx, dgamma(static_cast<size_t>(cols)), dbeta = dgamma;
+        const auto xs = x.rounded(), ds = dy.rounded(), gs = gamma.rounded();
+        const double n = static_cast<double>(cols);
+        for (size_t at = 0; at < xs.size(); at += dgamma.size()) {
+          double mean = 0, variance = 0, sum_h = 0, sum_hx = 0;
+          for (size_t i = 0; i < dgamma.size(); ++i) mean += rms ? 0 : xs[at + i] / n;
+          for (size_t i = 0; i < dgamma.size(); ++i) variance += std::pow(xs[at + i] - mean, 2) / n;
+          const double rstd = 1 / std::sqrt(variance + 1e-5);
+          const auto hat = [&](size_t i) { return (xs[at + i] - mean) * rstd; };
+          for (size_t i = 0; i < dgamma.size(); ++i) {
+            sum_h += rms ? 0 : ds[at + i] * gs[i];
+            sum_hx += ds[at + i] * gs[i] * hat(i);
+            dgamma[i] += ds[at + i] * hat(i);
+            dbeta[i] += ds[at + i];
+          }
+          for (size_t i = 0; i < dgamma.size(); ++i)
+            dx.push_back(rstd * (ds[at + i] * gs[i] - sum_h / n - hat(i) * sum_hx / n));
+          means.push_back(mean), rstds.push_back(rstd);
+        }
+        const Array mean(DType::f32, means), rstd(DType::f32, rstds);
+        const auto zeros = Array::zeros(DType::f32, cols);
+        const auto y = run_kernel(
+            {Array::zeros(type, rows * cols, NAN), zeros, zeros}, [&](kernels::Context& c, Vec<Array>& out) {
+              Array m = mean, r = rstd;
+              norm.backward(c, rms, shape, dy, x, gamma, 0, m.f32(), r.f32(), out[0].out(), false,
+                            out[1].f32(), rms ? nullptr : out[2].f32());
+            });
+        CHECK(error(y[0].rounded(), dx) < tolerance(type));
+        CHECK(error(y[1].rounded(), dgamma) < 1e-5);
+        if (!rms) CHECK(error(y[2].rounded(), dbeta) < 1e-5);
+      }
+}
+
 TEST_CASE("norm with a residual: the sum is written, normalized and may lie in x") {
-  const auto& norm = *kernels::cpu_table().norm;
+  const auto& norm = *table().norm;
   for (DType type : kTypes) {
     const int64_t rows = 19, cols = 37;
     const kernels::NormRows shape{rows, cols, 1, 0, cols};
@@ -179,7 +133,7 @@ TEST_CASE("norm with a residual: the sum is written, normalized and may lie in x
     const auto stats = Array::zeros(DType::f32, rows);
     const auto y = run_kernel({x, zeros, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
       norm.forward(c, false, shape, out[0], residual, out[0].out(), gamma, 0, {}, 1e-5f, out[1].out(),
-                   out[2].f32(), out[3].f32());
+                   out[2].f32(), out[3].f32(), {});
     });
     Vec<double> sum = x.rounded();
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += residual.rounded()[i];
@@ -190,7 +144,7 @@ TEST_CASE("norm with a residual: the sum is written, normalized and may lie in x
 }
 
 TEST_CASE("norm of heads inside packed rows leaves the rest alone") {
-  const auto& norm = *kernels::cpu_table().norm;
+  const auto& norm = *table().norm;
   for (bool rms : {false, true}) {
     const int64_t tokens = 11, inner = 3, cols = 20, inner_stride = 24, outer = 90;
     const kernels::NormRows shape{tokens * inner, cols, inner, inner_stride, outer};
@@ -199,7 +153,7 @@ TEST_CASE("norm of heads inside packed rows leaves the rest alone") {
     const auto stats = Array::zeros(DType::f32, shape.rows);
     const auto y = run_kernel({x, stats, stats}, [&](kernels::Context& c, Vec<Array>& out) {
       norm.forward(c, rms, shape, out[0], {}, {}, gamma, 0, {}, 1e-6f, out[0].out(), out[1].f32(),
-                   out[2].f32());
+                   out[2].f32(), {});
     });
     const auto g =
         run_kernel({dy, Array::zeros(DType::f32, cols)}, [&](kernels::Context& c, Vec<Array>& out) {
@@ -234,7 +188,7 @@ TEST_CASE("norm of heads inside packed rows leaves the rest alone") {
 
 TEST_CASE("activations and their gradients, with and without bias and gate") {
   using Kind = kernels::ActivationKind;
-  const auto& activation = *kernels::cpu_table().activation;
+  const auto& activation = *table().activation;
   for (Kind kind : {Kind::gelu, Kind::gelu_tanh, Kind::silu, Kind::relu, Kind::squared_relu})
     for (bool gated : {false, true})
       for (bool with_bias : {false, true})
@@ -248,7 +202,7 @@ TEST_CASE("activations and their gradients, with and without bias and gate") {
                 bias = with_bias ? Array(type, random_values(width, 13)) : Array();
             const auto y =
                 run_kernel({Array::zeros(type, rows * cols)}, [&](kernels::Context& c, Vec<Array>& out) {
-                  activation.forward(c, kind, gated, x, bias, out[0].out(), rows, cols);
+                  activation.forward(c, kind, gated, x, bias, out[0].out(), rows, cols, {});
                 });
             const auto xd = x.rounded(), bd = bias.rounded();
             CHECK(error(y[0].rounded(), reference::activation(kind, gated, xd, bd, rows, cols)) <
@@ -275,12 +229,12 @@ TEST_CASE("activations and their gradients, with and without bias and gate") {
 
 TEST_CASE("activations of extreme, infinite and undefined inputs") {
   using Kind = kernels::ActivationKind;
-  const auto& activation = *kernels::cpu_table().activation;
+  const auto& activation = *table().activation;
   const Array x(DType::f32, {-1e30, -200, -20, -6, 0, 6, 20, 200, 1e30, NAN});
   for (Kind kind : {Kind::gelu, Kind::gelu_tanh, Kind::silu}) {
     const auto y = run_kernel({Array::zeros(DType::f32, 10)},
                               [&](kernels::Context& c, Vec<Array>& out) {
-                                activation.forward(c, kind, false, x, {}, out[0].out(), 1, 10);
+                                activation.forward(c, kind, false, x, {}, out[0].out(), 1, 10, {});
                               })[0]
                        .rounded();
     CHECK(std::abs(y[0]) < 1e-6);

@@ -14,7 +14,7 @@ using namespace capstan::testing;
 namespace {
 
 const kernels::Optimizers& optimizers() {
-  return *kernels::cpu_table().optimizers;
+  return *table().optimizers;
 }
 
 // Ranges of every kind, with padding between them that belongs to none: odd sizes, one larger than a tile.
@@ -234,6 +234,58 @@ TEST_CASE("fp8 moments: codes, scales and their values; ranges and padding") {
   }
 }
 
+TEST_CASE("Adam with fp8 moments: as with the fp32 moments that they decode to, encoded again") {
+  for (const int64_t n : kLengths) {
+    auto ranges = ranges_of(n);
+    int64_t blocks = 0;
+    for (auto& range : ranges) range.first_block = blocks, blocks += (range.count + 63) / 64;
+    const auto length = static_cast<size_t>(n);
+    const kernels::AdamStep s{kScale, 0.9f, 0.95f, 1e-8f, 0.2f, 0.1f};
+    const Array gradient(DType::f32, random_values(n, 1)), main(DType::f32, random_values(n, 2));
+    struct Moment {
+      Vec<uint8_t> codes;
+      Vec<float> scales;
+    };
+    const auto adam = [&](kernels::Context& c, Array& w, kernels::Out m, float* m_scales, kernels::Out v,
+                          float* v_scales) {
+      Array g = gradient;
+      optimizers().adam(c, s, control_of(kControl), table_of(ranges), count(ranges), g.f32(), w.out(), m,
+                        m_scales, v, v_scales, {});
+    };
+    for (int number = 0; number < 4; ++number) {
+      prepare_launch(number);
+      const Launch launch(3);
+      kernels::Context& c = launch.context();
+      std::array<Moment, 2> moments, expected;
+      std::array<Vec<float>, 2> wide;
+      for (size_t i = 0; i < 2; ++i) {
+        Vec<float> values;
+        for (const double v : random_values(n, 3 + i))
+          values.push_back(static_cast<float>(i == 0 ? v : v * v));
+        moments[i] = {Vec<uint8_t>(length, 0xEE), Vec<float>(static_cast<size_t>(blocks))};
+        optimizers().encode_moment(c, table_of(ranges), count(ranges), i == 1, values.data(), 0, n,
+                                   moments[i].codes.data(), moments[i].scales.data());
+        wide[i].resize(length);
+        optimizers().decode_moment(c, table_of(ranges), count(ranges), i == 1, moments[i].codes.data(),
+                                   moments[i].scales.data(), 0, n, wide[i].data());
+      }
+      Array w = main, exact = main;
+      adam(c, exact, {wide[0].data(), DType::f32}, nullptr, {wide[1].data(), DType::f32}, nullptr);
+      expected = moments;
+      for (size_t i = 0; i < 2; ++i)
+        optimizers().encode_moment(c, table_of(ranges), count(ranges), i == 1, wide[i].data(), 0, n,
+                                   expected[i].codes.data(), expected[i].scales.data());
+      adam(c, w, {moments[0].codes.data(), DType::u8}, moments[0].scales.data(),
+           {moments[1].codes.data(), DType::u8}, moments[1].scales.data());
+      CHECK(w.bytes() == exact.bytes());
+      for (size_t i = 0; i < 2; ++i) {
+        CHECK(moments[i].codes == expected[i].codes);
+        CHECK(moments[i].scales == expected[i].scales);
+      }
+    }
+  }
+}
+
 TEST_CASE("Muon's momentum and update over ranges; normalization of a matrix") {
   for (const bool nesterov : {false, true})
     for (const bool decoupled : {false, true})
@@ -276,13 +328,13 @@ TEST_CASE("Muon's momentum and update over ranges; normalization of a matrix") {
 }
 
 TEST_CASE("sums of squares and numbers of zeros over the counted ranges, for any number of threads") {
-  for (const int64_t n : {int64_t{1}, int64_t{37}, int64_t{1025}, int64_t{200001}}) {
+  for (const int64_t n : {int64_t{1}, int64_t{37}, int64_t{1025}, int64_t{200001}, int64_t{1500001}}) {
     const auto ranges = ranges_of(n);
     Vec<double> values = random_values(n, 1);
     for (size_t i = 0; i < values.size(); i += 5) values[i] = i % 2 ? 0.0 : -0.0;
     Array x(DType::f32, values);
     const Vec<double> rounded = x.rounded();
-    double squares = 0;
+    long double squares = 0;
     int64_t zeros = 0;
     for (const auto& range : ranges)
       for (int64_t i = range.begin; range.counted && i < range.begin + range.count; ++i) {
@@ -297,7 +349,7 @@ TEST_CASE("sums of squares and numbers of zeros over the counted ranges, for any
       int64_t number = 3;
       optimizers().sum_of_squares(c, table_of(ranges), count(ranges), x.out(), &sum, true);
       optimizers().count_zeros(c, table_of(ranges), count(ranges), x.f32(), &number, true);
-      CHECK(sum == doctest::Approx(squares + 1).epsilon(1e-13));
+      CHECK(sum == doctest::Approx(static_cast<double>(squares + 1)).epsilon(1e-13));
       CHECK(number == zeros + 3);
       if (threads == 1) first = sum;
       CHECK(sum == first);

@@ -6,8 +6,11 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
 
+#include "base/checked.hpp"
 #include "kernels/gemm_arguments.hpp"
+#include "kernels/table.hpp"
 #include "support/devices.hpp"
 #include "support/fixture_file.hpp"
 #include "tensor/float8.hpp"
@@ -111,27 +114,27 @@ TEST_CASE_TEMPLATE("codes and scales of every recipe, along rows and columns", D
   }
 }
 
-TEST_CASE_TEMPLATE("bf16 has the codes of its fp32 values; a matrix of several tiles", D, EVERY_DEVICE) {
-  const auto device = D::make(2);
+template <class T>
+void check_codes_of_half(Device& device) {
   constexpr int64_t kRows = 301, kCols = 263;
   std::vector<float> values(kRows * kCols);
-  std::vector<bf16> narrow(values.size());
+  std::vector<T> narrow(values.size());
   uint32_t state = 1;
   for (size_t i = 0; i < values.size(); ++i) {
     state = state * 1664525u + 1013904223u;
-    narrow[i] = bf16(static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f);
+    narrow[i] = T(static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f);
     values[i] = static_cast<float>(narrow[i]);
   }
-  const Tensor wide = Tensor::from_host<float>(*device, {kRows, kCols}, values),
-               half = Tensor::from_host<bf16>(*device, {kRows, kCols}, narrow);
+  const Tensor wide = Tensor::from_host<float>(device, {kRows, kCols}, values),
+               half = Tensor::from_host<T>(device, {kRows, kCols}, narrow);
   const QuantizeFormat format{DType::f8e4m3, ScaleLayout::block_1x32};
   const auto quantized = [&](const Tensor& x) {
     GemmOperand columns;
     columns.layout = format.layout;
-    columns.values = Tensor::zeros(*device, {kCols, kRows}, DType::f8e4m3);
-    columns.scale = Tensor::zeros(*device, {kCols, (kRows + 31) / 32}, DType::f8e8m0);
-    launch(*device, device->table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x,
-           Tensor(), GemmOperand(), Tensor(), columns, Tensor(), kernels::RoundingPosition{});
+    columns.values = Tensor::zeros(device, {kCols, kRows}, DType::f8e4m3);
+    columns.scale = Tensor::zeros(device, {kCols, (kRows + 31) / 32}, DType::f8e8m0);
+    launch(device, device.table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x, Tensor(),
+           GemmOperand(), Tensor(), columns, Tensor(), kernels::RoundingPosition{});
     return columns;
   };
   const GemmOperand first = quantized(wide), second = quantized(half);
@@ -145,6 +148,13 @@ TEST_CASE_TEMPLATE("bf16 has the codes of its fp32 values; a matrix of several t
       // Half a step of the largest binade, at most.
       REQUIRE(std::abs(value - values[static_cast<size_t>(r * kCols + c)]) <= 16.01f * scale);
     }
+}
+
+TEST_CASE_TEMPLATE("bf16 and fp16 have the codes of their fp32 values; a matrix of several tiles", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(2);
+  check_codes_of_half<bf16>(*device);
+  check_codes_of_half<f16>(*device);
 }
 
 TEST_CASE_TEMPLATE("the maximum counts NaN as the largest, and keeps what was there", D, EVERY_DEVICE) {
@@ -313,5 +323,109 @@ TEST_CASE_TEMPLATE("delayed scaling follows Transformer Engine's update", D, EVE
           }
           CHECK(amax.to_host<float>() == std::vector<float>(3 * kLayers));
         }
+      }
+}
+
+namespace {
+
+// Room for the codes and scales of a matrix [rows, cols], not the scale of the tensor.
+GemmOperand room_for(Device& device, const QuantizeFormat& format, int64_t rows, int64_t cols) {
+  GemmOperand x;
+  x.layout = format.layout;
+  x.k = cols;
+  x.values = Tensor::zeros(device, {rows, cols}, DType::u8);
+  if (format.layout == ScaleLayout::tensor) return x;
+  const int64_t blocks = ceil_div(cols, kernels::block_of(format.layout));
+  x.scale = Tensor::zeros(device, {rows, blocks},
+                          format.layout == ScaleLayout::block_1x128 ? DType::f32 : DType::u8);
+  return x;
+}
+void check_same(const GemmOperand& got, const GemmOperand& expected) {
+  CHECK(bytes_of(got.values) == bytes_of(expected.values));
+  if (expected.scale.defined()) CHECK(bytes_of(got.scale) == bytes_of(expected.scale));
+}
+
+Tensor normal_values(Device& device, int64_t count, uint32_t seed, DType type) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = normal(random);
+  const Tensor wide = Tensor::from_host<float>(device, {count}, values),
+               x = Tensor::zeros(device, {count}, type);
+  launch(device, device.table().elementwise->cast, wide, x, count);
+  return x;
+}
+
+// write(y, second output) launches a norm or an activation with y [rows, cols].
+template <class Write>
+void check_second_output(Device& device, const QuantizeFormat& format, int64_t rows, int64_t cols, DType type,
+                         Write&& write) {
+  const Tensor alone = Tensor::zeros(device, {rows, cols}, type),
+               y = Tensor::zeros(device, {rows, cols}, type);
+  write(alone, QuantizedOutputTensors());
+  const auto plain = alone.to_floats();
+  float largest = 0;
+  for (const float value : plain) largest = std::max(largest, std::abs(value));
+  const auto zero = [&] { return Tensor::zeros(device, {1}); };
+  const Tensor none, scale = format.layout == ScaleLayout::tensor
+                                 ? Tensor::from_host<float>(device, {2}, std::vector<float>{41.3f, 1 / 41.3f})
+                                 : Tensor();
+  // All of it; each part alone.
+  for (const auto [along_rows, along_columns, maximum] : {std::array<bool, 3>{true, true, true},
+                                                          {true, false, false},
+                                                          {false, true, true},
+                                                          {false, false, true}}) {
+    QuantizedOutputTensors got{format, scale, {}, {}, maximum ? zero() : Tensor()};
+    GemmOperand expected_rows, expected_columns;
+    if (along_rows)
+      got.rows = room_for(device, format, rows, cols), expected_rows = room_for(device, format, rows, cols);
+    if (along_columns)
+      got.columns = room_for(device, format, cols, rows),
+      expected_columns = room_for(device, format, cols, rows);
+    write(y, got);
+    CHECK(y.to_floats() == plain);
+    launch(device, device.table().quantize->quantize, format, QuantizeShape{rows, cols, cols}, alone, scale,
+           expected_rows, scale, expected_columns, none, kernels::RoundingPosition{});
+    if (along_rows) check_same(got.rows, expected_rows);
+    if (along_columns) check_same(got.columns, expected_columns);
+    if (maximum) CHECK(got.amax.template to_host<float>() == std::vector<float>{largest});
+  }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("norms and activations write the codes and the maximum of a second output", D,
+                   EVERY_DEVICE) {
+  const QuantizeFormat formats[] = {
+      {DType::f8e4m3, ScaleLayout::tensor},      {DType::f8e5m2, ScaleLayout::tensor},
+      {DType::f8e4m3, ScaleLayout::block_1x128}, {DType::f8e5m2, ScaleLayout::block_1x128},
+      {DType::f8e4m3, ScaleLayout::block_1x32},  {DType::f8e5m2, ScaleLayout::block_1x32}};
+  const auto device = D::make(3);
+  const kernels::Norm& norm = *device->table().norm;
+  const kernels::Activation& activation = *device->table().activation;
+  const Tensor none;
+  uint32_t seed = 1;
+  for (const QuantizeFormat& format : formats)
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const auto [rows, cols] :
+           {std::array<int64_t, 2>{1, 1}, {37, 131}, {130, 300}, {257, 33}, {385, 129}}) {
+        INFO(name_of(format.codes), " ", static_cast<int>(format.layout), " ", name_of(type), " ", rows, "x",
+             cols);
+        const Tensor x = normal_values(*device, 2 * rows * cols, seed++, type),
+                     gamma = normal_values(*device, cols, seed++, type);
+        for (const bool rms : {false, true})
+          check_second_output(
+              *device, format, rows, cols, type, [&](const Tensor& y, const QuantizedOutputTensors& second) {
+                const kernels::NormRows layout{rows, cols, 1, 0, cols};
+                const Tensor mean = Tensor::zeros(*device, {rows}), rstd = Tensor::zeros(*device, {rows});
+                launch(*device, norm.forward_workspace(layout), norm.forward, rms, layout, x, none, none,
+                       gamma, 1.0f, rms ? none : gamma, 1e-5f, y, rms ? none : mean, rstd, second);
+              });
+        for (const bool gated : {false, true})
+          check_second_output(
+              *device, format, rows, cols, type, [&](const Tensor& y, const QuantizedOutputTensors& second) {
+                launch(*device, activation.forward_workspace(gated, false, cols), activation.forward,
+                       kernels::ActivationKind::silu, gated, x, none, y, rows, cols, second);
+              });
       }
 }

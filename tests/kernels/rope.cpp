@@ -12,7 +12,7 @@ using reference::Complex;
 
 namespace {
 const kernels::Rope& rope() {
-  return *kernels::cpu_table().rope;
+  return *table().rope;
 }
 
 struct Tables {

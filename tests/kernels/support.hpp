@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,10 +16,19 @@
 #include "base/thread_pool.hpp"
 #include "kernels/table.hpp"
 #include "tests/kernels/reference.hpp"
+#include "tests/support/sanitized.hpp"
 
 namespace capstan::testing {
 
 using reference::Vec;
+
+// The kernels that a program tests: the CPU's (cpu_table.cpp), or those of the simulated device
+// (simulated_table.cpp).
+const kernels::Table& table();
+// The folder of their sources: "kernels/cpu/" or "kernels/cuda/".
+std::string kernel_folder();
+// Before each launch of run_kernel(), `number` from 0: on a simulated device another order of threads.
+void prepare_launch(int number);
 
 // Values uniform in [-scale, scale); the same for the same seed everywhere.
 inline Vec<double> random_values(int64_t n, uint64_t seed, double scale = 1) {
@@ -52,8 +62,9 @@ struct CacheLines {  // an allocator
   bool operator==(const CacheLines&) const { return true; }
 };
 
-// An fp32 or bf16 array with guard elements after it: a kernel that writes past its end is found. It begins
-// with a cache line (`aligned`), else 16 bytes after one. rounded(): what the kernel reads, as doubles.
+// An fp32, bf16 or fp16 array with guard elements after it: a kernel that writes past its end is found. It
+// begins with a cache line (`aligned`), else 16 bytes after one. rounded(): what the kernel reads, as
+// doubles.
 class Array {
  public:
   using Bytes = std::vector<char, CacheLines<char>>;
@@ -83,18 +94,21 @@ class Array {
 
  private:
   static constexpr size_t kGuard = 64;
-  static constexpr double kMark = 768;  // exact in bf16
+  static constexpr double kMark = 768;  // exact in bf16 and fp16
   char* data() { return bytes_.data() + shift_; }
   const char* data() const { return bytes_.data() + shift_; }
   void set(size_t i, double v) {
     if (dtype_ == DType::f32)
       reinterpret_cast<float*>(data())[i] = static_cast<float>(v);
-    else
+    else if (dtype_ == DType::bf16)
       reinterpret_cast<bf16*>(data())[i] = bf16(static_cast<float>(v));
+    else
+      reinterpret_cast<f16*>(data())[i] = f16(static_cast<float>(v));
   }
   double get(size_t i) const {
     if (dtype_ == DType::f32) return reinterpret_cast<const float*>(data())[i];
-    return static_cast<float>(reinterpret_cast<const bf16*>(data())[i]);
+    if (dtype_ == DType::bf16) return static_cast<float>(reinterpret_cast<const bf16*>(data())[i]);
+    return static_cast<float>(reinterpret_cast<const f16*>(data())[i]);
   }
   DType dtype_ = DType::f32;
   size_t n_ = 0, shift_ = 0;
@@ -106,7 +120,7 @@ class Array {
 class Launch {
  public:
   explicit Launch(int threads, size_t bytes = size_t{8} << 20)
-      : pool_(threads), bytes_(bytes), memory_(bytes + kGuard) {
+      : pool_(threads), bytes_(bytes), memory_(take_memory(bytes + kGuard)) {
     spoil(0xff);
     std::memset(memory_.data() + bytes, kMark, kGuard);
     context_ = {&pool_, nullptr, {reinterpret_cast<std::byte*>(memory_.data()), bytes}, &error_};
@@ -116,6 +130,7 @@ class Launch {
   ~Launch() {
     CHECK(error_.file == nullptr);
     CHECK(guard_intact());
+    kept_memory().push_back(std::move(memory_));
   }
   kernels::Context& context() const { return context_; }
   // 0xff: NaNs.
@@ -130,32 +145,45 @@ class Launch {
  private:
   static constexpr size_t kGuard = 256;
   static constexpr char kMark = 0x5A;
+  // The memory of ended launches: to map new pages takes longer than most kernels of the tests.
+  using Memory = std::vector<char, CacheLines<char>>;
+  static std::vector<Memory>& kept_memory() {
+    thread_local std::vector<Memory> kept;
+    return kept;
+  }
+  static Memory take_memory(size_t bytes) {
+    Memory memory;
+    if (std::vector<Memory>& kept = kept_memory(); !kept.empty()) {
+      memory = std::move(kept.back());
+      kept.pop_back();
+    }
+    memory.resize(bytes);
+    return memory;
+  }
+
   ThreadPool pool_;
   size_t bytes_;
-  std::vector<char, CacheLines<char>> memory_;
+  Memory memory_;
   kernels::KernelError error_;
   kernels::LaunchContext context_;
 };
 
-// The launches of run_kernel(). Sanitizers look for races and addresses, for which one with all threads is
-// enough; release builds compare the bits.
+// The launches of run_kernel(), the one with all threads first.
 struct TestLaunch {
   int threads;
   bool zeros;
 };
-#ifdef CAPSTAN_SANITIZED
-inline constexpr TestLaunch kTestLaunches[] = {{3, false}};
-#else
-inline constexpr TestLaunch kTestLaunches[] = {{1, false}, {2, false}, {3, false}, {3, true}};
-#endif
+inline constexpr TestLaunch kTestLaunches[] = {{3, false}, {1, false}, {2, false}, {3, true}};
 
-// Runs `body(context, outputs)` with 1, 2 and 3 threads, each on fresh copies of `outputs`, and with 3 once
-// more; the workspace holds NaNs, and once zeros. Checks that bits agree and that nothing was written after
-// the arrays, and returns the outputs.
+// Runs `body(context, outputs)` with 3, 1 and 2 threads, each on fresh copies of `outputs`, and with 3 once
+// more, each after prepare_launch(); the workspace holds NaNs, and once zeros. Checks that bits agree and
+// that nothing was written after the arrays, and returns the outputs.
 template <class Body>
 Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
   Vec<Array> first;
-  for (const auto& [threads, zeros] : kTestLaunches) {
+  int number = 0;
+  for (const auto& [threads, zeros] : std::span(kTestLaunches).first(test::kSanitized ? 1 : 4)) {
+    prepare_launch(number++);
     Launch launch(threads);
     if (zeros) launch.spoil(0);
     Vec<Array> mine = outputs;
@@ -171,7 +199,7 @@ Vec<Array> run_kernel(const Vec<Array>& outputs, Body&& body) {
 }
 
 inline double tolerance(DType dtype) {
-  return dtype == DType::f32 ? 1e-5 : 1e-2;
+  return dtype == DType::f32 ? 1e-5 : dtype == DType::bf16 ? 1e-2 : 1.5e-3;
 }
 // The largest |value - expected| relative to |expected| plus the root mean square of all expected values; NaN
 // counts as infinitely wrong.
@@ -225,9 +253,26 @@ struct PackedViews {
         v(view_of(x, l.strides(), l.value(0))) {}
 };
 
-inline const char* text(DType dtype) {
-  return dtype == DType::f32 ? "fp32" : "bf16";
+// Documents::cu_seqlens of documents that are given as starts, one for each token.
+inline Vec<int32_t> document_bounds(const Vec<int32_t>& starts, int64_t seq) {
+  Vec<int32_t> bounds;
+  const auto tokens = static_cast<int64_t>(starts.size());
+  for (int64_t i = 0; i < tokens; ++i)
+    if (starts[static_cast<size_t>(i)] == i % seq) bounds.push_back(static_cast<int32_t>(i));
+  if (tokens > 0) bounds.push_back(static_cast<int32_t>(tokens));
+  return bounds;
 }
-inline const Vec<DType> kTypes{DType::f32, DType::bf16};
+// One of the two forms; empty: one document to a sequence.
+inline kernels::Documents packing_of(const Vec<int32_t>& starts, const Vec<int32_t>& bounds,
+                                     bool cumulative) {
+  if (starts.empty()) return {};
+  if (!cumulative) return {.start = starts.data()};
+  return {.cu_seqlens = bounds.data(), .count = static_cast<int64_t>(bounds.size()) - 1};
+}
+
+inline const char* text(DType dtype) {
+  return dtype == DType::f32 ? "fp32" : dtype == DType::bf16 ? "bf16" : "fp16";
+}
+inline const Vec<DType> kTypes{DType::f32, DType::bf16, DType::f16};
 
 }  // namespace capstan::testing

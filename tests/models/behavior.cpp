@@ -456,7 +456,7 @@ TEST_CASE("parameters are listed before anything is allocated") {
   CHECK(elements == 124439808);  // GPT-2 small
   const ParamSpec& words = *specs.at("embedding.word_embeddings.weight");
   CHECK(words.other_uses == std::vector<std::string>{"output_layer.weight"});
-  CHECK(words.sharding.axis == MeshAxis::tensor);
+  CHECK(words.sharding.axis == ShardingAxis::tensor);
   CHECK(!words.no_weight_decay);
   CHECK(specs.count("output_layer.weight") == 0);
   const ParamSpec& qkv = *specs.at("decoder.layers.11.self_attention.linear_qkv.weight");
@@ -467,8 +467,8 @@ TEST_CASE("parameters are listed before anything is allocated") {
   const ParamSpec& proj = *specs.at("decoder.layers.3.self_attention.linear_proj.weight");
   CHECK(proj.sharding.dim == 1);
   CHECK(proj.init.std == doctest::Approx(0.02 / std::sqrt(24.0)));
-  CHECK(specs.at("decoder.layers.0.mlp.linear_fc2.bias")->sharding.axis == MeshAxis::none);
-  CHECK(specs.at("decoder.layers.0.mlp.linear_fc1.bias")->sharding.axis == MeshAxis::tensor);
+  CHECK(specs.at("decoder.layers.0.mlp.linear_fc2.bias")->sharding.axis == ShardingAxis::none);
+  CHECK(specs.at("decoder.layers.0.mlp.linear_fc1.bias")->sharding.axis == ShardingAxis::tensor);
   CHECK(specs.at("decoder.final_layernorm.weight")->init.kind == Init::Kind::ones);
   CHECK(specs.at("decoder.final_layernorm.bias")->no_weight_decay);
 

@@ -21,13 +21,20 @@ constexpr int64_t kBatch = 3, kSeq = 23;
 struct Named {
   const char* name;
   config::ModelConfig (*config)();
-  double bf16_tolerance = 2e-2;
+  double bf16_tolerance = 2e-2, fp16_tolerance = 2.5e-3;
 };
-// Norms of outputs pass rounding on at full size: PyTorch's own bf16 is 3e-2 from fp64 there.
+// Norms of outputs pass rounding on at full size: PyTorch's own bf16 is 3e-2 from fp64 there. The eighth
+// token of gemma2 is ill conditioned: in PyTorch, rounding the weights to fp16 moves its logits by up to
+// 4e-3.
 constexpr Named kModels[] = {
-    {"gpt2", tiny_gpt2},         {"llama", tiny_llama},         {"llama_variant", tiny_llama_variant},
-    {"olmo2", tiny_olmo2, 4e-2}, {"gemma2", tiny_gemma2, 4e-2}, {"llama_biases", tiny_llama_biases},
-    {"phi3", tiny_phi3},         {"phi3_long", tiny_phi3_long},
+    {"gpt2", tiny_gpt2},
+    {"llama", tiny_llama},
+    {"llama_variant", tiny_llama_variant},
+    {"olmo2", tiny_olmo2, 4e-2, 5e-3},
+    {"gemma2", tiny_gemma2, 4e-2, 1e-2},
+    {"llama_biases", tiny_llama_biases},
+    {"phi3", tiny_phi3},
+    {"phi3_long", tiny_phi3_long},
 };
 config::ModelConfig config_of(const std::string& name) {
   for (const Named& model : kModels)
@@ -210,6 +217,7 @@ TEST_CASE_TEMPLATE("logits, loss and every gradient of tiny models agree with Py
   for (const Named& model : kModels) {
     check_logits_loss_and_gradients(*device, model.name, DType::f32, 1e-5);
     check_logits_loss_and_gradients(*device, model.name, DType::bf16, model.bf16_tolerance);
+    check_logits_loss_and_gradients(*device, model.name, DType::f16, model.fp16_tolerance);
   }
 }
 
@@ -237,5 +245,6 @@ TEST_CASE_TEMPLATE("ten AdamW steps give PyTorch's losses", D, EVERY_DEVICE) {
   for (const Named& model : kModels) {
     check_ten_steps(*device, model.name, DType::f32, 1e-5);
     check_ten_steps(*device, model.name, DType::bf16, 2e-2);
+    check_ten_steps(*device, model.name, DType::f16, model.fp16_tolerance);
   }
 }

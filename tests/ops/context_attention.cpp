@@ -64,7 +64,7 @@ class Counting final : public comm::Communicator {
     return std::make_unique<Received>(group_.start_receive(data, bytes, from));
   }
   void barrier() override { group_.barrier(); }
-  int64_t sent() const override { return bytes_sent; }
+  int64_t sent_bytes() const override { return bytes_sent; }
 
  private:
   struct Received final : comm::Work {
@@ -84,7 +84,7 @@ struct Way {
   ContextParallel context;
   int64_t a2a = 1;
   std::vector<Counting*> groups;
-  int64_t sent() const {
+  int64_t sent_bytes() const {
     int64_t total = 0;
     for (const Counting* group : groups) total += group->bytes_sent;
     return total;
@@ -205,17 +205,16 @@ struct Inputs {
 Run run(Device& device, const Case& c, const Inputs& in, const ContextParallel* context,
         RegionKind region = RegionKind::plain, TapeObserver* observer = nullptr) {
   const auto local = [&](const auto& x) { return context ? mine(x, c) : x; };
-  ops::AttentionOptions options;
-  options.layout = c.layout();
-  options.batch = c.batch;
-  options.seq = context ? c.seq() / ranks() : c.seq();
-  options.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.d)));
-  options.window = c.window;
-  options.causal = c.causal;
-  options.dropout = c.dropout;
-  options.dropout_key = philox_key(3, purpose::attention_dropout, 2);
-  options.head_offset = 5;
-  const int64_t rows = c.batch * options.seq;
+  ops::AttentionOptions options(c.layout());
+  options.shape.batch = c.batch;
+  options.shape.seq = context ? c.seq() / ranks() : c.seq();
+  options.shape.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.d)));
+  options.shape.window = c.window;
+  options.shape.causal = c.causal;
+  options.shape.dropout = c.dropout;
+  options.shape.dropout_key = philox_key(3, purpose::attention_dropout, 2);
+  options.shape.head_offset = 5;
+  const int64_t rows = c.batch * options.shape.seq;
   if (c.documents) options.documents.start = Tensor::from_host<int32_t>(device, {rows}, local(in.documents));
   if (c.dropout > 0)
     options.dropout_rows = Tensor::from_host<int64_t>(device, {rows}, local(in.dropout_rows));
@@ -303,7 +302,7 @@ struct Recorder final : TapeObserver {
   std::vector<TapeEvent> events;
   void observe(const TapeEvent& event) override {
     events.push_back(event);
-    if (event.part && event.phase != 'C') Counting::order += 'B';
+    if (event.nested && event.phase != 'C') Counting::order += 'B';
   }
 };
 
@@ -451,7 +450,7 @@ TEST_CASE("a rank sends the bytes that the formulas say, and the operation's cos
         for (const Way& way : ways()) {
           if (!c.legal(way)) continue;
           INFO(way.name, ": ", c.text());
-          const int64_t before = way.sent();
+          const int64_t before = way.sent_bytes();
           Recorder recorder;
           run(*cpu, c, in, &way.context, RegionKind::plain, &recorder);
           const int64_t n = ranks(), inner = way.a2a, outer = n / inner, rows = c.batch * c.seq() / n,
@@ -463,12 +462,12 @@ TEST_CASE("a rank sends the bytes that the formulas say, and the operation's cos
           const int64_t kv = inner * rows * my_groups * 2 * c.d;
           const int64_t forward = (inner - 1) * rows * heads_forward + (outer - 1) * kv * bytes,
                         backward = (inner - 1) * rows * heads_backward + (outer - 1) * kv * (bytes + 4);
-          CHECK(way.sent() - before == forward + backward);
+          CHECK(way.sent_bytes() - before == forward + backward);
           const auto touched = static_cast<double>(rows * (2 * c.heads() + 2 * groups) * c.d * bytes);
           for (const TapeEvent& event : recorder.events)
-            if (!event.part) {
+            if (!event.nested) {
               CHECK(event.cost.bytes == (event.phase == 'F' ? touched : 2 * touched));
-              CHECK(event.cost.sent == static_cast<double>(event.phase == 'F' ? forward : backward));
+              CHECK(event.cost.sent_bytes == static_cast<double>(event.phase == 'F' ? forward : backward));
             }
         }
       }
@@ -493,8 +492,8 @@ TEST_CASE_TEMPLATE("in a ring the next keys are on their way while a block is co
   const auto named = [&](char phase, const std::string& what) {
     std::vector<std::pair<double, double>> found;  // begin, end
     for (const TapeEvent& e : recorder.events)
-      if (e.phase == phase && e.part && e.name.find(what) != std::string::npos)
-        found.emplace_back(e.end - e.seconds, e.end);
+      if (e.phase == phase && e.nested && e.name.find(what) != std::string::npos)
+        found.emplace_back(e.end_seconds - e.self_seconds, e.end_seconds);
     return found;
   };
   const auto n = static_cast<size_t>(ranks());

@@ -69,19 +69,19 @@ Var linear(Tape& tape, const Var& x, const Parameter& weight) {
                       .outputs = {y},
                       .parameters = {&weight},
                       .saved = {x.value},
-                      .backward = [&weight, n, in, out](BackwardStep& step) {
-                        const Tensor dy = step.output_gradient();
-                        if (step.needs(0)) {
-                          const Tensor dx = Tensor::empty(step.device(), {n, in});
-                          const ParamPin w = step.pin(weight);
-                          launch(step.device(), &linear_input_kernel, dy, *w, dx, n, in, out);
-                          step.accumulate_gradient(0, dx);
+                      .backward = [&weight, n, in, out](BackwardContext& ctx) {
+                        const Tensor dy = ctx.output_gradient();
+                        if (ctx.needs(0)) {
+                          const Tensor dx = Tensor::empty(ctx.device(), {n, in});
+                          const ParamPin w = ctx.pin(weight);
+                          launch(ctx.device(), &linear_input_kernel, dy, *w, dx, n, in, out);
+                          ctx.accumulate_gradient(0, dx);
                         }
-                        step.weight_gradient(weight, {}, {step.saved(0), dy},
-                                             [n, in, out](const Tensor& dw, std::span<const Tensor> t) {
-                                               launch(dw.device(), &linear_weight_kernel, t[0], t[1], dw, n,
-                                                      in, out);
-                                             });
+                        ctx.weight_gradient(weight, {}, {ctx.saved(0), dy},
+                                            [n, in, out](const Tensor& dw, std::span<const Tensor> t) {
+                                              launch(dw.device(), &linear_weight_kernel, t[0], t[1], dw, n,
+                                                     in, out);
+                                            });
                       }})[0];
 }
 
@@ -95,11 +95,10 @@ Var tanh(Tape& tape, const Var& x) {
   const Tensor y = Tensor::empty(tape.device(), x.shape());
   launch(tape.device(), &tanh_kernel, x.value, y, y.elements());
   return tape.record(
-      {.name = "tanh", .inputs = {x}, .outputs = {y}, .saved = {y}, .backward = [](BackwardStep& step) {
-         const Tensor dx = Tensor::empty(step.device(), step.saved(0).shape());
-         launch(step.device(), &tanh_backward_kernel, step.saved(0), step.output_gradient(), dx,
-                dx.elements());
-         step.accumulate_gradient(0, dx);
+      {.name = "tanh", .inputs = {x}, .outputs = {y}, .saved = {y}, .backward = [](BackwardContext& ctx) {
+         const Tensor dx = Tensor::empty(ctx.device(), ctx.saved(0).shape());
+         launch(ctx.device(), &tanh_backward_kernel, ctx.saved(0), ctx.output_gradient(), dx, dx.elements());
+         ctx.accumulate_gradient(0, dx);
        }})[0];
 }
 
@@ -127,23 +126,26 @@ Var column_mean(Tape& tape, const Var& x, int64_t rows_of_all) {
   return tape.record({.name = "column_mean",
                       .inputs = {x},
                       .outputs = {y},
-                      .backward = [rows, cols, factor](BackwardStep& step) {
-                        const Tensor dx = Tensor::empty(step.device(), {rows, cols});
-                        launch(step.device(), &spread_kernel, step.output_gradient(), dx, rows, cols, factor);
-                        step.accumulate_gradient(0, dx);
+                      .backward = [rows, cols, factor](BackwardContext& ctx) {
+                        const Tensor dx = Tensor::empty(ctx.device(), {rows, cols});
+                        launch(ctx.device(), &spread_kernel, ctx.output_gradient(), dx, rows, cols, factor);
+                        ctx.accumulate_gradient(0, dx);
                       }})[0];
 }
 Var subtract(Tape& tape, const Var& x, const Var& row) {
   const int64_t rows = x.size(0), cols = x.size(1);
   const Tensor y = Tensor::empty(tape.device(), x.shape());
   launch(tape.device(), &subtract_kernel, x.value, row.value, y, rows, cols);
-  return tape.record(
-      {.name = "subtract", .inputs = {x, row}, .outputs = {y}, .backward = [rows, cols](BackwardStep& step) {
-         const Tensor drow = Tensor::empty(step.device(), {cols});
-         launch(step.device(), &column_mean_kernel, step.output_gradient(), drow, rows, cols, -1.0f);
-         step.accumulate_gradient(1, drow);
-         step.accumulate_gradient(0, step.output_gradient());
-       }})[0];
+  return tape.record({.name = "subtract",
+                      .inputs = {x, row},
+                      .outputs = {y},
+                      .backward = [rows, cols](BackwardContext& ctx) {
+                        const Tensor drow = Tensor::empty(ctx.device(), {cols});
+                        launch(ctx.device(), &column_mean_kernel, ctx.output_gradient(), drow, rows, cols,
+                               -1.0f);
+                        ctx.accumulate_gradient(1, drow);
+                        ctx.accumulate_gradient(0, ctx.output_gradient());
+                      }})[0];
 }
 
 // ---- a store that gathers on use and scatters ready gradients ---------------------------------------------
@@ -181,7 +183,7 @@ class GatherStore final : public ParamStore {
     CHECK(gathered_[i].unique());  // nothing that was saved aliases the gathered storage
     gathered_[i] = Tensor();
   }
-  bool trains(const Parameter&) const override { return true; }
+  bool is_trainable(const Parameter&) const override { return true; }
   Tensor gradient(const Parameter& p) override { return gradients_[static_cast<size_t>(p.index())]; }
   // This rank's slice of the summed gradient, after it became ready.
   std::vector<float> reduced(size_t i) const {

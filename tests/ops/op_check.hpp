@@ -34,17 +34,18 @@ inline Vec<double> rounded(const Vec<double>& values, DType type) {
   Vec<double> result;
   for (const double v : values) {
     const auto f = static_cast<float>(v);
-    result.push_back(type == DType::bf16 ? static_cast<double>(static_cast<float>(bf16(f)))
-                                         : static_cast<double>(f));
+    result.push_back(static_cast<double>(type == DType::bf16  ? static_cast<float>(bf16(f))
+                                         : type == DType::f16 ? static_cast<float>(f16(f))
+                                                              : f));
   }
   return result;
 }
 inline Tensor upload(Device& device, const Value& value, DType type) {
   std::vector<float> floats(value.values.begin(), value.values.end());
   if (type == DType::f32) return Tensor::from_host<float>(device, value.shape, floats);
-  std::vector<bf16> halves;
-  for (const float f : floats) halves.emplace_back(f);
-  return Tensor::from_host<bf16>(device, value.shape, halves);
+  if (type == DType::f16)
+    return Tensor::from_host<f16>(device, value.shape, std::vector<f16>(floats.begin(), floats.end()));
+  return Tensor::from_host<bf16>(device, value.shape, std::vector<bf16>(floats.begin(), floats.end()));
 }
 inline Vec<double> as_doubles(const Tensor& tensor) {
   const auto floats = tensor.to_floats();

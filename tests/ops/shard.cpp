@@ -20,7 +20,8 @@ using Ranges = std::vector<std::pair<int64_t, int64_t>>;
 }  // namespace
 
 TEST_CASE("an even split, by rows and by columns, and one of two blocks") {
-  const Sharding rows{MeshAxis::tensor, 0, 1}, columns{MeshAxis::tensor, 1, 1}, gated{MeshAxis::tensor, 0, 2};
+  const Sharding rows{ShardingAxis::tensor, 0, 1}, columns{ShardingAxis::tensor, 1, 1},
+      gated{ShardingAxis::tensor, 0, 2};
   const Shape shape{12, 8};
   CHECK(ranges(shard_of("w", shape, rows, 1, 3)) == Ranges{{4, 4}});
   CHECK(shard_of("w", shape, rows, 1, 3).shape == Shape{4, 8});
@@ -35,7 +36,7 @@ TEST_CASE("an even split, by rows and by columns, and one of two blocks") {
 
 TEST_CASE("groups of heads: full ones, or one shared by several ranks") {
   // 3 groups of 4 query heads, a key head and a value head, 2 elements each.
-  const Sharding groups{MeshAxis::tensor, 0, 1, 3, 4};
+  const Sharding groups{ShardingAxis::tensor, 0, 1, 3, 4};
   const Shape shape{36, 5};
   CHECK(ranges(shard_of("qkv", shape, groups, 1, 3)) == Ranges{{12, 12}});
   for (const int size : {1, 3, 6, 12}) {

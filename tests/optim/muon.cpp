@@ -78,12 +78,12 @@ std::vector<float> alone(const config::OptimizerConfig& config, Matrix matrix,
 // Columns, rows, gate and up; queries, keys and values in two groups, which three and more ranks share.
 std::vector<Matrix> matrices_for(int64_t ranks) {
   const int64_t heads = 4 * ranks, groups = ranks % 2 == 0 ? 2 : ranks;
-  return {{.global = {5 * ranks, 7}, .sharding = {MeshAxis::tensor, 0}},
-          {.global = {9, 3 * ranks}, .sharding = {MeshAxis::tensor, 1}},
-          {.global = {4 * ranks, 11}, .sharding = {MeshAxis::tensor, 0, 2}},
+  return {{.global = {5 * ranks, 7}, .sharding = {ShardingAxis::tensor, 0}},
+          {.global = {9, 3 * ranks}, .sharding = {ShardingAxis::tensor, 1}},
+          {.global = {4 * ranks, 11}, .sharding = {ShardingAxis::tensor, 0, 2}},
           {.global = {6, 5}},
           {.global = {(heads + 2 * groups) * 3, 13},
-           .sharding = {MeshAxis::tensor, 0, 1, groups, 6},
+           .sharding = {ShardingAxis::tensor, 0, 1, groups, 6},
            .split = {heads / groups * 3, 3, 3}}};
 }
 

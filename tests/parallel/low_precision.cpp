@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "kernels/table.hpp"
+#include "ops/activation.hpp"
 #include "ops/linear.hpp"
 #include "ops/matmul.hpp"
 #include "parallel/flat_store.hpp"
@@ -95,6 +96,8 @@ Matrix decoded(const GemmOperand& x) {
     wide = x.scale.to_host<float>();
   else
     narrow = raw_bytes(x.scale);
+  const double tensor_scale =
+      x.layout == ScaleLayout::block_1x16 ? static_cast<double>(x.tensor_scale.to_host<float>()[0]) : 1;
   Matrix m{rows, k, {}};
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < k; ++i) {
@@ -111,7 +114,7 @@ Matrix decoded(const GemmOperand& x) {
       if (x.layout == ScaleLayout::block_1x128 || x.layout == ScaleLayout::block_128x128) scale = wide[at];
       if (x.layout == ScaleLayout::block_1x32) scale = decode_e8m0(narrow[at]);
       if (x.layout == ScaleLayout::block_1x16)
-        scale = static_cast<double>(decode<kE4m3>(narrow[at])) * x.tensor_scale.to_host<float>()[0];
+        scale = static_cast<double>(decode<kE4m3>(narrow[at])) * tensor_scale;
       m.values.push_back(value * scale);
     }
   return m;
@@ -144,7 +147,7 @@ struct Layer {
   std::vector<std::unique_ptr<Parameter>> parameters;
   std::unique_ptr<parallel::FlatStore> store;
   Layer(Device& device, const Matrix& w, const LowPrecision& format, int64_t history = 1,
-        bool trains = true) {
+        bool trainable = true) {
     ParamSpec spec;
     spec.name = "layer.weight";
     spec.shape = {w.rows, w.cols};
@@ -153,7 +156,7 @@ struct Layer {
     parameters.push_back(std::make_unique<Parameter>(std::move(spec), 0));
     parallel::FlatStore::Options options;
     options.compute = DType::bf16;
-    options.trains = [trains](const Parameter&) { return trains; };
+    options.trainable = [trainable](const Parameter&) { return trainable; };
     options.low_precision.format = format;
     options.low_precision.history_length = history;
     options.low_precision.covers = [](const Parameter& parameter) { return parameter.spec().linear; };
@@ -172,22 +175,27 @@ struct Layer {
 struct Products {
   Matrix y, dx, dw;
 };
+// The backward pass from y on; a frozen weight leaves dw empty.
+Products backward(Tape& tape, Layer& layer, const Var& y, const Matrix& dy) {
+  Products result;
+  result.y = from(y.value);
+  tape.output("y", y);
+  tape.backward({{"y", on(tape.device(), dy)}});
+  result.dx = from(tape.input_gradient("x"));
+  layer.store->finish_gradients();
+  const Shape& shape = layer.weight().shape();
+  if (layer.store->is_trainable(layer.weight()))
+    result.dw = from(layer.store->flat_buffers()[0].gradients.flat_range(0, shape.elements(), shape));
+  return result;
+}
 Products run(Device& device, Layer& layer, const Matrix& x, const Matrix& dy) {
   StepContext context{device, *layer.store};
-  Products result;
   layer.store->zero_gradients();
   layer.store->begin_last_micro_batch();
   Tape tape(context);
   const Var input = tape.input("x", on(device, x), true);
   const Var y = ops::linear(tape, input, layer.weight());
-  result.y = from(y.value);
-  tape.output("y", y);
-  tape.backward({{"y", on(device, dy)}});
-  result.dx = from(tape.input_gradient("x"));
-  layer.store->finish_gradients();
-  const Shape& shape = layer.weight().shape();
-  result.dw = from(layer.store->flat_buffers()[0].gradients.flat_range(0, shape.elements(), shape));
-  return result;
+  return backward(tape, layer, y, dy);
 }
 
 }  // namespace
@@ -343,4 +351,64 @@ TEST_CASE_TEMPLATE("delayed scaling: the maxima of a step make the scales of the
   run(*device, layer, x, dy);
   layer.store->after_update();
   CHECK(state->scale(layer.weight()).to_host<float>() == scale);
+}
+
+namespace {
+
+struct ActivatedProducts : Products {
+  std::vector<float> amax;
+  // Of the forward pass.
+  int64_t launches;
+};
+// linear(silu(x)); `fused`: the activation quantizes for the layer.
+ActivatedProducts run_activated(Device& device, Layer& layer, const Matrix& x, const Matrix& dy, bool fused) {
+  StepContext context{device, *layer.store};
+  layer.store->zero_gradients();
+  layer.store->begin_last_micro_batch();
+  // Quantizes the weight.
+  { const OperandPin pin(*layer.store, layer.weight(), WeightRole::forward); }
+  Tape tape(context);
+  const Var input = tape.input("x", on(device, x), true);
+  const int64_t before = device.launches();
+  const Var active = ops::bias_activation(tape, input, nullptr, kernels::ActivationKind::silu, false,
+                                          fused ? &layer.weight() : nullptr);
+  const Var y = ops::linear(tape, active, layer.weight());
+  const int64_t launches = device.launches() - before;
+  // A second layer that reads the same value quantizes it again.
+  CHECK(from(ops::linear(tape, active, layer.weight()).value).values == from(y.value).values);
+  ActivatedProducts result{backward(tape, layer, y, dy), {}, launches};
+  const LayerScaling& scaling = *layer.store->scaling(layer.weight());
+  if (scaling.amax.defined()) result.amax = scaling.amax.to_host<float>();
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("an input that its activation quantizes has the bits of one quantized by itself", D,
+                   EVERY_DEVICE) {
+  const auto device = D::make(2);
+  uint32_t seed = 1;
+  for (const ScalingRecipe recipe : kRecipes)
+    for (const bool weight_gradient : {true, false})
+      for (const bool trains : {true, false})
+        for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 3, 5}, {37, 65, 131}, {261, 40, 72}}) {
+          INFO(name_of(recipe), ": ", m, " x ", n, " x ", k, " ", weight_gradient, trains);
+          LowPrecision format = format_of(recipe, true);
+          format.weight_gradient = weight_gradient;
+          const Matrix w = random_matrix(n, k, seed++, 0.3), x = random_matrix(m, k, seed++, 2),
+                       dy = random_matrix(m, n, seed++, 3);
+          Layer fused(*device, w, format, 3, trains), separate(*device, w, format, 3, trains);
+          // The second step has scales of delayed scaling.
+          for (int step = 0; step < 2; ++step) {
+            const ActivatedProducts got = run_activated(*device, fused, x, dy, true),
+                                    expected = run_activated(*device, separate, x, dy, false);
+            CHECK(got.y.values == expected.y.values);
+            CHECK(got.dx.values == expected.dx.values);
+            CHECK(got.dw.values == expected.dw.values);
+            CHECK(got.amax == expected.amax);
+            // The launch of the codes, or of the maximum.
+            CHECK(expected.launches - got.launches == 1);
+            fused.store->after_update(), separate.store->after_update();
+          }
+        }
 }

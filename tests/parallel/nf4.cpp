@@ -130,13 +130,13 @@ TEST_CASE("however a matrix is sharded, each shard expands to the values of the 
     Sharding sharding;
   };
   const std::vector<Case> cases = {
-      {200, 96, {MeshAxis::tensor, 0}},     // rows
-      {256, 64, {MeshAxis::tensor, 0, 2}},  // gate and up
-      {37, 512, {MeshAxis::tensor, 1}},     // columns
+      {200, 96, {ShardingAxis::tensor, 0}},     // rows
+      {256, 64, {ShardingAxis::tensor, 0, 2}},  // gate and up
+      {37, 512, {ShardingAxis::tensor, 1}},     // columns
       {96,
        64,
-       {MeshAxis::tensor, 0, 1, 2, 16}},  // two groups of heads, whose keys and values more ranks share
-      {31, 97, {}},                       // not sharded
+       {ShardingAxis::tensor, 0, 1, 2, 16}},  // two groups of heads, whose keys and values more ranks share
+      {31, 97, {}},                           // not sharded
   };
   for (const Case& c : cases)
     for (const bool two_stage : {false, true}) {
@@ -160,9 +160,9 @@ TEST_CASE("a boundary inside a block and values that are not finite are refused"
     CHECK_THROWS_WITH_AS(Nf4Weight(*device, parameter, {.block = 64, .two_stage = false}, {}),
                          doctest::Contains("inside a block of 64 elements"), Error);
   };
-  refused(matrix(6, 32, {MeshAxis::tensor, 0}), 2);    // 3 rows of 32
-  refused(matrix(5, 192, {MeshAxis::tensor, 1}), 2);   // 96 columns
-  refused(matrix(4, 1000, {MeshAxis::tensor, 0}), 4);  // 1000 elements
+  refused(matrix(6, 32, {ShardingAxis::tensor, 0}), 2);    // 3 rows of 32
+  refused(matrix(5, 192, {ShardingAxis::tensor, 1}), 2);   // 96 columns
+  refused(matrix(4, 1000, {ShardingAxis::tensor, 0}), 4);  // 1000 elements
   const Parameter parameter(matrix(3, 50), 0);
   Nf4Weight weight(*device, parameter, {.block = 64, .two_stage = false}, {});
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {

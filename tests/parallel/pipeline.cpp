@@ -21,7 +21,7 @@ using test::world;
 
 // A stage adds its number to the first element of the hidden states, and takes its number from the
 // gradient's: the values that arrive show the path of the tensor.
-class Counting final : public PipelineWork {
+class Counting final : public StageComputation {
  public:
   Counting(Device& device, const PipelineShape& shape, int64_t rank, int64_t rows)
       : device_(device), shape_(shape), rank_(rank), rows_(rows) {}
@@ -44,7 +44,6 @@ class Counting final : public PipelineWork {
     ++backwards;
     return stage == 0 ? Tensor() : numbers(m, -stage);
   }
-  void weight(int64_t, int64_t) override { CHECK(false); }
   int64_t most = 0, backwards = 0;
 
  private:
@@ -134,7 +133,7 @@ TEST_CASE("what a step needs is asked for before the step before it is computed,
     void observe(const TapeEvent& event) override { order.push_back(event.name); }
     std::vector<std::string> order;
   };
-  struct Logging final : PipelineWork {
+  struct Logging final : StageComputation {
     Logging(Counting& counting, std::vector<std::string>& to) : work(counting), order(to) {}
     Tensor make_hidden_states(int64_t m) override { return work.make_hidden_states(m); }
     Tensor forward(int64_t m, int64_t c, const Tensor& hidden_states) override {
@@ -145,7 +144,6 @@ TEST_CASE("what a step needs is asked for before the step before it is computed,
       order.push_back("B" + std::to_string(m));
       return work.backward(m, c, gradient);
     }
-    void weight(int64_t m, int64_t c) override { work.weight(m, c); }
     Counting& work;
     std::vector<std::string>& order;
   };

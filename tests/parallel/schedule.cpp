@@ -17,7 +17,7 @@ TEST_CASE("1F1B: every step once, the bubble and the live micro-batches of the f
       CAPTURE(ranks);
       CAPTURE(micro_batches);
       const PipelineShape shape{.ranks = ranks, .micro_batches = micro_batches};
-      for (const Ticks ticks : {Ticks{1, 2, 0}, Ticks{1, 1, 0}, Ticks{3, 5, 0}}) {
+      for (const ActionTicks ticks : {ActionTicks{1, 2, 0}, ActionTicks{1, 1, 0}, ActionTicks{3, 5, 0}}) {
         const ScheduleRun run = simulate(shape, make_schedule(shape), ticks);
         REQUIRE(run.problem == "");
         const int64_t both = ticks.forward + ticks.backward;
@@ -86,7 +86,7 @@ TEST_CASE("the order of Megatron's worked example: 2 ranks, 2 chunks, 5 micro-ba
   const Schedule schedule = make_schedule({2, 2, 5, 3});
   std::string micro_batches, chunks, back_micro_batches, back_chunks;
   for (const PipelineAction& step : schedule[0]) {
-    const bool forward = step.work == Work::forward;
+    const bool forward = step.kind == ActionKind::forward;
     (forward ? micro_batches : back_micro_batches) += std::to_string(step.micro_batch);
     (forward ? chunks : back_chunks) += std::to_string(step.chunk);
   }
@@ -95,8 +95,8 @@ TEST_CASE("the order of Megatron's worked example: 2 ranks, 2 chunks, 5 micro-ba
   CHECK(back_micro_batches == "0120123434");
   CHECK(back_chunks == "1110001100");
   // Rank 0 begins with 2 (P - 1) + (V - 1) 3 = 5 forward passes and one more.
-  for (size_t i = 0; i < 6; ++i) CHECK(schedule[0][i].work == Work::forward);
-  CHECK(schedule[0][6].work == Work::backward);
+  for (size_t i = 0; i < 6; ++i) CHECK(schedule[0][i].kind == ActionKind::forward);
+  CHECK(schedule[0][6].kind == ActionKind::backward);
 }
 
 TEST_CASE("the check sees what is wrong with a schedule") {
@@ -128,8 +128,8 @@ TEST_CASE("a backward pass in two parts") {
   Schedule schedule = make_schedule(shape);
   for (auto& steps : schedule)
     for (size_t i = steps.size(); i-- > 0;)
-      if (steps[i].work == Work::backward)
-        steps.push_back({Work::weight, steps[i].micro_batch, steps[i].chunk});
+      if (steps[i].kind == ActionKind::backward)
+        steps.push_back({ActionKind::weight_gradients, steps[i].micro_batch, steps[i].chunk});
   const ScheduleRun run = simulate(shape, schedule, {1, 1, 1});
   CHECK(run.problem == "");
   CHECK(run.ticks == 8);  // 6 of the forward and backward passes, and two more on the rank that ends last

@@ -5,12 +5,17 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <mutex>
+#include <thread>
 
 #include "kernels/table.hpp"
 #include "support/devices.hpp"
+#include "support/sanitized.hpp"
 #include "support/step_control.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
@@ -130,7 +135,7 @@ class Events final : public TapeObserver {
 // What the events of the store's collectives say of the bytes that this rank sends.
 class SentSum final : public TapeObserver {
  public:
-  void observe(const TapeEvent& event) override { bytes += event.cost.sent; }
+  void observe(const TapeEvent& event) override { bytes += event.cost.sent_bytes; }
   double bytes = 0;
 };
 
@@ -143,7 +148,7 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
     auto config = config_of<D>(ranks, micro_batches);
     const Ended plain = run(config, world());
     {
-      const auto alone = comm::World::alone();
+      const auto alone = comm::World::single_process();
       auto one = config;
       one.dist.world_size = 1, one.dist.data_parallel_size = 1;
       const Ended single = run(one, *alone);
@@ -152,7 +157,9 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
     }
     for (const bool overlap : {false, true})
       for (const int64_t bucket : {3000, 1, 40'000'000}) {
-        if (ranks > 2 && bucket != 3000) continue;  // many processes on few cores: one size will do
+        // Many processes on few cores: one size will do.
+        if ((ranks > 2 || test::kSanitized) && bucket != 3000) continue;
+        if (test::kSanitized && !overlap) continue;
         config.ddp.bucket_size = bucket;
         config.ddp.overlap_grad_reduce = overlap;
         config.ddp.overlap_param_gather = false;
@@ -173,21 +180,24 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
   }
 }
 
-TEST_CASE_TEMPLATE("bf16 parameters, gradients that travel in bf16, tied embeddings and recomputation", D,
-                   EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("parameters in 16 bits, gradients that travel in them, tied embeddings and recomputation",
+                   D, EVERY_DEVICE) {
   const int64_t ranks = world().size();
   for (const bool llama : {true, false})  // the other one ties its embeddings
-    for (const bool bf16_gradients : {false, true}) {
+    for (const auto& [precision, narrow_gradients] : {std::pair(config::Precision::bf16, false),
+                                                      {config::Precision::bf16, true},
+                                                      {config::Precision::fp16, true}}) {
       auto config = config_of<D>(ranks, 1, llama);
-      config.mixed_precision.params_dtype = config::Precision::bf16;
-      config.mixed_precision.grad_reduce_in_fp32 = !bf16_gradients;
+      config.mixed_precision.params_dtype = precision;
+      config.mixed_precision.grad_reduce_in_fp32 = !narrow_gradients;
+      config.mixed_precision.initial_loss_scale = 1024;
       config.ddp.bucket_size = 5000;
       const Ended plain = run(config, world());
       config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = true;
       for (const auto strategy : kCut) {
         CAPTURE(text_of(strategy));
         CAPTURE(llama);
-        CAPTURE(bf16_gradients);
+        CAPTURE(narrow_gradients);
         config.ddp.data_parallel_sharding_strategy = strategy;
         check_same(run(config, world()), plain, 0);
         auto again = config;
@@ -233,7 +243,7 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
       config.model.hidden_size = 64;
       auto one = config;
       one.dist.world_size = 1, one.dist.data_parallel_size = 1;
-      const auto alone = comm::World::alone();
+      const auto alone = comm::World::single_process();
       const Ended single = run(one, *alone);
       config.dist.tensor_model_parallel_size = tensor;
       config.dist.data_parallel_size = 4 / tensor;
@@ -285,9 +295,11 @@ TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp
         const bool sharded = strategy != ShardingStrategy::no_shard && ranks > 1,
                    shards_gradients = sharded && strategy != ShardingStrategy::optim,
                    shards_parameters = sharded && strategy == ShardingStrategy::optim_grads_params;
-        const auto layout = parallel::plan_buckets(
-            runner.model().parameters(),
-            {.bucket_elements = 150'000, .shards = ranks, .by_block = shards_parameters, .trains = nullptr});
+        const auto layout =
+            parallel::plan_buckets(runner.model().parameters(), {.bucket_elements = 150'000,
+                                                                 .shards = ranks,
+                                                                 .by_block = shards_parameters,
+                                                                 .trainable = nullptr});
         int64_t b = 0, largest = 0, two_blocks = 0, two_buckets = 0;
         std::vector<int64_t> block(layout.blocks.size());
         for (size_t i = 0; i < layout.buckets.size(); ++i) {
@@ -354,7 +366,7 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
           const bool blocks = strategy == ShardingStrategy::optim_grads_params && ranks > 1;
           const auto layout = parallel::plan_buckets(
               runner.model().parameters(),
-              {.bucket_elements = 3000, .shards = ranks, .by_block = blocks, .trains = nullptr});
+              {.bucket_elements = 3000, .shards = ranks, .by_block = blocks, .trainable = nullptr});
           int64_t b = 0;
           std::vector<int64_t> block(layout.blocks.size());
           for (const auto& bucket : layout.buckets)
@@ -436,7 +448,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
                    EVERY_DEVICE) {
   const int64_t ranks = world().size();
   const auto config = config_of<D>(ranks, 1);
-  const auto trains = [](const Parameter& parameter) {
+  const auto trainable = [](const Parameter& parameter) {
     return parameter.spec().name.find("mlp") == std::string::npos;
   };
   const auto step = [&](ShardingStrategy strategy, DType compute, bool frozen) {
@@ -447,7 +459,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
     options.sharding = strategy;
     options.bucket_elements = 3000;
     options.overlap_param_gather = options.overlap_grad_reduce = true;
-    if (frozen) options.trains = trains;
+    if (frozen) options.trainable = trainable;
     parallel::StoreGroups groups;
     groups.shard = &world().communicator();
     FlatStore store(*device, model->parameters(), groups, options);
@@ -486,7 +498,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
     const auto model = models::build(config.model);
     for (const auto& parameter : model->parameters()) {
       const auto i = static_cast<size_t>(parameter->index());
-      if (trains(*parameter))
+      if (trainable(*parameter))
         CHECK_MESSAGE(plain[i] == all[i], parameter->name());
       else
         CHECK_MESSAGE(plain[i] != all[i], parameter->name());
@@ -576,7 +588,7 @@ class SpanCollector final : public TapeObserver {
  public:
   bool waits() const override { return false; }
   void observe(const TapeEvent& event) override {
-    const bool is_block = event.part && event.name.find("block") != std::string::npos;
+    const bool is_block = event.nested && event.name.find("block") != std::string::npos;
     if (event.phase == 'W' || is_block) kernels.push_back({"compute", event.name, event.before, event.after});
   }
   void queue_span(const QueueSpan& span) override {
@@ -629,6 +641,82 @@ TEST_CASE("buckets are summed beside the backward pass: events of the queues sho
       CHECK(timeline.overlap() > 0);
     else
       CHECK(timeline.overlap() == 0);
+  }
+}
+
+// Holds the communication queue during a training step until `goal` reduce-scatters over `shard` are
+// complete, or for `most` milliseconds. Returns the number that were complete.
+int64_t transfers_beside_held_sums(const config::Config& config, int64_t goal, int most) {
+  train::StepRunner runner(config, world());
+  runner.initialize();
+  const auto data = train::open_datasets(config, nullptr);
+  data::Loader loader(data[0], runner.loader_options());
+  train::StepTimers timers;
+  std::mutex mutex;
+  std::vector<QueueSpan> spans;
+  runner.device().listen([&](const QueueSpan& span) {
+    if (span.queue != "transfers of `shard`" || !span.name.starts_with("all_to_all")) return;
+    const std::lock_guard lock(mutex);
+    spans.push_back(span);
+  });
+  std::atomic<int64_t> complete{0};
+  runner.device().enqueue(Queue::communication, [&] {
+    for (int i = 0; i < most && complete.load() < goal; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const std::lock_guard lock(mutex);
+      complete.store(std::ranges::count_if(spans, [](const QueueSpan& span) { return span.after->done(); }));
+    }
+  });
+  timers.start_step();
+  runner.train_step(loader, timers);
+  runner.device().synchronize();
+  runner.device().listen(nullptr);
+  return complete.load();
+}
+
+TEST_CASE("several buckets are sent before the first is summed; a bucket waits for no earlier sum") {
+  const int64_t ranks = world().size();
+  if (ranks == 1) return;
+  auto config = config_of<capstan::test::Checked>(ranks, 1);
+  config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+  config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim;
+  config.ddp.bucket_size = 2000;
+  config.ddp.overlap_grad_reduce = true;
+  constexpr auto kMost = static_cast<int64_t>(FlatStore::kPendingReductions);
+  CHECK(transfers_beside_held_sums(config, kMost, 20'000) == kMost);
+  // No more are sent: their memory is limited.
+  CHECK(transfers_beside_held_sums(config, kMost + 1, 300) == kMost);
+  // The queue is held that is seen to be free above: without overlap no transfer passes the sum before it.
+  config.ddp.overlap_grad_reduce = false;
+  CHECK(transfers_beside_held_sums(config, 2, 300) <= 1);
+
+  // Gradients that the communication queue casts, or sums over tensor-parallel ranks, before they are sent:
+  // that of the next bucket is queued there before the sum of the first.
+  for (const bool tensor : {false, true}) {
+    if (tensor && ranks % 2 != 0) continue;
+    for (const bool overlap : {true, false}) {
+      config.ddp.overlap_grad_reduce = overlap;
+      config.mixed_precision.params_dtype = tensor ? config::Precision::fp32 : config::Precision::bf16;
+      config.mixed_precision.grad_reduce_in_fp32 = tensor;
+      config.dist.tensor_model_parallel_size = tensor ? 2 : 1;
+      config.dist.sequence_parallel = tensor;
+      if (tensor && ranks == 2) continue;  // no rank to send to
+      std::string order;
+      train::StepRunner runner(config, world());
+      runner.initialize();
+      runner.device().listen([&](const QueueSpan& span) {
+        if (span.queue == "transfers of `shard`" && span.name.starts_with("all_to_all")) order += 'T';
+        if (span.queue == "communication" && span.name.ends_with("over `shard`")) order += 'S';
+      });
+      const auto data = train::open_datasets(config, nullptr);
+      data::Loader loader(data[0], runner.loader_options());
+      train::StepTimers timers;
+      timers.start_step();
+      runner.train_step(loader, timers);
+      runner.device().listen(nullptr);
+      CAPTURE(order);
+      CHECK(order.starts_with(overlap ? "TTSTS" : "TSTSTS"));
+    }
   }
 }
 

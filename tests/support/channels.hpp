@@ -18,7 +18,7 @@ inline const std::shared_ptr<comm::TransferStatus>& transfer_status() {
 class WithBlockingChannel {
  public:
   WithBlockingChannel(comm::Communicator& group, Device& device) : group_(group) {
-    if (!group.alone()) group.use_channel(comm::make_blocking_channel(group, device, transfer_status()));
+    if (!group.is_single()) group.use_channel(comm::make_blocking_channel(group, device, transfer_status()));
   }
   ~WithBlockingChannel() { group_.use_channel(nullptr); }
   WithBlockingChannel(const WithBlockingChannel&) = delete;

@@ -52,7 +52,7 @@ class FaultyCommunicator final : public comm::Communicator {
     });
   }
 
-  int64_t sent() const override { return inner_.sent(); }
+  int64_t sent_bytes() const override { return inner_.sent_bytes(); }
 
  private:
   struct Nothing final : comm::Work {

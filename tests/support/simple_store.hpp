@@ -95,7 +95,7 @@ class SimpleStore : public ParamStore {
            slot.gathered.elements());
     slot.gathered = Tensor();
   }
-  bool trains(const Parameter& parameter) const override { return !frozen_.count(parameter.index()); }
+  bool is_trainable(const Parameter& parameter) const override { return !frozen_.count(parameter.index()); }
   Tensor gradient(const Parameter& parameter) override { return at(parameter).gradient; }
 
   int pins = 0;  // acquired and not released

@@ -94,7 +94,7 @@ class CountingCommunicator final : public comm::Communicator {
     return real_->start_receive(data, bytes, from);
   }
   void barrier() override { real_->barrier(); }
-  int64_t sent() const override { return real_->sent(); }
+  int64_t sent_bytes() const override { return real_->sent_bytes(); }
 
  private:
   void count(int64_t bytes) { sent_[name()] += bytes; }

@@ -159,10 +159,10 @@ TEST_CASE("a metric that no run writes is perhaps misspelled") {
     return reading.diagnostics[0].message + "; " + reading.diagnostics[0].helps.at(0);
   };
   CHECK(warning("val/los") ==
-        "`train` writes no metric `val/los`: trials have values only from `sweep tell`; did you "
+        "`train` writes no metric `val/los`: only `sweep tell` can report it; did you "
         "mean "
         "`val/loss`?");
-  CHECK(contains(warning("{name: accuracy, goal: max}"), "written are: loss, "));
+  CHECK(contains(warning("{name: accuracy, goal: max}"), "metrics of `train`: loss, "));
   for (const char* good :
        {"loss", "val/loss", "{name: val/perplexity}", "seconds_forward", "update_skipped/grad_norm"})
     CHECK(warning(good).empty());

@@ -104,7 +104,7 @@ TEST_CASE("a trial that is asked for may have keys that others lack, and nothing
   wrong("~optimizer.lr", "1", {}, "unknown key `~optimizer.lr`");
   wrong("optimizer.lrr", "1", {}, "unknown key `optimizer.lrr`");
   wrong("rng.seed", "x", {}, "`x` is not a seed");
-  wrong("rng.seed", "2", 1, "two seeds, 1 and 2");
+  wrong("rng.seed", "2", 1, "two seeds are given, 1 and 2");
   CHECK(add_trial(place, {{"rng.seed", "2"}}, {}).seed == 2);
 }
 
@@ -118,7 +118,7 @@ TEST_CASE("what the base takes from an axis is noted") {
   CHECK(notes("axes: {model: [llama3-8b, gpt2-1.5b]}").find("preset model/llama3-8b does not set ") !=
         std::string::npos);
   CHECK(notes("axes: {optimizer.lr: [1e-3, 1e-2], validation.eval_interval: [null]}\nmetric: val/loss")
-            .find("no trial validates") != std::string::npos);
+            .find("no trial runs validation") != std::string::npos);
   CHECK(notes("axes: {optimizer.lr: [1e-3, 1e-2]}\ntrials: 5")
             .find("there are only 2 different points, not 5") != std::string::npos);
 }
@@ -470,12 +470,12 @@ TEST_CASE("a sweep that names no metric is ranked by the validation loss where e
   CHECK(metric("axes: {optimizer.lr: [1e-3, 1e-2]}\nmetric: loss", notes) == "loss");
   CHECK(notes.empty());
   CHECK(metric("axes: {optimizer.lr: [1e-3, 1e-2], validation.eval_interval: [null]}", notes) == "loss");
-  CHECK(notes.find("no trial validates: the sweep is ranked by `loss`, the training loss") == 0);
+  CHECK(notes.find("no trial runs validation: the sweep is ranked by `loss`, the training loss") == 0);
   notes.clear();
   CHECK(metric("link: [{optimizer.lr: 1e-3, validation.eval_interval: null}, {optimizer.lr: 2e-3, "
                "validation.eval_interval: 4}]",
                notes) == "loss");
-  CHECK(notes.find("1 of 2 trials do not validate: the sweep is ranked by `loss`") == 0);
+  CHECK(notes.find("1 of 2 trials do not run validation: the sweep is ranked by `loss`") == 0);
   notes.clear();
   CHECK(metric("axes: {optimizer.lr: [1e-3]}\nstop: {asha: {steps: [2], keep: 1/2}}", notes) == "val/loss");
   CHECK(notes.find("the first rung of stop.asha, step 2, comes before the first validation") == 0);
@@ -617,7 +617,7 @@ TEST_CASE("a base that means something else is refused by the field that differs
     return std::string();
   };
   CHECK(refusal("min_lr_ratio") ==
-        "the recipe `quickstart` does not mean what it meant when this sweep was planned: trial 00000001 has "
+        "the recipe `quickstart` has changed since this sweep was planned: trial 00000001 has "
         "optimizer.min_lr = 0, and now it would have 0.0001");
   CHECK(read_plan(place).trials.size() == 2);
   Definition other = tiny;
@@ -721,7 +721,7 @@ TEST_CASE("where the data is not there, the steps of a trial are not known until
   CHECK(planned.plan.trials[0].estimate.tokens + planned.plan.trials[1].estimate.tokens == 0);
   std::string notes;
   for (const std::string& note : planned.notes) notes += note + "\n";
-  CHECK(notes.find("the steps of 2 trials are known when it starts") != std::string::npos);
+  CHECK(notes.find("the steps of 2 trials are not counted") != std::string::npos);
   CHECK(notes.find("not found: dataset.train_files") != std::string::npos);
 
   write_plan(scratch.path / "s", planned);

@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "support/paths.hpp"
-#include "sweep/command.hpp"
+#include "sweep/process.hpp"
 #include "tests/train/records_helpers.hpp"
 
 using namespace capstan;
@@ -81,7 +81,7 @@ TEST_CASE("the scripts, byte for byte") {
     CAPTURE(name);
     if (rewrite) spill(golden + name, text);
     CHECK(text == slurp(golden + name));
-    const auto syntax = run_command({"bash", "-n", golden + name}, 10);
+    const auto syntax = run_process({"bash", "-n", golden + name}, 10);
     REQUIRE(syntax);
     CHECK_MESSAGE(syntax->code == 0, syntax->err);
   };
@@ -128,7 +128,7 @@ static std::string played(const std::string& program, const std::string& orders)
   spill(at + "/array.sh", slurm_script({0, 1, std::nullopt, {}, {2}}, script));
   for (const char* name : {"/capstan", "/scontrol"}) fs::permissions(at + name, fs::perms::owner_all);
   const auto answer =
-      run_command({"bash", "-c",
+      run_process({"bash", "-c",
                    "cd '" + at +
                        "'; export PATH=\"$PWD:$PATH\" SLURM_ARRAY_TASK_ID=${TASK:-2} SLURM_ARRAY_JOB_ID=40\n"
                        "bash array.sh & job=$!\n"
@@ -203,7 +203,7 @@ TEST_CASE("a cluster's file") {
   CHECK(cluster.signal_seconds == 180);
   const auto error = [&](const std::string& text) { return error_of([&] { read(text); }); };
   CHECK(holds(error("partion: cpu\n"), "`partition`"));
-  CHECK(holds(error("account: \"a b\"\n"), "blank or a quote"));
+  CHECK(holds(error("account: \"a b\"\n"), "one line without blanks and quotes"));
   CHECK(holds(error("sbatch: [exclusive]\n"), "--name"));
   CHECK(holds(error("setup: [\"a\\nb\"]\n"), "more than one line"));
   CHECK(holds(error("signal_seconds: 0\narray_max: none\n"), "array_max"));
@@ -211,15 +211,15 @@ TEST_CASE("a cluster's file") {
 }
 
 TEST_CASE("another program, run to its end") {
-  const auto said = run_command({"sh", "-c", "echo out; echo err >&2; exit 3"}, 10);
+  const auto said = run_process({"sh", "-c", "echo out; echo err >&2; exit 3"}, 10);
   REQUIRE(said);
   CHECK(said->code == 3);
   CHECK(said->out == "out\n");
   CHECK(said->err == "err\n");
-  CHECK(!run_command({"no-such-program-anywhere"}, 10));
-  CHECK(!run_command({"sleep", "30"}, 0.1));
-  CHECK(run_command({"sh", "-c", "kill -TERM $$"}, 10)->code == 143);
+  CHECK(!run_process({"no-such-program-anywhere"}, 10));
+  CHECK(!run_process({"sleep", "30"}, 0.1));
+  CHECK(run_process({"sh", "-c", "kill -TERM $$"}, 10)->code == 143);
   // More than a pipe holds, on both ends.
-  CHECK(run_command({"sh", "-c", "head -c 300000 /dev/zero; head -c 300000 /dev/zero >&2"}, 20)->err.size() ==
+  CHECK(run_process({"sh", "-c", "head -c 300000 /dev/zero; head -c 300000 /dev/zero >&2"}, 20)->err.size() ==
         300000);
 }

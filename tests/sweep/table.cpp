@@ -171,7 +171,7 @@ TEST_CASE("--top, --where and --group-by") {
   CHECK(holds(error_of([&] { means("num_layer=2"); }), "did you mean `num_layers`?"));
   CHECK(holds(error_of([&] { means("lr"); }), "`lr` is not a condition"));
   CHECK(holds(error_of([&] { means("lr>"); }), "is not a condition"));
-  CHECK(holds(error_of([&] { means("lr>much"); }), "`much` is none"));
+  CHECK(holds(error_of([&] { means("lr>much"); }), "`much` is not a number"));
 
   const Table grouped = make_table(results, {.group_by = {"num_layers"}});
   REQUIRE(grouped.rows.size() == 2);

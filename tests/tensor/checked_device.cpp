@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "tensor/access_order.hpp"
 #include "tensor/host_view.hpp"
 #include "tensor/launch.hpp"
 
@@ -39,6 +40,16 @@ void add_one(kernels::Context&, const float* x, float* y, int64_t n) {
 void scale(kernels::Context&, float* x, float factor, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
+// Of each of `rows` rows, which begin `ld` elements apart, `n` elements.
+void scale_columns(kernels::Context&, float* x, int64_t ld, float factor, int64_t rows, int64_t n) {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 0; i < n; ++i) x[row * ld + i] *= factor;
+}
+void sum_columns(kernels::Context&, const float* x, int64_t ld, float* sum, int64_t rows, int64_t n) {
+  *sum = 0;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 0; i < n; ++i) *sum += x[row * ld + i];
+}
 void write_at(kernels::Context&, float* x, int64_t place) {
   x[place] = 1;
 }
@@ -54,6 +65,16 @@ std::vector<float> counting(int64_t n) {
 
 constexpr std::array kAllQueues{Queue::compute, Queue::communication, Queue::host_to_device,
                                 Queue::device_to_host};
+
+// The message of the error that `act` throws; empty: it throws none.
+std::string error_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
 
 constexpr int kCrashed = 42;
 
@@ -216,8 +237,15 @@ TEST_CASE("checked device: a kernel runs on the queue that its launch names") {
   }
 }
 
-TEST_CASE("checked device: a missing wait between two queues is found in every direction") {
+TEST_CASE("checked device: a missing wait between two queues is found and named in every direction") {
   const int64_t n = 32;
+  const auto is_named = [](Device& device, Queue second, const char* access) {
+    const std::string error = error_of([&] { device.record(second)->wait(); });
+    CAPTURE(error);
+    CHECK(error.find("missing wait: ") != std::string::npos);
+    CHECK(error.find(access) != std::string::npos);
+    CHECK(error.find("of the queue " + std::string(name_of(second))) != std::string::npos);
+  };
   auto doubled = counting(n);
   for (float& v : doubled) v *= 2;
   for (const Queue first : kAllQueues) {
@@ -234,22 +262,153 @@ TEST_CASE("checked device: a missing wait between two queues is found in every d
         // Read after write: `second` reads what `first` writes.
         launch(*device, first, &scale, x, 2.0f, n);
         if (waits) device->wait_for(second, *device->record(first));
-        std::vector<float> seen(static_cast<size_t>(n));
-        device->start_copy_to_host(seen.data(), x.address(), x.bytes(), second);
-        device->record(second)->wait();
-        CHECK(seen == (waits ? doubled : counting(n)));
+        launch(*device, second, &add_one, x, y, n);
+        if (!waits) {
+          is_named(*device, second, " reads 128 bytes that kernel ");
+          // The kernel did not run.
+          CHECK(y.to_host<float>() == std::vector<float>(static_cast<size_t>(n), 0.0f));
+        }
         device->synchronize();
+        CHECK(x.to_host<float>() == doubled);
         // Write after read: `second` overwrites what `first` reads.
-        launch(*device, first, &scale, y, 1.0f, n);
+        std::vector<float> seen(static_cast<size_t>(n));
         device->start_copy_to_host(seen.data(), x.address(), x.bytes(), first);
         if (waits) device->wait_for(second, *device->record(first));
         launch(*device, second, &scale, x, 0.5f, n);
+        if (!waits) is_named(*device, second, " writes 128 bytes that a copy on the queue ");
         device->record(second)->wait();
         device->record(first)->wait();
-        CHECK(seen == (waits ? doubled : counting(n)));
+        CHECK(seen == doubled);
+        device->synchronize();
+        CHECK(x.to_host<float>() == (waits ? counting(n) : doubled));
       }
     }
   }
+}
+
+TEST_CASE(
+    "checked device: a missing wait between two queues is found where kernels use columns of a matrix") {
+  constexpr int64_t kRows = 5, kColumns = 7;
+  enum class Bug : uint8_t { reads_early, overwrites_what_is_read, overwrites_what_is_written };
+  for (const Queue first : kAllQueues)
+    for (const Queue second : kAllQueues) {
+      if (first == second) continue;
+      for (const Bug bug :
+           {Bug::reads_early, Bug::overwrites_what_is_read, Bug::overwrites_what_is_written}) {
+        // Where the columns of the second kernel begin; those of the first are 2 and 3.
+        for (const int64_t begin : {0, 1, 2, 3, 4, 5})
+          for (const bool waits : {false, true}) {
+            CAPTURE(name_of(first));
+            CAPTURE(name_of(second));
+            CAPTURE(static_cast<int>(bug));
+            CAPTURE(begin);
+            CAPTURE(waits);
+            const auto device = checked();
+            const Tensor x = Tensor::zeros(*device, {kRows, kColumns}), sum = Tensor::zeros(*device, {1});
+            device->synchronize();
+            const auto write = [&](Queue queue, const Tensor& columns) {
+              launch(*device, queue, &scale_columns, columns, columns.stride(0), 2.0f, kRows, int64_t{2});
+            };
+            const auto read = [&](Queue queue, const Tensor& columns) {
+              launch(*device, queue, &sum_columns, columns, columns.stride(0), sum, kRows, int64_t{2});
+            };
+            const Tensor here = x.slice(1, 2, 2), there = x.slice(1, begin, 2);
+            bug == Bug::overwrites_what_is_read ? read(first, here) : write(first, here);
+            if (waits) device->wait_for(second, *device->record(first));
+            bug == Bug::reads_early ? read(second, there) : write(second, there);
+            const std::string error = error_of([&] { device->synchronize(); });
+            if (waits || begin < 1 || begin > 3)
+              CHECK(error == "");
+            else
+              CHECK(error.find("missing wait: kernel 1 of the queue " + std::string(name_of(second)) +
+                               (bug == Bug::reads_early ? " reads 40 bytes" : " writes 40 bytes")) !=
+                    std::string::npos);
+          }
+      }
+    }
+}
+
+TEST_CASE("the rows of a view are its elements, whatever the order of its slices") {
+  const auto device = make_cpu_device(unused_table(), 1);
+  const auto count = [](const Tensor& t) {
+    int64_t groups = 0;
+    t.for_each_rows([&](const ByteRows&) { ++groups; });
+    return groups;
+  };
+  const Tensor x = Tensor::empty(*device, {3, 4, 5, 6}, DType::bf16);
+  for (int dim = 0; dim < 4; ++dim)
+    for (int other = 0; other < 4; ++other)
+      for (const int64_t size : {0, 1, 2}) {
+        const Tensor view = x.slice(dim, 1, 2).slice(other, 0, size);
+        std::vector<int> expected(3 * 4 * 5 * 6), found(expected.size());
+        for (int64_t a = 0; a < view.size(0); ++a)
+          for (int64_t b = 0; b < view.size(1); ++b)
+            for (int64_t c = 0; c < view.size(2); ++c)
+              for (int64_t d = 0; d < view.size(3); ++d)
+                ++expected[static_cast<size_t>((view.address() - x.address()) / 2 + a * view.stride(0) +
+                                               b * view.stride(1) + c * view.stride(2) + d)];
+        view.for_each_rows([&](const ByteRows& rows) {
+          for (int64_t row = 0; row < rows.rows; ++row)
+            for (int64_t i = 0; i < rows.row_bytes / 2; ++i)
+              ++found[static_cast<size_t>((rows.row(row) - x.address()) / 2 + i)];
+        });
+        CHECK(found == expected);
+      }
+  CHECK(count(x) == 1);
+  CHECK(count(x.slice(3, 1, 2)) == 1);
+  CHECK(count(x.slice(1, 1, 2)) == 1);
+  CHECK(count(x.slice(2, 1, 2).slice(1, 0, 3)) == 3);
+}
+
+TEST_CASE("rows overlap, and cover each other, exactly where their bytes do") {
+  std::array<std::byte, 64> memory;
+  uint64_t state = 1;
+  const auto random = [&](int64_t n) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int64_t>(state >> 33) % n;
+  };
+  int overlaps = 0, covered = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    const auto rows = [&](int64_t stride) {
+      const int64_t width = 1 + random(std::min<int64_t>(stride, 6));
+      return ByteRows{memory.data() + random(20), width, 1 + random(5), stride};
+    };
+    const int64_t stride = 1 + random(8);
+    const ByteRows a = rows(stride), b = rows(random(2) == 0 ? stride : 1 + random(8));
+    const auto bytes_of = [&](const ByteRows& all) {
+      std::array<bool, 64> used{};
+      for (int64_t row = 0; row < all.rows; ++row)
+        for (int64_t i = 0; i < all.row_bytes; ++i)
+          used[static_cast<size_t>(all.row(row) + i - memory.data())] = true;
+      return used;
+    };
+    const auto in_a = bytes_of(a), in_b = bytes_of(b);
+    bool common = false, all = true;
+    for (size_t i = 0; i < memory.size(); ++i) {
+      common |= in_a[i] && in_b[i];
+      all &= in_a[i] || !in_b[i];
+    }
+    CAPTURE(round);
+    CHECK(overlap(a, b) == common);
+    // Not every one is found.
+    CHECK((!covers(a, b) || all));
+    if (a.stride == b.stride && a.rows == b.rows && a.begin <= b.begin) CHECK(covers(a, a));
+    overlaps += common ? 1 : 0;
+    covered += covers(a, b) ? 1 : 0;
+  }
+  CHECK(overlaps > 1000);
+  CHECK(covered > 300);
+}
+
+TEST_CASE("a kernel on a queue that add_queue() made is an error") {
+  const auto device = checked();
+  const Tensor x = Tensor::zeros(*device, {4});
+  const Queue added = device->add_queue(false, "copies");
+  const std::string text = "a queue that add_queue() made";
+  for (const auto& act : std::vector<std::function<void()>>{
+           [&] { launch(*device, added, &scale, x, 1.0f, int64_t{4}); },
+           [&] { (void)device->context(added); }, [&] { device->take_workspace(added, {.shared = 64}); }})
+    CHECK(error_of(act).find(text) != std::string::npos);
 }
 
 TEST_CASE("checked device: a missing wait between the host and a queue is found in both directions") {
@@ -294,11 +453,15 @@ TEST_CASE("checked device: memory freed while another queue uses it is found") {
         device->start_copy_to_host(seen.data(), x.address(), x.bytes(), queue);
         if (waits) device->wait_for(Queue::compute, *device->record(queue));
       }
-      // The block's next owner writes it.
+      // The block's next owner would write it.
       const Tensor next = Tensor::zeros(*device, {n});
-      device->record(Queue::compute)->wait();
+      const std::string error = error_of([&] { device->record(Queue::compute)->wait(); });
+      CHECK(error == (waits ? ""
+                            : "internal error: missing wait: its release writes 512 bytes "
+                              "that a copy on the queue " +
+                                  std::string(name_of(queue)) + " reads, and does not wait for it"));
       device->record(queue)->wait();
-      CHECK(seen == (waits ? counting(n) : std::vector<float>(static_cast<size_t>(n), 0.0f)));
+      CHECK(seen == counting(n));
     }
   }
 }

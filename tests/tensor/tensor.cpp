@@ -4,15 +4,21 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
+#include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "base/error.hpp"
+#include "host_waits.hpp"
 #include "tensor/host_view.hpp"
 #include "tensor/launch.hpp"
 #include "tensor/pinned_buffer.hpp"
@@ -42,6 +48,52 @@ TEST_CASE("bf16 rounds to nearest even and keeps what is not finite") {
   CHECK(std::isinf(static_cast<float>(bf16(std::numeric_limits<float>::infinity()))));
   CHECK(std::isnan(static_cast<float>(bf16(std::numeric_limits<float>::signaling_NaN()))));
   CHECK(std::isinf(static_cast<float>(bf16(std::numeric_limits<float>::max()))));
+}
+
+namespace {
+f16 half_of_code(uint32_t code) {
+  f16 h;
+  h.bits = static_cast<uint16_t>(code);
+  return h;
+}
+// What IEEE 754 says about a code that is a number.
+double value_of_code(uint32_t code) {
+  const int exponent = static_cast<int>(code >> 10 & 31);
+  const double fraction = static_cast<double>(code & 0x3FFu) / 1024;
+  const double size = exponent == 0 ? std::ldexp(fraction, -14) : std::ldexp(1 + fraction, exponent - 15);
+  return code & 0x8000u ? -size : size;
+}
+}  // namespace
+
+TEST_CASE("fp16: the value of every code, and rounding around the middle between any two") {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (uint32_t sign : {0u, 0x8000u}) {
+    const float one = sign ? -1.0f : 1.0f;
+    for (uint32_t code = 0; code < 0x7C00; ++code) {
+      const f16 h = half_of_code(sign | code);
+      const auto value = static_cast<float>(h);
+      REQUIRE(static_cast<double>(value) == value_of_code(sign | code));
+      REQUIRE(std::signbit(value) == (sign != 0));
+      REQUIRE(f16(value).bits == h.bits);
+      // The next code; beyond the largest number it is infinity, which rounding takes for 65536.
+      const uint32_t next = sign | (code + 1);
+      const double after = code + 1 < 0x7C00 ? value_of_code(next) : 65536.0 * static_cast<double>(one);
+      const auto middle = static_cast<float>((static_cast<double>(value) + after) / 2);  // exact
+      REQUIRE(f16(std::nextafter(middle, 0.0f)).bits == h.bits);
+      REQUIRE(f16(std::nextafter(middle, one * infinity)).bits == next);
+      REQUIRE(f16(middle).bits == (code % 2 == 0 ? h.bits : next));
+    }
+    CHECK(static_cast<float>(half_of_code(sign | 0x7C00)) == one * infinity);
+    CHECK(f16(one * infinity).bits == (sign | 0x7C00));
+    CHECK(f16(one * std::numeric_limits<float>::max()).bits == (sign | 0x7C00));
+    CHECK(f16(one * std::numeric_limits<float>::denorm_min()).bits == sign);
+    for (uint32_t code = 0x7C01; code < 0x8000; ++code) {
+      const f16 nan = half_of_code(sign | code);
+      REQUIRE(std::isnan(static_cast<float>(nan)));
+      REQUIRE(f16(static_cast<float>(nan)).bits == (sign | code | 0x200));
+    }
+  }
+  CHECK(std::isnan(static_cast<float>(f16(std::numeric_limits<float>::signaling_NaN()))));
 }
 
 TEST_CASE("views share storage and slices keep strides") {
@@ -145,7 +197,17 @@ TEST_CASE("a tensor is read in pieces, on a device that the host cannot read too
     std::iota(values.begin(), values.end(), 0.0f);
     const Tensor t = Tensor::from_host<float>(*device, {1000}, values);
     size_t pieces = 0;
-    read_in_chunks(t, 1024, [&](std::span<const std::byte> bytes) {
+    const auto snapshot = [&] {
+      return device->host_memory().now_by_category[static_cast<size_t>(MemoryCategory::snapshot)];
+    };
+    std::optional<ChunkReader> reader;
+    {
+      CategoryScope scope(MemoryCategory::snapshot);
+      reader.emplace(*device, 1024);
+    }
+    CHECK(snapshot() == (checked ? 2 * 1024 : 0));
+    const int64_t waits = device->host_waits();
+    reader->read(t, [&](std::span<const std::byte> bytes) {
       ++pieces;
       CHECK((!checked || bytes.size() <= 1024));
       const auto* first = reinterpret_cast<const float*>(bytes.data());
@@ -153,31 +215,36 @@ TEST_CASE("a tensor is read in pieces, on a device that the host cannot read too
     });
     CHECK(found == values);
     CHECK(pieces == (checked ? 4 : 1));
+    CHECK(device->host_waits() - waits == (checked ? 4 : 1));
+    // A reader that fails in the middle of a tensor reads the next one.
+    CHECK_THROWS_AS(reader->read(t, [](std::span<const std::byte>) { throw std::runtime_error("full"); }),
+                    std::runtime_error);
+    reader.reset();
+    CHECK(snapshot() == 0);
   }
 }
 
+TEST_CASE("chunks are copied on the device-to-host queue, after the work of the compute queue") {
+  const auto device = make_checked_device(no_table(), 1, {.patient = true});
+  const Tensor t = Tensor::from_host<float>(*device, {4}, std::vector<float>(4, 1.0f));
+  ChunkReader reader(*device, 8);
+  std::atomic<bool> computed{false}, seen{false};
+  device->enqueue(Queue::compute, [&] { computed.store(true); });
+  device->enqueue(Queue::device_to_host, [] {});
+  reader.read(t, [&](std::span<const std::byte> bytes) {
+    CHECK(computed.load());
+    CHECK(*reinterpret_cast<const float*>(bytes.data()) == 1.0f);
+    // Kernels that follow do not delay the copies.
+    if (!seen.exchange(true))
+      device->enqueue(Queue::compute, [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+  });
+  CHECK(seen.load());
+}
+
 TEST_CASE("every way in which the host waits for a device counts, and nothing else") {
-  for (const bool checked : {false, true}) {
-    CAPTURE(checked);
-    const auto device = checked ? make_checked_device(no_table(), 1) : make_cpu_device(no_table(), 1);
-    const std::vector<float> values{1, 2, 3};
-    const Tensor tensor = Tensor::from_host<float>(*device, {3}, values);
-    std::array<float, 3> copy{};
-    device->wait_for(Queue::device_to_host, *device->record(Queue::compute));
-    device->start_copy_to_host(copy.data(), tensor.address(), tensor.bytes(), Queue::device_to_host);
-    const auto copied = device->record(Queue::device_to_host);
-    (void)copied->done();
-    device->zero(tensor.address(), 0);
-    CHECK(device->host_waits() == 0);
-    copied->wait();
-    CHECK(device->host_waits() == 1);
-    CHECK(copy[2] == 3);
-    CHECK(tensor.to_host<float>() == values);
-    CHECK(device->host_waits() == 2);
-    device->synchronize();
-    CHECK(device->host_waits() == 3);
-    device->record_time(Queue::compute)->wait();
-    CHECK(device->host_waits() == 4);
+  for (const auto& device : {make_cpu_device(no_table(), 1), make_checked_device(no_table(), 1)}) {
+    CAPTURE(std::string(device->name()));
+    test::check_host_waits(*device);
   }
 }
 

@@ -73,7 +73,7 @@ TEST_CASE("tokenizer.json: errors name the problem and its location") {
        "model.vocab[1]: expected a token and its score"},
       {"/model", "{\"vocab\":[[\"a\",-1]],\"unk_id\":1}", "model.unk_id: the id 1 is not in the vocabulary"},
       {"/model", "{\"vocab\":[[\"a\",-1],[\"b\",-1],[\"c\",-1],[\"d\",-1],[\"a\",-2]]}",
-       "model.vocab[\"a\"]: the token is there twice"},
+       "model.vocab[\"a\"]: duplicate token"},
       {"/model/vocab", "", "there is no `vocab`"},
       {"/model/vocab", "7", "model.vocab: expected an object"},
       {"/model/vocab", "{}", "the id 4 leaves holes"},
@@ -245,7 +245,7 @@ TEST_CASE("tokenizer.json: text that is no JSON, or too much of it") {
   CHECK(error_of(std::string((64 << 20) + 1, ' ')).find("the limit is 67108864") != std::string::npos);
   std::string duplicate = capstan::dump_json(good());
   duplicate.replace(duplicate.find("\"abb\":3"), 7, "\"ab\":3");
-  CHECK(error_of(duplicate).find("t.json: model.vocab[\"ab\"]: the token is there twice") == 0);
+  CHECK(error_of(duplicate).find("t.json: model.vocab[\"ab\"]: duplicate token") == 0);
   OrderedJson json = good();
   json["model"]["vocab"] = {{"a", 0}, {"b", 1}, {"", 2}, {"ab", 3}};
   CHECK(error_of(capstan::dump_json(json)).find("the token of id 2 is empty") != std::string::npos);

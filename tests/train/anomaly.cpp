@@ -372,7 +372,7 @@ TEST_CASE(
     } catch (const Error& error) {
       CHECK(error.code() == ErrorCode::rank_failure);
       CHECK_MESSAGE(
-          error.message().find("gave other bits on rank " + std::to_string(world().size() - 1) +
+          error.message().find("gave different bits on rank " + std::to_string(world().size() - 1) +
                                " when computed again: the cause is the hardware") != std::string::npos,
           error.message());
     }
@@ -394,8 +394,10 @@ struct Silent final : ProgressSink {
   void status(const std::string&) override {}
   bool terminal() const override { return false; }
 };
-Outcome train_in(const fs::path& run, const config::Config& config, bool resume, Silent& sink) {
+Outcome train_in(const fs::path& run, const config::Config& config, bool resume, Silent& sink,
+                 std::function<bool(const StepReport&)> on_step = {}) {
   RunOptions options;
+  options.on_step = std::move(on_step);
   options.run_dir = run;
   options.resume = resume ? Resume::automatic : Resume::no;
   options.recipe = {"tiny", "name: tiny\n", "name: tiny\n", "0", "capstan train tiny"};
@@ -418,21 +420,59 @@ Rows rows_of(const fs::path& run) {
   world().communicator().barrier();
   return rows;
 }
-}  // namespace
-
-TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resumes bit for bit") {
+// A run with spikes: the factor is so low that some batches are above it.
+config::Config config_with_spikes(SpikeAction action) {
   auto config = tiny_config(true, world().size());
   config.train.train_iters = 24;
   config.checkpoint.save_interval = 4;
   config.checkpoint.async_save = true;
   config.logger.log_interval = 1;
   config.validation.eval_interval.reset();
-  config.resilience.grad_norm_spike_action = SpikeAction::rewind;
-  config.resilience.grad_norm_spike_factor = 1.1;  // so low that some batches are above it
+  config.resilience.grad_norm_spike_action = action;
+  config.resilience.grad_norm_spike_factor = 1.1;
   config.resilience.spike_window = 3;
   config.resilience.max_rewinds = 50;
   config.optimizer.lr = 1e-5;
   config.optimizer.min_lr = 1e-5;
+  return config;
+}
+}  // namespace
+
+TEST_CASE("a spike without a checkpoint to return to is a step like one that is skipped") {
+  struct Seen {
+    std::vector<int64_t> steps, skipped;
+    std::vector<double> losses;
+  };
+  const Shared root;
+  Silent sink;
+  const auto run = [&](SpikeAction action) {
+    auto config = config_with_spikes(action);
+    config.checkpoint.save_interval = 1000;
+    const fs::path path = root.path() / config::enum_name(action);
+    Seen seen;
+    train_in(path, config, false, sink, [&](const StepReport& report) {
+      seen.steps.push_back(report.step);
+      if (report.update_skipped) seen.skipped.push_back(report.step);
+      return true;
+    });
+    const Rows rows = rows_of(path);
+    CHECK(rows.rewinds.empty());
+    CHECK(rows.spikes.size() == seen.skipped.size());
+    seen.losses = rows.losses;
+    return seen;
+  };
+  const Seen skip = run(SpikeAction::skip);
+  REQUIRE(skip.skipped.size() > 0);
+  REQUIRE(skip.steps.size() == 24);
+  for (size_t i = 0; i < 24; ++i) CHECK(skip.steps[i] == static_cast<int64_t>(i + 1));
+  const Seen rewind = run(SpikeAction::rewind);
+  CHECK(rewind.steps == skip.steps);
+  CHECK(rewind.skipped == skip.skipped);
+  CHECK(rewind.losses == skip.losses);
+}
+
+TEST_CASE("a run rewinds past the batch of a spike, keeps its records, and resumes bit for bit") {
+  auto config = config_with_spikes(SpikeAction::rewind);
   const Shared root;
   Silent sink;
   CHECK(train_in(root.path() / "uninterrupted", config, false, sink).step == 24);

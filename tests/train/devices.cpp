@@ -99,6 +99,16 @@ Result run_on(DeviceType device, bool async_save, const fs::path& root) {
   EvalOptions evaluation;
   evaluation.text = "a text that is longer than the model's window of two dozen";
   result.loss = evaluate_text(model, evaluation).loss;
+  // Only the batch is copied for a further window.
+  const auto copied = [&] {
+    const int64_t before = model.device().copied_bytes(Queue::host_to_device);
+    data::MicroBatch window = data::MicroBatch::zeros(1, config.model.seq_length);
+    window.sample_ids = {0}, window.cu_seqlens = {{0, static_cast<int32_t>(config.model.seq_length)}};
+    CHECK(model.token_losses(window).size() == static_cast<size_t>(config.model.seq_length));
+    return model.device().copied_bytes(Queue::host_to_device) - before;
+  };
+  // Tokens, labels, loss mask and positions of 4 bytes each, at cache lines.
+  CHECK(copied() <= 4 * (4 * config.model.seq_length + 64));
   return result;
 }
 

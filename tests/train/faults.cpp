@@ -38,7 +38,7 @@ config::Config small(bool async) {
 // Trains to the end; the text of the error, empty when there was none.
 std::string train_in(const fs::path& run, const config::Config& config, bool resume,
                      FileSystem* files = nullptr, Report* sink = nullptr) {
-  const auto world = comm::World::alone();
+  const auto world = comm::World::single_process();
   Report silent;
   RunOptions options;
   options.run_dir = run;

@@ -20,6 +20,7 @@
 #include "runs.hpp"
 #include "support/errors.hpp"
 #include "support/paths.hpp"
+#include "support/sanitized.hpp"
 #include "support/temporary_directory.hpp"
 #include "text/chat/chat_template.hpp"
 #include "train/adapters/adapters.hpp"
@@ -158,7 +159,7 @@ std::string Bench::files(const std::string& run, const config::Resolution& resol
   const RunOptions options = capstan::testing::run_options(resolution, directory, resume);
   Notes notes;
   std::string text;
-  const auto world = comm::World::alone();
+  const auto world = comm::World::single_process();
   try {
     const Outcome outcome = train::train(resolution.config, *world, options, notes);
     add(text, outcome.step, outcome.ended == Ended::finished, outcome.reason, outcome.checkpoint.filename());
@@ -202,7 +203,7 @@ std::string Bench::files(const std::string& run, const config::Resolution& resol
 
 std::string run_view(const config::Config& config) {
   std::string text;
-  const auto world = comm::World::alone();
+  const auto world = comm::World::single_process();
   try {
     StepRunner runner(config, *world);
     add(text, runner.device().name(), runner.device().host_threads().size());
@@ -287,7 +288,7 @@ std::string data_view(const config::Config& config) {
       for (const int32_t bound : bounds) add(text, bound);
     }
   }
-  const auto world = comm::World::alone();
+  const auto world = comm::World::single_process();
   add(text, StepRunner(config, *world).loader_options().num_workers);
   return text;
 }
@@ -487,5 +488,68 @@ TEST_CASE("no setting is ignored") {
     } catch (const std::exception& error) {
       FAIL_CHECK(std::string(error.what()));
     }
+  }
+}
+
+// Results that are equal although the value is read.
+static bool silent_by_nature(const std::string& setting, const std::string& field) {
+  // The biases of a base that is initialized from the seed are zero, and frozen.
+  if (setting.starts_with("adapters") && field.starts_with("model.add_")) return true;
+  // The signs of Lion's update do not depend on a factor that all steps have.
+  if (setting == "Lion" && field == "optimizer.clip_grad") return true;
+  // These few steps have no spike or overflow.
+  return (setting.starts_with("adapters with ") && field.starts_with("resilience.loss_spike")) ||
+         (setting == "fp16" && field == "mixed_precision.hysteresis");
+}
+
+// The same values beside other choices: adapters, other optimizers, another precision. A value may then have
+// nothing to do, but not in silence.
+TEST_CASE("no setting is ignored beside other choices") {
+  fs::current_path(bench().root.path());
+  const std::map<std::string, Overrides> settings = {
+      {"adapters", {"peft.random_base=true", "peft.dim=4"}},
+      {"Muon", {"optimizer.optimizer=muon"}},
+      {"adapters with magnitudes", {"peft.random_base=true", "peft.dim=4", "peft.scheme=dora"}},
+      {"Lion", {"optimizer.optimizer=lion"}},
+      {"SGD", {"optimizer.optimizer=sgd"}},
+      {"adapters with Muon", {"peft.random_base=true", "peft.dim=4", "optimizer.optimizer=muon"}},
+      {"a constant schedule", {"scheduler.lr_decay_style=constant", "optimizer.min_lr=0"}},
+      {"recomputation",
+       {"model.recompute_granularity=full", "model.recompute_method=uniform",
+        "model.recompute_num_layers=1"}},
+      {"bf16", {"mixed_precision=bf16_mixed"}},
+      {"fp16", {"mixed_precision=fp16_mixed", "mixed_precision.initial_loss_scale=4096"}},
+      {"fp16 with a static loss scale", {"mixed_precision=fp16_mixed", "mixed_precision.loss_scale=64"}},
+      {"linear scaling of RoPE",
+       {"model.rope_scaling=true", "model.rope_scaling_type=linear", "model.rope_scaling_factor=2"}}};
+  for (const auto& [name, setting] : settings) {
+    // The code that runs is nearly the same for each.
+    if (test::kSanitized && name != "adapters with Muon") continue;
+    CAPTURE(name);
+    int compared = 0;
+    for (const Proof& proof : proofs()) {
+      if (proof.kind != Proof::Kind::changes || proof.view != View::run) continue;
+      const Overrides base = with(proof.base, setting);
+      const config::Resolution before = bench().resolve(base),
+                               after = bench().resolve(
+                                   with(with(base, {proof.field + "=" + proof.value}), proof.when));
+      if (!before.ok() || !after.ok() || !missing(before).empty() || !missing(after).empty()) continue;
+      const bool said = std::ranges::any_of(after.diagnostics, [&](const config::Diagnostic& one) {
+        return one.path == proof.field || one.message.find(proof.field) != std::string::npos;
+      });
+      const config::FieldInfo& field = *config::schema().find_spelling(proof.field);
+      const bool same =
+          config::schema().load(&before.config, field) == config::schema().load(&after.config, field);
+      if (said || same || silent_by_nature(name, proof.field)) continue;
+      CAPTURE(proof.field);
+      CAPTURE(proof.value);
+      ++compared;
+      try {
+        CHECK(view_of(proof.view, before) != view_of(proof.view, after));
+      } catch (const std::exception& error) {
+        FAIL_CHECK(std::string(error.what()));
+      }
+    }
+    CHECK(compared > 40);
   }
 }

@@ -51,7 +51,7 @@ void model() {
   const Overrides scaled = {"model.rope_scaling=true", "model.rope_scaling_factor=4",
                             "model.rope_scaling_original_max_position_embeddings=16"};
   changes("model.rope_scaling", "true");
-  changes("model.rope_scaling_type", "linear", scaled);
+  changes("model.rope_scaling_type", "yarn", scaled);
   changes("model.rope_scaling_factor", "8", scaled);
   changes("model.rope_scaling_low_freq_factor", "2", scaled);
   changes("model.rope_scaling_high_freq_factor", "3", scaled);
@@ -153,12 +153,15 @@ void precision() {
   ruled("mixed_precision.pipeline_dtype", "bf16", "stages_exchange_the_residual");
   changes("mixed_precision.grad_reduce_in_fp32", "false",
           {"mixed_precision.params_dtype=bf16", "dist.world_size=2"}, View::memory);
+  // Gradients overflow at a scale of 2^21 and not at 2^16.
   const Overrides fp16 = {"mixed_precision.params_dtype=fp16"};
-  idle("mixed_precision.loss_scale", "1024", fp16);
-  idle("mixed_precision.initial_loss_scale", "1024", fp16);
-  idle("mixed_precision.min_loss_scale", "2", fp16);
-  idle("mixed_precision.loss_scale_window", "10", fp16);
-  idle("mixed_precision.hysteresis", "3", fp16);
+  const Overrides overflow = with(fp16, {"mixed_precision.initial_loss_scale=2097152"});
+  changes("mixed_precision.loss_scale", "1024", fp16);
+  changes("mixed_precision.initial_loss_scale", "1024", fp16);
+  changes("mixed_precision.min_loss_scale", "2097152", overflow);
+  changes("mixed_precision.hysteresis", "1", overflow);
+  changes("mixed_precision.loss_scale_window", "1",
+          with(fp16, {"mixed_precision.initial_loss_scale=262144"}));
   const Overrides fp8 = {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16"};
   changes("mixed_precision.fp8", "hybrid", {"mixed_precision.params_dtype=bf16"});
   changes("mixed_precision.fp8_recipe", "mxfp8", fp8);

@@ -112,7 +112,7 @@ TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss b
   const auto other = run(config, 8);
   for (size_t i = 0; i < expected.size(); ++i) CHECK(other[i] == doctest::Approx(expected[i]).epsilon(1e-5));
   // The same on one rank: rank 0 runs it alone and broadcasts the result.
-  const auto alone = comm::World::alone();
+  const auto alone = comm::World::single_process();
   // bf16 activations round to 8 bits: sums that differ in their last fp32 bit now and then round to
   // neighbors.
   for (const auto& [precision, bound] :
@@ -189,7 +189,7 @@ TEST_CASE_TEMPLATE("weight decay of SGD through the runner: w loses lr * decay *
 
 TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the full model under every layout", D,
                    EVERY_DEVICE) {
-  const auto alone = comm::World::alone();
+  const auto alone = comm::World::single_process();
   const auto measured = [](StepRunner& runner, const config::Config& config) {
     const auto data = open_datasets(config, nullptr);
     data::Loader loader(data[0], runner.loader_options());
@@ -240,12 +240,13 @@ TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the full model under 
   }
 }
 
-TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in fp32 and bf16", D, EVERY_DEVICE) {
-  for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
+TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in every precision", D, EVERY_DEVICE) {
+  for (const auto precision : {config::Precision::fp32, config::Precision::bf16, config::Precision::fp16}) {
     auto config = tiny_config<D>(true, world().size());
     config.mixed_precision.params_dtype = precision;
+    config.mixed_precision.initial_loss_scale = 1024;
     const auto full = run(config, 9);
-    const auto root = scratch() / (precision == config::Precision::fp32 ? "fp32" : "bf16");
+    const auto root = scratch() / std::string(config::enum_name(precision));
     SavePlan plan;
     plan.root = root;
     plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";

@@ -266,7 +266,7 @@ TEST_CASE("an adapter trained on tensor and pipeline ranks is one rank's, and is
     const Trained many =
         train_steps(c, world(), recipe_of(c, 4, {"dist.tp=2", "dist.pp=2"}), 5, root / "many");
     if (world().rank() == 0) {
-      const auto alone = comm::World::alone();
+      const auto alone = comm::World::single_process();
       const auto recipe = recipe_of(c, 1, {});
       const Trained one = train_steps(c, *alone, recipe, 5, root / "one");
       const auto losses = truth_of(c).get<float>("losses");

@@ -12,9 +12,11 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "config/resolve/resolve.hpp"
+#include "kernels/table.hpp"
 #include "models/registry.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
+#include "train/setup/device.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/step_logger.hpp"
@@ -39,15 +41,33 @@ void steps(StepRunner& runner, const config::Config& config, int64_t count, Step
   }
 }
 
+struct LowPrecisionVariant {
+  const char* name;
+  void (*choose)(config::MixedPrecisionConfig&);
+};
+template <config::Fp8Recipe kRecipe>
+void choose_fp8(config::MixedPrecisionConfig& precision) {
+  precision.params_dtype = config::Precision::bf16;
+  precision.fp8 = config::Fp8Format::hybrid, precision.fp8_recipe = kRecipe;
+}
+constexpr LowPrecisionVariant kLowPrecision[] = {{"delayed", choose_fp8<config::Fp8Recipe::delayed>},
+                                                 {"tensorwise", choose_fp8<config::Fp8Recipe::tensorwise>},
+                                                 {"blockwise", choose_fp8<config::Fp8Recipe::blockwise>},
+                                                 {"mxfp8", choose_fp8<config::Fp8Recipe::mxfp8>},
+                                                 {"nvfp4", [](config::MixedPrecisionConfig& precision) {
+                                                    precision.params_dtype = config::Precision::bf16,
+                                                    precision.fp4 = config::Fp4Format::e2m1;
+                                                  }}};
+
 // The variants whose memory differs.
 std::vector<config::Config> variants() {
   std::vector<config::Config> list;
   for (const bool llama : {false, true})
-    for (const bool narrow : {false, true})
+    for (const auto precision : {config::Precision::fp32, config::Precision::bf16, config::Precision::fp16})
       for (int mode = 0; mode < 5; ++mode) {
         config::Config c = tiny_config(llama);
         c.model.num_layers = 5, c.model.seq_length = 40, c.model.max_position_embeddings = 40;
-        if (narrow) c.mixed_precision.params_dtype = config::Precision::bf16;
+        c.mixed_precision.params_dtype = precision;
         c.train.threads = 1 + mode;  // each has a part of the workspace
         if (mode == 1) {
           c.model.recompute_granularity = config::RecomputeGranularity::selective;
@@ -63,6 +83,11 @@ std::vector<config::Config> variants() {
         }
         list.push_back(c);
       }
+  for (const auto& [name, choose] : kLowPrecision) {
+    config::Config c = tiny_config(true);
+    choose(c.mixed_precision);
+    list.push_back(c);
+  }
   return list;
 }
 
@@ -256,6 +281,33 @@ TEST_CASE(
   for (const auto device : {config::DeviceKind::cpu, config::DeviceKind::checked}) check_trace(device);
 }
 
+namespace {
+
+// The launches of a step after the first, which the estimate knows as well as the copied bytes.
+int64_t launches_of_step(config::Config config, int64_t layers, int64_t micro_batches) {
+  config.model.num_layers = layers;
+  config.train.micro_batch_size = 1;
+  config.train.global_batch_size = micro_batches;
+  StepRunner runner(config, world());
+  runner.initialize();
+  StepTimers timers;
+  steps(runner, config, 1, timers);
+  const Device& device = runner.device();
+  const int64_t before = device.launches();
+  const int64_t copied_before = device.copied_bytes(Queue::host_to_device),
+                read_before = device.copied_bytes(Queue::device_to_host);
+  steps(runner, config, 1, timers);
+  const int64_t step = device.launches() - before;
+  const StepEstimate estimate = estimate_step(config);
+  CHECK(estimate.launches() == step);
+  CHECK(estimate.launches_by_queue[static_cast<size_t>(Queue::compute)] == step);
+  CHECK(estimate.copied_to_device == device.copied_bytes(Queue::host_to_device) - copied_before);
+  CHECK(estimate.copied_to_host == device.copied_bytes(Queue::device_to_host) - read_before);
+  return step;
+}
+
+}  // namespace
+
 TEST_CASE("the launches of a step are counted: those of a layer, and an update of one for each buffer") {
   // Forward and backward pass of a layer; docs/performance.md has these numbers.
   struct Kind {
@@ -268,28 +320,35 @@ TEST_CASE("the launches of a step are counted: those of a layer, and an update o
     const auto launches = [&, llama = llama, qk_norm = qk_norm](int64_t layers, int64_t micro_batches) {
       config::Config config = tiny_config(llama);
       config.model.qk_layernorm = qk_norm;
-      config.model.num_layers = layers;
-      config.train.micro_batch_size = 1;
-      config.train.global_batch_size = micro_batches;
-      StepRunner runner(config, world());
-      runner.initialize();
-      StepTimers timers;
-      steps(runner, config, 1, timers);
-      const int64_t before = runner.device().launches();
-      const int64_t copied_before = runner.device().copied_bytes(Queue::host_to_device),
-                    read_before = runner.device().copied_bytes(Queue::device_to_host);
-      steps(runner, config, 1, timers);
-      const int64_t step = runner.device().launches() - before;
-      const StepEstimate estimate = estimate_step(config);
-      CHECK(estimate.launches() == step);
-      CHECK(estimate.launches_by_queue[static_cast<size_t>(Queue::compute)] == step);
-      CHECK(estimate.copied_to_device == runner.device().copied_bytes(Queue::host_to_device) - copied_before);
-      CHECK(estimate.copied_to_host == runner.device().copied_bytes(Queue::device_to_host) - read_before);
-      return step;
+      return launches_of_step(config, layers, micro_batches);
     };
     const int64_t two = launches(2, 1), three = launches(3, 1), twice = launches(2, 2), more = launches(2, 7);
     CHECK(three - two == of_layer);
     CHECK(more - twice == 5 * (twice - two));
+  }
+}
+
+TEST_CASE("the launches of a layer in 8 and 4 bits: norms and activations quantize for the next layer") {
+  // Those of a Llama layer in a micro-batch beyond those in bf16; weights are quantized once in a step. A
+  // matrix takes one launch; with current scaling one for its maximum and one for its scale as well; with
+  // NVFP4 these for the transformed columns too. The inputs of three of the four linear layers have the first
+  // of these launches from the norm or the activation before them. docs/performance.md has these numbers.
+  constexpr int64_t kLinear = 4, kFused = 3;
+  const auto of_layer = [](void (*choose)(config::MixedPrecisionConfig&)) {
+    const auto launches = [&](int64_t layers, int64_t micro_batches) {
+      config::Config config = tiny_config(true);
+      choose(config.mixed_precision);
+      return launches_of_step(config, layers, micro_batches);
+    };
+    return launches(3, 2) - launches(2, 2) - (launches(3, 1) - launches(2, 1));
+  };
+  const int64_t plain = of_layer(
+      [](config::MixedPrecisionConfig& precision) { precision.params_dtype = config::Precision::bf16; });
+  for (const auto& [name, choose] : kLowPrecision) {
+    const std::string recipe = name;
+    CAPTURE(recipe);
+    const int64_t each = recipe == "nvfp4" ? 5 : recipe == "tensorwise" ? 3 : 1;
+    CHECK(of_layer(choose) - plain == 2 * kLinear * each - kFused);
   }
 }
 
@@ -316,18 +375,56 @@ TEST_CASE("an observed operation has run: on a device that queues kernels its ti
 }
 
 TEST_CASE("the answer to a signal names what runs and for how long") {
-  std::array<char, 128> buffer;
-  const auto notice = [&](const char* phase, int64_t step, double seconds) {
-    return std::string(stop_notice(buffer, phase, step, static_cast<int64_t>(seconds * 1e9)));
+  std::array<char, 192> buffer;
+  // seconds until the expected end; none: it is unknown.
+  const auto notice = [&](const char* phase, int64_t step, std::optional<double> seconds,
+                          bool lower_bound = false) {
+    const int64_t now = 5'000'000'000, end = now + static_cast<int64_t>(seconds.value_or(0) * 1e9);
+    return std::string(stop_notice(buffer, phase, step, seconds ? (lower_bound ? -end : end) : 0, now));
   };
   CHECK(notice("backward", 7, 11.6) == "stopping after this step, about 12 s; again to stop now");
   CHECK(notice("forward", 7, 0.2) == "stopping after this step, about 1 s; again to stop now");
   CHECK(notice("forward", 7, -3) == "stopping after this step; again to stop now");  // longer than expected
-  CHECK(notice("", 0, 0) == "stopping after the first step; again to stop now");
+  CHECK(notice("", 0, {}) == "stopping after the first step, which has not begun; again to stop now");
+  // A step that has not been timed: the estimate, rounded down, or nothing but that.
+  CHECK(notice("forward", 1, 11.6, true) ==
+        "stopping after this step, at least 11 s by the estimate; again to stop now");
+  for (const auto& [seconds, lower_bound] :
+       {std::pair<std::optional<double>, bool>{0.0, true}, {0.9, true}, {-3, true}})
+    CHECK(notice("forward", 1, seconds, lower_bound) ==
+          "stopping after this step, the first to be timed; again to stop now");
+  CHECK(notice("other", 7, {}) == "stopping after this step; again to stop now");
+  CHECK(ExpectedStop{}.encoded() == 0);
+  CHECK(ExpectedStop{0, true}.encoded() == -1);
+  CHECK(ExpectedStop{1e9, true}.encoded() < -1);
+  CHECK(ExpectedStop{1e9}.encoded() > 0);
   CHECK(notice("evaluate", 7, 400) == "stopping after this evaluation, about 7 min; again to stop now");
+  CHECK(notice("evaluate", 7, {}) == "stopping after this evaluation; again to stop now");
   CHECK(notice("save", 7, 119) == "stopping after this save, about 119 s; again to stop now");
+  CHECK(stopped_notice(buffer, 40, -1) == "stopped now; the newest checkpoint is of step 40");
+  CHECK(stopped_notice(buffer, 40, 60) ==
+        "stopped now, the save of step 60 is abandoned; the newest checkpoint is of step 40");
+  CHECK(stopped_notice(buffer, -1, 0) ==
+        "stopped now, the save of step 0 is abandoned; the run has no checkpoint");
   std::array<char, 8> small;
-  CHECK(stop_notice(small, "save", 1, 5).size() <= small.size());
+  CHECK(stop_notice(small, "save", 1, 5, 1).size() <= small.size());
+  CHECK(stopped_notice(small, 1, 5).size() <= small.size());
+}
+
+TEST_CASE("the type of the reference GEMM, and what runs the kernels, are the device's own") {
+  const auto& cpu = backend_of(config::DeviceKind::cpu);
+  const auto& accelerator = backend_of(config::DeviceKind::cuda);
+  const kernels::CpuFeatures features = kernels::cpu_features();
+  CHECK(cpu.gemm_type(DType::f32) == DType::f32);
+  CHECK(cpu.gemm_type(DType::f16) == DType::f32);
+  CHECK(cpu.gemm_type(DType::bf16) == (features.native_bf16_gemm ? DType::bf16 : DType::f32));
+  CHECK(cpu.kernels_text(DType::f32) == features.instruction_set);
+  CHECK(cpu.kernels_text(DType::f16) ==
+        std::string(features.instruction_set) + ", fp16 GEMMs widened to fp32");
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    CHECK(accelerator.gemm_type(type) == type);
+    CHECK(accelerator.kernels_text(type).empty());
+  }
 }
 
 TEST_CASE("the peak of GEMM throughput is measured again where a step is faster, and MFU stays below 100 %") {

@@ -25,7 +25,7 @@ config::Config with_adapters(config::Config config, config::BaseQuantization qua
 }
 
 std::vector<double> losses(const config::Config& config) {
-  const auto alone = comm::World::alone();
+  const auto alone = comm::World::single_process();
   StepRunner runner(config, *alone);
   runner.initialize();
   const auto data = open_datasets(config, nullptr);

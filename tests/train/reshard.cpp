@@ -175,7 +175,7 @@ TEST_CASE(
     for (int d = 0; d < rank; ++d) sizes.push_back(draw(1, 6));
     if (rank > 0 && draw(0, 3) > 0) {
       const int dim = static_cast<int>(draw(0, rank - 1));
-      spec.sharding = {MeshAxis::tensor, dim};
+      spec.sharding = {ShardingAxis::tensor, dim};
       const auto d = static_cast<size_t>(dim);
       switch (draw(0, 2)) {
         case 0:
@@ -214,7 +214,8 @@ TEST_CASE(
           REQUIRE(fits(part.where, spec.shape));
           REQUIRE(part.elements.begin == at);
           REQUIRE(part.elements.count == part.where.sizes.elements());
-          if (part.owned && (spec.sharding.axis == MeshAxis::tensor || t == 0)) written.push_back(part.where);
+          if (part.owned && (spec.sharding.axis == ShardingAxis::tensor || t == 0))
+            written.push_back(part.where);
           // Row-major through the region: each element is the global element that the plain arithmetic says.
           Shape index = part.where.offsets;
           bool same = true;

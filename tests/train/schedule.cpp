@@ -53,7 +53,7 @@ struct Bench {
     const config::Resolution resolution = resolve(overrides, recipe);
     const RunOptions options = run_options(resolution, root.path() / run, resume, overrides);
     said = {};
-    const auto world = comm::World::alone();
+    const auto world = comm::World::single_process();
     return train::train(resolution.config, *world, options, said);
   }
   std::vector<double> rates(const std::string& run) const {
@@ -258,7 +258,7 @@ TEST_CASE("a decay that is given and overruled is said to be overruled") {
 TEST_CASE("a checkpoint that stores no schedule has that of its recipe") {
   Bench b;
   const config::Resolution resolution = b.resolve({"scheduler.lr_decay_style=linear"});
-  const auto world = comm::World::alone();
+  const auto world = comm::World::single_process();
   {
     StepRunner runner(resolution.config, *world);
     runner.initialize();

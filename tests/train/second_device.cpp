@@ -1,17 +1,27 @@
-// CONTRIBUTING's "Add a device", tried: a device of one file, with memory of its own and a table of few
-// kernels, runs an operation and trains a model to the bits of the CPU.
+// CONTRIBUTING's "Add a device", tried: devices of one file, with memory of their own and a table of few
+// kernels, run an operation, transfer and train a model to the bits of the CPU. The first completes each call
+// before it returns, the second queues all work, the third only the copies.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <memory>
+#include <thread>
+#include <utility>
 #include <vector>
 
-#include "comm/world.hpp"
+#include "comm/channel.hpp"
 #include "ops/matmul.hpp"
 #include "support/devices.hpp"
 #include "support/tiny.hpp"
+#include "support/worlds.hpp"
+#include "tensor/checked_queue.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/step_runner.hpp"
 
@@ -45,7 +55,7 @@ const kernels::Table& slab_table() {
 
 // Memory that the host may not read, in one slab for each pool; kernels see it `kOffset` bytes further on.
 // The allocator grows in larger steps than that of the CPU.
-class SlabDevice final : public Device {
+class SlabDevice : public Device {
  public:
   SlabDevice() : Device(rules()), threads_(2) {
     table_ = &slab_table();
@@ -90,11 +100,94 @@ class SlabDevice final : public Device {
   std::array<Slab, 2> slabs_{Slab(nullptr, std::free), Slab(nullptr, std::free)};
 };
 
+// The same memory; work is queued, and events order the queues.
+class QueuedSlabDevice : public SlabDevice {
+ public:
+  QueuedSlabDevice() {
+    launch_mode_ = LaunchMode::queue;
+    for (uint64_t seed = 0; seed < kQueues; ++seed) queues_.emplace_back(seed, CheckedQueue::Hold::some);
+  }
+  ~QueuedSlabDevice() override { QueuedSlabDevice::synchronize(); }
+  bool queues_work() const override { return true; }
+  void synchronize() override {
+    ++host_waits_;
+    for (CheckedQueue& queue : queues_) queue.wait(queue.last());
+  }
+  void enqueue(Queue queue, std::function<void()> work) override { push(queue, std::move(work)); }
+  void push(Queue queue, std::function<void()> work) { queue_of(queue).push(std::move(work)); }
+  void zero(std::byte* data, int64_t bytes) override {
+    push(Queue::compute, [=, this] { SlabDevice::zero(data, bytes); });
+  }
+  void copy(std::byte* to, const std::byte* from, int64_t bytes) override {
+    push(Queue::compute, [=, this] { SlabDevice::copy(to, from, bytes); });
+  }
+  void copy_to_device(std::byte* to, const void* from, int64_t bytes) override {
+    const auto* begin = static_cast<const std::byte*>(from);
+    count_copy(Queue::host_to_device, bytes);
+    push(Queue::compute, [to = kernel_address(to), staged = std::vector<std::byte>(begin, begin + bytes)] {
+      std::ranges::copy(staged, to);
+    });
+  }
+  void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
+    start_copy_to_host(to, from, bytes, Queue::compute);
+    record(Queue::compute)->wait();
+  }
+  void start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue queue) override {
+    count_copy(Queue::host_to_device, bytes);
+    push_copy(kernel_address(to), static_cast<const std::byte*>(from), bytes, queue);
+  }
+  void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue queue) override {
+    count_copy(Queue::device_to_host, bytes);
+    push_copy(static_cast<std::byte*>(to), kernel_address(const_cast<std::byte*>(from)), bytes, queue);
+  }
+  std::unique_ptr<Event> record(Queue queue) override {
+    return std::make_unique<Ticket>(queue_of(queue), host_waits_);
+  }
+  void wait_for(Queue queue, const Event& event) override {
+    const Ticket ticket = dynamic_cast<const Ticket&>(event);
+    if (&ticket.queue != &queue_of(queue))
+      push(queue, [ticket] { ticket.queue.wait_for_error(ticket.number); });
+  }
+
+ private:
+  struct Ticket final : Event {
+    Ticket(CheckedQueue& of, int64_t& waits) : queue(of), number(of.last()), host_waits(waits) {}
+    bool done() const override { return queue.done(number); }
+    void wait() override {
+      ++host_waits;
+      queue.wait(number);
+    }
+    double time() const override { return 0; }
+    CheckedQueue& queue;
+    CheckedQueue::Ticket number;
+    int64_t& host_waits;
+  };
+  void push_copy(std::byte* to, const std::byte* from, int64_t bytes, Queue queue) {
+    push(queue, [=] { std::copy_n(from, bytes, to); });
+  }
+  std::deque<CheckedQueue> queues_;
+
+ protected:
+  CheckedQueue& queue_of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
+};
+
+// Calls its kernels, as an accelerator's backend does, and Device::enqueue runs work at once; copies are
+// queued. A kernel runs when the work before it on its queue is done.
+class CallSlabDevice final : public QueuedSlabDevice {
+ public:
+  CallSlabDevice() { launch_mode_ = LaunchMode::call; }
+  void enqueue(Queue, std::function<void()> work) override { work(); }
+
+ protected:
+  void* stream_of(Queue queue) override {
+    queue_of(queue).wait(queue_of(queue).last());
+    return nullptr;
+  }
+};
+
 // Losses and gradient norms of some steps.
-std::vector<double> train_on(std::unique_ptr<Device> device, bool llama) {
-  const config::Config config = testing::tiny_config(llama);
-  const auto world = comm::World::alone();
-  train::StepRunner runner(config, *world, std::move(device));
+std::vector<double> train_on(std::unique_ptr<Device> device, const config::Config& config) {
+  train::StepRunner runner(config, test::world(), std::move(device));
   runner.initialize();
   const auto data = train::open_datasets(config, nullptr);
   data::Loader loader(data[0], runner.loader_options());
@@ -125,9 +218,49 @@ TEST_CASE("a second device runs an operation with the CPU's bits") {
 }
 
 TEST_CASE("a second device trains a model with the CPU's bits") {
-  for (const bool llama : {false, true}) {
+  const int ranks = test::world().size();
+  std::vector<config::Config> configs{testing::tiny_config(false, ranks), testing::tiny_config(true, ranks)};
+  if (ranks > 1) {
+    configs.back().ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim_grads_params;
+    configs.push_back(testing::tiny_config(true, ranks));
+    configs.back().dist.pipeline_model_parallel_size = ranks;
+    configs.back().dist.data_parallel_size = 1;
+  }
+  for (config::Config& config : configs) {
+    config.train.global_batch_size = 4 * ranks;
     gemms = 0;
-    CHECK(train_on(std::make_unique<SlabDevice>(), llama) == train_on(test::Cpu::make(1), llama));
+    const std::vector<double> expected = train_on(test::Cpu::make(1), config);
+    CHECK(train_on(std::make_unique<SlabDevice>(), config) == expected);
+    CHECK(train_on(std::make_unique<QueuedSlabDevice>(), config) == expected);
+    CHECK(train_on(std::make_unique<CallSlabDevice>(), config) == expected);
     CHECK(gemms > 0);
   }
+}
+
+TEST_CASE("what a transfer brings stays in host memory until the device has copied it") {
+  comm::Communicator& group = test::world().communicator();
+  if (group.size() == 1) return;
+  constexpr int64_t kCount = 1000;
+  const auto values_of = [](int rank) { return std::vector<float>(kCount, 1.0f + static_cast<float>(rank)); };
+  CallSlabDevice device;
+  for (int round = 0; round < 4; ++round) {
+    const Tensor arriving = Tensor::zeros(device, {kCount}),
+                 leaving = Tensor::from_host<float>(device, {kCount}, values_of(group.rank()));
+    // The copies to the device wait.
+    std::atomic<bool> released{false};
+    device.push(Queue::communication, [&released] {
+      while (!released.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    group.channel()
+        .start(comm::TransferBatch()
+                   .receive(arriving, comm::previous_in(group))
+                   .send(leaving, comm::next_in(group)))
+        .wait();
+    // Memory that was freed is used again.
+    std::vector<std::vector<float>> others;
+    for (int i = 0; i < 20; ++i) others.emplace_back(kCount, -1.0f);
+    released.store(true);
+    CHECK(arriving.to_host<float>() == values_of(comm::previous_in(group)));
+  }
+  CHECK(device.host_memory().now == 2 * 4096);
 }

@@ -81,7 +81,7 @@ fs::path trained_by_rank_0(const std::string& name, const std::string& overrides
                            const std::string& directory, const std::string& stored = "") {
   const fs::path path = scratch() / directory;  // asked for by all
   if (world().rank() == 0) {
-    const auto alone = comm::World::alone();
+    const auto alone = comm::World::single_process();
     trained(recipe(name, overrides, 1), *alone, directory, stored);
   }
   world().communicator().barrier();
@@ -162,7 +162,7 @@ void check_near(const std::vector<T>& got, const std::vector<T>& expected) {
 // On every rank: the answers of all ranks against those of one rank that holds the full model.
 void check_served(const fs::path& checkpoint, const std::string& overrides) {
   INFO(checkpoint.filename(), " served with: ", overrides);
-  const auto alone = comm::World::alone();
+  const auto alone = comm::World::single_process();
   LoadedModel one = loaded(checkpoint, "", *alone);
   LoadedModel all = loaded(checkpoint, overrides, world());
   const config::DistConfig& d = all.config().dist;
@@ -280,7 +280,7 @@ TEST_CASE("a recipe for many ranks is served on one, and by its tensor and pipel
   refused("dist.tp=1 dist.pp=1 dist.cp=2", 2, "dist.context_parallel_size=2");
   refused("dist.tp=2 dist.pp=1 dist.sp=true", 2, "dist.sequence_parallel=true");
   world().communicator().barrier();
-  const auto alone = comm::World::alone();
+  const auto alone = comm::World::single_process();
   LoadedModel one = loaded(checkpoint, "", *alone);
   auto cache = one.make_cache(1);
   CHECK(one.next_logits(std::vector<int32_t>{5}, cache).size() == 257);

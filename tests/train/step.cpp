@@ -4,16 +4,22 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <bit>
 #include <filesystem>
+#include <functional>
+#include <optional>
 
 #include "base/error.hpp"
+#include "comm/collective_errors.hpp"
 #include "kernels/table.hpp"
 #include "support/running.hpp"
 #include "support/temporary_directory.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "train/trainer/data_setup.hpp"
+#include "train/trainer/device_batch.hpp"
 #include "train/trainer/estimate.hpp"
+#include "train/trainer/saver.hpp"
 
 using namespace capstan;
 using namespace capstan::train;
@@ -24,10 +30,15 @@ using test::world;
 
 namespace {
 
-// Three micro-batches on each rank.
+// On every rank, where `data_parallel` of them share a batch.
+void set_micro_batches(config::Config& config, int64_t micro_batches, int64_t data_parallel) {
+  config.dist.data_parallel_size = data_parallel;
+  config.train.global_batch_size = config.train.micro_batch_size * micro_batches * data_parallel;
+}
+// Three micro-batches on each rank, fewer than there are buffers for them.
 config::Config several_micro_batches(bool llama) {
   config::Config config = tiny_config(llama, world().size());
-  config.train.global_batch_size = 6 * world().size();
+  set_micro_batches(config, 3, world().size());
   return config;
 }
 
@@ -37,8 +48,16 @@ config::Config on_stand_in(config::Config config) {
   return config;
 }
 
-int64_t waits_of_a_step(const config::Config& config) {
+// The scale of the mean loss with which sums of losses have the factor 2^127.
+double overflowing_scale(const config::Config& config) {
+  const int64_t tokens = config.train.global_batch_size.value() * config.model.seq_length;
+  return std::ldexp(static_cast<double>(std::bit_ceil(static_cast<uint64_t>(tokens))), 127);
+}
+
+int64_t waits_of_a_step(const config::Config& config,
+                        const std::optional<config::MixedPrecisionConfig>& loss_scaling = {}) {
   Running r(config);
+  if (loss_scaling) r.runner.scale_loss(*loss_scaling);
   r.step();
   const int64_t before = r.runner.device().host_waits();
   r.step();
@@ -72,10 +91,153 @@ TEST_CASE("the host waits for the device once a step of a pipeline and with shar
   config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = true;
   CHECK(waits_of_a_step(on_stand_in(config)) == 1);
   config = several_micro_batches(true);
-  config.dist.pipeline_model_parallel_size = world().size();
-  config.dist.data_parallel_size = 1;
+  config.dist.pipeline_model_parallel_size = config.model.num_layers = world().size();
+  set_micro_batches(config, 4, 1);
   config.logger.log_params_norm = true;
   CHECK(waits_of_a_step(on_stand_in(config)) == 1);
+}
+
+TEST_CASE("the host waits for the device once a step under every kind of parallelism together") {
+  const int size = world().size();
+  if (size % 4 != 0) return;
+  for (const bool params : {false, true}) {
+    config::Config config = several_micro_batches(true);
+    config.dist.tensor_model_parallel_size = config.dist.pipeline_model_parallel_size = 2;
+    config.dist.sequence_parallel = true;
+    set_micro_batches(config, 4, size / 4);
+    config.ddp.data_parallel_sharding_strategy =
+        params ? config::ShardingStrategy::optim_grads_params : config::ShardingStrategy::optim_grads;
+    config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = true;
+    config.optimizer.clip_grad = 0.5;
+    config.logger.log_params_norm = config.logger.log_num_zeros_in_grad = true;
+    CHECK(waits_of_a_step(on_stand_in(config)) == 1);
+  }
+  // ZeRO and tensor parallelism share the ranks.
+  config::Config config = several_micro_batches(true);
+  config.dist.tensor_model_parallel_size = 2;
+  set_micro_batches(config, 3, size / 2);
+  config.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim_grads;
+  config.ddp.overlap_grad_reduce = true;
+  CHECK(waits_of_a_step(on_stand_in(config)) == 1);
+}
+
+TEST_CASE("the host waits for the device once a step in fp16, whether the loss scale holds or overflows") {
+  config::Config config = several_micro_batches(true);
+  config.mixed_precision.params_dtype = config::Precision::fp16;
+  config::MixedPrecisionConfig scaling = config.mixed_precision;
+  for (const double scale : {1024.0, overflowing_scale(config)}) {
+    scaling.initial_loss_scale = scale;
+    CHECK(waits_of_a_step(on_stand_in(config), scaling) == 1);
+  }
+}
+
+TEST_CASE("the host waits once for an evaluation, and for a save once a chunk of what this rank writes") {
+  config::Config config = several_micro_batches(true);
+  config.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim;
+  Running r(on_stand_in(config));
+  r.step();
+  Device& device = r.runner.device();
+  const auto waits_of = [&](const std::function<void()>& act) {
+    const int64_t before = device.host_waits();
+    act();
+    return device.host_waits() - before;
+  };
+  CHECK(waits_of([&] { r.runner.evaluate(r.data[0], 1); }) == 1);
+  const test::TemporaryDirectory root;
+  SavePlan plan;
+  // One directory for all ranks.
+  std::string path = root.path();
+  path = comm::gather_texts(world().communicator(), path)[0];
+  plan.root = path;
+  plan.run_id = "test", plan.recipe = "name: tiny\n", plan.recipe_hash = "0", plan.version = "test";
+  int64_t tensors = 0;
+  for (const StateTensor& t : state_tensors(r.runner.store(), &r.runner.optimizer()))
+    tensors += t.elements() > 0 ? 1 : 0;
+  const auto save = [&] {
+    save_state(world(), plan, r.runner.state(), r.runner.store(), r.runner.optimizer());
+  };
+  const int64_t copied = device.copied_bytes(Queue::device_to_host);
+  CHECK(waits_of(save) == tensors);
+  CHECK(device.copied_bytes(Queue::device_to_host) > copied);
+  CHECK(waits_of([&] { r.step(); }) == 1);
+  world().communicator().barrier();
+}
+
+TEST_CASE(
+    "the host memory of a step is estimated: buffers of micro-batches, and of transfers between ranks") {
+  const int size = world().size();
+  std::vector<config::Config> configs{several_micro_batches(true)};
+  if (size > 1) {
+    configs[0].ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim_grads_params;
+    configs[0].ddp.overlap_grad_reduce = configs[0].ddp.overlap_param_gather = true;
+    configs.push_back(several_micro_batches(true));
+    configs.back().dist.pipeline_model_parallel_size = configs.back().model.num_layers = size;
+    configs.back().dist.data_parallel_size = 1;
+  }
+  constexpr int64_t kBuffers = BatchUploader::kBuffers;
+  for (config::Config& config : configs) {
+    config.train.device = DeviceKind::checked;
+    int64_t data_of_one = 0;
+    for (const int64_t micro_batches : {1, 2, 3, 5, 16, 64}) {
+      CAPTURE(micro_batches);
+      set_micro_batches(config, micro_batches, config.dist.data_parallel_size.value());
+      Running r(config);
+      for (int step = 0; step < 2; ++step) r.step();
+      Device& device = r.runner.device();
+      // As at the end of a run.
+      state_reader(device, state_tensors(r.runner.store(), &r.runner.optimizer()));
+      const MemoryUse run = device.memory(MemoryKind::host),
+                      estimate = estimate_step(config, world().rank(), size).host_memory;
+      CHECK(estimate.peak_by_category == run.peak_by_category);
+      CHECK(estimate.total() == run.total());
+      const int64_t data = run.peak_by_category[static_cast<size_t>(MemoryCategory::data)];
+      if (micro_batches == 1) data_of_one = data;
+      CHECK(data == std::min(micro_batches, kBuffers) * data_of_one);
+    }
+  }
+}
+
+TEST_CASE("the host waits for a buffer where it is four micro-batches ahead of the device") {
+  const auto device = make_checked_device(kernels::cpu_table(), 1, {.patient = true});
+  BatchUploader uploader(*device, {});
+  data::MicroBatch micro = data::MicroBatch::zeros(2, 16);
+  micro.sample_ids = {0, 1}, micro.cu_seqlens = {{0, 16}, {0, 16}};
+  std::vector<PendingBatch> pending;
+  for (int32_t m = 0; m < 7; ++m) {
+    micro.tokens.assign(32, m);
+    pending.push_back(uploader.start(micro, false, 1));
+    CHECK(device->host_waits() == std::max(0, m - 3));
+    CHECK(device->host_memory().now == std::min(m + 1, 4) * 512);
+  }
+  for (int32_t m = 0; m < 7; ++m)
+    CHECK(pending[static_cast<size_t>(m)].get().tokens.to_host<int32_t>() == std::vector<int32_t>(32, m));
+  uploader.begin_step();
+  uploader.start(micro, false, 1);
+  CHECK(device->host_memory().now == 4 * 512);
+}
+
+TEST_CASE("the bytes that a step copies are estimated, also those of gradients that are hashed") {
+  for (const bool stand_in : {false, true})
+    for (const auto mode : {config::RerunMode::disabled, config::RerunMode::validate_results}) {
+      config::Config config = on_stand_in(several_micro_batches(true));
+      if (!stand_in) config.dist.distributed_backend = config::DistributedBackend::automatic;
+      config.resilience.rerun_mode = mode;
+      Running r(config);
+      r.step();
+      const Device& device = r.runner.device();
+      const auto copied = [&] {
+        return std::array{device.copied_bytes(Queue::host_to_device),
+                          device.copied_bytes(Queue::device_to_host)};
+      };
+      const auto before = copied();
+      r.step();
+      const auto after = copied();
+      const StepEstimate estimate = estimate_step(config, world().rank(), world().size());
+      CAPTURE(stand_in);
+      CAPTURE(static_cast<int>(mode));
+      CHECK(estimate.copied_to_device == after[0] - before[0]);
+      CHECK(estimate.copied_to_host == after[1] - before[1]);
+    }
 }
 
 TEST_CASE("micro-batches arrive as they are, from buffers that are free again when their copies are done") {
@@ -209,7 +371,7 @@ TEST_CASE("gradients that overflow skip the update, and the loss scale shrinks u
     config.scheduler.lr_warmup_iters = 0;
     Running r(config);
     config::MixedPrecisionConfig fp16;
-    fp16.initial_loss_scale = std::ldexp(1.0, 127);
+    fp16.initial_loss_scale = overflowing_scale(config);
     r.runner.scale_loss(fp16);
     const auto before = r.parameters();
     double scale = fp16.initial_loss_scale;
@@ -238,10 +400,30 @@ TEST_CASE("gradients that overflow skip the update, and the loss scale shrinks u
   }
 }
 
+TEST_CASE("only values that are not finite are an overflow: a spike is a clean step for the loss scale") {
+  for (const auto action : {config::SpikeAction::skip, config::SpikeAction::rewind}) {
+    config::Config config = several_micro_batches(true);
+    config.resilience.loss_spike_action = action;
+    config.resilience.spike_window = 1;
+    Running r(config);
+    config::MixedPrecisionConfig fp16;
+    fp16.initial_loss_scale = 1024;
+    r.runner.scale_loss(fp16);
+    // Any loss is a spike.
+    r.runner.state().recent_losses = {1e-6};
+    const StepResult result = r.step();
+    CHECK(!result.overflow);
+    CHECK(result.rewind == (action == config::SpikeAction::rewind));
+    CHECK(r.runner.state().loss_scale->scale == 1024);
+    CHECK(r.runner.state().loss_scale->clean_steps == 1);
+    CHECK(r.runner.state().loss_scale->overflows_left == fp16.hysteresis);
+  }
+}
+
 TEST_CASE("with a static loss scale, a gradient that is not finite ends the run or skips the update") {
   config::Config config = several_micro_batches(true);
   config::MixedPrecisionConfig fp16;
-  fp16.loss_scale = std::ldexp(1.0, 127);
+  fp16.loss_scale = overflowing_scale(config);
   {
     Running r(config);
     r.runner.scale_loss(fp16);
@@ -262,7 +444,7 @@ TEST_CASE("the loss scale is part of a checkpoint") {
   if (world().size() > 1) return;
   const config::Config config = several_micro_batches(true);
   config::MixedPrecisionConfig fp16;
-  fp16.initial_loss_scale = std::ldexp(1.0, 127);
+  fp16.initial_loss_scale = overflowing_scale(config);
   Running r(config);
   r.runner.scale_loss(fp16);
   for (int i = 0; i < 3; ++i) r.step();

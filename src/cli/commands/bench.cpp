@@ -6,7 +6,6 @@
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
-#include "cli/measured_step.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
@@ -15,6 +14,7 @@
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/fit.hpp"
+#include "train/trainer/step_measurement.hpp"
 
 namespace capstan::cli {
 
@@ -34,6 +34,8 @@ class Bench {
  public:
   Bench(Context& context, const config::Resolution& resolution);
   void measure_machine();
+  // Errors: usage, where a kernel's name is unknown.
+  void check_names() const;
   void measure_kernels();
   void measure_training_step();
   bool wanted(std::string_view name) const;
@@ -41,8 +43,8 @@ class Bench {
 
  private:
   void add_gemm(const kernels::NamedGemm& shape, Table& table);
-  std::string phases_text(const StepMeasurement& step);
-  std::string operations_text(const StepMeasurement& step);
+  std::string phases_text(const train::StepMeasurement& step);
+  std::string operations_text(const train::StepMeasurement& step);
   // Prints nothing with --json, which prints one object at the end.
   void print(const std::string& text) const {
     if (!args_.has("json")) put(text);
@@ -51,7 +53,8 @@ class Bench {
 
   const Arguments& args_;
   const config::Resolution& resolution_;
-  double seconds_;  // for each kernel
+  // For each kernel.
+  double seconds_;
   Progress progress_;
   std::unique_ptr<Device> device_;
   // GFLOP/s in fp32, and in the compute type of the step.
@@ -65,8 +68,8 @@ Bench::Bench(Context& context, const config::Resolution& resolution)
       resolution_(resolution),
       seconds_(args_.number("seconds", 0.01, 60).value_or(0.2)),
       progress_(!context.quiet() && !args_.has("json"), context.color_err),
-      device_(train::make_device(resolution.config.train.device, resolution.config.train.threads.value_or(0),
-                                 1)) {}
+      device_(
+          train::make_device(resolution.config.train.device, resolution.config.train.threads.value_or(0))) {}
 
 bool Bench::wanted(std::string_view name) const {
   const auto& names = args_.words();
@@ -84,7 +87,9 @@ void Bench::measure_machine() {
   print("machine: " + std::to_string(available_cores()) + " cores, " + std::string(features.instruction_set) +
         (features.native_bf16_gemm ? ", native bf16 GEMM" : ", bf16 GEMM computed in fp32") + "\n");
   gemm_ = kernels::peak_gemm_gflops(*device_);
-  const DType type = kernels::gemm_type(train::compute_type(resolution_.config.mixed_precision));
+  const config::Config& config = resolution_.config;
+  const DType type =
+      train::backend_of(config.train.device).gemm_type(train::compute_type(config.mixed_precision));
   step_gemm_ = type == DType::f32 ? gemm_ : kernels::peak_gemm_gflops(*device_, type);
   copy_ = kernels::measured_copy_gbps(*device_);
   json_["gemm_gflops"] = gemm_;
@@ -94,6 +99,19 @@ void Bench::measure_machine() {
   print("gemm:    " + fixed(gemm_, 1) + " GFLOP/s fp32 (peak: the best of this program and oneDNN)" +
         (type == DType::bf16 ? ", " + fixed(step_gemm_, 1) + " GFLOP/s bf16" : "") +
         "\ncopy:    " + fixed(copy_, 1) + " GB/s read and written\n");
+}
+
+void Bench::check_names() const {
+  std::vector<std::string> known = kernels::kernel_names();
+  known.emplace_back("step");
+  for (const std::string& given : args_.words()) {
+    if (std::any_of(known.begin(), known.end(),
+                    [&](const std::string& name) { return name.find(given) != std::string::npos; }))
+      continue;
+    const std::string near = did_you_mean(given, known);
+    fail(ErrorCode::usage, "no kernel has `" + given + "` in its name",
+         near.empty() ? "the names: " + join(known, ", ") : near);
+  }
 }
 
 void Bench::add_gemm(const kernels::NamedGemm& shape, Table& table) {
@@ -111,14 +129,10 @@ void Bench::add_gemm(const kernels::NamedGemm& shape, Table& table) {
 void Bench::measure_kernels() {
   progress_.status("measuring kernels");
   Table table;
-  std::vector<std::string> known;
-  for (const kernels::NamedGemm& shape : kernels::named_gemms()) {
-    known.emplace_back(shape.name);
+  for (const kernels::NamedGemm& shape : kernels::named_gemms())
     if (wanted(shape.name)) add_gemm(shape, table);
-  }
-  for (const kernels::KernelRate& kernel : kernels::measure_kernels(*device_, gemm_, copy_, seconds_)) {
-    known.push_back(kernel.name);
-    if (!wanted(kernel.name)) continue;
+  for (const kernels::KernelRate& kernel : kernels::measure_kernels(
+           *device_, gemm_, copy_, seconds_, [&](std::string_view name) { return wanted(name); })) {
     const char* unit = kernel.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s";
     json_["kernels"].push_back({{"name", kernel.name},
                                 {"rate", kernel.rate},
@@ -127,16 +141,10 @@ void Bench::measure_kernels() {
     table.add(
         {kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.fraction_of_peak, 0) + "%"});
   }
-  if (json_["kernels"].empty() && !wanted("step")) {
-    const std::string& given = args_.words().front();
-    const std::string near = did_you_mean(given, known);
-    fail(ErrorCode::usage, "no kernel has `" + given + "` in its name",
-         near.empty() ? "the names: " + join(known, ", ") : near);
-  }
   print("\nkernels, as % of the peak GEMM throughput or of the copy bandwidth:\n" + table.text());
 }
 
-std::string Bench::phases_text(const StepMeasurement& step) {
+std::string Bench::phases_text(const train::StepMeasurement& step) {
   Table table;
   OrderedJson& phases = json_["step"]["phases"];
   for (size_t p = 0; p < train::kPhases; ++p) {
@@ -149,7 +157,7 @@ std::string Bench::phases_text(const StepMeasurement& step) {
   return table.text();
 }
 
-std::string Bench::operations_text(const StepMeasurement& step) {
+std::string Bench::operations_text(const train::StepMeasurement& step) {
   Table table;
   OrderedJson& operations = json_["step"]["operations"] = OrderedJson::array();
   const double peak = step.concurrent_gflops > 0 ? step.concurrent_gflops : step_gemm_;
@@ -174,8 +182,10 @@ std::string Bench::operations_text(const StepMeasurement& step) {
 
 void Bench::measure_training_step() {
   progress_.status("measuring a training step");
-  const StepMeasurement step =
-      measure_step(shortened(resolution_.config, step_gemm_), step_gemm_, std::max(2.0, 10 * seconds_));
+  const auto world = comm::World::join();
+  const train::StepMeasurement step =
+      train::measure_step(train::with_short_step(resolution_.config, step_gemm_), *world, step_gemm_,
+                          std::max(2.0, 10 * seconds_));
   json_["step"] = {
       {"recipe", resolution_.recipe_name},           {"tokens_per_second", step.tokens_per_second},
       {"fraction_of_peak", step.fraction_of_peak},   {"fraction_of_concurrent", step.fraction_of_concurrent},
@@ -205,6 +215,7 @@ int run_bench(Context& context) {
          "name one with -r RECIPE");
   const config::Resolution resolution = recipe_for_measuring(context, recipe.value_or("quickstart"));
   Bench bench(context, resolution);
+  bench.check_names();
   bench.measure_machine();
   const std::vector<std::string>& names = context.args.words();
   if (names.size() != 1 || names[0] != "step") bench.measure_kernels();
@@ -225,7 +236,7 @@ const Command kBench = {
                   "a training step of a recipe, on random tokens"}},
     .options = {{"recipe", 'r', "RECIPE", "recipe whose training step is measured; default quickstart"},
                 {"seconds", 0, "S", "seconds for each kernel; default 0.2"},
-                {"json", 0, "", "as one JSON object"}},
+                {"json", 0, "", "print one JSON object"}},
     .details =
         "GEMM and attention are compared with the measured peak GEMM throughput, other kernels with the copy "
         "bandwidth.\n",

@@ -4,6 +4,7 @@
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/named_files.hpp"
 #include "cli/recipe_input.hpp"
@@ -11,6 +12,7 @@
 #include "config/core/field.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/recipe.hpp"
+#include "train/trainer/start_checks.hpp"
 
 namespace capstan::cli {
 
@@ -24,7 +26,7 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
   const bool files = context.args.has("files");
   const auto run_dir = context.args.value("run-dir");
   if (run_dir && !files)
-    fail(ErrorCode::usage, "`--run-dir` is looked at with `--files` only", "add --files, or leave it out");
+    fail(ErrorCode::usage, "`--run-dir` applies only with `--files`", "add --files, or leave it out");
   if (!resolution.ok()) return {};
   const config::Level level = files ? config::Level::error : config::Level::note;
   auto missing = missing_files(resolution, level);
@@ -50,7 +52,8 @@ std::string accepted_text(const config::Resolution& resolution, size_t warnings,
   const bool data = resolution.config.dataset.kind != config::DatasetKind::mock,
              weights = checkpoint.load || checkpoint.pretrained_checkpoint;
   std::string line = resolution.recipe_name + ": ";
-  line += warnings == 0 ? std::string("ok") : "no errors, " + count_text(warnings, "warning");
+  line +=
+      warnings == 0 ? std::string("ok") : "no errors, " + counted(static_cast<int64_t>(warnings), "warning");
   line += " (" + layout_text(resolution.config.dist) + ")";
   if (!files && (data || weights))
     line += std::string("; --files opens its ") +
@@ -72,11 +75,13 @@ int run_check(Context& context) {
   std::vector<config::MissingFeature> missing;
   if (resolution.ok()) missing = config::missing_features(config::schema(), &resolution.config);
 
-  std::optional<Error> refused;  // by `train`
+  // Why `train` refuses the recipe.
+  std::optional<Error> refused;
   bool too_large = false;
   try {
     if (resolution.ok()) {
       train::refuse_missing_features(resolution.config);
+      if (!context.args.has("files")) held_data = train::data_bytes_under_limit(resolution.config);
       train::check_memory_limit(resolution.config, held_data);
     }
   } catch (const Error& error) {
@@ -127,11 +132,10 @@ const Command kCheck = {
                  {"check my.yaml --files", "before a long run: data, weights and directories too"},
                  {"check my.yaml --message-format short", "file:line:col, for editors"}},
     .options = {{"ranks", 0, "N", "the world size, instead of the recipe's"},
-                {"shrink", 0, "", "the recipe as `train --shrink` runs it"},
-                {"files", 0, "",
-                 "files that the recipe names and that are missing or cannot be used are errors"},
+                {"shrink", 0, "", "scale the recipe down as `train --shrink` does"},
+                {"files", 0, "", "report files of the recipe that are missing or cannot be used as errors"},
                 {"run-dir", 0, "DIR", "with --files: the run directory of `train`; default runs/NAME"},
-                {"json", 0, "", "the result and all diagnostics as one JSON object"}},
+                {"json", 0, "", "print the result and all diagnostics as one JSON object"}},
     .details =
         "Exit code 0: `train` accepts the recipe; 1: it has errors, or needs a feature that this version\n"
         "lacks; 2: it cannot be read, or the command line is wrong; 3: a training step needs more than\n"
@@ -139,8 +143,8 @@ const Command kCheck = {
         "Needs no data, tokenizer or weights on disk: a file that the recipe names and that is missing or\n"
         "cannot be used is a note, with --files an error. --files opens all that `train` would: it\n"
         "tokenizes fine-tuning data and compares the recipe with the checkpoints with which the run begins,\n"
-        "as `train` does. It also looks whether the directories that the run writes can be made and\n"
-        "written. The data that a shipped recipe names is looked for with --files only.\n",
+        "as `train` does. It also checks that the directories of the run can be created and\n"
+        "written. The data that a shipped recipe names is checked only with --files.\n",
     .overrides = true,
     .max_words = 1,
     .run = run_check,

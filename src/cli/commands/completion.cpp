@@ -40,7 +40,7 @@ _capstan() {
     value=${values[i]}
     [[ $word == [\'\"]* || $value != *[^][A-Za-z0-9_.,:=@%/~+{}-]* ]] || printf -v value %q "$value"
     value=${value#"$kept"}
-    # Only a list of several is read; what is inserted has no description.
+    # Only a list of several is read; inserted words have no description.
     if [[ $COMP_TYPE == 63 && ${#values[@]} -gt 1 && -n ${docs[i]} ]]; then
       printf -v value '%-28s  %s' "$value" "${docs[i]}"
       value=${value:0:$((${COLUMNS:-80} - 3))}
@@ -88,7 +88,8 @@ int run_completion(Context& context) {
   else if (shell == "fish")
     put(kFish);
   else
-    fail(ErrorCode::usage, "there is no completion for `" + shell + "`", "one of: bash, zsh, fish");
+    fail(ErrorCode::usage, "there is no completion for `" + shell + "`",
+         choices_help(shell, {"bash", "zsh", "fish"}));
   return 0;
 }
 

@@ -49,7 +49,7 @@ int64_t shard_bytes(const std::string& text) {
       if (number && *number * unit >= 1 && *number * unit < 9e18) return static_cast<int64_t>(*number * unit);
       break;
     }
-  fail(ErrorCode::usage, "`--shard-size " + text + "` is no size", "5GB, 500MB or a number of bytes");
+  fail(ErrorCode::usage, "`--shard-size " + text + "` is not a size", "5GB, 500MB or a number of bytes");
 }
 
 WriteResult write_external(const Context& context, const formats::ExportSource& from, const std::string& to) {
@@ -108,12 +108,22 @@ WriteResult convert_checkpoint(const Context& context, const std::string& from, 
   return written;
 }
 
+// "did you mean `gguf:x`? " for a name with a misspelled scheme, such as `ggfu:x`.
+std::string near_scheme(const std::string& name) {
+  const size_t colon = name.find(':');
+  if (colon == std::string::npos || name.find('/') < colon) return {};
+  const std::string near =
+      did_you_mean(name.substr(0, colon), {"hf", "gguf", "peft"}, "", name.substr(colon));
+  return near.empty() ? near : near + " ";
+}
+
 int run_convert(Context& context) {
   const std::string &from = context.args.word(0, "FROM"), &to = context.args.word(1, "TO");
   const bool adapters_in = from.starts_with(kPeft), adapters_out = to.starts_with(kPeft);
   if (!formats::is_external(from) && !formats::is_external(to) && !adapters_in && !adapters_out)
     fail(ErrorCode::usage, "neither `" + from + "` nor `" + to + "` is external",
-         "write the external one as hf:DIRECTORY, gguf:FILE or peft:DIRECTORY");
+         near_scheme(from) + near_scheme(to) +
+             "write the external one as hf:DIRECTORY, gguf:FILE or peft:DIRECTORY");
   for (const std::string* name : {&from, &to})
     if (*name == kPeft) fail(ErrorCode::usage, "`" + *name + "` names nothing", "peft:DIRECTORY");
   const bool gguf = to.starts_with("gguf:");
@@ -173,7 +183,7 @@ const Command kConvert = {
                 {"base", 0, "BASE",
                  "adapters: the base weights; when writing peft:, the name of the base model"},
                 {"shard-size", 0, "SIZE", "maximum size of a safetensors file; default 5GB"},
-                {"json", 0, "", "what was written, as one JSON object"}},
+                {"json", 0, "", "print what was written as one JSON object"}},
     .details =
         "FROM and TO are a checkpoint or run, hf:DIRECTORY or gguf:FILE; at least one of them is external. "
         "Adapters are\n"

@@ -3,6 +3,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
@@ -86,11 +87,11 @@ int run_data_prepare(Context& context) {
 
   Progress progress(!context.quiet(), context.color_err);
   progress.plain_status_every(std::chrono::seconds(10));
-  progress.line("reading " + std::to_string(options.inputs.size()) +
-                (options.inputs.size() == 1 ? " input" : " inputs"));
+  progress.line("reading " + counted(options.inputs.size(), "input"));
   options.progress = [&](const data::PrepareProgress& now) { progress.status(data::to_text(now)); };
   const data::PrepareResult result = data::prepare(options, *tokenizer.tokenizer, tokenizer.name, pool);
   for (const std::string& bad : result.reports) progress.warning("skipped: " + bad);
+  report_html_pages(progress, result.html_pages);
   put(args.has("json") ? data::to_json(result) + "\n" : data::to_text(result));
   return 0;
 }
@@ -253,20 +254,21 @@ const Command kDataPrepare = {
                  {"data prepare *.txt -r quickstart --output data/mine",
                   "with the tokenizer that a recipe names"}},
     .options =
-        {{"output", 'o', "PREFIX", "writes PREFIX_text_document.bin and .idx (one pair for each JSON key)"},
+        {{"output", 'o', "PREFIX", "write PREFIX_text_document.bin and .idx (one pair for each JSON key)"},
          {"tokenizer", 't', "FILE", "tokenizer.json, a directory with one, or `bytes`"},
-         {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to it"},
-         {"append-eod", 0, "", "an end-of-document token after each document"},
-         {"eod", 0, "TOKEN", "which one; default: the tokenizer's own, <|endoftext|>"},
-         {"json-keys", 0, "K,…", "what to take from each JSON object; default: text"},
-         {"format", 0, "FORMAT", "auto (by name), json or text", "", "auto json text"},
-         {"documents", 0, "HOW", "what ends a document of plain text: auto, blank-line, separator or file",
-          "", "auto blank-line separator file"},
-         {"separator", 0, "LINE", "documents are separated by this line (implies --documents separator)"},
-         {"on-bad-line", 0, "WHAT", "fail (default) or skip, and count", "", "fail skip"},
+         {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to the recipe"},
+         {"append-eod", 0, "", "append an end-of-document token to each document"},
+         {"eod", 0, "TOKEN", "the end-of-document token; default: the tokenizer's own, <|endoftext|>"},
+         {"json-keys", 0, "K,…", "keys whose values are converted, of each JSON object; default: text"},
+         {"format", 0, "FORMAT", "input format: auto (by name), json or text", "", "auto json text"},
+         {"documents", 0, "HOW", "end of a document of plain text: auto, blank-line, separator or file", "",
+          "auto blank-line separator file"},
+         {"separator", 0, "LINE", "line that separates documents (implies --documents separator)"},
+         {"on-bad-line", 0, "WHAT", "at a malformed line: fail (default), or skip and count it", "",
+          "fail skip"},
          {"overwrite", 0, "", "replace datasets of that name"},
-         {"workers", 0, "N", "threads; default: the cores of this process"},
-         {"json", 0, "", "the result as one JSON object"}},
+         {"workers", 0, "N", "number of threads; default: the cores of this process"},
+         {"json", 0, "", "print the result as one JSON object"}},
     .details =
         "Reads .gz and .zst files too. The bytes written depend on the input, the tokenizer and the options, "
         "not on the\n"
@@ -281,7 +283,7 @@ const Command kDataPrepare = {
 
 const Command kDataInspect = {
     .name = "data inspect",
-    .purpose = "inspect a dataset; of fine-tuning data also which tokens have loss",
+    .purpose = "inspect a dataset; for fine-tuning data, show which tokens have loss",
     .usage = "PREFIX|FILE.jsonl|RECIPE [--tokenizer tokenizer.json] [flags]",
     .examples = {{"data inspect data/corpus_text_document",
                   "sizes, document lengths, a few documents as ids"},
@@ -289,19 +291,20 @@ const Command kDataInspect = {
                  {"data inspect chats.jsonl -t tokenizer.json --chat-template chatml",
                   "tokens and loss mask of conversations"},
                  {"data inspect chats.yaml", "the packed rows of a recipe's fine-tuning data"}},
-    .options = {{"tokenizer", 't', "FILE", "show the samples as text; FILE.jsonl: required, or a recipe"},
-                {"recipe", 'r', "RECIPE", "FILE.jsonl: as this recipe would read it; overrides apply to it"},
-                {"chat-template", 0, "NAME",
-                 "FILE.jsonl: a known template or a file; default: the tokenizer's own"},
-                {"format", 0, "FORMAT", "FILE.jsonl: auto (by its keys) or a form of sample", "",
-                 "auto messages sharegpt alpaca prompt_completion text"},
-                {"loss-mode", 0, "MODE", "FILE.jsonl: which tokens have loss; default assistant", "",
-                 "assistant last_turn all"},
-                {"seq-length", 0, "N", "FILE.jsonl: tokens of a row; default 2048"},
-                {"samples", 0, "N", "documents or rows to show, evenly spaced over the dataset; default 3"},
-                {"sample-tokens", 0, "N", "tokens of each; default 32, of fine-tuning data 512"},
-                {"scan", 0, "", "PREFIX: read every token and report the largest id"},
-                {"json", 0, "", "as one JSON object"}},
+    .options =
+        {{"tokenizer", 't', "FILE", "show the samples as text; FILE.jsonl: required, or a recipe"},
+         {"recipe", 'r', "RECIPE", "FILE.jsonl: read it as this recipe does; overrides apply to the recipe"},
+         {"chat-template", 0, "NAME", "FILE.jsonl: a known template or a file; default: the tokenizer's own"},
+         {"format", 0, "FORMAT", "FILE.jsonl: format of its samples; default auto (by its keys)", "",
+          "auto messages sharegpt alpaca prompt_completion text"},
+         {"loss-mode", 0, "MODE", "FILE.jsonl: which tokens have loss; default assistant", "",
+          "assistant last_turn all"},
+         {"seq-length", 0, "N", "FILE.jsonl: tokens of a row; default 2048"},
+         {"samples", 0, "N",
+          "number of documents or rows to show, evenly spaced over the dataset; default 3"},
+         {"sample-tokens", 0, "N", "number of tokens to show of each; default 32, for fine-tuning data 512"},
+         {"scan", 0, "", "PREFIX: read every token and report the largest id"},
+         {"json", 0, "", "print one JSON object"}},
     .details =
         "In fine-tuning data, tokens with loss are green, or without colors between ⟦ and ⟧. Lines that are "
         "not\n"

@@ -90,7 +90,8 @@ config::Resolution recipe_of(const Context& context, const std::string& name, bo
   } catch (const Error& error) {
     const bool directory = std::filesystem::is_directory(name);
     if (stored || (error.code() != ErrorCode::not_found && !directory)) throw;
-    const std::string inside = name + "/recipe.yaml";  // of a sweep's trial
+    // A trial of a sweep has its recipe in its directory.
+    const std::string inside = name + "/recipe.yaml";
     if (!directory) {
       const std::string near = near_paths_help(near_runs(name));
       fail(ErrorCode::not_found, not_found_text("", name), near.empty() ? error.help() : near);
@@ -132,13 +133,13 @@ int run_diff(Context& context) {
 
 const Command kDiff = {
     .name = "diff",
-    .purpose = "differences between two recipes, runs or checkpoints",
+    .purpose = "compare two recipes, runs or checkpoints",
     .usage = "A B [--json]",
     .examples = {{"diff llama3-8b my.yaml", "fields that differ, by effect: numerics, speed, memory, output"},
                  {"diff my.yaml runs/a", "a recipe and what a run was started with"},
                  {"diff runs/a runs/b", "their recipes, losses and common checkpoints"},
                  {"diff runs/a/checkpoints/step-00000100 runs/b", "two checkpoints"}},
-    .options = {{"json", 0, "", "as one JSON object"}},
+    .options = {{"json", 0, "", "print one JSON object"}},
     .details =
         "A and B are recipes (names or files), runs and checkpoints, in any mix. Where one of them is a "
         "recipe, the\n"

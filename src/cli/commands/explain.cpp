@@ -42,15 +42,15 @@ int run_explain(Context& context) {
 
 const Command kExplain = {
     .name = "explain",
-    .purpose = "everything about a field, a section, a rule or an error code",
+    .purpose = "explain a field, a section, a rule or an error code",
     .usage = "PATH [RECIPE] [a.b=c …] [flags]",
     .examples = {{"explain optimizer.lr", "what it is, its unit, range and default"},
                  {"explain model.ffn_hidden_size llama3-8b", "its value there, and every write to it"},
                  {"explain dist", "the fields of a section"}},
     .options = {{"recipe", 'r', "RECIPE",
-                 "as the second word: value, every write in order, and what depends on it"},
+                 "as the second word: show the value, every write in order, and what depends on it"},
                 {"ranks", 0, "N", "the world size, instead of the recipe's"},
-                {"json", 0, "", "as one JSON object"}},
+                {"json", 0, "", "print one JSON object"}},
     .overrides = true,
     .max_words = 2,
     .run = run_explain,

@@ -29,7 +29,7 @@ int run_help(Context& context) {
 
 const Command kHelp = {
     .name = "help",
-    .purpose = "help on a command or a topic",
+    .purpose = "print help on a command or a topic",
     .usage = "[COMMAND | TOPIC] [--man DIR]",
     .examples = {{"help train", "all flags of a command"},
                  {"help overrides", "how fields are changed on the command line"},

@@ -6,10 +6,12 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
+#include "config/core/compose.hpp"
 #include "config/core/emit.hpp"
 #include "config/core/library.hpp"
 #include "config/tools/edit.hpp"
@@ -65,7 +67,8 @@ int run_recipe_ls(Context& context) {
     if (entry.method.empty()) add(entry.name, entry);
   for (const auto& entry : methods) add(entry.name + " model=MODEL", entry);
   put(table.text());
-  std::map<std::vector<std::string>, std::string> methods_of;  // these models
+  // Names of methods by the models that they support.
+  std::map<std::vector<std::string>, std::string> methods_of;
   for (const auto& entry : methods) methods_of[entry.models] += " " + entry.name;
   for (const auto& [models, names] : methods_of) put("\nmodels of" + names + ": " + join(models, " ") + "\n");
   if (section.empty() && !context.quiet()) {
@@ -108,7 +111,7 @@ bool has_tokenizer(const std::filesystem::path& directory) {
   try {
     return text::Tokenizer::load(directory) != nullptr;
   } catch (const Error&) {
-    // Check says so when the recipe names one.
+    // `check` reports it when the recipe names one.
     return false;
   }
 }
@@ -158,6 +161,11 @@ std::string recipe_of_directory(const std::string& to, const std::string& direct
          "logger: {log_interval: 1}\n";
 }
 
+// The written file as the argument of a command: a word without a slash and .yaml would be a recipe's name.
+std::string recipe_argument(const std::string& file) {
+  return shell_quoted(config::is_path(file) ? file : "./" + file);
+}
+
 int new_of_directory(Context& context, const std::string& to, const std::string& directory) {
   const std::string text = recipe_of_directory(to, directory);
   config::Request request;
@@ -165,7 +173,7 @@ int new_of_directory(Context& context, const std::string& to, const std::string&
   const config::Resolution resolution = config::resolve_text(text, request);
   if (!resolution.ok()) show_diagnostics(context, resolution), throw Exit{2};
   write_new(to, text);
-  put(to + ": the model of " + directory + "; next: capstan train " + shell_quoted(to) + "\n");
+  put(to + ": the model of " + directory + "; next: capstan train " + recipe_argument(to) + "\n");
   return 0;
 }
 
@@ -179,10 +187,14 @@ int run_recipe_new(Context& context) {
   const config::Resolution resolution = config::resolve(request);
   if (!resolution.ok()) show_diagnostics(context, resolution), throw Exit{2};
   const std::string name = std::filesystem::path(to).stem().string();
+  const std::string extends = config::yaml_text(extends_text(base, to));
+  request.recipe = to.find('/') == std::string::npos ? "./" + to : to;
+  const config::Resolution derived = config::resolve_text("extends: " + extends + "\n", request);
+  if (!derived.ok()) show_diagnostics(context, derived), throw Exit{2};
   write_new(to, "# What differs from the recipe `" + base +
                     "`. See: capstan help recipes, capstan explain SECTION\n"
                     "extends: " +
-                    base +
+                    extends +
                     "\n"
                     "name: " +
                     name +
@@ -194,7 +206,7 @@ int run_recipe_new(Context& context) {
                     "# train: {train_iters: 1000}\n"
                     "# dataset: {data_path: data/corpus_text_document}\n"
                     "# tokenizer: {tokenizer_model: data/tokenizer.json}\n");
-  put(to + ": extends " + base + "; next: capstan check " + shell_quoted(to) + "\n");
+  put(to + ": extends " + base + "; next: capstan check " + recipe_argument(to) + "\n");
   return 0;
 }
 
@@ -206,7 +218,7 @@ const Command kRecipeLs = {
     .usage = "[SECTION] [--json]",
     .examples = {{"recipe ls", "recipes by name"},
                  {"recipe ls mixed_precision", "what `mixed_precision=NAME` can choose"}},
-    .options = {{"json", 0, "", "as one JSON object"}},
+    .options = {{"json", 0, "", "print one JSON object"}},
     .max_words = 1,
     .run = run_recipe_ls,
 };

@@ -8,6 +8,7 @@
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "cli/text_diff.hpp"
+#include "config/core/compose.hpp"
 #include "config/core/library.hpp"
 #include "config/sections/config.hpp"
 #include "config/tools/edit.hpp"
@@ -18,12 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_name(const std::string& file) {
-  return file.find('/') == std::string::npos && !file.ends_with(".yaml") && !file.ends_with(".yml");
-}
-
 std::string read_recipe_file(const std::string& file) {
-  if (is_name(file) && config::Library::standard().recipe(file))
+  if (!config::is_path(file) && config::Library::standard().recipe(file))
     fail(ErrorCode::usage, "`" + file + "` is a recipe that comes with Capstan, not a file",
          "`capstan recipe cp " + file + " my.yaml` makes a file of it");
   return read_file(file, config::TreeLimits::kFileBytes);
@@ -31,7 +28,7 @@ std::string read_recipe_file(const std::string& file) {
 
 // A path that cannot be read as the name of a recipe.
 std::string as_path(const std::string& file) {
-  return is_name(file) ? "./" + file : file;
+  return config::is_path(file) ? file : "./" + file;
 }
 
 // The file keeps its mode, and a link stays one.

@@ -1,5 +1,6 @@
 // capstan recipe import
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 
@@ -7,6 +8,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/report.hpp"
@@ -23,11 +25,11 @@ namespace {
 using importers::Imported;
 using importers::OmissionReason;
 
-constexpr uint64_t kMostBytes = uint64_t{4} << 20;
+constexpr uint64_t kMaxBytes = uint64_t{4} << 20;
 
 std::string read_input(const std::string& file) {
-  if (file != "-") return read_file(file, kMostBytes);
-  std::string text(kMostBytes + 1, '\0');
+  if (file != "-") return read_file(file, kMaxBytes);
+  std::string text(kMaxBytes + 1, '\0');
   std::cin.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(std::cin.gcount()));
   return text;
@@ -41,8 +43,11 @@ importers::Options options_of(const Context& context, const std::string& to) {
       if (info.name == *name) options.format = info.format;
   if (const auto base = context.args.value("base")) {
     const config::Library library = config::Library::standard();
-    if (!library.recipe(*base)) config::fail_no_recipe(library, *base);
+    std::error_code unknown;
+    if (!library.recipe(*base) && !std::filesystem::exists(*base, unknown))
+      config::fail_no_recipe(library, *base);
     options.base = *base;
+    options.extends = extends_text(*base, to);
   }
   for (const std::string& word : context.args.values("var")) {
     const size_t equals = word.find('=');
@@ -211,8 +216,9 @@ const Command kRecipeImport = {
                 {"var", 0, "NAME=VALUE",
                  "value of a variable of the script (of its first argument: 1=VALUE); may be repeated", "",
                  "", true},
-                {"output", 'o', "FILE", "write the recipe there; default standard output"},
-                {"json", 0, "", "the recipe and what was taken, assumed and omitted, as one JSON object"},
+                {"output", 'o', "FILE", "file to write the recipe to; default standard output"},
+                {"json", 0, "",
+                 "print the recipe and what was taken, assumed and omitted as one JSON object"},
                 {"keys", 0, "", "print the options of other trainers and their fields as Markdown tables"}},
     .details =
         "The text is parsed, never executed: variables of a script are expanded, $(commands) are not. A "

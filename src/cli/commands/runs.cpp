@@ -6,6 +6,7 @@
 #include "base/json.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/table.hpp"
 #include "cli/terminal.hpp"
@@ -68,6 +69,11 @@ std::filesystem::path run_named(const std::string& word) {
     fail(ErrorCode::not_found, not_found_text("", word),
          near.empty() ? "name a run directory; `capstan runs ls` lists those in ./runs" : near);
   }
+  if (std::filesystem::is_directory(path, unknown) && !records::is_run(path))
+    if (const auto runs = records::list_runs(path); !runs.empty())
+      fail(ErrorCode::not_found, "`" + word + "` is a directory of runs, not a run",
+           "name one of them, such as `" + runs.front().path.string() + "`; `capstan runs ls " + word +
+               "` lists them");
   return path;
 }
 
@@ -75,8 +81,13 @@ int run_runs_plot(Context& context) {
   const Arguments& args = context.args;
   std::vector<std::filesystem::path> runs;
   for (const std::string& word : args.words()) runs.push_back(run_named(word));
-  if (runs.empty())
-    for (const records::RunSummary& run : records::list_runs("runs")) runs.push_back(run.path);
+  if (args.words().empty())
+    for (const records::RunSummary& run : records::list_runs("runs")) {
+      if (run.readable)
+        runs.push_back(run.path);
+      else if (!context.quiet())
+        print_stderr("left out: " + run.path.string() + ": " + run.reason + "\n");
+    }
   if (runs.empty()) fail(ErrorCode::not_found, "there are no runs in ./runs", "name run directories");
   const std::string file = args.value("output").value_or("runs.html");
   write_file_durably(file, records::plot_html(runs));
@@ -111,9 +122,7 @@ int run_runs_show(Context& context) {
   if (!run.file.data.empty()) table.add({"data", run.file.data});
   if (details.tokens) table.add({"tokens", human_count(static_cast<double>(*details.tokens)) + at});
   if (run.file.seed) table.add({"seed", std::to_string(*run.file.seed)});
-  if (run.file.ranks > 0)
-    table.add({"layout", run.file.layout + ", " + std::to_string(run.file.ranks) +
-                             (run.file.ranks == 1 ? " rank" : " ranks")});
+  if (run.file.ranks > 0) table.add({"layout", run.file.layout + ", " + counted(run.file.ranks, "rank")});
   if (details.tokens_per_second)
     table.add({"tokens/s", human_count(*details.tokens_per_second) +
                                (details.mfu ? ", MFU " + fixed(100 * *details.mfu, 0) + "%" : "")});
@@ -132,7 +141,7 @@ const Command kRunsLs = {
     .purpose = "list the runs of a directory, the latest first",
     .usage = "[DIR] [--json]",
     .examples = {{"runs ls", "of ./runs"}, {"runs ls experiments --json", ""}},
-    .options = {{"json", 0, "", "as one JSON object"}},
+    .options = {{"json", 0, "", "print one JSON object"}},
     .max_words = 1,
     .run = run_runs_ls,
 };
@@ -143,7 +152,7 @@ const Command kRunsPlot = {
     .usage = "[RUN …] [-o FILE]",
     .examples = {{"runs plot", "every run in ./runs, into runs.html"},
                  {"runs plot quickstart runs/b -o two.html", "two of them"}},
-    .options = {{"output", 'o', "FILE", "where to; default runs.html"}},
+    .options = {{"output", 'o', "FILE", "file to write; default runs.html"}},
     .details =
         "Loss with validation, gradient norm, learning rate, tokens/s, MFU and memory, with smoothing, "
         "logarithmic axes and the\n"
@@ -154,10 +163,10 @@ const Command kRunsPlot = {
 
 const Command kRunsShow = {
     .name = "runs show",
-    .purpose = "one run: state, last step, validation, data, layout, checkpoints",
+    .purpose = "show one run: state, last step, validation, data, layout, checkpoints",
     .usage = "RUN [--json]",
     .examples = {{"runs show runs/quickstart", ""}, {"runs show quickstart", "the same, by name"}},
-    .options = {{"json", 0, "", "as one JSON object"}},
+    .options = {{"json", 0, "", "print one JSON object"}},
     .max_words = 1,
     .run = run_runs_show,
 };

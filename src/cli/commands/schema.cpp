@@ -54,7 +54,7 @@ int run_schema(Context& context) {
 
 const Command kSchema = {
     .name = "schema",
-    .purpose = "the JSON Schema of recipes, for editors",
+    .purpose = "print the JSON Schema of recipes, for editors",
     .usage = "[SECTION] [--write DIR | --docs DIR]",
     .examples = {{"schema > recipe.schema.json", "of a recipe"},
                  {"schema optimizer", "of a section or a preset file"},

@@ -13,6 +13,7 @@
 #include "train/setup/model.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/schedule_setup.hpp"
+#include "train/trainer/start_checks.hpp"
 
 namespace capstan::cli {
 
@@ -42,14 +43,16 @@ std::string pipeline_text(const config::Config& config) {
 
 // --grid, --schedule and --step, as many as were asked for, in this order.
 void show_layout(const Arguments& args, const config::Config& config, std::optional<int64_t> rank) {
+  const int64_t held_data = args.has("step") ? train::data_bytes_under_limit(config) : 0;
   std::string text;
   const auto add = [&](const char* flag, const auto& part) {
     if (args.has(flag)) text += (text.empty() ? "" : "\n") + part();
   };
   add("grid", [&] { return grid_text(train::mesh_sizes(config, config.dist.world_size), rank); });
   add("schedule", [&] { return pipeline_text(config); });
-  add("step", [&] { return step_text(config, rank); });
+  add("step", [&] { return step_text(config, rank, held_data); });
   put(text);
+  if (args.has("step")) train::check_memory_limit(config, held_data);
 }
 
 int run_show(Context& context) {
@@ -75,7 +78,6 @@ int run_show(Context& context) {
     print_stderr("--shrink changes:\n" + shrunk_changes(shrunk_from, resolution));
   if (layout) {
     show_layout(args, resolution.config, rank);
-    if (args.has("step")) train::check_memory_limit(resolution.config);
     return 0;
   }
   config::ShowOptions options;
@@ -119,18 +121,20 @@ const Command kShow = {
                  {"show gpt2-124m dist.pp=2 --ranks 4 --grid --schedule --step", "all three"},
                  {"show llama3-70b --shrink", "scaled down to a laptop, with the changes"},
                  {"show my.yaml --minimal", "only what differs from presets and defaults"}},
-    .options = {{"origin", 0, "",
-                 "each field with the origin of its value: file:line:col, preset, <cli>:n, derived: formula"},
-                {"minimal", 0, "", "the shortest recipe that resolves to the same values"},
-                {"format", 0, "FORM", "yaml (default) or json: plain nested values", "", "yaml json"},
-                {"schedule", 0, "", "the pipeline schedule: bubble, micro-batches in flight, and a diagram"},
-                {"step", 0, "",
-                 "memory by category and bytes sent by group of a training step, for each pipeline stage"},
-                {"grid", 0, "", "the dense and expert rank grids, and their process groups"},
-                {"rank", 0, "R", "with --grid and --step: of this rank"},
-                {"ranks", 0, "N", "the world size, instead of the recipe's"},
-                {"shrink", 0, "", "the recipe as `train --shrink` runs it, with the changes"},
-                {"json", 0, "", "values, presets and origins as one JSON object"}},
+    .options =
+        {{"origin", 0, "",
+          "print each field with the origin of its value: file:line:col, preset, <cli>:n, derived: formula"},
+         {"minimal", 0, "", "print the shortest recipe that resolves to the same values"},
+         {"format", 0, "FORM", "output format: yaml (default) or json (plain nested values)", "",
+          "yaml json"},
+         {"schedule", 0, "", "print the pipeline schedule: bubble, micro-batches in flight, and a diagram"},
+         {"step", 0, "",
+          "print memory by category and bytes sent by group of a training step, for each pipeline stage"},
+         {"grid", 0, "", "print the dense and expert rank grids, and their process groups"},
+         {"rank", 0, "R", "with --grid and --step: show this rank only"},
+         {"ranks", 0, "N", "the world size, instead of the recipe's"},
+         {"shrink", 0, "", "scale the recipe down as `train --shrink` does, and list the changes"},
+         {"json", 0, "", "print values, presets and origins as one JSON object"}},
     .details = "PATH is a section, a field or an item of one; aliases are accepted.\n",
     .overrides = true,
     .max_words = 2,

@@ -78,12 +78,13 @@ int run_sweep_tell(Context& context) {
 
 const Command kSweepAsk = {
     .name = "sweep ask",
-    .purpose = "next pending trial, or one with given values, as JSON lines",
+    .purpose = "print the next pending trial, or one with given values, as JSON lines",
     .usage = "DIR [- | --values JSON [--seed N]]",
     .examples = {{"sweep ask sweeps/lr", "the next pending trial"},
                  {"sweep ask sweeps/lr --values '{\"optimizer.lr\": 3e-4}'", "a new trial with these values"},
                  {"sweep ask sweeps/lr -", "one JSON object per line of standard input, a reply to each"}},
-    .options = {{"values", 0, "JSON", "paths and values of the trial"}, {"seed", 0, "N", "its seed"}},
+    .options = {{"values", 0, "JSON", "fields of the trial with their values"},
+                {"seed", 0, "N", "seed of the trial"}},
     .details =
         "Prints {\"trial\": ID, \"values\": …, \"recipe\": FILE, \"command\": […]}, or {\"trial\": null} "
         "if no trial is pending.\n"
@@ -101,10 +102,10 @@ const Command kSweepTell = {
     .examples = {{"sweep tell sweeps/lr 3f9c1a7e", "read state, value and step"},
                  {"sweep tell sweeps/lr 3f9c1a7e --value 2.71", "report a result from elsewhere"},
                  {"sweep tell sweeps/lr -", "one JSON object per line of standard input, a reply to each"}},
-    .options = {{"value", 0, "X", "the metric"},
+    .options = {{"value", 0, "X", "value of the metric"},
                 {"step", 0, "N", "step of the value; default: the last"},
-                {"state", 0, "STATE", "done, failed or pruned", "", "done failed pruned"},
-                {"reason", 0, "TEXT", "why"}},
+                {"state", 0, "STATE", "state of the trial: done, failed or pruned", "", "done failed pruned"},
+                {"reason", 0, "TEXT", "reason for the state"}},
     .details =
         "Lines of standard input are {\"trial\": ID} to read and {\"trial\": ID, \"value\": X, \"step\": N} "
         "or\n"

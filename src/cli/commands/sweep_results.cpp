@@ -71,20 +71,21 @@ int run_sweep_plot(Context& context) {
 
 const Command kSweepTable = {
     .name = "sweep table",
-    .purpose = "the results of a sweep, one row for each configuration",
+    .purpose = "print the results of a sweep, one row for each configuration",
     .usage = "DIR [--top N] [--where EXPR] [--group-by KEY,…] [--csv | --json | --md]",
     .examples = {{"sweep table sweeps/lr", "the best first; mean ± standard deviation over seeds"},
                  {"sweep table sweeps/lr --where 'lr>=3e-4 & val/loss<3'", "conditions on keys and results"},
                  {"sweep table sweeps/lr --group-by lr", "mean over all other keys"},
                  {"sweep table sweeps/lr --csv > lr.csv", "all digits"}},
-    .options = {{"top", 0, "N", "only the N best"},
-                {"where", 0, "EXPR", "conditions joined by `&`: NAME=A,B  NAME!=A  NAME<X  <=  >  >="},
-                {"group-by", 0, "KEY,…", "one row for each value of these keys"},
+    .options = {{"top", 0, "N", "print only the N best"},
+                {"where", 0, "EXPR",
+                 "print only rows that meet conditions joined by `&`: NAME=A,B  NAME!=A  NAME<X  <=  >  >="},
+                {"group-by", 0, "KEY,…", "print one row for each value of these keys"},
                 {"metric", 0, "NAME[:AT]",
                  "metric instead of the sweep's: loss, val/loss:best, `max accuracy:last`"},
-                {"csv", 0, "", "comma-separated, all digits"},
-                {"json", 0, "", "as one JSON object"},
-                {"md", 0, "", "as Markdown"}},
+                {"csv", 0, "", "print comma-separated values with all digits"},
+                {"json", 0, "", "print one JSON object"},
+                {"md", 0, "", "print Markdown"}},
     .details =
         "Columns are the keys that vary, the metric, steps, tokens/s, memory and time. Numbers are means "
         "over the completed\n"
@@ -103,7 +104,7 @@ const Command kSweepPlot = {
     .usage = "DIR [-o FILE]",
     .examples = {{"sweep plot sweeps/lr", "into sweeps/lr/report.html"},
                  {"sweep plot sweeps/lr --metric val/loss:best -o val.html", ""}},
-    .options = {{"output", 'o', "FILE", "where to; default DIR/report.html"},
+    .options = {{"output", 'o', "FILE", "file to write; default DIR/report.html"},
                 {"metric", 0, "NAME[:AT]", "metric instead of the sweep's: loss, val/loss:best"}},
     .details =
         "Curves over steps, the metric against each axis, parallel coordinates, the best configuration's "

@@ -4,6 +4,7 @@
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"
 #include "cli/terminal.hpp"
@@ -71,9 +72,8 @@ int run_sweep_slurm(Context& context) {
   else
     print_stderr(
         std::to_string(trials) + (trials == 1 ? " trial in " : " trials in ") +
-        std::to_string(plan.arrays.size()) + (plan.arrays.size() == 1 ? " array" : " arrays") +
-        " of at most " + std::to_string(plan.limit) + " (" + origin_text(plan.limit_origin) + ")" + queued +
-        "\n" +
+        counted(plan.arrays.size(), "array") + " of at most " + std::to_string(plan.limit) + " (" +
+        origin_text(plan.limit_origin) + ")" + queued + "\n" +
         (submit ? ""
                 : "run the commands above, or add --submit; `capstan sweep status` shows the progress\n"));
   return 0;
@@ -92,7 +92,7 @@ const Command kSweepSlurm = {
                 {"array-max", 0, "N", "trials in one array; default: the limit of scontrol, else 1000"},
                 {"max-parallel", 0, "N", "tasks of an array that run at the same time"},
                 {"submit", 0, "", "call sbatch"},
-                {"json", 0, "", "as one JSON object"}},
+                {"json", 0, "", "print one JSON object"}},
     .details =
         "Writes one array for each set of resources to DIR/slurm. A task runs one trial; before its time "
         "limit it saves,\n"

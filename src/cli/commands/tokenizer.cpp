@@ -48,6 +48,8 @@ class Documents {
     return true;
   }
 
+  const HtmlPages& html_pages() const { return reader_.html_pages(); }
+
  private:
   data::RecordReader reader_;
   std::string key_;
@@ -93,6 +95,7 @@ int run_tokenizer_train(Context& context) {
   Documents documents(args.words(), records, args.value("json-key").value_or("text"));
   const std::string text =
       text::train_bpe([&](std::string& document) { return documents.next(document); }, options, pool, report);
+  report_html_pages(progress, documents.html_pages());
   if (output.has_parent_path()) std::filesystem::create_directories(output.parent_path());
   write_file_durably(output, text);
   const int64_t trained = text::Tokenizer::from_json(text, output.string())->vocab_size();
@@ -135,17 +138,18 @@ const Command kTokenizerTrain = {
                  {"tokenizer train a.jsonl b.jsonl --vocab-size 50000 -o t.json --pre-tokenizer llama3", ""},
                  {"tokenizer train quotes.txt --separator % --vocab-size 4096 -o t.json",
                   "documents between lines of `%`"}},
-    .options = {{"vocab-size", 0, "N", "entries in all: special tokens, 256 bytes, merges"},
-                {"output", 'o', "FILE", "the tokenizer.json to write; Hugging Face tokenizers loads it"},
-                {"overwrite", 0, "", "replace a file of that name"},
-                {"pre-tokenizer", 0, "NAME", "gpt2 (default), llama3 or qwen2", "", "gpt2 llama3 qwen2"},
-                {"min-frequency", 0, "N", "pairs that are rarer are not merged; default 2"},
-                {"special", 0, "TOKEN,…", "special tokens, the first ids; default <|endoftext|>"},
-                {"documents", 0, "HOW",
-                 "what ends a document of plain text: file (default), blank-line or separator"},
-                {"separator", 0, "LINE", "documents are separated by this line"},
-                {"json-key", 0, "KEY", "of .json and .jsonl files the text under this key; default text"},
-                {"workers", 0, "N", "threads; default: the cores of this process"}},
+    .options =
+        {{"vocab-size", 0, "N", "size of the vocabulary: special tokens, 256 bytes and merges"},
+         {"output", 'o', "FILE", "the tokenizer.json to write; Hugging Face tokenizers loads it"},
+         {"overwrite", 0, "", "replace a file of that name"},
+         {"pre-tokenizer", 0, "NAME", "rule that splits text into words: gpt2 (default), llama3 or qwen2", "",
+          "gpt2 llama3 qwen2"},
+         {"min-frequency", 0, "N", "smallest number of occurrences of a pair that is merged; default 2"},
+         {"special", 0, "TOKEN,…", "special tokens, the first ids; default <|endoftext|>"},
+         {"documents", 0, "HOW", "end of a document of plain text: file (default), blank-line or separator"},
+         {"separator", 0, "LINE", "line that separates documents"},
+         {"json-key", 0, "KEY", "key of the text in .json and .jsonl files; default text"},
+         {"workers", 0, "N", "number of threads; default: the cores of this process"}},
     .details = "The same files and options give the same tokenizer.json, whatever the number of threads.\n",
     .max_words = SIZE_MAX,
     .run = run_tokenizer_train,
@@ -159,11 +163,11 @@ const Command kTokenizerEncode = {
                  {"tokenizer encode lines.txt -r quickstart", "with the tokenizer of a recipe"}},
     .options = {{"tokenizer", 't', "FILE",
                  "tokenizer.json, SentencePiece .model, a directory with one, or `bytes`"},
-                {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to it"},
+                {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to the recipe"},
                 {"specials-as-text", 0, "", "encode special tokens inside the text as ordinary text"},
                 {"add-special", 0, "", "add the special tokens that the tokenizer puts around a text"},
                 {"offsets", 0, "", "adds \"offsets\": the byte range [begin, end) of each token in the line"},
-                {"workers", 0, "N", "threads; default: the cores of this process"}},
+                {"workers", 0, "N", "number of threads; default: the cores of this process"}},
     .details =
         "Lines end at \\n only, nothing is trimmed; no special tokens are added around a line unless asked "
         "for.\n",
@@ -179,8 +183,8 @@ const Command kTokenizerDecode = {
     .examples = {{"tokenizer decode ids.jsonl --tokenizer tokenizer.json", "lines of {\"ids\":[…]}"}},
     .options = {{"tokenizer", 't', "FILE",
                  "tokenizer.json, SentencePiece .model, a directory with one, or `bytes`"},
-                {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to it"},
-                {"workers", 0, "N", "threads; default: the cores of this process"}},
+                {"recipe", 'r', "RECIPE", "use the tokenizer of a recipe; overrides apply to the recipe"},
+                {"workers", 0, "N", "number of threads; default: the cores of this process"}},
     .details = "Writes the bytes of the tokens unchanged: decode restores the input of encode.\n",
     .overrides = true,
     .max_words = 1,

@@ -2,8 +2,9 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/commands/commands.hpp"
-#include "cli/measured_step.hpp"
+#include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
+#include "train/trainer/step_measurement.hpp"
 
 namespace capstan::cli {
 
@@ -14,7 +15,9 @@ int run_trace(Context& context) {
   const config::Resolution resolution = recipe_for_measuring(context, args.word(0, "RECIPE"));
   const std::string file = args.value("output").value_or("trace.json");
   train::Trace trace(0, resolution.config.profiling.record_shapes);
-  const StepMeasurement step = measure_step(shortened(resolution.config, 100), 1, 0, &trace);
+  const auto world = comm::World::join();
+  const train::StepMeasurement step =
+      train::measure_step(train::with_short_step(resolution.config, 100), *world, 1, 0, &trace);
   trace.write(file);
   put(file + ": " + std::to_string(trace.events()) + " events of " + std::to_string(step.steps) +
       " steps of " + resolution.recipe_name + " (https://ui.perfetto.dev opens it)\n");
@@ -25,12 +28,12 @@ int run_trace(Context& context) {
 
 const Command kTrace = {
     .name = "trace",
-    .purpose = "a few training steps as a Chrome trace of operations",
+    .purpose = "record a Chrome trace of the operations of a few training steps",
     .usage = "RECIPE [a.b=c …] [flags]",
     .examples = {{"trace quickstart", "on random tokens, into trace.json"},
                  {"trace gpt2-124m train.micro_batch_size=1 -o small.json",
                   "one micro-batch of a larger model"}},
-    .options = {{"output", 'o', "FILE", "where to; default trace.json"}},
+    .options = {{"output", 'o', "FILE", "file to write; default trace.json"}},
     .details =
         "Each operation has its shapes, FLOPs, bytes and the throughput reached. On a device with queues "
         "the\n"

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
@@ -71,7 +72,7 @@ int run_train(Context& context) {
 
   Progress progress(is_rank0 && !context.quiet(), context.color_err);
   progress.line("capstan " CAPSTAN_VERSION ": training " + resolution.recipe_name + " on " +
-                std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"));
+                counted(ranks, "rank"));
   if (args.has("shrink")) progress.line(shrunk_summary(shrunk_from, resolution));
   for (const config::HistoryEntry& entry : resolution.history)
     if (!args.has("shrink") && entry.path == "dist.world_size" &&
@@ -92,7 +93,9 @@ int run_train(Context& context) {
     };
     const Outcome outcome = train::train(resolution.config, world, options, progress);
     if (outcome.ended == Ended::finished) {
-      const bool has_text = resolution.config.dataset.kind != config::DatasetKind::mock;
+      const config::Config& config = resolution.config;
+      const bool has_text = config.dataset.kind != config::DatasetKind::mock &&
+                            config.tokenizer.tokenizer_type != config::TokenizerKind::none;
       if (!outcome.checkpoint.empty() && has_text && !args.has("shrink"))
         progress.line("try: capstan generate " + shell_quoted(outcome.run_dir.string()) + " --prompt TEXT");
       return 0;
@@ -124,7 +127,8 @@ const Command kTrain = {
         "An existing one is an error without --resume, a missing one is an error with it; --resume=auto "
         "accepts both.\n"
         "A resumed run keeps the learning-rate schedule of its checkpoint: capstan help checkpoints.\n"
-        "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and end with code 75; a second one ends at once.\n"
+        "SIGINT (Ctrl-C) and SIGTERM save a checkpoint and end with code 75; a second one ends at once:\n"
+        "a save under way is abandoned, and --resume goes on from the newest checkpoint before it.\n"
         "`train.exit_interval=N` stops after step N in the same way.\n"
         "The world size is that of the launch (`mpirun -n 2 capstan train …` or --nproc 2), not the "
         "recipe's.\n"

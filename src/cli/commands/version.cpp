@@ -34,11 +34,11 @@ int run_version(Context& context) {
 
 const Command kVersion = {
     .name = "version",
-    .purpose = "the version of this program",
+    .purpose = "print the version of this program",
     .usage = "[--full | --json]",
     .examples = {{"version", ""}, {"version --json", "with commit, build type and compiler"}},
-    .options = {{"full", 0, "", "commit, build type, compiler and devices too"},
-                {"json", 0, "", "as one JSON object"}},
+    .options = {{"full", 0, "", "print commit, build type, compiler and devices too"},
+                {"json", 0, "", "print one JSON object"}},
     .run = run_version,
 };
 

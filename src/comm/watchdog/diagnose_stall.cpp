@@ -44,7 +44,7 @@ std::string state_text(const RankStatus& status) {
 
 // The state of the other ranks, longest waiting first, truncated for large worlds.
 void add_others(Error& error, std::vector<RankStatus> statuses, int except) {
-  constexpr size_t kMost = 8;
+  constexpr size_t kShownRanks = 8;
   std::erase_if(statuses, [&](const RankStatus& status) {
     return status.rank == except || status.state == RankState::absent;
   });
@@ -52,7 +52,7 @@ void add_others(Error& error, std::vector<RankStatus> statuses, int except) {
     const bool first = a.state == RankState::waiting, second = b.state == RankState::waiting;
     return first != second ? first : a.seconds > b.seconds;
   });
-  for (size_t i = 0; i < std::min(statuses.size(), kMost); ++i) {
+  for (size_t i = 0; i < std::min(statuses.size(), kShownRanks); ++i) {
     const RankStatus& status = statuses[i];
     error.in("rank " + std::to_string(status.rank) +
              (status.state == RankState::waiting
@@ -60,16 +60,17 @@ void add_others(Error& error, std::vector<RankStatus> statuses, int except) {
                   : " is " + state_text(status)) +
              ", " + step_text(status));
   }
-  if (statuses.size() > kMost) error.in("and " + std::to_string(statuses.size() - kMost) + " more ranks");
+  if (statuses.size() > kShownRanks)
+    error.in("and " + std::to_string(statuses.size() - kShownRanks) + " more ranks");
 }
 
-bool counted(Call call) {
+bool is_collective(Call call) {
   return call != Call::none && call != Call::send && call != Call::receive && call != Call::finalize;
 }
 
 // The rank that `waiter` waits for: the peer of its send or receive, or the member of its group that has
 // entered the fewest collectives. Null: none is missing.
-const RankStatus* awaited(const RankStatus& waiter, const std::vector<RankStatus>& statuses) {
+const RankStatus* awaited_rank(const RankStatus& waiter, const std::vector<RankStatus>& statuses) {
   const RankStatus* found = nullptr;
   int64_t fewest = waiter.sequence;
   for (const RankStatus& status : statuses) {
@@ -79,7 +80,7 @@ const RankStatus* awaited(const RankStatus& waiter, const std::vector<RankStatus
       continue;
     }
     for (const RankStatus::Group& group : status.groups)
-      if (counted(waiter.call) && group.name == waiter.group && group.first == waiter.first &&
+      if (is_collective(waiter.call) && group.name == waiter.group && group.first == waiter.first &&
           group.sequence < fewest)
         found = &status, fewest = group.sequence;
   }
@@ -87,12 +88,13 @@ const RankStatus* awaited(const RankStatus& waiter, const std::vector<RankStatus
 }
 
 // Members that entered the same collective of a group with different arguments.
-std::optional<Error> mismatch(const std::vector<RankStatus>& statuses) {
+std::optional<Error> find_mismatch(const std::vector<RankStatus>& statuses) {
   for (const RankStatus& a : statuses)
     for (const RankStatus& b : statuses)
       if (a.rank < b.rank && a.state == RankState::waiting && b.state == RankState::waiting &&
-          counted(a.call) && counted(b.call) && a.group == b.group && a.first == b.first &&
-          a.sequence == b.sequence && asked_of(a.call, a.bytes) != asked_of(b.call, b.bytes)) {
+          is_collective(a.call) && is_collective(b.call) && a.group == b.group && a.first == b.first &&
+          a.sequence == b.sequence &&
+          encode_arguments(a.call, a.bytes) != encode_arguments(b.call, b.bytes)) {
         Error error(ErrorCode::rank_failure, "ranks disagree about collective " + std::to_string(a.sequence) +
                                                  " of group `" + a.group + "`: " + rank_text(a) + " is in " +
                                                  call_text(a) + ", " + rank_text(b) + " in " + call_text(b));
@@ -151,11 +153,11 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
     return error;
   }
   if (!all_wait) return std::nullopt;
-  if (auto error = mismatch(statuses)) {
+  if (auto error = find_mismatch(statuses)) {
     error->in("each has waited for resilience.timeout " + fixed(timeout, 1) + " s");
     return error;
   }
-  const RankStatus* missing = awaited(*waiter, statuses);
+  const RankStatus* missing = awaited_rank(*waiter, statuses);
   Error error(ErrorCode::rank_failure,
               rank_text(*waiter) + " waits in " + call_text(*waiter) + " for " + fixed(waiter->seconds, 1) +
                   " s at " + step_text(*waiter) +

@@ -18,7 +18,8 @@
 namespace capstan::comm {
 
 struct alignas(alignof(Slot)) RankStatusTable::Header {
-  static constexpr uint64_t kMagic = 0x626f6172'64303032;  // this layout
+  // Identifies this layout of the memory.
+  static constexpr uint64_t kMagic = 0x626f6172'64303032;
   std::atomic<uint64_t> magic;
   // Claim: 0 free, 1 taken, 2 the report is complete.
   std::atomic<int32_t> ranks, parent, claim;
@@ -29,7 +30,7 @@ struct alignas(alignof(Slot)) RankStatusTable::Header {
 namespace {
 
 constexpr char kSeparator = '\x1f';
-constexpr int kMostRanks = 65536;
+constexpr int kMaxRanks = 65536;
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int32_t>::is_always_lock_free,
               "processes share them");
 
@@ -114,7 +115,7 @@ std::unique_ptr<RankStatusTable> RankStatusTable::open(const std::filesystem::pa
   std::unique_ptr<RankStatusTable> status_table(
       new RankStatusTable(path, map_shared(fd, bytes, path), bytes));
   const int ranks = status_table->header().ranks;
-  if (status_table->header().magic != Header::kMagic || ranks < 1 || ranks > kMostRanks ||
+  if (status_table->header().magic != Header::kMagic || ranks < 1 || ranks > kMaxRanks ||
       bytes != sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Slot))
     fail(ErrorCode::format, "`" + path.string() + "` is not a rank status table of this version");
   return status_table;
@@ -167,11 +168,11 @@ RankStatus RankStatusTable::read(int index, int64_t not_before_ns) const {
   return status;
 }
 
-bool RankStatusTable::claim() {
+bool RankStatusTable::claim_report() {
   int32_t free = 0;
   return header().claim.compare_exchange_strong(free, 1);
 }
-bool RankStatusTable::claimed() const {
+bool RankStatusTable::report_claimed() const {
   return header().claim != 0;
 }
 

@@ -37,16 +37,17 @@ std::string_view name_of(Call call);
 
 // The collectives of one group that a rank has entered: their count, and the arguments of the last few.
 struct GroupSlot {
-  static constexpr size_t kKept = 4;
+  static constexpr size_t kKeptCalls = 4;
   std::array<char, 24> name;
   // World rank of the first member: name and first are the group's identity.
   std::atomic<int32_t> first;
   // Collectives entered; the first has number 1.
   std::atomic<int64_t> sequence;
-  // The arguments of collective s, as asked_of() encodes them, at s % kKept.
-  std::array<std::atomic<int64_t>, kKept> asked;
+  // At s % kKeptCalls: encode_arguments() of collective s.
+  std::array<std::atomic<int64_t>, kKeptCalls> arguments;
 };
-inline int64_t asked_of(Call call, int64_t bytes) {
+// Call and size in one number, which members of a group compare.
+inline int64_t encode_arguments(Call call, int64_t bytes) {
   return bytes * 16 + static_cast<int64_t>(call);
 }
 
@@ -58,8 +59,10 @@ struct alignas(64) Slot {
   // Counts up while the process runs.
   std::atomic<int64_t> heartbeat;
   std::atomic<int64_t> step;
-  // CLOCK_MONOTONIC, ns: when the rank could stop on request; 0: unknown.
+  // CLOCK_MONOTONIC, ns: when the rank could stop on request; negative: the earliest time; 0: unknown.
   std::atomic<int64_t> expected_end;
+  // Steps that the newest checkpoint of the run holds, plus one; 0: there is none.
+  std::atomic<int64_t> saved_steps;
   // Text of up to 16 bytes.
   std::array<std::atomic<uint64_t>, 2> phase;
   // The current or latest call.
@@ -77,16 +80,16 @@ struct RankStatus {
   RankState state = RankState::working;
   // Since `state` began.
   double seconds = 0;
-  // Its process has ended without publishing `ended`; on another host: its heartbeat has stopped.
+  // Its process has ended without publishing `ended`, or (on another host) its heartbeat has stopped.
   bool gone = false;
-  // By SIGSTOP.
+  // Stopped by a signal such as SIGSTOP.
   bool stopped = false;
   // On another host.
   bool remote = false;
   int64_t heartbeat = 0;
   int64_t step = 0;
   std::string phase;
-  // Current or latest.
+  // The current or latest call, as in Slot.
   Call call = Call::none;
   std::string group;
   int first = 0, peer = -1;
@@ -126,9 +129,9 @@ class RankStatusTable {
   RankStatus read(int index, int64_t not_before_ns) const;
 
   // True for the first caller among all processes of the host, which then reports the failure.
-  bool claim();
-  bool claimed() const;
-  // Call only after claim() returned true.
+  bool claim_report();
+  bool report_claimed() const;
+  // Call only after claim_report() returned true.
   void write_report(const Error& error);
   // nullopt until the report is complete.
   std::optional<Error> report() const;

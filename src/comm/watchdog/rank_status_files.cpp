@@ -14,13 +14,12 @@ namespace capstan::comm {
 
 namespace {
 constexpr std::string_view kReport = "report";
-// Bytes of one host's file.
-constexpr uint64_t kLargest = 16 << 20;
+constexpr uint64_t kMaxStatusFileBytes = 16 << 20;
 constexpr size_t kNumbers = 11, kTexts = 4;
 }  // namespace
 
 // Tabs between eleven numbers, three texts and the groups ("name:first:sequence", separated by spaces).
-std::string line_of(const RankStatus& status) {
+std::string format_line(const RankStatus& status) {
   const std::array<int64_t, kNumbers> numbers{status.rank,
                                               status.pid,
                                               static_cast<int64_t>(status.state),
@@ -81,7 +80,7 @@ std::optional<RankStatus> parse_line(std::string_view line) {
 RankStatusFiles::RankStatusFiles(std::filesystem::path directory, int mine, std::vector<int> hosts)
     : directory_(std::move(directory)), mine_(mine), hosts_(std::move(hosts)) {}
 
-std::filesystem::path RankStatusFiles::file_of(int host) const {
+std::filesystem::path RankStatusFiles::path_of(int host) const {
   return directory_ / ("host-" + std::to_string(host));
 }
 
@@ -97,13 +96,13 @@ void RankStatusFiles::clear(const std::filesystem::path& directory) {
 void RankStatusFiles::write(const std::vector<RankStatus>& statuses) noexcept {
   try {
     std::string text;
-    for (const RankStatus& status : statuses) text += line_of(status) + "\n";
+    for (const RankStatus& status : statuses) text += format_line(status) + "\n";
     // Renamed into place, so that a reader sees the complete file.
-    const std::filesystem::path next = file_of(mine_).string() + ".next";
+    const std::filesystem::path next = path_of(mine_).string() + ".next";
     FileWriter file(next);
     file.write(text);
     file.finish(false);
-    std::filesystem::rename(next, file_of(mine_));
+    std::filesystem::rename(next, path_of(mine_));
   } catch (const std::exception&) {
   }
 }
@@ -114,7 +113,7 @@ std::vector<RankStatus> RankStatusFiles::read(double timeout) {
     if (host == mine_) continue;
     std::string text;
     try {
-      text = read_file(file_of(host), kLargest);
+      text = read_file(path_of(host), kMaxStatusFileBytes);
     } catch (const Error&) {
       continue;
     }
@@ -134,7 +133,7 @@ std::vector<RankStatus> RankStatusFiles::read(double timeout) {
   return statuses;
 }
 
-bool RankStatusFiles::claim() {
+bool RankStatusFiles::claim_report() {
   const int fd = ::open((directory_ / kReport).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   // An unwritable directory: report twice rather than never.
   if (fd < 0) return errno != EEXIST;

@@ -22,7 +22,7 @@ class RankStatusFiles {
   // clock is `gone`. Omits ranks that have not written yet.
   std::vector<RankStatus> read(double timeout);
   // True for the first caller of all ranks.
-  bool claim();
+  bool claim_report();
 
   // Removes the files of an earlier start. Call it on one rank before the others construct a RankStatusFiles.
   static void clear(const std::filesystem::path& directory);
@@ -31,7 +31,7 @@ class RankStatusFiles {
   struct LastHeartbeat {
     int64_t heartbeat = -1, seen_ns = 0;
   };
-  std::filesystem::path file_of(int host) const;
+  std::filesystem::path path_of(int host) const;
   std::filesystem::path directory_;
   int mine_;
   std::vector<int> hosts_;
@@ -40,7 +40,7 @@ class RankStatusFiles {
 };
 
 // One line of such a file, without the newline; nullopt for a malformed line.
-std::string line_of(const RankStatus& status);
+std::string format_line(const RankStatus& status);
 std::optional<RankStatus> parse_line(std::string_view line);
 
 }  // namespace capstan::comm

@@ -32,16 +32,16 @@ bool is_stopped(int pid) {
 
 }  // namespace
 
-Watchdog::Watchdog(RankStatusTable& status_table, int self, WatchOptions options)
+Watchdog::Watchdog(RankStatusTable& status_table, int self, FailureWatch options)
     : status_table_(status_table), self_(self), options_(std::move(options)) {
-  wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_ < 0) fail(ErrorCode::io, "cannot start the watch on silent ranks: " + system_error_text(errno));
+  wake_event_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_event_ < 0) fail(ErrorCode::io, "cannot start the watchdog: " + system_error_text(errno));
   for (int i = 0; i < status_table.ranks(); ++i) {
     const int pid = status_table.slot(i).pid;
-    processes_.push_back(i == self || pid <= 0 ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    pidfds_.push_back(i == self || pid <= 0 ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   }
-  gone_.assign(processes_.size(), false);
-  not_before_ = monotonic_ns();
+  gone_.assign(pidfds_.size(), false);
+  not_before_ns_ = monotonic_ns();
   // The main thread handles signals.
   sigset_t all, before;
   sigfillset(&all);
@@ -52,16 +52,16 @@ Watchdog::Watchdog(RankStatusTable& status_table, int self, WatchOptions options
 
 Watchdog::~Watchdog() {
   const uint64_t one = 1;
-  if (::write(wake_, &one, sizeof one) == sizeof one) thread_.join();
-  ::close(wake_);
-  for (const int process : processes_)
-    if (process >= 0) ::close(process);
+  if (::write(wake_event_, &one, sizeof one) == sizeof one) thread_.join();
+  ::close(wake_event_);
+  for (const int pidfd : pidfds_)
+    if (pidfd >= 0) ::close(pidfd);
 }
 
-std::vector<RankStatus> Watchdog::look() {
+std::vector<RankStatus> Watchdog::read_statuses() {
   std::vector<RankStatus> statuses;
   for (int i = 0; i < status_table_.ranks(); ++i) {
-    statuses.push_back(status_table_.read(i, not_before_));
+    statuses.push_back(status_table_.read(i, not_before_ns_));
     RankStatus& status = statuses.back();
     status.gone = gone_[static_cast<size_t>(i)];
     if (i != self_ && status.seconds >= options_.timeout && status.state != RankState::ended &&
@@ -69,14 +69,14 @@ std::vector<RankStatus> Watchdog::look() {
       status.stopped = is_stopped(status.pid);
   }
   const std::lock_guard lock(mutex_);
-  if (!others_) return statuses;
+  if (!other_hosts_) return statuses;
   // Read files less often than memory.
-  if (const int64_t now = monotonic_ns(); now >= next_exchange_) {
-    next_exchange_ = now + static_cast<int64_t>(1e9 * std::clamp(options_.timeout / 8, 0.01, 30.0));
-    others_->write(statuses);
-    remote_ = others_->read(options_.timeout);
+  if (const int64_t now = monotonic_ns(); now >= next_exchange_ns_) {
+    next_exchange_ns_ = now + static_cast<int64_t>(1e9 * std::clamp(options_.timeout / 8, 0.01, 30.0));
+    other_hosts_->write(statuses);
+    remote_statuses_ = other_hosts_->read(options_.timeout);
   }
-  statuses.insert(statuses.end(), remote_.begin(), remote_.end());
+  statuses.insert(statuses.end(), remote_statuses_.begin(), remote_statuses_.end());
   return statuses;
 }
 
@@ -86,41 +86,42 @@ void Watchdog::watch() {
   const double interval = std::clamp(options_.timeout / 8, 0.01, 1.0);
   int64_t before = monotonic_ns();
   while (true) {
-    std::vector<pollfd> events{{wake_, POLLIN, 0}};
+    std::vector<pollfd> events{{wake_event_, POLLIN, 0}};
     std::vector<size_t> index{0};
-    for (size_t i = 0; i < processes_.size(); ++i)
-      if (processes_[i] >= 0 && !gone_[i]) events.push_back({processes_[i], POLLIN, 0}), index.push_back(i);
+    for (size_t i = 0; i < pidfds_.size(); ++i)
+      if (pidfds_[i] >= 0 && !gone_[i]) events.push_back({pidfds_[i], POLLIN, 0}), index.push_back(i);
     ::poll(events.data(), events.size(), static_cast<int>(interval * 1000));
     if (events[0].revents) return;
     for (size_t e = 1; e < events.size(); ++e)
       if (events[e].revents) gone_[index[e]] = true;
     const int64_t now = monotonic_ns();
-    if (1e-9 * static_cast<double>(now - before) > 2 * interval + 2) not_before_ = now;
+    if (1e-9 * static_cast<double>(now - before) > 2 * interval + 2) not_before_ns_ = now;
     before = now;
     status_table_.slot(self_).heartbeat.fetch_add(1, std::memory_order_relaxed);
     // Another process reports; the launcher ends this one.
-    if (status_table_.claimed()) continue;
-    if (const auto error = diagnose_stall(look(), options_.timeout)) found(*error);
+    if (status_table_.report_claimed()) continue;
+    if (const auto error = diagnose_stall(read_statuses(), options_.timeout)) report_failure(*error);
   }
 }
 
-void Watchdog::share(std::unique_ptr<RankStatusFiles> others) {
+void Watchdog::watch_other_hosts(std::unique_ptr<RankStatusFiles> other_hosts) {
   const std::lock_guard lock(mutex_);
-  others_ = std::move(others);
+  other_hosts_ = std::move(other_hosts);
 }
 
-void Watchdog::found(const Error& error) {
-  if (!status_table_.claim()) return;
-  bool first = true;  // of all ranks
+void Watchdog::report_failure(const Error& error) {
+  if (!status_table_.claim_report()) return;
+  // Whether this rank is the first of all hosts to claim the report.
+  bool first = true;
   {
     const std::lock_guard lock(mutex_);
-    if (others_) first = others_->claim();
+    if (other_hosts_) first = other_hosts_->claim_report();
   }
   if (first) {
     status_table_.write_report(error);
     if (!status_table_.has_parent() && options_.report) options_.report(error);
   }
-  if (options_.leave) return options_.leave();
+  if (options_.after_report) return options_.after_report();
   // Give the launcher time to report the signal of the dead rank and to end this process.
   std::this_thread::sleep_for(std::chrono::seconds(1));
   ::_exit(exit_code_of(ErrorCode::rank_failure));

@@ -10,49 +10,45 @@
 #include <vector>
 
 #include "comm/watchdog/rank_status_files.hpp"
+#include "comm/world.hpp"
 
 namespace capstan::comm {
-
-struct WatchOptions {
-  double timeout = 600;  // seconds
-  // Where no parent process reports.
-  std::function<void(const Error&)> report;
-  // Ends the process; null: _exit(4).
-  std::function<void()> leave;
-};
 
 class Watchdog {
  public:
   // `self`: this rank's slot. All ranks of the host must have published their process ids.
-  Watchdog(RankStatusTable& status_table, int self, WatchOptions options);
+  Watchdog(RankStatusTable& status_table, int self, FailureWatch options);
   ~Watchdog();
-  // Watches the ranks of other hosts too. Call it on the first rank of each host.
-  void share(std::unique_ptr<RankStatusFiles> others);
+  // From now on watches the ranks of other hosts too, through their files. Call it on the first rank of each
+  // host.
+  void watch_other_hosts(std::unique_ptr<RankStatusFiles> other_hosts);
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
  private:
   void watch();
-  std::vector<RankStatus> look();
-  void found(const Error& error);
+  std::vector<RankStatus> read_statuses();
+  // Reports for all ranks unless another rank has done so, and ends this process or calls after_report.
+  void report_failure(const Error& error);
   RankStatusTable& status_table_;
   int self_;
-  WatchOptions options_;
-  // Pidfd of each slot; -1: its own, or unsupported.
-  std::vector<int> processes_;
+  FailureWatch options_;
+  // Pidfd of each slot's process; -1 for this process, or where the kernel has no pidfds.
+  std::vector<int> pidfds_;
   std::vector<bool> gone_;
-  // Guards others_.
+  // Guards other_hosts_.
   std::mutex mutex_;
   // Null: all ranks are on this host.
-  std::unique_ptr<RankStatusFiles> others_;
-  // As last read.
-  std::vector<RankStatus> remote_;
-  int64_t next_exchange_ = 0;  // ns
-  // Waiting times count from here, because this process may itself have been stopped before. CLOCK_MONOTONIC,
-  // ns.
-  int64_t not_before_ = 0;
-  // eventfd that ends the thread.
-  int wake_ = -1;
+  std::unique_ptr<RankStatusFiles> other_hosts_;
+  // Statuses of the ranks of other hosts, as last read.
+  std::vector<RankStatus> remote_statuses_;
+  // When to exchange files with the other hosts next. CLOCK_MONOTONIC.
+  int64_t next_exchange_ns_ = 0;
+  // Waiting times count from this time at the earliest, because this process may have been stopped before.
+  // CLOCK_MONOTONIC.
+  int64_t not_before_ns_ = 0;
+  // Eventfd that ends the thread.
+  int wake_event_ = -1;
   std::thread thread_;
 };
 

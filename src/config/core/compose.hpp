@@ -1,11 +1,11 @@
-// Reads the recipe, the files it extends, `-f` files and the command line, and lists every
-// write to every field in the order of precedence. Nothing is decided here; merge and conversion follow in
-// resolve.cpp.
+// Reads the recipe, the files it extends, `@FILE` files and the command line, and lists every write to every
+// field in the order of precedence. Nothing is decided here; merge and conversion follow in resolve.cpp.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/core/diagnostics.hpp"
@@ -15,6 +15,9 @@
 #include "config/core/tree.hpp"
 
 namespace capstan::config {
+
+// Whether the text is the path of a file and not a name: it contains "/" or ends in .yaml or .yml.
+bool is_path(std::string_view text);
 
 struct Request {
   // A name, a path (contains "/" or ends in .yaml/.yml), or "-" for standard input.
@@ -44,8 +47,11 @@ struct Layer {
   Precedence precedence = Precedence::recipe;
   // "model/llama3-8b" for presets.
   std::string preset;
-  // Whether the layer belongs to a recipe that the given one extends by name, directly or indirectly.
+  // Whether the layer belongs to a recipe that is given by name, or that the given file extends by name,
+  // directly or indirectly.
   bool base = false;
+  // Whether it is the recipe that is given, by name or as a file, and not one that this extends.
+  bool given = false;
 };
 
 struct Write {
@@ -85,7 +91,7 @@ struct Composition {
   std::string recipe_name;
   std::vector<Source> sources;
   std::vector<Diagnostic> diagnostics;
-  // Names that the given recipe extends, itself or through files that it extends.
+  // The name of the given recipe, or those that a given file extends, itself or through files.
   std::vector<std::string> extends;
   std::vector<Layer> layers;
   // All writes: soft ones first, then by precedence and order.

@@ -23,7 +23,7 @@ std::string directory_help(const std::string& name) {
   std::error_code ignored;
   if (fs::exists(fs::path(name) / "config.json", ignored))
     return "a Hugging Face model is in that directory: a recipe takes it as model=hf:" + name +
-           ", and `capstan recipe new FILE --from hf:" + name + "` writes one";
+           "; or begin a recipe from hf:" + name;
   if (fs::exists(fs::path(name) / "recipe.yaml", ignored))
     return "that is the directory of a run: its recipe is " + (fs::path(name) / "recipe.yaml").string();
   return "that is a directory; a recipe is a file in it, or a name";
@@ -66,7 +66,7 @@ void move_to_source(Node& node, int source) {
 // presets for each, and that is half of a resolution's time. By content, so that two libraries do not meet.
 std::optional<Node> parse_embedded(int source, const std::vector<Source>& sources,
                                    std::vector<Diagnostic>& diagnostics) {
-  constexpr size_t kMost = 256;
+  constexpr size_t kMaxKnownTrees = 256;
   thread_local std::unordered_map<std::string, Node> known;
   const std::string& text = sources[static_cast<size_t>(source)].text;
   if (const auto found = known.find(text); found != known.end()) {
@@ -76,7 +76,7 @@ std::optional<Node> parse_embedded(int source, const std::vector<Source>& source
   }
   const size_t before = diagnostics.size();
   auto tree = parse_yaml(source, sources, diagnostics);
-  if (tree && diagnostics.size() == before && known.size() < kMost) known.emplace(text, *tree);
+  if (tree && diagnostics.size() == before && known.size() < kMaxKnownTrees) known.emplace(text, *tree);
   return tree;
 }
 
@@ -121,10 +121,10 @@ void Composer::read_recipe() {
          "`capstan recipe ls` lists the recipes included with Capstan");
   if (!text_ && (name.starts_with("hf:") || name.starts_with("gguf:")))
     fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
-         "this names a model: a recipe takes it as model=" + name + ", and `capstan recipe new FILE --from " +
-             name + "` writes one");
+         "this names a model: a recipe takes it as model=" + name + "; or begin a recipe from " + name);
   int source = -1;
   Origin origin;
+  origin.given = true;
   std::string identity;
   if (name == "-") {
     std::string text = text_ ? *text_ : std::string(TreeLimits::kFileBytes + 1, '\0');
@@ -144,7 +144,8 @@ void Composer::read_recipe() {
     std::error_code ignored;
     if (!text_ && fs::is_directory(name, ignored))
       fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), directory_help(name));
-    if (!text_ && !fs::exists(name, ignored))
+    // A path that cannot be looked at fails where it is read.
+    if (!text_ && !fs::exists(name, ignored) && !ignored)
       fail_not_found("recipe", name,
                      "a recipe is a YAML file, or a name without `/` (`capstan recipe ls` lists the names)");
     source = add_source(Source::Kind::file, name, text_ ? *text_ : read_file(name, TreeLimits::kFileBytes),
@@ -160,12 +161,17 @@ void Composer::read_recipe() {
         fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
              fs::is_directory(name, ignored) ? directory_help(name)
                                              : "to use the file of that name write `./" + name + "`");
+      if (const std::string file = name + ".yaml"; fs::is_regular_file(file, ignored))
+        fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)), near_paths_help({file}));
       fail_no_recipe(library_, name,
                      "`capstan recipe ls` lists them; a file is given by a path that contains `/` or ends in "
                      ".yaml");
     }
     source = add_document(*found);
     if (!found->file.empty()) origin.root = out_.sources.back().directory;
+    // A shorter recipe with the same values extends the name that was given.
+    origin.base = true;
+    out_.extends.push_back(name);
     out_.recipe_name = name;
     identity = found->file.empty() ? found->name : canonical(found->file);
   }
@@ -198,7 +204,7 @@ std::optional<std::string> Composer::inside(const std::string& text, int source,
     error("C0503", "`" + shortened(text) + "` is outside the directory of the recipe", location,
           "leads to " + target.string())
         .help("files that a recipe names lie in " + root.string() +
-              " or below; from elsewhere give them with `-f`");
+              " or below; copy it there, or merge it with the override `@FILE`");
     return std::nullopt;
   }
   return path.lexically_normal().string();
@@ -223,7 +229,7 @@ void Composer::read_tree(const Node& tree, int source, const Origin& origin,
 }
 
 void Composer::read_layer(const Node& tree, const Origin& origin) {
-  out_.layers.push_back({origin.precedence, {}, origin.base});
+  out_.layers.push_back({origin.precedence, {}, origin.base, origin.given});
   layer_ = out_.layers.size() - 1;
   origin_ = &origin;
   if (const Node* unset = tree.find("unset")) unset_list(*unset);
@@ -281,6 +287,7 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
   std::string identity;
   std::optional<int> parent;
   Origin next = origin;
+  next.given = false;
   if (is_path(item.text)) {
     const auto file = inside(item.text, source, origin, item.location);
     if (!file) return;

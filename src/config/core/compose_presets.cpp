@@ -122,7 +122,11 @@ void Composer::read_preset(const SectionInfo& section, const std::string& name, 
     try {
       source = add_source(Source::Kind::file, name, external_model(absolute_name(name, directory)), {});
     } catch (const Error& problem) {
-      const bool missing = problem.code() == ErrorCode::not_found;
+      // A directory that exists may lack a file of the model.
+      std::error_code unknown;
+      const bool missing =
+          problem.code() == ErrorCode::not_found &&
+          !std::filesystem::exists(split_scheme(absolute_name(name, directory)).path, unknown);
       error("C0001", missing ? not_found_text(section.name, name) : problem.message(), location)
           .help(problem.help());
       out_.malformed = true;

@@ -21,9 +21,6 @@
 
 namespace capstan::config {
 
-// Whether the text is the path of a file and not a name: it contains "/" or ends in .yaml or .yml.
-bool is_path(std::string_view text);
-
 class Composer {
  public:
   // model: the model whose entries of `models` are read. Empty: it is not known yet.
@@ -39,8 +36,8 @@ class Composer {
   struct Origin {
     std::string root;
     Layer::Precedence precedence = Layer::Precedence::recipe;
-    // See Layer::base.
-    bool base = false;
+    // See Layer.
+    bool base = false, given = false;
   };
 
   struct Target {

@@ -231,8 +231,10 @@ class Converter {
 
   void comma(const Node& node, const std::string& path, bool list) {
     std::vector<std::string> helps;
-    TextProblem decimal;  // `0,001` was meant as 0.001
+    // `0,001` was meant as 0.001, and `1,024` as 1024.
+    TextProblem decimal;
     if (!list && field_.type->kind == Type::Kind::real) real_from_text(node.text, field_, decimal);
+    if (!list && field_.type->kind == Type::Kind::integer) integer_from_text(node.text, field_.form, decimal);
     if (decimal.help.starts_with("write ")) helps.push_back(decimal.help);
     if (list) helps.push_back("use `[" + shown(node.text) + "]` for a list");
     if (on_command_line(node))
@@ -261,7 +263,8 @@ class Converter {
     const bool unit = type.kind == Type::Kind::bytes || type.kind == Type::Kind::duration;
     if (node.quoted && (numeric || (unit && !text.empty() &&
                                     text.find_first_not_of("0123456789.+-_eE") == std::string::npos))) {
-      TextProblem decimal;  // "0,001" was meant as 0.001
+      // "0,001" was meant as 0.001.
+      TextProblem decimal;
       if (type.kind == Type::Kind::real) real_from_text(text, field_, decimal);
       const std::string number = decimal.replacement.empty() ? text : decimal.replacement;
       auto& problem = error("C0204", "`" + path + "` takes " + type_text(type, field_) + ", not quoted text",
@@ -269,8 +272,7 @@ class Converter {
       problem.replace(node.location, number);
       return std::nullopt;
     }
-    if (text.empty() && type.kind == Type::Kind::secret && node.quoted)
-      return Value::of(std::string());  // none
+    if (text.empty() && type.kind == Type::Kind::secret && node.quoted) return Value::of(std::string());
     if (text.empty() && type.kind != Type::Kind::text && type.kind != Type::Kind::path) {
       error("C0203", "`" + path + "` has no value", node, "it takes " + type_text(type, field_));
       return std::nullopt;

@@ -6,6 +6,7 @@
 #include "base/json.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
+#include "base/wording.hpp"
 
 namespace capstan::config {
 
@@ -247,11 +248,8 @@ std::string render(const std::vector<Diagnostic>& diagnostics, const std::vector
   }
   const size_t errors = count(diagnostics, Level::error), warnings = count(diagnostics, Level::warning);
   if (options.format == DiagnosticFormat::human && errors + warnings > 0) {
-    const auto number = [](size_t n, const char* what) {
-      return std::to_string(n) + " " + what + (n == 1 ? "" : "s");
-    };
-    if (errors) out += number(errors, "error") + (warnings ? ", " : "\n");
-    if (warnings) out += number(warnings, "warning") + "\n";
+    if (errors) out += counted(errors, "error") + (warnings ? ", " : "\n");
+    if (warnings) out += counted(warnings, "warning") + "\n";
   }
   return out;
 }

@@ -9,8 +9,7 @@
 
 namespace capstan::config {
 
-// The text of a recipe: a file, an embedded one, or the command line (`<cli>`, one override on
-// each line).
+// The text of a recipe: a file, an embedded one, or the command line (`<cli>`, one override on each line).
 struct Source {
   enum class Kind : unsigned char { file, embedded, cli };
   Kind kind = Kind::file;

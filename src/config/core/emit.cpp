@@ -66,7 +66,7 @@ bool reads_as_other_type(std::string_view text) {
 
 bool needs_double_quotes(std::string_view text) {
   for (const char c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return true;
+    if (is_control(c)) return true;
   // Characters that YAML takes for line ends or refuses to print.
   return text.find("\xC2\x85") != std::string_view::npos ||
          text.find("\xE2\x80\xA8") != std::string_view::npos ||
@@ -89,7 +89,7 @@ std::string double_quoted(std::string_view text) {
       out += "\\t";
     else if (c == '\r')
       out += "\\r";
-    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+    else if (is_control(c)) {
       std::array<char, 8> buffer;
       std::snprintf(buffer.data(), buffer.size(), "\\x%02X", static_cast<unsigned>(c));
       out += buffer.data();

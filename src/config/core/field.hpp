@@ -525,6 +525,8 @@ struct RuleInfo {
   std::string doc;
   // Paths; the rule is skipped while one of them has an error.
   std::vector<std::string> reads;
+  // The part of `reads` that only adds to what the rule reports: an error there does not skip the rule.
+  std::vector<std::string> optional_reads;
 };
 struct Rule : RuleInfo {
   std::function<void(const void* root, RuleReport& report)> check;

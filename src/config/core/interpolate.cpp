@@ -11,7 +11,8 @@ namespace capstan::config {
 
 namespace {
 
-constexpr int kDepth = 16;  // ${…} inside ${…}
+// Greatest depth of ${…} inside ${…}.
+constexpr int kMaxReferences = 16;
 // Maximum size of one text after replacement.
 constexpr size_t kBytes = 1 << 20;
 
@@ -53,8 +54,8 @@ class Expander {
   SourceLocation location(size_t begin, size_t length) const {
     SourceLocation result = scalar_.location;
     const auto characters = static_cast<int>(count_code_points(scalar_.text));
-    if (scalar_.quoted || characters != result.length || depth_ > 0)
-      return result;  // written on several lines, or escaped
+    // The value is written on several lines, or escaped.
+    if (scalar_.quoted || characters != result.length || depth_ > 0) return result;
     result.column += static_cast<int>(count_code_points(std::string_view(scalar_.text).substr(0, begin)));
     result.length = std::max(
         1, static_cast<int>(count_code_points(std::string_view(scalar_.text).substr(begin, length))));
@@ -109,7 +110,7 @@ class Expander {
   // The text between `${` and `}`; `origin`: byte offset of the `${`.
   std::optional<Node> expression(std::string_view written, size_t origin, int depth) {
     const SourceLocation where = location(origin, written.size() + 3);
-    if (depth >= kDepth) {
+    if (depth >= kMaxReferences) {
       error("C0401", "`${…}` nested more than 16 deep", where);
       return std::nullopt;
     }

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "config/core/convert.hpp"
 #include "config/core/emit.hpp"
 
@@ -177,9 +178,7 @@ class Editor {
       name = path + "[" + std::to_string(segment.index) + "]";
       at = segment.index < 0 ? size + segment.index : segment.index;
       if (at < 0 || at >= size)
-        return error("C0108",
-                     "`" + name + "` is out of range: the list has " + std::to_string(size) +
-                         (size == 1 ? " item" : " items"),
+        return error("C0108", "`" + name + "` is out of range: the list has " + counted(size, "item"),
                      "to append an item write `" + path + "+=…`");
     } else if (segment.kind == Segment::Kind::id) {
       name = path + "[" + segment.name + "=" + segment.text + "]";

@@ -1,5 +1,6 @@
 // Texts of numbers: counts with decimal and binary suffixes, reals, bytes and durations. No locale, no octal,
 // no guessing.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -22,7 +23,8 @@ struct Decimal {
   std::string digits;
   int64_t exponent = 0;
   std::string_view rest;
-  bool leading_zero = false;  // 017
+  // As in 017.
+  bool leading_zero = false;
   // Digits (and underscores) alone: no point, no exponent.
   bool pure = true;
 };
@@ -183,6 +185,19 @@ std::nullopt_t refuse_comma(TextProblem& problem, std::string_view text) {
   return refuse(problem, "is not a number", "write " + point + " or " + without_comma);
 }
 
+// `1,024` may be 1024.
+std::nullopt_t refuse_integer_with_comma(TextProblem& problem, std::string_view text) {
+  const auto groups = split(text, ',');
+  std::string digits;
+  bool by_three = text[0] != '0' && groups[0].size() <= 3;
+  for (const std::string_view group : groups) {
+    by_three = by_three && std::ranges::all_of(group, is_digit) && (digits.empty() || group.size() == 3);
+    digits += group;
+  }
+  return refuse(problem, "is not an integer",
+                (by_three ? "write " + digits + "; " : "") + "digits may be grouped with `_`: 1_000_000");
+}
+
 // number * factor as a 64-bit integer. `fraction`: the message where the product is not an integer.
 std::optional<int64_t> scaled_integer(const Decimal& number, int64_t factor, const char* fraction,
                                       TextProblem& problem) {
@@ -223,7 +238,7 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
   const auto number = read_decimal(text);
   if (!number) {
     if (text.find(',') != std::string_view::npos && read_decimal(text.substr(0, text.find(','))))
-      return refuse(problem, "is not an integer", "digits may be grouped with `_`: 1_000_000");
+      return refuse_integer_with_comma(problem, text);
     return refuse(problem, "is not an integer");
   }
   if (number->leading_zero && number->pure && number->rest.empty())
@@ -234,8 +249,7 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
     const std::string head(text.substr(0, text.size() - rest.size()));
     const Suffix* suffix = find_suffix(kCounts, rest);
     if (!suffix) {
-      if (rest.find(',') != std::string_view::npos)
-        return refuse(problem, "is not an integer", "digits may be grouped with `_`: 1_000_000");
+      if (rest.find(',') != std::string_view::npos) return refuse_integer_with_comma(problem, text);
       if (find_suffix(kByteUnits, rest) || rest == "KB" || rest == "b")
         return refuse(problem, "is a number of bytes in a count field",
                       "write " + head + std::string(rest.substr(0, 1) == "K" ? "k" : rest.substr(0, 1)) +
@@ -254,7 +268,6 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
       return refuse(problem, "is not an integer");
     }
     if (form == NumberForm::tokens) {
-      Decimal mantissa = *number;
       int64_t decimal = 0, binary = 0;
       const int64_t power = suffix->factor == 1'000 || suffix->factor == kKi           ? 1
                             : suffix->factor == 1'000'000 || suffix->factor == kMi     ? 2
@@ -263,7 +276,7 @@ std::optional<int64_t> integer_from_text(std::string_view text, NumberForm form,
       int64_t ten = 1, two = 1;
       for (int64_t i = 0; i < power; ++i) ten *= 1000, two *= 1024;
       const bool both =
-          to_integer(mantissa, ten, decimal) == Fit::fits && to_integer(mantissa, two, binary) == Fit::fits;
+          to_integer(*number, ten, decimal) == Fit::fits && to_integer(*number, two, binary) == Fit::fits;
       return refuse(problem, "has a suffix, which a length in tokens does not accept",
                     both ? "write " + std::to_string(decimal) + " or " + std::to_string(binary)
                          : "write the number itself");

@@ -162,7 +162,7 @@ class ValueParser {
   }
 
   std::optional<Node> value(int depth) {
-    if (depth > TreeLimits::kDepth) return failed(at_, at_ + 1, "nested more than 64 levels deep", "");
+    if (depth > TreeLimits::kMaxDepth) return failed(at_, at_ + 1, "nested more than 64 levels deep", "");
     if (++nodes_ > TreeLimits::kNodes) return failed(at_, at_ + 1, "more than 10000 values", "");
     skip();
     if (at_ == text_.size()) return failed(at_ ? at_ - 1 : 0, at_, "a value is missing here", "");
@@ -191,7 +191,8 @@ class ValueParser {
           return failed(at_, at_ + 1, std::string("expected `,` or `") + close + "` here", "");
         ++at_;
         skip();
-        if (at_ < text_.size() && text_[at_] == close) {  // a trailing comma
+        // After a trailing comma.
+        if (at_ < text_.size() && text_[at_] == close) {
           ++at_;
           break;
         }
@@ -251,6 +252,25 @@ size_t split_at(std::string_view text) {
 }
 
 }  // namespace
+
+std::string token_text(const Override& override) {
+  const std::string& text = override.text;
+  switch (override.kind) {
+    case Override::Kind::append: {
+      const size_t equal = split_at(text);
+      if (equal == std::string::npos || (equal > 0 && text[equal - 1] == '+')) return text;
+      return text.substr(0, equal) + "+" + text.substr(equal);
+    }
+    case Override::Kind::unset:
+      return "~" + text;
+    case Override::Kind::file:
+      return "@" + text;
+    case Override::Kind::token:
+    case Override::Kind::set:
+      break;
+  }
+  return text;
+}
 
 std::string ParsedPath::text() const {
   std::string out;

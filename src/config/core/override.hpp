@@ -22,6 +22,8 @@ struct Override {
   static Override token(std::string text) { return {Kind::token, std::move(text)}; }
   static Override file(std::string path) { return {Kind::file, std::move(path)}; }
 };
+// The override as one word, whatever its kind: `a.b=c`, `a.b+=x`, `~a.b` or `@FILE`.
+std::string token_text(const Override& override);
 
 struct Segment {
   // `a`, `[0]` (also written `.0`), and `[name=code]`.

@@ -9,8 +9,8 @@ namespace capstan::config {
 
 namespace {
 
-// Follows quotes, comments, block scalars and flow brackets. It need not agree with YAML to the last corner:
-// what it misses yaml-cpp's own depth limit and the node budget still catch.
+// Follows quotes, comments, block scalars and flow brackets. It need not agree with YAML in every detail,
+// because the depth limit of yaml-cpp and the node limit catch the problems that it misses.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : text_(text) {}
@@ -36,8 +36,7 @@ class Scanner {
 
   void line(size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      const auto c = static_cast<unsigned char>(text_[i]);
-      if ((c < 0x20 && c != '\t') || c == 0x7f) return report(PrescanProblem::Kind::control_character, i);
+      if (is_control(text_[i]) && text_[i] != '\t') return report(PrescanProblem::Kind::control_character, i);
     }
     if (static_cast<int64_t>(end - begin) > TreeLimits::kLineBytes)
       return report(PrescanProblem::Kind::long_line, begin);
@@ -63,7 +62,8 @@ class Scanner {
   void content(size_t begin, size_t i, size_t end) {
     // The lines of a block scalar are indented more than the key or the dash that it belongs to.
     int64_t parent = static_cast<int64_t>(i - begin) - 1;
-    bool in_entries = open_.empty();  // still at leading "- " marks
+    // True while only "- " marks precede.
+    bool in_entries = open_.empty();
     for (; i < end && !result_.problem; ++i) {
       const char c = text_[i];
       const char next = i + 1 < end ? text_[i + 1] : '\n';
@@ -130,7 +130,7 @@ class Scanner {
       return report(PrescanProblem::Kind::too_many_values, offset);
     if (c == '[' || c == '{') {
       open_.push_back(offset);
-      if (open_.size() > static_cast<size_t>(TreeLimits::kDepth))
+      if (open_.size() > static_cast<size_t>(TreeLimits::kMaxDepth))
         report(PrescanProblem::Kind::flow_depth, offset);
     } else if (c != ',' && !open_.empty()) {
       open_.pop_back();
@@ -142,7 +142,8 @@ class Scanner {
   State state_ = State::none;
   bool block_ = false;
   int64_t block_indent_ = 0;
-  std::vector<size_t> open_;  // offsets of open brackets
+  // Offsets of the open brackets.
+  std::vector<size_t> open_;
   int64_t flow_tokens_ = 0;
 };
 

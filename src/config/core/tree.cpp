@@ -94,7 +94,8 @@ class Lines {
             std::max(1, static_cast<int>(count_code_points(covered)))};
   }
   std::string_view text() const { return text_; }
-  std::string_view line(size_t number) const {  // from 0
+  // Lines are counted from 0.
+  std::string_view line(size_t number) const {
     if (number >= begins_.size()) return {};
     return text_.substr(begins_[number], text_.find('\n', begins_[number]) - begins_[number]);
   }
@@ -150,7 +151,7 @@ class Builder : public YAML::EventHandler {
     const std::string_view line = lines_.line(lines_.line_of(at));
     if (line.starts_with("---"))
       error("C0010", "more than one document", lines_.location(at, 3), "a second document starts here")
-          .help("a recipe is one document; `extends` and `-f file` combine files");
+          .help("a recipe is one document; `extends` and `@FILE` combine files");
     else
       error("C0010", "text after the end of the document", lines_.location(at), "")
           .help("check the indentation of this line: keys of one mapping start in the same column");
@@ -355,8 +356,8 @@ class Builder : public YAML::EventHandler {
             lines_.location(at), "");
       throw Abort{};
     }
-    if (stack_.size() >= static_cast<size_t>(TreeLimits::kDepth)) {
-      error("C0009", "nested more than " + std::to_string(TreeLimits::kDepth) + " levels deep",
+    if (stack_.size() >= static_cast<size_t>(TreeLimits::kMaxDepth)) {
+      error("C0009", "nested more than " + std::to_string(TreeLimits::kMaxDepth) + " levels deep",
             lines_.location(at), "");
       throw Abort{};
     }
@@ -459,9 +460,9 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
   diagnostic.code = "C0002";
   size_t at = std::min(lines.offset(problem.mark), lines.text().empty() ? 0 : lines.text().size() - 1);
   const char found = at < lines.text().size() ? lines.text()[at] : '\0';
-  const std::string_view said = problem.msg;
+  const std::string_view message = problem.msg;
   diagnostic.location = lines.location(at);
-  if (said == YAML::ErrorMsg::UNKNOWN_ANCHOR) {
+  if (message == YAML::ErrorMsg::UNKNOWN_ANCHOR) {
     size_t end = at;
     while (end < lines.text().size() && !is_blank(lines.text()[end]) &&
            std::string_view(",[]{}").find(lines.text()[end]) == std::string_view::npos)
@@ -472,41 +473,41 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
     diagnostic.location = lines.location(at, end - at);
     diagnostic.help("a pattern that starts with `*` needs quotes: \"" + name + "\"");
     diagnostic.replace(diagnostic.location, "\"" + name + "\"");
-  } else if (said == YAML::ErrorMsg::END_OF_SEQ_FLOW || said == YAML::ErrorMsg::END_OF_MAP_FLOW) {
+  } else if (message == YAML::ErrorMsg::END_OF_SEQ_FLOW || message == YAML::ErrorMsg::END_OF_MAP_FLOW) {
     if (scan.unclosed) at = *scan.unclosed;
-    const bool list = scan.unclosed ? lines.text()[at] == '[' : said == YAML::ErrorMsg::END_OF_SEQ_FLOW;
+    const bool list = scan.unclosed ? lines.text()[at] == '[' : message == YAML::ErrorMsg::END_OF_SEQ_FLOW;
     diagnostic.location = lines.location(at);
     diagnostic.message =
         list ? "the list is not closed: `]` is missing" : "the mapping is not closed: `}` is missing";
     diagnostic.label = scan.unclosed ? "opened here" : "";
-  } else if (said == YAML::ErrorMsg::UNKNOWN_TOKEN) {
+  } else if (message == YAML::ErrorMsg::UNKNOWN_TOKEN) {
     diagnostic.message = std::string("a value cannot start with `") + found + "`";
     diagnostic.help("put the value in quotes");
-  } else if (said == YAML::ErrorMsg::FLOW_END) {
+  } else if (message == YAML::ErrorMsg::FLOW_END) {
     diagnostic.message = std::string("`") + found + "` closes nothing";
-  } else if (said == YAML::ErrorMsg::ALIAS_NOT_FOUND || said == YAML::ErrorMsg::CHAR_IN_ALIAS) {
+  } else if (message == YAML::ErrorMsg::ALIAS_NOT_FOUND || message == YAML::ErrorMsg::CHAR_IN_ALIAS) {
     diagnostic.message = "`*` must be followed by the name of an anchor";
     diagnostic.help("a value that starts with `*` needs quotes");
-  } else if (said == YAML::ErrorMsg::BAD_FILE) {
+  } else if (message == YAML::ErrorMsg::BAD_FILE) {
     diagnostic.code = "C0009";
-    diagnostic.message = "nested more than " + std::to_string(TreeLimits::kDepth) + " levels deep";
-  } else if (said == YAML::ErrorMsg::MAP_VALUE) {
+    diagnostic.message = "nested more than " + std::to_string(TreeLimits::kMaxDepth) + " levels deep";
+  } else if (message == YAML::ErrorMsg::MAP_VALUE) {
     diagnostic.message = "a `:` is not allowed here";
     diagnostic.help(
         "a value that contains `: ` needs quotes; a nested mapping starts on its own line, indented");
-  } else if (said == YAML::ErrorMsg::MAP_KEY || said == YAML::ErrorMsg::BLOCK_ENTRY) {
+  } else if (message == YAML::ErrorMsg::MAP_KEY || message == YAML::ErrorMsg::BLOCK_ENTRY) {
     diagnostic.message = std::string("`") + found + "` is not allowed here";
-  } else if (said == YAML::ErrorMsg::END_OF_MAP || said == YAML::ErrorMsg::END_OF_SEQ) {
+  } else if (message == YAML::ErrorMsg::END_OF_MAP || message == YAML::ErrorMsg::END_OF_SEQ) {
     diagnostic.message =
-        said == YAML::ErrorMsg::END_OF_MAP ? "expected a key here" : "expected a list item (`- …`) here";
+        message == YAML::ErrorMsg::END_OF_MAP ? "expected a key here" : "expected a list item (`- …`) here";
     diagnostic.help(
         "check the indentation: keys of one mapping and dashes of one list start in the same column");
-  } else if (said == YAML::ErrorMsg::TAB_IN_INDENTATION) {
+  } else if (message == YAML::ErrorMsg::TAB_IN_INDENTATION) {
     diagnostic.code = "C0003";
     diagnostic.message = "tab used for indentation";
     diagnostic.help("indent with spaces");
   } else {
-    std::string text(said);
+    std::string text(message);
     for (size_t i = text.find("illegal"); i != std::string::npos; i = text.find("illegal"))
       text.replace(i, 7, "invalid");
     diagnostic.message = text;
@@ -520,7 +521,7 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
   for (size_t back = 0; back < 3 && back <= line; ++back) {
     const std::string_view candidate = lines.line(line - back);
     const auto range = missing_space(candidate);
-    if (!range || said == YAML::ErrorMsg::UNKNOWN_ANCHOR) continue;
+    if (!range || message == YAML::ErrorMsg::UNKNOWN_ANCHOR) continue;
     const std::string_view pair = candidate.substr(range->first, range->second - range->first);
     const std::string fixed =
         std::string(pair.substr(0, pair.find(':'))) + ": " + std::string(pair.substr(pair.find(':') + 1));
@@ -560,7 +561,7 @@ bool prescan_failed(const Prescan& scan, const Lines& lines, std::vector<Diagnos
     }
     case PrescanProblem::Kind::flow_depth:
       diagnostic.code = "C0009";
-      diagnostic.message = "nested more than " + std::to_string(TreeLimits::kDepth) + " levels deep";
+      diagnostic.message = "nested more than " + std::to_string(TreeLimits::kMaxDepth) + " levels deep";
       break;
     case PrescanProblem::Kind::too_many_values:
       diagnostic.code = "C0009";

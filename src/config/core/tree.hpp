@@ -22,7 +22,7 @@ struct TreeLimits {
   // Maximum ratio of expanded nodes to written nodes; checked above kAliasFloor nodes.
   static constexpr int64_t kAliasRatio = 100;
   static constexpr int64_t kAliasFloor = 1'000;
-  static constexpr int kDepth = 64;
+  static constexpr int kMaxDepth = 64;
   // Maximum number of brackets and commas, because yaml-cpp queues a flow collection until it ends.
   static constexpr int64_t kFlowTokens = 50'000;
 };

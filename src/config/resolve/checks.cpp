@@ -54,13 +54,18 @@ void Resolver::check_rules() {
   const bool any_failed =
       std::any_of(entries_.begin(), entries_.end(), [](const FieldEntry& one) { return one.failed; });
   for (const Rule& rule : schema_.rules()) {
-    const bool skip =
-        any_failed && std::any_of(rule.reads.begin(), rule.reads.end(),
-                                  [&](const std::string& path) { return entry_of(path)->failed; });
+    const bool skip = any_failed && std::ranges::any_of(rule.reads, [&](const std::string& path) {
+                        return entry_of(path)->failed && std::ranges::count(rule.optional_reads, path) == 0;
+                      });
     if (skip) continue;
     RuleReport found;
     rule.check(root_, found);
     for (const auto& violation : found.violations) {
+      // A value without effect that a preset or recipe of the program brought is not the user's to remove.
+      const FieldEntry* pointed = violation.pointed.empty() ? nullptr : entry_of(violation.pointed);
+      if (violation.lint && pointed && pointed->winner && is_builtin_write(*pointed->winner) &&
+          (!is_explicit(*pointed->winner) || is_builtin_base(*pointed->winner)))
+        continue;
       std::vector<Violation::Operand> operands;
       if (!violation.pointed.empty()) operands.push_back({violation.pointed, {}, true});
       for (const auto& operand : violation.operands)
@@ -114,7 +119,8 @@ bool Resolver::is_builtin_write(const Write& write) const {
 bool Resolver::is_builtin_base(const Write& write) const {
   const auto embedded = [](const Source& source) { return source.kind == Source::Kind::embedded; };
   return is_builtin_write(write) &&
-         (layer(write).base || !std::all_of(composed_.sources.begin(), composed_.sources.end(), embedded));
+         ((layer(write).base && !layer(write).given) ||
+          !std::all_of(composed_.sources.begin(), composed_.sources.end(), embedded));
 }
 
 void Resolver::check_effects() {

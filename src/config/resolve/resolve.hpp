@@ -36,8 +36,8 @@ struct HistoryEntry {
   Status status = Status::effective;
 };
 
-// The fields that the given recipe, its `-f` files and its command line set in addition to the recipes that
-// it extends by name: the content of the shortest recipe that resolves to the same.
+// The fields that the given file, `-f` files and the command line set in addition to recipes that have a
+// name, which are given or extended: the content of the shortest recipe that resolves to the same.
 struct RecipeDelta {
   std::vector<std::string> extends;
   // Fields that go back to the preset's, derived or default value.

@@ -123,8 +123,8 @@ class Resolver {
   void check_rules();
   // Whether a write is in a recipe or preset that is built into Capstan.
   bool is_builtin_write(const Write& write) const;
-  // Whether a write belongs to a built-in recipe that the user extends or overrides. Its values
-  // may lose their effect without a report.
+  // Whether a write belongs to a built-in recipe that the user extends or overrides. Its values may
+  // lose their effect without a report.
   bool is_builtin_base(const Write& write) const;
   // Reports explicit values that are not used in this configuration.
   void check_effects();

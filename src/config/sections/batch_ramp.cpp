@@ -8,9 +8,9 @@ namespace capstan::config {
 
 namespace {
 // A run has no more samples (the range of train.train_samples).
-constexpr int64_t kMostSamples = int64_t{1} << 60;
+constexpr int64_t kMaxSamples = int64_t{1} << 60;
 // Steps are counted one size at a time.
-constexpr int64_t kMostIncrements = 1'000'000;
+constexpr int64_t kMaxIncrements = 1'000'000;
 }  // namespace
 
 std::string BatchRamp::problem(const TrainConfig& config) {
@@ -18,8 +18,8 @@ std::string BatchRamp::problem(const TrainConfig& config) {
   if (ramp.empty()) return {};
   if (ramp.size() != 3) return "has " + std::to_string(ramp.size()) + " values, not three";
   if (ramp[0] <= 0 || ramp[1] <= 0 || ramp[2] <= 0) return "has a value that is not positive";
-  if (ramp[2] > kMostSamples)
-    return "grows over " + std::to_string(ramp[2]) + " samples, more than " + std::to_string(kMostSamples);
+  if (ramp[2] > kMaxSamples)
+    return "grows over " + std::to_string(ramp[2]) + " samples, more than " + std::to_string(kMaxSamples);
   if (!config.global_batch_size) return {};
   const int64_t last = *config.global_batch_size;
   if (ramp[0] >= last)
@@ -28,9 +28,9 @@ std::string BatchRamp::problem(const TrainConfig& config) {
   if ((last - ramp[0]) % ramp[1] != 0)
     return "does not reach global_batch_size " + std::to_string(last) + " from " + std::to_string(ramp[0]) +
            " in increments of " + std::to_string(ramp[1]);
-  if (const int64_t increments = (last - ramp[0]) / ramp[1]; increments > kMostIncrements)
+  if (const int64_t increments = (last - ramp[0]) / ramp[1]; increments > kMaxIncrements)
     return "grows in " + std::to_string(increments) + " increments, more than " +
-           std::to_string(kMostIncrements);
+           std::to_string(kMaxIncrements);
   return {};
 }
 

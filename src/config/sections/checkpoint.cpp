@@ -36,7 +36,9 @@ void describe(Section<CheckpointConfig>& s) {
       .unit("iterations")
       .count()
       .min(1)
-      .effect(Effect::io);
+      .effect(Effect::io)
+      .known_as("save_steps")
+      .known_as("save_every");
   s.field("save_retain_interval", &C::save_retain_interval)
       .doc("checkpoints whose step is a multiple of this are never deleted; null: none")
       .unit("iterations")

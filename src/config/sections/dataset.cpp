@@ -42,7 +42,7 @@ void describe(Section<DatasetConfig>& s) {
   s.field("split", &D::split)
       .doc(
           "proportions for training, validation and test (evaluated once, at the end); with "
-          "validation.eval_interval=null only the first is read")
+          "validation.eval_interval=null only the first is used")
       .only_for({"gpt", "sft"})
       .example("969,30,1");
   s.field("sample_order", &D::sample_order)
@@ -82,7 +82,9 @@ void describe(Section<DatasetConfig>& s) {
       .only_for({"sft"})
       .used_when<Config>("`validation.eval_interval` is set", evaluates);
   s.field("format", &D::format).doc("format of the samples in the JSONL files").only_for({"sft"});
-  s.field("loss_mode", &D::loss_mode).doc("tokens that contribute to the loss").only_for({"sft"});
+  s.field("loss_mode", &D::loss_mode)
+      .doc("tokens that contribute to the loss; samples of format text: every token")
+      .only_for({"sft"});
   s.field("packing", &D::packing)
       .doc(
           "pack several samples into one sequence of model.seq_length tokens, without attention between "

@@ -1,3 +1,4 @@
+#include "config/sections/conditions.hpp"
 #include "config/sections/sections.hpp"
 
 namespace capstan::config {
@@ -5,6 +6,9 @@ namespace capstan::config {
 namespace {
 bool is_fp16(const Config& c) {
   return c.mixed_precision.params_dtype == Precision::fp16;
+}
+bool scales_dynamically(const Config& c) {
+  return !c.mixed_precision.loss_scale;
 }
 bool has_fp8(const Config& c) {
   return c.mixed_precision.fp8.has_value();
@@ -21,14 +25,12 @@ bool has_edge_layers(const Config& c) {
 bool is_delayed(const Config& c) {
   return has_fp8(c) && c.mixed_precision.fp8_recipe == Fp8Recipe::delayed;
 }
-bool names_fp16(const Value& v) {
-  return v.text == "fp16";
-}
 }  // namespace
 
 void describe(Section<MixedPrecisionConfig>& s) {
   using M = MixedPrecisionConfig;
   const char* fp16 = "`mixed_precision.params_dtype` is fp16";
+  const char* dynamic = "`mixed_precision.loss_scale` is null";
   const char* fp8 = "`mixed_precision.fp8` is set";
   const char* fp4 = "`mixed_precision.fp4` is set";
   s.doc("number formats of parameters, gradients, activations and GEMMs");
@@ -37,7 +39,6 @@ void describe(Section<MixedPrecisionConfig>& s) {
           "number format of parameters and activations in the forward and backward pass; the main parameters "
           "of the optimizer are fp32; typical: bf16")
       .alias("model.params_dtype")
-      .unsupported("fp16", names_fp16)
       .known_as("bf16")
       .known_as("fp16")
       .known_as("fp32")
@@ -61,24 +62,28 @@ void describe(Section<MixedPrecisionConfig>& s) {
       .doc("initial dynamic loss scale")
       .min(1)
       .alias("optimizer.initial_loss_scale")
-      .used_when<Config>(fp16, is_fp16);
+      .used_when<Config>(fp16, is_fp16)
+      .used_when<Config>(dynamic, scales_dynamically);
   s.field("min_loss_scale", &M::min_loss_scale)
       .doc("minimum dynamic loss scale")
       .above(0)
       .alias("optimizer.min_loss_scale")
-      .used_when<Config>(fp16, is_fp16);
+      .used_when<Config>(fp16, is_fp16)
+      .used_when<Config>(dynamic, scales_dynamically);
   s.field("loss_scale_window", &M::loss_scale_window)
       .doc("consecutive steps without overflow after which the loss scale doubles")
       .unit("iterations")
       .min(1)
       .alias("optimizer.loss_scale_window")
-      .used_when<Config>(fp16, is_fp16);
+      .used_when<Config>(fp16, is_fp16)
+      .used_when<Config>(dynamic, scales_dynamically);
   s.field("hysteresis", &M::hysteresis)
       .doc("overflows after which the loss scale halves")
       .unit("iterations")
       .min(1)
       .alias("optimizer.hysteresis")
-      .used_when<Config>(fp16, is_fp16);
+      .used_when<Config>(fp16, is_fp16)
+      .used_when<Config>(dynamic, scales_dynamically);
   s.field("fp8", &M::fp8).doc("FP8 format of the GEMMs; null: none").alias("model.fp8");
   s.field("fp8_recipe", &M::fp8_recipe)
       .doc("FP8 scaling recipe")
@@ -98,7 +103,8 @@ void describe(Section<MixedPrecisionConfig>& s) {
       .used_when<Config>("`mixed_precision.fp8_recipe` is delayed", is_delayed);
   s.field("fp8_wgrad", &M::fp8_wgrad)
       .doc("compute weight gradients in FP8 as well")
-      .used_when<Config>(fp8, has_fp8);
+      .used_when<Config>(fp8, has_fp8)
+      .used_when<Config>("`peft` is null", trains_all_layers);
   s.field("fp8_param_gather", &M::fp8_param_gather)
       .doc("all-gather sharded parameters in FP8")
       .effect(Effect::perf)

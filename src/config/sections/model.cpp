@@ -58,13 +58,15 @@ void size_fields(Section<ModelConfig>& s) {
       .range(1, 1 << 24)
       .required()
       .known_as("d_model")
+      .known_as("hidden_dim")
       .known_as("n_embd");
   s.field("num_attention_heads", &M::num_attention_heads)
       .doc("number of attention (query) heads per layer")
       .unit("heads")
       .range(1, 1 << 20)
       .required()
-      .known_as("n_head");
+      .known_as("n_head")
+      .known_as("n_heads");
   s.field("num_query_groups", &M::num_query_groups)
       .doc(
           "number of key/value heads per layer; fewer than num_attention_heads: grouped-query attention "
@@ -90,6 +92,8 @@ void size_fields(Section<ModelConfig>& s) {
       .alias("dataset.seq_length")
       .known_as("sequence_length")
       .known_as("block_size")
+      .known_as("context_length")
+      .known_as("max_seq_length")
       .known_as("max_seq_len");
   s.field("max_position_embeddings", &M::max_position_embeddings)
       .doc("maximum sequence length that the model supports; number of learned position embeddings")
@@ -161,7 +165,9 @@ void position_fields(Section<ModelConfig>& s) {
       .tokens()
       .range(1, int64_t{1} << 32)
       .alias("rope_scaling_old_context_len")
-      .used_when<Config>(scaled, scales_rope);
+      .used_when<Config>(scaled, scales_rope)
+      .used_when<Config>("`model.rope_scaling_type` is not linear",
+                         [](const Config& c) { return c.model.rope_scaling_type != RopeScaling::linear; });
   const char* yarn = "`model.rope_scaling_type` is yarn";
   s.field("rope_scaling_beta_fast", &M::rope_scaling_beta_fast)
       .doc(

@@ -1,5 +1,5 @@
-// The architecture of the model. Its distribution over ranks belongs to `dist`, in which number
-// formats to `mixed_precision`.
+// The architecture of the model. Its distribution over ranks belongs to `dist`, its number formats to
+// `mixed_precision`.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,14 @@
+#include "config/sections/conditions.hpp"
 #include "config/sections/sections.hpp"
 
 namespace capstan::config {
 
 namespace {
+// Muon updates only matrices; AdamW the rest. The adapters of LoRA are matrices.
 bool has_adam(const Config& c) {
-  return c.optimizer.optimizer == OptimizerKind::adam || c.optimizer.optimizer == OptimizerKind::muon;
+  const bool only_matrices = c.peft && !has_magnitudes(c.peft->scheme);
+  return c.optimizer.optimizer == OptimizerKind::adam ||
+         (c.optimizer.optimizer == OptimizerKind::muon && !only_matrices);
 }
 bool has_sgd(const Config& c) {
   return c.optimizer.optimizer == OptimizerKind::sgd;
@@ -14,9 +18,6 @@ bool has_lion(const Config& c) {
 }
 bool has_muon(const Config& c) {
   return c.optimizer.optimizer == OptimizerKind::muon;
-}
-bool trains_all_layers(const Config& c) {
-  return !c.peft.has_value();
 }
 bool has_own_rate(const Config& c) {
   return c.optimizer.decoupled_lr.has_value();
@@ -39,7 +40,7 @@ bool is_bf16(const Value& v) {
 
 void describe(Section<OptimizerConfig>& s) {
   using O = OptimizerConfig;
-  const char* adam = "`optimizer.optimizer` is adam or muon";
+  const char* adam = "`optimizer.optimizer` is adam, or muon, for parameters that are not matrices";
   s.doc("optimizer and its hyperparameters");
   s.field("optimizer", &O::optimizer).doc("optimization algorithm").known_as("type").known_as("name");
   s.field("lr", &O::lr)
@@ -70,13 +71,15 @@ void describe(Section<OptimizerConfig>& s) {
       .used_when<Config>("`optimizer.decoupled_lr` is set", has_own_rate);
   s.field("weight_decay", &O::weight_decay)
       .doc("weight-decay coefficient; not applied to biases and norm weights; typical: 0.1 for pretraining")
-      .min(0);
+      .min(0)
+      .known_as("wd");
   s.field("decoupled_weight_decay", &O::decoupled_weight_decay)
       .doc(
           "apply weight decay directly to the weights (AdamW, SGDW); false: add it to the gradient (L2 "
           "regularization)");
   s.field("apply_wd_to_qk_layernorm", &O::apply_wd_to_qk_layernorm)
-      .doc("apply weight decay to the norm weights of queries and keys as well");
+      .doc("apply weight decay to the norm weights of queries and keys as well")
+      .used_when<Config>("`peft` is null", trains_all_layers);
   s.field("adam_beta1", &O::adam_beta1)
       .doc("exponential decay rate of the first-moment estimate; typical: 0.9")
       .min(0)
@@ -137,7 +140,8 @@ void describe(Section<OptimizerConfig>& s) {
       .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
   s.field("muon_split_qkv", &O::muon_split_qkv)
       .doc("orthogonalize queries, keys and values separately")
-      .used_when<Config>("`optimizer.optimizer` is muon", has_muon);
+      .used_when<Config>("`optimizer.optimizer` is muon", has_muon)
+      .used_when<Config>("`peft` is null", trains_all_layers);
   s.field("muon_tp_mode", &O::muon_tp_mode)
       .doc("how matrices that are sharded over tensor-parallel ranks are orthogonalized")
       .used_when<Config>("`optimizer.optimizer` is muon and `dist.tensor_model_parallel_size` is above 1",

@@ -35,8 +35,13 @@ void describe(Section<PeftConfig>& s) {
   s.field("dropout_position", &P::dropout_position)
       .doc("position of the dropout relative to the adapter")
       .unsupported("dropout after the adapter", [](const Value& v) { return v.text == "post"; });
-  s.field("lora_A_init", &P::lora_a_init).doc("initialization of A");
-  s.field("lora_B_init", &P::lora_b_init).doc("initialization of B");
+  const auto new_adapters = [](const Config& c) { return c.peft && !c.peft->adapter; };
+  s.field("lora_A_init", &P::lora_a_init)
+      .doc("initialization of A")
+      .used_when<Config>("`peft.adapter` is null", new_adapters);
+  s.field("lora_B_init", &P::lora_b_init)
+      .doc("initialization of B")
+      .used_when<Config>("`peft.adapter` is null", new_adapters);
   s.field("lora_dtype", &P::lora_dtype).doc("number format of the adapter weights");
   s.field("random_base", &P::random_base)
       .doc(

@@ -6,8 +6,9 @@ namespace capstan::config {
 
 namespace {
 
-constexpr size_t kMostItems = 1 << 20;  // of an expanded layout
-constexpr int kMostNesting = 8;
+// Of an expanded layout.
+constexpr size_t kMaxItems = 1 << 20;
+constexpr int kMaxNesting = 8;
 
 // Recursive descent over the text; `out` is the expanded layout, one character for each item.
 class LayoutReader {
@@ -30,7 +31,7 @@ class LayoutReader {
       if (c == ',' || c == ' ') continue;
       std::string item;
       if (c == '(') {
-        if (depth == kMostNesting) return stop("brackets nested deeper than 8", start);
+        if (depth == kMaxNesting) return stop("brackets nested deeper than 8", start);
         items(item, depth + 1);
         if (!problem_.empty()) return;
         if (at_ == text_.size()) return stop("`(` without `)`", start);
@@ -42,7 +43,7 @@ class LayoutReader {
       }
       const int64_t times = repetition();
       if (!problem_.empty()) return;
-      if (item.size() * static_cast<size_t>(times) + out.size() > kMostItems)
+      if (item.size() * static_cast<size_t>(times) + out.size() > kMaxItems)
         return stop("more than 1048576 items", start);
       for (int64_t i = 0; i < times; ++i) out += item;
     }
@@ -54,11 +55,11 @@ class LayoutReader {
     int64_t count = 0;
     bool any = false;
     while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9' &&
-           count <= static_cast<int64_t>(kMostItems)) {
+           count <= static_cast<int64_t>(kMaxItems)) {
       count = count * 10 + (text_[at_++] - '0');
       any = true;
     }
-    if (!any || count == 0 || count > static_cast<int64_t>(kMostItems)) {
+    if (!any || count == 0 || count > static_cast<int64_t>(kMaxItems)) {
       stop("`*` needs a count from 1 to 1048576", start);
       return 1;
     }

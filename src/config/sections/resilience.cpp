@@ -36,8 +36,8 @@ void describe(Section<ResilienceConfig>& s) {
       .effect(Effect::memory);
   s.field("memory_limit_host", &R::memory_limit_host)
       .doc(
-          "limit of the host memory that one rank takes for its device: snapshots and upload buffers; on cpu "
-          "both limits hold for it")
+          "limit of one rank's host memory for its device: snapshots and upload buffers; with "
+          "train.device=cpu the smaller of the two limits applies")
       .min(1)
       .effect(Effect::memory);
   s.field("check_for_nan", &R::check_for_nan)
@@ -66,7 +66,10 @@ void describe(Section<ResilienceConfig>& s) {
       .min(0)
       .used_when<Config>("one of the spike actions is rewind", rewinds);
   s.field("rerun_mode", &R::rerun_mode)
-      .doc("recompute a suspicious step to distinguish faulty hardware from bad data")
+      .doc(
+          "recompute a suspicious step to distinguish faulty hardware from bad data; each step waits until "
+          "the "
+          "host has hashed its gradients")
       .effect(Effect::perf)
       .used_when<Config>("`resilience.check_for_nan` or a spike action is on", [](const Config& c) {
         return c.resilience.check_for_nan || c.resilience.loss_spike_action != SpikeAction::off ||

@@ -17,6 +17,8 @@ class RuleList {
  public:
   using Check = void (*)(const Config& config, RuleReport& report);
   bool add(RuleInfo info, Check check) {
+    for (std::string& path : info.reads)
+      if (path.starts_with('?')) info.optional_reads.push_back(path.erase(0, 1));
     rules_.emplace_back(std::move(info), check);
     return true;
   }
@@ -37,10 +39,11 @@ class RuleList {
   constexpr auto file_rules = rules_of_topic;
 
 // RULE("R0201", name, "the rule in one sentence", paths that it reads...) { body that reads `c` and writes to
-// `report` } defines a rule and adds it to the rules of the file.
-#define RULE(code, name, doc, ...)                                                                      \
-  void name(const Config& c, RuleReport& report);                                                       \
-  [[maybe_unused]] const bool name##_added = file_rules().add({code, #name, doc, {__VA_ARGS__}}, name); \
+// `report` } defines a rule and adds it to the rules of the file. A path with a "?" before it is one of
+// RuleInfo::optional_reads.
+#define RULE(code, name, doc, ...)                                                                          \
+  void name(const Config& c, RuleReport& report);                                                           \
+  [[maybe_unused]] const bool name##_added = file_rules().add({code, #name, doc, {__VA_ARGS__}, {}}, name); \
   void name(const Config& c, RuleReport& report)
 
 // Numbers in texts: both kinds under one name, because std::to_string() writes 1e-4 as 0.000100.

@@ -53,9 +53,10 @@ RULE("R0203", eval_batch_divisible,
   const auto& v = c.validation;
   if (!v.eval_interval || !v.eval_global_batch_size || !v.eval_micro_batch_size || !c.dist.data_parallel_size)
     return;
+  // The rule global_batch_divisible reports this.
   if (v.eval_global_batch_size == c.train.global_batch_size &&
       *v.eval_micro_batch_size == c.train.micro_batch_size)
-    return;  // global_batch_divisible speaks
+    return;
   const int64_t together = *v.eval_micro_batch_size * *c.dist.data_parallel_size;
   if (*v.eval_global_batch_size % together == 0) return;
   report

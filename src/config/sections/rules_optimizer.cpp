@@ -258,7 +258,7 @@ RULE("R0615", iterations_have_coefficients, "Newton-Schulz iterations have coeff
   if (o.muon_coefficient_type == MuonCoefficients::quintic && o.muon_num_ns_steps % 5 != 0)
     report
         .error("`optimizer.muon_num_ns_steps` " + to_text(o.muon_num_ns_steps) +
-               " is no multiple of the 5 iterations of `optimizer.muon_coefficient_type` quintic")
+               " is not a multiple of the 5 iterations of `optimizer.muon_coefficient_type` quintic")
         .help("set optimizer.muon_num_ns_steps=5, or optimizer.muon_coefficient_type=simple");
   if (o.muon_coefficient_type == MuonCoefficients::polar_express && o.muon_num_ns_steps < 8)
     report

@@ -90,7 +90,8 @@ RULE("R0304", virtual_stage_layers_agree,
         .help("give dist.virtual_pipeline_model_parallel_size instead");
     return;
   }
-  if (units(c) % pp != 0) return;  // layers_divide_stages speaks
+  // The rule layers_divide_stages reports this.
+  if (units(c) % pp != 0) return;
   if (units(c) / pp % *each != 0) {
     report
         .error("the " + to_text(units(c) / pp) +

@@ -81,7 +81,7 @@ RULE("R0912", adapter_targets_exist, "every target of adapters is a layer of the
           modules.push_back(std::move(module));
       }
       const auto near = near_matches(name, modules, 2);
-      report.error("`" + std::string(field) + "`: " + in_quotes(name) + " is no layer of this model")
+      report.error("`" + std::string(field) + "`: " + in_quotes(name) + " is not a layer of this model")
           .at(field)
           .help((near.empty() ? std::string() : "did you mean `" + near[0] + "`? ") + "layers are " +
                 join(modules, ", ") + ", or a pattern such as `*.layers.0.*." + modules[0] + "`");
@@ -102,10 +102,41 @@ RULE("R0913", something_is_adapted, "some layer has an adapter", "peft.exclude_m
     return std::any_of(c.peft->target_modules.begin(), c.peft->target_modules.end(),
                        [&](const auto& name) { return matches_layer(name, layer); });
   });
-  // adapter_targets_exist has said it.
+  // The rule adapter_targets_exist reports it.
   if (!excluded) return;
   report.error("`peft.exclude_modules` leaves no layer of `peft.target_modules`: nothing would train")
       .help("exclude less");
+}
+
+RULE("R0920", excluded_modules_are_targets, "what gets no adapter would have got one otherwise",
+     "peft.exclude_modules", "peft.target_modules") {
+  if (!c.peft || c.peft->target_modules.empty()) return;
+  std::vector<std::string> targets = adaptable_layers(c.model, c.peft->scheme);
+  std::erase_if(targets, [&](const std::string& layer) {
+    return std::ranges::none_of(c.peft->target_modules,
+                                [&](const auto& name) { return matches_layer(name, layer); });
+  });
+  // The rule adapter_targets_exist reports targets that are no layers.
+  if (targets.empty()) return;
+  for (const std::string& name : c.peft->exclude_modules)
+    if (std::ranges::none_of(targets, [&](const auto& layer) { return matches_layer(name, layer); }))
+      report
+          .lint("`peft.exclude_modules`: " + in_quotes(name) +
+                " has no effect: `peft.target_modules` selects none of its layers")
+          .at("peft.exclude_modules")
+          .help("remove it");
+}
+
+RULE("R0921", new_adapters_learn, "the gradient of new adapters is not zero", "peft.lora_A_init",
+     "peft.lora_B_init") {
+  if (!c.peft || c.peft->adapter || c.peft->lora_a_init != LoraInit::zero ||
+      c.peft->lora_b_init != LoraInit::zero)
+    return;
+  report
+      .error(
+          "`peft.lora_A_init` and `peft.lora_B_init` are both zero: the gradient of each is a product with "
+          "the other, so neither would change")
+      .help("set peft.lora_A_init=xavier");
 }
 
 RULE("R0917", adapters_have_the_models_format, "adapters have the number format of the model",
@@ -210,7 +241,8 @@ RULE("R0916", quantized_weights_are_unsharded, "quantized weights are not sharde
 RULE("R0906", tokenizer_has_files, "a tokenizer has the files of its kind, unless the data are random tokens",
      "tokenizer.tokenizer_type") {
   const auto& t = c.tokenizer;
-  if (c.dataset.kind == DatasetKind::mock) return;  // random tokens need none
+  // Random tokens need no tokenizer.
+  if (c.dataset.kind == DatasetKind::mock) return;
   if (t.tokenizer_type == TokenizerKind::huggingface && !t.tokenizer_model)
     report.error("`tokenizer.tokenizer_type` huggingface needs `tokenizer.tokenizer_model`")
         .help("set tokenizer.tokenizer_model=tokenizer.json");

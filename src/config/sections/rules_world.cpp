@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "base/checked.hpp"
+#include "base/wording.hpp"
 #include "config/sections/rule_tools.hpp"
 
 namespace capstan::config {
@@ -11,17 +12,14 @@ RULES_OF_FILE(world_rules)
 
 namespace {
 
-std::string ranks_text(int64_t count) {
-  return to_text(count) + (count == 1 ? " rank" : " ranks");
-}
-
 // One of the two grids: the axes that are given, and the data axis, which is what they leave of the world.
 struct Grid {
   // TP, CP, PP, or ETP, EP, PP.
   int64_t outer, middle, pipeline;
   // The data-parallel size as given or derived. Unset if no size fits.
   std::optional<int64_t> data;
-  const char* data_name;  // "DP", "EDP"
+  // "DP" or "EDP".
+  const char* data_name;
 
   std::optional<int64_t> product() const { return product_of({outer, middle, pipeline}); }
   bool divides(int64_t world) const {
@@ -77,16 +75,18 @@ std::string nearest_worlds(const Config& c) {
   return step ? "nearest legal dist.world_size: " + nearest_multiples(c.dist.world_size, *step) : "";
 }
 
+// The dense grid needs nothing of the model: R0101 and R0103 also hold where the model's preset is unknown.
 RULE("R0101", world_divisible,
      "the world is a multiple of tensor * pipeline * context parallelism; the quotient is data parallelism",
      "dist.world_size", "dist.tensor_model_parallel_size", "dist.pipeline_model_parallel_size",
-     "dist.context_parallel_size", "dist.expert_tensor_parallel_size", "dist.expert_model_parallel_size",
-     "model.num_moe_experts") {
+     "dist.context_parallel_size", "?dist.expert_tensor_parallel_size", "dist.expert_model_parallel_size",
+     "?model.num_moe_experts") {
   const auto& d = c.dist;
   const Grid dense = dense_grid(c);
   if (dense.divides(d.world_size)) return;
   std::string message =
-      "the world of " + ranks_text(d.world_size) + " is not a multiple of tensor * pipeline * context = " +
+      "the world of " + counted(d.world_size, "rank") +
+      " is not a multiple of tensor * pipeline * context = " +
       product_text({d.tensor_model_parallel_size, d.pipeline_model_parallel_size, d.context_parallel_size});
   const auto experts = expert_grid(c);
   if (experts && !experts->divides(d.world_size))
@@ -109,7 +109,7 @@ RULE("R0102", expert_world_divisible,
   const auto experts = expert_grid(c);
   if (!experts || experts->divides(d.world_size) || !dense_grid(c).divides(d.world_size)) return;
   auto& found = report.error(
-      "the world of " + ranks_text(d.world_size) +
+      "the world of " + counted(d.world_size, "rank") +
       " is not a multiple of expert tensor * expert * pipeline = " +
       product_text({experts->outer, experts->middle, experts->pipeline}) +
       ", though it is one of tensor * pipeline * context = " + to_text(*dense_grid(c).product()));
@@ -131,8 +131,8 @@ bool dense_data_agrees(const Config& c) {
 
 RULE("R0103", data_parallel_size_agrees, "a given data_parallel_size matches the world size",
      "dist.data_parallel_size", "dist.world_size", "dist.tensor_model_parallel_size",
-     "dist.pipeline_model_parallel_size", "dist.context_parallel_size", "dist.expert_tensor_parallel_size",
-     "dist.expert_model_parallel_size", "model.num_moe_experts") {
+     "dist.pipeline_model_parallel_size", "dist.context_parallel_size", "?dist.expert_tensor_parallel_size",
+     "dist.expert_model_parallel_size", "?model.num_moe_experts") {
   if (dense_data_agrees(c)) return;
   const int64_t world = c.dist.world_size, given = *c.dist.data_parallel_size;
   const int64_t axes = *dense_grid(c).product();

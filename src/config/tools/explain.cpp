@@ -1,8 +1,10 @@
 // `capstan explain`: a field, a section, a rule or a diagnostic code in words.
 #include <algorithm>
+#include <map>
 
 #include "base/error.hpp"
 #include "base/json.hpp"
+#include "base/missing.hpp"
 #include "base/text.hpp"
 #include "config/core/convert.hpp"
 #include "config/core/emit.hpp"
@@ -36,7 +38,7 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0109", "a field of a section that is switched off"},
       {"C0110", "a field that the section's kind does not have"},
       {"C0111", "two fields that give one value disagree"},
-      {"C0201", "a text that is no value of the field's type"},
+      {"C0201", "a text that is not a value of the field's type"},
       {"C0202", "a value outside the field's range"},
       {"C0203", "a key without a value"},
       {"C0204", "a number or boolean in quotes"},
@@ -156,6 +158,22 @@ void find_by_name(const Schema& schema, std::string_view what, Topic& topic) {
     }
 }
 
+// "did you mean …?" of sections, fields by their name, rules and codes; empty without a near one.
+std::string near_topics(const Schema& schema, std::string_view what) {
+  std::map<std::string, std::string> shown;
+  for (const auto& section : schema.sections())
+    if (!section.name.empty()) shown.emplace(section.name, section.name);
+  for (const FieldInfo* field : schema.fields()) shown.emplace(field->name, field->path);
+  for (const auto& rule : schema.rules())
+    for (const auto& name : {rule.code, rule.name}) shown.emplace(name, name);
+  for (const auto& code : diagnostic_codes()) shown.emplace(code.code, code.code);
+  std::vector<std::string> names;
+  for (const auto& [name, text] : shown) names.push_back(name);
+  std::vector<std::string> near = near_matches(what, names);
+  for (std::string& name : near) name = shown.at(name);
+  return near_paths_help(near);
+}
+
 Topic find_topic(const Schema& schema, std::string_view what) {
   Topic topic;
   for (const auto& code : diagnostic_codes())
@@ -170,6 +188,8 @@ Topic find_topic(const Schema& schema, std::string_view what) {
   if (!dotted) find_by_name(schema, what, topic);
   if (topic.fields.size() == 1 && topic.note.empty()) topic.field = topic.fields[0];
   if (!topic.fields.empty()) return topic;
+  if (const std::string near = dotted ? std::string() : near_topics(schema, what); !near.empty())
+    fail(ErrorCode::usage, "there is no field, section, rule or code `" + std::string(what) + "`", near);
   const Diagnostic problem = unknown_key(schema, dotted ? std::string(what.substr(0, dot)) : "",
                                          std::string(dotted ? what.substr(dot + 1) : what), {});
   std::string help;

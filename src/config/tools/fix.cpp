@@ -14,7 +14,7 @@ namespace capstan::config {
 
 namespace {
 
-constexpr int kMostSteps = 1'000;
+constexpr int kMaxSteps = 1'000;
 
 // The recipe is the first source of its resolution.
 bool in_recipe(const SourceLocation& location) {
@@ -119,7 +119,7 @@ FixResult fix_recipe(const Schema& schema, std::string text, const ResolveText& 
   result.resolved = resolve(result.text);
   // Tried, and of no use.
   std::set<std::string> refused;
-  for (int step = 0; step < kMostSteps; ++step) {
+  for (int step = 0; step < kMaxSteps; ++step) {
     bool changed = false;
     for (const Diagnostic& diagnostic : result.resolved.diagnostics) {
       auto proposal = replacement(result.text, diagnostic);
@@ -196,7 +196,8 @@ FixResult trim_recipe(const std::string& file, std::string text) {
       const bool is_section = entry.section.empty() && entry.value->kind == Node::Kind::map &&
                               !entry.value->items.empty() && fields.find_section(entry.key);
       if (special || is_section || kept.count({entry.section, entry.key})) continue;
-      kept.insert({entry.section, entry.key});  // looked at
+      // Each entry is examined once.
+      kept.insert({entry.section, entry.key});
       auto edits = removal(text, entry, CommentsOfEntry::go);
       if (edits.empty()) continue;
       std::string next = apply_edits(text, std::move(edits));

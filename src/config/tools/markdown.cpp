@@ -15,12 +15,6 @@ std::string codes(const std::vector<std::string>& texts) {
   return out;
 }
 
-std::string cell(std::string_view text) {
-  std::string out;
-  for (const char c : text) out += c == '|' ? std::string("\\|") : std::string(1, c);
-  return out;
-}
-
 static constexpr size_t kColumns = 110;
 
 // The parts of a text between which a line may end: words, with short code spans in one piece. A line that

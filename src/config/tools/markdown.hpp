@@ -11,8 +11,6 @@ namespace capstan::config {
 std::string code(std::string_view text);
 // Code spans, separated by commas.
 std::string codes(const std::vector<std::string>& texts);
-// The text of a table cell, in which a bar is escaped.
-std::string cell(std::string_view text);
 
 // Breaks the paragraphs and list items of a page, each of which is one line of it, at 110 columns. Lines of
 // tables, headings and code stay.

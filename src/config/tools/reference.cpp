@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "config/core/convert.hpp"
 #include "config/core/emit.hpp"
 #include "config/resolve/resolve.hpp"
@@ -54,15 +55,15 @@ std::string field_entry(const Schema& schema, const FieldInfo& field) {
   if (type->kind == Type::Kind::enumeration) {
     out += "\n| value | |\n|---|---|\n";
     for (const auto& entry : type->names->entries)
-      out += "| " + code(std::string(entry.name)) + " | " + cell(entry.doc) +
+      out += "| " + code(std::string(entry.name)) + " | " + markdown_cell(entry.doc) +
              (entry.aliases.empty() ? "" : (entry.doc.empty() ? "also " : "; also ") + codes(entry.aliases)) +
              " |\n";
   }
   if (type->kind == Type::Kind::record) {
     out += "\n| field of an item | | type |\n|---|---|---|\n";
     for (const auto& inner : type->record->fields)
-      out += "| " + code(inner.name) + " | " + cell(inner.doc) + " | " + cell(type_text(*inner.type, inner)) +
-             " |\n";
+      out += "| " + code(inner.name) + " | " + markdown_cell(inner.doc) + " | " +
+             markdown_cell(type_text(*inner.type, inner)) + " |\n";
   }
   return out + "\n";
 }
@@ -70,7 +71,7 @@ std::string field_entry(const Schema& schema, const FieldInfo& field) {
 std::string preset_table(const std::vector<Library::Entry>& presets) {
   std::string out = "| preset | |\n|---|---|\n";
   for (const auto& preset : presets)
-    out += "| " + code(preset.name) + " | " + cell(preset.description) + " |\n";
+    out += "| " + code(preset.name) + " | " + markdown_cell(preset.description) + " |\n";
   return out + "\n";
 }
 
@@ -96,13 +97,13 @@ std::string rules_page(const Schema& schema) {
            "\n\n";
   out += "## Codes of other diagnostics\n\n| code | |\n|---|---|\n";
   for (const auto& one : diagnostic_codes())
-    out += "| " + std::string(one.code) + " | " + cell(one.title) + " |\n";
+    out += "| " + std::string(one.code) + " | " + markdown_cell(one.title) + " |\n";
   return out;
 }
 
 // "8 ranks: TP 2, PP 2"
 std::string layout_text(const DistConfig& dist) {
-  std::string out = std::to_string(dist.world_size) + (dist.world_size == 1 ? " rank" : " ranks"), axes;
+  std::string out = counted(dist.world_size, "rank"), axes;
   const auto axis = [&](const char* name, int64_t size) {
     if (size > 1) axes += (axes.empty() ? ": " : ", ") + std::string(name) + " " + std::to_string(size);
   };
@@ -155,14 +156,14 @@ std::string recipes_page(const Schema& schema, const Library& library) {
   std::string out =
       "# Recipes and presets\n\n"
       "Reference, for users who choose a recipe to start from: the recipes and presets included with "
-      "Capstan. Your own recipe extends one of them (`capstan recipe new my.yaml --from NAME`).\n\n"
+      "Capstan. Your own recipe extends one of them: `extends: NAME`; `capstan recipe new` begins one.\n\n"
       "| recipe | | layers × hidden size | sequence length | global batch size | world size |\n"
       "|---|---|---|---|---|---|\n";
   for (const auto& entry : library.recipes()) {
     if (!entry.method.empty()) continue;
     Config config;
     const Resolved resolved = resolve_named(schema, library, config, entry.name);
-    out += "| " + code(entry.name) + " | " + cell(entry.description) + " | ";
+    out += "| " + code(entry.name) + " | " + markdown_cell(entry.description) + " | ";
     if (!resolved.ok()) {
       // A test keeps all of them sound.
       out += "| | | |\n";

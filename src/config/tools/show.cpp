@@ -15,7 +15,7 @@ namespace {
 
 std::string one_line(std::string text) {
   for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+    if (is_control(c)) c = ' ';
   return text;
 }
 
@@ -94,7 +94,8 @@ std::string recipe_text(const Schema& schema, const void* root, const Resolved& 
       if (!field.deprecated.empty() && schema.load(root, field) == field.default_value) continue;
       if (without_effect(schema, root, resolved, section, field)) continue;
       EmitOptions of_field = options;
-      if (field.path == "tokenizer.chat_template") of_field.directory.clear();  // it may be a name
+      // The field may be a template's name, which has no directory.
+      if (field.path == "tokenizer.chat_template") of_field.directory.clear();
       const std::string line = field_line(schema, root, resolved, field, indent, comments, of_field);
       lines += given_otherwise(schema, root, resolved, section, field) ? as_comment(line) : line;
     }
@@ -115,8 +116,9 @@ std::string own_line(const Schema& schema, const void* root, const Resolved& res
   // A chat template may be a name instead of a file.
   if (field.path != "tokenizer.chat_template") options.directory = resolved.delta.directory;
   const Value value = schema.load(root, field);
+  // A list of one item is written without brackets.
   if (field.scalar_ok && value.kind == Value::Kind::list && value.items.size() == 1 &&
-      !resolved.origin(field.path).written.empty())  // one item without brackets
+      !resolved.origin(field.path).written.empty())
     return std::string(static_cast<size_t>(indent), ' ') + field.name + ": " +
            yaml_inline(*field.type->element, value.items[0], options) + "\n";
   return field_line(schema, root, resolved, field, indent, Comments::written, options);

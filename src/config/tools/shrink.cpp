@@ -158,7 +158,8 @@ class Shrinker {
     hidden_ = m_.hidden_size == width
                   ? heads_ * head_
                   : rounded(static_cast<double>(heads_ * head_) * ratio(m_.hidden_size, width), unit);
-    if (m_.hidden_size != width && hidden_ == heads_ * head_) hidden_ += unit;  // they stay different
+    // Keeps the hidden size different from the heads' total width.
+    if (m_.hidden_size != width && hidden_ == heads_ * head_) hidden_ += unit;
     hidden_ = set("model.hidden_size", std::min(hidden_, m_.hidden_size), m_.hidden_size);
     const int64_t ffn = m_.ffn_hidden_size.value_or(4 * m_.hidden_size);
     set("model.ffn_hidden_size",
@@ -201,7 +202,8 @@ class Shrinker {
     seq_ = set("model.seq_length", std::min(large, round_up(kTokens, std::lcm(tp_, 2 * cp_))), large);
     if (m_.window_size && *m_.window_size < large) {
       set("model.window_size", std::clamp<int64_t>(scaled(*m_.window_size), 1, seq_ - 1), *m_.window_size);
-    } else if (m_.window_size) {  // it hides nothing
+    } else if (m_.window_size) {
+      // The window would hide nothing.
       leave_open("model.window_size");
       leave_open("model.window_attn_skip_freq");
     }

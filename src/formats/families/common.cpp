@@ -71,8 +71,8 @@ void read_scaling(ConfigJson& c, ModelConfig& m, ConfigJson& top, std::optional<
     const auto pairs = static_cast<size_t>(config::rotary_width(m) / 2);
     for (const auto* list : {&m.rope_scaling_short_factors, &m.rope_scaling_long_factors}) {
       if (list->size() != pairs)
-        c.refuse("rope's factors are " + std::to_string(list->size()) + ", and a head has " +
-                 std::to_string(pairs) + " pairs");
+        c.refuse("RoPE scaling has " + std::to_string(list->size()) + " factors, but a head has " +
+                 std::to_string(pairs) + " rotated pairs");
       for (const double value : *list)
         if (!(value > 0)) c.refuse("one of rope's factors is " + to_text(value) + ", not above 0");
     }
@@ -199,9 +199,9 @@ const char* activation_name(const ModelConfig& m) {
 }
 
 static void read_llama_like(ConfigJson& c, ModelConfig& m, const LlamaLike& how) {
-  m.num_layers = c.integer("num_hidden_layers", {}, kMostLayers);
+  m.num_layers = c.integer("num_hidden_layers", {}, kMaxLayers);
   m.hidden_size = c.integer("hidden_size");
-  m.num_attention_heads = c.integer("num_attention_heads", {}, kMostHeads);
+  m.num_attention_heads = c.integer("num_attention_heads", {}, kMaxHeads);
   m.num_query_groups =
       c.integer("num_key_value_heads", of_class(c, "num_key_value_heads", how.groups, m.num_attention_heads));
   if (m.num_attention_heads % *m.num_query_groups != 0)
@@ -282,7 +282,7 @@ void read_layer_types(ConfigJson& c, ModelConfig& m, std::optional<int64_t> wind
   for (int64_t layer = 1; layer <= m.num_layers; ++layer) {
     const bool all = types[static_cast<size_t>(layer - 1)] == "full_attention";
     if (all != (layer % every == 0))
-      return c.refuse("`layer_types` is no pattern in which every n-th layer sees all tokens");
+      return c.refuse("`layer_types` does not give full attention to every n-th layer");
   }
   m.window_attn_skip_freq = every;
 }

@@ -4,9 +4,9 @@
 namespace capstan::formats {
 
 static void read_gpt2(ConfigJson& c, config::ModelConfig& m) {
-  m.num_layers = c.integer("n_layer", {}, kMostLayers);
+  m.num_layers = c.integer("n_layer", {}, kMaxLayers);
   m.hidden_size = c.integer("n_embd");
-  m.num_attention_heads = c.integer("n_head", {}, kMostHeads);
+  m.num_attention_heads = c.integer("n_head", {}, kMaxHeads);
   if (m.hidden_size % m.num_attention_heads != 0) c.refuse("`n_embd` is not a multiple of `n_head`");
   m.num_query_groups = m.num_attention_heads;
   m.ffn_hidden_size = c.integer("n_inner", 4 * m.hidden_size);

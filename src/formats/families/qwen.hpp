@@ -16,7 +16,7 @@ inline void read_qwen_windows(ConfigJson& c, config::ModelConfig& m) {
   }
   const Json first = c.missing("max_window_layers") ? Json(28) : given;
   if (!first.is_number_integer() || first < 0 || first > (1 << 20))
-    return c.refuse("`max_window_layers` is no number of layers");
+    return c.refuse("`max_window_layers` is not a number of layers");
   std::vector<std::string> types = c.texts("layer_types");
   if (types.empty())
     for (int64_t layer = 0; layer < m.num_layers; ++layer)

@@ -26,7 +26,7 @@ size_t common_back(std::string_view a, std::string_view b) {
   return count;
 }
 
-constexpr size_t kMostTurns = 1000;
+constexpr size_t kMaxTurns = 1000;
 
 // A message with one text replaced; the rendering shows the field where it differs.
 struct Variant {
@@ -35,10 +35,10 @@ struct Variant {
   std::string mark;
 };
 
-// Returns a text whose first and last characters do not occur in `said`.
-std::string mark_for(std::string_view said) {
+// Returns a text whose first and last characters do not occur in `answer`.
+std::string mark_for(std::string_view answer) {
   for (const char c : {'#', '0', 'X', '@'})
-    if (said.find(c) == std::string_view::npos) return std::string(1, c) + ":" + c;
+    if (answer.find(c) == std::string_view::npos) return std::string(1, c) + ":" + c;
   return "\x7f:\x7f";
 }
 
@@ -234,8 +234,8 @@ class Finder {
   }
 
   void without_blanks(AssistantTurn& turn) const {
-    const std::string_view said = full_.substr(turn.begin, turn.end - turn.begin);
-    const std::string_view bare = strip_back(said);
+    const std::string_view answer = full_.substr(turn.begin, turn.end - turn.begin);
+    const std::string_view bare = strip_back(answer);
     // If only white space follows the content, it ends the turn.
     const std::string* content = text_at(conversation_.messages[turn.message], "content");
     const std::string_view words = content ? strip_back(*content) : std::string_view();
@@ -294,11 +294,11 @@ std::vector<AssistantTurn> assistant_turns(const ChatTemplate& chat_template,
     return turns;
   }
   if (last_only && messages.size() > 1) messages.erase(messages.begin(), messages.end() - 1);
-  if (messages.size() > kMostTurns)
+  if (messages.size() > kMaxTurns)
     fail(ErrorCode::format,
          chat_template.name() + ": " + std::to_string(messages.size()) +
              " messages of the assistant in one conversation; each takes several renderings, for " +
-             std::to_string(kMostTurns) + " at most",
+             std::to_string(kMaxTurns) + " at most",
          "put {% generation %} … {% endgeneration %} around what the assistant says in the template");
   Finder finder(chat_template, conversation, options, full.text, boundary);
   for (const size_t message : messages) turns.push_back(finder.turn(message));

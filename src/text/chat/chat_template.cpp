@@ -41,7 +41,9 @@ std::shared_ptr<const ChatTemplate> ChatTemplate::load(const std::string& name_o
          near.empty() ? "a Jinja file, or one of the known templates: " + join(names, ", ")
                       : near_paths_help(near));
   }
-  return parse(name_or_path, read_file(name_or_path, Source::kMaxBytes));
+  const std::string text = read_file(name_or_path, Source::kMaxBytes);
+  refuse_placeholder(text, name_or_path);
+  return parse(name_or_path, text);
 }
 
 const std::string& ChatTemplate::name() const {

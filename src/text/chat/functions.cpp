@@ -76,11 +76,11 @@ void sort_items(Runtime& runtime, List& items, List& keys, bool reverse) {
 JsonStyle json_style(Runtime& runtime, const Bound& a) {
   JsonStyle style;
   // Characters of an indent or separator.
-  constexpr int64_t kMost = 16;
+  constexpr int64_t kMaxIndent = 16;
   if (a[0] && !a[0]->is_none()) {
     style.item_separator = ",";
     if (const auto width = a[0]->integer())
-      style.indent = std::string(static_cast<size_t>(std::clamp<int64_t>(*width, 0, kMost + 1)), ' ');
+      style.indent = std::string(static_cast<size_t>(std::clamp<int64_t>(*width, 0, kMaxIndent + 1)), ' ');
     else
       style.indent = runtime.words("`indent`", *a[0]);
   }
@@ -91,8 +91,8 @@ JsonStyle json_style(Runtime& runtime, const Bound& a) {
     style.key_separator = runtime.words("`separators`", pair[1]);
   }
   if (std::max({style.indent.value_or("").size(), style.item_separator.size(), style.key_separator.size()}) >
-      kMost)
-    runtime.error("an indent or separator of more than " + std::to_string(kMost) + " characters");
+      kMaxIndent)
+    runtime.error("an indent or separator of more than " + std::to_string(kMaxIndent) + " characters");
   style.ascii = a[2] && a[2]->truthy();
   style.sort_keys = a[3] && a[3]->truthy();
   return style;
@@ -188,7 +188,7 @@ Value indented(Runtime& runtime, const Value& value, const Bound& a) {
 }
 
 Value as_integer(Runtime& runtime, const Value& value, const Bound& a) {
-  const Value otherwise = a[0] ? *a[0] : Value(int64_t{0});
+  Value otherwise = a[0] ? *a[0] : Value(int64_t{0});
   if (const auto integer = value.integer()) return Value(*integer);
   std::optional<double> real = value.number();
   if (const std::string* text = value.text()) {
@@ -309,8 +309,8 @@ const Named<Filter> kFilters[] = {
          const auto a = r.bind("map", given, {"attribute", "default"}, 1);
          for (const Value& item : r.items_of(v)) {
            r.step();
-           Value found = looked_up(r, item, *a[0]);
-           mapped.push_back(found.is_undefined() && a[1] ? *a[1] : std::move(found));
+           const Value found = looked_up(r, item, *a[0]);
+           mapped.push_back(found.is_undefined() && a[1] ? *a[1] : found);
          }
          return r.list(std::move(mapped));
        }
@@ -625,7 +625,7 @@ Value named_values(Runtime& r, const Arguments& given) {
 
 Value range_of(Runtime& r, const Arguments& given) {
   // The limit of Jinja2's sandbox.
-  constexpr int64_t kMost = 100'000;
+  constexpr int64_t kMaxRangeItems = 100'000;
   const auto a = r.bind("range", given, {"start", "stop", "step"}, 1);
   const int64_t first = r.integer("`range`", *a[0]), by = a[2] ? r.integer("`range`", *a[2]) : 1;
   int64_t at = a[1] ? first : 0;
@@ -633,8 +633,8 @@ Value range_of(Runtime& r, const Arguments& given) {
   if (by == 0) r.error("a range with step 0");
   List items;
   while (by > 0 ? at < end : at > end) {
-    if (static_cast<int64_t>(items.size()) == kMost)
-      r.error("a range of more than " + with_separators(kMost) + " items");
+    if (static_cast<int64_t>(items.size()) == kMaxRangeItems)
+      r.error("a range of more than " + with_separators(kMaxRangeItems) + " items");
     items.push_back(Value(at));
     if (__builtin_add_overflow(at, by, &at)) break;
   }
@@ -647,8 +647,8 @@ Value apply_filter(Runtime& runtime, std::string_view name, const Value& value, 
   const auto found = find_named(kFilters, real_name(kFilterAliases, name));
   if (found == std::end(kFilters)) no_such(runtime, "filter", name, kFilters);
   // `map` takes the name of a filter, which may be `map` again.
-  constexpr int kMostInside = 8;
-  if (runtime.filters_inside >= kMostInside) runtime.error("filters inside of filters");
+  constexpr int kMaxInside = 8;
+  if (runtime.filters_inside >= kMaxInside) runtime.error("filters inside of filters");
   ++runtime.filters_inside;
   Value result = found->function(runtime, value, arguments);
   --runtime.filters_inside;

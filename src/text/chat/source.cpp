@@ -32,11 +32,11 @@ void Source::fail_at(size_t offset, const std::string& what, ErrorCode code, std
   const size_t end = std::min(all.find('\n', offset), all.size());
   const auto line = 1 + std::count(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(begin), '\n');
   // The message shows only a part of a long line, around the offset.
-  constexpr size_t kShown = 80;
+  constexpr size_t kShownBytes = 80;
   size_t from = begin, to = end;
-  if (to - from > kShown) {
-    from = std::max(begin, offset - std::min(offset, kShown / 4));
-    to = std::min(end, from + kShown);
+  if (to - from > kShownBytes) {
+    from = std::max(begin, offset - std::min(offset, kShownBytes / 4));
+    to = std::min(end, from + kShownBytes);
     while (from < offset && is_continuation(all[from])) ++from;
     while (to < end && is_continuation(all[to])) ++to;
   }

@@ -103,19 +103,19 @@ void BpeModel::add_merge(int32_t left, int32_t right, uint32_t rank, int32_t id)
 void BpeModel::encode_words(const PieceBatch& batch, Scratch& scratch, std::vector<int32_t>& out) const {
   Memory& memory = *scratch.memory;
   // Space that is reserved for the ids of each piece; a cached piece never needs more.
-  constexpr size_t kMost = 8;
+  constexpr size_t kIdsPerPiece = 8;
   size_t used = out.size();
-  if (out.capacity() < used + kMost * batch.pieces.size())
-    out.reserve(std::max(out.capacity() * 2, used + kMost * batch.pieces.size()));
-  out.resize(used + kMost * batch.pieces.size());
+  if (out.capacity() < used + kIdsPerPiece * batch.pieces.size())
+    out.reserve(std::max(out.capacity() * 2, used + kIdsPerPiece * batch.pieces.size()));
+  out.resize(used + kIdsPerPiece * batch.pieces.size());
   int32_t* write = out.data() + used;
 
   const auto append_ids = [&](size_t pieces_left) {
     const size_t count = scratch.ids.size();
     // Grows by more than this piece needs, to leave space for the following ones.
-    if (count > kMost) {
+    if (count > kIdsPerPiece) {
       used = static_cast<size_t>(write - out.data());
-      out.resize(used + count + kMost * pieces_left);
+      out.resize(used + count + kIdsPerPiece * pieces_left);
       write = out.data() + used;
     }
     std::copy(scratch.ids.begin(), scratch.ids.end(), write);

@@ -61,7 +61,7 @@ void Tokenizer::Pipeline::add_vocabulary(const TokenizerSpec& spec) {
         fail(ErrorCode::format, at(location, token) + ": the id " + std::to_string(id) + " belongs to " +
                                     in_quotes(vocabulary.text(id)) + " already");
       case Vocabulary::Added::text_taken:
-        fail(ErrorCode::format, at(location, token) + ": the token is there twice");
+        fail(ErrorCode::format, at(location, token) + ": duplicate token");
     }
   };
   for (const auto& [token, id] : spec.vocab) {
@@ -88,7 +88,7 @@ void Tokenizer::Pipeline::add_vocabulary(const TokenizerSpec& spec) {
     if (!known) {
       insert(token.content, token.id, spec.added_location, false);
     } else if (is_added[static_cast<size_t>(token.id)]) {
-      fail(ErrorCode::format, at(spec.added_location, token.content) + ": the token is there twice");
+      fail(ErrorCode::format, at(spec.added_location, token.content) + ": duplicate token");
     }
     is_added[static_cast<size_t>(token.id)] = true;
     const bool blank = std::all_of(token.content.begin(), token.content.end(),
@@ -228,7 +228,7 @@ void Tokenizer::Pipeline::add_word_piece(const TokenizerSpec& spec) {
   options.unknown = vocabulary.find_of_model(*spec.unknown).value_or(-1);
   if (options.unknown < 0) fail_unknown(spec);
   options.prefix = spec.prefix;
-  options.most_characters = static_cast<size_t>(spec.most_characters);
+  options.max_characters_per_word = static_cast<size_t>(spec.max_characters_per_word);
   model = std::make_unique<WordPieceModel>(vocabulary, options);
 }
 

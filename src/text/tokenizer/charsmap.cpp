@@ -54,7 +54,7 @@ std::optional<Charsmap::Match> Charsmap::match(std::string_view text, bool longe
     if (at >= units_.size() || value(units_[at]) >= texts_.size()) break;
     const size_t begin = value(units_[at]);
     const size_t end = texts_.find('\0', begin);
-    if (end - begin > kMostBytes) break;
+    if (end - begin > kMaxBytes) break;
     result = {i + 1, std::string_view(texts_).substr(begin, end - begin)};
     if (!longest) break;
   }

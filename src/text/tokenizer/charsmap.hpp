@@ -30,7 +30,7 @@ class Charsmap {
   std::optional<Match> match(std::string_view text, bool longest) const;
 
   // Entries are no longer than this.
-  static constexpr size_t kMostBytes = 1024;
+  static constexpr size_t kMaxBytes = 1024;
   std::vector<uint32_t> units_;
   // The replacement texts, each terminated by NUL.
   std::string texts_;

@@ -108,8 +108,8 @@ class TokenizerJson {
     spec_.prefix = model.text("continuing_subword_prefix", "##");
     if (!spec_.unknown) spec_.unknown = "[UNK]";
     if (const auto most = model.find("max_input_chars_per_word")) {
-      spec_.most_characters = most->integer();
-      if (spec_.most_characters < 0) most->fail("the number is out of range");
+      spec_.max_characters_per_word = most->integer();
+      if (spec_.max_characters_per_word < 0) most->fail("the number is out of range");
     }
   }
 

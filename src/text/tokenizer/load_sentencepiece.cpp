@@ -33,7 +33,7 @@ class ModelReader {
         read_normalizer(reader.bytes(field), reader.offset_of(field), true);
     }
     if (model_.pieces.empty())
-      fail(ErrorCode::format, name_ + ": there are no pieces: this is no SentencePiece model");
+      fail(ErrorCode::format, name_ + ": there are no pieces: this is not a SentencePiece model");
     check();
     return std::move(model_);
   }
@@ -60,7 +60,7 @@ class ModelReader {
       fail(ErrorCode::format, location + ": there is no type " + std::to_string(type));
     const PieceKind kind = kKinds[type - 1];
     if (kind == PieceKind::byte && byte_of_fallback(text) < 0)
-      fail(ErrorCode::format, location + ": " + in_quotes(text) + " is no byte");
+      fail(ErrorCode::format, location + ": " + in_quotes(text) + " is not a byte");
     if (kind == PieceKind::unknown) {
       if (!unknown_.empty())
         fail(ErrorCode::format,

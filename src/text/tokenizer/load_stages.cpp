@@ -67,16 +67,17 @@ class StageReader {
 
   // Reads a text that is inserted on every use, so its length is limited.
   static std::string read_content(const JsonNode& node) {
-    const std::string text(node.text());
-    constexpr size_t kMost = 1024;
-    if (text.size() > kMost)
-      node.fail("has " + std::to_string(text.size()) + " bytes; the limit is " + std::to_string(kMost),
-                ErrorCode::unsupported);
+    std::string text(node.text());
+    constexpr size_t kMaxContentBytes = 1024;
+    if (text.size() > kMaxContentBytes)
+      node.fail(
+          "has " + std::to_string(text.size()) + " bytes; the limit is " + std::to_string(kMaxContentBytes),
+          ErrorCode::unsupported);
     return text;
   }
 
   static std::string read_character(const JsonNode& node) {
-    const std::string text(node.text());
+    std::string text(node.text());
     if (count_code_points(text) != 1) node.fail("expected one character, got " + in_quotes(text));
     return text;
   }

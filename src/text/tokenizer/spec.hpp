@@ -41,7 +41,7 @@ struct TokenizerSpec {
   std::vector<double> scores;
   std::vector<PieceKind> kinds;
   // WordPiece: a word with more characters becomes the unknown token.
-  int64_t most_characters = 100;
+  int64_t max_characters_per_word = 100;
 
   std::vector<AddedToken> added;
   // The steps before the model are a Normalizer and a PreTokenizer, which is the fast path if the model

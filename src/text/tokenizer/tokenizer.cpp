@@ -122,7 +122,7 @@ LoadedSpec read_tokenizer_file(std::string content, const fs::path& path, bool j
     if (looks_like_one || error.code() != ErrorCode::format) throw;
     fail(ErrorCode::format,
          "`" + path.string() +
-             "` is no tokenizer, neither a tokenizer.json nor a SentencePiece model: " + error.message(),
+             "` is not a tokenizer, neither a tokenizer.json nor a SentencePiece model: " + error.message(),
          tokenizer_beside(path));
   }
 }

@@ -28,9 +28,9 @@ void WordPieceModel::encode_piece(std::string_view piece, Scratch&, std::vector<
     out.push_back({options_.unknown, 0, piece.size()});
   };
   size_t characters = 0;
-  if (piece.size() > options_.most_characters)
+  if (piece.size() > options_.max_characters_per_word)
     for_each_character(piece, [&](char32_t, size_t) { ++characters; });
-  if (characters > options_.most_characters) return unknown();
+  if (characters > options_.max_characters_per_word) return unknown();
   for (size_t at = 0; at < piece.size();) {
     size_t length = 0;
     int32_t id = -1;

@@ -15,7 +15,7 @@ struct WordPieceOptions {
   // Prefix of the tokens that continue a word.
   std::string prefix = "##";
   // A word with more characters becomes the unknown token.
-  size_t most_characters = 100;
+  size_t max_characters_per_word = 100;
 };
 
 class WordPieceModel final : public Model {

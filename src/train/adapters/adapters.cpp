@@ -30,7 +30,7 @@ BaseWeights load_base(const config::Config& config, parallel::FlatStore& store, 
                       comm::Communicator& ranks) {
   BaseModel base = open_base(config, expected, ranks);
   base.share_hash(ranks);
-  load_parameters(base.parameters(config.model), store, Which::base);
+  load_parameters(base.parameters(config.model), store, ParameterSet::base);
   return {base.path(), base.hash()};
 }
 
@@ -54,7 +54,8 @@ static void initialize_magnitudes(const config::Config& config, Device& device, 
   for (const auto& parameter : store.parameters()) {
     const ParamSpec& spec = parameter->spec();
     if (spec.row_norms_of.empty()) continue;
-    const std::string around = spec.name.substr(0, spec.name.rfind('.') + 1);  // "….linear_q.adapter."
+    // Such as "….linear_q.adapter.".
+    const std::string around = spec.name.substr(0, spec.name.rfind('.') + 1);
     const Parameter& weight = *by_name.at(spec.row_norms_of);
     const std::string fused = weight.name().substr(0, weight.name().rfind('.'));
     ops::ColumnSegments rows;
@@ -83,7 +84,7 @@ static void initialize_magnitudes(const config::Config& config, Device& device, 
 void begin_adapters(const config::Config& config, Device& device, parallel::FlatStore& store,
                     const BaseWeights& weights) {
   if (!config.peft->adapter) return initialize_magnitudes(config, device, store);
-  load_parameters(*open_first_adapters(config, weights).tensors, store, Which::adapters);
+  load_parameters(*open_first_adapters(config, weights).tensors, store, ParameterSet::adapters);
 }
 
 }  // namespace capstan::train

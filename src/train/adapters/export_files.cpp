@@ -4,11 +4,13 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/json.hpp"
 #include "data/chat_prompt.hpp"
 #include "data/sft_encode.hpp"
 #include "formats/hf_directory.hpp"
 #include "train/adapters/base_model.hpp"
+#include "train/setup/state.hpp"
 #include "train/setup/tokenizer.hpp"
 
 namespace capstan::train {
@@ -43,10 +45,22 @@ std::string text_of(const OrderedJson& json) {
   return dump_json(json, 2) + "\n";
 }
 
-// Returns the checkpoint's tokenizer. The byte tokenizer has no file of its own, so it is written beside the
-// others.
-std::shared_ptr<const text::Tokenizer> tokenizer_of(const config::Config& config, Assets& files,
-                                                    const std::string& location) {
+// The tokenizer that the recipe names, for a checkpoint without its files
+// (checkpoint.save_tokenizer_assets=false). Null unless it is still the one that the run was trained with.
+std::shared_ptr<const text::Tokenizer> named_tokenizer(const config::Config& config,
+                                                       const checkpoint::Reader& reader) {
+  const auto record = train::tokenizer_of(reader);
+  try {
+    const auto tokenizer = load_tokenizer(config);
+    return record && record->identity == tokenizer->identity() ? tokenizer : nullptr;
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+// Returns the tokenizer of a checkpoint, and adds its files where the checkpoint has none.
+std::shared_ptr<const text::Tokenizer> add_tokenizer(const config::Config& config, Assets& files,
+                                                     const checkpoint::Reader& reader) {
   if (config.tokenizer.tokenizer_type == config::TokenizerKind::none) return nullptr;
   if (config.tokenizer.tokenizer_type == config::TokenizerKind::byte) {
     put(files, "tokenizer.json", text::byte_tokenizer()->files()[0].text);
@@ -54,7 +68,12 @@ std::shared_ptr<const text::Tokenizer> tokenizer_of(const config::Config& config
   }
   const bool here = std::any_of(files.begin(), files.end(),
                                 [](const auto& file) { return formats::is_tokenizer_file(file.first); });
-  return here ? text::Tokenizer::from_texts(files, location) : nullptr;
+  if (here) return text::Tokenizer::from_texts(files, reader.description());
+  auto tokenizer = named_tokenizer(config, reader);
+  if (tokenizer)
+    for (const auto& file : tokenizer->files())
+      put(files, file.name.c_str(), file.path.empty() ? file.text : read_file(file.path));
+  return tokenizer;
 }
 
 std::shared_ptr<const text::chat::ChatTemplate> template_of(const config::Config& config,
@@ -77,9 +96,12 @@ SpecialTokens special_tokens(const config::Config& config, const text::Tokenizer
                              const text::chat::ChatTemplate* chat) {
   SpecialTokens tokens;
   const auto eod = end_of_document(config, tokenizer);
-  tokens.eos = tokenizer.eos() ? tokenizer.eos() : eod;
-  // Documents follow one another in the training data: what ends one stands before the next.
-  tokens.bos = tokenizer.bos() ? tokenizer.bos() : eod;
+  // An ordinary word may end documents. Other programs would make a named token a special one, and split the
+  // word from the text around it, so that it is among the ids that end a text only.
+  const auto named = eod && tokenizer.is_special(*eod) ? eod : std::nullopt;
+  tokens.eos = tokenizer.eos() ? tokenizer.eos() : named;
+  // In the training data the token that ends a document also precedes the next one, so it serves as BOS.
+  tokens.bos = tokenizer.bos() ? tokenizer.bos() : named;
   tokens.pad = tokenizer.pad();
   const auto add = [&](std::optional<int32_t> id) {
     if (id && std::find(tokens.ends.begin(), tokens.ends.end(), *id) == tokens.ends.end())
@@ -91,7 +113,7 @@ SpecialTokens special_tokens(const config::Config& config, const text::Tokenizer
     try {
       add(data::chat_prompt(tokenizer, *chat, eod, "", "text").end_token);
     } catch (const Error& error) {
-      // A template that takes no such conversation.
+      // The template rejects a conversation of this form.
       if (error.code() != ErrorCode::format) throw;
     }
   }
@@ -150,7 +172,7 @@ void add_generation_config(const config::Config& config, const SpecialTokens& to
     if (all.size() == before) return;
     ends = std::move(all);
   } else {
-    json["bos_token_id"] = *tokens.bos;
+    json["bos_token_id"] = tokens.bos ? OrderedJson(*tokens.bos) : OrderedJson(nullptr);
     json["eos_token_id"] = nullptr;
     json["pad_token_id"] = tokens.pad.value_or(ends[0]);
   }
@@ -166,7 +188,7 @@ void add_generation_config(const config::Config& config, const SpecialTokens& to
 Assets export_files(const checkpoint::Reader& reader, const config::Config& config) {
   Assets files = assets_in(reader);
   if (reader.info().run_id == formats::kImportedRun) return files;
-  const auto tokenizer = tokenizer_of(config, files, reader.description());
+  const auto tokenizer = add_tokenizer(config, files, reader);
   if (!tokenizer) return files;
   const auto chat = template_of(config, *tokenizer);
   if (chat && config.tokenizer.chat_template) put(files, kChatTemplate, chat->text());
@@ -179,7 +201,7 @@ Assets export_files(const checkpoint::Reader& reader, const config::Config& conf
 std::string turn_end_problem(const checkpoint::Reader& reader, const config::Config& config) {
   if (reader.info().run_id == formats::kImportedRun) return {};
   Assets files = assets_in(reader);
-  const auto tokenizer = tokenizer_of(config, files, reader.description());
+  const auto tokenizer = add_tokenizer(config, files, reader);
   const auto chat = tokenizer ? template_of(config, *tokenizer) : nullptr;
   return chat ? data::turn_end_problem(*tokenizer, *chat, end_of_document(config, *tokenizer))
               : std::string();

@@ -13,8 +13,8 @@ namespace capstan::train {
 // configuration of the checkpoint's recipe.
 formats::Assets export_files(const checkpoint::Reader& reader, const config::Config& config);
 
-// Why other programs that read an export of this checkpoint do not stop where an answer ends; empty: they do,
-// or the model has no chat template, or it was imported with its own.
+// The reason why other programs that read an export of this checkpoint do not stop at the end of an answer.
+// Empty: they do, or the model has no chat template, or it was imported with its own.
 std::string turn_end_problem(const checkpoint::Reader& reader, const config::Config& config);
 
 }  // namespace capstan::train

@@ -14,7 +14,7 @@
 #include "config/tools/show.hpp"
 #include "formats/convert.hpp"
 #include "ops/matmul.hpp"
-#include "tensor/half.hpp"
+#include "tensor/dtype.hpp"
 #include "tensor/region.hpp"
 #include "train/adapters/adapters.hpp"
 #include "train/setup/device.hpp"
@@ -29,19 +29,15 @@ using checkpoint::TensorSource;
 // Values of a weight in the type of the file.
 void store_as(DType type, const std::vector<float>& values, const std::string& name,
               std::span<std::byte> to) {
-  if (type != DType::f16) {
-    const Region all = full_region({static_cast<int64_t>(values.size())});
-    copy_region(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, to.data(), type);
-    return;
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    const uint16_t half = float_to_half(values[i]);
-    if (!std::isfinite(half_to_float(half)))
-      fail(ErrorCode::unsupported,
-           "the merged `" + name + "` holds " + to_text(values[i]) + ", which fp16 cannot: the base's type",
-           "convert the base to bf16 or fp32, and merge into that");
-    std::memcpy(to.data() + 2 * i, &half, 2);
-  }
+  if (type == DType::f16)
+    for (const float value : values)
+      if (!std::isfinite(static_cast<float>(f16(value))))
+        fail(ErrorCode::unsupported,
+             "the merged `" + name + "` holds " + to_text(value) +
+                 ", which exceeds the range of fp16, the type of the base",
+             "convert the base to bf16 or fp32, and merge into that");
+  const Region all = full_region({static_cast<int64_t>(values.size())});
+  copy_region(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, to.data(), type);
 }
 
 // Rows of a weight that have an adapter.
@@ -100,7 +96,7 @@ void scale_rows(std::vector<float>& values, int64_t columns, const config::Layer
 // The base's matrix as a run computes with it: with `peft.base_quantization` what its 4 bits give back.
 Tensor base_matrix(Device& device, TensorSource& base, const std::string& name,
                    const StoredAdapters& adapters, bool quantized) {
-  const Tensor w = read_matrix(device, base, name);
+  Tensor w = read_matrix(device, base, name);
   if (!quantized) return w;
   ParamSpec spec;
   spec.name = name;
@@ -234,7 +230,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
   files.make_directories(root);
 
   const std::unique_ptr<Device> device =
-      make_device(config::DeviceKind::cpu, config.train.threads.value_or(0), 1);
+      make_device(config::DeviceKind::cpu, config.train.threads.value_or(0));
   checkpoint::Writer writer(
       files, root, info, std::to_string(std::chrono::system_clock::now().time_since_epoch().count()), 0, 1);
   const auto quantized = quantized_weights(adapters.peft, config.model);

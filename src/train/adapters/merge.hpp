@@ -1,4 +1,4 @@
-// Adapters and their base, made one plain checkpoint.
+// Merges adapters into their base model, as a checkpoint without adapters.
 #pragma once
 
 #include <filesystem>
@@ -11,14 +11,15 @@ namespace capstan::train {
 struct Merged {
   // The checkpoint that was written.
   std::filesystem::path checkpoint;
-  // Weights that an adapter has changed.
+  // Number of weights that an adapter has changed.
   int64_t layers = 0;
 };
 
-// Writes ROOT/step-N, N the step of the adapters' run, or the base's for adapters of PEFT's, with the base's
-// recipe and element types, the lengths of sequences, the chat template and the tokenizer of the adapters'
-// run; sums are made in fp32. One weight at a time is in memory. Errors: ErrorCode::failed when the base is
-// not the one of the training or `root` holds that step already; ::format for adapters of other shapes.
+// Writes ROOT/step-N, where N is the step of the adapters' run, or of the base for PEFT adapters. Recipe and
+// element types are those of the base; sequence lengths, chat template and tokenizer are those of the
+// adapters' run. Sums are computed in fp32, with one weight at a time in memory. Errors: ErrorCode::failed if
+// the adapters were trained with another base, or `root` already holds that step; ::format for adapters of
+// other shapes.
 Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const std::filesystem::path& root,
                       checkpoint::FileSystem& files);
 

@@ -1,17 +1,21 @@
 #include "train/adapters/peft_files.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/reader.hpp"
 #include "config/core/external.hpp"
+#include "formats/hf_directory.hpp"
 #include "formats/peft_mapping.hpp"
+#include "train/adapters/export_files.hpp"
 #include "train/adapters/stored_adapters.hpp"
 
 namespace capstan::train {
 
 using formats::WriteResult;
 
-static WriteResult counted(checkpoint::TensorSource& tensors, const std::string& kind) {
+static WriteResult summary_of(checkpoint::TensorSource& tensors, const std::string& kind) {
   WriteResult written;
   written.kind = kind;
   for (const std::string& name : tensors.names()) {
@@ -26,25 +30,39 @@ static std::string kind_of(const config::PeftConfig& peft) {
   return "adapters (" + std::string(enum_name(peft.scheme)) + ", rank " + std::to_string(peft.dim) + ")";
 }
 
+// What PEFT's users save beside adapters: the tokenizer and its settings. Empty without a tokenizer.
+static formats::Assets tokenizer_files(formats::Assets files) {
+  const auto is_tokenizer = [](const auto& file) { return formats::is_tokenizer_file(file.first); };
+  if (std::ranges::none_of(files, is_tokenizer)) return {};
+  std::erase_if(files, [&](const auto& file) {
+    return !is_tokenizer(file) && file.first != "tokenizer_config.json" &&
+           file.first != "special_tokens_map.json" && file.first != "added_tokens.json" &&
+           file.first != "chat_template.jinja";
+  });
+  return files;
+}
+
 WriteResult write_peft_files(const std::string& from, const std::filesystem::path& to,
                              const std::optional<std::string>& base) {
   const StoredRecipe run = stored_recipe(from, {}, 1);
   run.resolution.require_ok();
   const config::Config& config = run.resolution.config;
   if (!config.peft)
-    fail(ErrorCode::usage, "`" + from + "` holds a full model, and no adapters",
-         "convert it as one: capstan convert " + from + " hf:DIRECTORY");
+    fail(ErrorCode::usage, "`" + from + "` holds a full model, not adapters",
+         "convert it as a full model: capstan convert " + from + " hf:DIRECTORY");
   auto reader = checkpoint::Reader::open(run.checkpoint, checkpoint::Depth::structure);
   std::string named = base.value_or("");
-  if (const auto& beside = config.checkpoint.pretrained_checkpoint; named.empty() && beside)
-    named = beside->resolved;
+  if (const auto& weights = config.checkpoint.pretrained_checkpoint; named.empty() && weights)
+    named = weights->resolved;
   if (const auto [scheme, path] = config::split_scheme(named); scheme == "hf:") named = std::string(path);
   const auto names = formats::class_names(config.model, assets_in(reader));
   const auto adapter = formats::to_peft(formats::read_adapters(reader, *config.peft, config.model),
                                         config.model, names, named);
-  formats::write_peft(to, adapter);
-  WriteResult written = counted(*formats::adapter_tensors(adapter.modules, ""), kind_of(*config.peft));
+  const formats::Assets beside = tokenizer_files(export_files(reader, config));
+  formats::write_peft(to, adapter, beside);
+  WriteResult written = summary_of(*formats::adapter_tensors(adapter.modules, ""), kind_of(*config.peft));
   written.files = {"adapter_config.json", "adapter_model.safetensors"};
+  for (const auto& file : beside) written.files.push_back(file.first);
   return written;
 }
 
@@ -60,7 +78,7 @@ WriteResult read_peft_files(const std::string& from, const std::filesystem::path
       config::Override::token("checkpoint.pretrained_checkpoint=" + in_quotes(beside.weights.path())));
   const StoredRecipe recipe = stored_recipe(beside.recipe.checkpoint.string(), std::move(overrides), 1);
   recipe.resolution.require_ok();
-  WriteResult written = counted(*adapters.tensors, kind_of(adapters.peft));
+  WriteResult written = summary_of(*adapters.tensors, kind_of(adapters.peft));
   written.files =
       formats::write_first_checkpoint(
           {&recipe.resolution, adapters.tensors.get(), {}, beside.weights.assets(), beside.weights.hash()},

@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/missing.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "checkpoint/store.hpp"
 #include "config/core/external.hpp"
 #include "config/sections/adapter_targets.hpp"
@@ -38,7 +39,7 @@ StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Ov
   StoredRecipe stored = stored_recipe(name, overrides, 1);
   stored.resolution.require_ok();
   if (!stored.resolution.config.peft)
-    fail(ErrorCode::usage, "`" + name + "` holds a full model, and no adapters");
+    fail(ErrorCode::usage, "`" + name + "` holds a full model, not adapters");
   return stored;
 }
 
@@ -60,19 +61,19 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
     }
     fail(ErrorCode::usage, "`" + name + "` does not name the base model of its adapters", kNameIt);
   }
-  const std::string said = formats::read_peft(*directory).config.base_model;
+  const std::string base_name = formats::read_peft(*directory).config.base_model;
   std::error_code error;
   // The path may be relative to the current directory or to the adapter's directory.
-  for (const fs::path& base : {fs::path(said), *directory / said}) {
-    if (said.empty() || !fs::is_directory(base, error)) continue;
+  for (const fs::path& base : {fs::path(base_name), *directory / base_name}) {
+    if (base_name.empty() || !fs::is_directory(base, error)) continue;
     return (fs::exists(base / "config.json", error) ? "hf:" : "") + base.string();
   }
   const std::string file = (*directory / "adapter_config.json").string();
-  if (said.empty())
+  if (base_name.empty())
     fail(ErrorCode::usage, "`" + file + "` does not name the base model of its adapters", kNameIt);
-  std::string help = near_paths_help(near_paths(said));
-  if (help.empty()) help = download_help(said);
-  fail(ErrorCode::not_found, not_found_text("base_model_name_or_path", said) + " (of `" + file + "`)",
+  std::string help = near_paths_help(near_paths(base_name));
+  if (help.empty()) help = download_help(base_name);
+  fail(ErrorCode::not_found, not_found_text("base_model_name_or_path", base_name) + " (of `" + file + "`)",
        help + (help.empty() ? "" : "; ") + kNameIt);
 }
 
@@ -141,17 +142,17 @@ void require_same_adapters(const config::PeftConfig& recipe, const StoredAdapter
     const auto listed = [&](const std::vector<std::string>& paths, const std::string& before) {
       if (paths.empty()) return;
       const size_t count = paths.size();
-      problems.push_back("peft.target_modules: " + before + std::to_string(count) +
-                         (count == 1 ? " layer" : " layers") + " (" + join_some(paths, ", ", 4) + ")");
+      problems.push_back("peft.target_modules: " + before + counted(count, "layer") + " (" +
+                         join_some(paths, ", ", 4) + ")");
     };
     listed(more, adapters.name + " has no adapters of ");
-    listed(less, "the recipe leaves out, of those in " + adapters.name + ", ");
+    listed(less, "the recipe has no adapters, unlike " + adapters.name + ", of ");
   }
   if (problems.empty()) return;
   fail(ErrorCode::config,
        "peft.adapter: the adapters in " + adapters.name + " are not the recipe's:\n    " +
            join(problems, "\n    "),
-       "to go on with them: " + join(adapter_overrides(stored), " "));
+       "to continue with them: " + join(adapter_overrides(stored), " "));
 }
 
 std::vector<std::string> adapter_overrides(const config::PeftConfig& peft) {

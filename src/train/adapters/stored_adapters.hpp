@@ -1,4 +1,4 @@
-// Adapters that lie on disk: in a checkpoint of a run with `peft`, or in a directory of PEFT's.
+// Adapters on disk: in a checkpoint of a run with `peft`, or in a PEFT directory.
 #pragma once
 
 #include <memory>
@@ -28,12 +28,13 @@ struct StoredAdapters {
 };
 
 // name: `peft:DIR`, a directory with an adapter_config.json, a checkpoint, a directory of checkpoints or a
-// run. model: the base's section, with its derived values; parts: as formats::to_capstan(). overrides: to
-// the recipe of a run. Errors: ErrorCode::usage where a checkpoint holds a full model; those of the files.
+// run. model: the model section of the base, with its derived values. parts: see formats::to_capstan().
+// overrides: overrides of the recipe, if `name` is a run. Errors: ErrorCode::usage if a checkpoint holds a
+// full model; those of reading the files.
 StoredAdapters open_adapters(const std::string& name, BaseModel& base, const config::ModelConfig& model,
                              std::optional<bool> parts = {});
 
-// The PEFT directory that a name means. Null: the name means a checkpoint.
+// The PEFT directory that a name refers to. Null: the name refers to a checkpoint.
 std::optional<std::filesystem::path> peft_directory(const std::string& name);
 
 // A base model with its recipe.

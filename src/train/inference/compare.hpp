@@ -55,7 +55,7 @@ struct Comparison {
   bool same_numbers() const { return !first_number && !checkpoint_step; }
 };
 
-// A run, a checkpoint or a directory of checkpoints; anything else names a recipe, if it names anything.
+// Whether the path is a run, a checkpoint or a directory of checkpoints, and not a recipe.
 bool is_stored(const std::filesystem::path& path);
 // The resolved recipe that a run or a checkpoint keeps. Throws ErrorCode::not_found and ::format.
 std::filesystem::path stored_recipe_file(const std::filesystem::path& path);

@@ -33,17 +33,11 @@ EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options) {
   // Window w predicts [w * stride, w * stride + stride) and sees what precedes within its `window` tokens.
   EvalResult result;
   double total = 0;
-  constexpr int64_t kRows = 4;
+  constexpr int64_t kWindowsPerPass = 4;
   const int64_t windows = ceil_div(predictions, stride);
-  for (int64_t first = 0; first < windows; first += kRows) {
-    const int64_t rows = std::min(kRows, windows - first), n = rows * window;
-    data::MicroBatch batch;
-    batch.rows = rows;
-    batch.sequence_length = window;
-    batch.tokens.assign(static_cast<size_t>(n), 0);
-    batch.labels.assign(static_cast<size_t>(n), 0);
-    batch.loss_mask.assign(static_cast<size_t>(n), 0.0f);
-    batch.position_ids.resize(static_cast<size_t>(n));
+  for (int64_t first = 0; first < windows; first += kWindowsPerPass) {
+    const int64_t rows = std::min(kWindowsPerPass, windows - first);
+    data::MicroBatch batch = data::MicroBatch::zeros(rows, window);
     // Range of counted positions of each row: the first one, and the end.
     std::vector<std::pair<int64_t, int64_t>> counted;
     for (int64_t row = 0; row < rows; ++row) {

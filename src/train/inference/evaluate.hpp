@@ -1,4 +1,4 @@
-// Loss of a text under a checkpoint, in total or token by token.
+// The loss of a checkpoint on a text, in total or token by token.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,8 @@ struct EvalOptions {
   std::string text;
   // Adds the tokens that the tokenizer puts before a text (<bos>), once, at its beginning; not predicted.
   bool add_front = true;
-  // Tokens by which windows of model.seq_length move on: each token is predicted from the at least seq_length
-  // - stride before it. 0: seq_length, windows do not overlap (but for one token) and every token is computed
-  // once.
+  // Tokens between the beginnings of two windows of model.seq_length tokens. Each token is predicted from at
+  // least seq_length - stride tokens before it. 0: seq_length, so that windows overlap by one token only.
   int64_t stride = 0;
   // Called for each predicted token, in order: its id and its natural-logarithm probability. May be empty.
   std::function<void(int32_t id, double logprob)> per_token;
@@ -32,11 +31,12 @@ struct EvalResult {
   double bits_per_byte = 0;
 };
 
-// Throws ErrorCode::failed for a model that has computed NaN or an infinite value: "its loss is nan".
+// Throws ErrorCode::failed: the model has computed NaN or an infinite value. values: "loss is nan".
 [[noreturn]] void refuse_values(const std::string& values);
 
-// Every rank that holds a part of the model calls it with the same options (but for per_token) and has the
-// same result. ErrorCode::usage for a text of fewer than two tokens, ::unsupported without a tokenizer.
+// Collective over the ranks that hold a part of the model: all pass the same options (except per_token) and
+// get the same result. ErrorCode::usage for a text of fewer than two tokens, ::unsupported without a
+// tokenizer.
 EvalResult evaluate_text(LoadedModel& model, const EvalOptions& options);
 
 }  // namespace capstan::train

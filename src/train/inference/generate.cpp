@@ -21,7 +21,8 @@ namespace {
 struct PromptTokens {
   std::vector<int32_t> ids;
   std::set<int32_t> ends;
-  std::string end_text;  // ends it too
+  // Text that ends the generation, as the tokens do.
+  std::string end_text;
 };
 
 void check(const GenerateOptions& options, int64_t vocabulary) {
@@ -71,7 +72,7 @@ PromptTokens prompt_tokens_of(const LoadedModel& model, const GenerateOptions& o
   return result;
 }
 
-// Emits text up to the stop text; what may be the beginning of the stop text waits.
+// Emits text up to the stop text; text that may begin the stop text is held back.
 class TextOutput {
  public:
   TextOutput(const GenerateOptions& options, std::string end) : options_(options), end_(std::move(end)) {}
@@ -159,7 +160,8 @@ GenerateResult generate(LoadedModel& model, const GenerateOptions& options) {
     tokens.push_back(id);
     if (cache.past < cache.valid_length) {
       next = model.next_token(next, cache, sampling);
-    } else {  // as Transformers does where longrope's factors change
+    } else {
+      // LongRoPE's factors change here; Transformers too computes the keys again.
       cache = model.make_cache(prompt_tokens + wanted);
       next = model.next_token(model.upload_ids(tokens), cache, sampling);
     }

@@ -1,4 +1,4 @@
-// Text from a checkpoint: one token after the other with a KV cache.
+// Generates text with a checkpoint, token by token, with a KV cache.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,11 @@ namespace capstan::train {
 class LoadedModel;
 
 struct GenerateOptions {
-  // Empty: begins with what the tokenizer puts before a text, else with the end-of-document token.
+  // Empty: the text begins with the tokens that the tokenizer puts before a text, else with the
+  // end-of-document token.
   std::string prompt;
   // Token ids instead of `prompt`, used unchanged: nothing is put before them, and no tokenizer is
-  // needed. Empty: the text counts.
+  // needed. Empty: `prompt` is used.
   std::vector<int32_t> prompt_ids;
   // The prompt is a user's message, by the model's chat template (chat_template_of()), after a system message
   // where there is one.
@@ -60,10 +61,10 @@ struct GenerateResult {
   double prompt_seconds = 0, seconds = 0;
 };
 
-// Every rank that holds a part of the model calls it with the same options (but for on_text) and draws the
-// same tokens. ErrorCode::unsupported for a text without a tokenizer; ::usage for options out of range, for
-// token ids outside of the model's vocabulary, for a prompt that leaves no space in the model's positions and
-// for a chat without a template; ::format where the template refuses it.
+// Collective over the ranks that hold a part of the model: all pass the same options (except on_text) and
+// draw the same tokens. ErrorCode::unsupported for a text without a tokenizer; ::usage for options out of
+// range, for token ids outside of the model's vocabulary, for a prompt that uses up the model's positions and
+// for a chat without a template; ::format if the template refuses the chat.
 GenerateResult generate(LoadedModel& model, const GenerateOptions& options);
 
 }  // namespace capstan::train

@@ -22,7 +22,7 @@ namespace capstan::train {
 namespace {
 
 // The forward pass of one micro-batch through this rank's stages.
-class ForwardPass final : public parallel::PipelineWork {
+class ForwardPass final : public parallel::StageComputation {
  public:
   using Stage = FunctionRef<Tensor(int64_t chunk, const Tensor& hidden_states)>;
   ForwardPass(Device& device, Shape hidden_states, DType type, Stage stage)
@@ -52,7 +52,7 @@ std::vector<int32_t> end_tokens_of(const BaseModel& weights) {
     if (file == files.end()) continue;
     const std::string location = "`" + weights.path() + "`: " + name;
     const auto json = json_of(file->second, IfNotJson::discard);
-    if (!json.is_object()) fail(ErrorCode::format, location + " is no JSON object");
+    if (!json.is_object()) fail(ErrorCode::format, location + " is not a JSON object");
     const auto found = json.find("eos_token_id");
     std::vector<int32_t> ids;
     if (found == json.end() || found->is_null()) return ids;
@@ -93,7 +93,7 @@ const text::Tokenizer& LoadedModel::require_tokenizer() const {
        std::string("the checkpoint has no tokenizer") + (mock ? ", since its run trained on mock data" : "") +
            ": text cannot be tokenized",
        std::string("tokenizer.tokenizer_type=huggingface tokenizer.tokenizer_model=FILE names ") +
-           (mock ? "one; a model that has seen mock data alone knows no text"
+           (mock ? "one; a model trained on mock data has not learned any text"
                  : "the one of its training data"));
 }
 
@@ -124,7 +124,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
   if (!adapter.empty()) {
     if (config.peft)
       fail(ErrorCode::usage,
-           "`" + checkpoint.string() + "` holds adapters itself, which others cannot be added to",
+           "`" + checkpoint.string() + "` already holds adapters, to which no others can be added",
            "load the base model of both, with the other adapters");
     adapters = open_adapters(adapter, weights, config.model);
     if (!adapters->base_hash.empty()) weights.share_hash(world.communicator());
@@ -132,7 +132,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
     config_.peft = adapters->peft;
   } else if (config.peft && !holds_adapters(weights)) {
     fail(ErrorCode::usage,
-         "`" + checkpoint.string() + "` holds a full model, and no adapters that `peft` could describe",
+         "`" + checkpoint.string() + "` holds a full model, which has no adapters for `peft` to describe",
          "leave `peft` out; adapters in another directory are given with the model");
   }
   tokenizer_ = load_tokenizer(config_);
@@ -143,20 +143,21 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
         config_, *tokenizer_,
         checkpoint::Reader::open(adapters->run->checkpoint, checkpoint::Depth::structure), adapter);
   end_tokens_ = end_tokens_of(weights);
-  device_ = make_device(config.train.device, config.train.threads.value_or(0), world.local_size());
+  device_ = make_device(config.train.device, config.train.threads.value_or(0), local_rank_of(world));
   connect(mesh_, config, world, *device_);
   model_ = models::build(config.model, model_shard(config_, mesh_));
   parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};
   if (config_.peft) quantize_base(*config_.peft, config.model, options);
   store_ =
       std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_), options);
+  context_ = std::make_unique<StepContext>(StepContext{*device_, *store_});
   checkpoint::TensorSource& source = weights.parameters(config.model);
   if (adapters) {
-    load_parameters(source, *store_, Which::base);
-    load_parameters(*adapters->tensors, *store_, Which::adapters);
+    load_parameters(source, *store_, ParameterSet::base);
+    load_parameters(*adapters->tensors, *store_, ParameterSet::adapters);
   } else if (config.peft) {
     load_base(config, *store_, base_of(*weights.checkpoint()), world.communicator());
-    load_parameters(source, *store_, Which::adapters);
+    load_parameters(source, *store_, ParameterSet::adapters);
   } else {
     load_parameters(source, *store_);
   }
@@ -165,11 +166,10 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
 Tensor LoadedModel::pass(int64_t rows, Stage stage) {
   comm::Communicator& stages = mesh_.group("pp");
   const auto chunks = static_cast<int64_t>(model_->stages().size());
-  StepContext context{*device_, *store_};
   Tensor answer;
   const auto one_stage = [&](int64_t chunk, const Tensor& hidden_states) {
     const auto index = static_cast<size_t>(chunk);
-    Tape tape(context, Tape::Mode::inference);
+    Tape tape(*context_, Tape::Mode::inference);
     Tensor result = stage(tape, index, hidden_states);
     if (model_->stages()[index].head) answer = result;
     return result;
@@ -177,7 +177,7 @@ Tensor LoadedModel::pass(int64_t rows, Stage stage) {
   ForwardPass work(*device_, {rows, model_->hidden()}, compute_type(config_.mixed_precision), one_stage);
   std::vector<parallel::PipelineAction> steps;
   for (int64_t chunk = 0; chunk < chunks; ++chunk)
-    steps.push_back({parallel::Work::forward, 0, static_cast<int32_t>(chunk)});
+    steps.push_back({parallel::ActionKind::forward, 0, static_cast<int32_t>(chunk)});
   parallel::run_actions({.ranks = stages.size(), .chunks = chunks}, steps,
                         parallel::pipeline_comm(mesh_, tensor_parallel(config_, mesh_)), work);
 
@@ -226,8 +226,7 @@ Tensor LoadedModel::next_token(const Tensor& tokens, models::KvCache& cache,
 std::vector<float> LoadedModel::all_logits(const data::MicroBatch& batch) {
   CAPSTAN_ASSERT(mesh_.size(comm::Axis::pp) == 1 && mesh_.size(comm::Axis::tp) == 1,
                  "logits of a model that several ranks share");
-  StepContext context{*device_, *store_};
-  Tape tape(context, Tape::Mode::inference);
+  Tape tape(*context_, Tape::Mode::inference);
   return model_->all_logits(tape, upload(*device_, batch, false)).to_host<float>();
 }
 

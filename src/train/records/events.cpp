@@ -106,7 +106,8 @@ std::string version_event(double wall_time) {
 }
 
 std::string session_start_event(double wall_time, int64_t step) {
-  std::string log;  // SessionLog: 1 status (1 START)
+  // SessionLog: 1 status (1 START).
+  std::string log;
   put_key(log, 1, kVarint);
   put_varint(log, 1);
   std::string event = event_head(wall_time, step);

@@ -1,6 +1,5 @@
-// TensorBoard event files: TFRecord frames around Event messages, of which a trainer needs three kinds. The
-// protocol-buffer bytes are put together by hand (wire format: varints, little-endian fixed words,
-// length-delimited strings).
+// TensorBoard event files: TFRecord frames around Event messages, of which a trainer needs three kinds. This
+// file encodes the protocol buffers itself (varints, little-endian fixed words, length-delimited strings).
 #pragma once
 
 #include <cstdint>
@@ -19,7 +18,7 @@ struct Scalar {
 };
 
 // One event file. Appends complete records with one write each, so that a reader that follows the file sees
-// no half event unless the process dies within a write, which readers tolerate.
+// incomplete events only if the process dies within a write, which readers tolerate.
 class EventsWriter {
  public:
   // Creates DIRECTORY/events.out.tfevents.<seconds>.<host>.<pid>.<n>; a resumed run writes another file
@@ -40,14 +39,15 @@ class EventsWriter {
   int fd_ = -1;
 };
 
-// The parts, for tests and for other writers of records.
+// The functions below are public for tests.
 uint32_t crc32c(std::string_view bytes);
-// Length, its masked CRC, data, its masked CRC.
+// A record: length, masked CRC of the length, data, masked CRC of the data.
 std::string frame_record(std::string_view data);
-// The first of every file.
+// The first event of every file.
 std::string version_event(double wall_time);
 std::string session_start_event(double wall_time, int64_t step);
-// Tags are made safe: control characters and bytes that are not UTF-8 become `_`, at most 512 bytes.
+// An event with scalars. Tags are sanitized: control characters and bytes that are not UTF-8 become `_`, at
+// most 512 bytes.
 std::string scalar_event(double wall_time, int64_t step, std::span<const Scalar> scalars);
 
 }  // namespace capstan::records

@@ -1,6 +1,6 @@
-// metrics.jsonl: one JSON object per logged step, other rows carry `event`. Numbers have the digits that read
-// back as the same number; one that is not finite is null. A row is on its way to the disk when write()
-// returns.
+// metrics.jsonl: one JSON object per logged step, other rows carry `event`. Numbers are written with the
+// digits that read back as the same number, and as null if they are not finite. When write() returns, the
+// row has been passed to the system.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class MetricsWriter {
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
-  // Throws ErrorCode::io (a full disk) and then leaves no half row behind.
+  // Throws ErrorCode::io, for example when the disk is full, and then removes what it wrote of the row.
   void write(const MetricsRow& row);
   // Called with each checkpoint, so that the rows up to it survive a power failure.
   void sync();
@@ -70,15 +70,15 @@ struct ReadRow {
   double memory_bytes() const;
 };
 
-// Calls `use` for each row in order. Lines that are no such object (torn, damaged) are skipped and counted in
-// the result. Throws ErrorCode::not_found when there is no such file.
+// Calls `use` for each row in order. Incomplete and damaged lines are skipped; the result is their
+// number. Throws ErrorCode::not_found when there is no such file.
 int64_t read_metrics(const std::filesystem::path& path, FunctionRef<void(const ReadRow&)> use);
 
 // The last row that logs a step, found from the end of the file (its last 256 KiB); nullopt when there is
 // none.
 std::optional<ReadRow> last_logged_step(const std::filesystem::path& path);
 
-// The last row of any kind, whose step is how far the run has come.
+// The last row of any kind. Its step is the latest that the run has reached.
 std::optional<ReadRow> last_recorded_step(const std::filesystem::path& path);
 
 // The last row of that event in the file, which is read in full; nullopt when there is none.

@@ -1,5 +1,5 @@
-// Pages of curves as one HTML file that needs nothing else: no script from elsewhere, no network. `runs plot`
-// and `sweep plot` share the frame, the style and the charts (page/).
+// Pages of curves as one self-contained HTML file. `runs plot` and `sweep plot` share the frame, the style
+// and the charts (page/).
 #pragma once
 
 #include <string>

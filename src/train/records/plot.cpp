@@ -33,7 +33,8 @@ constexpr std::array kCharts{
     Chart{"mfu", "MFU, % of measured GEMM", 100, false, true, false},
     Chart{"memory_bytes", "Memory, MiB", 1.0 / (1 << 20), false, false, false},
 };
-constexpr size_t kPointsOfAll = 300'000, kMostPoints = 1500, kFewestPoints = 60;  // of a curve
+// kMaxPoints, kMinPoints: of a curve.
+constexpr size_t kPointsOfAll = 300'000, kMaxPoints = 1500, kMinPoints = 60;
 
 // One run as an object for page/runs.js.
 std::string run_json(const std::filesystem::path& path, size_t most) {
@@ -76,7 +77,7 @@ std::string run_json(const std::filesystem::path& path, size_t most) {
 
 std::string plot_html(std::span<const std::filesystem::path> runs) {
   const size_t share = kPointsOfAll / std::max<size_t>(1, runs.size() * (kCharts.size() + 1));
-  const size_t most = std::clamp(share, kFewestPoints, kMostPoints);
+  const size_t most = std::clamp(share, kMinPoints, kMaxPoints);
   const std::string title = runs.size() == 1 ? runs[0].string() : std::to_string(runs.size()) + " runs";
   std::vector<std::string> recipes;
   std::string objects;

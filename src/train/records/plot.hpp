@@ -1,4 +1,4 @@
-// Curves of runs as one HTML page that needs nothing else: no script from elsewhere, no network.
+// Curves of runs as one self-contained HTML page.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +9,7 @@ namespace capstan::records {
 
 // Loss (training and validation), gradient norm, learning rate, tokens/s, MFU and memory over steps, a line
 // per run, from each run's metrics.jsonl. Long runs are thinned to 1500 points that keep each interval's
-// lowest and highest value. Throws ErrorCode::not_found for a directory that is no run or has no metrics.
+// lowest and highest value. Throws ErrorCode::not_found for a directory that is not a run or has no metrics.
 std::string plot_html(std::span<const std::filesystem::path> runs);
 
 }  // namespace capstan::records

@@ -1,11 +1,11 @@
 // The directory of a run:
 //
-//   run.json                          who, when, which recipe, how it ended
+//   run.json                          id, times, recipe, state and reason of the end
 //   command.txt                       the command line, one line per start
-//   version.json                      of the binary that ran last
+//   version.json                      version of the program at the last start
 //   recipe.given.yaml                 as given, with the overrides
 //   recipe.yaml                       resolved, with the origin of each value
-//   log.txt                           what the run said
+//   log.txt                           the lines that the run reported
 //   metrics.jsonl, events.out.tfevents.*
 //   checkpoints/
 //   lock                              held while a process works on the run
@@ -21,7 +21,7 @@
 
 namespace capstan::records {
 
-// The texts that a start leaves in the directory; the trainer hands them in.
+// The texts that each start of a run writes to the directory.
 struct RunRecords {
   // Name of the recipe in listings, such as "quickstart".
   std::string recipe_name;
@@ -61,8 +61,8 @@ class RunDirectory {
  public:
   // Creates the directory, or opens an existing run when `resume` is set, and takes its lock. Throws
   // ErrorCode::failed when the run exists and `resume` is not set, when another process holds it, or when the
-  // directory is something else. Resuming what does not exist starts it. Only one process of a run (rank 0)
-  // does this.
+  // directory is something else. Resuming a run that does not exist starts it. Called only by one process of
+  // a run (rank 0).
   RunDirectory(const std::filesystem::path& path, bool resume);
   RunDirectory(RunDirectory&& other) noexcept = default;
   RunDirectory& operator=(RunDirectory&&) = delete;

@@ -30,7 +30,7 @@ RunFile read_run_file(const fs::path& run) {
     return found->get<std::string>();
   };
   if (text_of("schema") != kRunSchema)
-    fail(ErrorCode::format, "`" + path.string() + "` is of the schema " + in_quotes(text_of("schema")) +
+    fail(ErrorCode::format, "`" + path.string() + "` has the schema " + in_quotes(text_of("schema")) +
                                 ", not " + in_quotes(kRunSchema));
   RunFile file{text_of("id"),
                text_of("recipe"),
@@ -105,7 +105,8 @@ void require_run(const fs::path& path) {
   list(parent);
   if (parent != "runs") list("runs");
   auto near = near_matches(path.string(), names, 2);
-  for (const std::string& name : names)  // `quickstart` means `runs/quickstart`
+  // `quickstart` means `runs/quickstart`.
+  for (const std::string& name : names)
     if (near.empty() && fs::path(name).filename() == path.filename()) near.push_back(name);
   for (std::string& name : near) name = "`" + name + "`";
   fail(ErrorCode::not_found, "there is no run `" + path.string() + "` to resume",
@@ -181,6 +182,7 @@ std::vector<RunSummary> list_runs(const fs::path& root) {
       broken.path = entry->path();
       broken.state = RunState::failed;
       broken.reason = problem.message();
+      broken.readable = false;
       runs.push_back(std::move(broken));
     }
   }

@@ -31,7 +31,7 @@ struct RunFile {
 RunFile read_run_file(const std::filesystem::path& run);
 std::string run_file_text(const RunFile& file);
 
-// killed: the process that was at work has gone without saying how the run ended.
+// killed: the process has ended without recording how the run ended.
 enum class RunState : uint8_t { running, finished, stopped, killed, failed };
 std::string_view name_of(RunState state);
 
@@ -54,9 +54,11 @@ struct RunSummary {
   std::vector<int64_t> checkpoints;
   // Content of run.json.
   RunFile file;
+  // False: run.json cannot be read, for `reason`.
+  bool readable = true;
 };
 
-// Additional output of `runs show`, from the rows of metrics.jsonl; null: not there.
+// Additional output of `runs show`, from the rows of metrics.jsonl; null: unknown.
 struct RunDetails {
   // Number of tokens trained on so far.
   std::optional<int64_t> tokens;
@@ -78,7 +80,7 @@ std::filesystem::path saved_in(const std::filesystem::path& path);
 RunSummary summarize(const std::filesystem::path& run);
 RunDetails details_of(const std::filesystem::path& run);
 
-// The runs of a directory ("runs"), latest start first. Entries that are no runs are left out; a run whose
+// The runs of a directory ("runs"), latest start first. Entries that are not runs are omitted; a run whose
 // run.json is damaged is listed as failed with the reason.
 std::vector<RunSummary> list_runs(const std::filesystem::path& root);
 

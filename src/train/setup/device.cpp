@@ -1,18 +1,95 @@
 #include "train/setup/device.hpp"
 
 #include <algorithm>
+#include <string>
 
 #include "base/error.hpp"
 #include "comm/blocking_channel.hpp"
+#include "comm/channel.hpp"
 #include "comm/transfer_status.hpp"
+#include "kernels/bench/bench.hpp"
 #include "kernels/table.hpp"
+#include "tensor/cuda_device.hpp"
+#include "train/setup/cuda.hpp"
 
 namespace capstan::train {
 
+namespace {
+
+std::unique_ptr<Device> make_cpu(const DeviceRequest& request) {
+  return make_cpu_device(kernels::cpu_table(), request.threads);
+}
+std::unique_ptr<Device> make_checked(const DeviceRequest& request) {
+  return make_checked_device(kernels::cpu_table(), request.threads);
+}
+
+std::string cpu_kernels_text(DType compute) {
+  const auto features = kernels::cpu_features();
+  const bool native = compute == DType::f32 || (compute == DType::bf16 && features.native_bf16_gemm);
+  return std::string(features.instruction_set) +
+         (native ? "" : ", " + std::string(name_of(compute)) + " GEMMs widened to fp32");
+}
+
+constexpr DeviceBackend kCpu{.table = kernels::cpu_table,
+                             .runs_on_host_threads = true,
+                             .shares_host_memory = true,
+                             .lies_in_host_memory = true,
+                             .gemm_type = kernels::cpu_gemm_type,
+                             .kernels_text = cpu_kernels_text,
+                             .make = make_cpu};
+constexpr DeviceBackend kChecked{.table = kernels::cpu_table,
+                                 .runs_on_host_threads = true,
+                                 .lies_in_host_memory = true,
+                                 .gemm_type = kernels::cpu_gemm_type,
+                                 .kernels_text = cpu_kernels_text,
+                                 .make = make_checked};
+
+// Where the backend is missing, or some of its kernels, the CPU's stand for them in estimates.
+const kernels::Table& cuda_table() {
+  const kernels::Table* const table = cuda_status().table;
+  return table ? *table : kernels::cpu_table();
+}
+std::optional<DeviceProblem> cuda_problem() {
+  const CudaStatus& status = cuda_status();
+  if (status.usable) return std::nullopt;
+  return DeviceProblem{status.reason, status.help};
+}
+std::unique_ptr<Device> make_cuda(const DeviceRequest& request) {
+  return make_cuda_device(cuda_status(), request.local_rank, request.threads);
+}
+constexpr DeviceBackend kCuda{.table = cuda_table,
+                              .rules = cuda::CudaDevice::rules(),
+                              .transfers_by_nccl = true,
+                              .gemm_type = [](DType compute) { return compute; },
+                              .kernels_text = [](DType) { return std::string(); },
+                              .problem = cuda_problem,
+                              .make = make_cuda};
+
+}  // namespace
+
+config::DeviceKind device_kind(config::DeviceKind kind) {
+  if (kind != config::DeviceKind::automatic) return kind;
+  return cuda_problem() ? config::DeviceKind::cpu : config::DeviceKind::cuda;
+}
+
+const DeviceBackend& backend_of(config::DeviceKind kind) {
+  kind = device_kind(kind);
+  if (kind == config::DeviceKind::checked) return kChecked;
+  return kind == config::DeviceKind::cuda ? kCuda : kCpu;
+}
+
+std::string device_note(config::DeviceKind kind) {
+  if (kind != config::DeviceKind::automatic || !cuda_status().built) return "";
+  const auto problem = cuda_problem();
+  return problem ? "train.device=auto: on the CPU, because " + problem->reason : "";
+}
+
 void check_device(config::DeviceKind kind) {
-  if (kind == config::DeviceKind::cuda)
-    fail(ErrorCode::unsupported, "train.device: cuda: this build has no CUDA backend",
-         "train.device=cpu trains here; recipes for GPUs can be checked and shown without one");
+  const DeviceBackend& backend = backend_of(kind);
+  if (const auto problem = backend.problem ? backend.problem() : std::nullopt)
+    fail(ErrorCode::unsupported,
+         "train.device: " + std::string(config::enum_name(kind)) + ": " + problem->reason,
+         problem->help + "; train.device=cpu trains here");
   if (kind == config::DeviceKind::meta)
     fail(ErrorCode::unsupported,
          "train.device: meta: the meta device holds shapes and no values, and cannot train",
@@ -23,20 +100,16 @@ static int threads_per_rank(int64_t threads, int local_ranks) {
   return threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks);
 }
 
-bool shares_host_memory(config::DeviceKind kind) {
-  return kind != config::DeviceKind::cuda && kind != config::DeviceKind::checked;
-}
-
 std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t threads, int local_ranks) {
-  return make_meta_device(kernels::cpu_table(), threads_per_rank(threads, local_ranks), AllocatorRules{},
-                          shares_host_memory(kind));
+  const DeviceBackend& backend = backend_of(kind);
+  return make_meta_device(backend.table(),
+                          backend.runs_on_host_threads ? threads_per_rank(threads, local_ranks) : 0,
+                          backend.rules, backend.shares_host_memory);
 }
 
-std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks) {
+std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank) {
   check_device(kind);
-  const int count = threads_per_rank(threads, local_ranks);
-  if (kind == config::DeviceKind::checked) return make_checked_device(kernels::cpu_table(), count);
-  return make_cpu_device(kernels::cpu_table(), count);
+  return backend_of(kind).make({.threads = threads_per_rank(threads, rank.count), .local_rank = rank.index});
 }
 
 void connect(comm::Mesh& mesh, const config::Config& config, comm::World& world, Device& device) {
@@ -48,6 +121,18 @@ void connect(comm::Mesh& mesh, const config::Config& config, comm::World& world,
   const auto status = std::make_shared<comm::TransferStatus>(world.communicator());
   mesh.connect(world.communicator(),
                [&](comm::Communicator& group) { return comm::make_blocking_channel(group, device, status); });
+}
+
+bool transfers_without_host(const config::Config& config) {
+  using enum config::DistributedBackend;
+  const config::DistributedBackend chosen = config.dist.distributed_backend;
+  return chosen == nccl || chosen == nccl_stand_in ||
+         (chosen == automatic && backend_of(config.train.device).transfers_by_nccl);
+}
+
+void connect_meta(comm::Mesh& mesh, const config::Config& config) {
+  mesh.connect_meta(transfers_without_host(config) ? comm::make_direct_meta_channel
+                                                   : comm::make_staging_channel);
 }
 
 }  // namespace capstan::train

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "comm/mesh.hpp"
 #include "comm/world.hpp"
@@ -11,22 +13,75 @@
 
 namespace capstan::train {
 
-// ErrorCode::unsupported for a device whose backend this build lacks.
+// A rank among those of its host.
+struct LocalRank {
+  int index = 0, count = 1;
+};
+
+// The resources of one device: threads of the host, and the rank on the host, which selects the accelerator.
+struct DeviceRequest {
+  int threads = 1;
+  int local_rank = 0;
+};
+
+// Why a device cannot be used here, and what to do.
+struct DeviceProblem {
+  std::string reason, help;
+};
+
+// What the trainer knows of a kind of device: all that a further kind adds to (CONTRIBUTING.md).
+struct DeviceBackend {
+  const kernels::Table& (*table)() = nullptr;
+  AllocatorRules rules;
+  // Threads of the host run the kernels, each with a part of their workspace.
+  bool runs_on_host_threads = false;
+  // Tensors lie in the host's memory, where the host accesses them.
+  bool shares_host_memory = false;
+  // The memory is part of the host's, also where the host does not access it; else its size is unknown
+  // without the device.
+  bool lies_in_host_memory = false;
+  // dist.distributed_backend: auto transfers by NCCL.
+  bool transfers_by_nccl = false;
+  // The type whose GEMM throughput bounds a step that computes in `compute`: another one where the kernels
+  // widen the operands.
+  DType (*gemm_type)(DType compute) = nullptr;
+  // For the log, what runs the kernels: "avx2, fp16 GEMMs widened to fp32". Empty: the name of the device
+  // says it.
+  std::string (*kernels_text)(DType compute) = nullptr;
+  // Null: it can be used everywhere.
+  std::optional<DeviceProblem> (*problem)() = nullptr;
+  std::unique_ptr<Device> (*make)(const DeviceRequest&) = nullptr;
+};
+const DeviceBackend& backend_of(config::DeviceKind kind);
+
+// The kind that `auto` stands for in this process: CUDA where a device can be used, else the CPU. Other kinds
+// stand for themselves.
+config::DeviceKind device_kind(config::DeviceKind kind);
+
+// A sentence for the log where `auto` is the CPU although the program has a CUDA backend, else empty.
+std::string device_note(config::DeviceKind kind);
+
+// ErrorCode::unsupported for a device that cannot be used here.
 void check_device(config::DeviceKind kind);
 
-// Whether the device's memory is the host's. That of `auto` is the CPU's in this version.
-bool shares_host_memory(config::DeviceKind kind);
-
 // The device `meta` that stands for the recipe's device: its kernels with their workspaces, the rounding and
-// growth of its allocator, and memory of its own or the host's. For cuda, until its backend exists, the CPU's
-// kernels stand for its own. threads 0, here and below: the cores of this host / local_ranks.
+// growth of its allocator, and memory of its own or the host's. threads 0, here and below: the cores of this
+// host / local ranks.
 std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t threads, int local_ranks);
 
-std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, int local_ranks);
+std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank = {});
+// On the host of `world`.
+inline LocalRank local_rank_of(const comm::World& world) {
+  return {world.local_rank(), world.local_size()};
+}
 
 // Makes the communicators of the mesh, with the channels that dist.distributed_backend chooses for the
 // device, which outlives the mesh. Collective over the world. ErrorCode::unsupported for nccl_stand_in on
 // several hosts.
 void connect(comm::Mesh& mesh, const config::Config& config, comm::World& world, Device& device);
+// The same channels on the meta device, for estimates.
+void connect_meta(comm::Mesh& mesh, const config::Config& config);
+// Whether dist.distributed_backend transfers between devices without the host: by NCCL or its stand-in.
+bool transfers_without_host(const config::Config& config);
 
 }  // namespace capstan::train

@@ -8,6 +8,8 @@
 #include "config/sections/adapter_targets.hpp"
 #include "config/sections/pipeline_layout.hpp"
 #include "nn/initialize.hpp"
+#include "tensor/region.hpp"
+#include "train/setup/device.hpp"
 #include "train/setup/shard_regions.hpp"
 
 namespace capstan::train {
@@ -18,11 +20,10 @@ DType compute_type(const config::MixedPrecisionConfig& precision) {
       return DType::f32;
     case config::Precision::bf16:
       return DType::bf16;
-    default:
+    case config::Precision::fp16:
       break;
   }
-  fail(ErrorCode::unsupported, "mixed_precision.params_dtype: this build trains in fp32 and bf16",
-       "mixed_precision=bf16_mixed");
+  return DType::f16;
 }
 
 comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
@@ -39,7 +40,7 @@ comm::MeshSizes mesh_sizes(const config::Config& config, int64_t world) {
           .hierarchical_cp =
               d.context_parallel_size > 1 ? d.hierarchical_context_parallel_sizes : std::vector<int64_t>{},
           .optimizer_instances = config.ddp.num_distributed_optimizer_instances,
-          .kv_sharers = groups > 0 && tp % groups == 0 ? tp / groups : 1};
+          .kv_replicas = groups > 0 && tp % groups == 0 ? tp / groups : 1};
 }
 
 std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
@@ -47,7 +48,7 @@ std::map<std::string, int64_t> sent_bytes(const comm::Mesh& mesh) {
   for (const std::string& group : mesh.group_names()) {
     const std::string counted =
         group.starts_with("pp-") ? "pp" : comm::Mesh::repeated_group(group).value_or(group);
-    sent[counted] += mesh.group(group).sent() + mesh.group(group).channel().sent();
+    sent[counted] += mesh.group(group).sent_bytes() + mesh.group(group).channel().sent_bytes();
   }
   return sent;
 }
@@ -224,16 +225,12 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
   options.sharding = config.ddp.data_parallel_sharding_strategy;
   options.shard_over_replicas = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
   options.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
-  const bool nccl = config.dist.distributed_backend == config::DistributedBackend::nccl ||
-                    config.dist.distributed_backend == config::DistributedBackend::nccl_stand_in ||
-                    (config.dist.distributed_backend == config::DistributedBackend::automatic &&
-                     config.train.device == config::DeviceKind::cuda);
-  options.reduce_queue = nccl ? Queue::communication : Queue::compute;
+  options.reduce_queue = transfers_without_host(config) ? Queue::communication : Queue::compute;
   options.overlap_param_gather = config.ddp.overlap_param_gather;
   if (config.optimizer.optimizer == config::OptimizerKind::muon) options.matrix = muon_matrices(config);
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
   if (config.peft) {
-    options.trains = [](const Parameter& parameter) { return parameter.spec().adapter; };
+    options.trainable = [](const Parameter& parameter) { return parameter.spec().adapter; };
     options.lora_b_lr_ratio = config.peft->lora_plus_ratio.value_or(1);
     quantize_base(*config.peft, config.model, options);
   }
@@ -248,7 +245,7 @@ parallel::StoreGroups store_groups(const comm::Mesh& mesh) {
   groups.shard = &mesh.group("shard");
   groups.replica = &mesh.group("replica");
   groups.tensor = &mesh.group("tp-gradients");
-  if (mesh.shares_keys()) groups.kv_replicas = &mesh.group("tp-kv");
+  if (mesh.has_kv_replicas()) groups.kv_replicas = &mesh.group("tp-kv");
   groups.embedding = &mesh.group("embedding");
   groups.model = &mesh.group("tp-pp");
   return groups;
@@ -280,8 +277,11 @@ void initialize_parameters(parallel::FlatStore& store, uint64_t seed, ThreadPool
       if (target.dtype() == DType::f32) {
         target.copy_from_host_bytes(std::as_bytes(std::span(values)));
       } else {
-        const std::vector<bf16> rounded(values.begin(), values.end());
-        target.copy_from_host_bytes(std::as_bytes(std::span(rounded)));
+        std::vector<std::byte> rounded(static_cast<size_t>(target.bytes()));
+        const Region all = full_region({range.count});
+        copy_region(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, rounded.data(),
+                    target.dtype());
+        target.copy_from_host_bytes(rounded);
       }
     }
   for (const auto& parameter : store.parameters()) {

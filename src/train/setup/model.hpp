@@ -37,16 +37,16 @@ parallel::PipelineShape pipeline_shape(const config::Config& config, int64_t mic
 // with. `mesh` must be connected.
 parallel::FlatStore::Options store_options(const config::Config& config);
 parallel::StoreGroups store_groups(const comm::Mesh& mesh);
-// The optimizer of the buffers of a store.
+// The optimizer of the store's buffers.
 std::unique_ptr<optim::Optimizer> make_optimizer(const config::Config& config, Device& device,
                                                  const parallel::FlatStore& store);
 
-// The weights that QLoRA keeps in 4 bits, by name: those of the layers' linear maps, whether they have an
-// adapter or not. Null: none.
+// The weights that QLoRA keeps in 4 bits, by name: those of all linear layers, with or without an adapter.
+// Null: none.
 std::function<bool(const std::string& name)> quantized_weights(const config::PeftConfig& peft,
                                                                const config::ModelConfig& model);
 parallel::Nf4Options nf4_options(const config::PeftConfig& peft);
-// Has a store keep them so.
+// Configures the store to keep quantized_weights() in 4 bits.
 void quantize_base(const config::PeftConfig& peft, const config::ModelConfig& model,
                    parallel::FlatStore::Options& options);
 

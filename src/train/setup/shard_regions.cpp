@@ -20,7 +20,8 @@ std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard, 
   int64_t at = range.begin;
   for (const Region& local : flat_range_as_regions(shard.shape, range.begin, range.count)) {
     const int64_t elements = local.sizes.elements();
-    if (shard.segments.empty()) {  // a scalar
+    // A scalar.
+    if (shard.segments.empty()) {
       result.push_back({local, {at, elements}});
       at += elements;
       continue;

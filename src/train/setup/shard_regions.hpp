@@ -10,18 +10,19 @@
 namespace capstan::train {
 
 struct ShardRegion {
-  // In the global tensor.
+  // The region in the global tensor.
   Region where;
-  // Elements of the local shard, row-major; in the order of the region's elements.
+  // The same elements in the local shard (row-major), in the order of the region's elements.
   FlatRange elements;
-  // false: another rank, which holds the same elements, counts and writes them.
+  // False: another rank, which holds the same elements, counts and saves them.
   bool owned = true;
 };
 
 // The elements `range` of the local shard, in their order. `global`: the parameter's full shape.
 std::vector<ShardRegion> shard_regions(const Shape& global, const Shard& shard, const FlatRange& range);
 
-// The range in parts of at most `most` elements: values are made and read through a buffer of so many.
+// Divides a range into parts of at most `most` elements, because values are computed and read through a
+// buffer of that size.
 inline constexpr int64_t kChunkElements = int64_t{1} << 20;
 std::vector<FlatRange> chunks_of(const FlatRange& range, int64_t most = kChunkElements);
 

@@ -85,6 +85,13 @@ std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const o
   return mine;
 }
 
+ChunkReader state_reader(Device& device, const std::vector<StateTensor>& tensors) {
+  int64_t largest = 1;
+  for (const StateTensor& t : tensors) largest = std::max(largest, t.bytes());
+  CategoryScope scope(MemoryCategory::snapshot);
+  return ChunkReader(device, std::min(largest, checkpoint::kChunkBytes));
+}
+
 static checkpoint::SaveInfo save_info(const SavePlan& plan, const TrainState& state) {
   checkpoint::SaveInfo info;
   info.step = state.step;
@@ -130,8 +137,11 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
         {"scale", loss->scale}, {"clean_steps", loss->clean_steps}, {"overflows_left", loss->overflows_left}};
   for (const auto& [key, means] :
        {std::pair{"since_log", state.since_log}, {"since_events", state.since_events}})
-    if (means.steps > 0)
+    if (means.steps > 0) {
       json[key] = OrderedJson::array({means.steps, means.tokens, means.loss, means.grad_norm});
+      // Else all steps count.
+      if (means.norms != means.steps) json[key].push_back(means.norms);
+    }
   writer_.add_text(checkpoint::kStateFile, dump_json(json, 2) + "\n");
   writer_.add_text(checkpoint::kRecipeFile, plan.recipe);
   std::set<std::string> there;
@@ -152,14 +162,14 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
     if (there.count(name) == 0) writer_.add_text(name, text);
 }
 
-void StateWriter::add(const StateTensor& t) {
-  writer_.add(t.name, t.dtype, t.shape, t.where, [values = t.values](const checkpoint::ByteSink& sink) {
-    read_in_chunks(values(), checkpoint::kChunkBytes, sink);
-  });
+void StateWriter::add(const StateTensor& t, ChunkReader& reader) {
+  writer_.add(
+      t.name, t.dtype, t.shape, t.region,
+      [values = t.values, &reader](const checkpoint::ByteSink& sink) { reader.read(values(), sink); });
 }
 
 void StateWriter::add(const StateTensor& t, std::span<const std::byte> bytes) {
-  writer_.add(t.name, t.dtype, t.shape, t.where, bytes);
+  writer_.add(t.name, t.dtype, t.shape, t.region, bytes);
 }
 
 std::string StateWriter::write_rank() {
@@ -187,7 +197,9 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
   std::string manifest;
   try {
     comm::run_collectively(group, "saving a checkpoint", [&] {
-      for (const auto& t : state_tensors(store, plan.optimizer ? &optimizer : nullptr)) writer.add(t);
+      const auto tensors = state_tensors(store, plan.optimizer ? &optimizer : nullptr);
+      ChunkReader reader = state_reader(store.device(), tensors);
+      for (const auto& t : tensors) writer.add(t, reader);
       manifest = writer.write_rank();
     });
     const auto manifests = comm::gather_texts(group, manifest);
@@ -204,8 +216,8 @@ std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const
 
 namespace {
 
-bool takes(Which which, const Parameter& parameter) {
-  return which == Which::all || (which == Which::adapters) == parameter.spec().adapter;
+bool takes(ParameterSet which, const Parameter& parameter) {
+  return which == ParameterSet::all || (which == ParameterSet::adapters) == parameter.spec().adapter;
 }
 
 // How a recipe takes the model that the weights are of.
@@ -241,7 +253,7 @@ void refuse_differences(const TensorSource& source, const std::set<std::string>&
                         std::vector<std::string> problems) {
   for (const auto& name : source.names())
     if (!name.starts_with("optimizer.") && !names.count(name))
-      problems.push_back("`" + name + "` is in the checkpoint, and no parameter of the recipe's model");
+      problems.push_back("`" + name + "` is in the checkpoint, but is not a parameter of the recipe's model");
   if (problems.empty()) return;
   fail(ErrorCode::failed,
        source.description() + " does not fit the recipe's model: " + std::to_string(problems.size()) +
@@ -252,7 +264,7 @@ void refuse_differences(const TensorSource& source, const std::set<std::string>&
 
 // Every parameter must be there with its shape. Collective over the ranks that hold the model together: each
 // looks at its own parameters, all come to the same answer.
-void check_shapes(const TensorSource& source, const parallel::FlatStore& store, Which which,
+void check_shapes(const TensorSource& source, const parallel::FlatStore& store, ParameterSet which,
                   const optim::Optimizer* optimizer) {
   // A line for each name (`+`) and each problem (`-`).
   std::string here;
@@ -263,7 +275,7 @@ void check_shapes(const TensorSource& source, const parallel::FlatStore& store, 
     if (!takes(which, *parameter)) continue;
     here += "+" + parameter->name() + "\n";
     check(parameter->name(), parameter->spec().shape);
-    if (optimizer && store.trains(*parameter))
+    if (optimizer && store.is_trainable(*parameter))
       for (const auto& s : optimizer->state())
         if (s.has(store.buffer_of(*parameter)))
           check(state_name(s.name, *parameter), parameter->spec().shape);
@@ -315,8 +327,8 @@ void read_scaling_states(TensorSource& source, const parallel::FlatStore& store)
 
 }  // namespace
 
-static Which trained_part(const parallel::FlatStore& store) {
-  return store.has_frozen_parameters() ? Which::adapters : Which::all;
+static ParameterSet trained_part(const parallel::FlatStore& store) {
+  return store.has_frozen_parameters() ? ParameterSet::adapters : ParameterSet::all;
 }
 
 static Json counters_in(const Reader& reader) {
@@ -335,7 +347,7 @@ void check_state(const Reader& reader, const parallel::FlatStore& store, const o
   check_shapes(reader, store, trained_part(store), optimizer);
 }
 
-void check_parameters(const TensorSource& source, const parallel::FlatStore& store, Which which) {
+void check_parameters(const TensorSource& source, const parallel::FlatStore& store, ParameterSet which) {
   check_shapes(source, store, which, nullptr);
 }
 
@@ -361,7 +373,7 @@ std::optional<data::TokenizerRecord> tokenizer_of(const Reader& reader) {
       !stored.contains("name") || !stored["name"].is_string() || !stored.contains("vocab_size") ||
       !stored["vocab_size"].is_number_integer())
     fail(ErrorCode::format, "checkpoint `" + directory + "`: `tokenizer` of " +
-                                std::string(checkpoint::kStateFile) + " is no record of a tokenizer");
+                                std::string(checkpoint::kStateFile) + " is not a record of a tokenizer");
   return data::TokenizerRecord{stored["name"], stored["identity"], stored["vocab_size"].get<int64_t>()};
 }
 
@@ -399,9 +411,12 @@ static TrainState counters_of(const Json& json, const std::string& file) {
       for (const auto& value : json[key])
         if (value.is_number() || value.is_null())
           values.push_back(value.is_null() ? std::nan("") : value.get<double>());
-    if (values.size() != 4 || !(values[0] >= 1 && values[0] <= 1e15))
-      fail(ErrorCode::format, file + ": `" + key + "` is not a list of four numbers");
-    return {static_cast<int64_t>(values[0]), values[1], values[2], values[3]};
+    if (values.size() == 4) values.push_back(values[0]);
+    if (values.size() != 5 || !(values[0] >= 1 && values[0] <= 1e15) ||
+        !(values[4] >= 0 && values[4] <= values[0]))
+      fail(ErrorCode::format, file + ": `" + key + "` is not a list of four or five numbers");
+    return {static_cast<int64_t>(values[0]), values[1], values[2], values[3],
+            static_cast<int64_t>(values[4])};
   };
   const auto loss_scale = [&]() -> std::optional<optim::LossScale> {
     if (!json.contains("loss_scale")) return std::nullopt;
@@ -411,7 +426,7 @@ static TrainState counters_of(const Json& json, const std::string& file) {
     };
     if (!stored.is_object() || !stored.contains("scale") || !stored["scale"].is_number() ||
         !(stored["scale"].get<double>() > 0) || !is_integer("clean_steps") || !is_integer("overflows_left"))
-      fail(ErrorCode::format, file + ": `loss_scale` is no state of a loss scale");
+      fail(ErrorCode::format, file + ": `loss_scale` is not the state of a loss scaler");
     return optim::LossScale{.scale = stored["scale"].get<double>(),
                             .clean_steps = stored["clean_steps"].get<int64_t>(),
                             .overflows_left = stored["overflows_left"].get<int64_t>()};
@@ -434,7 +449,7 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
   check_state(reader, store, optimizer);
   const auto json = counters_in(reader);
   const std::string file = (reader.directory() / checkpoint::kStateFile).string();
-  const Which which = trained_part(store);
+  const ParameterSet which = trained_part(store);
   TrainState state = counters_of(json, file);
   store.before_load();
   for (const auto& shard : store.parameter_shards()) {
@@ -454,7 +469,7 @@ TrainState load_state(Reader& reader, parallel::FlatStore& store, optim::Optimiz
   return state;
 }
 
-void load_parameters(TensorSource& source, parallel::FlatStore& store, Which which) {
+void load_parameters(TensorSource& source, parallel::FlatStore& store, ParameterSet which) {
   check_parameters(source, store, which);
   store.before_load();
   for (const auto& shard : store.parameter_shards())

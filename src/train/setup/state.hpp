@@ -19,6 +19,7 @@
 #include "optim/loss_scaler.hpp"
 #include "optim/optimizer.hpp"
 #include "parallel/flat_store.hpp"
+#include "tensor/host_view.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 #include "train/setup/step_means.hpp"
 
@@ -45,25 +46,25 @@ struct SavePlan {
   // Directory of the checkpoints.
   std::filesystem::path root;
   std::string run_id, recipe, recipe_hash, version, layout, parent;
-  // Which samples the run is trained on: data::Dataset::fingerprint().
+  // Fingerprint of the training samples: data::Dataset::fingerprint().
   std::string data;
-  // schedule_text() of what the run follows (run_schedule.hpp).
+  // schedule_text() of the schedule that the run follows (run_schedule.hpp).
   std::string schedule;
-  // Hash of the weights beside which adapters train (train/adapters/adapters.hpp); empty: none.
+  // Hash of the base model of adapters (train/adapters/adapters.hpp); empty: no adapters.
   std::string base;
   checkpoint::Retention retention;
   bool optimizer = true;
-  // Copied beside the weights.
+  // The tokenizer to copy into the checkpoint; null: none.
   const text::Tokenizer* tokenizer = nullptr;
   // Record of the run's tokenizer, also if the tokenizer is not copied.
   std::optional<data::TokenizerRecord> tokenizer_record;
-  // Further small files there: name and content.
+  // Further small files of the checkpoint: name and content.
   std::vector<std::pair<std::string, std::string>> assets;
   // The recipe's chat template, in place of the tokenizer's own; empty: none.
   std::string chat_template;
-  // Null: the real one.
+  // The file system to write to; null: that of the operating system.
   checkpoint::FileSystem* files = nullptr;
-  // Rank 0: what must be on the disk before the checkpoint is.
+  // Called on rank 0 before the commit, to flush files that must be on the disk before the checkpoint.
   std::function<void()> before_commit;
 };
 
@@ -73,37 +74,42 @@ struct StateTensor {
   // Shape of the full tensor, over all ranks.
   Shape shape;
   // The region of this rank.
-  Region where;
+  Region region;
   // As stored.
   DType dtype;
-  // Returns the values in that order, one dimension: a view of the state, or a copy where the checkpoint
-  // stores it in another format.
+  // Returns the values in row-major order of `region`, one dimension: a view of the state, or a copy where
+  // the checkpoint stores it in another format.
   std::function<Tensor()> values;
 
-  int64_t elements() const { return where.sizes.elements(); }
+  int64_t elements() const { return region.sizes.elements(); }
   int64_t bytes() const { return elements() * size_of(dtype); }
 };
 
-// Those that this rank writes: main parameters, and with `optimizer` its state. Where only a part of the
-// model trains, that part alone. Every element is written by one rank; ranks that hold the same elements
-// share the work.
+// The tensors that this rank writes: main parameters of the trainable parameters, and the state of
+// `optimizer` unless it is null. Every element is written by one rank; ranks that hold the same elements
+// divide them.
 std::vector<StateTensor> state_tensors(const parallel::FlatStore& store, const optim::Optimizer* optimizer);
 
-// The steps of one save, which save_state() runs below, or Saver with a thread. After the constructor only
-// files are touched: any thread may call, one at a time.
+// A reader of such tensors, whose buffers (MemoryCategory::snapshot) have checkpoint::kChunkBytes, or the
+// size of the largest tensor.
+ChunkReader state_reader(Device& device, const std::vector<StateTensor>& tensors);
+
+// The steps of one save. save_state() runs them one after the other, Saver on a thread. The functions after
+// the constructor only access files, so that any thread may call them, one at a time.
 class StateWriter {
  public:
   // Collective: the ranks agree on a name that was never used before.
   StateWriter(comm::World& world, const SavePlan& plan, const TrainState& state,
               const optim::Optimizer& optimizer);
-  // Read from the device when its turn comes, in bounded chunks.
-  void add(const StateTensor& tensor);
-  // `bytes` are valid until write_rank() has returned.
+  // Adds a tensor that write_rank() reads when its turn comes. `reader` lives until then.
+  void add(const StateTensor& tensor, ChunkReader& reader);
+  // Adds a tensor whose values are `bytes`, which stay valid until write_rank() has returned.
   void add(const StateTensor& tensor, std::span<const std::byte> bytes);
-  // This rank's files; returns its manifest.
+  // Writes this rank's files, and returns its manifest.
   std::string write_rank();
   // Rank 0, after all ranks' write_rank(): makes the checkpoint appear, then deletes the checkpoints that
-  // retention does not keep. A failure to delete does not undo the checkpoint; it is in problem().
+  // retention does not keep. problem() describes a failure to delete, after which the checkpoint is
+  // still valid.
   std::filesystem::path commit(const std::vector<std::string>& manifests);
   void abandon() noexcept { writer_.abandon(); }
 
@@ -123,39 +129,39 @@ class StateWriter {
   std::string problem_;
 };
 
-// Collective. Every tensor is written by one rank of the world. Throws on every rank when it failed on any;
-// what was there before is then unchanged. Returns the checkpoint's directory. `problem`, when given: see
-// StateWriter::commit.
+// Collective. Saves the state, and returns the checkpoint's directory. Throws on every rank if it failed on
+// any; the directory is then unchanged. `problem`, when given: see StateWriter::commit.
 std::filesystem::path save_state(comm::World& world, const SavePlan& plan, const TrainState& state,
                                  const parallel::FlatStore& store, const optim::Optimizer& optimizer,
                                  std::string* problem = nullptr);
 
-// Collective. Reads this rank's regions of parameters, and with `optimizer` of its state, and the counters;
-// whichever layout wrote them. Where only adapters train, the others stay as they are. Shapes are checked
-// first: all differences at once.
+// Collective. Reads this rank's regions of the trainable parameters, of the state of `optimizer` unless it is
+// null, and the counters. The checkpoint may have been written with another layout. The error for tensors
+// that are missing or have other shapes names all of them; nothing has been read then.
 TrainState load_state(checkpoint::Reader& reader, parallel::FlatStore& store, optim::Optimizer* optimizer);
 
-// SavePlan::data and ::base of a checkpoint; empty where it does not say.
+// SavePlan::data and ::base of a checkpoint; empty if they were not stored.
 std::string data_of(const checkpoint::Reader& reader);
 std::string base_of(const checkpoint::Reader& reader);
-// The tokenizer with which the run was trained: that in the checkpoint, else what its state records. nullopt:
-// neither is there, as in checkpoints of earlier versions.
+// The tokenizer with which the run was trained: the copy in the checkpoint, else the record in its state.
+// nullopt: the checkpoint has neither, as those of earlier versions.
 std::optional<data::TokenizerRecord> tokenizer_of(const checkpoint::Reader& reader);
 // The text of SavePlan::schedule; empty in checkpoints of versions that did not store it.
 std::string schedule_text_of(const checkpoint::Reader& reader);
 
-// The errors of load_state() and load_parameters() for what a checkpoint lacks, or holds with other shapes;
-// no tensor is read. Collective.
-enum class Which : uint8_t { all, base, adapters };
+// Throws the errors of load_state() and load_parameters() for parameters that a checkpoint lacks or holds
+// with other shapes. Reads no tensor. Collective.
+enum class ParameterSet : uint8_t { all, base, adapters };
 void check_state(const checkpoint::Reader& reader, const parallel::FlatStore& store,
                  const optim::Optimizer* optimizer);
 void check_parameters(const checkpoint::TensorSource& source, const parallel::FlatStore& store,
-                      Which which = Which::all);
-// Collective. Parameters alone, into whatever type the store computes with.
-void load_parameters(checkpoint::TensorSource& source, parallel::FlatStore& store, Which which = Which::all);
+                      ParameterSet which = ParameterSet::all);
+// Collective. Reads the parameters only, and converts them to the compute type of the store.
+void load_parameters(checkpoint::TensorSource& source, parallel::FlatStore& store,
+                     ParameterSet which = ParameterSet::all);
 
-// The newest checkpoint under `root` that verifies, the same on all ranks; rank 0 looks. `refused` (rank 0)
-// holds the reasons why newer ones do not count.
+// The newest valid checkpoint under `root`, which rank 0 finds for all ranks. `refused` (rank 0): the newer
+// checkpoints that do not verify, with the reasons.
 std::optional<checkpoint::Checkpoint> find_checkpoint(comm::World& world, const std::filesystem::path& root,
                                                       std::vector<std::string>& refused);
 

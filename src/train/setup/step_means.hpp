@@ -12,18 +12,26 @@ struct StepMeans {
   double tokens = 0;
   // Mean over these tokens.
   double loss = 0;
-  // Mean over the steps.
+  // Mean over the steps whose gradients do not overflow at the loss scale; not finite if all overflow.
   double grad_norm = 0;
+  // The number of steps in that mean.
+  int64_t norms = 0;
 
-  // The mean of one step is that step's value to the bit.
-  void add(double step_loss, int64_t step_tokens, double step_grad_norm) {
+  // After one step, the mean has the bits of that step's value.
+  void add(double step_loss, int64_t step_tokens, double step_grad_norm, bool overflow) {
     ++steps;
     tokens += static_cast<double>(step_tokens);
     if (step_tokens > 0)
       loss += (step_loss - loss) * (static_cast<double>(step_tokens) / tokens);
     else if (tokens == 0)
       loss = step_loss;
-    grad_norm += (step_grad_norm - grad_norm) / static_cast<double>(steps);
+    if (overflow) {
+      if (norms == 0) grad_norm = step_grad_norm;
+      return;
+    }
+    if (norms == 0) grad_norm = 0;
+    ++norms;
+    grad_norm += (step_grad_norm - grad_norm) / static_cast<double>(norms);
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "checkpoint/store.hpp"
 #include "formats/external_model.hpp"
 #include "train/records/run_list.hpp"
@@ -41,7 +42,7 @@ void check_serving_layout(const config::Config& config) {
     fail(ErrorCode::config,
          "dist.context_parallel_size=" + std::to_string(d.context_parallel_size) +
              ": evaluation and generation run under tensor and pipeline parallelism only",
-         "leave it out; dist.tp and dist.pp share the model");
+         "leave it out; dist.tp and dist.pp shard the model");
   if (d.sequence_parallel)
     fail(ErrorCode::config,
          "dist.sequence_parallel=true: evaluation and generation do not split the rows between tensor ranks",
@@ -55,9 +56,8 @@ void check_serving_layout(const config::Config& config) {
       fitting.push_back("`dist.tp=" + std::to_string(t) + " dist.pp=" + std::to_string(d.world_size / t) +
                         "`");
   fail(ErrorCode::config,
-       "a model is served by tensor * pipeline = " + std::to_string(tp) + " * " + std::to_string(pp) + " = " +
-           std::to_string(tp * pp) + (tp * pp == 1 ? " rank" : " ranks") + ", and there are " +
-           std::to_string(d.world_size),
+       "the model needs tensor * pipeline = " + std::to_string(tp) + " * " + std::to_string(pp) + " = " +
+           counted(tp * pp, "rank") + ", and there are " + std::to_string(d.world_size),
        (fitting.empty() ? "" : "give " + join(fitting, " or ") + "; or ") + "start " +
            std::to_string(tp * pp));
 }
@@ -80,8 +80,8 @@ static void refuse_other_tokenizer(const StoredRecipe& stored) {
         stored.resolution.sources[static_cast<size_t>(location.source)].kind == config::Source::Kind::cli)
       fail(ErrorCode::config,
            "`" + std::string(field) + "`: `" + stored.checkpoint.string() +
-               "` holds the tokenizer that it was trained with, and is read with no other",
-           "take the override out");
+               "` holds the tokenizer that it was trained with, which cannot be replaced",
+           "remove the override");
   }
 }
 
@@ -105,7 +105,7 @@ static void refuse_other_tokenizer(const StoredRecipe& stored, const formats::Ex
   fail(ErrorCode::config,
        "`" + overridden->first + "`: `" + model.name() + "` has a tokenizer of its own, and " +
            tokenizer_name(resolution.config.tokenizer) + " is another one",
-       "take the override out; a model directory without tokenizer files is read with the one that is named");
+       "remove the override; a model directory without tokenizer files is read with the one that is named");
 }
 
 StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override> overrides, int64_t ranks) {
@@ -129,7 +129,7 @@ StoredRecipe stored_recipe(const std::string& name, std::vector<config::Override
   refuse_other_tokenizer(stored);
   if (const auto& peft = stored.resolution.config.peft; peft && peft->random_base)
     fail(ErrorCode::unsupported,
-         "`" + name + "` holds adapters on a random base model (peft.random_base), which is not kept",
+         "`" + name + "` holds adapters on a random base model (peft.random_base), which is not saved",
          "such a run shows that its recipe works; train the recipe itself for a model");
   check_serving_layout(stored.resolution.config);
   return stored;

@@ -29,7 +29,8 @@ text::PreTokenizerChoice choice_of(config::PreTokenizer pre_tokenizer) {
 
 std::shared_ptr<const text::Tokenizer> load_tokenizer_files(const std::string& name) {
   if (name.starts_with("hf:")) return text::Tokenizer::load(name.substr(3));
-  if (records::is_run(name))  // its checkpoints have it
+  // The checkpoints of a run have its tokenizer.
+  if (records::is_run(name))
     return text::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
   if (!formats::is_external(name)) return text::Tokenizer::load(name);
   const auto files = formats::ExternalModel::open(name)->assets();
@@ -109,7 +110,7 @@ void require_adapter_tokenizer(const config::Config& config, const text::Tokeniz
        "the adapters `" + name + "` were trained with the tokenizer " + data::to_text(*own) +
            ", not with the base's, " + data::to_text(now),
        "name `" + name +
-           "` as the model, without --adapter: it is loaded with its own tokenizer and its base");
+           "` as the model in place of the base: it is loaded with its own tokenizer and its base");
 }
 
 void require_eod_token(const config::Config& config, const text::Tokenizer& tokenizer) {
@@ -129,7 +130,9 @@ bool names_known_template(const config::Path& chosen) {
   const std::filesystem::path text = chosen.text;
   const std::string name = text.filename().string();
   const auto known = text::chat::known_templates();
-  return !std::filesystem::exists(chosen.resolved) && (text.is_absolute() || !text.has_parent_path()) &&
+  std::error_code unknown;
+  return !std::filesystem::exists(chosen.resolved, unknown) &&
+         (text.is_absolute() || !text.has_parent_path()) &&
          std::any_of(known.begin(), known.end(), [&](const auto& one) { return one.name == name; });
 }
 

@@ -24,22 +24,23 @@ namespace capstan::train {
 // run or `bytes`.
 std::shared_ptr<const text::Tokenizer> load_tokenizer_files(const std::string& name);
 
-// The name that the recipe has for its tokenizer, for messages.
+// The tokenizer's name in the recipe, for messages.
 std::string tokenizer_name(const config::TokenizerConfig& tokenizer);
 
 // Null when the recipe has none. Checks that the vocabulary fits the model.
 std::shared_ptr<const text::Tokenizer> load_tokenizer(const config::Config& config);
 
-// ErrorCode::failed where the checkpoint's run was trained with another tokenizer, as far as it is recorded.
+// ErrorCode::failed if the checkpoint records that its run was trained with another tokenizer.
 void require_own_tokenizer(const config::Config& config, const text::Tokenizer& tokenizer,
                            const checkpoint::Reader& reader);
 
-// Throws ErrorCode::failed if the adapters of `reader` were trained with another tokenizer than this one of
-// their base. name: of the adapters, for the message.
+// Throws ErrorCode::failed if the adapters of `reader` were trained with another tokenizer than that of their
+// base, `tokenizer`. name: name of the adapters in the message.
 void require_adapter_tokenizer(const config::Config& config, const text::Tokenizer& tokenizer,
                                const checkpoint::Reader& reader, const std::string& name);
 
-// For training. ErrorCode::config if the tokenizer lacks a tokenizer.eod_token other than the default.
+// Checks the tokenizer for training. ErrorCode::config if tokenizer.eod_token is not the default and the
+// tokenizer lacks it.
 void require_eod_token(const config::Config& config, const text::Tokenizer& tokenizer);
 
 // tokenizer.eod_token if the tokenizer has it, else the tokenizer's own.

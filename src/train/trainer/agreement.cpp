@@ -23,6 +23,7 @@ int find_build_id(dl_phdr_info* object, size_t, void* result) {
   for (int i = 0; i < object->dlpi_phnum; ++i) {
     const ElfW(Phdr)& segment = object->dlpi_phdr[i];
     if (segment.p_type != PT_NOTE) continue;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the loader gives addresses as integers
     const auto* at = reinterpret_cast<const char*>(object->dlpi_addr + segment.p_vaddr);
     const char* const end = at + segment.p_memsz;
     while (end - at >= static_cast<std::ptrdiff_t>(sizeof(ElfW(Nhdr)))) {
@@ -55,11 +56,12 @@ std::string program_identity() {
 namespace {
 
 [[noreturn]] void fail_differing(const std::vector<std::string>& differing) {
-  constexpr size_t kMost = 8;
+  constexpr size_t kShownDifferences = 8;
   Error error(ErrorCode::rank_failure, differing[0],
               "start all ranks with one program, one recipe and the same files");
-  for (size_t i = 1; i < std::min(differing.size(), kMost); ++i) error.in(differing[i]);
-  if (differing.size() > kMost) error.in("and " + std::to_string(differing.size() - kMost) + " more");
+  for (size_t i = 1; i < std::min(differing.size(), kShownDifferences); ++i) error.in(differing[i]);
+  if (differing.size() > kShownDifferences)
+    error.in("and " + std::to_string(differing.size() - kShownDifferences) + " more");
   throw error;
 }
 

@@ -1,5 +1,5 @@
-// Checks before a run that all ranks have the same program, recipe and data: a rank with others would compute
-// another model.
+// Checks before a run that all ranks have the same program, recipe and data: a rank that differs would
+// compute another model.
 #pragma once
 
 #include <string>

@@ -6,7 +6,6 @@
 #include <cstdio>
 
 #include "base/text.hpp"
-#include "tensor/host_view.hpp"
 
 namespace capstan::train {
 
@@ -74,7 +73,8 @@ void append_recent(const config::ResilienceConfig& c, TrainState& state, double 
 
 bool all_finite(const Tensor& tensor) {
   if (!tensor.defined()) return true;
-  if (tensor.dtype() != DType::f32 && tensor.dtype() != DType::bf16 && tensor.dtype() != DType::f64)
+  if (tensor.dtype() != DType::f32 && tensor.dtype() != DType::bf16 && tensor.dtype() != DType::f16 &&
+      tensor.dtype() != DType::f64)
     return true;
   // A view that is not contiguous shows values of a contiguous tensor that was checked when it was computed.
   if (!tensor.is_contiguous()) return true;
@@ -115,9 +115,13 @@ const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store) {
   return nullptr;
 }
 
+Fingerprint::Fingerprint(Device& device) : reader_(reader(device)) {}
+ChunkReader Fingerprint::reader(Device& device) {
+  CategoryScope scope(MemoryCategory::workspace);
+  return ChunkReader(device, kChunk);
+}
 void Fingerprint::take(const Tensor& tensor) {
-  constexpr int64_t kPiece = 8 << 20;
-  read_in_chunks(tensor, kPiece, [&](std::span<const std::byte> bytes) { hasher_.update(bytes); });
+  reader_.read(tensor, [&](std::span<const std::byte> bytes) { hasher_.update(bytes); });
 }
 
 }  // namespace capstan::train

@@ -1,5 +1,5 @@
 // Anomalies of a step (section `resilience`): spikes of loss and gradient norm, the origin of a NaN or an
-// infinity, and machines that compute different bits the second time. All ranks decide from the same numbers.
+// infinity, and machines that do not reproduce their results. All ranks decide from the same numbers.
 #pragma once
 
 #include <optional>
@@ -12,6 +12,7 @@
 #include "config/sections/config.hpp"
 #include "ops/tape.hpp"
 #include "parallel/flat_store.hpp"
+#include "tensor/host_view.hpp"
 #include "train/setup/state.hpp"
 
 namespace capstan::train {
@@ -31,8 +32,8 @@ struct AnomalyDecision {
   std::vector<Anomaly> events;
 };
 
-// The largest loss and gradient norm of the next step that are no spikes: the factor times the mean of recent
-// steps (TrainState::recent_*). Not known before min(spike_window, 16) steps, or without detection.
+// The thresholds of loss and gradient norm above which the next step has a spike: the factor times the mean
+// of recent steps (TrainState::recent_*). Not known before min(spike_window, 16) steps, or without detection.
 struct SpikeLimits {
   std::optional<double> loss, norm;
 };
@@ -67,21 +68,27 @@ class FiniteCheck final : public TapeObserver {
 
 bool all_finite(const Tensor& tensor);
 
-// The first parameter of this rank's shard with a value that is not finite; and the last parameter with such
-// a gradient, which is the first one in the order of the backward pass. Null: all values are finite.
+// The first parameter of this rank's shard with a value that is not finite, and the last parameter with a
+// gradient that is not finite, which is the first one in the order of the backward pass. Null: all are
+// finite.
 const Parameter* first_nonfinite_parameter(const parallel::FlatStore& store);
 const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store);
 
-// A rank's own numbers of a step before they are reduced: equal bits mean that the machine did the same
-// thing.
+// Hash of a rank's losses and gradients of a step before they are reduced. A correct machine computes the
+// same hash when it repeats the step.
 class Fingerprint {
  public:
+  // Takes host buffers for the copies, where the device has memory of its own.
+  explicit Fingerprint(Device& device);
   // Adds the bytes of a contiguous tensor. Waits for the device.
   void take(const Tensor& tensor);
   std::string finish() { return hasher_.finish().full; }
 
  private:
+  static constexpr int64_t kChunk = int64_t{1} << 20;  // bytes
+  static ChunkReader reader(Device& device);
   checkpoint::Hasher hasher_;
+  ChunkReader reader_;
 };
 
 }  // namespace capstan::train

@@ -57,13 +57,15 @@ void require_own_checkpoints(const config::Config& config, const std::string& ru
     std::string id;
     try {
       id = checkpoint::Reader::open(one.path, checkpoint::Depth::structure).info().run_id;
-    } catch (const Error&) {  // the run of a damaged checkpoint is not known
+    } catch (const Error&) {
+      // The run of a damaged checkpoint is unknown.
     }
     if (!id.empty() && id != run_id)
       fail(ErrorCode::failed,
            "checkpoint.save `" + path.string() + "` holds checkpoints of another run (" + id + "; " +
                one.path.filename().string() + ")",
-           "choose a directory of its own; checkpoint.load=" + path.string() + " goes on from what is there");
+           "choose another directory; checkpoint.load=" + path.string() +
+               " continues from its newest checkpoint");
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "checkpoint/writer.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/stop.hpp"
 
@@ -20,7 +21,10 @@ Checkpointer::Checkpointer(const config::Config& config, comm::World& world, Sav
       recorder_(recorder),
       log_(log),
       saved_step_(saved.empty() ? -1 : runner.state().step),
-      last_(saved) {}
+      last_step_(saved_step_),
+      last_(saved) {
+  publish_saved_step(world_, last_step_);
+}
 
 void Checkpointer::allocate_snapshot() {
   if (config_.checkpoint.async_save && config_.checkpoint.save_interval)
@@ -32,10 +36,13 @@ void Checkpointer::allocate_snapshot() {
 // already.
 bool Checkpointer::prepare() {
   timers_.start_step();
-  publish_expected_stop(world_, seconds_);
+  publish_expected_stop(world_, {.seconds = seconds_});
   finish();
   plan_.parent = last_.string();
-  return saved_step_ != runner_.state().step;
+  const int64_t step = runner_.state().step;
+  if (saved_step_ == step) return false;
+  StopSignals::publish_save(step, plan_.root / checkpoint::step_directory_name(step));
+  return true;
 }
 
 void Checkpointer::save() {
@@ -81,13 +88,14 @@ void Checkpointer::commit() {
 
 void Checkpointer::report(const Saver::Ended& ended) {
   const std::string step = "step " + std::to_string(ended.step);
+  publish_saved_step(world_, ended.error.empty() ? ended.step : last_step_);
   if (!ended.error.empty()) {
     log_.warning(step + " was not saved: " + ended.error);
     recorder_.write(records::MetricsRow(ended.step, "save_failed").text("error", ended.error));
     return;
   }
   last_ = ended.directory;
-  saved_step_ = ended.step;
+  saved_step_ = last_step_ = ended.step;
   seconds_ = ended.seconds;
   const bool beside = ended.stall_seconds < ended.seconds;
   log_.line(step + " | saved " + last_.string() + " in " + human_duration(ended.seconds) +

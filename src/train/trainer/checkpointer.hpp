@@ -23,7 +23,7 @@ class Checkpointer {
   // Allocates the buffers of asynchronous saves if the recipe uses them.
   void allocate_snapshot();
 
-  // Collective. Saves the current step. With checkpoint.async_save the files are written beside the next
+  // Collective. Saves the current step. With checkpoint.async_save the files are written during the next
   // steps. A failure is a warning: the next interval tries again.
   void save();
   // Collective. Saves the current step and returns when the checkpoint exists. Throws an error if it cannot
@@ -39,7 +39,10 @@ class Checkpointer {
 
   // Called when the run has returned to `checkpoint`, whose rewind count is lower than that of the current
   // state. The next save() then writes that step again.
-  void rewound_to(const std::filesystem::path& checkpoint) { saved_step_ = -1, last_ = checkpoint; }
+  void rewound_to(const std::filesystem::path& checkpoint) {
+    saved_step_ = -1, last_ = checkpoint;
+    last_step_ = runner_.state().step;
+  }
 
   // The newest checkpoint of this run. Empty: there is none.
   const std::filesystem::path& last() const { return last_; }
@@ -60,7 +63,8 @@ class Checkpointer {
   RunLog& log_;
   // Null without checkpoint.async_save.
   std::unique_ptr<Saver> saver_;
-  int64_t saved_step_ = -1;
+  // The step whose state is saved, and the step of the newest checkpoint; -1: none.
+  int64_t saved_step_ = -1, last_step_ = -1;
   std::filesystem::path last_;
   double seconds_ = 0;
 };

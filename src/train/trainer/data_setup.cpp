@@ -157,14 +157,15 @@ int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data)
 int64_t total_iterations_of_data(const config::Config& config) {
   if (!config.train.epochs || config.train.train_iters) return total_iterations(config);
   config::Config counted = config;
-  counted.validation.eval_interval.reset();  // the training split alone
+  // Counts the training split alone.
+  counted.validation.eval_interval.reset();
   // An epoch has as many samples in either order.
   counted.dataset.sample_order = config::SampleOrder::capstan;
   require_files(missing_files(counted));
   std::shared_ptr<const text::Tokenizer> tokenizer;
   if (counted.dataset.kind != config::DatasetKind::mock) tokenizer = load_tokenizer(counted);
   const auto datasets = open_datasets(counted, tokenizer.get());
-  if (!datasets[0]) fail(ErrorCode::config, "dataset.split gives the training data no share");
+  if (!datasets[0]) fail(ErrorCode::config, "dataset.split leaves no data for training");
   return steps_of_epochs(config, *datasets[0]);
 }
 

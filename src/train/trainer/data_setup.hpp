@@ -12,7 +12,7 @@
 
 namespace capstan::train {
 
-// Opens training, validation and test data. Null: the split has no share, or is not evaluated.
+// Opens training, validation and test data. Null: the split is empty or is not evaluated.
 std::array<std::shared_ptr<const data::Dataset>, 3> open_datasets(const config::Config& config,
                                                                   const text::Tokenizer* tokenizer);
 
@@ -22,8 +22,8 @@ data::SftOptions sft_options(const config::Config& config, const text::Tokenizer
 // Number of iterations in train.epochs passes over the training data, rounded up.
 int64_t steps_of_epochs(const config::Config& config, const data::Dataset& data);
 
-// Returns total_iterations(). If train.epochs gives the length, opens the training data and throws the errors
-// of a run that cannot open it.
+// Returns total_iterations(). If train.epochs defines the length, opens the training data, with the errors of
+// open_datasets().
 int64_t total_iterations_of_data(const config::Config& config);
 
 }  // namespace capstan::train

@@ -157,19 +157,18 @@ BatchUploader::~BatchUploader() {
     }
 }
 
-BatchUploader::Slot& BatchUploader::free_slot(int64_t bytes) {
+BatchUploader::Slot& BatchUploader::next_slot(int64_t bytes) {
+  Slot& slot = slots_[next_];
+  next_ = (next_ + 1) % slots_.size();
+  if (slot.copied && !slot.copied->done()) slot.copied->wait();
   CategoryScope scope(MemoryCategory::data);
-  for (Slot& slot : slots_) {
-    if (slot.copied && !slot.copied->done()) continue;
-    if (slot.buffer.bytes() < bytes) slot.buffer = PinnedBuffer(device_, bytes);
-    return slot;
-  }
-  return slots_.emplace_back(Slot{PinnedBuffer(device_, bytes), nullptr});
+  if (slot.buffer.bytes() < bytes) slot.buffer = PinnedBuffer(device_, bytes);
+  return slot;
 }
 
 PendingBatch BatchUploader::start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale) {
   const PackedBatch packed(batch, shard_, dropout_rows);
-  Slot& slot = free_slot(packed.bytes());
+  Slot& slot = next_slot(packed.bytes());
   if (!device_.is_meta()) packed.write(slot.buffer.data(), loss_scale);
   const Tensor buffer = device_buffer(device_, packed);
   // The memory may be that of a tensor which earlier work still uses.

@@ -45,16 +45,21 @@ class PendingBatch {
   std::shared_ptr<const Event> copied_;
 };
 
-// Copies micro-batches on the host-to-device queue, beside the compute queue, from pinned buffers. A buffer
-// is filled again when its copy is done; where none is, one more is allocated, and the host does not wait.
-// There are at most as many buffers as micro-batches in a step; the memory estimate counts one buffer.
+// Copies micro-batches on the host-to-device queue, beside the compute queue, from kBuffers pinned buffers in
+// turn. The host waits only where it is as many micro-batches ahead of the device. One buffer where the
+// memory is the host's.
 class BatchUploader {
  public:
-  BatchUploader(Device& device, ContextShard shard) : device_(device), shard_(shard) {}
+  static constexpr size_t kBuffers = 4;
+  BatchUploader(Device& device, ContextShard shard)
+      : device_(device), shard_(shard), slots_(device.shares_host_memory() ? 1 : kBuffers) {}
   // Waits for copies that are under way: they read the buffers.
   ~BatchUploader();
   BatchUploader(const BatchUploader&) = delete;
   BatchUploader& operator=(const BatchUploader&) = delete;
+  // The next micro-batch is the first of a step: it takes the first buffer, so that the number of buffers in
+  // use follows from the number of micro-batches.
+  void begin_step() { next_ = 0; }
   // loss_scale: multiplies the loss mask.
   PendingBatch start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale);
 
@@ -63,11 +68,12 @@ class BatchUploader {
     PinnedBuffer buffer;
     std::shared_ptr<Event> copied;
   };
-  Slot& free_slot(int64_t bytes);
+  Slot& next_slot(int64_t bytes);
 
   Device& device_;
   ContextShard shard_;
   std::vector<Slot> slots_;
+  size_t next_ = 0;
 };
 
 // The sum of the loss weights of this rank's tokens.

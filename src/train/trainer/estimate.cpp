@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "kernels/step_control.hpp"
@@ -10,6 +11,7 @@
 #include "parallel/flat_store.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
+#include "train/trainer/anomaly.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
 #include "train/trainer/saver.hpp"
 #include "train/trainer/step_totals.hpp"
@@ -32,8 +34,8 @@ class CostSum final : public TapeObserver {
 struct StepCounts {
   std::map<std::string, int64_t> sent;  // bytes by group
   std::array<int64_t, kQueues> launches{};
-  // Bytes from the host to the device.
-  int64_t copied = 0;
+  // Bytes from the host to the device, and back.
+  int64_t copied_to_device = 0, copied_to_host = 0;
 
   // Applies `combine` to each count and that of `other`.
   template <class Combine>
@@ -41,7 +43,8 @@ struct StepCounts {
     StepCounts result = *this;
     for (auto& [group, bytes] : result.sent) bytes = combine(bytes, other.sent.at(group));
     for (size_t i = 0; i < kQueues; ++i) result.launches[i] = combine(launches[i], other.launches[i]);
-    result.copied = combine(copied, other.copied);
+    result.copied_to_device = combine(copied_to_device, other.copied_to_device);
+    result.copied_to_host = combine(copied_to_host, other.copied_to_host);
     return result;
   }
   StepCounts operator-(const StepCounts& other) const { return with(other, std::minus<int64_t>()); }
@@ -53,17 +56,14 @@ struct StepCounts {
 StepCounts counts_of(const Device& device, const comm::Mesh& mesh) {
   StepCounts counts{.sent = sent_bytes(mesh)};
   for (size_t i = 0; i < kQueues; ++i) counts.launches[i] = device.launches(static_cast<Queue>(i));
-  counts.copied = device.copied_bytes(Queue::host_to_device);
+  counts.copied_to_device = device.copied_bytes(Queue::host_to_device);
+  counts.copied_to_host = device.copied_bytes(Queue::device_to_host);
   return counts;
 }
 
-// `documents`: attention keeps documents apart, whose starts take memory too.
+// A micro-batch without contents. documents: with the starts of documents, which take memory too.
 data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents) {
-  data::MicroBatch shape;
-  shape.rows = rows;
-  shape.sequence_length = seq;
-  const auto n = static_cast<size_t>(rows * seq);
-  shape.tokens.resize(n), shape.labels.resize(n), shape.loss_mask.resize(n), shape.position_ids.resize(n);
+  data::MicroBatch shape = data::MicroBatch::zeros(rows, seq);
   shape.sample_ids.resize(static_cast<size_t>(rows));
   const auto end = static_cast<int32_t>(seq);
   shape.cu_seqlens.assign(static_cast<size_t>(rows),
@@ -71,7 +71,7 @@ data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents) {
   return shape;
 }
 
-// Enough micro-batches to fill the pipeline: further ones need no further memory. GPipe holds all at once.
+// Enough micro-batches to fill the pipeline; more of them need no more memory. GPipe holds all at once.
 int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
   if (step.ranks == 1) return std::min<int64_t>(step.micro_batches, 2);
   if (step.all_forward_first) return step.micro_batches;
@@ -95,16 +95,26 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   const auto device =
       make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks);
   comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
-  mesh.connect_meta();
+  connect_meta(mesh, config);
   const auto model = models::build(config.model, model_shard(config, mesh));
   parallel::FlatStore store(*device, model->parameters(), store_groups(mesh), store_options(config));
   const auto optimizer = make_optimizer(config, *device, store);
+  const auto saved_tensors = state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr);
   std::vector<PinnedBuffer> snapshot;
   if (config.checkpoint.async_save && config.checkpoint.save_interval)
-    snapshot = snapshot_buffers(
-        *device, state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr));
+    snapshot = snapshot_buffers(*device, saved_tensors);
   MicroBatchRunner runner(config, mesh, *device, *model, store);
   StepTotals totals(mesh, *device, store, *optimizer);
+  std::optional<Fingerprint> fingerprint;
+  // The copies of ChunkReader::read().
+  const auto hash = [&](const Tensor& tensor) {
+    if (fingerprint && !device->shares_host_memory())
+      device->start_copy_to_host(nullptr, tensor.address(), tensor.bytes(), Queue::device_to_host);
+  };
+  if (config.resilience.rerun_mode != config::RerunMode::disabled) {
+    fingerprint.emplace(*device);
+    store.on_local_gradients(hash);
+  }
   const auto source_of = [&](int64_t rows) {
     const bool documents =
         config.dataset.kind == config::DatasetKind::sft || config.dataset.reset_attention_mask;
@@ -123,6 +133,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
     const auto losses =
         runner.forward_backward(count, source_of(config.train.micro_batch_size), timers, observer);
     store.finish_gradients();
+    if (losses.sums.defined()) hash(losses.sums);
     totals.sum_losses(losses);
     totals.sum_gradients(config.logger.log_num_zeros_in_grad);
     totals.decide({});
@@ -140,21 +151,32 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   // counts are enough.
   if (more > micro_batches)
     counts = counts + (step(more, nullptr) - counts).scaled(all - micro_batches, more - micro_batches);
-  const int64_t eval_rows = config.validation.eval_micro_batch_size.value_or(0);
-  if (config.validation.eval_interval && eval_rows > config.train.micro_batch_size)  // else a step needs more
-    runner.forward_only(1, source_of(eval_rows));
+  const config::ValidationConfig& validation = config.validation;
+  const int64_t eval_rows = validation.eval_micro_batch_size.value_or(config.train.micro_batch_size);
+  const int64_t evaluated = validation.eval_iters *
+                            validation.eval_global_batch_size.value_or(*config.train.global_batch_size) /
+                            (eval_rows * mesh.size(comm::Axis::dp));
+  // Otherwise a training step needs more memory, and as many buffers for micro-batches.
+  if (validation.eval_interval &&
+      (eval_rows > config.train.micro_batch_size || (evaluated > all && !device->shares_host_memory())))
+    runner.forward_only(std::clamp<int64_t>(evaluated, 1, BatchUploader::kBuffers), source_of(eval_rows));
+  fingerprint.reset();
+  store.on_local_gradients(nullptr);
+  // Every run ends with a save that waits.
+  state_reader(*device, saved_tensors);
   StepEstimate estimate;
   estimate.sent = std::move(counts.sent);
   estimate.launches_by_queue = counts.launches;
-  estimate.copied_to_device = counts.copied;
+  estimate.copied_to_device = counts.copied_to_device;
   // The host reads these values once, in StepTotals::read().
-  estimate.copied_to_host = sizeof(kernels::StepValues);
+  estimate.copied_to_host = counts.copied_to_host + static_cast<int64_t>(sizeof(kernels::StepValues));
   estimate.flops = cost.flops / static_cast<double>(micro_batches);
   estimate.executed_flops = cost.executed / static_cast<double>(micro_batches);
   estimate.memory = device->memory();
   estimate.host_memory = device->memory(MemoryKind::host);
   estimate.held_data = held_data;
-  MemoryUse& host = shares_host_memory(config.train.device) ? estimate.memory : estimate.host_memory;
+  MemoryUse& host =
+      backend_of(config.train.device).shares_host_memory ? estimate.memory : estimate.host_memory;
   host = with_held_data(host, held_data);
   return estimate;
 }

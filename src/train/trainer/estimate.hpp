@@ -20,7 +20,7 @@ struct StepEstimate {
   // Memory of a full step of one rank, on the device and on the host; a device that shares the host's memory
   // has one kind.
   MemoryUse memory, host_memory;
-  // Bytes of data that the host holds beside the loader's; part of the memory above.
+  // Bytes of data that the host holds in addition to the loader's; included in the memory above.
   int64_t held_data = 0;
   // Bytes that this rank sends in a step, by group.
   std::map<std::string, int64_t> sent;
@@ -36,7 +36,7 @@ struct StepEstimate {
 StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1,
                            int64_t held_data = 0);
 
-// The same use with bytes of data that are held all the time.
+// Adds bytes of data that the host holds for the full run.
 MemoryUse with_held_data(MemoryUse use, int64_t bytes);
 
 }  // namespace capstan::train

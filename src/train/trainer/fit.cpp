@@ -95,7 +95,7 @@ std::vector<SmallerStep> smaller_steps(const config::Config& config) {
 
 std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind kind, int local_ranks) {
   const auto& [device, host] = std::tie(config.resilience.memory_limit, config.resilience.memory_limit_host);
-  const bool shared = shares_host_memory(config.train.device);
+  const bool shared = backend_of(config.train.device).shares_host_memory;
   std::optional<MemoryLimit> limit;
   const auto consider = [&](const std::optional<config::Bytes>& bytes, const char* field) {
     if (bytes && (!limit || bytes->value < limit->bytes))
@@ -103,8 +103,8 @@ std::optional<MemoryLimit> memory_limit(const config::Config& config, MemoryKind
   };
   if (kind == MemoryKind::device || shared) consider(device, "memory_limit");
   if (kind == MemoryKind::host || shared) consider(host, "memory_limit_host");
-  const bool accelerator = kind == MemoryKind::device && config.train.device == config::DeviceKind::cuda;
-  if (!limit && !accelerator) limit = {host_memory() / std::max(1, local_ranks), "this rank has"};
+  const bool known = kind == MemoryKind::host || backend_of(config.train.device).lies_in_host_memory;
+  if (!limit && known) limit = {host_memory() / std::max(1, local_ranks), "this rank has"};
   return limit;
 }
 
@@ -186,9 +186,11 @@ std::string smaller_steps_that_fit(const config::Config& config, const Excess& e
     if (++found == 3) break;
   }
   if (!help.empty()) return help;
-  return "neither a micro-batch of 1 nor full recomputation nor synchronous checkpoints "
-         "(checkpoint.async_save=false) fits (" +
-         human_bytes(static_cast<double>(least)) + "): a smaller model, a shorter sequence or more memory";
+  const bool saves_asynchronously = config.checkpoint.async_save && config.checkpoint.save_interval;
+  return std::string("neither a micro-batch of 1 nor full recomputation ") +
+         (saves_asynchronously ? "nor synchronous checkpoints (checkpoint.async_save=false) " : "") +
+         "fits (" + human_bytes(static_cast<double>(least)) +
+         "): a smaller model, a shorter sequence or more memory";
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 namespace capstan::train {
 
-// Bytes that one rank may take of a kind of memory, and who says so.
+// Bytes that one rank may take of a kind of memory, and the origin of the limit.
 struct MemoryLimit {
   int64_t bytes = 0;
   // "resilience.memory_limit allows", or "this rank has".
@@ -30,17 +30,17 @@ int64_t resident_peak();
 std::vector<int64_t> pipeline_ranks(const config::Config& config);
 
 // "parameters 16.0 MiB | gradients 16.0 MiB | …": the categories at the moment of the peak, and memory that
-// the allocator caches beside them; empty ones are left out.
+// the allocator caches. Categories of 0 bytes are omitted.
 std::string memory_text(const MemoryUse& use);
 
 // Throws ErrorCode::no_fit when the step needs more of a kind of memory than its limit: its needs by
 // category, and which overrides would fit, each found by running the changed step on the meta device.
-// `estimate` is that of `rank`; a limit of the recipe is held against the stage that needs the most, on every
-// rank alike.
+// `estimate` is that of `rank`. A limit of the recipe is compared with the pipeline stage that needs the most
+// memory, with the same result on every rank.
 void check_fits(const config::Config& config, const StepEstimate& estimate, int64_t rank, int local_ranks);
 
-// Checks a recipe whose ranks are not running, if it has a limit of memory: `check` and `show --step`
-// refuse what `train --nproc` would refuse. held_data: as for estimate_step().
+// check_fits() for a recipe whose ranks are not running, if it has a memory limit, so that `check` and
+// `show --step` refuse the same recipes as `train --nproc`. held_data: as for estimate_step().
 void check_memory_limit(const config::Config& config, int64_t held_data = 0);
 // The number of ranks in the recipe's world as if one host ran all of them. The cores are divided among them.
 int ranks_on_one_host(const config::Config& config);

@@ -165,16 +165,29 @@ class Starter {
   InitialState state_;
 };
 
+struct PretrainedFiles {
+  formats::Assets files;
+  // Of a checkpoint; also without its files.
+  std::optional<data::TokenizerRecord> tokenizer;
+};
+
 // Warns where token ids of the pretrained weights' tokenizer stand for other text than those of the recipe's.
-void compare_tokenizer(const config::Config& config, const RunData& data, const formats::Assets& files,
+void compare_tokenizer(const config::Config& config, const RunData& data, const PretrainedFiles& pretrained,
                        const std::string& from, RunLog& log) {
   const auto& named = config.tokenizer.tokenizer_model;
-  if (!data.tokenizer || (named && named->resolved == from)) return;
+  if (named && named->resolved == from) return;
+  const auto& here = data.tokenizer_record;
   std::shared_ptr<const text::Tokenizer> own;
   try {
-    own = text::Tokenizer::from_texts(files, from);
+    own = text::Tokenizer::from_texts(pretrained.files, from);
   } catch (const Error&) {
     // The weights come without a tokenizer, or with one of another kind.
+  }
+  if (!own || !data.tokenizer) {
+    const auto there = own ? data::record_of(*own, from) : pretrained.tokenizer;
+    if (there && here && there->identity != here->identity)
+      log.warning("the weights of " + from + " were trained with another tokenizer, " +
+                  data::to_text(*there) + "; the run's is " + data::to_text(*here));
     return;
   }
   const int64_t shared = std::min(own->vocab_size(), data.tokenizer->vocab_size());
@@ -222,20 +235,21 @@ CheckpointAssets find_assets(const config::Config& config, const RunData& data, 
     assets.chat_template = chat_template_of(config, *data.tokenizer)->text();
   if (!config.checkpoint.pretrained_checkpoint) return assets;
   const std::string& from = config.checkpoint.pretrained_checkpoint->resolved;
-  formats::Assets found;
+  PretrainedFiles found;
   try {
     if (formats::is_external(from)) {
-      found = formats::ExternalModel::open(from)->assets();
+      found.files = formats::ExternalModel::open(from)->assets();
     } else {
-      found = assets_in(checkpoint::Reader::open(checkpoint::resolve_checkpoint(records::saved_in(from)).path,
-                                                 checkpoint::Depth::structure));
+      const auto reader = checkpoint::Reader::open(
+          checkpoint::resolve_checkpoint(records::saved_in(from)).path, checkpoint::Depth::structure);
+      found = {assets_in(reader), tokenizer_of(reader)};
     }
   } catch (const Error&) {
     return assets;
   }
   compare_tokenizer(config, data, found, from, log);
   // Checkpoints keep the tokenizer of the run instead.
-  for (auto& file : found)
+  for (auto& file : found.files)
     if (!formats::is_tokenizer_file(file.first)) assets.files.push_back(std::move(file));
   return assets;
 }

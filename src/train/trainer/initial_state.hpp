@@ -18,9 +18,9 @@ namespace capstan::train {
 
 struct InitialState {
   RunSchedule schedule;
-  // Hash of the weights beside which adapters train; empty: no adapters.
+  // Hash of the base model of adapters; empty: no adapters.
   std::string base;
-  // The checkpoint that was loaded, where it lies in the directory that this run saves to; else empty.
+  // The checkpoint that was loaded, if it is in the directory that this run saves to; else empty.
   std::filesystem::path checkpoint;
   // Newer checkpoints that do not verify, with the reasons; rank 0.
   std::vector<std::string> refused;
@@ -34,10 +34,10 @@ InitialState start_or_resume(const config::Config& config, comm::World& world, c
                              const RunData& data, const RunRecorder& recorder, const CheckpointRoot& root,
                              StepRunner& runner, int64_t total_steps, RunLog& log);
 
-// Files that checkpoints keep beside the weights for other programs; rank 0.
+// Files for other programs that checkpoints contain in addition to the weights; rank 0.
 struct CheckpointAssets {
-  // config.json, generation settings and the like, which came with checkpoint.pretrained_checkpoint. They may
-  // be gone when a run is resumed; its checkpoints then do without.
+  // config.json, generation settings and the like, which came with checkpoint.pretrained_checkpoint. If they
+  // no longer exist when a run is resumed, its checkpoints lack them.
   formats::Assets files;
   // The chat template of the recipe; empty: the tokenizer's own.
   std::string chat_template;

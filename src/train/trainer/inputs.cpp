@@ -32,21 +32,21 @@ namespace {
 
 class Search {
  public:
-  // A file or a directory.
-  void path(const char* field, const config::Path& path) {
+  // A file or a directory. kind: what the name may be on the Hugging Face Hub.
+  void path(const char* field, const config::Path& path, HubKind kind = HubKind::model) {
     const auto [scheme, file] = config::split_scheme(path.resolved);
-    if (exists(file)) return;
+    if (exists(file) || hidden(field, path.text, fs::path(file))) return;
     add(field, path.text, near(path.text, fs::path(file)),
-        scheme == "hf:" ? download_help(file) : std::string());
+        scheme == "hf:" ? download_help(file, kind) : std::string());
   }
 
-  void paths(const char* field, const std::vector<config::Path>& list) {
-    for (const config::Path& one : list) path(field, one);
+  void data_files(const char* field, const std::vector<config::Path>& list) {
+    for (const config::Path& one : list) path(field, one, HubKind::dataset);
   }
 
   // A file, or the name of a known template.
   void chat_template(const config::Path& given) {
-    if (exists(given.resolved)) return;
+    if (exists(given.resolved) || hidden("tokenizer.chat_template", given.text, given.resolved)) return;
     std::vector<std::string> names, known;
     for (const auto& one : text::chat::known_templates()) known.emplace_back(one.name);
     names = near_matches(fs::path(given.text).filename().string(), known, 2);
@@ -77,22 +77,27 @@ class Search {
     std::string help = checkpoint::no_checkpoint_help(given.resolved);
     if (const size_t at = help.find(given.resolved); at != std::string::npos)
       help.replace(at, given.resolved.size(), given.text);
-    found_.push_back({field, given.text,
-                      std::string(field) + " = " + given.text +
-                          (fs::is_directory(saved, unknown) ? " holds no checkpoint" : " is no checkpoint"),
-                      std::move(help)});
+    found_.push_back(
+        {field, given.text,
+         std::string(field) + " = " + given.text +
+             (fs::is_directory(saved, unknown) ? " holds no checkpoint" : " is not a checkpoint"),
+         std::move(help)});
   }
 
   void prefix(const char* field, const std::string& name, const std::string& resolved) {
     const bool bin = exists(resolved + ".bin"), idx = exists(resolved + ".idx");
-    if (bin && idx) return;
+    if ((bin && idx) || hidden(field, name, resolved + ".idx")) return;
     if (bin || idx) return add(field, name + (bin ? ".idx" : ".bin"), "", "");
     if (const auto held = prefixes_in(name, resolved); !held.empty())
       return add(field, name, near_paths_help(held), "");
+    std::error_code unknown;
+    const auto [scheme, hub_name] = config::split_scheme(name);
+    const std::string download = scheme == "hf:" ? download_help(hub_name, HubKind::dataset) : std::string();
     add(field, name, near_paths_help(near_paths(name, resolved, NamedThing::dataset_prefix)),
-        exists(resolved)
+        !download.empty() ? download + " to `capstan data prepare`"
+        : fs::is_regular_file(resolved, unknown)
             ? "it takes the prefix of a prepared dataset: capstan data prepare " + name
-            : "the prefix of what `capstan data prepare` has written: PREFIX.bin and PREFIX.idx");
+            : "name a dataset of `capstan data prepare` by the prefix of PREFIX.bin and PREFIX.idx");
   }
 
   std::vector<MissingFile> take() { return std::move(found_); }
@@ -102,10 +107,20 @@ class Search {
     std::error_code unknown;
     return fs::exists(path, unknown);
   }
+  // Reports a path below a directory that may not be entered: whether it exists is not known.
+  bool hidden(const char* field, const std::string& name, const fs::path& path) {
+    std::error_code problem;
+    if (fs::exists(path, problem) || !problem) return false;
+    found_.push_back({field, name,
+                      "not readable: " + std::string(field) + " = " + name + ": " + problem.message(),
+                      "this user may not enter a directory above it"});
+    return true;
+  }
   static bool has_steps(const fs::path& root) {
     try {
       return !checkpoint::list_checkpoints(root).empty();
-    } catch (const Error&) {  // not readable: opening it reports the error
+    } catch (const Error&) {
+      // Opening an unreadable file reports the error.
       return true;
     }
   }
@@ -143,7 +158,7 @@ class Search {
 
 void look_for_tokenizer(const config::Config& config, Search& search) {
   const config::TokenizerConfig& t = config.tokenizer;
-  // A fine-tuned model brings its own: one missing directory is said once.
+  // A fine-tuned model brings its own: one missing directory is reported once.
   const auto& base = config.checkpoint.pretrained_checkpoint;
   const auto one = [&](const char* field, const std::optional<config::Path>& path) {
     if (path && !(base && base->resolved == path->resolved)) search.path(field, *path);
@@ -180,9 +195,9 @@ void for_each_prefix(const config::DatasetConfig& d,
 
 void look_for_data(const config::DatasetConfig& d, Search& search) {
   if (d.kind == config::DatasetKind::sft) {
-    search.paths("dataset.train_files", d.train_files);
-    search.paths("dataset.valid_files", d.valid_files);
-    search.paths("dataset.test_files", d.test_files);
+    search.data_files("dataset.train_files", d.train_files);
+    search.data_files("dataset.valid_files", d.valid_files);
+    search.data_files("dataset.test_files", d.test_files);
     return;
   }
   if (d.kind == config::DatasetKind::mock) return;
@@ -250,7 +265,8 @@ class Trial {
   // that a run holds in memory.
   int64_t open_all(const RunOptions& options) {
     config::Config opened = config_;
-    opened.dataset.path_to_cache.reset();  // nothing is written
+    // Nothing is written.
+    opened.dataset.path_to_cache.reset();
     std::optional<RunData> data;
     if (missing_.empty() && found_.empty())
       attempt(config_.dataset.kind == config::DatasetKind::sft ? "dataset.train_files" : "dataset.data_path",
@@ -311,8 +327,13 @@ static std::string unwritable_reason(fs::path directory) {
     directory = directory.parent_path();
   if (directory.empty()) directory = ".";
   const std::string quoted = "`" + directory.string() + "`";
-  if (!fs::exists(directory, unknown)) return quoted + " is a link to something that does not exist";
-  if (!fs::is_directory(directory, unknown)) return quoted + " is a file, not a directory";
+  if (!fs::exists(directory, unknown)) return quoted + " is a link whose target does not exist";
+  const bool is_directory = fs::is_directory(directory, unknown);
+  const std::string_view kind = special_file_kind(directory);
+  if (!is_directory)
+    return quoted + " is " + (kind.empty() ? "a file" : std::string(kind)) + ", not a directory";
+  if (!kind.empty() && kind != "a directory")
+    return quoted + " is " + std::string(kind) + ": no file can be created there";
   if (::access(directory.c_str(), W_OK | X_OK) == 0) return {};
   return quoted + ": " + system_error_text(errno);
 }
@@ -323,7 +344,7 @@ std::vector<MissingFile> unwritable_directories(const config::Config& config, co
                         const fs::path& directory, const std::string& help) {
     if (const std::string reason = unwritable_reason(directory); !reason.empty())
       found.push_back({field, name, "not writable: " + shown + " = " + name + ": " + reason,
-                       "the run makes this directory and writes in it; " + help});
+                       "the run creates this directory and writes to it; " + help});
   };
   try {
     const fs::path run = run_directory(options);
@@ -354,7 +375,7 @@ static void refuse(ErrorCode code, const std::string& together, const std::vecto
 
 void require_files(const std::vector<MissingFile>& missing) {
   refuse(ErrorCode::not_found,
-         "the recipe names " + std::to_string(missing.size()) + " files that are not there", missing);
+         "the recipe names " + std::to_string(missing.size()) + " files that do not exist", missing);
 }
 
 void require_writable(const std::vector<MissingFile>& unwritable) {

@@ -1,5 +1,4 @@
-// The files and directories that a recipe names: whether they are there, and whether they can be used. The
-// directories that its run writes.
+// Checks the files and directories that a recipe names, and the directories that its run writes.
 #pragma once
 
 #include <cstdint>
@@ -36,20 +35,20 @@ enum class Inspection : uint8_t { quick, full };
 // the model's vocabulary, or is not the one with which the data were prepared; a damaged indexed dataset; and
 // the placeholders that an incomplete download leaves. A full inspection also finds data without a sample,
 // lines that cannot be read, weights of other shapes, and a checkpoint.load from which the recipe may not
-// continue. Fields of `missing` (missing_files() of the recipe) are left out, and so is everything that can
-// be read only with them. `options` are those of the run, for the comparison with checkpoint.load.
+// continue. Fields of `missing` (missing_files() of the recipe) are skipped, and so is everything that cannot
+// be read without them. `options` are those of the run, for the comparison with checkpoint.load.
 // held_data: takes RunData::bytes_in_memory() of data that a full inspection has opened.
 std::vector<MissingFile> unusable_files(const config::Config& config, const std::vector<MissingFile>& missing,
                                         Inspection inspection, const RunOptions& options = {},
                                         int64_t* held_data = nullptr);
 
-// Returns the directories that a run writes but that cannot be made or written: its run directory,
-// checkpoint.save, and those of dataset indices, events and traces. No directory is made.
+// Returns the directories that a run writes but that cannot be created or written: its run directory,
+// checkpoint.save, and those of dataset indices, events and traces. No directory is created.
 std::vector<MissingFile> unwritable_directories(const config::Config& config, const RunOptions& options);
 
-// ErrorCode::not_found with all of them.
+// Throws ErrorCode::not_found that names all of them, unless the list is empty.
 void require_files(const std::vector<MissingFile>& missing);
-// ErrorCode::io with all of them.
+// Throws ErrorCode::io that names all of them, unless the list is empty.
 void require_writable(const std::vector<MissingFile>& unwritable);
 
 }  // namespace capstan::train

@@ -70,6 +70,7 @@ void MicroBatchRunner::begin(int64_t micro_batches, const Source& source, StepTi
   batches_.clear();
   tapes_.clear();
   shape_.micro_batches = micro_batches;
+  uploader_.begin_step();
 }
 
 // Without a backward pass the last group of micro-batches may be smaller than the pipeline.
@@ -78,7 +79,7 @@ std::vector<parallel::PipelineAction> MicroBatchRunner::forward_actions() const 
   for (int64_t first = 0; first < shape_.micro_batches; first += shape_.ranks)
     for (int64_t c = 0; c < shape_.chunks; ++c)
       for (int64_t m = first; m < std::min(first + shape_.ranks, shape_.micro_batches); ++m)
-        steps.push_back({parallel::Work::forward, static_cast<int32_t>(m), static_cast<int32_t>(c)});
+        steps.push_back({parallel::ActionKind::forward, static_cast<int32_t>(m), static_cast<int32_t>(c)});
   return steps;
 }
 

@@ -18,7 +18,7 @@ namespace capstan::train {
 
 // With one pipeline rank the micro-batches run one after the other; with several, in the order of the
 // pipeline schedule.
-class MicroBatchRunner final : private parallel::PipelineWork {
+class MicroBatchRunner final : private parallel::StageComputation {
  public:
   // The losses of the micro-batches on the last pipeline stage.
   struct Losses {
@@ -27,8 +27,8 @@ class MicroBatchRunner final : private parallel::PipelineWork {
     // Sum of their loss weights.
     double tokens = 0;
   };
-  // Returns the m-th micro-batch. It is called once for each micro-batch in rising order, for one micro-batch
-  // ahead of those that run; the reference stays valid until the next call.
+  // Returns the m-th micro-batch. It is called once for each micro-batch in ascending order, one micro-batch
+  // ahead of the computation; the reference stays valid until the next call.
   using Source = std::function<const data::MicroBatch&(int64_t)>;
 
   MicroBatchRunner(const config::Config& config, const comm::Mesh& mesh, Device& device,
@@ -48,7 +48,8 @@ class MicroBatchRunner final : private parallel::PipelineWork {
   void begin(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
   bool pipelined() const { return shape_.ranks > 1 || shape_.chunks > 1; }
   std::vector<parallel::PipelineAction> forward_actions() const;
-  // Starts the copies of the micro-batches up to this one, and of the next one, which runs beside this one.
+  // Starts the copies of the micro-batches up to this one, and that of the next one, which overlaps with this
+  // one's computation.
   void load(int64_t micro_batch);
   void enter(Phase phase) {
     if (timers_) timers_->enter(phase);

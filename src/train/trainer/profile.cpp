@@ -31,12 +31,12 @@ int lane_of(char phase) {
 }  // namespace
 
 void OperationTable::observe(const TapeEvent& event) {
-  if (event.part) return;
+  if (event.nested) return;
   auto row = std::find_if(rows_.begin(), rows_.end(),
                           [&](const Row& r) { return r.phase == event.phase && r.name == event.name; });
   if (row == rows_.end()) row = rows_.insert(row, {event.name, event.phase});
   ++row->calls;
-  row->seconds += event.seconds;
+  row->seconds += event.self_seconds;
   row->cost.flops += event.cost.flops;
   row->cost.bytes += event.cost.bytes;
 }
@@ -54,7 +54,7 @@ Trace::Trace(int rank, bool shapes)
 void Trace::observe(const TapeEvent& event) {
   std::string arguments;
   if (event.cost.bytes > 0) arguments += ",\"bytes\":" + fixed(event.cost.bytes, 0);
-  if (event.cost.sent > 0) arguments += ",\"sent\":" + fixed(event.cost.sent, 0);
+  if (event.cost.sent_bytes > 0) arguments += ",\"sent\":" + fixed(event.cost.sent_bytes, 0);
   if (event.saved_bytes > 0) arguments += ",\"saved_bytes\":" + std::to_string(event.saved_bytes);
   if (event.recomputed) arguments += ",\"recomputed\":true";
   if (shapes_ && !event.shapes.empty()) {
@@ -62,8 +62,8 @@ void Trace::observe(const TapeEvent& event) {
     for (size_t i = 0; i < event.shapes.size(); ++i) arguments += (i ? " " : "") + event.shapes[i].text();
     arguments += '"';
   }
-  entries_.push_back({lane_of(event.phase), step_, event.name, event.end - event.seconds, event.seconds,
-                      event.cost.flops, std::move(arguments), event.before, event.after});
+  entries_.push_back({lane_of(event.phase), step_, event.name, event.end_seconds - event.self_seconds,
+                      event.self_seconds, event.cost.flops, std::move(arguments), event.before, event.after});
 }
 
 void Trace::queue_span(const QueueSpan& span) {

@@ -36,8 +36,9 @@ class OperationTable final : public TapeObserver {
 // Chrome's trace format (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU):
 // complete events in microseconds. Lanes: phases of the step (host), forward, backward and weight gradients,
 // transfers (on a device that queues work: what the compute queue waits for them), and one lane for each
-// further queue that was used. Each operation carries shapes, FLOPs, bytes, bytes sent to other ranks and the
-// rate it reached. The step runs as without a trace: where work is queued, times are those of events.
+// further queue that was used. Each operation carries shapes, FLOPs, bytes, bytes sent to other ranks and its
+// throughput. A trace does not change the order of the step's work; on a device that queues work, the times
+// are those of events.
 class Trace final : public TapeObserver {
  public:
   Trace(int rank, bool shapes);
@@ -45,10 +46,9 @@ class Trace final : public TapeObserver {
   bool waits() const override { return false; }
   void queue_span(const QueueSpan& span) override;
   void phase(Phase phase, double end, double seconds);
-  // Begins a step; the last one is finished.
+  // Begins a step, after finish_step() of the previous one.
   void step(int64_t step);
-  // Takes the times of what was observed from its events, for which it waits. Events do not outlive their
-  // device: to be called while it exists.
+  // Waits for the events of the observed work, and reads their times. The device must still exist.
   void finish_step();
   size_t events() const { return entries_.size(); }
   // Makes the directory; throws ErrorCode::io, and what finish_step() throws.
@@ -74,7 +74,7 @@ class Trace final : public TapeObserver {
   int64_t step_ = 0;
   std::vector<std::string> lanes_;
   std::vector<Entry> entries_;
-  // Those before it have times.
+  // Number of entries that have times.
   size_t resolved_ = 0;
 };
 

@@ -65,17 +65,11 @@ RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const
       // The text names the files that it extends and merges; recipe.yaml holds the result.
       break;
     }
-  if (!overrides.empty()) record.given += "\n# on the command line:\n";
+  if (!overrides.empty()) record.given += "\n# overrides:\n";
   for (const config::Override& override : overrides) {
-    using Kind = config::Override::Kind;
-    const char* flag = override.kind == Kind::set      ? "--set "
-                       : override.kind == Kind::append ? "--append "
-                       : override.kind == Kind::unset  ? "--unset "
-                       : override.kind == Kind::file   ? "-f "
-                                                       : "";
-    std::string text = override.text;
+    std::string text = config::token_text(override);
     std::replace(text.begin(), text.end(), '\n', ' ');
-    record.given += std::string("#   ") + flag + text + "\n";
+    record.given += "#   " + text + "\n";
   }
   for (const auto& [path, origin] : resolution.origins) {
     using Kind = config::Origin::Kind;
@@ -91,7 +85,7 @@ static config::Resolution resolve_stored(const std::string& text) {
   config::Resolution stored = resolve_recipe_text(text);
   if (!stored.ok())
     fail(ErrorCode::format,
-         "the recipe that the checkpoint carries does not resolve: " + stored.diagnostics.front().message,
+         "the recipe in the checkpoint does not resolve: " + stored.diagnostics.front().message,
          "it was written by another version, or changed since");
   return stored;
 }

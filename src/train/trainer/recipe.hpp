@@ -1,5 +1,5 @@
-// Between a recipe and its run: unsupported features, the record that a run keeps of its recipe, and changes
-// at a resume.
+// The recipe of a run: its unsupported features, the record that a run keeps of it, and its changes at a
+// resume.
 #pragma once
 
 #include <span>
@@ -13,7 +13,8 @@ namespace capstan::train {
 
 // ErrorCode::unsupported with every field whose value this version cannot train.
 void refuse_missing_features(const config::Config& config);
-// The same for an estimate, which needs neither the recipe's device nor its communication library.
+// refuse_missing_features() for an estimate, which needs neither the recipe's device nor its communication
+// library.
 void refuse_missing_estimates(const config::Config& config);
 
 // overrides: those that the resolution was made with. command: one line.
@@ -23,7 +24,7 @@ RecipeRecord recipe_record(const config::Resolution& resolution, std::span<const
 // The recipe in a checkpoint, resolved. ErrorCode::format where it does not resolve.
 config::Config stored_config(const std::string& text);
 
-// Field by field against the recipe stored with a checkpoint.
+// The fields in which `now` differs from the recipe stored with a checkpoint.
 std::vector<RecipeChange> changes_since(const std::string& stored, const config::Resolution& now);
 
 }  // namespace capstan::train

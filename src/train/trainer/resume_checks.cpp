@@ -103,7 +103,8 @@ void check_changes(const RunOptions& options, const RunData& data, const checkpo
       altering += "\n    " + text;
       shorter = shorter || change.path == "train.train_iters" || change.path == "train.train_samples" ||
                 change.path == "train.epochs";
-    } else if (!change.path.starts_with("scheduler.")) {  // report_schedule() reports those
+    } else if (!change.path.starts_with("scheduler.")) {
+      // report_schedule() reports changes of the scheduler.
       log.line("changed since the checkpoint: " + text);
     }
   }

@@ -14,12 +14,12 @@
 
 namespace capstan::train {
 
-// Whose checkpoint a run continues: its own, or the one that checkpoint.load names.
+// The origin of the checkpoint that a run continues: this run, or another one (checkpoint.load).
 enum class CheckpointOf : uint8_t { this_run, other_run };
 
-// The schedule with which the run continues: see choose_schedule(). Reports it, and what has changed since
-// the checkpoint. ErrorCode::failed where a change would alter the results of the run or would not be read,
-// or where the data files hold other samples.
+// The schedule with which the run continues: see choose_schedule(). Reports it, and the fields that have
+// changed since the checkpoint. ErrorCode::failed if a change would alter the results of the run or would
+// have no effect, or if the data files hold other samples.
 RunSchedule continue_schedule(const config::Config& config, const RunOptions& options, const RunData& data,
                               const RunSchedule& recipe_schedule, const checkpoint::Reader& reader,
                               CheckpointOf whose, int64_t total_steps, RunLog& log);

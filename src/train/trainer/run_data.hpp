@@ -3,10 +3,12 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "config/sections/config.hpp"
 #include "data/dataset.hpp"
+#include "data/dataset_meta.hpp"
 #include "text/tokenizer/tokenizer.hpp"
 #include "train/trainer/run_log.hpp"
 
@@ -15,6 +17,8 @@ namespace capstan::train {
 struct RunData {
   // Null with mock data.
   std::shared_ptr<const text::Tokenizer> tokenizer;
+  // The tokenizer's; without one, that of the training data, if it has a record.
+  std::optional<data::TokenizerRecord> tokenizer_record;
   // The result of open_datasets().
   std::array<std::shared_ptr<const data::Dataset>, 3> datasets;
   // Fingerprint of the training samples.
@@ -31,7 +35,7 @@ struct RunData {
 // ErrorCode::not_found for missing files. For `resumes`, see missing_files().
 RunData open_run_data(config::Config& config, bool resumes, RunLog& log);
 
-// Reports how often the run passes over its data, with a warning if that is often.
+// Reports the number of epochs over the training data, with a warning if there are many.
 void report_epochs(const config::Config& config, const data::Dataset& training, int64_t steps, RunLog& log);
 
 // "mock data", "gpt data/a, data/b: 120 samples a pass".

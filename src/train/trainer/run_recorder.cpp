@@ -85,13 +85,13 @@ void RunRecorder::write(const records::MetricsRow& row) {
       metrics_->write(unwritten_.front());
       unwritten_.pop_front();
     }
-    if (complained) log_.line("metrics.jsonl is written again, and complete");
+    if (complained) log_.line("metrics.jsonl can be written again, and is complete");
   } catch (const Error& error) {
     if (unwritten_.size() > kLongest) unwritten_.pop_front();
     if (unwritten_.size() > 1 && seconds_since(last_warning_) < 30) return;
     last_warning_ = std::chrono::steady_clock::now();
-    log_.warning(error.message() + "; training goes on, " + std::to_string(unwritten_.size()) +
-                 " rows of the metrics wait for space");
+    log_.warning(error.message() + "; training continues, " + std::to_string(unwritten_.size()) +
+                 " metrics rows wait for disk space");
   }
 }
 
@@ -99,7 +99,8 @@ void RunRecorder::write_events(int64_t step, std::span<const records::Scalar> sc
   if (!events_) return;
   try {
     events_->write(step, wall_time(), scalars);
-  } catch (const Error& error) {  // write() warns of a full disk
+  } catch (const Error& error) {
+    // write() warns of a full disk.
     log_.log_only(error.message());
   }
 }

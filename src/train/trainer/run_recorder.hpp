@@ -27,13 +27,13 @@ std::filesystem::path run_directory(const RunOptions& options);
 // all ranks.
 class RunRecorder {
  public:
-  // Collective. Names the run directory; with Resume::existing it must hold a run. Nothing is written yet.
+  // Collective. Chooses the run directory; with Resume::existing it must hold a run. Writes nothing.
   RunRecorder(const config::Config& config, comm::World& world, const RunOptions& options, RunLog& log);
 
-  // Collective. Locks the directory, and makes it for a new run.
+  // Collective. Locks the directory, and creates it for a new run.
   void open();
-  // Collective. Records this start: recipe, command, version. A start that is refused before leaves the
-  // directory as it was.
+  // Collective. Records this start: recipe, command, version. A start that is refused before this call
+  // does not change the directory.
   void begin(const records::RunRecords& start);
   // Opens metrics and events for a run that continues after `step`. Rows of later steps are removed.
   void open_metrics(int64_t step);
@@ -72,7 +72,7 @@ class RunRecorder {
   std::unique_ptr<records::MetricsWriter> metrics_;
   std::unique_ptr<records::EventsWriter> events_;
   bool begun_ = false;
-  // Rows that a full disk has kept from being written, oldest first.
+  // Rows that could not be written because the disk is full, oldest first.
   std::deque<records::MetricsRow> unwritten_;
   std::chrono::steady_clock::time_point last_warning_;
 };

@@ -304,7 +304,7 @@ std::string recipe_with_schedule(const std::string& recipe, const RunSchedule& f
              constant = now.style == config::LrDecayStyle::constant;
   const bool in_samples = config.train.train_samples.has_value();
   const int64_t unit = in_samples ? 1 : *config.train.global_batch_size;
-  // Lengths that a recipe cannot say.
+  // No field of a recipe expresses such lengths.
   if (now.decay_samples % unit != 0 || now.warmup_samples % unit != 0 || now.wsd_decay_samples % unit != 0)
     return recipe;
   std::string text = recipe;

@@ -37,8 +37,8 @@ RunSchedule parse_schedule(const std::string& text, const std::string& location)
 // "linear, learning rate 0.01 to 0.001, warm-up 2 steps, decay 10 steps, weight decay 0.01"
 std::string summary(const RunSchedule& schedule, const config::BatchRamp& ramp);
 
-// A resolved recipe as a run records it, with the schedule that the run follows in place of that of this
-// launch. The recipe itself where no recipe says that schedule. config: of that recipe.
+// Replaces the schedule in a resolved recipe by the one that the run follows, for the records of the run.
+// Returns `recipe` unchanged if no recipe expresses that schedule. config: the configuration of `recipe`.
 std::string recipe_with_schedule(const std::string& recipe, const RunSchedule& followed,
                                  const config::Config& config);
 
@@ -53,10 +53,10 @@ struct ScheduleChoice {
   bool keeps_decay_length = false;
 };
 
-// The schedule of a resumed run. With override_opt_param_scheduler the recipe's schedule, with
-// use_checkpoint_opt_param_scheduler the checkpoint's; else the checkpoint's with the fields of `scheduler`
-// that the recipe sets explicitly to something else. A peak, floor or weight decay of `optimizer` that is set
-// explicitly to something else is refused.
+// The schedule of a resumed run: with override_opt_param_scheduler that of the recipe, with
+// use_checkpoint_opt_param_scheduler that of the checkpoint; else that of the checkpoint, changed by the
+// fields of `scheduler` that the recipe sets explicitly. Explicit changes of peak, floor and weight decay
+// (section `optimizer`) are refused.
 ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now, const RecipeRecord& record,
                                const config::Config& config);
 

@@ -3,11 +3,11 @@
 //
 //   begin()    copies this rank's share of the state into buffers that live as long as the saver;
 //              starts the writer
-//   ready()    this rank's writer is idle: no communication, called at every step boundary
-//   advance()  collective, once all ranks are ready: the ranks' manifests go to rank 0, whose writer commits;
-//              the next time all are ready the save has ended, everywhere with the same result
+//   ready()    whether this rank's writer is idle; without communication, called at every step boundary
+//   advance()  collective, once all ranks are ready: rank 0 gathers the manifests, and its writer commits;
+//              once all ranks are ready again, a second call returns the result of the save on every rank
 //
-// The writer thread touches files only, never the transport and never the device.
+// The writer thread accesses only files, neither the transport nor the device.
 #pragma once
 
 #include <functional>
@@ -37,8 +37,8 @@ class Saver {
     double seconds = 0;
   };
 
-  // Takes the memory of the copies (MemoryCategory::snapshot) at once and touches it, so that no step pays
-  // for that.
+  // Allocates the memory of the copies (MemoryCategory::snapshot) and touches its pages, so that no step is
+  // slowed down by page faults.
   Saver(comm::World& world, const parallel::FlatStore& store, const optim::Optimizer& optimizer,
         bool with_optimizer, Device& device);
   // Waits for the writer and removes an uncommitted checkpoint; nothing is communicated.
@@ -51,7 +51,7 @@ class Saver {
   void begin(const SavePlan& plan, const TrainState& state);
   // Whether this rank's writer is idle. This is also true if no save is in progress.
   bool ready() const;
-  // Collective. Goes on with the save once ready() is true on all ranks.
+  // Collective. Continues the save once ready() is true on all ranks.
   std::optional<Ended> advance();
   // Collective. Waits for the save in progress.
   std::optional<Ended> finish();
@@ -72,7 +72,7 @@ class Saver {
   std::unique_ptr<Save> save_;
 };
 
-// The buffers of a saver's copies, of `device` (meta: for the memory estimate).
+// Allocates the buffers of a saver's copies (on the meta device for the memory estimate).
 std::vector<PinnedBuffer> snapshot_buffers(Device& device, const std::vector<StateTensor>& tensors);
 
 }  // namespace capstan::train

@@ -1,4 +1,4 @@
-// The length of a run and its learning-rate schedules, as the recipe gives them.
+// The length of a run and its learning-rate schedules, from the recipe.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace capstan::train {
 
-// Iterations of the full run. ErrorCode::config where train.epochs gives the length, which depends on the
+// Iterations of the full run. ErrorCode::config if train.epochs defines the length, which then depends on the
 // data.
 int64_t total_iterations(const config::Config& config);
 
-// `decoupled`: the schedule of embedding and head, where optimizer.decoupled_lr gives them their own.
+// `decoupled`: the schedule of embedding and output layer, if optimizer.decoupled_lr sets one.
 optim::Schedule make_schedule(const config::Config& config, bool decoupled);
 
 }  // namespace capstan::train

@@ -44,7 +44,7 @@ class MetaState {
  public:
   explicit MetaState(const config::Config& config)
       : config_(on_one_rank(config)),
-        world_(comm::World::alone()),
+        world_(comm::World::single_process()),
         mesh_(mesh_sizes(config_, 1), 0),
         device_(make_meta_device(kernels::cpu_table())) {
     mesh_.connect(world_->communicator());
@@ -81,6 +81,19 @@ RunData open_data(config::Config& config) {
   return open_run_data(config, false, silent.log);
 }
 
+int64_t data_bytes_under_limit(const config::Config& config) {
+  const config::ResilienceConfig& limits = config.resilience;
+  if (config.dataset.kind != config::DatasetKind::sft || !(limits.memory_limit || limits.memory_limit_host))
+    return 0;
+  config::Config opened = config;
+  opened.dataset.path_to_cache.reset();  // nothing is written
+  try {
+    return open_data(opened).bytes_in_memory();
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
 void check_load(const config::Config& config, const RunOptions& options, const RunData* data) {
   MetaState state(config);
   checkpoint::Reader reader = open_given_checkpoint(config.checkpoint);
@@ -99,14 +112,15 @@ void check_load(const config::Config& config, const RunOptions& options, const R
 void check_pretrained(const config::Config& config) {
   const MetaState state(config);
   BaseModel weights = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
-  check_parameters(weights.parameters(config.model), state.store(), config.peft ? Which::base : Which::all);
+  check_parameters(weights.parameters(config.model), state.store(),
+                   config.peft ? ParameterSet::base : ParameterSet::all);
 }
 
 void check_adapter(const config::Config& config) {
   const MetaState state(config);
   const BaseModel base = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
   const StoredAdapters adapters = open_first_adapters(config, {base.path(), {}});
-  check_parameters(*adapters.tensors, state.store(), Which::adapters);
+  check_parameters(*adapters.tensors, state.store(), ParameterSet::adapters);
 }
 
 }  // namespace capstan::train

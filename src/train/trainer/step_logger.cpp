@@ -53,8 +53,8 @@ StepLogger::StepLogger(const config::Config& config, comm::World& world, StepRun
       // The measurement uses its own device, so that its matrices do not count as memory of the run.
       gemm_peak_([this] {
         const auto device =
-            make_device(config_.train.device, config_.train.threads.value_or(0), world_.local_size());
-        const auto type = kernels::gemm_type(compute_type(config_.mixed_precision));
+            make_device(config_.train.device, config_.train.threads.value_or(0), local_rank_of(world_));
+        const auto type = backend_of(config_.train.device).gemm_type(compute_type(config_.mixed_precision));
         return kernels::measured_gemm_gflops(*device, type) * 1e9;
       }),
       last_line_(Clock::now()) {}
@@ -91,9 +91,10 @@ void StepLogger::report_estimated_time(const StepEstimate& estimate) {
   const int64_t steps = total_steps_ - runner_.state().step;
   step_seconds_ = recorder_.logged_step_seconds();
   const bool measured = step_seconds_ > 0;
-  double seconds = step_seconds_;
-  if (!measured && gemm_peak_.value() > 0)
-    seconds = estimate.executed_flops * static_cast<double>(runner_.micro_batches()) / gemm_peak_.value();
+  if (gemm_peak_.value() > 0)
+    estimated_step_seconds_ =
+        estimate.executed_flops * static_cast<double>(runner_.micro_batches()) / gemm_peak_.value();
+  const double seconds = measured ? step_seconds_ : estimated_step_seconds_;
   if (seconds <= 0 || steps <= 0) return;
   log_.line(
       std::string("estimated time: ") + (measured ? "" : "about ") +
@@ -119,8 +120,8 @@ void StepLogger::log_step(const StepResult& result) {
   const int64_t samples = result.global_batch_size;
   gemm_peak_.reached(flops_per_sample_ * static_cast<double>(samples) / world_.size() / step_seconds_);
   log_seconds_.add(step_seconds_, samples, timers_), events_seconds_.add(step_seconds_, samples, timers_);
-  state.since_log.add(result.loss, result.loss_tokens, result.gradient_norm);
-  state.since_events.add(result.loss, result.loss_tokens, result.gradient_norm);
+  for (StepMeans* means : {&state.since_log, &state.since_events})
+    means->add(result.loss, result.loss_tokens, result.gradient_norm, result.overflow);
 
   // Rows depend on the step alone, so that a run in several starts has the rows of an uninterrupted one.
   const bool row_is_due = step % config_.logger.log_interval == 0 || step == 1 || step == total_steps_;
@@ -173,10 +174,11 @@ std::string StepLogger::step_text(const StepResult& result, const Throughput& sp
 }
 
 MemoryUse StepLogger::memory() const {
-  return with_held_data(runner_.device().memory(), shares_host_memory(config_.train.device) ? held_data_ : 0);
+  return with_held_data(runner_.device().memory(),
+                        backend_of(config_.train.device).shares_host_memory ? held_data_ : 0);
 }
 
-// What the allocator took in the first step, and what it asks for later.
+// Logs the memory that the allocator reserved in the first step, and later growth.
 void StepLogger::log_memory(int64_t step) {
   const MemoryUse memory = this->memory();
   const std::string reserved = human_bytes(static_cast<double>(memory.reserved)) + " reserved in " +
@@ -211,7 +213,8 @@ void StepLogger::write_step_row(const StepResult& result, const Throughput& spee
   if (result.num_zeros) row.integer("num_zeros", *result.num_zeros);
   if (batch_ramp_.grows()) row.integer("global_batch_size", result.global_batch_size);
   if (result.loss_scale) row.number("loss_scale", *result.loss_scale);
-  for (size_t p = 0; p < kPhases; ++p)  // saves and evaluations follow the step, and have rows of their own
+  // Saves and evaluations follow the step and have rows of their own.
+  for (size_t p = 0; p < kPhases; ++p)
     if (p != static_cast<size_t>(Phase::evaluate) && p != static_cast<size_t>(Phase::save))
       row.number("seconds_" + std::string(name_of(static_cast<Phase>(p))),
                  log_seconds_.phases[p] / static_cast<double>(log_seconds_.steps));

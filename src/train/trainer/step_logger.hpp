@@ -61,7 +61,7 @@ class StepLogger {
   void report_model(const StepEstimate& estimate, bool measure_gemm);
   // Called after each step: ends the time of the step, and writes its log line and rows when they are due.
   void log_step(const StepResult& result);
-  // `row_step`: the step of the rows in metrics.jsonl if the run continues from that step after a rewind.
+  // `row_step`: after a rewind, the step from which the run continues; rows in metrics.jsonl get this step.
   void report_anomalies(int64_t step, const std::vector<Anomaly>& events,
                         std::optional<int64_t> row_step = {});
   // split: "validation" or "test".
@@ -71,16 +71,18 @@ class StepLogger {
 
   // Seconds of the last step, or of the steps before a resume; 0: not known.
   double step_seconds() const { return step_seconds_; }
-  // Loss of the last step. None: no step was left to do.
+  // Estimated seconds of the matrix products of a step; 0: not known.
+  double estimated_step_seconds() const { return estimated_step_seconds_; }
+  // Loss of the last step. Null: no step has run.
   std::optional<double> last_loss() const { return last_loss_; }
 
  private:
   void report_estimated_time(const StepEstimate& estimate);
   Throughput throughput(const IntervalSeconds& seconds) const;
-  // Steps of this many samples that the rest of the run would take.
+  // Number of steps that the rest of the run would take with this global batch size.
   double steps_left(double samples) const;
   std::string step_text(const StepResult& result, const Throughput& speed) const;
-  // Of the device, with the data that the host holds where the two share memory.
+  // Memory use of the device; if it shares the host's memory, with the data that the host holds.
   MemoryUse memory() const;
   void log_memory(int64_t step);
   void write_step_row(const StepResult& result, const Throughput& speed);
@@ -102,7 +104,7 @@ class StepLogger {
   PeakThroughput gemm_peak_;
   // FLOPs of a sample on all ranks, without recomputation.
   double flops_per_sample_ = 0;
-  double step_seconds_ = 0;
+  double step_seconds_ = 0, estimated_step_seconds_ = 0;
   std::optional<double> last_loss_;
   std::chrono::steady_clock::time_point last_line_;
   IntervalSeconds log_seconds_, events_seconds_;

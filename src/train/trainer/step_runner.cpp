@@ -1,5 +1,6 @@
 #include "train/trainer/step_runner.hpp"
 
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -26,7 +27,7 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
       world_(world.communicator()),
       device_(device
                   ? std::move(device)
-                  : make_device(config.train.device, config.train.threads.value_or(0), world.local_size())),
+                  : make_device(config.train.device, config.train.threads.value_or(0), local_rank_of(world))),
       mesh_(connected_mesh(config, world, *device_)),
       model_(models::build(config.model, model_shard(config, mesh_))),
       schedule_(make_schedule(config, false)),
@@ -79,13 +80,16 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   if (reduced.values.control.skip != 0) optimizer_->set_steps(updates);
 
   const config::SpikeAction action = check_values(reduced.values, result);
-  const bool failed = requires_finite() && !is_finite(reduced.values);
+  const bool failed = ends_run(reduced.values);
   // A rerun comes before the update.
   const bool held = reruns() && (failed || !result.events.empty());
   CAPSTAN_ASSERT((reduced.values.control.skip != 0) == (failed || result.skipped || held),
                  "the device and the host decide differently about an update");
   if (held) rerun_and_compare(reduced, timers, result.events);
   if (failed) fail_not_finite(reduced.values, result.events);
+  // Megatron's rules: only values that are not finite are an overflow, and a step whose update is skipped for
+  // another reason is a clean one. A run that returns to a checkpoint takes the scale from there.
+  if (loss_scaler_) loss_scaler_->update(*state_.loss_scale, result.overflow);
   if (action == config::SpikeAction::rewind) {
     result.skipped = false;
     result.rewind = true;
@@ -96,11 +100,19 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
     reduced.values = totals_->read();
   }
   if (config_.logger.log_params_norm) result.params_norm = std::sqrt(reduced.values.parameter_squares);
-  if (loss_scaler_) loss_scaler_->update(*state_.loss_scale, result.overflow);
   if (!result.skipped) count_update(result);
   consume_batch();
   timers.enter(Phase::other);
   return result;
+}
+
+// With a dynamic loss scale a norm that is not finite is an overflow. A loss is not: another scale cannot
+// mend it (Megatron's check_for_nan_in_loss_and_grad), unless loss times scale leaves the range of fp32.
+bool StepRunner::ends_run(const StepValues& values) const {
+  constexpr double kLargestScaleOfLosses = 0x1p64;
+  if (!config_.resilience.check_for_nan) return false;
+  if (!loss_scaler_ || !loss_scaler_->is_dynamic()) return !is_finite(values);
+  return !std::isfinite(values.loss) && state_.loss_scale->scale <= kLargestScaleOfLosses;
 }
 
 bool StepRunner::is_finite(const StepValues& values) {
@@ -126,13 +138,20 @@ config::SpikeAction StepRunner::check_values(const StepValues& values, StepResul
 void StepRunner::begin_loss_scale() {
   if (!loss_scaler_) return;
   if (!state_.loss_scale) state_.loss_scale = loss_scaler_->initial();
-  micro_batch_runner_->set_loss_scale(state_.loss_scale->scale);
+  micro_batch_runner_->set_loss_scale(scale_of_sums());
+}
+
+// The number of loss tokens is known after the micro-batches only. The power of two that is not below the
+// number of all tokens changes no bit.
+double StepRunner::scale_of_sums() const {
+  const auto tokens = static_cast<uint64_t>(global_batch_size() * config_.model.seq_length);
+  return state_.loss_scale->scale / static_cast<double>(std::bit_ceil(tokens));
 }
 
 // Zeroes the gradients. With resilience.rerun_mode it also begins to hash the gradients of this rank.
 void StepRunner::begin_gradients() {
   if (reruns()) {
-    fingerprint_.emplace();
+    fingerprint_.emplace(*device_);
     store_->on_local_gradients([this](const Tensor& gradients) { fingerprint_->take(gradients); });
   }
   store_->zero_gradients(state_.step);
@@ -164,7 +183,7 @@ kernels::StepLimits StepRunner::limits_of_step() const {
   const config::ResilienceConfig& r = config_.resilience;
   kernels::StepLimits limits;
   limits.clip = config_.optimizer.clip_grad;
-  if (loss_scaler_) limits.loss_scale = state_.loss_scale->scale;
+  if (loss_scaler_) limits.loss_scale = scale_of_sums();
   const auto holds = [&](config::SpikeAction action) {
     return action >= config::SpikeAction::skip || (action != config::SpikeAction::off && reruns());
   };
@@ -172,7 +191,7 @@ kernels::StepLimits StepRunner::limits_of_step() const {
   if (spikes.loss && holds(r.loss_spike_action)) limits.loss_spike = *spikes.loss;
   if (spikes.norm && holds(r.grad_norm_spike_action)) limits.norm_spike = *spikes.norm;
   limits.largest_norm = config_.optimizer.grad_norm_skip_threshold.value_or(kernels::StepLimits::kNone);
-  limits.require_finite = requires_finite() || loss_scaler_ ? 1 : 0;
+  limits.require_finite = r.check_for_nan || loss_scaler_ ? 1 : 0;
   return limits;
 }
 
@@ -232,7 +251,7 @@ void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std
     events.push_back(std::move(event));
     return;
   }
-  event.text = "step " + step + " gave other bits on rank " + ranks +
+  event.text = "step " + step + " gave different bits on rank " + ranks +
                " when computed again: the cause is the hardware";
   event.texts.insert(event.texts.end(), {{"cause", "machine"}, {"ranks", ranks}});
   failure_anomalies_ = events;

@@ -43,17 +43,17 @@ struct StepResult {
   bool skipped = false;
   // The scaled loss or its gradients are not finite.
   bool overflow = false;
-  // A spike that asks for a return to the last checkpoint; parameters and counters are those before the step.
+  // A spike requires a return to the last checkpoint. Parameters and counters are those before the step.
   bool rewind = false;
   std::vector<Anomaly> events;
 };
 
 class StepRunner {
  public:
-  // Builds device, mesh, model, parameter store, optimizer and schedules, in this order. Parameters have no
+  // Builds device, mesh, model, schedules, parameter store and optimizer, in this order. Parameters have no
   // values yet. device: null for that of train.device.
   StepRunner(const config::Config& config, comm::World& world, std::unique_ptr<Device> device = nullptr);
-  // Transfers that are still under way end here; the observer, which may be gone already, does not see them.
+  // Waits for pending transfers. The observer does not see them, because it may have been destroyed already.
   ~StepRunner() { observe(nullptr); }
 
   // Initial parameters from rng.seed.
@@ -62,10 +62,10 @@ class StepRunner {
   // One training step on the next global batch: forward and backward passes of all micro-batches, reduction
   // of the gradients, clipping, update. The device decides whether the update changes anything, and the host
   // waits for it once, at the end. Throws ErrorCode::failed if the loss or the gradient norm is not finite
-  // (with resilience.check_for_nan, and without dynamic loss scaling, which skips the update instead). With
+  // (with resilience.check_for_nan; dynamic loss scaling skips the update for the norm). With
   // resilience.rerun_mode a step with a spike or a value that is not finite is computed again:
-  // ErrorCode::rank_failure if a rank gets other bits. Both before parameters change, with the cause in
-  // failure_anomalies(). Collective.
+  // ErrorCode::rank_failure if a rank computes different bits. Both errors are thrown before parameters
+  // change, and failure_anomalies() has the cause. Collective.
   StepResult train_step(data::Loader& loader, StepTimers& timers);
   const std::vector<Anomaly>& failure_anomalies() const { return failure_anomalies_; }
 
@@ -75,8 +75,8 @@ class StepRunner {
   // Counts the next global batch as consumed and the step as done, without an update.
   void consume_batch();
 
-  // Mean loss per loss token of `batches` batches of validation.eval_global_batch_size samples, from the
-  // start of the split. Collective.
+  // Mean loss per loss token over the first `batches` batches of validation.eval_global_batch_size samples of
+  // the split. Collective.
   double evaluate(std::shared_ptr<const data::Dataset> dataset, int64_t batches);
 
   // `observer` sees every operation of the training steps, and the store's collectives, from now on; null: no
@@ -115,11 +115,10 @@ class StepRunner {
     std::string fingerprint;
   };
   bool reruns() const { return config_.resilience.rerun_mode != config::RerunMode::disabled; }
-  // Whether a loss or a norm that is not finite ends the run. A dynamic loss scale takes it as an overflow.
-  bool requires_finite() const {
-    return config_.resilience.check_for_nan && !(loss_scaler_ && loss_scaler_->is_dynamic());
-  }
   void begin_loss_scale();
+  // The factor of the sums of losses, and so of their gradients. The loss scale is that of the mean loss, as
+  // in Megatron: sums over the tokens of a batch would leave the range of fp16 at any scale.
+  double scale_of_sums() const;
   void begin_gradients();
   MicroBatchRunner::Losses rerun_batch(StepTimers& timers, TapeObserver* observer);
   std::string reduce_gradients(const MicroBatchRunner::Losses& losses, const kernels::StepLimits& limits,
@@ -127,6 +126,8 @@ class StepRunner {
   kernels::StepLimits limits_of_step() const;
   void launch_update(double learning_rate);
   config::SpikeAction check_values(const StepValues& values, StepResult& result) const;
+  // Whether a loss or a norm that is not finite ends the run.
+  bool ends_run(const StepValues& values) const;
   static bool is_finite(const StepValues& values);
   void count_update(const StepResult& result);
   void rerun_and_compare(const Reduced& first, StepTimers& timers, std::vector<Anomaly>& events);

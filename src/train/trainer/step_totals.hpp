@@ -1,5 +1,5 @@
-// The numbers of a training step in device memory: sums over micro-batches and ranks, and the control of the
-// update that follows from them. The host reads them once, at the end of the step.
+// The numbers of a training step in device memory: sums over micro-batches and ranks, and the decision about
+// the update that follows from them. The host reads them once, at the end of the step.
 #pragma once
 
 #include "comm/mesh.hpp"
@@ -20,7 +20,7 @@ class StepTotals {
 
   // Sums the losses and their weights over all ranks. Only the last pipeline stage has losses.
   void sum_losses(const MicroBatchRunner::Losses& losses);
-  // Sums the squares of the gradients, and counts those that are zero if asked to.
+  // Sums the squares of the gradients; with count_zeros also counts the gradients that are zero.
   void sum_gradients(bool count_zeros);
   // Computes mean loss, gradient norm and control().
   void decide(const kernels::StepLimits& limits);

@@ -8,6 +8,8 @@
 #include <functional>
 #include <string_view>
 
+#include "base/clock.hpp"
+
 namespace capstan::train {
 
 enum class Phase : uint8_t {
@@ -24,10 +26,6 @@ enum class Phase : uint8_t {
 };
 inline constexpr size_t kPhases = static_cast<size_t>(Phase::count_);
 std::string_view name_of(Phase phase);
-
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 class StepTimers {
  public:

@@ -7,9 +7,10 @@
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "comm/collective_errors.hpp"
 #include "comm/reduce.hpp"
-#include "kernels/table.hpp"
+#include "train/setup/cuda.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/setup/tokenizer.hpp"
@@ -50,11 +51,8 @@ Outcome Trainer::run() {
   std::string stop;
   while (stop.empty() && step() < total_steps_) {
     begin_step();
-    const StepResult result = runner_->train_step(*loader_, *timers_);
-    if (result.rewind) {
-      rewind(result);
-      continue;
-    }
+    StepResult result = runner_->train_step(*loader_, *timers_);
+    if (result.rewind && rewind(result)) continue;
     end_step(result);
     evaluate_at_interval();
     stop = check_for_stop();
@@ -76,7 +74,7 @@ Trainer::~Trainer() = default;
 
 // ErrorCode::io for directories that the run could not write.
 static void check_directories(const config::Config& config, comm::World& world, const RunOptions& options) {
-  comm::run_collectively(world.communicator(), "looking at the directories to write", [&] {
+  comm::run_collectively(world.communicator(), "checking the output directories", [&] {
     if (world.rank() == 0) require_writable(unwritable_directories(config, options));
   });
 }
@@ -90,8 +88,10 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
                                                 config_.train.exit_signal_handler && options_.handle_signals);
   // Missing files, directories that cannot be written, unsupported features and a lack of memory are found
   // before anything is allocated or written.
-  check_device(config_.train.device);
+  comm::run_collectively(world_.communicator(), "opening the device",
+                         [&] { check_device(config_.train.device); });
   check_ranks_agree();
+  if (const std::string note = device_note(config_.train.device); !note.empty()) log_->line(note);
   recorder_ = std::make_unique<RunRecorder>(config_, world_, options_, *log_);
   check_directories(config_, world_, options_);
   data_ = std::make_unique<RunData>(open_run_data(config_, options_.resume != Resume::no, *log_));
@@ -107,19 +107,18 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
   world_.share_rank_status(recorder_->directory() / "rank_status");
 
   runner_ = std::make_unique<StepRunner>(config_, world_);
-  const auto features = kernels::cpu_features();
-  log_->line("run " + recorder_->directory().string() + " on " + std::string(runner_->device().name()) +
-             ": " + std::to_string(world_.size()) + (world_.size() == 1 ? " rank" : " ranks") + " x " +
-             std::to_string(runner_->device().host_threads().size()) + " threads, " +
-             features.instruction_set +
-             (compute_type(config_.mixed_precision) == DType::bf16 && !features.native_bf16_gemm
-                  ? ", bf16 GEMMs widened to fp32"
-                  : ""));
+  const std::string kernels_text =
+      backend_of(config_.train.device).kernels_text(compute_type(config_.mixed_precision));
+  log_->line("run " + recorder_->directory().string() + " on " + runner_->device().description() + ": " +
+             counted(world_.size(), "rank") + " x " +
+             counted(runner_->device().host_threads().size(), "thread") +
+             (kernels_text.empty() ? "" : ", " + kernels_text));
+  if (const std::string note = shared_gpus(world_, runner_->device()); !note.empty()) log_->line(note);
   CheckpointAssets assets;
   if (is_rank0()) assets = find_assets(config_, *data_, *log_);
   initial_ = std::make_unique<InitialState>(start_or_resume(
       config_, world_, options_, *data_, *recorder_, *checkpoint_root_, *runner_, total_steps_, *log_));
-  require_agreement(world_, {{"the step to go on from", std::to_string(step())}});
+  require_agreement(world_, {{"the step to resume from", std::to_string(step())}});
   first_step_ = step();
 
   timers_ = std::make_unique<StepTimers>();
@@ -134,7 +133,9 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
 // A rank that was started with another program or recipe would compute another model.
 void Trainer::check_ranks_agree() {
   require_agreement(world_,
-                    {{"the program", program_identity()}, {"the run directory", options_.run_dir.string()}});
+                    {{"the program", program_identity()},
+                     {"the run directory", options_.run_dir.string()},
+                     {"the device", std::string(config::enum_name(device_kind(config_.train.device)))}});
   require_same_recipe(world_, config_);
 }
 
@@ -166,8 +167,7 @@ SavePlan Trainer::save_plan(const InitialState& initial, CheckpointAssets assets
   plan.retention.keep_multiples = config_.checkpoint.save_retain_interval;
   plan.optimizer = config_.checkpoint.save_optim;
   plan.tokenizer = config_.checkpoint.save_tokenizer_assets ? data_->tokenizer.get() : nullptr;
-  if (data_->tokenizer)
-    plan.tokenizer_record = data::record_of(*data_->tokenizer, tokenizer_name(config_.tokenizer));
+  plan.tokenizer_record = data_->tokenizer_record;
   plan.assets = std::move(assets.files);
   plan.chat_template = std::move(assets.chat_template);
   plan.files = options_.files;
@@ -198,18 +198,20 @@ void Trainer::begin_run() {
   logger_->report_model(*estimate_, options_.measure_rate);
   checkpointer_->allocate_snapshot();
   timers_->announce([this](Phase phase) {
-    StopSignals::at_phase(name_of(phase));
-    world_.at_phase(name_of(phase));
+    StopSignals::publish_phase(name_of(phase));
+    world_.publish_phase(name_of(phase));
   });
   open_loader();
 }
 
 void Trainer::begin_step() {
-  StopSignals::at_step(step() + 1);
-  world_.at_step(step() + 1);
-  // Until a step is measured, nothing is promised: the estimate counts the matrix products alone.
+  StopSignals::publish_step(step() + 1);
+  world_.publish_step(step() + 1);
+  // Before the first step is measured, the expected time is a lower bound, because the estimate counts only
+  // matrix products.
   const double seconds = logger_->step_seconds();
-  publish_expected_stop(world_, seconds > 0 ? seconds + checkpointer_->seconds() : 0);
+  publish_expected_stop(world_, seconds > 0 ? ExpectedStop{.seconds = seconds + checkpointer_->seconds()}
+                                            : ExpectedStop{logger_->estimated_step_seconds(), true});
   trace_->before_step(step() + 1);
   timers_->start_step();
 }
@@ -264,9 +266,9 @@ bool Trainer::call_on_step(const StepResult& result) {
   return options_.on_step(report);
 }
 
-// Returns to the newest checkpoint and continues with the batch after the spike. Without a checkpoint the
-// update is left out.
-void Trainer::rewind(const StepResult& result) {
+// Returns to the newest checkpoint and continues with the batch after the spike. False: there is no
+// checkpoint, and the step counts as one whose update was skipped.
+bool Trainer::rewind(StepResult& result) {
   const int64_t spike = step() + 1, rewinds = runner_->state().rewinds;
   checkpointer_->finish();
   std::vector<std::string> refused;
@@ -274,20 +276,21 @@ void Trainer::rewind(const StepResult& result) {
   for (const std::string& reason : refused) log_->warning("checkpoint not used: " + reason);
   TrainState& state = runner_->state();
   if (rewinds >= config_.resilience.max_rewinds || !found) {
-    std::vector<Anomaly> events = result.events;
-    for (Anomaly& event : events)
+    for (Anomaly& event : result.events)
       if (event.action == config::enum_name(config::SpikeAction::rewind))
         event.action = found ? "stop" : "skip";
-    logger_->report_anomalies(spike, events);
-    if (found)
+    if (found) {
+      logger_->report_anomalies(spike, result.events);
       fail(ErrorCode::failed,
            "step " + std::to_string(spike) + ": another spike after " + std::to_string(rewinds) +
                " rewinds (resilience.max_rewinds)",
            "try a lower optimizer.lr, or look at the data around sample " +
                std::to_string(state.consumed_samples));
+    }
     log_->warning("step " + std::to_string(spike) + ": no checkpoint to go back to; update skipped");
     runner_->consume_batch();
-    return open_loader();
+    result.skipped = true;
+    return false;
   }
   runner_->consume_batch();
   const TrainState at_spike = state;
@@ -313,6 +316,7 @@ void Trainer::rewind(const StepResult& result) {
   checkpointer_->rewound_to(found->path);
   checkpointer_->save();
   open_loader();
+  return true;
 }
 
 bool Trainer::evaluation_enabled() const {
@@ -335,7 +339,8 @@ void Trainer::evaluate_at_end() {
 
 void Trainer::evaluate(const char* split, const std::shared_ptr<const data::Dataset>& dataset) {
   timers_->start_step();
-  publish_expected_stop(world_, evaluation_seconds_ > 0 ? evaluation_seconds_ + checkpointer_->seconds() : 0);
+  publish_expected_stop(
+      world_, {.seconds = evaluation_seconds_ > 0 ? evaluation_seconds_ + checkpointer_->seconds() : 0});
   timers_->enter(Phase::evaluate);
   const double loss = runner_->evaluate(dataset, config_.validation.eval_iters);
   timers_->enter(Phase::other);
@@ -400,7 +405,8 @@ void Trainer::record_failure(const std::exception& error) noexcept {
     if (!recorder_->begun()) return;
     recorder_->end(records::RunEnd::failed, error.what());
     log_->log_only(std::string("failed: ") + error.what());
-  } catch (const std::exception&) {  // the disk may be the cause of the failure, which is rethrown
+  } catch (const std::exception&) {
+    // The disk may be the cause of the failure, which is rethrown.
   }
 }
 

@@ -1,4 +1,5 @@
-// The trainer: a resolved recipe and a world of ranks in, a run directory with metrics and checkpoints out.
+// The trainer: trains the model of a resolved recipe on the ranks of a world, and writes a run directory with
+// metrics and checkpoints.
 #pragma once
 
 #include <chrono>
@@ -38,15 +39,15 @@ struct StepResult;
 // One training run. Every rank has a Trainer, and all ranks call the same functions.
 class Trainer {
  public:
-  // Builds the run, in this order: data, memory estimate, run directory, device, mesh, model, parameters,
-  // optimizer, schedules, and the state to begin with (initial values, pretrained weights or a checkpoint).
+  // Builds the run, in this order: data, memory estimate, run directory, device, mesh, model, schedules,
+  // parameters, optimizer, and the state to begin with (initial values, pretrained weights or a checkpoint).
   // ErrorCode::not_found and ::format for data, tokenizer, checkpoints and the run to resume (before anything
-  // large is allocated), ::unsupported for what this build cannot do, ::no_fit for a step that does not fit
-  // the memory, ::failed for a refused resume.
+  // large is allocated), ::unsupported for features that this build lacks, ::no_fit for a step that does not
+  // fit the memory, ::failed for a refused resume.
   Trainer(const config::Config& config, comm::World& world, const RunOptions& options, ProgressSink& sink);
   ~Trainer();
 
-  // Trains to the end, or until something asks for a stop. ErrorCode::failed for a loss or gradient that is
+  // Trains to the end, or until a stop is requested. ErrorCode::failed for a loss or gradient that is
   // not finite (the state is then that of the step before), ::rank_failure from the transport.
   Outcome run();
 
@@ -62,7 +63,7 @@ class Trainer {
   void end_step(const StepResult& result);
   void check_skipped_update(const StepResult& result);
   bool call_on_step(const StepResult& result);
-  void rewind(const StepResult& result);
+  bool rewind(StepResult& result);
   void open_loader();
   bool evaluation_enabled() const;
   void evaluate_at_interval();

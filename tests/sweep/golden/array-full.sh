@@ -22,8 +22,8 @@
 # Task N runs the trial of line N of the map. A signal asks the trial to save; then this task goes back to the
 # queue, and the trial continues from its checkpoint.
 sweep='/scratch/it'\''s 100% "mine"'
-capstan='/opt/capstan/bin/capstan'
-export SLURM_MPI_TYPE='pmix'
+capstan=/opt/capstan/bin/capstan
+export SLURM_MPI_TYPE=pmix
 module load openmpi
 ulimit -c 0
 
@@ -49,7 +49,7 @@ while :; do
   [ "$asked" = no ] && break
 done
 
-# 75: saved; 138: signalled before it could listen, and nothing was begun.
+# 75: saved; 138: signaled before it could listen, and nothing was begun.
 [ "$code" -ne 138 ] || code=75
 if [ "$code" -eq 75 ] && [ "$requeue" = yes ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 7 ]; then
   scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"

@@ -9,8 +9,8 @@
 
 # Task N runs the trial of line N of the map. A signal asks the trial to save; then this task goes back to the
 # queue, and the trial continues from its checkpoint.
-sweep='/scratch/sweeps/lr'
-capstan='/opt/capstan/bin/capstan'
+sweep=/scratch/sweeps/lr
+capstan=/opt/capstan/bin/capstan
 
 trial=$(sed -n "${SLURM_ARRAY_TASK_ID}p" "$sweep/slurm/array-0.map")
 if [ -z "$trial" ]; then
@@ -34,7 +34,7 @@ while :; do
   [ "$asked" = no ] && break
 done
 
-# 75: saved; 138: signalled before it could listen, and nothing was begun.
+# 75: saved; 138: signaled before it could listen, and nothing was begun.
 [ "$code" -ne 138 ] || code=75
 if [ "$code" -eq 75 ] && [ "$requeue" = yes ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
   scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"

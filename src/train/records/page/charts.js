@@ -76,7 +76,8 @@ const Charts = (() => {
     return known.get(name);
   };
   const dark = () => scheme.matches;
-  // Distinct colors, also for the color-blind as far as ten allow; further ones by the golden angle.
+  // Distinct colors, also for the color-blind as far as ten allow. Further ones are the same hues, lighter or
+  // darker in each round: a generated hue would fall on one of the palette's.
   const light_palette = ["#2563c9", "#d9480f", "#0b8a5f", "#b02a8f", "#a67c00",
                          "#0f8fb3", "#c92a4b", "#6b7a12", "#7048c6", "#6b6f76"];
   const dark_palette = ["#6ea8ff", "#ff9a5c", "#4fd6a0", "#f08ad6", "#e6c34a",
@@ -84,7 +85,10 @@ const Charts = (() => {
   const distinct = (i) => {
     const palette = dark() ? dark_palette : light_palette;
     if (i < palette.length) return palette[i];
-    return "hsl(" + Math.round((i * 137.508) % 360) + " 70% " + (dark() ? 68 : 40) + "%)";
+    const round = (Math.floor(i / palette.length) - 1) % 4, target = round % 2 === 0 ? 0 : 255;
+    const part = round < 2 ? 0.4 : 0.6, base = parseInt(palette[i % palette.length].slice(1), 16);
+    const mixed = [16, 8, 0].map((shift) => Math.round(((base >> shift) & 255) * (1 - part) + target * part));
+    return "rgb(" + mixed.join(" ") + ")";
   };
 
   // ---- the tip at the pointer

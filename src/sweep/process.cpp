@@ -1,4 +1,4 @@
-#include "sweep/command.hpp"
+#include "sweep/process.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -16,10 +16,10 @@
 
 namespace capstan::sweep {
 
-std::optional<CommandResult> run_command(const std::vector<std::string>& words, double seconds) {
+std::optional<ProcessResult> run_process(const std::vector<std::string>& words, double seconds) {
   std::array<int, 2> out{}, err{};
   if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0)
-    fail(ErrorCode::io, "cannot make a pipe: " + system_error_text(errno));
+    fail(ErrorCode::io, "cannot create a pipe: " + system_error_text(errno));
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -34,7 +34,7 @@ std::optional<CommandResult> run_command(const std::vector<std::string>& words, 
   ::posix_spawn_file_actions_destroy(&actions);
   ::close(out[1]);
   ::close(err[1]);
-  CommandResult result;
+  ProcessResult result;
   bool late = false;
   if (refused == 0) {
     using Clock = std::chrono::steady_clock;

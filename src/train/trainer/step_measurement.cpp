@@ -1,38 +1,22 @@
-#include "cli/measured_step.hpp"
+#include "train/trainer/step_measurement.hpp"
 
 #include <algorithm>
 #include <optional>
 
 #include "base/error.hpp"
-#include "cli/recipe_input.hpp"
-#include "comm/world.hpp"
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
+#include "train/trainer/fit.hpp"
 #include "train/trainer/step_runner.hpp"
 
-namespace capstan::cli {
+namespace capstan::train {
 
-config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe) {
-  config::Request request;
-  request.recipe = recipe;
-  request.overrides = {config::Override::token("dataset=mock"), config::Override::token("tokenizer=none")};
-  const auto& given = context.args.overrides();
-  request.overrides.insert(request.overrides.end(), given.begin(), given.end());
-  request.ranks = 1;
-  config::Resolution resolution = config::resolve(request);
-  if (!resolution.ok()) {
-    show_diagnostics(context, resolution);
-    throw Exit{2};
-  }
-  return resolution;
-}
-
-config::Config shortened(config::Config config, double gemm_gflops) {
-  const double flops = train::estimate_step(config).flops;
+config::Config with_short_step(config::Config config, double gemm_gflops) {
+  const double flops = estimate_step(config).flops;
   const double affordable = 10 * gemm_gflops * 1e9 / flops;
   const int64_t all = *config.train.global_batch_size / config.train.micro_batch_size;
   const int64_t taken = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, std::min<int64_t>(all, 4));
@@ -45,46 +29,47 @@ namespace {
 
 // Passes each operation to the trace, if there is one, or to the table; beside the table it runs the
 // reference GEMM between two operations twice a second, and excludes its time.
-struct StepObserver final : TapeObserver {
+struct MeasuringObserver final : TapeObserver {
   void observe(const TapeEvent& event) override {
     if (trace) return trace->observe(event);
     table->observe(event);
-    if (!peak || event.end - last < 0.5) return;
+    if (!peak || event.end_seconds - last < 0.5) return;
     const double before = peak->seconds();
     peak->run();
     timers->exclude(peak->seconds() - before);
-    last = event.end + peak->seconds() - before;
+    last = event.end_seconds + peak->seconds() - before;
   }
   bool waits() const override { return trace == nullptr; }
   void queue_span(const QueueSpan& span) override {
     if (trace) trace->queue_span(span);
   }
-  train::OperationTable* table = nullptr;
-  train::Trace* trace = nullptr;
-  train::StepTimers* timers = nullptr;
+  OperationTable* table = nullptr;
+  Trace* trace = nullptr;
+  StepTimers* timers = nullptr;
   kernels::PeakMeasurement* peak = nullptr;
-  double last = 0;  // host clock, seconds
+  // By the host's clock, seconds.
+  double last = 0;
 };
 
 }  // namespace
 
-StepMeasurement measure_step(const config::Config& config, double gemm_gflops, double seconds,
-                             train::Trace* trace) {
-  const auto world = comm::World::join();
-  if (world->size() > 1) fail(ErrorCode::usage, "one process is measured", "start it without mpirun");
-  train::StepRunner loop(config, *world);
-  loop.initialize();
-  const auto datasets = train::open_datasets(config, nullptr);
-  data::Loader loader(datasets[0], loop.loader_options());
-  const train::StepEstimate estimate = train::estimate_step(config);
-  const double flops = estimate.flops * static_cast<double>(loop.micro_batches());
+StepMeasurement measure_step(const config::Config& config, comm::World& world, double gemm_gflops,
+                             double seconds, Trace* trace) {
+  if (world.size() > 1) fail(ErrorCode::usage, "measuring runs in one process", "start it without mpirun");
+  check_memory_limit(config);
+  StepRunner runner(config, world);
+  runner.initialize();
+  const auto datasets = open_datasets(config, nullptr);
+  data::Loader loader(datasets[0], runner.loader_options());
+  const StepEstimate estimate = estimate_step(config);
+  const double flops = estimate.flops * static_cast<double>(runner.micro_batches());
   const double tokens = static_cast<double>(*config.train.global_batch_size * config.model.seq_length);
 
-  train::StepTimers timers;
-  std::vector<std::pair<double, std::array<double, train::kPhases>>> taken;
-  train::OperationTable operations;
-  StepObserver watch;
-  watch.table = &operations, watch.trace = trace, watch.timers = &timers;
+  StepTimers timers;
+  std::vector<std::pair<double, std::array<double, kPhases>>> taken;
+  OperationTable operations;
+  MeasuringObserver observer;
+  observer.table = &operations, observer.trace = trace, observer.timers = &timers;
   std::optional<kernels::PeakMeasurement> peak;
   MemoryUse memory;
   bool observed = false;
@@ -94,30 +79,31 @@ StepMeasurement measure_step(const config::Config& config, double gemm_gflops, d
     if (step >= warm_up && !observed) {
       observed = true;
       // Memory is read before the reference GEMM allocates its matrices.
-      memory = loop.device().memory();
-      if (!trace && gemm_gflops > 3)  // not under a sanitizer
-        watch.peak =
-            &peak.emplace(loop.device(), kernels::gemm_type(train::compute_type(config.mixed_precision)));
-      loop.observe(&watch);
+      memory = runner.device().memory();
+      // A lower throughput is that of a sanitizer.
+      if (!trace && gemm_gflops > 3)
+        observer.peak = &peak.emplace(
+            runner.device(), backend_of(config.train.device).gemm_type(compute_type(config.mixed_precision)));
+      runner.observe(&observer);
       if (trace)
-        timers.listen(
-            [trace](train::Phase phase, double end, double length) { trace->phase(phase, end, length); });
+        timers.listen([trace](Phase phase, double end, double length) { trace->phase(phase, end, length); });
     }
     if (trace) trace->step(step + 1);
     timers.start_step();
-    loop.train_step(loader, timers);
+    runner.train_step(loader, timers);
     const double now = timers.step_seconds();
     if (now > 5) warm_up = 1, least = 2;
     if (step < warm_up) continue;
     spent += now;
     auto& row = taken.emplace_back();
     row.first = now;
-    for (size_t p = 0; p < train::kPhases; ++p) row.second[p] = timers.seconds(static_cast<train::Phase>(p));
+    for (size_t p = 0; p < kPhases; ++p) row.second[p] = timers.seconds(static_cast<Phase>(p));
   }
   if (trace) trace->finish_step();
   std::sort(taken.begin(), taken.end());
-  std::vector<train::OperationTable::Row> rows = operations.by_time();
-  for (auto& row : rows) {  // of one step
+  std::vector<OperationTable::Row> rows = operations.by_time();
+  // The values of one step.
+  for (auto& row : rows) {
     const auto count = static_cast<double>(taken.size());
     row.calls /= static_cast<int64_t>(taken.size());
     row.seconds /= count, row.cost.flops /= count, row.cost.bytes /= count;
@@ -133,10 +119,10 @@ StepMeasurement measure_step(const config::Config& config, double gemm_gflops, d
           .seconds = median.first,
           .phases = median.second,
           .steps = static_cast<int64_t>(taken.size()),
-          .micro_batches = loop.micro_batches(),
+          .micro_batches = runner.micro_batches(),
           .operations = std::move(rows),
           .memory = memory,
           .estimated = estimate.memory};
 }
 
-}  // namespace capstan::cli
+}  // namespace capstan::train

@@ -1,23 +1,19 @@
-// Measures training steps on random tokens, for `bench` and `trace`.
+// Measures training steps of a recipe on random tokens.
 #pragma once
 
 #include <array>
-#include <string>
 #include <vector>
 
-#include "cli/context.hpp"
-#include "config/resolve/resolve.hpp"
+#include "comm/world.hpp"
+#include "config/sections/config.hpp"
 #include "train/trainer/profile.hpp"
 #include "train/trainer/timers.hpp"
 
-namespace capstan::cli {
+namespace capstan::train {
 
-// Resolves the recipe with mock data and no tokenizer, for one rank; throws Exit{2} if it has errors.
-config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe);
-
-// The same recipe with a global batch of at most four micro-batches that take about ten seconds: a step of
-// half a million tokens takes an hour on a CPU.
-config::Config shortened(config::Config config, double gemm_gflops);
+// Reduces the global batch to at most four micro-batches that take about ten seconds at this GEMM throughput,
+// because a step of half a million tokens takes an hour on a CPU.
+config::Config with_short_step(config::Config config, double gemm_gflops);
 
 struct StepMeasurement {
   double tokens_per_second = 0;
@@ -29,17 +25,18 @@ struct StepMeasurement {
   double concurrent_gflops = 0, fraction_of_concurrent = 0;
   double seconds = 0;
   // Seconds of a step in each phase.
-  std::array<double, train::kPhases> phases{};
+  std::array<double, kPhases> phases{};
   int64_t steps = 0, micro_batches = 0;
   // Operations of one step, the longest first.
-  std::vector<train::OperationTable::Row> operations;
+  std::vector<OperationTable::Row> operations;
   // Peak memory, measured on the device and estimated on the meta device.
   MemoryUse memory, estimated;
 };
 
 // Runs steps for at least `seconds` after one or two warm-up steps, and returns the median of each number.
-// `trace` records the steps after the warm-up.
-StepMeasurement measure_step(const config::Config& config, double gemm_gflops, double seconds,
-                             train::Trace* trace = nullptr);
+// `trace` records the steps after the warm-up. config: with mock data. ErrorCode::usage if the world has
+// several ranks.
+StepMeasurement measure_step(const config::Config& config, comm::World& world, double gemm_gflops,
+                             double seconds, Trace* trace = nullptr);
 
-}  // namespace capstan::cli
+}  // namespace capstan::train

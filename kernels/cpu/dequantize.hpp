@@ -56,7 +56,7 @@ struct ScaledMatrix {
 };
 
 // to[i] = element k0 + i of row r.
-inline void expand(const ScaledMatrix& m, int64_t r, int64_t k0, int64_t k, float* to) {
+inline void dequantize(const ScaledMatrix& m, int64_t r, int64_t k0, int64_t k, float* to) {
   const auto* codes = static_cast<const uint8_t*>(m.x.data) + (m.row + r) * m.row_bytes;
   const float* values = m.x.dtype == DType::f8e4m3   ? values_of_codes<kE4m3>().data()
                         : m.x.dtype == DType::f8e5m2 ? values_of_codes<kE5m2>().data()

@@ -1,0 +1,164 @@
+// Bias and activation of the MLP. Bytes moved in fp32: plain forward 8 rows cols, backward 12; gated forward
+// 12, backward 20.
+#include "kernels/activation.hpp"
+
+#include "kernels/cuda/device.hpp"
+#include "kernels/cuda/families.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+namespace {
+
+struct Value {
+  float value, derivative;
+};
+
+// Each function gives its value and its derivative.
+struct Gelu {
+  static __device__ Value of(float x) {
+    // erfc keeps the lower tail right relative to itself.
+    const float cumulative = 0.5f * std::erfc(-0.70710678118654752f * x);
+    const float density = 0.3989422804014327f * std::exp(-0.5f * x * x);
+    return {x * cumulative, x * density + cumulative};
+  }
+};
+// (1 + tanh u) / 2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x³).
+struct GeluTanh {
+  static __device__ Value of(float x) {
+    constexpr float kTwoC = 2 * 0.7978845608028654f, kCubic = 0.044715f;
+    const float s = 1.0f / (1.0f + std::exp(-kTwoC * x * (1.0f + kCubic * x * x))), y = x * s;
+    const float inner = kTwoC * (1.0f + 3 * kCubic * x * x);
+    // Beyond the range in which 1 - s is not 0, `inner` may be infinite.
+    const float rest = s < 1.0f && s > 0.0f ? y * (1.0f - s) * inner : x != x ? x : 0.0f;
+    return {y, s + rest};
+  }
+};
+struct Silu {
+  static __device__ Value of(float x) {
+    const float s = 1.0f / (1.0f + std::exp(-x)), y = x * s;
+    return {y, s + y * (1.0f - s)};
+  }
+};
+// x < 0 ? 0 : x keeps NaN.
+struct Relu {
+  static __device__ Value of(float x) { return {x < 0 ? 0.0f : x, x > 0 ? 1.0f : 0.0f}; }
+};
+struct SquaredRelu {
+  static __device__ Value of(float x) {
+    const float r = x < 0 ? 0.0f : x;
+    return {r * r, r + r};
+  }
+};
+
+template <class T>
+struct ActivationRows {
+  bool gated;
+  int64_t cols;
+  // x [rows, cols], or [rows, 2 cols] if gated.
+  Array<T> x;
+  // Null: none.
+  Array<Any> bias;
+
+  __device__ int64_t width() const { return gated ? 2 * cols : cols; }
+  // Columns of a row of x, from `column` on, with the bias.
+  __device__ Group<kGroup<T>> load(int64_t row, int64_t column, int64_t count) const {
+    auto group = x.load(row * width() + column, count);
+    if (bias) {
+      const auto shift = bias.template group<kGroup<T>>(column, count);
+      for (int k = 0; k < kGroup<T>; ++k) group[k] += shift[k];
+    }
+    return group;
+  }
+};
+
+template <class F, class T>
+__global__ void activation_forward_kernel(ActivationRows<T> rows, Array<T> y) {
+  constexpr int kSize = kGroup<T>;
+  const int64_t row = block_index(), cols = rows.cols;
+  for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
+    auto group = rows.load(row, i, cols - i);
+    for (int k = 0; k < kSize; ++k) group[k] = F::of(group[k]).value;
+    if (rows.gated) {
+      const auto up = rows.load(row, cols + i, cols - i);
+      for (int k = 0; k < kSize; ++k) group[k] *= up[k];
+    }
+    y.store(row * cols + i, cols - i, group);
+  }
+}
+
+template <class F, class T>
+__global__ void activation_backward_kernel(ActivationRows<T> rows, Array<T> dy, Array<T> dx) {
+  constexpr int kSize = kGroup<T>;
+  const int64_t row = block_index(), cols = rows.cols, at = row * rows.width();
+  for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
+    auto d = dy.load(row * cols + i, cols - i);
+    auto gate = rows.load(row, i, cols - i);
+    auto up = d;
+    if (rows.gated) up = rows.load(row, cols + i, cols - i);
+    for (int k = 0; k < kSize; ++k) {
+      const Value f = F::of(gate[k]);
+      gate[k] = (rows.gated ? d[k] * up[k] : d[k]) * f.derivative;
+      up[k] = d[k] * f.value;
+    }
+    dx.store(at + i, cols - i, gate);
+    if (rows.gated) dx.store(at + cols + i, cols - i, up);
+  }
+}
+
+// body(F{}) with the function of `kind`.
+template <class Body>
+void by_kind(ActivationKind kind, const Body& body) {
+  switch (kind) {
+    case ActivationKind::gelu:
+      return body(Gelu{});
+    case ActivationKind::gelu_tanh:
+      return body(GeluTanh{});
+    case ActivationKind::silu:
+      return body(Silu{});
+    case ActivationKind::relu:
+      return body(Relu{});
+    case ActivationKind::squared_relu:
+      return body(SquaredRelu{});
+  }
+}
+
+void forward(Context& c, ActivationKind kind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols,
+             QuantizedOutput quantized) {
+  if (quantized) return refuse(c, "quantized outputs are not written on this device yet");
+  by_kind(kind, [&](auto function) {
+    by_type({x, y}, [&](auto type) {
+      using T = decltype(type);
+      const ActivationRows<T> shape{gated, cols, array_of<T>(x), array_of<Any>(bias)};
+      launch(c, {rows, threads_for(cols, kGroup<T>)}, activation_forward_kernel<decltype(function), T>, shape,
+             array_of<T>(y));
+    });
+  });
+}
+void backward(Context& c, ActivationKind kind, bool gated, In dy, In x, In bias, Out dx, int64_t rows,
+              int64_t cols) {
+  by_kind(kind, [&](auto function) {
+    by_type({dy, x, dx}, [&](auto type) {
+      using T = decltype(type);
+      const ActivationRows<T> shape{gated, cols, array_of<T>(x), array_of<Any>(bias)};
+      launch(c, {rows, threads_for(cols, kGroup<T>)}, activation_backward_kernel<decltype(function), T>,
+             shape, array_of<T>(dy), array_of<T>(dx));
+    });
+  });
+}
+
+// The bias is read in its own type.
+WorkspaceSize no_workspace(bool, bool, int64_t) {
+  return {};
+}
+
+}  // namespace
+
+const Activation& activation_family() {
+  static const Activation family{.forward = forward,
+                                 .backward = backward,
+                                 .forward_workspace = no_workspace,
+                                 .backward_workspace = no_workspace};
+  return family;
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

@@ -1,0 +1,261 @@
+// What a kernel source includes. Each `.cu` file is compiled twice: by nvcc for the GPU, and by the host
+// compiler for the device `simulated` (kernels/simulated/), where every kernel runs on machines without a GPU
+// and its barriers, masks and shared memory are checked. Kernels therefore launch by launch(), declare shared
+// memory by CAPSTAN_SHARED and use the functions below in the place of CUDA's own.
+#pragma once
+
+#ifdef __CUDACC__
+#include "kernels/cuda/intrinsics.hpp"
+#else
+#include "kernels/simulated/intrinsics.hpp"
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <initializer_list>
+
+#include "base/checked.hpp"
+#include "tensor/dtype.hpp"
+#include "tensor/kernel_context.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+__device__ inline int lane_index() {
+  return thread_index() % kWarp;
+}
+__device__ inline int warp_index() {
+  return thread_index() / kWarp;
+}
+// Of all threads of the launch.
+__device__ inline int64_t global_thread() {
+  return block_index() * block_threads() + thread_index();
+}
+
+// ---- reductions, in an order that the shape alone determines
+
+struct Sum {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+// NaN if one of them is.
+struct Max {
+  __device__ float operator()(float a, float b) const { return a > b || a != a ? a : b; }
+};
+
+template <class T>
+__device__ T warp_sum(T value, Location at = {}) {
+  return warp_reduce(value, Sum(), kWarp, at);
+}
+__device__ inline float warp_max(float value, Location at = {}) {
+  return warp_reduce(value, Max(), kWarp, at);
+}
+
+// Joins the values of all threads; all get the result. Every thread of the block calls it.
+template <class T, class Join>
+__device__ T block_reduce(T value, T identity, const Join& join, Location at = {}) {
+  CAPSTAN_SHARED(T, of_warps, kWarp);
+  value = warp_reduce(value, join, kWarp, at);
+  if (block_threads() == kWarp) return value;
+  if (lane_index() == 0) of_warps[warp_index()] = value;
+  sync_threads(at);
+  value = identity;
+  if (lane_index() < block_threads() / kWarp) value = of_warps[lane_index()];
+  value = warp_reduce(value, join, kWarp, at);
+  // Before the next call writes its values.
+  sync_threads(at);
+  return value;
+}
+template <class T>
+__device__ T block_sum(T value, Location at = {}) {
+  return block_reduce(value, T{}, Sum(), at);
+}
+__device__ inline float block_max(float value, Location at = {}) {
+  return block_reduce(value, -INFINITY, Max(), at);
+}
+
+// ---- arrays
+
+// Consecutive elements that a thread processes at a time, as fp32: 16 bytes of the array's type.
+template <class T>
+struct GroupOf {
+  static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+};
+// Arrays of mixed types.
+struct Any {};
+template <>
+struct GroupOf<Any> {
+  static constexpr int kSize = 4;
+};
+template <class T>
+inline constexpr int kGroup = GroupOf<T>::kSize;
+
+template <int kSize>
+struct Group {
+  float v[kSize];
+  __device__ float& operator[](int i) { return v[i]; }
+  __device__ float operator[](int i) const { return v[i]; }
+};
+
+// An array whose element type is known at compile time (float, bf16, f16). load() and store() access the
+// first `count` elements from i on, by one vector where it is complete and aligned; the others are 0.
+template <class T>
+struct Array {
+  static constexpr int kSize = kGroup<T>;
+  T* p;
+  __device__ float at(int64_t i) const { return to_float(p[i]); }
+  __device__ void put(int64_t i, float value) const { p[i] = from_float<T>(value); }
+  __device__ bool is_vector(int64_t i, int64_t count) const {
+    return count >= kSize && reinterpret_cast<uintptr_t>(p + i) % 16 == 0;
+  }
+  __device__ Group<kSize> load(int64_t i, int64_t count) const {
+    Group<kSize> group;
+    if (is_vector(i, count)) {
+      const auto vector = std::bit_cast<Vector>(load_16(p + i));
+      for (int k = 0; k < kSize; ++k) group.v[k] = to_float(vector.values[k]);
+    } else {
+      for (int k = 0; k < kSize; ++k) group.v[k] = k < count ? at(i + k) : 0.0f;
+    }
+    return group;
+  }
+  __device__ void store(int64_t i, int64_t count, const Group<kSize>& group) const {
+    if (is_vector(i, count)) {
+      Vector vector;
+      for (int k = 0; k < kSize; ++k) vector.values[k] = from_float<T>(group.v[k]);
+      store_16(p + i, std::bit_cast<Bytes16>(vector));
+    } else {
+      for (int k = 0; k < kSize; ++k)
+        if (k < count) put(i + k, group.v[k]);
+    }
+  }
+  __host__ __device__ explicit operator bool() const { return p != nullptr; }
+
+ private:
+  struct alignas(16) Vector {
+    T values[kSize];
+  };
+};
+template <>
+struct Array<Any> {
+  static constexpr int kSize = kGroup<Any>;
+  void* p;
+  DType type;
+  __device__ float at(int64_t i) const {
+    return type == DType::f32    ? of<float>()[i]
+           : type == DType::bf16 ? to_float(of<bf16>()[i])
+                                 : to_float(of<f16>()[i]);
+  }
+  __device__ void put(int64_t i, float value) const {
+    if (type == DType::f32)
+      of<float>()[i] = value;
+    else if (type == DType::bf16)
+      of<bf16>()[i] = from_float<bf16>(value);
+    else
+      of<f16>()[i] = from_float<f16>(value);
+  }
+  __device__ Group<kSize> load(int64_t i, int64_t count) const {
+    Group<kSize> group;
+    for (int k = 0; k < kSize; ++k) group.v[k] = k < count ? at(i + k) : 0.0f;
+    return group;
+  }
+  __device__ void store(int64_t i, int64_t count, const Group<kSize>& group) const {
+    for (int k = 0; k < kSize; ++k)
+      if (k < count) put(i + k, group.v[k]);
+  }
+  // `kCount` elements from i on, those from `count` on 0; the type is looked at once.
+  template <int kCount>
+  __device__ Group<kCount> group(int64_t i, int64_t count) const {
+    Group<kCount> result;
+    const auto convert = [&](const auto* values) {
+      for (int k = 0; k < kCount; ++k) result[k] = k < count ? to_float(values[k]) : 0.0f;
+    };
+    if (type == DType::f32)
+      convert(of<float>() + i);
+    else if (type == DType::bf16)
+      convert(of<bf16>() + i);
+    else
+      convert(of<f16>() + i);
+    return result;
+  }
+  __host__ __device__ explicit operator bool() const { return p != nullptr; }
+
+ private:
+  template <class T>
+  __device__ T* of() const {
+    return static_cast<T*>(p);
+  }
+};
+template <class T>
+Array<T> array_of(In x) {
+  if constexpr (std::is_same_v<T, Any>)
+    return {const_cast<void*>(x.data), x.dtype};
+  else
+    return {const_cast<T*>(x.as<T>())};
+}
+
+// Runs body(T{}) with T = float, bf16 or f16 when all of the given arrays are of that type (absent ones fit
+// any), else Any.
+template <class Body>
+void by_type(std::initializer_list<In> arrays, const Body& body) {
+  const auto all = [&](DType type) {
+    return std::all_of(arrays.begin(), arrays.end(), [=](const In& x) { return !x || x.dtype == type; });
+  };
+  if (all(DType::f32))
+    body(float{});
+  else if (all(DType::bf16))
+    body(bf16{});
+  else if (all(DType::f16))
+    body(f16{});
+  else
+    body(Any{});
+}
+
+// ---- launches
+
+// Threads of a block that works on `elements`, each on kEach at a time.
+inline int threads_for(int64_t elements, int64_t each, int most = 256) {
+  return static_cast<int>(std::clamp<int64_t>(round_up(ceil_div(elements, each), kWarp), kWarp, most));
+}
+
+// op(i, count) for groups of kSize elements, `count` of which are there.
+template <int kSize, class Op>
+__global__ void map_kernel(Op op, int64_t n) {
+  const int64_t i = global_thread() * kSize;
+  if (i < n) op(i, n - i);
+}
+template <int kSize, class Op>
+void map(Context& c, int64_t n, const Op& op) {
+  constexpr int kThreads = 256;
+  launch(c, {ceil_div(n, int64_t{kThreads} * kSize), kThreads}, map_kernel<kSize, Op>, op, n);
+}
+
+// *out = the sum of `partial`, to which it adds what is there if `accumulate` is set.
+template <class Number>
+__global__ void add_partials_kernel(const Number* partial, int64_t count, Number* out, bool accumulate) {
+  Number sum = 0;
+  for (int64_t i = thread_index(); i < count; i += block_threads()) sum += partial[i];
+  sum = block_sum(sum);
+  if (thread_index() == 0) *out = (accumulate ? *out : 0) + sum;
+}
+template <class Number>
+void add_partials(Context& c, const Number* partial, int64_t count, Number* out, bool accumulate) {
+  launch(c, {1, 256}, add_partials_kernel<Number>, partial, count, out, accumulate);
+}
+
+// The first elements of a launch's workspace; null where it was given less, which is reported in the error
+// slot.
+template <class T>
+T* workspace_of(Context& c, WorkspaceSize need, const char* file = __builtin_FILE(),
+                const char* function = __builtin_FUNCTION()) {
+  if (need.total(0) <= c.workspace.bytes) return reinterpret_cast<T*>(c.workspace.data);
+  *c.error = {file, function, need.total(0), c.workspace.bytes};
+  return nullptr;
+}
+// Reports a request that this device cannot meet.
+inline void refuse(Context& c, const char* reason, const char* file = __builtin_FILE(),
+                   const char* function = __builtin_FUNCTION()) {
+  *c.error = {file, function, 0, 0, reason};
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

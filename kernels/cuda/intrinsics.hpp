@@ -1,0 +1,186 @@
+// CUDA's words for nvcc; kernels/simulated/intrinsics.hpp has the same names for the host compiler.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "tensor/dtype.hpp"
+#include "tensor/kernel_context.hpp"
+
+// The namespace of all that is compiled for this device.
+#define CAPSTAN_GPU cuda
+
+// `name`: count elements of shared memory.
+#define CAPSTAN_SHARED(T, name, count) \
+  __shared__ T name##_storage[count];  \
+  const ::capstan::kernels::cuda::Shared<T> name(name##_storage)
+// `name`: the shared memory of Grid::shared_bytes.
+#define CAPSTAN_DYNAMIC_SHARED(T, name)                           \
+  extern __shared__ __align__(16) unsigned char name##_storage[]; \
+  const ::capstan::kernels::cuda::Shared<T> name(reinterpret_cast<T*>(name##_storage))
+
+namespace capstan::kernels::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr uint32_t kAllLanes = 0xFFFFFFFF;
+
+// The place of a call, which only the simulation needs.
+struct Location {};
+
+// Shared memory that a kernel has declared.
+template <class T>
+class Shared {
+ public:
+  __device__ explicit Shared(T* data) : data_(data) {}
+  __device__ T& operator[](int64_t i) const { return data_[i]; }
+  __device__ T* data() const { return data_; }
+
+ private:
+  T* data_;
+};
+
+// ---- threads and blocks
+
+__device__ inline int thread_index() {
+  return static_cast<int>(threadIdx.x);
+}
+__device__ inline int block_threads() {
+  return static_cast<int>(blockDim.x);
+}
+__device__ inline int64_t block_index() {
+  return blockIdx.x;
+}
+__device__ inline int64_t grid_blocks() {
+  return gridDim.x;
+}
+
+// ---- barriers and warps
+
+__device__ inline void sync_threads(Location = {}) {
+  __syncthreads();
+}
+__device__ inline void sync_warp(uint32_t mask = kAllLanes, Location = {}) {
+  __syncwarp(mask);
+}
+template <class T>
+__device__ T shuffle(T value, int lane, uint32_t mask = kAllLanes, Location = {}) {
+  return __shfl_sync(mask, value, lane);
+}
+template <class T>
+__device__ T shuffle_xor(T value, int lane_mask, uint32_t mask = kAllLanes, Location = {}) {
+  return __shfl_xor_sync(mask, value, lane_mask);
+}
+template <class T>
+__device__ T shuffle_up(T value, int distance, uint32_t mask = kAllLanes, Location = {}) {
+  return __shfl_up_sync(mask, value, static_cast<unsigned>(distance));
+}
+__device__ inline uint32_t ballot(bool predicate, uint32_t mask = kAllLanes, Location = {}) {
+  return __ballot_sync(mask, predicate);
+}
+// Joins the values of all lanes by a butterfly. `lanes`: of each group whose values are joined, a power of
+// two.
+template <class T, class Join>
+__device__ T warp_reduce(T value, Join&& join, int lanes = kWarp, Location = {}) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2)
+    value = join(value, __shfl_xor_sync(kAllLanes, value, distance));
+  return value;
+}
+
+// ---- memory
+
+// 16 bytes, which must begin at a multiple of 16.
+struct alignas(16) Bytes16 {
+  uint4 words;
+};
+__device__ inline Bytes16 load_16(const void* p) {
+  return {*static_cast<const uint4*>(p)};
+}
+__device__ inline void store_16(void* p, const Bytes16& value) {
+  *static_cast<uint4*>(p) = value.words;
+}
+
+// Starts an asynchronous copy of kBytes (4, 8 or 16) to the elements of shared memory from `first` on, both
+// aligned to that size.
+template <int kBytes, class T>
+__device__ void copy_async(const Shared<T>& to, int64_t first, const T* from, Location = {}) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to.data() + first));
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(kBytes)
+                 : "memory");
+}
+// Ends a group of copies.
+__device__ inline void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits for all groups of this thread but the kPending latest. Other threads see them after a barrier.
+template <int kPending>
+__device__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- conversions, by the processor's instructions
+
+__device__ inline float to_float(float x) {
+  return x;
+}
+__device__ inline float to_float(bf16 x) {
+  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+__device__ inline float to_float(f16 x) {
+  return __half2float(__ushort_as_half(x.bits));
+}
+template <class T>
+__device__ T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    T result;
+    if constexpr (std::is_same_v<T, bf16>)
+      result.bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
+    else
+      result.bits = __half_as_ushort(__float2half_rn(x));
+    return result;
+  }
+}
+
+// ---- launches
+
+struct Grid {
+  int64_t blocks;
+  int threads;
+  size_t shared_bytes = 0;
+};
+
+// Enqueues kernel(arguments …) for every thread of the grid on the stream of the context. A grid without
+// blocks runs nothing. An error is reported in the context's slot.
+template <class... P>
+void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
+  if (grid.blocks <= 0) return;
+  // More than every launch may have without asking.
+  constexpr size_t kDefaultSharedBytes = size_t{48} << 10;
+  cudaError_t status = cudaSuccess;
+  if (grid.shared_bytes > kDefaultSharedBytes)
+    status = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(grid.shared_bytes));
+  if (status == cudaSuccess) {
+    void* addresses[] = {const_cast<void*>(static_cast<const void*>(&arguments))..., nullptr};
+    status = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(grid.blocks)),
+                              dim3(static_cast<unsigned>(grid.threads)), addresses, grid.shared_bytes,
+                              static_cast<cudaStream_t>(context.stream));
+  }
+  if (status != cudaSuccess && !context.error->file)
+    *context.error = {__FILE__, __func__, 0, 0, cudaGetErrorString(status)};
+}
+
+}  // namespace capstan::kernels::cuda

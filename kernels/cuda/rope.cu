@@ -1,0 +1,290 @@
+// RoPE and QK norm, a warp to a head and a block of threads to consecutive tokens. Bytes moved in fp32 for
+// E = heads * head_dim + groups * head_dim elements of a row: forward 8 rows E; backward 8 rows E, with a
+// norm 12 rows E (the second reading of a head comes from the L1 cache). A lane owns pairs of elements that
+// rotate together, in every head, so that an output may be its input.
+#include "kernels/rope.hpp"
+
+#include "kernels/cuda/device.hpp"
+#include "kernels/cuda/families.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+namespace {
+
+// Partial rows of the gradients of the weights, at most.
+constexpr int64_t kMostPartials = 256;
+// A block's sums of these gradients, for each of its warps.
+constexpr int64_t kMostSharedBytes = int64_t{224} << 10;
+
+// Queries or keys.
+template <class T>
+struct HeadArray {
+  Array<T> x;
+  HeadStrides strides;
+};
+template <class T>
+HeadArray<T> heads_of(const HeadsIn& heads) {
+  return {array_of<T>(heads.data), heads.strides};
+}
+template <class T>
+struct NormWeights {
+  Array<T> gamma, beta;
+  float offset;
+  __device__ float factor(int64_t i) const { return gamma.at(i) + offset; }
+};
+
+// One head of a row: the queries of each group, then its key, as in packed QKV.
+struct HeadPlace {
+  int64_t row, group, head;
+  bool key;
+};
+__device__ HeadPlace head_place(const RopeShape& s, int64_t row, int64_t index) {
+  const int64_t per_group = s.heads_per_group + 1, head = index % per_group;
+  const bool key = head == s.heads_per_group;
+  return {row, index / per_group, key ? 0 : head, key};
+}
+__device__ int64_t heads_of_row(const RopeShape& s) {
+  return s.groups * (s.heads_per_group + 1);
+}
+
+// body(i, j, cosine, sine) for the pairs of elements of this lane; the elements that do not rotate come
+// alone, as pairs with themselves whose sine is 0.
+template <class Body>
+__device__ void for_pairs(const RopeShape& s, const RopeAngles& angles, int64_t row, const Body& body) {
+  const int64_t half = s.rotary_dim / 2;
+  const int64_t at = half > 0 ? int64_t{angles.positions[row]} * half : 0;
+  for (int64_t p = lane_index(); p < half; p += kWarp)
+    body(s.interleaved ? 2 * p : p, s.interleaved ? 2 * p + 1 : half + p, angles.cos[at + p],
+         angles.sin[at + p]);
+  for (int64_t i = 2 * half + lane_index(); i < s.head_dim; i += kWarp) body(i, i, 1.0f, 0.0f);
+}
+
+struct Statistics {
+  float mean, rstd;
+};
+// Of a head, by all lanes.
+template <class T>
+__device__ Statistics statistics_of(const Array<T>& x, int64_t at, const RopeShape& s) {
+  const float inverse = 1.0f / static_cast<float>(s.head_dim);
+  float mean = 0;
+  if (s.norm == QkNorm::layer) {
+    for (int64_t i = lane_index(); i < s.head_dim; i += kWarp) mean += x.at(at + i);
+    mean = warp_sum(mean) * inverse;
+  }
+  float squares = 0;
+  for (int64_t i = lane_index(); i < s.head_dim; i += kWarp) {
+    const float v = x.at(at + i) - mean;
+    squares += v * v;
+  }
+  return {mean, 1.0f / std::sqrt(warp_sum(squares) * inverse + s.eps)};
+}
+
+// ---- forward
+
+template <class T>
+struct RopeForward {
+  RopeShape s;
+  RopeAngles angles;
+  HeadArray<T> q, k, q_out, k_out;
+  NormWeights<T> q_weights, k_weights;
+};
+template <class T>
+__global__ void rope_forward_kernel(RopeForward<T> f) {
+  const RopeShape& s = f.s;
+  for (int64_t head = warp_index(); head < heads_of_row(s); head += block_threads() / kWarp) {
+    const HeadPlace p = head_place(s, block_index(), head);
+    const HeadArray<T>&in = p.key ? f.k : f.q, &out = p.key ? f.k_out : f.q_out;
+    const NormWeights<T>& weights = p.key ? f.k_weights : f.q_weights;
+    const int64_t from = in.strides.at(p.row, p.group, p.head), to = out.strides.at(p.row, p.group, p.head);
+    Statistics statistics{0, 1};
+    if (s.norm != QkNorm::none) statistics = statistics_of(in.x, from, s);
+    const auto value = [&](int64_t i) {
+      const float x = in.x.at(from + i);
+      if (s.norm == QkNorm::none) return x;
+      const float scaled = (x - statistics.mean) * statistics.rstd * weights.factor(i);
+      return weights.beta ? scaled + weights.beta.at(i) : scaled;
+    };
+    for_pairs(s, f.angles, p.row, [&](int64_t i, int64_t j, float cosine, float sine) {
+      const float a = value(i), b = value(j);
+      out.x.put(to + i, a * cosine - b * sine);
+      if (j != i) out.x.put(to + j, b * cosine + a * sine);
+    });
+  }
+}
+
+int threads_for_heads(const RopeShape& s) {
+  return threads_for(s.groups * (s.heads_per_group + 1) * kWarp, 1);
+}
+void forward(Context& c, RopeShape s, HeadsIn q, HeadsIn k, RopeAngles angles, QkNormWeights weights,
+             HeadsOut q_out, HeadsOut k_out) {
+  by_type({q.data, k.data, q_out.data, k_out.data, weights.q_gamma, weights.q_beta, weights.k_gamma,
+           weights.k_beta},
+          [&](auto type) {
+            using T = decltype(type);
+            const RopeForward<T> f{
+                s,
+                angles,
+                heads_of<T>(q),
+                heads_of<T>(k),
+                heads_of<T>(q_out),
+                heads_of<T>(k_out),
+                {array_of<T>(weights.q_gamma), array_of<T>(weights.q_beta), s.gamma_offset},
+                {array_of<T>(weights.k_gamma), array_of<T>(weights.k_beta), s.gamma_offset}};
+            launch(c, {s.rows, threads_for_heads(s)}, rope_forward_kernel<T>, f);
+          });
+}
+
+// ---- backward, with the formula of norm.cu
+
+template <class T>
+struct RopeBackward {
+  RopeShape s;
+  RopeAngles angles;
+  HeadArray<T> dq, dk, q, k, dq_in, dk_in;
+  NormWeights<T> q_weights, k_weights;
+  // Rows to a block of threads.
+  int64_t block;
+  // [blocks, 4, head_dim]: gamma and beta of queries, then of keys. Null: not wanted.
+  float* partials;
+};
+
+template <class T>
+__device__ void backward_of_head(const RopeBackward<T>& b, const HeadPlace& p, const Shared<float>& sums,
+                                 int64_t sums_at) {
+  const RopeShape& s = b.s;
+  const HeadArray<T>&dy = p.key ? b.dk : b.dq, &in = p.key ? b.k : b.q, &dx = p.key ? b.dk_in : b.dq_in;
+  const NormWeights<T>& weights = p.key ? b.k_weights : b.q_weights;
+  const int64_t from = dy.strides.at(p.row, p.group, p.head), to = dx.strides.at(p.row, p.group, p.head),
+                at = in.strides.at(p.row, p.group, p.head);
+  // body(i, gradient before the rotation) for the elements of this lane, by pairs.
+  const auto for_elements = [&](const auto& body) {
+    for_pairs(s, b.angles, p.row, [&](int64_t i, int64_t j, float cosine, float sine) {
+      const float a = dy.x.at(from + i), c = dy.x.at(from + j);
+      body(i, a * cosine + c * sine);
+      if (j != i) body(j, c * cosine - a * sine);
+    });
+  };
+  if (s.norm == QkNorm::none)
+    return for_pairs(s, b.angles, p.row, [&](int64_t i, int64_t j, float cosine, float sine) {
+      const float a = dy.x.at(from + i), c = dy.x.at(from + j);
+      dx.x.put(to + i, a * cosine + c * sine);
+      if (j != i) dx.x.put(to + j, c * cosine - a * sine);
+    });
+
+  const Statistics statistics = statistics_of(in.x, at, s);
+  const auto hat = [&](int64_t i) { return (in.x.at(at + i) - statistics.mean) * statistics.rstd; };
+  float sum_h = 0, sum_hx = 0;
+  for_elements([&](int64_t i, float d) {
+    const float xhat = hat(i), h = d * weights.factor(i);
+    sum_h += h;
+    sum_hx += h * xhat;
+    if (!b.partials) return;
+    sums[sums_at + i] += d * xhat;
+    sums[sums_at + s.head_dim + i] += d;
+  });
+  const float inverse = 1.0f / static_cast<float>(s.head_dim);
+  const float mean_h = s.norm == QkNorm::layer ? warp_sum(sum_h) * inverse : 0.0f;
+  const float mean_hx = warp_sum(sum_hx) * inverse;
+  // Both elements of a pair are read before one of them is written.
+  for_pairs(s, b.angles, p.row, [&](int64_t i, int64_t j, float cosine, float sine) {
+    const float a = dy.x.at(from + i), c = dy.x.at(from + j);
+    const auto gradient = [&](int64_t e, float d) {
+      return statistics.rstd * (d * weights.factor(e) - mean_h - hat(e) * mean_hx);
+    };
+    dx.x.put(to + i, gradient(i, a * cosine + c * sine));
+    if (j != i) dx.x.put(to + j, gradient(j, c * cosine - a * sine));
+  });
+}
+
+template <class T>
+__global__ void rope_backward_kernel(RopeBackward<T> b) {
+  // [warps, 4, head_dim]
+  CAPSTAN_DYNAMIC_SHARED(float, sums);
+  const RopeShape& s = b.s;
+  const int warps = block_threads() / kWarp;
+  const int64_t of_warp = 4 * s.head_dim, mine = warp_index() * of_warp;
+  if (b.partials) {
+    for (int64_t i = lane_index(); i < of_warp; i += kWarp) sums[mine + i] = 0.0f;
+    sync_warp();
+  }
+  const int64_t begin = block_index() * b.block, end = s.rows < begin + b.block ? s.rows : begin + b.block;
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t head = warp_index(); head < heads_of_row(s); head += warps) {
+      const HeadPlace p = head_place(s, row, head);
+      backward_of_head(b, p, sums, mine + (p.key ? 2 * s.head_dim : 0));
+    }
+  if (!b.partials) return;
+  sync_threads();
+  for (int64_t i = thread_index(); i < of_warp; i += block_threads()) {
+    float sum = 0;
+    for (int warp = 0; warp < warps; ++warp) sum += sums[warp * of_warp + i];
+    b.partials[block_index() * of_warp + i] = sum;
+  }
+}
+
+// The gradients += the sums of their partial rows, in order.
+__global__ void add_rope_partials_kernel(const float* partials, int64_t blocks, int64_t head_dim,
+                                         QkNormGradients gradients) {
+  const int64_t i = global_thread();
+  if (i >= 4 * head_dim) return;
+  float sum = 0;
+  for (int64_t block = 0; block < blocks; ++block) sum += partials[block * 4 * head_dim + i];
+  const int64_t which = i / head_dim;
+  float* const to = which == 0   ? gradients.q_gamma
+                    : which == 1 ? gradients.q_beta
+                    : which == 2 ? gradients.k_gamma
+                                 : gradients.k_beta;
+  if (to) to[i % head_dim] += sum;
+}
+
+int64_t backward_block(const RopeShape& s) {
+  return std::max<int64_t>(1, ceil_div(s.rows, kMostPartials));
+}
+WorkspaceSize backward_workspace(RopeShape s, bool weight_gradients) {
+  if (!weight_gradients || s.norm == QkNorm::none || s.rows <= 0) return {};
+  const int64_t blocks = ceil_div(s.rows, backward_block(s));
+  return {static_cast<size_t>(blocks * 4 * s.head_dim) * sizeof(float), 0};
+}
+void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsIn k, RopeAngles angles,
+              QkNormWeights weights, HeadsOut dq_in, HeadsOut dk_in, QkNormGradients gradients) {
+  if (s.rows <= 0) return;
+  const WorkspaceSize need = backward_workspace(s, gradients.any());
+  const bool partial = need.shared > 0;
+  auto* partials = partial ? workspace_of<float>(c, need) : nullptr;
+  if (partial && !partials) return;
+  const int threads = threads_for_heads(s);
+  const int64_t shared = partial ? threads / kWarp * 4 * s.head_dim * static_cast<int64_t>(sizeof(float)) : 0;
+  if (shared > kMostSharedBytes)
+    return refuse(c, "the gradients of QK norm weights of such large heads do not fit into shared memory");
+  const int64_t block = partial ? backward_block(s) : 1, blocks = ceil_div(s.rows, block);
+  by_type({dq.data, dk.data, q.data, k.data, dq_in.data, dk_in.data, weights.q_gamma, weights.k_gamma},
+          [&](auto type) {
+            using T = decltype(type);
+            const RopeBackward<T> b{s,
+                                    angles,
+                                    heads_of<T>(dq),
+                                    heads_of<T>(dk),
+                                    heads_of<T>(q),
+                                    heads_of<T>(k),
+                                    heads_of<T>(dq_in),
+                                    heads_of<T>(dk_in),
+                                    {array_of<T>(weights.q_gamma), Array<T>{}, s.gamma_offset},
+                                    {array_of<T>(weights.k_gamma), Array<T>{}, s.gamma_offset},
+                                    block,
+                                    partials};
+            launch(c, {blocks, threads, static_cast<size_t>(shared)}, rope_backward_kernel<T>, b);
+          });
+  if (partial)
+    launch(c, {ceil_div(4 * s.head_dim, int64_t{128}), 128}, add_rope_partials_kernel,
+           static_cast<const float*>(partials), blocks, s.head_dim, gradients);
+}
+
+}  // namespace
+
+const Rope& rope_family() {
+  static const Rope family{
+      .forward = forward, .backward = backward, .backward_workspace = backward_workspace};
+  return family;
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

@@ -1,0 +1,461 @@
+#include "kernels/simulated/block.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace capstan::kernels::simulated {
+
+constinit thread_local Block* running_block = nullptr;
+
+namespace {
+
+// SplitMix64: quick, and enough for orders.
+uint64_t next_random(uint64_t& state) {
+  uint64_t z = state += 0x9E3779B97F4A7C15;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+template <class T>
+void shuffle(T* values, int64_t count, uint64_t seed) {
+  for (int64_t i = count - 1; i > 0; --i)
+    std::swap(values[i], values[next_random(seed) % static_cast<uint64_t>(i + 1)]);
+}
+std::string hexadecimal(uint32_t mask) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text = "0x";
+  for (int shift = 28; shift >= 0; shift -= 4) text += kDigits[mask >> shift & 15];
+  return text;
+}
+int lowest_lane(uint32_t mask) {
+  return __builtin_ctz(mask);
+}
+}  // namespace
+
+std::string Location::text() const {
+  return std::string(file) + ":" + std::to_string(line);
+}
+
+// ---- running
+
+Block::Block() = default;
+Block::~Block() = default;
+
+void Block::prepare(const Order& order) {
+  if (ordered_threads_ != threads_ || order.kind != ordered_kind_ || order.kind == Order::Kind::random) {
+    for (int i = 0; i < threads_; ++i)
+      order_[static_cast<size_t>(i)] =
+          static_cast<int16_t>(order.kind == Order::Kind::reverse ? threads_ - 1 - i : i);
+    if (order.kind == Order::Kind::random)
+      shuffle(order_.data(), threads_, order.seed * 0x2545F4914F6CDD1D + static_cast<uint64_t>(index_));
+    ordered_threads_ = threads_;
+    ordered_kind_ = order.kind;
+  }
+  queue_begin_ = queue_end_ = 0;
+  for (int i = 0; i < threads_; ++i) push(order_[static_cast<size_t>(i)]);
+  std::fill_n(states_.begin(), threads_, State::fresh);
+  std::fill_n(committed_.begin(), threads_, 0);
+  returned_ = at_barrier_ = 0;
+  epoch_ = 0;
+  const auto warps = static_cast<size_t>(threads_ / kWarp);
+  if (warps_.size() < warps) warps_.resize(warps);
+  for (size_t i = 0; i < warps; ++i) {
+    warps_[i].pending.clear();
+    warps_[i].returned = warps_[i].epoch = 0;
+  }
+  copies_.clear();
+  error_ = nullptr;
+  memory_.begin_block();
+}
+
+void Block::run(int64_t index, int64_t blocks, int threads, size_t dynamic_bytes, const Order& order,
+                FunctionRef<void()> kernel) {
+  index_ = index;
+  blocks_ = blocks;
+  threads_ = threads;
+  dynamic_bytes_ = dynamic_bytes;
+  kernel_ = &kernel;
+  prepare(order);
+  Block* const outer = std::exchange(running_block, this);
+  thread_ = pop();
+  running_fiber_ = &take_fiber();
+  main_.switch_to(*running_fiber_);
+  running_block = outer;
+  if (error_) {
+    // What the other threads were doing is abandoned.
+    free_fibers_.clear();
+    for (const auto& fiber : fibers_) {
+      fiber->restart();
+      free_fibers_.push_back(fiber.get());
+    }
+    std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+  free_fibers_.push_back(running_fiber_);
+  memory_.end_block();
+}
+
+Fiber& Block::take_fiber() {
+  if (free_fibers_.empty()) {
+    fibers_.push_back(std::make_unique<Fiber>(run_threads, this));
+    return *fibers_.back();
+  }
+  Fiber& fiber = *free_fibers_.back();
+  free_fibers_.pop_back();
+  return fiber;
+}
+
+// The life of a fiber: runs thread after thread, and lends its place to those that have waited.
+void Block::run_threads(void* argument) {
+  Block& block = *static_cast<Block*>(argument);
+  for (;;) {
+    block.run_thread();
+    int next = block.error_ ? -1 : block.pop();
+    if (next < 0 && !block.error_ && block.returned_ < block.threads_) {
+      try {
+        block.report_stuck();
+      } catch (...) {
+        block.error_ = std::current_exception();
+      }
+    }
+    Fiber& self = *block.running_fiber_;
+    if (next < 0) {
+      self.switch_to(block.main_);
+    } else if (block.states_[static_cast<size_t>(next)] == State::fresh) {
+      block.thread_ = next;
+    } else {
+      block.free_fibers_.push_back(&self);
+      block.thread_ = next;
+      block.running_fiber_ = block.fiber_of_[static_cast<size_t>(next)];
+      self.switch_to(*block.running_fiber_);
+    }
+  }
+}
+
+void Block::run_thread() {
+  states_[static_cast<size_t>(thread_)] = State::running;
+  // Errors stay on this stack: the one that waits for them is another.
+  try {
+    (*kernel_)();
+    finish_thread();
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+}
+
+void Block::finish_thread() {
+  for (const Copy& copy : copies_)
+    if (copy.thread == thread_)
+      report(copy.at, name_of(thread_) + " returns without waiting for this asynchronous copy");
+  states_[static_cast<size_t>(thread_)] = State::returned;
+  ++returned_;
+  if (at_barrier_ > 0) check_return();
+  Warp& warp = warps_[static_cast<size_t>(thread_ / kWarp)];
+  const int lane = thread_ % kWarp;
+  warp.returned |= uint32_t{1} << lane;
+  for (const WarpOperation& operation : warp.pending)
+    if ((operation.mask >> lane & 1) != 0)
+      report(operation.at, "this warp operation waits for " + name_of(thread_) +
+                               ", which its mask names and which has returned");
+}
+
+void Block::check_return() const {
+  for (int other = 0; other < threads_; ++other)
+    if (states_[static_cast<size_t>(other)] == State::at_barrier) {
+      int gone = 0;
+      while (states_[static_cast<size_t>(gone)] != State::returned) ++gone;
+      report(waits_at_[static_cast<size_t>(other)], "barrier divergence: " + name_of(other) +
+                                                        " waits at this barrier, and thread " +
+                                                        std::to_string(gone) + " has returned");
+    }
+}
+
+void Block::suspend(State state, Location at) {
+  const auto self = static_cast<size_t>(thread_);
+  states_[self] = state;
+  waits_at_[self] = at;
+  const int next = pop();
+  if (next < 0) report_stuck();
+  if (next == thread_) {
+    states_[self] = State::running;
+    return;
+  }
+  Fiber& fiber = *running_fiber_;
+  fiber_of_[self] = &fiber;
+  switch_to(next);
+  states_[self] = State::running;
+}
+
+void Block::switch_to(int next) {
+  Fiber& from = *running_fiber_;
+  const auto to = static_cast<size_t>(next);
+  running_fiber_ = states_[to] == State::fresh ? &take_fiber() : fiber_of_[to];
+  thread_ = next;
+  from.switch_to(*running_fiber_);
+}
+
+void Block::report_stuck() const {
+  for (int i = 0; i < threads_; ++i) {
+    const auto at = static_cast<size_t>(i);
+    if (states_[at] != State::in_warp) continue;
+    const Warp& warp = warps_[static_cast<size_t>(i / kWarp)];
+    for (const WarpOperation& operation : warp.pending) {
+      const uint32_t missing = operation.mask & ~operation.arrived;
+      if ((operation.arrived >> i % kWarp & 1) == 0 || missing == 0) continue;
+      const int other = i / kWarp * kWarp + lowest_lane(missing);
+      report(operation.at, "this warp operation with the mask " + hexadecimal(operation.mask) +
+                               " waits for " + name_of(other) + ", which waits at " +
+                               waits_at_[static_cast<size_t>(other)].text());
+    }
+  }
+  report(barrier_, "this barrier is not reached by all threads of block " + std::to_string(index_));
+}
+
+// ---- barriers and warps
+
+void Block::synchronize(Location at) {
+  if (at_barrier_ > 0 && !(barrier_ == at)) {
+    int other = 0;
+    while (states_[static_cast<size_t>(other)] != State::at_barrier) ++other;
+    report(at, "barrier divergence: " + name_of(thread_) + " reaches this barrier, and thread " +
+                   std::to_string(other) + " waits at another one, " + barrier_.text());
+  }
+  barrier_ = at;
+  ++at_barrier_;
+  if (returned_ > 0) {
+    states_[static_cast<size_t>(thread_)] = State::at_barrier;
+    waits_at_[static_cast<size_t>(thread_)] = at;
+    check_return();
+  }
+  // The last thread waits as well, so that all continue in the order of the block.
+  if (at_barrier_ == threads_) {
+    at_barrier_ = 0;
+    ++epoch_;
+    for (int i = 0; i < threads_; ++i) push(order_[static_cast<size_t>(i)]);
+    suspend(State::ready, at);
+    return;
+  }
+  suspend(State::at_barrier, at);
+}
+
+bool Block::arrive(Location at, uint32_t mask) {
+  const int first = thread_ / kWarp * kWarp, lane = thread_ - first;
+  Warp& warp = warps_[static_cast<size_t>(thread_ / kWarp)];
+  const uint32_t self = uint32_t{1} << lane;
+  if ((mask & self) == 0)
+    report(at, "the mask " + hexadecimal(mask) + " of this warp operation does not name lane " +
+                   std::to_string(lane) + ", which executes it (" + name_of(thread_) + ")");
+  if (const uint32_t gone = mask & warp.returned; gone != 0)
+    report(at, "the mask " + hexadecimal(mask) + " of this warp operation names " +
+                   name_of(first + lowest_lane(gone)) + ", which has returned");
+  for (size_t i = 0; i < warp.pending.size(); ++i) {
+    WarpOperation& operation = warp.pending[i];
+    if ((operation.mask & mask) == 0) continue;
+    if (operation.mask != mask || !(operation.at == at))
+      report(at, name_of(thread_) + " executes this warp operation with the mask " + hexadecimal(mask) +
+                     ", and " + name_of(first + lowest_lane(operation.arrived)) +
+                     " another one with the mask " + hexadecimal(operation.mask) + " at " +
+                     operation.at.text());
+    operation.arrived |= self;
+    if (operation.arrived != mask) {
+      suspend(State::in_warp, at);
+      return false;
+    }
+    warp.pending.erase(warp.pending.begin() + static_cast<std::ptrdiff_t>(i));
+    release_warp(thread_ / kWarp, mask & ~self);
+    return true;
+  }
+  if (mask == self) return true;
+  warp.pending.push_back({at, mask, self});
+  suspend(State::in_warp, at);
+  return false;
+}
+
+void Block::release_warp(int warp, uint32_t lanes) {
+  const bool reverse = ordered_kind_ == Order::Kind::reverse;
+  // Odd factors permute the lanes of a random order.
+  const int factor = ordered_kind_ == Order::Kind::random ? order_[0] | 1 : 1;
+  for (int i = 0; i < kWarp; ++i) {
+    const int lane = (reverse ? kWarp - 1 - i : i * factor) & (kWarp - 1);
+    if ((lanes >> lane & 1) == 0) continue;
+    const int thread = warp * kWarp + lane;
+    states_[static_cast<size_t>(thread)] = State::ready;
+    push(thread);
+  }
+}
+
+void Block::synchronize_warp(Location at, uint32_t mask) {
+  if (arrive(at, mask) && mask == kAllLanes) ++warps_[static_cast<size_t>(thread_ / kWarp)].epoch;
+}
+
+// ---- shared memory
+
+SharedArray& Block::shared(const SharedSite& site, int64_t count, size_t element_bytes, bool dynamic) {
+  SharedArray& array = memory_.array(site, count, element_bytes, dynamic);
+  if (array.count != count)
+    report(site.at, "threads of one block declare " + std::string(site.name) + " with " +
+                        std::to_string(array.count) + " and with " + std::to_string(count) + " elements");
+  return array;
+}
+
+SharedArray& Block::dynamic_shared(const SharedSite& site, size_t element_bytes) {
+  return shared(site, static_cast<int64_t>(dynamic_bytes_ / element_bytes), element_bytes, true);
+}
+
+SharedElement& Block::accessed(SharedArray& array, int64_t i, Location at, const char* accesses) const {
+  const auto text = [&] {
+    return name_of(thread_) + " " + accesses + " " + array.site->name + "[" + std::to_string(i) + "]";
+  };
+  if (i < 0 || i >= array.count) [[unlikely]]
+    report(at, text() + ", which has " + std::to_string(array.count) + " elements");
+  SharedElement& element = array.elements[static_cast<size_t>(i)];
+  if (element.copying) [[unlikely]]
+    report(at,
+           text() + " before the asynchronous copy at " + element.write.at.text() + " has been waited for");
+  return element;
+}
+
+void Block::read(SharedArray& array, int64_t i, Location at) {
+  SharedElement& element = accessed(array, i, at, "reads");
+  const SharedAccess& write = element.write;
+  if (write.thread >= 0 && write.thread != thread_ && !ordered(write.thread, write.epoch, write.warp_epoch))
+    report_race(array, i, at, false, write, true);
+  SharedAccess& read = element.read;
+  const uint32_t warp_epoch = warps_[static_cast<size_t>(thread_ / kWarp)].epoch;
+  const auto lanes = static_cast<int16_t>(SharedAccess::kLanes + thread_ / kWarp);
+  if (read.thread == SharedAccess::kNone || read.epoch != epoch_)
+    read.thread = static_cast<int16_t>(thread_);
+  else if (read.thread != thread_ && read.thread != lanes)
+    read.thread =
+        read.thread >= 0 && read.thread < SharedAccess::kLanes && read.thread / kWarp == thread_ / kWarp
+            ? lanes
+            : SharedAccess::kSeveral;
+  read.epoch = epoch_;
+  read.warp_epoch = warp_epoch;
+  read.at = at;
+}
+
+void Block::write(SharedArray& array, int64_t i, Location at) {
+  SharedElement& element = accessed(array, i, at, "writes");
+  SharedAccess& write = element.write;
+  const SharedAccess& read = element.read;
+  if (write.thread >= 0 && write.thread != thread_ && !ordered(write.thread, write.epoch, write.warp_epoch))
+    report_race(array, i, at, true, write, true);
+  if (read.thread != SharedAccess::kNone && read.thread != thread_ && read.epoch == epoch_) {
+    const int reader =
+        read.thread >= SharedAccess::kLanes ? (read.thread - SharedAccess::kLanes) * kWarp : read.thread;
+    if (reader < 0 || !ordered(reader, read.epoch, read.warp_epoch))
+      report_race(array, i, at, true, read, false);
+  }
+  write.thread = static_cast<int16_t>(thread_);
+  write.epoch = epoch_;
+  write.warp_epoch = warps_[static_cast<size_t>(thread_ / kWarp)].epoch;
+  write.at = at;
+}
+
+void Block::start_copy(SharedArray& array, int64_t first, const void* from, size_t bytes, Location at) {
+  const auto count = static_cast<int64_t>(bytes / array.element_bytes);
+  if (reinterpret_cast<uintptr_t>(from) % bytes != 0 ||
+      static_cast<size_t>(first) * array.element_bytes % bytes != 0)
+    report(at, "an asynchronous copy of " + std::to_string(bytes) + " bytes is not aligned to its size");
+  for (int64_t i = first; i < first + count; ++i) {
+    write(array, i, at);
+    array.elements[static_cast<size_t>(i)].copying = true;
+  }
+  std::memset(array.data + static_cast<size_t>(first) * array.element_bytes, 0xFF, bytes);
+  copies_.push_back({&array, first, from, bytes, at, thread_, committed_[static_cast<size_t>(thread_)]});
+}
+
+void Block::wait_for_copies(int pending) {
+  const int done = committed_[static_cast<size_t>(thread_)] - pending;
+  const auto ends = [&](const Copy& copy) { return copy.thread == thread_ && copy.group < done; };
+  for (const Copy& copy : copies_) {
+    if (!ends(copy)) continue;
+    std::memcpy(copy.array->data + static_cast<size_t>(copy.first) * copy.array->element_bytes, copy.from,
+                copy.bytes);
+    const auto count = static_cast<int64_t>(copy.bytes / copy.array->element_bytes);
+    for (int64_t i = copy.first; i < copy.first + count; ++i) {
+      copy.array->elements[static_cast<size_t>(i)].copying = false;
+      write(*copy.array, i, copy.at);
+    }
+  }
+  std::erase_if(copies_, ends);
+}
+
+void read_shared(SharedArray& array, Index i) {
+  running_block->read(array, i.value, i.at);
+}
+void write_shared(SharedArray& array, Index i) {
+  running_block->write(array, i.value, i.at);
+}
+
+// ---- reports
+
+std::string Block::name_of(int thread) const {
+  return "thread " + std::to_string(thread) + " of block " + std::to_string(index_);
+}
+
+void Block::report(Location at, const std::string& what) const {
+  fail(ErrorCode::internal, at.text() + ": " + what);
+}
+
+void Block::report_race(const SharedArray& array, int64_t i, Location at, bool writes,
+                        const SharedAccess& other, bool other_writes) const {
+  const std::string who = other.thread >= 0 && other.thread < SharedAccess::kLanes
+                              ? "thread " + std::to_string(other.thread)
+                              : std::string("other threads");
+  report(at, "no barrier between two accesses of " + std::string(array.site->name) + "[" + std::to_string(i) +
+                 "]: " + name_of(thread_) + (writes ? " writes it here, " : " reads it here, ") + who +
+                 (other_writes ? " wrote it at " : " read it at ") + other.at.text());
+}
+
+// ---- blocks of a launch
+
+namespace {
+std::mutex order_mutex;
+Order current_order;
+}  // namespace
+
+void set_order(Order wanted) {
+  const std::lock_guard lock(order_mutex);
+  current_order = wanted;
+}
+Order order() {
+  const std::lock_guard lock(order_mutex);
+  return current_order;
+}
+
+void run_blocks(ThreadPool* pool, const LaunchShape& shape, FunctionRef<void()> kernel) {
+  CAPSTAN_ASSERT(shape.threads > 0 && shape.threads <= kMostThreads && shape.threads % kWarp == 0,
+                 "a block of " + std::to_string(shape.threads) + " threads");
+  CAPSTAN_ASSERT(shape.blocks >= 0 && shape.blocks < int64_t{1} << 31,
+                 "a launch of " + std::to_string(shape.blocks) + " blocks");
+  const Order order_now = order();
+  std::vector<int32_t> shuffled;
+  if (order_now.kind == Order::Kind::random) {
+    shuffled.resize(static_cast<size_t>(shape.blocks));
+    std::iota(shuffled.begin(), shuffled.end(), 0);
+    shuffle(shuffled.data(), shape.blocks, order_now.seed);
+  }
+  const auto block_at = [&](int64_t i) -> int64_t {
+    if (order_now.kind == Order::Kind::forward) return i;
+    return order_now.kind == Order::Kind::reverse ? shape.blocks - 1 - i : shuffled[static_cast<size_t>(i)];
+  };
+  const auto run = [&](int64_t begin, int64_t end) {
+    thread_local Block block;
+    for (int64_t i = begin; i < end; ++i)
+      block.run(block_at(i), shape.blocks, shape.threads, shape.shared_bytes, order_now, kernel);
+  };
+  // Threads to a tile of the pool: below, waking a thread of the host costs more than it saves.
+  constexpr int64_t kTileThreads = 8192;
+  const int64_t tile = std::max<int64_t>(1, kTileThreads / shape.threads),
+                tiles = (shape.blocks + tile - 1) / tile;
+  if (!pool || tiles <= 1) return run(0, shape.blocks);
+  pool->parallel_for(tiles, [&](int64_t i, int) { run(i * tile, std::min(shape.blocks, (i + 1) * tile)); });
+}
+
+}  // namespace capstan::kernels::simulated

@@ -1,0 +1,68 @@
+// Finds missing waits on a device: accesses to the same memory by two queues, of which one writes, that no
+// event orders. It follows the calls of the host, so that it does not depend on when work runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tensor/device.hpp"
+
+namespace capstan {
+
+// Whether the two have a byte in common.
+bool overlap(const ByteRows& a, const ByteRows& b);
+// Whether `inner` is part of `outer`; false also where that is not found by comparing their first rows.
+bool covers(const ByteRows& outer, const ByteRows& inner);
+
+class AccessOrder {
+ public:
+  // By queue, the number of its accesses that come before a point.
+  using Clock = std::vector<uint64_t>;
+
+  // The clock of an event that is recorded on `queue` now.
+  Clock record(Queue queue);
+  // Later work of `queue` runs after the event.
+  void wait(Queue queue, const Clock& event);
+  // The host has waited for the event: all work that it queues from now on runs after it.
+  void wait_on_host(const Clock& event);
+  // The host has waited for all queues.
+  void wait_for_all();
+
+  // Work queued next on `queue` reads or writes memory of a block, as does adding and removing the block, on
+  // the compute queue. by: describes the work. Returns the first missing wait, as a sentence that describes
+  // both accesses.
+  std::optional<std::string> access(Queue queue, const ByteRows& memory, bool writes, const std::string& by);
+  void add_block(std::byte* data, int64_t bytes);
+  std::optional<std::string> remove_block(std::byte* data);
+
+ private:
+  struct Access {
+    size_t queue;
+    // Its number on its queue.
+    uint64_t number;
+    bool writes;
+    ByteRows memory;
+    std::string by;
+  };
+  struct Block {
+    int64_t bytes;
+    // Those that later work may need to wait for.
+    std::vector<Access> accesses;
+  };
+  static void join(Clock& clock, const Clock& other);
+  static uint64_t at(const Clock& clock, size_t queue) { return queue < clock.size() ? clock[queue] : 0; }
+  // What work that is queued next on `queue` comes after.
+  Clock& clock_of(Queue queue);
+  std::optional<std::string> add(Block& block, Access access);
+
+  std::vector<Clock> clocks_;
+  Clock host_;
+  // By address.
+  std::map<std::byte*, Block> blocks_;
+};
+
+}  // namespace capstan

@@ -1,0 +1,376 @@
+#include "tensor/cuda/runtime.hpp"
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <new>
+
+namespace capstan::cuda {
+
+struct OpenDevice {
+  int index = 0;
+  int lowest_priority = 0, highest_priority = 0;
+};
+
+namespace {
+
+thread_local char status_text[512];
+
+Status status_of(StatusCode code, const char* call, const char* text, int number) {
+  std::snprintf(status_text, sizeof status_text, "%s: %s (%d)", call, text, number);
+  return {code, status_text};
+}
+
+// ---- the runtime
+
+Status status_of(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return {};
+  // Else it would be the next answer of last_error too.
+  (void)cudaGetLastError();
+  const StatusCode code = error == cudaErrorMemoryAllocation ? StatusCode::out_of_memory : StatusCode::failed;
+  return status_of(code, call, cudaGetErrorString(error), static_cast<int>(error));
+}
+
+// Calls a function of the runtime, and returns from the function that calls it if that fails.
+#define CAPSTAN_CUDA(function, ...)                                              \
+  do {                                                                           \
+    if (const cudaError_t result = function(__VA_ARGS__); result != cudaSuccess) \
+      return status_of(result, #function);                                       \
+  } while (false)
+
+// Makes the device current for this thread.
+Status use(const OpenDevice* device) {
+  thread_local int current = -1;
+  if (current == device->index) return {};
+  CAPSTAN_CUDA(cudaSetDevice, device->index);
+  current = device->index;
+  return {};
+}
+#define CAPSTAN_USE(device)                                             \
+  do {                                                                  \
+    if (const Status status = use(device); !status.ok()) return status; \
+  } while (false)
+
+// ---- the driver, whose library exists only where a driver is installed
+
+struct Driver {
+  PFN_cuGetErrorString_v6000 get_error_string = nullptr;
+  PFN_cuMemAddressReserve_v10020 address_reserve = nullptr;
+  PFN_cuMemAddressFree_v10020 address_free = nullptr;
+  PFN_cuMemCreate_v10020 create = nullptr;
+  PFN_cuMemRelease_v10020 release = nullptr;
+  PFN_cuMemMap_v10020 map = nullptr;
+  PFN_cuMemUnmap_v10020 unmap = nullptr;
+  PFN_cuMemSetAccess_v10020 set_access = nullptr;
+  PFN_cuMemGetAllocationGranularity_v10020 get_granularity = nullptr;
+};
+
+// Set by open_device.
+Driver driver;
+
+template <class Function>
+Status find(const char* name, unsigned version, Function& function) {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  CAPSTAN_CUDA(cudaGetDriverEntryPointByVersion, name, &address, version, cudaEnableDefault, &found);
+#else
+  (void)version;
+  CAPSTAN_CUDA(cudaGetDriverEntryPoint, name, &address, cudaEnableDefault, &found);
+#endif
+  if (found != cudaDriverEntryPointSuccess || !address)
+    return status_of(StatusCode::unavailable, name, "the driver does not have this function",
+                     static_cast<int>(found));
+  function = reinterpret_cast<Function>(address);
+  return {};
+}
+
+Status find_driver_functions() {
+  if (driver.get_granularity) return {};
+  constexpr unsigned kFirst = 6000, kMapping = 10020;
+  Status status = find("cuGetErrorString", kFirst, driver.get_error_string);
+  if (status.ok()) status = find("cuMemAddressReserve", kMapping, driver.address_reserve);
+  if (status.ok()) status = find("cuMemAddressFree", kMapping, driver.address_free);
+  if (status.ok()) status = find("cuMemCreate", kMapping, driver.create);
+  if (status.ok()) status = find("cuMemRelease", kMapping, driver.release);
+  if (status.ok()) status = find("cuMemMap", kMapping, driver.map);
+  if (status.ok()) status = find("cuMemUnmap", kMapping, driver.unmap);
+  if (status.ok()) status = find("cuMemSetAccess", kMapping, driver.set_access);
+  if (status.ok()) status = find("cuMemGetAllocationGranularity", kMapping, driver.get_granularity);
+  return status;
+}
+
+Status driver_status(CUresult error, const char* call) {
+  if (error == CUDA_SUCCESS) return {};
+  const char* text = nullptr;
+  if (driver.get_error_string(error, &text) != CUDA_SUCCESS || !text) text = "unknown error";
+  const StatusCode code = error == CUDA_ERROR_OUT_OF_MEMORY ? StatusCode::out_of_memory : StatusCode::failed;
+  return status_of(code, call, text, static_cast<int>(error));
+}
+
+CUmemAllocationProp physical_memory(const OpenDevice* device) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device->index;
+  return properties;
+}
+
+CUdeviceptr driver_address(void* address) {
+  return reinterpret_cast<CUdeviceptr>(address);
+}
+
+// ---- devices
+
+Status count_devices(int32_t* count) {
+  *count = 0;
+  int driver_version = 0, found = 0;
+  // 0 where no driver is installed.
+  (void)cudaDriverGetVersion(&driver_version);
+  const cudaError_t error = cudaGetDeviceCount(&found);
+  if (error == cudaSuccess && found > 0) {
+    *count = found;
+    return {};
+  }
+  (void)cudaGetLastError();
+  char text[256];
+  const auto version = [](int number, char* to, size_t size) {
+    std::snprintf(to, size, "%d.%d", number / 1000, number % 1000 / 10);
+    return to;
+  };
+  char needed[16], given[16];
+  if (driver_version == 0)
+    std::snprintf(text, sizeof text, "no NVIDIA driver is installed");
+  else if (error == cudaErrorInsufficientDriver)
+    std::snprintf(text, sizeof text, "the NVIDIA driver supports CUDA %s, and the backend needs CUDA %s",
+                  version(driver_version, given, sizeof given),
+                  version(CUDART_VERSION, needed, sizeof needed));
+  else if (error == cudaSuccess || error == cudaErrorNoDevice)
+    std::snprintf(text, sizeof text, "the NVIDIA driver shows no GPU to this process");
+  else
+    std::snprintf(text, sizeof text, "the NVIDIA driver cannot be started");
+  std::snprintf(status_text, sizeof status_text, "%s (cudaGetDeviceCount: %s)", text,
+                cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error));
+  return {StatusCode::unavailable, status_text};
+}
+
+Status describe_device(int32_t index, DeviceFacts* facts) {
+  cudaDeviceProp properties{};
+  CAPSTAN_CUDA(cudaGetDeviceProperties, &properties, index);
+  *facts = {};
+  std::snprintf(facts->name, sizeof facts->name, "%s", properties.name);
+  CAPSTAN_CUDA(cudaDeviceGetPCIBusId, facts->pci_address, sizeof facts->pci_address, index);
+  facts->major = properties.major, facts->minor = properties.minor;
+  facts->multiprocessors = properties.multiProcessorCount;
+  facts->memory = static_cast<int64_t>(properties.totalGlobalMem);
+  return {};
+}
+
+Status open_device(int32_t index, OpenDevice** device) {
+  OpenDevice opened{.index = index};
+  CAPSTAN_USE(&opened);
+  // Makes the device's context, in which the driver's functions work.
+  CAPSTAN_CUDA(cudaFree, nullptr);
+  if (const Status status = find_driver_functions(); !status.ok()) return status;
+  CAPSTAN_CUDA(cudaDeviceGetStreamPriorityRange, &opened.lowest_priority, &opened.highest_priority);
+  const CUmemAllocationProp properties = physical_memory(&opened);
+  size_t granularity = 0;
+  if (const Status status =
+          driver_status(driver.get_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+                        "cuMemGetAllocationGranularity");
+      !status.ok())
+    return status;
+  if (granularity == 0 || kMappingUnit % static_cast<int64_t>(granularity) != 0)
+    return status_of(StatusCode::failed, "cuMemGetAllocationGranularity",
+                     "the device maps memory in units that do not divide 2 MiB",
+                     static_cast<int>(granularity));
+  *device = new (std::nothrow) OpenDevice(opened);
+  return *device ? Status{} : Status{StatusCode::out_of_memory, "no memory of the host"};
+}
+
+Status close_device(OpenDevice* device) {
+  delete device;
+  return {};
+}
+
+Status last_error(OpenDevice* device) {
+  CAPSTAN_USE(device);
+  return status_of(cudaGetLastError(), "cudaGetLastError");
+}
+
+// ---- streams
+
+cudaStream_t stream_of(void* stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+
+Status create_stream(OpenDevice* device, bool prompt, void** stream) {
+  CAPSTAN_USE(device);
+  cudaStream_t created = nullptr;
+  CAPSTAN_CUDA(cudaStreamCreateWithPriority, &created, cudaStreamNonBlocking,
+               prompt ? device->highest_priority : device->lowest_priority);
+  *stream = created;
+  return {};
+}
+Status destroy_stream(OpenDevice* device, void* stream) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaStreamDestroy, stream_of(stream));
+  return {};
+}
+Status wait_stream(OpenDevice* device, void* stream) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaStreamSynchronize, stream_of(stream));
+  return {};
+}
+Status call_host(OpenDevice* device, void* stream, void (*function)(void*), void* argument) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaLaunchHostFunc, stream_of(stream), function, argument);
+  return {};
+}
+
+// ---- events
+
+cudaEvent_t event_of(void* event) {
+  return static_cast<cudaEvent_t>(event);
+}
+
+Status create_event(OpenDevice* device, bool timed, void** event) {
+  CAPSTAN_USE(device);
+  cudaEvent_t created = nullptr;
+  CAPSTAN_CUDA(cudaEventCreateWithFlags, &created, timed ? cudaEventDefault : cudaEventDisableTiming);
+  *event = created;
+  return {};
+}
+Status destroy_event(OpenDevice* device, void* event) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaEventDestroy, event_of(event));
+  return {};
+}
+Status record_event(OpenDevice* device, void* event, void* stream) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaEventRecord, event_of(event), stream_of(stream));
+  return {};
+}
+Status query_event(OpenDevice* device, void* event) {
+  CAPSTAN_USE(device);
+  const cudaError_t error = cudaEventQuery(event_of(event));
+  if (error == cudaErrorNotReady) return {StatusCode::not_ready, nullptr};
+  return status_of(error, "cudaEventQuery");
+}
+Status wait_event(OpenDevice* device, void* event) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaEventSynchronize, event_of(event));
+  return {};
+}
+Status stream_wait_event(OpenDevice* device, void* stream, void* event) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaStreamWaitEvent, stream_of(stream), event_of(event), 0);
+  return {};
+}
+Status elapsed(OpenDevice* device, void* from, void* to, double* seconds) {
+  CAPSTAN_USE(device);
+  float milliseconds = 0;
+  CAPSTAN_CUDA(cudaEventElapsedTime, &milliseconds, event_of(from), event_of(to));
+  *seconds = 1e-3 * static_cast<double>(milliseconds);
+  return {};
+}
+
+// ---- memory
+
+Status reserve_range(OpenDevice* device, int64_t bytes, void** address) {
+  CAPSTAN_USE(device);
+  CUdeviceptr reserved = 0;
+  const Status status = driver_status(driver.address_reserve(&reserved, static_cast<size_t>(bytes), 0, 0, 0),
+                                      "cuMemAddressReserve");
+  *address = reinterpret_cast<void*>(reserved);
+  return status;
+}
+Status release_range(OpenDevice* device, void* address, int64_t bytes) {
+  CAPSTAN_USE(device);
+  return driver_status(driver.address_free(driver_address(address), static_cast<size_t>(bytes)),
+                       "cuMemAddressFree");
+}
+
+Status map_memory(OpenDevice* device, void* address, int64_t bytes) {
+  CAPSTAN_USE(device);
+  const auto size = static_cast<size_t>(bytes);
+  const CUmemAllocationProp properties = physical_memory(device);
+  CUmemGenericAllocationHandle memory = 0;
+  Status status = driver_status(driver.create(&memory, size, &properties, 0), "cuMemCreate");
+  if (!status.ok()) return status;
+  status = driver_status(driver.map(driver_address(address), size, 0, memory, 0), "cuMemMap");
+  // The mapping keeps the memory until it is unmapped.
+  (void)driver.release(memory);
+  if (!status.ok()) return status;
+  CUmemAccessDesc access{};
+  access.location = properties.location;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  status = driver_status(driver.set_access(driver_address(address), size, &access, 1), "cuMemSetAccess");
+  if (!status.ok()) (void)driver.unmap(driver_address(address), size);
+  return status;
+}
+Status unmap_memory(OpenDevice* device, void* address, int64_t bytes) {
+  CAPSTAN_USE(device);
+  return driver_status(driver.unmap(driver_address(address), static_cast<size_t>(bytes)), "cuMemUnmap");
+}
+
+Status allocate_pinned(OpenDevice* device, int64_t bytes, void** address) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaHostAlloc, address, static_cast<size_t>(bytes),
+               cudaHostAllocPortable | cudaHostAllocMapped);
+  return {};
+}
+Status free_pinned(OpenDevice* device, void* address) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaFreeHost, address);
+  return {};
+}
+
+Status copy(OpenDevice* device, void* to, const void* from, int64_t bytes, CopyDirection direction,
+            void* stream) {
+  CAPSTAN_USE(device);
+  const cudaMemcpyKind kind = direction == CopyDirection::host_to_device   ? cudaMemcpyHostToDevice
+                              : direction == CopyDirection::device_to_host ? cudaMemcpyDeviceToHost
+                                                                           : cudaMemcpyDeviceToDevice;
+  CAPSTAN_CUDA(cudaMemcpyAsync, to, from, static_cast<size_t>(bytes), kind, stream_of(stream));
+  return {};
+}
+Status zero(OpenDevice* device, void* data, int64_t bytes, void* stream) {
+  CAPSTAN_USE(device);
+  CAPSTAN_CUDA(cudaMemsetAsync, data, 0, static_cast<size_t>(bytes), stream_of(stream));
+  return {};
+}
+
+}  // namespace
+
+const Runtime& cuda_runtime() {
+  static const Runtime runtime{.count_devices = count_devices,
+                               .describe_device = describe_device,
+                               .open_device = open_device,
+                               .close_device = close_device,
+                               .last_error = last_error,
+                               .create_stream = create_stream,
+                               .destroy_stream = destroy_stream,
+                               .wait_stream = wait_stream,
+                               .call_host = call_host,
+                               .create_event = create_event,
+                               .destroy_event = destroy_event,
+                               .record_event = record_event,
+                               .query_event = query_event,
+                               .wait_event = wait_event,
+                               .stream_wait_event = stream_wait_event,
+                               .elapsed = elapsed,
+                               .reserve_range = reserve_range,
+                               .release_range = release_range,
+                               .map_memory = map_memory,
+                               .unmap_memory = unmap_memory,
+                               .allocate_pinned = allocate_pinned,
+                               .free_pinned = free_pinned,
+                               .copy = copy,
+                               .zero = zero};
+  return runtime;
+}
+
+}  // namespace capstan::cuda

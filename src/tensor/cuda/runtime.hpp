@@ -1,0 +1,10 @@
+// The functions of the backend on CUDA's runtime and driver.
+#pragma once
+
+#include "tensor/cuda_backend.hpp"
+
+namespace capstan::cuda {
+
+const Runtime& cuda_runtime();
+
+}  // namespace capstan::cuda

@@ -1,0 +1,127 @@
+// The interface of the CUDA backend: structs of functions that the shared object libcapstan_cuda.so exports
+// by one symbol. Plain data and functions, free of CUDA's headers; no exception crosses it. CudaDevice uses
+// these functions alone, so that tests replace the backend.
+#pragma once
+
+#include <cstdint>
+
+namespace capstan::kernels {
+struct Table;
+}
+
+namespace capstan::cuda {
+
+enum class StatusCode : int32_t {
+  ok,
+  // Of query_event: the work before the event has not run yet.
+  not_ready,
+  out_of_memory,
+  // No driver, or no device that this process sees.
+  unavailable,
+  failed,
+};
+
+// What a function of the backend returns.
+struct Status {
+  StatusCode code = StatusCode::ok;
+  // Why, with the function of CUDA that reported it, unless the code is ok or not_ready. Valid until the next
+  // call of this thread.
+  const char* text = nullptr;
+  bool ok() const { return code == StatusCode::ok; }
+};
+
+// What is known of a device before it is opened.
+struct DeviceFacts {
+  char name[256] = {};
+  // "0000:3b:00.0": the same for two processes that see one device under different indices.
+  char pci_address[32] = {};
+  // Compute capability: 9 and 0 for sm_90.
+  int32_t major = 0, minor = 0;
+  int32_t multiprocessors = 0;
+  int64_t memory = 0;  // bytes
+};
+
+// An opened device; only the backend knows what is in it. Streams and events are CUDA's own handles, as void*
+// (Context::stream).
+struct OpenDevice;
+
+enum class CopyDirection : int32_t { host_to_device, device_to_host, on_device };
+
+// Functions that take a device may be called from every thread. Addresses of host memory that this process
+// allocates by allocate_pinned are valid on the device as well.
+struct Runtime {
+  // ---- devices
+
+  // unavailable where there is no driver, or none that is new enough, or no device.
+  Status (*count_devices)(int32_t* count);
+  Status (*describe_device)(int32_t index, DeviceFacts* facts);
+  // Makes the device current for the calling thread, whose kernels then run on it.
+  Status (*open_device)(int32_t index, OpenDevice** device);
+  // After all of its streams, events and memory.
+  Status (*close_device)(OpenDevice* device);
+  // The first error of a kernel launch since the last call.
+  Status (*last_error)(OpenDevice* device);
+
+  // ---- streams
+
+  // prompt: its work begins before that of other streams. Streams do not wait for each other.
+  Status (*create_stream)(OpenDevice* device, bool prompt, void** stream);
+  Status (*destroy_stream)(OpenDevice* device, void* stream);
+  Status (*wait_stream)(OpenDevice* device, void* stream);
+  // Calls function(argument) in the order of the stream, on a thread of the driver. It must not call the
+  // backend, and is not called after an error of the stream.
+  Status (*call_host)(OpenDevice* device, void* stream, void (*function)(void*), void* argument);
+
+  // ---- events
+
+  Status (*create_event)(OpenDevice* device, bool timed, void** event);
+  Status (*destroy_event)(OpenDevice* device, void* event);
+  Status (*record_event)(OpenDevice* device, void* event, void* stream);
+  // not_ready until it is done.
+  Status (*query_event)(OpenDevice* device, void* event);
+  Status (*wait_event)(OpenDevice* device, void* event);
+  // Work that is queued on the stream from now on runs after the last recording of the event.
+  Status (*stream_wait_event)(OpenDevice* device, void* stream, void* event);
+  // Between two timed events that are done; `seconds` has the precision of fp32.
+  Status (*elapsed)(OpenDevice* device, void* from, void* to, double* seconds);
+
+  // ---- memory
+
+  // A range of addresses without memory. Sizes and offsets are multiples of kMappingUnit.
+  Status (*reserve_range)(OpenDevice* device, int64_t bytes, void** address);
+  Status (*release_range)(OpenDevice* device, void* address, int64_t bytes);
+  // Maps physical memory at addresses of a range, for this device. out_of_memory leaves the addresses as they
+  // were.
+  Status (*map_memory)(OpenDevice* device, void* address, int64_t bytes);
+  // Exactly what one call of map_memory has mapped. No work that uses it may be queued.
+  Status (*unmap_memory)(OpenDevice* device, void* address, int64_t bytes);
+  // Page-locked memory of the host, 64-byte aligned.
+  Status (*allocate_pinned)(OpenDevice* device, int64_t bytes, void** address);
+  Status (*free_pinned)(OpenDevice* device, void* address);
+  // In the order of the stream. Pageable host memory is allowed, and may make the call wait.
+  Status (*copy)(OpenDevice* device, void* to, const void* from, int64_t bytes, CopyDirection direction,
+                 void* stream);
+  Status (*zero)(OpenDevice* device, void* data, int64_t bytes, void* stream);
+};
+
+inline constexpr int64_t kMappingUnit = int64_t{2} << 20;
+
+// Collectives on device memory (NCCL). Not written yet.
+struct Communicator;
+
+struct Backend {
+  // The interface for which the object was compiled: a hash of this header and of those of the kernels. It
+  // comes first, because the program reads the other members only if the interface is its own.
+  const char* interface = nullptr;
+  const Runtime* runtime = nullptr;
+  // Null in this version.
+  const Communicator* communicator = nullptr;
+  // Null: the object was built without kernels. A family that is not written yet is null.
+  const kernels::Table* table = nullptr;
+};
+
+// The symbol, and its type.
+inline constexpr const char* kBackendSymbol = "capstan_cuda_backend";
+using BackendFunction = const Backend* (*)();
+
+}  // namespace capstan::cuda

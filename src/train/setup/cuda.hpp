@@ -1,0 +1,43 @@
+// Whether this program can train on GPUs here, and on which of them a rank trains.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/world.hpp"
+#include "kernels/table.hpp"
+#include "tensor/cuda_library.hpp"
+#include "tensor/device.hpp"
+
+namespace capstan::train {
+
+struct CudaStatus {
+  // Null unless a device can be used: the backend is there, with all kernels, and sees a device.
+  const cuda::Backend* usable = nullptr;
+  // The backend's object is there.
+  bool built = false;
+  // All kernels, also where there is no device; null: some are missing.
+  const kernels::Table* table = nullptr;
+  // Devices that this process sees.
+  int devices = 0;
+  // Why no device can be used, and what to do about it.
+  std::string reason, help;
+};
+CudaStatus cuda_status(const cuda::Library& library);
+// That of cuda::library(), found by the first call.
+const CudaStatus& cuda_status();
+
+// "" or "the kernels gemm, attention": families that are null.
+std::string missing_kernels(const kernels::Table& table);
+
+// Makes the device of a rank. Ranks of a host that see the same devices take them in turn.
+std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_rank, int threads);
+
+// A sentence where several ranks share a GPU, else empty. Collective; every rank has a device of the same
+// kind.
+std::string shared_gpus(comm::World& world, const Device& device);
+// The same for the names of the ranks' GPUs; empty ones are no GPUs.
+std::string shared_gpus(const std::vector<std::string>& gpus);
+
+}  // namespace capstan::train

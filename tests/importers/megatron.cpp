@@ -1,0 +1,335 @@
+// Command lines and launch scripts of Megatron-LM: single options, and branches that are not decided.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "importers/import.hpp"
+#include "importers/imported.hpp"
+
+using namespace capstan;
+using namespace capstan::importers;
+
+TEST_CASE("megatron: retired spellings") {
+  CHECK(value_of(command("--model-parallel-size 2"), "dist.tensor_model_parallel_size") == "2");
+  CHECK(value_of(command("--model-parallel-size 2"), "dist.world_size") == "2 (assumed)");
+  CHECK(value_of(command("--checkpoint-activations"), "model.recompute_granularity") == "full");
+  CHECK(value_of(command("--activations-checkpoint-method block --activations-checkpoint-num-layers 2"),
+                 "model.recompute_method") == "block");
+  CHECK(value_of(command("--fp16 --loss-scale 0"), "mixed_precision (preset)") == "fp16_mixed");
+  CHECK(value_of(command("--fp16 --loss-scale 0"), "mixed_precision.loss_scale") == "null");
+  CHECK(value_of(command("--fp16 --loss-scale 4096"), "mixed_precision.loss_scale") == "4096");
+  CHECK(value_of(command("--warmup 0.1"), "scheduler.lr_warmup_fraction") == "0.1");
+  CHECK(omitted_as(command("--dataset-impl mmap"), "--dataset-impl", OmissionReason::no_effect));
+  CHECK(omitted_as(command("--DDP-impl local"), "--DDP-impl", OmissionReason::no_effect));
+  CHECK(
+      omitted_as(command("--distributed-backend nccl"), "--distributed-backend", OmissionReason::no_effect));
+}
+
+TEST_CASE("megatron: defaults that are not ours are written") {
+  CHECK(value_of(command(""), "model.activation_func") == "gelu_tanh (assumed)");
+  CHECK(value_of(command("--no-bias-gelu-fusion"), "model.activation_func") == "gelu");
+  CHECK(value_of(command("--disable-bias-linear"), "model.activation_func") == "gelu");
+  CHECK(value_of(command("--swiglu"), "model.activation_func") == "silu");
+  CHECK(value_of(command(""), "mixed_precision (preset)") == "fp32 (assumed)");
+  CHECK(value_of(command("--bf16"), "mixed_precision (preset)") == "bf16_mixed");
+  CHECK(value_of(command("--fp16 --accumulate-allreduce-grads-in-fp32"),
+                 "mixed_precision.grad_reduce_in_fp32") == "true");
+  CHECK(value_of(command(""), "model.vocab_size") == "100");  // NullTokenizer adds the end of document
+  CHECK(value_of(command("--seed 5"), "dataset.random_seed") == "5");
+  CHECK(value_of(command("--window-size 4095,0"), "model.window_size") == "4096");
+  CHECK(value_of(command("--group-query-attention --num-query-groups 2"), "model.num_query_groups") == "2");
+  CHECK(omitted_as(command("--num-query-groups 2"), "--num-query-groups", OmissionReason::no_effect));
+  CHECK(omitted_as(command("--sequence-parallel"), "--sequence-parallel", OmissionReason::no_effect));
+}
+
+TEST_CASE("megatron: the launcher gives the world") {
+  CHECK(value_of(command("", "torchrun --nproc_per_node=8 --nnodes 4 pretrain_gpt.py"), "dist.world_size") ==
+        "32");
+  CHECK(value_of(command("", "mpirun -np 16 python pretrain_gpt.py"), "dist.world_size") == "16");
+  const Imported open = command("--tensor-model-parallel-size 4",
+                                "torchrun --nproc-per-node $GPUS --nnodes 2 tools/pretrain_gpt.py");
+  CHECK(value_of(open, "dist.world_size") == "4 (assumed)");
+  CHECK(omitted_as(open, "--nproc-per-node", OmissionReason::to_fill_in));
+}
+
+TEST_CASE("megatron: nothing is dropped silently") {
+  const Imported odd =
+      command("--hidden-dropot 0.1 --lr 2e-3 stray --micro-batch-size many --wandb-project x");
+  REQUIRE(omitted(odd, "--hidden-dropot"));
+  CHECK(omitted(odd, "--hidden-dropot")->why == OmissionReason::unknown);
+  CHECK(omitted_as(odd, "--lr", OmissionReason::replaced));
+  CHECK(value_of(odd, "optimizer.lr") == "0.002");
+  CHECK(omitted_as(odd, "--micro-batch-size", OmissionReason::replaced));
+  CHECK(omitted_as(odd, "--wandb-project", OmissionReason::external));
+  const Imported slip = command("--num-layrs 3");
+  REQUIRE(omitted(slip, "--num-layrs"));
+  CHECK(omitted(slip, "--num-layrs")->near.front() == "--num-layers");
+  const Imported near = command("--tensor-model-paralel-size 2");
+  REQUIRE(omitted(near, "--tensor-model-paralel-size"));
+  CHECK(omitted(near, "--tensor-model-paralel-size")->near.size() >= 1);
+  const Imported interval = command("--log-intervall 10");
+  const std::vector<std::string>& names = omitted(interval, "--log-intervall")->near;
+  CHECK(names.front() == "--log-interval");
+  CHECK(std::count(names.begin(), names.end(), "--log-interval") == 1);
+}
+
+TEST_CASE("megatron: the numbers of --split are read as by re.findall") {
+  const auto split_of = [](const std::string& script) {
+    return value_of(import_recipe(script, "run.sh", {}), "dataset.split");
+  };
+  const std::string line = "python pretrain_gpt.py --num-layers 2 --data-path a/b ";
+  CHECK(split_of("ARGS=(\"--split '99,1,0'\" --seed 3)\n" + line + "${ARGS[@]}\n") == "99,1,0");
+  CHECK(split_of(line + "--split 949,50,1") == "949,50,1");
+  CHECK(split_of(line + "--split '98, 1.5, .5'") == "98,1.5,.5");
+  CHECK(split_of(line + "--split \"[90/10]\"") == "90,10,0");
+  CHECK(split_of(line + "--split none") == "'none'");
+}
+
+TEST_CASE("megatron: a bare list of options, and one inside quotes") {
+  const Imported bare = import_recipe("--num-layers 4 --hidden-size 8 \\\n --lr 1e-3", "options.txt", {});
+  CHECK(value_of(bare, "model.num_layers") == "4");
+  CHECK_FALSE(bare.resolution.ok());  // the rest is to be filled in
+  const Imported inside =
+      import_recipe("srun bash -c 'python pretrain_gpt.py --num-layers 6 --lr 2e-3'", "job.sh", {});
+  CHECK(value_of(inside, "model.num_layers") == "6");
+}
+
+TEST_CASE("megatron: Muon and moments in fp8") {
+  CHECK(value_of(command("--optimizer muon"), "optimizer.optimizer") == "muon");
+  CHECK(value_of(command("--optimizer muon --muon-nesterov"), "optimizer.muon_use_nesterov") == "true");
+  CHECK(value_of(command("--optimizer muon"), "optimizer.muon_use_nesterov") == "unset");
+  const Imported joined = command("--optimizer muon --muon-no-split-qkv --muon-momentum 0.9");
+  CHECK(value_of(joined, "optimizer.muon_split_qkv") == "false");
+  CHECK(value_of(joined, "optimizer.muon_momentum") == "0.9");
+  CHECK(joined.resolution.ok());
+  CHECK_FALSE(joined.resolution.config.optimizer.muon_split_qkv);
+  const Imported moments =
+      command("--bf16 --use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype bf16");
+  CHECK(value_of(moments, "optimizer.exp_avg_dtype") == "fp8");
+  CHECK(value_of(moments, "optimizer.exp_avg_sq_dtype") == "bf16");
+  CHECK_MESSAGE(moments.resolution.ok(),
+                config::render(moments.resolution.diagnostics, moments.resolution.sources));
+}
+
+TEST_CASE("megatron: positions that are drawn out, SentencePiece, fine-tuning") {
+  const Imported far = command("--position-embedding-type rope --rotary-seq-len-interpolation-factor 4");
+  CHECK(value_of(far, "model.rope_scaling") == "true");
+  CHECK(value_of(far, "model.rope_scaling_type") == "linear");
+  CHECK(value_of(far, "model.rope_scaling_factor") == "4");
+  CHECK(far.resolution.ok());
+  CHECK(value_of(command("--rotary-seq-len-interpolation-factor 1"), "model.rope_scaling") == "unset");
+  const Imported pieces = command("--tokenizer-type Llama2Tokenizer --tokenizer-model a/tokenizer.model");
+  CHECK(value_of(pieces, "tokenizer.tokenizer_type") == "sentencepiece");
+  CHECK(value_of(pieces, "tokenizer.tokenizer_model") == "a/tokenizer.model");
+  CHECK(omitted_as(command("--sft"), "--sft", OmissionReason::to_fill_in));
+  CHECK(
+      omitted_as(command("--pretrained-checkpoint x"), "--pretrained-checkpoint", OmissionReason::external));
+}
+
+TEST_CASE("megatron: misspelled options are listed with the options that are near") {
+  const auto near = [](const std::string& option, const std::string& meant) {
+    const Imported result = command(option + " 1");
+    const OmittedKey* found = omitted(result, option);
+    CAPTURE(option);
+    REQUIRE(found);
+    CHECK(found->why == OmissionReason::unknown);
+    CHECK(std::find(found->near.begin(), found->near.end(), meant) != found->near.end());
+  };
+  near("--num-layer", "--num-layers");
+  near("--lr-decay-stile", "--lr-decay-style");
+  near("--mim-lr", "--min-lr");
+  // Rules for families of options (`--log-*`) do not swallow them.
+  near("--log-intervall", "--log-interval");
+  near("--log-params-nrom", "--log-params-norm");
+  CHECK(omitted_as(command("--log-throughput"), "--log-throughput", OmissionReason::no_effect));
+}
+
+namespace {
+
+const std::string kSized =
+    "#!/bin/bash\n"
+    "case $SIZE in\n"
+    "  small|s) LAYERS=2 ;;\n"
+    "  large) LAYERS=4\n    HEADS=8;;\n"
+    "  *) echo unknown; exit 1 ;;\n"
+    "esac\n"
+    "ARGS=\"--seq-length 32 --micro-batch-size 1 --mock-data --tokenizer-type NullTokenizer --vocab-size "
+    "99\"\n"
+    "if [ \"${BF16:-1}\" = 1 ]; then ARGS+=\" --bf16\"; else ARGS+=\" --fp16\"; fi\n"
+    "[ -n \"$2\" ] && ARGS=\"$ARGS --lr $2\"\n"
+    "python pretrain_gpt.py --num-layers $LAYERS --hidden-size 64 --num-attention-heads ${HEADS:-4} \\\n"
+    "  --train-iters 10 --lr 1e-3 $ARGS\n";
+
+}  // namespace
+
+TEST_CASE("megatron: a branch that depends on a variable is asked about, not taken") {
+  const Imported asked = import_recipe(kSized, "run.sh", {});
+  CHECK(value_of(asked, "model.num_layers") == "unset");
+  REQUIRE(omitted_as(asked, "--num-layers", OmissionReason::to_fill_in));
+  CHECK(omitted(asked, "--num-layers")->reason == "depends on `case $SIZE in`, which is not decided");
+  REQUIRE(omitted_as(asked, "case $SIZE in", OmissionReason::to_fill_in));
+  CHECK(omitted(asked, "case $SIZE in")->reason ==
+        "not decided: the script does not set `$SIZE`; choose with SIZE=VALUE");
+  CHECK(omitted(asked, "case $SIZE in")->location.line == 2);
+  // A default of the script decides no branch.
+  REQUIRE(omitted_as(asked, "if [ \"${BF16:-1}\" = 1 ]", OmissionReason::to_fill_in));
+  CHECK(omitted(asked, "if [ \"${BF16:-1}\" = 1 ]")->reason ==
+        "not decided: the script does not set `$BF16`; choose with BF16=VALUE (the script's default: "
+        "`1`)");
+  // Values that do not depend on them are taken.
+  CHECK(value_of(asked, "optimizer.lr") == "0.001");
+  CHECK(omitted_as(asked, "if [ -n \"$2\" ]", OmissionReason::to_fill_in));
+
+  const Imported small =
+      import_recipe(kSized, "run.sh", {.variables = {{"SIZE", "s"}, {"2", ""}, {"BF16", "1"}}});
+  CHECK(value_of(small, "model.num_layers") == "2");
+  CHECK(value_of(small, "model.num_attention_heads") == "4");
+  CHECK(value_of(small, "mixed_precision (preset)") == "bf16_mixed");
+  CHECK(omitted(small, "case $SIZE in") == nullptr);
+  const Imported large =
+      import_recipe(kSized, "run.sh", {.variables = {{"SIZE", "large"}, {"BF16", "0"}, {"2", "5e-4"}}});
+  CHECK(value_of(large, "model.num_layers") == "4");
+  CHECK(value_of(large, "model.num_attention_heads") == "8");
+  CHECK(value_of(large, "mixed_precision (preset)") == "fp16_mixed");
+  CHECK(value_of(large, "optimizer.lr") == "0.0005");
+}
+
+TEST_CASE(
+    "megatron: variables set by lists of commands or functions are asked about, sourced files are named") {
+  const std::string line =
+      "python pretrain_gpt.py --num-layers ${L:-2} --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+      "--micro-batch-size 1 --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 99 "
+      "--lr 1e-3 $B\n";
+  const auto with = [&](const std::string& text, const std::map<std::string, std::string>& variables = {}) {
+    return import_recipe(text + "\n" + line, "run.sh", {.variables = variables});
+  };
+  CHECK(with("L=4").resolution.ok());
+  for (const char* list : {"$USE && B=--bf16", "((USE)) && B=--bf16", "(( ${USE:-0} == 1 )) && B=--bf16",
+                           "[ \"$USE\" = 0 ] || B=--bf16", "f() { B=--bf16; }; [ \"$USE\" = 1 ] && f"}) {
+    CAPTURE(list);
+    const Imported asked = with(list);
+    CHECK(asked.undecided);
+    CHECK(value_of(asked, "mixed_precision (preset)") == "unset");
+    CHECK(omitted_as(asked, "--bf16", OmissionReason::to_fill_in));
+    const std::string yes = list[0] == '$' ? "true" : "1", no = list[0] == '$' ? "false" : "0";
+    CHECK(value_of(with(list, {{"USE", yes}}), "mixed_precision (preset)") == "bf16_mixed");
+    const Imported without = with(list, {{"USE", no}});
+    CHECK(value_of(without, "mixed_precision (preset)") == "fp32 (assumed)");
+    CHECK(!without.undecided);
+  }
+  for (const char* list : {"nvidia-smi -L | grep -q H100 && B=--bf16", "command -v foo && B=--bf16"}) {
+    CAPTURE(list);
+    CHECK(with(list).undecided);
+    CHECK(omitted_as(with(list), "--bf16", OmissionReason::to_fill_in));
+  }
+  const Imported sourced = with("source ./env.sh");
+  CHECK(!sourced.undecided);
+  REQUIRE(omitted_as(sourced, "source ./env.sh", OmissionReason::to_fill_in));
+  CHECK(omitted(sourced, "source ./env.sh")->reason ==
+        "not executed, and may set variables; write those that matter into the recipe");
+}
+
+TEST_CASE("megatron: options and values of all branches are to be filled in") {
+  const auto values_of = [](const Imported& imported, const std::string& key) {
+    std::string values;
+    for (const OmittedKey& one : imported.omitted)
+      if (one.key == key && one.why == OmissionReason::to_fill_in) values += "[" + one.value + "]";
+    return values;
+  };
+  const std::string rest = " --hidden-size 64 --num-attention-heads 4 --seq-length 32 --mock-data\n";
+  const Imported flags = import_recipe(
+      "case $PRECISION in\n  bf16) PR=\"--bf16\";;\n  fp16) PR=\"--fp16\";;\nesac\n"
+      "python pretrain_gpt.py --num-layers 2 $PR" +
+          rest,
+      "run.sh", {});
+  CHECK(value_of(flags, "mixed_precision (preset)") == "unset");
+  CHECK(omitted_as(flags, "--bf16", OmissionReason::to_fill_in));
+  CHECK(omitted_as(flags, "--fp16", OmissionReason::to_fill_in));
+  const Imported options = import_recipe(
+      "if [ $SIZE = a ]; then\n  ARGS=\"--num-layers 32 --seed 5\"\nelif [ $SIZE = b ]; then\n"
+      "  ARGS=\"--num-layers 40\"\nfi\npython pretrain_gpt.py $ARGS" +
+          rest,
+      "run.sh", {});
+  CHECK(values_of(options, "--num-layers") == "[32][40]");
+  CHECK(values_of(options, "--seed") == "[5]");
+  CHECK(value_of(options, "model.num_layers") == "unset");
+  const Imported values = import_recipe(
+      "if [ $SIZE = a ]; then LAYERS=32; elif [ $SIZE = b ]; then LAYERS=36; LAYERS=40; else LAYERS=48; fi\n"
+      "python pretrain_gpt.py --num-layers $LAYERS" +
+          rest,
+      "run.sh", {});
+  CHECK(values_of(values, "--num-layers") == "[32 or 40 or 48]");
+}
+
+TEST_CASE("megatron: a branch that empties or unsets a variable is asked about") {
+  const std::string line =
+      "\npython pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+      "--micro-batch-size 1 --train-iters 10 --lr 1e-3 $EXTRA --mock-data --tokenizer-type NullTokenizer "
+      "--vocab-size 99\n";
+  const auto with = [&](const std::string& text, const std::map<std::string, std::string>& variables = {}) {
+    return import_recipe(text + line, "run.sh", {.variables = variables});
+  };
+  struct {
+    const char* text;
+    const char* branch;
+    // Whether FP8=1 gives the option, and FP8=0.
+    bool one, zero;
+  } const scripts[] = {
+      {"EXTRA=\"--swiglu\"; if [ \"$FP8\" = 1 ]; then EXTRA=\"\"; fi", "if [ \"$FP8\" = 1 ]", false, true},
+      {"EXTRA=\"--swiglu --weight-decay 0.3\"; case $FP8 in 1) EXTRA=\"\";; esac", "case $FP8 in", false,
+       true},
+      {"ARGS=(--swiglu); [ \"$FP8\" = 1 ] && ARGS=(); EXTRA=\"${ARGS[@]}\"", "if [ \"$FP8\" = 1 ]", false,
+       true},
+      {"[ \"$FP8\" = 1 ] && EXTRA=\"--swiglu\" || EXTRA=\"\"", "if [ \"$FP8\" = 1 ]", true, false},
+      {"if [ \"$FP8\" = 1 ]; then EXTRA=\"--swiglu\"; else EXTRA=\"\"; fi", "if [ \"$FP8\" = 1 ]", true,
+       false},
+      {"EXTRA=\"--swiglu\"; if [ \"$FP8\" = 1 ]; then unset EXTRA; fi", "if [ \"$FP8\" = 1 ]", false, true},
+      {"EXTRA=\"--swiglu\"; [ \"$FP8\" = 1 ] && unset EXTRA", "if [ \"$FP8\" = 1 ]", false, true}};
+  for (const auto& script : scripts) {
+    CAPTURE(script.text);
+    const Imported asked = with(script.text);
+    CHECK(asked.undecided);
+    CHECK(value_of(asked, "model.gated_linear_unit") == "unset");
+    REQUIRE(omitted_as(asked, "--swiglu", OmissionReason::to_fill_in));
+    CHECK(omitted(asked, "--swiglu")->reason ==
+          "depends on `" + std::string(script.branch) + "`, which is not decided");
+    REQUIRE(omitted_as(asked, script.branch, OmissionReason::to_fill_in));
+    CHECK(omitted(asked, script.branch)->reason ==
+          "not decided: the script does not set `$FP8`; choose with FP8=VALUE");
+    CHECK(omitted(asked, "$EXTRA") == nullptr);
+    for (const bool one : {true, false}) {
+      const Imported chosen = with(script.text, {{"FP8", one ? "1" : "0"}});
+      CHECK(!chosen.undecided);
+      CHECK(value_of(chosen, "model.gated_linear_unit") ==
+            ((one ? script.one : script.zero) ? "true" : "unset"));
+    }
+  }
+  for (const char* text : {"EXTRA=\"\"", "EXTRA=\"\"; if [ \"$FP8\" = 1 ]; then EXTRA=\"\"; fi",
+                           "EXTRA=\"--swiglu\"; if [ \"$FP8\" = 1 ]; then EXTRA=\"\"; else EXTRA=\"\"; fi",
+                           "EXTRA=\"--swiglu\"; if [ 1 = 1 ]; then EXTRA=\"\"; fi"}) {
+    CAPTURE(text);
+    CHECK(!with(text).undecided);
+    CHECK(value_of(with(text), "model.gated_linear_unit") == "unset");
+  }
+}
+
+TEST_CASE("megatron: a command inside of a branch or loop is read, and that is said") {
+  const std::string line =
+      "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+      "--micro-batch-size 1 --train-iters 10 --mock-data --tokenizer-type NullTokenizer --vocab-size 99";
+  const Imported looped =
+      import_recipe("for LR in 1e-3 3e-3; do\n" + line + " --lr $LR\ndone\n", "run.sh", {});
+  CHECK(value_of(looped, "model.num_layers") == "2");
+  CHECK(omitted_as(looped, "--lr", OmissionReason::to_fill_in));
+  REQUIRE(omitted_as(looped, "for LR in 1e-3 3e-3", OmissionReason::to_fill_in));
+  CHECK(omitted(looped, "for LR in 1e-3 3e-3")
+            ->reason.starts_with("the command runs in it; a loop is not run"));
+  const std::string two =
+      "if [ \"$1\" = train ]; then\n" + line + " --lr 1e-3\nelse\n" + line + " --lr 2e-3\nfi\n";
+  const Imported first = import_recipe(two, "run.sh", {});
+  CHECK(omitted_as(first, "if [ \"$1\" = train ]", OmissionReason::to_fill_in));
+  const Imported second = import_recipe(two, "run.sh", {.variables = {{"1", "test"}}});
+  CHECK(value_of(second, "optimizer.lr") == "0.002");
+  CHECK(omitted(second, "if [ \"$1\" = train ]") == nullptr);
+}

@@ -1,0 +1,14 @@
+// The kernel tests on the CPU's kernels.
+#include "tests/kernels/support.hpp"
+
+namespace capstan::testing {
+
+const kernels::Table& table() {
+  return kernels::cpu_table();
+}
+std::string kernel_folder() {
+  return "kernels/cpu/";
+}
+void prepare_launch(int) {}
+
+}  // namespace capstan::testing
