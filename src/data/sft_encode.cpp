@@ -44,6 +44,9 @@ SftEncoder::SftEncoder(const text::Tokenizer& tokenizer,
 }
 
 EncodedSample SftEncoder::encode(const SftRecord& record) const {
+  if (record.format == SftFormat::text && loss_ == SftLoss::last_turn)
+    fail(ErrorCode::config, "samples of format text have no turns, and dataset.loss_mode is last_turn",
+         "dataset.loss_mode=all");
   if (const auto* text = std::get_if<SftText>(&record.what)) return encode_text(*text);
   return encode_dialogue(std::get<SftDialogue>(record.what), record.format);
 }
