@@ -63,7 +63,8 @@ std::string yaml_value(const std::string& value) {
   const bool plain = first != '%' && value.find_first_not_of(
                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                          "_.+-/%") == std::string::npos;
-  return plain || first == '[' || first == '{' || first == '"' ? value : in_quotes(value);
+  const bool quoted = first == '"' || (first == '\'' && value.size() > 1 && value.back() == '\'');
+  return plain || quoted || first == '[' || first == '{' ? value : in_quotes(value);
 }
 
 std::string yaml_list(const std::vector<std::string>& values) {

@@ -216,6 +216,18 @@ TEST_CASE("the host waits for a buffer where it is four micro-batches ahead of t
   CHECK(device->host_memory().now == 4 * 512);
 }
 
+TEST_CASE("the estimate counts the sums of the losses of every micro-batch") {
+  config::Config config = several_micro_batches(true);
+  constexpr int64_t kFew = 2000, kMany = 100'000;
+  const auto peak = [&](int64_t micro_batches) {
+    set_micro_batches(config, micro_batches, config.dist.data_parallel_size.value());
+    return estimate_step(config, world().rank(), world().size()).memory.peak;
+  };
+  const int64_t more = peak(kMany) - peak(kFew);
+  CHECK(more >= 8 * (kMany - kFew));
+  CHECK(more <= 8 * (kMany - kFew) + 16384);
+}
+
 TEST_CASE("the bytes that a step copies are estimated, also those of gradients that are hashed") {
   for (const bool stand_in : {false, true})
     for (const auto mode : {config::RerunMode::disabled, config::RerunMode::validate_results}) {

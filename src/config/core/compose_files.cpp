@@ -401,6 +401,12 @@ void Composer::include(const SectionInfo& section, const std::string& file, Sour
                 .lexically_normal()
                 .string();
   }
+  const Source& from = out_.sources[static_cast<size_t>(location.source)];
+  if (from.kind == Source::Kind::file && canonical(path) == canonical(from.name)) {
+    error("C0501", "`" + shown + "` includes itself", location)
+        .help("move the fields of `" + section.name + "` into a file of their own, or write them here");
+    return;
+  }
   const auto source = read_named(path, shown, location);
   if (!source) return;
   if (auto tree = parse(*source)) write_section(section, *tree, Write::Op::set, location);

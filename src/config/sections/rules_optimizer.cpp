@@ -200,7 +200,7 @@ RULE("R0616", schedule_values_are_read,
      "every value of the schedule and of weight decay has a use under the styles chosen", "optimizer.min_lr",
      "optimizer.min_lr_ratio", "optimizer.decoupled_min_lr", "scheduler.lr_decay_iters",
      "scheduler.lr_decay_samples", "scheduler.lr_warmup_init", "optimizer.weight_decay",
-     "optimizer.apply_wd_to_qk_layernorm", "scheduler.lr_decay_style") {
+     "optimizer.apply_wd_to_qk_layernorm", "optimizer.decoupled_weight_decay", "scheduler.lr_decay_style") {
   const auto& s = c.scheduler;
   const auto& o = c.optimizer;
   const bool constant = s.lr_decay_style == LrDecayStyle::constant;
@@ -232,6 +232,13 @@ RULE("R0616", schedule_values_are_read,
   if (o.apply_wd_to_qk_layernorm && !c.model.qk_layernorm)
     idle("optimizer.apply_wd_to_qk_layernorm", "`model.qk_layernorm` is false",
          "remove it, or set model.qk_layernorm=true");
+  if (o.weight_decay == 0 && !varies) {
+    const char* const why = "`optimizer.weight_decay` is 0";
+    const char* const help = "remove it, or set optimizer.weight_decay above 0";
+    if (o.apply_wd_to_qk_layernorm && c.model.qk_layernorm)
+      idle("optimizer.apply_wd_to_qk_layernorm", why, help);
+    if (!o.decoupled_weight_decay) idle("optimizer.decoupled_weight_decay", why, help);
+  }
 }
 
 RULE("R0613", one_schedule_on_resume, "on resume one schedule wins, the recipe's or the checkpoint's",

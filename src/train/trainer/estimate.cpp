@@ -129,7 +129,12 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   const auto step = [&](int64_t count, TapeObserver* observer) {
     const StepCounts before = counts_of(*device, mesh);
     store.zero_gradients();
-    // The losses live until the end of the step.
+    // The losses live until the end of the step, also those of the micro-batches that are left out here.
+    Tensor other_losses;
+    if (count < all) {
+      CategoryScope scope(MemoryCategory::workspace);
+      other_losses = Tensor::empty(*device, {all - count}, DType::f64);
+    }
     const auto losses =
         runner.forward_backward(count, source_of(config.train.micro_batch_size), timers, observer);
     store.finish_gradients();
