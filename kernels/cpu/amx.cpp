@@ -27,7 +27,7 @@ using namespace amx;
 // `sums` keeps the sums of a panel between passes.
 constexpr int64_t kPackedValues = int64_t{1} << 22;
 constexpr int64_t kMaxDepth = 4096, kPassSteps = 8;
-// Of A in the second-level cache.
+// Number of bf16 values of A that a tile may keep in the L2 cache.
 constexpr int64_t kRowValues = int64_t{5} << 17;
 constexpr int64_t kMaxRows = 256, kMinRows = 64, kMaxCols = 1024, kMinCols = 128;
 // multiply-adds below which a tile is not worth a thread.
@@ -60,7 +60,7 @@ struct Plan {
 
 // Header of a worker's packed panels of A, which the next tile reuses if it has the same rows.
 struct alignas(64) PackedRows {
-  // The first ones; row < 0: nothing.
+  // First row and first k of the packed panels; row < 0: the panels are empty.
   int64_t row, depth;
 };
 

@@ -224,9 +224,9 @@ template <class Gemms>
 struct DecodeScratch {
   using Value = typename Gemms::Value;
   ForwardScratch<Gemms> rows;
-  // For few queries, one at a time.
+  // Used for few queries, which are computed one at a time.
   float *query, *scores;
-  // For many queries.
+  // Packed keys and values, used for many queries.
   Value *k, *v;
   size_t floats;
   DecodeScratch(float* base, bool few, int64_t keys, HeadDims d) : rows(base, d) {

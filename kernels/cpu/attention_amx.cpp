@@ -240,7 +240,7 @@ CAPSTAN_AMX void score_gradients_of(const ScoreRows& r, const float* dp, const f
     const __m512 l[2] = {_mm512_set1_ps(lse[i] * kLog2E), _mm512_set1_ps(lse[i + 1] * kLog2E)};
     const __m512 d[2] = {_mm512_set1_ps(delta[i]), _mm512_set1_ps(delta[i + 1])};
     for (int64_t j = 0; j < r.width; j += kPanel) {
-      // Of two rows, of two vectors.
+      // Probabilities and score gradients of two rows, each of two vectors.
       __m512 p[2][2], ds[2][2];
       for (int row = 0; row < 2; ++row)
         for (int v = 0; v < 2; ++v)

@@ -30,7 +30,7 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 #if defined(CAPSTAN_AMX_EMULATION)
 inline constexpr bool kTilesHere = true;
 #elif defined(CAPSTAN_AMX_CODE)
-// Every processor with the tile unit runs that one.
+// Every processor with the AMX tile unit runs the target AVX3.
 inline constexpr bool kTilesHere = HWY_TARGET == HWY_AVX3;
 #else
 inline constexpr bool kTilesHere = false;
@@ -73,10 +73,11 @@ HWY_INLINE void write_row(Out y, int64_t to, const float* from, float factor, in
 
 // The documents of the query rows of one sequence, in the form that the launch has.
 struct SequenceDocuments {
-  // Of the query rows, as global positions; or null.
+  // For each query row, the global position at which its document begins; or null.
   const int32_t* start = nullptr;
-  // Else Documents::cu_seqlens, or null, and the sequence's first row there.
+  // Documents::cu_seqlens if `start` is null; or null, for one document.
   const int32_t* bounds = nullptr;
+  // Number of documents, and first row of the sequence, in `bounds`.
   int64_t count = 0, first_row = 0;
 
   // One document.

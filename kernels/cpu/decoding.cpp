@@ -24,7 +24,8 @@ void advance(Context&, int32_t* past, int64_t tokens) {
   *past += static_cast<int32_t>(tokens);
 }
 
-// Of one row: the candidates' weights, then their ids.
+// Number of tokens of a row among which one is drawn. The workspace of a row holds their weights, then the
+// ids of all columns.
 int64_t candidates_of(const SamplingOptions& options, int64_t cols) {
   return options.top_k > 0 ? std::min(options.top_k, cols) : cols;
 }

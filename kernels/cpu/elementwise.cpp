@@ -197,7 +197,8 @@ void dropout(Context& c, In x, Out y, int64_t rows, int64_t cols, int64_t first_
       for (int64_t row = begin; row < end; ++row)
         if (first_column % 4 == 0)
           dropout_row<T>(a, nullptr, nullptr, out, row, cols, p, key, dropout_rows[row], first_column);
-        else  // columns do not begin at a block of the generator
+        else
+          // The columns do not begin at a block of the generator.
           dropout_row_from<T>(a, out, row, cols, p, key, dropout_rows[row], first_column);
     });
   });

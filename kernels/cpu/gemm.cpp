@@ -30,9 +30,9 @@ namespace HWY_NAMESPACE {
 // chunks of n and k that fit; a tile is a block of rows times a block of columns, packs its rows of A for one
 // pass of kKc and multiplies.
 struct GemmTiling {
-  // Of a tile.
+  // Size of a tile of C.
   int64_t rows, cols;
-  // Of packed B.
+  // Size of a packed chunk of B.
   int64_t chunk_n, chunk_k;
 };
 
@@ -169,7 +169,7 @@ HWY_INLINE void write_row(const float* from, int64_t n, Out c, int64_t first) {
 // A description of the content of a worker's panels of A, in front of them: the next tile is often of the
 // same rows and need not pack them again.
 struct alignas(64) PackedRows {
-  // The first ones; row < 0: nothing.
+  // First row and first k of the packed panels; row < 0: the panels are empty.
   int64_t row, depth;
 };
 static_assert(sizeof(PackedRows) == 16 * sizeof(float));

@@ -143,7 +143,7 @@ void encode_tile(const QuantizeFormat& format, const Tile& tile, const Position&
         return scale_block(format, amax, tensor_scale, to.scale,
                            scale_row * scales_per_row + (at.col + c0) / block);
       };
-      // Of a square block every row has a copy of its scale.
+      // The scale of a square block is stored once for each row of the block.
       float scale = format.layout == ScaleLayout::block_128x128 ? write_scale((at.row + r0) / kTile) : 0;
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row = at.row + r0 + r;

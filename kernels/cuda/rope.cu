@@ -62,7 +62,7 @@ __device__ void for_pairs(const RopeShape& s, const RopeAngles& angles, int64_t 
 struct Statistics {
   float mean, rstd;
 };
-// Of a head, by all lanes.
+// Mean and reciprocal standard deviation of a head, computed by all lanes of a warp.
 template <class T>
 __device__ Statistics statistics_of(const Array<T>& x, int64_t at, const RopeShape& s) {
   const float inverse = 1.0f / static_cast<float>(s.head_dim);

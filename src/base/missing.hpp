@@ -46,7 +46,7 @@ void refuse_placeholder(std::string_view content, const std::string& file);
 void refuse_lfs_pointer(std::string_view content, const std::string& file);
 void refuse_placeholder(std::span<const std::byte> content, const std::string& file);
 
-// The files of text that begin as an HTML page, which a failed download leaves too.
+// The text files that begin as an HTML page. A failed download may leave such a file.
 class HtmlPages {
  public:
   // Looks at the beginning of a file.

@@ -19,16 +19,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kChunk = int64_t{32} << 10;  // bytes
 
-// What one rank sends to another: at most one chunk at a time.
+// Shared memory through which one rank sends to another, one chunk at a time.
 struct alignas(64) Mailbox {
-  // Messages that the sender and the receiver have come to, and the last one as each of them describes it.
+  // Number of messages that the sender and the receiver have begun, and kind and size that each expects for
+  // the last one (encode_transfer()).
   std::atomic<int64_t> sends, receives;
   std::atomic<int64_t> sender_transfer, receiver_transfer;
   // Chunks written and read so far.
   std::atomic<int64_t> written, read;
   std::array<std::byte, kChunk> data;
 };
-// Of a channel; behind it the mailboxes [from][to].
+// Header of a channel's shared memory; the mailboxes [from][to] follow it.
 struct alignas(64) Header {
   // 0: no failure; 1: one is being written; 2: `text` is complete.
   std::atomic<int32_t> failed;
@@ -196,7 +197,7 @@ class BlockingChannel final : public TensorChannel {
     publish(ChannelState::transfers, number);
   }
 
-  // On the channel's queue.
+  // Work on the transfer queue of the channel: makes all transfers of a batch.
   void run(int64_t number, std::vector<PairTransfer>& transfers) {
     copy_own(transfers);
     for (PairTransfer& transfer : transfers) {
@@ -327,7 +328,7 @@ class BlockingChannel final : public TensorChannel {
   const int rank_, size_;
   const std::string name_;
   Device& device_;
-  // From the first batch on.
+  // Created with the first batch.
   std::optional<Queues> queues_;
   std::shared_ptr<TransferStatus> status_;
   ChannelSlot& slot_;
@@ -335,7 +336,7 @@ class BlockingChannel final : public TensorChannel {
   std::vector<int> ranks_;
   SharedMemory memory_;
   int64_t started_ = 0;
-  // Messages so far, by peer; on the channel's queue.
+  // Number of messages to and from each peer so far; used on the transfer queue only.
   std::vector<int64_t> sends_, receives_;
 };
 

@@ -87,7 +87,7 @@ struct Options {
   std::map<std::string, std::string> variables;
   // Recipe to extend. If empty, formats that do not describe the model extend `quickstart`.
   std::string base;
-  // What `extends` says: a file relative to the directory of the recipe. Empty: as `base`.
+  // Value of `extends`: a file relative to the directory of the recipe. Empty: the same as `base`.
   std::string extends;
   // The path of the recipe in diagnostics.
   std::string recipe_name = "imported.yaml";

@@ -75,7 +75,7 @@ class Arithmetic {
   static constexpr size_t kMaxTokens = 200;
   using Number = std::optional<int64_t>;
 
-  // From the operator that binds least to those that bind most.
+  // Precedence of an operator, from 1 (binds least) to 6 (binds most); 0: not an operator.
   static int precedence(const std::string& sign) {
     static const std::vector<std::vector<std::string_view>> levels = {
         {"||"}, {"&&"}, {"==", "!="}, {"<", "<=", ">", ">="}, {"+", "-"}, {"*", "/", "%"}};

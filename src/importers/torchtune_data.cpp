@@ -51,7 +51,7 @@ struct Samples {
   std::vector<std::string> files;
   // Empty if there are several formats, or none that is known.
   std::string format;
-  // Whether all entries agree.
+  // Whether all entries have the same format and options.
   bool alike = true;
 };
 

@@ -172,7 +172,7 @@ class OverrideReader {
       return given.size() == 1 && given[0].empty() ? wrong("values: choice(a,b)") : true;
     }
     if (call.name == "glob") return glob(axis, given);
-    // As in tag(log, interval(a, b)).
+    // For example tag(log, interval(a, b)).
     if (call.name == "tag") {
       const auto inner = given.size() >= 2 ? parse_function(given.back()) : std::nullopt;
       if (!inner || !expand(axis, *inner))

@@ -243,7 +243,7 @@ void add_trials(const fs::path& directory, const ComposedPlan& planned, const st
     const fs::path staged = directory / "trials" / (".new." + planned.plan.trials[at].id);
     fs::remove_all(staged);
     write_trial(staged, planned, at);
-    // One that a killed process left before its plan named it.
+    // A process that was killed before it wrote the plan may have left a directory of that name.
     if (fs::exists(trial)) fs::remove_all(trial);
     rename_new(staged, trial);
   }
@@ -327,7 +327,7 @@ void note_late_rungs(const Plan& plan, std::vector<std::string>& notes) {
                     ": the longest trial has " + std::to_string(longest) + " steps");
 }
 
-// One reason for all invalid trials is the base's, or that of `set`.
+// If all trials are invalid for the same reason, the cause is the base recipe or `set`.
 [[noreturn]] void fail_without_trials(const Plan& plan) {
   if (plan.invalid.empty())
     fail(ErrorCode::config, "`exclude` removes every point, so that no trial is left");
@@ -606,7 +606,7 @@ Plan read_plan(const fs::path& directory) {
     for (const auto& one : json.at("trials")) {
       TrialPlan trial;
       trial.id = one.at("id").get<std::string>();
-      // It becomes a path.
+      // The id becomes the name of a directory.
       if (trial.id.size() < kIdDigits || trial.id.size() > 32 ||
           trial.id.find_first_not_of("0123456789abcdef") != std::string::npos)
         fail(ErrorCode::format, "`" + file + "`: `" + trial.id + "` is not a trial");

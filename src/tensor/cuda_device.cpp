@@ -153,7 +153,7 @@ int64_t StagingBuffers::copy(std::byte* to, const std::byte* from, int64_t bytes
 struct CudaDevice::TimeReference {
   EventPool& events;
   void* event;
-  // Of the host's steady clock.
+  // Time of the event by the host's steady clock.
   double seconds;
   ~TimeReference() { events.give_back(true, event); }
 };
@@ -175,7 +175,7 @@ class CudaEvent final : public Event {
   void* handle() const { return handle_; }
   CudaDevice::QueueSet follows() const { return follows_; }
 
-  // Also where the queue has failed: wait() throws the error.
+  // True if the work has run or has failed; wait() throws the error.
   bool done() const override {
     const DeviceContext& context = device_.context_;
     return context.runtime.query_event(context.device, handle_).code != StatusCode::not_ready;

@@ -16,7 +16,7 @@
 
 namespace capstan::cuda {
 
-// What the classes below share: an opened device, and its text in errors.
+// An opened device, and its name in errors. The classes below share it.
 struct DeviceContext {
   const Runtime& runtime;
   OpenDevice* device = nullptr;
@@ -186,8 +186,8 @@ class CudaDevice : public Device {
   std::unique_ptr<EventPool> events_;
   std::unique_ptr<MappedRange> ranges_[2];
   std::unique_ptr<StagingBuffers> staging_;
-  // In pinned memory, for kernels; kQueues of them. A kernel that reports an error while it runs writes
-  // `file` last, and texts of the host, which the launch has passed to it.
+  // Error slots for kernels, kQueues of them, in pinned memory. A kernel that reports an error while it runs
+  // writes `file` last, and texts of the host, which the launch has passed to it.
   kernels::KernelError* slots_ = nullptr;
   std::deque<StreamQueue> queues_;
   // Protects the errors of the queues: the driver's threads set them.

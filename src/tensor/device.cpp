@@ -229,7 +229,7 @@ class Done final : public Event {
 };
 }  // namespace
 
-// For devices that complete all work before they return.
+// Copies of devices that complete all work before they return.
 void Device::start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue) {
   copy_to_device(to, from, bytes);
 }

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What a directory that is given as a recipe may be meant for.
+// Help for a directory that is given as a recipe: what the directory holds, and how to use it.
 std::string directory_help(const std::string& name) {
   std::error_code ignored;
   if (fs::exists(fs::path(name) / "config.json", ignored))

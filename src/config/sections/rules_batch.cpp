@@ -153,7 +153,7 @@ RULE("R0224", ramp_sizes_divisible,
   const auto ramp = BatchRamp::of(c.train);
   if (!ramp || !ramp->grows() || !c.dist.data_parallel_size) return;
   const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
-  // If the first two sizes are multiples, all are.
+  // If the first two sizes are multiples, all sizes are.
   for (const int64_t size : {ramp->size(0), ramp->size(1)}) {
     if (size % together == 0 || size == *c.train.global_batch_size) continue;
     report

@@ -11,7 +11,7 @@ RULES_OF_FILE(run_rules)
 
 namespace {
 
-// One id for each byte, one for the end of a document.
+// Vocabulary of the byte tokenizer: one id for each byte, and one for the end of a document.
 constexpr int64_t kByteVocabulary = 257;
 
 // With adapters checkpoint.load holds the adapters alone, and checkpoint.pretrained_checkpoint their base.

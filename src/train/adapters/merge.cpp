@@ -266,7 +266,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
   } catch (...) {
     writer.abandon();
     std::error_code stays;
-    // Only while nothing is in it.
+    // Removes the directory only if it is empty.
     if (made) std::filesystem::remove(root, stays);
     throw;
   }

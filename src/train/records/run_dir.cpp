@@ -67,7 +67,7 @@ FileLock::FileLock(const fs::path& directory, std::string_view what) {
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
   const std::string who = "process " + std::to_string(::getpid()) + " on " + host.data() + "\n";
   if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, who.data(), who.size(), 0) < 0) {
-    // Only for the text of an error: the lock itself holds.
+    // The lock holds even if its file does not name the owner, who is named in errors only.
   }
   fd_ = fd;
 }

@@ -166,7 +166,7 @@ const std::pair<int64_t, StepEstimate>& largest(const RankSteps& steps, MemoryKi
   });
 }
 
-// Which overrides fit, with what they need of the memory that the step exceeds.
+// Help: overrides whose step fits, each with its need of the memory that the step of the recipe exceeds.
 std::string smaller_steps_that_fit(const config::Config& config, const Excess& excess, int64_t needed,
                                    int local_ranks,
                                    const std::function<RankSteps(const config::Config&)>& steps_of) {

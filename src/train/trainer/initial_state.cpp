@@ -167,7 +167,7 @@ class Starter {
 
 struct PretrainedFiles {
   formats::Assets files;
-  // Of a checkpoint; also without its files.
+  // Tokenizer that a checkpoint records, even if the checkpoint has no tokenizer files.
   std::optional<data::TokenizerRecord> tokenizer;
 };
 

@@ -120,7 +120,7 @@ bool holds(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// No curve of this schedule reads it.
+// True if no curve of this schedule reads the field.
 bool is_idle(const Item& item, const RunSchedule& schedule) {
   const std::string_view field = item.fields.front();
   if (field.starts_with("scheduler.lr_wsd_")) return schedule.options.style != config::LrDecayStyle::wsd;

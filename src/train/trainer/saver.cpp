@@ -75,7 +75,7 @@ void Saver::begin(const SavePlan& plan, const TrainState& state) {
     const Tensor values = tensors_[i].values();
     device_.wait_for(Queue::device_to_host, *device_.record(Queue::compute));
     device_.start_copy_to_host(copies_[i].data(), values.address(), values.bytes(), Queue::device_to_host);
-    // Where they are a copy, its memory is used again after this one.
+    // If `values` is a copy, its memory is reused after this transfer.
     device_.wait_for(Queue::compute, *device_.record(Queue::device_to_host));
   }
   StateWriter writer(world_, plan, state, optimizer_);

@@ -158,7 +158,7 @@ Throughput StepLogger::throughput(const IntervalSeconds& seconds) const {
 
 std::string StepLogger::step_text(const StepResult& result, const Throughput& speed) const {
   const TrainState& state = runner_.state();
-  // Of a step, the mean since the last row.
+  // Mean number of samples of a step since the last row.
   const double samples = static_cast<double>(log_seconds_.samples) / static_cast<double>(log_seconds_.steps);
   return "step " + std::to_string(state.step) + "/" + std::to_string(total_steps_) + " | loss " +
          fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) +

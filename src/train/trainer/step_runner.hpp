@@ -26,7 +26,7 @@ namespace capstan::train {
 struct StepResult {
   // Mean over the step's loss tokens, the tokens whose loss_mask is set.
   double loss = 0;
-  // Before clipping, of the mean loss.
+  // Gradient norm of the mean loss, before clipping.
   double gradient_norm = 0;
   double learning_rate = 0;
   // Number of loss tokens of all ranks.

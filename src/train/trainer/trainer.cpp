@@ -303,7 +303,7 @@ bool Trainer::rewind(StepResult& result) {
   state.rewinds = rewinds + 1;
   recorder_->rewind(state.step);
   logger_->reset_intervals();
-  // Their rows have the step from which the run continues, so that a resume keeps them.
+  // The rows of the anomalies have the step from which the run continues, so that a resume keeps them.
   logger_->report_anomalies(spike, result.events, state.step);
   log_->warning("rolled back to step " + std::to_string(state.step) + "; skipping the batch of step " +
                 std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
