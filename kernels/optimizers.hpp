@@ -1,4 +1,4 @@
-// Kernels of the optimizers and of the gradient norm. One launch works on a whole flat buffer; a table of
+// Kernels of the optimizers and of the gradient norm. One launch works on a full flat buffer; a table of
 // ranges, in device memory, says which elements belong to a parameter and how they are treated. Elements
 // outside of all ranges are padding: no kernel reads or writes them.
 #pragma once

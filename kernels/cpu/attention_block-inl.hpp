@@ -189,8 +189,8 @@ enum class Weights { probabilities, gradients };
 struct Vectors {
   // Element type of packed arrays.
   using Value = float;
-  // Held by the caller of GEMMs.
-  struct Unit {};
+  // The caller of GEMMs holds a TileConfig. Vectors need no configuration.
+  struct TileConfig {};
   static constexpr bool kFuses = false;
 
   static constexpr int64_t kQueries = 64, kKeys = 144, kPanel = kNr;
@@ -302,7 +302,7 @@ struct Vectors {
 // (amx_core.hpp).
 struct Tiles {
   using Value = bf16;
-  using Unit = amx::Unit;
+  using TileConfig = amx::TileConfig;
   static constexpr bool kFuses = true;
   static constexpr int64_t kQueries = 128, kKeys = 128, kPanel = 32, kUnit = 32;
   static_assert(kKeys % kPanel == 0 && kQueries % kPanel == 0 && kPanel == kSlab);

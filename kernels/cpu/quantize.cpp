@@ -235,10 +235,10 @@ void quantize_tile(const QuantizedOutput& to, const float* column_tensor_scale,
   if (to.amax) atomic_max(*to.amax, largest_in(tile.values.data(), tile.rows, tile.cols));
   encode_tile(to.format, tile, {row, col, s.cols}, to.tensor_scale, random, to.rows);
   if (!to.columns.codes) return;
-  Tile turned = transposed(tile);
-  if (to.format.hadamard) transform_rows(turned);
+  Tile columns_tile = transposed(tile);
+  if (to.format.hadamard) transform_rows(columns_tile);
   const RoundingPosition of_columns{random.key, random.call | uint64_t{1} << 63};
-  encode_tile(to.format, turned, {col, row, s.rows}, column_tensor_scale, of_columns, to.columns);
+  encode_tile(to.format, columns_tile, {col, row, s.rows}, column_tensor_scale, of_columns, to.columns);
 }
 
 void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const float* row_tensor_scale,

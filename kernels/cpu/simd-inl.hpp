@@ -222,11 +222,11 @@ HWY_INLINE void at_element(In x, int64_t i, Body&& body) {
 }
 
 // body(i, n) over [0, count): n = kStep for full vectors, fewer for the last one.
-template <class Full, class Part>
-HWY_INLINE void for_vectors(int64_t count, Full&& full, Part&& part) {
+template <class Full, class Tail>
+HWY_INLINE void for_vectors(int64_t count, Full&& full, Tail&& tail) {
   int64_t i = 0;
   for (; i + kStep <= count; i += kStep) full(i);
-  if (i < count) part(i, count - i);
+  if (i < count) tail(i, count - i);
 }
 
 // fp32 copy of n elements from `first` on, such as gamma or a bias.

@@ -116,7 +116,7 @@ class Shared {
   SharedReference<T> operator[](Index i) const { return {array_, i}; }
   int64_t size() const { return array_.count; }
   SharedArray& array() const { return array_; }
-  // Accesses through it are seen by the guards alone.
+  // Accesses through the pointer are checked by the guard bytes only.
   T* data() const { return reinterpret_cast<T*>(array_.data); }
 
  private:

@@ -205,7 +205,7 @@ class BlockingChannel final : public TensorChannel {
       transfer.number = ++count[static_cast<size_t>(transfer.peer)];
     }
     publish(transfers, number);
-    Patience patience;
+    StallTimer timer;
     for (size_t open = transfers.size(); open > 0;) {
       bool progress = false;
       open = 0;
@@ -214,9 +214,9 @@ class BlockingChannel final : public TensorChannel {
         open += transfers[i].finished ? 0 : 1;
       }
       if (progress)
-        patience = {};
+        timer = {};
       else
-        wait(patience);
+        wait(timer);
     }
     publish(ChannelState::idle, number);
   }
@@ -279,25 +279,25 @@ class BlockingChannel final : public TensorChannel {
     return true;
   }
 
-  // How long a batch has made no progress.
-  struct Patience {
+  // Counts how long a batch has made no progress, and when to search for a deadlock next.
+  struct StallTimer {
     int idle = 0;
     Clock::time_point next = Clock::now() + std::chrono::milliseconds(200);
     std::string suspected;
   };
-  void wait(Patience& patience) {
-    if (++patience.idle < 64) return std::this_thread::yield();
+  void wait(StallTimer& timer) {
+    if (++timer.idle < 64) return std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (header().failed.load() == 2) fail(ErrorCode::rank_failure, header().text.data());
-    if (Clock::now() < patience.next) return;
-    patience.next = Clock::now() + std::chrono::milliseconds(200);
+    if (Clock::now() < timer.next) return;
+    timer.next = Clock::now() + std::chrono::milliseconds(200);
     if (const auto text = status_->reported(slot_)) fail_deadlock(*text);
     const auto deadlock = status_->deadlock(slot_);
-    if (deadlock && deadlock->text == patience.suspected) {
+    if (deadlock && deadlock->text == timer.suspected) {
       status_->report(*deadlock);
       fail_deadlock(deadlock->text);
     }
-    patience.suspected = deadlock ? deadlock->text : "";
+    timer.suspected = deadlock ? deadlock->text : "";
   }
 
   [[noreturn]] void fail_deadlock(const std::string& text) {

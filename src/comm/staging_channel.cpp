@@ -1,4 +1,4 @@
-// Transfers through host memory, carried by a communicator.
+// Transfers through host memory, made by a communicator.
 #include <memory>
 #include <optional>
 #include <utility>

@@ -175,8 +175,8 @@ void IndexedDataset::check_header() {
 
   if (bin_.size() % item_bytes_ != 0)
     fail(ErrorCode::format, bin_.path() + ": " + std::to_string(bin_.size()) +
-                                " bytes are not a whole number of " + std::string(name_of(type_)) +
-                                " tokens");
+                                " bytes are not a multiple of the size of a " + std::string(name_of(type_)) +
+                                " token");
   tokens_ = bin_.size() / item_bytes_;
 }
 

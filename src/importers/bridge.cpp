@@ -19,7 +19,7 @@ namespace {
 constexpr std::string_view kFunction = "a function that Megatron-Bridge puts there itself";
 constexpr std::string_view kCopied = "given by mixed_precision";
 constexpr std::string_view kComputed = "computed from the iterations";
-constexpr std::string_view kGuards = "see `capstan explain resilience`";
+constexpr std::string_view kResilienceHelp = "see `capstan explain resilience`";
 
 std::string target_of(const Node& node) {
   if (node.kind == Node::Kind::scalar) return node.text;
@@ -268,14 +268,14 @@ constexpr Rule kTable[] = {
     no_effect("ddp.gradient_reduce_div_fusion", kLayout),
     no_effect("ddp.preserve_fp32_weights", "main parameters are fp32"),
     no_effect("ddp.pad_buckets_for_high_nccl_busbw ddp.fsdp_*", kLayout),
-    no_effect("ddp.check_for_large_grads", kGuards),
+    no_effect("ddp.check_for_large_grads", kResilienceHelp),
 
     no_effect("dist.distributed_backend", "follows the device"),
     no_effect("dist.align_grad_reduce", kLayout),
     no_effect("dist.local_rank", "the launcher sets the rank"),
     no_effect("dist.lazy_init", kPython),
     no_effect("dist.use_gloo_process_groups", kLayout),
-    no_effect("dist.flight_recorder_*", kGuards),
+    no_effect("dist.flight_recorder_*", kResilienceHelp),
 
     deferred("dataset.sequence_length dataset.blend dataset.blend_per_split dataset.data_path dataset.mock "
              "dataset.split dataset.dataset_root dataset.seq_length dataset.packed_sequence_specs* "
@@ -340,7 +340,7 @@ constexpr Rule kTable[] = {
     unsupported("train.decrease_batch_size_if_needed", "a batch size that does not divide is an error"),
     no_effect("train.manual_gc* train.empty_unused_memory_level", kPython),
     no_effect("train.exit_signal", "SIGINT and SIGTERM: save, then stop"),
-    no_effect("train.check_optimizer_step_success", kGuards),
+    no_effect("train.check_optimizer_step_success", kResilienceHelp),
     no_effect("train.exit_signal_handler", "SIGINT and SIGTERM: save, then stop"),
 
     no_effect("comm_overlap.tp_comm_overlap_cfg comm_overlap.tp_comm_bootstrap_backend", kLayout),

@@ -59,7 +59,7 @@ Truth tested(std::span<const ShellWord> words, bool double_brackets) {
   return Truth::unknown;
 }
 
-// Computes the tokens of `((…))`: whole numbers, operators and brackets.
+// Computes the tokens of `((…))`: integers, operators and brackets.
 class Arithmetic {
  public:
   explicit Arithmetic(std::span<const ShellWord> words) : words_(words) {}

@@ -58,7 +58,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a file system that is really full: steps go on, the checkpoint stays, and with room again all is "
+    "a file system that is really full: steps go on, the checkpoint stays, and with space again all is "
     "written") {
   const ScratchDirectory scratch;
   const std::string place = scratch.file("small");

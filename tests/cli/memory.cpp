@@ -103,7 +103,7 @@ TEST_CASE(
     const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
     REQUIRE_MESSAGE(trained.code == 0, trained.err);
     check_resident(trained.resident_mib, estimated);
-    // The log says the same, of the whole process.
+    // The log says the same, for the process.
     std::istringstream lines(read_text(scratch.file("r/metrics.jsonl")));
     double said = 0;
     for (std::string line; std::getline(lines, line);) {

@@ -173,7 +173,7 @@ TEST_CASE("hostile .idx and .bin: a clear error with file and offset, never a cr
       {"one byte too many", [](std::string& index, std::string&) { index += 'x'; },
        "offset 82: 1 bytes too many"},
       {"half a token", [](std::string&, std::string& bin) { bin += 'x'; },
-       ".bin: 11 bytes are not a whole number of u16"},
+       ".bin: 11 bytes are not a multiple of the size of a u16 token"},
       {"a token too many", [](std::string&, std::string& bin) { bin += "xx"; },
        ".bin: 12 bytes, but the index accounts for 10"},
       {"no tokens", [](std::string&, std::string& bin) { bin.clear(); },

@@ -36,7 +36,7 @@ class Watchdog {
   // Pidfd of each slot's process; -1 for this process, or where the kernel has no pidfds.
   std::vector<int> pidfds_;
   std::vector<bool> gone_;
-  // Guards other_hosts_.
+  // Protects other_hosts_.
   std::mutex mutex_;
   // Null: all ranks are on this host.
   std::unique_ptr<RankStatusFiles> other_hosts_;

@@ -1,4 +1,4 @@
-// Guards against bad numbers, bad machines and ranks that do not answer.
+// Section `resilience`: detection of anomalies, of faulty hardware and of ranks that do not answer.
 #pragma once
 
 #include <cstdint>

@@ -52,7 +52,7 @@ class Checkpointer {
  private:
   bool prepare();
   void save_synchronously(bool must_succeed);
-  void report(const Saver::Ended& ended);
+  void report(const Saver::SaveResult& ended);
 
   const config::Config& config_;
   comm::World& world_;

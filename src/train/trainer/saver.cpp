@@ -93,18 +93,18 @@ bool Saver::ready() const {
   return !save_ || save_->done.load(std::memory_order_acquire);
 }
 
-Saver::Ended Saver::ended(std::string error) {
-  Ended result{.step = save_->writer.step(),
-               .directory = save_->writer.final_directory(),
-               .error = std::move(error),
-               .problem = save_->writer.problem(),
-               .stall_seconds = save_->stall_seconds,
-               .seconds = seconds_since(save_->begun)};
+Saver::SaveResult Saver::save_result(std::string error) {
+  SaveResult result{.step = save_->writer.step(),
+                    .directory = save_->writer.final_directory(),
+                    .error = std::move(error),
+                    .problem = save_->writer.problem(),
+                    .stall_seconds = save_->stall_seconds,
+                    .seconds = seconds_since(save_->begun)};
   save_.reset();
   return result;
 }
 
-std::optional<Saver::Ended> Saver::advance() {
+std::optional<Saver::SaveResult> Saver::advance() {
   if (!save_) return std::nullopt;
   const auto begun = Clock::now();
   join();
@@ -115,9 +115,10 @@ std::optional<Saver::Ended> Saver::advance() {
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].starts_with('-')) continue;
     if (world_.rank() == 0) save_->writer.abandon();
-    return ended((texts.size() > 1 ? "rank " + std::to_string(rank) + ": " : "") + texts[rank].substr(1));
+    return save_result((texts.size() > 1 ? "rank " + std::to_string(rank) + ": " : "") +
+                       texts[rank].substr(1));
   }
-  if (save_->phase == Save::Phase::committing) return ended({});
+  if (save_->phase == Save::Phase::committing) return save_result({});
   save_->phase = Save::Phase::committing;
   save_->manifest.clear();
   if (world_.rank() == 0) {
@@ -132,9 +133,9 @@ std::optional<Saver::Ended> Saver::advance() {
   return std::nullopt;
 }
 
-std::optional<Saver::Ended> Saver::finish() {
+std::optional<Saver::SaveResult> Saver::finish() {
   const auto begun = Clock::now();
-  std::optional<Ended> result;
+  std::optional<SaveResult> result;
   const double before = save_ ? save_->stall_seconds : 0;
   while (save_) result = advance();
   if (result) result->stall_seconds = before + seconds_since(begun);

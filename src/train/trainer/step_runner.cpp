@@ -106,8 +106,9 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   return result;
 }
 
-// With a dynamic loss scale a norm that is not finite is an overflow. A loss is not: another scale cannot
-// mend it (Megatron's check_for_nan_in_loss_and_grad), unless loss times scale leaves the range of fp32.
+// With a dynamic loss scale, a norm that is not finite is an overflow, and the scale is reduced. A loss that
+// is not finite ends the run, because another scale would not change it (Megatron's
+// check_for_nan_in_loss_and_grad), unless loss times scale leaves the range of fp32.
 bool StepRunner::ends_run(const StepValues& values) const {
   constexpr double kLargestScaleOfLosses = 0x1p64;
   if (!config_.resilience.check_for_nan) return false;
