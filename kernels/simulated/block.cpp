@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 
 namespace capstan::kernels::simulated {
@@ -454,7 +455,7 @@ void run_blocks(ThreadPool* pool, const LaunchShape& shape, FunctionRef<void()> 
   // Threads to a tile of the pool: below, waking a thread of the host costs more than it saves.
   constexpr int64_t kTileThreads = 8192;
   const int64_t tile = std::max<int64_t>(1, kTileThreads / shape.threads),
-                tiles = (shape.blocks + tile - 1) / tile;
+                tiles = ceil_div(shape.blocks, tile);
   if (!pool || tiles <= 1) return run(0, shape.blocks);
   pool->parallel_for(tiles, [&](int64_t i, int) { run(i * tile, std::min(shape.blocks, (i + 1) * tile)); });
 }
