@@ -143,7 +143,8 @@ bool streams(const GemmShape& s, Out out, float beta) {
          reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
 }
 
-// sums = rows of A, panels `stride` values apart, times one panel of B; `next` is wanted after that.
+// sums = rows of A, panels `stride` values apart, times one panel of B. Prefetches `next`, the panel of B
+// that is read after this one.
 CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, int64_t stride, const bf16* b, const bf16* next,
                                       int64_t panels, int64_t steps, float* sums) {
   const int64_t lines = ceil_div(32, panels);

@@ -170,16 +170,17 @@ struct Block {
 // Vectors and Tiles both have these members, for heads of d values; sums have padded(d) columns:
 //   kFuses                attend() and backward_block() have shorter ways, attend_block and backward_keys,
 //                         where there is no dropout and no cap
-//   kKeys, kPanel, kUnit  keys of a block; rows of X in a panel; what a row of scores is padded to
+//   kKeys, kPanel, kUnit  keys of a block; rows of X in a panel; multiple to which a row of scores is padded
 //   pack_columns          X^T for scores: columns are rows of X, depth is d
 //   pack_depth            X for weighted_rows: depth is the rows of X, columns are its d columns
 //   pack_other            X for weighted_columns
 //   scores                scores[nq, kKeys] = X Y^T for visible pairs; others are not written
-//   weighted_rows         out[nq, padded(d)] += S Y; Y: pack_depth of all keys. A row of S holds zeros, up to
-//                         the block's width, where the query does not see. `weights` says what S is
+//   weighted_rows         out[nq, padded(d)] += S Y; Y: pack_depth of all keys. S has the width of the block, and
+//                         zeros for keys that the query does not see. `weights`: S holds probabilities, or their
+//                         gradients
 //   weighted_columns      sums += S^T X for the block's keys; X: pack_other of all `queries`
-//   key_rows              rows [first, first + kSlab) of those sums, where they lie or in
-//                         buffer[kSlab, padded(d)]
+//   key_rows              rows [first, first + kSlab) of the sums of weighted_columns: a pointer into the sums,
+//                         or a copy in buffer[kSlab, padded(d)]
 // Packing of rows [first, first + n) of `rows` goes to the packed array of all; first is a multiple of
 // kPanel.
 

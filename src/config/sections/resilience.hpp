@@ -17,7 +17,7 @@ struct EnumNames<SpikeAction> {
       {SpikeAction::off, "off", "no detection"},
       {SpikeAction::warn, "warn", "a warning and an event in metrics.jsonl"},
       {SpikeAction::skip, "skip", "the update is skipped"},
-      {SpikeAction::rewind, "rewind", "return to the last checkpoint and skip the batch"},
+      {SpikeAction::rewind, "rewind", "load the newest valid checkpoint and skip the batch of the spike"},
   };
 };
 

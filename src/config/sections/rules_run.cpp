@@ -300,7 +300,7 @@ RULE("R0910", rewind_needs_checkpoints, "rewinding needs checkpoints with optimi
   const bool rewinds = c.resilience.loss_spike_action == SpikeAction::rewind ||
                        c.resilience.grad_norm_spike_action == SpikeAction::rewind;
   if (!rewinds || (c.checkpoint.save_interval && c.checkpoint.save_optim)) return;
-  report.error("rewinding after a spike needs checkpoints to go back to, with optimizer state")
+  report.error("rewinding after a spike needs checkpoints with optimizer state")
       .help("set checkpoint.save_interval, and checkpoint.save_optim=true");
 }
 

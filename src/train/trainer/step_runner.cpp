@@ -88,7 +88,7 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   if (held) rerun_and_compare(reduced, timers, result.events);
   if (failed) fail_not_finite(reduced.values, result.events);
   // Megatron's rules: only values that are not finite are an overflow, and a step whose update is skipped for
-  // another reason is a clean one. A run that returns to a checkpoint takes the scale from there.
+  // another reason is a clean one. After a rewind, the scale is that of the checkpoint.
   if (loss_scaler_) loss_scaler_->update(*state_.loss_scale, result.overflow);
   if (action == config::SpikeAction::rewind) {
     result.skipped = false;
@@ -254,7 +254,7 @@ void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std
   }
   event.text = "step " + step + " gave different bits on rank " + ranks +
                " when computed again: the cause is the hardware";
-  event.texts.insert(event.texts.end(), {{"cause", "machine"}, {"ranks", ranks}});
+  event.texts.insert(event.texts.end(), {{"cause", "hardware"}, {"ranks", ranks}});
   failure_anomalies_ = events;
   failure_anomalies_.push_back(event);
   fail(

@@ -43,7 +43,7 @@ struct StepResult {
   bool skipped = false;
   // The scaled loss or its gradients are not finite.
   bool overflow = false;
-  // A spike requires a return to the last checkpoint. Parameters and counters are those before the step.
+  // A spike requires a rewind to the last checkpoint. Parameters and counters are those before the step.
   bool rewind = false;
   std::vector<Anomaly> events;
 };
