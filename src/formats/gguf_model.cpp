@@ -156,7 +156,8 @@ WriteResult write_gguf(const ExportSource& from, const fs::path& to, GgufType ty
       try {
         quantize(*find_ggml_type(tensor.type), values, bytes);
       } catch (const Error& error) {
-        fail(error.code(), "the tensor " + in_quotes(tensor.name) + ": " + error.message(), error.help());
+        fail(error.code(), "the tensor " + in_quotes(tensor.name) + ": " + error.message(),
+             error.marked_help());
       }
       given += bytes.size();
       writer.write(bytes);

@@ -136,8 +136,7 @@ namespace {
 
 [[noreturn]] void cannot_hold(const GgmlType& type, float value) {
   fail(ErrorCode::unsupported, std::string(type.name) + " cannot hold the value " + to_text(value),
-       std::isfinite(value) ? "the types bf16 and f32 can"
-                            : "the weights are not numbers: did the run diverge?");
+       std::isfinite(value) ? "{gguf_types}" : "the weights are not numbers: did the run diverge?");
 }
 
 // Converts to fp16; refuses finite values that would become infinite.

@@ -369,7 +369,7 @@ void scheduler(Reader& r) {
 void read_deepspeed(Draft& draft, const Node& root) {
   if (!draft.extends())
     draft.extend("quickstart",
-                 "to fill in: the file does not describe model and data; extend a recipe that does");
+                 "to fill in: the file does not describe model and data; {extend_recipe} that does");
   const Node known = without_auto(draft, root, {});
   static const std::vector<Rule> rules = one_rule_per_key(kTable);
   Reader reader(draft, known, rules);

@@ -65,7 +65,7 @@ struct ImportedKey {
   std::string value;
 };
 // A value that the file does not give: the other trainer's default if Capstan's differs, or a value to fill
-// in.
+// in. Reasons may hold markers of actions (base/actions.hpp).
 struct AssumedValue {
   std::string path, value, reason;
 };

@@ -239,10 +239,7 @@ constexpr Rule kTable[] = {
 
     // checkpoints
     deferred("--save", "checkpoint.save"),
-    deferred(
-        "--load", {},
-        "a run here is resumed from its own checkpoints; weights of another trainer come through Hugging "
-        "Face files"),
+    deferred("--load", {}, "{resume_run}; weights of another trainer come through Hugging Face files"),
     flag("--finetune", {}, "`checkpoint.pretrained_checkpoint` starts from weights alone"),
     external("--pretrained-checkpoint", kCheckpoint),
     set_if_present("--no-save-optim", "checkpoint.save_optim", "false"),
@@ -578,7 +575,7 @@ void report_branches(Draft& draft, const ShellScript& script, const ShellCommand
     if (!branch.variables.empty()) {
       reason = "not decided: the script does not set `$" + join(branch.variables, "`, `$") + "`; choose with";
       for (const std::string& name : branch.variables) {
-        reason += " " + name + "=VALUE";
+        reason += " {variable}" + name + "=VALUE";
         if (const auto found = branch.defaults.find(name); found != branch.defaults.end())
           reason += " (the script's default: `" + found->second + "`)";
       }

@@ -68,7 +68,7 @@ constexpr Rule kTable[] = {
     copy("save_total_limit", "checkpoint.most_recent_k"),
     negate("save_only_model", "checkpoint.save_optim"),
     copy("output_dir", "checkpoint.save"),
-    no_effect("overwrite_output_dir", "an existing run is resumed, never overwritten"),
+    no_effect("overwrite_output_dir", "{resume_existing}"),
     copy("logging_dir", "logger.tensorboard_dir"),
     external("resume_from_checkpoint", kResumeOrOther),
     no_effect("restore_callback_states_from_checkpoint", "there are no callbacks"),
@@ -89,7 +89,7 @@ constexpr Rule kTable[] = {
     no_effect("include_tokens_per_second", "the rate is in every log line"),
     no_effect("include_num_input_tokens_seen", "the tokens are in every log line"),
     external("report_to", kService),
-    external("run_name", "the run directory has the recipe's name, or the one given to the run"),
+    external("run_name", "{run_dir_name}"),
     external("project trackio_space_id", kService),
     external("push_to_hub* hub_*", kHub),
     external("mp_parameters", "another launcher"),
@@ -259,7 +259,7 @@ void sharding(Reader& r) {
 void read_training_arguments(Draft& draft, const Node& root) {
   if (!draft.extends())
     draft.extend("quickstart",
-                 "to fill in: the file does not describe model and data; extend a recipe that does, such as "
+                 "to fill in: the file does not describe model and data; {extend_recipe} that does, such as "
                  "llama3-8b-lora");
   static const std::vector<Rule> rules = one_rule_per_key(kTable);
   Reader reader(draft, root, rules);

@@ -428,10 +428,10 @@ void write_plan(const fs::path& directory, const ComposedPlan& planned) {
   std::error_code error;
   if (is_sweep(directory))
     fail(ErrorCode::failed, "`" + directory.string() + "` already holds a sweep",
-         "`capstan sweep add` extends it; or choose another sweep directory");
+         "`capstan sweep add` extends it; or choose {other_sweep_dir}");
   if (fs::exists(directory, error) && !(fs::is_directory(directory, error) && fs::is_empty(directory, error)))
     fail(ErrorCode::failed, "`" + directory.string() + "` exists and is not a sweep directory",
-         "choose another sweep directory");
+         "choose {other_sweep_dir}");
   const fs::path target = fs::absolute(directory).lexically_normal();
   const fs::path clean = target.has_filename() ? target : target.parent_path();
   checkpoint::real_file_system().make_directories(clean.parent_path());
@@ -569,11 +569,11 @@ Plan read_plan(const fs::path& directory) {
   std::error_code unknown;
   if (!fs::exists(directory, unknown)) {
     const std::string near = near_paths_help(near_runs(directory.string(), "sweeps"));
-    fail_not_found("", directory.string(), near.empty() ? "`capstan sweep plan` creates one" : near);
+    fail_not_found("", directory.string(), near.empty() ? "{plan_sweep}" : near);
   }
   if (!is_sweep(directory))
     fail(ErrorCode::not_found, "`" + directory.string() + "` is not a sweep directory: it has no plan.json",
-         "`capstan sweep plan` creates one");
+         "{plan_sweep}");
   const std::string file = (directory / "plan.json").string();
   const Json json = parse_json(read_file(file, 1 << 30), file);
   Plan plan;

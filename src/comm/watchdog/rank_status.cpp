@@ -178,7 +178,7 @@ bool RankStatusTable::report_claimed() const {
 }
 
 void RankStatusTable::write_report(const Error& error) {
-  std::string text = error.message() + kSeparator + error.help();
+  std::string text = error.message() + kSeparator + error.marked_help();
   for (const std::string& line : error.context()) text += kSeparator + line;
   text.resize(std::min(text.size(), header().report.size() - 1));
   std::copy(text.begin(), text.end(), header().report.begin());

@@ -232,7 +232,7 @@ std::string model_help(const TensorSource& source) {
            " takes the sizes from the file, but only those that the recipe does not set";
   const bool capstan = std::filesystem::exists(path + "/" + std::string(checkpoint::kManifestFile), unknown);
   if (!capstan && std::filesystem::exists(path + "/config.json", unknown))
-    return "begin a recipe from hf:" + path + " (with the sizes of its config.json); model=hf:" + path +
+    return "{new_recipe_from} hf:" + path + " (with the sizes of its config.json); model=hf:" + path +
            " takes only those that the recipe does not set";
   return "the recipe's model section must be that of the checkpoint" + (capstan ? ours : "");
 }

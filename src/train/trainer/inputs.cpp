@@ -348,7 +348,7 @@ std::vector<MissingFile> unwritable_directories(const config::Config& config, co
   };
   try {
     const fs::path run = run_directory(options);
-    look("name", "run directory", run.string(), run, "give another run directory");
+    look("name", "run directory", run.string(), run, "give {other_run_dir}");
   } catch (const Error& error) {
     found.push_back({"name", options.recipe.name, error.message(), error.help()});
   }

@@ -260,7 +260,7 @@ void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std
   fail(
       ErrorCode::rank_failure,
       event.text + "; parameters and optimizer state are unchanged since step " + std::to_string(state_.step),
-      "resume the run on another machine: this machine's results cannot be trusted");
+      "{resume_elsewhere} on another machine: this machine's results cannot be trusted");
 }
 
 void StepRunner::fail_not_finite(const StepValues& values, std::vector<Anomaly> events) {
