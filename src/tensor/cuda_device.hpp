@@ -170,7 +170,6 @@ class CudaDevice : public Device {
 
   StreamQueue& queue_of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
   static QueueSet bit_of(size_t queue) { return queue < 64 ? QueueSet{1} << queue : 0; }
-  Queue make_queue(bool prompt, std::string name);
   void make_kernel_error_slots();
   void start_copy(void* to, const void* from, int64_t bytes, CopyDirection direction, Queue queue,
                   const char* action);
