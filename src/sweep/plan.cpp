@@ -568,8 +568,9 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
 Plan read_plan(const fs::path& directory) {
   std::error_code unknown;
   if (!fs::exists(directory, unknown)) {
-    const std::string near = near_paths_help(near_runs(directory.string(), "sweeps"));
-    fail_not_found("", directory.string(), near.empty() ? "{plan_sweep}" : near);
+    const std::string near = near_paths_help(near_runs(directory.string(), "sweeps", is_sweep));
+    fail(ErrorCode::not_found, not_found_text("sweep directory", directory.string()),
+         near.empty() ? "{plan_sweep}" : near);
   }
   if (!is_sweep(directory))
     fail(ErrorCode::not_found, "`" + directory.string() + "` is not a sweep directory: it has no plan.json",

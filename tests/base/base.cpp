@@ -275,7 +275,7 @@ TEST_CASE("what is not there is named with what is near, written as the name was
   CHECK(near_paths_help({"a", "b", "c"}) == "did you mean `a`, `b` or `c`?");
 
   CHECK(test::error_of([&] { read_file(root + "/data/corpus.txd"); }) ==
-        "not_found: not found: " + root + "/data/corpus.txd\n  help: did you mean `" + root +
+        "not_found: not found: file = " + root + "/data/corpus.txd\n  help: did you mean `" + root +
             "/data/corpus.txt`?");
   CHECK(not_found_text("dataset.data_path", "data/a") == "not found: dataset.data_path = data/a");
 }

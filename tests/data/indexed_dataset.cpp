@@ -227,7 +227,7 @@ TEST_CASE("files that are not there or not files") {
   std::filesystem::create_directory(directory / "data");
   write_dataset(directory / "data/corpus_text_document", {{1, 2, 3}});
   CHECK(error_of([&] { IndexedDataset(directory / "dat/corpus"); }) ==
-        "not_found: not found: " + (directory / "dat/corpus") + "\n  help: did you mean `" +
+        "not_found: not found: dataset = " + (directory / "dat/corpus") + "\n  help: did you mean `" +
             (directory / "data/corpus_text_document") + "`?");
   std::filesystem::create_directory(directory / "d.bin");
   CHECK(error_of([&] { IndexedDataset(directory / "d"); }).starts_with("format: "));

@@ -9,9 +9,8 @@ RULES_OF_FILE(optimizer_rules)
 
 namespace {
 
-RULE("R0601", gather_needs_sharding,
-     "overlapped gathering needs sharding, and overlapped reduction of gradients", "ddp.overlap_param_gather",
-     "ddp.data_parallel_sharding_strategy", "ddp.overlap_grad_reduce") {
+RULE("R0601", gather_needs_sharding, "overlap_param_gather needs sharding and overlap_grad_reduce",
+     "ddp.overlap_param_gather", "ddp.data_parallel_sharding_strategy", "ddp.overlap_grad_reduce") {
   if (!c.ddp.overlap_param_gather) return;
   if (!shards(c))
     report
@@ -25,7 +24,7 @@ RULE("R0601", gather_needs_sharding,
 }
 
 RULE("R0602", gather_with_step_fits,
-     "gathering during the optimizer step needs overlapped gathering and virtual stages",
+     "overlap_param_gather_with_optimizer_step needs overlap_param_gather and virtual stages",
      "comm_overlap.overlap_param_gather_with_optimizer_step", "ddp.overlap_param_gather",
      "dist.virtual_pipeline_model_parallel_size") {
   if (!c.comm_overlap.overlap_param_gather_with_optimizer_step) return;
@@ -37,15 +36,14 @@ RULE("R0602", gather_with_step_fits,
         .help("set dist.virtual_pipeline_model_parallel_size to 2 or more");
 }
 
-RULE("R0603", aligned_gather_overlaps, "aligned gathering is overlapped gathering", "ddp.align_param_gather",
-     "ddp.overlap_param_gather") {
+RULE("R0603", aligned_gather_overlaps, "align_param_gather needs overlap_param_gather",
+     "ddp.align_param_gather", "ddp.overlap_param_gather") {
   if (!c.ddp.align_param_gather || c.ddp.overlap_param_gather) return;
   report.error("`ddp.align_param_gather` needs `ddp.overlap_param_gather`")
       .help("set ddp.overlap_param_gather=true");
 }
 
-RULE("R0604", floor_below_peak, "the smallest learning rate is not above the peak", "optimizer.min_lr",
-     "optimizer.lr") {
+RULE("R0604", floor_below_peak, "min_lr is at most lr", "optimizer.min_lr", "optimizer.lr") {
   const auto& o = c.optimizer;
   if (o.min_lr && *o.min_lr > o.lr)
     report.error("`optimizer.min_lr` " + to_text(*o.min_lr) + " is above `optimizer.lr` " + to_text(o.lr))
@@ -185,7 +183,7 @@ RULE("R0611", weight_decay_has_one_owner,
       .help("set both, or scheduler.weight_decay_incr_style=constant with optimizer.weight_decay");
 }
 
-RULE("R0612", weight_decay_grows, "the last weight decay is not below the first",
+RULE("R0612", weight_decay_grows, "end_weight_decay is at least start_weight_decay",
      "scheduler.end_weight_decay", "scheduler.start_weight_decay") {
   const auto& s = c.scheduler;
   if (!s.start_weight_decay || !s.end_weight_decay || *s.end_weight_decay >= *s.start_weight_decay) return;
@@ -197,7 +195,7 @@ RULE("R0612", weight_decay_grows, "the last weight decay is not below the first"
 
 // Values that another choice of the schedule leaves without a reader.
 RULE("R0616", schedule_values_are_read,
-     "every value of the schedule and of weight decay has a use under the styles chosen", "optimizer.min_lr",
+     "every field of the schedule and of weight decay is used by the chosen styles", "optimizer.min_lr",
      "optimizer.min_lr_ratio", "optimizer.decoupled_min_lr", "scheduler.lr_decay_iters",
      "scheduler.lr_decay_samples", "scheduler.lr_warmup_init", "optimizer.weight_decay",
      "optimizer.apply_wd_to_qk_layernorm", "scheduler.lr_decay_style") {
@@ -234,7 +232,8 @@ RULE("R0616", schedule_values_are_read,
          "remove it, or set model.qk_layernorm=true");
 }
 
-RULE("R0613", one_schedule_on_resume, "on resume one schedule wins, the recipe's or the checkpoint's",
+RULE("R0613", one_schedule_on_resume,
+     "on resume, the schedule is either that of the recipe or that of the checkpoint",
      "scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler") {
   if (!c.scheduler.override_opt_param_scheduler || !c.scheduler.use_checkpoint_opt_param_scheduler) return;
   report
@@ -251,7 +250,7 @@ RULE("R0614", offload_needs_precision_aware, "optimizer offload needs the precis
       .help("set optimizer.use_precision_aware_optimizer=true");
 }
 
-RULE("R0615", iterations_have_coefficients, "Newton-Schulz iterations have coefficients",
+RULE("R0615", newton_schulz_steps_fit, "muon_num_ns_steps fits the iterations of muon_coefficient_type",
      "optimizer.muon_num_ns_steps", "optimizer.muon_coefficient_type", "optimizer.optimizer") {
   const auto& o = c.optimizer;
   if (o.optimizer != OptimizerKind::muon) return;
@@ -267,7 +266,8 @@ RULE("R0615", iterations_have_coefficients, "Newton-Schulz iterations have coeff
         .help("set optimizer.muon_num_ns_steps=8, or optimizer.muon_coefficient_type=simple");
 }
 
-RULE("R0617", copies_of_keys_are_updated_alike, "ranks that hold the same keys and values update them alike",
+RULE("R0617", muon_updates_replicated_heads_alike,
+     "Muon with replicated key/value heads needs muon_split_qkv or muon_tp_mode duplicated",
      "optimizer.muon_tp_mode", "optimizer.muon_split_qkv", "dist.tensor_model_parallel_size",
      "model.num_query_groups", "optimizer.optimizer") {
   const auto& o = c.optimizer;

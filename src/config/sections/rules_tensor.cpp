@@ -24,7 +24,7 @@ RULE("R0401", sequence_parallel_needs_tensor, "sequence parallelism needs tensor
       .help("set dist.sequence_parallel=false, or dist.tensor_model_parallel_size to 2 or more");
 }
 
-RULE("R0402", heads_divide_tensor, "attention heads divide over the tensor-parallel ranks",
+RULE("R0402", heads_divide_tensor, "num_attention_heads is divisible by the tensor-parallel size",
      "model.num_attention_heads", "dist.tensor_model_parallel_size") {
   if (c.model.num_attention_heads % tp(c) == 0) return;
   report
@@ -35,7 +35,7 @@ RULE("R0402", heads_divide_tensor, "attention heads divide over the tensor-paral
 }
 
 RULE("R0403", groups_divide_tensor,
-     "key/value heads divide over the tensor-parallel ranks, or the ranks over them (replicated)",
+     "num_query_groups is divisible by the tensor-parallel size, or divides it (replicated key/value heads)",
      "model.num_query_groups", "dist.tensor_model_parallel_size") {
   if (!c.model.num_query_groups || c.model.multi_latent_attention) return;
   const int64_t groups = *c.model.num_query_groups;
@@ -47,7 +47,7 @@ RULE("R0403", groups_divide_tensor,
             ", or a multiple of " + to_text(groups));
 }
 
-RULE("R0404", groups_divide_heads, "each key/value head serves the same number of query heads",
+RULE("R0404", groups_divide_heads, "num_attention_heads is divisible by num_query_groups",
      "model.num_query_groups", "model.num_attention_heads") {
   if (!c.model.num_query_groups || c.model.num_attention_heads % *c.model.num_query_groups == 0) return;
   report
@@ -57,8 +57,9 @@ RULE("R0404", groups_divide_heads, "each key/value head serves the same number o
             nearest_divisors(*c.model.num_query_groups, c.model.num_attention_heads));
 }
 
-RULE("R0405", heads_divide_hidden, "the hidden size divides into heads, unless kv_channels is given",
-     "model.hidden_size", "model.num_attention_heads", "model.kv_channels") {
+RULE("R0405", heads_divide_hidden,
+     "hidden_size is divisible by num_attention_heads, unless kv_channels is given", "model.hidden_size",
+     "model.num_attention_heads", "model.kv_channels") {
   if (c.model.kv_channels || c.model.num_attention_heads < 1) return;
   report
       .error("`model.hidden_size` " + to_text(c.model.hidden_size) +
@@ -70,7 +71,7 @@ RULE("R0405", heads_divide_hidden, "the hidden size divides into heads, unless k
           "; or num_attention_heads: " + nearest_divisors(c.model.num_attention_heads, c.model.hidden_size));
 }
 
-RULE("R0406", feed_forward_divides_tensor, "the feed-forward width divides over the tensor-parallel ranks",
+RULE("R0406", feed_forward_divides_tensor, "ffn_hidden_size is divisible by the tensor-parallel size",
      "model.ffn_hidden_size", "dist.tensor_model_parallel_size") {
   if (!c.model.ffn_hidden_size || *c.model.ffn_hidden_size % tp(c) == 0) return;
   report
@@ -79,8 +80,9 @@ RULE("R0406", feed_forward_divides_tensor, "the feed-forward width divides over 
       .help("nearest legal ffn_hidden_size: " + nearest_multiples(*c.model.ffn_hidden_size, tp(c)));
 }
 
-RULE("R0407", vocabulary_divides_tensor, "the padded vocabulary divides over the tensor-parallel ranks",
-     "model.padded_vocab_size", "model.make_vocab_size_divisible_by", "dist.tensor_model_parallel_size") {
+RULE("R0407", vocabulary_divides_tensor,
+     "the padded vocabulary size is divisible by the tensor-parallel size", "model.padded_vocab_size",
+     "model.make_vocab_size_divisible_by", "dist.tensor_model_parallel_size") {
   if (!c.model.padded_vocab_size || *c.model.padded_vocab_size % tp(c) == 0) return;
   report
       .error("`model.padded_vocab_size` " + to_text(*c.model.padded_vocab_size) + " does not divide over " +
@@ -216,7 +218,7 @@ RULE("R0413", qkv_bias_is_extra, "add_qkv_bias is for models without other biase
       .help("unset model.add_qkv_bias");
 }
 
-RULE("R0414", latent_attention_excludes_groups, "latent attention has as many key as query heads",
+RULE("R0414", latent_attention_excludes_groups, "multi-latent attention excludes grouped queries",
      "model.multi_latent_attention", "model.num_query_groups", "model.num_attention_heads") {
   if (!c.model.multi_latent_attention || !c.model.num_query_groups ||
       *c.model.num_query_groups == c.model.num_attention_heads)
@@ -228,7 +230,7 @@ RULE("R0414", latent_attention_excludes_groups, "latent attention has as many ke
       .help("unset model.num_query_groups");
 }
 
-RULE("R0415", latent_attention_rotates_halves, "latent attention does not rotate interleaved",
+RULE("R0415", latent_attention_rotates_halves, "multi-latent attention excludes interleaved RoPE",
      "model.multi_latent_attention", "model.rotary_interleaved") {
   if (!c.model.multi_latent_attention || !c.model.rotary_interleaved) return;
   report.error("`model.multi_latent_attention` and `model.rotary_interleaved` exclude each other")
@@ -247,7 +249,9 @@ int64_t exchanging_ranks(const Config& c) {
   return ranks;
 }
 
-RULE("R0416", heads_divide_exchange, "exchange of heads for sequence needs heads for every rank",
+RULE("R0416", heads_divide_all_to_all,
+     "all-to-all context parallelism (cp_comm_type a2a) needs num_attention_heads divisible by tensor * "
+     "context parallelism",
      "dist.cp_comm_type", "dist.context_parallel_size", "model.num_attention_heads",
      "dist.tensor_model_parallel_size") {
   const int64_t ranks = exchanging_ranks(c);
@@ -262,8 +266,9 @@ RULE("R0416", heads_divide_exchange, "exchange of heads for sequence needs heads
 
 // The groups of a tensor-parallel rank are shared out over the exchange, or each is held by several of its
 // ranks.
-RULE("R0417", groups_divide_exchange,
-     "exchange of heads for sequence: the key/value heads are a multiple or a divisor of the ranks",
+RULE("R0417", groups_divide_all_to_all,
+     "with all-to-all context parallelism (cp_comm_type a2a), the key/value heads of a tensor-parallel rank "
+     "are a multiple or a divisor of the ranks that exchange heads",
      "dist.cp_comm_type", "dist.context_parallel_size", "model.num_query_groups",
      "dist.tensor_model_parallel_size") {
   const int64_t ranks = exchanging_ranks(c);

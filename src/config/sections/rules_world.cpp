@@ -206,7 +206,7 @@ RULE("R0106", hierarchical_sizes_multiply_to_context,
 }
 
 RULE("R0107", hierarchical_sizes_given,
-     "two hierarchical sizes are given exactly when cp_comm_type has a2a+p2p",
+     "hierarchical_context_parallel_sizes has two sizes if and only if cp_comm_type contains a2a+p2p",
      "dist.hierarchical_context_parallel_sizes", "dist.cp_comm_type") {
   if (c.dist.context_parallel_size == 1) return;
   const size_t given = c.dist.hierarchical_context_parallel_sizes.size();
@@ -225,7 +225,7 @@ RULE("R0107", hierarchical_sizes_given,
   }
 }
 
-RULE("R0108", context_exchange_for_each_layer, "cp_comm_type has one item, or one for each layer",
+RULE("R0108", context_exchange_for_each_layer, "cp_comm_type has one item, or one item for each layer",
      "dist.cp_comm_type", "model.num_layers") {
   const auto given = static_cast<int64_t>(c.dist.cp_comm_type.size());
   if (given == 1 || given == c.model.num_layers) return;
@@ -253,7 +253,8 @@ RULE("R0109", state_groups_divide_data,
         .help("nearest legal values: " + nearest_divisors(groups, *c.dist.expert_data_parallel_size));
 }
 
-RULE("R0110", state_groups_need_sharding, "groups of optimizer state need optimizer state that is sharded",
+RULE("R0110", state_groups_need_sharding,
+     "num_distributed_optimizer_instances above 1 needs sharded optimizer state",
      "ddp.num_distributed_optimizer_instances", "ddp.data_parallel_sharding_strategy") {
   if (c.ddp.num_distributed_optimizer_instances == 1 || shards(c)) return;
   report
