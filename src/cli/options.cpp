@@ -140,7 +140,8 @@ std::optional<int64_t> Arguments::integer(std::string_view option, int64_t least
   const std::string_view digits = std::string_view(*text).substr(text->starts_with('-') ? 1 : 0);
   if (!digits.empty() && digits.find_first_not_of("0123456789") == std::string_view::npos)
     fail_range(option, *text, "from " + std::to_string(least) + " to " + std::to_string(most));
-  fail(ErrorCode::usage, "`--" + std::string(option) + "` takes an integer, not `" + *text + "`", range);
+  fail(ErrorCode::usage, "`--" + std::string(option) + "` takes an integer, not `" + *text + "`",
+       "write an integer " + (most == INT64_MAX ? "of " : std::string()) + range);
 }
 
 std::optional<double> Arguments::number(std::string_view option, double least, double most,
@@ -151,7 +152,8 @@ std::optional<double> Arguments::number(std::string_view option, double least, d
                                         : "from " + to_text(least) + " to " + to_text(most);
   const auto number = parse_double(*text);
   if (!number || std::isnan(*number))
-    fail(ErrorCode::usage, "`--" + std::string(option) + "` takes a number, not `" + *text + "`", range);
+    fail(ErrorCode::usage, "`--" + std::string(option) + "` takes a number, not `" + *text + "`",
+         "write a number " + range);
   if (*number < least || *number > most || (above_least && *number == least))
     fail_range(option, *text, range);
   return number;

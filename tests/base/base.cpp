@@ -156,6 +156,8 @@ TEST_CASE("a noun follows its count: one has no s, and zero and negative counts 
   CHECK(counted(-1, "rank") == "-1 ranks");
   CHECK(plural(1, "sample") == "sample");
   CHECK(plural(2, "sample") == "samples");
+  CHECK(counted(1, "micro-batch") == "1 micro-batch");
+  CHECK(counted(4, "micro-batch") == "4 micro-batches");
 }
 
 TEST_CASE("what is quoted for a shell comes back from one as it was") {

@@ -111,7 +111,7 @@ RULE("R0221", epochs_of_real_data, "train.epochs needs a dataset with an end", "
   if (c.train.epochs && c.dataset.kind == DatasetKind::mock)
     report.error("`train.epochs` counts passes over data, and generated data has no end")
         .at("train.epochs")
-        .help("for instance train.train_iters=100 train.epochs=null");
+        .help("for example, set train.train_iters=100 train.epochs=null");
 }
 
 RULE("R0222", megatron_order_seed, "Megatron's sample order accepts 32-bit seeds only", "dataset.random_seed",
@@ -122,7 +122,7 @@ RULE("R0222", megatron_order_seed, "Megatron's sample order accepts 32-bit seeds
         .error("`dataset.random_seed` " + to_text(c.dataset.random_seed) +
                " is above 4294967295, the largest seed of Megatron's order")
         .at("dataset.random_seed")
-        .help("a smaller seed, or dataset.sample_order=capstan");
+        .help("choose a smaller seed, or set dataset.sample_order=capstan");
 }
 
 RULE("R0205", length_of_a_step, "a run has at least one step", "train.train_samples",
@@ -218,7 +218,7 @@ RULE("R0208", blend_weights_positive, "weights of a blend are positive", "datase
       if (!(weight > 0) || !std::isfinite(weight))
         report.error("the weight of `" + prefix + "` in `" + path + "` is " + to_text(weight))
             .at(path)
-            .help("weights are positive; leave a dataset out to give it none");
+            .help("choose a positive weight; leave a dataset out to give it none");
 }
 
 RULE("R0209", split_with_one_source, "split divides one source of data; blends for each split replace it",
@@ -236,7 +236,7 @@ RULE("R0210", split_is_three_shares, "split consists of three proportions, the f
   const auto shares = split_shares(*c.dataset.split);
   if (!shares)
     report.error("`dataset.split` " + in_quotes(*c.dataset.split) + " is not three proportions")
-        .help("train, validation, test, as in 969,30,1 or 0.9,0.1,0");
+        .help("write the proportions of train, validation and test: 969,30,1 or 0.9,0.1,0");
   else if ((*shares)[0] <= 0)
     report.error("`dataset.split` " + *c.dataset.split + " leaves no training data")
         .help("the first proportion must be above 0");
@@ -252,7 +252,7 @@ RULE("R0211", validation_has_data, "validation.eval_interval needs validation da
       report
           .error("`validation.eval_interval` is set, but `dataset.split` " + *d.split +
                  " leaves no validation data")
-          .help("for instance dataset.split=99,1,0, or validation.eval_interval=null");
+          .help("for example, set dataset.split=99,1,0, or validation.eval_interval=null");
   } else if (!d.train_blend.empty() && d.valid_blend.empty()) {
     report.error("`validation.eval_interval` is set, but `dataset.valid_blend` is empty")
         .help("set dataset.valid_blend, or validation.eval_interval=null");

@@ -22,8 +22,8 @@ RULE("R0702", experts_divide_ranks, "num_moe_experts is divisible by the expert-
   const int64_t ep = c.dist.expert_model_parallel_size;
   if (!has_experts(c) || *c.model.num_moe_experts % ep == 0) return;
   report
-      .error("`model.num_moe_experts` " + to_text(*c.model.num_moe_experts) + " does not divide over " +
-             to_text(ep) + " expert-parallel ranks")
+      .error("`model.num_moe_experts` " + to_text(*c.model.num_moe_experts) +
+             " is not divisible by the expert-parallel size " + to_text(ep))
       .help("nearest legal dist.expert_model_parallel_size: " +
             nearest_divisors(ep, *c.model.num_moe_experts));
 }
@@ -36,7 +36,7 @@ RULE("R0703", expert_width_divides_tensor,
   if (*c.model.moe_ffn_hidden_size % etp == 0) return;
   report
       .error("`model.moe_ffn_hidden_size` " + to_text(*c.model.moe_ffn_hidden_size) +
-             " does not divide over " + to_text(etp) + " expert-tensor-parallel ranks")
+             " is not divisible by the expert tensor-parallel size " + to_text(etp))
       .help("nearest legal moe_ffn_hidden_size: " + nearest_multiples(*c.model.moe_ffn_hidden_size, etp));
 }
 
@@ -46,8 +46,8 @@ RULE("R0704", shared_width_divides_tensor,
   const auto width = c.model.moe_shared_expert_intermediate_size;
   if (!has_experts(c) || !width || *width % c.dist.tensor_model_parallel_size == 0) return;
   report
-      .error("`model.moe_shared_expert_intermediate_size` " + to_text(*width) + " does not divide over " +
-             to_text(c.dist.tensor_model_parallel_size) + " tensor-parallel ranks")
+      .error("`model.moe_shared_expert_intermediate_size` " + to_text(*width) +
+             " is not divisible by the tensor-parallel size " + to_text(c.dist.tensor_model_parallel_size))
       .help("nearest legal value: " + nearest_multiples(*width, c.dist.tensor_model_parallel_size));
 }
 
@@ -81,8 +81,8 @@ RULE("R0707", topk_of_the_experts, "moe_router_topk is at most num_moe_experts",
   if (!has_experts(c) || c.model.moe_router_topk <= *c.model.num_moe_experts) return;
   report
       .error("`model.moe_router_topk` " + to_text(c.model.moe_router_topk) + " is more than the " +
-             to_text(*c.model.num_moe_experts) + " experts")
-      .help("at most " + to_text(*c.model.num_moe_experts));
+             counted(*c.model.num_moe_experts, "expert"))
+      .help("set it to at most " + to_text(*c.model.num_moe_experts));
 }
 
 RULE("R0708", one_expert_needs_pre_softmax, "top-1 routing with softmax scores needs moe_router_pre_softmax",
@@ -125,18 +125,20 @@ RULE("R0710", expert_groups_fit,
   const int64_t groups = *m.moe_router_num_groups, chosen = *m.moe_router_group_topk,
                 all = *m.num_moe_experts;
   if (all % groups != 0)
-    report.error(to_text(all) + " experts do not divide into " + to_text(groups) + " groups")
+    report
+        .error("`model.num_moe_experts` " + to_text(all) +
+               " is not divisible by `model.moe_router_num_groups` " + to_text(groups))
         .help("nearest legal moe_router_num_groups: " + nearest_divisors(groups, all));
   else if (chosen > groups)
     report
-        .error("`model.moe_router_group_topk` " + to_text(chosen) + " is more than the " + to_text(groups) +
-               " groups")
-        .help("at most " + to_text(groups));
+        .error("`model.moe_router_group_topk` " + to_text(chosen) + " is more than the " +
+               counted(groups, "group"))
+        .help("set it to at most " + to_text(groups));
   else if (m.moe_router_topk > chosen * (all / groups))
     report
         .error("`model.moe_router_topk` " + to_text(m.moe_router_topk) + " is more than the " +
-               to_text(chosen * (all / groups)) + " experts of the chosen groups")
-        .help("at most " + to_text(chosen * (all / groups)));
+               counted(chosen * (all / groups), "expert") + " of the chosen groups")
+        .help("set it to at most " + to_text(chosen * (all / groups)));
 }
 
 RULE("R0711", capacity_excludes_sinkhorn,
@@ -190,7 +192,7 @@ RULE("R0715", aux_loss_needs_coefficient, "an auxiliary load-balancing loss need
     report
         .lint("`model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
               " has no effect with `model.moe_aux_loss_coeff` 0")
-        .help("for instance model.moe_aux_loss_coeff=0.01, or model.moe_router_load_balancing_type=none");
+        .help("for example, set model.moe_aux_loss_coeff=0.01, or model.moe_router_load_balancing_type=none");
 }
 
 RULE("R0718", aux_coefficient_needs_loss,
@@ -212,8 +214,8 @@ RULE("R0716", some_layer_has_experts, "at least one layer of a model with expert
   if (before < c.model.num_layers && every <= c.model.num_layers) return;
   report
       .error("no layer has experts: moe_first_dense_layers is " + to_text(before) + ", moe_layer_freq " +
-             to_text(every) + ", of " + to_text(c.model.num_layers) + " layers")
-      .help("smaller values, or leave num_moe_experts unset");
+             to_text(every) + ", of " + counted(c.model.num_layers, "layer"))
+      .help("choose smaller values, or leave num_moe_experts unset");
 }
 
 RULE("R0717", expert_exchange_overlaps,

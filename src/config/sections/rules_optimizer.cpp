@@ -47,13 +47,13 @@ RULE("R0604", floor_below_peak, "min_lr is at most lr", "optimizer.min_lr", "opt
   const auto& o = c.optimizer;
   if (o.min_lr && *o.min_lr > o.lr)
     report.error("`optimizer.min_lr` " + to_text(*o.min_lr) + " is above `optimizer.lr` " + to_text(o.lr))
-        .help("a min_lr of at most " + to_text(o.lr));
+        .help("set min_lr to at most " + to_text(o.lr));
   if (o.decoupled_lr && o.decoupled_min_lr && *o.decoupled_min_lr > *o.decoupled_lr)
     report
         .error("`optimizer.decoupled_min_lr` " + to_text(*o.decoupled_min_lr) +
                " is above `optimizer.decoupled_lr` " + to_text(*o.decoupled_lr))
         .at("optimizer.decoupled_min_lr")
-        .help("a decoupled_min_lr of at most " + to_text(*o.decoupled_lr));
+        .help("set decoupled_min_lr to at most " + to_text(*o.decoupled_lr));
 }
 
 RULE("R0605", warmup_starts_below_peak, "warm-up starts at or below the peak", "scheduler.lr_warmup_init",
@@ -62,7 +62,7 @@ RULE("R0605", warmup_starts_below_peak, "warm-up starts at or below the peak", "
   report
       .error("`scheduler.lr_warmup_init` " + to_text(c.scheduler.lr_warmup_init) +
              " is above `optimizer.lr` " + to_text(c.optimizer.lr))
-      .help("a lr_warmup_init of at most " + to_text(c.optimizer.lr));
+      .help("set lr_warmup_init to at most " + to_text(c.optimizer.lr));
 }
 
 RULE("R0606", warmup_before_decay, "warm-up ends before the decay does", "scheduler.lr_warmup_iters",
@@ -77,7 +77,7 @@ RULE("R0606", warmup_before_decay, "warm-up ends before the decay does", "schedu
         .at(warmup_path)
         .operand(warmup_path)
         .operand(decay_path)
-        .help("at most " + to_text(*decay - 1) +
+        .help("set it to at most " + to_text(*decay - 1) +
               "; scheduler.lr_warmup_fraction follows the length of the run");
   };
   check("scheduler.lr_warmup_iters", "scheduler.lr_decay_iters", s.lr_warmup_iters, s.lr_decay_iters);
@@ -151,7 +151,7 @@ RULE("R0609", stable_phase_ends, "WSD's final decay has a length that fits after
       .operand(samples ? "scheduler.lr_wsd_decay_samples" : "scheduler.lr_wsd_decay_iters")
       .operand(samples ? "scheduler.lr_warmup_samples" : "scheduler.lr_warmup_iters")
       .operand(samples ? "scheduler.lr_decay_samples" : "scheduler.lr_decay_iters")
-      .help("at most " + to_text(*decay_length - warmup.value_or(0)) + " for the final decay");
+      .help("set the length of the final decay to at most " + to_text(*decay_length - warmup.value_or(0)));
 }
 
 RULE("R0610", one_final_decay, "WSD's final decay is given as a fraction or as a length",
@@ -190,7 +190,7 @@ RULE("R0612", weight_decay_grows, "end_weight_decay is at least start_weight_dec
   report
       .error("`scheduler.end_weight_decay` " + to_text(*s.end_weight_decay) +
              " is below `scheduler.start_weight_decay` " + to_text(*s.start_weight_decay))
-      .help("an end_weight_decay of at least " + to_text(*s.start_weight_decay));
+      .help("set end_weight_decay to at least " + to_text(*s.start_weight_decay));
 }
 
 // Values that another choice of the schedule leaves without a reader.
@@ -278,8 +278,8 @@ RULE("R0617", muon_updates_replicated_heads_alike,
   report
       .error("`optimizer.muon_tp_mode` " + std::string(enum_name(o.muon_tp_mode)) +
              " without `optimizer.muon_split_qkv`: " + to_text(ranks) +
-             " tensor-parallel ranks share the keys and values of " + to_text(*c.model.num_query_groups) +
-             " groups, whose copies would be updated differently")
+             " tensor-parallel ranks share the keys and values of " +
+             counted(*c.model.num_query_groups, "group") + ", whose copies would be updated differently")
       .help("set optimizer.muon_split_qkv=true, or optimizer.muon_tp_mode=duplicated");
 }
 

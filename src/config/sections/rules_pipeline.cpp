@@ -24,7 +24,7 @@ int64_t units(const Config& c) {
          (c.dist.account_for_loss_in_pipeline_split ? 1 : 0);
 }
 std::string units_text(const Config& c) {
-  std::string text = to_text(c.model.num_layers) + " layers";
+  std::string text = counted(c.model.num_layers, "layer");
   if (c.dist.account_for_embedding_in_pipeline_split) text += " + 1 for the embedding";
   if (c.dist.account_for_loss_in_pipeline_split) text += " + 1 for the head";
   return text;
@@ -60,7 +60,10 @@ RULE("R0302", layers_divide_stages,
     help +=
         "; or give the ends their own sizes with dist.num_layers_in_first_pipeline_stage and "
         "dist.num_layers_in_last_pipeline_stage";
-  report.error(units_text(c) + " do not divide into " + to_text(pp) + " pipeline stages").help(help);
+  report
+      .error("the layers to split, " + units_text(c) + ", are not a multiple of " +
+             counted(pp, "pipeline stage"))
+      .help(help);
 }
 
 RULE("R0303", layers_divide_virtual_stages,
@@ -70,8 +73,8 @@ RULE("R0303", layers_divide_virtual_stages,
   if (!has_pipeline(c) || vpp == 1 || uneven_ends(c) || c.dist.pipeline_model_parallel_layout) return;
   if (units(c) % pp != 0 || units(c) / pp % vpp == 0) return;
   report
-      .error("the " + to_text(units(c) / pp) + " layers of a pipeline stage do not divide into " +
-             to_text(vpp) + " virtual stages")
+      .error("a pipeline stage has " + counted(units(c) / pp, "layer") + ", not a multiple of " +
+             counted(vpp, "virtual stage"))
       .operand("layers of a stage", to_text(units(c) / pp))
       .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, units(c) / pp));
 }
@@ -95,8 +98,8 @@ RULE("R0304", virtual_stage_layers_agree,
   if (units(c) % pp != 0) return;
   if (units(c) / pp % *each != 0) {
     report
-        .error("the " + to_text(units(c) / pp) +
-               " layers of a pipeline stage do not divide into virtual stages of " + to_text(*each))
+        .error("a pipeline stage has " + counted(units(c) / pp, "layer") + ", not a multiple of the " +
+               counted(*each, "layer") + " of a virtual stage")
         .help("nearest legal num_layers_per_virtual_pipeline_stage: " +
               nearest_divisors(*each, units(c) / pp));
   } else if (units(c) / pp / *each != virtual_stages(c)) {
@@ -133,16 +136,16 @@ RULE("R0306", middle_stages_even,
   const int64_t stages = c.dist.pipeline_model_parallel_size - (first ? 1 : 0) - (last ? 1 : 0);
   if (layers < 0)
     report
-        .error("the first and last stage take " + to_text(first.value_or(0) + last.value_or(0)) +
-               " layers, the model has " + to_text(c.model.num_layers))
-        .help("smaller dist.num_layers_in_first_pipeline_stage or dist.num_layers_in_last_pipeline_stage");
+        .error("the first and last stage take " + counted(first.value_or(0) + last.value_or(0), "layer") +
+               ", the model has " + to_text(c.model.num_layers))
+        .help("reduce dist.num_layers_in_first_pipeline_stage or dist.num_layers_in_last_pipeline_stage");
   else if (stages == 0 && layers > 0)
-    report.error(to_text(layers) + " layers are left and no stage to hold them")
-        .help("let the first and last stage hold " + to_text(c.model.num_layers) + " layers together");
+    report.error("no stage is left to hold " + counted(layers, "layer"))
+        .help("let the first and last stage hold " + counted(c.model.num_layers, "layer") + " together");
   else if (stages > 0 && (layers == 0 || layers % stages != 0))
     report
-        .error(to_text(layers) + " layers between the first and last stage do not divide into " +
-               to_text(stages) + " stages")
+        .error("the layers between the first and last stage, " + to_text(layers) +
+               ", are not a multiple of the " + counted(stages, "stage") + " there")
         .help("nearest legal number of layers there: " + nearest_multiples(layers, stages));
 }
 
@@ -159,8 +162,8 @@ RULE("R0307", virtual_stages_divide_ends,
   const auto check = [&](const char* which, int64_t held) {
     if (held % vpp != 0)
       report
-          .error("the " + to_text(held) + " layers of the " + which + " stage do not divide into " +
-                 to_text(vpp) + " virtual stages")
+          .error("the " + std::string(which) + " stage has " + counted(held, "layer") +
+                 ", not a multiple of " + counted(vpp, "virtual stage"))
           .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, held));
   };
   if (first) check("first", *first);
@@ -314,8 +317,8 @@ RULE("R0314", micro_batch_groups_fit,
   if (divides_into_groups(count, *group, pp)) return;
   const int64_t below = count / *group * *group, above = below == 0 ? *group : below + pp;
   report
-      .error("with virtual stages, " + to_text(count) + " micro-batches do not divide into groups of " +
-             to_text(*group))
+      .error("the number of micro-batches, " + to_text(count) + ", does not divide into groups of " +
+             to_text(*group) + ", which virtual stages need")
       .operand("train.num_microbatches")
       .operand("dist.microbatch_group_size_per_vp_stage")
       .operand("train.global_batch_size")
@@ -329,9 +332,9 @@ RULE("R0315", pipeline_is_filled, "a pipeline has at least as many micro-batches
   const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
   if (count >= pp) return;
   report
-      .lint(to_text(count) + " micro-batches leave a pipeline of " + to_text(pp) + " stages empty for " +
-            to_text(100 * (pp - 1) / (count + pp - 1)) + " % of the time")
-      .help("a larger train.global_batch_size, or fewer pipeline stages");
+      .lint("with " + counted(count, "micro-batch") + ", a pipeline of " + counted(pp, "stage") +
+            " is idle for " + to_text(100 * (pp - 1) / (count + pp - 1)) + " % of the time (pipeline bubble)")
+      .help("choose a larger train.global_batch_size, or fewer pipeline stages");
 }
 
 // Fields of Megatron that name a choice which this engine does not have to make.

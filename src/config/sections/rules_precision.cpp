@@ -109,10 +109,10 @@ RULE("R0506", edge_layers_fit_a_stage, "layers kept in bf16 lie on the first and
   const auto check = [&](const char* path, int64_t wanted, int64_t held) {
     if (wanted > held)
       report
-          .error("`" + std::string(path) + "` " + to_text(wanted) + " is more than the " + to_text(held) +
-                 " layers of its pipeline stage")
+          .error("`" + std::string(path) + "` " + to_text(wanted) + " is more than the " +
+                 counted(held, "layer") + " of its pipeline stage")
           .at(path)
-          .help("at most " + to_text(held));
+          .help("set it to at most " + to_text(held));
   };
   const auto pp = static_cast<size_t>(c.dist.pipeline_model_parallel_size);
   int64_t first = 0, last = 0;
@@ -151,7 +151,7 @@ RULE("R0509", loss_scale_bounds, "min_loss_scale is at most initial_loss_scale",
   report
       .error("`mixed_precision.min_loss_scale` " + to_text(m.min_loss_scale) +
              " is above `mixed_precision.initial_loss_scale` " + to_text(m.initial_loss_scale))
-      .help("a min_loss_scale of at most " + to_text(m.initial_loss_scale));
+      .help("set min_loss_scale to at most " + to_text(m.initial_loss_scale));
 }
 
 RULE("R0510", reduction_format_matters,

@@ -42,7 +42,8 @@ RULE("R0902", retained_are_saved, "save_retain_interval is a multiple of save_in
 
 RULE("R0903", some_checkpoint_is_kept, "at least one checkpoint is kept", "checkpoint.most_recent_k") {
   if (c.checkpoint.most_recent_k != 0) return;
-  report.error("`checkpoint.most_recent_k` 0 keeps no checkpoint").help("1 or more, or -1 for all");
+  report.error("`checkpoint.most_recent_k` 0 keeps no checkpoint")
+      .help("set it to 1 or more, or to -1 to keep all checkpoints");
 }
 
 RULE("R0904", adapters_need_a_model,
@@ -62,7 +63,7 @@ RULE("R0904", adapters_need_a_model,
 RULE("R0905", adapters_have_targets, "peft.target_modules is not empty", "peft.target_modules") {
   if (!c.peft || !c.peft->target_modules.empty()) return;
   report.error("`peft.target_modules` is empty")
-      .help("for instance [linear_qkv, linear_proj, linear_fc1, linear_fc2]");
+      .help("for example, set peft.target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]");
 }
 
 RULE("R0912", adapter_targets_exist, "every target module is a layer of the model", "peft.target_modules",
@@ -283,7 +284,7 @@ RULE("R0918", traced_steps_exist, "the traced steps are steps of the run", "prof
   report
       .lint("`profiling.profile_step_start` " + to_text(start) + " is not below `train.train_iters` " +
             to_text(*c.train.train_iters) + ": no step is traced")
-      .help("for instance profiling.profile_step_start=0");
+      .help("for example, set profiling.profile_step_start=0");
 }
 
 RULE("R0909", traced_ranks_exist, "traced ranks are ranks of the world", "profiling.profile_ranks",
@@ -294,7 +295,7 @@ RULE("R0909", traced_ranks_exist, "traced ranks are ranks of the world", "profil
       report
           .error("`profiling.profile_ranks` names rank " + to_text(rank) + " of a world of " +
                  to_text(c.dist.world_size))
-          .help("ranks from 0 to " + to_text(c.dist.world_size - 1));
+          .help("name ranks from 0 to " + to_text(c.dist.world_size - 1));
 }
 
 RULE("R0910", rewind_needs_checkpoints, "rewinding needs checkpoints with optimizer state",

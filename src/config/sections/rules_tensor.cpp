@@ -29,7 +29,7 @@ RULE("R0402", heads_divide_tensor, "num_attention_heads is divisible by the tens
   if (c.model.num_attention_heads % tp(c) == 0) return;
   report
       .error("`model.num_attention_heads` " + to_text(c.model.num_attention_heads) +
-             " does not divide over " + to_text(tp(c)) + " tensor-parallel ranks")
+             " is not divisible by the tensor-parallel size " + to_text(tp(c)))
       .help("nearest legal dist.tensor_model_parallel_size: " +
             nearest_divisors(tp(c), c.model.num_attention_heads));
 }
@@ -41,8 +41,8 @@ RULE("R0403", groups_divide_tensor,
   const int64_t groups = *c.model.num_query_groups;
   if (groups % tp(c) == 0 || tp(c) % groups == 0) return;
   report
-      .error("`model.num_query_groups` " + to_text(groups) + " is neither a multiple nor a divisor of " +
-             to_text(tp(c)) + " tensor-parallel ranks")
+      .error("`model.num_query_groups` " + to_text(groups) +
+             " is neither a multiple nor a divisor of the tensor-parallel size " + to_text(tp(c)))
       .help("nearest legal dist.tensor_model_parallel_size: " + nearest_divisors(tp(c), groups) +
             ", or a multiple of " + to_text(groups));
 }
@@ -75,8 +75,8 @@ RULE("R0406", feed_forward_divides_tensor, "ffn_hidden_size is divisible by the 
      "model.ffn_hidden_size", "dist.tensor_model_parallel_size") {
   if (!c.model.ffn_hidden_size || *c.model.ffn_hidden_size % tp(c) == 0) return;
   report
-      .error("`model.ffn_hidden_size` " + to_text(*c.model.ffn_hidden_size) + " does not divide over " +
-             to_text(tp(c)) + " tensor-parallel ranks")
+      .error("`model.ffn_hidden_size` " + to_text(*c.model.ffn_hidden_size) +
+             " is not divisible by the tensor-parallel size " + to_text(tp(c)))
       .help("nearest legal ffn_hidden_size: " + nearest_multiples(*c.model.ffn_hidden_size, tp(c)));
 }
 
@@ -85,8 +85,8 @@ RULE("R0407", vocabulary_divides_tensor,
      "model.make_vocab_size_divisible_by", "dist.tensor_model_parallel_size") {
   if (!c.model.padded_vocab_size || *c.model.padded_vocab_size % tp(c) == 0) return;
   report
-      .error("`model.padded_vocab_size` " + to_text(*c.model.padded_vocab_size) + " does not divide over " +
-             to_text(tp(c)) + " tensor-parallel ranks")
+      .error("`model.padded_vocab_size` " + to_text(*c.model.padded_vocab_size) +
+             " is not divisible by the tensor-parallel size " + to_text(tp(c)))
       .help("set model.make_vocab_size_divisible_by to a multiple of " + to_text(tp(c)));
 }
 
@@ -207,7 +207,7 @@ RULE("R0412", window_below_sequence, "a sliding window is shorter than the seque
   if (!c.model.window_size || *c.model.window_size < c.model.seq_length) return;
   report
       .lint("`model.window_size` " + to_text(*c.model.window_size) + " masks no token in sequences of " +
-            to_text(c.model.seq_length) + " tokens")
+            counted(c.model.seq_length, "token"))
       .help("unset model.window_size, or make it less than " + to_text(c.model.seq_length));
 }
 
@@ -258,9 +258,9 @@ RULE("R0416", heads_divide_all_to_all,
   const auto needed = product_of({ranks, tp(c)});
   if (ranks == 1 || !needed || c.model.num_attention_heads % *needed == 0) return;
   report
-      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) + " ranks, but the " +
-             to_text(c.model.num_attention_heads) +
-             " heads do not divide over tensor * context = " + product_text({tp(c), ranks}))
+      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) +
+             " ranks, but `model.num_attention_heads` " + to_text(c.model.num_attention_heads) +
+             " is not divisible by tensor * context = " + product_text({tp(c), ranks}))
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides the heads of a rank");
 }
 
@@ -276,9 +276,9 @@ RULE("R0417", groups_divide_all_to_all,
   const int64_t here = std::max<int64_t>(1, *c.model.num_query_groups / tp(c));
   if (here % ranks == 0 || ranks % here == 0) return;
   report
-      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) + " ranks, but the " +
-             to_text(here) +
-             " key/value heads of a tensor-parallel rank are neither a multiple nor a divisor of that")
+      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) +
+             " ranks, but the number of key/value heads of a tensor-parallel rank, " + to_text(here) +
+             ", is neither a multiple nor a divisor of that")
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides model.num_query_groups");
 }
 

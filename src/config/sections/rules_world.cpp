@@ -217,7 +217,7 @@ RULE("R0107", hierarchical_sizes_given,
               "`dist.cp_comm_type` a2a+p2p needs two sizes in `dist.hierarchical_context_parallel_sizes`, "
               "got " +
               to_text(static_cast<int64_t>(given)))
-          .help("for instance dist.hierarchical_context_parallel_sizes=[2," +
+          .help("for example, set dist.hierarchical_context_parallel_sizes=[2," +
                 to_text(std::max<int64_t>(1, c.dist.context_parallel_size / 2)) + "]");
   } else if (given != 0) {
     report.error("`dist.hierarchical_context_parallel_sizes` is only for `dist.cp_comm_type` a2a+p2p")

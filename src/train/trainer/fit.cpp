@@ -191,7 +191,7 @@ std::string smaller_steps_that_fit(const config::Config& config, const ExceededL
   return std::string("neither a micro-batch of 1 nor full recomputation ") +
          (saves_asynchronously ? "nor synchronous checkpoints (checkpoint.async_save=false) " : "") +
          "fits (" + human_bytes(static_cast<double>(least)) +
-         "): a smaller model, a shorter sequence or more memory";
+         "); choose a smaller model, a shorter sequence or more memory";
 }
 
 }  // namespace

@@ -146,7 +146,7 @@ class Search {
            const std::string& otherwise) {
     for (const MissingFile& one : found_)
       if (one.field == field && one.name == name) return;
-    const std::string elsewhere = std::string(field) + "=PATH names the right one";
+    const std::string elsewhere = std::string(field) + "=PATH names another path";
     found_.push_back({field, name, not_found_text(field, name),
                       !near.empty()        ? near
                       : !otherwise.empty() ? otherwise
