@@ -175,12 +175,12 @@ struct Block {
 //   pack_depth            X for weighted_rows: depth is the rows of X, columns are its d columns
 //   pack_other            X for weighted_columns
 //   scores                scores[nq, kKeys] = X Y^T for visible pairs; others are not written
-//   weighted_rows         out[nq, padded(d)] += S Y; Y: pack_depth of all keys. S has the width of the block, and
-//                         zeros for keys that the query does not see. `weights`: S holds probabilities, or their
-//                         gradients
+//   weighted_rows         out[nq, padded(d)] += S Y; Y: pack_depth of all keys. S has the width of the
+//                         block, and zeros for keys that the query does not see. `weights`: S holds
+//                         probabilities, or their gradients
 //   weighted_columns      sums += S^T X for the block's keys; X: pack_other of all `queries`
-//   key_rows              rows [first, first + kSlab) of the sums of weighted_columns: a pointer into the sums,
-//                         or a copy in buffer[kSlab, padded(d)]
+//   key_rows              rows [first, first + kSlab) of the sums of weighted_columns: a pointer into the
+//                         sums, or a copy in buffer[kSlab, padded(d)]
 // Packing of rows [first, first + n) of `rows` goes to the packed array of all; first is a multiple of
 // kPanel.
 

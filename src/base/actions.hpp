@@ -1,6 +1,6 @@
-// Actions that texts of the library propose, such as resuming a run. How a user takes an action depends on the
-// front end: the command line has a flag, a program that embeds Capstan an option. A text therefore holds a
-// marker, "{resume}, or give {other_run_dir}", and each front end writes the marker in its own words: the
+// Actions that texts of the library propose, such as resuming a run. How a user takes an action depends on
+// the front end: the command line has a flag, a program that embeds Capstan an option. A text therefore holds
+// a marker, "{resume}, or give {other_run_dir}", and each front end writes the marker in its own words: the
 // command line by with_flags (cli/report.hpp), Error::help() by plain_actions().
 #pragma once
 

@@ -285,7 +285,8 @@ class Reader {
                *n = node.find("n");
     if ((log != nullptr) + (linear != nullptr) + (range != nullptr) != 1) {
       out_.error(node.location, "a range has one of `log`, `linear` and `range`")
-          .help("for example, write {log: [1e-4, 1e-3], n: 4}; {range: [start, stop, step]} excludes the stop");
+          .help(
+              "for example, write {log: [1e-4, 1e-3], n: 4}; {range: [start, stop, step]} excludes the stop");
       return false;
     }
     const bool integer = field.type->kind == config::Type::Kind::integer;

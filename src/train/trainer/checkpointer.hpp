@@ -37,8 +37,8 @@ class Checkpointer {
   // Collective. Commits the save once rank_is_written() is true on all ranks.
   void commit();
 
-  // Called when the run was rewound to `checkpoint`, whose rewind count is lower than that of the current state.
-  // The next save() then writes that step again.
+  // Called when the run was rewound to `checkpoint`, whose rewind count is lower than that of the current
+  // state. The next save() then writes that step again.
   void rewound_to(const std::filesystem::path& checkpoint) {
     saved_step_ = -1, last_ = checkpoint;
     last_step_ = runner_.state().step;
