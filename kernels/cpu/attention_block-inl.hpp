@@ -297,7 +297,7 @@ struct Vectors {
   }
 };
 
-// bf16 operands; scores, sums and what lies between them are fp32. dS is rounded to bf16 for its products. P
+// bf16 operands; scores, sums and what lies between them are fp32. dS is rounded to bf16 for its GEMMs. P
 // is split into two bf16 numbers: with one, the error of outputs with few keys would be three times that of
 // rounding outputs. Zeros pad rows and columns to full panels of 32, and d to full steps of 32
 // (amx_core.hpp).

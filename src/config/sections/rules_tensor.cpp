@@ -167,13 +167,13 @@ RULE("R0418", rope_factors_for_pairs,
       report
           .error("`model." + std::string(field) + "` has " + to_text(given) + " values, and RoPE rotates " +
                  to_text(pairs) + " pairs")
-          .help("one factor for each pair, as `rope_scaling` of the model's config.json lists them");
+          .help("give one factor for each pair, as `rope_scaling` of the model's config.json lists them");
     for (const double factor : factors)
       if (!(factor > 0)) {
         report
             .error("`model." + std::string(field) + "` has the factor " + to_text(factor) +
                    ", but wavelengths stay positive")
-            .help("factors above 0");
+            .help("write factors above 0");
         break;
       }
   };

@@ -95,7 +95,7 @@ RULE("R0101", world_divisible,
   auto& found = report.error(message);
   add_grids(c, found);
   std::string help = nearest_worlds(c);
-  if (help.empty()) help = "smaller sizes: no world is as large as their product";
+  if (help.empty()) help = "choose smaller sizes: no world is as large as their product";
   if (d.expert_model_parallel_size > 1) help += "; " + expert_parallelism_is_data_parallelism(c);
   found.help(help);
 }
@@ -115,7 +115,7 @@ RULE("R0102", expert_world_divisible,
       ", though it is one of tensor * pipeline * context = " + to_text(*dense_grid(c).product()));
   add_grids(c, found);
   std::string help = nearest_worlds(c);
-  if (help.empty()) help = "smaller sizes: no world is as large as their product";
+  if (help.empty()) help = "choose smaller sizes: no world is as large as their product";
   const auto layout = try_mul(experts->outer, experts->pipeline);
   if (layout && d.world_size % *layout == 0)
     help += "; or dist.expert_model_parallel_size: " +
@@ -202,7 +202,7 @@ RULE("R0106", hierarchical_sizes_multiply_to_context,
   report
       .error("`dist.hierarchical_context_parallel_sizes` multiply to " + product_text(sizes) +
              ", context parallelism is " + to_text(c.dist.context_parallel_size))
-      .help("two sizes whose product is " + to_text(c.dist.context_parallel_size));
+      .help("give two sizes whose product is " + to_text(c.dist.context_parallel_size));
 }
 
 RULE("R0107", hierarchical_sizes_given,
