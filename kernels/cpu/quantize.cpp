@@ -143,7 +143,7 @@ void encode_tile(const QuantizeFormat& format, const Tile& tile, const Position&
         return scale_block(format, amax, tensor_scale, to.scale,
                            scale_row * scales_per_row + (at.col + c0) / block);
       };
-      // Of a square block every row has a copy of its scale.
+      // The scale of a square block is stored once for each row of the block.
       float scale = format.layout == ScaleLayout::block_128x128 ? write_scale((at.row + r0) / kTile) : 0;
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row = at.row + r0 + r;
@@ -235,10 +235,10 @@ void quantize_tile(const QuantizedOutput& to, const float* column_tensor_scale,
   if (to.amax) atomic_max(*to.amax, largest_in(tile.values.data(), tile.rows, tile.cols));
   encode_tile(to.format, tile, {row, col, s.cols}, to.tensor_scale, random, to.rows);
   if (!to.columns.codes) return;
-  Tile turned = transposed(tile);
-  if (to.format.hadamard) transform_rows(turned);
+  Tile columns_tile = transposed(tile);
+  if (to.format.hadamard) transform_rows(columns_tile);
   const RoundingPosition of_columns{random.key, random.call | uint64_t{1} << 63};
-  encode_tile(to.format, turned, {col, row, s.rows}, column_tensor_scale, of_columns, to.columns);
+  encode_tile(to.format, columns_tile, {col, row, s.rows}, column_tensor_scale, of_columns, to.columns);
 }
 
 void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const float* row_tensor_scale,

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 
 namespace capstan::kernels::simulated {
@@ -87,7 +88,7 @@ void Block::run(int64_t index, int64_t blocks, int threads, size_t dynamic_bytes
   main_.switch_to(*running_fiber_);
   running_block = outer;
   if (error_) {
-    // What the other threads were doing is abandoned.
+    // The other threads do not continue: every fiber begins again in the next block.
     free_fibers_.clear();
     for (const auto& fiber : fibers_) {
       fiber->restart();
@@ -109,7 +110,8 @@ Fiber& Block::take_fiber() {
   return fiber;
 }
 
-// The life of a fiber: runs thread after thread, and lends its place to those that have waited.
+// Entry function of every fiber. Runs one thread of the block after another, and switches to the fiber of a
+// suspended thread when that thread is the next in the order.
 void Block::run_threads(void* argument) {
   Block& block = *static_cast<Block*>(argument);
   for (;;) {
@@ -138,7 +140,7 @@ void Block::run_threads(void* argument) {
 
 void Block::run_thread() {
   states_[static_cast<size_t>(thread_)] = State::running;
-  // Errors stay on this stack: the one that waits for them is another.
+  // An exception cannot leave the stack of its fiber. run() throws it again on the stack of the host thread.
   try {
     (*kernel_)();
     finish_thread();
@@ -453,7 +455,7 @@ void run_blocks(ThreadPool* pool, const LaunchShape& shape, FunctionRef<void()> 
   // Threads to a tile of the pool: below, waking a thread of the host costs more than it saves.
   constexpr int64_t kTileThreads = 8192;
   const int64_t tile = std::max<int64_t>(1, kTileThreads / shape.threads),
-                tiles = (shape.blocks + tile - 1) / tile;
+                tiles = ceil_div(shape.blocks, tile);
   if (!pool || tiles <= 1) return run(0, shape.blocks);
   pool->parallel_for(tiles, [&](int64_t i, int) { run(i * tile, std::min(shape.blocks, (i + 1) * tile)); });
 }

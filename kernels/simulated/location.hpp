@@ -6,7 +6,8 @@
 
 namespace capstan::kernels::simulated {
 
-// As the last, defaulted parameter `Location at = {}` of a function: where it is called.
+// A source line. As the last, defaulted parameter `Location at = {}` of a function, it is the line of the
+// call.
 struct Location {
   const char* file = "";
   int line = 0;

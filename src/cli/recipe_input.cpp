@@ -115,7 +115,7 @@ void write_new(const std::filesystem::path& path, const std::string& text) {
     fail(ErrorCode::usage, "`" + path.string() + "` exists already",
          "choose another name, or remove it first");
   if (path.has_parent_path() && !std::filesystem::is_directory(path.parent_path()))
-    fail_not_found("", path.parent_path().string(),
+    fail_not_found("directory", path.parent_path().string(),
                    "the directory in which the file is written has to exist");
   write_file_durably(path, text);
 }

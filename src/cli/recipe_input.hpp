@@ -49,8 +49,8 @@ std::string layout_text(const config::DistConfig& dist);
 // Value of --ranks.
 std::optional<int64_t> ranks_argument(const Context& context);
 
-// What `extends` of the recipe file `to` says for a base that the command line names: the name of a recipe,
-// or a file relative to the directory of `to`. `to` empty: the current directory.
+// Value of `extends` in the recipe file `to` for a base that the command line names: the name of a recipe, or
+// a file relative to the directory of `to`. `to` empty: the current directory.
 std::string extends_text(const std::string& base, const std::string& to);
 
 // Writes a new file. Throws ErrorCode::usage if it exists.

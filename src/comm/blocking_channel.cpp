@@ -19,16 +19,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kChunk = int64_t{32} << 10;  // bytes
 
-// What one rank sends to another: at most one chunk at a time.
+// Shared memory through which one rank sends to another, one chunk at a time.
 struct alignas(64) Mailbox {
-  // Messages that the sender and the receiver have come to, and the last one as each of them describes it.
+  // Number of messages that the sender and the receiver have begun, and kind and size that each expects for
+  // the last one (encode_transfer()).
   std::atomic<int64_t> sends, receives;
   std::atomic<int64_t> sender_transfer, receiver_transfer;
   // Chunks written and read so far.
   std::atomic<int64_t> written, read;
   std::array<std::byte, kChunk> data;
 };
-// Of a channel; behind it the mailboxes [from][to].
+// Header of a channel's shared memory; the mailboxes [from][to] follow it.
 struct alignas(64) Header {
   // 0: no failure; 1: one is being written; 2: `text` is complete.
   std::atomic<int32_t> failed;
@@ -196,7 +197,7 @@ class BlockingChannel final : public TensorChannel {
     publish(ChannelState::transfers, number);
   }
 
-  // On the channel's queue.
+  // Work on the transfer queue of the channel: makes all transfers of a batch.
   void run(int64_t number, std::vector<PairTransfer>& transfers) {
     copy_own(transfers);
     for (PairTransfer& transfer : transfers) {
@@ -204,7 +205,7 @@ class BlockingChannel final : public TensorChannel {
       transfer.number = ++count[static_cast<size_t>(transfer.peer)];
     }
     publish(transfers, number);
-    Patience patience;
+    StallTimer timer;
     for (size_t open = transfers.size(); open > 0;) {
       bool progress = false;
       open = 0;
@@ -213,9 +214,9 @@ class BlockingChannel final : public TensorChannel {
         open += transfers[i].finished ? 0 : 1;
       }
       if (progress)
-        patience = {};
+        timer = {};
       else
-        wait(patience);
+        wait(timer);
     }
     publish(ChannelState::idle, number);
   }
@@ -278,25 +279,25 @@ class BlockingChannel final : public TensorChannel {
     return true;
   }
 
-  // How long a batch has made no progress.
-  struct Patience {
+  // Counts how long a batch has made no progress, and when to search for a deadlock next.
+  struct StallTimer {
     int idle = 0;
     Clock::time_point next = Clock::now() + std::chrono::milliseconds(200);
     std::string suspected;
   };
-  void wait(Patience& patience) {
-    if (++patience.idle < 64) return std::this_thread::yield();
+  void wait(StallTimer& timer) {
+    if (++timer.idle < 64) return std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (header().failed.load() == 2) fail(ErrorCode::rank_failure, header().text.data());
-    if (Clock::now() < patience.next) return;
-    patience.next = Clock::now() + std::chrono::milliseconds(200);
+    if (Clock::now() < timer.next) return;
+    timer.next = Clock::now() + std::chrono::milliseconds(200);
     if (const auto text = status_->reported(slot_)) fail_deadlock(*text);
     const auto deadlock = status_->deadlock(slot_);
-    if (deadlock && deadlock->text == patience.suspected) {
+    if (deadlock && deadlock->text == timer.suspected) {
       status_->report(*deadlock);
       fail_deadlock(deadlock->text);
     }
-    patience.suspected = deadlock ? deadlock->text : "";
+    timer.suspected = deadlock ? deadlock->text : "";
   }
 
   [[noreturn]] void fail_deadlock(const std::string& text) {
@@ -327,7 +328,7 @@ class BlockingChannel final : public TensorChannel {
   const int rank_, size_;
   const std::string name_;
   Device& device_;
-  // From the first batch on.
+  // Created with the first batch.
   std::optional<Queues> queues_;
   std::shared_ptr<TransferStatus> status_;
   ChannelSlot& slot_;
@@ -335,7 +336,7 @@ class BlockingChannel final : public TensorChannel {
   std::vector<int> ranks_;
   SharedMemory memory_;
   int64_t started_ = 0;
-  // Messages so far, by peer; on the channel's queue.
+  // Number of messages to and from each peer so far; used on the transfer queue only.
   std::vector<int64_t> sends_, receives_;
 };
 

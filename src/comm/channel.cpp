@@ -83,8 +83,8 @@ void check(const TransferBatch::Transfer& transfer, int size) {
                    "all_to_all of " + transfer.from.text() + " into " + transfer.to.text());
 }
 
-// Nothing is transferred on the meta device; the tensors live as long as in a real transfer.
-struct Nothing final : Completion {
+// The meta device transfers nothing; the tensors live as long as in a real transfer.
+struct NoTransfer final : Completion {
   void wait(Queue) override {}
 };
 
@@ -107,7 +107,7 @@ void count(Communicator& group, const TransferBatch::Transfer& transfer) {
 }  // namespace
 
 std::unique_ptr<Completion> TensorChannel::begin_on_meta(const TransferBatch&) {
-  return std::make_unique<Nothing>();
+  return std::make_unique<NoTransfer>();
 }
 
 PendingTransfers TensorChannel::start(TransferBatch batch, Queue after) {

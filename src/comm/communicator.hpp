@@ -44,7 +44,7 @@ class Communicator {
   virtual WorkHandle start_receive(void* data, int64_t bytes, int from) = 0;
   virtual void barrier() = 0;
 
-  // To other members of this group so far.
+  // Bytes that this rank has sent to other members of this group so far.
   virtual int64_t sent_bytes() const = 0;
   // True on a meta communicator: it counts the bytes of each call and reads no memory.
   virtual bool is_meta() const { return false; }

@@ -240,7 +240,7 @@ StageLinks Mesh::stage_links(PipelineDirection direction) const {
   const int64_t stages = size(Axis::pp);
   if (stages == 1) return {};
   const bool forward = direction == PipelineDirection::forward;
-  // In the direction of the transfers.
+  // Index of this stage in the direction of the transfers.
   const int64_t mine = forward ? index(Axis::pp) : stages - 1 - index(Axis::pp);
   const auto link_from = [&](int64_t from) {
     return &group((forward ? kForwardLink : kBackwardLink) + std::to_string(link_number(from, stages)));

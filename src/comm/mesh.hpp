@@ -83,7 +83,7 @@ class Mesh {
   // the sizes name.
   Mesh(const MeshSizes& sizes, int64_t rank);
   const Grid& dense() const { return dense_; }
-  // Without experts: every rank along the data axis.
+  // Grid of the expert layers. Without experts, all ranks of a data-parallel group lie along its data axis.
   const Grid& expert() const { return expert_; }
   bool has_kv_replicas() const { return sizes_.kv_replicas > 1; }
   int64_t rank() const { return rank_; }

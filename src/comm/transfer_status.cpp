@@ -114,7 +114,7 @@ bool TransferStatus::blocked(Search& search, int rank, int64_t id) const {
 std::optional<TransferStatus::Deadlock> TransferStatus::deadlock(const ChannelSlot& mine) const {
   Search search;
   if (!blocked(search, rank_, mine.id.load())) return std::nullopt;
-  // From the lowest rank on, so that all ranks of the cycle report the same text.
+  // The text begins with the lowest rank, so that all ranks of the cycle report the same text.
   auto& path = search.path;
   path.erase(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(search.cycle));
   std::rotate(

@@ -41,7 +41,7 @@ struct BucketLayout {
     int64_t begin;
   };
   static constexpr size_t kNoBucket = static_cast<size_t>(-1);
-  // By Parameter::index(); kNoBucket: in none.
+  // Position of each parameter, by Parameter::index(). Bucket kNoBucket: the parameter is in no bucket.
   std::vector<Position> positions;
   // Number of elements of all parameters, without padding.
   int64_t elements = 0;

@@ -359,7 +359,7 @@ void FlatStore::release_block(int block) {
   }
 }
 
-// From the elements that this rank has updated.
+// Computes scales of low-precision weights from the elements that this rank has updated.
 void FlatStore::measure_weights(Changed changed) {
   if (!low_precision_) return;
   low_precision_->measure_weights(

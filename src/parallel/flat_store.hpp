@@ -100,7 +100,7 @@ class FlatStore final : public ParamStore {
     DType main = DType::f32;
     // Type in which gradients are sent: f32, or bf16.
     DType reduce = DType::f32;
-    // No effect if `shard` has one rank.
+    // Sharding over `shard`. No effect if `shard` has one rank.
     config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
     // outer_dp_sharding_strategy optim: shards main parameters and moments over `replica` too. No effect with
     // no_shard.
@@ -210,7 +210,7 @@ class FlatStore final : public ParamStore {
     // Offset of the shard in that buffer, in elements.
     int64_t begin = 0;
   };
-  // In the order of the model's parameters.
+  // The shards in the order of the model's parameters.
   const std::vector<ParameterShard>& parameter_shards() const { return parameter_shards_; }
   // The elements `range` of the parameter, as a view [range.count]. buffers: one tensor for each of
   // flat_buffers(), of the same shape (optimizer state). `range` lies in `shard.range`.
@@ -358,7 +358,8 @@ class FlatStore final : public ParamStore {
 
   Device& device_;
   std::span<const std::unique_ptr<Parameter>> parameters_;
-  // By Parameter::index(): 1 if the gradient is uninitialized in this step (gradient_for_write()).
+  // For each parameter, by Parameter::index(): 1 if its gradient is uninitialized in this step
+  // (gradient_for_write()).
   std::vector<char> unwritten_;
   StoreGroups groups_;
   Options options_;
@@ -371,7 +372,7 @@ class FlatStore final : public ParamStore {
   int buffers_ = 0;
   BucketLayout layout_;
   std::vector<Bucket> buckets_;
-  // By Parameter::index(); empty: no parameter is kept in 4 bits.
+  // Parameters that are kept in 4 bits, by Parameter::index(); empty: there are none.
   std::vector<std::unique_ptr<Quantized>> quantized_;
   std::unique_ptr<LowPrecisionWeights> low_precision_;
   std::vector<ParameterShard> parameter_shards_;
@@ -379,7 +380,7 @@ class FlatStore final : public ParamStore {
   TapeObserver* observer_ = nullptr;
   std::function<void(const Tensor&)> watch_;
 
-  // By block: its buckets, and the number of acquire() calls without release().
+  // For each block, its buckets, and the number of acquire() calls without release().
   std::vector<std::vector<size_t>> block_buckets_;
   std::vector<int> pins_;
   // optim_grads_params: the block of the last acquire(), and a second one that is prefetched or stays

@@ -82,7 +82,7 @@ void LowPrecisionWeights::measure_weights(const std::function<bool(const Paramet
   const bool measured = recipe == ScalingRecipe::tensorwise || recipe == ScalingRecipe::nvfp4;
   const kernels::Quantize& kernels = *device_.table().quantize;
   const auto index = static_cast<int64_t>(LayerTensor::weight);
-  // Of the maxima and scales.
+  // Indices of the maxima and scales that change.
   std::vector<int64_t> changed_at;
   for (size_t i = 0; i < covered_.size(); ++i) {
     // With delayed scaling advance() has changed the scales of all weights.

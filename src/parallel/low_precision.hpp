@@ -72,7 +72,7 @@ class LowPrecisionWeights {
  private:
   struct Layer {
     LayerScaling scaling;
-    // By WeightRole.
+    // Operand of the weight for each WeightRole.
     GemmOperand operands[2];
   };
   bool delayed() const { return options_.format.recipe == ScalingRecipe::delayed; }
@@ -84,7 +84,7 @@ class LowPrecisionWeights {
   std::vector<comm::Communicator*> groups_;
   LowPrecisionOptions options_;
   std::vector<const Parameter*> covered_;
-  // By Parameter::index(), -1: not covered.
+  // Index in `covered_` of each parameter, by Parameter::index(); -1: not covered.
   std::vector<int> index_;
   std::vector<Layer> layers_;
   // fp32 [layers, 3], [layers, 3, history_length], [layers, 3, 2].

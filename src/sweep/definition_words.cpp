@@ -173,7 +173,7 @@ class OverrideReader {
       return given.size() == 1 && given[0].empty() ? wrong("values: choice(a,b)") : true;
     }
     if (call.name == "glob") return glob(axis, given);
-    // As in tag(log, interval(a, b)).
+    // For example tag(log, interval(a, b)).
     if (call.name == "tag") {
       const auto inner = given.size() >= 2 ? parse_function(given.back()) : std::nullopt;
       if (!inner || !expand(axis, *inner))
@@ -345,7 +345,7 @@ ParsedDefinition definition_from_words(const CommandLine& given) {
       fail(ErrorCode::not_found, not_found_text("sweep file", given.recipe),
            near_paths_help(near_paths(given.recipe)));
     Diagnostic& nothing = reading.error({}, "nothing varies: no field has several values");
-    nothing.help("for instance `optimizer.lr=1e-4,3e-4`");
+    nothing.help("name an axis, for example `optimizer.lr=1e-4,3e-4`");
     if (fs::exists(given.recipe, ignored))
       nothing.help("`" + given.recipe +
                    "` is read as the recipe to vary: a sweep file begins with `schema: " +

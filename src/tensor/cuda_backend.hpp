@@ -13,7 +13,7 @@ namespace capstan::cuda {
 
 enum class StatusCode : int32_t {
   ok,
-  // Of query_event: the work before the event has not run yet.
+  // Result of query_event: the work before the event has not run yet.
   not_ready,
   out_of_memory,
   // No driver, or no device that this process sees.
@@ -21,7 +21,7 @@ enum class StatusCode : int32_t {
   failed,
 };
 
-// What a function of the backend returns.
+// Result of a function of the backend.
 struct Status {
   StatusCode code = StatusCode::ok;
   // Why, with the function of CUDA that reported it, unless the code is ok or not_ready. Valid until the next
@@ -30,7 +30,7 @@ struct Status {
   bool ok() const { return code == StatusCode::ok; }
 };
 
-// What is known of a device before it is opened.
+// Properties of a device that can be read before it is opened.
 struct DeviceFacts {
   char name[256] = {};
   // "0000:3b:00.0": the same for two processes that see one device under different indices.
@@ -57,7 +57,7 @@ struct Runtime {
   Status (*describe_device)(int32_t index, DeviceFacts* facts);
   // Makes the device current for the calling thread, whose kernels then run on it.
   Status (*open_device)(int32_t index, OpenDevice** device);
-  // After all of its streams, events and memory.
+  // Called after all streams, events and memory of the device are released.
   Status (*close_device)(OpenDevice* device);
   // The first error of a kernel launch since the last call.
   Status (*last_error)(OpenDevice* device);
@@ -82,7 +82,7 @@ struct Runtime {
   Status (*wait_event)(OpenDevice* device, void* event);
   // Work that is queued on the stream from now on runs after the last recording of the event.
   Status (*stream_wait_event)(OpenDevice* device, void* stream, void* event);
-  // Between two timed events that are done; `seconds` has the precision of fp32.
+  // Time between two timed events that are done; `seconds` has the precision of fp32.
   Status (*elapsed)(OpenDevice* device, void* from, void* to, double* seconds);
 
   // ---- memory

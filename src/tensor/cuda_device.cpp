@@ -153,7 +153,7 @@ int64_t StagingBuffers::copy(std::byte* to, const std::byte* from, int64_t bytes
 struct CudaDevice::TimeReference {
   EventPool& events;
   void* event;
-  // Of the host's steady clock.
+  // Time of the event by the host's steady clock.
   double seconds;
   ~TimeReference() { events.give_back(true, event); }
 };
@@ -175,7 +175,7 @@ class CudaEvent final : public Event {
   void* handle() const { return handle_; }
   CudaDevice::QueueSet follows() const { return follows_; }
 
-  // Also where the queue has failed: wait() throws the error.
+  // True if the work has run or has failed; wait() throws the error.
   bool done() const override {
     const DeviceContext& context = device_.context_;
     return context.runtime.query_event(context.device, handle_).code != StatusCode::not_ready;
@@ -226,7 +226,7 @@ CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int 
     for (size_t queue = 0; queue < kQueues; ++queue) {
       const auto which = static_cast<Queue>(queue);
       // Other ranks wait for transfers, and a transfer takes few of the multiprocessors.
-      make_queue(which == Queue::communication, std::string(name_of(which)));
+      CudaDevice::add_queue(which == Queue::communication, std::string(name_of(which)));
     }
     context_.check(runtime.create_stream(context_.device, true, &clock_stream_), "create a stream");
   } catch (...) {
@@ -264,15 +264,12 @@ void CudaDevice::make_kernel_error_slots() {
   kernel_errors_ = slots_;
 }
 
-Queue CudaDevice::make_queue(bool prompt, std::string name) {
+Queue CudaDevice::add_queue(bool prompt, std::string name) {
   CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
   StreamQueue queue{.name = std::move(name), .follows = bit_of(queues_.size())};
   context_.check(context_.runtime.create_stream(context_.device, prompt, &queue.stream), "create a stream");
   queues_.push_back(std::move(queue));
   return static_cast<Queue>(queues_.size() - 1);
-}
-Queue CudaDevice::add_queue(bool prompt, std::string name) {
-  return make_queue(prompt, std::move(name));
 }
 std::string CudaDevice::queue_name(Queue queue) const {
   return queues_[static_cast<size_t>(queue)].name;

@@ -16,7 +16,7 @@
 
 namespace capstan::cuda {
 
-// What the classes below share: an opened device, and its text in errors.
+// An opened device, and its name in errors. The classes below share it.
 struct DeviceContext {
   const Runtime& runtime;
   OpenDevice* device = nullptr;
@@ -170,7 +170,6 @@ class CudaDevice : public Device {
 
   StreamQueue& queue_of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
   static QueueSet bit_of(size_t queue) { return queue < 64 ? QueueSet{1} << queue : 0; }
-  Queue make_queue(bool prompt, std::string name);
   void make_kernel_error_slots();
   void start_copy(void* to, const void* from, int64_t bytes, CopyDirection direction, Queue queue,
                   const char* action);
@@ -186,8 +185,8 @@ class CudaDevice : public Device {
   std::unique_ptr<EventPool> events_;
   std::unique_ptr<MappedRange> ranges_[2];
   std::unique_ptr<StagingBuffers> staging_;
-  // In pinned memory, for kernels; kQueues of them. A kernel that reports an error while it runs writes
-  // `file` last, and texts of the host, which the launch has passed to it.
+  // Error slots for kernels, kQueues of them, in pinned memory. A kernel that reports an error while it runs
+  // writes `file` last, and texts of the host, which the launch has passed to it.
   kernels::KernelError* slots_ = nullptr;
   std::deque<StreamQueue> queues_;
   // Protects the errors of the queues: the driver's threads set them.

@@ -64,7 +64,7 @@ struct MemoryUse {
   // Sums over all categories.
   int64_t now = 0, peak = 0;
   std::array<int64_t, kMemoryCategories> now_by_category{};
-  // At the time of the peak.
+  // Bytes in use at the time of the peak.
   std::array<int64_t, kMemoryCategories> peak_by_category{};
   // Taken from the system, in use or kept for reuse.
   int64_t reserved = 0;
@@ -134,7 +134,7 @@ struct ByteRows {
 
   int64_t bytes() const { return rows * row_bytes; }
   std::byte* row(int64_t index) const { return begin + index * stride; }
-  // After the last row.
+  // The end of the last row.
   std::byte* end() const { return row(rows - 1) + row_bytes; }
 };
 
@@ -209,7 +209,7 @@ class Device {
   // These run on the compute queue. The host range of copy_to_device may change once it returns; copy_to_host
   // waits.
   virtual void zero(std::byte* data, int64_t bytes) = 0;
-  // Both on this device.
+  // Both addresses are on this device.
   virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
   virtual void copy_to_device(std::byte* to, const void* from_host, int64_t bytes) = 0;
   virtual void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) = 0;
@@ -243,7 +243,7 @@ class Device {
   // Threads of the host, for work beside the kernels such as initial values. Not on the meta device.
   ThreadPool& host_threads() { return *host_threads_; }
 
-  // For `launch` only.
+  // The kernels of this device; only `launch` runs them.
   const kernels::Table& table() const { return *table_; }
   // The context of kernels on `queue`, without the workspace. Each queue has its own error slot: two
   // queues may run kernels at the same time.
@@ -262,7 +262,7 @@ class Device {
   }
   // Whether declare_kernel_access() is of use.
   bool declares_accesses() const { return declares_accesses_; }
-  // Of the kernel that was counted last.
+  // Declares an access of the kernel that was counted last.
   void declare_kernel_access(const ByteRows& rows, bool writes) {
     if (declares_accesses_)
       declare_access(

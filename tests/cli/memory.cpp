@@ -103,7 +103,7 @@ TEST_CASE(
     const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
     REQUIRE_MESSAGE(trained.code == 0, trained.err);
     check_resident(trained.resident_mib, estimated);
-    // The log says the same, of the whole process.
+    // The log says the same, for the process.
     std::istringstream lines(read_text(scratch.file("r/metrics.jsonl")));
     double said = 0;
     for (std::string line; std::getline(lines, line);) {
@@ -145,9 +145,9 @@ TEST_CASE("fine-tuning data are part of the estimate and of what the limit holds
                                    "dataset.train_files=data.jsonl", "validation.eval_interval=null"});
   const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
-  const size_t at = trained.err.find(" a step and rank, about ");
+  const size_t at = trained.err.find(" per step per rank, about ");
   REQUIRE_MESSAGE(at != std::string::npos, trained.err);
-  const double estimated = mib(trained.err.substr(at + 24));
+  const double estimated = mib(trained.err.substr(at + 26));
   CHECK(estimated > 4e-6 * 80'000 * 240 * 0.95);  // four bytes a token
   check_resident(trained.resident_mib, estimated);
   const Words limit{"resilience.memory_limit=50MiB"};
@@ -226,7 +226,7 @@ TEST_CASE("check, show --step and train refuse alike what a limit of host memory
     CHECK(contains(refused.err, "resilience.memory_limit_host allows 100.0 KiB"));
     CHECK(contains(refused.err, "checkpoint.async_save=false"));
   }
-  CHECK(contains(shown.out, "on the host"));
+  CHECK(contains(shown.out, "host memory"));
   words.push_back("checkpoint.async_save=false");
   CHECK(in(scratch, "check", words).code == 0);
 }

@@ -110,7 +110,8 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
   CHECK(all_reduce(group, static_cast<double>(me), ReduceOp::max) == n - 1);
 }
 
-TEST_CASE("tensors travel while the program goes on, on every device, and several pieces end together") {
+TEST_CASE(
+    "tensors are transferred while the program continues, on every device, and several pieces end together") {
   Communicator& group = world().communicator();
   const int n = group.size(), me = group.rank();
   const auto numbers = [](int rank, int salt, size_t count) {
@@ -177,10 +178,10 @@ TEST_CASE("the host buffers of transfers are counted, used again, and as many on
              shared = make_meta_device(kernels::cpu_table(), 1);
   const auto on_meta = make_meta_communicator(group.rank(), group.size(), "world");
   const auto transfer = [](Device& device, Communicator& ranks) {
-    const auto room = [&](int64_t n) { return Tensor::zeros(device, {n}); };
+    const auto zeros = [&](int64_t n) { return Tensor::zeros(device, {n}); };
     const auto start = [&](int64_t n) {
       return ranks.channel().start(
-          TransferBatch().send(room(n), next_in(ranks)).receive(room(n), previous_in(ranks)));
+          TransferBatch().send(zeros(n), next_in(ranks)).receive(zeros(n), previous_in(ranks)));
     };
     for (int round = 0; round < 5; ++round) {
       PendingTransfers first = start(1000), second = start(1000), third = start(300);

@@ -52,7 +52,7 @@ Tensor bytes_like(Device& device, const std::vector<uint8_t>& expected) {
   return Tensor::zeros(device, {static_cast<int64_t>(expected.size())}, DType::u8);
 }
 
-// Room for the codes and scales of `name`; no scales: a layout without them.
+// Memory for the codes and scales of `name`; no scales: a layout without them.
 GemmOperand room_for(Device& device, const std::string& name, ScaleLayout layout) {
   GemmOperand x;
   x.layout = layout;
@@ -328,7 +328,7 @@ TEST_CASE_TEMPLATE("delayed scaling follows Transformer Engine's update", D, EVE
 
 namespace {
 
-// Room for the codes and scales of a matrix [rows, cols], not the scale of the tensor.
+// Memory for the codes and scales of a matrix [rows, cols], not the scale of the tensor.
 GemmOperand room_for(Device& device, const QuantizeFormat& format, int64_t rows, int64_t cols) {
   GemmOperand x;
   x.layout = format.layout;

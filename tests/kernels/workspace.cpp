@@ -102,7 +102,7 @@ void add_attention(std::vector<Case>& cases) {
                                 nullptr, dx.q, dx.k, dx.v);
            }});
       for (const int32_t past : {0, 40}) {
-        // Full, and with room that this step does not use.
+        // Full, and with memory that this step does not use.
         const int64_t capacity = 40 + seq, cache = a.batch * 2 * capacity * 24;
         cases.push_back({"attention decode",
                          attention.decode_workspace(a, type, capacity),

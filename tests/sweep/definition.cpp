@@ -122,7 +122,7 @@ TEST_CASE("short forms, quotes and null in a sweep file") {
   CHECK(d.limits.per_trial == config::Duration{90});
   CHECK(d.resources.ranks == 2);
   CHECK(read_definition_text(to_yaml(d), "/tmp", "again.yaml").definition.metric.named);
-  // A metric that nobody named is not written: planning chooses it again.
+  // A metric that the definition does not name is not written: planning chooses it again.
   CHECK(to_yaml(read("axes: {optimizer.lr: [1, 2]}").definition).find("metric") == std::string::npos);
 }
 

@@ -215,7 +215,7 @@ void layout() {
   ruled("dist.account_for_loss_in_pipeline_split", "true", "layers_divide_stages", stages);
   changes("dist.microbatch_group_size_per_vp_stage", "4", chunks, View::wiring);
   changes("dist.pipeline_schedule", "gpipe", stages, View::wiring);
-  warned("dist.variable_seq_lengths", "true", "stages_exchange_as_they_are", stages);
+  warned("dist.variable_seq_lengths", "true", "p2p_options_without_effect", stages);
   changes("dist.sequence_parallel", "true", {"dist.world_size=2", "dist.tp=2"}, View::memory);
   changes("dist.cp_comm_type", "a2a", {"dist.world_size=2", "dist.cp=2"}, View::memory);
   changes("dist.hierarchical_context_parallel_sizes", "[4,1]",
@@ -248,7 +248,7 @@ void layout() {
   changes("comm_overlap.overlap_p2p_comm", "false",
           {"dist.world_size=4", "dist.pp=4", "dist.vpp=2", "model.num_layers=8", "train.micro_batch_size=1"},
           View::wiring);
-  warned("comm_overlap.batch_p2p_comm", "false", "stages_exchange_as_they_are", stages);
+  warned("comm_overlap.batch_p2p_comm", "false", "p2p_options_without_effect", stages);
   refused("comm_overlap.overlap_param_gather_with_optimizer_step", "true",
           {"dist.world_size=4", "dist.pp=2", "dist.vpp=2", "model.num_layers=4", "train.micro_batch_size=1",
            "ddp.sharding=optim", "ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true"});

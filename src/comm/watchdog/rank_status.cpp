@@ -43,9 +43,10 @@ void* map_shared(int fd, size_t bytes, const std::filesystem::path& path) {
   if (memory == MAP_FAILED) fail_system("cannot map the rank status table", path);
   return memory;
 }
-struct Closed {
+// Closes the file descriptor at the end of its scope.
+struct FileDescriptor {
   int fd;
-  ~Closed() { ::close(fd); }
+  ~FileDescriptor() { ::close(fd); }
 };
 
 }  // namespace
@@ -82,7 +83,7 @@ std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent)
       ((usable ? shared : std::filesystem::temp_directory_path()) / "capstan-rank-status-XXXXXX").string();
   const int fd = ::mkostemp(name.data(), O_CLOEXEC);
   if (fd < 0) fail_system("cannot create the rank status table", name);
-  const Closed closed{fd};
+  const FileDescriptor descriptor{fd};
   const size_t bytes = sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Slot);
   void* memory = nullptr;
   try {
@@ -106,7 +107,7 @@ std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent)
 std::unique_ptr<RankStatusTable> RankStatusTable::open(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) fail_system("cannot open the rank status table", path);
-  const Closed closed{fd};
+  const FileDescriptor descriptor{fd};
   struct stat status {};
   if (::fstat(fd, &status) != 0) fail_system("cannot look at the rank status table", path);
   const auto bytes = static_cast<size_t>(status.st_size);
@@ -177,7 +178,7 @@ bool RankStatusTable::report_claimed() const {
 }
 
 void RankStatusTable::write_report(const Error& error) {
-  std::string text = error.message() + kSeparator + error.help();
+  std::string text = error.message() + kSeparator + error.marked_help();
   for (const std::string& line : error.context()) text += kSeparator + line;
   text.resize(std::min(text.size(), header().report.size() - 1));
   std::copy(text.begin(), text.end(), header().report.begin());

@@ -78,13 +78,14 @@ struct RankStatus {
   int rank = 0, pid = 0;
   std::string host;
   RankState state = RankState::working;
-  // Since `state` began.
+  // Time since `state` began.
   double seconds = 0;
-  // Its process has ended without publishing `ended`, or (on another host) its heartbeat has stopped.
+  // The process of the rank has ended without publishing `ended`, or (on another host) its heartbeat has
+  // stopped.
   bool gone = false;
   // Stopped by a signal such as SIGSTOP.
   bool stopped = false;
-  // On another host.
+  // The rank runs on another host.
   bool remote = false;
   int64_t heartbeat = 0;
   int64_t step = 0;

@@ -36,13 +36,13 @@ class Watchdog {
   // Pidfd of each slot's process; -1 for this process, or where the kernel has no pidfds.
   std::vector<int> pidfds_;
   std::vector<bool> gone_;
-  // Guards other_hosts_.
+  // Protects other_hosts_.
   std::mutex mutex_;
   // Null: all ranks are on this host.
   std::unique_ptr<RankStatusFiles> other_hosts_;
   // Statuses of the ranks of other hosts, as last read.
   std::vector<RankStatus> remote_statuses_;
-  // When to exchange files with the other hosts next. CLOCK_MONOTONIC.
+  // Time of the next exchange of files with the other hosts. CLOCK_MONOTONIC.
   int64_t next_exchange_ns_ = 0;
   // Waiting times count from this time at the earliest, because this process may have been stopped before.
   // CLOCK_MONOTONIC.

@@ -27,7 +27,7 @@ Status status_of(StatusCode code, const char* call, const char* text, int number
 
 Status status_of(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return {};
-  // Else it would be the next answer of last_error too.
+  // Clears the error; otherwise last_error would return it too.
   (void)cudaGetLastError();
   const StatusCode code = error == cudaErrorMemoryAllocation ? StatusCode::out_of_memory : StatusCode::failed;
   return status_of(code, call, cudaGetErrorString(error), static_cast<int>(error));

@@ -106,7 +106,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
                             {"the checkpoint", checkpoint.string()},
                             {"the adapters", adapter}});
   require_same_recipe(world, config);
-  // Its contents were verified when it was chosen.
+  // The contents of the checkpoint were verified when it was chosen.
   BaseModel weights = BaseModel::open_verified(checkpoint.string());
   if (const checkpoint::Reader* reader = weights.checkpoint()) {
     config::TokenizerConfig& tokenizer = config_.tokenizer;

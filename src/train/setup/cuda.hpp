@@ -25,7 +25,7 @@ struct CudaStatus {
   std::string reason, help;
 };
 CudaStatus cuda_status(const cuda::Library& library);
-// That of cuda::library(), found by the first call.
+// The status of cuda::library(), found by the first call.
 const CudaStatus& cuda_status();
 
 // "" or "the kernels gemm, attention": families that are null.

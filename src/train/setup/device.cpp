@@ -44,7 +44,7 @@ constexpr DeviceBackend kChecked{.table = kernels::cpu_table,
                                  .kernels_text = cpu_kernels_text,
                                  .make = make_checked};
 
-// Where the backend is missing, or some of its kernels, the CPU's stand for them in estimates.
+// Without the backend, estimates use the kernels of the CPU.
 const kernels::Table& cuda_table() {
   const kernels::Table* const table = cuda_status().table;
   return table ? *table : kernels::cpu_table();

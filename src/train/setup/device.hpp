@@ -29,7 +29,7 @@ struct DeviceProblem {
   std::string reason, help;
 };
 
-// What the trainer knows of a kind of device: all that a further kind adds to (CONTRIBUTING.md).
+// Properties of a kind of device that the trainer uses. "Add a device" in CONTRIBUTING.md begins here.
 struct DeviceBackend {
   const kernels::Table& (*table)() = nullptr;
   AllocatorRules rules;
@@ -70,7 +70,7 @@ void check_device(config::DeviceKind kind);
 std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t threads, int local_ranks);
 
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank = {});
-// On the host of `world`.
+// Local rank on the host of `world`.
 inline LocalRank local_rank_of(const comm::World& world) {
   return {world.local_rank(), world.local_size()};
 }

@@ -24,13 +24,13 @@ class CostSum final : public TapeObserver {
  public:
   void observe(const TapeEvent& event) override {
     executed += event.cost.flops;
-    // What the step needs, not what recomputation adds.
+    // FLOPs of the model, without recomputation.
     if (!event.recomputed) flops += event.cost.flops;
   }
   double flops = 0, executed = 0;
 };
 
-// What a device and the mesh count.
+// Launches, copied bytes and sent bytes of a step, as counted by a device and the mesh.
 struct StepCounts {
   std::map<std::string, int64_t> sent;  // bytes by group
   std::array<int64_t, kQueues> launches{};

@@ -87,7 +87,7 @@ class MicroBatchRunner final : private parallel::StageComputation {
   std::vector<int64_t> rows_;
   // Loaded micro-batches, until their last forward pass on this rank.
   std::map<int64_t, PendingBatch> batches_;
-  // By micro-batch and chunk, from the forward to the backward pass.
+  // Tape of each micro-batch and chunk, from its forward to its backward pass.
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Tape>> tapes_;
 };
 

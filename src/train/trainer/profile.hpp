@@ -64,7 +64,7 @@ class Trace final : public TapeObserver {
     double flops;
     // JSON members, each after a comma.
     std::string arguments;
-    // In place of `begin` and `seconds` until the work is done.
+    // Events that give `begin` and `seconds` once the work is done.
     std::shared_ptr<Event> before, after;
   };
   static std::string text_of(const Entry& entry, int rank, double start);

@@ -47,7 +47,7 @@ struct MeasuringObserver final : TapeObserver {
   Trace* trace = nullptr;
   StepTimers* timers = nullptr;
   kernels::PeakMeasurement* peak = nullptr;
-  // By the host's clock, seconds.
+  // Time of the last event by the host's clock, in seconds.
   double last = 0;
 };
 

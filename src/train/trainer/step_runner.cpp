@@ -88,7 +88,7 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   if (held) rerun_and_compare(reduced, timers, result.events);
   if (failed) fail_not_finite(reduced.values, result.events);
   // Megatron's rules: only values that are not finite are an overflow, and a step whose update is skipped for
-  // another reason is a clean one. A run that returns to a checkpoint takes the scale from there.
+  // another reason is a clean one. After a rewind, the scale is that of the checkpoint.
   if (loss_scaler_) loss_scaler_->update(*state_.loss_scale, result.overflow);
   if (action == config::SpikeAction::rewind) {
     result.skipped = false;
@@ -106,8 +106,9 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   return result;
 }
 
-// With a dynamic loss scale a norm that is not finite is an overflow. A loss is not: another scale cannot
-// mend it (Megatron's check_for_nan_in_loss_and_grad), unless loss times scale leaves the range of fp32.
+// With a dynamic loss scale, a norm that is not finite is an overflow, and the scale is reduced. A loss that
+// is not finite ends the run, because another scale would not change it (Megatron's
+// check_for_nan_in_loss_and_grad), unless loss times scale leaves the range of fp32.
 bool StepRunner::ends_run(const StepValues& values) const {
   constexpr double kLargestScaleOfLosses = 0x1p64;
   if (!config_.resilience.check_for_nan) return false;
@@ -253,13 +254,13 @@ void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std
   }
   event.text = "step " + step + " gave different bits on rank " + ranks +
                " when computed again: the cause is the hardware";
-  event.texts.insert(event.texts.end(), {{"cause", "machine"}, {"ranks", ranks}});
+  event.texts.insert(event.texts.end(), {{"cause", "hardware"}, {"ranks", ranks}});
   failure_anomalies_ = events;
   failure_anomalies_.push_back(event);
   fail(
       ErrorCode::rank_failure,
       event.text + "; parameters and optimizer state are unchanged since step " + std::to_string(state_.step),
-      "resume the run on another machine: this machine's results cannot be trusted");
+      "{resume_elsewhere} on another machine: this machine's results cannot be trusted");
 }
 
 void StepRunner::fail_not_finite(const StepValues& values, std::vector<Anomaly> events) {

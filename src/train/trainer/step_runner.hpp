@@ -26,7 +26,7 @@ namespace capstan::train {
 struct StepResult {
   // Mean over the step's loss tokens, the tokens whose loss_mask is set.
   double loss = 0;
-  // Before clipping, of the mean loss.
+  // Gradient norm of the mean loss, before clipping.
   double gradient_norm = 0;
   double learning_rate = 0;
   // Number of loss tokens of all ranks.
@@ -43,7 +43,7 @@ struct StepResult {
   bool skipped = false;
   // The scaled loss or its gradients are not finite.
   bool overflow = false;
-  // A spike requires a return to the last checkpoint. Parameters and counters are those before the step.
+  // A spike requires a rewind to the last checkpoint. Parameters and counters are those before the step.
   bool rewind = false;
   std::vector<Anomaly> events;
 };

@@ -266,7 +266,7 @@ bool Trainer::call_on_step(const StepResult& result) {
   return options_.on_step(report);
 }
 
-// Returns to the newest checkpoint and continues with the batch after the spike. False: there is no
+// Rewinds to the newest valid checkpoint and continues with the batch after the spike. False: there is no
 // checkpoint, and the step counts as one whose update was skipped.
 bool Trainer::rewind(StepResult& result) {
   const int64_t spike = step() + 1, rewinds = runner_->state().rewinds;
@@ -287,7 +287,7 @@ bool Trainer::rewind(StepResult& result) {
            "try a lower optimizer.lr, or look at the data around sample " +
                std::to_string(state.consumed_samples));
     }
-    log_->warning("step " + std::to_string(spike) + ": no checkpoint to go back to; update skipped");
+    log_->warning("step " + std::to_string(spike) + ": no checkpoint to rewind to; update skipped");
     runner_->consume_batch();
     result.skipped = true;
     return false;
@@ -303,9 +303,9 @@ bool Trainer::rewind(StepResult& result) {
   state.rewinds = rewinds + 1;
   recorder_->rewind(state.step);
   logger_->reset_intervals();
-  // Their rows have the step from which the run continues, so that a resume keeps them.
+  // The rows of the anomalies have the step from which the run continues, so that a resume keeps them.
   logger_->report_anomalies(spike, result.events, state.step);
-  log_->warning("rolled back to step " + std::to_string(state.step) + "; skipping the batch of step " +
+  log_->warning("rewound to step " + std::to_string(state.step) + "; skipping the batch of step " +
                 std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
                 std::to_string(config_.resilience.max_rewinds) + ")");
   recorder_->write(records::MetricsRow(state.step, "rewind")

@@ -1,18 +1,14 @@
-// What libcapstan_cuda.so exports.
+// The function that libcapstan_cuda.so exports: the runtime of src/tensor/cuda/, and the kernels.
 #include "tensor/cuda_backend.hpp"
 
+#include "kernels/cuda/table.hpp"
 #include "tensor/cuda/runtime.hpp"
-
-namespace capstan::kernels {
-// The kernels of kernels/cuda/. Weak: null in an object that was linked without them.
-[[gnu::weak]] const Table& cuda_table();
-}  // namespace capstan::kernels
 
 extern "C" [[gnu::visibility("default")]] const capstan::cuda::Backend* capstan_cuda_backend() {
   static const capstan::cuda::Backend backend{
       .interface = CAPSTAN_CUDA_INTERFACE,
       .runtime = &capstan::cuda::cuda_runtime(),
       .communicator = nullptr,
-      .table = capstan::kernels::cuda_table ? &capstan::kernels::cuda_table() : nullptr};
+      .table = &capstan::kernels::cuda_table()};
   return &backend;
 }
