@@ -250,6 +250,17 @@ void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const fl
   });
 }
 
+void transpose_codes(Context& c, In x, Out y, int64_t rows, int64_t cols) {
+  if (rows <= 0 || cols <= 0) return;
+  const int64_t across = ceil_div(cols, kTile);
+  c.pool->parallel_for(ceil_div(rows, kTile) * across, [&](int64_t index, int) {
+    const int64_t row = index / across * kTile, col = index % across * kTile;
+    const int64_t row_end = std::min(rows, row + kTile), col_end = std::min(cols, col + kTile);
+    for (int64_t k = col; k < col_end; ++k)
+      for (int64_t r = row; r < row_end; ++r) y.as<uint8_t>()[k * rows + r] = x.as<uint8_t>()[r * cols + k];
+  });
+}
+
 }  // namespace
 
 void quantize_rows(const QuantizedOutput& output, In y, int64_t rows, int64_t cols, int64_t begin,
@@ -265,7 +276,8 @@ const Quantize& cpu_quantize() {
   static const Quantize family{.absolute_maximum = absolute_maximum,
                                .current_scale = current_scale,
                                .delayed_scale = delayed_scale,
-                               .quantize = quantize};
+                               .quantize = quantize,
+                               .transpose_codes = transpose_codes};
   return family;
 }
 

@@ -17,6 +17,10 @@
 //             are reduced (one bucket at a time, two on the communication queue).
 //   With shard_over_replicas main parameters and moments take 1 / (S R) of those without sharding.
 //
+// With gather_codes the ranks gather the codes of weights whose GEMMs are in 8 bits: P = 1 in `gathered`, in
+// the parameters of optim and optim_grads, which hold P b / S in the compute type in addition, and in the
+// bytes sent below; with optim_grads_params b / S codes are added.
+//
 // Parameters that are kept in 4 bits (Options::quantized, nf4_weight.hpp) are in no bucket; each is
 // dequantized at its first acquire() and dropped at its last release().
 //
@@ -112,6 +116,10 @@ class FlatStore final : public ParamStore {
     // of tied parameters are summed over `embedding` on the compute queue in either case, at the end of the
     // step.
     Queue reduce_queue = Queue::compute;
+    // Ranks gather weights that train and whose GEMMs are in 8 bits as codes, with the same numbers as if
+    // they were gathered in the compute type and quantized. Needs a scaling recipe with one scale for a
+    // tensor. No effect with no_shard.
+    bool gather_codes = false;
     // Overlaps all-gathers of parameters with computation: of the next block (optim_grads_params), or of the
     // updated buckets with the forward pass.
     bool overlap_param_gather = false;
@@ -243,7 +251,8 @@ class FlatStore final : public ParamStore {
     const BucketPlan* plan;
     // Index in flat_buffers().
     int buffer = -1;
-    // The elements of the bucket that `values` holds: all, or with optim_grads_params this rank's slice.
+    // The elements of the bucket that `values` holds: all, or with optim_grads_params or codes this rank's
+    // slice.
     FlatRange held;
     // The elements of the bucket whose main parameters and moments this rank holds.
     FlatRange owned;
@@ -251,7 +260,10 @@ class FlatStore final : public ParamStore {
     Tensor values;
     // Main parameters [owned.count]; a view of `values` if the model computes with them.
     Tensor main;
-    // optim_grads_params: the gathered parameters, compute type [elements]; undefined while not gathered.
+    // BucketPlan::codes: with optim_grads_params those of this rank's slice, else of all elements.
+    Tensor codes;
+    // optim_grads_params: the gathered parameters, compute type or codes [elements]; undefined while not
+    // gathered.
     Tensor full;
     // Gradients, fp32 [elements]. Sharded gradients: defined only while the weight gradients of a micro-batch
     // are computed.
@@ -264,7 +276,7 @@ class FlatStore final : public ParamStore {
     int waiting = 0;
     // The reduction of this step was started; sharded gradients: `sum` holds gradients of this step.
     bool reduced = false;
-    // Pending all-gather into `values` or `full`.
+    // Pending all-gather into `values`, `codes` or `full`.
     std::optional<comm::PendingTransfers> gather;
     // Pending all-gather of the reduced gradients.
     std::optional<comm::PendingTransfers> gradient_gather;
@@ -325,6 +337,12 @@ class FlatStore final : public ParamStore {
   enum class Changed : uint8_t { trained, all };
   void gather_parameters(Changed changed, bool wait);
   void measure_weights(Changed changed);
+  // Of the elements that this rank owns.
+  void encode_owned(const Bucket& bucket);
+  // The values or codes of the bucket's parameters, gathered until the matching release().
+  const Tensor& gathered(const Parameter& parameter);
+  // The owned elements of a parameter, compute type; undefined: none.
+  Tensor owned_values(const Parameter& parameter) const;
   void finish_gather(size_t bucket);
   void gather_block(int block);
   void start_gather(int block);

@@ -267,6 +267,23 @@ TEST_CASE_TEMPLATE("columns are transformed in blocks of 16 by the signed Hadama
   }
 }
 
+TEST_CASE_TEMPLATE("codes are transposed", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{1, 1}, {1, 300}, {37, 65}, {261, 130}, {0, 4}}) {
+    INFO(rows, " x ", cols);
+    std::vector<uint8_t> codes, expected(static_cast<size_t>(rows * cols));
+    for (int64_t i = 0; i < rows * cols; ++i) codes.push_back(static_cast<uint8_t>(i * 151 + i / 256));
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c)
+        expected[static_cast<size_t>(c * rows + r)] = codes[static_cast<size_t>(r * cols + c)];
+    const Tensor x = Tensor::from_host<uint8_t>(*device, {rows, cols}, codes).as_type(DType::f8e4m3),
+                 y = Tensor::empty(*device, {cols, rows}, DType::f8e4m3);
+    launch(*device, device->table().quantize->transpose_codes, x, y, rows, cols);
+    CHECK(bytes_of(y) == expected);
+  }
+}
+
 TEST_CASE_TEMPLATE("current scaling", D, EVERY_DEVICE) {
   const auto device = D::make(1);
   const Tensor amax = Tensor::from_host<float>(*device, {5}, std::vector{2.0f, 0.0f, NAN, INFINITY, 1e-40f}),

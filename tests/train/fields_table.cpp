@@ -176,12 +176,11 @@ void precision() {
           {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16",
            "mixed_precision.fp8_recipe=delayed", "mixed_precision.fp8_amax_history_len=16"});
   changes("mixed_precision.fp8_wgrad", "false", fp8);
-  ruled("mixed_precision.fp8_param_gather", "true", "parameters_are_gathered_in_half",
-        {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16", "dist.world_size=2",
-         "ddp.data_parallel_sharding_strategy=optim"});
+  changes("mixed_precision.fp8_param_gather", "true",
+          with(fp8, {"dist.world_size=2", "ddp.data_parallel_sharding_strategy=optim"}), View::memory);
   changes("mixed_precision.fp4", "e2m1", {"mixed_precision.params_dtype=bf16"});
   ruled("mixed_precision.fp4_recipe", "other", "C0207");  // one value so far
-  ruled("mixed_precision.fp4_param_gather", "true", "parameters_are_gathered_in_half",
+  ruled("mixed_precision.fp4_param_gather", "true", "blocks_are_gathered_in_half",
         {"mixed_precision.fp4=e2m1", "mixed_precision.params_dtype=bf16", "dist.world_size=2",
          "ddp.data_parallel_sharding_strategy=optim"});
   changes("mixed_precision.first_last_layers_bf16", "true", fp8);

@@ -48,22 +48,22 @@ RULE("R0503", low_gather_needs_sharding,
   check("mixed_precision.fp4_param_gather", c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather);
 }
 
-RULE("R0513", parameters_are_gathered_in_half, "parameters are gathered in params_dtype, not in FP8 or FP4",
-     "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
+RULE("R0513", blocks_are_gathered_in_half, "weights with scales of blocks are gathered in params_dtype",
+     "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather", "mixed_precision.fp8_recipe",
      "ddp.data_parallel_sharding_strategy") {
+  const auto& m = c.mixed_precision;
   if (!shards(c)) return;
-  const auto check = [&](const char* path, bool gathers, const char* format) {
-    if (gathers)
-      report
-          .error("`" + std::string(path) + "`: this version does not support gathering of parameters in " +
-                 std::string(format) + " yet, only in `mixed_precision.params_dtype`")
-          .at(path)
-          .help("set " + std::string(path) + "=false, or ddp.data_parallel_sharding_strategy=no_shard");
+  const auto refuse = [&](const char* path, std::string_view recipe) {
+    report
+        .error("`" + std::string(path) + "`: the blocks of " + std::string(recipe) +
+               " cross the shards of a weight, which is gathered in `mixed_precision.params_dtype`")
+        .at(path)
+        .help("set " + std::string(path) + "=false; delayed and tensorwise scaling gather codes");
   };
-  check("mixed_precision.fp8_param_gather", c.mixed_precision.fp8 && c.mixed_precision.fp8_param_gather,
-        "FP8");
-  check("mixed_precision.fp4_param_gather", c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather,
-        "FP4");
+  if (m.fp8 && m.fp8_param_gather && m.fp8_recipe != Fp8Recipe::delayed &&
+      m.fp8_recipe != Fp8Recipe::tensorwise)
+    refuse("mixed_precision.fp8_param_gather", enum_name(m.fp8_recipe));
+  if (m.fp4 && m.fp4_param_gather) refuse("mixed_precision.fp4_param_gather", enum_name(m.fp4_recipe));
 }
 
 RULE("R0514", low_format_needs_wide_base, "FP8 and FP4 GEMMs exclude weights that are kept in 4 bits",

@@ -234,6 +234,7 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
     options.lora_b_lr_ratio = config.peft->lora_plus_ratio.value_or(1);
     quantize_base(*config.peft, config.model, options);
   }
+  options.gather_codes = config.mixed_precision.fp8 && config.mixed_precision.fp8_param_gather;
   options.low_precision =
       low_precision_options(config.mixed_precision, config.model.num_layers, config.rng.seed);
   if (config.ddp.bucket_size) options.bucket_elements = *config.ddp.bucket_size;

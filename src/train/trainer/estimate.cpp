@@ -156,15 +156,17 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   // counts are enough.
   if (more > micro_batches)
     counts = counts + (step(more, nullptr) - counts).scaled(all - micro_batches, more - micro_batches);
+  runner.reserve_uploads(source_of(config.train.micro_batch_size)(0), all, true);
   const config::ValidationConfig& validation = config.validation;
   const int64_t eval_rows = validation.eval_micro_batch_size.value_or(config.train.micro_batch_size);
   const int64_t evaluated = validation.eval_iters *
                             validation.eval_global_batch_size.value_or(*config.train.global_batch_size) /
                             (eval_rows * mesh.size(comm::Axis::dp));
-  // Otherwise a training step needs more memory, and as many buffers for micro-batches.
-  if (validation.eval_interval &&
-      (eval_rows > config.train.micro_batch_size || (evaluated > all && !device->shares_host_memory())))
-    runner.forward_only(std::clamp<int64_t>(evaluated, 1, BatchUploader::kBuffers), source_of(eval_rows));
+  if (validation.eval_interval) {
+    // Otherwise a training step needs more memory.
+    if (eval_rows > config.train.micro_batch_size) runner.forward_only(1, source_of(eval_rows));
+    runner.reserve_uploads(source_of(eval_rows)(0), evaluated, false);
+  }
   fingerprint.reset();
   store.on_local_gradients(nullptr);
   // Every run ends with a save that waits.

@@ -43,6 +43,10 @@ class MicroBatchRunner final : private parallel::StageComputation {
 
   // Evaluation: no dropout, no gradients.
   Losses forward_only(int64_t micro_batches, const Source& source);
+  // Takes the host buffers of that many micro-batches like this one, of training steps or of evaluation.
+  void reserve_uploads(const data::MicroBatch& batch, int64_t micro_batches, bool training) {
+    uploader_.reserve(batch, training && dropout_, micro_batches);
+  }
 
  private:
   void begin(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
