@@ -97,7 +97,7 @@ void launch(Device& device, Queue queue, kernels::WorkspaceSize workspace,
                 "as many arguments as the kernel has parameters after its context");
   device.count_launch(queue);
   const LaunchWorkspace temporary(device, queue, workspace);
-  switch (device.launch_mode()) {
+  switch (device.launch_mode(reinterpret_cast<const void*>(kernel))) {
     case LaunchMode::call:
       return call_kernel(temporary.context(), kernel,
                          KernelArgument<P>::from(device, std::forward<A>(arguments))...);
