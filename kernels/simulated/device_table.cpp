@@ -19,30 +19,29 @@ void add_functions(const Family& family, std::unordered_set<const void*>& functi
   functions.insert(pointers.begin(), pointers.end());
 }
 
-SimulatedDeviceTable make_device_table() {
-  SimulatedDeviceTable result{.table = simulated_table(), .cpu_families = {}, .cpu_kernels = {}};
+// The CPU's kernels in the place of families that are not written yet.
+void add_cpu_families(SimulatedDeviceTable& device) {
   for_each_family([&](const char* name, auto family) {
-    if (result.table.*family) return;
-    result.table.*family = cpu_table().*family;
-    result.cpu_families.emplace_back(name);
-    add_functions(*(result.table.*family), result.cpu_kernels);
+    if (device.table.*family) {
+      add_functions(*(device.table.*family), device.kernels.stream_kernels);
+    } else {
+      device.table.*family = cpu_table().*family;
+      device.cpu_families.emplace_back(name);
+    }
   });
-  return result;
+  device.kernels.of_the_cpu = !device.cpu_families.empty();
 }
 
 }  // namespace
 
 const SimulatedDeviceTable& simulated_device_table() {
-  static const SimulatedDeviceTable table = make_device_table();
-  return table;
-}
-
-std::unordered_set<const void*> kernels_of(const Table& table) {
-  std::unordered_set<const void*> functions;
-  for_each_family([&](const char*, auto family) {
-    if (table.*family) add_functions(*(table.*family), functions);
-  });
-  return functions;
+  static const SimulatedDeviceTable* const device = [] {
+    static SimulatedDeviceTable made{.table = simulated_table(), .cpu_families = {}, .kernels = {}};
+    add_cpu_families(made);
+    made.kernels.table = &made.table;
+    return &made;
+  }();
+  return *device;
 }
 
 }  // namespace capstan::kernels

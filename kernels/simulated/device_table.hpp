@@ -2,10 +2,10 @@
 #pragma once
 
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "kernels/table.hpp"
+#include "tensor/simulated_device.hpp"
 
 namespace capstan::kernels {
 
@@ -14,12 +14,9 @@ struct SimulatedDeviceTable {
   Table table;
   // Names of the CPU's families in it.
   std::vector<std::string> cpu_families;
-  // The functions of the CPU's families in it, which do not enqueue themselves.
-  std::unordered_set<const void*> cpu_kernels;
+  // `table`, as the device takes it.
+  cuda::SimulatedKernels kernels;
 };
 const SimulatedDeviceTable& simulated_device_table();
-
-// The functions of all families of a table of the CPU's kernels.
-std::unordered_set<const void*> kernels_of(const Table& table);
 
 }  // namespace capstan::kernels

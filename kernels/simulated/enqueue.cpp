@@ -6,7 +6,7 @@
 
 namespace capstan::kernels::simulated {
 
-void enqueue(Context& context, std::function<void(Context&)> work) {
+void enqueue_work(Context& context, std::function<void(Context&)> work) {
   if (!context.stream) return work(context);
   static_cast<HostStream*>(context.stream)->enqueue([context, work = std::move(work)] { work(context); });
 }

@@ -190,7 +190,7 @@ struct Grid {
 template <class... P>
 void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
   if (grid.blocks <= 0) return;
-  enqueue(context, [kernel, grid, all = std::tuple<P...>(arguments...)](Context& c) {
+  enqueue_work(context, [kernel, grid, all = std::tuple<P...>(arguments...)](Context& c) {
     run_blocks(c.pool, {grid.blocks, grid.threads, grid.shared_bytes}, [&] { std::apply(kernel, all); });
   });
 }

@@ -229,7 +229,7 @@ class CheckedDevice final : public Device {
     if (data) order_.add_block(data, size);
     return data;
   }
-  void mark(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) override {
+  void occupy(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) override {
     compute().push(sentinels_.add(data, bytes, size, category, launches()), true);
   }
   void retire(std::byte* data, int64_t size) override {

@@ -131,7 +131,7 @@ std::byte* Device::allocate(int64_t bytes, MemoryCategory category) {
            "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
   }
   count(use, size, category);
-  mark(data, bytes, size, category);
+  occupy(data, bytes, size, category);
   return data;
 }
 

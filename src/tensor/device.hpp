@@ -296,7 +296,7 @@ class Device {
   // it.
   void release_pinned_pool();
   // Called when a block of this (rounded) size is allocated for `bytes` bytes.
-  virtual void mark(std::byte*, int64_t /*bytes*/, int64_t /*size*/, MemoryCategory) {}
+  virtual void occupy(std::byte*, int64_t /*bytes*/, int64_t /*size*/, MemoryCategory) {}
   // Called when a block of this (rounded) size is free; work queued later may use its memory again.
   virtual void retire(std::byte*, int64_t) {}
   LaunchMode launch_mode_ = LaunchMode::call;

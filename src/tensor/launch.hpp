@@ -101,9 +101,13 @@ void launch(Device& device, Queue queue, kernels::WorkspaceSize workspace,
     case LaunchMode::call:
       return call_kernel(temporary.context(), kernel,
                          KernelArgument<P>::from(device, std::forward<A>(arguments))...);
-    case LaunchMode::queue:
-      return enqueue_kernel(device, queue, temporary.context(), kernel,
+    case LaunchMode::queue: {
+      kernels::LaunchContext context = temporary.context();
+      // It runs where it is called, which is in the order of the queue.
+      context.stream = nullptr;
+      return enqueue_kernel(device, queue, context, kernel,
                             KernelArgument<P>::from(device, std::forward<A>(arguments))...);
+    }
     case LaunchMode::none:
       return;
   }

@@ -21,21 +21,20 @@ constexpr CudaDevice::Variant kVariant{
     .name = "simulated", .spacing = 2, .first = 2 * Sentinels::kBytes};
 static_assert(AllocatorRules().small_rounding >= 2 * Sentinels::kBytes);
 
-const kernels::Table& prepare(const kernels::Table& table, const SimulatedOptions& options) {
+const kernels::Table& prepare(const SimulatedKernels& kernels, const SimulatedOptions& options) {
   set_simulated_gpu({.memory = options.memory, .seed = options.seed, .patient = options.patient});
-  return table;
+  return *kernels.table;
 }
 
 }  // namespace
 
-SimulatedDevice::SimulatedDevice(const kernels::Table& table, const HostKernels& host_kernels,
-                                 const SimulatedOptions& options, int index)
-    : SimulatedDevice(simulated_backend(), table, host_kernels, options, index) {}
+SimulatedDevice::SimulatedDevice(const SimulatedKernels& kernels, const SimulatedOptions& options, int index)
+    : SimulatedDevice(simulated_backend(), kernels, options, index) {}
 
-SimulatedDevice::SimulatedDevice(const Backend& backend, const kernels::Table& table,
-                                 const HostKernels& host_kernels, const SimulatedOptions& options, int index)
-    : CudaDevice(backend, prepare(table, options), index, options.threads, kVariant),
-      host_kernels_(host_kernels),
+SimulatedDevice::SimulatedDevice(const Backend& backend, const SimulatedKernels& kernels,
+                                 const SimulatedOptions& options, int index)
+    : CudaDevice(backend, prepare(kernels, options), index, options.threads, kVariant),
+      kernels_(kernels),
       sentinels_(simulated_kernel_offset()) {
   kernel_offset_ = simulated_kernel_offset();
   for (size_t queue = 0; queue < kQueues; ++queue) {
@@ -65,7 +64,7 @@ void SimulatedDevice::end_workspace(Queue queue, kernels::Workspace workspace) {
   enqueue(queue, sentinels_.end_workspace(workspace, block_bytes(workspace), launches(queue),
                                           std::string(name_of(queue))));
 }
-void SimulatedDevice::mark(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) {
+void SimulatedDevice::occupy(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) {
   enqueue_always(Queue::compute,
                  sentinels_.add(data, bytes, size + Sentinels::kBytes, category, launches()));
 }

@@ -16,8 +16,14 @@
 
 namespace capstan::cuda {
 
-// Kernels that do not enqueue themselves: those of the CPU.
-using HostKernels = std::unordered_set<const void*>;
+// The kernels of a simulated device, which they outlive.
+struct SimulatedKernels {
+  const kernels::Table* table = nullptr;
+  // Those that enqueue themselves, as CUDA kernels do; the device queues all others.
+  std::unordered_set<const void*> stream_kernels;
+  // Some are the CPU's, which take a part of the workspace for each thread.
+  bool of_the_cpu = false;
+};
 
 struct SimulatedOptions {
   // Of the host.
@@ -32,29 +38,26 @@ struct SimulatedOptions {
 
 class SimulatedDevice final : public CudaDevice {
  public:
-  // host_kernels: of the table; the device queues them. It outlives the device, as the table does. index: in
-  // the device's name.
-  SimulatedDevice(const kernels::Table& table, const HostKernels& host_kernels,
-                  const SimulatedOptions& options, int index = 0);
+  // index: in the device's name.
+  SimulatedDevice(const SimulatedKernels& kernels, const SimulatedOptions& options, int index = 0);
   // On another backend, whose runtime is the simulated one or is made of its functions.
-  SimulatedDevice(const Backend& backend, const kernels::Table& table, const HostKernels& host_kernels,
-                  const SimulatedOptions& options, int index = 0);
+  SimulatedDevice(const Backend& backend, const SimulatedKernels& kernels, const SimulatedOptions& options,
+                  int index = 0);
 
   DeviceType type() const override { return DeviceType::simulated; }
   LaunchMode launch_mode(const void* kernel) const override {
-    return host_kernels_.contains(kernel) ? LaunchMode::queue : LaunchMode::call;
+    return kernels_.stream_kernels.contains(kernel) ? LaunchMode::call : LaunchMode::queue;
   }
   void synchronize() override;
   void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) override;
 
  protected:
-  // The CPU's kernels have a part of the workspace for each thread.
-  int workers() const override { return host_kernels_.empty() ? 0 : host_threads_->size(); }
+  int workers() const override { return kernels_.of_the_cpu ? host_threads_->size() : 0; }
   ThreadPool* kernel_threads() override { return host_threads_; }
   void* stream_of(Queue queue) override { return &streams_[static_cast<size_t>(queue)]; }
   void begin_workspace(Queue queue, kernels::Workspace workspace) override;
   void end_workspace(Queue queue, kernels::Workspace workspace) override;
-  void mark(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) override;
+  void occupy(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) override;
   void retire(std::byte* data, int64_t size) override;
 
  private:
@@ -69,7 +72,7 @@ class SimulatedDevice final : public CudaDevice {
     return allocator_rules().round(static_cast<int64_t>(workspace.bytes));
   }
 
-  const HostKernels& host_kernels_;
+  const SimulatedKernels& kernels_;
   std::array<Stream, kQueues> streams_;
   Sentinels sentinels_;
 };

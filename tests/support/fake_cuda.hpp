@@ -2,11 +2,12 @@
 // for it, and with a count of what is not released.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 
-#include "tensor/cuda_backend.hpp"
+#include "tensor/cuda_device.hpp"
 #include "tensor/simulated_runtime.hpp"
 
 namespace capstan::test {
@@ -34,12 +35,28 @@ FakeCuda& reset_fake_cuda();
 const cuda::Backend& fake_backend();
 
 // Kernels see a device address this much further on.
+inline std::ptrdiff_t fake_kernel_offset() {
+  return cuda::simulated_kernel_offset();
+}
 template <class T>
 T* fake_kernel_address(T* address) {
   return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(address) +
-                              static_cast<uintptr_t>(cuda::simulated_kernel_offset()));
+                              static_cast<uintptr_t>(fake_kernel_offset()));
 }
 // As a kernel that enqueues itself on Context::stream.
 void fake_launch(void* stream, std::function<void()> kernel);
+
+// Runs kernels of the host on the device: each is queued on its stream, at the addresses of the memory.
+class HostKernelCudaDevice final : public cuda::CudaDevice {
+ public:
+  explicit HostKernelCudaDevice(const kernels::Table& table, int threads = 1)
+      : CudaDevice(fake_backend(), table, 0, threads) {
+    launch_mode_ = LaunchMode::queue;
+    kernel_offset_ = fake_kernel_offset();
+  }
+
+ protected:
+  int workers() const override { return host_threads_->size(); }
+};
 
 }  // namespace capstan::test

@@ -23,7 +23,6 @@ const kernels::Table& without_kernels() {
   return reinterpret_cast<const kernels::Table&>(nothing);
 }
 
-// The kernels of this test know nothing of streams.
 void write_byte(kernels::Context&, uint8_t* x, int64_t place) {
   x[place] = 1;
 }
@@ -42,11 +41,8 @@ struct CheckedWithSentinels {
 struct SimulatedWithSentinels {
   static constexpr bool kAfterFullBlocks = true;
   static std::unique_ptr<Device> make() {
-    static const cuda::HostKernels kernels{reinterpret_cast<const void*>(&write_byte),
-                                           reinterpret_cast<const void*>(&read_float),
-                                           reinterpret_cast<const void*>(&overrun_workspace),
-                                           reinterpret_cast<const void*>(&do_nothing)};
-    return std::make_unique<cuda::SimulatedDevice>(without_kernels(), kernels, cuda::SimulatedOptions());
+    static const cuda::SimulatedKernels kernels{.table = &without_kernels()};
+    return std::make_unique<cuda::SimulatedDevice>(kernels, cuda::SimulatedOptions());
   }
 };
 #define BOTH_DEVICES CheckedWithSentinels, SimulatedWithSentinels

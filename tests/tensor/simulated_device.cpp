@@ -49,9 +49,12 @@ void add_two(kernels::Context& c, float* x, int64_t n) {
 }
 
 std::unique_ptr<Device> simulated_device(bool patient, uint64_t seed = 1) {
-  static const cuda::HostKernels of_the_cpu{reinterpret_cast<const void*>(&add_two)};
+  static const cuda::SimulatedKernels kernels{.table = &empty_table(),
+                                              .stream_kernels = {reinterpret_cast<const void*>(&triple_later),
+                                                                 reinterpret_cast<const void*>(&fail_later),
+                                                                 reinterpret_cast<const void*>(&refuse_at_once)}};
   return std::make_unique<cuda::SimulatedDevice>(
-      empty_table(), of_the_cpu, cuda::SimulatedOptions{.threads = 2, .seed = seed, .patient = patient});
+      kernels, cuda::SimulatedOptions{.threads = 2, .seed = seed, .patient = patient});
 }
 std::vector<float> ones(int64_t n) {
   return std::vector<float>(static_cast<size_t>(n), 1.0f);
@@ -165,8 +168,8 @@ TEST_CASE("simulated device: memory is counted as on a GPU, and runs out") {
 
   test::FakeCuda& fake = test::reset_fake_cuda();
   {
-    const cuda::HostKernels none;
-    cuda::SimulatedDevice small(test::fake_backend(), empty_table(), none, {});
+    const cuda::SimulatedKernels none{.table = &empty_table()};
+    cuda::SimulatedDevice small(test::fake_backend(), none, {});
     const Tensor x = Tensor::zeros(small, {40 << 20}, DType::u8);
     CHECK_THROWS_AS(Tensor::zeros(small, {100 << 20}, DType::u8), Error);
     CHECK(x.to_host<uint8_t>() == std::vector<uint8_t>(40 << 20, 0));

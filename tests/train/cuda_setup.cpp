@@ -9,11 +9,9 @@
 #include <vector>
 
 #include "comm/world.hpp"
-#include "kernels/simulated/device_table.hpp"
 #include "support/devices.hpp"
 #include "support/fake_cuda.hpp"
 #include "support/tiny.hpp"
-#include "tensor/simulated_device.hpp"
 #include "train/setup/cuda.hpp"
 #include "train/setup/device.hpp"
 #include "train/trainer/data_setup.hpp"
@@ -28,13 +26,6 @@ train::CudaStatus status_with(const kernels::Table* table) {
   backend = test::fake_backend();
   backend.table = table;
   return train::cuda_status({.backend = &backend, .found = true});
-}
-
-// CudaDevice with the CPU's kernels, each queued on its stream.
-std::unique_ptr<Device> device_with_cpu_kernels() {
-  static const cuda::HostKernels all = kernels::kernels_of(kernels::cpu_table());
-  return std::make_unique<cuda::SimulatedDevice>(test::fake_backend(), kernels::cpu_table(), all,
-                                                 cuda::SimulatedOptions());
 }
 
 struct TrainedNumbers {
@@ -70,7 +61,7 @@ TEST_CASE("a model trains on the cuda device with the CPU's bits, and the host w
       const TrainedNumbers expected = train_steps(test::Cpu::make(1), llama);
       const TrainedNumbers checked = train_steps(test::Checked::make(1), llama);
       const TrainedNumbers found =
-          train_steps(device_with_cpu_kernels(), llama);
+          train_steps(std::make_unique<test::HostKernelCudaDevice>(kernels::cpu_table()), llama);
       CHECK(found.losses == expected.losses);
       CHECK(found.host_waits == checked.host_waits);
       CHECK(test::fake_cuda().open_devices == 0);
@@ -138,5 +129,6 @@ TEST_CASE("ranks that share a GPU are counted by the GPU's address and host") {
   test::reset_fake_cuda();
   const auto world = comm::World::single_process();
   CHECK(train::shared_gpus(*world, *test::Cpu::make(1)).empty());
-  CHECK(train::shared_gpus(*world, *device_with_cpu_kernels()).empty());
+  const test::HostKernelCudaDevice device(kernels::cpu_table());
+  CHECK(train::shared_gpus(*world, device).empty());
 }

@@ -57,9 +57,9 @@ std::string simulated_kernels_text(DType compute) {
                                   cpu_kernels_text(compute) + ")";
 }
 std::unique_ptr<Device> make_simulated(const DeviceRequest& request) {
-  return std::make_unique<cuda::SimulatedDevice>(
-      simulated_table(), kernels::simulated_device_table().cpu_kernels,
-      cuda::SimulatedOptions{.threads = request.threads}, request.local_rank);
+  return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_table().kernels,
+                                                 cuda::SimulatedOptions{.threads = request.threads},
+                                                 request.local_rank);
 }
 
 // Where the backend is missing, or some of its kernels, the CPU's stand for them in estimates.
@@ -88,7 +88,7 @@ const DeviceBackend& simulated_backend() {
   static const DeviceBackend backend{
       .table = simulated_table,
       .rules = cuda::CudaDevice::rules(),
-      .runs_on_host_threads = !kernels::simulated_device_table().cpu_families.empty(),
+      .runs_on_host_threads = kernels::simulated_device_table().kernels.of_the_cpu,
       .lies_in_host_memory = true,
       .gemm_type = kernels::cpu_gemm_type,
       .kernels_text = simulated_kernels_text,
