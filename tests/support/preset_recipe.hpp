@@ -19,7 +19,7 @@ config::Config resolve_preset(const std::string& preset, std::vector<std::string
   overrides.insert(overrides.end(),
                    {"mixed_precision=" + preset, "model.num_layers=" + std::to_string(layers),
                     "train.threads=1", "dist.world_size=" + std::to_string(world().size())});
-  if (D::type == DeviceType::checked) overrides.emplace_back("train.device=checked");
+  if (D::type != DeviceType::cpu) overrides.push_back("train.device=" + std::string(name_of(D::type)));
   for (const std::string& text : overrides) request.overrides.push_back(config::Override::token(text));
   const config::Resolution resolution = config::resolve(request);
   resolution.require_ok();
