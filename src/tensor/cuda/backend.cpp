@@ -1,6 +1,7 @@
 // What libcapstan_cuda.so exports.
 #include "tensor/cuda_backend.hpp"
 
+#include "tensor/cuda/communicator.hpp"
 #include "tensor/cuda/runtime.hpp"
 
 namespace capstan::kernels {
@@ -8,11 +9,16 @@ namespace capstan::kernels {
 [[gnu::weak]] const Table& cuda_table();
 }  // namespace capstan::kernels
 
+namespace capstan::cuda {
+// Weak: null in an object that was built without NCCL's header.
+[[gnu::weak]] const Communicator& nccl_communicator();
+}  // namespace capstan::cuda
+
 extern "C" [[gnu::visibility("default")]] const capstan::cuda::Backend* capstan_cuda_backend() {
   static const capstan::cuda::Backend backend{
       .interface = CAPSTAN_CUDA_INTERFACE,
       .runtime = &capstan::cuda::cuda_runtime(),
-      .communicator = nullptr,
+      .communicator = capstan::cuda::nccl_communicator ? &capstan::cuda::nccl_communicator() : nullptr,
       .table = capstan::kernels::cuda_table ? &capstan::kernels::cuda_table() : nullptr};
   return &backend;
 }
