@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,8 +46,9 @@ class TransferBatch {
   std::vector<Transfer> transfers_;
 };
 std::string_view name_of(TransferBatch::Kind kind);
-// "receive of 32 bytes from rank 1, send of 32 bytes to rank 1"
-std::string text_of(const TransferBatch& batch);
+// "receive of 32 bytes from rank 1, send of 32 bytes to rank 1". ranks: what the ranks of the group are
+// called; empty: their numbers in it.
+std::string text_of(const TransferBatch& batch, std::span<const int> ranks = {});
 
 // A batch that was started, as a channel sees it.
 class Completion {
