@@ -149,7 +149,8 @@ DeviceWait missing_member(const DeviceWait& wait, const std::vector<RankStatus>&
   return missing;
 }
 
-Error lagging_device(const DeviceWait& wait, const DeviceWait& missing, double timeout) {
+Error lagging_device(const DeviceWait& wait, const DeviceWait& missing,
+                     const std::vector<RankStatus>& statuses, double timeout) {
   const RankStatus& status = *missing.status;
   const bool started = missing.batch->started >= wait.batch->begun;
   Error error(ErrorCode::rank_failure,
@@ -161,6 +162,7 @@ Error lagging_device(const DeviceWait& wait, const DeviceWait& missing, double t
                   fixed(timeout, 1) + " s)",
               status.stopped ? "SIGSTOP, a debugger or a batch system has stopped it"
                              : "a higher resilience.timeout where such a step is no fault");
+  add_others(error, statuses, status.rank);
   return error;
 }
 
@@ -172,19 +174,23 @@ Error batch_without_progress(const DeviceWait& wait, const std::vector<RankStatu
       if (group.name == wait.batch->name && group.first == wait.batch->first && group.in_batch())
         members += (members.empty() ? "" : ", ") + rank_text(status) + " in " +
                    (group.begun == wait.batch->begun ? group.text : batch_text(group));
-  return {ErrorCode::rank_failure,
-          "batch " + std::to_string(wait.batch->begun) + " of group `" + wait.batch->name +
-              "` makes no progress for " + fixed(wait.batch->seconds, 1) + " s at " +
-              step_text(*wait.status) + " although all its ranks have begun it: " + members,
-          "transfers that do not match wait for ever; matching ones point to the network between the ranks"};
+  Error error(ErrorCode::rank_failure,
+              "batch " + std::to_string(wait.batch->begun) + " of group `" + wait.batch->name +
+                  "` makes no progress for " + fixed(wait.batch->seconds, 1) + " s at " +
+                  step_text(*wait.status) + " although all its ranks have begun it: " + members,
+              "transfers that do not match wait for ever; matching ones point to the network");
+  add_others(error, statuses, -1);
+  return error;
 }
 
-Error devices_in_a_cycle(const std::vector<DeviceWait>& cycle) {
+Error devices_in_a_cycle(const std::vector<DeviceWait>& cycle, const std::vector<RankStatus>& statuses) {
   std::string text;
   for (const DeviceWait& wait : cycle)
-    text += (text.empty() ? "" : ", ") + rank_text(*wait.status) + " in " + batch_text(*wait.batch) +
-            " for " + fixed(wait.batch->seconds, 1) + " s at " + step_text(*wait.status);
-  return {ErrorCode::rank_failure, "devices wait for each other: " + text};
+    text += (text.empty() ? "" : ", ") + rank_text(*wait.status) + " in " + batch_text(*wait.batch);
+  Error error(ErrorCode::rank_failure, "devices wait for each other: " + text,
+              "each rank starts the batches of two groups in the same order as the others");
+  add_others(error, statuses, -1);
+  return error;
 }
 
 // Follows the device that waits longest to the rank that it waits for, and from there on.
@@ -197,12 +203,12 @@ std::optional<Error> diagnose_device_waits(const std::vector<RankStatus>& status
     const DeviceWait missing = missing_member(wait, statuses);
     if (!missing.status) return batch_without_progress(wait, statuses);
     const RankStatus::Group* const batch = longest_batch(*missing.status);
-    if (!batch || missing.status->stopped) return lagging_device(wait, missing, timeout);
+    if (!batch || missing.status->stopped) return lagging_device(wait, missing, statuses, timeout);
     // Its device makes progress.
     if (batch->seconds < timeout) return std::nullopt;
     const auto before = std::find_if(path.begin(), path.end(),
                                      [&](const DeviceWait& w) { return w.status == missing.status; });
-    if (before != path.end()) return devices_in_a_cycle({before, path.end()});
+    if (before != path.end()) return devices_in_a_cycle({before, path.end()}, statuses);
     path.push_back({missing.status, batch});
   }
 }
@@ -228,10 +234,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
     return error;
   }
 
-  if (auto error = diagnose_device_waits(statuses, timeout)) {
-    add_others(*error, statuses, -1);
-    return error;
-  }
+  if (auto error = diagnose_device_waits(statuses, timeout)) return error;
   const RankStatus *waiter = nullptr, *lagging = nullptr;
   bool all_wait = true;
   for (const RankStatus& status : statuses) {

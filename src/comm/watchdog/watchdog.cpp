@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "base/file.hpp"
@@ -109,13 +110,16 @@ void Watchdog::watch() {
 }
 
 std::optional<Error> Watchdog::find_failure() {
-  constexpr int64_t kOtherExplanations = 2'000'000'000;  // ns
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  // While the transport has failed, for a short time only a rank that has ended counts.
+  const double patience = std::min(2.0, options_.timeout / 2);
   const auto problem = transfers_->poll();
   const std::vector<RankStatus> statuses = read_statuses();
-  if (auto error = diagnose_stall(statuses, options_.timeout)) return error;
+  if (auto error = diagnose_stall(statuses, problem ? kNever : options_.timeout)) return error;
   if (!problem) return std::nullopt;
-  if (transport_failed_ns_ == 0) transport_failed_ns_ = monotonic_ns();
-  if (monotonic_ns() - transport_failed_ns_ < kOtherExplanations) return std::nullopt;
+  const int64_t now = monotonic_ns();
+  if (transport_failed_ns_ == 0) transport_failed_ns_ = now;
+  if (1e-9 * static_cast<double>(now - transport_failed_ns_) < patience) return std::nullopt;
   return transport_error(statuses[static_cast<size_t>(self_)], *problem);
 }
 

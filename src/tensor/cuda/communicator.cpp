@@ -1,6 +1,6 @@
 // NCCL's library is opened by the first call of load(), and not linked: a machine with one GPU needs none.
-// dlopen looks in LD_LIBRARY_PATH, in the directory where the build found the library (the object's run path),
-// and in the system's directories.
+// dlopen looks in LD_LIBRARY_PATH, in the directory where the build found the library (the object's run
+// path), and in the system's directories.
 #include "tensor/cuda/communicator.hpp"
 
 #include <dlfcn.h>
