@@ -3,7 +3,9 @@
 // Every member starts the same batches in the same order; a send and its receive are matched by this order
 // alone. A batch begins when the work queued before it is done, and its transfers begin together, so that two
 // ranks which send to each other in one batch do not wait for each other. Batches of one channel follow each
-// other; batches of different channels are independent.
+// other; batches of different channels are independent. Ranks that share two groups start the batches of both
+// in one order, because NCCL may need that; links between pipeline stages are the exception, where a stage
+// receives ahead.
 #pragma once
 
 #include <cstdint>
