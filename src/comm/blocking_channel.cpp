@@ -88,6 +88,7 @@ class BlockingChannel final : public TensorChannel {
                  .deliver = device_.add_queue(false, "delivery of `" + name_ + "`")};
     const auto ready = device_.record(after);
     const int64_t number = ++started_;
+    const TransferStatus::StartOrder order = status_->start(slot_, text_of(batch));
     const auto transfers = std::make_shared<std::vector<PairTransfer>>(transfers_of(batch));
     for (const PairTransfer& transfer : *transfers)
       if (transfer.sends && transfer.peer != rank_) sent_ += transfer.bytes;
@@ -98,7 +99,7 @@ class BlockingChannel final : public TensorChannel {
     for (const TransferBatch::Transfer& transfer : batch.transfers())
       if (transfer.from.defined()) declare(queues_->transfer, transfer.from, false, by);
     QueueScope traced(device_, queues_->transfer);
-    device_.enqueue(queues_->transfer, [this, number, transfers] { run(number, *transfers); });
+    device_.enqueue(queues_->transfer, [this, number, transfers, order] { run(number, *transfers, order); });
     traced.end(text_of(batch));
     // Received data arrives late: kernels that do not wait for it read old values.
     device_.wait_for(queues_->deliver, *device_.record(queues_->transfer));
@@ -198,7 +199,8 @@ class BlockingChannel final : public TensorChannel {
   }
 
   // Work on the transfer queue of the channel: makes all transfers of a batch.
-  void run(int64_t number, std::vector<PairTransfer>& transfers) {
+  void run(int64_t number, std::vector<PairTransfer>& transfers, const TransferStatus::StartOrder& order) {
+    TransferStatus::publish_order(slot_, order);
     copy_own(transfers);
     for (PairTransfer& transfer : transfers) {
       auto& count = transfer.sends ? sends_ : receives_;
@@ -258,6 +260,10 @@ class BlockingChannel final : public TensorChannel {
       if (theirs.load() < transfer.number) return false;
       const int64_t sender = box.sender_transfer.load(), receiver = box.receiver_transfer.load();
       if (sender != receiver) fail_match(transfer, sender, receiver);
+      // The sender stays in this batch until the data is taken.
+      if (!transfer.sends)
+        if (const auto text = status_->different_order(slot_, ranks_[static_cast<size_t>(transfer.peer)]))
+          report(*text + "; NCCL may then wait for ever");
       transfer.matched = true;
       if (index < ChannelSlot::kTransfers) slot_.transfers[index].matched = 1;
       return true;

@@ -95,6 +95,10 @@ class Mesh {
   std::vector<std::string> group_names() const;
   // The group with the same ranks as this one, which exists to keep messages apart: "tp" for "tp-gradients".
   static std::optional<std::string> repeated_group(const std::string& name);
+  // Whether the group is a link between pipeline stages, over which tensors go in one direction.
+  static bool is_link(std::string_view name);
+  // Whether the ranks exchange tensors over groups of this name, and not only values of the host.
+  static bool carries_tensors(std::string_view name);
   // World ranks of the group of this name that contains `rank`, in the order of their ranks in it.
   std::vector<int64_t> members(const std::string& name, int64_t rank) const;
 

@@ -183,7 +183,9 @@ class CudaEvent final : public Event {
   void wait() override {
     ++device_.host_waits_;
     const DeviceContext& context = device_.context_;
-    context.check(context.runtime.wait_event(context.device, handle_), "wait for an event");
+    const Status status = context.runtime.wait_event(context.device, handle_);
+    device_.throw_failure();
+    context.check(status, "wait for an event");
     device_.throw_error_of(follows_);
   }
   double time() const override {
@@ -210,7 +212,8 @@ CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int 
     : Device(rules()),
       variant_(variant),
       threads_(threads),
-      context_{*backend.runtime, nullptr, variant.name + (" " + std::to_string(index))} {
+      context_{*backend.runtime, nullptr, variant.name + (" " + std::to_string(index))},
+      communicator_(backend.communicator) {
   const Runtime& runtime = context_.runtime;
   context_.check(runtime.describe_device(index, &facts_), "read the properties of the device");
   context_.name += " (" + std::string(facts_.name) + ", compute capability " + std::to_string(facts_.major) +
@@ -278,6 +281,15 @@ std::string CudaDevice::queue_name(Queue queue) const {
   return queues_[static_cast<size_t>(queue)].name;
 }
 
+void CudaDevice::set_failure(const Error& error) {
+  const std::lock_guard lock(error_mutex_);
+  if (!failure_) failure_ = error;
+}
+void CudaDevice::throw_failure() {
+  const std::lock_guard lock(error_mutex_);
+  if (failure_) throw Error(*failure_);
+}
+
 void CudaDevice::throw_error_of(QueueSet queues) {
   context_.check(context_.runtime.last_error(context_.device), "launch a kernel");
   for (size_t queue = 0; queue < queues_.size(); ++queue) {
@@ -304,6 +316,7 @@ void CudaDevice::synchronize() {
       if (!first) first = std::current_exception();
     }
   }
+  throw_failure();
   if (first) std::rethrow_exception(first);
   throw_error_of(~QueueSet{0});
 }

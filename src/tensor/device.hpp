@@ -229,6 +229,12 @@ class Device {
   // Calls `listener` with every span that a QueueScope marks; empty: no listener.
   void listen(std::function<void(const QueueSpan&)> listener) { listener_ = std::move(listener); }
   const std::function<void(const QueueSpan&)>& listener() const { return listener_; }
+  // Whether profilers see the ranges of RangeScope.
+  virtual bool has_ranges() const { return false; }
+  // Of this thread. Ranges nest, and a mark is a moment within them.
+  virtual void begin_range(const std::string& /*name*/) {}
+  virtual void end_range() {}
+  virtual void mark(const std::string& /*name*/) {}
   // Work queued on `queue` from now on runs after the event. The host does not wait.
   virtual void wait_for(Queue queue, const Event& event);
 
@@ -347,6 +353,24 @@ class QueueScope {
   Device& device_;
   Queue queue_;
   std::shared_ptr<Event> before_;
+};
+
+// Names what the host does and queues from construction to destruction, for profilers of the device (NVTX).
+// Ranges nest. `name` returns the name, and is called only where the device has ranges.
+class RangeScope {
+ public:
+  template <class Name>
+  RangeScope(Device& device, Name&& name) : device_(device.has_ranges() ? &device : nullptr) {
+    if (device_) device_->begin_range(name());
+  }
+  ~RangeScope() {
+    if (device_) device_->end_range();
+  }
+  RangeScope(const RangeScope&) = delete;
+  RangeScope& operator=(const RangeScope&) = delete;
+
+ private:
+  Device* device_;
 };
 
 // threads: as in ThreadPool.

@@ -171,8 +171,7 @@ void describe(Section<DistConfig>& s) {
       .effect(Effect::perf);
   s.field("distributed_backend", &D::distributed_backend)
       .doc("communication library of the collectives")
-      .effect(Effect::perf)
-      .unsupported("NCCL", [](const Value& v) { return v.text == "nccl"; });
+      .effect(Effect::perf);
 }
 
 }  // namespace capstan::config

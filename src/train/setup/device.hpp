@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 
-#include "comm/mesh.hpp"
 #include "comm/world.hpp"
 #include "config/sections/config.hpp"
 #include "tensor/device.hpp"
@@ -40,8 +39,6 @@ struct DeviceBackend {
   // The memory is part of the host's, also where the host does not access it; else its size is unknown
   // without the device.
   bool lies_in_host_memory = false;
-  // dist.distributed_backend: auto transfers by NCCL.
-  bool transfers_by_nccl = false;
   // The type whose GEMM throughput bounds a step that computes in `compute`: another one where the kernels
   // widen the operands.
   DType (*gemm_type)(DType compute) = nullptr;
@@ -74,14 +71,5 @@ std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, Lo
 inline LocalRank local_rank_of(const comm::World& world) {
   return {world.local_rank(), world.local_size()};
 }
-
-// Makes the communicators of the mesh, with the channels that dist.distributed_backend chooses for the
-// device, which outlives the mesh. Collective over the world. ErrorCode::unsupported for nccl_stand_in on
-// several hosts.
-void connect(comm::Mesh& mesh, const config::Config& config, comm::World& world, Device& device);
-// The same channels on the meta device, for estimates.
-void connect_meta(comm::Mesh& mesh, const config::Config& config);
-// Whether dist.distributed_backend transfers between devices without the host: by NCCL or its stand-in.
-bool transfers_without_host(const config::Config& config);
 
 }  // namespace capstan::train

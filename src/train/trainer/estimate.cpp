@@ -91,13 +91,16 @@ MemoryUse with_held_data(MemoryUse use, int64_t bytes) {
   return use;
 }
 
-StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t held_data) {
+StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t held_data,
+                           std::optional<Transport> transport) {
+  if (!transport) transport = planned_transport(config);
   const auto device =
       make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks);
   comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
-  connect_meta(mesh, config);
+  connect_meta(mesh, *transport);
   const auto model = models::build(config.model, model_shard(config, mesh));
-  parallel::FlatStore store(*device, model->parameters(), store_groups(mesh), store_options(config));
+  parallel::FlatStore store(*device, model->parameters(), store_groups(mesh),
+                            store_options(config, *transport));
   const auto optimizer = make_optimizer(config, *device, store);
   const auto saved_tensors = state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr);
   std::vector<PinnedBuffer> snapshot;
@@ -172,6 +175,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   // Every run ends with a save that waits.
   state_reader(*device, saved_tensors);
   StepEstimate estimate;
+  estimate.transport = *transport;
   estimate.sent = std::move(counts.sent);
   estimate.launches_by_queue = counts.launches;
   estimate.copied_to_device = counts.copied_to_device;

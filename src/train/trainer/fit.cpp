@@ -203,7 +203,7 @@ void check_fits(const config::Config& config, const StepEstimate& estimate, int6
   const auto steps_of = [&](const config::Config& asked) {
     RankSteps steps;
     for (const int64_t r : all_stages ? pipeline_ranks(asked) : std::vector{rank})
-      steps.emplace_back(r, estimate_step(asked, r, local_ranks, estimate.held_data));
+      steps.emplace_back(r, estimate_step(asked, r, local_ranks, estimate.held_data, estimate.transport));
     return steps;
   };
   const RankSteps steps = all_stages ? steps_of(config) : RankSteps{{rank, estimate}};

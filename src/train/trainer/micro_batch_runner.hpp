@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -55,6 +56,7 @@ class MicroBatchRunner final : private parallel::StageComputation {
   // Starts the copies of the micro-batches up to this one, and that of the next one, which overlaps with this
   // one's computation.
   void load(int64_t micro_batch);
+  std::string range_name(const char* pass, int64_t micro_batch, int64_t chunk) const;
   void enter(Phase phase) {
     if (timers_) timers_->enter(phase);
   }

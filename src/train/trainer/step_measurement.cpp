@@ -9,6 +9,7 @@
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
+#include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"

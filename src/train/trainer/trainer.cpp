@@ -14,6 +14,7 @@
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/setup/tokenizer.hpp"
+#include "train/setup/transport.hpp"
 #include "train/trainer/agreement.hpp"
 #include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/checkpointer.hpp"
@@ -113,7 +114,8 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
              counted(world_.size(), "rank") + " x " +
              counted(runner_->device().host_threads().size(), "thread") +
              (kernels_text.empty() ? "" : ", " + kernels_text));
-  if (const std::string note = shared_gpus(world_, runner_->device()); !note.empty()) log_->line(note);
+  for (const std::string& note : {shared_gpus(world_, runner_->device()), runner_->transport().note})
+    if (!note.empty()) log_->line(note);
   CheckpointAssets assets;
   if (is_rank0()) assets = find_assets(config_, *data_, *log_);
   initial_ = std::make_unique<InitialState>(start_or_resume(
@@ -141,9 +143,10 @@ void Trainer::check_ranks_agree() {
 
 // Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank has.
 void Trainer::estimate_memory() {
+  const TransportChoice transport = choose_transport(config_, world_, gpu_of_rank(world_, config_));
   comm::run_collectively(world_.communicator(), "estimating the memory", [&] {
-    estimate_ = std::make_unique<StepEstimate>(
-        estimate_step(config_, world_.rank(), world_.local_size(), data_->bytes_in_memory()));
+    estimate_ = std::make_unique<StepEstimate>(estimate_step(config_, world_.rank(), world_.local_size(),
+                                                             data_->bytes_in_memory(), transport.transport));
     check_fits(config_, *estimate_, world_.rank(), world_.local_size());
   });
 }
