@@ -11,7 +11,7 @@ using kernels::SamplingOptions;
 
 namespace {
 const kernels::Decoding& decoding() {
-  return *kernels::cpu_table().decoding;
+  return *testing::table().decoding;
 }
 
 // The draws of rows of logits with the same bits on any number of threads.
