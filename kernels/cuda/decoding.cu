@@ -103,8 +103,8 @@ __global__ void keep_first_kernel(From from, int count, int64_t blocks, int64_t 
 
 // ---- weights of the candidates, and the draw
 
-// Candidates whose weights a block adds, as many as a thread's four.
-constexpr int kSumThreads = 256, kSumEach = 4, kSumTile = kSumThreads * kSumEach;
+// Candidates whose weights a thread adds; those of a block are a tile.
+constexpr int kSumEach = 4;
 
 struct Candidates {
   // [rows, row_keys], of which the first `count` of each row are the candidates.
@@ -112,6 +112,14 @@ struct Candidates {
   int64_t row_keys, count, tiles;
   // [rows, count], and the sums of its tiles [rows, tiles].
   double *weights, *sums;
+  // The first candidate of this thread in a tile, and the end of the tile.
+  __device__ int64_t first_in(int64_t tile) const {
+    return (tile * block_threads() + thread_index()) * kSumEach;
+  }
+  __device__ int64_t end_of(int64_t tile) const {
+    const int64_t end = (tile + 1) * block_threads() * kSumEach;
+    return count < end ? count : end;
+  }
 };
 __global__ void weights_kernel(Candidates c, double temperature) {
   const int64_t row = block_index() / c.tiles, tile = block_index() % c.tiles;
@@ -119,7 +127,7 @@ __global__ void weights_kernel(Candidates c, double temperature) {
   const auto top = static_cast<double>(logit_of(keys[0]));
   double sum = 0;
   for (int k = 0; k < kSumEach; ++k) {
-    const int64_t i = tile * kSumTile + thread_index() * kSumEach + k;
+    const int64_t i = c.first_in(tile) + k;
     if (i >= c.count) break;
     const double weight = std::exp((static_cast<double>(logit_of(keys[i])) - top) / temperature);
     c.weights[row * c.count + i] = weight;
@@ -162,8 +170,7 @@ __device__ Prefix find_prefix(const Candidates& c, int64_t row, double limit, bo
   double before = 0;
   while (tile + 1 < c.tiles && !enough(before + sums[tile])) before += sums[tile++];
 
-  const int64_t first = tile * kSumTile + thread_index() * kSumEach,
-                end = c.count < (tile + 1) * kSumTile ? c.count : (tile + 1) * kSumTile;
+  const int64_t first = c.first_in(tile), end = c.end_of(tile);
   double weights[kSumEach] = {}, own = 0;
   for (int k = 0; k < kSumEach; ++k) {
     if (first + k < end) weights[k] = c.weights[row * c.count + first + k];
@@ -181,7 +188,7 @@ __device__ Prefix find_prefix(const Candidates& c, int64_t row, double limit, bo
   found = block_reduce(found, kNoKey, First());
   // The last one of the tile also where rounding leaves its sum below.
   const int64_t candidate = found == kNoKey ? end - 1 : static_cast<int64_t>(found);
-  if (candidate / kSumEach % kSumThreads == thread_index()) sum_there[0] = sum_with(candidate % kSumEach);
+  if (candidate / kSumEach == first / kSumEach) sum_there[0] = sum_with(candidate % kSumEach);
   sync_threads();
   const double sum = sum_there[0];
   // Before the next call writes its value.
@@ -208,7 +215,9 @@ __global__ void draw_kernel(Candidates c, SamplingOptions options, const int32_t
 
 // Sizes of one row.
 struct SamplePlan {
-  int64_t kept, tiles;
+  int64_t kept;
+  int threads;
+  int64_t tiles;
   // A sort of all candidates, or rounds in which blocks keep the first `kept`.
   bool sorts;
   // Keys after the sort or the first round, and after the second round.
@@ -216,7 +225,8 @@ struct SamplePlan {
 
   SamplePlan(const SamplingOptions& options, int64_t cols)
       : kept(options.top_k > 0 ? std::min(options.top_k, cols) : cols),
-        tiles(ceil_div(kept, int64_t{kSumTile})),
+        threads(threads_for(kept, kSumEach)),
+        tiles(ceil_div(kept, int64_t{threads} * kSumEach)),
         sorts(kept > kBlockKeys / 2),
         keys(sorts ? sorted_keys(cols) : after_round(cols)),
         later_keys(sorts || keys == kept ? 0 : after_round(keys)) {}
@@ -271,8 +281,8 @@ void sample(Context& c, SamplingOptions options, const float* logits, int64_t ro
   candidates.keys = order_candidates(c, all, rows, plan, workspace, candidates.row_keys);
   candidates.weights = reinterpret_cast<double*>(workspace + rows * (plan.keys + plan.later_keys));
   candidates.sums = candidates.weights + rows * plan.kept;
-  launch(c, {rows * plan.tiles, kSumThreads}, weights_kernel, candidates, options.temperature);
-  launch(c, {rows, kSumThreads}, draw_kernel, candidates, options, position, tokens);
+  launch(c, {rows * plan.tiles, plan.threads}, weights_kernel, candidates, options.temperature);
+  launch(c, {rows, plan.threads}, draw_kernel, candidates, options, position, tokens);
 }
 
 }  // namespace
