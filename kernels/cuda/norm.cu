@@ -137,6 +137,7 @@ void forward(Context& c, bool rms, NormRows rows, In x, In residual, Out sum, In
     else
       launch(c, grid, norm_forward_kernel<T, NoSecondOutput>, f, NoSecondOutput());
   });
+  fill_scale_gaps(c, second.rows);
   if (!quantized.columns.codes) return;
   second.rows.to = {};
   second.amax = nullptr;

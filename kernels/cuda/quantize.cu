@@ -10,6 +10,17 @@ namespace capstan::kernels::CAPSTAN_GPU {
 
 namespace {
 
+// Writes 0 to the scale that a place in padded rows and blocks would have, unless it is one of the matrix.
+struct FillGap {
+  EncodedRows e;
+  int64_t blocks;
+  __device__ void operator()(int64_t i, int64_t) const {
+    const int64_t row = i / blocks, block = i % blocks;
+    const BlockScales scales = scales_of(e);
+    if (row >= scales.scale_rows() || block >= scales.blocks()) put_scale(e, row, block, 0);
+  }
+};
+
 void absolute_maximum(Context& c, In x, QuantizeShape s, bool hadamard, float* amax) {
   QuantizeTask task;
   task.rows.rows = task.columns.cols = s.rows;
@@ -81,6 +92,15 @@ void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const fl
 }
 
 }  // namespace
+
+void fill_scale_gaps(Context& c, const EncodedRows& e) {
+  if (!e.to.codes || e.format.layout == ScaleLayout::tensor) return;
+  const BlockScales scales = scales_of(e);
+  const int64_t places = scales.elements();
+  if (places == scales.scale_rows() * scales.blocks()) return;
+  const bool rounds_blocks = e.format.layout != ScaleLayout::block_1x128;
+  map<1>(c, places, FillGap{e, rounds_blocks ? round_up(scales.blocks(), 4) : scales.blocks()});
+}
 
 void quantize_array(Context& c, In x, int64_t stride, const QuantizeTask& task) {
   const auto run = [&]<class T>(T) {

@@ -3,6 +3,7 @@
 // kernel that computes a matrix can write codes of its rows itself: encode_row().
 #pragma once
 
+#include "kernels/block_scales.hpp"
 #include "kernels/common/hadamard.hpp"
 #include "kernels/common/quantize.hpp"
 #include "kernels/cuda/device.hpp"
@@ -14,6 +15,9 @@ inline constexpr int kTileThreads = 256;
 // Consecutive elements of a column that a thread encodes: the smallest block, and that of the transform.
 inline constexpr int kRun = 16;
 static_assert(kRun == kHadamard);
+
+// That of this device's GEMMs.
+inline constexpr ScaleOrder kScaleOrder = ScaleOrder::tensor_core;
 
 struct MaxBits {
   __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a > b ? a : b; }
@@ -29,21 +33,23 @@ struct EncodedRows {
   RoundingPosition random;
 };
 
-// Where the scale of a block lies: that of block `block` of row `row` (block_128x128: of 128 rows) of a
-// matrix with `blocks` of them in a row.
-__device__ inline int64_t scale_index(ScaleLayout, int64_t row, int64_t block, int64_t blocks) {
-  return row * blocks + block;
+// Where the scales of blocks lie.
+__host__ __device__ inline BlockScales scales_of(const EncodedRows& e) {
+  return {e.format.layout, kScaleOrder, e.rows, e.cols};
 }
-
-__device__ inline void store_scale(const EncodedRows& e, int64_t row, int64_t col, const BlockScale& scale) {
+// stored: as of a BlockScale.
+__device__ inline void put_scale(const EncodedRows& e, int64_t row, int64_t block, uint32_t stored) {
   const ScaleLayout layout = e.format.layout;
-  const int64_t size = block_of(layout),
-                row_of_scale = layout == ScaleLayout::block_128x128 ? row / 128 : row,
-                at = scale_index(layout, row_of_scale, col / size, ceil_div(e.cols, size));
+  const int64_t at = scales_of(e).index(row, block);
   if (layout == ScaleLayout::block_1x128 || layout == ScaleLayout::block_128x128)
-    static_cast<float*>(e.to.scale)[at] = std::bit_cast<float>(scale.stored);
+    static_cast<float*>(e.to.scale)[at] = std::bit_cast<float>(stored);
   else
-    static_cast<uint8_t*>(e.to.scale)[at] = static_cast<uint8_t>(scale.stored);
+    static_cast<uint8_t*>(e.to.scale)[at] = static_cast<uint8_t>(stored);
+}
+// That of the block of element (row, col).
+__device__ inline void store_scale(const EncodedRows& e, int64_t row, int64_t col, const BlockScale& scale) {
+  put_scale(e, e.format.layout == ScaleLayout::block_128x128 ? row / 128 : row,
+            col / block_of(e.format.layout), scale.stored);
 }
 
 // The random words of consecutive elements.
@@ -331,6 +337,9 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, bits == CodeBits::four ? 2 :
   if (task.transformed_amax) record_maximum(transformed, task.transformed_amax);
 }
 
+// Writes 0 between the scales of blocks, where the sizes of the matrix leave gaps (quantize.cu).
+void fill_scale_gaps(Context& c, const EncodedRows& e);
+
 // Computes the task of a matrix that `source` reads or computes.
 template <CodeBits bits, class Source>
 void quantize_source(Context& c, const Source& source, const QuantizeTask& task) {
@@ -338,6 +347,8 @@ void quantize_source(Context& c, const Source& source, const QuantizeTask& task)
   const int64_t tiles = ceil_div(task.rows.rows, int64_t{kTile}) * ceil_div(task.rows.cols, int64_t{kTile});
   const size_t shared = Source::kCopies || task.reads_tile() ? sizeof(T) * kTile * kTile : 0;
   launch(c, {tiles, kTileThreads, shared}, quantize_kernel<bits, Source>, source, task);
+  fill_scale_gaps(c, task.rows);
+  fill_scale_gaps(c, task.columns);
 }
 
 // Of an array in memory, with rows `stride` elements apart (quantize.cu).
