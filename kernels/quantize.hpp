@@ -36,7 +36,7 @@ struct RoundingPosition {
 // Codes and scales of a matrix. codes null: not computed.
 struct Quantized {
   void* codes = nullptr;
-  // Block scales.
+  // Block scales: all elements of BlockScales, in the order of the device.
   void* scale = nullptr;
 };
 

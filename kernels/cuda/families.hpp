@@ -35,7 +35,8 @@ inline const Table& table_of_families() {
                            .optimizers = &optimizers_family(),
                            .adapter = &adapter_family(),
                            .quantize = &quantize_family(),
-                           .step_control = &step_control_family()};
+                           .step_control = &step_control_family(),
+                           .scale_order = ScaleOrder::tensor_core};
   return table;
 }
 

@@ -97,13 +97,8 @@ GemmOperand empty_operand(Device& device, const kernels::QuantizeFormat& format,
     return x;
   }
   x.tensor_scale = inverse;
-  const int64_t blocks = ceil_div(cols, kernels::block_of(format.layout)),
-                scale_rows =
-                    format.layout == ScaleLayout::block_128x128 ? ceil_div(rows, int64_t{128}) : rows;
-  const DType type = format.layout == ScaleLayout::block_1x32   ? DType::f8e8m0
-                     : format.layout == ScaleLayout::block_1x16 ? DType::f8e4m3
-                                                                : DType::f32;
-  x.scale = Tensor::empty(device, {scale_rows, blocks}, type);
+  const kernels::BlockScales scales{format.layout, device.table().scale_order, rows, cols};
+  x.scale = Tensor::empty(device, {scales.elements()}, kernels::block_scale_type(format.layout));
   return x;
 }
 
