@@ -14,6 +14,8 @@ const Optimizers& optimizers_family();
 const Embedding& embedding_family();
 const Rope& rope_family();
 const CrossEntropy& cross_entropy_family();
+const Attention& attention_family();
+const ContextAttention& context_attention_family();
 
 // All of them. Families that are not written yet are null.
 inline const Table& table_of_families() {
@@ -22,8 +24,8 @@ inline const Table& table_of_families() {
                            .head_norm = nullptr,
                            .activation = &activation_family(),
                            .rope = &rope_family(),
-                           .attention = nullptr,
-                           .context_attention = nullptr,
+                           .attention = &attention_family(),
+                           .context_attention = &context_attention_family(),
                            .embedding = &embedding_family(),
                            .cross_entropy = &cross_entropy_family(),
                            .decoding = nullptr,
