@@ -14,6 +14,8 @@ const Optimizers& optimizers_family();
 const Embedding& embedding_family();
 const Rope& rope_family();
 const CrossEntropy& cross_entropy_family();
+const Attention& attention_family();
+const ContextAttention& context_attention_family();
 const HeadNorm& head_norm_family();
 const Decoding& decoding_family();
 const Adapter& adapter_family();
@@ -26,8 +28,8 @@ inline const Table& table_of_families() {
                            .head_norm = &head_norm_family(),
                            .activation = &activation_family(),
                            .rope = &rope_family(),
-                           .attention = nullptr,
-                           .context_attention = nullptr,
+                           .attention = &attention_family(),
+                           .context_attention = &context_attention_family(),
                            .embedding = &embedding_family(),
                            .cross_entropy = &cross_entropy_family(),
                            .decoding = &decoding_family(),
