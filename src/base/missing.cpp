@@ -160,7 +160,7 @@ std::vector<std::string> near_paths(const std::string& name, const fs::path& res
 }
 
 std::vector<std::string> near_runs(const std::string& name, const std::string& directory,
-                                   FunctionRef<bool(const fs::path&)> accepts) {
+                                   bool (*accepts)(const fs::path&)) {
   std::vector<std::string> near = near_paths(name);
   std::error_code unknown;
   const std::string in_runs = (fs::path(directory) / name).string();

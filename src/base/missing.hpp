@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/function_ref.hpp"
 
 namespace capstan {
 
@@ -27,7 +26,7 @@ std::vector<std::string> near_paths(const std::string& name, const std::filesyst
 // Returns existing names that are similar to the name of a run or a sweep: beside it, and in the directory
 // where these are made. Only paths that `accepts` returns true for are named.
 std::vector<std::string> near_runs(const std::string& name, const std::string& directory,
-                                   FunctionRef<bool(const std::filesystem::path&)> accepts);
+                                   bool (*accepts)(const std::filesystem::path&));
 // Returns "did you mean `a` or `b`?", or an empty text without names.
 std::string near_paths_help(const std::vector<std::string>& names);
 

@@ -93,7 +93,8 @@ config::Resolution recipe_of(const Context& context, const std::string& name, bo
     // A trial of a sweep has its recipe in its directory.
     const std::string inside = name + "/recipe.yaml";
     if (!directory) {
-      const std::string near = near_paths_help(near_runs(name, "runs", [](const auto&) { return true; }));
+      const std::string near =
+          near_paths_help(near_runs(name, "runs", [](const std::filesystem::path&) { return true; }));
       fail(ErrorCode::not_found, not_found_text("recipe, run or checkpoint", name),
            near.empty() ? error.marked_help() : near);
     }
