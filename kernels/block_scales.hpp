@@ -1,5 +1,5 @@
-// Where the scales of a matrix's blocks lie in memory. The kernels of one device agree on an order
-// (Table::scale_order): `quantize` writes the scales there, and GEMMs read them.
+// Where the scales of a matrix's blocks lie in memory. A device has one order (Gemm::scale_order): its
+// quantization writes the scales there, and its GEMMs read them.
 #pragma once
 
 #include "base/host_device.hpp"
@@ -52,7 +52,8 @@ struct BlockScales {
     if (order == ScaleOrder::row_major) return row * blocks() + block;
     if (layout == ScaleLayout::block_1x128) return block * tiles(rows, 4) * 4 + row;
     if (layout == ScaleLayout::block_128x128) return row * tiles(blocks(), 4) * 4 + block;
-    return (row / 128 * tiles(blocks(), 4) + block / 4) * kTile + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
+    const int64_t tile = row / 128 * tiles(blocks(), 4) + block / 4;
+    return tile * kTile + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
   }
 
  private:

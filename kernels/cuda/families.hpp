@@ -6,6 +6,7 @@
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
+const Gemm& gemm_family();
 const Elementwise& elementwise_family();
 const Norm& norm_family();
 const Activation& activation_family();
@@ -17,7 +18,7 @@ const CrossEntropy& cross_entropy_family();
 
 // All of them. Families that are not written yet are null.
 inline const Table& table_of_families() {
-  static const Table table{.gemm = nullptr,
+  static const Table table{.gemm = &gemm_family(),
                            .norm = &norm_family(),
                            .head_norm = nullptr,
                            .activation = &activation_family(),
@@ -31,8 +32,7 @@ inline const Table& table_of_families() {
                            .optimizers = &optimizers_family(),
                            .adapter = nullptr,
                            .quantize = nullptr,
-                           .step_control = &step_control_family(),
-                           .scale_order = ScaleOrder::tensor_core};
+                           .step_control = &step_control_family()};
   return table;
 }
 
