@@ -11,6 +11,7 @@
 #include "base/checked.hpp"
 #include "base/error.hpp"
 #include "kernels/block_scales.hpp"
+#include "kernels/simulated/enqueue.hpp"
 #include "kernels/table.hpp"
 
 namespace capstan::kernels::simulated {
@@ -373,7 +374,7 @@ GemmShape row_major_shape(const Problem& p) {
   s.stride_a = p.b.stride, s.stride_b = p.a.stride, s.stride_c = p.d.stride;
   return s;
 }
-void multiply(const Product& x, Context& stream) {
+void multiply(const Product& x, Context& c) {
   const Problem& p = x.problem;
   const cublasLtMatmulDescOpaque_t& o = p.operation;
   // An algorithm may write all of it.
@@ -396,11 +397,11 @@ void multiply(const Product& x, Context& stream) {
       s, {left.operand.dtype, right.operand.dtype, out.dtype, left.operand.layout, right.operand.layout},
       alpha, beta, false);
   thread_local std::vector<std::byte> memory;
-  memory.resize(std::max(memory.size(), need.total(stream.pool->size()) + 64));
+  memory.resize(std::max(memory.size(), need.total(c.pool->size()) + 64));
   const uintptr_t first = (reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64;
   KernelError error;
   const LaunchContext context{
-      stream.pool, nullptr, {reinterpret_cast<std::byte*>(first), memory.size() - 64}, &error};
+      c.pool, nullptr, {reinterpret_cast<std::byte*>(first), memory.size() - 64}, &error};
   gemm.run(context, s, left.operand, right.operand, out, alpha, beta, cpu_epilogue(p));
   CAPSTAN_ASSERT(!error.file, "the CPU's GEMM refuses what cuBLASLt accepts");
 }
@@ -611,7 +612,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     product.alpha = *static_cast<const float*>(alpha);
     product.beta = *static_cast<const float*>(beta);
   }
-  multiply(product, *stream);
+  enqueue_work(*stream, [product](Context& c) { multiply(product, c); });
   return CUBLAS_STATUS_SUCCESS;
 }
 

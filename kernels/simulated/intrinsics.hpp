@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "kernels/simulated/block.hpp"
+#include "kernels/simulated/enqueue.hpp"
 #include "kernels/simulated/matrices.hpp"
 #include "tensor/dtype.hpp"
 #include "tensor/kernel_context.hpp"
@@ -258,8 +259,10 @@ struct Grid {
 // Enqueues kernel(arguments …) for every thread of the grid. A grid without blocks runs nothing.
 template <class... P>
 void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
-  const std::tuple<P...> all(arguments...);
-  run_blocks(context.pool, {grid.blocks, grid.threads, grid.shared_bytes}, [&] { std::apply(kernel, all); });
+  if (grid.blocks <= 0) return;
+  enqueue_work(context, [kernel, grid, all = std::tuple<P...>(arguments...)](Context& c) {
+    run_blocks(c.pool, {grid.blocks, grid.threads, grid.shared_bytes}, [&] { std::apply(kernel, all); });
+  });
 }
 
 }  // namespace capstan::kernels::simulated

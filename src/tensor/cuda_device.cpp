@@ -205,10 +205,12 @@ class CudaEvent final : public Event {
 
 // ---- CudaDevice
 
-CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads)
+CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads,
+                       const Variant& variant)
     : Device(rules()),
+      variant_(variant),
       threads_(threads),
-      context_{*backend.runtime, nullptr, "cuda " + std::to_string(index)} {
+      context_{*backend.runtime, nullptr, variant.name + (" " + std::to_string(index))} {
   const Runtime& runtime = context_.runtime;
   context_.check(runtime.describe_device(index, &facts_), "read the properties of the device");
   context_.name += " (" + std::string(facts_.name) + ", compute capability " + std::to_string(facts_.major) +
@@ -268,6 +270,7 @@ Queue CudaDevice::make_queue(bool prompt, std::string name) {
   CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
   StreamQueue queue{.name = std::move(name), .follows = bit_of(queues_.size())};
   context_.check(context_.runtime.create_stream(context_.device, prompt, &queue.stream), "create a stream");
+  const std::lock_guard lock(error_mutex_);
   queues_.push_back(std::move(queue));
   return static_cast<Queue>(queues_.size() - 1);
 }
@@ -310,7 +313,7 @@ void CudaDevice::synchronize() {
 
 void CudaDevice::zero(std::byte* data, int64_t bytes) {
   if (bytes <= 0) return;
-  context_.check(context_.runtime.zero(context_.device, data, bytes, stream_of(Queue::compute)),
+  context_.check(context_.runtime.zero(context_.device, data, bytes, queue_of(Queue::compute).stream),
                  "fill memory");
 }
 
@@ -328,7 +331,7 @@ void CudaDevice::copy_to_device(std::byte* to, const void* from_host, int64_t by
   if (bytes <= 0) return;
   count_copy(Queue::host_to_device, bytes);
   host_waits_ +=
-      staging_->copy(to, static_cast<const std::byte*>(from_host), bytes, stream_of(Queue::compute));
+      staging_->copy(to, static_cast<const std::byte*>(from_host), bytes, queue_of(Queue::compute).stream);
 }
 void CudaDevice::copy_to_host(void* to_host, const std::byte* from, int64_t bytes) {
   start_copy_to_host(to_host, from, bytes, Queue::compute);
@@ -397,26 +400,41 @@ void run_queued_work(void* argument) {
 }
 }  // namespace
 
-void CudaDevice::enqueue(Queue queue, std::function<void()> work) {
-  StreamQueue& target = queue_of(queue);
-  auto queued =
-      std::make_unique<QueuedWork>(QueuedWork{std::move(work), [this, &target](std::exception_ptr error) {
-                                                const std::lock_guard lock(error_mutex_);
-                                                if (!target.error) target.error = std::move(error);
-                                              }});
-  context_.check(context_.runtime.call_host(context_.device, target.stream, run_queued_work, queued.get()),
+void CudaDevice::call_host(StreamQueue& queue, std::function<void()> work) {
+  auto queued = std::make_unique<QueuedWork>(
+      QueuedWork{std::move(work), [this, &queue](std::exception_ptr error) {
+                   const std::lock_guard lock(error_mutex_);
+                   if (!queue.error) queue.error = std::move(error);
+                 }});
+  context_.check(context_.runtime.call_host(context_.device, queue.stream, run_queued_work, queued.get()),
                  "queue work of the host");
   (void)queued.release();
 }
 
+bool CudaDevice::has_error(QueueSet queues) {
+  const std::lock_guard lock(error_mutex_);
+  for (size_t queue = 0; queue < queues_.size(); ++queue)
+    if (bit_of(queue) & queues && queues_[queue].error) return true;
+  return false;
+}
+
+void CudaDevice::enqueue(Queue queue, std::function<void()> work) {
+  call_host(queue_of(queue), [this, follows = queue_of(queue).follows, work = std::move(work)] {
+    if (!has_error(follows)) work();
+  });
+}
+void CudaDevice::enqueue_always(Queue queue, std::function<void()> work) {
+  call_host(queue_of(queue), std::move(work));
+}
+
 bool CudaDevice::grow(Pool pool, int64_t end, int64_t bytes) {
-  return ranges_[static_cast<size_t>(pool)]->grow(end + bytes);
+  return ranges_[static_cast<size_t>(pool)]->grow(address_range(end + bytes));
 }
 void CudaDevice::shrink(Pool pool, int64_t end, int64_t) {
-  ranges_[static_cast<size_t>(pool)]->shrink(end);
+  ranges_[static_cast<size_t>(pool)]->shrink(address_range(end));
 }
 std::byte* CudaDevice::place(Pool pool, int64_t offset, int64_t) {
-  return ranges_[static_cast<size_t>(pool)]->begin() + offset;
+  return ranges_[static_cast<size_t>(pool)]->begin() + variant_.spacing * offset + variant_.first;
 }
 std::byte* CudaDevice::place_pinned(int64_t size) {
   void* address = nullptr;

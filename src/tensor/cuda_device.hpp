@@ -114,7 +114,8 @@ class CudaDevice : public Device {
  public:
   // index: of the devices that this process sees. threads: of the host. ErrorCode::failed where the backend
   // reports an error, here and in every function.
-  CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads);
+  CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads)
+      : CudaDevice(backend, table, index, threads, Variant()) {}
   ~CudaDevice() override;
 
   DeviceType type() const override { return DeviceType::cuda; }
@@ -135,7 +136,9 @@ class CudaDevice : public Device {
   std::string queue_name(Queue queue) const override;
   void wait_for(Queue queue, const Event& event) override;
   std::byte* host_address(std::byte*) override { return nullptr; }
-  // Runs `work` on a thread of the driver, in the order of the queue. It must not use the device.
+  // Runs `work` on a thread of the driver, in the order of the queue. It must not use the device. After an
+  // error of such work it does not run until the host has thrown the error, in the same queue and in those
+  // that have waited for it.
   void enqueue(Queue queue, std::function<void()> work) override;
 
   static constexpr AllocatorRules rules() {
@@ -144,7 +147,19 @@ class CudaDevice : public Device {
     return rules;
   }
 
+  // What a device on another runtime than CUDA's has of its own.
+  struct Variant {
+    const char* name = "cuda";
+    // The block at offset x of a pool lies at spacing * x + first of its addresses: other than 1 and 0 leave
+    // memory between blocks.
+    int64_t spacing = 1, first = 0;
+  };
+
  protected:
+  CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads,
+             const Variant& variant);
+  // As enqueue(), also after an error, which stays the first one.
+  void enqueue_always(Queue queue, std::function<void()> work);
   int workers() const override { return 0; }
   void* stream_of(Queue queue) override { return queue_of(queue).stream; }
   bool grow(Pool pool, int64_t end, int64_t bytes) override;
@@ -169,6 +184,13 @@ class CudaDevice : public Device {
   struct TimeReference;
 
   StreamQueue& queue_of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
+  void call_host(StreamQueue& queue, std::function<void()> work);
+  // Whether work of enqueue() has failed in these queues.
+  bool has_error(QueueSet queues);
+  // Of a pool's mapped range, for the blocks that end at `end`.
+  int64_t address_range(int64_t end) const {
+    return end > 0 ? variant_.spacing * end + variant_.first : 0;
+  }
   static QueueSet bit_of(size_t queue) { return queue < 64 ? QueueSet{1} << queue : 0; }
   Queue make_queue(bool prompt, std::string name);
   void make_kernel_error_slots();
@@ -180,6 +202,7 @@ class CudaDevice : public Device {
   // Waits for all queues and releases what the device holds, without exceptions.
   void close() noexcept;
 
+  const Variant variant_;
   ThreadPool threads_;
   DeviceFacts facts_;
   DeviceContext context_;
@@ -190,7 +213,7 @@ class CudaDevice : public Device {
   // `file` last, and texts of the host, which the launch has passed to it.
   kernels::KernelError* slots_ = nullptr;
   std::deque<StreamQueue> queues_;
-  // Protects the errors of the queues: the driver's threads set them.
+  // Protects the errors of the queues, which the driver's threads set, and their list.
   std::mutex error_mutex_;
   // A stream without work, for time references.
   void* clock_stream_ = nullptr;

@@ -19,7 +19,7 @@
 namespace capstan {
 
 std::string_view name_of(DeviceType type) {
-  constexpr std::array<std::string_view, 4> names{"cpu", "cuda", "checked", "meta"};
+  constexpr std::array<std::string_view, 5> names{"cpu", "cuda", "checked", "simulated", "meta"};
   return names[static_cast<size_t>(type)];
 }
 std::string_view name_of(MemoryCategory category) {
@@ -131,6 +131,7 @@ std::byte* Device::allocate(int64_t bytes, MemoryCategory category) {
            "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
   }
   count(use, size, category);
+  occupy(data, bytes, size, category);
   return data;
 }
 

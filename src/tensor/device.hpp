@@ -23,7 +23,7 @@ namespace kernels {
 struct Table;
 }
 
-enum class DeviceType : uint8_t { cpu, cuda, checked, meta };
+enum class DeviceType : uint8_t { cpu, cuda, checked, simulated, meta };
 std::string_view name_of(DeviceType type);
 
 // The purpose of an allocation, by which the memory table, the estimate and the limit account for memory.
@@ -249,12 +249,10 @@ class Device {
   // queues may run kernels at the same time.
   kernels::LaunchContext context(Queue queue = Queue::compute) {
     require_kernel_queue(queue);
-    return {workers() > 0 ? host_threads_ : nullptr,
-            stream_of(queue),
-            {},
-            kernel_errors_ + static_cast<size_t>(queue)};
+    return {kernel_threads(), stream_of(queue), {}, kernel_errors_ + static_cast<size_t>(queue)};
   }
-  LaunchMode launch_mode() const { return launch_mode_; }
+  // Of the kernel with this address.
+  virtual LaunchMode launch_mode(const void* /*kernel*/) const { return launch_mode_; }
   void count_launch(Queue queue) {
     require_kernel_queue(queue);
     ++launches_[static_cast<size_t>(queue)];
@@ -277,6 +275,8 @@ class Device {
   explicit Device(const AllocatorRules& rules = {});
   // Threads of the host that run a kernel, each with a part of its workspace; 0: an accelerator's kernels.
   virtual int workers() const { return host_threads_->size(); }
+  // Context::pool.
+  virtual ThreadPool* kernel_threads() { return workers() > 0 ? host_threads_ : nullptr; }
   // Context::stream of an accelerator's queue.
   virtual void* stream_of(Queue) { return nullptr; }
   // Called before a kernel on `queue` gets the workspace, and after it was enqueued.
@@ -295,6 +295,8 @@ class Device {
   // Returns the memory of pinned_pool(). The destructor of a device with a retire_pinned() of its own calls
   // it.
   void release_pinned_pool();
+  // Called when a block of this (rounded) size is allocated for `bytes` bytes.
+  virtual void occupy(std::byte*, int64_t /*bytes*/, int64_t /*size*/, MemoryCategory) {}
   // Called when a block of this (rounded) size is free; work queued later may use its memory again.
   virtual void retire(std::byte*, int64_t) {}
   LaunchMode launch_mode_ = LaunchMode::call;

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "kernels/table.hpp"
+#include "support/device_kind.hpp"
 #include "support/devices.hpp"
 #include "support/sanitized.hpp"
 #include "support/step_control.hpp"
@@ -43,7 +44,7 @@ std::string text_of(ShardingStrategy strategy) {
 template <class D>
 config::Config config_of(int64_t ranks, int64_t micro_batches, bool llama = true) {
   config::Config c = capstan::testing::tiny_config(llama, ranks);
-  c.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::checked;
+  c.train.device = test::device_kind(D::type);
   c.model.num_layers = 3;
   c.model.ffn_hidden_size = 70;
   c.optimizer.adam_eps = 1e-4;  // no gradient is so small that its rounding decides the update

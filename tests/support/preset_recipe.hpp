@@ -17,7 +17,7 @@ config::Config resolve_preset(const std::string& preset, std::vector<std::string
   request.recipe = std::string(kSourceDirectory) + "/tests/train/layouts/llama.yaml";
   overrides.insert(overrides.end(), {"mixed_precision=" + preset, "model.num_layers=4", "train.threads=1",
                                      "dist.world_size=" + std::to_string(world().size())});
-  if (D::type == DeviceType::checked) overrides.emplace_back("train.device=checked");
+  if (D::type != DeviceType::cpu) overrides.push_back("train.device=" + std::string(name_of(D::type)));
   for (const std::string& text : overrides) request.overrides.push_back(config::Override::token(text));
   const config::Resolution resolution = config::resolve(request);
   resolution.require_ok();

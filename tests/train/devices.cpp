@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/json.hpp"
+#include "support/device_kind.hpp"
 #include "support/devices.hpp"
 #include "support/tiny.hpp"
 #include "train/inference/evaluate.hpp"
@@ -34,7 +35,7 @@ struct Silent final : ProgressSink {
 
 config::Config small(DeviceType device, bool async_save) {
   auto c = testing::tiny_config(true, 1);
-  c.train.device = device == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::checked;
+  c.train.device = test::device_kind(device);
   c.train.threads = 2;
   c.train.train_iters = 6;
   c.tokenizer.tokenizer_type = config::TokenizerKind::byte;

@@ -45,7 +45,7 @@ struct EnumNames<DistributedBackend> {
       {DistributedBackend::mpi, "mpi", "MPI"},
       {DistributedBackend::nccl, "nccl", "NCCL"},
       {DistributedBackend::nccl_stand_in, "nccl_stand_in",
-       "for developers, on the checked device: transfers block and match as NCCL's"},
+       "for developers, on the checked or simulated device: transfers block and match as NCCL's"},
   };
 };
 

@@ -282,12 +282,12 @@ RULE("R0111", outer_sharding_fits,
 }
 
 RULE("R0112", backend_fits_device,
-     "nccl carries collectives of GPUs only, and its stand-in those of the checked device",
+     "nccl carries collectives of GPUs only, and its stand-in those of the checked and simulated devices",
      "dist.distributed_backend", "train.device") {
   if (c.dist.distributed_backend == DistributedBackend::nccl_stand_in) {
-    if (c.train.device == DeviceKind::checked) return;
+    if (c.train.device == DeviceKind::checked || c.train.device == DeviceKind::simulated) return;
     report
-        .error("`dist.distributed_backend` nccl_stand_in is for `train.device` checked, which is " +
+        .error("`dist.distributed_backend` nccl_stand_in is for `train.device` checked or simulated, which is " +
                std::string(enum_name(c.train.device)))
         .help("set dist.distributed_backend=auto, or train.device=checked");
     return;

@@ -1,7 +1,6 @@
 #include "train/setup/cuda.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <vector>
 
@@ -9,35 +8,16 @@
 #include "base/text.hpp"
 #include "base/wording.hpp"
 #include "comm/collective_errors.hpp"
+#include "kernels/each_family.hpp"
 #include "tensor/cuda_device.hpp"
 
 namespace capstan::train {
 
 std::string missing_kernels(const kernels::Table& table) {
-  struct Family {
-    const char* name;
-    const void* kernels;
-  };
-  const Family families[] = {{"gemm", table.gemm},
-                             {"norm", table.norm},
-                             {"head_norm", table.head_norm},
-                             {"activation", table.activation},
-                             {"rope", table.rope},
-                             {"attention", table.attention},
-                             {"context_attention", table.context_attention},
-                             {"embedding", table.embedding},
-                             {"cross_entropy", table.cross_entropy},
-                             {"decoding", table.decoding},
-                             {"elementwise", table.elementwise},
-                             {"optimizers", table.optimizers},
-                             {"adapter", table.adapter},
-                             {"quantize", table.quantize},
-                             {"step_control", table.step_control}};
-  static_assert(sizeof(kernels::Table) == std::size(families) * sizeof(void*),
-                "a family without a line above");
   std::vector<std::string> missing;
-  for (const Family& family : families)
-    if (!family.kernels) missing.emplace_back(family.name);
+  kernels::for_each_family([&](const char* name, auto family) {
+    if (!(table.*family)) missing.emplace_back(name);
+  });
   return missing.empty() ? "" : "the kernels " + join(missing, ", ");
 }
 

@@ -4,12 +4,15 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "comm/blocking_channel.hpp"
 #include "comm/channel.hpp"
 #include "comm/transfer_status.hpp"
 #include "kernels/bench/bench.hpp"
+#include "kernels/simulated/device_table.hpp"
 #include "kernels/table.hpp"
 #include "tensor/cuda_device.hpp"
+#include "tensor/simulated_device.hpp"
 #include "train/setup/cuda.hpp"
 
 namespace capstan::train {
@@ -44,6 +47,21 @@ constexpr DeviceBackend kChecked{.table = kernels::cpu_table,
                                  .kernels_text = cpu_kernels_text,
                                  .make = make_checked};
 
+const kernels::Table& simulated_table() {
+  return kernels::simulated_device_table().table;
+}
+std::string simulated_kernels_text(DType compute) {
+  const std::vector<std::string>& of_the_cpu = kernels::simulated_device_table().cpu_families;
+  return of_the_cpu.empty() ? ""
+                            : "the CPU's kernels for " + join(of_the_cpu, ", ") + " (" +
+                                  cpu_kernels_text(compute) + ")";
+}
+std::unique_ptr<Device> make_simulated(const DeviceRequest& request) {
+  return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_table().kernels,
+                                                 cuda::SimulatedOptions{.threads = request.threads},
+                                                 request.local_rank);
+}
+
 // Where the backend is missing, or some of its kernels, the CPU's stand for them in estimates.
 const kernels::Table& cuda_table() {
   const kernels::Table* const table = cuda_status().table;
@@ -65,6 +83,19 @@ constexpr DeviceBackend kCuda{.table = cuda_table,
                               .problem = cuda_problem,
                               .make = make_cuda};
 
+// What the estimate and the device have in common depends on the families that are written.
+const DeviceBackend& simulated_backend() {
+  static const DeviceBackend backend{
+      .table = simulated_table,
+      .rules = cuda::CudaDevice::rules(),
+      .runs_on_host_threads = kernels::simulated_device_table().kernels.of_the_cpu,
+      .lies_in_host_memory = true,
+      .gemm_type = kernels::cpu_gemm_type,
+      .kernels_text = simulated_kernels_text,
+      .make = make_simulated};
+  return backend;
+}
+
 }  // namespace
 
 config::DeviceKind device_kind(config::DeviceKind kind) {
@@ -75,6 +106,7 @@ config::DeviceKind device_kind(config::DeviceKind kind) {
 const DeviceBackend& backend_of(config::DeviceKind kind) {
   kind = device_kind(kind);
   if (kind == config::DeviceKind::checked) return kChecked;
+  if (kind == config::DeviceKind::simulated) return simulated_backend();
   return kind == config::DeviceKind::cuda ? kCuda : kCpu;
 }
 
