@@ -612,7 +612,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     product.alpha = *static_cast<const float*>(alpha);
     product.beta = *static_cast<const float*>(beta);
   }
-  enqueue_work(*stream, [product](Context& c) { multiply(product, c); });
+  enqueue_work(*stream, [product](Context& context) { multiply(product, context); });
   return CUBLAS_STATUS_SUCCESS;
 }
 
