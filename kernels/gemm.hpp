@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/activation.hpp"
-#include "kernels/block_scales.hpp"
 #include "kernels/operand.hpp"
 #include "tensor/kernel_context.hpp"
 
@@ -71,8 +70,6 @@ struct Gemm {
   WorkspaceSize (*run_workspace)(GemmShape, GemmTypes, float alpha, float beta, bool reduces);
   WorkspaceSize (*run_grouped_workspace)(GemmShape, GemmGroups, int64_t count, DType c);
   WorkspaceSize (*column_sum_workspace)(int64_t rows, int64_t cols);
-  // Where GEMMs read the scales of blocks, and Quantize::quantize writes them.
-  ScaleOrder (*scale_order)();
   // Whether GEMMs of fp32 round A and B to TF32, with 10 bits of mantissa, from the next launch on: a choice
   // for the process, at first false. Null on devices that lack TF32.
   void (*use_tf32)(bool) = nullptr;

@@ -618,8 +618,7 @@ Gemm gemm_family() {
           .column_sum = column_sum,
           .run_workspace = run_workspace,
           .run_grouped_workspace = run_grouped_workspace,
-          .column_sum_workspace = column_sum_workspace,
-          .scale_order = [] { return ScaleOrder::row_major; }};
+          .column_sum_workspace = column_sum_workspace};
 }
 
 }  // namespace HWY_NAMESPACE

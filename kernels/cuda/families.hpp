@@ -32,7 +32,8 @@ inline const Table& table_of_families() {
                            .optimizers = &optimizers_family(),
                            .adapter = nullptr,
                            .quantize = nullptr,
-                           .step_control = &step_control_family()};
+                           .step_control = &step_control_family(),
+                           .scale_order = ScaleOrder::tensor_core};
   return table;
 }
 

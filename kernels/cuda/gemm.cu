@@ -380,7 +380,6 @@ const Gemm& gemm_family() {
                            .run_workspace = run_workspace,
                            .run_grouped_workspace = run_grouped_workspace,
                            .column_sum_workspace = column_sum_workspace,
-                           .scale_order = [] { return ScaleOrder::tensor_core; },
                            .use_tf32 = [](bool on) { tf32 = on; }};
   return family;
 }

@@ -166,10 +166,11 @@ enum class ScaleMode : int32_t {
   block_128x128 = 5
 };
 
-inline int current_gpu() {
-  return 0;
-}
 int compute_capability();
+// Each capability is a GPU, with algorithms of its own.
+inline int current_gpu() {
+  return compute_capability();
+}
 // Small: tests fill the workspace of every launch.
 inline size_t cublaslt_workspace_bytes() {
   return size_t{16} << 10;

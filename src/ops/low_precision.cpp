@@ -96,7 +96,7 @@ GemmOperand empty_operand(Device& device, const kernels::QuantizeFormat& format,
     return x;
   }
   x.tensor_scale = inverse;
-  const kernels::BlockScales scales{format.layout, device.table().gemm->scale_order(), rows, cols};
+  const kernels::BlockScales scales{format.layout, device.table().scale_order, rows, cols};
   x.scale = Tensor::empty(device, {scales.elements()}, kernels::block_scale_type(format.layout));
   return x;
 }
