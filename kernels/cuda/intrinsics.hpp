@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "tensor/dtype.hpp"
+#include "tensor/float8.hpp"
 #include "tensor/kernel_context.hpp"
 
 // The namespace of all that is compiled for this device.
@@ -116,6 +117,37 @@ __device__ inline Bytes16 load_16(const void* p) {
 }
 __device__ inline void store_16(void* p, const Bytes16& value) {
   *static_cast<uint4*>(p) = value.words;
+}
+// To a multiple of 4.
+__device__ inline void store_4(void* p, uint32_t value) {
+  *static_cast<uint32_t*>(p) = value;
+}
+
+// 16 bytes of shared memory, from an element on that lies at a multiple of 16.
+template <class T>
+__device__ Bytes16 load_16(const Shared<T>& from, int64_t first, Location = {}) {
+  return load_16(from.data() + first);
+}
+template <class T>
+__device__ void store_16(const Shared<T>& to, int64_t first, const Bytes16& value, Location = {}) {
+  store_16(to.data() + first, value);
+}
+// kBytes (2, 4, 8 or 16) of words, the lowest byte first, to an address that is a multiple of kBytes.
+template <int kBytes>
+__device__ void store_words(void* p, const uint32_t* words, Location = {}) {
+  static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 2)
+    *static_cast<uint16_t*>(p) = static_cast<uint16_t>(words[0]);
+  else if constexpr (kBytes == 4)
+    *static_cast<uint32_t*>(p) = words[0];
+  else if constexpr (kBytes == 8)
+    *static_cast<uint2*>(p) = {words[0], words[1]};
+  else
+    *static_cast<uint4*>(p) = {words[0], words[1], words[2], words[3]};
+}
+// *target = max(*target, value): the same in every order of threads.
+__device__ inline void atomic_max(uint32_t* target, uint32_t value) {
+  atomicMax(target, value);
 }
 
 // Starts an asynchronous copy of kBytes (4, 8 or 16) to the elements of shared memory from `first` on, both
@@ -271,6 +303,42 @@ __device__ T from_float(float x) {
     else
       result.bits = __half_as_ushort(__float2half_rn(x));
     return result;
+  }
+}
+// a * b, rounded also where a sum follows.
+__device__ inline float rounded_product(float a, float b) {
+  return __fmul_rn(a, b);
+}
+// The codes of two values (encode() in tensor/float8.hpp, whose bits they have): 8 or 4 bits each, the first
+// in the lower half. By an instruction from sm_89 on for 8 bits, on sm_100a and its like for 4 bits.
+#if __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000 || defined(__CUDA_ARCH_FEAT_SM100_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM103_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
+#define CAPSTAN_ENCODES_4_BITS 1
+#else
+#define CAPSTAN_ENCODES_4_BITS 0
+#endif
+template <SmallFloat F>
+__device__ uint32_t encode_pair(float first, float second) {
+  constexpr int kBits = static_cast<int>(1 + F.exponent_bits + F.mantissa_bits);
+  static_assert(F == kE4m3 || F == kE5m2 || F == kE2m1);
+#if __CUDA_ARCH__ >= 890
+  if constexpr (kBits == 8 || CAPSTAN_ENCODES_4_BITS) {
+    uint16_t codes;
+    if constexpr (F == kE4m3)
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
+    else if constexpr (F == kE5m2)
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
+    else
+      asm("{ .reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, %2, %1; mov.b16 %0, {pair, 0}; }"
+          : "=h"(codes)
+          : "f"(first), "f"(second));
+    // The instructions drop the sign of NaN.
+    const uint32_t signs = __float_as_uint(first) >> 31 | (__float_as_uint(second) >> 31) << kBits;
+    return codes | signs << (kBits - 1);
+  } else
+#endif
+  {
+    return encode<F>(first) | encode<F>(second) << kBits;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 
 namespace capstan::kernels::simulated {
@@ -87,7 +88,7 @@ void Block::run(int64_t index, int64_t blocks, int threads, size_t dynamic_bytes
   main_.switch_to(*running_fiber_);
   running_block = outer;
   if (error_) {
-    // What the other threads were doing is abandoned.
+    // The other threads do not continue: every fiber begins again in the next block.
     free_fibers_.clear();
     for (const auto& fiber : fibers_) {
       fiber->restart();
@@ -109,7 +110,8 @@ Fiber& Block::take_fiber() {
   return fiber;
 }
 
-// The life of a fiber: runs thread after thread, and lends its place to those that have waited.
+// Entry function of every fiber. Runs one thread of the block after another, and switches to the fiber of a
+// suspended thread when that thread is the next in the order.
 void Block::run_threads(void* argument) {
   Block& block = *static_cast<Block*>(argument);
   for (;;) {
@@ -138,7 +140,7 @@ void Block::run_threads(void* argument) {
 
 void Block::run_thread() {
   states_[static_cast<size_t>(thread_)] = State::running;
-  // Errors stay on this stack: the one that waits for them is another.
+  // An exception cannot leave the stack of its fiber. run() throws it again on the stack of the host thread.
   try {
     (*kernel_)();
     finish_thread();
@@ -360,7 +362,8 @@ void Block::start_copy(SharedArray& array, int64_t first, const void* from, size
                        Location at) {
   const auto count = static_cast<int64_t>(bytes / array.element_bytes);
   if (given < 0 || static_cast<size_t>(given) > bytes)
-    report(at, "an asynchronous copy of " + std::to_string(given) + " of " + std::to_string(bytes) + " bytes");
+    report(at,
+           "an asynchronous copy of " + std::to_string(given) + " of " + std::to_string(bytes) + " bytes");
   if (reinterpret_cast<uintptr_t>(from) % bytes != 0 ||
       static_cast<size_t>(first) * array.element_bytes % bytes != 0)
     report(at, "an asynchronous copy of " + std::to_string(bytes) + " bytes is not aligned to its size");
@@ -458,7 +461,7 @@ void run_blocks(ThreadPool* pool, const LaunchShape& shape, FunctionRef<void()> 
   // Threads to a tile of the pool: below, waking a thread of the host costs more than it saves.
   constexpr int64_t kTileThreads = 8192;
   const int64_t tile = std::max<int64_t>(1, kTileThreads / shape.threads),
-                tiles = (shape.blocks + tile - 1) / tile;
+                tiles = ceil_div(shape.blocks, tile);
   if (!pool || tiles <= 1) return run(0, shape.blocks);
   pool->parallel_for(tiles, [&](int64_t i, int) { run(i * tile, std::min(shape.blocks, (i + 1) * tile)); });
 }

@@ -62,7 +62,7 @@ class Block {
   void synchronize(Location at);
   // Waits for the lanes of `mask`. True for the last one, which does not wait.
   bool arrive(Location at, uint32_t mask);
-  // As arrive(); orders accesses to shared memory if the mask names all lanes.
+  // Waits like arrive(), and orders accesses to shared memory if the mask names all lanes.
   void synchronize_warp(Location at, uint32_t mask);
 
   // Returns what `combine` makes of the values of the lanes in `mask`: combine(T values[32]) replaces each

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include "kernels/simulated/enqueue.hpp"
 #include "kernels/simulated/matrices.hpp"
 #include "tensor/dtype.hpp"
+#include "tensor/float8.hpp"
 #include "tensor/kernel_context.hpp"
 
 #define __global__
@@ -144,9 +146,9 @@ void reduce_lanes(T (&values)[kCount], Join&& join, int lanes, Location at = {})
 
 // ---- memory
 
-inline void check_alignment(const void* p, Location at) {
-  if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
-    running_block->report(at, "a vector of 16 bytes is not aligned to its size");
+inline void check_alignment(const void* p, Location at, size_t bytes = 16) {
+  if (reinterpret_cast<uintptr_t>(p) % bytes != 0)
+    running_block->report(at, "a vector of " + std::to_string(bytes) + " bytes is not aligned to its size");
 }
 inline Bytes16 load_16(const void* p, Location at = {}) {
   check_alignment(p, at);
@@ -157,6 +159,39 @@ inline Bytes16 load_16(const void* p, Location at = {}) {
 inline void store_16(void* p, const Bytes16& value, Location at = {}) {
   check_alignment(p, at);
   std::memcpy(p, &value, 16);
+}
+// To a multiple of 4.
+inline void store_4(void* p, uint32_t value, Location at = {}) {
+  check_alignment(p, at, 4);
+  std::memcpy(p, &value, 4);
+}
+
+// 16 bytes of shared memory, from an element on that lies at a multiple of 16.
+template <class T>
+Bytes16 load_16(const Shared<T>& from, int64_t first, Location at = {}) {
+  for (int64_t k = 0; k < static_cast<int64_t>(16 / sizeof(T)); ++k)
+    read_shared(from.array(), Index(first + k, at));
+  return load_16(from.data() + first, at);
+}
+template <class T>
+void store_16(const Shared<T>& to, int64_t first, const Bytes16& value, Location at = {}) {
+  for (int64_t k = 0; k < static_cast<int64_t>(16 / sizeof(T)); ++k)
+    write_shared(to.array(), Index(first + k, at));
+  store_16(to.data() + first, value, at);
+}
+// kBytes (2, 4, 8 or 16) of words, the lowest byte first, to an address that is a multiple of kBytes.
+template <int kBytes>
+void store_words(void* p, const uint32_t* words, Location at = {}) {
+  static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
+  check_alignment(p, at, kBytes);
+  std::memcpy(p, words, kBytes);
+}
+// *target = max(*target, value): the same in every order of threads.
+inline void atomic_max(uint32_t* target, uint32_t value) {
+  const std::atomic_ref<uint32_t> shared(*target);
+  uint32_t before = shared.load(std::memory_order_relaxed);
+  while (before < value && !shared.compare_exchange_weak(before, value, std::memory_order_relaxed)) {
+  }
 }
 
 // Starts an asynchronous copy of kBytes (4, 8 or 16) to the elements of shared memory from `first` on, both
@@ -201,7 +236,7 @@ void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from, const
         Bytes16 values[8];
         for (int row = 0; row < 8; ++row) values[row] = from[{lanes[8 * matrix + row]->rows[i], at}];
         for (int to_lane = 0; to_lane < kWarp; ++to_lane)
-          lanes[to_lane]->to[i][matrix] = pair_of_matrix(values, to_lane, kTransposed);
+          lanes[to_lane]->to[i][matrix] = pair_of_matrix<kTransposed>(values, to_lane);
       }
   });
 }
@@ -246,6 +281,15 @@ inline float to_float(f16 x) {
 template <class T>
 T from_float(float x) {
   return static_cast<T>(x);
+}
+// a * b, rounded also where a sum follows.
+inline float rounded_product(float a, float b) {
+  return a * b;
+}
+// The codes of two values (encode() in tensor/float8.hpp): 8 or 4 bits each, the first in the lower half.
+template <SmallFloat F>
+uint32_t encode_pair(float first, float second) {
+  return encode<F>(first) | encode<F>(second) << (1 + F.exponent_bits + F.mantissa_bits);
 }
 
 // ---- launches

@@ -1,23 +1,10 @@
 #include "kernels/simulated/matrices.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 #include "tensor/dtype.hpp"
 
 namespace capstan::kernels::simulated {
-
-uint32_t pair_of_matrix(const Bytes16 (&rows)[8], int lane, bool transposed) {
-  const int row = lane / 4, column = lane % 4 * 2;
-  const auto value = [&](int r, int c) {
-    uint16_t bits;
-    std::memcpy(&bits, rows[r].bytes + c * 2, 2);
-    return uint32_t{bits};
-  };
-  if (transposed) return value(column + 1, row) << 16 | value(column, row);
-  return value(row, column + 1) << 16 | value(row, column);
-}
 
 namespace {
 constexpr int kLanes = 32, kDepth = 16;
@@ -52,7 +39,8 @@ bool gather_right(const MatrixOperands* const* lanes, int at, int n, float* to) 
       for (int half = 0; half < 4; ++half) {
         const uint32_t pair = lanes[lane]->b[at + block * 4 + half];
         const float low = lower_value<T>(pair), high = lower_value<T>(pair >> 16);
-        float* const place = to + (half % 2 * 8 + lane % 4 * 2) * columns + block * 16 + half / 2 * 8 + lane / 4;
+        float* const place =
+            to + (half % 2 * 8 + lane % 4 * 2) * columns + block * 16 + half / 2 * 8 + lane / 4;
         place[0] = low;
         place[columns] = high;
         zero += low * 0 + high * 0;

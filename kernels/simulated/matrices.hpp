@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace capstan::kernels::simulated {
 
@@ -12,9 +13,22 @@ struct alignas(16) Bytes16 {
 };
 
 // The two values that a lane has of an 8 x 8 matrix with these rows.
-uint32_t pair_of_matrix(const Bytes16 (&rows)[8], int lane, bool transposed);
+template <bool kTransposed>
+uint32_t pair_of_matrix(const Bytes16 (&rows)[8], int lane) {
+  const int row = lane / 4, column = lane % 4 * 2;
+  uint32_t pair;
+  if constexpr (kTransposed) {
+    uint16_t low, high;
+    std::memcpy(&low, rows[column].bytes + row * 2, 2);
+    std::memcpy(&high, rows[column + 1].bytes + row * 2, 2);
+    pair = uint32_t{high} << 16 | low;
+  } else {
+    std::memcpy(&pair, rows[row].bytes + column * 2, 4);
+  }
+  return pair;
+}
 
-// What a lane brings to multiply_add().
+// The operands of one lane of multiply_add().
 struct MatrixOperands {
   // sums[m * stride + 4 n + i]
   float* sums;

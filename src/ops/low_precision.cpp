@@ -37,7 +37,8 @@ bool has_tensor_scale(const kernels::QuantizeFormat& format) {
   return format.layout == ScaleLayout::tensor || format.layout == ScaleLayout::block_1x16;
 }
 
-// From `known`, the maximum of x, which it sets to 0; undefined: computed, from x or its transformed columns.
+// Computes the scale of x from its maximum `known`, which it sets to 0. If `known` is undefined, first
+// computes the maximum of x or of its transformed columns.
 Tensor current_scale(const kernels::QuantizeFormat& format, const kernels::QuantizeShape& shape,
                      const Tensor& x, bool hadamard, const Tensor& known = {}) {
   Device& device = x.device();
@@ -56,7 +57,7 @@ bool keeps_scale(const LayerScaling& scaling, LayerTensor kind) {
 Tensor kept_scale(const LayerScaling& scaling, LayerTensor kind) {
   return scaling.scale.flat_range(2 * static_cast<int64_t>(kind), 2, {2});
 }
-// Where the maximum is recorded; undefined: not recorded.
+// The value in which the maximum is recorded; undefined: it is not recorded.
 Tensor recorded_amax(const LayerScaling& scaling, LayerTensor kind, const QuantizeRequest& request) {
   const bool records = scaling.amax.defined() && request.record_amax;
   return records ? scaling.amax.flat_range(static_cast<int64_t>(kind), 1, {1}) : Tensor();
