@@ -88,7 +88,8 @@ std::vector<uint8_t> raw_bytes(const Tensor& t) {
 // By the definition of ScaleLayout.
 Matrix decoded(const GemmOperand& x) {
   const int64_t rows = x.values.size(0), k = x.k, block = kernels::block_of(x.layout),
-                blocks = block > 0 ? (k + block - 1) / block : 0, row_bytes = x.values.size(1);
+                row_bytes = x.values.size(1);
+  const kernels::BlockScales scales{x.layout, x.values.device().table().scale_order, rows, k};
   const auto codes = raw_bytes(x.values);
   std::vector<float> wide;
   std::vector<uint8_t> narrow;
@@ -108,8 +109,8 @@ Matrix decoded(const GemmOperand& x) {
         value = decode<kE4m3>(codes[static_cast<size_t>(r * row_bytes + i)]);
       else
         value = decode<kE5m2>(codes[static_cast<size_t>(r * row_bytes + i)]);
-      const auto at = static_cast<size_t>((x.layout == ScaleLayout::block_128x128 ? r / 128 : r) * blocks +
-                                          (block > 0 ? i / block : 0));
+      const int64_t scale_row = x.layout == ScaleLayout::block_128x128 ? r / 128 : r;
+      const auto at = static_cast<size_t>(block > 0 ? scales.index(scale_row, i / block) : 0);
       if (x.layout == ScaleLayout::tensor) scale = wide[0];
       if (x.layout == ScaleLayout::block_1x128 || x.layout == ScaleLayout::block_128x128) scale = wide[at];
       if (x.layout == ScaleLayout::block_1x32) scale = decode_e8m0(narrow[at]);
