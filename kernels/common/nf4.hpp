@@ -30,6 +30,13 @@ inline constexpr float kNf4Values[16] = {
     1.0f,
 };
 
+// As a value, which a kernel can index.
+constexpr std::array<float, 16> nf4_values() {
+  std::array<float, 16> values{};
+  for (size_t i = 0; i < values.size(); ++i) values[i] = kNf4Values[i];
+  return values;
+}
+
 // x / scale lies above the i-th limit for codes above i: the middles between neighboring values, in fp32.
 constexpr std::array<float, 15> nf4_limits() {
   std::array<float, 15> limits{};

@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cfloat>
 #include <cmath>
 
 #include "kernels/common/hadamard.hpp"
+#include "kernels/common/quantize.hpp"
 #include "kernels/cpu/atomic_max.hpp"
 #include "kernels/cpu/families.hpp"
 #include "kernels/cpu/parallel.hpp"
-#include "tensor/float8.hpp"
 
 namespace capstan::kernels {
 
@@ -34,11 +33,10 @@ void read_row(In x, int64_t at, int64_t count, float* to) {
     for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(x.as<f16>()[at + i]);
 }
 
-// |x| as integers, whose order is that of the values, with NaN at the end.
+// NaN is the largest.
 float largest_in(const float* x, int64_t count) {
   uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i)
-    largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFu);
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, magnitude_bits(x[i]));
   return std::bit_cast<float>(largest);
 }
 float largest_in(const float* x, int64_t rows, int64_t cols) {
@@ -46,10 +44,6 @@ float largest_in(const float* x, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows && !std::isnan(largest); ++r)
     if (const float row = largest_in(x + r * kTile, cols); !(row <= largest)) largest = row;
   return largest;
-}
-
-bool usable(float amax) {
-  return amax > 0 && std::isfinite(amax);
 }
 
 template <SmallFloat F>
@@ -84,40 +78,16 @@ void encode_run(const QuantizeFormat& format, const float* x, float scale, int64
         });
 }
 
-// 2^n, n within the normal numbers.
-float power_of_two(int n) {
-  return std::bit_cast<float>(static_cast<uint32_t>(n + 127) << 23);
-}
-
 // Writes the scale of a block with maximum `amax` to element `at` of the scales, and returns the factor of
 // its values before they are encoded.
 float scale_block(const QuantizeFormat& format, float amax, const float* tensor_scale, void* scales,
                   int64_t at) {
-  const float largest = largest_of(format.codes);
-  switch (format.layout) {
-    case ScaleLayout::block_1x128:
-    case ScaleLayout::block_128x128: {
-      int exponent = 0;
-      if (usable(amax)) exponent = std::clamp(std::ilogb(std::min(largest / amax, FLT_MAX)), -126, 126);
-      static_cast<float*>(scales)[at] = power_of_two(-exponent);
-      return power_of_two(exponent);
-    }
-    case ScaleLayout::block_1x32: {
-      const uint32_t code = amax > 0 ? encode_e8m0_up(amax / largest) : 127;
-      static_cast<uint8_t*>(scales)[at] = static_cast<uint8_t>(code);
-      return 1 / decode_e8m0(code);
-    }
-    case ScaleLayout::block_1x16: {
-      const uint32_t code = encode<kE4m3>(amax * (1 / largest) * tensor_scale[0]);
-      static_cast<uint8_t*>(scales)[at] = static_cast<uint8_t>(code);
-      const float scale = decode<kE4m3>(code);
-      return scale == 0 ? 0 : std::min(tensor_scale[0] / scale, FLT_MAX);
-    }
-    case ScaleLayout::tensor:
-    case ScaleLayout::none:
-      break;
-  }
-  return tensor_scale[0];
+  const BlockScale scale = block_scale(format, amax, tensor_scale);
+  if (format.layout == ScaleLayout::block_1x128 || format.layout == ScaleLayout::block_128x128)
+    static_cast<float*>(scales)[at] = std::bit_cast<float>(scale.stored);
+  else if (format.layout != ScaleLayout::tensor)
+    static_cast<uint8_t*>(scales)[at] = static_cast<uint8_t>(scale.stored);
+  return scale.factor;
 }
 
 // Where a tile lies in the matrix whose rows are encoded.
@@ -143,7 +113,7 @@ void encode_tile(const QuantizeFormat& format, const Tile& tile, const Position&
         return scale_block(format, amax, tensor_scale, to.scale,
                            scale_row * scales_per_row + (at.col + c0) / block);
       };
-      // Of a square block every row has a copy of its scale.
+      // The scale of a square block is stored once for each row of the block.
       float scale = format.layout == ScaleLayout::block_128x128 ? write_scale((at.row + r0) / kTile) : 0;
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row = at.row + r0 + r;
@@ -198,14 +168,9 @@ void absolute_maximum(Context& c, In x, QuantizeShape s, bool hadamard, float* a
   });
 }
 
-void set_scale(float scale, float* to) {
-  to[0] = std::min(scale, FLT_MAX);
-  to[1] = 1 / to[0];
-}
-
 void current_scale(Context&, float* amax, float* scale, int64_t count, float format_max) {
   for (int64_t i = 0; i < count; ++i) {
-    set_scale(usable(amax[i]) ? format_max / amax[i] : 1.0f, scale + 2 * i);
+    set_tensor_scale(usable(amax[i]) ? format_max / amax[i] : 1.0f, scale + 2 * i);
     amax[i] = 0;
   }
 }
@@ -223,7 +188,8 @@ void delayed_scale(Context&, In control, float* amax, float* history, float* sca
     const float largest_amax = d.maximum ? largest_in(own, d.history_length) : own[0];
     const float format_max = i % 3 == 2 ? d.gradient_format_max : d.format_max;
     if (usable(largest_amax))
-      set_scale(format_max / largest_amax / std::ldexp(1.0f, static_cast<int>(d.margin)), scale + 2 * i);
+      set_tensor_scale(format_max / largest_amax / std::ldexp(1.0f, static_cast<int>(d.margin)),
+                       scale + 2 * i);
     amax[i] = 0;
   }
 }
@@ -235,10 +201,10 @@ void quantize_tile(const QuantizedOutput& to, const float* column_tensor_scale,
   if (to.amax) atomic_max(*to.amax, largest_in(tile.values.data(), tile.rows, tile.cols));
   encode_tile(to.format, tile, {row, col, s.cols}, to.tensor_scale, random, to.rows);
   if (!to.columns.codes) return;
-  Tile turned = transposed(tile);
-  if (to.format.hadamard) transform_rows(turned);
+  Tile columns_tile = transposed(tile);
+  if (to.format.hadamard) transform_rows(columns_tile);
   const RoundingPosition of_columns{random.key, random.call | uint64_t{1} << 63};
-  encode_tile(to.format, turned, {col, row, s.rows}, column_tensor_scale, of_columns, to.columns);
+  encode_tile(to.format, columns_tile, {col, row, s.rows}, column_tensor_scale, of_columns, to.columns);
 }
 
 void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const float* row_tensor_scale,
@@ -247,6 +213,17 @@ void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const fl
   const QuantizedOutput to{format, row_tensor_scale, rows, columns, amax};
   for_tiles(c, s, x, [&](const Tile& tile, int64_t row, int64_t col) {
     quantize_tile(to, column_tensor_scale, random, s, tile, row, col);
+  });
+}
+
+void transpose_codes(Context& c, In x, Out y, int64_t rows, int64_t cols) {
+  if (rows <= 0 || cols <= 0) return;
+  const int64_t across = ceil_div(cols, kTile);
+  c.pool->parallel_for(ceil_div(rows, kTile) * across, [&](int64_t index, int) {
+    const int64_t row = index / across * kTile, col = index % across * kTile;
+    const int64_t row_end = std::min(rows, row + kTile), col_end = std::min(cols, col + kTile);
+    for (int64_t k = col; k < col_end; ++k)
+      for (int64_t r = row; r < row_end; ++r) y.as<uint8_t>()[k * rows + r] = x.as<uint8_t>()[r * cols + k];
   });
 }
 
@@ -265,7 +242,8 @@ const Quantize& cpu_quantize() {
   static const Quantize family{.absolute_maximum = absolute_maximum,
                                .current_scale = current_scale,
                                .delayed_scale = delayed_scale,
-                               .quantize = quantize};
+                               .quantize = quantize,
+                               .transpose_codes = transpose_codes};
   return family;
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/sort.hpp"
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
@@ -45,89 +46,28 @@ void forward(Context& c, In table, const int32_t* ids, In position_table, const 
   });
 }
 
-// ---- backward: a bitonic sort of keys (row of the table, row of dout), of which no two are equal
-
-using Key = uint64_t;
-// Greater than every key.
-constexpr Key kNoKey = ~Key{0};
-// Keys that a block sorts in shared memory, by half as many threads.
-constexpr int kBlockKeys = 1024;
-
-// A power of two, and at least the keys of one block.
-int64_t sorted_keys(int64_t rows) {
-  return std::max<int64_t>(kBlockKeys, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows))));
-}
+// ---- backward: sorts keys (row of the table, row of dout), of which no two are equal
 
 struct MakeKeys {
   const int32_t* ids;
   int64_t rows, first_row, rows_here;
-  Key* keys;
+  SortKey* keys;
   __device__ void operator()(int64_t i, int64_t) const {
     keys[i] = kNoKey;
     if (i >= rows) return;
     const int64_t id = ids[i] - first_row;
-    if (id >= 0 && id < rows_here) keys[i] = static_cast<Key>(id) << 32 | static_cast<Key>(i);
+    if (id >= 0 && id < rows_here) keys[i] = static_cast<SortKey>(id) << 32 | static_cast<SortKey>(i);
   }
 };
-
-// The first of the two keys that thread `pair` of a step compares, which are `distance` apart.
-__device__ int64_t first_of_pair(int64_t pair, int64_t distance) {
-  return pair / distance * 2 * distance + pair % distance;
-}
-// Whether the run of `length` keys that contains key i is ascending.
-__device__ bool ascending(int64_t i, int64_t length) {
-  return (i & length) == 0;
-}
-
-// The steps of the runs up to `longest` keys with a distance within a block; from runs of `shortest` keys on.
-__global__ void sort_block_kernel(Key* keys, int64_t shortest, int64_t longest) {
-  CAPSTAN_SHARED(Key, own, kBlockKeys);
-  const int64_t begin = block_index() * kBlockKeys;
-  for (int i = thread_index(); i < kBlockKeys; i += block_threads()) own[i] = keys[begin + i];
-  sync_threads();
-  for (int64_t length = shortest; length <= longest; length *= 2)
-    for (int64_t distance = length / 2 < kBlockKeys / 2 ? length / 2 : kBlockKeys / 2; distance > 0;
-         distance /= 2) {
-      const int64_t i = first_of_pair(thread_index(), distance);
-      const Key a = own[i], b = own[i + distance];
-      if ((a > b) == ascending(begin + i, length)) {
-        own[i] = b;
-        own[i + distance] = a;
-      }
-      sync_threads();
-    }
-  for (int i = thread_index(); i < kBlockKeys; i += block_threads()) keys[begin + i] = own[i];
-}
-struct SortStep {
-  Key* keys;
-  int64_t length, distance;
-  __device__ void operator()(int64_t pair, int64_t) const {
-    const int64_t i = first_of_pair(pair, distance);
-    const Key a = keys[i], b = keys[i + distance];
-    if ((a > b) == ascending(i, length)) {
-      keys[i] = b;
-      keys[i + distance] = a;
-    }
-  }
-};
-void sort_keys(Context& c, Key* keys, int64_t count) {
-  const Grid blocks{count / kBlockKeys, kBlockKeys / 2};
-  launch(c, blocks, sort_block_kernel, keys, int64_t{2}, int64_t{kBlockKeys});
-  for (int64_t length = 2 * kBlockKeys; length <= count; length *= 2) {
-    for (int64_t distance = length / 2; distance >= kBlockKeys; distance /= 2)
-      map<1>(c, count / 2, SortStep{keys, length, distance});
-    launch(c, blocks, sort_block_kernel, keys, length, length);
-  }
-}
 
 // A block for each row of dout and each slice of columns. The one at the first row of a token adds all rows
 // of that token to the table, in their order.
 template <class T>
-__global__ void embedding_backward_kernel(Array<T> dout, const Key* keys, int64_t rows, Array<float> dtable,
-                                          int64_t cols, int64_t slices) {
+__global__ void embedding_backward_kernel(Array<T> dout, const SortKey* keys, int64_t rows,
+                                          Array<float> dtable, int64_t cols, int64_t slices) {
   const int64_t first = block_index() / slices, slice = block_index() % slices;
   if (keys[first] == kNoKey) return;
-  const Key id = keys[first] >> 32;
+  const SortKey id = keys[first] >> 32;
   if (first > 0 && keys[first - 1] >> 32 == id) return;
   const int64_t i = (slice * block_threads() + thread_index()) * kGroup<float>, count = cols - i;
   if (count <= 0) return;
@@ -142,22 +82,22 @@ __global__ void embedding_backward_kernel(Array<T> dout, const Key* keys, int64_
 }
 
 WorkspaceSize backward_workspace(int64_t rows, int64_t, int64_t) {
-  return {rows > 0 ? static_cast<size_t>(sorted_keys(rows)) * sizeof(Key) : 0, 0};
+  return {rows > 0 ? static_cast<size_t>(sorted_keys(rows)) * sizeof(SortKey) : 0, 0};
 }
 void backward(Context& c, In dout, const int32_t* ids, float* dtable, int64_t rows, int64_t cols,
               int64_t first_row, int64_t rows_here) {
   if (rows <= 0 || cols <= 0) return;
-  auto* keys = workspace_of<Key>(c, backward_workspace(rows, cols, rows_here));
+  auto* keys = workspace_of<SortKey>(c, backward_workspace(rows, cols, rows_here));
   if (!keys) return;
   const int64_t count = sorted_keys(rows);
   map<1>(c, count, MakeKeys{ids, rows, first_row, rows_here, keys});
-  sort_keys(c, keys, count);
+  sort_keys(c, keys, 1, count);
   by_type({dout}, [&](auto type) {
     using T = decltype(type);
     const int threads = threads_for(cols, kGroup<float>);
     const int64_t slices = ceil_div(cols, int64_t{threads} * kGroup<float>);
     launch(c, {rows * slices, threads}, embedding_backward_kernel<T>, array_of<T>(dout),
-           static_cast<const Key*>(keys), rows, Array<float>{dtable}, cols, slices);
+           static_cast<const SortKey*>(keys), rows, Array<float>{dtable}, cols, slices);
   });
 }
 

@@ -14,24 +14,31 @@ const Optimizers& optimizers_family();
 const Embedding& embedding_family();
 const Rope& rope_family();
 const CrossEntropy& cross_entropy_family();
+const Attention& attention_family();
+const ContextAttention& context_attention_family();
+const HeadNorm& head_norm_family();
+const Decoding& decoding_family();
+const Adapter& adapter_family();
+const Quantize& quantize_family();
 
 // All of them. Families that are not written yet are null.
 inline const Table& table_of_families() {
   static const Table table{.gemm = nullptr,
                            .norm = &norm_family(),
-                           .head_norm = nullptr,
+                           .head_norm = &head_norm_family(),
                            .activation = &activation_family(),
                            .rope = &rope_family(),
-                           .attention = nullptr,
-                           .context_attention = nullptr,
+                           .attention = &attention_family(),
+                           .context_attention = &context_attention_family(),
                            .embedding = &embedding_family(),
                            .cross_entropy = &cross_entropy_family(),
-                           .decoding = nullptr,
+                           .decoding = &decoding_family(),
                            .elementwise = &elementwise_family(),
                            .optimizers = &optimizers_family(),
-                           .adapter = nullptr,
-                           .quantize = nullptr,
-                           .step_control = &step_control_family()};
+                           .adapter = &adapter_family(),
+                           .quantize = &quantize_family(),
+                           .step_control = &step_control_family(),
+                           .scale_order = ScaleOrder::tensor_core};
   return table;
 }
 

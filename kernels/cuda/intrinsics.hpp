@@ -12,10 +12,16 @@
 #include <type_traits>
 
 #include "tensor/dtype.hpp"
+#include "tensor/float8.hpp"
 #include "tensor/kernel_context.hpp"
 
 // The namespace of all that is compiled for this device.
 #define CAPSTAN_GPU cuda
+
+// Before a loop whose arrays have to stay in registers.
+#define CAPSTAN_UNROLL _Pragma("unroll")
+// Of a kernel: the threads of its blocks, and how many blocks a multiprocessor runs at least at a time.
+#define CAPSTAN_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 
 // `name`: count elements of shared memory.
 #define CAPSTAN_SHARED(T, name, count) \
@@ -93,6 +99,13 @@ __device__ T warp_reduce(T value, Join&& join, int lanes = kWarp, Location = {})
   return value;
 }
 
+// Joins the values of groups of `lanes` lanes, a power of two, one after the other.
+template <int kCount, class T, class Join>
+__device__ __forceinline__ void reduce_lanes(T (&values)[kCount], Join&& join, int lanes, Location = {}) {
+  CAPSTAN_UNROLL
+  for (int i = 0; i < kCount; ++i) values[i] = warp_reduce(values[i], join, lanes);
+}
+
 // ---- memory
 
 // 16 bytes, which must begin at a multiple of 16.
@@ -104,6 +117,37 @@ __device__ inline Bytes16 load_16(const void* p) {
 }
 __device__ inline void store_16(void* p, const Bytes16& value) {
   *static_cast<uint4*>(p) = value.words;
+}
+// To a multiple of 4.
+__device__ inline void store_4(void* p, uint32_t value) {
+  *static_cast<uint32_t*>(p) = value;
+}
+
+// 16 bytes of shared memory, from an element on that lies at a multiple of 16.
+template <class T>
+__device__ Bytes16 load_16(const Shared<T>& from, int64_t first, Location = {}) {
+  return load_16(from.data() + first);
+}
+template <class T>
+__device__ void store_16(const Shared<T>& to, int64_t first, const Bytes16& value, Location = {}) {
+  store_16(to.data() + first, value);
+}
+// kBytes (2, 4, 8 or 16) of words, the lowest byte first, to an address that is a multiple of kBytes.
+template <int kBytes>
+__device__ void store_words(void* p, const uint32_t* words, Location = {}) {
+  static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
+  if constexpr (kBytes == 2)
+    *static_cast<uint16_t*>(p) = static_cast<uint16_t>(words[0]);
+  else if constexpr (kBytes == 4)
+    *static_cast<uint32_t*>(p) = words[0];
+  else if constexpr (kBytes == 8)
+    *static_cast<uint2*>(p) = {words[0], words[1]};
+  else
+    *static_cast<uint4*>(p) = {words[0], words[1], words[2], words[3]};
+}
+// *target = max(*target, value): the same in every order of threads.
+__device__ inline void atomic_max(uint32_t* target, uint32_t value) {
+  atomicMax(target, value);
 }
 
 // Starts an asynchronous copy of kBytes (4, 8 or 16) to the elements of shared memory from `first` on, both
@@ -118,6 +162,21 @@ __device__ void copy_async(const Shared<T>& to, int64_t first, const T* from, Lo
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(kBytes)
                  : "memory");
 }
+// As copy_async; copies the first `bytes` of kBytes and writes zeros after them.
+template <int kBytes, class T>
+__device__ __forceinline__ void copy_part_async(const Shared<T>& to, int64_t first, const T* from, int bytes,
+                                                Location = {}) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to.data())) +
+                      static_cast<uint32_t>(first) * static_cast<uint32_t>(sizeof(T));
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(from), "n"(kBytes),
+                 "r"(bytes)
+                 : "memory");
+}
 // Ends a group of copies.
 __device__ inline void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -128,7 +187,101 @@ __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// ---- conversions, by the processor's instructions
+// ---- tensor cores, from sm_80 on
+//
+// A warp multiplies matrices whose elements are in the registers of its lanes, two 16-bit values to a
+// register. Lane l has of a matrix of 8 x 8 the elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1), of a
+// left operand of 16 x 16 those of its quarters (0, 0), (1, 0), (0, 1), (1, 1), of a right operand of 16 x 8,
+// transposed, those of its halves, and of 16 x 8 fp32 sums rows l / 4 and l / 4 + 8, columns 2 (l % 4) and
+// 2 (l % 4) + 1.
+
+// Loads groups of four 8 x 8 matrices. Lane l names the row l % 8 of matrix l / 8 of each group by its
+// element of shared memory. Transposed: the lanes get the elements of the transposed matrices.
+template <bool kTransposed, int kCount>
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from,
+                                              const int (&rows)[kCount], Location = {}) {
+  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(from.data()));
+  CAPSTAN_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    const uint32_t address = base + static_cast<uint32_t>(rows[i]) * 16;
+    uint32_t(&r)[4] = to[i];
+    if constexpr (kTransposed)
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                   : "r"(address));
+    else
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                   : "r"(address));
+  }
+}
+// sums += a b for a left operand and 8 columns of a right one.
+template <class T>
+__device__ __forceinline__ void multiply_add_8(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
+  if constexpr (std::is_same_v<T, bf16>)
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// sums[m][first + n] += a[m] b[n] for kM left operands of 16 x 16 and right ones of 16 x 16, which are two of
+// 16 x 8. Operands are the sums of kTerms terms, the largest first: all left operands of the first term, then
+// those of the second. Products of terms i and j with i + j >= kTerms are left out.
+template <class T, int kTerms, int kM, int kSums, int kA, int kB>
+__device__ __forceinline__ void multiply_add(float (&sums)[kM][kSums][4], int first,
+                                             const uint32_t (&a)[kA][4], const uint32_t (&b)[kB][4],
+                                             Location = {}) {
+  static_assert(kA == kTerms * kM && kB % kTerms == 0);
+  constexpr int kN = kB / kTerms;
+  CAPSTAN_UNROLL
+  for (int order = kTerms - 1; order >= 0; --order) {
+    CAPSTAN_UNROLL
+    for (int i = 0; i <= order; ++i) {
+      CAPSTAN_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        const uint32_t(&right)[4] = b[(order - i) * kN + n];
+        CAPSTAN_UNROLL
+        for (int m = 0; m < kM; ++m) {
+          multiply_add_8<T>(sums[m][first + 2 * n], a[i * kM + m], right[0], right[1]);
+          multiply_add_8<T>(sums[m][first + 2 * n + 1], a[i * kM + m], right[2], right[3]);
+        }
+      }
+    }
+  }
+}
+
+// ---- functions and conversions, by the processor's instructions
+
+// 2^x with a relative error of 2^-22; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 1 / x with an error of one unit in the last place.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Two values as T in one register, `low` in its lower half.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 
 __device__ inline float to_float(float x) {
   return x;
@@ -150,6 +303,42 @@ __device__ T from_float(float x) {
     else
       result.bits = __half_as_ushort(__float2half_rn(x));
     return result;
+  }
+}
+// a * b, rounded also where a sum follows.
+__device__ inline float rounded_product(float a, float b) {
+  return __fmul_rn(a, b);
+}
+// The codes of two values (encode() in tensor/float8.hpp, whose bits they have): 8 or 4 bits each, the first
+// in the lower half. By an instruction from sm_89 on for 8 bits, on sm_100a and its like for 4 bits.
+#if __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000 || defined(__CUDA_ARCH_FEAT_SM100_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM103_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
+#define CAPSTAN_ENCODES_4_BITS 1
+#else
+#define CAPSTAN_ENCODES_4_BITS 0
+#endif
+template <SmallFloat F>
+__device__ uint32_t encode_pair(float first, float second) {
+  constexpr int kBits = static_cast<int>(1 + F.exponent_bits + F.mantissa_bits);
+  static_assert(F == kE4m3 || F == kE5m2 || F == kE2m1);
+#if __CUDA_ARCH__ >= 890
+  if constexpr (kBits == 8 || CAPSTAN_ENCODES_4_BITS) {
+    uint16_t codes;
+    if constexpr (F == kE4m3)
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
+    else if constexpr (F == kE5m2)
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(first), "f"(second));
+    else
+      asm("{ .reg .b8 pair; cvt.rn.satfinite.e2m1x2.f32 pair, %2, %1; mov.b16 %0, {pair, 0}; }"
+          : "=h"(codes)
+          : "f"(first), "f"(second));
+    // The instructions drop the sign of NaN.
+    const uint32_t signs = __float_as_uint(first) >> 31 | (__float_as_uint(second) >> 31) << kBits;
+    return codes | signs << (kBits - 1);
+  } else
+#endif
+  {
+    return encode<F>(first) | encode<F>(second) << kBits;
   }
 }
 

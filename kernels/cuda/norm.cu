@@ -1,11 +1,12 @@
 // LayerNorm and RMSNorm, a block of threads to a row. Bytes moved in fp32: forward 8 rows cols (16 with the
 // residual), backward 12 (16 when accumulating); a row is kept in shared memory, or read again from the L2
 // cache. Gradients of gamma and beta: a block adds those of consecutive rows, and a second kernel adds the
-// blocks in order.
+// blocks in order. Of a second output the maximum and the codes along rows are written with y; those along
+// columns by a second kernel, which reads y again.
 #include "kernels/norm.hpp"
 
-#include "kernels/cuda/device.hpp"
 #include "kernels/cuda/families.hpp"
+#include "kernels/cuda/quantize_tile.hpp"
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
@@ -33,9 +34,12 @@ struct ForwardNorm {
   float *mean, *rstd;
 };
 
+// In the place of a QuantizeTask.
+struct NoSecondOutput {};
+
 // Each thread reads and writes the same columns in every pass: no barrier but those of the sums.
-template <class T>
-__global__ void norm_forward_kernel(ForwardNorm<T> f) {
+template <class T, class Second>
+__global__ void norm_forward_kernel(ForwardNorm<T> f, Second second) {
   CAPSTAN_DYNAMIC_SHARED(float, row);
   constexpr int kSize = kGroup<T>;
   const int64_t cols = f.rows.cols, at = row_start(f.rows, block_index());
@@ -74,7 +78,10 @@ __global__ void norm_forward_kernel(ForwardNorm<T> f) {
     if (!f.rms) f.mean[block_index()] = mean;
     f.rstd[block_index()] = rstd;
   }
-  for (int64_t i = int64_t{thread_index()} * kSize; i < cols; i += block_threads() * kSize) {
+  uint32_t largest = 0;
+  // All threads of a warp take part in the codes of its columns.
+  for (int64_t begin = 0; begin < cols; begin += block_threads() * kSize) {
+    const int64_t i = begin + thread_index() * kSize;
     Group<kSize> group = {};
     const auto gamma = f.gamma.template group<kSize>(i, cols - i);
     for (int k = 0; k < kSize && i + k < cols; ++k) {
@@ -86,7 +93,18 @@ __global__ void norm_forward_kernel(ForwardNorm<T> f) {
       for (int k = 0; k < kSize; ++k) group[k] += beta[k];
     }
     f.y.store(at + i, cols - i, group);
+    if constexpr (std::is_same_v<Second, QuantizeTask>) {
+      // Of y as stored.
+      if constexpr (std::is_same_v<T, Any>)
+        group = f.y.load(at + i, cols - i);
+      else
+        for (int k = 0; k < kSize; ++k) group[k] = to_float(from_float<T>(group[k]));
+      largest = MaxBits()(largest_of_values<kSize>(group.v), largest);
+      if (second.rows.to.codes) encode_row<CodeBits::eight, kSize>(second.rows, block_index(), i, group.v);
+    }
   }
+  if constexpr (std::is_same_v<Second, QuantizeTask>)
+    if (second.amax) record_maximum(largest, second.amax);
 }
 
 WorkspaceSize forward_workspace(NormRows) {
@@ -94,7 +112,8 @@ WorkspaceSize forward_workspace(NormRows) {
 }
 void forward(Context& c, bool rms, NormRows rows, In x, In residual, Out sum, In gamma, float gamma_offset,
              In beta, float eps, Out y, float* mean, float* rstd, QuantizedOutput quantized) {
-  if (quantized) return refuse(c, "quantized outputs are not written on this device yet");
+  if (refuse_second_output(c, quantized)) return;
+  QuantizeTask second = task_of(quantized, rows.rows, rows.cols);
   by_type({x, residual, sum, y}, [&](auto type) {
     using T = decltype(type);
     const int64_t cached = std::min(rows.cols, kSharedFloats);
@@ -113,8 +132,16 @@ void forward(Context& c, bool rms, NormRows rows, In x, In residual, Out sum, In
                            rstd};
     const Grid grid{rows.rows, threads_for(rows.cols, kGroup<T>),
                     static_cast<size_t>(cached) * sizeof(float)};
-    launch(c, grid, norm_forward_kernel<T>, f);
+    if (quantized)
+      launch(c, grid, norm_forward_kernel<T, QuantizeTask>, f, second);
+    else
+      launch(c, grid, norm_forward_kernel<T, NoSecondOutput>, f, NoSecondOutput());
   });
+  fill_scale_gaps(c, second.rows);
+  if (!quantized.columns.codes) return;
+  second.rows.to = {};
+  second.amax = nullptr;
+  quantize_array(c, y, rows.cols, second);
 }
 
 // ---- backward: with xhat = (x - mean) rstd and h = dy g,  dx = rstd (h - mean(h) - xhat mean(h xhat));

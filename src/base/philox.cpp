@@ -5,15 +5,6 @@
 
 namespace capstan {
 
-PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t instance) {
-  // One block of Philox under a fixed key mixes the three numbers: any two triples give independent keys.
-  const PhiloxKey fixed{0x43415053, 0x54414E31};
-  const auto first = philox4x32(fixed, seed, purpose);
-  const auto second =
-      philox4x32({first[0], first[1]}, instance, uint64_t{first[2]} | uint64_t{first[3]} << 32);
-  return {second[0], second[1]};
-}
-
 // The hash distinguishes names and must never change.
 uint64_t random_sequence_of(std::string_view name) {
   uint64_t hash = 0xCBF29CE484222325;

@@ -14,10 +14,6 @@ struct PhiloxKey {
   uint32_t k0, k1;
 };
 
-// Folds (seed, purpose, instance) into a key. purpose separates uses (initialization, dropout, shuffling,
-// sampling …) and instance what is within one (parameter, layer, epoch).
-PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t instance);
-
 // The instance of a named thing, such as a parameter: FNV-1a. The same on every rank and in every version.
 uint64_t random_sequence_of(std::string_view name);
 
@@ -44,6 +40,23 @@ CAPSTAN_HOST_DEVICE inline std::array<uint32_t, 4> philox4x32(PhiloxKey key, uin
     k1 += 0xBB67AE85;
   }
   return {c0, c1, c2, c3};
+}
+
+// Folds (seed, purpose, instance) into a key. purpose separates uses (initialization, dropout, shuffling,
+// sampling …) and instance what is within one (parameter, layer, epoch).
+CAPSTAN_HOST_DEVICE inline PhiloxKey philox_key(uint64_t seed, uint32_t purpose, uint64_t instance) {
+  // One block of Philox under a fixed key mixes the three numbers: any two triples give independent keys.
+  const PhiloxKey fixed{0x43415053, 0x54414E31};
+  const auto first = philox4x32(fixed, seed, purpose);
+  const auto second =
+      philox4x32({first[0], first[1]}, instance, uint64_t{first[2]} | uint64_t{first[3]} << 32);
+  return {second[0], second[1]};
+}
+
+// The first number in [0, 1) of the sequence that begins at a position (PhiloxSequence::uniform).
+CAPSTAN_HOST_DEVICE inline double uniform_at(PhiloxKey key, uint64_t position) {
+  const auto words = philox4x32(key, position, 0);
+  return static_cast<double>((uint64_t{words[0]} << 32 | words[1]) >> 11) * 0x1p-53;
 }
 
 // A sequence of words at consecutive counters, for shuffles and sampling on the host.

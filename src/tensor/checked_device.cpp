@@ -76,7 +76,7 @@ class CheckedEvent final : public Event {
   bool done() const override { return queue_.done(ticket_); }
   void wait() override {
     ++host_waits_;
-    // Also where it throws.
+    // The host has waited, even if the next line throws an error of the queue.
     order_.wait_on_host(clock_);
     queue_.wait(ticket_);
   }
@@ -287,7 +287,7 @@ class CheckedDevice final : public Device {
   BlockPages memory_;
   Sentinels sentinels_{memory_.distance()};
   AccessOrder order_;
-  // By size.
+  // Free blocks by size.
   std::map<int64_t, std::vector<std::byte*>> free_blocks_;
   ThreadPool pool_;
   // Bytes queued for the device since the host last waited.
@@ -296,7 +296,7 @@ class CheckedDevice final : public Device {
   const CheckedQueue::Hold hold_;
   // Names of the queues after the first kQueues.
   std::vector<std::string> added_;
-  // Last: their threads end before the members above.
+  // Declared last: the threads of the queues use the members above, so they must end first.
   std::deque<CheckedQueue> queues_;
 };
 

@@ -56,7 +56,7 @@ class CheckedQueue {
   bool stop_ = false;
   const Hold hold_;
   PhiloxSequence random_;
-  // Last: it uses the members above.
+  // Declared last: the thread uses the members above, so it must end first.
   std::thread thread_;
 };
 

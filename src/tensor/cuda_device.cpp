@@ -153,7 +153,7 @@ int64_t StagingBuffers::copy(std::byte* to, const std::byte* from, int64_t bytes
 struct CudaDevice::TimeReference {
   EventPool& events;
   void* event;
-  // Of the host's steady clock.
+  // Time of the event by the host's steady clock.
   double seconds;
   ~TimeReference() { events.give_back(true, event); }
 };
@@ -175,7 +175,7 @@ class CudaEvent final : public Event {
   void* handle() const { return handle_; }
   CudaDevice::QueueSet follows() const { return follows_; }
 
-  // Also where the queue has failed: wait() throws the error.
+  // True if the work has run or has failed; wait() throws the error.
   bool done() const override {
     const DeviceContext& context = device_.context_;
     return context.runtime.query_event(context.device, handle_).code != StatusCode::not_ready;
@@ -183,7 +183,9 @@ class CudaEvent final : public Event {
   void wait() override {
     ++device_.host_waits_;
     const DeviceContext& context = device_.context_;
-    context.check(context.runtime.wait_event(context.device, handle_), "wait for an event");
+    const Status status = context.runtime.wait_event(context.device, handle_);
+    device_.throw_failure();
+    context.check(status, "wait for an event");
     device_.throw_error_of(follows_);
   }
   double time() const override {
@@ -210,7 +212,8 @@ CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int 
     : Device(rules()),
       variant_(variant),
       threads_(threads),
-      context_{*backend.runtime, nullptr, variant.name + (" " + std::to_string(index))} {
+      context_{*backend.runtime, nullptr, variant.name + (" " + std::to_string(index))},
+      communicator_(backend.communicator) {
   const Runtime& runtime = context_.runtime;
   context_.check(runtime.describe_device(index, &facts_), "read the properties of the device");
   context_.name += " (" + std::string(facts_.name) + ", compute capability " + std::to_string(facts_.major) +
@@ -228,7 +231,7 @@ CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int 
     for (size_t queue = 0; queue < kQueues; ++queue) {
       const auto which = static_cast<Queue>(queue);
       // Other ranks wait for transfers, and a transfer takes few of the multiprocessors.
-      make_queue(which == Queue::communication, std::string(name_of(which)));
+      CudaDevice::add_queue(which == Queue::communication, std::string(name_of(which)));
     }
     context_.check(runtime.create_stream(context_.device, true, &clock_stream_), "create a stream");
   } catch (...) {
@@ -266,7 +269,7 @@ void CudaDevice::make_kernel_error_slots() {
   kernel_errors_ = slots_;
 }
 
-Queue CudaDevice::make_queue(bool prompt, std::string name) {
+Queue CudaDevice::add_queue(bool prompt, std::string name) {
   CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
   StreamQueue queue{.name = std::move(name), .follows = bit_of(queues_.size())};
   context_.check(context_.runtime.create_stream(context_.device, prompt, &queue.stream), "create a stream");
@@ -274,11 +277,17 @@ Queue CudaDevice::make_queue(bool prompt, std::string name) {
   queues_.push_back(std::move(queue));
   return static_cast<Queue>(queues_.size() - 1);
 }
-Queue CudaDevice::add_queue(bool prompt, std::string name) {
-  return make_queue(prompt, std::move(name));
-}
 std::string CudaDevice::queue_name(Queue queue) const {
   return queues_[static_cast<size_t>(queue)].name;
+}
+
+void CudaDevice::set_failure(const Error& error) {
+  const std::lock_guard lock(error_mutex_);
+  if (!failure_) failure_ = error;
+}
+void CudaDevice::throw_failure() {
+  const std::lock_guard lock(error_mutex_);
+  if (failure_) throw Error(*failure_);
 }
 
 void CudaDevice::throw_error_of(QueueSet queues) {
@@ -307,6 +316,7 @@ void CudaDevice::synchronize() {
       if (!first) first = std::current_exception();
     }
   }
+  throw_failure();
   if (first) std::rethrow_exception(first);
   throw_error_of(~QueueSet{0});
 }

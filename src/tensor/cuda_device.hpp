@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@
 
 namespace capstan::cuda {
 
-// What the classes below share: an opened device, and its text in errors.
+// An opened device, and its name in errors. The classes below share it.
 struct DeviceContext {
   const Runtime& runtime;
   OpenDevice* device = nullptr;
@@ -122,6 +123,15 @@ class CudaDevice : public Device {
   std::string description() const override { return context_.name; }
   const DeviceFacts& facts() const { return facts_; }
 
+  // For channels that queue their transfers themselves (comm/nccl_channel.hpp). Null: the backend has no
+  // communicators.
+  const Communicator* communicator() const { return communicator_; }
+  OpenDevice* handle() const { return context_.device; }
+  void* stream(Queue queue) { return queue_of(queue).stream; }
+  // From now on every wait of the host throws `error`, the first one given: what the queues compute is
+  // undefined. From any thread.
+  void set_failure(const Error& error);
+
   void synchronize() override;
   void zero(std::byte* data, int64_t bytes) override;
   void copy(std::byte* to, const std::byte* from, int64_t bytes) override;
@@ -140,6 +150,12 @@ class CudaDevice : public Device {
   // error of such work it does not run until the host has thrown the error, in the same queue and in those
   // that have waited for it.
   void enqueue(Queue queue, std::function<void()> work) override;
+  bool has_ranges() const override { return context_.runtime.begin_range != nullptr; }
+  void begin_range(const std::string& name) override { context_.runtime.begin_range(name.c_str()); }
+  void end_range() override { context_.runtime.end_range(); }
+  void mark(const std::string& name) override {
+    if (context_.runtime.mark) context_.runtime.mark(name.c_str());
+  }
 
   static constexpr AllocatorRules rules() {
     AllocatorRules rules;
@@ -192,10 +208,11 @@ class CudaDevice : public Device {
     return end > 0 ? variant_.spacing * end + variant_.first : 0;
   }
   static QueueSet bit_of(size_t queue) { return queue < 64 ? QueueSet{1} << queue : 0; }
-  Queue make_queue(bool prompt, std::string name);
   void make_kernel_error_slots();
   void start_copy(void* to, const void* from, int64_t bytes, CopyDirection direction, Queue queue,
                   const char* action);
+  // Throws the error of set_failure(), if there is one.
+  void throw_failure();
   // Throws the first error of a kernel, a launch or work of enqueue() in these queues, and empties its slot.
   void throw_error_of(QueueSet queues);
   std::shared_ptr<const TimeReference> time_reference();
@@ -206,15 +223,17 @@ class CudaDevice : public Device {
   ThreadPool threads_;
   DeviceFacts facts_;
   DeviceContext context_;
+  const Communicator* const communicator_;
   std::unique_ptr<EventPool> events_;
   std::unique_ptr<MappedRange> ranges_[2];
   std::unique_ptr<StagingBuffers> staging_;
-  // In pinned memory, for kernels; kQueues of them. A kernel that reports an error while it runs writes
-  // `file` last, and texts of the host, which the launch has passed to it.
+  // Error slots for kernels, kQueues of them, in pinned memory. A kernel that reports an error while it runs
+  // writes `file` last, and texts of the host, which the launch has passed to it.
   kernels::KernelError* slots_ = nullptr;
   std::deque<StreamQueue> queues_;
-  // Protects the errors of the queues, which the driver's threads set, and their list.
+  // Protects the errors of the queues, which the driver's threads set, their list and failure_.
   std::mutex error_mutex_;
+  std::optional<Error> failure_;
   // A stream without work, for time references.
   void* clock_stream_ = nullptr;
   std::shared_ptr<const TimeReference> time_reference_;

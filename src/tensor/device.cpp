@@ -217,9 +217,9 @@ void throw_kernel_error(kernels::KernelError& slot) {
 }
 
 namespace {
-class Done final : public Event {
+class CompletedEvent final : public Event {
  public:
-  Done(double time, int64_t& host_waits) : time_(time), host_waits_(host_waits) {}
+  CompletedEvent(double time, int64_t& host_waits) : time_(time), host_waits_(host_waits) {}
   bool done() const override { return true; }
   void wait() override { ++host_waits_; }
   double time() const override { return time_; }
@@ -230,7 +230,7 @@ class Done final : public Event {
 };
 }  // namespace
 
-// For devices that complete all work before they return.
+// Copies of devices that complete all work before they return.
 void Device::start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue) {
   copy_to_device(to, from, bytes);
 }
@@ -238,10 +238,10 @@ void Device::start_copy_to_host(void* to, const std::byte* from, int64_t bytes, 
   copy_to_host(to, from, bytes);
 }
 std::unique_ptr<Event> Device::record(Queue) {
-  return std::make_unique<Done>(0, host_waits_);
+  return std::make_unique<CompletedEvent>(0, host_waits_);
 }
 std::unique_ptr<Event> Device::record_time(Queue) {
-  return std::make_unique<Done>(steady_seconds(), host_waits_);
+  return std::make_unique<CompletedEvent>(steady_seconds(), host_waits_);
 }
 void Device::wait_for(Queue, const Event&) {}
 Queue Device::add_queue(bool, std::string) {

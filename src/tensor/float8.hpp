@@ -31,6 +31,7 @@ struct SmallFloat {
     return std::bit_cast<float>((code + ((127 - bias()) << mantissa_bits)) << (23 - mantissa_bits));
   }
   CAPSTAN_HOST_DEVICE constexpr float largest() const { return normal(largest_code); }
+  bool operator==(const SmallFloat&) const = default;
 };
 inline constexpr SmallFloat kE4m3{4, 3, 0x7E, 0x7F};
 inline constexpr SmallFloat kE5m2{5, 2, 0x7B, 0x7F};
@@ -92,7 +93,7 @@ CAPSTAN_HOST_DEVICE inline uint32_t encode_e8m0_up(float value) {
 }
 
 // The largest finite value of a type of 8 or 4 bits.
-inline float largest_of(DType type) {
+CAPSTAN_HOST_DEVICE inline float largest_of(DType type) {
   return type == DType::f8e4m3 ? kE4m3.largest() : type == DType::f8e5m2 ? kE5m2.largest() : kE2m1.largest();
 }
 

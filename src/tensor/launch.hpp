@@ -117,7 +117,7 @@ void launch(Device& device, Queue queue, void (*kernel)(kernels::Context&, P...)
   launch(device, queue, kernels::WorkspaceSize{}, kernel, std::forward<A>(arguments)...);
 }
 
-// On the compute queue.
+// Launches on the compute queue.
 template <class... P, class... A>
 void launch(Device& device, kernels::WorkspaceSize workspace, void (*kernel)(kernels::Context&, P...),
             A&&... arguments) {

@@ -11,7 +11,7 @@ using kernels::SamplingOptions;
 
 namespace {
 const kernels::Decoding& decoding() {
-  return *kernels::cpu_table().decoding;
+  return *testing::table().decoding;
 }
 
 // The draws of rows of logits with the same bits on any number of threads.
@@ -20,6 +20,7 @@ Vec<int32_t> draws(const Vec<double>& logits, int64_t rows, int64_t cols, const 
   Array x(DType::f32, logits);
   Vec<int32_t> first;
   for (int threads = 1; threads <= 3; ++threads) {
+    prepare_launch(threads - 1);
     Launch launch(threads, decoding().sample_workspace(options, rows, cols).total(threads));
     Vec<int32_t> tokens(static_cast<size_t>(rows), -7);
     decoding().sample(launch.context(), options, x.f32(), rows, cols,
@@ -51,6 +52,21 @@ TEST_CASE("a draw is the one of the sorted distribution: temperature, top-k, top
             CHECK(draw(logits, options, position) == reference::draw(logits, options, position));
           }
         }
+}
+
+TEST_CASE("large vocabularies: candidates of several blocks, with equal logits in all of them") {
+  const int64_t cols = 9001;
+  const auto full = logits_of(cols, 8);
+  // Zeros of both signs, and no more than 41 different values.
+  Vec<double> few;
+  for (int64_t i = 0; i < cols; ++i)
+    few.push_back(i % 5 == 0 ? -0.0 : static_cast<double>((i * i) % 41 - 30) * 0.5);
+  for (const auto& logits : {full, few})
+    for (const int64_t top_k : {0, 50, 2000, 5000}) {
+      INFO("top_k=", top_k);
+      const SamplingOptions options{.top_k = top_k, .top_p = top_k == 0 ? 0.9 : 1.0, .seed = 3};
+      CHECK(draw(logits, options, 11) == reference::draw(logits, options, 11));
+    }
 }
 
 TEST_CASE("equal logits: the first token, and top-k keeps the first ones") {

@@ -22,7 +22,7 @@ Vec<S> columns_of(const kernels::QkvLayout& l, const Vec<S>& qkv, bool keys) {
 }  // namespace
 
 TEST_CASE("norms across heads: values, sums and gradients, many rows and few") {
-  const auto& norm = *kernels::cpu_table().head_norm;
+  const auto& norm = *testing::table().head_norm;
   for (DType type : kTypes)
     for (const auto [rows, groups, per_group, d] :
          {std::array<int64_t, 4>{1, 1, 1, 2}, {3, 2, 3, 5}, {7, 3, 1, 16}, {2000, 2, 2, 5}}) {

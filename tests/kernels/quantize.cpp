@@ -9,6 +9,7 @@
 #include <random>
 
 #include "base/checked.hpp"
+#include "kernels/block_scales.hpp"
 #include "kernels/gemm_arguments.hpp"
 #include "kernels/table.hpp"
 #include "support/devices.hpp"
@@ -52,20 +53,51 @@ Tensor bytes_like(Device& device, const std::vector<uint8_t>& expected) {
   return Tensor::zeros(device, {static_cast<int64_t>(expected.size())}, DType::u8);
 }
 
-// Room for the codes and scales of `name`; no scales: a layout without them.
-GemmOperand room_for(Device& device, const std::string& name, ScaleLayout layout) {
+// Where a device writes the scales of a matrix.
+kernels::BlockScales scales_on(Device& device, ScaleLayout layout, int64_t rows, int64_t cols) {
+  const bool of_cpu = device.table().quantize == kernels::cpu_table().quantize;
+  return {layout, of_cpu ? kernels::ScaleOrder::row_major : kernels::ScaleOrder::tensor_core, rows, cols};
+}
+// Memory for these scales, filled with other bytes.
+Tensor room_for_scales(Device& device, const kernels::BlockScales& scales) {
+  const auto bytes =
+      static_cast<size_t>(scales.elements() * size_of(kernels::block_scale_type(scales.layout)));
+  return Tensor::from_host<uint8_t>(device, {static_cast<int64_t>(bytes)}, std::vector<uint8_t>(bytes, 0xAB));
+}
+// The bytes of the scales in the order of rows. Checks that gaps between them are 0.
+std::vector<uint8_t> row_major(const Tensor& scale, const kernels::BlockScales& scales) {
+  auto bytes = bytes_of(scale);
+  const auto size = static_cast<size_t>(size_of(kernels::block_scale_type(scales.layout)));
+  REQUIRE(bytes.size() == static_cast<size_t>(scales.elements()) * size);
+  std::vector<uint8_t> result;
+  for (int64_t row = 0; row < scales.scale_rows(); ++row)
+    for (int64_t block = 0; block < scales.blocks(); ++block)
+      for (size_t i = 0; i < size; ++i) {
+        uint8_t& byte = bytes[static_cast<size_t>(scales.index(row, block)) * size + i];
+        result.push_back(byte);
+        byte = 0;
+      }
+  CHECK(bytes == std::vector<uint8_t>(bytes.size()));
+  return result;
+}
+
+// Memory for the codes and scales of `name`; no scales: a layout without them.
+GemmOperand room_for(Device& device, const std::string& name, ScaleLayout layout, int64_t rows,
+                     int64_t cols) {
   GemmOperand x;
   x.layout = layout;
   x.values = bytes_like(device, quantized_fixture().values<uint8_t>(name + ".codes"));
   if (quantized_fixture().has(name + ".scale"))
-    x.scale = bytes_like(device, quantized_fixture().values<uint8_t>(name + ".scale"));
+    x.scale = room_for_scales(device, scales_on(device, layout, rows, cols));
   return x;
 }
 
-void check_same(const GemmOperand& got, const std::string& name) {
+void check_same(const GemmOperand& got, const std::string& name, int64_t rows, int64_t cols) {
   INFO(name);
   CHECK(bytes_of(got.values) == quantized_fixture().values<uint8_t>(name + ".codes"));
-  if (got.scale.defined()) CHECK(bytes_of(got.scale) == quantized_fixture().values<uint8_t>(name + ".scale"));
+  if (got.scale.defined())
+    CHECK(row_major(got.scale, scales_on(got.scale.device(), got.layout, rows, cols)) ==
+          quantized_fixture().values<uint8_t>(name + ".scale"));
 }
 
 void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape, int64_t padding) {
@@ -83,24 +115,25 @@ void check_case(Device& device, const Recipe& recipe, const QuantizeShape& shape
   if (quantized_fixture().has(name + ".tensor_scale"))
     tensor_scale =
         Tensor::from_host<float>(device, {2}, quantized_fixture().values<float>(name + ".tensor_scale"));
-  const GemmOperand rows = room_for(device, name + ".rows", recipe.format.layout),
-                    columns = room_for(device, name + ".columns", recipe.format.layout);
+  const ScaleLayout layout = recipe.format.layout;
+  const GemmOperand rows = room_for(device, name + ".rows", layout, shape.rows, shape.cols),
+                    columns = room_for(device, name + ".columns", layout, shape.cols, shape.rows);
   const Tensor amax = Tensor::zeros(device, {1});
   launch(device, device.table().quantize->quantize, recipe.format,
          QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, rows, tensor_scale,
          columns, amax, kernels::RoundingPosition{});
-  check_same(rows, name + ".rows");
-  check_same(columns, name + ".columns");
+  check_same(rows, name + ".rows", shape.rows, shape.cols);
+  check_same(columns, name + ".columns", shape.cols, shape.rows);
   float largest = 0;
   for (const float v : values) largest = std::max(largest, std::abs(v));
   CHECK(amax.to_host<float>()[0] == largest);
 
   // One of the two alone.
-  const GemmOperand again = room_for(device, name + ".columns", recipe.format.layout);
+  const GemmOperand again = room_for(device, name + ".columns", layout, shape.cols, shape.rows);
   launch(device, device.table().quantize->quantize, recipe.format,
          QuantizeShape{shape.rows, shape.cols, shape.cols + padding}, x, tensor_scale, GemmOperand(),
          tensor_scale, again, Tensor(), kernels::RoundingPosition{});
-  check_same(again, name + ".columns");
+  check_same(again, name + ".columns", shape.cols, shape.rows);
 }
 
 }  // namespace
@@ -132,7 +165,7 @@ void check_codes_of_half(Device& device) {
     GemmOperand columns;
     columns.layout = format.layout;
     columns.values = Tensor::zeros(device, {kCols, kRows}, DType::f8e4m3);
-    columns.scale = Tensor::zeros(device, {kCols, (kRows + 31) / 32}, DType::f8e8m0);
+    columns.scale = room_for_scales(device, scales_on(device, format.layout, kCols, kRows));
     launch(device, device.table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x, Tensor(),
            GemmOperand(), Tensor(), columns, Tensor(), kernels::RoundingPosition{});
     return columns;
@@ -140,7 +173,8 @@ void check_codes_of_half(Device& device) {
   const GemmOperand first = quantized(wide), second = quantized(half);
   CHECK(bytes_of(first.values) == bytes_of(second.values));
   CHECK(bytes_of(first.scale) == bytes_of(second.scale));
-  const auto codes = bytes_of(first.values), scales = bytes_of(first.scale);
+  const auto codes = bytes_of(first.values),
+             scales = row_major(first.scale, scales_on(device, format.layout, kCols, kRows));
   for (int64_t c = 0; c < kCols; c += 7)
     for (int64_t r = 0; r < kRows; ++r) {
       const float scale = decode_e8m0(scales[static_cast<size_t>(c * 10 + r / 32)]),
@@ -155,6 +189,57 @@ TEST_CASE_TEMPLATE("bf16 and fp16 have the codes of their fp32 values; a matrix 
   const auto device = D::make(2);
   check_codes_of_half<bf16>(*device);
   check_codes_of_half<f16>(*device);
+}
+
+namespace {
+
+// Codes and scales along rows and columns of values that depend on the seed, as bytes.
+std::vector<std::vector<uint8_t>> quantized_bytes(Device& device, const QuantizeFormat& format,
+                                                  const QuantizeShape& shape, DType type) {
+  std::vector<float> values(static_cast<size_t>(shape.rows * shape.stride));
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = 3 * std::sin(static_cast<float>(i * i % 10007)) * (i % 97 == 0 ? 40.0f : 1.0f);
+  const Tensor wide = Tensor::from_host<float>(device, {shape.rows, shape.stride}, values),
+               x = Tensor::zeros(device, {shape.rows, shape.stride}, type),
+               scale = Tensor::from_host<float>(device, {2}, std::vector<float>{20.3f, 1 / 20.3f});
+  launch(device, device.table().elementwise->cast, wide, x, shape.rows * shape.stride);
+  const bool of_tensor = format.layout == ScaleLayout::tensor || format.layout == ScaleLayout::block_1x16;
+  const bool has_blocks = format.layout != ScaleLayout::tensor;
+  const auto room = [&](int64_t rows, int64_t cols) {
+    GemmOperand result;
+    result.layout = format.layout;
+    result.values = Tensor::zeros(device, {rows * cols}, DType::u8);
+    if (has_blocks) result.scale = room_for_scales(device, scales_on(device, format.layout, rows, cols));
+    return result;
+  };
+  const GemmOperand rows = room(shape.rows, shape.cols), columns = room(shape.cols, shape.rows);
+  const Tensor amax = Tensor::zeros(device, {1}), tensor_scale = of_tensor ? scale : Tensor();
+  launch(device, device.table().quantize->quantize, format, shape, x, tensor_scale, rows, tensor_scale,
+         columns, amax, kernels::RoundingPosition{philox_key(1, purpose::test, 3), 7});
+  std::vector<std::vector<uint8_t>> result{bytes_of(rows.values), bytes_of(columns.values), bytes_of(amax)};
+  if (has_blocks) {
+    result.push_back(row_major(rows.scale, scales_on(device, format.layout, shape.rows, shape.cols)));
+    result.push_back(row_major(columns.scale, scales_on(device, format.layout, shape.cols, shape.rows)));
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("matrices of several tiles have the codes of the CPU", D, EVERY_DEVICE) {
+  std::vector<Recipe> recipes(std::begin(kFixtureRecipes), std::end(kFixtureRecipes));
+  for (const bool stochastic : {false, true})
+    for (const bool hadamard : {false, true})
+      recipes.push_back({"nvfp4", {DType::f4e2m1x2, ScaleLayout::block_1x16, false, hadamard, stochastic}});
+  const auto cpu = test::Cpu::make(2), device = D::make(2);
+  for (const Recipe& recipe : recipes)
+    // Rows that begin at vectors, and rows that do not.
+    for (const QuantizeShape& shape : {QuantizeShape{150, 259, 261}, {256, 136, 144}})
+      for (const DType type : {DType::f32, DType::bf16}) {
+        INFO(recipe.name, " ", shape.rows, "x", shape.cols, " ", name_of(type));
+        CHECK(quantized_bytes(*device, recipe.format, shape, type) ==
+              quantized_bytes(*cpu, recipe.format, shape, type));
+      }
 }
 
 TEST_CASE_TEMPLATE("the maximum counts NaN as the largest, and keeps what was there", D, EVERY_DEVICE) {
@@ -196,7 +281,7 @@ TEST_CASE_TEMPLATE("stochastic rounding has the right expected value and keeps v
     GemmOperand rows;
     rows.layout = format.layout;
     rows.values = Tensor::zeros(*device, {kRows, kCols / 2}, DType::f4e2m1x2);
-    rows.scale = Tensor::zeros(*device, {kRows, kCols / 16}, DType::f8e4m3);
+    rows.scale = room_for_scales(*device, scales_on(*device, format.layout, kRows, kCols));
     launch(*device, device->table().quantize->quantize, format, QuantizeShape{kRows, kCols, kCols}, x,
            tensor_scale, rows, Tensor(), GemmOperand(), Tensor(),
            kernels::RoundingPosition{philox_key(1, purpose::test, 2), call});
@@ -267,6 +352,23 @@ TEST_CASE_TEMPLATE("columns are transformed in blocks of 16 by the signed Hadama
   }
 }
 
+TEST_CASE_TEMPLATE("codes are transposed", D, EVERY_DEVICE) {
+  const auto device = D::make(2);
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{1, 1}, {1, 300}, {37, 65}, {261, 130}, {0, 4}}) {
+    INFO(rows, " x ", cols);
+    std::vector<uint8_t> codes, expected(static_cast<size_t>(rows * cols));
+    for (int64_t i = 0; i < rows * cols; ++i) codes.push_back(static_cast<uint8_t>(i * 151 + i / 256));
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c)
+        expected[static_cast<size_t>(c * rows + r)] = codes[static_cast<size_t>(r * cols + c)];
+    const Tensor x = Tensor::from_host<uint8_t>(*device, {rows, cols}, codes).as_type(DType::f8e4m3),
+                 y = Tensor::empty(*device, {cols, rows}, DType::f8e4m3);
+    launch(*device, device->table().quantize->transpose_codes, x, y, rows, cols);
+    CHECK(bytes_of(y) == expected);
+  }
+}
+
 TEST_CASE_TEMPLATE("current scaling", D, EVERY_DEVICE) {
   const auto device = D::make(1);
   const Tensor amax = Tensor::from_host<float>(*device, {5}, std::vector{2.0f, 0.0f, NAN, INFINITY, 1e-40f}),
@@ -328,18 +430,17 @@ TEST_CASE_TEMPLATE("delayed scaling follows Transformer Engine's update", D, EVE
 
 namespace {
 
-// Room for the codes and scales of a matrix [rows, cols], not the scale of the tensor.
+// Memory for the codes and scales of a matrix [rows, cols], not the scale of the tensor.
 GemmOperand room_for(Device& device, const QuantizeFormat& format, int64_t rows, int64_t cols) {
   GemmOperand x;
   x.layout = format.layout;
   x.k = cols;
   x.values = Tensor::zeros(device, {rows, cols}, DType::u8);
-  if (format.layout == ScaleLayout::tensor) return x;
-  const int64_t blocks = ceil_div(cols, kernels::block_of(format.layout));
-  x.scale = Tensor::zeros(device, {rows, blocks},
-                          format.layout == ScaleLayout::block_1x128 ? DType::f32 : DType::u8);
+  if (format.layout != ScaleLayout::tensor)
+    x.scale = room_for_scales(device, scales_on(device, format.layout, rows, cols));
   return x;
 }
+// Also of the gaps between the scales.
 void check_same(const GemmOperand& got, const GemmOperand& expected) {
   CHECK(bytes_of(got.values) == bytes_of(expected.values));
   if (expected.scale.defined()) CHECK(bytes_of(got.scale) == bytes_of(expected.scale));
@@ -408,13 +509,15 @@ TEST_CASE_TEMPLATE("norms and activations write the codes and the maximum of a s
   const Tensor none;
   uint32_t seed = 1;
   for (const QuantizeFormat& format : formats)
-    for (const DType type : {DType::f32, DType::bf16})
-      for (const auto [rows, cols] :
-           {std::array<int64_t, 2>{1, 1}, {37, 131}, {130, 300}, {257, 33}, {385, 129}}) {
+    for (const auto [from, type] : {std::array<DType, 2>{DType::f32, DType::f32},
+                                    {DType::bf16, DType::bf16},
+                                    {DType::f32, DType::bf16}})
+      for (const auto [rows, cols] : {std::array<int64_t, 2>{1, 1}, {37, 131}, {130, 300}, {257, 33}}) {
+        if (from != type && rows > 100) continue;
         INFO(name_of(format.codes), " ", static_cast<int>(format.layout), " ", name_of(type), " ", rows, "x",
              cols);
-        const Tensor x = normal_values(*device, 2 * rows * cols, seed++, type),
-                     gamma = normal_values(*device, cols, seed++, type);
+        const Tensor x = normal_values(*device, 2 * rows * cols, seed++, from),
+                     gamma = normal_values(*device, cols, seed++, from);
         for (const bool rms : {false, true})
           check_second_output(
               *device, format, rows, cols, type, [&](const Tensor& y, const QuantizedOutputTensors& second) {

@@ -335,16 +335,18 @@ TEST_CASE("simulated kernels: a request that kernels cannot meet is refused by n
   kernels::KernelError error;
   const LaunchContext context{.error = &error};
   std::array<float, 8> x{};
-  float amax = 0;
+  std::array<uint8_t, 8> codes{};
   const kernels::Out y{x.data(), DType::f32};
+  const kernels::QuantizedOutput second{.format = {.layout = kernels::ScaleLayout::block_128x128},
+                                        .rows = {.codes = codes.data()}};
   kernels::simulated_table().activation->forward(context, kernels::ActivationKind::silu, false, y, {}, y, 1,
-                                                 8, {.amax = &amax});
+                                                 8, second);
   REQUIRE(error.file != nullptr);
   try {
     throw_kernel_error(error);
   } catch (const Error& e) {
     CHECK(e.code() == ErrorCode::unsupported);
-    CHECK(e.message().find("quantized outputs are not written on this device yet") != std::string::npos);
+    CHECK(e.message().find("a scale of the tensor or of blocks 1x128 and 1x32 only") != std::string::npos);
   }
   CHECK(error.file == nullptr);
 }

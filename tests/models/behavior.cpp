@@ -143,7 +143,7 @@ TEST_CASE_TEMPLATE("recomputation, delayed weight gradients and threads change n
 TEST_CASE_TEMPLATE("a micro-batch split in two gives the same sums", D, EVERY_DEVICE) {
   const Data data = random_batch(4 * 13, 2);
   for (config::ModelConfig c : all_models()) {
-    c.hidden_dropout = c.attention_dropout = 0.1;  // dropout row indices travel with the tokens
+    c.hidden_dropout = c.attention_dropout = 0.1;  // dropout row indices stay with the tokens
     const auto device = D::make(2);
     const models::ForwardOptions options{.training = true, .seed = 3};
     const Step full = run_step(*device, c, DType::f32, 4, 13, data, options);

@@ -49,8 +49,9 @@ void fake_launch(void* stream, std::function<void()> kernel);
 // Runs kernels of the host on the device: each is queued on its stream, at the addresses of the memory.
 class HostKernelCudaDevice final : public cuda::CudaDevice {
  public:
-  explicit HostKernelCudaDevice(const kernels::Table& table, int threads = 1)
-      : CudaDevice(fake_backend(), table, 0, threads) {
+  explicit HostKernelCudaDevice(const kernels::Table& table, int threads = 1,
+                                const cuda::Backend& backend = fake_backend(), int index = 0)
+      : CudaDevice(backend, table, index, threads) {
     launch_mode_ = LaunchMode::queue;
     kernel_offset_ = fake_kernel_offset();
   }

@@ -163,7 +163,8 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
   config.train.micro_batch_size = 2;
   CHECK(estimate_step(config).memory.peak < estimate.memory.peak);
   config.resilience.memory_limit = config::Bytes{1000};
-  CHECK_THROWS_WITH_AS(check_fits(config, estimate, 0, 1), doctest::Contains("a smaller model"), Error);
+  CHECK_THROWS_WITH_AS(check_fits(config, estimate, 0, 1), doctest::Contains("choose a smaller model"),
+                       Error);
   config.resilience.memory_limit.reset();
   CHECK_NOTHROW(check_fits(config, estimate, 0, 1));
 }

@@ -41,7 +41,8 @@ struct EnumNames<PipelineSchedule> {
 template <>
 struct EnumNames<DistributedBackend> {
   static constexpr EnumEntry<DistributedBackend> list[] = {
-      {DistributedBackend::automatic, "auto", "mpi on the CPU, nccl on GPUs"},
+      {DistributedBackend::automatic, "auto",
+       "nccl between GPUs of their own, where the library is there; else mpi"},
       {DistributedBackend::mpi, "mpi", "MPI"},
       {DistributedBackend::nccl, "nccl", "NCCL"},
       {DistributedBackend::nccl_stand_in, "nccl_stand_in",

@@ -5,9 +5,6 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "comm/blocking_channel.hpp"
-#include "comm/channel.hpp"
-#include "comm/transfer_status.hpp"
 #include "kernels/bench/bench.hpp"
 #include "kernels/simulated/device_table.hpp"
 #include "kernels/table.hpp"
@@ -62,7 +59,7 @@ std::unique_ptr<Device> make_simulated(const DeviceRequest& request) {
                                                  request.local_rank);
 }
 
-// Where the backend is missing, or some of its kernels, the CPU's stand for them in estimates.
+// Without the backend, estimates use the kernels of the CPU.
 const kernels::Table& cuda_table() {
   const kernels::Table* const table = cuda_status().table;
   return table ? *table : kernels::cpu_table();
@@ -77,7 +74,6 @@ std::unique_ptr<Device> make_cuda(const DeviceRequest& request) {
 }
 constexpr DeviceBackend kCuda{.table = cuda_table,
                               .rules = cuda::CudaDevice::rules(),
-                              .transfers_by_nccl = true,
                               .gemm_type = [](DType compute) { return compute; },
                               .kernels_text = [](DType) { return std::string(); },
                               .problem = cuda_problem,
@@ -142,29 +138,6 @@ std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t th
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank) {
   check_device(kind);
   return backend_of(kind).make({.threads = threads_per_rank(threads, rank.count), .local_rank = rank.index});
-}
-
-void connect(comm::Mesh& mesh, const config::Config& config, comm::World& world, Device& device) {
-  if (config.dist.distributed_backend != config::DistributedBackend::nccl_stand_in || world.size() == 1)
-    return mesh.connect(world.communicator());
-  if (world.local_size() != world.size())
-    fail(ErrorCode::unsupported, "dist.distributed_backend: nccl_stand_in: the ranks are on several hosts",
-         "dist.distributed_backend=auto");
-  const auto status = std::make_shared<comm::TransferStatus>(world.communicator());
-  mesh.connect(world.communicator(),
-               [&](comm::Communicator& group) { return comm::make_blocking_channel(group, device, status); });
-}
-
-bool transfers_without_host(const config::Config& config) {
-  using enum config::DistributedBackend;
-  const config::DistributedBackend chosen = config.dist.distributed_backend;
-  return chosen == nccl || chosen == nccl_stand_in ||
-         (chosen == automatic && backend_of(config.train.device).transfers_by_nccl);
-}
-
-void connect_meta(comm::Mesh& mesh, const config::Config& config) {
-  mesh.connect_meta(transfers_without_host(config) ? comm::make_direct_meta_channel
-                                                   : comm::make_staging_channel);
 }
 
 }  // namespace capstan::train

@@ -1,0 +1,129 @@
+// Quantization for GEMMs in 8 and 4 bits (quantize_tile.hpp). Bytes moved for n elements of e bytes, codes of
+// q bytes and a scale of s bytes to a block of b elements: e n, and (q + s / b) n each for the rows and the
+// columns; the maximum alone e n.
+#include "kernels/quantize.hpp"
+
+#include "kernels/cuda/families.hpp"
+#include "kernels/cuda/quantize_tile.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+namespace {
+
+// Writes 0 to the scale that a place in padded rows and blocks would have, unless it is one of the matrix.
+struct FillGap {
+  EncodedRows e;
+  int64_t blocks;
+  __device__ void operator()(int64_t i, int64_t) const {
+    const int64_t row = i / blocks, block = i % blocks;
+    const BlockScales scales = scales_of(e);
+    if (row >= scales.scale_rows() || block >= scales.blocks()) put_scale(e, row, block, 0);
+  }
+};
+
+void absolute_maximum(Context& c, In x, QuantizeShape s, bool hadamard, float* amax) {
+  QuantizeTask task;
+  task.rows.rows = task.columns.cols = s.rows;
+  task.rows.cols = task.columns.rows = s.cols;
+  task.columns.format.hadamard = hadamard;
+  (hadamard ? task.transformed_amax : task.amax) = amax;
+  quantize_array(c, x, s.stride, task);
+}
+
+struct CurrentScale {
+  float *amax, *scale;
+  float format_max;
+  __device__ void operator()(int64_t i, int64_t) const {
+    set_tensor_scale(usable(amax[i]) ? format_max / amax[i] : 1.0f, scale + 2 * i);
+    amax[i] = 0;
+  }
+};
+void current_scale(Context& c, float* amax, float* scale, int64_t count, float format_max) {
+  map<1>(c, count, CurrentScale{amax, scale, format_max});
+}
+
+// A block for each tensor. The history moves from its end on, as many elements at a time as there are
+// threads: none is overwritten before it is read.
+constexpr int kHistoryThreads = 128;
+__global__ void delayed_scale_kernel(const StepControl* control, float* amax, float* history, float* scale,
+                                     Quantize::DelayedScaling d) {
+  const int64_t i = block_index();
+  const bool first = thread_index() == 0;
+  if (control && control->skip) {
+    if (first) amax[i] = 0;
+    return;
+  }
+  float* own = history + i * d.history_length;
+  const float found = amax[i];
+  const float newest = found <= FLT_MAX ? found : 0.0f;
+  uint32_t largest = magnitude_bits(newest);
+  const int64_t chunks = ceil_div(d.history_length, int64_t{kHistoryThreads});
+  for (int64_t begin = (chunks - 1) * kHistoryThreads; begin >= 0; begin -= kHistoryThreads) {
+    const int64_t at = begin + thread_index();
+    const bool moves = at < d.history_length;
+    const float value = !moves ? 0.0f : at == 0 ? newest : own[at - 1];
+    sync_threads();
+    if (moves) own[at] = value;
+    largest = MaxBits()(magnitude_bits(value), largest);
+  }
+  largest = block_reduce(largest, uint32_t{0}, MaxBits());
+  if (!first) return;
+  const float most = d.maximum ? std::bit_cast<float>(largest) : newest;
+  const float format_max = i % 3 == 2 ? d.gradient_format_max : d.format_max;
+  if (usable(most))
+    set_tensor_scale(format_max / most / std::ldexp(1.0f, static_cast<int>(d.margin)), scale + 2 * i);
+  amax[i] = 0;
+}
+void delayed_scale(Context& c, In control, float* amax, float* history, float* scale, int64_t layers,
+                   Quantize::DelayedScaling d) {
+  launch(c, {3 * layers, kHistoryThreads}, delayed_scale_kernel, control.as<StepControl>(), amax, history,
+         scale, d);
+}
+
+void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const float* row_tensor_scale,
+              Quantized rows, const float* column_tensor_scale, Quantized columns, float* amax,
+              RoundingPosition random) {
+  const RoundingPosition of_columns{random.key, random.call | uint64_t{1} << 63};
+  const QuantizeTask task{.rows = {format, s.rows, s.cols, row_tensor_scale, rows, random},
+                          .columns = {format, s.cols, s.rows, column_tensor_scale, columns, of_columns},
+                          .amax = amax,
+                          .transformed_amax = nullptr};
+  quantize_array(c, x, s.stride, task);
+}
+
+}  // namespace
+
+void fill_scale_gaps(Context& c, const EncodedRows& e) {
+  if (!e.to.codes || e.format.layout == ScaleLayout::tensor) return;
+  const BlockScales scales = scales_of(e);
+  const int64_t places = scales.elements();
+  if (places == scales.scale_rows() * scales.blocks()) return;
+  const bool rounds_blocks = e.format.layout != ScaleLayout::block_1x128;
+  map<1>(c, places, FillGap{e, rounds_blocks ? round_up(scales.blocks(), 4) : scales.blocks()});
+}
+
+void quantize_array(Context& c, In x, int64_t stride, const QuantizeTask& task) {
+  const auto run = [&]<class T>(T) {
+    const MatrixSource<T> source{array_of<T>(x), stride};
+    if (task.rows.format.codes == DType::f4e2m1x2)
+      quantize_source<CodeBits::four>(c, source, task);
+    else
+      quantize_source<CodeBits::eight>(c, source, task);
+  };
+  if (x.dtype == DType::f32)
+    run(float{});
+  else if (x.dtype == DType::bf16)
+    run(bf16{});
+  else
+    run(f16{});
+}
+
+const Quantize& quantize_family() {
+  static const Quantize family{.absolute_maximum = absolute_maximum,
+                               .current_scale = current_scale,
+                               .delayed_scale = delayed_scale,
+                               .quantize = quantize};
+  return family;
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

@@ -1,0 +1,378 @@
+// Codes and scales of a matrix, in tiles of 128 x 128 elements that hold full blocks of every layout. A block
+// of threads reads a tile once, into shared memory, and encodes its rows and then its columns from there. The
+// kernel that computes a matrix can write codes of its rows itself: encode_row().
+#pragma once
+
+#include "kernels/block_scales.hpp"
+#include "kernels/common/hadamard.hpp"
+#include "kernels/common/quantize.hpp"
+#include "kernels/cuda/device.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+inline constexpr int kTile = 128;
+inline constexpr int kTileThreads = 256;
+// Consecutive elements of a column that a thread encodes: the smallest block, and that of the transform.
+inline constexpr int kRun = 16;
+static_assert(kRun == kHadamard);
+
+// That of this device's GEMMs.
+inline constexpr ScaleOrder kScaleOrder = ScaleOrder::tensor_core;
+
+struct MaxBits {
+  __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a > b ? a : b; }
+};
+
+// Codes and scales of the rows of a matrix, or of the rows of its transpose, with `cols` elements each.
+struct EncodedRows {
+  QuantizeFormat format;
+  int64_t rows = 0, cols = 0;
+  // With `tensor` and block_1x16.
+  const float* tensor_scale = nullptr;
+  Quantized to;
+  RoundingPosition random;
+};
+
+// Where the scales of blocks lie.
+__host__ __device__ inline BlockScales scales_of(const EncodedRows& e) {
+  return {e.format.layout, kScaleOrder, e.rows, e.cols};
+}
+// stored: as of a BlockScale.
+__device__ inline void put_scale(const EncodedRows& e, int64_t row, int64_t block, uint32_t stored) {
+  const ScaleLayout layout = e.format.layout;
+  const int64_t at = scales_of(e).index(row, block);
+  if (layout == ScaleLayout::block_1x128 || layout == ScaleLayout::block_128x128)
+    static_cast<float*>(e.to.scale)[at] = std::bit_cast<float>(stored);
+  else
+    static_cast<uint8_t*>(e.to.scale)[at] = static_cast<uint8_t>(stored);
+}
+// That of the block of element (row, col).
+__device__ inline void store_scale(const EncodedRows& e, int64_t row, int64_t col, const BlockScale& scale) {
+  put_scale(e, e.format.layout == ScaleLayout::block_128x128 ? row / 128 : row,
+            col / block_of(e.format.layout), scale.stored);
+}
+
+// The random words of consecutive elements.
+struct CodeWords {
+  RoundingPosition random;
+  uint64_t block = ~uint64_t{0};
+  uint32_t words[4] = {};
+
+  __device__ uint32_t of(uint64_t element) {
+    if (element / 4 != block) {
+      block = element / 4;
+      const auto next = philox4x32(random.key, block, random.call);
+      for (int i = 0; i < 4; ++i) words[i] = next[static_cast<size_t>(i)];
+    }
+    // Without an index that is known only at run time.
+    const uint32_t lower = (element & 1) != 0 ? words[1] : words[0],
+                   upper = (element & 1) != 0 ? words[3] : words[2];
+    return (element & 2) != 0 ? upper : lower;
+  }
+};
+
+// Stores the first of kBytes bytes, at most `count`, at once where the address allows it.
+template <int kBytes>
+__device__ void store_codes(uint8_t* to, const uint32_t* words, int64_t count) {
+  if (count >= kBytes && reinterpret_cast<uintptr_t>(to) % kBytes == 0) {
+    store_words<kBytes>(to, words);
+    return;
+  }
+  for (int k = 0; k < kBytes; ++k)
+    if (k < count) to[k] = static_cast<uint8_t>(words[k / 4] >> (k % 4 * 8));
+}
+
+// values * factor as codes of 8 bits, from element (row, col) on.
+template <SmallFloat F, int kCount>
+__device__ void encode_bytes(const EncodedRows& e, int64_t row, int64_t col, const float* values,
+                             float factor) {
+  uint32_t words[kCount / 4] = {};
+  for (int k = 0; k < kCount; k += 2)
+    words[k / 4] |= encode_pair<F>(values[k] * factor, values[k + 1] * factor) << (k % 4 * 8);
+  store_codes<kCount>(static_cast<uint8_t*>(e.to.codes) + row * e.cols + col, words, e.cols - col);
+}
+// The same of 4 bits. The last byte of a row with an odd number of elements has one code.
+template <int kCount>
+__device__ void encode_nibbles(const EncodedRows& e, int64_t row, int64_t col, const float* values,
+                               float factor) {
+  const int64_t count = e.cols - col;
+  uint32_t words[kCount < 8 ? 1 : kCount / 8] = {};
+  CodeWords random{e.random};
+  const auto element = static_cast<uint64_t>(row * e.cols + col);
+  CAPSTAN_UNROLL
+  for (int k = 0; k < kCount; k += 2) {
+    const float first = values[k] * factor, second = k + 1 < count ? values[k + 1] * factor : 0.0f;
+    uint32_t codes;
+    if (e.format.stochastic) {
+      codes = encode_stochastic<kE2m1>(first, random.of(element + static_cast<uint64_t>(k)));
+      if (k + 1 < count)
+        codes |= encode_stochastic<kE2m1>(second, random.of(element + static_cast<uint64_t>(k + 1))) << 4;
+    } else {
+      codes = encode_pair<kE2m1>(first, second);
+    }
+    words[k / 8] |= codes << (k % 8 * 4);
+  }
+  const int64_t row_bytes = ceil_div(e.cols, int64_t{2});
+  store_codes<kCount / 2>(static_cast<uint8_t*>(e.to.codes) + row * row_bytes + col / 2, words,
+                          ceil_div(count, int64_t{2}));
+}
+// The bits of the codes that a kernel writes are known at compile time.
+enum class CodeBits { four, eight };
+template <CodeBits bits, int kCount>
+__device__ void encode_values(const EncodedRows& e, int64_t row, int64_t col, const float* values,
+                              float factor) {
+  if constexpr (bits == CodeBits::four)
+    encode_nibbles<kCount>(e, row, col, values, factor);
+  else if (e.format.codes == DType::f8e4m3)
+    encode_bytes<kE4m3, kCount>(e, row, col, values, factor);
+  else
+    encode_bytes<kE5m2, kCount>(e, row, col, values, factor);
+}
+
+template <int kCount>
+__device__ uint32_t largest_of_values(const float* values) {
+  uint32_t largest = 0;
+  for (int k = 0; k < kCount; ++k) largest = MaxBits()(magnitude_bits(values[k]), largest);
+  return largest;
+}
+
+// Encodes kCount elements from (row, col) on, which may lie outside and are 0 there. All lanes of a warp call
+// it, neighbors with neighboring elements of a row, so that those of a block with one scale stand together.
+// several_rows: the block consists of several rows, and its maximum is `amax`.
+template <CodeBits bits, int kCount>
+__device__ void encode_row(const EncodedRows& e, int64_t row, int64_t col, const float* values,
+                           bool several_rows = false, uint32_t amax = 0, Location at = {}) {
+  const int64_t size = block_of(e.format.layout);
+  if (!several_rows && size > 0)
+    amax = warp_reduce(largest_of_values<kCount>(values), MaxBits(), static_cast<int>(size / kCount), at);
+  if (row >= e.rows || col >= e.cols) return;
+  const BlockScale scale = block_scale(e.format, std::bit_cast<float>(amax), e.tensor_scale);
+  const bool stores = e.format.layout == ScaleLayout::block_128x128 ? row % 128 == 0 : size > 0;
+  if (stores && col % size == 0) store_scale(e, row, col, scale);
+  encode_values<bits, kCount>(e, row, col, values, scale.factor);
+}
+
+// *amax = the maximum of it and `largest` of all threads of the block.
+__device__ inline void record_maximum(uint32_t largest, float* amax, Location at = {}) {
+  largest = block_reduce(largest, uint32_t{0}, MaxBits(), at);
+  if (thread_index() == 0) atomic_max(reinterpret_cast<uint32_t*>(amax), largest);
+}
+
+// What a launch computes from a matrix [rows, cols]. No codes, or null: not computed.
+struct QuantizeTask {
+  EncodedRows rows, columns;
+  // Maxima of the elements, and of the transformed columns.
+  float *amax = nullptr, *transformed_amax = nullptr;
+
+  // Whether more is computed than the maximum of the elements.
+  __host__ __device__ bool reads_tile() const {
+    return rows.to.codes || columns.to.codes || transformed_amax;
+  }
+};
+
+// A matrix in memory, the source of a launch. load() returns the elements of row `row` from `col` on, those
+// from `count` on as 0. Full tiles are copied to shared memory where vectors are aligned.
+template <class T>
+struct MatrixSource {
+  using Stored = T;
+  static constexpr bool kCopies = true;
+  Array<T> x;
+  int64_t stride;
+  __device__ Group<kGroup<T>> load(int64_t row, int64_t col, int64_t count) const {
+    return x.load(row * stride + col, count);
+  }
+  __device__ const T* address(int64_t row, int64_t col) const { return x.p + row * stride + col; }
+  __device__ bool has_vectors() const {
+    return stride % kGroup<T> == 0 && reinterpret_cast<uintptr_t>(x.p) % 16 == 0;
+  }
+};
+
+// A tile in shared memory: [128, 128], where kSize columns, those of a vector, change places with others by
+// row / 16, so that neither rows nor columns access one bank of the memory twice.
+template <class T>
+struct Tile {
+  static constexpr int kSize = kGroup<T>;
+  Shared<T> values;
+  int64_t first_row, first_col;
+
+  static __device__ int at(int row, int col) { return row * kTile + (col ^ (row / kRun * kSize)); }
+  __device__ void store(int row, int col, const Group<kSize>& group, Location place = {}) const {
+    Vector vector;
+    for (int k = 0; k < kSize; ++k) vector.values[k] = from_float<T>(group[k]);
+    store_16(values, at(row, col), std::bit_cast<Bytes16>(vector), place);
+  }
+  __device__ Group<kSize> load(int row, int col, Location place = {}) const {
+    const auto vector = std::bit_cast<Vector>(load_16(values, at(row, col), place));
+    Group<kSize> group;
+    for (int k = 0; k < kSize; ++k) group[k] = to_float(vector.values[k]);
+    return group;
+  }
+  __device__ float element(int row, int col) const {
+    const T value = values[at(row, col)];
+    return to_float(value);
+  }
+
+ private:
+  struct alignas(16) Vector {
+    T values[kSize];
+  };
+};
+
+// Maxima of the blocks of 16 x 16, or of the tile in all of them.
+__device__ inline uint32_t block_at(int row, int col) {
+  return static_cast<uint32_t>(row / kRun * (kTile / kRun) + col / kRun);
+}
+template <class T>
+__device__ void find_block_maxima(const Tile<T>& tile, ScaleLayout layout, uint32_t largest,
+                                  const Shared<uint32_t>& maxima) {
+  static_assert(kTileThreads == 4 * (kTile / kRun) * (kTile / kRun));
+  const int block = thread_index() / 4, quarter = thread_index() % 4;
+  if (layout == ScaleLayout::block_128x128) {
+    largest = block_reduce(largest, uint32_t{0}, MaxBits());
+  } else {
+    sync_threads();
+    const int row = block / (kTile / kRun) * kRun + quarter * (kRun / 4), col = block % (kTile / kRun) * kRun;
+    largest = 0;
+    // Lanes begin in different columns, which lie in different banks.
+    for (int i = 0; i < kRun * kRun / 4; ++i) {
+      const float value = tile.element(row + i / kRun, col + (i + thread_index()) % kRun);
+      largest = MaxBits()(magnitude_bits(value), largest);
+    }
+    largest = warp_reduce(largest, MaxBits(), 4);
+  }
+  if (quarter == 0) maxima[block] = largest;
+  sync_threads();
+}
+
+// body(row, column) for the groups of a tile that a thread reads, and encodes along rows.
+template <class T, class Body>
+__device__ void for_groups(const Body& body) {
+  constexpr int kSize = kGroup<T>, kLanes = kTile / kSize, kRows = kTileThreads / kLanes;
+  const int col = thread_index() % kLanes * kSize;
+  for (int row = thread_index() / kLanes; row < kTile; row += kRows) body(row, col);
+}
+
+// Reads the tile, all elements of which are 0 outside of the matrix. Returns the maximum of this thread's.
+template <class Source, class T>
+__device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, const Tile<T>& tile) {
+  constexpr int kSize = kGroup<T>;
+  const int64_t rows = task.rows.rows, cols = task.rows.cols;
+  uint32_t largest = 0;
+  const auto count = [&](const Group<kSize>& group) {
+    largest = MaxBits()(largest_of_values<kSize>(group.v), largest);
+  };
+  if constexpr (Source::kCopies)
+    if (source.has_vectors() && tile.first_row + kTile <= rows && tile.first_col + kTile <= cols) {
+      for_groups<T>([&](int row, int col) {
+        copy_async<16>(tile.values, Tile<T>::at(row, col),
+                       source.address(tile.first_row + row, tile.first_col + col));
+      });
+      commit_copies();
+      wait_for_copies<0>();
+      for_groups<T>([&](int row, int col) { count(tile.load(row, col)); });
+      return largest;
+    }
+  for_groups<T>([&](int row, int col) {
+    Group<kSize> group = {};
+    const int64_t r = tile.first_row + row, c = tile.first_col + col;
+    if (r < rows && c < cols) group = source.load(r, c, cols - c);
+    count(group);
+    if (task.reads_tile()) tile.store(row, col, group);
+  });
+  return largest;
+}
+
+// The groups that read_tile() has stored by the same thread.
+template <CodeBits bits, class T>
+__device__ void encode_rows_of_tile(const Tile<T>& tile, const EncodedRows& rows,
+                                    const Shared<uint32_t>& maxima, bool several_rows) {
+  for_groups<T>([&](int row, int col) {
+    const auto group = tile.load(row, col);
+    const uint32_t amax = several_rows ? static_cast<uint32_t>(maxima[block_at(row, col)]) : 0;
+    encode_row<bits, kGroup<T>>(rows, tile.first_row + row, tile.first_col + col, group.v, several_rows,
+                                amax);
+  });
+}
+
+// A thread takes a run of a column, and its neighbors the others of the column. Returns the maximum of the
+// thread's values, which are transformed first if the format says so.
+template <CodeBits bits, class T>
+__device__ uint32_t encode_columns_of_tile(const Tile<T>& tile, const EncodedRows& columns,
+                                           const Shared<uint32_t>& maxima, bool several_rows) {
+  constexpr int kRuns = kTile / kRun;
+  const int row = thread_index() % kRuns * kRun;
+  const int64_t first = tile.first_row + row;
+  uint32_t largest = 0;
+  for (int col = thread_index() / kRuns; col < kTile; col += kTileThreads / kRuns) {
+    float values[kRun];
+    for (int k = 0; k < kRun; ++k) values[k] = tile.element(row + k, col);
+    // A shorter run at the end stays as it is.
+    if (columns.format.hadamard && first + kRun <= columns.cols) hadamard_transform(values);
+    largest = MaxBits()(largest_of_values<kRun>(values), largest);
+    if (!columns.to.codes) continue;
+    const uint32_t amax = several_rows ? static_cast<uint32_t>(maxima[block_at(row, col)]) : 0;
+    encode_row<bits, kRun>(columns, tile.first_col + col, first, values, several_rows, amax);
+  }
+  return largest;
+}
+
+template <CodeBits bits, class Source>
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, bits == CodeBits::four ? 2 : 3)
+    quantize_kernel(Source source, QuantizeTask task) {
+  using T = typename Source::Stored;
+  CAPSTAN_DYNAMIC_SHARED(T, values);
+  CAPSTAN_SHARED(uint32_t, maxima, (kTile / kRun) * (kTile / kRun));
+  const int64_t across = ceil_div(task.rows.cols, int64_t{kTile});
+  const Tile<T> tile{values, block_index() / across * kTile, block_index() % across * kTile};
+  const uint32_t largest = read_tile(source, task, tile);
+  if (task.amax) record_maximum(largest, task.amax);
+  if (!task.reads_tile()) return;
+  const QuantizeFormat& format = task.rows.format;
+  const bool several_rows = format.layout == ScaleLayout::block_128x128 || format.square;
+  if (several_rows) find_block_maxima(tile, format.layout, largest, maxima);
+  if (task.rows.to.codes) encode_rows_of_tile<bits>(tile, task.rows, maxima, several_rows);
+  if (!task.columns.to.codes && !task.transformed_amax) return;
+  sync_threads();
+  const uint32_t transformed = encode_columns_of_tile<bits>(tile, task.columns, maxima, several_rows);
+  if (task.transformed_amax) record_maximum(transformed, task.transformed_amax);
+}
+
+// Writes 0 between the scales of blocks, where the sizes of the matrix leave gaps (quantize.cu).
+void fill_scale_gaps(Context& c, const EncodedRows& e);
+
+// Computes the task of a matrix that `source` reads or computes.
+template <CodeBits bits, class Source>
+void quantize_source(Context& c, const Source& source, const QuantizeTask& task) {
+  using T = typename Source::Stored;
+  const int64_t tiles = ceil_div(task.rows.rows, int64_t{kTile}) * ceil_div(task.rows.cols, int64_t{kTile});
+  const size_t shared = Source::kCopies || task.reads_tile() ? sizeof(T) * kTile * kTile : 0;
+  launch(c, {tiles, kTileThreads, shared}, quantize_kernel<bits, Source>, source, task);
+  fill_scale_gaps(c, task.rows);
+  fill_scale_gaps(c, task.columns);
+}
+
+// Of an array in memory, with rows `stride` elements apart (quantize.cu).
+void quantize_array(Context& c, In x, int64_t stride, const QuantizeTask& task);
+
+// What a launch computes for a second output of a matrix [rows, cols].
+inline QuantizeTask task_of(const QuantizedOutput& output, int64_t rows, int64_t cols) {
+  return {.rows = {output.format, rows, cols, output.tensor_scale, output.rows, {}},
+          .columns = {output.format, cols, rows, output.tensor_scale, output.columns, {}},
+          .amax = output.amax,
+          .transformed_amax = nullptr};
+}
+// Reports codes that a second output does not have. Returns whether it did.
+inline bool refuse_second_output(Context& c, const QuantizedOutput& output,
+                                 const char* file = __builtin_FILE(),
+                                 const char* function = __builtin_FUNCTION()) {
+  const QuantizeFormat& f = output.format;
+  const bool has = f.layout == ScaleLayout::tensor || f.layout == ScaleLayout::block_1x128 ||
+                   f.layout == ScaleLayout::block_1x32;
+  if (!(output.rows.codes || output.columns.codes) || (has && !f.square && !f.hadamard && !f.stochastic))
+    return false;
+  refuse(c, "a second output has codes with a scale of the tensor or of blocks 1x128 and 1x32 only", file,
+         function);
+  return true;
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU
