@@ -1,6 +1,6 @@
-// A substitute for NCCL on the checked device, to test that transfers are ordered as NCCL requires. A batch
-// blocks its queue until all peers have reached their batch, and a send until the receiver takes the data.
-// Nothing is buffered, and only the order matches a send with its receive.
+// A substitute for NCCL on the checked and simulated devices, to test that transfers are ordered as NCCL
+// requires. A batch blocks its queue until all peers have reached their batch, and a send until the receiver
+// takes the data. Nothing is buffered, and only the order matches a send with its receive.
 #pragma once
 
 #include <memory>

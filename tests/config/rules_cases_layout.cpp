@@ -92,6 +92,11 @@ const std::vector<RuleCase>& layout_cases() {
        "`train.device` is cpu",
        "dist.distributed_backend=auto",
        {"dist.distributed_backend=mpi", "train.device=cpu"}},
+      {"backend_fits_device",
+       {"dist.distributed_backend=nccl_stand_in", "train.device=cpu"},
+       "nccl_stand_in is for `train.device` checked or simulated, which is cpu",
+       "dist.distributed_backend=auto, or train.device=checked",
+       {"dist.distributed_backend=nccl_stand_in", "train.device=simulated"}},
       // ---- batch and data ----
       {"global_batch_divisible",
        {"dist.world_size=8", "train.gbs=1000", "train.mbs=4"},

@@ -130,6 +130,22 @@ TEST_CASE("a run, its resume, its text and its loss are the same on every device
   fs::remove_all(root);
 }
 
+TEST_CASE("the simulated device: a resume, asynchronous saves and generation, near the numbers of the CPU") {
+  const fs::path root = fs::temp_directory_path() / ("capstan-simulated-" + std::to_string(::getpid()));
+  const Result cpu = run_on(DeviceType::cpu, false, root / "cpu");
+  const Result plain = run_on(DeviceType::simulated, false, root / "plain");
+  const Result saving = run_on(DeviceType::simulated, true, root / "async");
+  CHECK(plain.full.size() == cpu.full.size());
+  CHECK(plain.resumed == plain.full);
+  CHECK(saving.full == plain.full);
+  CHECK(saving.resumed == plain.full);
+  CHECK(saving.text == plain.text);
+  CHECK(saving.loss == plain.loss);
+  // Parameters and activations in bf16, after six steps.
+  CHECK(plain.loss == doctest::Approx(cpu.loss).epsilon(5e-3));
+  fs::remove_all(root);
+}
+
 TEST_CASE_TEMPLATE("a packed batch has its documents as starts and as cumulative lengths", D, EVERY_DEVICE) {
   const auto device = D::make(2);
   data::MicroBatch batch;

@@ -56,6 +56,7 @@ struct Layout {
 #define FIRST "dist.num_layers_in_first_pipeline_stage="
 #define LAST "dist.num_layers_in_last_pipeline_stage="
 #define STAND_IN " train.device=checked dist.distributed_backend=nccl_stand_in"
+#define SIMULATED " train.device=simulated dist.distributed_backend=nccl_stand_in"
 constexpr Layout kLayouts[] = {
     // Every axis alone.
     {2, true, "gpt", "dist.tp=2"},
@@ -259,6 +260,17 @@ constexpr Layout kLayouts[] = {
      "dist.tp=2 dist.sp=true ddp.overlap_grad_reduce=true ddp.bucket_size=2000 " SHARD
      "optim_grads" STAND_IN},
     {4, false, "gpt", HYBRID SHARD "optim ddp.overlap_grad_reduce=true ddp.bucket_size=2000" STAND_IN},
+    // The CUDA kernels on the host; the single rank runs the CPU's.
+    {2, true, "gpt", "dist.tp=2" SIMULATED},
+    {2, true, "llama", "dist.pp=2 dist.vpp=2" SIMULATED},
+    {2, true, "llama",
+     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" SIMULATED},
+    {2, false, "llama", "dist.cp=2" SIMULATED},
+    {2, false, "gpt", SHARD "optim ddp.overlap_grad_reduce=true " DROP SIMULATED},
+    {2, false, "qlora", "dist.tp=2 dist.sp=true" SIMULATED},
+    {2, false, "gemma", "dist.tp=2 dist.sp=true " FULL SIMULATED},
+    {4, false, "llama", "dist.tp=2 dist.pp=2 " BF16 SIMULATED},
+    {4, false, "olmo", "dist.tp=2 dist.cp=2 dist.sp=true " SHARD "optim" SIMULATED},
     // Three axes.
     {8, false, "llama", "dist.tp=2 dist.pp=2 dist.cp=2 dist.sp=true"},
     {8, false, "gpt", "dist.tp=2 dist.pp=2 dist.cp=2 " DROP " " FULL},
@@ -518,7 +530,9 @@ TEST_CASE("the same recipe gives the same losses and parameters on every layout"
     if (world().size() == 8) overrides += std::string(" ") + kBatchOfEight;
     // Rounding below fp32 makes two runs part ways: their first steps are compared.
     const bool bf16 = rounds_below_fp32(layout.recipe, overrides);
-    check_layout(layout.recipe, overrides, bf16 || test::kSanitized ? 4 : 20, !test::kSanitized);
+    const bool slow = overrides.find(SIMULATED) != std::string::npos;
+    const int64_t steps = slow ? 3 : bf16 || test::kSanitized ? 4 : 20;
+    check_layout(layout.recipe, overrides, steps, !slow && !test::kSanitized);
   }
 }
 

@@ -413,7 +413,7 @@ TEST_CASE("statistics of a step are those of another device, and of a step witho
 
 TEST_CASE("a loss scale that is a power of two changes no bit") {
   for (const auto precision : {config::Precision::fp32, config::Precision::bf16})
-    for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::checked}) {
+    for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::checked, DeviceKind::simulated}) {
       config::Config config = several_micro_batches(true);
       config.mixed_precision.params_dtype = precision;
       config.train.device = kind;
