@@ -180,10 +180,13 @@ Status last_error(OpenDevice*) {
   return failed("last_error", std::exchange(state.launch_error, "").c_str());
 }
 
-Status create_stream(OpenDevice*, bool, void** stream) {
+Status create_stream(OpenDevice*, bool prompt, void** stream) {
   FAKE_CUDA_FUNCTION("create_stream");
-  *stream = new CheckedQueue(static_cast<uint64_t>(++state.streams),
-                             state.patient ? CheckedQueue::Hold::all : CheckedQueue::Hold::some);
+  // Other ranks wait for the work of a prompt stream.
+  const CheckedQueue::Hold hold = prompt          ? CheckedQueue::Hold::none
+                                  : state.patient ? CheckedQueue::Hold::all
+                                                  : CheckedQueue::Hold::some;
+  *stream = new CheckedQueue(static_cast<uint64_t>(++state.streams), hold);
   return {};
 }
 Status destroy_stream(OpenDevice*, void* stream) {
