@@ -94,7 +94,7 @@ std::vector<Layout> layouts() {
              }},
             {"four stages", [](config::Config& c) {
                c.dist.pipeline_model_parallel_size = c.model.num_layers = 4;
-               set_batch(c, 6);
+               set_batch(c, 4);
              }}};
   return {{"tensor",
            [](config::Config& c) {
