@@ -1,8 +1,9 @@
 // tokenizer_bench TOKENIZER TEXT [DOCUMENT_BYTES [ROUNDS]]: megabytes a second of processor time of one
 // thread, encoding and decoding.
 //
-// The text is cut at newlines into documents of about DOCUMENT_BYTES (default 2000). Each of ROUNDS (default
-// 3) encodes all of it; the best one counts. bench/peers/data.py runs it in turns with Hugging Face's.
+// The text is split at newlines into documents of about DOCUMENT_BYTES (default 2000). Each of ROUNDS
+// (default 3) encodes all of it; the best one counts. bench/peers/data.py runs it in turns with Hugging
+// Face's.
 #include <time.h>
 
 #include <algorithm>

@@ -15,6 +15,7 @@ set(CAPSTAN_EXTERNALS
   "simdjson::simdjson|find_dependency(simdjson)|simdjson::simdjson|module:simdjson"
   "ZLIB::ZLIB|find_dependency(ZLIB)|ZLIB::ZLIB|module:zlib"
   "MPI::MPI_CXX|find_dependency(MPI COMPONENTS CXX)|MPI::MPI_CXX|${MPI_mpi_LIBRARY}"
+  "Boost::context|find_dependency(Boost COMPONENTS context)|Boost::context|-lboost_context"
   "PkgConfig::ZSTD||-lzstd|module:libzstd"
   "PkgConfig::ONIGURUMA||-lonig|module:oniguruma"
   "PkgConfig::UTF8PROC||-lutf8proc|module:libutf8proc"

@@ -68,7 +68,7 @@ struct Attention {
   void (*decode)(Context&, AttentionShape /* seq = new tokens */, HeadsIn q, HeadsIn k, HeadsIn v,
                  Out k_cache, Out v_cache, const int32_t* past, int64_t capacity, HeadsOut out);
 
-  // For q, k, v and caches of that type, and Documents::count.
+  // Workspace for q, k, v and caches of that type; documents: Documents::count.
   WorkspaceSize (*forward_workspace)(AttentionShape, DType, int64_t documents);
   WorkspaceSize (*backward_workspace)(AttentionShape, DType, int64_t documents);
   WorkspaceSize (*decode_workspace)(AttentionShape, DType, int64_t capacity);

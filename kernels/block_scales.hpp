@@ -1,5 +1,5 @@
-// Where the scales of a matrix's blocks lie in memory. A device has one order (Gemm::scale_order): its
-// quantization writes the scales there, and its GEMMs read them.
+// Where the scales of a matrix's blocks lie in memory. The kernels of one device agree on an order
+// (Table::scale_order): `quantize` writes the scales there, and GEMMs read them.
 #pragma once
 
 #include "base/host_device.hpp"

@@ -56,7 +56,7 @@ struct ContextAttention {
                    HeadsIn dout, Documents, const int64_t* dropout_rows, HeadsOut dq, HeadsOut dk,
                    HeadsOut dv);
 
-  // For Documents::count.
+  // documents: Documents::count.
   WorkspaceSize (*forward_workspace)(AttentionBlock, int64_t documents);
   WorkspaceSize (*backward_workspace)(AttentionBlock, int64_t documents);
 };

@@ -8,7 +8,7 @@ namespace capstan::kernels {
 
 struct Elementwise {
   void (*fill)(Context&, Out x, float value, int64_t n);
-  // Between fp32, bf16 and fp16, or a copy.
+  // y = x, each fp32, bf16 or fp16.
   void (*cast)(Context&, In x, Out y, int64_t n);
   // y = a + b; y may be a or b.
   void (*add)(Context&, In a, In b, Out y, int64_t n);

@@ -13,7 +13,7 @@ struct HeadNormShape {
   int64_t rows = 0;
   // Elements of a token's queries and keys on all ranks.
   int64_t query_cols = 0, key_cols = 0;
-  // As for Norm.
+  // Same meaning as in Norm.
   float gamma_offset = 0, eps = 0;
   // False: another rank with the same keys adds their squares.
   bool counts_keys = true;

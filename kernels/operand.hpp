@@ -8,8 +8,7 @@ namespace capstan::kernels {
 
 // The scales of a matrix: each element is multiplied with one. A matrix with scales has rows of k elements, k
 // contiguous (k: the dimension over which the GEMM sums), and a block is of one row and consecutive k, unless
-// it says otherwise. Scales of blocks are row-major [rows or blocks of rows, blocks of k]; the last block may
-// be shorter.
+// it says otherwise; the last block may be shorter. Where the scales of blocks lie: block_scales.hpp.
 enum class ScaleLayout : uint8_t {
   none,
   // One fp32.

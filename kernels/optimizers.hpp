@@ -1,4 +1,4 @@
-// Kernels of the optimizers and of the gradient norm. One launch works on a whole flat buffer; a table of
+// Kernels of the optimizers and of the gradient norm. One launch works on a full flat buffer; a table of
 // ranges, in device memory, says which elements belong to a parameter and how they are treated. Elements
 // outside of all ranges are padding: no kernel reads or writes them.
 #pragma once
@@ -22,9 +22,9 @@ struct UpdateRange {
   double lr_factor = 1;
   // Embedding and head: whether StepScale::decoupled_lr is used instead of StepScale::lr.
   int32_t decoupled_lr = 0;
-  // Whether the elements decay.
+  // Whether weight decay applies to the elements.
   int32_t weight_decay = 1;
-  // Whether they count in norms and numbers of zeros. 0: another rank counts its copy of these elements.
+  // Whether the elements count in norms and numbers of zeros. 0: another rank counts its copy of them.
   int32_t counted = 1;
   int32_t padding = 0;
   // Index of the first block in the scales of fp8 moments.
@@ -93,7 +93,7 @@ struct Optimizers {
   // gradient becomes the update, nesterov ? g + momentum (buffer - g) : buffer.
   void (*muon_momentum)(Context&, MuonStep, In control, In ranges, int64_t range_count, float* gradient,
                         const float* main, float* buffer);
-  // After it: w -= lr * update, with decoupled weight decay.
+  // Muon, after the orthogonalization: w -= lr * update, with decoupled weight decay.
   void (*muon_update)(Context&, StepScale, In control, In ranges, int64_t range_count, const float* update,
                       float* main, Out model);
   // x /= max(sqrt(squares), eps). squares: the sum of the squares of the elements, one value.
@@ -106,9 +106,9 @@ struct Optimizers {
   void (*encode_moment)(Context&, In ranges, int64_t range_count, bool root, const float* values,
                         int64_t begin, int64_t count, uint8_t* moment, float* scales);
 
-  // Over the counted ranges, into one value at a device address; `accumulate` adds to it. The sum is entirely
-  // in double: dividing it into ranges and ranks then changes only its last bits, far below the precision of
-  // the fp32 clipping factor. x: fp32, bf16 or fp16.
+  // Sum over the counted ranges, into one value at a device address; `accumulate` adds to the value. The sum
+  // is entirely in double: dividing it into ranges and ranks then changes only its last bits, far below the
+  // precision of the fp32 clipping factor. x: fp32, bf16 or fp16.
   void (*sum_of_squares)(Context&, In ranges, int64_t range_count, In x, double* out, bool accumulate);
   void (*count_zeros)(Context&, In ranges, int64_t range_count, const float* x, int64_t* out,
                       bool accumulate);

@@ -36,7 +36,7 @@ struct RoundingPosition {
 // Codes and scales of a matrix. codes null: not computed.
 struct Quantized {
   void* codes = nullptr;
-  // Block scales.
+  // Block scales: all elements of BlockScales (block_scales.hpp), in the device's order, its gaps 0.
   void* scale = nullptr;
 };
 
@@ -96,6 +96,9 @@ struct Quantize {
   void (*quantize)(Context&, QuantizeFormat, QuantizeShape, In x, const float* row_tensor_scale,
                    Quantized rows, const float* column_tensor_scale, Quantized columns, float* amax,
                    RoundingPosition);
+
+  // y [cols, rows] = the transpose of x [rows, cols], of codes of 8 bits. Reads and writes rows x cols bytes.
+  void (*transpose_codes)(Context&, In x, Out y, int64_t rows, int64_t cols);
 };
 
 }  // namespace capstan::kernels

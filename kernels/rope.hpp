@@ -16,7 +16,7 @@ struct RopeShape {
   // Pairs are (2i, 2i + 1); otherwise (i, i + rotary_dim / 2), the half-split form.
   bool interleaved = false;
   QkNorm norm = QkNorm::none;
-  // As for Norm.
+  // Same meaning as in Norm.
   float gamma_offset = 0, eps = 0;
 };
 

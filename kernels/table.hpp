@@ -1,9 +1,10 @@
-// A device's kernels: one pointer per family.
+// A device's kernels: one pointer per family, and what families agree on.
 #pragma once
 
 #include "kernels/activation.hpp"
 #include "kernels/adapter.hpp"
 #include "kernels/attention.hpp"
+#include "kernels/block_scales.hpp"
 #include "kernels/context_attention.hpp"
 #include "kernels/cross_entropy.hpp"
 #include "kernels/decoding.hpp"
@@ -35,6 +36,8 @@ struct Table {
   const Adapter* adapter;
   const Quantize* quantize;
   const StepControlKernels* step_control;
+  // Where `quantize` writes the scales of blocks and `gemm` reads them.
+  ScaleOrder scale_order = ScaleOrder::row_major;
 };
 
 const Table& cpu_table();

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the commands of the documentation as they are written there: README.md, docs/*.md, the help and the
+# Runs the commands of the documentation as they are written there: README.md, docs/, bench/,
+# examples/, the help and the
 # manual page of each command. Each page has a scratch directory of its own, in which its commands run in
 # their order; the files that they name are prepared (small ones). `capstan` is a wrapper there that appends
 # overrides to make training short. A command that cannot run here (a cluster, many minutes) is in the list
@@ -516,7 +517,8 @@ make_files >"$scratch/make" 2>&1 || {
   tail -n 20 "$scratch/make" >&2
   exit 1
 }
-for page in "$repository"/README.md "$repository"/CONTRIBUTING.md "$repository"/docs/*.md; do
+for page in "$repository"/README.md "$repository"/CONTRIBUTING.md "$repository"/docs/*.md \
+  "$repository"/docs/reference/*.md "$repository"/bench/*.md "$repository"/examples/*.md; do
   run_page "${page#"$repository/"}" "$page" text shared < <(commands_of_page "$page")
 done
 # The two examples of the program's help, in an empty directory; then each command's:

@@ -36,8 +36,9 @@ wanted=("${build[@]}")
 case "$what" in build | cuda) ;; *) wanted+=("${quickstart[@]}") ;; esac
 [ "$what" != everything ] || wanted+=("${full[@]}")
 
-# Checks what the CUDA backend is built with; fails where the compiler or the runtime is missing. cuBLAS and
-# NCCL are for GEMMs and transfers, which are not written yet.
+# Checks what the CUDA backend is built with; fails where the compiler or the runtime is missing. NCCL is for
+# several GPUs: its header for the build, its library (libnccl2) where ranks train. cuBLAS is for GEMMs, which
+# are not written yet.
 check_cuda() {
   [ "$what" = cuda ] || return 0
   local nvcc root version major minor missing=no
@@ -46,7 +47,7 @@ check_cuda() {
   if [ ! -x "$nvcc" ]; then
     echo "install.sh: no nvcc in PATH or /usr/local/cuda/bin. Add NVIDIA's repository for this system" >&2
     echo "  (https://developer.nvidia.com/cuda-downloads), then install:" >&2
-    echo "  cuda-nvcc-13-0 cuda-cudart-dev-13-0 libcublas-dev-13-0 libnccl-dev" >&2
+    echo "  cuda-nvcc-13-0 cuda-cudart-dev-13-0 libcublas-dev-13-0 libnccl2 libnccl-dev" >&2
     return 1
   fi
   root=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
@@ -65,13 +66,15 @@ check_cuda() {
     return 1
   }
   for part in "runtime cuda_runtime_api.h cuda-cudart-dev yes" "cuBLAS cublasLt.h libcublas-dev later" \
-    "NCCL nccl.h libnccl-dev later"; do
+    "NCCL nccl.h libnccl-dev ranks"; do
     read -r name header package needed <<<"$part"
     if place=$(has_header "$header"); then
       echo "install: $name: $place"
     elif [ "$needed" = yes ]; then
       echo "install.sh: no $header beside $nvcc; NVIDIA's package is $package-${major}-$minor" >&2
       missing=yes
+    elif [ "$needed" = ranks ]; then
+      echo "install: no $header ($name): ranks would transfer through host memory; the package is $package"
     else
       echo "install: no $header ($name): not needed yet; NVIDIA's package is $package"
     fi

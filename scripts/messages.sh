@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fails if a text of the library names a command-line flag of Capstan, or if words for which the command line
-# puts a flag (with_flags in src/cli/report.cpp) are in no text of the library. Flags of other programs may be
+# Fails if a text of the library names a command-line flag of Capstan, or if an action of src/base/actions.cpp
+# is proposed by no text of the library, or a text has a marker of no action. Flags of other programs may be
 # named, and outside src/config and src/train a flag alone is an argument, not a text.
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
@@ -27,18 +27,26 @@ found=$(FLAGS=$flags LETTERS=$letters perl -ne '
   close ARGV if eof' "${files[@]}")
 [ -z "$found" ] || { printf 'messages: a flag is named outside src/cli:\n%s\n' "$found"; exit 1; }
 
-# The left column of the table in with_flags: {"words", "words with a flag"}.
-mapfile -t words < <(perl -0ne '
-  /with_flags\(std::string text\) \{.*?\n  \};/s or exit;
+# The names of the actions, {"resume", "resume it"}; a text proposes one as "{resume}".
+mapfile -t actions < <(perl -0ne '
+  /kPlainWords\[\] = \{.*?\n\};/s or exit;
   my $table = $&;
-  print "$1\n" while $table =~ /\{"((?:[^"\\]|\\.)*)",\s*"/g' src/cli/report.cpp)
-[ "${#words[@]}" -gt 10 ] || { echo "messages.sh: found no table in with_flags" >&2; exit 2; }
-# Adjacent literals are one text.
-texts=$(perl -0pe 's/"\s*\n\s*"//g' "${files[@]}")
-for phrase in "${words[@]}"; do
+  print "$1\n" while $table =~ /\{"([a-z0-9_]+)",\s*"/g' src/base/actions.cpp)
+[ "${#actions[@]}" -gt 10 ] || { echo "messages.sh: found no table in src/base/actions.cpp" >&2; exit 2; }
+texts=$(cat "${files[@]}")
+for action in "${actions[@]}"; do
   case "$texts" in
-    *"$phrase"*) ;;
-    *) echo "messages: with_flags replaces \`$phrase\`, which no text of the library has"; exit 1 ;;
+    *"{$action}"*) ;;
+    *) echo "messages: no text of the library proposes the action {$action}"; exit 1 ;;
   esac
 done
+unknown=$(ACTIONS=$(IFS='|'; echo "${actions[*]}") perl -ne '
+  while (/"((?:[^"\\]|\\.)*)"/g) {
+    my $literal = $1;
+    while ($literal =~ /(?<!\$)\{([a-z0-9_]+)\}/g) {
+      print "$ARGV:$.: {$1}\n" unless "|$ENV{ACTIONS}|" =~ /\|\Q$1\E\|/;
+    }
+  }
+  close ARGV if eof' "${files[@]}")
+[ -z "$unknown" ] || { printf 'messages: markers of no action:\n%s\n' "$unknown"; exit 1; }
 echo "messages: the library names no flag"

@@ -19,12 +19,14 @@ cd "$(dirname "$0")/.."
 build=${BUILD:-build/release}
 jobs=${J:-1}
 
-whole() { case "$1" in ''|0*|*[!0-9]*) echo "soak.sh: '$1' is not a number of $2" >&2; exit 2 ;; esac; }
+require_count() { # COUNT NAME
+  case "$1" in ''|0*|*[!0-9]*) echo "soak.sh: '$1' is not a number of $2" >&2; exit 2 ;; esac
+}
 
 case "${1:-}" in
   kills)
     count=${2:-1000}
-    whole "$count" kills
+    require_count "$count" kills
     cmake --build "$build" -j "$jobs" --target capstan test_cli_kills >/dev/null
     CAPSTAN_KILLS=$count "$build/test_cli_kills" --success=false
     ;;
@@ -35,7 +37,7 @@ case "${1:-}" in
   fuzz)
     build=build/asan
     count=${2:-2000000}
-    whole "$count" executions
+    require_count "$count" executions
     targets=("${@:3}")
     if [ ${#targets[@]} -eq 0 ]; then
       for source in tests/fuzz/fuzz_*.cpp; do targets+=("$(basename "$source" .cpp)"); done
@@ -63,7 +65,7 @@ case "${1:-}" in
     ;;
   flat)
     minutes=${2:-60}
-    whole "$minutes" minutes
+    require_count "$minutes" minutes
     cmake --build "$build" -j "$jobs" --target capstan >/dev/null
     folder=build/soak-flat
     rm -rf "$folder"

@@ -11,7 +11,7 @@ each in its own process on one core:
   prepare  Capstan: `capstan data prepare --workers 1`
            peer: json.loads, the same `encode_batch_fast`, megatron-core's IndexedDatasetBuilder
 
-Counted is processor time. Encoding: of the calls alone. Preparing: of Capstan the whole process; of Python
+Counted is processor time. Encoding: of the calls alone. Preparing: of Capstan the full process; of Python
 without its imports and without loading the tokenizer. The ids and the files of both must be equal. --text and
 --tokenizer take other ones. The files lie in build/bench-data. Needs tokenizers, megatron-core and torch
 (scripts/peers.sh makes the environment).
@@ -115,7 +115,7 @@ def make_text(path, size):
 
 
 def documents_of(path):
-    """Cut at newlines as tokenizer_bench cuts."""
+    """Split at newlines, as by tokenizer_bench."""
     text = open(path, "rb").read()
     begin = 0
     while begin < len(text):
@@ -188,7 +188,7 @@ def peer(*arguments):
 
 
 def timed(command):
-    """Seconds of processor time, all threads, of a whole process; its output."""
+    """Seconds of processor time, all threads, of a process; its output."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.decode()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -108,15 +108,15 @@ def samples_of(home):
 def packed(samples):
     """Rows of LENGTH places, filled by first fit of the longest."""
     import torch
-    rows, room = [], []
+    rows, free = [], []
     for sample in sorted(samples[:4000], key=lambda s: -len(s[0])):
-        place = next((i for i, left in enumerate(room) if left >= len(sample[0])), None)
+        place = next((i for i, left in enumerate(free) if left >= len(sample[0])), None)
         if place is None:
             rows.append([])
-            room.append(LENGTH)
+            free.append(LENGTH)
             place = len(rows) - 1
         rows[place].append(sample)
-        room[place] -= len(sample[0])
+        free[place] -= len(sample[0])
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).tolist()
     for begin in range(0, len(order) - ROWS, ROWS):
         ids, labels, positions = (torch.zeros(ROWS, LENGTH, dtype=torch.long) for _ in range(3))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""train_step.py SHAPE [--rounds N] [--capstan PATH] [--dtype fp32|bf16]:
+"""train_step.py SHAPE [--rounds N] [--capstan PATH] [--beside PATH] [--without-pytorch] [--dtype fp32|bf16]:
 a training step of Capstan and of PyTorch, in turns.
 
 SHAPE: gpt2-124m (4 x 1024 tokens, PyTorch eager), quickstart (2 x 256, Transformers' Llama), llama-26m (8 x
@@ -7,7 +7,9 @@ SHAPE: gpt2-124m (4 x 1024 tokens, PyTorch eager), quickstart (2 x 256, Transfor
 clipping and AdamW. Prints tokens/s of each round, the medians and their ratio, and both as shares of the best
 GEMM rate seen in that type (this program's torch.mm, Capstan's and oneDNN's products of 2048 x 2048 x 2048;
 torch.mm of the shapes of the model's linear layers).
-Needs torch and transformers (scripts/peers.sh makes the environment).
+With --beside another build of Capstan, for example of the commit before, takes turns with --capstan in every
+round; prints its rates too, and the ratio of the two builds.
+Needs torch and transformers (scripts/peers.sh makes the environment), or with --without-pytorch nothing.
 """
 import argparse
 import json
@@ -156,12 +158,45 @@ def capstan_rate(shape, capstan, dtype):
             "tokens_per_gflop": result["step"]["tokens_per_second"] / result["step"]["concurrent_gflops"]}
 
 
+def peer_rate(args):
+    out = subprocess.run([sys.executable, __file__, args.shape, "--torch-only", "--dtype", args.dtype],
+                         check=True, stdout=subprocess.PIPE).stdout
+    return json.loads(out)
+
+
+def median(rounds, key):
+    return statistics.median(result[key] for result in rounds)
+
+
+def print_capstan(number, name, mine, peer):
+    """A round of one build. Shares are of the best GEMM rate of the round."""
+    peak = max(mine["gemm_gflops"], peer["gemm_gflops"] if peer else 0)
+    mine["share"] = mine["fraction"] * mine["gemm_gflops"] / peak
+    text = (f"round {number}: {name} {mine['tokens_per_second']:.1f} tokens/s ({100 * mine['share']:.1f} % "
+            f"of peak, {100 * mine['concurrent']:.1f} % of the GEMM run between its operations), ")
+    if peer:
+        share = mine["share"] * peer["tokens_per_second"] / mine["tokens_per_second"]
+        text += f"PyTorch {peer['tokens_per_second']:.1f} ({100 * share:.1f} %), "
+    text += f"GEMM capstan or oneDNN {mine['gemm_gflops']:.1f}"
+    print(text + (f", torch {peer['gemm_gflops']:.1f}" if peer else "") + " GFLOP/s", flush=True)
+
+
+def print_ratio(what, first, second, shape):
+    """Of the rates of two programs, as they are and for the GEMM throughput at the same time."""
+    rate = median(first, "tokens_per_second") / median(second, "tokens_per_second")
+    # Round by round, because the machine's throughput changes from one to the next.
+    normal = statistics.median(a["tokens_per_gflop"] / b["tokens_per_gflop"] for a, b in zip(first, second))
+    print(f"{shape}: {what} = {rate:.2f}; at equal GEMM throughput {normal:.2f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--capstan", default="build/release/capstan")
+    parser.add_argument("--beside", metavar="PATH", help="another build of Capstan, in turns with --capstan")
+    parser.add_argument("--without-pytorch", action="store_true")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--torch-only", action="store_true",
                         help=argparse.SUPPRESS)  # the other process of a round
@@ -169,28 +204,25 @@ def main():
     if args.torch_only:
         print(json.dumps(torch_rate(args.shape, args.dtype)))
         return
-    ours, theirs, peaks, fractions, concurrent, normal = [], [], [], [], [], []
-    for number in range(args.rounds):
-        mine = capstan_rate(args.shape, args.capstan, args.dtype)
-        out = subprocess.run([sys.executable, __file__, args.shape, "--torch-only", "--dtype", args.dtype],
-                             check=True, stdout=subprocess.PIPE).stdout
-        peer = json.loads(out)
-        ours.append(mine["tokens_per_second"])
-        theirs.append(peer["tokens_per_second"])
-        peaks.append(max(mine["gemm_gflops"], peer["gemm_gflops"]))
-        fractions.append(mine["fraction"] * mine["gemm_gflops"] / peaks[-1])
-        concurrent.append(mine["concurrent"])
-        normal.append(mine["tokens_per_gflop"] / peer["tokens_per_gflop"])
-        print(f"round {number + 1}: capstan {ours[-1]:.1f} tokens/s ({100 * fractions[-1]:.1f} % of peak, "
-              f"{100 * concurrent[-1]:.1f} % of the GEMM run between its operations), "
-              f"PyTorch {theirs[-1]:.1f} ({100 * fractions[-1] * theirs[-1] / ours[-1]:.1f} %), "
-              f"GEMM capstan or oneDNN {mine['gemm_gflops']:.1f}, torch {peer['gemm_gflops']:.1f} GFLOP/s",
-              flush=True)
-    print(f"{args.shape} {args.dtype}: capstan / PyTorch = "
-          f"{statistics.median(ours) / statistics.median(theirs):.2f}; "
-          f"fraction of peak {100 * statistics.median(fractions):.1f} %, of a GEMM run at the same time "
-          f"{100 * statistics.median(concurrent):.1f} %; capstan / PyTorch at equal GEMM throughput "
-          f"{statistics.median(normal):.2f}")
+    builds = {"capstan": args.capstan} | ({"beside": args.beside} if args.beside else {})
+    rounds = {name: [] for name in builds}
+    peers = []
+    for number in range(1, args.rounds + 1):
+        # The first of a round is another one each time.
+        for name in sorted(builds, reverse=number % 2 == 0):
+            rounds[name].append(capstan_rate(args.shape, builds[name], args.dtype))
+        peer = None if args.without_pytorch else peer_rate(args)
+        peers += [peer] if peer else []
+        for name in sorted(builds, reverse=True):
+            print_capstan(number, name, rounds[name][-1], peer)
+    shape = f"{args.shape} {args.dtype}"
+    for name, results in rounds.items():
+        print(f"{shape}: {name}: fraction of peak {100 * median(results, 'share'):.1f} %, of a GEMM run at "
+              f"the same time {100 * median(results, 'concurrent'):.1f} %")
+        if peers:
+            print_ratio(f"{name} / PyTorch", results, peers, shape)
+    if args.beside:
+        print_ratio("capstan / beside", rounds["capstan"], rounds["beside"], shape)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ int exit_code_of(ErrorCode code);
 
 // message: one self-standing sentence, lower case, no full stop, says what is wrong and with which values.
 // context: where, innermost first ("in shard `x.safetensors`", "while loading checkpoint `runs/a/…`").
-// help:    what would be right, where there is a way out.
+// help:    what would be right, where there is a way out. It may hold markers of actions, such as "{resume}",
+//          for which help() and what() have plain words.
 class Error : public std::exception {
  public:
   Error(ErrorCode code, std::string message, std::string help = {});
@@ -48,6 +49,8 @@ class Error : public std::exception {
   ErrorCode code() const { return code_; }
   const std::string& message() const { return message_; }
   const std::string& help() const { return help_; }
+  // The help with the markers of actions, for a front end that writes actions in its own words.
+  const std::string& marked_help() const { return marked_help_; }
   const std::vector<std::string>& context() const { return context_; }
   // Message, context and help on separate lines.
   const char* what() const noexcept override { return what_.c_str(); }
@@ -55,7 +58,7 @@ class Error : public std::exception {
  private:
   void compose();
   ErrorCode code_;
-  std::string message_, help_, what_;
+  std::string message_, marked_help_, help_, what_;
   std::vector<std::string> context_;
 };
 

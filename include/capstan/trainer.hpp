@@ -25,10 +25,10 @@ struct TrainOptions {
   bool resume = false;
 
   // Called on every rank after each step, in the thread that called run_training(). Not called for a step
-  // whose spike makes the run return to a checkpoint (loss_spike_action=rewind); the next report is then of
-  // the step after that checkpoint, so that steps are reported again. False on any rank asks the
-  // full run to save a checkpoint and stop after this step. An exception ends the run and is passed on; in a
-  // world of several ranks it has to be thrown on all of them.
+  // whose spike makes the run rewind to a checkpoint (loss_spike_action=rewind); the next report is then of
+  // the step after that checkpoint, so that steps are reported again. False on any rank asks all ranks to
+  // save a checkpoint and stop after this step. An exception ends the run and is passed on; in a world of
+  // several ranks it has to be thrown on all of them.
   std::function<bool(const StepReport&)> on_step;
 
   // True: while the run lasts, SIGINT, SIGTERM and SIGUSR1 mean "save, then return", and a second SIGINT or

@@ -37,7 +37,7 @@ struct KernelRate {
 std::vector<KernelRate> measure_kernels(
     Device& device, double gemm_gflops, double copy_gbps, double seconds = 0.3,
     const std::function<bool(std::string_view)>& wanted = [](std::string_view) { return true; });
-// Their names, which are known without running any.
+// Names of the kernels that measure_kernels() knows, without running them.
 std::vector<std::string> kernel_names();
 
 struct NamedGemm {

@@ -1,4 +1,4 @@
-// The orthogonal transform that spreads outliers before values of 4 bits: a diagonal of signs times a
+// The orthogonal transform that distributes outliers before values of 4 bits: a diagonal of signs times a
 // Hadamard matrix of 16, over 4. The signs are those of Transformer Engine's NVFP4 recipe.
 #pragma once
 

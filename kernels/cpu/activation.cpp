@@ -79,7 +79,7 @@ struct SquaredRelu {
 WorkspaceSize bias_workspace(bool gated, bool bias, int64_t cols) {
   return {bias ? static_cast<size_t>(gated ? 2 * cols : cols) * sizeof(float) : 0, 0};
 }
-HWY_INLINE const float* wide_bias(const WorkspaceParts& workspace, In bias, int64_t n) {
+HWY_INLINE const float* wide_bias(const LaunchWorkspace& workspace, In bias, int64_t n) {
   if (!bias) return nullptr;
   auto* wide = workspace.shared<float>();
   widen(bias, wide, n);
@@ -128,7 +128,7 @@ HWY_INLINE void by_type_and_bias(std::initializer_list<In> arrays, bool bias, Bo
 template <class F>
 void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t rows, int64_t cols,
                 const QuantizedOutput& quantized) {
-  const WorkspaceParts workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
+  const LaunchWorkspace workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
   if (!workspace) return;
   const float* bias = wide_bias(workspace, bias_in, gated ? 2 * cols : cols);
   by_type_and_bias({x_in, y_out}, bias != nullptr, [&](auto type, auto biased) HWY_ATTR {
@@ -157,7 +157,7 @@ void forward_as(Context& c, bool gated, In x_in, In bias_in, Out y_out, int64_t 
 template <class F>
 void backward_as(Context& c, bool gated, In dy_in, In x_in, In bias_in, Out dx_out, int64_t rows,
                  int64_t cols) {
-  const WorkspaceParts workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
+  const LaunchWorkspace workspace(c, bias_workspace(gated, static_cast<bool>(bias_in), cols));
   if (!workspace) return;
   const float* bias = wide_bias(workspace, bias_in, gated ? 2 * cols : cols);
   by_type_and_bias({x_in, dy_in, dx_out}, bias != nullptr, [&](auto type, auto biased) HWY_ATTR {

@@ -27,7 +27,7 @@ using namespace amx;
 // `sums` keeps the sums of a panel between passes.
 constexpr int64_t kPackedValues = int64_t{1} << 22;
 constexpr int64_t kMaxDepth = 4096, kPassSteps = 8;
-// Of A in the second-level cache.
+// Number of bf16 values of A that a tile may keep in the L2 cache.
 constexpr int64_t kRowValues = int64_t{5} << 17;
 constexpr int64_t kMaxRows = 256, kMinRows = 64, kMaxCols = 1024, kMinCols = 128;
 // multiply-adds below which a tile is not worth a thread.
@@ -60,7 +60,7 @@ struct Plan {
 
 // Header of a worker's packed panels of A, which the next tile reuses if it has the same rows.
 struct alignas(64) PackedRows {
-  // The first ones; row < 0: nothing.
+  // First row and first k of the packed panels; row < 0: the panels are empty.
   int64_t row, depth;
 };
 
@@ -143,7 +143,8 @@ bool streams(const GemmShape& s, Out out, float beta) {
          reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
 }
 
-// sums = rows of A, panels `stride` values apart, times one panel of B; `next` is wanted after that.
+// sums = rows of A, panels `stride` values apart, times one panel of B. Prefetches `next`, the panel of B
+// that is read after this one.
 CAPSTAN_AMX_CALLED void multiply_rows(const bf16* a, int64_t stride, const bf16* b, const bf16* next,
                                       int64_t panels, int64_t steps, float* sums) {
   const int64_t lines = ceil_div(32, panels);
@@ -172,7 +173,7 @@ WorkspaceSize amx_workspace(const GemmShape& s, DType out) {
 void amx_gemm(Context& c, const GemmShape& s, In a_in, In b_in, Out out, float beta) {
   const Plan p(s);
   const AmxWorkspace sizes(s, p, out.dtype);
-  const WorkspaceParts workspace(c, sizes.need());
+  const LaunchWorkspace workspace(c, sizes.need());
   if (!workspace) return;
   const bf16 *a = a_in.as<bf16>(), *b = b_in.as<bf16>();
   auto* packed_b = workspace.shared<bf16>();

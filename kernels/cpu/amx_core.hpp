@@ -117,12 +117,12 @@ CAPSTAN_AMX void store_tile(const __m512i* x, bf16* to) {
 template <bool full>
 CAPSTAN_AMX void pack_step(bool for_a, bool k_inside, const bf16* from, int64_t ld, int64_t n, int64_t depth,
                            bf16* to) {
-  const bool turned = for_a != k_inside;
+  const bool transposed = for_a != k_inside;
   if (k_inside) {
     for (int64_t half = 0; half < 2; ++half) {
       __m512i x[16];
       load_rows<full>(from + half * 16 * ld, ld, n - half * 16, depth, x);
-      if (turned) transpose(x);
+      if (transposed) transpose(x);
       store_tile(x, to + half * kTileValues);
     }
     return;
@@ -130,7 +130,7 @@ CAPSTAN_AMX void pack_step(bool for_a, bool k_inside, const bf16* from, int64_t 
   __m512i x[32];
   load_pairs<full>(from, ld, depth, n, x);
   for (int64_t half = 0; half < 2; ++half) {
-    if (turned) transpose(x + half * 16);
+    if (transposed) transpose(x + half * 16);
     store_tile(x + half * 16, to + half * kTileValues);
   }
 }

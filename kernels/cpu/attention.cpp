@@ -65,7 +65,7 @@ void forward_with(Context& c, const AttentionShape& a, const HeadsIn& q, const H
   const int64_t heads = a.heads(), groups = a.groups, per_group = a.heads_per_group, seq = a.seq;
   const HeadDims d(a);
   const KeyPanels<Gemms> panels(a);
-  const WorkspaceParts workspace(c, forward_workspace_of<Gemms>(a));
+  const LaunchWorkspace workspace(c, forward_workspace_of<Gemms>(a));
   if (!workspace) return;
   auto* packed = workspace.shared<Value>();
 
@@ -86,7 +86,7 @@ void forward_with(Context& c, const AttentionShape& a, const HeadsIn& q, const H
     const int64_t group = tile / per_group / blocks % groups, b = tile / per_group / blocks / groups;
     const int64_t head = group * per_group + head_in_group, token = b * seq, q0 = block * Gemms::kQueries;
     const ForwardScratch<Gemms> s(workspace.worker<float>(worker), d);
-    [[maybe_unused]] const typename Gemms::Unit unit;
+    [[maybe_unused]] const typename Gemms::TileConfig tiles;
     const Value* keys = packed + (b * groups + group) * panels.size;
     Block<Gemms> scores({a.causal, a.window, seq, {documents, a.batch, b, token}}, q0,
                         std::min(Gemms::kQueries, seq - q0), q0);
@@ -129,13 +129,13 @@ template <class Gemms>
 void backward_with(Context& c, const AttentionShape& a, const BackwardArrays& x) {
   const int64_t heads = a.heads(), per_group = a.heads_per_group, seq = a.seq;
   const HeadDims d(a);
-  const WorkspaceParts workspace(c, backward_workspace_of<Gemms>(a));
+  const LaunchWorkspace workspace(c, backward_workspace_of<Gemms>(a));
   if (!workspace) return;
 
   c.pool->parallel_for(a.batch * a.groups, [&](int64_t tile, int worker) HWY_ATTR {
     const int64_t b = tile / a.groups, group = tile % a.groups, token = b * seq;
     const BackwardScratch<Gemms> s(workspace.worker<float>(worker), seq, seq, d);
-    [[maybe_unused]] const typename Gemms::Unit unit;
+    [[maybe_unused]] const typename Gemms::TileConfig tiles;
     const Mask mask{a.causal, a.window, seq, {x.documents, a.batch, b, token}};
     pack_keys(s, Rows::of(x.k, token, group), Rows::of(x.v, token, group), seq, d);
     for (int64_t h = 0; h < per_group; ++h) {
@@ -224,9 +224,9 @@ template <class Gemms>
 struct DecodeScratch {
   using Value = typename Gemms::Value;
   ForwardScratch<Gemms> rows;
-  // For few queries, one at a time.
+  // Used for few queries, which are computed one at a time.
   float *query, *scores;
-  // For many queries.
+  // Packed keys and values, used for many queries.
   Value *k, *v;
   size_t floats;
   DecodeScratch(float* base, bool few, int64_t keys, HeadDims d) : rows(base, d) {
@@ -260,7 +260,7 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
   const int64_t groups = a.groups, keys = past + a.seq;
   const HeadDims d(a);
   const bool few = decodes_few(a);
-  const WorkspaceParts workspace(c, decode_workspace_of<Gemms>(a, capacity));
+  const LaunchWorkspace workspace(c, decode_workspace_of<Gemms>(a, capacity));
   if (!workspace) return;
   // One tile per group appends the new keys and values and then attends to them.
   c.pool->parallel_for(a.batch * groups, [&](int64_t tile, int worker) HWY_ATTR {
@@ -270,7 +270,7 @@ void decode_with(Context& c, const AttentionShape& a, const HeadsIn& q, const He
     append_rows(Rows::of(v, token, group), a.seq, v_cache, v_at, past, d.v);
     const DecodeScratch<Gemms> panels(workspace.worker<float>(worker), few, keys, d);
     const ForwardScratch<Gemms>& s = panels.rows;
-    [[maybe_unused]] const typename Gemms::Unit unit;
+    [[maybe_unused]] const typename Gemms::TileConfig tiles;
     const Mask mask{a.causal, a.window, keys, {}};
     if (!few) {
       Gemms::pack_columns({k_cache, k_at, d.qk}, 0, keys, keys, d.qk, panels.k);

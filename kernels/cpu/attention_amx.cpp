@@ -147,7 +147,7 @@ CAPSTAN_AMX __m512 over_rows(const float (*rows)[16], const Op& op) {
                 _mm512_shuffle_f32x4(x[2 * i], x[2 * i + 1], 0xdd));
   return x[0];
 }
-struct Greater {
+struct Maximum {
   CAPSTAN_AMX_CALLED __attribute__((always_inline)) __m512 operator()(__m512 a, __m512 b) const {
     return _mm512_max_ps(a, b);
   }
@@ -177,7 +177,7 @@ CAPSTAN_AMX bool softmax_of(const ScoreRows& r, float* max, float* sum, float* c
   for (int64_t i = 0; i < kPanel; i += 16) {
     const __m512 before = _mm512_loadu_ps(max + i);
     const __m512 top =
-        _mm512_max_ps(before, _mm512_mul_ps(over_rows(lanes + i, Greater()), _mm512_set1_ps(r.scale)));
+        _mm512_max_ps(before, _mm512_mul_ps(over_rows(lanes + i, Maximum()), _mm512_set1_ps(r.scale)));
     const __mmask16 other = _mm512_cmp_ps_mask(before, top, _CMP_NEQ_UQ),
                     none = _mm512_cmp_ps_mask(top, nothing, _CMP_EQ_OQ);
     const __m512 power = exp2_not_positive(_mm512_mul_ps(_mm512_sub_ps(before, top), _mm512_set1_ps(kLog2E)));
@@ -240,7 +240,7 @@ CAPSTAN_AMX void score_gradients_of(const ScoreRows& r, const float* dp, const f
     const __m512 l[2] = {_mm512_set1_ps(lse[i] * kLog2E), _mm512_set1_ps(lse[i + 1] * kLog2E)};
     const __m512 d[2] = {_mm512_set1_ps(delta[i]), _mm512_set1_ps(delta[i + 1])};
     for (int64_t j = 0; j < r.width; j += kPanel) {
-      // Of two rows, of two vectors.
+      // Probabilities and score gradients of two rows, each of two vectors.
       __m512 p[2][2], ds[2][2];
       for (int row = 0; row < 2; ++row)
         for (int v = 0; v < 2; ++v)

@@ -13,12 +13,12 @@ void configure_tiles();
 void release_tiles();
 
 // Configures the tile unit for its lifetime; needed around gemm().
-class Unit {
+class TileConfig {
  public:
-  Unit() { configure_tiles(); }
-  ~Unit() { release_tiles(); }
-  Unit(const Unit&) = delete;
-  Unit& operator=(const Unit&) = delete;
+  TileConfig() { configure_tiles(); }
+  ~TileConfig() { release_tiles(); }
+  TileConfig(const TileConfig&) = delete;
+  TileConfig& operator=(const TileConfig&) = delete;
 };
 
 // The kind of panels: rows of the left operand or columns of the right one, each a row or a column of the

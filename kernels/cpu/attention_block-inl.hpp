@@ -30,7 +30,7 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 #if defined(CAPSTAN_AMX_EMULATION)
 inline constexpr bool kTilesHere = true;
 #elif defined(CAPSTAN_AMX_CODE)
-// Every processor with the tile unit runs that one.
+// Every processor with the AMX tile unit runs the target AVX3.
 inline constexpr bool kTilesHere = HWY_TARGET == HWY_AVX3;
 #else
 inline constexpr bool kTilesHere = false;
@@ -73,10 +73,11 @@ HWY_INLINE void write_row(Out y, int64_t to, const float* from, float factor, in
 
 // The documents of the query rows of one sequence, in the form that the launch has.
 struct SequenceDocuments {
-  // Of the query rows, as global positions; or null.
+  // For each query row, the global position at which its document begins; or null.
   const int32_t* start = nullptr;
-  // Else Documents::cu_seqlens, or null, and the sequence's first row there.
+  // Documents::cu_seqlens if `start` is null; or null, for one document.
   const int32_t* bounds = nullptr;
+  // Number of documents, and first row of the sequence, in `bounds`.
   int64_t count = 0, first_row = 0;
 
   // One document.
@@ -169,16 +170,17 @@ struct Block {
 // Vectors and Tiles both have these members, for heads of d values; sums have padded(d) columns:
 //   kFuses                attend() and backward_block() have shorter ways, attend_block and backward_keys,
 //                         where there is no dropout and no cap
-//   kKeys, kPanel, kUnit  keys of a block; rows of X in a panel; what a row of scores is padded to
+//   kKeys, kPanel, kUnit  keys of a block; rows of X in a panel; multiple to which a row of scores is padded
 //   pack_columns          X^T for scores: columns are rows of X, depth is d
 //   pack_depth            X for weighted_rows: depth is the rows of X, columns are its d columns
 //   pack_other            X for weighted_columns
 //   scores                scores[nq, kKeys] = X Y^T for visible pairs; others are not written
-//   weighted_rows         out[nq, padded(d)] += S Y; Y: pack_depth of all keys. A row of S holds zeros, up to
-//                         the block's width, where the query does not see. `weights` says what S is
+//   weighted_rows         out[nq, padded(d)] += S Y; Y: pack_depth of all keys. S has the width of the
+//                         block, and zeros for keys that the query does not see. `weights`: S holds
+//                         probabilities, or their gradients
 //   weighted_columns      sums += S^T X for the block's keys; X: pack_other of all `queries`
-//   key_rows              rows [first, first + kSlab) of those sums, where they lie or in
-//                         buffer[kSlab, padded(d)]
+//   key_rows              rows [first, first + kSlab) of the sums of weighted_columns: a pointer into the
+//                         sums, or a copy in buffer[kSlab, padded(d)]
 // Packing of rows [first, first + n) of `rows` goes to the packed array of all; first is a multiple of
 // kPanel.
 
@@ -188,8 +190,8 @@ enum class Weights { probabilities, gradients };
 struct Vectors {
   // Element type of packed arrays.
   using Value = float;
-  // Held by the caller of GEMMs.
-  struct Unit {};
+  // The caller of GEMMs holds a TileConfig. Vectors need no configuration.
+  struct TileConfig {};
   static constexpr bool kFuses = false;
 
   static constexpr int64_t kQueries = 64, kKeys = 144, kPanel = kNr;
@@ -295,13 +297,13 @@ struct Vectors {
   }
 };
 
-// bf16 operands; scores, sums and what lies between them are fp32. dS is rounded to bf16 for its products. P
+// bf16 operands; scores, sums and what lies between them are fp32. dS is rounded to bf16 for its GEMMs. P
 // is split into two bf16 numbers: with one, the error of outputs with few keys would be three times that of
 // rounding outputs. Zeros pad rows and columns to full panels of 32, and d to full steps of 32
 // (amx_core.hpp).
 struct Tiles {
   using Value = bf16;
-  using Unit = amx::Unit;
+  using TileConfig = amx::TileConfig;
   static constexpr bool kFuses = true;
   static constexpr int64_t kQueries = 128, kKeys = 128, kPanel = 32, kUnit = 32;
   static_assert(kKeys % kPanel == 0 && kQueries % kPanel == 0 && kPanel == kSlab);

@@ -212,7 +212,7 @@ HWY_INLINE void score_gradients(const BackwardScratch<Gemms>& s, const Block<Gem
 struct QueryRows {
   Rows q, out, dout;
   const float* lse;
-  // Only with dropout.
+  // Dropout row indices of the queries; null without dropout.
   const int64_t* dropout_rows;
   // Rows in s.q_other and s.dout_other.
   int64_t count;

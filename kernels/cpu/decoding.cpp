@@ -24,7 +24,8 @@ void advance(Context&, int32_t* past, int64_t tokens) {
   *past += static_cast<int32_t>(tokens);
 }
 
-// Of one row: the candidates' weights, then their ids.
+// Number of tokens of a row among which one is drawn. The workspace of a row holds their weights, then the
+// ids of all columns.
 int64_t candidates_of(const SamplingOptions& options, int64_t cols) {
   return options.top_k > 0 ? std::min(options.top_k, cols) : cols;
 }
@@ -66,7 +67,7 @@ int32_t draw(std::span<const float> logits, const SamplingOptions& options, Phil
 
 void sample(Context& c, SamplingOptions options, const float* logits, int64_t rows, int64_t cols,
             int64_t row_stride, const int32_t* position, int32_t* tokens) {
-  const WorkspaceParts workspace(c, sample_workspace(options, rows, cols));
+  const LaunchWorkspace workspace(c, sample_workspace(options, rows, cols));
   if (!workspace) return;
   const PhiloxKey key = philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(*position));
   parallel_blocks(c, rows, 1, [&](int64_t row, int64_t, int worker) {

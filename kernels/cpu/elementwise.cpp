@@ -95,7 +95,7 @@ void scale(Context& c, Out x, float factor, int64_t n) {
 }
 
 template <bool kLargest>
-void combine_parts(Context& c, In parts, int64_t count, Out y, int64_t n) {
+void combine_arrays(Context& c, In parts, int64_t count, Out y, int64_t n) {
   by_type({parts, y}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto a = array_of<T>(parts), out = array_of<T>(y);
@@ -173,7 +173,7 @@ WorkspaceSize bias_dropout_add_workspace(bool bias, int64_t cols) {
 }
 void bias_dropout_add(Context& c, In x, In bias, In residual, Out y, int64_t rows, int64_t cols, float p,
                       PhiloxKey key, const int64_t* dropout_rows) {
-  const WorkspaceParts workspace(c, bias_dropout_add_workspace(static_cast<bool>(bias), cols));
+  const LaunchWorkspace workspace(c, bias_dropout_add_workspace(static_cast<bool>(bias), cols));
   if (!workspace) return;
   float* wide = bias ? workspace.shared<float>() : nullptr;
   if (bias) widen(bias, wide, cols);
@@ -197,7 +197,8 @@ void dropout(Context& c, In x, Out y, int64_t rows, int64_t cols, int64_t first_
       for (int64_t row = begin; row < end; ++row)
         if (first_column % 4 == 0)
           dropout_row<T>(a, nullptr, nullptr, out, row, cols, p, key, dropout_rows[row], first_column);
-        else  // columns do not begin at a block of the generator
+        else
+          // The columns do not begin at a block of the generator.
           dropout_row_from<T>(a, out, row, cols, p, key, dropout_rows[row], first_column);
     });
   });
@@ -234,7 +235,7 @@ WorkspaceSize reduction_workspace(int64_t n) {
 template <class Chunk>
 HWY_INLINE void reduce(Context& c, int64_t n, double* out, bool accumulate, Chunk&& chunk) {
   const int64_t blocks = ceil_div(n, kBlock);
-  const WorkspaceParts workspace(c, reduction_workspace(n));
+  const LaunchWorkspace workspace(c, reduction_workspace(n));
   if (!workspace) return;
   auto* partial = workspace.shared<double>();
   parallel_blocks(c, n, kBlock, [&](int64_t begin, int64_t end, int) HWY_ATTR {
@@ -276,7 +277,7 @@ void weighted_sum(Context& c, const float* x, const float* weight, int64_t n, do
 
 void count_nonfinite(Context& c, In x, int64_t n, int64_t* out, bool accumulate) {
   const int64_t blocks = ceil_div(n, kBlock);
-  const WorkspaceParts workspace(c, reduction_workspace(n));
+  const LaunchWorkspace workspace(c, reduction_workspace(n));
   if (!workspace) return;
   auto* partial = workspace.shared<int64_t>();
   by_type({x}, [&](auto type) HWY_ATTR {
@@ -308,8 +309,8 @@ Elementwise elementwise_family() {
           .bias_dropout_add = bias_dropout_add,
           .dropout = dropout,
           .copy_rows = copy_rows,
-          .sum_parts = combine_parts<false>,
-          .max_parts = combine_parts<true>,
+          .sum_parts = combine_arrays<false>,
+          .max_parts = combine_arrays<true>,
           .sum = sum,
           .weighted_sum = weighted_sum,
           .count_nonfinite = count_nonfinite,

@@ -30,9 +30,9 @@ namespace HWY_NAMESPACE {
 // chunks of n and k that fit; a tile is a block of rows times a block of columns, packs its rows of A for one
 // pass of kKc and multiplies.
 struct GemmTiling {
-  // Of a tile.
+  // Size of a tile of C.
   int64_t rows, cols;
-  // Of packed B.
+  // Size of a packed chunk of B.
   int64_t chunk_n, chunk_k;
 };
 
@@ -169,7 +169,7 @@ HWY_INLINE void write_row(const float* from, int64_t n, Out c, int64_t first) {
 // A description of the content of a worker's panels of A, in front of them: the next tile is often of the
 // same rows and need not pack them again.
 struct alignas(64) PackedRows {
-  // The first ones; row < 0: nothing.
+  // First row and first k of the packed panels; row < 0: the panels are empty.
   int64_t row, depth;
 };
 static_assert(sizeof(PackedRows) == 16 * sizeof(float));
@@ -199,7 +199,7 @@ void tiled_gemm(Context& c, const GemmShape& planned, const GemmShape& s, const 
   const bool narrow = out.dtype != DType::f32;
   const GemmTiling p = tiling_for(planned, narrow);
   const GemmWorkspace sizes(planned, p, narrow);
-  const WorkspaceParts workspace(c, sizes.need());
+  const LaunchWorkspace workspace(c, sizes.need());
   if (!workspace) return;
   const bool copy = sizes.copy;
   const auto a_floats = sizes.a, b_floats = sizes.b, held_floats = sizes.held;
@@ -303,7 +303,7 @@ WorkspaceSize native_workspace(const GemmShape& s, DType c, float beta) {
   return {0, most};
 }
 void native_gemm(Context& c, const GemmShape& s, In a, In b, Out out, float beta) {
-  const WorkspaceParts workspace(c, native_workspace(s, out.dtype, beta));
+  const LaunchWorkspace workspace(c, native_workspace(s, out.dtype, beta));
   if (!workspace) return;
   const NativeTiles tiles(s);
   const int64_t size = size_of(out.dtype);
@@ -378,7 +378,8 @@ bool native_types(DType a, DType c, float alpha, float beta) {
   return a == DType::bf16 && c != DType::f16 && alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
 }
 
-WorkspaceSize run_workspace(GemmShape s, DType a, DType c, float alpha, float beta) {
+WorkspaceSize run_workspace(GemmShape s, GemmTypes types, float alpha, float beta, bool) {
+  const DType a = types.a, c = types.c;
   const bool narrow = c != DType::f32;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0 || has_few_rows(s, a)) return {};
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(s)) return skinny_n_workspace(s);
@@ -420,7 +421,7 @@ void run_one(Context& c, const GemmShape& s, In a, In b, Out out, float alpha, f
   const bool wide = a.dtype == DType::f32 && out.dtype == DType::f32 && !few;
   if (wide && (is_skinny_n(s) || is_skinny_n(transposed(s)))) {
     const bool skinny_columns = is_skinny_n(s);
-    const WorkspaceParts workspace(c, skinny_columns ? skinny_n_workspace(s) : skinny_m_workspace(s));
+    const LaunchWorkspace workspace(c, skinny_columns ? skinny_n_workspace(s) : skinny_m_workspace(s));
     if (!workspace) return;
     (skinny_columns ? skinny_n : skinny_m)(c, s, a.as<float>(), b.as<float>(), out.as<float>(), alpha, beta,
                                            workspace.shared<float>());
@@ -567,9 +568,9 @@ void run_grouped(Context& c, GemmShape planned, GemmGroups kind, const int64_t* 
 }
 
 // At most 64 partial rows, whose number depends on the shape only, then their sum in order.
-struct ColumnParts {
+struct PartialSums {
   int64_t block, blocks, width;
-  ColumnParts(int64_t rows, int64_t cols)
+  PartialSums(int64_t rows, int64_t cols)
       : block(std::max(rows_per_block(cols), ceil_div(std::max<int64_t>(rows, 1), 64))),
         blocks(ceil_div(rows, block)),
         width(round_up(cols, kStep)) {}
@@ -578,14 +579,14 @@ struct ColumnParts {
   }
 };
 WorkspaceSize column_sum_workspace(int64_t rows, int64_t cols) {
-  return cols <= 0 ? WorkspaceSize{} : ColumnParts(rows, cols).need();
+  return cols <= 0 ? WorkspaceSize{} : PartialSums(rows, cols).need();
 }
 void column_sum(Context& c, In x_in, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                 bool accumulate) {
   if (cols <= 0) return;
-  const ColumnParts parts(rows, cols);
+  const PartialSums parts(rows, cols);
   const int64_t block = parts.block, blocks = parts.blocks, width = parts.width;
-  const WorkspaceParts workspace(c, parts.need());
+  const LaunchWorkspace workspace(c, parts.need());
   if (!workspace) return;
   auto* partial = workspace.shared<float>();
   by_type({x_in}, [&](auto type) HWY_ATTR {

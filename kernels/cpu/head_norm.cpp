@@ -20,50 +20,50 @@ namespace capstan::kernels {
 namespace HWY_NAMESPACE {
 
 // Calls body(kind, first, count) for the queries, the key and the value of each group of a token's row.
-enum class QkvPart : uint8_t { queries, key, value };
+enum class QkvSlice : uint8_t { queries, key, value };
 template <class Body>
-HWY_INLINE void for_parts(const QkvLayout& qkv, Body&& body) {
+HWY_INLINE void for_slices(const QkvLayout& qkv, Body&& body) {
   for (int64_t g = 0; g < qkv.groups; ++g) {
-    body(QkvPart::queries, qkv.query(g * qkv.heads_per_group), qkv.heads_per_group * qkv.head_dim);
-    body(QkvPart::key, qkv.key(g), qkv.head_dim);
-    body(QkvPart::value, qkv.value(g), qkv.head_dim);
+    body(QkvSlice::queries, qkv.query(g * qkv.heads_per_group), qkv.heads_per_group * qkv.head_dim);
+    body(QkvSlice::key, qkv.key(g), qkv.head_dim);
+    body(QkvSlice::value, qkv.value(g), qkv.head_dim);
   }
 }
 
 // gamma + gamma_offset in the order of a row (values are not read), fp32.
-void spread_gamma(const HeadNormShape& s, In query_gamma, In key_gamma, float* to) {
+void arrange_gamma(const HeadNormShape& s, In query_gamma, In key_gamma, float* to) {
   const int64_t size = static_cast<int64_t>(size_of(query_gamma.dtype));
   const auto from = [&](In gamma, int64_t at) {
     return In{static_cast<const std::byte*>(gamma.data) + at * size, gamma.dtype};
   };
   int64_t queries = 0, keys = 0;
-  for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) {
-    if (part == QkvPart::value) return;
-    int64_t& done = part == QkvPart::key ? keys : queries;
-    widen(from(part == QkvPart::key ? key_gamma : query_gamma, done), to + first, count);
+  for_slices(s.qkv, [&](QkvSlice slice, int64_t first, int64_t count) {
+    if (slice == QkvSlice::value) return;
+    int64_t& done = slice == QkvSlice::key ? keys : queries;
+    widen(from(slice == QkvSlice::key ? key_gamma : query_gamma, done), to + first, count);
     for (int64_t i = first; i < first + count; ++i) to[i] += s.gamma_offset;
     done += count;
   });
 }
 struct Pair {
   float queries, keys;
-  HWY_INLINE float of(QkvPart part) const { return part == QkvPart::key ? keys : queries; }
+  HWY_INLINE float of(QkvSlice slice) const { return slice == QkvSlice::key ? keys : queries; }
 };
 HWY_INLINE Pair rstd_of(const HeadNormShape& s, const float* squares) {
   return {1.0f / std::sqrt(squares[0] / static_cast<float>(s.query_cols) + s.eps),
           1.0f / std::sqrt(squares[1] / static_cast<float>(s.key_cols) + s.eps)};
 }
-// Sums over a row's queries and keys of `term(i)`, `tail(i, n)` for the last elements of a part.
+// Sums over a row's queries and keys of `term(i)`, `tail(i, n)` for the last elements of a slice.
 template <class Term, class Tail>
-HWY_INLINE void sum_parts(const HeadNormShape& s, bool counts_keys, float* sums, Term&& term, Tail&& tail) {
+HWY_INLINE void sum_slices(const HeadNormShape& s, bool counts_keys, float* sums, Term&& term, Tail&& tail) {
   VF queries = hn::Zero(DF()), keys = queries;
-  for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) HWY_ATTR {
-    if (part == QkvPart::value) return;
+  for_slices(s.qkv, [&](QkvSlice slice, int64_t first, int64_t count) HWY_ATTR {
+    if (slice == QkvSlice::value) return;
     VF sum = hn::Zero(DF());
     for_vectors(
-        count, [&](int64_t i) HWY_ATTR { sum = hn::Add(sum, term(part, first + i)); },
-        [&](int64_t i, int64_t n) HWY_ATTR { sum = hn::Add(sum, tail(part, first + i, n)); });
-    VF& total = part == QkvPart::key ? keys : queries;
+        count, [&](int64_t i) HWY_ATTR { sum = hn::Add(sum, term(slice, first + i)); },
+        [&](int64_t i, int64_t n) HWY_ATTR { sum = hn::Add(sum, tail(slice, first + i, n)); });
+    VF& total = slice == QkvSlice::key ? keys : queries;
     total = hn::Add(total, sum);
   });
   sums[0] = sum_lanes(queries);
@@ -78,9 +78,9 @@ void squares(Context& c, HeadNormShape s, In qkv, float* out) {
       for (int64_t r = begin; r < end; ++r) {
         const int64_t at = r * row;
         const auto square = [](VF v) HWY_ATTR { return hn::Mul(v, v); };
-        sum_parts(
-            s, s.counts_keys, out + 2 * r, [&](QkvPart, int64_t i) HWY_ATTR { return square(x.at(at + i)); },
-            [&](QkvPart, int64_t i, int64_t n) HWY_ATTR { return square(x.part(at + i, n)); });
+        sum_slices(
+            s, s.counts_keys, out + 2 * r, [&](QkvSlice, int64_t i) HWY_ATTR { return square(x.at(at + i)); },
+            [&](QkvSlice, int64_t i, int64_t n) HWY_ATTR { return square(x.part(at + i, n)); });
       }
     });
   });
@@ -94,10 +94,10 @@ WorkspaceSize gamma_workspace(HeadNormShape s) {
 void forward(Context& c, HeadNormShape s, In qkv, const float* squares_in, In query_gamma, In key_gamma,
              Out y_out) {
   const int64_t row = s.qkv.row();
-  const WorkspaceParts workspace(c, gamma_workspace(s));
+  const LaunchWorkspace workspace(c, gamma_workspace(s));
   if (!workspace) return;
   auto* gamma = workspace.shared<float>();
-  spread_gamma(s, query_gamma, key_gamma, gamma);
+  arrange_gamma(s, query_gamma, key_gamma, gamma);
   by_type({qkv, y_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto x = array_of<T>(qkv), y = array_of<T>(y_out);
@@ -105,15 +105,15 @@ void forward(Context& c, HeadNormShape s, In qkv, const float* squares_in, In qu
       for (int64_t r = begin; r < end; ++r) {
         const int64_t at = r * row;
         const Pair rstd = rstd_of(s, squares_in + 2 * r);
-        for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) HWY_ATTR {
+        for_slices(s.qkv, [&](QkvSlice slice, int64_t first, int64_t count) HWY_ATTR {
           const int64_t from = at + first;
-          if (part == QkvPart::value) {
+          if (slice == QkvSlice::value) {
             for_vectors(
                 count, [&](int64_t i) HWY_ATTR { y.put(from + i, x.at(from + i)); },
                 [&](int64_t i, int64_t n) HWY_ATTR { y.put_part(from + i, x.part(from + i, n), n); });
             return;
           }
-          const VF factor = splat(rstd.of(part));
+          const VF factor = splat(rstd.of(slice));
           const float* g = gamma + first;
           for_vectors(
               count,
@@ -131,10 +131,10 @@ void forward(Context& c, HeadNormShape s, In qkv, const float* squares_in, In qu
 void dots(Context& c, HeadNormShape s, In dy_in, In qkv, const float* squares_in, In query_gamma,
           In key_gamma, float* out) {
   const int64_t row = s.qkv.row();
-  const WorkspaceParts workspace(c, gamma_workspace(s));
+  const LaunchWorkspace workspace(c, gamma_workspace(s));
   if (!workspace) return;
   auto* gamma = workspace.shared<float>();
-  spread_gamma(s, query_gamma, key_gamma, gamma);
+  arrange_gamma(s, query_gamma, key_gamma, gamma);
   by_type({dy_in, qkv}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto dy = array_of<T>(dy_in), x = array_of<T>(qkv);
@@ -142,11 +142,11 @@ void dots(Context& c, HeadNormShape s, In dy_in, In qkv, const float* squares_in
       for (int64_t r = begin; r < end; ++r) {
         const int64_t at = r * row;
         const Pair rstd = rstd_of(s, squares_in + 2 * r);
-        sum_parts(
+        sum_slices(
             s, true, out + 2 * r,
-            [&](QkvPart, int64_t i)
+            [&](QkvSlice, int64_t i)
                 HWY_ATTR { return hn::Mul(hn::Mul(dy.at(at + i), load(gamma + i)), x.at(at + i)); },
-            [&](QkvPart, int64_t i, int64_t n) HWY_ATTR {
+            [&](QkvSlice, int64_t i, int64_t n) HWY_ATTR {
               return hn::Mul(hn::Mul(dy.part(at + i, n), load_part(gamma + i, n)), x.part(at + i, n));
             });
         out[2 * r] *= rstd.queries;
@@ -174,11 +174,11 @@ void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* square
   if (s.rows <= 0) return;
   const int64_t block = gradient_block(s), blocks = ceil_div(s.rows, block);
   const bool partials = dquery_gamma || dkey_gamma;
-  const WorkspaceParts workspace(c, backward_workspace(s, partials));
+  const LaunchWorkspace workspace(c, backward_workspace(s, partials));
   if (!workspace) return;
   auto* gamma = workspace.shared<float>();
   float* partial = gamma + row;
-  spread_gamma(s, query_gamma, key_gamma, gamma);
+  arrange_gamma(s, query_gamma, key_gamma, gamma);
   by_type({dy_in, qkv, dx_out}, [&](auto type) HWY_ATTR {
     using T = decltype(type);
     const auto dy = array_of<T>(dy_in), x = array_of<T>(qkv), dx = array_of<T>(dx_out);
@@ -190,15 +190,15 @@ void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* square
         const Pair rstd = rstd_of(s, squares_in + 2 * r);
         const Pair mean{dots_in[2 * r] / static_cast<float>(s.query_cols),
                         s.counts_keys ? dots_in[2 * r + 1] / static_cast<float>(s.key_cols) : 0.0f};
-        for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) HWY_ATTR {
+        for_slices(s.qkv, [&](QkvSlice slice, int64_t first, int64_t count) HWY_ATTR {
           const int64_t from = at + first;
-          if (part == QkvPart::value) {
+          if (slice == QkvSlice::value) {
             for_vectors(
                 count, [&](int64_t i) HWY_ATTR { dx.put(from + i, dy.at(from + i)); },
                 [&](int64_t i, int64_t n) HWY_ATTR { dx.put_part(from + i, dy.part(from + i, n), n); });
             return;
           }
-          const VF factor = splat(rstd.of(part)), m = splat(mean.of(part));
+          const VF factor = splat(rstd.of(slice)), m = splat(mean.of(slice));
           const float* g = gamma + first;
           float* to = mine + first;
           for_vectors(
@@ -220,10 +220,10 @@ void backward(Context& c, HeadNormShape s, In dy_in, In qkv, const float* square
   });
   if (!partials) return;
   int64_t queries = 0, keys = 0;
-  for_parts(s.qkv, [&](QkvPart part, int64_t first, int64_t count) {
-    if (part == QkvPart::value) return;
-    int64_t& done = part == QkvPart::key ? keys : queries;
-    float* to = part == QkvPart::key ? dkey_gamma : dquery_gamma;
+  for_slices(s.qkv, [&](QkvSlice slice, int64_t first, int64_t count) {
+    if (slice == QkvSlice::value) return;
+    int64_t& done = slice == QkvSlice::key ? keys : queries;
+    float* to = slice == QkvSlice::key ? dkey_gamma : dquery_gamma;
     for (int64_t i = 0; to && i < count; ++i) {
       float sum = 0;
       for (int64_t b = 0; b < blocks; ++b) sum += partial[b * row + first + i];

@@ -44,7 +44,7 @@ void forward(Context& c, bool rms, NormRows rows, In x_in, In residual_in, Out s
              QuantizedOutput quantized) {
   const int64_t cols = rows.cols, width = padded(cols);
   const bool has_beta = static_cast<bool>(beta);
-  const WorkspaceParts workspace(c, forward_workspace(rows));
+  const LaunchWorkspace workspace(c, forward_workspace(rows));
   if (!workspace) return;
   auto* g = workspace.shared<float>();
   float* b = g + width;
@@ -130,7 +130,7 @@ void backward(Context& c, bool rms, NormRows rows, In dy_in, In x_in, In gamma, 
   const int64_t block = gradient_block(rows);
   const int64_t blocks = ceil_div(rows.rows, block);
   const bool partials = dgamma || dbeta;
-  const WorkspaceParts workspace(c, backward_workspace(rows, partials));
+  const LaunchWorkspace workspace(c, backward_workspace(rows, partials));
   if (!workspace) return;
   auto* g = workspace.shared<float>();
   float* partial = g + width;

@@ -125,11 +125,11 @@ void round_stochastically(const float* from, const uint32_t* words, bf16* to, in
 }
 
 // An array that an update reads and writes as fp32: it is that, or bf16, or an fp8 moment (u8 with scales).
-class Widened {
+class StateArray {
  public:
-  Widened(Out data, float* scales, bool root, const StochasticRounding& rounding, PhiloxKey key)
+  StateArray(Out data, float* scales, bool root, const StochasticRounding& rounding, PhiloxKey key)
       : data_(data), scales_(scales), root_(root), stochastic_(rounding.enabled), key_(key) {}
-  explicit Widened(float* data) : Widened({data, DType::f32}, nullptr, false, {}, {}) {}
+  explicit StateArray(float* data) : StateArray({data, DType::f32}, nullptr, false, {}, {}) {}
 
   // The elements [i, i + count) of the buffer: themselves, or in `local`.
   float* begin(const UpdateRange& range, int64_t i, int64_t count, float* local) const {
@@ -201,7 +201,7 @@ struct Element {
 };
 struct UpdateArrays {
   const float* gradient;
-  Widened main, m, v;
+  StateArray main, m, v;
   Out model;
 };
 // Applies update(scale, element) to the elements of all ranges. kStates: the number of moments, m and v.
@@ -209,7 +209,7 @@ template <int kStates, class Update>
 void update_ranges(Context& c, const StepScale& step, StepControl control, In ranges, int64_t range_count,
                    const UpdateArrays& arrays, Update&& update) {
   if (control.skip) return;
-  const WorkspaceParts workspace(c, update_workspace(range_count));
+  const LaunchWorkspace workspace(c, update_workspace(range_count));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
   parallel_tiles(c, tiles, [&](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
@@ -287,7 +287,7 @@ void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, co
 
 void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, const float* grad, float* main,
          float* buffer, Out model) {
-  const UpdateArrays arrays{grad, Widened(main), Widened(buffer), Widened(nullptr), model};
+  const UpdateArrays arrays{grad, StateArray(main), StateArray(buffer), StateArray(nullptr), model};
   const auto update = [s](RangeScale scale, Element& e) HWY_ATTR {
     decay(s.scale, scale, e);
     e.m = hn::MulAdd(splat(s.momentum), e.m, e.g);
@@ -302,7 +302,7 @@ void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, cons
 
 void lion(Context& c, LionStep s, In control, In ranges, int64_t range_count, const float* grad, float* main,
           float* m, Out model) {
-  const UpdateArrays arrays{grad, Widened(main), Widened(m), Widened(nullptr), model};
+  const UpdateArrays arrays{grad, StateArray(main), StateArray(m), StateArray(nullptr), model};
   update_ranges<1>(c, s.scale, *control.as<StepControl>(), ranges, range_count, arrays,
                    [s](RangeScale scale, Element& e) HWY_ATTR {
                      decay(s.scale, scale, e);
@@ -319,7 +319,7 @@ void muon_momentum(Context& c, MuonStep s, In control, In ranges, int64_t range_
                    const float* main, float* buffer) {
   const StepControl step = *control.as<StepControl>();
   if (step.skip) return;
-  const WorkspaceParts workspace(c, update_workspace(range_count));
+  const LaunchWorkspace workspace(c, update_workspace(range_count));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kUpdateBlock, false, workspace.shared<int64_t>());
   parallel_tiles(c, tiles, [=](const UpdateRange& range, int64_t begin, int64_t end, int64_t) HWY_ATTR {
@@ -352,7 +352,7 @@ void muon_update(Context& c, StepScale step, In control, In ranges, int64_t rang
   const bool decoupled = step.decoupled_decay;
   // The scale of the gradients is in the update already.
   const StepControl applied{.gradient = 1, .skip = control.as<StepControl>()->skip};
-  const UpdateArrays arrays{update, Widened(main), Widened(nullptr), Widened(nullptr), model};
+  const UpdateArrays arrays{update, StateArray(main), StateArray(nullptr), StateArray(nullptr), model};
   update_ranges<0>(c, step, applied, ranges, range_count, arrays, [=](RangeScale scale, Element& e) HWY_ATTR {
     if (decoupled) e.w = hn::Mul(splat(1.0f - scale.lr * scale.decay), e.w);
     e.w = hn::NegMulAdd(splat(scale.lr), e.g, e.w);
@@ -391,7 +391,7 @@ void for_moment_blocks(Context& c, In table, int64_t range_count, int64_t begin,
 
 void decode_moment(Context& c, In ranges, int64_t range_count, bool root, const uint8_t* moment,
                    const float* scales, int64_t begin, int64_t count, float* values) {
-  const Widened state({const_cast<uint8_t*>(moment), DType::u8}, const_cast<float*>(scales), root, {}, {});
+  const StateArray state({const_cast<uint8_t*>(moment), DType::u8}, const_cast<float*>(scales), root, {}, {});
   for_moment_blocks(c, ranges, range_count, begin, count,
                     [&](const UpdateRange& range, int64_t first, int64_t last) {
                       state.decode(range, first, last - first, values + (first - begin));
@@ -400,7 +400,7 @@ void decode_moment(Context& c, In ranges, int64_t range_count, bool root, const 
 
 void encode_moment(Context& c, In ranges, int64_t range_count, bool root, const float* values, int64_t begin,
                    int64_t count, uint8_t* moment, float* scales) {
-  const Widened state({moment, DType::u8}, scales, root, {}, {});
+  const StateArray state({moment, DType::u8}, scales, root, {}, {});
   for_moment_blocks(c, ranges, range_count, begin, count,
                     [&](const UpdateRange& range, int64_t first, int64_t last) {
                       state.encode(range, first, last - first, values + (first - begin), nullptr);
@@ -410,7 +410,7 @@ void encode_moment(Context& c, In ranges, int64_t range_count, bool root, const 
 void sum_of_squares(Context& c, In ranges, int64_t range_count, In x, double* out, bool accumulate) {
   using Half = hn::Half<DF>;
   using Wide = hn::Rebind<double, Half>;
-  const WorkspaceParts workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
+  const LaunchWorkspace workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kReductionBlock, true, workspace.shared<int64_t>());
   auto* partial = reinterpret_cast<double*>(tiles.first + tiles.count + 1);
@@ -436,7 +436,7 @@ void sum_of_squares(Context& c, In ranges, int64_t range_count, In x, double* ou
 }
 
 void count_zeros(Context& c, In ranges, int64_t range_count, const float* x, int64_t* out, bool accumulate) {
-  const WorkspaceParts workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
+  const LaunchWorkspace workspace(c, reduction_workspace(range_count, counted_elements(ranges, range_count)));
   if (!workspace) return;
   const Tiles tiles(ranges, range_count, kReductionBlock, true, workspace.shared<int64_t>());
   int64_t* partial = tiles.first + tiles.count + 1;

@@ -31,11 +31,11 @@ inline int64_t rows_per_block(int64_t cols) {
 
 // The workspace of a launch, divided as its WorkspaceSize says. False where the launch was given less: this
 // is reported in the error slot, and the kernel returns.
-class WorkspaceParts {
+class LaunchWorkspace {
  public:
   // The last arguments are where the caller is (std::source_location, which some compilers lack).
-  WorkspaceParts(Context& context, WorkspaceSize need, const char* file = __builtin_FILE(),
-                 const char* function = __builtin_FUNCTION())
+  LaunchWorkspace(Context& context, WorkspaceSize need, const char* file = __builtin_FILE(),
+                  const char* function = __builtin_FUNCTION())
       : data_(context.workspace.data),
         workers_(WorkspaceSize::aligned(need.shared)),
         each_worker_(WorkspaceSize::aligned(need.each_worker)) {

@@ -113,7 +113,7 @@ void encode_tile(const QuantizeFormat& format, const Tile& tile, const Position&
         return scale_block(format, amax, tensor_scale, to.scale,
                            scale_row * scales_per_row + (at.col + c0) / block);
       };
-      // Of a square block every row has a copy of its scale.
+      // The scale of a square block is stored once for each row of the block.
       float scale = format.layout == ScaleLayout::block_128x128 ? write_scale((at.row + r0) / kTile) : 0;
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row = at.row + r0 + r;
@@ -201,10 +201,10 @@ void quantize_tile(const QuantizedOutput& to, const float* column_tensor_scale,
   if (to.amax) atomic_max(*to.amax, largest_in(tile.values.data(), tile.rows, tile.cols));
   encode_tile(to.format, tile, {row, col, s.cols}, to.tensor_scale, random, to.rows);
   if (!to.columns.codes) return;
-  Tile turned = transposed(tile);
-  if (to.format.hadamard) transform_rows(turned);
+  Tile columns_tile = transposed(tile);
+  if (to.format.hadamard) transform_rows(columns_tile);
   const RoundingPosition of_columns{random.key, random.call | uint64_t{1} << 63};
-  encode_tile(to.format, turned, {col, row, s.rows}, column_tensor_scale, of_columns, to.columns);
+  encode_tile(to.format, columns_tile, {col, row, s.rows}, column_tensor_scale, of_columns, to.columns);
 }
 
 void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const float* row_tensor_scale,
@@ -213,6 +213,17 @@ void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const fl
   const QuantizedOutput to{format, row_tensor_scale, rows, columns, amax};
   for_tiles(c, s, x, [&](const Tile& tile, int64_t row, int64_t col) {
     quantize_tile(to, column_tensor_scale, random, s, tile, row, col);
+  });
+}
+
+void transpose_codes(Context& c, In x, Out y, int64_t rows, int64_t cols) {
+  if (rows <= 0 || cols <= 0) return;
+  const int64_t across = ceil_div(cols, kTile);
+  c.pool->parallel_for(ceil_div(rows, kTile) * across, [&](int64_t index, int) {
+    const int64_t row = index / across * kTile, col = index % across * kTile;
+    const int64_t row_end = std::min(rows, row + kTile), col_end = std::min(cols, col + kTile);
+    for (int64_t k = col; k < col_end; ++k)
+      for (int64_t r = row; r < row_end; ++r) y.as<uint8_t>()[k * rows + r] = x.as<uint8_t>()[r * cols + k];
   });
 }
 
@@ -231,7 +242,8 @@ const Quantize& cpu_quantize() {
   static const Quantize family{.absolute_maximum = absolute_maximum,
                                .current_scale = current_scale,
                                .delayed_scale = delayed_scale,
-                               .quantize = quantize};
+                               .quantize = quantize,
+                               .transpose_codes = transpose_codes};
   return family;
 }
 

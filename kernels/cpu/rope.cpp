@@ -160,7 +160,7 @@ HWY_INLINE void normalize(const Head<T>& x, const Head<T>& y, const RopeShape& s
 }
 
 // dx from dy at the same place, as in norm.cpp: dx = rstd (h - mean(h) - xhat mean(h xhat)) with h = dy
-// gamma. dgamma and dbeta, of whole vectors, are added to; null: not wanted.
+// gamma. Adds to dgamma and dbeta, which have head_dim elements; null: not wanted.
 template <class T>
 HWY_INLINE void normalize_backward(const Head<T>& dx, const Head<T>& x, const RopeShape& s,
                                    const Weights<T>& w, float* dgamma, float* dbeta) {
@@ -299,7 +299,7 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
               QkNormWeights weights, HeadsOut dq_in, HeadsOut dk_in, QkNormGradients gradients) {
   if (s.rows <= 0) return;
   const WorkspaceSize need = backward_workspace(s, gradients.any());
-  const WorkspaceParts workspace(c, need);
+  const LaunchWorkspace workspace(c, need);
   if (!workspace) return;
   float* partials = need.shared > 0 ? workspace.shared<float>() : nullptr;
   const int64_t width = round_up(s.head_dim, kStep), size = partial_size(s), block = backward_block_rows(s);

@@ -53,7 +53,7 @@ HWY_INLINE hn::Vec<D> load_half(D d, const f16* p) {
   return hn::PromoteTo(
       d, hn::LoadU(hn::Rebind<hwy::float16_t, D>(), reinterpret_cast<const hwy::float16_t*>(p)));
 #else
-  // As the conversion of f16.
+  // The conversion of f16 (tensor/dtype.hpp) in vectors.
   const hn::RebindToUnsigned<D> du;
   const auto h =
       hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint16_t, D>(), reinterpret_cast<const uint16_t*>(p)));
@@ -88,7 +88,7 @@ HWY_INLINE void store(VF v, f16* p) {
   const hn::Rebind<hwy::float16_t, DF> d16;
   hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
 #else
-  // As the conversion of f16.
+  // The conversion of f16 (tensor/dtype.hpp) in vectors.
   const DU du;
   const hn::Rebind<uint16_t, DF> d16;
   const auto u = hn::BitCast(du, v), size = hn::And(u, hn::Set(du, 0x7FFFFFFF)),
@@ -222,11 +222,11 @@ HWY_INLINE void at_element(In x, int64_t i, Body&& body) {
 }
 
 // body(i, n) over [0, count): n = kStep for full vectors, fewer for the last one.
-template <class Full, class Part>
-HWY_INLINE void for_vectors(int64_t count, Full&& full, Part&& part) {
+template <class Full, class Tail>
+HWY_INLINE void for_vectors(int64_t count, Full&& full, Tail&& tail) {
   int64_t i = 0;
   for (; i + kStep <= count; i += kStep) full(i);
-  if (i < count) part(i, count - i);
+  if (i < count) tail(i, count - i);
 }
 
 // fp32 copy of n elements from `first` on, such as gamma or a bias.

@@ -1,4 +1,4 @@
-// What a kernel source includes. Each `.cu` file is compiled twice: by nvcc for the GPU, and by the host
+// The functions of kernel sources. Each `.cu` file is compiled twice: by nvcc for the GPU, and by the host
 // compiler for the device `simulated` (kernels/simulated/), where every kernel runs on machines without a GPU
 // and its barriers, masks and shared memory are checked. Kernels therefore launch by launch(), declare shared
 // memory by CAPSTAN_SHARED and use the functions below in the place of CUDA's own.
@@ -26,7 +26,7 @@ __device__ inline int lane_index() {
 __device__ inline int warp_index() {
   return thread_index() / kWarp;
 }
-// Of all threads of the launch.
+// Index of this thread among all threads of the launch.
 __device__ inline int64_t global_thread() {
   return block_index() * block_threads() + thread_index();
 }

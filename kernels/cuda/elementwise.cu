@@ -131,7 +131,7 @@ void scale(Context& c, Out x, float factor, int64_t n) {
 }
 
 template <class T, bool kLargest>
-struct CombineParts {
+struct CombineArrays {
   Array<T> parts;
   int64_t part_count;
   Array<T> y;
@@ -151,10 +151,10 @@ struct CombineParts {
   }
 };
 template <bool kLargest>
-void combine_parts(Context& c, In parts, int64_t count, Out y, int64_t n) {
+void combine_arrays(Context& c, In parts, int64_t count, Out y, int64_t n) {
   by_type({parts, y}, [&](auto type) {
     using T = decltype(type);
-    map<kGroup<T>>(c, n, CombineParts<T, kLargest>{array_of<T>(parts), count, array_of<T>(y), n});
+    map<kGroup<T>>(c, n, CombineArrays<T, kLargest>{array_of<T>(parts), count, array_of<T>(y), n});
   });
 }
 
@@ -341,8 +341,8 @@ const Elementwise& elementwise_family() {
                                   .bias_dropout_add = bias_dropout_add,
                                   .dropout = dropout,
                                   .copy_rows = copy_rows,
-                                  .sum_parts = combine_parts<false>,
-                                  .max_parts = combine_parts<true>,
+                                  .sum_parts = combine_arrays<false>,
+                                  .max_parts = combine_arrays<true>,
                                   .sum = sum,
                                   .weighted_sum = weighted_sum,
                                   .count_nonfinite = count_nonfinite,

@@ -6,6 +6,7 @@
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
+const Gemm& gemm_family();
 const Elementwise& elementwise_family();
 const Norm& norm_family();
 const Activation& activation_family();
@@ -14,6 +15,8 @@ const Optimizers& optimizers_family();
 const Embedding& embedding_family();
 const Rope& rope_family();
 const CrossEntropy& cross_entropy_family();
+const Attention& attention_family();
+const ContextAttention& context_attention_family();
 const HeadNorm& head_norm_family();
 const Decoding& decoding_family();
 const Adapter& adapter_family();
@@ -21,13 +24,13 @@ const Quantize& quantize_family();
 
 // All of them. Families that are not written yet are null.
 inline const Table& table_of_families() {
-  static const Table table{.gemm = nullptr,
+  static const Table table{.gemm = &gemm_family(),
                            .norm = &norm_family(),
                            .head_norm = &head_norm_family(),
                            .activation = &activation_family(),
                            .rope = &rope_family(),
-                           .attention = nullptr,
-                           .context_attention = nullptr,
+                           .attention = &attention_family(),
+                           .context_attention = &context_attention_family(),
                            .embedding = &embedding_family(),
                            .cross_entropy = &cross_entropy_family(),
                            .decoding = &decoding_family(),
@@ -35,7 +38,8 @@ inline const Table& table_of_families() {
                            .optimizers = &optimizers_family(),
                            .adapter = &adapter_family(),
                            .quantize = &quantize_family(),
-                           .step_control = &step_control_family()};
+                           .step_control = &step_control_family(),
+                           .scale_order = ScaleOrder::tensor_core};
   return table;
 }
 

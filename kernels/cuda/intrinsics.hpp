@@ -99,6 +99,13 @@ __device__ T warp_reduce(T value, Join&& join, int lanes = kWarp, Location = {})
   return value;
 }
 
+// Joins the values of groups of `lanes` lanes, a power of two, one after the other.
+template <int kCount, class T, class Join>
+__device__ __forceinline__ void reduce_lanes(T (&values)[kCount], Join&& join, int lanes, Location = {}) {
+  CAPSTAN_UNROLL
+  for (int i = 0; i < kCount; ++i) values[i] = warp_reduce(values[i], join, lanes);
+}
+
 // ---- memory
 
 // 16 bytes, which must begin at a multiple of 16.
@@ -110,6 +117,10 @@ __device__ inline Bytes16 load_16(const void* p) {
 }
 __device__ inline void store_16(void* p, const Bytes16& value) {
   *static_cast<uint4*>(p) = value.words;
+}
+// To a multiple of 4.
+__device__ inline void store_4(void* p, uint32_t value) {
+  *static_cast<uint32_t*>(p) = value;
 }
 
 // 16 bytes of shared memory, from an element on that lies at a multiple of 16.
@@ -151,6 +162,21 @@ __device__ void copy_async(const Shared<T>& to, int64_t first, const T* from, Lo
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(kBytes)
                  : "memory");
 }
+// As copy_async; copies the first `bytes` of kBytes and writes zeros after them.
+template <int kBytes, class T>
+__device__ __forceinline__ void copy_part_async(const Shared<T>& to, int64_t first, const T* from, int bytes,
+                                                Location = {}) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  const auto target = static_cast<uint32_t>(__cvta_generic_to_shared(to.data())) +
+                      static_cast<uint32_t>(first) * static_cast<uint32_t>(sizeof(T));
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(from), "n"(kBytes),
+                 "r"(bytes)
+                 : "memory");
+}
 // Ends a group of copies.
 __device__ inline void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -161,7 +187,101 @@ __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// ---- conversions, by the processor's instructions
+// ---- tensor cores, from sm_80 on
+//
+// A warp multiplies matrices whose elements are in the registers of its lanes, two 16-bit values to a
+// register. Lane l has of a matrix of 8 x 8 the elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1), of a
+// left operand of 16 x 16 those of its quarters (0, 0), (1, 0), (0, 1), (1, 1), of a right operand of 16 x 8,
+// transposed, those of its halves, and of 16 x 8 fp32 sums rows l / 4 and l / 4 + 8, columns 2 (l % 4) and
+// 2 (l % 4) + 1.
+
+// Loads groups of four 8 x 8 matrices. Lane l names the row l % 8 of matrix l / 8 of each group by its
+// element of shared memory. Transposed: the lanes get the elements of the transposed matrices.
+template <bool kTransposed, int kCount>
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from,
+                                              const int (&rows)[kCount], Location = {}) {
+  const auto base = static_cast<uint32_t>(__cvta_generic_to_shared(from.data()));
+  CAPSTAN_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    const uint32_t address = base + static_cast<uint32_t>(rows[i]) * 16;
+    uint32_t(&r)[4] = to[i];
+    if constexpr (kTransposed)
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                   : "r"(address));
+    else
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                   : "r"(address));
+  }
+}
+// sums += a b for a left operand and 8 columns of a right one.
+template <class T>
+__device__ __forceinline__ void multiply_add_8(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
+  if constexpr (std::is_same_v<T, bf16>)
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// sums[m][first + n] += a[m] b[n] for kM left operands of 16 x 16 and right ones of 16 x 16, which are two of
+// 16 x 8. Operands are the sums of kTerms terms, the largest first: all left operands of the first term, then
+// those of the second. Products of terms i and j with i + j >= kTerms are left out.
+template <class T, int kTerms, int kM, int kSums, int kA, int kB>
+__device__ __forceinline__ void multiply_add(float (&sums)[kM][kSums][4], int first,
+                                             const uint32_t (&a)[kA][4], const uint32_t (&b)[kB][4],
+                                             Location = {}) {
+  static_assert(kA == kTerms * kM && kB % kTerms == 0);
+  constexpr int kN = kB / kTerms;
+  CAPSTAN_UNROLL
+  for (int order = kTerms - 1; order >= 0; --order) {
+    CAPSTAN_UNROLL
+    for (int i = 0; i <= order; ++i) {
+      CAPSTAN_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        const uint32_t(&right)[4] = b[(order - i) * kN + n];
+        CAPSTAN_UNROLL
+        for (int m = 0; m < kM; ++m) {
+          multiply_add_8<T>(sums[m][first + 2 * n], a[i * kM + m], right[0], right[1]);
+          multiply_add_8<T>(sums[m][first + 2 * n + 1], a[i * kM + m], right[2], right[3]);
+        }
+      }
+    }
+  }
+}
+
+// ---- functions and conversions, by the processor's instructions
+
+// 2^x with a relative error of 2^-22; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 1 / x with an error of one unit in the last place.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Two values as T in one register, `low` in its lower half.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  uint32_t pair;
+  if constexpr (std::is_same_v<T, bf16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 
 __device__ inline float to_float(float x) {
   return x;

@@ -21,7 +21,7 @@ constexpr int64_t kTile = int64_t{2} * kThreads * kEach;
 static_assert(kTile % kMomentBlock == 0);
 // Blocks of an update: several for each multiprocessor of the largest GPUs.
 constexpr int64_t kUpdateBlocks = 1024;
-// Of a sum, each with a partial result: their number is part of the order in which it adds.
+// Blocks of a sum. Each writes a partial result, so that their number determines the order of summation.
 constexpr int64_t kSumBlocks = 256;
 
 // ---- tiles
@@ -57,11 +57,11 @@ __device__ Tile tile_at(const Tiles& tiles, int64_t tile) {
 __global__ void first_tiles_kernel(Tiles tiles, bool counted_only) {
   CAPSTAN_SHARED(int64_t, sums, kThreads);
   const int thread = thread_index();
-  const int64_t each = (tiles.count + kThreads - 1) / kThreads, begin = thread * each;
+  const int64_t each = ceil_div(tiles.count, kThreads), begin = thread * each;
   const int64_t end = tiles.count < begin + each ? tiles.count : begin + each;
   const auto tiles_of = [&](int64_t r) {
     const UpdateRange& range = tiles.ranges[r];
-    return counted_only && range.counted == 0 ? 0 : (range.count + kTile - 1) / kTile;
+    return counted_only && range.counted == 0 ? 0 : ceil_div(range.count, kTile);
   };
   int64_t own = 0;
   for (int64_t r = begin; r < end; ++r) own += tiles_of(r);

@@ -95,6 +95,28 @@ void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const fl
   quantize_array(c, x, s.stride, task);
 }
 
+// A tile goes through shared memory, so that reads and writes are of consecutive bytes. The pitch puts the
+// codes of a column into different banks.
+constexpr int kCodeTile = 128, kCodePitch = kCodeTile + 4, kTransposeThreads = 256;
+__global__ void transpose_codes_kernel(const uint8_t* x, uint8_t* y, int64_t rows, int64_t cols) {
+  CAPSTAN_SHARED(uint8_t, tile, kCodeTile * kCodePitch);
+  const int64_t across = ceil_div(cols, int64_t{kCodeTile});
+  const int64_t row = block_index() / across * kCodeTile, col = block_index() % across * kCodeTile;
+  for (int i = thread_index(); i < kCodeTile * kCodeTile; i += kTransposeThreads) {
+    const int r = i / kCodeTile, c = i % kCodeTile;
+    if (row + r < rows && col + c < cols) tile[r * kCodePitch + c] = x[(row + r) * cols + col + c];
+  }
+  sync_threads();
+  for (int i = thread_index(); i < kCodeTile * kCodeTile; i += kTransposeThreads) {
+    const int c = i / kCodeTile, r = i % kCodeTile;
+    if (row + r < rows && col + c < cols) y[(col + c) * rows + row + r] = tile[r * kCodePitch + c];
+  }
+}
+void transpose_codes(Context& c, In x, Out y, int64_t rows, int64_t cols) {
+  const int64_t tiles = ceil_div(rows, int64_t{kCodeTile}) * ceil_div(cols, int64_t{kCodeTile});
+  launch(c, {tiles, kTransposeThreads}, transpose_codes_kernel, x.as<uint8_t>(), y.as<uint8_t>(), rows, cols);
+}
+
 }  // namespace
 
 void fill_scale_gaps(Context& c, const EncodedRows& e) {
@@ -129,7 +151,8 @@ const Quantize& quantize_family() {
   static const Quantize family{.absolute_maximum = absolute_maximum,
                                .current_scale = current_scale,
                                .delayed_scale = delayed_scale,
-                               .quantize = quantize};
+                               .quantize = quantize,
+                               .transpose_codes = transpose_codes};
   return family;
 }
 

@@ -34,11 +34,11 @@ struct NormWeights {
 };
 
 // One head of a row: the queries of each group, then its key, as in packed QKV.
-struct HeadPlace {
+struct HeadIndex {
   int64_t row, group, head;
   bool key;
 };
-__device__ HeadPlace head_place(const RopeShape& s, int64_t row, int64_t index) {
+__device__ HeadIndex head_index(const RopeShape& s, int64_t row, int64_t index) {
   const int64_t per_group = s.heads_per_group + 1, head = index % per_group;
   const bool key = head == s.heads_per_group;
   return {row, index / per_group, key ? 0 : head, key};
@@ -62,7 +62,7 @@ __device__ void for_pairs(const RopeShape& s, const RopeAngles& angles, int64_t 
 struct Statistics {
   float mean, rstd;
 };
-// Of a head, by all lanes.
+// Mean and reciprocal standard deviation of a head, computed by all lanes of a warp.
 template <class T>
 __device__ Statistics statistics_of(const Array<T>& x, int64_t at, const RopeShape& s) {
   const float inverse = 1.0f / static_cast<float>(s.head_dim);
@@ -92,7 +92,7 @@ template <class T>
 __global__ void rope_forward_kernel(RopeForward<T> f) {
   const RopeShape& s = f.s;
   for (int64_t head = warp_index(); head < heads_of_row(s); head += block_threads() / kWarp) {
-    const HeadPlace p = head_place(s, block_index(), head);
+    const HeadIndex p = head_index(s, block_index(), head);
     const HeadArray<T>&in = p.key ? f.k : f.q, &out = p.key ? f.k_out : f.q_out;
     const NormWeights<T>& weights = p.key ? f.k_weights : f.q_weights;
     const int64_t from = in.strides.at(p.row, p.group, p.head), to = out.strides.at(p.row, p.group, p.head);
@@ -149,7 +149,7 @@ struct RopeBackward {
 };
 
 template <class T>
-__device__ void backward_of_head(const RopeBackward<T>& b, const HeadPlace& p, const Shared<float>& sums,
+__device__ void backward_of_head(const RopeBackward<T>& b, const HeadIndex& p, const Shared<float>& sums,
                                  int64_t sums_at) {
   const RopeShape& s = b.s;
   const HeadArray<T>&dy = p.key ? b.dk : b.dq, &in = p.key ? b.k : b.q, &dx = p.key ? b.dk_in : b.dq_in;
@@ -210,7 +210,7 @@ __global__ void rope_backward_kernel(RopeBackward<T> b) {
   const int64_t begin = block_index() * b.block, end = s.rows < begin + b.block ? s.rows : begin + b.block;
   for (int64_t row = begin; row < end; ++row)
     for (int64_t head = warp_index(); head < heads_of_row(s); head += warps) {
-      const HeadPlace p = head_place(s, row, head);
+      const HeadIndex p = head_index(s, row, head);
       backward_of_head(b, p, sums, mine + (p.key ? 2 * s.head_dim : 0));
     }
   if (!b.partials) return;

@@ -1,9 +1,9 @@
-// The table of the CUDA backend (src/tensor/cuda/backend.cpp).
+#include "kernels/cuda/table.hpp"
+
 #include "kernels/cuda/families.hpp"
 
 namespace capstan::kernels {
 
-const Table& cuda_table();
 const Table& cuda_table() {
   return cuda::table_of_families();
 }

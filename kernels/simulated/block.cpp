@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
 
 namespace capstan::kernels::simulated {
@@ -60,6 +61,7 @@ void Block::prepare(const Order& order) {
   for (int i = 0; i < threads_; ++i) push(order_[static_cast<size_t>(i)]);
   std::fill_n(states_.begin(), threads_, State::fresh);
   std::fill_n(committed_.begin(), threads_, 0);
+  for (int i = 0; i < threads_; ++i) copies_[static_cast<size_t>(i)].clear();
   returned_ = at_barrier_ = 0;
   epoch_ = 0;
   const auto warps = static_cast<size_t>(threads_ / kWarp);
@@ -68,7 +70,6 @@ void Block::prepare(const Order& order) {
     warps_[i].pending.clear();
     warps_[i].returned = warps_[i].epoch = 0;
   }
-  copies_.clear();
   error_ = nullptr;
   memory_.begin_block();
 }
@@ -87,7 +88,7 @@ void Block::run(int64_t index, int64_t blocks, int threads, size_t dynamic_bytes
   main_.switch_to(*running_fiber_);
   running_block = outer;
   if (error_) {
-    // What the other threads were doing is abandoned.
+    // The other threads do not continue: every fiber begins again in the next block.
     free_fibers_.clear();
     for (const auto& fiber : fibers_) {
       fiber->restart();
@@ -109,7 +110,8 @@ Fiber& Block::take_fiber() {
   return fiber;
 }
 
-// The life of a fiber: runs thread after thread, and lends its place to those that have waited.
+// Entry function of every fiber. Runs one thread of the block after another, and switches to the fiber of a
+// suspended thread when that thread is the next in the order.
 void Block::run_threads(void* argument) {
   Block& block = *static_cast<Block*>(argument);
   for (;;) {
@@ -138,7 +140,7 @@ void Block::run_threads(void* argument) {
 
 void Block::run_thread() {
   states_[static_cast<size_t>(thread_)] = State::running;
-  // Errors stay on this stack: the one that waits for them is another.
+  // An exception cannot leave the stack of its fiber. run() throws it again on the stack of the host thread.
   try {
     (*kernel_)();
     finish_thread();
@@ -148,9 +150,8 @@ void Block::run_thread() {
 }
 
 void Block::finish_thread() {
-  for (const Copy& copy : copies_)
-    if (copy.thread == thread_)
-      report(copy.at, name_of(thread_) + " returns without waiting for this asynchronous copy");
+  for (const Copy& copy : copies_[static_cast<size_t>(thread_)])
+    report(copy.at, name_of(thread_) + " returns without waiting for this asynchronous copy");
   states_[static_cast<size_t>(thread_)] = State::returned;
   ++returned_;
   if (at_barrier_ > 0) check_return();
@@ -357,8 +358,12 @@ void Block::write(SharedArray& array, int64_t i, Location at) {
   write.at = at;
 }
 
-void Block::start_copy(SharedArray& array, int64_t first, const void* from, size_t bytes, Location at) {
+void Block::start_copy(SharedArray& array, int64_t first, const void* from, size_t bytes, int given,
+                       Location at) {
   const auto count = static_cast<int64_t>(bytes / array.element_bytes);
+  if (given < 0 || static_cast<size_t>(given) > bytes)
+    report(at,
+           "an asynchronous copy of " + std::to_string(given) + " of " + std::to_string(bytes) + " bytes");
   if (reinterpret_cast<uintptr_t>(from) % bytes != 0 ||
       static_cast<size_t>(first) * array.element_bytes % bytes != 0)
     report(at, "an asynchronous copy of " + std::to_string(bytes) + " bytes is not aligned to its size");
@@ -367,23 +372,26 @@ void Block::start_copy(SharedArray& array, int64_t first, const void* from, size
     array.elements[static_cast<size_t>(i)].copying = true;
   }
   std::memset(array.data + static_cast<size_t>(first) * array.element_bytes, 0xFF, bytes);
-  copies_.push_back({&array, first, from, bytes, at, thread_, committed_[static_cast<size_t>(thread_)]});
+  const auto self = static_cast<size_t>(thread_);
+  copies_[self].push_back({&array, first, from, bytes, static_cast<size_t>(given), at, committed_[self]});
 }
 
 void Block::wait_for_copies(int pending) {
   const int done = committed_[static_cast<size_t>(thread_)] - pending;
-  const auto ends = [&](const Copy& copy) { return copy.thread == thread_ && copy.group < done; };
-  for (const Copy& copy : copies_) {
+  std::vector<Copy>& mine = copies_[static_cast<size_t>(thread_)];
+  const auto ends = [&](const Copy& copy) { return copy.group < done; };
+  for (const Copy& copy : mine) {
     if (!ends(copy)) continue;
-    std::memcpy(copy.array->data + static_cast<size_t>(copy.first) * copy.array->element_bytes, copy.from,
-                copy.bytes);
+    std::byte* const to = copy.array->data + static_cast<size_t>(copy.first) * copy.array->element_bytes;
+    std::memcpy(to, copy.from, copy.given);
+    std::memset(to + copy.given, 0, copy.bytes - copy.given);
     const auto count = static_cast<int64_t>(copy.bytes / copy.array->element_bytes);
     for (int64_t i = copy.first; i < copy.first + count; ++i) {
       copy.array->elements[static_cast<size_t>(i)].copying = false;
       write(*copy.array, i, copy.at);
     }
   }
-  std::erase_if(copies_, ends);
+  std::erase_if(mine, ends);
 }
 
 void read_shared(SharedArray& array, Index i) {
@@ -453,7 +461,7 @@ void run_blocks(ThreadPool* pool, const LaunchShape& shape, FunctionRef<void()> 
   // Threads to a tile of the pool: below, waking a thread of the host costs more than it saves.
   constexpr int64_t kTileThreads = 8192;
   const int64_t tile = std::max<int64_t>(1, kTileThreads / shape.threads),
-                tiles = (shape.blocks + tile - 1) / tile;
+                tiles = ceil_div(shape.blocks, tile);
   if (!pool || tiles <= 1) return run(0, shape.blocks);
   pool->parallel_for(tiles, [&](int64_t i, int) { run(i * tile, std::min(shape.blocks, (i + 1) * tile)); });
 }

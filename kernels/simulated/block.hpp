@@ -62,7 +62,7 @@ class Block {
   void synchronize(Location at);
   // Waits for the lanes of `mask`. True for the last one, which does not wait.
   bool arrive(Location at, uint32_t mask);
-  // As arrive(); orders accesses to shared memory if the mask names all lanes.
+  // Waits like arrive(), and orders accesses to shared memory if the mask names all lanes.
   void synchronize_warp(Location at, uint32_t mask);
 
   // Returns what `combine` makes of the values of the lanes in `mask`: combine(T values[32]) replaces each
@@ -92,8 +92,9 @@ class Block {
 
   void read(SharedArray& array, int64_t i, Location at);
   void write(SharedArray& array, int64_t i, Location at);
-  // Copies `bytes` to the elements from `first` on at the wait for its group.
-  void start_copy(SharedArray& array, int64_t first, const void* from, size_t bytes, Location at);
+  // Copies `given` of `bytes` bytes to the elements from `first` on at the wait for its group, and writes
+  // zeros after them.
+  void start_copy(SharedArray& array, int64_t first, const void* from, size_t bytes, int given, Location at);
   void commit_copies() { ++committed_[static_cast<size_t>(thread_)]; }
   // Completes all groups of this thread but the `pending` latest.
   void wait_for_copies(int pending);
@@ -118,9 +119,9 @@ class Block {
     SharedArray* array = nullptr;
     int64_t first = 0;
     const void* from = nullptr;
-    size_t bytes = 0;
+    size_t bytes = 0, given = 0;
     Location at;
-    int thread = 0, group = 0;
+    int group = 0;
   };
 
   static void run_threads(void* block);
@@ -178,7 +179,8 @@ class Block {
   Fiber* running_fiber_ = nullptr;
 
   SharedMemory memory_;
-  std::vector<Copy> copies_;
+  // Of each thread.
+  std::array<std::vector<Copy>, kMostThreads> copies_;
   std::array<int, kMostThreads> committed_{};
 };
 

@@ -1,17 +1,17 @@
-// Stacks that are switched without the operating system: a simulated thread waits on its own.
+// Stacks that are switched without the operating system. Each simulated thread that waits has one.
 #pragma once
 
 #include <cstddef>
 
 namespace capstan::kernels::simulated {
 
-// A stack with the place at which its execution continues. All fibers that switch to each other run on one
+// A stack with the address at which its execution continues. All fibers that switch to each other run on one
 // thread of the host.
 class Fiber {
  public:
   using Entry = void (*)(void* argument);
 
-  // The stack of the calling thread; others switch back to it.
+  // The fiber of the calling thread's own stack, to which other fibers switch back.
   Fiber();
   // entry(argument) runs at the first switch to this fiber and never returns.
   Fiber(Entry entry, void* argument);
@@ -19,10 +19,10 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Continues `next` in the place of this fiber, which runs; returns when another one switches to it.
+  // Suspends this fiber, which is running, and continues `next`. Returns when a fiber switches to this one.
   void switch_to(Fiber& next);
-  // Abandons what the fiber was doing: the next switch to it calls its entry again. Objects on its stack are
-  // not destroyed.
+  // The next switch to this fiber calls its entry function from the beginning. Objects on its stack are not
+  // destroyed.
   void restart();
 
  private:
@@ -33,10 +33,10 @@ class Fiber {
   void* context_ = nullptr;
   Entry entry_ = nullptr;
   void* argument_ = nullptr;
-  // The stack without its guard page. Of a thread's own stack only the address sanitizer knows it.
+  // The stack without its guard page. For a thread's own stack it is set only with the address sanitizer.
   std::byte* stack_ = nullptr;
   size_t bytes_ = 0;
-  // What the address and thread sanitizers know of the stack.
+  // Handles by which the address and thread sanitizers know the stack.
   void *fake_stack_ = nullptr, *sanitizer_fiber_ = nullptr;
 };
 

@@ -10,6 +10,8 @@
 #include <type_traits>
 
 #include "kernels/simulated/block.hpp"
+#include "kernels/simulated/enqueue.hpp"
+#include "kernels/simulated/matrices.hpp"
 #include "tensor/dtype.hpp"
 #include "tensor/float8.hpp"
 #include "tensor/kernel_context.hpp"
@@ -128,12 +130,22 @@ T warp_reduce(T value, Join&& join, int lanes = kWarp, Location at = {}) {
   });
 }
 
+// Joins the values of groups of `lanes` lanes, a power of two, one after the other; all wait only once.
+template <int kCount, class T, class Join>
+void reduce_lanes(T (&values)[kCount], Join&& join, int lanes, Location at = {}) {
+  T* mine = values;
+  running_block->exchange(at, kAllLanes, mine, [&](T** all) {
+    for (int distance = lanes / 2; distance > 0; distance /= 2)
+      for (int i = 0; i < kCount; ++i) {
+        T next[kWarp];
+        for (int lane = 0; lane < kWarp; ++lane) next[lane] = join(all[lane][i], all[lane ^ distance][i]);
+        for (int lane = 0; lane < kWarp; ++lane) all[lane][i] = next[lane];
+      }
+  });
+}
+
 // ---- memory
 
-// 16 bytes, which must begin at a multiple of 16.
-struct alignas(16) Bytes16 {
-  std::byte bytes[16];
-};
 inline void check_alignment(const void* p, Location at, size_t bytes = 16) {
   if (reinterpret_cast<uintptr_t>(p) % bytes != 0)
     running_block->report(at, "a vector of " + std::to_string(bytes) + " bytes is not aligned to its size");
@@ -147,6 +159,11 @@ inline Bytes16 load_16(const void* p, Location at = {}) {
 inline void store_16(void* p, const Bytes16& value, Location at = {}) {
   check_alignment(p, at);
   std::memcpy(p, &value, 16);
+}
+// To a multiple of 4.
+inline void store_4(void* p, uint32_t value, Location at = {}) {
+  check_alignment(p, at, 4);
+  std::memcpy(p, &value, 4);
 }
 
 // 16 bytes of shared memory, from an element on that lies at a multiple of 16.
@@ -182,7 +199,13 @@ inline void atomic_max(uint32_t* target, uint32_t value) {
 template <int kBytes, class T>
 void copy_async(const Shared<T>& to, int64_t first, const T* from, Location at = {}) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
-  running_block->start_copy(to.array(), first, from, kBytes, at);
+  running_block->start_copy(to.array(), first, from, kBytes, kBytes, at);
+}
+// As copy_async; copies the first `bytes` of kBytes and writes zeros after them.
+template <int kBytes, class T>
+void copy_part_async(const Shared<T>& to, int64_t first, const T* from, int bytes, Location at = {}) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  running_block->start_copy(to.array(), first, from, kBytes, bytes, at);
 }
 // Ends a group of copies.
 inline void commit_copies() {
@@ -194,7 +217,57 @@ void wait_for_copies() {
   running_block->wait_for_copies(kPending);
 }
 
-// ---- conversions
+// ---- tensor cores: kernels/cuda/intrinsics.hpp says which elements a lane has
+
+// Loads groups of four 8 x 8 matrices. Lane l names the row l % 8 of matrix l / 8 of each group by its
+// element of shared memory. Transposed: the lanes get the elements of the transposed matrices.
+template <bool kTransposed, int kCount>
+void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from, const int (&rows)[kCount],
+                   Location at = {}) {
+  struct Request {
+    uint32_t (*to)[4];
+    const int* rows;
+  };
+  const Request mine{to, rows};
+  const Request* lane = &mine;
+  running_block->exchange(at, kAllLanes, lane, [&](const Request** lanes) {
+    for (int i = 0; i < kCount; ++i)
+      for (int matrix = 0; matrix < 4; ++matrix) {
+        Bytes16 values[8];
+        for (int row = 0; row < 8; ++row) values[row] = from[{lanes[8 * matrix + row]->rows[i], at}];
+        for (int to_lane = 0; to_lane < kWarp; ++to_lane)
+          lanes[to_lane]->to[i][matrix] = pair_of_matrix<kTransposed>(values, to_lane);
+      }
+  });
+}
+// sums[m][first + n] += a[m] b[n] for kM left operands of 16 x 16 and right ones of 16 x 16, which are two of
+// 16 x 8. Operands are the sums of kTerms terms, the largest first: all left operands of the first term, then
+// those of the second. Products of terms i and j with i + j >= kTerms are left out.
+template <class T, int kTerms, int kM, int kSums, int kA, int kB>
+void multiply_add(float (&sums)[kM][kSums][4], int first, const uint32_t (&a)[kA][4],
+                  const uint32_t (&b)[kB][4], Location at = {}) {
+  static_assert(kA == kTerms * kM && kB % kTerms == 0);
+  const MatrixOperands mine{&sums[0][first][0], kSums * 4, &a[0][0], &b[0][0]};
+  const MatrixOperands* lane = &mine;
+  running_block->exchange(at, kAllLanes, lane, [&](const MatrixOperands** lanes) {
+    multiply_matrices<T>(lanes, kTerms, kM, kB / kTerms);
+  });
+}
+
+// ---- functions and conversions
+
+inline float exp2_fast(float x) {
+  const float y = std::exp2(x);
+  return y < 0x1p-126f ? 0.0f : y;
+}
+inline float reciprocal_fast(float x) {
+  return 1.0f / x;
+}
+// Two values as T in one register, `low` in its lower half.
+template <class T>
+uint32_t pack_pair(float low, float high) {
+  return static_cast<uint32_t>(T(high).bits) << 16 | T(low).bits;
+}
 
 inline float to_float(float x) {
   return x;
@@ -230,8 +303,10 @@ struct Grid {
 // Enqueues kernel(arguments …) for every thread of the grid. A grid without blocks runs nothing.
 template <class... P>
 void launch(Context& context, const Grid& grid, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
-  const std::tuple<P...> all(arguments...);
-  run_blocks(context.pool, {grid.blocks, grid.threads, grid.shared_bytes}, [&] { std::apply(kernel, all); });
+  if (grid.blocks <= 0) return;
+  enqueue_work(context, [kernel, grid, all = std::tuple<P...>(arguments...)](Context& c) {
+    run_blocks(c.pool, {grid.blocks, grid.threads, grid.shared_bytes}, [&] { std::apply(kernel, all); });
+  });
 }
 
 }  // namespace capstan::kernels::simulated

@@ -9,11 +9,11 @@ namespace capstan::kernels::simulated {
 struct Order {
   enum class Kind : uint8_t { forward, reverse, random };
   Kind kind = Kind::forward;
-  // Of a random order.
+  // Seed of a random order; the other orders ignore it.
   uint64_t seed = 0;
 };
 
-// The order of the launches that begin from now on, in the whole process. It is forward at first.
+// The order for all launches of the process that begin from now on. The initial order is forward.
 void set_order(Order order);
 Order order();
 

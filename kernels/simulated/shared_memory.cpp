@@ -18,12 +18,12 @@
 namespace capstan::kernels::simulated {
 
 namespace {
-// Bytes on either side of an array; its alignment is theirs.
+// Guard bytes on either side of an array. The array is aligned to them.
 constexpr size_t kGuardBytes = 128;
 constexpr std::byte kGuard{0xA5};
 // Bytes of shared memory that a block may have on the architectures from sm_90 on.
 constexpr size_t kMostBytes = size_t{227} << 10;
-// Of them those of arrays with a size that is known to the compiler.
+// Bytes of shared memory that the arrays of constant size of a block may have.
 constexpr size_t kMostStaticBytes = size_t{48} << 10;
 
 template <bool kPoison>

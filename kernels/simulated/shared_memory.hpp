@@ -20,10 +20,11 @@ struct SharedSite {
   Location at;
 };
 
-// Who accessed an element last. Epochs count the barriers of the block and of the warp.
+// The last access to an element. Epochs count the barriers of the block and of the warp.
 struct SharedAccess {
-  // Of the block; kNone, or kSeveral threads of several warps, or kLanes + warp: lanes of one warp.
   static constexpr int16_t kNone = -1, kSeveral = -2, kLanes = 2048;
+  // Index of the thread in the block; kNone: no access; kSeveral: threads of several warps; kLanes + warp:
+  // several lanes of one warp.
   int16_t thread = kNone;
   uint32_t epoch = 0, warp_epoch = 0;
   Location at{"", 0};
@@ -39,7 +40,7 @@ struct SharedArray {
   const SharedSite* site = nullptr;
   int64_t count = 0;
   size_t element_bytes = 0;
-  // Between the guards.
+  // The elements, between the guard bytes.
   std::byte* data = nullptr;
   std::vector<std::byte> storage;
   std::vector<SharedElement> elements;
@@ -51,8 +52,9 @@ struct SharedArray {
 class SharedMemory {
  public:
   void begin_block();
-  // Filled with NaN for the first thread of a block that asks. dynamic: of the bytes that the launch gives,
-  // which a kernel declares once; other arrays have 48 KiB together.
+  // The array of a declaration, filled with NaN for the first thread of a block that calls this. dynamic: the
+  // array lies in the bytes that the launch gives, and a kernel declares it once; the other arrays have 48
+  // KiB together.
   SharedArray& array(const SharedSite& site, int64_t count, size_t element_bytes, bool dynamic);
   // Throws if bytes around an array have changed.
   void end_block() const;
@@ -114,7 +116,7 @@ class Shared {
   SharedReference<T> operator[](Index i) const { return {array_, i}; }
   int64_t size() const { return array_.count; }
   SharedArray& array() const { return array_; }
-  // Accesses through it are seen by the guards alone.
+  // Accesses through the pointer are checked by the guard bytes only.
   T* data() const { return reinterpret_cast<T*>(array_.data); }
 
  private:

@@ -46,7 +46,7 @@ def main(path):
         assert (path / name).stat().st_size == size, name
     listed = set()
     for name, tensor in manifest["tensors"].items():
-        whole = torch.zeros(tensor["shape"], dtype=torch.float64)
+        full = torch.zeros(tensor["shape"], dtype=torch.float64)
         times = np.zeros(tensor["shape"], dtype=np.int64)
         for piece in tensor["pieces"]:
             stored = shards[piece["file"]].get_tensor(piece["key"])
@@ -54,12 +54,12 @@ def main(path):
             assert (stored.dtype == TYPES[tensor["dtype"]]
                     and list(stored.shape) == piece["sizes"]), (name, piece)
             where = tuple(slice(o, o + s) for o, s in zip(piece["offsets"], piece["sizes"]))
-            whole[where] = stored.to(torch.float64)
+            full[where] = stored.to(torch.float64)
             times[where] += 1
         assert (times == 1).all(), name
         if counting:
-            expected = torch.arange(whole.numel(), dtype=torch.float64).reshape(whole.shape)
-            assert torch.equal(whole, expected), name
+            expected = torch.arange(full.numel(), dtype=torch.float64).reshape(full.shape)
+            assert torch.equal(full, expected), name
     stored = {(name, key) for name, shard in shards.items() for key in shard.keys()}
     assert stored == listed, stored ^ listed
     print(f"{len(manifest['tensors'])} tensors in {len(listed)} pieces of {len(shards)} shards: each cell "

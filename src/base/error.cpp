@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/actions.hpp"
+
 namespace capstan {
 
 std::string_view name_of(ErrorCode code) {
@@ -52,7 +54,10 @@ int exit_code_of(ErrorCode code) {
 }
 
 Error::Error(ErrorCode code, std::string message, std::string help)
-    : code_(code), message_(std::move(message)), help_(std::move(help)) {
+    : code_(code),
+      message_(std::move(message)),
+      marked_help_(std::move(help)),
+      help_(plain_actions(marked_help_)) {
   compose();
 }
 

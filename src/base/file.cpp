@@ -28,7 +28,7 @@ std::string system_error_text(int error_number) {
 
 [[noreturn]] static void fail_io(const char* action, const fs::path& path, int error_number) {
   const bool missing = error_number == ENOENT || error_number == ENOTDIR;
-  if (missing && std::strcmp(action, "open") == 0) fail_not_found("", path.string());
+  if (missing && std::strcmp(action, "open") == 0) fail_not_found("file", path.string());
   fail(missing ? ErrorCode::not_found : ErrorCode::io,
        std::string("cannot ") + action + " `" + path.string() + "`: " + system_error_text(error_number));
 }

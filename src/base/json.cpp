@@ -130,12 +130,11 @@ double JsonView::number() const {
 int64_t JsonView::integer(int64_t least, int64_t most) const {
   require(value_->is_number_integer() && value_->get<int64_t>() >= least && value_->get<int64_t>() <= most &&
               !(value_->is_number_unsigned() && value_->get<uint64_t>() > INT64_MAX),
-          "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+          "an integer from " + std::to_string(least) + " to " + std::to_string(most));
   return value_->get<int64_t>();
 }
 int64_t JsonView::count() const {
-  require(value_->is_number_unsigned() && value_->get<uint64_t>() <= INT64_MAX,
-          "a whole number in [0, 2^63)");
+  require(value_->is_number_unsigned() && value_->get<uint64_t>() <= INT64_MAX, "an integer in [0, 2^63)");
   return value_->get<int64_t>();
 }
 void JsonView::require(bool is, std::string_view expected) const {

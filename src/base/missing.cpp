@@ -9,10 +9,8 @@ namespace capstan {
 
 namespace fs = std::filesystem;
 
-std::string not_found_text(std::string_view field, std::string_view name) {
-  std::string text = "not found: ";
-  if (!field.empty()) text += std::string(field) + " = ";
-  return text + std::string(name);
+std::string not_found_text(std::string_view what, std::string_view name) {
+  return "not found: " + std::string(what) + " = " + std::string(name);
 }
 
 namespace {
@@ -161,7 +159,8 @@ std::vector<std::string> near_paths(const std::string& name, const fs::path& res
   return result;
 }
 
-std::vector<std::string> near_runs(const std::string& name, const std::string& directory) {
+std::vector<std::string> near_runs(const std::string& name, const std::string& directory,
+                                   bool (*accepts)(const fs::path&)) {
   std::vector<std::string> near = near_paths(name);
   std::error_code unknown;
   const std::string in_runs = (fs::path(directory) / name).string();
@@ -170,6 +169,7 @@ std::vector<std::string> near_runs(const std::string& name, const std::string& d
   } else {
     for (std::string& one : near_paths(in_runs)) near.push_back(std::move(one));
   }
+  std::erase_if(near, [&](const std::string& one) { return !accepts(one); });
   return near;
 }
 
@@ -199,7 +199,7 @@ std::string download_help(const fs::path& name, HubKind kind) {
   return start + owner + "/" + model + " --local-dir " + model + ", then hf:" + model;
 }
 
-void fail_not_found(std::string_view field, const std::string& name, std::string otherwise, HubKind kind) {
+void fail_not_found(std::string_view what, const std::string& name, std::string otherwise, HubKind kind) {
   const size_t colon = name.find(':');
   const std::string_view scheme = colon != std::string::npos && colon > 1 && name.find('/') > colon
                                       ? std::string_view(name).substr(0, colon + 1)
@@ -209,7 +209,7 @@ void fail_not_found(std::string_view field, const std::string& name, std::string
   for (std::string& one : near) one.insert(0, scheme);
   std::string help = near_paths_help(near);
   if (help.empty() && scheme == "hf:") help = download_help(path, kind);
-  fail(ErrorCode::not_found, not_found_text(field, name), help.empty() ? std::move(otherwise) : help);
+  fail(ErrorCode::not_found, not_found_text(what, name), help.empty() ? std::move(otherwise) : help);
 }
 
 void refuse_placeholder(std::span<const std::byte> content, const std::string& file) {

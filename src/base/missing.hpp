@@ -12,8 +12,8 @@
 
 namespace capstan {
 
-// Returns "not found: FIELD = NAME", or "not found: NAME" without a field.
-std::string not_found_text(std::string_view field, std::string_view name);
+// Returns "not found: WHAT = NAME". what: the field that names it, or what it is: "file", "sweep directory".
+std::string not_found_text(std::string_view what, std::string_view name);
 
 // The kind of thing that a name stands for, which decides the names that are near. dataset_prefix: PREFIX.bin
 // and PREFIX.idx.
@@ -24,8 +24,9 @@ enum class NamedThing { file, dataset_prefix };
 std::vector<std::string> near_paths(const std::string& name, const std::filesystem::path& resolved = {},
                                     NamedThing thing = NamedThing::file);
 // Returns existing names that are similar to the name of a run or a sweep: beside it, and in the directory
-// where these are made.
-std::vector<std::string> near_runs(const std::string& name, const std::string& directory = "runs");
+// where these are made. Only paths that `accepts` returns true for are named.
+std::vector<std::string> near_runs(const std::string& name, const std::string& directory,
+                                   bool (*accepts)(const std::filesystem::path&));
 // Returns "did you mean `a` or `b`?", or an empty text without names.
 std::string near_paths_help(const std::vector<std::string>& names);
 
@@ -36,7 +37,7 @@ std::string download_help(const std::filesystem::path& name, HubKind kind = HubK
 
 // Throws ErrorCode::not_found with not_found_text(). The help gives similar names, or how to download it, or
 // `otherwise`.
-[[noreturn]] void fail_not_found(std::string_view field, const std::string& name, std::string otherwise = {},
+[[noreturn]] void fail_not_found(std::string_view what, const std::string& name, std::string otherwise = {},
                                  HubKind kind = HubKind::model);
 
 // Throws ErrorCode::format if `content` is what an incomplete download leaves in place of a file: a Git LFS
@@ -46,7 +47,7 @@ void refuse_placeholder(std::string_view content, const std::string& file);
 void refuse_lfs_pointer(std::string_view content, const std::string& file);
 void refuse_placeholder(std::span<const std::byte> content, const std::string& file);
 
-// The files of text that begin as an HTML page, which a failed download leaves too.
+// The text files that begin as an HTML page. A failed download may leave such a file.
 class HtmlPages {
  public:
   // Looks at the beginning of a file.

@@ -3,7 +3,8 @@
 namespace capstan {
 
 std::string plural(int64_t count, std::string_view noun) {
-  return std::string(noun) + (count == 1 ? "" : "s");
+  if (count == 1) return std::string(noun);
+  return std::string(noun) + (noun.ends_with("ch") || noun.ends_with("x") ? "es" : "s");
 }
 
 std::string counted(int64_t count, std::string_view noun) {

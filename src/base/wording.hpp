@@ -7,7 +7,7 @@
 
 namespace capstan {
 
-// The noun as it follows the count: "rank" after 1, else "ranks".
+// The noun as it follows the count: "rank" after 1, else "ranks"; "batch" and "batches".
 std::string plural(int64_t count, std::string_view noun);
 // The count with its noun: "1 rank", "2 ranks".
 std::string counted(int64_t count, std::string_view noun);

@@ -76,7 +76,7 @@ std::string hash_of(std::string_view text) {
 FileHash hash_file(const std::filesystem::path& path, int64_t block_bytes) {
   // O_NOFOLLOW, O_NONBLOCK: follow no links, and do not block on a pipe without a writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0 && errno == ENOENT) fail_not_found("", path.string());
+  if (fd < 0 && errno == ENOENT) fail_not_found("file", path.string());
   if (fd < 0) fail(ErrorCode::io, "cannot open `" + path.string() + "`: " + system_error_text(errno));
   Hasher hasher(block_bytes);
   std::vector<std::byte> buffer(size_t{1} << 18);

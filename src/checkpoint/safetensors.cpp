@@ -126,7 +126,7 @@ class HeaderReader {
     return unexpected("the negative number " + std::to_string(value));
   }
   bool number_float(number_float_t, const string_t& text) {
-    return unexpected("the number " + text.substr(0, 40) + " (a size is a whole number below 2^63)");
+    return unexpected("the number " + text.substr(0, 40) + " (a size is an integer below 2^63)");
   }
   bool binary(binary_t&) { return unexpected("binary data"); }
   bool number_unsigned(number_unsigned_t value) {
@@ -289,7 +289,7 @@ void check_entry(const SafetensorsEntry& e, const std::string& where) {
   if (!bits) fail(ErrorCode::format, where + "shape " + e.shape.text() + " overflows the size in bits");
   if (*bits % 8 != 0)
     fail(ErrorCode::format,
-         where + "shape " + e.shape.text() + " of " + e.dtype_name + " is not whole bytes");
+         where + "shape " + e.shape.text() + " of " + e.dtype_name + " is not a multiple of 8 bits");
   if (e.end < e.begin)
     fail(ErrorCode::format, where + "data_offsets [" + std::to_string(e.begin) + "," + std::to_string(e.end) +
                                 "] end before they begin");

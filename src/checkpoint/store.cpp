@@ -149,6 +149,13 @@ SearchResult find_latest(const fs::path& root, Depth depth, const std::optional<
   return search;
 }
 
+// Whether the path is a checkpoint, a run or a directory of checkpoints.
+static bool holds_checkpoints(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path / kManifestFile, error) || fs::is_directory(path / "checkpoints", error) ||
+         !list_checkpoints(path).empty();
+}
+
 std::string no_checkpoint_help(const fs::path& path) {
   std::error_code error;
   const fs::path model = path.has_filename() ? path : path.parent_path();
@@ -164,8 +171,9 @@ std::string no_checkpoint_help(const fs::path& path) {
 Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* refused) {
   std::error_code error;
   if (!fs::exists(path, error)) {
-    const std::string near = near_paths_help(near_runs(path.string()));
-    fail_not_found("", path.string(), near.empty() ? kNameOne : near);
+    const std::string near = near_paths_help(near_runs(path.string(), "runs", holds_checkpoints));
+    fail(ErrorCode::not_found, not_found_text("run or checkpoint", path.string()),
+         near.empty() ? kNameOne : near);
   }
   if (fs::exists(path / kManifestFile, error)) return {path, Reader::open(path, Depth::content).info().step};
   if (!fs::is_directory(path, error))

@@ -44,7 +44,7 @@ struct SearchResult {
   std::vector<Refused> refused;
 };
 
-// Finds the newest checkpoint that verifies, and the reasons why newer ones were refused. With run_id,
+// Finds the newest valid checkpoint, and the reasons why newer ones were refused. With run_id,
 // refuses checkpoints of other runs.
 SearchResult find_latest(const std::filesystem::path& root, Depth depth,
                          const std::optional<std::string>& run_id = {});

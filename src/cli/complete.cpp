@@ -145,7 +145,7 @@ class Completer {
       for (const Topic& topic : topics()) add(std::string(topic.name), topic.title);
       const std::string reference(kReferenceTopic);
       add(reference, kReferenceTitle);
-      // Its pages would hide the other topics from a user who has typed nothing.
+      // The pages of the reference would hide the other topics while no letter is typed.
       if (!word_.empty())
         for (const config::PageTitle& page : config::reference_titles(config::schema()))
           add(reference + "/" + page.name, page.title);
@@ -192,7 +192,7 @@ class Completer {
     for (fs::directory_iterator it(directory, problem), end; !problem && it != end; it.increment(problem)) {
       std::string name = it->path().filename().string();
       if (!name.starts_with(start) || (name[0] == '.' && start.empty()) || list.size() >= kMaxFiles) continue;
-      // No line of the answer can hold it.
+      // The answer has one line for each name, with a tab after the name.
       if (name.find_first_of("\n\t") != std::string::npos) continue;
       std::error_code ignored;
       if (it->is_directory(ignored)) {

@@ -37,7 +37,7 @@ constexpr char kWordSeparator = '\x1f';
 volatile sig_atomic_t g_first_signal = 0, g_signals = 0;
 volatile pid_t g_launcher = 0;
 
-// Its existence asks the ranks to save and end.
+// Path of the stop file. While the file exists, the ranks save a checkpoint and end.
 std::array<char, 64> g_stop_file{};
 // The slots of the ranks.
 const comm::Slot* g_slots = nullptr;

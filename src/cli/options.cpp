@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/program_options.hpp>
+#include <cmath>
 #include <deque>
 #include <filesystem>
 
@@ -121,24 +122,40 @@ std::string Arguments::required(std::string_view option) const {
   return *text;
 }
 
+[[noreturn]] static void fail_range(std::string_view option, const std::string& given,
+                                    const std::string& range) {
+  fail(ErrorCode::usage, "`--" + std::string(option) + "` is " + given + ": it must be " + range);
+}
+
 std::optional<int64_t> Arguments::integer(std::string_view option, int64_t least, int64_t most) const {
   const auto text = value(option);
   if (!text) return std::nullopt;
+  const std::string range = most == INT64_MAX
+                                ? "at least " + std::to_string(least)
+                                : "from " + std::to_string(least) + " to " + std::to_string(most);
   const auto number = parse_int(*text);
-  if (!number || *number < least || *number > most)
-    fail(ErrorCode::usage, "`--" + std::string(option) + "` takes a whole number, not `" + *text + "`",
-         most == INT64_MAX ? "at least " + std::to_string(least)
-                           : "from " + std::to_string(least) + " to " + std::to_string(most));
-  return number;
+  if (number && (*number < least || *number > most)) fail_range(option, *text, range);
+  if (number) return number;
+  // More digits than an int64_t has.
+  const std::string_view digits = std::string_view(*text).substr(text->starts_with('-') ? 1 : 0);
+  if (!digits.empty() && digits.find_first_not_of("0123456789") == std::string_view::npos)
+    fail_range(option, *text, "from " + std::to_string(least) + " to " + std::to_string(most));
+  fail(ErrorCode::usage, "`--" + std::string(option) + "` takes an integer, not `" + *text + "`",
+       "write an integer " + (most == INT64_MAX ? "of " : std::string()) + range);
 }
 
-std::optional<double> Arguments::number(std::string_view option, double least, double most) const {
+std::optional<double> Arguments::number(std::string_view option, double least, double most,
+                                        bool above_least) const {
   const auto text = value(option);
   if (!text) return std::nullopt;
+  const std::string range = above_least ? "above " + to_text(least) + " and at most " + to_text(most)
+                                        : "from " + to_text(least) + " to " + to_text(most);
   const auto number = parse_double(*text);
-  if (!number || !(*number >= least && *number <= most))
+  if (!number || std::isnan(*number))
     fail(ErrorCode::usage, "`--" + std::string(option) + "` takes a number, not `" + *text + "`",
-         "from " + to_text(least) + " to " + to_text(most));
+         "write a number " + range);
+  if (*number < least || *number > most || (above_least && *number == least))
+    fail_range(option, *text, range);
   return number;
 }
 

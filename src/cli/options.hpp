@@ -74,8 +74,11 @@ class Arguments {
   std::vector<std::string> values(std::string_view option) const;
   // Throws ErrorCode::usage if the option is missing.
   std::string required(std::string_view option) const;
+  // The value as a number from `least` to `most`; above_least: `least` itself is out of range. Throws
+  // ErrorCode::usage for another text, and for a number out of range.
   std::optional<int64_t> integer(std::string_view option, int64_t least, int64_t most = INT64_MAX) const;
-  std::optional<double> number(std::string_view option, double least, double most) const;
+  std::optional<double> number(std::string_view option, double least, double most,
+                               bool above_least = false) const;
 
   const std::vector<std::string>& words() const { return words_; }
   // Throws ErrorCode::usage, "`what` is missing", if there are fewer words.

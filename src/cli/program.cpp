@@ -65,7 +65,7 @@ int run_command(const std::vector<std::string>& command_line, const MessageStyle
   }
   const auto at = find_command_word(tokens);
   if (!at) {
-    // Only flags: -h, --help, --version.
+    // The command line has flags only: -h, --help, --version.
     for (const std::string& token : tokens) {
       if (token == "-h" || token == "--help") return put(program_help(token == "--help")), 0;
       if (token == "-V" || token == "--version") {

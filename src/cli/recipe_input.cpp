@@ -81,19 +81,18 @@ config::Resolution require_recipe(const Context& context, const std::string& rec
   return resolution;
 }
 
-config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe) {
+config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe, int64_t ranks,
+                                        bool shows) {
   config::Request request;
   request.recipe = recipe;
   request.overrides = {config::Override::token("dataset=mock"), config::Override::token("tokenizer=none")};
   const auto& given = context.args.overrides();
   request.overrides.insert(request.overrides.end(), given.begin(), given.end());
-  request.ranks = 1;
+  request.ranks = ranks;
   config::Resolution resolution = config::resolve(request);
-  if (!resolution.ok()) {
-    show_diagnostics(context, resolution);
-    throw Exit{2};
-  }
-  return resolution;
+  if (resolution.ok()) return resolution;
+  if (shows) show_diagnostics(context, resolution);
+  throw Exit{2};
 }
 
 std::optional<int64_t> ranks_argument(const Context& context) {
@@ -115,7 +114,7 @@ void write_new(const std::filesystem::path& path, const std::string& text) {
     fail(ErrorCode::usage, "`" + path.string() + "` exists already",
          "choose another name, or remove it first");
   if (path.has_parent_path() && !std::filesystem::is_directory(path.parent_path()))
-    fail_not_found("", path.parent_path().string(),
+    fail_not_found("directory", path.parent_path().string(),
                    "the directory in which the file is written has to exist");
   write_file_durably(path, text);
 }

@@ -36,9 +36,10 @@ config::Resolution require_recipe(const Context& context, const std::string& rec
                                   std::optional<int64_t> ranks = std::nullopt,
                                   config::ShrunkFrom* from = nullptr);
 
-// Resolves the recipe with mock data and no tokenizer, for one rank, to measure its steps; throws Exit{2} if
-// it has errors.
-config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe);
+// Resolves the recipe with mock data and no tokenizer, for `ranks` ranks, to measure its steps; throws
+// Exit{2} if it has errors. shows: shows them.
+config::Resolution recipe_for_measuring(const Context& context, const std::string& recipe, int64_t ranks = 1,
+                                        bool shows = true);
 
 // With --shrink: a short description of the shrunk size; and all changes, one field on each line.
 std::string shrunk_summary(const config::ShrunkFrom& from, const config::Resolution& small);
@@ -49,8 +50,8 @@ std::string layout_text(const config::DistConfig& dist);
 // Value of --ranks.
 std::optional<int64_t> ranks_argument(const Context& context);
 
-// What `extends` of the recipe file `to` says for a base that the command line names: the name of a recipe,
-// or a file relative to the directory of `to`. `to` empty: the current directory.
+// Value of `extends` in the recipe file `to` for a base that the command line names: the name of a recipe, or
+// a file relative to the directory of `to`. `to` empty: the current directory.
 std::string extends_text(const std::string& base, const std::string& to);
 
 // Writes a new file. Throws ErrorCode::usage if it exists.

@@ -25,36 +25,42 @@ Error as_error(std::exception_ptr exception) {
   }
 }
 
-std::string with_flags(std::string text) {
-  constexpr std::pair<std::string_view, std::string_view> kFlags[] = {
-      {"resume it", "resume it with --resume"},
-      {"without resuming", "without --resume"},
-      {"`resume=auto`", "--resume=auto"},
-      {"resume from step 0", "resume from step 0 with --resume"},
-      {"resume the run", "resume the run, with --resume,"},
-      {"another run directory", "another run directory with --run-dir DIR"},
-      {"another sweep directory", "another sweep directory with --out DIR"},
-      {"`capstan sweep plan`", "`capstan sweep plan FILE --out DIR`"},
-      {"allow it to be replaced", "allow it to be replaced with --overwrite"},
-      {"with the token appended", "with `capstan data prepare --append-eod`"},
-      {"convert the base to", "convert the base with --dtype"},
-      {"name the base of the adapters", "name the base of the adapters: --base CHECKPOINT|RUN|hf:DIR"},
-      {"such records can be left out and counted",
-       "--on-bad-line skip leaves such records out and counts them"},
-      {"the types bf16 and f32 can", "--type bf16 and f32 can"},
-      {"give its format:", "--from FORMAT sets its format:"},
-      {"extend a recipe that does", "--base names a recipe that does"},
-      {"`capstan train` or mpirun", "`capstan train --nproc N` or mpirun"},
-      {"is resumed from its own checkpoints", "continues with `capstan train … --resume`"},
-      {"is resumed, never overwritten", "is continued with --resume, never overwritten"},
-      {"begin a recipe from ", "begin a recipe: capstan recipe new my.yaml --from "},
-      {"or the one given to the run", "or that of --run-dir"},
-      {"as the model in place of the base", "as the model, without --adapter"},
+std::span<const Action> action_flags() {
+  // The same actions as in plain_action_words() (base/actions.cpp).
+  static constexpr Action kFlags[] = {
+      // runs
+      {"resume", "resume it with --resume"},
+      {"resume_elsewhere", "resume the run, with --resume,"},
+      {"resume_at_step_0", "resume from step 0 with --resume"},
+      {"start", "start it without --resume; --resume=auto starts a run or resumes it"},
+      {"other_run_dir", "another run directory with --run-dir DIR"},
+      // models and adapters
+      {"convert_base_to", "convert the base with --dtype"},
+      {"name_base", "name the base of the adapters: --base CHECKPOINT|RUN|hf:DIR"},
+      {"as_model", "as the model, without --adapter"},
+      {"gguf_types", "--type bf16 and f32 can"},
+      // data
+      {"append_eod", "prepare the text again with `capstan data prepare --append-eod`"},
+      {"overwrite", "allow it to be replaced with --overwrite"},
+      {"skip_bad_lines", "--on-bad-line skip leaves such records out and counts them"},
+      // sweeps
+      {"plan_sweep", "`capstan sweep plan FILE --out DIR` plans a sweep"},
+      {"other_sweep_dir", "another sweep directory with --out DIR"},
+      // recipes and their import
+      {"new_recipe_from", "begin a recipe: capstan recipe new my.yaml --from"},
+      {"name_format", "--from FORMAT sets its format:"},
+      {"extend_recipe", "--base names a recipe"},
+      {"variable", "--var "},
+      {"launch_ranks", "`capstan train --nproc N` or mpirun starts the ranks"},
+      {"resume_run", "a run here continues with `capstan train … --resume`"},
+      {"resume_existing", "an existing run is continued with --resume, never overwritten"},
+      {"run_dir_name", "the run directory has the recipe's name, or that of --run-dir"},
   };
-  for (const auto& [words, with_flag] : kFlags)
-    for (size_t at = 0; (at = text.find(words, at)) != std::string::npos; at += with_flag.size())
-      text.replace(at, words.size(), with_flag);
-  return text;
+  return kFlags;
+}
+
+std::string with_flags(std::string_view text) {
+  return expand_actions(text, action_flags());
 }
 
 std::string render_error(const Error& error, const std::vector<std::string>& command,
@@ -62,7 +68,7 @@ std::string render_error(const Error& error, const std::vector<std::string>& com
   if (style.messages == MessageFormat::json) {
     OrderedJson object = {{"level", "error"}, {"code", name_of(error.code())}, {"message", error.message()}};
     if (!error.context().empty()) object["context"] = error.context();
-    if (!error.help().empty()) object["help"] = with_flags(error.help());
+    if (!error.help().empty()) object["help"] = with_flags(error.marked_help());
     object["exit_code"] = exit_code_of(error.code());
     return dump_json(object) + "\n";
   }
@@ -72,7 +78,7 @@ std::string render_error(const Error& error, const std::vector<std::string>& com
     return text;
   }
   for (const std::string& line : error.context()) text += "  = " + line + "\n";
-  if (!error.help().empty()) text += "  = help: " + with_flags(error.help()) + "\n";
+  if (!error.help().empty()) text += "  = help: " + with_flags(error.marked_help()) + "\n";
   if (error.code() == ErrorCode::internal)
     text +=
         "  = note: this is a bug in Capstan, not in what you did; please report it with the output of "

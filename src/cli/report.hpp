@@ -2,9 +2,12 @@
 #pragma once
 
 #include <exception>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/actions.hpp"
 #include "base/error.hpp"
 #include "cli/context.hpp"
 
@@ -17,9 +20,10 @@ struct MessageStyle {
   bool color = false;
 };
 
-// Replaces words of a library message, such as "without resuming", by the flag of the command line that does
-// it.
-std::string with_flags(std::string text);
+// The words of the command line for the actions that texts of the library propose, with flags.
+std::span<const Action> action_flags();
+// Writes the marked actions of a text, "{resume}", in these words.
+std::string with_flags(std::string_view text);
 
 // Converts any exception to capstan::Error: std::bad_alloc becomes no_fit, an unknown exception becomes
 // internal.

@@ -41,7 +41,7 @@ std::string step_text(const config::Config& config, std::optional<int64_t> rank,
   std::vector<std::string> heads{"rank", "stage"};
   for (size_t category = 0; category < kMemoryCategories; ++category)
     heads.emplace_back(name_of(static_cast<MemoryCategory>(category)));
-  heads.insert(heads.end(), {"cached", "total", "on the host"});
+  heads.insert(heads.end(), {"cached", "total", "host memory"});
   for (size_t queue = 0; queue < kQueues; ++queue)
     heads.push_back(std::string(name_of(static_cast<Queue>(queue))) + " launches");
   heads.insert(heads.end(), {"copied to device", "copied to host", "sent in a step"});

@@ -32,10 +32,10 @@ void show_override_warnings(const Context& context, config::Resolution resolutio
   constexpr std::array<std::string_view, 9> kUnread = {"checkpoint", "comm_overlap", "dataset",
                                                        "ddp",        "logger",       "optimizer",
                                                        "profiling",  "scheduler",    "validation"};
+  // checkpoint.pretrained_checkpoint is read: it names the base model of adapters.
   std::vector<std::string> unread;
   for (const auto& [path, origin] : resolution.origins)
-    if (origin.kind == config::Origin::Kind::cli &&
-        path != "checkpoint.pretrained_checkpoint" &&  // the base of adapters
+    if (origin.kind == config::Origin::Kind::cli && path != "checkpoint.pretrained_checkpoint" &&
         std::find(kUnread.begin(), kUnread.end(), path.substr(0, path.find('.'))) != kUnread.end())
       unread.push_back("`" + path + "`");
   if (!unread.empty())

@@ -104,7 +104,7 @@ void Progress::warning(const std::string& text) {
 
 void Progress::stop_requested(std::string_view text) noexcept {
   if (!shown_) return;
-  // Also clears the terminal's own ^C.
+  // Clears the line, on which the terminal may have written ^C.
   if (terminal_) write_all(STDERR_FILENO, "\r\x1b[K");
   write_all(STDERR_FILENO, text);
   write_all(STDERR_FILENO, "\n");

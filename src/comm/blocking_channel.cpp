@@ -19,16 +19,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kChunk = int64_t{32} << 10;  // bytes
 
-// What one rank sends to another: at most one chunk at a time.
+// Shared memory through which one rank sends to another, one chunk at a time.
 struct alignas(64) Mailbox {
-  // Messages that the sender and the receiver have come to, and the last one as each of them describes it.
+  // Number of messages that the sender and the receiver have begun, and kind and size that each expects for
+  // the last one (encode_transfer()).
   std::atomic<int64_t> sends, receives;
   std::atomic<int64_t> sender_transfer, receiver_transfer;
   // Chunks written and read so far.
   std::atomic<int64_t> written, read;
   std::array<std::byte, kChunk> data;
 };
-// Of a channel; behind it the mailboxes [from][to].
+// Header of a channel's shared memory; the mailboxes [from][to] follow it.
 struct alignas(64) Header {
   // 0: no failure; 1: one is being written; 2: `text` is complete.
   std::atomic<int32_t> failed;
@@ -87,6 +88,7 @@ class BlockingChannel final : public TensorChannel {
                  .deliver = device_.add_queue(false, "delivery of `" + name_ + "`")};
     const auto ready = device_.record(after);
     const int64_t number = ++started_;
+    const TransferStatus::StartOrder order = status_->start(slot_, text_of(batch));
     const auto transfers = std::make_shared<std::vector<PairTransfer>>(transfers_of(batch));
     for (const PairTransfer& transfer : *transfers)
       if (transfer.sends && transfer.peer != rank_) sent_ += transfer.bytes;
@@ -97,7 +99,7 @@ class BlockingChannel final : public TensorChannel {
     for (const TransferBatch::Transfer& transfer : batch.transfers())
       if (transfer.from.defined()) declare(queues_->transfer, transfer.from, false, by);
     QueueScope traced(device_, queues_->transfer);
-    device_.enqueue(queues_->transfer, [this, number, transfers] { run(number, *transfers); });
+    device_.enqueue(queues_->transfer, [this, number, transfers, order] { run(number, *transfers, order); });
     traced.end(text_of(batch));
     // Received data arrives late: kernels that do not wait for it read old values.
     device_.wait_for(queues_->deliver, *device_.record(queues_->transfer));
@@ -196,15 +198,16 @@ class BlockingChannel final : public TensorChannel {
     publish(ChannelState::transfers, number);
   }
 
-  // On the channel's queue.
-  void run(int64_t number, std::vector<PairTransfer>& transfers) {
+  // Work on the transfer queue of the channel: makes all transfers of a batch.
+  void run(int64_t number, std::vector<PairTransfer>& transfers, const TransferStatus::StartOrder& order) {
+    TransferStatus::publish_order(slot_, order);
     copy_own(transfers);
     for (PairTransfer& transfer : transfers) {
       auto& count = transfer.sends ? sends_ : receives_;
       transfer.number = ++count[static_cast<size_t>(transfer.peer)];
     }
     publish(transfers, number);
-    Patience patience;
+    StallTimer timer;
     for (size_t open = transfers.size(); open > 0;) {
       bool progress = false;
       open = 0;
@@ -213,9 +216,9 @@ class BlockingChannel final : public TensorChannel {
         open += transfers[i].finished ? 0 : 1;
       }
       if (progress)
-        patience = {};
+        timer = {};
       else
-        wait(patience);
+        wait(timer);
     }
     publish(ChannelState::idle, number);
   }
@@ -257,6 +260,10 @@ class BlockingChannel final : public TensorChannel {
       if (theirs.load() < transfer.number) return false;
       const int64_t sender = box.sender_transfer.load(), receiver = box.receiver_transfer.load();
       if (sender != receiver) fail_match(transfer, sender, receiver);
+      // The sender stays in this batch until the data is taken.
+      if (!transfer.sends)
+        if (const auto text = status_->different_order(slot_, ranks_[static_cast<size_t>(transfer.peer)]))
+          report(*text + "; NCCL may then wait for ever");
       transfer.matched = true;
       if (index < ChannelSlot::kTransfers) slot_.transfers[index].matched = 1;
       return true;
@@ -278,25 +285,25 @@ class BlockingChannel final : public TensorChannel {
     return true;
   }
 
-  // How long a batch has made no progress.
-  struct Patience {
+  // Counts how long a batch has made no progress, and when to search for a deadlock next.
+  struct StallTimer {
     int idle = 0;
     Clock::time_point next = Clock::now() + std::chrono::milliseconds(200);
     std::string suspected;
   };
-  void wait(Patience& patience) {
-    if (++patience.idle < 64) return std::this_thread::yield();
+  void wait(StallTimer& timer) {
+    if (++timer.idle < 64) return std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (header().failed.load() == 2) fail(ErrorCode::rank_failure, header().text.data());
-    if (Clock::now() < patience.next) return;
-    patience.next = Clock::now() + std::chrono::milliseconds(200);
+    if (Clock::now() < timer.next) return;
+    timer.next = Clock::now() + std::chrono::milliseconds(200);
     if (const auto text = status_->reported(slot_)) fail_deadlock(*text);
     const auto deadlock = status_->deadlock(slot_);
-    if (deadlock && deadlock->text == patience.suspected) {
+    if (deadlock && deadlock->text == timer.suspected) {
       status_->report(*deadlock);
       fail_deadlock(deadlock->text);
     }
-    patience.suspected = deadlock ? deadlock->text : "";
+    timer.suspected = deadlock ? deadlock->text : "";
   }
 
   [[noreturn]] void fail_deadlock(const std::string& text) {
@@ -327,7 +334,7 @@ class BlockingChannel final : public TensorChannel {
   const int rank_, size_;
   const std::string name_;
   Device& device_;
-  // From the first batch on.
+  // Created with the first batch.
   std::optional<Queues> queues_;
   std::shared_ptr<TransferStatus> status_;
   ChannelSlot& slot_;
@@ -335,7 +342,7 @@ class BlockingChannel final : public TensorChannel {
   std::vector<int> ranks_;
   SharedMemory memory_;
   int64_t started_ = 0;
-  // Messages so far, by peer; on the channel's queue.
+  // Number of messages to and from each peer so far; used on the transfer queue only.
   std::vector<int64_t> sends_, receives_;
 };
 

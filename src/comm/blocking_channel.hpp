@@ -1,6 +1,6 @@
-// A substitute for NCCL on the checked device, to test that transfers are ordered as NCCL requires. A batch
-// blocks its queue until all peers have reached their batch, and a send until the receiver takes the data.
-// Nothing is buffered, and only the order matches a send with its receive.
+// A substitute for NCCL on the checked and simulated devices, to test that transfers are ordered as NCCL
+// requires. A batch blocks its queue until all peers have reached their batch, and a send until the receiver
+// takes the data. Nothing is buffered, and only the order matches a send with its receive.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,9 @@ namespace capstan::comm {
 // host.
 //
 // Errors appear where the host next waits for the device, as ErrorCode::rank_failure on all ranks concerned:
-// peers whose transfers do not match (both are named), and ranks that wait for each other (all are named with
-// their transfers).
+// peers whose transfers do not match (both are named), ranks that wait for each other (all are named with
+// their transfers), and ranks that start the batches of two groups which they share in different orders (both
+// batches are named; links between pipeline stages have no order).
 std::unique_ptr<TensorChannel> make_blocking_channel(Communicator& group, Device& device,
                                                      std::shared_ptr<TransferStatus> status);
 

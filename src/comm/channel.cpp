@@ -33,13 +33,16 @@ std::string_view name_of(TransferBatch::Kind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
-std::string text_of(const TransferBatch& batch) {
+std::string text_of(const TransferBatch& batch, std::span<const int> ranks) {
   std::string text;
+  const auto name_of_rank = [&](int rank) {
+    return std::to_string(ranks.empty() ? rank : ranks[static_cast<size_t>(rank)]);
+  };
   for (const TransferBatch::Transfer& t : batch.transfers()) {
     const int64_t bytes = (t.from.defined() ? t.from : t.to).bytes();
     text +=
         (text.empty() ? "" : ", ") + std::string(name_of(t.kind)) + " of " + std::to_string(bytes) + " bytes";
-    if (t.peer >= 0) text += (t.from.defined() ? " to rank " : " from rank ") + std::to_string(t.peer);
+    if (t.peer >= 0) text += (t.from.defined() ? " to rank " : " from rank ") + name_of_rank(t.peer);
   }
   return text;
 }
@@ -83,8 +86,8 @@ void check(const TransferBatch::Transfer& transfer, int size) {
                    "all_to_all of " + transfer.from.text() + " into " + transfer.to.text());
 }
 
-// Nothing is transferred on the meta device; the tensors live as long as in a real transfer.
-struct Nothing final : Completion {
+// The meta device transfers nothing; the tensors live as long as in a real transfer.
+struct NoTransfer final : Completion {
   void wait(Queue) override {}
 };
 
@@ -107,11 +110,13 @@ void count(Communicator& group, const TransferBatch::Transfer& transfer) {
 }  // namespace
 
 std::unique_ptr<Completion> TensorChannel::begin_on_meta(const TransferBatch&) {
-  return std::make_unique<Nothing>();
+  return std::make_unique<NoTransfer>();
 }
 
 PendingTransfers TensorChannel::start(TransferBatch batch, Queue after) {
   for (const TransferBatch::Transfer& transfer : batch.transfers()) check(transfer, group_.size());
+  const RangeScope range(batch.device(),
+                         [&] { return "start in `" + group_.name() + "`: " + text_of(batch); });
   std::unique_ptr<Completion> completion;
   if (batch.device().is_meta()) {
     for (const TransferBatch::Transfer& transfer : batch.transfers()) count(group_, transfer);

@@ -3,11 +3,14 @@
 // Every member starts the same batches in the same order; a send and its receive are matched by this order
 // alone. A batch begins when the work queued before it is done, and its transfers begin together, so that two
 // ranks which send to each other in one batch do not wait for each other. Batches of one channel follow each
-// other; batches of different channels are independent.
+// other; batches of different channels are independent. Ranks that share two groups start the batches of both
+// in one order, because NCCL may need that; links between pipeline stages are the exception, where a stage
+// receives ahead.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,8 +48,9 @@ class TransferBatch {
   std::vector<Transfer> transfers_;
 };
 std::string_view name_of(TransferBatch::Kind kind);
-// "receive of 32 bytes from rank 1, send of 32 bytes to rank 1"
-std::string text_of(const TransferBatch& batch);
+// "receive of 32 bytes from rank 1, send of 32 bytes to rank 1". ranks: what the ranks of the group are
+// called; empty: their numbers in it.
+std::string text_of(const TransferBatch& batch, std::span<const int> ranks = {});
 
 // A batch that was started, as a channel sees it.
 class Completion {

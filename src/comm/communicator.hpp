@@ -23,6 +23,7 @@ class Work {
 using WorkHandle = std::unique_ptr<Work>;
 
 class TensorChannel;
+struct DeviceBatches;
 
 class Communicator {
  public:
@@ -44,10 +45,13 @@ class Communicator {
   virtual WorkHandle start_receive(void* data, int64_t bytes, int from) = 0;
   virtual void barrier() = 0;
 
-  // To other members of this group so far.
+  // Bytes that this rank has sent to other members of this group so far.
   virtual int64_t sent_bytes() const = 0;
   // True on a meta communicator: it counts the bytes of each call and reads no memory.
   virtual bool is_meta() const { return false; }
+  // Where the group's channel publishes what its device does (watchdog/rank_status.hpp); null: nowhere. It
+  // lives as long as the world.
+  virtual DeviceBatches* device_batches() { return nullptr; }
 
   void all_gather(const void* mine, void* all, int64_t bytes_per_rank) {
     start_all_gather(mine, all, bytes_per_rank)->wait();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <numeric>
 
 #include "base/checked.hpp"
@@ -199,6 +200,17 @@ std::optional<std::string> Mesh::repeated_group(const std::string& name) {
   return std::nullopt;
 }
 
+bool Mesh::carries_tensors(std::string_view name) {
+  // Positions in the grid, and groups of experts, whose layers are not written yet.
+  constexpr std::string_view kWithout[] = {"dp", "tp-cp", "tp-dp-cp", "position_embedding", "etp",
+                                           "ep", "edp",   "etp-ep",   "etp-ep-pp"};
+  return std::ranges::find(kWithout, name) == std::end(kWithout);
+}
+
+bool Mesh::is_link(std::string_view name) {
+  return name.starts_with(kForwardLink) || name.starts_with(kBackwardLink);
+}
+
 std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const {
   for (const GridGroup& group : grid_groups())
     if (name == group.name && (!group.expert || sizes_.experts))
@@ -209,7 +221,7 @@ std::vector<int64_t> Mesh::members(const std::string& name, int64_t rank) const 
       return {stages.front(), stages.back()};
     return {rank};
   }
-  if (name.starts_with(kForwardLink) || name.starts_with(kBackwardLink)) return link_members(name, rank);
+  if (is_link(name)) return link_members(name, rank);
   if (name == "shard" || name == "replica") {
     const auto data = dense_.group_of(rank, {Axis::dp, Axis::cp});
     const int64_t length = std::ssize(data) / sizes_.optimizer_instances;
@@ -240,7 +252,7 @@ StageLinks Mesh::stage_links(PipelineDirection direction) const {
   const int64_t stages = size(Axis::pp);
   if (stages == 1) return {};
   const bool forward = direction == PipelineDirection::forward;
-  // In the direction of the transfers.
+  // Index of this stage in the direction of the transfers.
   const int64_t mine = forward ? index(Axis::pp) : stages - 1 - index(Axis::pp);
   const auto link_from = [&](int64_t from) {
     return &group((forward ? kForwardLink : kBackwardLink) + std::to_string(link_number(from, stages)));
@@ -250,7 +262,7 @@ StageLinks Mesh::stage_links(PipelineDirection direction) const {
 
 // All ranks agree whether a split is needed: rank 0 is in a largest group of every name, links left out.
 bool Mesh::alone_everywhere(const std::string& name) const {
-  return name.starts_with("pp-") ? size(Axis::pp) == 1 : members(name, 0).size() == 1;
+  return is_link(name) ? size(Axis::pp) == 1 : members(name, 0).size() == 1;
 }
 
 void Mesh::connect(Communicator& world, const ChannelFactory& make_channel) {

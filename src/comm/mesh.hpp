@@ -83,7 +83,7 @@ class Mesh {
   // the sizes name.
   Mesh(const MeshSizes& sizes, int64_t rank);
   const Grid& dense() const { return dense_; }
-  // Without experts: every rank along the data axis.
+  // Grid of the expert layers. Without experts, all ranks of a data-parallel group lie along its data axis.
   const Grid& expert() const { return expert_; }
   bool has_kv_replicas() const { return sizes_.kv_replicas > 1; }
   int64_t rank() const { return rank_; }
@@ -95,6 +95,10 @@ class Mesh {
   std::vector<std::string> group_names() const;
   // The group with the same ranks as this one, which exists to keep messages apart: "tp" for "tp-gradients".
   static std::optional<std::string> repeated_group(const std::string& name);
+  // Whether the group is a link between pipeline stages, over which tensors go in one direction.
+  static bool is_link(std::string_view name);
+  // Whether the ranks exchange tensors over groups of this name, and not only values of the host.
+  static bool carries_tensors(std::string_view name);
   // World ranks of the group of this name that contains `rank`, in the order of their ranks in it.
   std::vector<int64_t> members(const std::string& name, int64_t rank) const;
 

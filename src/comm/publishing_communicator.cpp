@@ -52,6 +52,7 @@ int StatusPublisher::add_group(const std::string& name, int first) {
     entry.first = first;
     entry.sequence = 0;
     for (auto& arguments : entry.arguments) arguments = 0;
+    for (auto* count : {&entry.batches.started, &entry.batches.begun, &entry.batches.done}) *count = 0;
     entry.name.fill('\0');
     (name.empty() ? std::string("?") : name).copy(entry.name.data(), entry.name.size() - 1);
     return static_cast<int>(i);
@@ -119,6 +120,9 @@ class PublishingCommunicator final : public Communicator {
     one.end_wait();
   }
   int64_t sent_bytes() const override { return inner_->sent_bytes(); }
+  DeviceBatches* device_batches() override {
+    return entry_ < 0 ? nullptr : &publisher_->slot().groups[static_cast<size_t>(entry_)].batches;
+  }
 
  private:
   struct Member {

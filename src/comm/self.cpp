@@ -7,7 +7,7 @@ namespace capstan::comm {
 
 namespace {
 
-class Done final : public Work {
+class CompletedWork final : public Work {
  public:
   void wait() override {}
 };
@@ -27,7 +27,7 @@ class SelfCommunicator final : public Communicator {
   WorkHandle start_all_to_all(const void* send, void* receive, int64_t bytes) override {
     return copy(send, receive, bytes);
   }
-  WorkHandle start_broadcast(void*, int64_t, int) override { return std::make_unique<Done>(); }
+  WorkHandle start_broadcast(void*, int64_t, int) override { return std::make_unique<CompletedWork>(); }
   WorkHandle start_send(const void*, int64_t, int) override { return no_peer(); }
   WorkHandle start_receive(void*, int64_t, int) override { return no_peer(); }
   void barrier() override {}
@@ -36,7 +36,7 @@ class SelfCommunicator final : public Communicator {
  private:
   static WorkHandle copy(const void* from, void* to, int64_t bytes) {
     if (from != to && bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
-    return std::make_unique<Done>();
+    return std::make_unique<CompletedWork>();
   }
   [[noreturn]] WorkHandle no_peer() {
     fail(ErrorCode::internal, "internal error: group `" + name_ + "` has one rank and no peer");
@@ -73,7 +73,7 @@ class MetaCommunicator final : public Communicator {
  private:
   WorkHandle count(int64_t bytes) {
     sent_ += bytes;
-    return std::make_unique<Done>();
+    return std::make_unique<CompletedWork>();
   }
   int rank_, size_;
   std::string name_;

@@ -1,4 +1,4 @@
-// Transfers through host memory, carried by a communicator.
+// Transfers through host memory, made by a communicator.
 #include <memory>
 #include <optional>
 #include <utility>
@@ -138,7 +138,7 @@ class StagedBatch final : public Completion {
   std::shared_ptr<Event> complete_;
   std::vector<const std::byte*> sources_;
   std::vector<Received> received_;
-  // Before works_: they are used until those have ended.
+  // Declared before works_, which uses the buffers until its transfers have ended.
   StagingBuffers buffers_;
   std::vector<WorkHandle> works_;
 };

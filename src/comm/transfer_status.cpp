@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/mesh.hpp"
 
 namespace capstan::comm {
 
@@ -30,8 +31,61 @@ ChannelSlot& TransferStatus::add(Communicator& group) {
   mine->state = static_cast<int32_t>(ChannelState::idle);
   mine->count = 0;
   mine->deadlock_found_by = 0;
+  mine->started = 0;
+  mine->ordered = mine->group[0] != '\0' && Mesh::is_link(mine->group.data()) ? 0 : 1;
+  for (StartedBatches& other : mine->before) other.id = 0;
   mine->id.store(id, std::memory_order_release);
   return *mine;
+}
+
+TransferStatus::StartOrder TransferStatus::start(ChannelSlot& mine, const std::string& text) {
+  StartOrder order;
+  for (const ChannelSlot& other : slot(rank_).channels)
+    if (&other != &mine && other.id.load() != 0 && other.ordered.load() != 0)
+      order.emplace_back(other.id.load(), other.started.load());
+  auto& kept = mine.texts[static_cast<size_t>(mine.started.load() + 1) % ChannelSlot::kKeptTexts];
+  kept.fill('\0');
+  text.copy(kept.data(), kept.size() - 1);
+  ++mine.started;
+  return order;
+}
+
+void TransferStatus::publish_order(ChannelSlot& mine, const StartOrder& order) {
+  for (size_t i = 0; i < mine.before.size(); ++i) {
+    mine.before[i].id = i < order.size() ? order[i].first : 0;
+    mine.before[i].count = i < order.size() ? order[i].second : 0;
+  }
+}
+
+std::string TransferStatus::batch_text(int rank, int64_t id, int64_t number) const {
+  const ChannelSlot* const channel = find(rank, id);
+  if (!channel) return "batch " + std::to_string(number) + " of a group that has ended";
+  std::string text = "batch " + std::to_string(number) + " of group `" + channel->group.data() + "`";
+  const int64_t last = channel->started.load();
+  if (number > last - static_cast<int64_t>(ChannelSlot::kKeptTexts) && number <= last)
+    text += " (" + std::string(channel->texts[static_cast<size_t>(number) % ChannelSlot::kKeptTexts].data()) +
+            ")";
+  return text;
+}
+
+std::optional<std::string> TransferStatus::different_order(const ChannelSlot& mine, int peer) const {
+  const ChannelSlot* const theirs = find(peer, mine.id.load());
+  if (!theirs || mine.ordered.load() == 0) return std::nullopt;
+  for (const StartedBatches& here : mine.before) {
+    const int64_t id = here.id.load();
+    if (id == 0) break;
+    const auto there =
+        std::ranges::find_if(theirs->before, [&](const StartedBatches& b) { return b.id.load() == id; });
+    if (there == theirs->before.end() || there->count.load() == here.count.load()) continue;
+    const bool first_here = here.count.load() > there->count.load();
+    const int before = first_here ? rank_ : peer, after = first_here ? peer : rank_;
+    const int64_t number = std::min(here.count.load(), there->count.load()) + 1;
+    return "ranks start the batches of two groups in different orders: rank " + std::to_string(before) +
+           " starts " + batch_text(before, id, number) + " before " +
+           batch_text(before, mine.id.load(), mine.batch.load()) + ", rank " + std::to_string(after) +
+           " after it";
+  }
+  return std::nullopt;
 }
 
 void TransferStatus::compute_waits(int64_t id, int64_t batch) {
@@ -114,7 +168,7 @@ bool TransferStatus::blocked(Search& search, int rank, int64_t id) const {
 std::optional<TransferStatus::Deadlock> TransferStatus::deadlock(const ChannelSlot& mine) const {
   Search search;
   if (!blocked(search, rank_, mine.id.load())) return std::nullopt;
-  // From the lowest rank on, so that all ranks of the cycle report the same text.
+  // The text begins with the lowest rank, so that all ranks of the cycle report the same text.
   auto& path = search.path;
   path.erase(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(search.cycle));
   std::rotate(

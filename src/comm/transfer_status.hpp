@@ -33,9 +33,14 @@ enum class ChannelState : int32_t {
   transfers,
 };
 
+// How many batches of another channel a rank has started.
+struct StartedBatches {
+  std::atomic<int64_t> id, count;
+};
+
 // A channel of one rank.
 struct ChannelSlot {
-  static constexpr size_t kTransfers = 64;
+  static constexpr size_t kTransfers = 64, kOthers = 48, kKeptTexts = 16;
   // The same on all members; 0: free.
   std::atomic<int64_t> id;
   std::array<char, 32> group;
@@ -46,6 +51,14 @@ struct ChannelSlot {
   std::array<TransferSlot, kTransfers> transfers;
   // The world rank that found this channel in a deadlock, plus 1; 0: none.
   std::atomic<int32_t> deadlock_found_by;
+  // Batches that the host has started, and at n % kKeptTexts the text of batch n.
+  std::atomic<int64_t> started;
+  std::array<std::array<char, 64>, kKeptTexts> texts;
+  // Whether its batches have an order among those of other channels: not on the links of a pipeline, where a
+  // stage receives ahead.
+  std::atomic<int32_t> ordered;
+  // The other ordered channels, when the host started the batch `batch`.
+  std::array<StartedBatches, kOthers> before;
 };
 
 class TransferStatus {
@@ -61,6 +74,19 @@ class TransferStatus {
 
   // The compute queue waits for a batch of a channel; id 0: it does not.
   void compute_waits(int64_t id, int64_t batch);
+
+  // The order in which a rank starts the batches of its channels. NCCL may deadlock where two ranks start the
+  // batches of two groups that they share in different orders.
+  using StartOrder = std::vector<std::pair<int64_t, int64_t>>;
+  // Counts a batch as started. Returns the ids of the other ordered channels, and how many batches of each
+  // this rank has started before.
+  StartOrder start(ChannelSlot& mine, const std::string& text);
+  // The order of the current batch, before its first transfer.
+  static void publish_order(ChannelSlot& mine, const StartOrder& order);
+  // The first batch of another channel that this rank starts before the current batch of `mine`, and the
+  // world rank `peer` after it, or the other way round: a sentence about both batches. nullopt: there is
+  // none. The peer is in the same batch.
+  std::optional<std::string> different_order(const ChannelSlot& mine, int peer) const;
 
   // Ranks that wait for each other.
   struct Deadlock {
@@ -78,7 +104,7 @@ class TransferStatus {
   std::optional<std::string> reported(const ChannelSlot& mine) const;
 
  private:
-  static constexpr size_t kChannels = 48;
+  static constexpr size_t kChannels = ChannelSlot::kOthers;
   struct RankSlot {
     std::atomic<int64_t> waits_for, waits_for_batch;
     // The last deadlock that this rank has found.
@@ -88,6 +114,8 @@ class TransferStatus {
   struct Search;
   RankSlot& slot(int rank) const { return reinterpret_cast<RankSlot*>(memory_.data())[rank]; }
   ChannelSlot* find(int rank, int64_t id) const;
+  // "batch 3 of group `dp` (all_gather of 32 bytes)", a batch that this rank has started.
+  std::string batch_text(int rank, int64_t id, int64_t number) const;
   bool blocked(Search& search, int rank, int64_t id) const;
   bool compute_blocked(Search& search, int rank) const;
 

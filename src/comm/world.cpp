@@ -234,6 +234,7 @@ class MpiWorld final : public World {
       watchdog_->watch_other_hosts(std::make_unique<RankStatusFiles>(
           directory, host_rank_, std::vector<int>(hosts_.begin(), hosts_.end())));
   }
+  std::shared_ptr<TransferWatch> transfer_watch() override { return watchdog_->transfers(); }
   bool failure_reported() const override { return publisher_->status_table().report_claimed(); }
   [[noreturn]] void abort(int exit_code) override {
     // Watchdogs must not report ranks that the launcher ends now.

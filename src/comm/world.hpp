@@ -12,6 +12,8 @@
 
 namespace capstan::comm {
 
+class TransferWatch;
+
 // How rank failures are handled. The first rank that detects a dead rank, or a rank that keeps others waiting
 // for longer than `timeout`, reports it once for all ranks. Every process then ends with exit code 4.
 struct FailureWatch {
@@ -59,6 +61,9 @@ class World {
   // Shares rank status between hosts through files in this directory, which all hosts can access. No effect
   // on one host. Collective.
   virtual void share_rank_status(const std::filesystem::path&) {}
+  // The channels of this process that its watchdog observes, and aborts where a rank fails; null: a world
+  // without a watchdog.
+  virtual std::shared_ptr<TransferWatch> transfer_watch() { return nullptr; }
   // True once a rank failure is being reported. Errors that follow from it should not be reported again.
   virtual bool failure_reported() const { return false; }
   // Ends all processes of the world with this exit code, at once. Does not return.

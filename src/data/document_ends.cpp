@@ -16,7 +16,7 @@ std::string check_document_ends(const IndexedDataset& dataset, const DocumentOpt
   };
   const std::string name = "dataset `" + dataset.prefix() + "`";
   const std::string switch_off = field ? std::string(field) + "=false" : std::string(),
-                    remedy = "prepare the text again with the token appended, or set " + switch_off;
+                    remedy = "{append_eod}, or set " + switch_off;
   const auto recorded = [&]() -> std::optional<int64_t> {
     const auto meta = read_meta(dataset);
     return meta ? meta->end_of_document : std::nullopt;

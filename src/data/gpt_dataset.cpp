@@ -70,7 +70,7 @@ class Builder {
                                                 : megatron_split(blend, split, share);
   }
 
-  // Of the datasets that were opened since the last call.
+  // Warnings about the datasets that were opened since the last call.
   std::vector<std::string> take_warnings() { return std::exchange(warnings_, {}); }
 
  private:

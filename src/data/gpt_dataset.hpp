@@ -27,7 +27,8 @@ enum class BuildSplit : uint8_t {
 };
 
 struct GptDatasetOptions {
-  // One of: `mock`; `blend` with `split`; `blend_per_split` (each of its datasets is used in full).
+  // The source of the data is one of: `mock`; `blend` with `split`; `blend_per_split`, of which each dataset
+  // is used in full.
   bool mock = false;
   Blend blend;
   std::string split = "969,30,1";

@@ -111,7 +111,7 @@ static std::string existing_prefix(std::string prefix) {
   if (std::filesystem::exists(prefix + ".bin", unknown) || std::filesystem::exists(prefix + ".idx", unknown))
     return prefix;
   const std::string near = near_paths_help(near_paths(prefix, {}, NamedThing::dataset_prefix));
-  fail(ErrorCode::not_found, not_found_text("", prefix),
+  fail(ErrorCode::not_found, not_found_text("dataset", prefix),
        near.empty() ? "name a dataset of `capstan data prepare` by the prefix of PREFIX.bin and PREFIX.idx"
                     : near);
 }
@@ -175,8 +175,8 @@ void IndexedDataset::check_header() {
 
   if (bin_.size() % item_bytes_ != 0)
     fail(ErrorCode::format, bin_.path() + ": " + std::to_string(bin_.size()) +
-                                " bytes are not a whole number of " + std::string(name_of(type_)) +
-                                " tokens");
+                                " bytes are not a multiple of the size of a " + std::string(name_of(type_)) +
+                                " token");
   tokens_ = bin_.size() / item_bytes_;
 }
 

@@ -150,7 +150,7 @@ void IndexedWriter::refuse_existing(const std::string& prefix) {
     std::error_code unknown;
     if (std::filesystem::exists(std::filesystem::symlink_status(prefix + part, unknown)))
       fail(ErrorCode::usage, "`" + prefix + part + "` exists already",
-           "choose another output, or allow it to be replaced");
+           "choose another output, or {overwrite}");
   }
 }
 

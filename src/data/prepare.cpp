@@ -182,7 +182,7 @@ using Writers = std::vector<std::unique_ptr<IndexedWriter>>;
 void append(const EncodedTile& tile, const PrepareOptions& options, const Writers& writers,
             PrepareResult& result) {
   if (!tile.bad.empty() && options.on_bad_line == OnBadLine::fail)
-    fail(ErrorCode::format, tile.bad[0], "such records can be left out and counted");
+    fail(ErrorCode::format, tile.bad[0], "{skip_bad_lines}");
   for (const auto& report : tile.bad)
     if (result.reports.size() < kMaxReportedRecords) result.reports.push_back(report);
   result.skipped += static_cast<int64_t>(tile.bad.size());

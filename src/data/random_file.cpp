@@ -18,7 +18,7 @@ RandomFile::RandomFile(std::string path) : path_(std::move(path)) {
   // O_NONBLOCK: opening a named pipe must not wait for a writer.
   fd_ = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd_ < 0) {
-    if (errno == ENOENT || errno == ENOTDIR) fail_not_found("", path_);
+    if (errno == ENOENT || errno == ENOTDIR) fail_not_found("file", path_);
     fail(ErrorCode::io, "cannot open `" + path_ + "`: " + system_error_text(errno));
   }
   struct stat status {};

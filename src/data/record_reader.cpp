@@ -58,7 +58,7 @@ std::vector<InputFile> expand_inputs(const std::vector<std::string>& names) {
     const auto status = fs::status(name, error);
     if (status.type() == fs::file_type::none)
       fail(ErrorCode::io, "cannot read `" + name + "`: " + error.message());
-    if (status.type() == fs::file_type::not_found) fail_not_found("", name, {}, HubKind::dataset);
+    if (status.type() == fs::file_type::not_found) fail_not_found("file", name, {}, HubKind::dataset);
     if (fs::is_directory(status))
       add_directory(name, files);
     else if (fs::is_regular_file(status))

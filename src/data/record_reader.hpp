@@ -88,7 +88,7 @@ class RecordReader {
   bool at_end() const;
 
   const std::vector<InputFile>& files() const;
-  // Of the files of plain text opened so far.
+  // The files opened so far that should hold plain text and begin as an HTML page.
   const HtmlPages& html_pages() const;
   // Bytes of all files, as stored on disk.
   int64_t file_bytes_total() const;

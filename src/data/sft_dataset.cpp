@@ -349,7 +349,7 @@ std::shared_ptr<const SftDataset::Epoch> SftDataset::build(int64_t number) const
   }
   auto epoch = std::make_shared<Epoch>();
   epoch->number = number;
-  // The first rows of a window hold the longest samples. Shuffling the rows spreads these evenly over the
+  // The first rows of a window hold the longest samples. Shuffling the rows distributes these evenly over the
   // steps.
   const auto total = static_cast<int64_t>(rows.size());
   const Permutation deal(total, key(1));

@@ -29,7 +29,7 @@ namespace capstan::data {
 
 struct SftOptions {
   std::vector<std::string> train_files;
-  // Both empty: `split` divides the samples of train_files.
+  // Files of the other splits. If both are empty, `split` divides the samples of train_files.
   std::vector<std::string> valid_files, test_files;
   std::string split = "969,30,1";
   SftFormat format = SftFormat::automatic;

@@ -44,6 +44,9 @@ SftEncoder::SftEncoder(const text::Tokenizer& tokenizer,
 }
 
 EncodedSample SftEncoder::encode(const SftRecord& record) const {
+  if (record.format == SftFormat::text && loss_ == SftLoss::last_turn)
+    fail(ErrorCode::config, "samples of format text have no turns, and dataset.loss_mode is last_turn",
+         "dataset.loss_mode=all");
   if (const auto* text = std::get_if<SftText>(&record.what)) return encode_text(*text);
   return encode_dialogue(std::get<SftDialogue>(record.what), record.format);
 }
@@ -106,7 +109,7 @@ std::shared_ptr<const text::chat::ChatTemplate> own_chat_template(const text::To
   if (!json.is_object() || !json.contains("chat_template")) return nullptr;
   const auto& value = json["chat_template"];
   if (value.is_string()) return text::chat::ChatTemplate::parse(name, value.get_ref<const std::string&>());
-  // Of several templates with names, the one called `default` applies.
+  // If there are several named templates, the one called `default` applies.
   if (value.is_array())
     for (const auto& one : value)
       if (one.is_object() && one.value("name", Json()) == "default" &&

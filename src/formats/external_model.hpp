@@ -39,7 +39,7 @@ class ExternalModel {
   // "llama in safetensors", for messages.
   virtual std::string kind() const = 0;
 
-  // Its parameters, which are read from the files on demand. The result keeps a reference to this object.
+  // The model's parameters, read from the files on demand. The result keeps a reference to this object.
   // model: the model of the run, which determines the vocabulary padding. Throws ErrorCode::format or
   // ::unsupported for weights that do not fit the model.
   std::unique_ptr<checkpoint::TensorSource> parameters(const config::ModelConfig& model) {

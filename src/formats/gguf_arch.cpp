@@ -71,7 +71,7 @@ class Keys {
     const GgufValue* value = find(key, otherwise.has_value());
     if (!value) return *otherwise;
     if (value->kind != Kind::integer || value->integer < 1 || value->integer > (1 << 30))
-      refuse(key, "is not a whole number from 1 to 2^30");
+      refuse(key, "is not an integer from 1 to 2^30");
     return value->integer;
   }
   double real(const std::string& key, std::optional<double> otherwise = {}) {

@@ -134,7 +134,7 @@ WriteResult write_gguf(const ExportSource& from, const fs::path& to, GgufType ty
   temporary += ".tmp-" + std::to_string(::getpid());
   struct Remove {
     const fs::path& path;
-    // After a successful rename there is no such file.
+    // Has no effect after a successful rename, because the file no longer has this name.
     ~Remove() { ::unlink(path.c_str()); }
   } remove{temporary};
   FileWriter writer(temporary);
@@ -156,7 +156,8 @@ WriteResult write_gguf(const ExportSource& from, const fs::path& to, GgufType ty
       try {
         quantize(*find_ggml_type(tensor.type), values, bytes);
       } catch (const Error& error) {
-        fail(error.code(), "the tensor " + in_quotes(tensor.name) + ": " + error.message(), error.help());
+        fail(error.code(), "the tensor " + in_quotes(tensor.name) + ": " + error.message(),
+             error.marked_help());
       }
       given += bytes.size();
       writer.write(bytes);

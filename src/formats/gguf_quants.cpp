@@ -126,7 +126,7 @@ void dequantize(const GgmlType& type, std::span<const std::byte> blocks, std::sp
   const size_t count = out.size() / static_cast<size_t>(type.block);
   CAPSTAN_ASSERT(out.size() % static_cast<size_t>(type.block) == 0 &&
                      blocks.size() == count * static_cast<size_t>(type.bytes),
-                 "whole blocks");
+                 "complete blocks");
   for (size_t i = 0; i < count; ++i)
     type.read(blocks.data() + i * static_cast<size_t>(type.bytes),
               out.data() + i * static_cast<size_t>(type.block));
@@ -136,8 +136,7 @@ namespace {
 
 [[noreturn]] void cannot_hold(const GgmlType& type, float value) {
   fail(ErrorCode::unsupported, std::string(type.name) + " cannot hold the value " + to_text(value),
-       std::isfinite(value) ? "the types bf16 and f32 can"
-                            : "the weights are not numbers: did the run diverge?");
+       std::isfinite(value) ? "{gguf_types}" : "the weights are not numbers: did the run diverge?");
 }
 
 // Converts to fp16; refuses finite values that would become infinite.
@@ -151,7 +150,7 @@ f16 half_of(const GgmlType& type, float value, float of) {
 
 void quantize(const GgmlType& type, std::span<const float> values, std::vector<std::byte>& out) {
   const size_t count = values.size() / static_cast<size_t>(type.block);
-  CAPSTAN_ASSERT(values.size() % static_cast<size_t>(type.block) == 0, "whole blocks");
+  CAPSTAN_ASSERT(values.size() % static_cast<size_t>(type.block) == 0, "complete blocks");
   out.resize(count * static_cast<size_t>(type.bytes));
   for (size_t i = 0; i < count; ++i) {
     const float* x = values.data() + i * static_cast<size_t>(type.block);

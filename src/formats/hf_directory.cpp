@@ -50,7 +50,7 @@ fs::path file_inside(const fs::path& directory, const std::string& name) {
     fail(ErrorCode::format, in_quotes(name) + " is not a plain file name of `" + directory.string() + "`");
   std::error_code error;
   const auto type = fs::symlink_status(path, error).type();
-  if (type == fs::file_type::not_found) fail_not_found("", path.string());
+  if (type == fs::file_type::not_found) fail_not_found("file", path.string());
   if (type == fs::file_type::symlink) {
     const fs::path target = fs::canonical(path, error), home = fs::canonical(directory, error);
     const fs::path blobs =
@@ -117,9 +117,8 @@ bool is_pickle(const std::string& name) {
 HfDirectory::HfDirectory(const fs::path& directory) : directory_(directory) {
   std::error_code error;
   if (!fs::exists(directory, error))
-    fail_not_found("", "hf:" + directory.string(),
-                   "hf:DIRECTORY with a config.json; where it is the base of a run's adapters and has moved: "
-                   "checkpoint.pretrained_checkpoint=hf:DIRECTORY");
+    fail_not_found("model", "hf:" + directory.string(),
+                   "hf: takes the directory that holds config.json and the safetensors files");
   if (!fs::is_directory(directory, error))
     fail(ErrorCode::format, "`" + directory.string() + "` is not a directory",
          "hf: takes the directory that holds config.json and the safetensors files");

@@ -16,7 +16,7 @@ void require_new(const fs::path& target) {
          "choose another name, or remove it first");
   const fs::path parent = fs::absolute(target).lexically_normal().parent_path();
   if (!fs::is_directory(parent, error))
-    fail_not_found("", parent.string(),
+    fail_not_found("directory", parent.string(),
                    "the directory in which `" + target.filename().string() + "` is written has to exist");
 }
 

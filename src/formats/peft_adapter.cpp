@@ -178,7 +178,7 @@ bool is_peft(const fs::path& directory) {
 PeftAdapter read_peft(const fs::path& directory) {
   std::error_code error;
   if (!fs::exists(directory, error))
-    fail_not_found("", directory.string(),
+    fail_not_found("adapter", directory.string(),
                    "a directory of PEFT's holds adapter_config.json and adapter_model.safetensors");
   if (!fs::is_directory(directory, error))
     fail(ErrorCode::not_found, "`" + directory.string() + "` is not a directory with an adapter",

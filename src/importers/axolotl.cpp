@@ -20,97 +20,97 @@ constexpr std::string_view kPreparation = "data preparation of another library";
 constexpr std::string_view kHubClass = "a class of another library";
 
 constexpr Rule kTable[] = {
-    later("base_model", "model (preset), checkpoint.pretrained_checkpoint, model.max_position_embeddings"),
+    deferred("base_model", "model (preset), checkpoint.pretrained_checkpoint, model.max_position_embeddings"),
     external("base_model_config base_model_ignore_patterns revision_of_model", kHub),
     external("model_type tokenizer_type", kHubClass),
-    later("tokenizer_config", "tokenizer.tokenizer_model"),
+    deferred("tokenizer_config", "tokenizer.tokenizer_model"),
     external("tokenizer_use_fast tokenizer_legacy", kHubClass),
     external("trust_remote_code", "nothing is downloaded, and no code from a file runs"),
     external("plugins", kHubClass),
     no_effect("is_llama_derived_model is_mistral_derived_model", "given by the model preset"),
     no_effect("special_tokens.pad_token", "padding is masked from loss and attention"),
-    take("special_tokens.eos_token", "tokenizer.eod_token"),
+    copy("special_tokens.eos_token", "tokenizer.eod_token"),
     to_fill_in("special_tokens.*", "the tokenizer files define the special tokens"),
     to_fill_in("tokens", "see tokenizer.tokenizer_model"),
     to_fill_in("overrides_of_model_config model_config", "see `capstan explain model`"),
 
-    later("datasets", "dataset.train_files, dataset.format, tokenizer.chat_template"),
-    later("test_datasets", "dataset.valid_files"),
-    later("pretraining_dataset", "dataset.train_files"),
-    later("val_set_size", "dataset.split"),
+    deferred("datasets", "dataset.train_files, dataset.format, tokenizer.chat_template"),
+    deferred("test_datasets", "dataset.valid_files"),
+    deferred("pretraining_dataset", "dataset.train_files"),
+    deferred("val_set_size", "dataset.split"),
     external("dataset_prepared_path", kPreparation),
     no_effect("dataset_processes dataset_keep_in_memory dataset_num_proc dataset_exact_deduplication "
               "shuffle_merged_datasets skip_prepare_dataset remove_unused_columns",
               kPreparation),
-    later("chat_template chat_template_jinja", "tokenizer.chat_template"),
-    later("train_on_inputs", "dataset.loss_mode"),
-    later("sample_packing", "dataset.packing"),
+    deferred("chat_template chat_template_jinja", "tokenizer.chat_template"),
+    deferred("train_on_inputs", "dataset.loss_mode"),
+    deferred("sample_packing", "dataset.packing"),
     no_effect("sample_packing_*", "packing of another library"),
     no_effect("eval_sample_packing", "evaluation packs rows as training does"),
     no_effect("pad_to_sequence_len group_by_length", kRows),
     no_effect("multipack_real_batches", "packed samples are one row"),
-    take("sequence_len", "model.seq_length"),
-    later("excess_length_strategy", "dataset.too_long"),
+    copy("sequence_len", "model.seq_length"),
+    deferred("excess_length_strategy", "dataset.too_long"),
     unsupported("rl rl_beta trl", kPreferences),
     unsupported("reward_model", "reward models"),
 
-    later("adapter", "peft.scheme, peft.base_quantization"),
-    take("lora_model_dir", "peft.adapter"),
-    take("lora_r", "peft.dim"),
-    take("lora_alpha", "peft.alpha"),
-    take("lora_dropout", "peft.dropout"),
-    later("lora_target_modules lora_target_linear", "peft.target_modules"),
-    later("peft_use_dora", "peft.scheme"),
-    take("peft_use_rslora", "peft.use_rslora"),
+    deferred("adapter", "peft.scheme, peft.base_quantization"),
+    copy("lora_model_dir", "peft.adapter"),
+    copy("lora_r", "peft.dim"),
+    copy("lora_alpha", "peft.alpha"),
+    copy("lora_dropout", "peft.dropout"),
+    deferred("lora_target_modules lora_target_linear", "peft.target_modules"),
+    deferred("peft_use_dora", "peft.scheme"),
+    copy("peft_use_rslora", "peft.use_rslora"),
     unsupported("peft.loftq_config", "adapters initialized to compensate for quantization"),
     unsupported("peft_init_lora_weights", "other initializations of adapters; see peft.lora_A_init"),
-    later("lora_fan_in_fan_out", {}, "follows from the model"),
+    deferred("lora_fan_in_fan_out", {}, "follows from the model"),
     unsupported("lora_modules_to_save", "layers trained in addition to adapters"),
     no_effect("lora_mlp_kernel lora_qkv_kernel lora_o_kernel", kKernels),
-    later("peft_layers_to_transform", "peft.target_modules"),
-    take("loraplus_lr_ratio", "peft.lora_plus_ratio"),
+    deferred("peft_layers_to_transform", "peft.target_modules"),
+    copy("loraplus_lr_ratio", "peft.lora_plus_ratio"),
     no_effect("loraplus_lr_embedding", "embeddings have no adapter"),
-    later("load_in_4bit", "peft.base_quantization"),
+    deferred("load_in_4bit", "peft.base_quantization"),
     unsupported("load_in_8bit", "frozen weights in 8 bits; in 4 they can be: peft.base_quantization=nf4"),
-    named("bnb_config_kwargs.bnb_4bit_quant_type", "peft.base_quantization", "nf4=nf4"),
-    take("bnb_config_kwargs.bnb_4bit_use_double_quant", "peft.quantization_double"),
+    translate("bnb_config_kwargs.bnb_4bit_quant_type", "peft.base_quantization", "nf4=nf4"),
+    copy("bnb_config_kwargs.bnb_4bit_use_double_quant", "peft.quantization_double"),
     no_effect("bnb_config_kwargs.*", "4-bit weights are dequantized to the model's format"),
     unsupported("unfrozen_parameters", "frozen layers"),
     unsupported("relora_*", "adapters that are merged during training"),
 
-    later("micro_batch_size", "train.micro_batch_size, train.global_batch_size"),
-    later("batch_size gradient_accumulation_steps", "train.global_batch_size"),
+    deferred("micro_batch_size", "train.micro_batch_size, train.global_batch_size"),
+    deferred("batch_size gradient_accumulation_steps", "train.global_batch_size"),
     no_effect("eval_batch_size",
               "evaluation uses the batch sizes of training; see validation.eval_global_batch_size"),
-    later("num_epochs", "train.epochs"),
-    later("max_steps", "train.train_iters"),
-    later("seed", "rng.seed, dataset.random_seed"),
+    deferred("num_epochs", "train.epochs"),
+    deferred("max_steps", "train.train_iters"),
+    deferred("seed", "rng.seed, dataset.random_seed"),
 
-    later("optimizer", "optimizer.optimizer"),
+    deferred("optimizer", "optimizer.optimizer"),
     unsupported("optim_args", "arguments of an optimizer of another library"),
-    take("learning_rate", "optimizer.lr"),
-    take("weight_decay", "optimizer.weight_decay"),
-    take("adam_beta1", "optimizer.adam_beta1"),
-    take("adam_beta2", "optimizer.adam_beta2"),
-    take("adam_epsilon", "optimizer.adam_eps"),
-    take("max_grad_norm", "optimizer.clip_grad"),
-    later("lr_scheduler", "scheduler.lr_decay_style"),
-    later("lr_scheduler_kwargs",
-          "optimizer.min_lr, optimizer.min_lr_ratio, scheduler.lr_warmup_iters, "
-          "scheduler.lr_wsd_decay_iters, scheduler.lr_wsd_decay_style"),
-    later("cosine_min_lr_ratio", "optimizer.min_lr_ratio"),
+    copy("learning_rate", "optimizer.lr"),
+    copy("weight_decay", "optimizer.weight_decay"),
+    copy("adam_beta1", "optimizer.adam_beta1"),
+    copy("adam_beta2", "optimizer.adam_beta2"),
+    copy("adam_epsilon", "optimizer.adam_eps"),
+    copy("max_grad_norm", "optimizer.clip_grad"),
+    deferred("lr_scheduler", "scheduler.lr_decay_style"),
+    deferred("lr_scheduler_kwargs",
+             "optimizer.min_lr, optimizer.min_lr_ratio, scheduler.lr_warmup_iters, "
+             "scheduler.lr_wsd_decay_iters, scheduler.lr_wsd_decay_style"),
+    deferred("cosine_min_lr_ratio", "optimizer.min_lr_ratio"),
     unsupported("cosine_constant_lr_ratio", "a cosine that ends early"),
     unsupported("lr_quadratic_warmup", "a warmup that is not linear"),
-    take("warmup_ratio", "scheduler.lr_warmup_fraction"),
-    later("warmup_steps", "scheduler.lr_warmup_iters, scheduler.lr_warmup_fraction"),
+    copy("warmup_ratio", "scheduler.lr_warmup_fraction"),
+    deferred("warmup_steps", "scheduler.lr_warmup_iters, scheduler.lr_warmup_fraction"),
     unsupported("neftune_noise_alpha", "noise on embeddings"),
-    later("loss_watchdog_threshold", {},
-          "see `resilience.loss_spike_action`, which compares with the running mean"),
+    deferred("loss_watchdog_threshold", {},
+             "see `resilience.loss_spike_action`, which compares with the running mean"),
     no_effect("loss_watchdog_patience", "see resilience.spike_window"),
 
-    later("bf16 fp16 bfloat16 float16", "mixed_precision (preset)"),
+    deferred("bf16 fp16 bfloat16 float16", "mixed_precision (preset)"),
     no_effect("tf32", kKernels),
-    later("gradient_checkpointing", "model.recompute_granularity"),
+    deferred("gradient_checkpointing", "model.recompute_granularity"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
     unsupported("activation_offloading", "saved activations in host memory"),
     no_effect("flash_attention flash_attn_* xformers_attention sdp_attention eager_attention flex_attention",
@@ -119,10 +119,10 @@ constexpr Rule kTable[] = {
     no_effect("unsloth_* liger_* torch_compile* cut_cross_entropy", kKernels),
 
     external("deepspeed", "a second file: `capstan recipe import` reads it too"),
-    later("fsdp fsdp_config", "ddp.data_parallel_sharding_strategy"),
-    take("context_parallel_size", "dist.context_parallel_size"),
-    take("sequence_parallel_degree", "dist.context_parallel_size"),
-    take("tensor_parallel_size", "dist.tensor_model_parallel_size"),
+    deferred("fsdp fsdp_config", "ddp.data_parallel_sharding_strategy"),
+    copy("context_parallel_size", "dist.context_parallel_size"),
+    copy("sequence_parallel_degree", "dist.context_parallel_size"),
+    copy("tensor_parallel_size", "dist.tensor_model_parallel_size"),
     no_effect("dp_shard_size", "follows from the ranks"),
     no_effect("dp_replicate_size", "see ddp.num_distributed_optimizer_instances"),
     no_effect("ddp*", "gradient reduction of another library"),
@@ -130,21 +130,21 @@ constexpr Rule kTable[] = {
     no_effect("gpu_memory_limit", "see resilience.memory_limit"),
     no_effect("heads_k_stride", kKernels),
 
-    take("output_dir", "checkpoint.save"),
+    copy("output_dir", "checkpoint.save"),
     external("resume_from_checkpoint", kResumeOrOther),
     external("auto_resume_from_checkpoints", kResume),
-    later("save_steps", "checkpoint.save_interval"),
-    later("saves_per_epoch save_strategy", {}, "intervals are counted in steps"),
-    take("save_total_limit", "checkpoint.most_recent_k"),
-    flip("save_only_model", "checkpoint.save_optim"),
+    deferred("save_steps", "checkpoint.save_interval"),
+    deferred("saves_per_epoch save_strategy", {}, "intervals are counted in steps"),
+    copy("save_total_limit", "checkpoint.most_recent_k"),
+    negate("save_only_model", "checkpoint.save_optim"),
     no_effect("save_safetensors", "checkpoints have one format, which is safe to read"),
-    later("eval_steps", "validation.eval_interval"),
-    later("evals_per_epoch eval_strategy evaluation_strategy", {}, "intervals are counted in steps"),
+    deferred("eval_steps", "validation.eval_interval"),
+    deferred("evals_per_epoch eval_strategy evaluation_strategy", {}, "intervals are counted in steps"),
     no_effect("eval_table_size eval_max_new_tokens eval_causal_lm_metrics do_bench_eval "
               "early_stopping_patience load_best_model_at_end",
               kEvaluation),
-    take("logging_steps", "logger.log_interval"),
-    take("use_tensorboard", "logger.tensorboard"),
+    copy("logging_steps", "logger.log_interval"),
+    copy("use_tensorboard", "logger.tensorboard"),
     external("wandb_* mlflow_* use_mlflow comet_* use_comet", kService),
     external("hub_* push_dataset_to_hub hf_use_auth_token", kHub),
     no_effect("dataloader_*", "tunes the data loader of another library"),
@@ -223,9 +223,9 @@ void adapter(Reader& r) {
 void batch(Reader& r) {
   const auto micro = r.integer("micro_batch_size"), steps = r.integer("gradient_accumulation_steps"),
              global = r.integer("batch_size");
-  if (micro) r.take("train.micro_batch_size", "micro_batch_size");
+  if (micro) r.copy("train.micro_batch_size", "micro_batch_size");
   if (global) {
-    r.take("train.global_batch_size", "batch_size");
+    r.copy("train.global_batch_size", "batch_size");
     return;
   }
   const auto together = try_mul(micro.value_or(1), steps.value_or(1));
@@ -239,7 +239,7 @@ void intervals(Reader& r) {
                                   std::pair("eval_steps", "validation.eval_interval")})
     if (const auto value = r.real(key)) {
       if (*value >= 1)
-        r.take(path, key);
+        r.copy(path, key);
       else
         r.omit(key, OmissionReason::to_fill_in, "a fraction of the run: give the number of steps");
     }
@@ -276,7 +276,7 @@ void optimizer(Reader& r) {
   else
     transformers_schedule(r, "lr_scheduler", type);
   transformers_schedule_options(r, type);
-  r.take("optimizer.min_lr_ratio", "cosine_min_lr_ratio");
+  r.copy("optimizer.min_lr_ratio", "cosine_min_lr_ratio");
   transformers_warmup(r);
   if (r.given("loss_watchdog_threshold"))
     r.omit("loss_watchdog_threshold", OmissionReason::to_fill_in,

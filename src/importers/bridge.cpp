@@ -19,7 +19,7 @@ namespace {
 constexpr std::string_view kFunction = "a function that Megatron-Bridge puts there itself";
 constexpr std::string_view kCopied = "given by mixed_precision";
 constexpr std::string_view kComputed = "computed from the iterations";
-constexpr std::string_view kGuards = "see `capstan explain resilience`";
+constexpr std::string_view kResilienceHelp = "see `capstan explain resilience`";
 
 std::string target_of(const Node& node) {
   if (node.kind == Node::Kind::scalar) return node.text;
@@ -48,7 +48,7 @@ constexpr Counterpart kMomentTypes[] = {
 constexpr auto kTypes = std::span(kMomentTypes).first<std::size(kMomentTypes) - 1>();
 constexpr Counterpart kRouterTypes[] = {{"fp32", "fp32"}, {"fp64", "fp64"}};
 
-void from_table(Reader& r, const Item& item, const char* path, std::span<const Counterpart> table) {
+void from_table(Reader& r, const SourceItem& item, const char* path, std::span<const Counterpart> table) {
   const std::string target = target_of(*item.value);
   for (const Counterpart& one : table)
     if (one.target == target) {
@@ -62,7 +62,7 @@ void from_table(Reader& r, const Item& item, const char* path, std::span<const C
                "counterparts are known for: " + names);
 }
 
-void activation(Reader& r, const Item& item) {
+void activation(Reader& r, const SourceItem& item) {
   // If there are biases, Megatron fuses bias and GELU, and the fused kernel computes the tanh approximation.
   const bool fused = r.is_true("model.bias_activation_fusion") &&
                      r.boolean("model.add_bias_linear").value_or(true) &&
@@ -72,20 +72,20 @@ void activation(Reader& r, const Item& item) {
   else
     from_table(r, item, "model.activation_func", kActivations);
 }
-void params_type(Reader& r, const Item& item) {
+void params_type(Reader& r, const SourceItem& item) {
   from_table(r, item, "mixed_precision.params_dtype", kTypes);
 }
-void pipeline_type(Reader& r, const Item& item) {
+void pipeline_type(Reader& r, const SourceItem& item) {
   from_table(r, item, "mixed_precision.pipeline_dtype", kTypes);
 }
 // The names of the optimizer's number formats are the same in Capstan.
-void optimizer_type(Reader& r, const Item& item) {
+void optimizer_type(Reader& r, const SourceItem& item) {
   from_table(r, item, item.key.c_str(), kTypes);
 }
-void moment_type(Reader& r, const Item& item) {
+void moment_type(Reader& r, const SourceItem& item) {
   from_table(r, item, item.key.c_str(), kMomentTypes);
 }
-void router_format(Reader& r, const Item& item) {
+void router_format(Reader& r, const SourceItem& item) {
   from_table(r, item, "model.moe_router_dtype", kRouterTypes);
 }
 
@@ -116,7 +116,7 @@ constexpr Classes kClasses[] = {
     {"validation", "ValidationConfig"},
 };
 
-void section_class(Reader& r, const Item& item) {
+void section_class(Reader& r, const SourceItem& item) {
   const std::string section = item.key == "_target_" ? "" : item.key.substr(0, item.key.find('.'));
   const std::string target = item.value->text;
   const std::string name = target.substr(target.rfind('.') + 1);
@@ -139,7 +139,7 @@ void section_class(Reader& r, const Item& item) {
   }
 }
 
-void moe_layer_freq(Reader& r, const Item& item) {
+void moe_layer_freq(Reader& r, const SourceItem& item) {
   if (item.value->kind == Node::Kind::scalar)
     r.draft.set_if_other("model.moe_layer_freq", *item.value, item.from);
   else
@@ -147,7 +147,7 @@ void moe_layer_freq(Reader& r, const Item& item) {
                  "a list of layers: see model.moe_layer_freq and model.moe_first_dense_layers");
 }
 
-void window_size(Reader& r, const Item& item) {
+void window_size(Reader& r, const SourceItem& item) {
   // Megatron's window counts the tokens before and after the query; Capstan's includes the query itself.
   const Node& value = *item.value;
   const Node* before = value.kind == Node::Kind::list && value.items.size() == 2 ? &value.items[0] : nullptr;
@@ -159,7 +159,7 @@ void window_size(Reader& r, const Item& item) {
     r.draft.set("model.window_size", std::to_string(*number + 1), item.from, "the query itself counts here");
 }
 
-void dataloader_type(Reader& r, const Item& item) {
+void dataloader_type(Reader& r, const SourceItem& item) {
   if (item.value->text == "single")
     r.draft.set("dataset.kind", "gpt", item.from);
   else
@@ -167,38 +167,38 @@ void dataloader_type(Reader& r, const Item& item) {
                  "the order of samples follows dataset.random_seed");
 }
 
-void interpolation(Reader& r, const Item& item) {
+void interpolation(Reader& r, const SourceItem& item) {
   r.draft.set("model.rope_scaling", "true", item.from);
   r.draft.set("model.rope_scaling_type", "linear", item.from);
   r.draft.set("model.rope_scaling_factor", *item.value, item.from);
 }
 
-void cp_comm_type(Reader& r, const Item& item) {
+void cp_comm_type(Reader& r, const SourceItem& item) {
   r.draft.set_if_other("dist.cp_comm_type", *item.value, item.from);
 }
 
 constexpr Rule kTable[] = {
-    act("_target_ model._target_ checkpoint._target_ comm_overlap._target_ dataset._target_ ddp._target_ "
-        "dist._target_ logger._target_ mixed_precision._target_ optimizer._target_ peft._target_ "
-        "profiling._target_ rerun_state_machine._target_ rng._target_ scheduler._target_ tokenizer._target_ "
-        "train._target_ validation._target_",
-        section_class),
+    call("_target_ model._target_ checkpoint._target_ comm_overlap._target_ dataset._target_ ddp._target_ "
+         "dist._target_ logger._target_ mixed_precision._target_ optimizer._target_ peft._target_ "
+         "profiling._target_ rerun_state_machine._target_ rng._target_ scheduler._target_ tokenizer._target_ "
+         "train._target_ validation._target_",
+         section_class),
 
-    act("model.activation_func", activation),
-    later("model.bias_activation_fusion model.seq_length"),
-    act("model.window_size", window_size),
-    act("model.moe_layer_freq", moe_layer_freq),
-    act("model.moe_router_dtype", router_format),
-    act("model.cp_comm_type", cp_comm_type),
-    later("model.hf_model_id"),
-    act("model.seq_len_interpolation_factor", interpolation),
-    take("model.scale_factor", "model.rope_scaling_factor"),
-    take("model.low_freq_factor", "model.rope_scaling_low_freq_factor"),
-    take("model.high_freq_factor", "model.rope_scaling_high_freq_factor"),
-    take("model.old_context_len", "model.rope_scaling_original_max_position_embeddings"),
-    later("model.attention_softmax_in_fp32"),
-    act("model.params_dtype", params_type),
-    act("model.pipeline_dtype", pipeline_type),
+    call("model.activation_func", activation),
+    deferred("model.bias_activation_fusion model.seq_length"),
+    call("model.window_size", window_size),
+    call("model.moe_layer_freq", moe_layer_freq),
+    call("model.moe_router_dtype", router_format),
+    call("model.cp_comm_type", cp_comm_type),
+    deferred("model.hf_model_id"),
+    call("model.seq_len_interpolation_factor", interpolation),
+    copy("model.scale_factor", "model.rope_scaling_factor"),
+    copy("model.low_freq_factor", "model.rope_scaling_low_freq_factor"),
+    copy("model.high_freq_factor", "model.rope_scaling_high_freq_factor"),
+    copy("model.old_context_len", "model.rope_scaling_original_max_position_embeddings"),
+    deferred("model.attention_softmax_in_fp32"),
+    call("model.params_dtype", params_type),
+    call("model.pipeline_dtype", pipeline_type),
     no_effect("model.should_pad_vocab", "the vocabulary is padded by make_vocab_size_divisible_by"),
     no_effect("model.bf16 model.fp16 model.autocast_dtype model.enable_autocast model.fp8_* model.fp4_* "
               "model.first_last_layers_bf16 model.num_layers_at_*",
@@ -234,24 +234,24 @@ constexpr Rule kTable[] = {
     no_effect("model.deterministic_mode", "runs are deterministic anyway"),
     no_effect("model.microbatch_group_size_per_vp_stage", "follows from the stages"),
 
-    take("peft.lora_A_init_method", "peft.lora_A_init"),
-    take("peft.lora_B_init_method", "peft.lora_B_init"),
+    copy("peft.lora_A_init_method", "peft.lora_A_init"),
+    copy("peft.lora_B_init_method", "peft.lora_B_init"),
     no_effect("peft.lora_dtype", "adapters have the format of the model, and main parameters in fp32"),
 
-    later("mixed_precision mixed_precision.bf16 mixed_precision.fp16 mixed_precision.fp32"),
-    act("mixed_precision.params_dtype", params_type),
-    act("mixed_precision.pipeline_dtype", pipeline_type),
+    deferred("mixed_precision mixed_precision.bf16 mixed_precision.fp16 mixed_precision.fp32"),
+    call("mixed_precision.params_dtype", params_type),
+    call("mixed_precision.pipeline_dtype", pipeline_type),
     no_effect("mixed_precision.autocast_*", "there is no autocast"),
     no_effect("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", kLayout),
     no_effect("mixed_precision.fp8_param", "given by mixed_precision.fp8_param_gather"),
 
-    act("optimizer.params_dtype", params_type),
-    act("optimizer.main_grads_dtype optimizer.main_params_dtype", optimizer_type),
-    act("optimizer.exp_avg_dtype optimizer.exp_avg_sq_dtype", moment_type),
-    take("optimizer.muon_nesterov", "optimizer.muon_use_nesterov"),
+    call("optimizer.params_dtype", params_type),
+    call("optimizer.main_grads_dtype optimizer.main_params_dtype", optimizer_type),
+    call("optimizer.exp_avg_dtype optimizer.exp_avg_sq_dtype", moment_type),
+    copy("optimizer.muon_nesterov", "optimizer.muon_use_nesterov"),
     no_effect("optimizer.muon_fp32_matmul_prec", "the iterations compute in fp32"),
-    later("optimizer.weight_decay scheduler.start_weight_decay scheduler.end_weight_decay "
-          "optimizer.use_distributed_optimizer"),
+    deferred("optimizer.weight_decay scheduler.start_weight_decay scheduler.end_weight_decay "
+             "optimizer.use_distributed_optimizer"),
     no_effect("optimizer.bf16 optimizer.fp16 optimizer.fp8_recipe", kCopied),
     no_effect("optimizer.timers", kFunction),
     no_effect("optimizer.barrier_with_L1_time", kLog),
@@ -263,25 +263,25 @@ constexpr Rule kTable[] = {
               "scheduler.wsd_decay_steps",
               kComputed),
 
-    later("ddp.use_distributed_optimizer ddp.use_megatron_fsdp ddp.data_parallel_sharding_strategy"),
+    deferred("ddp.use_distributed_optimizer ddp.use_megatron_fsdp ddp.data_parallel_sharding_strategy"),
     no_effect("ddp.average_in_collective", "gradients are sums, divided once by the number of tokens"),
     no_effect("ddp.gradient_reduce_div_fusion", kLayout),
     no_effect("ddp.preserve_fp32_weights", "main parameters are fp32"),
     no_effect("ddp.pad_buckets_for_high_nccl_busbw ddp.fsdp_*", kLayout),
-    no_effect("ddp.check_for_large_grads", kGuards),
+    no_effect("ddp.check_for_large_grads", kResilienceHelp),
 
     no_effect("dist.distributed_backend", "follows the device"),
     no_effect("dist.align_grad_reduce", kLayout),
     no_effect("dist.local_rank", "the launcher sets the rank"),
     no_effect("dist.lazy_init", kPython),
     no_effect("dist.use_gloo_process_groups", kLayout),
-    no_effect("dist.flight_recorder_*", kGuards),
+    no_effect("dist.flight_recorder_*", kResilienceHelp),
 
-    later("dataset.sequence_length dataset.blend dataset.blend_per_split dataset.data_path dataset.mock "
-          "dataset.split dataset.dataset_root dataset.seq_length dataset.packed_sequence_specs* "
-          "dataset.offline_packing_specs* dataset.enable_offline_packing"),
-    take("dataset.seed", "dataset.random_seed"),
-    take("dataset.memmap_workers", "dataset.num_workers"),
+    deferred("dataset.sequence_length dataset.blend dataset.blend_per_split dataset.data_path dataset.mock "
+             "dataset.split dataset.dataset_root dataset.seq_length dataset.packed_sequence_specs* "
+             "dataset.offline_packing_specs* dataset.enable_offline_packing"),
+    copy("dataset.seed", "dataset.random_seed"),
+    copy("dataset.memmap_workers", "dataset.num_workers"),
     no_effect("dataset.do_validation",
               "validation.jsonl of dataset_root is read where validation.eval_interval is set"),
     no_effect("dataset.do_test", "test.jsonl of dataset_root is used: see dataset.test_files"),
@@ -289,7 +289,7 @@ constexpr Rule kTable[] = {
                "see dataset.format, dataset.loss_mode and tokenizer.chat_template"),
     no_effect("dataset.split_matrix", "given by dataset.split"),
     no_effect("dataset.tokenizer", "given by the section tokenizer"),
-    act("dataset.dataloader_type", dataloader_type),
+    call("dataset.dataloader_type", dataloader_type),
     no_effect("dataset.data_sharding dataset.pin_memory dataset.persistent_workers", kPython),
     no_effect("dataset.drop_last", "a run ends after its steps"),
     no_effect("dataset.trust_remote_code", "nothing is downloaded, and no code from a file runs"),
@@ -299,14 +299,14 @@ constexpr Rule kTable[] = {
     no_effect("dataset.mid_level_dataset_surplus", "blends are built exactly"),
     no_effect("dataset.mmap_bin_files dataset.num_dataset_builder_threads", kLayout),
 
-    later("tokenizer.tokenizer_type tokenizer.tokenizer_model tokenizer.vocab_file tokenizer.merge_file "
-          "tokenizer.vocab_size"),
+    deferred("tokenizer.tokenizer_type tokenizer.tokenizer_model tokenizer.vocab_file tokenizer.merge_file "
+             "tokenizer.vocab_size"),
     no_effect("tokenizer.tiktoken_* tokenizer.hf_*", "options of another tokenizer library"),
     no_effect("tokenizer.pad_vocab_size", "the vocabulary is padded by model.make_vocab_size_divisible_by"),
     no_effect("tokenizer.make_vocab_size_divisible_by", "given by model.make_vocab_size_divisible_by"),
     no_effect("tokenizer.null_tokenizer_pad_id", "no padding"),
 
-    later("checkpoint.save checkpoint.load checkpoint.pretrained_checkpoint"),
+    deferred("checkpoint.save checkpoint.load checkpoint.pretrained_checkpoint"),
     no_effect("checkpoint.finetune", "`checkpoint.pretrained_checkpoint` starts from weights alone"),
     no_effect("checkpoint.save_rng checkpoint.load_rng",
               "randomness has no state: it follows from seed and step"),
@@ -314,13 +314,13 @@ constexpr Rule kTable[] = {
               "checkpoint.use_persistent_ckpt_worker checkpoint.non_persistent_* "
               "checkpoint.replication_factor checkpoint.ckpt_* checkpoint.async_*",
               kStore),
-    take("checkpoint.async_save", "checkpoint.async_save"),
-    take("checkpoint.ckpt_step", "checkpoint.ckpt_step"),
+    copy("checkpoint.async_save", "checkpoint.async_save"),
+    copy("checkpoint.ckpt_step", "checkpoint.ckpt_step"),
     no_effect("checkpoint.storage_writers_per_rank", kStore),
 
-    take("logger.log_params_norm", "logger.log_params_norm"),
-    take("logger.log_interval", "logger.log_interval"),
-    take("logger.log_num_zeros_in_grad", "logger.log_num_zeros_in_grad"),
+    copy("logger.log_params_norm", "logger.log_params_norm"),
+    copy("logger.log_interval", "logger.log_interval"),
+    copy("logger.log_num_zeros_in_grad", "logger.log_num_zeros_in_grad"),
     no_effect("logger.log_* logger.timing_* logger.filter_warnings logger.logging_level "
               "logger.tensorboard_queue_size logger.throughput_window_size logger.runtime_time_unit",
               kLog),
@@ -329,18 +329,18 @@ constexpr Rule kTable[] = {
     no_effect("rng.te_rng_tracker", kKernels),
     no_effect("rng.inference_rng_tracker", "this is a recipe for training"),
     unsupported("rng.data_parallel_random_init", "initial weights that differ between replicas"),
-    take("rerun_state_machine.check_for_nan_in_loss", "resilience.check_for_nan"),
-    take("rerun_state_machine.rerun_mode", "resilience.rerun_mode"),
-    later("rerun_state_machine.check_for_spiky_loss"),
-    take("rerun_state_machine.spiky_loss_factor", "resilience.loss_spike_factor"),
+    copy("rerun_state_machine.check_for_nan_in_loss", "resilience.check_for_nan"),
+    copy("rerun_state_machine.rerun_mode", "resilience.rerun_mode"),
+    deferred("rerun_state_machine.check_for_spiky_loss"),
+    copy("rerun_state_machine.spiky_loss_factor", "resilience.loss_spike_factor"),
     no_effect("rerun_state_machine.error_injection_*", "faults of a test"),
 
-    take("train.rampup_batch_size", "train.rampup_batch_size"),
+    copy("train.rampup_batch_size", "train.rampup_batch_size"),
     unsupported("train.step_batch_size_schedule", "batch sizes by step"),
     unsupported("train.decrease_batch_size_if_needed", "a batch size that does not divide is an error"),
     no_effect("train.manual_gc* train.empty_unused_memory_level", kPython),
     no_effect("train.exit_signal", "SIGINT and SIGTERM: save, then stop"),
-    no_effect("train.check_optimizer_step_success", kGuards),
+    no_effect("train.check_optimizer_step_success", kResilienceHelp),
     no_effect("train.exit_signal_handler", "SIGINT and SIGTERM: save, then stop"),
 
     no_effect("comm_overlap.tp_comm_overlap_cfg comm_overlap.tp_comm_bootstrap_backend", kLayout),
@@ -352,7 +352,7 @@ constexpr Rule kTable[] = {
 };
 
 // Sets a field of the same name or alias. Values that equal the default are omitted from the recipe.
-bool by_name(Reader& r, const Item& item) {
+bool by_name(Reader& r, const SourceItem& item) {
   const auto dot = item.key.find('.');
   if (dot == std::string::npos) return false;
   const config::FieldInfo* field = config::schema().find_spelling(item.key);
@@ -384,7 +384,7 @@ void precision(Reader& r) {
 void sharding(Reader& r) {
   const char* field_path = "ddp.data_parallel_sharding_strategy";
   if (r.is_true("ddp.use_megatron_fsdp")) {
-    r.take(field_path, "ddp.data_parallel_sharding_strategy");
+    r.copy(field_path, "ddp.data_parallel_sharding_strategy");
     return;
   }
   for (const char* key : {"ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"})
@@ -397,15 +397,15 @@ void weight_decay(Reader& r) {
   const bool constant = style == "constant";
   const auto start = r.real("scheduler.start_weight_decay"), end = r.real("scheduler.end_weight_decay");
   if (start && end && constant) {
-    r.take("optimizer.weight_decay", "scheduler.start_weight_decay",
+    r.copy("optimizer.weight_decay", "scheduler.start_weight_decay",
            "the schedule's value is the one that counts there");
     if (r.given("optimizer.weight_decay") && r.real("optimizer.weight_decay") != start)
       r.omit("optimizer.weight_decay", OmissionReason::replaced,
              "scheduler.start_weight_decay overwrites it at every step");
     return;
   }
-  r.take("optimizer.weight_decay", "optimizer.weight_decay");
-  for (const char* key : {"scheduler.start_weight_decay", "scheduler.end_weight_decay"}) r.take(key, key);
+  r.copy("optimizer.weight_decay", "optimizer.weight_decay");
+  for (const char* key : {"scheduler.start_weight_decay", "scheduler.end_weight_decay"}) r.copy(key, key);
 }
 
 // Sets training.jsonl, validation.jsonl and test.jsonl of a directory. Returns true if the dataset is of this
@@ -438,7 +438,7 @@ bool samples(Reader& r) {
                packs ? "the file packs beforehand" : "Megatron-Bridge's default");
   for (const char* key : {"dataset.seq_length", "model.seq_length"})
     if (r.given(key)) {
-      r.take("model.seq_length", key);
+      r.copy("model.seq_length", key);
       break;
     }
   return true;
@@ -449,7 +449,7 @@ void data(Reader& r) {
   if (samples(r)) return;
   const Node* blend = r.find("dataset.blend");
   if (r.given("dataset.data_path")) {
-    r.take("dataset.data_path", "dataset.data_path");
+    r.copy("dataset.data_path", "dataset.data_path");
   } else if (blend && blend->kind == Node::Kind::list && !blend->items.empty() &&
              blend->items[0].kind == Node::Kind::list) {
     // The value is [prefixes, weights or null].
@@ -481,19 +481,19 @@ void data(Reader& r) {
       r.omit("dataset.split", OmissionReason::no_effect, "generated tokens are not split");
     draft.withdraw("dataset.kind", OmissionReason::no_effect, "the data is generated");
   } else {
-    r.take("dataset.split", "dataset.split");
+    r.copy("dataset.split", "dataset.split");
     draft.assume("dataset.sample_order", "megatron",
                  "the samples that Megatron-LM would train on, in its order");
   }
   for (const char* key : {"dataset.sequence_length", "model.seq_length"})
     if (r.given(key)) {
       // The dataset determines the length of samples; the model's own value is the maximum.
-      r.take("model.seq_length", key);
+      r.copy("model.seq_length", key);
       break;
     }
   if (r.given("dataset.sequence_length") && r.given("model.seq_length") &&
       r.integer("model.seq_length") != r.integer("dataset.sequence_length"))
-    r.take("model.max_position_embeddings", "model.seq_length", "samples are dataset.sequence_length long");
+    r.copy("model.max_position_embeddings", "model.seq_length", "samples are dataset.sequence_length long");
 }
 
 void tokenizer(Reader& r) {
@@ -505,7 +505,7 @@ void tokenizer(Reader& r) {
     draft.choose("tokenizer", "none", from);
   } else if (type == "GPT2BPETokenizer") {
     draft.choose("tokenizer", "gpt2_bpe", from);
-    for (const char* key : {"tokenizer.vocab_file", "tokenizer.merge_file"}) r.take(key, key);
+    for (const char* key : {"tokenizer.vocab_file", "tokenizer.merge_file"}) r.copy(key, key);
     return;
   } else if (type == "HuggingFaceTokenizer" && model &&
              (model->ends_with(".json") || model->starts_with('/') || model->starts_with('.'))) {
@@ -528,7 +528,7 @@ void tokenizer(Reader& r) {
       r.omit("tokenizer.tokenizer_model", *model, OmissionReason::to_fill_in, "give its tokenizer.json");
   }
   if (!draft.has("model.vocab_size") && r.given("tokenizer.vocab_size"))
-    r.take("model.vocab_size", "tokenizer.vocab_size");
+    r.copy("model.vocab_size", "tokenizer.vocab_size");
 }
 
 void checkpoints(Reader& r) {

@@ -14,21 +14,21 @@ namespace {
 constexpr std::string_view kTuning = "tunes DeepSpeed's buffers; the numbers are the same";
 constexpr std::string_view kOffloadTuning = "tunes DeepSpeed's offload";
 
-void bucket(Reader& r, const Item& item) {
+void bucket(Reader& r, const SourceItem& item) {
   // Capstan has one bucket size for all-gather and reduce-scatter; DeepSpeed's reduce_bucket_size has
   // precedence.
   r.draft.set("ddp.bucket_size", *item.value, item.from);
 }
 
 constexpr Rule kTable[] = {
-    later("train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping"),
-    take("steps_per_print", "logger.log_interval"),
-    take("seed", "rng.seed"),
+    deferred("train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping"),
+    copy("steps_per_print", "logger.log_interval"),
+    copy("seed", "rng.seed"),
 
-    named("zero_optimization.stage", "ddp.data_parallel_sharding_strategy",
-          "0=no_shard 1=optim 2=optim_grads 3=optim_grads_params"),
-    take("zero_optimization.overlap_comm", "ddp.overlap_grad_reduce"),
-    act("zero_optimization.reduce_bucket_size", bucket),
+    translate("zero_optimization.stage", "ddp.data_parallel_sharding_strategy",
+              "0=no_shard 1=optim 2=optim_grads 3=optim_grads_params"),
+    copy("zero_optimization.overlap_comm", "ddp.overlap_grad_reduce"),
+    call("zero_optimization.reduce_bucket_size", bucket),
     no_effect("zero_optimization.allgather_bucket_size", "one bucket size serves both: ddp.bucket_size"),
     no_effect("zero_optimization.allgather_partitions zero_optimization.reduce_scatter "
               "zero_optimization.contiguous_gradients zero_optimization.round_robin_gradients "
@@ -46,47 +46,47 @@ constexpr Rule kTable[] = {
     unsupported("zero_optimization.zero_quantized_*", "quantized collectives"),
     unsupported("zero_optimization.mics_*",
                 "sharding inside groups; see ddp.num_distributed_optimizer_instances"),
-    later("zero_optimization.offload_optimizer.device"),
-    take("zero_optimization.offload_optimizer.ratio", "optimizer.optimizer_offload_fraction"),
+    deferred("zero_optimization.offload_optimizer.device"),
+    copy("zero_optimization.offload_optimizer.ratio", "optimizer.optimizer_offload_fraction"),
     no_effect("zero_optimization.offload_optimizer.*", kOffloadTuning),
-    sets("zero_optimization.cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
+    set_if_present("zero_optimization.cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
     unsupported("zero_optimization.offload_param zero_optimization.cpu_offload_params",
                 "parameters in host memory"),
 
-    later("fp16.enabled fp16.loss_scale fp16.initial_scale_power"),
-    take("fp16.loss_scale_window", "mixed_precision.loss_scale_window"),
-    take("fp16.hysteresis", "mixed_precision.hysteresis"),
-    take("fp16.min_loss_scale", "mixed_precision.min_loss_scale"),
+    deferred("fp16.enabled fp16.loss_scale fp16.initial_scale_power"),
+    copy("fp16.loss_scale_window", "mixed_precision.loss_scale_window"),
+    copy("fp16.hysteresis", "mixed_precision.hysteresis"),
+    copy("fp16.min_loss_scale", "mixed_precision.min_loss_scale"),
     no_effect("fp16.consecutive_hysteresis", "the count begins again when the scale grows, as with false"),
     no_effect("fp16.auto_cast", "inputs are token ids"),
     unsupported("fp16.fp16_master_weights_and_grads", "main parameters in fp16; they are fp32"),
-    later("bf16.enabled bfloat16.enabled"),
+    deferred("bf16.enabled bfloat16.enabled"),
     no_effect("bf16.*", "main parameters and moments are fp32"),
     unsupported("torch_autocast", "casting of single operations"),
-    later("communication_data_type data_types.grad_accum_dtype"),
+    deferred("communication_data_type data_types.grad_accum_dtype"),
     unsupported("amp", "NVIDIA Apex; see fp16 and bf16"),
 
-    later("optimizer.type"),
-    take("optimizer.params.lr", "optimizer.lr"),
-    later("optimizer.params.betas optimizer.params.weight_decay optimizer.params.eps "
-          "optimizer.params.momentum optimizer.params.adam_w_mode optimizer.params.muon_lr "
-          "optimizer.params.adam_lr"),
+    deferred("optimizer.type"),
+    copy("optimizer.params.lr", "optimizer.lr"),
+    deferred("optimizer.params.betas optimizer.params.weight_decay optimizer.params.eps "
+             "optimizer.params.momentum optimizer.params.adam_w_mode optimizer.params.muon_lr "
+             "optimizer.params.adam_lr"),
     no_effect("optimizer.params.torch_adam optimizer.params.fused", "a choice of kernels"),
     no_effect("optimizer.params.bias_correction", "the bias of the moments is corrected"),
     unsupported("optimizer.params.freeze_step optimizer.params.cuda_aware optimizer.params.comm_backend_name",
                 "a variant with compressed communication"),
     unsupported("optimizer.legacy_fusion", "a choice of kernels"),
 
-    later("scheduler.type scheduler.params.warmup_num_steps scheduler.params.warmup_min_lr "
-          "scheduler.params.warmup_max_lr scheduler.params.total_num_steps scheduler.params.warmup_type "
-          "scheduler.params.cos_min_ratio scheduler.params.warmup_min_ratio"),
+    deferred("scheduler.type scheduler.params.warmup_num_steps scheduler.params.warmup_min_lr "
+             "scheduler.params.warmup_max_lr scheduler.params.total_num_steps scheduler.params.warmup_type "
+             "scheduler.params.cos_min_ratio scheduler.params.warmup_min_ratio"),
 
     unsupported("activation_checkpointing.cpu_checkpointing", "saved activations in host memory"),
-    take("activation_checkpointing.partition_activations", "model.distribute_saved_activations"),
-    take("activation_checkpointing.number_checkpoints", "model.recompute_num_layers"),
+    copy("activation_checkpointing.partition_activations", "model.distribute_saved_activations"),
+    copy("activation_checkpointing.number_checkpoints", "model.recompute_num_layers"),
     no_effect("activation_checkpointing.*", kTuning),
-    take("tensorboard.enabled", "logger.tensorboard"),
-    take("tensorboard.output_path", "logger.tensorboard_dir"),
+    copy("tensorboard.enabled", "logger.tensorboard"),
+    copy("tensorboard.output_path", "logger.tensorboard_dir"),
     no_effect("tensorboard.job_name", "the run directory has the recipe's name"),
     external("wandb comet", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
     no_effect("csv_monitor", "metrics.jsonl has every logged step"),
@@ -111,8 +111,8 @@ constexpr Rule kTable[] = {
     unsupported("curriculum_learning data_efficiency", "a curriculum"),
     unsupported("data_types", "gradients in another format"),
     unsupported("pipeline", "DeepSpeed's pipeline engine; see dist.pipeline_model_parallel_size"),
-    take("tensor_parallel.autotp_size", "dist.tensor_model_parallel_size"),
-    take("sequence_parallel_size", "dist.context_parallel_size"),
+    copy("tensor_parallel.autotp_size", "dist.tensor_model_parallel_size"),
+    copy("sequence_parallel_size", "dist.context_parallel_size"),
     unsupported("compile", "compilation"),
 };
 
@@ -195,7 +195,7 @@ void precision(Reader& r) {
   if (r.is_true("fp16.enabled")) {
     r.choose("mixed_precision", "fp16_mixed", "fp16.enabled");
     if (const auto scale = r.real("fp16.loss_scale"); scale && *scale != 0)
-      r.take("mixed_precision.loss_scale", "fp16.loss_scale");
+      r.copy("mixed_precision.loss_scale", "fp16.loss_scale");
     else if (scale)
       r.set("mixed_precision.loss_scale", "null", "fp16.loss_scale", "0 is dynamic");
     const auto power = r.integer("fp16.initial_scale_power");
@@ -230,7 +230,7 @@ void gradients(Reader& r) {
             key);
   }
   if (const auto clip = r.real("gradient_clipping"))
-    r.take("optimizer.clip_grad", "gradient_clipping");
+    r.copy("optimizer.clip_grad", "gradient_clipping");
   else if (absent(r, "gradient_clipping"))
     r.draft.assume("optimizer.clip_grad", "0", "DeepSpeed clips only where gradient_clipping is set");
 }
@@ -244,7 +244,7 @@ void muon_rates(Reader& r) {
   const auto muon_rate = r.real(r.given(muon_lr) ? muon_lr : lr), adam_rate = r.real(of_adam);
   // WarmupLR and WarmupDecayLR give all parameter groups one learning rate.
   if (r.given("scheduler.params.warmup_max_lr") && r.text("scheduler.type") != "WarmupCosineLR") {
-    if (r.given(muon_lr)) r.take("optimizer.lr", muon_lr);
+    if (r.given(muon_lr)) r.copy("optimizer.lr", muon_lr);
     if (r.given(adam_lr))
       r.omit(adam_lr, OmissionReason::no_effect,
              "the schedule sets the learning rate of all parameters to warmup_max_lr");
@@ -256,7 +256,7 @@ void muon_rates(Reader& r) {
   if (r.given(muon_lr)) {
     if (of_adam == lr && adam_rate != muon_rate)
       r.draft.withdraw("optimizer.lr", OmissionReason::unsupported, reason);
-    r.take("optimizer.lr", muon_lr);
+    r.copy("optimizer.lr", muon_lr);
   }
   if (adam_rate && of_adam == adam_lr) {
     if (adam_rate == muon_rate)
@@ -313,9 +313,9 @@ void optimizer(Reader& r) {
       r.omit("optimizer.params.betas", *betas, OmissionReason::value,
              "two numbers for Adam, Lion or Muon are expected");
   }
-  r.take("optimizer.adam_eps", "optimizer.params.eps");
-  r.take(*type == "Muon" ? "optimizer.muon_momentum" : "optimizer.sgd_momentum", "optimizer.params.momentum");
-  if (!r.take("optimizer.weight_decay", "optimizer.params.weight_decay") &&
+  r.copy("optimizer.adam_eps", "optimizer.params.eps");
+  r.copy(*type == "Muon" ? "optimizer.muon_momentum" : "optimizer.sgd_momentum", "optimizer.params.momentum");
+  if (!r.copy("optimizer.weight_decay", "optimizer.params.weight_decay") &&
       absent(r, "optimizer.params.weight_decay"))
     draft.assume("optimizer.weight_decay", *type == "AdamW" ? "0.01" : "0", "DeepSpeed's default");
 }
@@ -325,7 +325,7 @@ void scheduler(Reader& r) {
   const auto type = r.text("scheduler.type");
   const bool floor = type == "WarmupCosineLR" && r.given("scheduler.params.cos_min_ratio");
   if (floor)
-    r.take("optimizer.min_lr_ratio", "scheduler.params.cos_min_ratio");
+    r.copy("optimizer.min_lr_ratio", "scheduler.params.cos_min_ratio");
   else if (r.given("optimizer.params.lr") || r.given("optimizer.params.muon_lr") ||
            r.given("scheduler.params.warmup_max_lr"))
     draft.assume("optimizer.min_lr", "0", "DeepSpeed's schedules end at 0");
@@ -349,9 +349,9 @@ void scheduler(Reader& r) {
   else if (absent(r, "scheduler.params.warmup_num_steps"))
     draft.assume("scheduler.lr_warmup_iters", "1000", "DeepSpeed's default");
   draft.assume("scheduler.lr_warmup_fraction", "null", "the steps are given");
-  r.take("scheduler.lr_warmup_init", "scheduler.params.warmup_min_lr");
-  r.take("optimizer.lr", "scheduler.params.warmup_max_lr");
-  r.take("train.train_iters", "scheduler.params.total_num_steps", "the length of the schedule");
+  r.copy("scheduler.lr_warmup_init", "scheduler.params.warmup_min_lr");
+  r.copy("optimizer.lr", "scheduler.params.warmup_max_lr");
+  r.copy("train.train_iters", "scheduler.params.total_num_steps", "the length of the schedule");
   if (r.given("scheduler.params.warmup_min_ratio"))
     r.omit("scheduler.params.warmup_min_ratio", OmissionReason::to_fill_in,
            "a fraction of the peak; give it as a learning rate in scheduler.lr_warmup_init");
@@ -369,7 +369,7 @@ void scheduler(Reader& r) {
 void read_deepspeed(Draft& draft, const Node& root) {
   if (!draft.extends())
     draft.extend("quickstart",
-                 "to fill in: the file does not describe model and data; extend a recipe that does");
+                 "to fill in: the file does not describe model and data; {extend_recipe} that does");
   const Node known = without_auto(draft, root, {});
   static const std::vector<Rule> rules = one_rule_per_key(kTable);
   Reader reader(draft, known, rules);

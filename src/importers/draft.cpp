@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/actions.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/utf8.hpp"
@@ -224,17 +225,18 @@ std::vector<std::string> Draft::paths_of(std::string_view section) const {
 
 std::string Draft::comment(const Entry& entry) const {
   // Puts the comment on one line, because a key of the file may contain line breaks.
-  if (entry.from.key.empty()) return clipped(entry.note, kLongestComment);
+  if (entry.from.key.empty()) return clipped(plain_actions(entry.note), kLongestComment);
   std::string text = clipped(entry.from.key, 60);
   if (entry.from.location.known()) text += ", line " + std::to_string(entry.from.location.line);
-  if (!entry.note.empty()) text += ": " + entry.note;
+  if (!entry.note.empty()) text += ": " + plain_actions(entry.note);
   return clipped(std::move(text), kLongestComment);
 }
 
 std::string Draft::recipe(const std::string& title, const std::string& name,
                           const std::string& description) const {
   std::string out = "# " + title + "\n";
-  if (!base_.empty()) out += "extends: " + config::yaml_text(extends_) + "  # " + base_reason_ + "\n";
+  if (!base_.empty())
+    out += "extends: " + config::yaml_text(extends_) + "  # " + plain_actions(base_reason_) + "\n";
   out += "name: " + config::yaml_text(name) + "\ndescription: " + config::yaml_text(description) + "\n";
   for (const config::SectionInfo& section : config::schema().sections()) {
     if (section.name.empty()) continue;

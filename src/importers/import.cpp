@@ -76,7 +76,7 @@ bool looks_like_command(std::string_view text) {
 }
 
 [[noreturn]] void not_recognized(const std::string& file, const Node& root) {
-  std::string help = "give its format:";
+  std::string help = "{name_format}";
   for (const FormatInfo& info : kFormats)
     help += "\n      " + std::string(info.name) + std::string(20 - info.name.size(), ' ') +
             std::string(info.recognized);
@@ -279,7 +279,7 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
     reset_epochs_of_base(draft, options.base);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::format) throw;
-    fail(error.code(), "`" + file_name + "`: " + error.message(), error.help());
+    fail(error.code(), "`" + file_name + "`: " + error.message(), error.marked_help());
   }
 
   const std::string origin = std::filesystem::path(file_name).filename().string();

@@ -65,7 +65,7 @@ struct ImportedKey {
   std::string value;
 };
 // A value that the file does not give: the other trainer's default if Capstan's differs, or a value to fill
-// in.
+// in. Reasons may hold markers of actions (base/actions.hpp).
 struct AssumedValue {
   std::string path, value, reason;
 };
@@ -87,7 +87,7 @@ struct Options {
   std::map<std::string, std::string> variables;
   // Recipe to extend. If empty, formats that do not describe the model extend `quickstart`.
   std::string base;
-  // What `extends` says: a file relative to the directory of the recipe. Empty: as `base`.
+  // Value of `extends`: a file relative to the directory of the recipe. Empty: the same as `base`.
   std::string extends;
   // The path of the recipe in diagnostics.
   std::string recipe_name = "imported.yaml";

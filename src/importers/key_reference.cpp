@@ -56,9 +56,9 @@ std::span<const Rule> rules_of(Format format) {
 }
 
 std::string change_of_value(const Rule& rule) {
-  if (rule.kind == Rule::Kind::sets) return "`" + std::string(rule.text) + "`";
-  if (rule.kind == Rule::Kind::flip) return "negated";
-  if (rule.kind != Rule::Kind::named) return {};
+  if (rule.kind == Rule::Kind::set_if_present) return "`" + std::string(rule.text) + "`";
+  if (rule.kind == Rule::Kind::negate) return "negated";
+  if (rule.kind != Rule::Kind::translate) return {};
   std::vector<std::string> changes;
   for (const auto pair : split(rule.text, ' ')) {
     const size_t equals = pair.find('=');
@@ -71,7 +71,7 @@ std::string change_of_value(const Rule& rule) {
 
 std::string reason_of(const Rule& rule) {
   const std::string text(rule.text);
-  if (rule.kind != Rule::Kind::drop) return text;
+  if (rule.kind != Rule::Kind::omit) return text;
   switch (rule.why) {
     case OmissionReason::unsupported:
       return "not supported: " + text;

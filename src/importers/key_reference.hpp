@@ -28,7 +28,7 @@ std::span<const Format> referenced_formats();
 // listed.
 std::vector<KeyReference> key_reference(Format format);
 
-// The text of docs/coming-from.md without the flags that the command adds.
+// The text of docs/coming-from.md, with markers of actions (base/actions.hpp).
 std::string coming_from_page();
 
 }  // namespace capstan::importers

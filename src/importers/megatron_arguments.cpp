@@ -18,7 +18,7 @@ using config::Node;
 
 namespace {
 
-void window_size(Reader& reader, const Item& item) {
+void window_size(Reader& reader, const SourceItem& item) {
   // Megatron counts the tokens before the query, and has a second number for those after it.
   std::string text = item.value->kind == Node::Kind::scalar ? item.value->text : "";
   if (item.value->kind == Node::Kind::list && !item.value->items.empty()) text = item.value->items[0].text;
@@ -34,7 +34,7 @@ void window_size(Reader& reader, const Item& item) {
 
 // Megatron takes every run of digits and points as a number, whatever is between them, such as quotes inside
 // quotes.
-void data_split(Reader& reader, const Item& item) {
+void data_split(Reader& reader, const SourceItem& item) {
   if (item.value->kind != Node::Kind::scalar) {
     reader.draft.set("dataset.split", *item.value, item.from);
     return;
@@ -52,7 +52,7 @@ void data_split(Reader& reader, const Item& item) {
   reader.draft.set("dataset.split", numbers.empty() ? item.value->text : numbers, item.from);
 }
 
-void loss_scale(Reader& reader, const Item& item) {
+void loss_scale(Reader& reader, const SourceItem& item) {
   const auto scale = reader.real(item.key);
   if (!scale) return;
   if (*scale == 0)
@@ -61,7 +61,7 @@ void loss_scale(Reader& reader, const Item& item) {
     reader.draft.set("mixed_precision.loss_scale", *item.value, item.from);
 }
 
-void interpolation(Reader& reader, const Item& item) {
+void interpolation(Reader& reader, const SourceItem& item) {
   const auto factor = reader.real(item.key);
   if (!factor) return;
   if (*factor == 1) {
@@ -73,7 +73,7 @@ void interpolation(Reader& reader, const Item& item) {
   reader.draft.set("model.rope_scaling_factor", *item.value, item.from);
 }
 
-void dataloader_type(Reader& reader, const Item& item) {
+void dataloader_type(Reader& reader, const SourceItem& item) {
   const bool single = item.value->text == "single";
   reader.draft.omit(
       item.from, *item.value, single ? OmissionReason::no_effect : OmissionReason::unsupported,
@@ -83,30 +83,31 @@ void dataloader_type(Reader& reader, const Item& item) {
 // Options that have another name than the recipe's field, or the same name with another meaning.
 constexpr Rule kTable[] = {
     // model
-    take("--encoder-num-layers", "model.num_layers"),
-    take("--encoder-seq-length", "model.seq_length"),
-    later("--vocab-size", "model.vocab_size"),
-    later("--padded-vocab-size", {}, "follows from the vocabulary; padded rows never enter the softmax"),
+    copy("--encoder-num-layers", "model.num_layers"),
+    copy("--encoder-seq-length", "model.seq_length"),
+    deferred("--vocab-size", "model.vocab_size"),
+    deferred("--padded-vocab-size", {}, "follows from the vocabulary; padded rows never enter the softmax"),
     flag("--group-query-attention", "model.num_query_groups"),
-    later("--num-query-groups", "model.num_query_groups"),
-    take("--num-key-value-heads", "model.num_query_groups"),
+    deferred("--num-query-groups", "model.num_query_groups"),
+    copy("--num-key-value-heads", "model.num_query_groups"),
     flag("--swiglu", "model.gated_linear_unit, model.activation_func"),
     flag("--squared-relu --openai-gelu --no-bias-gelu-fusion", "model.activation_func"),
-    later("--position-embedding-type", "model.position_embedding_type"),
+    deferred("--position-embedding-type", "model.position_embedding_type"),
     flag("--use-rotary-position-embeddings --no-position-embedding", "model.position_embedding_type"),
-    sets("--use-rope-scaling", "model.rope_scaling", "true"),
-    take("--norm-epsilon", "model.layernorm_epsilon"),
-    take("--layer-norm-epsilon", "model.layernorm_epsilon"),
-    sets("--apply-layernorm-1p", "model.layernorm_zero_centered_gamma", "true"),
-    sets("--disable-bias-linear", "model.add_bias_linear", "false"),
-    sets("--untie-embeddings-and-output-weights", "model.share_embeddings_and_output_weights", "false"),
-    act("--window-size", window_size, "model.window_size"),
-    take("--num-experts", "model.num_moe_experts"),
+    set_if_present("--use-rope-scaling", "model.rope_scaling", "true"),
+    copy("--norm-epsilon", "model.layernorm_epsilon"),
+    copy("--layer-norm-epsilon", "model.layernorm_epsilon"),
+    set_if_present("--apply-layernorm-1p", "model.layernorm_zero_centered_gamma", "true"),
+    set_if_present("--disable-bias-linear", "model.add_bias_linear", "false"),
+    set_if_present("--untie-embeddings-and-output-weights", "model.share_embeddings_and_output_weights",
+                   "false"),
+    call("--window-size", window_size, "model.window_size"),
+    copy("--num-experts", "model.num_moe_experts"),
     unsupported("--quick-geglu", "the quick approximation of GEGLU"),
     unsupported("--init-method-xavier-uniform",
                 "Xavier initialization; weights are initialized from a normal distribution"),
-    act("--rotary-seq-len-interpolation-factor", interpolation,
-        "model.rope_scaling, model.rope_scaling_type, model.rope_scaling_factor"),
+    call("--rotary-seq-len-interpolation-factor", interpolation,
+         "model.rope_scaling, model.rope_scaling_type, model.rope_scaling_factor"),
     unsupported("--fp16-lm-cross-entropy", "cross entropy in fp16; it is computed in fp32"),
     unsupported("--spec", "layers specified by a Python module"),
     unsupported("--kitchen-*", "quantization by another library"),
@@ -130,34 +131,34 @@ constexpr Rule kTable[] = {
     // recomputation, in three generations of options
     flag("--recompute-activations", "model.recompute_granularity"),
     flag("--checkpoint-activations", "model.recompute_granularity, model.recompute_method"),
-    later("--activations-checkpoint-method", "model.recompute_method, model.recompute_granularity"),
-    later("--activations-checkpoint-granularity", "model.recompute_granularity"),
-    later("--activations-checkpoint-num-layers --checkpoint-num-layers", "model.recompute_num_layers"),
+    deferred("--activations-checkpoint-method", "model.recompute_method, model.recompute_granularity"),
+    deferred("--activations-checkpoint-granularity", "model.recompute_granularity"),
+    deferred("--activations-checkpoint-num-layers --checkpoint-num-layers", "model.recompute_num_layers"),
     flag("--deepspeed-activation-checkpointing", "model.recompute_granularity, model.recompute_method"),
-    sets("--distribute-checkpointed-activations", "model.distribute_saved_activations", "true"),
+    set_if_present("--distribute-checkpointed-activations", "model.distribute_saved_activations", "true"),
     no_effect("--partition-activations", "see --distribute-saved-activations"),
 
     // precision
     flag("--fp16 --bf16", "mixed_precision (preset)"),
     flag("--accumulate-allreduce-grads-in-fp32", "mixed_precision.grad_reduce_in_fp32"),
     flag("--grad-reduce-in-bf16", "mixed_precision (preset)"),
-    act("--loss-scale", loss_scale, "mixed_precision.loss_scale"),
-    take("--min-scale", "mixed_precision.min_loss_scale"),
+    call("--loss-scale", loss_scale, "mixed_precision.loss_scale"),
+    copy("--min-scale", "mixed_precision.min_loss_scale"),
     no_effect("--dynamic-loss-scale", "the loss scale is dynamic unless --loss-scale gives it"),
-    take("--fp8-format", "mixed_precision.fp8"),
-    sets("--fp8-hybrid", "mixed_precision.fp8", "hybrid"),
-    sets("--fp8-e4m3", "mixed_precision.fp8", "e4m3"),
-    sets("--no-fp8-wgrad", "mixed_precision.fp8_wgrad", "false"),
+    copy("--fp8-format", "mixed_precision.fp8"),
+    set_if_present("--fp8-hybrid", "mixed_precision.fp8", "hybrid"),
+    set_if_present("--fp8-e4m3", "mixed_precision.fp8", "e4m3"),
+    set_if_present("--no-fp8-wgrad", "mixed_precision.fp8_wgrad", "false"),
     no_effect("--fp8-interval", "scales are updated in each step"),
 
     // ranks
-    take("--model-parallel-size", "dist.tensor_model_parallel_size"),
-    take("--num-virtual-stages-per-pipeline-rank", "dist.virtual_pipeline_model_parallel_size"),
-    take("--decoder-first-pipeline-num-layers", "dist.num_layers_in_first_pipeline_stage"),
-    take("--decoder-last-pipeline-num-layers", "dist.num_layers_in_last_pipeline_stage"),
+    copy("--model-parallel-size", "dist.tensor_model_parallel_size"),
+    copy("--num-virtual-stages-per-pipeline-rank", "dist.virtual_pipeline_model_parallel_size"),
+    copy("--decoder-first-pipeline-num-layers", "dist.num_layers_in_first_pipeline_stage"),
+    copy("--decoder-last-pipeline-num-layers", "dist.num_layers_in_last_pipeline_stage"),
     flag("--sequence-parallel", "dist.sequence_parallel"),
-    sets("--no-overlap-p2p-communication", "comm_overlap.overlap_p2p_comm", "false"),
-    take("--distributed-timeout-minutes", "resilience.timeout"),
+    set_if_present("--no-overlap-p2p-communication", "comm_overlap.overlap_p2p_comm", "false"),
+    copy("--distributed-timeout-minutes", "resilience.timeout"),
     no_effect("--distributed-backend", "follows the device: `capstan explain dist.distributed_backend`"),
     no_effect("--DDP-impl", "there is one implementation of data parallelism"),
     no_effect("--local-rank", "the launcher sets the rank"),
@@ -170,35 +171,35 @@ constexpr Rule kTable[] = {
               "--tp-comm-* --nccl-* --use-sharp* --high-priority-* --disable-gloo-process-groups "
               "--enable-gloo-process-groups",
               kLayout),
-    take("--ddp-bucket-size", "ddp.bucket_size"),
+    copy("--ddp-bucket-size", "ddp.bucket_size"),
     flag("--use-distributed-optimizer --use-torch-fsdp2 --use-megatron-fsdp --use-custom-fsdp",
          "ddp.data_parallel_sharding_strategy"),
-    later("--data-parallel-sharding-strategy", "ddp.data_parallel_sharding_strategy"),
-    named("--zero-stage", "ddp.data_parallel_sharding_strategy",
-          "0=no_shard 1=optim 2=optim_grads 3=optim_grads_params"),
+    deferred("--data-parallel-sharding-strategy", "ddp.data_parallel_sharding_strategy"),
+    translate("--zero-stage", "ddp.data_parallel_sharding_strategy",
+              "0=no_shard 1=optim 2=optim_grads 3=optim_grads_params"),
     no_effect("--deepspeed", "which trainer runs"),
     to_fill_in("--deepspeed-config", "a second file: `capstan recipe import` reads it too"),
     no_effect("--no-pipeline-parallel", "the number of stages is --pipeline-model-parallel-size"),
 
     // optimizer
-    take("--muon-nesterov", "optimizer.muon_use_nesterov"),
-    sets("--muon-no-split-qkv", "optimizer.muon_split_qkv", "false"),
+    copy("--muon-nesterov", "optimizer.muon_use_nesterov"),
+    set_if_present("--muon-no-split-qkv", "optimizer.muon_split_qkv", "false"),
     no_effect("--muon-fp32-matmul-prec", "the iterations compute in fp32"),
 
     // training
-    take("--batch-size", "train.micro_batch_size"),
-    take("--warmup", "scheduler.lr_warmup_fraction"),
-    later("--seed", "rng.seed, dataset.random_seed"),
-    take("--rampup-batch-size", "train.rampup_batch_size"),
+    copy("--batch-size", "train.micro_batch_size"),
+    copy("--warmup", "scheduler.lr_warmup_fraction"),
+    deferred("--seed", "rng.seed, dataset.random_seed"),
+    copy("--rampup-batch-size", "train.rampup_batch_size"),
     unsupported("--step-batch-size-schedule", "batch sizes by step"),
     unsupported("--decrease-batch-size-if-needed", "a batch size that does not divide is an error"),
     unsupported("--iterations-to-skip", "skipping of iterations"),
-    sets("--check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "true"),
-    sets("--no-check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "false"),
+    set_if_present("--check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "true"),
+    set_if_present("--no-check-for-nan-in-loss-and-grad", "resilience.check_for_nan", "false"),
     no_effect("--check-for-large-grads", "see `capstan explain resilience.grad_norm_spike_action`"),
     no_effect("--check-weight-hash-across-dp-replicas-interval",
               "replicas cannot differ: reductions are bitwise"),
-    sets("--exit-signal-handler", "train.exit_signal_handler", "true"),
+    set_if_present("--exit-signal-handler", "train.exit_signal_handler", "true"),
     no_effect(
         "--exit-signal-handler-for-dataloader --manual-gc* --empty-unused-memory-level --train-sync-interval",
         kPython),
@@ -206,20 +207,20 @@ constexpr Rule kTable[] = {
     no_effect("--full-validation", "eval_iters counts the batches"),
 
     // data and tokenizer
-    later("--data-path", "dataset.data_path"),
+    deferred("--data-path", "dataset.data_path"),
     flag("--mock-data", "dataset (preset)"),
-    act("--split", data_split, "dataset.split"),
-    later("--train-data-path", "dataset.train_blend"),
-    later("--valid-data-path", "dataset.valid_blend"),
-    later("--test-data-path", "dataset.test_blend"),
+    call("--split", data_split, "dataset.split"),
+    deferred("--train-data-path", "dataset.train_blend"),
+    deferred("--valid-data-path", "dataset.valid_blend"),
+    deferred("--test-data-path", "dataset.test_blend"),
     to_fill_in("--data-args-path",
                "a second file with the paths of the data; write them into dataset.data_path"),
     to_fill_in("--per-split-data-args-path", "a second file with the data's paths"),
-    take("--data-cache-path", "dataset.path_to_cache"),
-    later("--tokenizer-type", "tokenizer (preset), tokenizer.tokenizer_type"),
-    later("--tokenizer-model", "tokenizer.tokenizer_model, model.vocab_size"),
-    later("--vocab-file", "tokenizer.vocab_file"),
-    later("--merge-file", "tokenizer.merge_file"),
+    copy("--data-cache-path", "dataset.path_to_cache"),
+    deferred("--tokenizer-type", "tokenizer (preset), tokenizer.tokenizer_type"),
+    deferred("--tokenizer-model", "tokenizer.tokenizer_model, model.vocab_size"),
+    deferred("--vocab-file", "tokenizer.vocab_file"),
+    deferred("--merge-file", "tokenizer.merge_file"),
     external("--tokenizer-name-or-path", "a name on a model hub; give a tokenizer.json"),
     external("--tokenizer-hf-* --tiktoken-*", "options of another tokenizer library"),
     external("--trust-remote-code", "nothing is downloaded, and no code from a file runs"),
@@ -228,8 +229,8 @@ constexpr Rule kTable[] = {
     no_effect("--mmap-warmup --no-mmap-bin-files", kLayout),
     no_effect("--no-create-attention-mask-in-dataloader", kKernels),
     no_effect("--num-dataset-builder-threads", kLayout),
-    act("--dataloader-type", dataloader_type, {},
-        "samples are read in the order of the dataset; only `single` corresponds to it"),
+    call("--dataloader-type", dataloader_type, {},
+         "samples are read in the order of the dataset; only `single` corresponds to it"),
     no_effect("--mid-level-dataset-surplus", "blends are built exactly"),
 
     // fine-tuning
@@ -237,14 +238,12 @@ constexpr Rule kTable[] = {
     to_fill_in("--sft-tokenizer-prompt-format", "see tokenizer.chat_template"),
 
     // checkpoints
-    later("--save", "checkpoint.save"),
-    later("--load", {},
-          "a run here is resumed from its own checkpoints; weights of another trainer come through Hugging "
-          "Face files"),
+    deferred("--save", "checkpoint.save"),
+    deferred("--load", {}, "{resume_run}; weights of another trainer come through Hugging Face files"),
     flag("--finetune", {}, "`checkpoint.pretrained_checkpoint` starts from weights alone"),
     external("--pretrained-checkpoint", kCheckpoint),
-    sets("--no-save-optim", "checkpoint.save_optim", "false"),
-    sets("--no-load-optim", "checkpoint.load_optim", "false"),
+    set_if_present("--no-save-optim", "checkpoint.save_optim", "false"),
+    set_if_present("--no-load-optim", "checkpoint.load_optim", "false"),
     no_effect("--no-save-rng --no-load-rng", "randomness has no state: it follows from seed and step"),
     no_effect("--use-checkpoint-args",
               "the recipe defines the model, and a checkpoint that differs is refused"),
@@ -256,9 +255,9 @@ constexpr Rule kTable[] = {
 
     // records
     no_effect("--log-*", kLog),
-    take("--log-interval", "logger.log_interval"),
-    take("--log-params-norm", "logger.log_params_norm"),
-    take("--log-num-zeros-in-grad", "logger.log_num_zeros_in_grad"),
+    copy("--log-interval", "logger.log_interval"),
+    copy("--log-params-norm", "logger.log_params_norm"),
+    copy("--log-num-zeros-in-grad", "logger.log_num_zeros_in_grad"),
     no_effect("--timing-log-* --no-log-* --tensorboard-queue-size", kLog),
     no_effect("--profile --use-pytorch-profiler", "`profiling.trace=true` writes a trace"),
     external("--wandb-* --mlflow-*", "a service; metrics.jsonl and TensorBoard events are what a run writes"),
@@ -279,7 +278,7 @@ const config::FieldInfo* field_of(std::string_view option) {
   return nullptr;
 }
 
-bool by_name(Reader& reader, const Item& item) {
+bool by_name(Reader& reader, const SourceItem& item) {
   const config::FieldInfo* field = field_of(item.key);
   if (field) reader.draft.set(field->path, *item.value, item.from);
   return field != nullptr;
@@ -288,9 +287,9 @@ bool by_name(Reader& reader, const Item& item) {
 // Whether the option takes no value.
 bool is_flag(std::string_view option) {
   if (const Rule* rule = find_rule(megatron_rules(), option)) {
-    if (rule->kind == Rule::Kind::sets) return true;
-    if (rule->kind == Rule::Kind::later) return rule->flag;
-    if (rule->kind == Rule::Kind::take) {
+    if (rule->kind == Rule::Kind::set_if_present) return true;
+    if (rule->kind == Rule::Kind::deferred) return rule->flag;
+    if (rule->kind == Rule::Kind::copy) {
       const config::FieldInfo* field = config::schema().find_field(rule->path);
       return field && field->type->kind == config::Type::Kind::boolean;
     }
@@ -304,8 +303,8 @@ bool is_flag(std::string_view option) {
 size_t most_values(std::string_view option) {
   constexpr size_t kAny = SIZE_MAX;
   const Rule* rule = find_rule(megatron_rules(), option);
-  if (rule && (rule->kind == Rule::Kind::drop || rule->kind == Rule::Kind::act)) return kAny;
-  if (rule && rule->kind == Rule::Kind::later) return option.ends_with("data-path") ? kAny : 1;
+  if (rule && (rule->kind == Rule::Kind::omit || rule->kind == Rule::Kind::call)) return kAny;
+  if (rule && rule->kind == Rule::Kind::deferred) return option.ends_with("data-path") ? kAny : 1;
   const config::FieldInfo* field = rule ? config::schema().find_field(rule->path) : field_of(option);
   if (!field) return kAny;
   const auto kind = field->type->kind;
@@ -550,7 +549,7 @@ class CommandLine {
 
   static bool needs_value(const std::string& key) {
     const Rule* rule = find_rule(megatron_rules(), key);
-    return rule ? rule->kind != Rule::Kind::drop : field_of(key) != nullptr;
+    return rule ? rule->kind != Rule::Kind::omit : field_of(key) != nullptr;
   }
 
   Draft& draft_;
@@ -576,7 +575,7 @@ void report_branches(Draft& draft, const ShellScript& script, const ShellCommand
     if (!branch.variables.empty()) {
       reason = "not decided: the script does not set `$" + join(branch.variables, "`, `$") + "`; choose with";
       for (const std::string& name : branch.variables) {
-        reason += " " + name + "=VALUE";
+        reason += " {variable}" + name + "=VALUE";
         if (const auto found = branch.defaults.find(name); found != branch.defaults.end())
           reason += " (the script's default: `" + found->second + "`)";
       }

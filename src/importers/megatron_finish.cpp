@@ -56,7 +56,7 @@ void query_groups(Reader& r) {
     return;
   }
   if (r.is_true("--group-query-attention"))
-    r.take("model.num_query_groups", "--num-query-groups");
+    r.copy("model.num_query_groups", "--num-query-groups");
   else
     r.omit("--num-query-groups", OmissionReason::no_effect,
            "Megatron reads it only with --group-query-attention");
@@ -78,7 +78,7 @@ void recomputation(Reader& r) {
     r.set("model.recompute_method", *method, "--activations-checkpoint-method");
   }
   for (const std::string_view key : {"--activations-checkpoint-num-layers", "--checkpoint-num-layers"})
-    r.take("model.recompute_num_layers", key);
+    r.copy("model.recompute_num_layers", key);
 }
 
 void precision(Reader& r) {
@@ -164,7 +164,7 @@ void data(Reader& r) {
     r.choose("dataset", "mock", "--mock-data");
     return;
   }
-  r.take("dataset.data_path", "--data-path");
+  r.copy("dataset.data_path", "--data-path");
   blend(r, "--train-data-path", "dataset.train_blend");
   blend(r, "--valid-data-path", "dataset.valid_blend");
   blend(r, "--test-data-path", "dataset.test_blend");
@@ -196,7 +196,7 @@ void tokenizer(Reader& r) {
       draft.assume_preset("tokenizer", "gpt2_bpe", "pretrain_gpt.py's default");
     for (const auto& [key, path] : {std::pair("--vocab-file", "tokenizer.vocab_file"),
                                     std::pair("--merge-file", "tokenizer.merge_file")})
-      r.take(path, key);
+      r.copy(path, key);
   } else if (given && (hub || *given == "PretrainedFromHF") && model &&
              (model->ends_with(".json") || model->starts_with('/') || model->starts_with('.'))) {
     draft.choose("tokenizer", "huggingface", type);

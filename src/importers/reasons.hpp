@@ -16,10 +16,9 @@ inline constexpr std::string_view kKernels = "a choice of kernels; the numbers a
 inline constexpr std::string_view kLayout = "a choice of buffers and messages; the numbers are the same";
 inline constexpr std::string_view kLog = "what is logged is fixed; see `capstan explain logger`";
 inline constexpr std::string_view kPython = "specific to Python";
-inline constexpr std::string_view kRanks = "`capstan train` or mpirun starts the ranks";
-inline constexpr std::string_view kResume = "a run here is resumed from its own checkpoints";
-inline constexpr std::string_view kResumeOrOther =
-    "a checkpoint of another trainer; a run here is resumed from its own checkpoints";
+inline constexpr std::string_view kRanks = "{launch_ranks}";
+inline constexpr std::string_view kResume = "{resume_run}";
+inline constexpr std::string_view kResumeOrOther = "a checkpoint of another trainer; {resume_run}";
 inline constexpr std::string_view kService =
     "a service; metrics.jsonl and TensorBoard events are what a run writes";
 inline constexpr std::string_view kVerbosity = "how much is printed is chosen for each command";

@@ -45,10 +45,10 @@ bool is_off(const Node& node) {
   }
 }
 
-void Reader::apply_rule(const Rule& rule, const Item& item) {
+void Reader::apply_rule(const Rule& rule, const SourceItem& item) {
   const Node& value = *item.value;
-  if (rule.kind == Rule::Kind::later) return;
-  if (rule.kind == Rule::Kind::drop) {
+  if (rule.kind == Rule::Kind::deferred) return;
+  if (rule.kind == Rule::Kind::omit) {
     draft.omit(item.from, value, is_off(value) ? OmissionReason::off : rule.why, std::string(rule.text));
     return;
   }
@@ -57,10 +57,10 @@ void Reader::apply_rule(const Rule& rule, const Item& item) {
     return;
   }
   switch (rule.kind) {
-    case Rule::Kind::take:
+    case Rule::Kind::copy:
       draft.set(rule.path, value, item.from);
       return;
-    case Rule::Kind::named: {
+    case Rule::Kind::translate: {
       std::vector<std::string> words;
       for (const auto pair : split(rule.text, ' ')) {
         const auto equals = pair.find('=');
@@ -74,21 +74,21 @@ void Reader::apply_rule(const Rule& rule, const Item& item) {
       draft.omit(item.from, value, OmissionReason::value, "counterparts are known for: " + join(words, ", "));
       return;
     }
-    case Rule::Kind::sets:
+    case Rule::Kind::set_if_present:
       if (value.kind == Node::Kind::scalar && truth(value.text) == true)
         draft.set(rule.path, std::string(rule.text), item.from);
       else
         draft.omit(item.from, value, is_off(value) ? OmissionReason::off : OmissionReason::value,
                    is_off(value) ? "" : "neither true nor false");
       return;
-    case Rule::Kind::flip:
+    case Rule::Kind::negate:
       if (const auto on = value.kind == Node::Kind::scalar ? truth(value.text) : std::nullopt)
         draft.set(rule.path, *on ? "false" : "true", item.from);
       else
         draft.omit(item.from, value, OmissionReason::value, "neither true nor false");
       return;
-    case Rule::Kind::act:
-      rule.act(*this, item);
+    case Rule::Kind::call:
+      rule.function(*this, item);
       return;
     default:
       return;
@@ -108,7 +108,7 @@ bool one_slip(std::string_view a, std::string_view b) {
 }  // namespace
 
 // Whether a key that only a rule with `*` matches differs by one typing error from a key with its own rule.
-bool Reader::misspelled(const Rule& rule, const Item& item) const {
+bool Reader::misspelled(const Rule& rule, const SourceItem& item) const {
   if (!rule.key.ends_with('*')) return false;
   return std::any_of(
              table.begin(), table.end(),
@@ -117,7 +117,7 @@ bool Reader::misspelled(const Rule& rule, const Item& item) const {
                      [&](const std::string& other) { return one_slip(item.key, other); });
 }
 
-void Reader::unknown(const Item& item) {
+void Reader::unknown(const SourceItem& item) {
   std::vector<std::string> names = also_known;
   // For example `peft: null`, if the table has peft.dim.
   bool section = false;
@@ -134,9 +134,11 @@ void Reader::unknown(const Item& item) {
     draft.omit(item.from, *item.value, OmissionReason::unknown, "no counterpart is known", std::move(near));
 }
 
-void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise)(Reader&, const Item&)) {
+void Reader::visit(const Node& node, const std::string& prefix,
+                   bool (*otherwise)(Reader&, const SourceItem&)) {
   for (size_t i = 0; i < node.items.size(); ++i) {
-    const Item item{prefix + node.keys[i], {prefix + node.keys[i], node.key_locations[i]}, &node.items[i]};
+    const SourceItem item{
+        prefix + node.keys[i], {prefix + node.keys[i], node.key_locations[i]}, &node.items[i]};
     const Rule* rule = find_rule(table, item.key);
     const bool is_value = item.value->kind != Node::Kind::map || item.value->items.empty();
     const bool section = !is_value && std::any_of(table.begin(), table.end(), [&](const Rule& other) {
@@ -144,7 +146,7 @@ void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise
     });
     if (rule && misspelled(*rule, item)) {
       unknown(item);
-    } else if (rule && (!section || rule->kind != Rule::Kind::later)) {
+    } else if (rule && (!section || rule->kind != Rule::Kind::deferred)) {
       apply_rule(*rule, item);
     } else if (otherwise && otherwise(*this, item)) {
       // taken
@@ -156,13 +158,13 @@ void Reader::visit(const Node& node, const std::string& prefix, bool (*otherwise
   }
 }
 
-void Reader::apply(bool (*otherwise)(Reader&, const Item&)) {
+void Reader::apply(bool (*otherwise)(Reader&, const SourceItem&)) {
   visit(root, {}, otherwise);
 }
 
 void Reader::account() {
   for (const Rule& rule : table) {
-    const Node* node = rule.kind == Rule::Kind::later ? find(rule.key) : nullptr;
+    const Node* node = rule.kind == Rule::Kind::deferred ? find(rule.key) : nullptr;
     if (!node || draft.mentions(rule.key)) continue;
     // The keys below it have been processed.
     if (node->kind == Node::Kind::map && !node->items.empty()) continue;
@@ -242,7 +244,7 @@ bool take_seed(Reader& reader, std::string_view key) {
   return true;
 }
 
-bool Reader::take(std::string_view path, std::string_view key, const std::string& note) {
+bool Reader::copy(std::string_view path, std::string_view key, const std::string& note) {
   if (!given(key)) return false;
   draft.set(path, *find(key), from(key), note);
   return true;

@@ -14,77 +14,88 @@ namespace capstan::importers {
 
 class Reader;
 
-struct Item {
+// A key of the source document with its value.
+struct SourceItem {
   // The dotted key, as the table names it.
   std::string key;
   SourceKey from;
   const config::Node* value;
 };
 
+// The counterpart of a key of the source format.
 struct Rule {
   enum class Kind : uint8_t {
-    // Takes the value unchanged.
-    take,
-    // Translates a word by the list in `text`, "theirs=ours theirs=ours".
-    named,
-    // The presence of the key sets the value `text`; false in a document does not.
-    sets,
-    // The negated truth value.
-    flip,
-    // Calls `act`.
-    act,
-    // Read by the format's own code once the table is through.
-    later,
-    // The key has no counterpart.
-    drop,
+    // Effect of each kind, and content of `text`:
+    //
+    //   copy            sets the field to the value; no text
+    //   translate       sets the field to the counterpart of the value; "theirs=ours theirs=ours"
+    //   set_if_present  sets the field to `text`, unless a document gives the key as false
+    //   negate          sets the field to the negated truth value; no text
+    //   call            calls `function`; a remark for the reference
+    //   deferred        nothing, because code of the format reads the key later; a remark for the reference
+    //   omit            lists the key as omitted, because it has no counterpart; the reason
+    copy,
+    translate,
+    set_if_present,
+    negate,
+    call,
+    deferred,
+    omit,
   };
   // Dotted key; a final `*` matches any suffix. Several keys are separated by spaces.
   std::string_view key;
-  // The field. act, later: the fields that the key can set, "model.vocab_size, dataset (preset)", for the
+  // The field. call, deferred: the fields that the key can set, "model.vocab_size, dataset (preset)", for the
   // reference.
   std::string_view path;
-  Kind kind = Kind::take;
-  // named, sets: see there; drop: the reason; act, later: a remark for the reference.
-  std::string_view text;
+  Kind kind = Kind::copy;
+  std::string_view text = {};
+  // omit: the kind of reason.
   OmissionReason why = OmissionReason::unknown;
-  void (*act)(Reader&, const Item&) = nullptr;
-  // later: an option without a value.
+  // call: receives the key and its value.
+  void (*function)(Reader&, const SourceItem&) = nullptr;
+  // deferred: the key is an option without a value.
   bool flag = false;
 };
 
-constexpr Rule take(std::string_view key, std::string_view path) {
-  return {key, path, Rule::Kind::take, {}, {}, nullptr};
+constexpr Rule copy(std::string_view key, std::string_view path) {
+  return {.key = key, .path = path, .kind = Rule::Kind::copy};
 }
-constexpr Rule named(std::string_view key, std::string_view path, std::string_view words) {
-  return {key, path, Rule::Kind::named, words, {}, nullptr};
+// words: "theirs=ours theirs=ours".
+constexpr Rule translate(std::string_view key, std::string_view path, std::string_view words) {
+  return {.key = key, .path = path, .kind = Rule::Kind::translate, .text = words};
 }
-constexpr Rule sets(std::string_view key, std::string_view path, std::string_view value) {
-  return {key, path, Rule::Kind::sets, value, {}, nullptr};
+constexpr Rule set_if_present(std::string_view key, std::string_view path, std::string_view value) {
+  return {.key = key, .path = path, .kind = Rule::Kind::set_if_present, .text = value};
 }
-constexpr Rule flip(std::string_view key, std::string_view path) {
-  return {key, path, Rule::Kind::flip, {}, {}, nullptr};
+constexpr Rule negate(std::string_view key, std::string_view path) {
+  return {.key = key, .path = path, .kind = Rule::Kind::negate};
 }
-constexpr Rule act(std::string_view key, void (*function)(Reader&, const Item&), std::string_view fields = {},
-                   std::string_view remark = {}) {
-  return {key, fields, Rule::Kind::act, remark, {}, function};
+constexpr Rule call(std::string_view key, void (*function)(Reader&, const SourceItem&),
+                    std::string_view fields = {}, std::string_view remark = {}) {
+  return {.key = key, .path = fields, .kind = Rule::Kind::call, .text = remark, .function = function};
 }
-constexpr Rule later(std::string_view key, std::string_view fields = {}, std::string_view remark = {}) {
-  return {key, fields, Rule::Kind::later, remark, {}, nullptr};
+constexpr Rule deferred(std::string_view key, std::string_view fields = {}, std::string_view remark = {}) {
+  return {.key = key, .path = fields, .kind = Rule::Kind::deferred, .text = remark};
 }
+// A deferred option without a value.
 constexpr Rule flag(std::string_view key, std::string_view fields, std::string_view remark = {}) {
-  return {key, fields, Rule::Kind::later, remark, {}, nullptr, true};
+  return {.key = key, .path = fields, .kind = Rule::Kind::deferred, .text = remark, .flag = true};
+}
+// The following rules omit a key, each for one kind of reason.
+constexpr Rule omit(std::string_view key, OmissionReason why, std::string_view reason) {
+  return {.key = key, .path = {}, .kind = Rule::Kind::omit, .text = reason, .why = why};
 }
 constexpr Rule no_effect(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::Kind::drop, reason, OmissionReason::no_effect, nullptr};
+  return omit(key, OmissionReason::no_effect, reason);
 }
 constexpr Rule unsupported(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::Kind::drop, reason, OmissionReason::unsupported, nullptr};
+  return omit(key, OmissionReason::unsupported, reason);
 }
 constexpr Rule external(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::Kind::drop, reason, OmissionReason::external, nullptr};
+  return omit(key, OmissionReason::external, reason);
 }
 constexpr Rule to_fill_in(std::string_view key, std::string_view reason) {
-  return {key, {}, Rule::Kind::drop, reason, OmissionReason::to_fill_in, nullptr};
+  return omit(key, OmissionReason::to_fill_in, reason);
 }
 
 // The table with one rule for each key.
@@ -108,12 +119,13 @@ class Reader {
   // Processes every key once, by its rule. A key without a rule is passed to `otherwise`; if that returns
   // false, the key is listed as unknown. Keys that are null, false or empty and have no counterpart are
   // listed as off.
-  void apply(bool (*otherwise)(Reader&, const Item&) = nullptr);
+  void apply(bool (*otherwise)(Reader&, const SourceItem&) = nullptr);
 
-  // Lists, at the end, the keys of Kind::later that no other call has taken or listed.
+  // Lists, at the end, the keys of Kind::deferred that no other call has taken or listed.
   void account();
 
-  // Values by dotted key, for Kind::later. Absent and null give nothing; a value of another kind is listed.
+  // Values by dotted key, for Kind::deferred. Absent and null give nothing; a value of another kind is
+  // listed.
   const config::Node* find(std::string_view key) const;
   SourceKey from(std::string_view key) const;
   // Whether the key is present and not null.
@@ -124,9 +136,10 @@ class Reader {
   std::optional<bool> boolean(std::string_view key) const;
   bool is_true(std::string_view key) const { return boolean(key).value_or(false); }
 
-  // The following functions call those of Draft, with a key of the document as the origin. Sets the field to
-  // the key's value; returns false if it is absent or null.
-  bool take(std::string_view path, std::string_view key, const std::string& note = {});
+  // The following functions call those of Draft, with a key of the document as the origin.
+  //
+  // Sets the field to the key's value; returns false if the key is absent or null.
+  bool copy(std::string_view path, std::string_view key, const std::string& note = {});
   void set(std::string_view path, const config::Node& value, std::string_view key,
            const std::string& note = {});
   void set(std::string_view path, const std::string& text, std::string_view key,
@@ -140,13 +153,14 @@ class Reader {
             std::vector<std::string> near = {});
 
   // Applies one rule to one value.
-  void apply_rule(const Rule& rule, const Item& item);
-  void unknown(const Item& item);
+  void apply_rule(const Rule& rule, const SourceItem& item);
+  void unknown(const SourceItem& item);
 
  private:
-  void visit(const config::Node& node, const std::string& prefix, bool (*otherwise)(Reader&, const Item&));
+  void visit(const config::Node& node, const std::string& prefix,
+             bool (*otherwise)(Reader&, const SourceItem&));
 
-  bool misspelled(const Rule& rule, const Item& item) const;
+  bool misspelled(const Rule& rule, const SourceItem& item) const;
 
   // Unknown keys for which similar ones are sought.
   static constexpr int kMaxLookedUp = 200;

@@ -110,7 +110,7 @@ void transformers_warmup(Reader& reader) {
 void transformers_length(Reader& reader, std::string_view epochs, const DefaultEpochs& otherwise) {
   const auto steps = reader.integer("max_steps");
   if (steps && *steps > 0) {
-    reader.take("train.train_iters", "max_steps");
+    reader.copy("train.train_iters", "max_steps");
     if (reader.given(epochs))
       reader.omit(epochs, OmissionReason::no_effect,
                   "max_steps sets the length, whatever the number of epochs");
@@ -125,7 +125,7 @@ void length_in_epochs(Reader& reader, std::string_view epochs, const DefaultEpoc
   const bool given = reader.real(epochs).has_value();
   if (draft.extends() || draft.has("dataset.train_files")) {
     if (given)
-      reader.take("train.epochs", epochs);
+      reader.copy("train.epochs", epochs);
     else if (!otherwise.text.empty())
       draft.assume("train.epochs", otherwise.text, otherwise.reason);
     if (draft.has("train.epochs")) {

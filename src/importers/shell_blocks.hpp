@@ -64,7 +64,7 @@ class ShellBlocks : protected ShellReader {
     Truth before = Truth::no;
     // The word that `case` compares.
     ShellWord subject;
-    // Its index in out_.branches, from 1; 0: none.
+    // Index of the undecided branch in out_.branches, from 1; 0: none.
     size_t undecided = 0;
     std::vector<std::string> variables;
     // The name of the function whose body it is.

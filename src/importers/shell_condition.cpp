@@ -59,7 +59,7 @@ Truth tested(std::span<const ShellWord> words, bool double_brackets) {
   return Truth::unknown;
 }
 
-// Computes the tokens of `((…))`: whole numbers, operators and brackets.
+// Computes the tokens of `((…))`: integers, operators and brackets.
 class Arithmetic {
  public:
   explicit Arithmetic(std::span<const ShellWord> words) : words_(words) {}
@@ -75,7 +75,7 @@ class Arithmetic {
   static constexpr size_t kMaxTokens = 200;
   using Number = std::optional<int64_t>;
 
-  // From the operator that binds least to those that bind most.
+  // Precedence of an operator, from 1 (binds least) to 6 (binds most); 0: not an operator.
   static int precedence(const std::string& sign) {
     static const std::vector<std::vector<std::string_view>> levels = {
         {"||"}, {"&&"}, {"==", "!="}, {"<", "<=", ">", ">="}, {"+", "-"}, {"*", "/", "%"}};

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kProfiler = "`profiling.trace=true` writes a trace";
 
-void builder(Reader& r, const Item& item) {
+void builder(Reader& r, const SourceItem& item) {
   const std::string name = item.value->text;
   const auto preset = preset_of_builder(name);
   if (!preset) {
@@ -36,80 +36,80 @@ bool builder_has(const Reader& r, std::string_view what) {
 }
 
 constexpr Rule kTable[] = {
-    act("model._component_", builder,
-        "model (preset), model.max_position_embeddings, peft.scheme, peft.target_modules, "
-        "peft.base_quantization, checkpoint.pretrained_checkpoint"),
-    later("model.lora_attn_modules", "peft.target_modules, peft.scheme"),
-    later("model.apply_lora_to_mlp", "peft.target_modules"),
+    call("model._component_", builder,
+         "model (preset), model.max_position_embeddings, peft.scheme, peft.target_modules, "
+         "peft.base_quantization, checkpoint.pretrained_checkpoint"),
+    deferred("model.lora_attn_modules", "peft.target_modules, peft.scheme"),
+    deferred("model.apply_lora_to_mlp", "peft.target_modules"),
     unsupported("model.apply_lora_to_output", "an adapter on the output layer"),
-    take("model.lora_rank", "peft.dim"),
-    take("model.lora_alpha", "peft.alpha"),
-    take("model.lora_dropout", "peft.dropout"),
-    later("model.use_dora", "peft.scheme"),
-    later("model.quantize_base", "peft.base_quantization"),
+    copy("model.lora_rank", "peft.dim"),
+    copy("model.lora_alpha", "peft.alpha"),
+    copy("model.lora_dropout", "peft.dropout"),
+    deferred("model.use_dora", "peft.scheme"),
+    deferred("model.quantize_base", "peft.base_quantization"),
 
-    later("tokenizer._component_", "tokenizer.chat_template"),
+    deferred("tokenizer._component_", "tokenizer.chat_template"),
     no_effect("tokenizer.path tokenizer.merges_file",
               "the tokenizer.json in the directory of the weights is used; see tokenizer.tokenizer_model"),
-    take("tokenizer.max_seq_len", "model.seq_length"),
-    later("tokenizer.prompt_template", "tokenizer.chat_template"),
+    copy("tokenizer.max_seq_len", "model.seq_length"),
+    deferred("tokenizer.prompt_template", "tokenizer.chat_template"),
 
-    later("checkpointer._component_", {}, "the files are recognized by their content"),
-    later("checkpointer.checkpoint_dir", "checkpoint.pretrained_checkpoint"),
+    deferred("checkpointer._component_", {}, "the files are recognized by their content"),
+    deferred("checkpointer.checkpoint_dir", "checkpoint.pretrained_checkpoint"),
     no_effect("checkpointer.checkpoint_files*", "a directory's own index names its files"),
     external("checkpointer.adapter_checkpoint", "a pickle; peft.adapter reads a directory as PEFT writes it"),
     external("checkpointer.recipe_checkpoint", kResume),
     no_effect("checkpointer.output_dir", "given by output_dir"),
     no_effect("checkpointer.model_type", "given by the model"),
     no_effect("checkpointer.safe_serialization", "checkpoints have one format, which is safe to read"),
-    take("output_dir", "checkpoint.save"),
+    copy("output_dir", "checkpoint.save"),
     no_effect("resume_from_checkpoint should_load_recipe_state", kResume),
     no_effect("save_adapter_weights_only", "adapters are saved by themselves"),
     no_effect("enable_async_checkpointing", "see checkpoint.async_save"),
 
-    later("dataset", "dataset.train_files, dataset.format, dataset.packing, dataset.loss_mode"),
-    later("dataset_val", "dataset.valid_files"),
+    deferred("dataset", "dataset.train_files, dataset.format, dataset.packing, dataset.loss_mode"),
+    deferred("dataset_val", "dataset.valid_files"),
     no_effect("shuffle", "dataset.random_seed determines the sample order"),
-    later("seed", "rng.seed, dataset.random_seed"),
-    later("batch_size", "train.micro_batch_size"),
-    later("gradient_accumulation_steps", "train.global_batch_size"),
-    later("epochs", "train.epochs, train.train_iters"),
-    later("max_steps_per_epoch", "train.train_iters"),
+    deferred("seed", "rng.seed, dataset.random_seed"),
+    deferred("batch_size", "train.micro_batch_size"),
+    deferred("gradient_accumulation_steps", "train.global_batch_size"),
+    deferred("epochs", "train.epochs, train.train_iters"),
+    deferred("max_steps_per_epoch", "train.train_iters"),
     no_effect("batch_size_val", "see validation.eval_micro_batch_size"),
-    later("run_val_every_n_steps", "validation.eval_interval"),
-    later("packed", "dataset.packing"),
+    deferred("run_val_every_n_steps", "validation.eval_interval"),
+    deferred("packed", "dataset.packing"),
 
-    later("optimizer._component_", "optimizer.optimizer, optimizer.decoupled_weight_decay"),
-    take("optimizer.lr", "optimizer.lr"),
-    take("optimizer.weight_decay", "optimizer.weight_decay"),
-    take("optimizer.eps", "optimizer.adam_eps"),
-    take("optimizer.momentum", "optimizer.sgd_momentum"),
-    later("optimizer.betas", "optimizer.adam_beta1, optimizer.adam_beta2"),
+    deferred("optimizer._component_", "optimizer.optimizer, optimizer.decoupled_weight_decay"),
+    copy("optimizer.lr", "optimizer.lr"),
+    copy("optimizer.weight_decay", "optimizer.weight_decay"),
+    copy("optimizer.eps", "optimizer.adam_eps"),
+    copy("optimizer.momentum", "optimizer.sgd_momentum"),
+    deferred("optimizer.betas", "optimizer.adam_beta1, optimizer.adam_beta2"),
     no_effect("optimizer.fused optimizer.foreach", kKernels),
     no_effect("optimizer_in_bwd", "the update follows the complete backward pass"),
-    later("lr_scheduler._component_", "scheduler.lr_decay_style"),
-    take("lr_scheduler.num_warmup_steps", "scheduler.lr_warmup_iters"),
+    deferred("lr_scheduler._component_", "scheduler.lr_decay_style"),
+    copy("lr_scheduler.num_warmup_steps", "scheduler.lr_warmup_iters"),
     unsupported("lr_scheduler.num_cycles", "more than half a cosine period"),
-    later("clip_grad_norm", "optimizer.clip_grad"),
+    deferred("clip_grad_norm", "optimizer.clip_grad"),
     no_effect("loss", "cross entropy over the tokens of dataset.loss_mode"),
 
-    later("dtype", "mixed_precision (preset)"),
-    later("device", "train.device"),
-    later("enable_activation_checkpointing", "model.recompute_granularity"),
-    later("ac_mode", {}, "`full` only: complete layers are recomputed"),
+    deferred("dtype", "mixed_precision (preset)"),
+    deferred("device", "train.device"),
+    deferred("enable_activation_checkpointing", "model.recompute_granularity"),
+    deferred("ac_mode", {}, "`full` only: complete layers are recomputed"),
     unsupported("enable_activation_offloading", "saved activations in host memory"),
-    take("tensor_parallel_dim", "dist.tensor_model_parallel_size"),
-    take("context_parallel_dim", "dist.context_parallel_size"),
+    copy("tensor_parallel_dim", "dist.tensor_model_parallel_size"),
+    copy("context_parallel_dim", "dist.context_parallel_size"),
     no_effect("tensor_parallel_plan", "the model defines how it is sharded"),
     no_effect("data_parallel_*", "follows from the ranks"),
-    sets("fsdp_cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
+    set_if_present("fsdp_cpu_offload", "optimizer.optimizer_cpu_offload", "true"),
     no_effect("fsdp_reshard_after_forward", "see ddp.data_parallel_sharding_strategy"),
     no_effect("custom_sharded_layers", "parameters are sharded evenly"),
     no_effect("compile", kKernels),
     unsupported("enable_fp8_training fp8_recipe_name", "FP8 GEMMs"),
     no_effect("low_cpu_ram", "weights are read when they are needed"),
 
-    take("log_every_n_steps", "logger.log_interval"),
+    copy("log_every_n_steps", "logger.log_interval"),
     no_effect("log_peak_memory_stats", "memory is in every log line"),
     no_effect("log_level", kVerbosity),
     no_effect("metric_logger", kLog),
@@ -119,7 +119,7 @@ constexpr Rule kTable[] = {
 void batch(Reader& r) {
   const auto micro = r.integer("batch_size");
   const auto steps = r.integer("gradient_accumulation_steps");
-  if (micro) r.take("train.micro_batch_size", "batch_size");
+  if (micro) r.copy("train.micro_batch_size", "batch_size");
   const auto together = try_mul(micro.value_or(1), steps.value_or(1));
   if (steps && together && *together > 0 && *together <= (1 << 30))
     set_global_batch(r, *together, "batch size times accumulation", "gradient_accumulation_steps");
@@ -210,7 +210,7 @@ void optimizer(Reader& r) {
     else
       r.omit("optimizer.betas", *betas, OmissionReason::value, "two numbers are expected");
   }
-  if (!r.take("optimizer.clip_grad", "clip_grad_norm"))
+  if (!r.copy("optimizer.clip_grad", "clip_grad_norm"))
     draft.assume("optimizer.clip_grad", "0", "torchtune clips only where clip_grad_norm is set");
 
   const auto schedule = r.text("lr_scheduler._component_");

@@ -51,7 +51,7 @@ struct Samples {
   std::vector<std::string> files;
   // Empty if there are several formats, or none that is known.
   std::string format;
-  // Whether all entries agree.
+  // Whether all entries have the same format and options.
   bool alike = true;
 };
 
@@ -148,7 +148,7 @@ void read_torchtune_data(Reader& r) {
   Draft& draft = r.draft;
   const Samples train = read_samples(r, "dataset"), held = read_samples(r, "dataset_val");
   const std::string tokenizer = r.text("tokenizer._component_").value_or("");
-  r.take("dataset.packing", "packed");
+  r.copy("dataset.packing", "packed");
   if (train.files.empty()) {
     for (const std::string& path : draft.paths_of("dataset"))
       draft.withdraw(path, OmissionReason::no_effect, "the data is to be filled in");
@@ -182,7 +182,7 @@ void read_torchtune_data(Reader& r) {
     return;
   }
   sample_files(draft, "dataset.valid_files", held.files, r.from("dataset_val"));
-  if (interval) r.take("validation.eval_interval", "run_val_every_n_steps");
+  if (interval) r.copy("validation.eval_interval", "run_val_every_n_steps");
 }
 
 }  // namespace capstan::importers

@@ -13,11 +13,11 @@ namespace {
 
 constexpr std::string_view kLoader = "tunes the data loader of another library";
 
-void timeout(Reader& r, const Item& item) {
+void timeout(Reader& r, const SourceItem& item) {
   if (r.real(item.key)) r.draft.set("resilience.timeout", item.value->text + "s", item.from);
 }
 
-void chat_template(Reader& r, const Item& item) {
+void chat_template(Reader& r, const SourceItem& item) {
   if (item.value->text.ends_with(".jinja"))
     r.draft.set("tokenizer.chat_template", *item.value, item.from);
   else
@@ -27,49 +27,49 @@ void chat_template(Reader& r, const Item& item) {
 }
 
 constexpr Rule kTable[] = {
-    later("per_device_train_batch_size per_gpu_train_batch_size gradient_accumulation_steps max_steps "
-          "num_train_epochs"),
+    deferred("per_device_train_batch_size per_gpu_train_batch_size gradient_accumulation_steps max_steps "
+             "num_train_epochs"),
     no_effect("per_device_eval_batch_size",
               "evaluation uses the batch sizes of training; see validation.eval_global_batch_size"),
     no_effect("auto_find_batch_size", "the recipe sets the batch size; a step that does not fit is refused"),
     no_effect("train_batch_size eval_batch_size", "follows from the size for each device"),
 
-    take("learning_rate", "optimizer.lr"),
-    take("weight_decay", "optimizer.weight_decay"),
-    take("adam_beta1", "optimizer.adam_beta1"),
-    take("adam_beta2", "optimizer.adam_beta2"),
-    take("adam_epsilon", "optimizer.adam_eps"),
-    take("max_grad_norm", "optimizer.clip_grad"),
-    later("optim"),
+    copy("learning_rate", "optimizer.lr"),
+    copy("weight_decay", "optimizer.weight_decay"),
+    copy("adam_beta1", "optimizer.adam_beta1"),
+    copy("adam_beta2", "optimizer.adam_beta2"),
+    copy("adam_epsilon", "optimizer.adam_eps"),
+    copy("max_grad_norm", "optimizer.clip_grad"),
+    deferred("optim"),
     unsupported("optim_args", "arguments of an optimizer of another library"),
     unsupported("optim_target_modules", "low-rank optimizers"),
     unsupported("adafactor", "Adafactor"),
-    later("lr_scheduler_type lr_scheduler_kwargs"),
-    take("warmup_ratio", "scheduler.lr_warmup_fraction"),
-    later("warmup_steps seed"),
-    take("data_seed", "dataset.random_seed"),
+    deferred("lr_scheduler_type lr_scheduler_kwargs"),
+    copy("warmup_ratio", "scheduler.lr_warmup_fraction"),
+    deferred("warmup_steps seed"),
+    copy("data_seed", "dataset.random_seed"),
     no_effect("full_determinism", "runs are deterministic anyway"),
     unsupported("neftune_noise_alpha", "noise on embeddings"),
     unsupported("label_smoothing_factor", "label smoothing"),
     no_effect("average_tokens_across_devices", "gradients are divided once by the number of tokens"),
 
-    later("bf16 fp16"),
+    deferred("bf16 fp16"),
     no_effect("bf16_full_eval fp16_full_eval", "evaluation has the model's number format"),
     no_effect("fp16_opt_level half_precision_backend fp16_backend tf32", kKernels),
-    later("gradient_checkpointing"),
+    deferred("gradient_checkpointing"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
     unsupported("activation_offloading", "saved activations in host memory"),
     no_effect(
         "torch_compile* jit_mode_eval use_liger_kernel liger_kernel_config use_ipex torch_empty_cache_steps",
         kKernels),
 
-    later("eval_strategy evaluation_strategy eval_steps save_strategy save_steps logging_strategy "
-          "logging_steps"),
-    take("save_total_limit", "checkpoint.most_recent_k"),
-    flip("save_only_model", "checkpoint.save_optim"),
-    take("output_dir", "checkpoint.save"),
-    no_effect("overwrite_output_dir", "an existing run is resumed, never overwritten"),
-    take("logging_dir", "logger.tensorboard_dir"),
+    deferred("eval_strategy evaluation_strategy eval_steps save_strategy save_steps logging_strategy "
+             "logging_steps"),
+    copy("save_total_limit", "checkpoint.most_recent_k"),
+    negate("save_only_model", "checkpoint.save_optim"),
+    copy("output_dir", "checkpoint.save"),
+    no_effect("overwrite_output_dir", "{resume_existing}"),
+    copy("logging_dir", "logger.tensorboard_dir"),
     external("resume_from_checkpoint", kResumeOrOther),
     no_effect("restore_callback_states_from_checkpoint", "there are no callbacks"),
     no_effect("save_safetensors", "checkpoints have one format, which is safe to read"),
@@ -89,12 +89,12 @@ constexpr Rule kTable[] = {
     no_effect("include_tokens_per_second", "the rate is in every log line"),
     no_effect("include_num_input_tokens_seen", "the tokens are in every log line"),
     external("report_to", kService),
-    external("run_name", "the run directory has the recipe's name, or the one given to the run"),
+    external("run_name", "{run_dir_name}"),
     external("project trackio_space_id", kService),
     external("push_to_hub* hub_*", kHub),
     external("mp_parameters", "another launcher"),
 
-    take("dataloader_num_workers", "dataset.num_workers"),
+    copy("dataloader_num_workers", "dataset.num_workers"),
     no_effect("dataloader_*", kLoader),
     no_effect("group_by_length length_column_name", "rows have one length"),
     no_effect("train_sampling_strategy remove_unused_columns label_names past_index accelerator_config",
@@ -102,32 +102,32 @@ constexpr Rule kTable[] = {
     no_effect("ignore_data_skip", "a resumed run goes on where it stopped"),
 
     // Keys of TRL's SFTConfig. Those that only fine-tuning reads apply if the base recipe is of that kind.
-    take("max_length", "model.seq_length"),
-    take("max_seq_length", "model.seq_length"),
-    take("packing", "dataset.packing"),
+    copy("max_length", "model.seq_length"),
+    copy("max_seq_length", "model.seq_length"),
+    copy("packing", "dataset.packing"),
     no_effect("packing_strategy", "packing of another library"),
     no_effect("eval_packing", "evaluation packs rows as training does"),
     no_effect("padding_free", "packed samples do not attend to each other"),
     no_effect("pad_to_multiple_of", "rows have one length"),
-    sets("assistant_only_loss completion_only_loss", "dataset.loss_mode", "assistant"),
-    act("chat_template_path", chat_template),
+    set_if_present("assistant_only_loss completion_only_loss", "dataset.loss_mode", "assistant"),
+    call("chat_template_path", chat_template),
     to_fill_in("dataset_text_field", "the key of a plain text is called text here"),
     no_effect("dataset_num_proc", kLoader),
     to_fill_in("dataset_kwargs", "see `capstan explain dataset`"),
-    take("eos_token", "tokenizer.eod_token"),
+    copy("eos_token", "tokenizer.eod_token"),
     no_effect("pad_token", "padding is masked from loss and attention"),
     to_fill_in("model_init_kwargs", "see `capstan explain mixed_precision` and `capstan explain peft`"),
 
-    later("fsdp"),
+    deferred("fsdp"),
     no_effect("fsdp_*", "wrapping of layers by another library"),
     to_fill_in("deepspeed", "a second file: `capstan recipe import` reads it too"),
     no_effect("ddp_backend", "follows the device"),
-    act("ddp_timeout", timeout),
+    call("ddp_timeout", timeout),
     no_effect("ddp_*", "gradient reduction of another library"),
     no_effect("local_rank", "the launcher sets the rank"),
     no_effect("_n_gpu n_gpu", kRanks),
     no_effect("no_cuda", "`train.device=cpu` chooses the CPU"),
-    sets("use_cpu", "train.device", "cpu"),
+    set_if_present("use_cpu", "train.device", "cpu"),
     no_effect("use_mps_device xpu_backend tpu_*", "this device is not supported"),
     no_effect("debug", kVerbosity),
     no_effect("use_cache", "training uses no key/value cache"),
@@ -147,7 +147,7 @@ void interval(Reader& r, const char* steps, std::initializer_list<const char*> s
     if (value && *value > 0 && *value < 1)
       r.omit(steps, OmissionReason::to_fill_in, "a fraction of the run: give the number of steps");
     else if (value)
-      r.take(path, steps);
+      r.copy(path, steps);
     return;
   }
   if (r.given(steps))
@@ -167,7 +167,7 @@ void batch(Reader& r) {
                         : "per_gpu_train_batch_size";
   const auto steps = r.integer("gradient_accumulation_steps");
   const int64_t micro = r.integer(key).value_or(8);
-  if (!r.take("train.micro_batch_size", key))
+  if (!r.copy("train.micro_batch_size", key))
     draft.assume("train.micro_batch_size", "8", "Transformers' default");
   const auto together = micro > 0 ? try_mul(micro, steps.value_or(1)) : std::nullopt;
   if (!together || *together < 1 || *together > (1 << 30)) {
@@ -259,7 +259,7 @@ void sharding(Reader& r) {
 void read_training_arguments(Draft& draft, const Node& root) {
   if (!draft.extends())
     draft.extend("quickstart",
-                 "to fill in: the file does not describe model and data; extend a recipe that does, such as "
+                 "to fill in: the file does not describe model and data; {extend_recipe} that does, such as "
                  "llama3-8b-lora");
   static const std::vector<Rule> rules = one_rule_per_key(kTable);
   Reader reader(draft, root, rules);

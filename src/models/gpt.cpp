@@ -282,18 +282,22 @@ nn::TokenContext GptModel::token_context(Tape& tape, const Batch& batch,
 nn::HiddenStates GptModel::forward_layers(Tape& tape, const Stage& stage, nn::HiddenStates hidden_states,
                                           const nn::TokenContext& context, bool recompute) const {
   const int64_t last = stage.first_layer + stage.layers;
+  const auto forward_layer = [this, context](Tape& on, nn::HiddenStates states, int64_t index) {
+    const RangeScope range(on.device(), [&] { return "layer " + std::to_string(index); });
+    return layer(index).forward(on, std::move(states), context);
+  };
   const int64_t recomputed =
       recompute ? std::min(last, stage.first_layer + recomputed_layers_) : stage.first_layer;
   for (int64_t first = stage.first_layer; first < last;) {
     if (first >= recomputed) {
-      hidden_states = layer(first++).forward(tape, std::move(hidden_states), context);
+      hidden_states = forward_layer(tape, std::move(hidden_states), first++);
       continue;
     }
     const int64_t end = std::min(first + region_layers_, recomputed);
     Var x = nn::materialize(tape, std::move(hidden_states));
-    const auto region = [this, context, first, end](Tape& inner, std::span<const Var> inputs) {
+    const auto region = [forward_layer, first, end](Tape& inner, std::span<const Var> inputs) {
       nn::HiddenStates s{inputs[0], {}};
-      for (int64_t i = first; i < end; ++i) s = layer(i).forward(inner, std::move(s), context);
+      for (int64_t i = first; i < end; ++i) s = forward_layer(inner, std::move(s), i);
       return std::vector<Var>{nn::materialize(inner, std::move(s))};
     };
     hidden_states = {tape.recompute("layers " + std::to_string(first) + "-" + std::to_string(end - 1),

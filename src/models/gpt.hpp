@@ -58,7 +58,7 @@ class GptModel final : public Model {
   std::vector<std::unique_ptr<Parameter>> parameters_;
   // Null: on another stage.
   std::unique_ptr<nn::Embedding> embedding_;
-  // By global index.
+  // The layers of this stage, by global index.
   std::map<int64_t, std::unique_ptr<nn::TransformerLayer>> layers_;
   // Null: on another stage.
   std::unique_ptr<nn::Norm> final_norm_;

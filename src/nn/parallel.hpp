@@ -11,7 +11,7 @@ namespace capstan::nn {
 struct Parallel {
   ops::TensorParallel tensor;
   ops::ContextParallel context;
-  // By layer; empty: context.exchange for all.
+  // Exchange of each layer; empty: context.exchange for all layers.
   std::vector<ops::ContextExchange> exchange_of_layer;
 
   ops::ContextParallel context_of(int layer) const {

@@ -14,7 +14,7 @@
 
 namespace capstan::nn {
 
-struct AdapterOptions;  // nn/adapter.hpp
+struct AdapterOptions;
 
 class ParamList {
  public:

@@ -18,12 +18,13 @@ namespace {
 // One call: heads are exchanged within `heads`, keys and values over `keys`. Either may have one rank.
 struct Plan {
   HeadExchange heads;
-  // Null: this rank has all keys.
+  // Ranks over which keys are exchanged. Null: this rank has all keys.
   comm::Communicator* keys;
   // all-gather of the keys; else a ring.
   bool gather;
-  int64_t seq;  // of full sequences
-  // Of this rank's rows and heads after the exchange.
+  // Length of a full sequence.
+  int64_t seq;
+  // Shape for this rank's rows and heads after the exchange.
   kernels::AttentionShape shape;
 
   Plan(const AttentionOptions& options, const ContextParallel& context)
@@ -43,7 +44,8 @@ struct Plan {
     shape.seq = heads.seq();
     shape.head_offset += heads.first_head();
   }
-  // Of packed QKV after the exchange of heads, and of keys and values alone: packed QKV without query heads.
+  // Layout of packed QKV after the exchange of heads, and of keys and values alone: packed QKV without query
+  // heads.
   const kernels::QkvLayout& layout() const { return heads.layout(); }
   kernels::QkvLayout kv_layout() const { return {layout().groups, 0, layout().head_dim}; }
   Heads outputs(const Tensor& x) const { return output_heads(x, layout()); }

@@ -12,7 +12,7 @@ namespace capstan::ops {
 
 namespace {
 
-// What linear_cross_entropy() reads and writes, and the chunks in which it does so.
+// Tensors of linear_cross_entropy(), and the chunks of rows in which it computes.
 struct ChunkedLoss {
   Device& device;
   const kernels::CrossEntropy& kernel;

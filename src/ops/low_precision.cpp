@@ -37,7 +37,8 @@ bool has_tensor_scale(const kernels::QuantizeFormat& format) {
   return format.layout == ScaleLayout::tensor || format.layout == ScaleLayout::block_1x16;
 }
 
-// From `known`, the maximum of x, which it sets to 0; undefined: computed, from x or its transformed columns.
+// Computes the scale of x from its maximum `known`, which it sets to 0. If `known` is undefined, first
+// computes the maximum of x or of its transformed columns.
 Tensor current_scale(const kernels::QuantizeFormat& format, const kernels::QuantizeShape& shape,
                      const Tensor& x, bool hadamard, const Tensor& known = {}) {
   Device& device = x.device();
@@ -56,7 +57,7 @@ bool keeps_scale(const LayerScaling& scaling, LayerTensor kind) {
 Tensor kept_scale(const LayerScaling& scaling, LayerTensor kind) {
   return scaling.scale.flat_range(2 * static_cast<int64_t>(kind), 2, {2});
 }
-// Where the maximum is recorded; undefined: not recorded.
+// The value in which the maximum is recorded; undefined: it is not recorded.
 Tensor recorded_amax(const LayerScaling& scaling, LayerTensor kind, const QuantizeRequest& request) {
   const bool records = scaling.amax.defined() && request.record_amax;
   return records ? scaling.amax.flat_range(static_cast<int64_t>(kind), 1, {1}) : Tensor();
@@ -96,13 +97,8 @@ GemmOperand empty_operand(Device& device, const kernels::QuantizeFormat& format,
     return x;
   }
   x.tensor_scale = inverse;
-  const int64_t blocks = ceil_div(cols, kernels::block_of(format.layout)),
-                scale_rows =
-                    format.layout == ScaleLayout::block_128x128 ? ceil_div(rows, int64_t{128}) : rows;
-  const DType type = format.layout == ScaleLayout::block_1x32   ? DType::f8e8m0
-                     : format.layout == ScaleLayout::block_1x16 ? DType::f8e4m3
-                                                                : DType::f32;
-  x.scale = Tensor::empty(device, {scale_rows, blocks}, type);
+  const kernels::BlockScales scales{format.layout, device.table().scale_order, rows, cols};
+  x.scale = Tensor::empty(device, {scales.elements()}, kernels::block_scale_type(format.layout));
   return x;
 }
 

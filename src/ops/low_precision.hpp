@@ -75,14 +75,15 @@ struct QuantizeRequest {
 QuantizedMatrix quantize(const LayerScaling& scaling, LayerTensor kind, const Tensor& x,
                          QuantizeRequest request);
 
-// What the launch that computes the input of a linear layer writes for its forward GEMM: codes where the
-// scaling recipe allows it, else the maximum from which the scale is computed. The layer takes it out.
+// Output for the forward GEMM of a linear layer, written by the launch that computes the layer's input:
+// codes where the scaling recipe allows it, else the maximum from which the scale is computed. The layer
+// takes it out.
 struct QuantizedInput {
-  // Of that layer.
+  // Scaling of that linear layer.
   const LayerScaling* scaling = nullptr;
   QuantizedOutputTensors output;
 };
-// For an input [rows, cols] that is still to be computed.
+// Output for an input [rows, cols] that is not computed yet.
 std::shared_ptr<QuantizedInput> prepare_input(Device& device, const LayerScaling& scaling, int64_t rows,
                                               int64_t cols, QuantizeRequest request);
 // quantize() of an input; launches only what `prepared` lacks (null, or of another layer: everything).

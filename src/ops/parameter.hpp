@@ -33,7 +33,7 @@ struct ParamSpec {
   bool no_weight_decay = false;
   // The weight of a linear layer, whose GEMMs may be in 8 or 4 bits.
   bool linear = false;
-  // With `peft`, only adapter parameters train.
+  // Parameter of an adapter. With `peft`, only adapter parameters are trained.
   bool adapter = false;
   // The matrix B of a LoRA adapter; LoRA+ trains it with its own learning rate.
   bool is_lora_b = false;

@@ -37,7 +37,7 @@ struct QueryKeyTransform {
   bool normalizes() const { return norm.q_gamma != nullptr; }
   bool rotates() const { return table.rotary_dim() > 0; }
   bool is_identity() const { return !normalizes() && !rotates(); }
-  // Those that `backward` gives gradients to.
+  // Parameters for which backward() computes gradients.
   std::vector<const Parameter*> parameters() const;
   void check(const Tensor& qkv, const kernels::QkvLayout& layout) const;
 

@@ -31,7 +31,7 @@ struct ShardSegment {
   int64_t global = 0, count = 0;
   // Adjacent ranks that hold the same slices, each with a partial gradient.
   int replicas = 1;
-  // This rank's index among them.
+  // Index of this rank among these ranks.
   int replica = 0;
   // Counted in the norm and written to checkpoints here.
   bool owned() const { return replica == 0; }

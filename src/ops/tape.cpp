@@ -150,6 +150,8 @@ void Tape::note(TapeEvent event, const Moment& started, double nested_seconds) {
 }
 
 std::vector<Var> Tape::record(Record record) {
+  // Its kernels are queued: the end of the operation.
+  if (device().has_ranges()) device().mark(record.name);
   std::vector<Var> results;
   bool trainable = false;
   for (const Parameter* parameter : record.parameters) {
@@ -215,6 +217,7 @@ void Tape::add_weight_gradient(WeightGradient work) {
 }
 
 void Tape::run_weight_gradient(WeightGradient& work) {
+  const RangeScope range(device(), [&] { return work.name + " weight gradient"; });
   const Moment started = moment_of(context_);
   if (work.run) {
     work.run(context_.store.gradient(*work.parameter), work.tensors);
@@ -265,6 +268,7 @@ void Tape::run_backward(BackwardOptions options) {
   while (!entries_.empty()) {
     const size_t index = entries_.size() - 1;
     Entry& entry = entries_[index];
+    const RangeScope range(device(), [&] { return entry.name + " backward"; });
     BackwardContext ctx(*this, index);
     bool reached = false;
     for (const int slot : entry.output_slots) {

@@ -37,7 +37,7 @@ struct Cost {
   double flops = 0;
   // Read and written.
   double bytes = 0;
-  // From this rank to others.
+  // Bytes that this rank sends to others.
   double sent_bytes = 0;
 };
 
@@ -123,7 +123,8 @@ struct Var {
 
 class Tape;
 
-// What a backward function reads and calls, as `ctx` of a PyTorch autograd function.
+// Argument of a backward function: its tensors and the operations that it may call, like `ctx` of a PyTorch
+// autograd function.
 class BackwardContext {
  public:
   // Gradient of the i-th output; undefined when nothing depends on that output. The backward function may
@@ -196,7 +197,7 @@ class Tape {
   Var input(const std::string& name, Tensor value, bool needs_gradient = false);
   void output(const std::string& name, const Var& value) { outputs_[name] = value; }
   const Var& output(const std::string& name) const;
-  // After backward.
+  // Gradient of a named input, after backward().
   const Tensor& input_gradient(const std::string& name) const;
 
   std::vector<Var> record(Record record);
@@ -258,13 +259,13 @@ class Tape {
 
   StepContext& context_;
   Mode mode_;
-  // In the first pass of a recomputed region.
+  // True in the first pass of a recomputed region.
   bool suspended_ = false;
-  // While a region is recomputed.
+  // True while a region is recomputed.
   bool repeated_ = false;
   bool delay_weight_gradients_ = false;
   std::vector<Entry> entries_;
-  // By slot.
+  // Gradient of each slot.
   std::vector<Tensor> gradients_;
   std::vector<WeightGradient> weight_gradients_;
   // Shared with recomputed regions.

@@ -224,7 +224,7 @@ Var column_linear(Tape& tape, const Var& x, const Parameter& weight, const Param
   const Cost cost = matmul_cost(rows, out, in, x.dtype());
   record.cost = record.backward_cost = cost;
   if (parallel.shards_rows()) record.cost.sent_bytes = sent(x.value, parallel, parallel.size());
-  // Of the local rows.
+  // Bytes sent for the local rows.
   const double full = sent(x.value, parallel, 1);
   record.backward_cost.sent_bytes =
       parallel.shards_rows() ? (trainable ? 2 : 1) * full * parallel.size() : 2 * full;

@@ -86,7 +86,7 @@ void Orthogonalizer::run(const std::vector<Matrix>& matrices, const Tensor& slic
   // A matrix that this rank orthogonalizes.
   struct Owned {
     const Matrix* matrix;
-    // Its elements in the bucket.
+    // Elements of the matrix in the bucket.
     FlatRange range;
     // [range.count]: a view of `slice`, or a buffer into which the parts of several ranks are gathered.
     Tensor values;

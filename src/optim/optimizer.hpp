@@ -55,9 +55,9 @@ struct StepOptions {
 
 // Process groups over which Muon gathers matrices; null: a group of one.
 struct MuonGroups {
-  // Over which the buffers are divided.
+  // Ranks over which the buffers are divided.
   comm::Communicator* shard = nullptr;
-  // Over which each part is divided again.
+  // Ranks over which each part is divided again.
   comm::Communicator* replica = nullptr;
   // Tensor-parallel ranks.
   comm::Communicator* tensor = nullptr;
@@ -90,7 +90,7 @@ class Optimizer {
   Tensor values(const State& state, int buffer, int64_t begin, int64_t count) const;
   // Sets the elements of complete ranges from `begin` on; `values` may be what values() returned.
   void set_values(const State& state, int buffer, int64_t begin, const Tensor& values);
-  // With their range tables.
+  // The buffers with their range tables.
   const std::vector<FlatBuffer>& buffers() const { return buffers_; }
   // Updates made: Adam's t.
   int64_t steps() const { return steps_; }

@@ -24,8 +24,8 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     block_of.push_back(static_cast<size_t>(found - layout.blocks.begin()));
   }
   layout.positions.resize(parameters.size());
-  // The open bucket of frozen parameters, of those that train, and of matrices that train.
-  std::optional<size_t> open[3];
+  // The open bucket of frozen parameters, and of each kind of those that train.
+  std::optional<size_t> open[5];
   for (size_t i = parameters.size(); i-- > 0;) {
     const Parameter& parameter = *parameters[i];
     CAPSTAN_ASSERT(parameter.index() == static_cast<int>(i),
@@ -38,14 +38,16 @@ BucketLayout plan_buckets(std::span<const std::unique_ptr<Parameter>> parameters
     const bool trainable = !options.trainable || options.trainable(parameter);
     const bool tied = parameter.spec().tied != ParamSpec::Tied::no;
     const bool matrix = trainable && options.matrices && options.matrices(parameter);
-    auto& current = open[matrix ? 2 : trainable ? 1 : 0];
+    const bool codes = trainable && options.codes && options.codes(parameter);
+    auto& current = open[trainable ? 1 + (matrix ? 1 : 0) + (codes ? 2 : 0) : 0];
     const auto full = [&] {
       const BucketPlan& bucket = layout.buckets[*current];
       return bucket.elements >= options.bucket_elements || (options.by_block && bucket.block != block_of[i]);
     };
     if (tied || !current || full()) {
       current = layout.buckets.size();
-      layout.buckets.push_back({.trainable = trainable, .matrices = matrix, .block = block_of[i]});
+      layout.buckets.push_back(
+          {.trainable = trainable, .matrices = matrix, .codes = codes, .block = block_of[i]});
     }
     BucketPlan& bucket = layout.buckets[*current];
     layout.positions[i] = {*current, bucket.elements};

@@ -4,8 +4,9 @@
 // A bucket is a flat array of full parameters, each aligned to 64 elements, padded to a multiple of 64 x the
 // ranks that it may be sharded over, so that the shards are equal. Buckets are filled from the end of the
 // list, which is the order in which gradients become ready. Trainable and frozen parameters are in different
-// buckets, and so are parameters that are updated as matrices and other trainable ones. A tied parameter has
-// a bucket of its own, so that it is sharded in the same way on both of its stages.
+// buckets, and so are parameters that are updated as matrices and other trainable ones, and those that ranks
+// gather as codes and others. A tied parameter has a bucket of its own, so that it is sharded in the same way
+// on both of its stages.
 #pragma once
 
 #include <functional>
@@ -23,6 +24,8 @@ struct BucketPlan {
   bool trainable = true;
   // Holds parameters that are updated as matrices.
   bool matrices = false;
+  // Holds parameters that ranks gather as codes.
+  bool codes = false;
   // Index of the block of its last parameter (with by_block, of all its parameters).
   size_t block = 0;
   // Elements, padding included.
@@ -41,7 +44,7 @@ struct BucketLayout {
     int64_t begin;
   };
   static constexpr size_t kNoBucket = static_cast<size_t>(-1);
-  // By Parameter::index(); kNoBucket: in none.
+  // Position of each parameter, by Parameter::index(). Bucket kNoBucket: the parameter is in no bucket.
   std::vector<Position> positions;
   // Number of elements of all parameters, without padding.
   int64_t elements = 0;
@@ -58,6 +61,8 @@ struct BucketOptions {
   std::function<bool(const Parameter&)> trainable;
   // Parameters that are updated as matrices; null: none.
   std::function<bool(const Parameter&)> matrices;
+  // Trainable parameters that ranks gather as codes; null: none.
+  std::function<bool(const Parameter&)> codes;
   // Parameters that are in no bucket; null: none.
   std::function<bool(const Parameter&)> excluded;
 };

@@ -29,19 +29,23 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
       shards_parameters_(shards_state_ && options.sharding == ShardingStrategy::optim_grads_params),
       shards_over_replicas_(options.sharding != ShardingStrategy::no_shard && options.shard_over_replicas &&
                             replicas_ > 1) {
-  layout_ = plan_buckets(parameters, {.bucket_elements = options.bucket_elements,
-                                      .shards = shards_ * replicas_,
-                                      .by_block = shards_parameters_,
-                                      .trainable =
-                                          [&options](const Parameter& parameter) {
-                                            return options.gradients &&
-                                                   (!options.trainable || options.trainable(parameter));
-                                          },
-                                      .matrices =
-                                          [&options](const Parameter& parameter) {
-                                            return options.matrix && options.matrix(parameter).has_value();
-                                          },
-                                      .excluded = options.quantized});
+  layout_ = plan_buckets(
+      parameters, {.bucket_elements = options.bucket_elements,
+                   .shards = shards_ * replicas_,
+                   .by_block = shards_parameters_,
+                   .trainable =
+                       [&options](const Parameter& parameter) {
+                         return options.gradients && (!options.trainable || options.trainable(parameter));
+                       },
+                   .matrices =
+                       [&options](const Parameter& parameter) {
+                         return options.matrix && options.matrix(parameter).has_value();
+                       },
+                   .codes =
+                       [&options, sharded = shards_state_](const Parameter& parameter) {
+                         return options.gather_codes && sharded && options.low_precision.covers(parameter);
+                       },
+                   .excluded = options.quantized});
   block_buckets_.resize(layout_.blocks.size());
   pins_.assign(layout_.blocks.size(), 0);
   unwritten_.assign(parameters.size(), 0);
@@ -60,7 +64,7 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
   Bucket bucket;
   bucket.plan = &plan;
   const FlatRange mine = slice_of(plan), all{0, plan.elements};
-  bucket.held = shards_parameters_ ? mine : all;
+  bucket.held = shards_parameters_ || plan.codes ? mine : all;
   bucket.owned = plan.trainable && shards_state_ ? mine : bucket.held;
   if (plan.trainable && shards_over_replicas_) {
     const int64_t count = bucket.owned.count / replicas_;
@@ -69,6 +73,9 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
   {
     CategoryScope scope(MemoryCategory::parameters);
     bucket.values = Tensor::zeros(device_, {bucket.held.count}, options_.compute);
+    if (plan.codes)
+      bucket.codes = Tensor::zeros(device_, {shards_parameters_ ? mine.count : all.count},
+                                   options_.low_precision.format.forward);
   }
   if (!has_main_params()) {
     bucket.main = owned_values(bucket);
@@ -112,6 +119,9 @@ void FlatStore::make_low_precision() {
   if (std::none_of(parameters_.begin(), parameters_.end(),
                    [&](const auto& parameter) { return options_.low_precision.covers(*parameter); }))
     return;
+  CAPSTAN_ASSERT(!options_.gather_codes || !shards_state_ ||
+                     LowPrecisionWeights::has_codes_of_shards(options_.low_precision.format.recipe),
+                 "weights with scales of blocks gathered as codes, which the rules refuse");
   low_precision_ = std::make_unique<LowPrecisionWeights>(
       device_, parameters_, std::vector{groups_.tensor, groups_.shard, groups_.replica},
       options_.low_precision);
@@ -174,6 +184,13 @@ Tensor FlatStore::view(const Tensor& flat, const Parameter& parameter) const {
 Tensor FlatStore::owned_values(const Bucket& bucket) const {
   return bucket.values.flat_range(bucket.owned.begin - bucket.held.begin, bucket.owned.count,
                                   {bucket.owned.count});
+}
+Tensor FlatStore::owned_values(const Parameter& parameter) const {
+  const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter.index())];
+  const Bucket& bucket = buckets_[index];
+  const FlatRange here = intersection({begin, parameter.shape().elements()}, bucket.owned);
+  if (here.count == 0) return {};
+  return owned_values(bucket).flat_range(here.begin - bucket.owned.begin, here.count, {here.count});
 }
 Tensor FlatStore::slice_gradients(const Bucket& bucket) const {
   if (shards_gradients_ || !shards_state_) return shards_gradients_ ? bucket.sum : bucket.gradients;
@@ -257,6 +274,19 @@ std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
 
 // ---- parameters -------------------------------------------------------------------------------------------
 
+const Tensor& FlatStore::gathered(const Parameter& parameter) {
+  const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
+  Bucket& bucket = buckets_[index];
+  if (!shards_parameters_) {
+    finish_gather(index);
+    return bucket.plan->codes ? bucket.codes : bucket.values;
+  }
+  const auto block = static_cast<int>(bucket.plan->block);
+  ++pins_[bucket.plan->block];
+  if (block != current_block_ || direction_changed_) gather_block(block);
+  return bucket.full;
+}
+
 Tensor FlatStore::acquire(const Parameter& parameter) {
   if (quantized(parameter)) {
     Quantized& own = *quantized_[static_cast<size_t>(parameter.index())];
@@ -264,21 +294,16 @@ Tensor FlatStore::acquire(const Parameter& parameter) {
     if (own.pins++ == 0) own.full = own.kept.expand(options_.compute);
     return own.full;
   }
-  const size_t index = layout_.positions[static_cast<size_t>(parameter.index())].bucket;
-  Bucket& bucket = buckets_[index];
-  if (!shards_parameters_) {
-    finish_gather(index);
-    return view(bucket.values, parameter);
-  }
-  const auto block = static_cast<int>(bucket.plan->block);
-  ++pins_[bucket.plan->block];
-  if (block != current_block_ || direction_changed_) gather_block(block);
-  return view(bucket.full, parameter);
+  CAPSTAN_ASSERT(!bucket_of(parameter).plan->codes,
+                 "the values of `" + parameter.name() + "`, of which ranks gather codes");
+  return view(gathered(parameter), parameter);
 }
 
 GemmOperand FlatStore::acquire_operand(const Parameter& parameter, WeightRole role) {
-  const Tensor values = acquire(parameter);
-  return scaling(parameter) ? low_precision_->operand(parameter, role, values) : GemmOperand(values);
+  if (!scaling(parameter)) return acquire(parameter);
+  if (bucket_of(parameter).plan->codes)
+    return low_precision_->operand_of_codes(parameter, role, view(gathered(parameter), parameter));
+  return low_precision_->operand(parameter, role, acquire(parameter));
 }
 
 void FlatStore::release(const Parameter& parameter) {
@@ -327,9 +352,9 @@ void FlatStore::start_gather(int block) {
     Bucket& bucket = buckets_[index];
     if (bucket.full.defined()) continue;
     CategoryScope scope(MemoryCategory::parameters);
-    bucket.full = Tensor::empty(device_, {bucket.plan->elements}, options_.compute);
-    bucket.gather =
-        groups_.shard->channel().start(comm::TransferBatch().all_gather(bucket.values, bucket.full));
+    const Tensor& mine = bucket.plan->codes ? bucket.codes : bucket.values;
+    bucket.full = Tensor::empty(device_, {bucket.plan->elements}, mine.dtype());
+    bucket.gather = groups_.shard->channel().start(comm::TransferBatch().all_gather(mine, bucket.full));
     bytes += bucket.full.bytes();
     started = true;
   }
@@ -359,19 +384,23 @@ void FlatStore::release_block(int block) {
   }
 }
 
-// From the elements that this rank has updated.
+// Computes scales of low-precision weights from the elements that this rank has updated.
 void FlatStore::measure_weights(Changed changed) {
   if (!low_precision_) return;
   low_precision_->measure_weights(
       [&](const Parameter& parameter) { return changed == Changed::all || is_trainable(parameter); },
-      [&](const Parameter& parameter) {
-        const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter.index())];
-        const Bucket& bucket = buckets_[index];
-        const FlatRange here = intersection({begin, parameter.shape().elements()}, bucket.owned);
-        return here.count == 0 ? Tensor()
-                               : owned_values(bucket).flat_range(here.begin - bucket.owned.begin, here.count,
-                                                                 {here.count});
-      });
+      [&](const Parameter& parameter) { return owned_values(parameter); });
+}
+
+void FlatStore::encode_owned(const Bucket& bucket) {
+  for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) {
+    const Parameter& parameter = *bucket.plan->parameters[i];
+    const FlatRange here = intersection({bucket.plan->begins[i], parameter.shape().elements()}, bucket.owned);
+    if (here.count == 0) continue;
+    const int64_t begin = here.begin - (shards_parameters_ ? bucket.held.begin : 0);
+    low_precision_->encode(parameter, owned_values(parameter),
+                           bucket.codes.flat_range(begin, here.count, {here.count}));
+  }
 }
 
 void FlatStore::gather_parameters(Changed changed, bool wait) {
@@ -390,13 +419,13 @@ void FlatStore::gather_parameters(Changed changed, bool wait) {
     Bucket& bucket = buckets_[index];
     if (!bucket.plan->trainable) continue;
     const FlatRange mine = shards_state_ ? slice_of(*bucket.plan) : FlatRange{0, bucket.plan->elements};
-    if (shards_over_replicas_)
-      comm::all_gather_slices(*groups_.replica, bucket.values.flat_range(mine.begin - bucket.held.begin,
-                                                                         mine.count, {mine.count}));
+    if (bucket.plan->codes) encode_owned(bucket);
+    const Tensor& sent = bucket.plan->codes ? bucket.codes : bucket.values;
+    const Tensor slice = sent.flat_range(shards_parameters_ ? 0 : mine.begin, mine.count, {mine.count});
+    if (shards_over_replicas_) comm::all_gather_slices(*groups_.replica, slice);
     if (!shards_state_ || shards_parameters_) continue;
-    bucket.gather = groups_.shard->channel().start(comm::TransferBatch().all_gather(
-        bucket.values.flat_range(mine.begin, mine.count, {mine.count}), bucket.values));
-    trace_start("gather bucket " + std::to_string(index), bucket.values.bytes());
+    bucket.gather = groups_.shard->channel().start(comm::TransferBatch().all_gather(slice, sent));
+    trace_start("gather bucket " + std::to_string(index), sent.bytes());
     if (wait) finish_gather(index);
   }
   if (shards_parameters_ && !wait) start_gather(0);

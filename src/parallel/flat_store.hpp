@@ -17,6 +17,10 @@
 //             are reduced (one bucket at a time, two on the communication queue).
 //   With shard_over_replicas main parameters and moments take 1 / (S R) of those without sharding.
 //
+// With gather_codes the ranks gather the codes of weights whose GEMMs are in 8 bits: P = 1 in `gathered`, in
+// the parameters of optim and optim_grads, which hold P b / S in the compute type in addition, and in the
+// bytes sent below; with optim_grads_params b / S codes are added.
+//
 // Parameters that are kept in 4 bits (Options::quantized, nf4_weight.hpp) are in no bucket; each is
 // dequantized at its first acquire() and dropped at its last release().
 //
@@ -100,7 +104,7 @@ class FlatStore final : public ParamStore {
     DType main = DType::f32;
     // Type in which gradients are sent: f32, or bf16.
     DType reduce = DType::f32;
-    // No effect if `shard` has one rank.
+    // Sharding over `shard`. No effect if `shard` has one rank.
     config::ShardingStrategy sharding = config::ShardingStrategy::no_shard;
     // outer_dp_sharding_strategy optim: shards main parameters and moments over `replica` too. No effect with
     // no_shard.
@@ -112,6 +116,10 @@ class FlatStore final : public ParamStore {
     // of tied parameters are summed over `embedding` on the compute queue in either case, at the end of the
     // step.
     Queue reduce_queue = Queue::compute;
+    // Ranks gather weights that train and whose GEMMs are in 8 bits as codes, with the same numbers as if
+    // they were gathered in the compute type and quantized. Needs a scaling recipe with one scale for a
+    // tensor. No effect with no_shard.
+    bool gather_codes = false;
     // Overlaps all-gathers of parameters with computation: of the next block (optim_grads_params), or of the
     // updated buckets with the forward pass.
     bool overlap_param_gather = false;
@@ -210,7 +218,7 @@ class FlatStore final : public ParamStore {
     // Offset of the shard in that buffer, in elements.
     int64_t begin = 0;
   };
-  // In the order of the model's parameters.
+  // The shards in the order of the model's parameters.
   const std::vector<ParameterShard>& parameter_shards() const { return parameter_shards_; }
   // The elements `range` of the parameter, as a view [range.count]. buffers: one tensor for each of
   // flat_buffers(), of the same shape (optimizer state). `range` lies in `shard.range`.
@@ -243,7 +251,8 @@ class FlatStore final : public ParamStore {
     const BucketPlan* plan;
     // Index in flat_buffers().
     int buffer = -1;
-    // The elements of the bucket that `values` holds: all, or with optim_grads_params this rank's slice.
+    // The elements of the bucket that `values` holds: all, or with optim_grads_params or codes this rank's
+    // slice.
     FlatRange held;
     // The elements of the bucket whose main parameters and moments this rank holds.
     FlatRange owned;
@@ -251,7 +260,10 @@ class FlatStore final : public ParamStore {
     Tensor values;
     // Main parameters [owned.count]; a view of `values` if the model computes with them.
     Tensor main;
-    // optim_grads_params: the gathered parameters, compute type [elements]; undefined while not gathered.
+    // BucketPlan::codes: with optim_grads_params those of this rank's slice, else of all elements.
+    Tensor codes;
+    // optim_grads_params: the gathered parameters, compute type or codes [elements]; undefined while not
+    // gathered.
     Tensor full;
     // Gradients, fp32 [elements]. Sharded gradients: defined only while the weight gradients of a micro-batch
     // are computed.
@@ -264,7 +276,7 @@ class FlatStore final : public ParamStore {
     int waiting = 0;
     // The reduction of this step was started; sharded gradients: `sum` holds gradients of this step.
     bool reduced = false;
-    // Pending all-gather into `values` or `full`.
+    // Pending all-gather into `values`, `codes` or `full`.
     std::optional<comm::PendingTransfers> gather;
     // Pending all-gather of the reduced gradients.
     std::optional<comm::PendingTransfers> gradient_gather;
@@ -325,6 +337,12 @@ class FlatStore final : public ParamStore {
   enum class Changed : uint8_t { trained, all };
   void gather_parameters(Changed changed, bool wait);
   void measure_weights(Changed changed);
+  // Of the elements that this rank owns.
+  void encode_owned(const Bucket& bucket);
+  // The values or codes of the bucket's parameters, gathered until the matching release().
+  const Tensor& gathered(const Parameter& parameter);
+  // The owned elements of a parameter, compute type; undefined: none.
+  Tensor owned_values(const Parameter& parameter) const;
   void finish_gather(size_t bucket);
   void gather_block(int block);
   void start_gather(int block);
@@ -358,7 +376,8 @@ class FlatStore final : public ParamStore {
 
   Device& device_;
   std::span<const std::unique_ptr<Parameter>> parameters_;
-  // By Parameter::index(): 1 if the gradient is uninitialized in this step (gradient_for_write()).
+  // For each parameter, by Parameter::index(): 1 if its gradient is uninitialized in this step
+  // (gradient_for_write()).
   std::vector<char> unwritten_;
   StoreGroups groups_;
   Options options_;
@@ -371,7 +390,7 @@ class FlatStore final : public ParamStore {
   int buffers_ = 0;
   BucketLayout layout_;
   std::vector<Bucket> buckets_;
-  // By Parameter::index(); empty: no parameter is kept in 4 bits.
+  // Parameters that are kept in 4 bits, by Parameter::index(); empty: there are none.
   std::vector<std::unique_ptr<Quantized>> quantized_;
   std::unique_ptr<LowPrecisionWeights> low_precision_;
   std::vector<ParameterShard> parameter_shards_;
@@ -379,7 +398,7 @@ class FlatStore final : public ParamStore {
   TapeObserver* observer_ = nullptr;
   std::function<void(const Tensor&)> watch_;
 
-  // By block: its buckets, and the number of acquire() calls without release().
+  // For each block, its buckets, and the number of acquire() calls without release().
   std::vector<std::vector<size_t>> block_buckets_;
   std::vector<int> pins_;
   // optim_grads_params: the block of the last acquire(), and a second one that is prefetched or stays

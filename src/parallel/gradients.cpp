@@ -30,7 +30,10 @@ Tensor FlatStore::gradient_for_write(const Parameter& parameter, bool& uninitial
 
 void FlatStore::zero_gradients(int64_t step) {
   begin_step(static_cast<int>(parameters_.size()));
-  if (low_precision_) low_precision_->begin_step(step);
+  if (low_precision_)
+    low_precision_->begin_step(step, [this](const Parameter& parameter) {
+      return bucket_of(parameter).plan->codes ? owned_values(parameter) : Tensor();
+    });
   finish_reductions();
   for (size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];

@@ -11,6 +11,7 @@ namespace capstan::parallel {
 namespace {
 // Scaled tensors of a layer.
 constexpr int64_t kTensors = 3;
+constexpr auto kWeight = static_cast<int64_t>(LayerTensor::weight);
 }  // namespace
 
 LowPrecisionWeights::LowPrecisionWeights(Device& device,
@@ -63,12 +64,43 @@ GemmOperand LowPrecisionWeights::operand(const Parameter& parameter, WeightRole 
   return kept;
 }
 
+void LowPrecisionWeights::encode(const Parameter& parameter, const Tensor& values, const Tensor& codes) {
+  GemmOperand rows;
+  rows.values = codes, rows.layout = kernels::ScaleLayout::tensor;
+  const Tensor scale = layer(parameter).scaling.scale.flat_range(2 * kWeight, 2, {2});
+  launch(device_, device_.table().quantize->quantize,
+         kernels::QuantizeFormat{options_.format.forward, kernels::ScaleLayout::tensor},
+         kernels::QuantizeShape{1, values.elements(), values.elements()}, values, scale, rows, Tensor(),
+         GemmOperand(), Tensor(), kernels::RoundingPosition{});
+}
+
+GemmOperand LowPrecisionWeights::operand_of_codes(const Parameter& parameter, WeightRole role,
+                                                  const Tensor& codes) {
+  Layer& own = layer(parameter);
+  const Tensor inverse = own.scaling.scale.flat_range(2 * kWeight + 1, 1, {1});
+  const int64_t out = codes.size(0), in = codes.size(1);
+  if (role == WeightRole::forward) return {codes, inverse, {}, kernels::ScaleLayout::tensor, in};
+  GemmOperand& kept = own.operands[static_cast<size_t>(role)];
+  if (kept.values.defined()) return kept;
+  CategoryScope scope(MemoryCategory::parameters);
+  kept = {Tensor::empty(device_, {in, out}, codes.dtype()), inverse, {}, kernels::ScaleLayout::tensor, out};
+  launch(device_, device_.table().quantize->transpose_codes, codes, kept.values, out, in);
+  return kept;
+}
+
 void LowPrecisionWeights::drop(const Parameter& parameter) {
   if (scaling(parameter))
     for (GemmOperand& kept : layer(parameter).operands) kept = {};
 }
 void LowPrecisionWeights::drop_all() {
   for (const Parameter* parameter : covered_) drop(*parameter);
+}
+
+void LowPrecisionWeights::raise_maximum(size_t i, const Tensor& values) {
+  if (values.defined())
+    launch(device_, device_.table().quantize->absolute_maximum, values,
+           kernels::QuantizeShape{1, values.elements(), values.elements()}, false,
+           amax_.flat_range(kTensors * static_cast<int64_t>(i) + kWeight, 1, {1}));
 }
 
 void LowPrecisionWeights::reduce_over_ranks(const Tensor& amax) const {
@@ -81,19 +113,15 @@ void LowPrecisionWeights::measure_weights(const std::function<bool(const Paramet
   const ScalingRecipe recipe = options_.format.recipe;
   const bool measured = recipe == ScalingRecipe::tensorwise || recipe == ScalingRecipe::nvfp4;
   const kernels::Quantize& kernels = *device_.table().quantize;
-  const auto index = static_cast<int64_t>(LayerTensor::weight);
-  // Of the maxima and scales.
+  // Indices of the maxima and scales that change.
   std::vector<int64_t> changed_at;
   for (size_t i = 0; i < covered_.size(); ++i) {
     // With delayed scaling advance() has changed the scales of all weights.
     if (!delayed() && !changed(*covered_[i])) continue;
     drop(*covered_[i]);
     if (!measured) continue;
-    changed_at.push_back(kTensors * static_cast<int64_t>(i) + index);
-    if (const Tensor values = held(*covered_[i]); values.defined())
-      launch(device_, kernels.absolute_maximum, values,
-             kernels::QuantizeShape{1, values.elements(), values.elements()}, false,
-             amax_.flat_range(changed_at.back(), 1, {1}));
+    changed_at.push_back(kTensors * static_cast<int64_t>(i) + kWeight);
+    raise_maximum(i, held(*covered_[i]));
   }
   if (changed_at.empty()) return;
   reduce_over_ranks(amax_);
@@ -107,7 +135,7 @@ void LowPrecisionWeights::measure_weights(const std::function<bool(const Paramet
            largest);
 }
 
-void LowPrecisionWeights::begin_step(int64_t step) {
+void LowPrecisionWeights::begin_step(int64_t step, const std::function<Tensor(const Parameter&)>& held) {
   int64_t rank = 0;
   for (const comm::Communicator* group : groups_) rank = rank * comm::ranks_of(group) + comm::rank_in(group);
   rounding_calls_ = static_cast<uint64_t>(rank) << 40;
@@ -116,9 +144,10 @@ void LowPrecisionWeights::begin_step(int64_t step) {
         philox_key(options_.seed, purpose::quantization,
                    random_sequence_of(covered_[i]->name()) + static_cast<uint64_t>(step));
   if (!delayed()) return;
-  // The maximum of a weight is taken when it is quantized.
+  // The maximum of a weight is taken when it is quantized, of one that is gathered as codes here.
   drop_all();
   launch(device_, device_.table().elementwise->fill, amax_, 0.0f, amax_.elements());
+  for (size_t i = 0; i < covered_.size(); ++i) raise_maximum(i, held(*covered_[i]));
 }
 
 void LowPrecisionWeights::advance(const Tensor& control) {

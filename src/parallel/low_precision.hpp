@@ -8,6 +8,10 @@
 // over `tensor`, `shard` and `replica` (the ranks of all three in Megatron: TP, CP and DP), once after each
 // optimizer step: the history has one element for a step, however many micro-batches it had.
 //
+// Weights whose scale is known before their values are gathered can be gathered as codes (FlatStore): each
+// rank quantizes the elements that it owns with encode(), and operand_of_codes() returns what operand() would
+// return for the gathered values, bit by bit.
+//
 // For a weight of n elements the codes take n bytes for each role (n / 2 with 4 bits), and the scales less.
 #pragma once
 
@@ -45,9 +49,18 @@ class LowPrecisionWeights {
   // Null: not covered.
   const LayerScaling* scaling(const Parameter& parameter) const;
   const std::vector<const Parameter*>& parameters() const { return covered_; }
+  // Whether weights can be gathered as codes: the format has one scale for a tensor.
+  static bool has_codes_of_shards(ScalingRecipe recipe) {
+    return recipe == ScalingRecipe::delayed || recipe == ScalingRecipe::tensorwise;
+  }
 
   // The operand for a role; quantizes `values` [out, in] where it is not kept. scaling() is not null.
   GemmOperand operand(const Parameter& parameter, WeightRole role, const Tensor& values);
+  // Weights gathered as codes, of formats with one scale for a tensor: the codes of elements of the weight,
+  // `codes` [n] from `values` [n].
+  void encode(const Parameter& parameter, const Tensor& values, const Tensor& codes);
+  // The operand for a role from all codes of the weight, [out, in]; keeps its transpose, not `codes`.
+  GemmOperand operand_of_codes(const Parameter& parameter, WeightRole role, const Tensor& codes);
   // Drops the operands, because the parameters change or leave the memory.
   void drop(const Parameter& parameter);
   void drop_all();
@@ -58,8 +71,9 @@ class LowPrecisionWeights {
   void measure_weights(const std::function<bool(const Parameter&)>& changed,
                        const std::function<Tensor(const Parameter&)>& held);
   // Call before a step. Selects its random numbers; with delayed scaling also resets the maxima, so that
-  // weights are quantized again.
-  void begin_step(int64_t step);
+  // weights are quantized again. `held` returns the elements of a weight that this rank holds if it is
+  // gathered as codes, whose maximum is taken here; else an undefined tensor.
+  void begin_step(int64_t step, const std::function<Tensor(const Parameter&)>& held);
   // Call after a step. With delayed scaling, updates the scales of all tensors from their maxima, unless
   // `control` skips the update (FlatStore::after_update). Collective.
   void advance(const Tensor& control);
@@ -72,19 +86,21 @@ class LowPrecisionWeights {
  private:
   struct Layer {
     LayerScaling scaling;
-    // By WeightRole.
+    // Operand of the weight for each WeightRole.
     GemmOperand operands[2];
   };
   bool delayed() const { return options_.format.recipe == ScalingRecipe::delayed; }
   Layer& layer(const Parameter& parameter);
   const Layer& layer(const Parameter& parameter) const;
+  // Raises the maximum of the weight of covered_[i].
+  void raise_maximum(size_t i, const Tensor& values);
   void reduce_over_ranks(const Tensor& amax) const;
 
   Device& device_;
   std::vector<comm::Communicator*> groups_;
   LowPrecisionOptions options_;
   std::vector<const Parameter*> covered_;
-  // By Parameter::index(), -1: not covered.
+  // Index in `covered_` of each parameter, by Parameter::index(); -1: not covered.
   std::vector<int> index_;
   std::vector<Layer> layers_;
   // fp32 [layers, 3], [layers, 3, history_length], [layers, 3, 2].

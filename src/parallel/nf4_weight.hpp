@@ -53,7 +53,7 @@ class Nf4Weight {
   // A region of the matrix; its blocks are consecutive in the shard.
   struct LocalRegion {
     Region region;
-    // Its elements and blocks within the shard.
+    // Elements and blocks of the region within the shard.
     FlatRange elements;
     FlatRange blocks;
   };

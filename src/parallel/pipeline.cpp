@@ -33,7 +33,7 @@ class Runner {
   }
 
  private:
-  // Of the action that needs it.
+  // Key of a received tensor: kind, micro-batch and chunk of the action that needs the tensor.
   using Key = std::tuple<ActionKind, int32_t, int32_t>;
   struct Incoming {
     comm::PendingTransfers transfers;

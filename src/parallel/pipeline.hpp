@@ -30,8 +30,8 @@ struct PipelineComm {
   ops::TensorParallel tensor;
   // The input of the next action is received while this one computes.
   bool overlap_p2p = true;
-  // Its observer sees "start receive of hidden states 3", "wait for gradient 0", "send hidden states 2" as
-  // events; may be null.
+  // Context whose observer receives the events "start receive of hidden states 3", "wait for gradient 0",
+  // "send hidden states 2"; may be null.
   StepContext* context = nullptr;
 };
 

@@ -191,7 +191,7 @@ std::string draw(const PipelineShape& s, const Schedule& schedule, const Schedul
     text += row + "\n";
   }
   if (shown < run.ticks)
-    text += "… " + std::to_string(run.ticks - shown) + " of " + std::to_string(run.ticks) + " ticks more\n";
+    text += "… ticks " + std::to_string(shown + 1) + " to " + std::to_string(run.ticks) + " are not shown\n";
   return text;
 }
 

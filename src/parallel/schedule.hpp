@@ -31,7 +31,7 @@ struct PipelineAction {
   int32_t micro_batch, chunk;
   bool operator==(const PipelineAction&) const = default;
 };
-// By rank.
+// The actions of each rank, in order.
 using Schedule = std::vector<std::vector<PipelineAction>>;
 
 // V = 1: GPipe (Huang et al. 2019), or 1F1B (Narayanan et al. 2021; rank r begins with min(P - r - 1, M)
@@ -49,13 +49,13 @@ struct ScheduleRun {
   ActionTicks lengths;
   // An error of the schedule: an action is missing, occurs twice, or waits forever. Empty: no error.
   std::string problem;
-  // Until the last rank has ended.
+  // Ticks until the last rank has ended.
   int64_t ticks = 0;
   // Tick at which each action of each rank starts.
   std::vector<std::vector<int64_t>> start;
   // Ticks that each rank waits, of `ticks`.
   std::vector<int64_t> idle;
-  // By rank, the greatest number of (micro-batch, chunk) pairs between forward and backward pass.
+  // For each rank, the greatest number of (micro-batch, chunk) pairs between forward and backward pass.
   std::vector<int64_t> live;
 };
 // Simulates the schedule: an action begins when its rank is idle and its inputs have arrived. Sends take no

@@ -160,7 +160,7 @@ TrialEstimate Composer::estimate(const Config& config, std::string& why_unknown)
   if (found == estimates_.end()) {
     const train::StepEstimate step =
         train::estimate_step(config, 0, static_cast<int>(config.dist.world_size));
-    // Of the samples of a step on all ranks.
+    // Number of micro-batches of a step on all ranks; `step.flops` counts one micro-batch of a rank.
     const double ranks = static_cast<double>(config.dist.world_size) *
                          static_cast<double>(config.train.num_microbatches.value_or(1));
     found = estimates_

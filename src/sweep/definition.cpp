@@ -70,7 +70,7 @@ static void describe(config::Section<Metric>& s) {
 }
 static void describe(config::Section<Asha>& s) {
   s.field("steps", &Asha::steps).min(1);
-  s.field("keep", &Asha::keep).above(0).below(1).range_help("a fraction such as 1/3");
+  s.field("keep", &Asha::keep).above(0).below(1).range_help("write a fraction such as 1/3");
 }
 static void describe(config::Section<Stop>& s) {
   s.field("asha", &Stop::asha);
@@ -285,7 +285,8 @@ class Reader {
                *n = node.find("n");
     if ((log != nullptr) + (linear != nullptr) + (range != nullptr) != 1) {
       out_.error(node.location, "a range has one of `log`, `linear` and `range`")
-          .help("for instance {log: [1e-4, 1e-3], n: 4}; {range: [start, stop, step]} excludes the stop");
+          .help(
+              "for example, write {log: [1e-4, 1e-3], n: 4}; {range: [start, stop, step]} excludes the stop");
       return false;
     }
     const bool integer = field.type->kind == config::Type::Kind::integer;

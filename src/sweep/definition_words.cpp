@@ -63,7 +63,8 @@ std::string yaml_value(const std::string& value) {
   const bool plain = first != '%' && value.find_first_not_of(
                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                          "_.+-/%") == std::string::npos;
-  return plain || first == '[' || first == '{' || first == '"' ? value : in_quotes(value);
+  const bool quoted = first == '"' || (first == '\'' && value.size() > 1 && value.back() == '\'');
+  return plain || quoted || first == '[' || first == '{' ? value : in_quotes(value);
 }
 
 std::string yaml_list(const std::vector<std::string>& values) {
@@ -172,7 +173,7 @@ class OverrideReader {
       return given.size() == 1 && given[0].empty() ? wrong("values: choice(a,b)") : true;
     }
     if (call.name == "glob") return glob(axis, given);
-    // As in tag(log, interval(a, b)).
+    // For example tag(log, interval(a, b)).
     if (call.name == "tag") {
       const auto inner = given.size() >= 2 ? parse_function(given.back()) : std::nullopt;
       if (!inner || !expand(axis, *inner))
@@ -344,7 +345,7 @@ ParsedDefinition definition_from_words(const CommandLine& given) {
       fail(ErrorCode::not_found, not_found_text("sweep file", given.recipe),
            near_paths_help(near_paths(given.recipe)));
     Diagnostic& nothing = reading.error({}, "nothing varies: no field has several values");
-    nothing.help("for instance `optimizer.lr=1e-4,3e-4`");
+    nothing.help("name an axis, for example `optimizer.lr=1e-4,3e-4`");
     if (fs::exists(given.recipe, ignored))
       nothing.help("`" + given.recipe +
                    "` is read as the recipe to vary: a sweep file begins with `schema: " +

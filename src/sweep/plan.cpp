@@ -243,7 +243,7 @@ void add_trials(const fs::path& directory, const ComposedPlan& planned, const st
     const fs::path staged = directory / "trials" / (".new." + planned.plan.trials[at].id);
     fs::remove_all(staged);
     write_trial(staged, planned, at);
-    // One that a killed process left before its plan named it.
+    // A process that was killed before it wrote the plan may have left a directory of that name.
     if (fs::exists(trial)) fs::remove_all(trial);
     rename_new(staged, trial);
   }
@@ -327,7 +327,7 @@ void note_late_rungs(const Plan& plan, std::vector<std::string>& notes) {
                     ": the longest trial has " + std::to_string(longest) + " steps");
 }
 
-// One reason for all invalid trials is the base's, or that of `set`.
+// If all trials are invalid for the same reason, the cause is the base recipe or `set`.
 [[noreturn]] void fail_without_trials(const Plan& plan) {
   if (plan.invalid.empty())
     fail(ErrorCode::config, "`exclude` removes every point, so that no trial is left");
@@ -428,10 +428,10 @@ void write_plan(const fs::path& directory, const ComposedPlan& planned) {
   std::error_code error;
   if (is_sweep(directory))
     fail(ErrorCode::failed, "`" + directory.string() + "` already holds a sweep",
-         "`capstan sweep add` extends it; or choose another sweep directory");
+         "`capstan sweep add` extends it; or choose {other_sweep_dir}");
   if (fs::exists(directory, error) && !(fs::is_directory(directory, error) && fs::is_empty(directory, error)))
     fail(ErrorCode::failed, "`" + directory.string() + "` exists and is not a sweep directory",
-         "choose another sweep directory");
+         "choose {other_sweep_dir}");
   const fs::path target = fs::absolute(directory).lexically_normal();
   const fs::path clean = target.has_filename() ? target : target.parent_path();
   checkpoint::real_file_system().make_directories(clean.parent_path());
@@ -568,12 +568,13 @@ TrialPlan add_trial(const fs::path& directory, const Values& values, std::option
 Plan read_plan(const fs::path& directory) {
   std::error_code unknown;
   if (!fs::exists(directory, unknown)) {
-    const std::string near = near_paths_help(near_runs(directory.string(), "sweeps"));
-    fail_not_found("", directory.string(), near.empty() ? "`capstan sweep plan` creates one" : near);
+    const std::string near = near_paths_help(near_runs(directory.string(), "sweeps", is_sweep));
+    fail(ErrorCode::not_found, not_found_text("sweep directory", directory.string()),
+         near.empty() ? "{plan_sweep}" : near);
   }
   if (!is_sweep(directory))
     fail(ErrorCode::not_found, "`" + directory.string() + "` is not a sweep directory: it has no plan.json",
-         "`capstan sweep plan` creates one");
+         "{plan_sweep}");
   const std::string file = (directory / "plan.json").string();
   const Json json = parse_json(read_file(file, 1 << 30), file);
   Plan plan;
@@ -606,7 +607,7 @@ Plan read_plan(const fs::path& directory) {
     for (const auto& one : json.at("trials")) {
       TrialPlan trial;
       trial.id = one.at("id").get<std::string>();
-      // It becomes a path.
+      // The id becomes the name of a directory.
       if (trial.id.size() < kIdDigits || trial.id.size() > 32 ||
           trial.id.find_first_not_of("0123456789abcdef") != std::string::npos)
         fail(ErrorCode::format, "`" + file + "`: `" + trial.id + "` is not a trial");

@@ -297,7 +297,7 @@ class Runner {
     if (active.asked) return;
     active.asked = Clock::now();
     if (active.launched) {
-      // Its parent leaves the ranks a file of its own.
+      // The parent process of the ranks writes their stop file.
       ::kill(active.process, SIGTERM);
       return;
     }

@@ -53,7 +53,8 @@ Sobol::Sobol(int dimensions) : at_(static_cast<size_t>(dimensions)) {
         m[at] = 1;
       } else if (i < degree) {
         m[at] = direction.first[at];
-      } else {  // m_i = 2 a_1 m_(i-1) xor ... xor 2^s m_(i-s) xor m_(i-s)
+      } else {
+        // m_i = 2 a_1 m_(i-1) xor ... xor 2^s m_(i-s) xor m_(i-s)
         m[at] = m[at - static_cast<size_t>(degree)];
         for (int k = 1; k <= degree; ++k)
           if ((direction.polynomial >> (degree - k)) & 1) m[at] ^= m[at - static_cast<size_t>(k)] << k;

@@ -206,7 +206,7 @@ int64_t Store::begin_attempt(std::string_view id) const {
   fs::create_directories(attempt(id, number), error);
   if (error) fail(ErrorCode::io, "cannot create `" + attempt(id, number).string() + "`: " + error.message());
   fs::create_symlink("../../run/metrics.jsonl", attempt(id, number) / "metrics.jsonl", error);
-  // There already after the first.
+  // The first attempt creates this link; later ones find it.
   fs::create_symlink("run/checkpoints", trial(id) / "checkpoints", error);
   return number;
 }
@@ -363,8 +363,9 @@ struct LockRecord {
   std::string host, since;
   int64_t pid = 0;
   SlurmJob job;
-  int64_t beat = 0;          // nanoseconds
-  int64_t seconds_left = 0;  // of the grace period
+  int64_t beat = 0;  // nanoseconds
+  // Rest of the grace period.
+  int64_t seconds_left = 0;
 };
 std::optional<LockRecord> read_lock_record(int fd) {
   const auto text = ordered_json_of(read_all(fd), IfNotJson::discard);

@@ -344,7 +344,7 @@ std::string table_csv(const Table& table, const Results& results) {
     const InvalidTrial& trial = results.plan.invalid[i];
     std::vector<std::string> items;
     for (const std::string& key : table.keys) items.push_back(value_of(trial.values, key));
-    // No metric and no measurements.
+    // An invalid trial has no metric and no measurements: these cells stay empty.
     items.resize(head.size() - 3);
     items.insert(items.end(), {kInvalid, join(trial.reasons, "; "), ""});
     line(items);

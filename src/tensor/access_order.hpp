@@ -20,7 +20,7 @@ bool covers(const ByteRows& outer, const ByteRows& inner);
 
 class AccessOrder {
  public:
-  // By queue, the number of its accesses that come before a point.
+  // Vector clock: for each queue, the number of its accesses that are ordered before a point.
   using Clock = std::vector<uint64_t>;
 
   // The clock of an event that is recorded on `queue` now.
@@ -42,7 +42,7 @@ class AccessOrder {
  private:
   struct Access {
     size_t queue;
-    // Its number on its queue.
+    // Number of the access on its queue, from 1.
     uint64_t number;
     bool writes;
     ByteRows memory;
@@ -50,18 +50,18 @@ class AccessOrder {
   };
   struct Block {
     int64_t bytes;
-    // Those that later work may need to wait for.
+    // Accesses for which later work may have to wait.
     std::vector<Access> accesses;
   };
   static void join(Clock& clock, const Clock& other);
   static uint64_t at(const Clock& clock, size_t queue) { return queue < clock.size() ? clock[queue] : 0; }
-  // What work that is queued next on `queue` comes after.
+  // The clock of `queue`: all accesses that are ordered before the work that is queued next.
   Clock& clock_of(Queue queue);
   std::optional<std::string> add(Block& block, Access access);
 
   std::vector<Clock> clocks_;
   Clock host_;
-  // By address.
+  // Blocks by address.
   std::map<std::byte*, Block> blocks_;
 };
 

@@ -1,14 +1,10 @@
-// The checked device maps one sparse memory file twice: once without access rights, at the addresses of
-// tensors, and once at a fixed distance, for kernels and copies. `launch` and the copies below are the only
-// code that adds the distance. They also declare what they access, so that AccessOrder finds missing waits.
-#include <fcntl.h>
-#include <sys/mman.h>
+// The checked device keeps its memory in a DoubleMapping. `launch` and the copies below are the only code that
+// adds the distance. They also declare what they access, so that AccessOrder finds missing waits.
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -25,81 +21,46 @@
 #include "tensor/access_order.hpp"
 #include "tensor/checked_queue.hpp"
 #include "tensor/device.hpp"
+#include "tensor/double_mapping.hpp"
+#include "tensor/sentinels.hpp"
 
 namespace capstan {
 
 namespace {
 
-// A NaN as bf16, fp16, fp32 and fp64, and an index out of every range as an integer.
-constexpr uint16_t kNobodyWrote = 0x7FF4;
-
-// Fills the bytes after a workspace.
-constexpr std::byte kAfterWorkspace{0xA5};
-
 // Limit of host bytes queued for copies to the device; beyond it the host waits.
 constexpr int64_t kMaxStaged = int64_t{64} << 20;
 
-class DoubleMapping {
+// Blocks at addresses that are never used again, so that access to released memory crashes. The address range
+// is therefore larger than memory.
+class BlockPages {
  public:
-  DoubleMapping() {
-    const auto page = static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
-    const int64_t memory = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * page;
-    page_ = page;
-    next_ = page;
-    // Addresses are never reused, so that access to released memory crashes. The address range is therefore
-    // larger than memory.
-    bytes_ = std::min(2 * memory, int64_t{256} << 30);
-    const int file = ::memfd_create("capstan checked device", MFD_CLOEXEC);
-    if (file < 0) refuse("memfd_create");
-    file_ = file;
-    if (::ftruncate(file, bytes_) != 0) refuse("ftruncate");
-    front_ = map(PROT_NONE);
-    back_ = map(PROT_READ | PROT_WRITE);
-  }
-  ~DoubleMapping() { close(); }
-  DoubleMapping(const DoubleMapping&) = delete;
-  DoubleMapping& operator=(const DoubleMapping&) = delete;
+  BlockPages()
+      : page_(static_cast<int64_t>(::sysconf(_SC_PAGESIZE))),
+        mapping_("checked device",
+                 std::min(2 * static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * page_, int64_t{256} << 30),
+                 true),
+        next_(page_) {}
+  std::ptrdiff_t distance() const { return mapping_.distance(); }
 
-  std::ptrdiff_t distance() const { return back_ - front_; }
-
-  // The block ends at a page boundary, and kernels cannot access the next page either.
+  // The block ends at a page boundary, and kernels cannot access the next page. Sentinels fit before it.
   std::byte* take(int64_t size) {
-    const int64_t end = round_up(checked_add(next_, size), page_);
-    if (end + page_ > bytes_) return nullptr;
-    if (::mprotect(back_ + end, static_cast<size_t>(page_), PROT_NONE) != 0) return nullptr;
+    const int64_t end = round_up(checked_add(next_, size + Sentinels::kBytes), page_);
+    if (end + page_ > mapping_.bytes() || !mapping_.forbid(end, page_)) return nullptr;
     next_ = end + page_;
-    return front_ + (end - size);
+    return mapping_.begin() + (end - size);
   }
   void give_back(std::byte* data, int64_t size) {
-    const int64_t end = (data - front_) + size, begin = (data - front_) / page_ * page_;
-    ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, end - begin);
-    ::mprotect(back_ + begin, static_cast<size_t>(end - begin), PROT_NONE);
+    const int64_t end = (data - mapping_.begin()) + size;
+    const int64_t begin = (end - size - Sentinels::kBytes) / page_ * page_;
+    mapping_.discard(begin, end - begin);
+    mapping_.forbid(begin, end - begin);
   }
 
  private:
-  std::byte* map(int access) {
-    void* address =
-        ::mmap(nullptr, static_cast<size_t>(bytes_), access, MAP_SHARED | MAP_NORESERVE, file_, 0);
-    if (address == MAP_FAILED) refuse("mmap");
-    ::madvise(address, static_cast<size_t>(bytes_), MADV_DONTDUMP);
-    return static_cast<std::byte*>(address);
-  }
-  [[noreturn]] void refuse(const char* call) {
-    const std::string reason = std::strerror(errno);
-    close();
-    fail(ErrorCode::unsupported,
-         std::string("the checked device's memory cannot be made: ") + call + ": " + reason,
-         "train.device=cpu");
-  }
-  void close() {
-    for (std::byte* mapping : {front_, back_})
-      if (mapping) ::munmap(mapping, static_cast<size_t>(bytes_));
-    if (file_ >= 0) ::close(file_);
-  }
-
-  int file_ = -1;
-  std::byte *front_ = nullptr, *back_ = nullptr;
-  int64_t bytes_ = 0, page_ = 0, next_ = 0;
+  const int64_t page_;
+  DoubleMapping mapping_;
+  int64_t next_;
 };
 
 class CheckedEvent final : public Event {
@@ -115,7 +76,7 @@ class CheckedEvent final : public Event {
   bool done() const override { return queue_.done(ticket_); }
   void wait() override {
     ++host_waits_;
-    // Also where it throws.
+    // The host has waited, even if the next line throws an error of the queue.
     order_.wait_on_host(clock_);
     queue_.wait(ticket_);
   }
@@ -162,6 +123,7 @@ class CheckedDevice final : public Device {
     ++host_waits_;
     staged_ = 0;
     finish();
+    check_sentinels();
     std::exception_ptr first;
     for (CheckedQueue& queue : queues_) {
       try {
@@ -200,6 +162,7 @@ class CheckedDevice final : public Device {
     if (staged_ > kMaxStaged) synchronize();
   }
   void copy_to_host(void* to, const std::byte* from, int64_t bytes) override {
+    check_sentinels();
     start_copy_to_host(to, from, bytes, Queue::compute);
     record(Queue::compute)->wait();
   }
@@ -266,8 +229,12 @@ class CheckedDevice final : public Device {
     if (data) order_.add_block(data, size);
     return data;
   }
+  void occupy(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) override {
+    compute().push(sentinels_.add(data, bytes, size, category, launches()), true);
+  }
   void retire(std::byte* data, int64_t size) override {
     report(Queue::compute, order_.remove_block(data));
+    compute().push(sentinels_.remove(data, launches()), true);
     spoil(data, size);
     free_blocks_[size].push_back(data);
   }
@@ -293,36 +260,22 @@ class CheckedDevice final : public Device {
         [text = *missing_wait] { fail(ErrorCode::internal, "internal error: missing wait: " + text); });
   }
 
-  // In queue order: the bytes between the end of a workspace and that of its block keep their values. The
-  // page after the block is watched anyway.
   void begin_workspace(Queue queue, kernels::Workspace workspace) override {
-    queue_of(queue).push([data = kernel_address(workspace.data), bytes = workspace.bytes,
-                          end = block_end(workspace), kept = queue != Queue::compute] {
-      // A block of the compute queue holds NaNs since it was freed.
-      if (kept) std::fill_n(reinterpret_cast<uint16_t*>(data), bytes / 2, kNobodyWrote);
-      std::fill(data + bytes, data + end, kAfterWorkspace);
-    });
+    queue_of(queue).push(
+        sentinels_.begin_workspace(workspace, block_bytes(workspace), queue != Queue::compute));
   }
   void end_workspace(Queue queue, kernels::Workspace workspace) override {
-    queue_of(queue).push([data = kernel_address(workspace.data), bytes = workspace.bytes,
-                          end = block_end(workspace), number = launches(queue), name = name_of(queue)] {
-      const std::byte* const found =
-          std::find_if(data + bytes, data + end, [](std::byte b) { return b != kAfterWorkspace; });
-      if (found != data + end)
-        fail(ErrorCode::internal, "internal error: kernel " + std::to_string(number) + " of the queue " +
-                                      std::string(name) + " wrote at byte " + std::to_string(found - data) +
-                                      " of its workspace of " + std::to_string(bytes) + " bytes");
-    });
+    queue_of(queue).push(sentinels_.end_workspace(workspace, block_bytes(workspace), launches(queue),
+                                                  std::string(name_of(queue))));
   }
-  size_t block_end(kernels::Workspace workspace) const {
-    return static_cast<size_t>(allocator_rules().round(static_cast<int64_t>(workspace.bytes)));
+  int64_t block_bytes(kernels::Workspace workspace) const {
+    return allocator_rules().round(static_cast<int64_t>(workspace.bytes));
   }
+  void check_sentinels() { compute().push(sentinels_.check(launches())); }
 
   // In queue order: a read of the block before its first write or after its release gives NaNs.
   void spoil(std::byte* data, int64_t bytes) {
-    compute().push([to = reinterpret_cast<uint16_t*>(kernel_address(data)), bytes] {
-      std::fill_n(to, bytes / 2, kNobodyWrote);
-    });
+    compute().push([to = kernel_address(data), bytes] { fill_not_written(to, bytes); });
   }
   // The queues may wait for each other: all are empty before an error is thrown or one of them ends.
   void finish() {
@@ -331,9 +284,10 @@ class CheckedDevice final : public Device {
   CheckedQueue& queue_of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
   CheckedQueue& compute() { return queue_of(Queue::compute); }
 
-  DoubleMapping memory_;
+  BlockPages memory_;
+  Sentinels sentinels_{memory_.distance()};
   AccessOrder order_;
-  // By size.
+  // Free blocks by size.
   std::map<int64_t, std::vector<std::byte*>> free_blocks_;
   ThreadPool pool_;
   // Bytes queued for the device since the host last waited.
@@ -342,7 +296,7 @@ class CheckedDevice final : public Device {
   const CheckedQueue::Hold hold_;
   // Names of the queues after the first kQueues.
   std::vector<std::string> added_;
-  // Last: their threads end before the members above.
+  // Declared last: the threads of the queues use the members above, so they must end first.
   std::deque<CheckedQueue> queues_;
 };
 

@@ -18,11 +18,11 @@ CheckedQueue::~CheckedQueue() {
   thread_.join();
 }
 
-CheckedQueue::Ticket CheckedQueue::push(std::function<void()> work) {
+CheckedQueue::Ticket CheckedQueue::push(std::function<void()> work, bool always) {
   Ticket ticket = 0;
   {
     std::lock_guard lock(mutex_);
-    pending_.push_back(std::move(work));
+    pending_.push_back({std::move(work), always});
     ticket = ++pushed_;
   }
   work_.notify_one();
@@ -75,20 +75,20 @@ void CheckedQueue::run() {
     if (pending_.empty()) return;
     hold_or_delay(lock, finished_up_to_ + 1);
     const bool left_out = error_ != nullptr;
-    std::function<void()> work = std::move(pending_.front());
+    Item item = std::move(pending_.front());
     pending_.pop_front();
     lock.unlock();
     std::exception_ptr error;
     try {
-      if (!left_out) work();
+      if (!left_out || item.always) item.work();
     } catch (...) {
       error = std::current_exception();
     }
     // Release its captures before reporting completion.
-    work = nullptr;
+    item.work = nullptr;
     lock.lock();
     ++finished_up_to_;
-    if (error) error_ = error, failed_ = finished_up_to_;
+    if (error && !error_) error_ = error, failed_ = finished_up_to_;
     finished_.notify_all();
   }
 }

@@ -27,7 +27,8 @@ class CheckedQueue {
   CheckedQueue(const CheckedQueue&) = delete;
   CheckedQueue& operator=(const CheckedQueue&) = delete;
 
-  Ticket push(std::function<void()> work);
+  // always: also after an error, in whose place its own does not come.
+  Ticket push(std::function<void()> work, bool always = false);
   Ticket last() const;
   bool done(Ticket ticket) const;
   // Waits until the ticket and all earlier ones have run. Throws the first error thrown by work since the
@@ -39,19 +40,23 @@ class CheckedQueue {
   static constexpr size_t kMaxHeld = 1024;
 
  private:
+  struct Item {
+    std::function<void()> work;
+    bool always;
+  };
   void run();
   void hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket);
 
   mutable std::mutex mutex_;
   std::condition_variable work_, finished_;
-  std::deque<std::function<void()>> pending_;
+  std::deque<Item> pending_;
   Ticket pushed_ = 0, finished_up_to_ = 0, demanded_ = 0;
   std::exception_ptr error_;
   Ticket failed_ = 0;
   bool stop_ = false;
   const Hold hold_;
   PhiloxSequence random_;
-  // Last: it uses the members above.
+  // Declared last: the thread uses the members above, so it must end first.
   std::thread thread_;
 };
 

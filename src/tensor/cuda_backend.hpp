@@ -13,7 +13,7 @@ namespace capstan::cuda {
 
 enum class StatusCode : int32_t {
   ok,
-  // Of query_event: the work before the event has not run yet.
+  // Result of query_event: the work before the event has not run yet.
   not_ready,
   out_of_memory,
   // No driver, or no device that this process sees.
@@ -21,7 +21,7 @@ enum class StatusCode : int32_t {
   failed,
 };
 
-// What a function of the backend returns.
+// Result of a function of the backend.
 struct Status {
   StatusCode code = StatusCode::ok;
   // Why, with the function of CUDA that reported it, unless the code is ok or not_ready. Valid until the next
@@ -30,7 +30,7 @@ struct Status {
   bool ok() const { return code == StatusCode::ok; }
 };
 
-// What is known of a device before it is opened.
+// Properties of a device that can be read before it is opened.
 struct DeviceFacts {
   char name[256] = {};
   // "0000:3b:00.0": the same for two processes that see one device under different indices.
@@ -57,7 +57,7 @@ struct Runtime {
   Status (*describe_device)(int32_t index, DeviceFacts* facts);
   // Makes the device current for the calling thread, whose kernels then run on it.
   Status (*open_device)(int32_t index, OpenDevice** device);
-  // After all of its streams, events and memory.
+  // Called after all streams, events and memory of the device are released.
   Status (*close_device)(OpenDevice* device);
   // The first error of a kernel launch since the last call.
   Status (*last_error)(OpenDevice* device);
@@ -82,7 +82,7 @@ struct Runtime {
   Status (*wait_event)(OpenDevice* device, void* event);
   // Work that is queued on the stream from now on runs after the last recording of the event.
   Status (*stream_wait_event)(OpenDevice* device, void* stream, void* event);
-  // Between two timed events that are done; `seconds` has the precision of fp32.
+  // Time between two timed events that are done; `seconds` has the precision of fp32.
   Status (*elapsed)(OpenDevice* device, void* from, void* to, double* seconds);
 
   // ---- memory
@@ -102,19 +102,71 @@ struct Runtime {
   Status (*copy)(OpenDevice* device, void* to, const void* from, int64_t bytes, CopyDirection direction,
                  void* stream);
   Status (*zero)(OpenDevice* device, void* data, int64_t bytes, void* stream);
+
+  // ---- ranges of the host's time, for profilers (NVTX). Null: the backend has none.
+
+  // Begins a range of this thread, within those that have begun and not ended.
+  void (*begin_range)(const char* name) = nullptr;
+  void (*end_range)() = nullptr;
+  // A moment within the range.
+  void (*mark)(const char* name) = nullptr;
 };
 
 inline constexpr int64_t kMappingUnit = int64_t{2} << 20;
 
-// Collectives on device memory (NCCL). Not written yet.
-struct Communicator;
+// Names a communicator: made on one of its ranks, and given to all of them.
+struct UniqueId {
+  char bytes[128] = {};
+};
+
+// One rank's part of a communicator; only the backend knows what is in it.
+struct OpenCommunicator;
+
+// Transfers of device memory between ranks (NCCL). Counts are bytes. Each of send, receive and all_gather is
+// queued on the stream; it begins after the work before it, and ends when the peers have come to it. Sends
+// and receives between two ranks are matched by their order, collectives by theirs.
+//
+// Calls that return not_ready have begun; poll get_async_error until it is ok. Only then the work is on the
+// stream, and the communicator may be used again. A communicator is used by one thread at a time.
+struct Communicator {
+  // The version of the library, such as 22809 for 2.28.9. The first call opens the library; unavailable where
+  // it is missing or too old. The other functions need a call that was ok.
+  Status (*load)(int32_t* version);
+  Status (*get_unique_id)(UniqueId* id);
+  // Begins to join the communicator; collective over its ranks, each of which has a device of its own.
+  Status (*init_rank)(OpenDevice* device, int32_t ranks, const UniqueId* id, int32_t rank,
+                      OpenCommunicator** communicator);
+
+  // ---- transfers
+
+  // The transfers of this thread between the two calls begin together. Without them each is a group.
+  Status (*group_start)();
+  Status (*group_end)();
+  Status (*send)(OpenCommunicator* communicator, const void* data, int64_t bytes, int32_t peer, void* stream);
+  Status (*receive)(OpenCommunicator* communicator, void* data, int64_t bytes, int32_t peer, void* stream);
+  // all: the `mine` of all ranks, by rank; `mine` may be this rank's part of it.
+  Status (*all_gather)(OpenCommunicator* communicator, const void* mine, void* all, int64_t bytes_per_rank,
+                       void* stream);
+
+  // ---- state and end
+
+  // failed: an error of the transport, which leaves the transfers under way blocked until abort.
+  Status (*get_async_error)(OpenCommunicator* communicator);
+  // Begins to end the transfers; collective. After it only get_async_error, destroy and abort.
+  Status (*finalize)(OpenCommunicator* communicator);
+  // After finalize is complete.
+  Status (*destroy)(OpenCommunicator* communicator);
+  // Ends transfers that are under way, whose results are undefined, and destroys the communicator. May take
+  // as long as the kernels need to notice.
+  Status (*abort)(OpenCommunicator* communicator);
+};
 
 struct Backend {
   // The interface for which the object was compiled: a hash of this header and of those of the kernels. It
   // comes first, because the program reads the other members only if the interface is its own.
   const char* interface = nullptr;
   const Runtime* runtime = nullptr;
-  // Null in this version.
+  // Null: the object was built without NCCL.
   const Communicator* communicator = nullptr;
   // Null: the object was built without kernels. A family that is not written yet is null.
   const kernels::Table* table = nullptr;

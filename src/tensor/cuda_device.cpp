@@ -153,7 +153,7 @@ int64_t StagingBuffers::copy(std::byte* to, const std::byte* from, int64_t bytes
 struct CudaDevice::TimeReference {
   EventPool& events;
   void* event;
-  // Of the host's steady clock.
+  // Time of the event by the host's steady clock.
   double seconds;
   ~TimeReference() { events.give_back(true, event); }
 };
@@ -175,7 +175,7 @@ class CudaEvent final : public Event {
   void* handle() const { return handle_; }
   CudaDevice::QueueSet follows() const { return follows_; }
 
-  // Also where the queue has failed: wait() throws the error.
+  // True if the work has run or has failed; wait() throws the error.
   bool done() const override {
     const DeviceContext& context = device_.context_;
     return context.runtime.query_event(context.device, handle_).code != StatusCode::not_ready;
@@ -183,7 +183,9 @@ class CudaEvent final : public Event {
   void wait() override {
     ++device_.host_waits_;
     const DeviceContext& context = device_.context_;
-    context.check(context.runtime.wait_event(context.device, handle_), "wait for an event");
+    const Status status = context.runtime.wait_event(context.device, handle_);
+    device_.throw_failure();
+    context.check(status, "wait for an event");
     device_.throw_error_of(follows_);
   }
   double time() const override {
@@ -205,10 +207,13 @@ class CudaEvent final : public Event {
 
 // ---- CudaDevice
 
-CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads)
+CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads,
+                       const Variant& variant)
     : Device(rules()),
+      variant_(variant),
       threads_(threads),
-      context_{*backend.runtime, nullptr, "cuda " + std::to_string(index)} {
+      context_{*backend.runtime, nullptr, variant.name + (" " + std::to_string(index))},
+      communicator_(backend.communicator) {
   const Runtime& runtime = context_.runtime;
   context_.check(runtime.describe_device(index, &facts_), "read the properties of the device");
   context_.name += " (" + std::string(facts_.name) + ", compute capability " + std::to_string(facts_.major) +
@@ -226,7 +231,7 @@ CudaDevice::CudaDevice(const Backend& backend, const kernels::Table& table, int 
     for (size_t queue = 0; queue < kQueues; ++queue) {
       const auto which = static_cast<Queue>(queue);
       // Other ranks wait for transfers, and a transfer takes few of the multiprocessors.
-      make_queue(which == Queue::communication, std::string(name_of(which)));
+      CudaDevice::add_queue(which == Queue::communication, std::string(name_of(which)));
     }
     context_.check(runtime.create_stream(context_.device, true, &clock_stream_), "create a stream");
   } catch (...) {
@@ -264,18 +269,25 @@ void CudaDevice::make_kernel_error_slots() {
   kernel_errors_ = slots_;
 }
 
-Queue CudaDevice::make_queue(bool prompt, std::string name) {
+Queue CudaDevice::add_queue(bool prompt, std::string name) {
   CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
   StreamQueue queue{.name = std::move(name), .follows = bit_of(queues_.size())};
   context_.check(context_.runtime.create_stream(context_.device, prompt, &queue.stream), "create a stream");
+  const std::lock_guard lock(error_mutex_);
   queues_.push_back(std::move(queue));
   return static_cast<Queue>(queues_.size() - 1);
 }
-Queue CudaDevice::add_queue(bool prompt, std::string name) {
-  return make_queue(prompt, std::move(name));
-}
 std::string CudaDevice::queue_name(Queue queue) const {
   return queues_[static_cast<size_t>(queue)].name;
+}
+
+void CudaDevice::set_failure(const Error& error) {
+  const std::lock_guard lock(error_mutex_);
+  if (!failure_) failure_ = error;
+}
+void CudaDevice::throw_failure() {
+  const std::lock_guard lock(error_mutex_);
+  if (failure_) throw Error(*failure_);
 }
 
 void CudaDevice::throw_error_of(QueueSet queues) {
@@ -304,13 +316,14 @@ void CudaDevice::synchronize() {
       if (!first) first = std::current_exception();
     }
   }
+  throw_failure();
   if (first) std::rethrow_exception(first);
   throw_error_of(~QueueSet{0});
 }
 
 void CudaDevice::zero(std::byte* data, int64_t bytes) {
   if (bytes <= 0) return;
-  context_.check(context_.runtime.zero(context_.device, data, bytes, stream_of(Queue::compute)),
+  context_.check(context_.runtime.zero(context_.device, data, bytes, queue_of(Queue::compute).stream),
                  "fill memory");
 }
 
@@ -328,7 +341,7 @@ void CudaDevice::copy_to_device(std::byte* to, const void* from_host, int64_t by
   if (bytes <= 0) return;
   count_copy(Queue::host_to_device, bytes);
   host_waits_ +=
-      staging_->copy(to, static_cast<const std::byte*>(from_host), bytes, stream_of(Queue::compute));
+      staging_->copy(to, static_cast<const std::byte*>(from_host), bytes, queue_of(Queue::compute).stream);
 }
 void CudaDevice::copy_to_host(void* to_host, const std::byte* from, int64_t bytes) {
   start_copy_to_host(to_host, from, bytes, Queue::compute);
@@ -397,26 +410,41 @@ void run_queued_work(void* argument) {
 }
 }  // namespace
 
-void CudaDevice::enqueue(Queue queue, std::function<void()> work) {
-  StreamQueue& target = queue_of(queue);
-  auto queued =
-      std::make_unique<QueuedWork>(QueuedWork{std::move(work), [this, &target](std::exception_ptr error) {
-                                                const std::lock_guard lock(error_mutex_);
-                                                if (!target.error) target.error = std::move(error);
-                                              }});
-  context_.check(context_.runtime.call_host(context_.device, target.stream, run_queued_work, queued.get()),
+void CudaDevice::call_host(StreamQueue& queue, std::function<void()> work) {
+  auto queued = std::make_unique<QueuedWork>(
+      QueuedWork{std::move(work), [this, &queue](std::exception_ptr error) {
+                   const std::lock_guard lock(error_mutex_);
+                   if (!queue.error) queue.error = std::move(error);
+                 }});
+  context_.check(context_.runtime.call_host(context_.device, queue.stream, run_queued_work, queued.get()),
                  "queue work of the host");
   (void)queued.release();
 }
 
+bool CudaDevice::has_error(QueueSet queues) {
+  const std::lock_guard lock(error_mutex_);
+  for (size_t queue = 0; queue < queues_.size(); ++queue)
+    if (bit_of(queue) & queues && queues_[queue].error) return true;
+  return false;
+}
+
+void CudaDevice::enqueue(Queue queue, std::function<void()> work) {
+  call_host(queue_of(queue), [this, follows = queue_of(queue).follows, work = std::move(work)] {
+    if (!has_error(follows)) work();
+  });
+}
+void CudaDevice::enqueue_always(Queue queue, std::function<void()> work) {
+  call_host(queue_of(queue), std::move(work));
+}
+
 bool CudaDevice::grow(Pool pool, int64_t end, int64_t bytes) {
-  return ranges_[static_cast<size_t>(pool)]->grow(end + bytes);
+  return ranges_[static_cast<size_t>(pool)]->grow(address_range(end + bytes));
 }
 void CudaDevice::shrink(Pool pool, int64_t end, int64_t) {
-  ranges_[static_cast<size_t>(pool)]->shrink(end);
+  ranges_[static_cast<size_t>(pool)]->shrink(address_range(end));
 }
 std::byte* CudaDevice::place(Pool pool, int64_t offset, int64_t) {
-  return ranges_[static_cast<size_t>(pool)]->begin() + offset;
+  return ranges_[static_cast<size_t>(pool)]->begin() + variant_.spacing * offset + variant_.first;
 }
 std::byte* CudaDevice::place_pinned(int64_t size) {
   void* address = nullptr;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@
 
 namespace capstan::cuda {
 
-// What the classes below share: an opened device, and its text in errors.
+// An opened device, and its name in errors. The classes below share it.
 struct DeviceContext {
   const Runtime& runtime;
   OpenDevice* device = nullptr;
@@ -114,12 +115,22 @@ class CudaDevice : public Device {
  public:
   // index: of the devices that this process sees. threads: of the host. ErrorCode::failed where the backend
   // reports an error, here and in every function.
-  CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads);
+  CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads)
+      : CudaDevice(backend, table, index, threads, Variant()) {}
   ~CudaDevice() override;
 
   DeviceType type() const override { return DeviceType::cuda; }
   std::string description() const override { return context_.name; }
   const DeviceFacts& facts() const { return facts_; }
+
+  // For channels that queue their transfers themselves (comm/nccl_channel.hpp). Null: the backend has no
+  // communicators.
+  const Communicator* communicator() const { return communicator_; }
+  OpenDevice* handle() const { return context_.device; }
+  void* stream(Queue queue) { return queue_of(queue).stream; }
+  // From now on every wait of the host throws `error`, the first one given: what the queues compute is
+  // undefined. From any thread.
+  void set_failure(const Error& error);
 
   void synchronize() override;
   void zero(std::byte* data, int64_t bytes) override;
@@ -135,8 +146,16 @@ class CudaDevice : public Device {
   std::string queue_name(Queue queue) const override;
   void wait_for(Queue queue, const Event& event) override;
   std::byte* host_address(std::byte*) override { return nullptr; }
-  // Runs `work` on a thread of the driver, in the order of the queue. It must not use the device.
+  // Runs `work` on a thread of the driver, in the order of the queue. It must not use the device. After an
+  // error of such work it does not run until the host has thrown the error, in the same queue and in those
+  // that have waited for it.
   void enqueue(Queue queue, std::function<void()> work) override;
+  bool has_ranges() const override { return context_.runtime.begin_range != nullptr; }
+  void begin_range(const std::string& name) override { context_.runtime.begin_range(name.c_str()); }
+  void end_range() override { context_.runtime.end_range(); }
+  void mark(const std::string& name) override {
+    if (context_.runtime.mark) context_.runtime.mark(name.c_str());
+  }
 
   static constexpr AllocatorRules rules() {
     AllocatorRules rules;
@@ -144,7 +163,19 @@ class CudaDevice : public Device {
     return rules;
   }
 
+  // What a device on another runtime than CUDA's has of its own.
+  struct Variant {
+    const char* name = "cuda";
+    // The block at offset x of a pool lies at spacing * x + first of its addresses: other than 1 and 0 leave
+    // memory between blocks.
+    int64_t spacing = 1, first = 0;
+  };
+
  protected:
+  CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads,
+             const Variant& variant);
+  // As enqueue(), also after an error, which stays the first one.
+  void enqueue_always(Queue queue, std::function<void()> work);
   int workers() const override { return 0; }
   void* stream_of(Queue queue) override { return queue_of(queue).stream; }
   bool grow(Pool pool, int64_t end, int64_t bytes) override;
@@ -169,29 +200,40 @@ class CudaDevice : public Device {
   struct TimeReference;
 
   StreamQueue& queue_of(Queue queue) { return queues_[static_cast<size_t>(queue)]; }
+  void call_host(StreamQueue& queue, std::function<void()> work);
+  // Whether work of enqueue() has failed in these queues.
+  bool has_error(QueueSet queues);
+  // Of a pool's mapped range, for the blocks that end at `end`.
+  int64_t address_range(int64_t end) const {
+    return end > 0 ? variant_.spacing * end + variant_.first : 0;
+  }
   static QueueSet bit_of(size_t queue) { return queue < 64 ? QueueSet{1} << queue : 0; }
-  Queue make_queue(bool prompt, std::string name);
   void make_kernel_error_slots();
   void start_copy(void* to, const void* from, int64_t bytes, CopyDirection direction, Queue queue,
                   const char* action);
+  // Throws the error of set_failure(), if there is one.
+  void throw_failure();
   // Throws the first error of a kernel, a launch or work of enqueue() in these queues, and empties its slot.
   void throw_error_of(QueueSet queues);
   std::shared_ptr<const TimeReference> time_reference();
   // Waits for all queues and releases what the device holds, without exceptions.
   void close() noexcept;
 
+  const Variant variant_;
   ThreadPool threads_;
   DeviceFacts facts_;
   DeviceContext context_;
+  const Communicator* const communicator_;
   std::unique_ptr<EventPool> events_;
   std::unique_ptr<MappedRange> ranges_[2];
   std::unique_ptr<StagingBuffers> staging_;
-  // In pinned memory, for kernels; kQueues of them. A kernel that reports an error while it runs writes
-  // `file` last, and texts of the host, which the launch has passed to it.
+  // Error slots for kernels, kQueues of them, in pinned memory. A kernel that reports an error while it runs
+  // writes `file` last, and texts of the host, which the launch has passed to it.
   kernels::KernelError* slots_ = nullptr;
   std::deque<StreamQueue> queues_;
-  // Protects the errors of the queues: the driver's threads set them.
+  // Protects the errors of the queues, which the driver's threads set, their list and failure_.
   std::mutex error_mutex_;
+  std::optional<Error> failure_;
   // A stream without work, for time references.
   void* clock_stream_ = nullptr;
   std::shared_ptr<const TimeReference> time_reference_;

@@ -25,7 +25,7 @@ std::vector<std::filesystem::path> library_paths();
 // Opens the first object that exists. It stays open.
 Library open_library(const std::vector<std::filesystem::path>& paths);
 
-// That of library_paths(), opened by the first call.
+// The object of library_paths(), opened by the first call.
 const Library& library();
 
 }  // namespace capstan::cuda

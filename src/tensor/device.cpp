@@ -19,7 +19,7 @@
 namespace capstan {
 
 std::string_view name_of(DeviceType type) {
-  constexpr std::array<std::string_view, 4> names{"cpu", "cuda", "checked", "meta"};
+  constexpr std::array<std::string_view, 5> names{"cpu", "cuda", "checked", "simulated", "meta"};
   return names[static_cast<size_t>(type)];
 }
 std::string_view name_of(MemoryCategory category) {
@@ -131,6 +131,7 @@ std::byte* Device::allocate(int64_t bytes, MemoryCategory category) {
            "a smaller train.micro_batch_size or model.recompute_granularity=full needs less");
   }
   count(use, size, category);
+  occupy(data, bytes, size, category);
   return data;
 }
 
@@ -216,9 +217,9 @@ void throw_kernel_error(kernels::KernelError& slot) {
 }
 
 namespace {
-class Done final : public Event {
+class CompletedEvent final : public Event {
  public:
-  Done(double time, int64_t& host_waits) : time_(time), host_waits_(host_waits) {}
+  CompletedEvent(double time, int64_t& host_waits) : time_(time), host_waits_(host_waits) {}
   bool done() const override { return true; }
   void wait() override { ++host_waits_; }
   double time() const override { return time_; }
@@ -229,7 +230,7 @@ class Done final : public Event {
 };
 }  // namespace
 
-// For devices that complete all work before they return.
+// Copies of devices that complete all work before they return.
 void Device::start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue) {
   copy_to_device(to, from, bytes);
 }
@@ -237,10 +238,10 @@ void Device::start_copy_to_host(void* to, const std::byte* from, int64_t bytes, 
   copy_to_host(to, from, bytes);
 }
 std::unique_ptr<Event> Device::record(Queue) {
-  return std::make_unique<Done>(0, host_waits_);
+  return std::make_unique<CompletedEvent>(0, host_waits_);
 }
 std::unique_ptr<Event> Device::record_time(Queue) {
-  return std::make_unique<Done>(steady_seconds(), host_waits_);
+  return std::make_unique<CompletedEvent>(steady_seconds(), host_waits_);
 }
 void Device::wait_for(Queue, const Event&) {}
 Queue Device::add_queue(bool, std::string) {

@@ -23,7 +23,7 @@ namespace kernels {
 struct Table;
 }
 
-enum class DeviceType : uint8_t { cpu, cuda, checked, meta };
+enum class DeviceType : uint8_t { cpu, cuda, checked, simulated, meta };
 std::string_view name_of(DeviceType type);
 
 // The purpose of an allocation, by which the memory table, the estimate and the limit account for memory.
@@ -64,7 +64,7 @@ struct MemoryUse {
   // Sums over all categories.
   int64_t now = 0, peak = 0;
   std::array<int64_t, kMemoryCategories> now_by_category{};
-  // At the time of the peak.
+  // Bytes in use at the time of the peak.
   std::array<int64_t, kMemoryCategories> peak_by_category{};
   // Taken from the system, in use or kept for reuse.
   int64_t reserved = 0;
@@ -134,7 +134,7 @@ struct ByteRows {
 
   int64_t bytes() const { return rows * row_bytes; }
   std::byte* row(int64_t index) const { return begin + index * stride; }
-  // After the last row.
+  // The end of the last row.
   std::byte* end() const { return row(rows - 1) + row_bytes; }
 };
 
@@ -209,7 +209,7 @@ class Device {
   // These run on the compute queue. The host range of copy_to_device may change once it returns; copy_to_host
   // waits.
   virtual void zero(std::byte* data, int64_t bytes) = 0;
-  // Both on this device.
+  // Both addresses are on this device.
   virtual void copy(std::byte* to, const std::byte* from, int64_t bytes) = 0;
   virtual void copy_to_device(std::byte* to, const void* from_host, int64_t bytes) = 0;
   virtual void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) = 0;
@@ -229,6 +229,12 @@ class Device {
   // Calls `listener` with every span that a QueueScope marks; empty: no listener.
   void listen(std::function<void(const QueueSpan&)> listener) { listener_ = std::move(listener); }
   const std::function<void(const QueueSpan&)>& listener() const { return listener_; }
+  // Whether profilers see the ranges of RangeScope.
+  virtual bool has_ranges() const { return false; }
+  // Of this thread. Ranges nest, and a mark is a moment within them.
+  virtual void begin_range(const std::string& /*name*/) {}
+  virtual void end_range() {}
+  virtual void mark(const std::string& /*name*/) {}
   // Work queued on `queue` from now on runs after the event. The host does not wait.
   virtual void wait_for(Queue queue, const Event& event);
 
@@ -243,18 +249,16 @@ class Device {
   // Threads of the host, for work beside the kernels such as initial values. Not on the meta device.
   ThreadPool& host_threads() { return *host_threads_; }
 
-  // For `launch` only.
+  // The kernels of this device; only `launch` runs them.
   const kernels::Table& table() const { return *table_; }
   // The context of kernels on `queue`, without the workspace. Each queue has its own error slot: two
   // queues may run kernels at the same time.
   kernels::LaunchContext context(Queue queue = Queue::compute) {
     require_kernel_queue(queue);
-    return {workers() > 0 ? host_threads_ : nullptr,
-            stream_of(queue),
-            {},
-            kernel_errors_ + static_cast<size_t>(queue)};
+    return {kernel_threads(), stream_of(queue), {}, kernel_errors_ + static_cast<size_t>(queue)};
   }
-  LaunchMode launch_mode() const { return launch_mode_; }
+  // Of the kernel with this address.
+  virtual LaunchMode launch_mode(const void* /*kernel*/) const { return launch_mode_; }
   void count_launch(Queue queue) {
     require_kernel_queue(queue);
     ++launches_[static_cast<size_t>(queue)];
@@ -262,7 +266,7 @@ class Device {
   }
   // Whether declare_kernel_access() is of use.
   bool declares_accesses() const { return declares_accesses_; }
-  // Of the kernel that was counted last.
+  // Declares an access of the kernel that was counted last.
   void declare_kernel_access(const ByteRows& rows, bool writes) {
     if (declares_accesses_)
       declare_access(
@@ -277,6 +281,8 @@ class Device {
   explicit Device(const AllocatorRules& rules = {});
   // Threads of the host that run a kernel, each with a part of its workspace; 0: an accelerator's kernels.
   virtual int workers() const { return host_threads_->size(); }
+  // Context::pool.
+  virtual ThreadPool* kernel_threads() { return workers() > 0 ? host_threads_ : nullptr; }
   // Context::stream of an accelerator's queue.
   virtual void* stream_of(Queue) { return nullptr; }
   // Called before a kernel on `queue` gets the workspace, and after it was enqueued.
@@ -295,6 +301,8 @@ class Device {
   // Returns the memory of pinned_pool(). The destructor of a device with a retire_pinned() of its own calls
   // it.
   void release_pinned_pool();
+  // Called when a block of this (rounded) size is allocated for `bytes` bytes.
+  virtual void occupy(std::byte*, int64_t /*bytes*/, int64_t /*size*/, MemoryCategory) {}
   // Called when a block of this (rounded) size is free; work queued later may use its memory again.
   virtual void retire(std::byte*, int64_t) {}
   LaunchMode launch_mode_ = LaunchMode::call;
@@ -345,6 +353,24 @@ class QueueScope {
   Device& device_;
   Queue queue_;
   std::shared_ptr<Event> before_;
+};
+
+// Names what the host does and queues from construction to destruction, for profilers of the device (NVTX).
+// Ranges nest. `name` returns the name, and is called only where the device has ranges.
+class RangeScope {
+ public:
+  template <class Name>
+  RangeScope(Device& device, Name&& name) : device_(device.has_ranges() ? &device : nullptr) {
+    if (device_) device_->begin_range(name());
+  }
+  ~RangeScope() {
+    if (device_) device_->end_range();
+  }
+  RangeScope(const RangeScope&) = delete;
+  RangeScope& operator=(const RangeScope&) = delete;
+
+ private:
+  Device* device_;
 };
 
 // threads: as in ThreadPool.

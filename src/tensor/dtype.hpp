@@ -31,8 +31,8 @@ enum class DType : uint8_t {
 int64_t size_of(DType type);  // bytes
 // For example "fp32", "bf16" or "i32".
 std::string_view name_of(DType type);
-// Also "float32", "bfloat16", "F32", "BF16" … Not the floating-point types below 16 bits: no file holds them,
-// since their scales would be missing.
+// Reads the names of name_of(), and "float32", "bfloat16", "F32", "BF16" … The floating-point types below 16
+// bits have no names here, because files do not hold the scales that they need.
 std::optional<DType> dtype_from_name(std::string_view name);
 
 // Brain float: the upper half of an fp32. Arithmetic happens in fp32; storing rounds to nearest even and
@@ -62,7 +62,8 @@ struct f16 {
     uint32_t rounded = 0x7C00u;
     if (size > 0x7F800000u)
       rounded = 0x7E00u | (size >> 13 & 0x3FFu);
-    else if (size < 0x38800000u)  // the sum with 0.5 ends at 2^-24
+    else if (size < 0x38800000u)
+      // Subnormal: adding 0.5 rounds to a multiple of 2^-24.
       rounded = std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3F000000u;
     else if (size < 0x47800000u)
       rounded = (size - 0x38000000u + 0xFFFu + (size >> 13 & 1u)) >> 13;

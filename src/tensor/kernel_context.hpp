@@ -68,9 +68,9 @@ struct KernelError {
 
 // The resources of a launch.
 struct LaunchContext {
-  // On host devices.
+  // Threads of a host device; null on accelerators.
   ThreadPool* pool = nullptr;
-  // On accelerators.
+  // Stream of an accelerator; null on host devices.
   void* stream = nullptr;
   Workspace workspace;
   KernelError* error = nullptr;

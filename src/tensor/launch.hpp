@@ -97,13 +97,17 @@ void launch(Device& device, Queue queue, kernels::WorkspaceSize workspace,
                 "as many arguments as the kernel has parameters after its context");
   device.count_launch(queue);
   const LaunchWorkspace temporary(device, queue, workspace);
-  switch (device.launch_mode()) {
+  switch (device.launch_mode(reinterpret_cast<const void*>(kernel))) {
     case LaunchMode::call:
       return call_kernel(temporary.context(), kernel,
                          KernelArgument<P>::from(device, std::forward<A>(arguments))...);
-    case LaunchMode::queue:
-      return enqueue_kernel(device, queue, temporary.context(), kernel,
+    case LaunchMode::queue: {
+      kernels::LaunchContext context = temporary.context();
+      // It runs where it is called, which is in the order of the queue.
+      context.stream = nullptr;
+      return enqueue_kernel(device, queue, context, kernel,
                             KernelArgument<P>::from(device, std::forward<A>(arguments))...);
+    }
     case LaunchMode::none:
       return;
   }
@@ -113,7 +117,7 @@ void launch(Device& device, Queue queue, void (*kernel)(kernels::Context&, P...)
   launch(device, queue, kernels::WorkspaceSize{}, kernel, std::forward<A>(arguments)...);
 }
 
-// On the compute queue.
+// Launches on the compute queue.
 template <class... P, class... A>
 void launch(Device& device, kernels::WorkspaceSize workspace, void (*kernel)(kernels::Context&, P...),
             A&&... arguments) {

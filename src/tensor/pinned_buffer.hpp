@@ -16,7 +16,7 @@ namespace capstan {
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
-  // In the memory category CategoryScope::current().
+  // The buffer counts in the memory category CategoryScope::current().
   PinnedBuffer(Device& device, int64_t bytes)
       : device_(&device),
         bytes_(bytes),
@@ -80,7 +80,7 @@ class PinnedPool {
     std::shared_ptr<Event> last_use;
   };
   Device& device_;
-  // By size, those first that were given back first.
+  // Returned buffers by size, in the order in which they were given back.
   std::map<int64_t, std::deque<Returned>> returned_;
 };
 

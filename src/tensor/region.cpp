@@ -149,15 +149,15 @@ std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Re
   // whose count is wrong by exactly that sum.
   const size_t rank = shape.size();
   if (shape.elements() == 0) return std::nullopt;
-  struct Corner {
+  struct SignedCorner {
     std::array<int64_t, Shape::kMaxRank> at;
     int64_t sign;
   };
-  std::vector<Corner> corners;
+  std::vector<SignedCorner> corners;
   const auto add = [&](const Region& r, int64_t weight) {
     if (std::find(r.sizes.begin(), r.sizes.end(), 0) != r.sizes.end()) return;
     for (unsigned mask = 0; mask < (1u << rank); ++mask) {
-      Corner corner{{}, weight};
+      SignedCorner corner{{}, weight};
       for (size_t d = 0; d < rank; ++d) {
         const bool far = (mask >> d) & 1u;
         corner.at[d] = r.offsets[d] + (far ? r.sizes[d] : 0);
@@ -172,7 +172,8 @@ std::optional<std::string> tiling_problem(const Shape& shape, std::span<const Re
     CAPSTAN_ASSERT(fits(region, shape), "region outside of its tensor");
     add(region, 1);
   }
-  std::sort(corners.begin(), corners.end(), [](const Corner& a, const Corner& b) { return a.at < b.at; });
+  std::sort(corners.begin(), corners.end(),
+            [](const SignedCorner& a, const SignedCorner& b) { return a.at < b.at; });
   for (size_t i = 0; i < corners.size();) {
     int64_t sum = 0;
     size_t j = i;

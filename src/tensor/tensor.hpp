@@ -52,9 +52,8 @@ class Tensor {
   Device& device() const { return storage_->device(); }
   const Shape& shape() const { return shape_; }
   int64_t size(int dim) const { return shape_[dim < 0 ? dim + shape_.rank() : dim]; }
-  int64_t stride(int dim) const {
-    return strides_[static_cast<size_t>(dim < 0 ? dim + shape_.rank() : dim)];
-  }  // elements
+  // Distance of two neighbors along a dimension, in elements.
+  int64_t stride(int dim) const { return strides_[static_cast<size_t>(dim < 0 ? dim + shape_.rank() : dim)]; }
   int rank() const { return shape_.rank(); }
   int64_t elements() const { return shape_.elements(); }
   int64_t bytes() const { return elements() * size_of(dtype_); }

@@ -38,9 +38,9 @@ file(RENAME ${scratch}/first ${prefix})
 # Headers name nothing but the standard library and themselves.
 file(GLOB headers ${prefix}/include/capstan/*.hpp)
 foreach(header IN LISTS headers)
-  file(STRINGS ${header} foreign REGEX "#include (\"[^c]|<.*[./])|#if|mpi\\.h")
-  if(foreign)
-    message(FATAL_ERROR "${header} holds ${foreign}")
+  file(STRINGS ${header} forbidden REGEX "#include (\"[^c]|<.*[./])|#if|mpi\\.h")
+  if(forbidden)
+    message(FATAL_ERROR "${header} holds ${forbidden}")
   endif()
 endforeach()
 

@@ -34,7 +34,7 @@ TEST_CASE("JSON errors name file, line, column and key; what is no UTF-8 is repl
         "format: f.json: JSON nested deeper than 2");
   const Json json = parse_json(R"({"a": {"b": -1}})", "f.json");
   CHECK(test::error_of([&] { JsonView(json, "f.json").at("a").at("b").count(); }) ==
-        "format: f.json: `.a.b` is not a whole number in [0, 2^63) but -1");
+        "format: f.json: `.a.b` is not an integer in [0, 2^63) but -1");
   CHECK(test::error_of([&] { JsonView(json, "f.json").at("c"); }) == "format: f.json: `.` lacks `c`");
   CHECK(dump_json(OrderedJson{{"b", "\xff"}, {"a", std::numeric_limits<double>::infinity()}}) ==
         "{\"b\":\"\uFFFD\",\"a\":null}");
@@ -52,7 +52,7 @@ TEST_CASE("JSON: a value of another type is refused with its place, what was exp
   CHECK(view.at("real").number() == 0.5);
   const auto error = [](const auto& read) { return test::error_of([&] { read(); }); };
   CHECK(error([&] { items[0].integer(2, 10); }) ==
-        "format: f.json: `.list[0]` is not a whole number from 2 to 10 but 1");
+        "format: f.json: `.list[0]` is not an integer from 2 to 10 but 1");
   CHECK(error([&] { items[1].number(); }) == "format: f.json: `.list[1]` is not a finite number but \"two\"");
   CHECK(error([&] { items[0].boolean(); }) == "format: f.json: `.list[0]` is not true or false but 1");
   CHECK(error([&] { view.at("real").items(); }) == "format: f.json: `.real` is not an array but 0.5");
@@ -105,7 +105,7 @@ TEST_CASE("keys of different seed, purpose or index differ") {
   CHECK(keys.size() == 1000);
 }
 
-TEST_CASE("numbers are read whole or not at all") {
+TEST_CASE("numbers are read completely or not at all") {
   CHECK(parse_int("42") == 42);
   CHECK(parse_int("+5") == 5);
   CHECK(!parse_int("4 2"));
@@ -156,6 +156,8 @@ TEST_CASE("a noun follows its count: one has no s, and zero and negative counts 
   CHECK(counted(-1, "rank") == "-1 ranks");
   CHECK(plural(1, "sample") == "sample");
   CHECK(plural(2, "sample") == "samples");
+  CHECK(counted(1, "micro-batch") == "1 micro-batch");
+  CHECK(counted(4, "micro-batch") == "4 micro-batches");
 }
 
 TEST_CASE("what is quoted for a shell comes back from one as it was") {
@@ -275,7 +277,7 @@ TEST_CASE("what is not there is named with what is near, written as the name was
   CHECK(near_paths_help({"a", "b", "c"}) == "did you mean `a`, `b` or `c`?");
 
   CHECK(test::error_of([&] { read_file(root + "/data/corpus.txd"); }) ==
-        "not_found: not found: " + root + "/data/corpus.txd\n  help: did you mean `" + root +
+        "not_found: not found: file = " + root + "/data/corpus.txd\n  help: did you mean `" + root +
             "/data/corpus.txt`?");
   CHECK(not_found_text("dataset.data_path", "data/a") == "not found: dataset.data_path = data/a");
 }

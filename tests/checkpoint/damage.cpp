@@ -92,8 +92,8 @@ TEST_CASE("invalid manifests with valid hashes are refused with the location") {
   CHECK(holds(refusal("{\"schema\": \"x\""), "`.schema` is \"x\"; a checkpoint's is"));
   CHECK(holds(with("capstan.checkpoint/1", "capstan.checkpoint/2"),
               "written in the format \"capstan.checkpoint/2\""));
-  CHECK(holds(with("\"step\": 3", "\"step\": -3"), "`.step` is not a whole number"));
-  CHECK(holds(with("\"step\": 3", "\"step\": 3.5"), "`.step` is not a whole number"));
+  CHECK(holds(with("\"step\": 3", "\"step\": -3"), "`.step` is not an integer"));
+  CHECK(holds(with("\"step\": 3", "\"step\": 3.5"), "`.step` is not an integer"));
   CHECK(holds(with("\"step\": 3", "\"step\": 3,\"step\": 4"), "duplicate key \"step\""));
   CHECK(holds(with("\"step\": 3,", ""), "lacks `step`"));
   CHECK(holds(with("\"step\": 3", "\"step\": 3, \"more\": 1"), "unknown key \"more\""));
@@ -107,7 +107,7 @@ TEST_CASE("invalid manifests with valid hashes are refused with the location") {
   CHECK(holds(with("\"rank-00000.safetensors\": {", "\"other\": {"),
               "names a file that the manifest does not list"));
   CHECK(holds(with("\"bytes\": 10", "\"bytes\": 9223372036854775807"), "has 1 entries"));
-  CHECK(holds(with("\"bytes\": 10", "\"bytes\": 18446744073709551616"), "not a whole number"));
+  CHECK(holds(with("\"bytes\": 10", "\"bytes\": 18446744073709551616"), "not an integer"));
   CHECK(holds(with("aaaa", "AAAA"), "lower-case hexadecimal"));
   CHECK(holds(with("bbbb", "bbb"), "16 lower-case hexadecimal"));
   CHECK(holds(with("\"bf16\"", "\"F32\""), "is not an element type"));

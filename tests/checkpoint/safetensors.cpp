@@ -40,7 +40,7 @@ TEST_CASE("files of the reference implementation are read") {
   CHECK(file.find("nothing") == nullptr);
   CHECK(holds(error_of([&] { file.at("a.wieght"); }), "no tensor \"a.wieght\""));
 
-  const SafetensorsFile external(golden("foreign.safetensors"));
+  const SafetensorsFile external(golden("external.safetensors"));
   CHECK(external.at("mask").dtype_name == "BOOL");
   CHECK(!external.at("mask").dtype);
 }
@@ -158,7 +158,7 @@ TEST_CASE("malformed files are refused with the reason and the location") {
        "more than 2^63 elements"},
       {tensor(R"("dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,8])"), 8,
        "overflows the size in bits"},
-      {tensor(R"("dtype":"F4","shape":[3],"data_offsets":[0,8])"), 8, "not whole bytes"},
+      {tensor(R"("dtype":"F4","shape":[3],"data_offsets":[0,8])"), 8, "not a multiple of 8 bits"},
       {tensor(R"("dtype":"F32","shape":[2],"data_offsets":[0])"), 8, "fewer than two"},
       {tensor(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,9])"), 8, "more than two"},
       {tensor(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), 8, "end before they begin"},

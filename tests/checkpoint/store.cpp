@@ -263,7 +263,8 @@ TEST_CASE("the newest valid checkpoint is found, and newer ones refused with a r
   CHECK(resolve_checkpoint(root.path()).step == 10);
   CHECK(resolve_checkpoint(root.path() / "step-00000005").step == 5);
   CHECK(holds(error_of([&] { resolve_checkpoint(root.path() / "step-00000030"); }), "does not verify"));
-  CHECK(holds(error_of([&] { resolve_checkpoint(root.path() / "nothing"); }), "not found: "));
+  CHECK(holds(error_of([&] { resolve_checkpoint(root.path() / "nothing"); }),
+              "not found: run or checkpoint = "));
   const SearchResult other = find_latest(root.path(), Depth::structure, "another");
   CHECK(!other.found);
   CHECK(holds(other.refused.back().reason, "it belongs to run \"run\", not to \"another\""));

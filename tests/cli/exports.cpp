@@ -368,12 +368,16 @@ TEST_CASE("what is not there, and what is something else, is said in one way") {
   const Home home;
   fs::copy(kFamilies + "smollm2", home.file("smol"), fs::copy_options::recursive);
   home.write("text.txt", "the thin cat\n");
-  home.refused({"eval", "smoll", "--text", "text.txt"}, {"not found: smoll", "did you mean `smol`?"});
-  home.refused({"eval", "hf:smoll", "--text", "text.txt"}, {"not found: hf:", "did you mean `hf:", "smol`?"});
-  home.refused({"eval", "hf:smol", "--text", "text.tx"}, {"not found: text.tx", "did you mean `text.txt`?"});
+  home.refused({"eval", "smoll", "--text", "text.txt"},
+               {"not found: run or checkpoint = smoll", "did you mean `smol`?"});
+  home.refused({"eval", "hf:smoll", "--text", "text.txt"},
+               {"not found: model = hf:", "did you mean `hf:", "smol`?"});
+  home.refused({"eval", "hf:smol", "--text", "text.tx"},
+               {"not found: text file = text.tx", "did you mean `text.txt`?"});
   home.refused({"eval", "smol", "--text", "text.txt"}, {"`smol` holds no checkpoint", "named hf:smol"});
-  home.refused({"eval", "hf:an-org/a-model", "--text", "text.txt"},
-               {"not found: hf:", "nothing is downloaded", "hf download an-org/a-model --local-dir a-model"});
+  home.refused(
+      {"eval", "hf:an-org/a-model", "--text", "text.txt"},
+      {"not found: model = hf:", "nothing is downloaded", "hf download an-org/a-model --local-dir a-model"});
   home.refused({"convert", "hf:an-org/a-model", "ours"}, {"hf download an-org/a-model"});
   home.refused({"train", "quickstart", "model=hf:an-org/a-model"}, {"hf download an-org/a-model"});
   home.refused(
@@ -394,13 +398,18 @@ TEST_CASE("what is not there, and what is something else, is said in one way") {
   // The advice: the shipped recipe sets its sizes itself.
   home.good({"recipe", "new", "my.yaml", "--from", "hf:smol"});
   home.good({"train", "my.yaml", "train.train_iters=1", "train.global_batch_size=1", "--run-dir", "runs/my"});
-  home.refused({"eval", "my", "--text", "text.txt"}, {"not found: my", "did you mean `runs/my`?"});
-  home.refused({"generate", "runs/mi"}, {"not found: runs/mi", "did you mean `runs/my`?"});
-  home.refused({"generate", "nosuchrun"},
-               {"not found: nosuchrun", "name a run directory or a checkpoint; `capstan runs ls`"});
-  home.refused({"diff", "runs/my", "runs/myx"}, {"not found: runs/myx", "did you mean `runs/my`?"});
-  home.refused({"diff", "runs/my", "my.yml"}, {"not found: my.yml", "did you mean `my.yaml`?"});
-  home.refused({"eval", "runs/my", "--text", "nosuch.md"}, {"not found: nosuch.md", "UTF-8 text"});
+  home.refused({"eval", "my", "--text", "text.txt"},
+               {"not found: run or checkpoint = my", "did you mean `runs/my`?"});
+  home.refused({"generate", "runs/mi"},
+               {"not found: run or checkpoint = runs/mi", "did you mean `runs/my`?"});
+  home.refused({"generate", "nosuchrun"}, {"not found: run or checkpoint = nosuchrun",
+                                           "name a run directory or a checkpoint; `capstan runs ls`"});
+  home.refused({"diff", "runs/my", "runs/myx"},
+               {"not found: recipe, run or checkpoint = runs/myx", "did you mean `runs/my`?"});
+  home.refused({"diff", "runs/my", "my.yml"},
+               {"not found: recipe, run or checkpoint = my.yml", "did you mean `my.yaml`?"});
+  home.refused({"eval", "runs/my", "--text", "nosuch.md"},
+               {"not found: text file = nosuch.md", "UTF-8 text"});
 
   const auto tokenizer = [&](const std::string& file, const std::vector<std::string>& why) {
     home.refused({"tokenizer", "encode", "text.txt", "--tokenizer", file}, why);

@@ -58,7 +58,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a file system that is really full: steps go on, the checkpoint stays, and with room again all is "
+    "a file system that is really full: steps go on, the checkpoint stays, and with space again all is "
     "written") {
   const ScratchDirectory scratch;
   const std::string place = scratch.file("small");
@@ -173,7 +173,7 @@ TEST_CASE("anomalies that never end: skips end with an error, rewinds are counte
   CHECK_MESSAGE(contains(rewinds.err, "another spike after 3 rewinds"), rewinds.err);
   const Finished again = wild("rewind", {"--run-dir", "rewinds", "--resume"});
   CHECK_MESSAGE(again.code == 1, again.err);
-  CHECK_MESSAGE(!contains(again.err, "rolled back to"), again.err);
+  CHECK_MESSAGE(!contains(again.err, "rewound to"), again.err);
   CHECK_MESSAGE(contains(again.err, "another spike after 3 rewinds"), again.err);
 }
 

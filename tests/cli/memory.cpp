@@ -2,11 +2,13 @@
 // saves and resumes. Every command applies the memory limit.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
 #include "base/json.hpp"
 #include "process.hpp"
+#include "support/paths.hpp"
 
 using namespace capstan::test;
 using nlohmann::json;
@@ -103,7 +105,16 @@ TEST_CASE(
     const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
     REQUIRE_MESSAGE(trained.code == 0, trained.err);
     check_resident(trained.resident_mib, estimated);
-    // The log says the same, of the whole process.
+    // What the allocator has reserved in the first step; it takes more only for an evaluation of more.
+    const size_t measured = trained.err.find("memory measured: ");
+    REQUIRE_MESSAGE(measured != std::string::npos, trained.err);
+    const std::string text = trained.err.substr(measured, trained.err.find('\n', measured) - measured);
+    const std::string reserved = text.substr(text.find("; ") + 2);
+    const bool grows = contains(trained.err, " of them since step ");
+    CHECK(grows == (name == std::string("evaluation of more at once")));
+    if (!grows) CHECK(mib(reserved) == doctest::Approx(estimated).epsilon(0.02));
+    CHECK_MESSAGE((contains(reserved, " reserved in ") && reserved.ends_with(" requests")), text);
+    // The log says the same, for the process.
     std::istringstream lines(read_text(scratch.file("r/metrics.jsonl")));
     double said = 0;
     for (std::string line; std::getline(lines, line);) {
@@ -145,9 +156,9 @@ TEST_CASE("fine-tuning data are part of the estimate and of what the limit holds
                                    "dataset.train_files=data.jsonl", "validation.eval_interval=null"});
   const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
-  const size_t at = trained.err.find(" a step and rank, about ");
+  const size_t at = trained.err.find(" per step per rank, about ");
   REQUIRE_MESSAGE(at != std::string::npos, trained.err);
-  const double estimated = mib(trained.err.substr(at + 24));
+  const double estimated = mib(trained.err.substr(at + 26));
   CHECK(estimated > 4e-6 * 80'000 * 240 * 0.95);  // four bytes a token
   check_resident(trained.resident_mib, estimated);
   const Words limit{"resilience.memory_limit=50MiB"};
@@ -226,9 +237,61 @@ TEST_CASE("check, show --step and train refuse alike what a limit of host memory
     CHECK(contains(refused.err, "resilience.memory_limit_host allows 100.0 KiB"));
     CHECK(contains(refused.err, "checkpoint.async_save=false"));
   }
-  CHECK(contains(shown.out, "on the host"));
+  CHECK(contains(shown.out, "host memory"));
   words.push_back("checkpoint.async_save=false");
   CHECK(in(scratch, "check", words).code == 0);
+}
+
+namespace {
+
+// The parts of a line between `separator`s, without the blanks around them.
+Words cells_of(const std::string& line, const std::string& separator) {
+  Words cells;
+  for (size_t begin = 0; begin < line.size();) {
+    const size_t end = std::min(line.find(separator, begin), line.size());
+    std::string cell = line.substr(begin, end - begin);
+    cell.erase(0, cell.find_first_not_of(' '));
+    cell.erase(cell.find_last_not_of(' ') + 1);
+    if (!cell.empty()) cells.push_back(cell);
+    begin = end + separator.size();
+  }
+  return cells;
+}
+
+// The processor whose workspaces the page has.
+bool has_avx512_bf16_without_amx() {
+  const std::string info = read_text("/proc/cpuinfo");
+  return contains(info, " avx512_bf16") && !contains(info, " amx_bf16");
+}
+
+}  // namespace
+
+TEST_CASE("the table of a step in docs/performance.md is what the command above it prints") {
+  std::istringstream page(read_text(std::string(kSourceDirectory) + "/docs/performance.md"));
+  std::string line;
+  const std::string begin = "    capstan show ";
+  while (std::getline(page, line) && !line.starts_with(begin)) continue;
+  REQUIRE(line.starts_with(begin));
+  const ScratchDirectory scratch;
+  const Finished shown = run_in(scratch, cells_of(line.substr(std::string("    capstan ").size()), " "));
+  REQUIRE_MESSAGE(shown.code == 0, shown.err);
+  std::istringstream printed(shown.out);
+  std::string heads, values;
+  std::getline(printed, heads), std::getline(printed, values);
+  const Words columns = cells_of(heads, "  "), row = cells_of(values, "  ");
+  REQUIRE_MESSAGE(columns.size() == row.size(), shown.out);
+  size_t compared = 0;
+  while (std::getline(page, line) && !line.starts_with("## ")) {
+    const Words cells = cells_of(line, "|");
+    if (cells.size() != 3 || line.starts_with("|---")) continue;
+    const auto at = std::find(columns.begin(), columns.end(), cells[0]);
+    REQUIRE_MESSAGE(at != columns.end(), cells[0]);
+    const bool of_kernels = cells[0] == "workspace" || cells[0] == "total" || cells[0] == "cached";
+    if (of_kernels && !has_avx512_bf16_without_amx()) continue;
+    CHECK_MESSAGE(row[static_cast<size_t>(at - columns.begin())] == cells[2], cells[0]);
+    ++compared;
+  }
+  CHECK(compared >= 6);
 }
 
 TEST_CASE("the recipes fit the GPUs that they are made for") {

@@ -22,7 +22,7 @@ namespace {
 
 const std::string kProgram = std::string(capstan::test::kBinaryDirectory) + "/capstan";
 
-// Terminal and color settings of whoever runs the tests do not count; a sanitizer's do.
+// The environment without the terminal and color settings of the user; a sanitizer's settings stay.
 std::vector<std::string> environment_of(const Launch& launch) {
   std::vector<std::string> all = {"TERM=xterm", "LC_ALL=C.UTF-8", "OMPI_ALLOW_RUN_AS_ROOT=1",
                                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};

@@ -34,6 +34,34 @@ TEST_CASE("two ranks under one parent; its exit code is theirs") {
   CHECK(train_in(scratch, {"--nproc", "0"}).code == 2);
 }
 
+namespace {
+
+// Begin and end of each event of a trace, in microseconds, by rank and lane.
+using Spans = std::vector<std::pair<double, double>>;
+std::map<int, std::map<std::string, Spans>> lanes_of(const std::string& file) {
+  const auto trace = capstan::json_of(read_text(file));
+  std::map<std::pair<int, int>, std::string> names;
+  for (const auto& event : trace["traceEvents"])
+    if (event["name"] == "thread_name") names[{event["pid"], event["tid"]}] = event["args"]["name"];
+  std::map<int, std::map<std::string, Spans>> lanes;
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    const double begin = event["ts"].get<double>(), end = begin + event["dur"].get<double>();
+    lanes[event["pid"]][names.at({event["pid"], event["tid"]})].emplace_back(begin, end);
+  }
+  return lanes;
+}
+// Microseconds in which an event of both lanes runs.
+double overlap_of(const Spans& a, const Spans& b) {
+  double both = 0;
+  for (const auto& [begin, end] : a)
+    for (const auto& [b_begin, b_end] : b)
+      both += std::max(0.0, std::min(end, b_end) - std::max(begin, b_begin));
+  return both;
+}
+
+}  // namespace
+
 TEST_CASE("a trace of two ranks shows transfers of gradients beside weight gradients") {
   ScratchDirectory scratch;
   const Finished done = train_in(
@@ -42,26 +70,55 @@ TEST_CASE("a trace of two ranks shows transfers of gradients beside weight gradi
                 "dist.distributed_backend=nccl_stand_in", "ddp.data_parallel_sharding_strategy=optim",
                 "ddp.overlap_grad_reduce=true", "ddp.bucket_size=5000", "profiling.profile_ranks=[0,1]"});
   REQUIRE_MESSAGE(done.code == 0, done.err);
-  double both = 0;  // microseconds
-  for (const char* file : {"a/trace/rank-0.json", "a/trace/rank-1.json"}) {
-    const auto trace = capstan::json_of(read_text(scratch.path() + "/" + file));
-    std::map<int, std::string> lanes;
-    for (const auto& event : trace["traceEvents"])
-      if (event["name"] == "thread_name") lanes[event["tid"]] = event["args"]["name"];
-    std::vector<std::pair<double, double>> weights, transfers;
-    for (const auto& event : trace["traceEvents"]) {
-      if (event["ph"] != "X") continue;
-      const double begin = event["ts"].get<double>(), end = begin + event["dur"].get<double>();
-      const std::string& lane = lanes.at(event["tid"]);
-      if (lane == "weight gradients") weights.emplace_back(begin, end);
-      if (lane == "transfers of `shard`") transfers.emplace_back(begin, end);
-    }
+  double both = 0;
+  for (const int rank : {0, 1}) {
+    auto lanes = lanes_of(scratch.path() + "/a/trace/rank-" + std::to_string(rank) + ".json")[rank];
+    const Spans &weights = lanes["weight gradients"], &transfers = lanes["transfers of `shard`"];
     CHECK(weights.size() > 10);
     CHECK(transfers.size() > 10);
-    for (const auto& [b, e] : weights)
-      for (const auto& [begin, end] : transfers) both += std::max(0.0, std::min(e, end) - std::max(b, begin));
+    both += overlap_of(weights, transfers);
   }
   CHECK(both > 0);
+}
+
+TEST_CASE("capstan trace with two ranks: their queues in one file, transfers beside operations") {
+  ScratchDirectory scratch;
+  const auto trace = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = tiny_recipe({"train.threads=1", "--nproc", "2"});
+    arguments.insert(arguments.begin(), "trace");
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_in(scratch, arguments);
+  };
+  const Finished done =
+      trace({"train.device=checked", "dist.distributed_backend=nccl_stand_in",
+             "ddp.data_parallel_sharding_strategy=optim_grads_params", "ddp.overlap_grad_reduce=true",
+             "ddp.overlap_param_gather=true", "ddp.bucket_size=5000"});
+  REQUIRE_MESSAGE(done.code == 0, done.err);
+  CHECK_MESSAGE(contains(done.out, "on each of 2 ranks"), done.out);
+  auto ranks = lanes_of(scratch.file("trace.json"));
+  REQUIRE(ranks.size() == 2);
+  double gathers = 0, gradients = 0;
+  for (auto& [rank, lanes] : ranks) {
+    CAPTURE(rank);
+    const Spans& transfers = lanes["transfers of `shard`"];
+    CHECK(transfers.size() > 20);
+    CHECK(lanes["host to device"].size() > 0);
+    for (const char* name : {"forward", "backward", "weight gradients"}) CHECK(lanes[name].size() > 20);
+    gathers += overlap_of(lanes["forward"], transfers);
+    gradients += overlap_of(lanes["backward"], transfers) + overlap_of(lanes["weight gradients"], transfers);
+    // Both clocks begin before the first traced step.
+    for (const auto& [begin, end] : lanes["forward"]) CHECK((begin >= 0 && end >= begin));
+  }
+  CHECK(gathers > 0);
+  CHECK(gradients > 0);
+  // A pipeline has as many micro-batches as its stages need.
+  const Finished piped = trace({"dist.pp=2", "model.num_layers=2", "-o", "pp.json"});
+  REQUIRE_MESSAGE(piped.code == 0, piped.err);
+  CHECK(lanes_of(scratch.file("pp.json")).size() == 2);
+  // One error, whoever finds it.
+  const Finished refused = trace({"-o", "pp.json/a.json"});
+  CHECK_MESSAGE(refused.code == 2, refused.err);
+  CHECK(contains(refused.err, "cannot create `pp.json/a.json`"));
 }
 
 TEST_CASE("SIGINT and SIGTERM to the parent: both ranks save, 75") {

@@ -92,6 +92,44 @@ TEST_CASE("ranks that start different collectives are named with both") {
   CHECK(has(error, "all_to_all of 32 bytes"));
 }
 
+TEST_CASE("ranks that start the batches of two groups in different orders are named with both batches") {
+  Communicator& all = world().communicator();
+  if (all.size() != 2) return;
+  enum class Order : uint8_t { same, crossed, crossed_on_links };
+  for (const Order order : {Order::same, Order::crossed, Order::crossed_on_links}) {
+    CAPTURE(static_cast<int>(order));
+    const auto device = make_checked_device(kernels::cpu_table(), 1);
+    const bool links = order == Order::crossed_on_links;
+    const auto tp = all.split(0, all.rank(), "tp"),
+               dp = all.split(0, all.rank(), links ? "pp-forward-0" : "dp");
+    const test::WithBlockingChannel a(*tp, *device), b(*dp, *device);
+    const Tensor mine = Tensor::zeros(*device, {8}), first = Tensor::zeros(*device, {16}),
+                 second = Tensor::zeros(*device, {16});
+    const auto start = [&](Communicator& group, const Tensor& to) {
+      return group.channel().start(TransferBatch().all_gather(mine, to));
+    };
+    start(*tp, first).wait();
+    start(*dp, second).wait();
+    const bool crosses = order != Order::same && all.rank() == 1;
+    // On streams of their own they do not wait for each other.
+    PendingTransfers one = crosses ? start(*dp, second) : start(*tp, first);
+    PendingTransfers other = crosses ? start(*tp, first) : start(*dp, second);
+    one.wait();
+    other.wait();
+    const std::string error = error_of(*device);
+    CAPTURE(error);
+    CHECK(error.empty() == (order != Order::crossed));
+    if (order != Order::crossed) continue;
+    // Of whichever of the two batches meets first.
+    const std::string of_tp = "batch 2 of group `tp` (all_gather of 32 bytes)",
+                      of_dp = "batch 2 of group `dp` (all_gather of 32 bytes)";
+    CHECK((has(error, "rank 0 starts " + of_tp + " before " + of_dp + ", rank 1 after it") ||
+           has(error, "rank 1 starts " + of_dp + " before " + of_tp + ", rank 0 after it")));
+    // Errors of both groups.
+    while (!error_of(*device).empty()) continue;
+  }
+}
+
 TEST_CASE("a kernel that does not wait for a batch is named with the batch") {
   Communicator& group = world().communicator();
   if (group.size() != 2) return;

@@ -1,6 +1,7 @@
 // Run with any number of ranks.
 #include <doctest/doctest.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -9,11 +10,58 @@
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
 #include "tests/support/channels.hpp"
+#include "tests/support/fake_nccl.hpp"
 
 using namespace capstan;
 using namespace capstan::comm;
 
 using test::world;
+
+namespace {
+
+enum class ChannelKind : uint8_t { staging, blocking, nccl };
+
+// A device, with a channel of the group for its tensors while it lives.
+struct ChannelCase {
+  ChannelCase(std::unique_ptr<Device> made, ChannelKind kind, Communicator& group) : device(std::move(made)) {
+    if (kind == ChannelKind::blocking) blocking.emplace(group, *device);
+    if (kind == ChannelKind::nccl) nccl.emplace(group, dynamic_cast<cuda::CudaDevice&>(*device));
+  }
+  std::unique_ptr<Device> device;
+  std::optional<test::WithBlockingChannel> blocking;
+  std::optional<test::WithNcclChannel> nccl;
+};
+
+// Calls body(device) for each device and channel that the ranks may transfer by.
+template <class Body>
+void on_every_channel(Communicator& group, Body body) {
+  const auto checked = [](bool patient) {
+    return make_checked_device(kernels::cpu_table(), 1, {.patient = patient});
+  };
+  const auto cuda_device = [](bool patient) {
+    test::reset_fake_cuda().patient = patient;
+    test::reset_fake_nccl();
+    return std::make_unique<test::HostKernelCudaDevice>(kernels::cpu_table(), 1, test::fake_nccl_backend());
+  };
+  const auto run = [&](std::unique_ptr<Device> device, ChannelKind kind) {
+    CAPTURE(name_of(device->type()));
+    CAPTURE(static_cast<int>(kind));
+    const ChannelCase with(std::move(device), kind, group);
+    body(*with.device);
+  };
+  run(make_cpu_device(kernels::cpu_table(), 1), ChannelKind::staging);
+  for (const bool patient : {false, true}) {
+    run(checked(patient), ChannelKind::staging);
+    run(checked(patient), ChannelKind::blocking);
+    run(cuda_device(patient), ChannelKind::staging);
+    run(cuda_device(patient), ChannelKind::nccl);
+    CHECK(test::fake_nccl().open == 0);
+    CHECK(test::fake_nccl().aborted == 0);
+    CHECK(test::fake_cuda().events == 0);
+  }
+}
+
+}  // namespace
 
 TEST_CASE("collectives move the bytes where they belong") {
   Communicator& group = world().communicator();
@@ -51,25 +99,23 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     for (int r = 1; r < n; ++r) sum += value(r, i);
     expected[static_cast<size_t>(i)] = sum;
   }
-  const auto cpu = make_cpu_device(kernels::cpu_table(), 1),
-             checked = make_checked_device(kernels::cpu_table(), 1);
-  for (Device* device : {cpu.get(), checked.get()}) {
-    const Tensor a = Tensor::from_host<float>(*device, {count}, values),
-                 b = Tensor::from_host<float>(*device, {count}, values);
+  on_every_channel(group, [&](Device& device) {
+    const Tensor a = Tensor::from_host<float>(device, {count}, values),
+                 b = Tensor::from_host<float>(device, {count}, values);
     all_reduce_sum(group, a);
     CHECK(a.to_host<float>() == expected);
     reduce_scatter_sum(group, b);
     all_gather_slices(group, b);
     CHECK(b.to_host<float>() == expected);
-    const Tensor odd = Tensor::from_host<float>(*device, {17}, std::span<const float>(values).first(17));
+    const Tensor odd = Tensor::from_host<float>(device, {17}, std::span<const float>(values).first(17));
     all_reduce_sum_any(group, odd);
     CHECK(odd.to_host<float>() == std::vector<float>(expected.begin(), expected.begin() + 17));
 
     // The slice alone, while something else is launched.
-    const Tensor c = Tensor::from_host<float>(*device, {count}, values),
-                 part = Tensor::empty(*device, {count / n});
+    const Tensor c = Tensor::from_host<float>(device, {count}, values),
+                 part = Tensor::empty(device, {count / n});
     auto reduction = Reduction::reduce_scatter(group, c, part);
-    CHECK(Tensor::zeros(*device, {5}).to_host<float>()[4] == 0.0f);
+    CHECK(Tensor::zeros(device, {5}).to_host<float>()[4] == 0.0f);
     reduction.finish();
     reduction.finish();
     CHECK(part.to_host<float>() ==
@@ -83,7 +129,7 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
         for (int r = 1; r < n; ++r) sum += static_cast<float>(T(value(r, i)));
         rounded[static_cast<size_t>(i)] = static_cast<float>(T(sum));
       }
-      const Tensor d = Tensor::from_host<T>(*device, {count}, std::vector<T>(values.begin(), values.end()));
+      const Tensor d = Tensor::from_host<T>(device, {count}, std::vector<T>(values.begin(), values.end()));
       all_reduce_sum(group, d);
       CHECK(d.to_floats() == rounded);
     };
@@ -91,26 +137,27 @@ TEST_CASE("sums are made in rank order and agree on every rank; scatter and gath
     check_half(f16());
 
     const Tensor most =
-        Tensor::from_host<float>(*device, {3}, std::vector<float>{float(me), -float(me), 2.0f});
+        Tensor::from_host<float>(device, {3}, std::vector<float>{float(me), -float(me), 2.0f});
     all_reduce_max(group, most);
     CHECK(most.to_host<float>() == std::vector<float>{float(n - 1), 0.0f, 2.0f});
 
     // In rank order, as on the host: another order would round otherwise.
     std::vector<double> numbers{1.0 / (me + 3), me % 2 == 0 ? 1e17 : -1e17, 1.0};
-    const Tensor sums = Tensor::from_host<double>(*device, {3}, numbers);
+    const Tensor sums = Tensor::from_host<double>(device, {3}, numbers);
     all_reduce_numbers(group, sums);
     all_reduce(group, numbers);
     CHECK(sums.to_host<double>() == numbers);
     const Tensor counts =
-        Tensor::from_host<int64_t>(*device, {1}, std::vector<int64_t>{int64_t{1} << (50 + me)});
+        Tensor::from_host<int64_t>(device, {1}, std::vector<int64_t>{int64_t{1} << (50 + me)});
     all_reduce_numbers(group, counts);
     CHECK(counts.to_host<int64_t>()[0] == (int64_t{1} << (50 + n)) - (int64_t{1} << 50));
-  }
+  });
   CHECK(all_reduce(group, static_cast<double>(me + 1)) == n * (n + 1) / 2.0);
   CHECK(all_reduce(group, static_cast<double>(me), ReduceOp::max) == n - 1);
 }
 
-TEST_CASE("tensors travel while the program goes on, on every device, and several pieces end together") {
+TEST_CASE(
+    "tensors are transferred while the program continues, on every device, and several pieces end together") {
   Communicator& group = world().communicator();
   const int n = group.size(), me = group.rank();
   const auto numbers = [](int rank, int salt, size_t count) {
@@ -118,23 +165,9 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
     for (size_t i = 0; i < count; ++i) values.push_back(rank * 1000 + salt * 100 + static_cast<int>(i));
     return values;
   };
-  const auto cpu = make_cpu_device(kernels::cpu_table(), 1),
-             checked = make_checked_device(kernels::cpu_table(), 1),
-             patient = make_checked_device(kernels::cpu_table(), 1, {.patient = true});
-  struct Case {
-    Device* device;
-    bool blocking;
-  };
-  for (const auto& [device, blocking] : {Case{cpu.get(), false},
-                                         {checked.get(), false},
-                                         {patient.get(), false},
-                                         {checked.get(), true},
-                                         {patient.get(), true}}) {
-    std::optional<test::WithBlockingChannel> channel;
-    if (blocking) channel.emplace(group, *device);
-    CAPTURE(blocking);
+  on_every_channel(group, [&](Device& device) {
     const auto upload = [&](const std::vector<int32_t>& values) {
-      return Tensor::from_host<int32_t>(*device, {static_cast<int64_t>(values.size())}, values);
+      return Tensor::from_host<int32_t>(device, {static_cast<int64_t>(values.size())}, values);
     };
     const auto count = static_cast<size_t>(n);
     const Tensor mine = upload(numbers(me, 1, 3)), all = upload(numbers(-1, 0, 3 * count)),
@@ -148,7 +181,7 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
     }
     CHECK(all.to_host<int32_t>() == expected_all);
     CHECK(received.to_host<int32_t>() == expected_parts);
-    if (n == 1) continue;
+    if (n == 1) return;
     // Messages between two ranks arrive in their order, within a batch and from batch to batch. 20,000
     // numbers are more than a channel moves at once.
     const size_t large = 20'000;
@@ -166,7 +199,7 @@ TEST_CASE("tensors travel while the program goes on, on every device, and severa
     CHECK(first.to_host<int32_t>() == numbers(previous_in(group), 3, large));
     CHECK(second.to_host<int32_t>() == numbers(previous_in(group), 4, 2));
     CHECK(third.to_host<int32_t>() == numbers(previous_in(group), 5, 1));
-  }
+  });
 }
 
 TEST_CASE("the host buffers of transfers are counted, used again, and as many on the meta device") {
@@ -177,10 +210,10 @@ TEST_CASE("the host buffers of transfers are counted, used again, and as many on
              shared = make_meta_device(kernels::cpu_table(), 1);
   const auto on_meta = make_meta_communicator(group.rank(), group.size(), "world");
   const auto transfer = [](Device& device, Communicator& ranks) {
-    const auto room = [&](int64_t n) { return Tensor::zeros(device, {n}); };
+    const auto zeros = [&](int64_t n) { return Tensor::zeros(device, {n}); };
     const auto start = [&](int64_t n) {
       return ranks.channel().start(
-          TransferBatch().send(room(n), next_in(ranks)).receive(room(n), previous_in(ranks)));
+          TransferBatch().send(zeros(n), next_in(ranks)).receive(zeros(n), previous_in(ranks)));
     };
     for (int round = 0; round < 5; ++round) {
       PendingTransfers first = start(1000), second = start(1000), third = start(300);

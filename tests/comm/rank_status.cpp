@@ -121,6 +121,53 @@ TEST_CASE("who is to blame") {
             "ranks disagree about collective 31 of group `dp`: rank 0"));
 }
 
+TEST_CASE("who is to blame where devices wait for each other without the host") {
+  using enum RankState;
+  // The host works, the device is in a batch since so many seconds; 0: it is in none.
+  const auto with_batch = [](int rank, double seconds, int64_t begun, const std::string& group = "dp") {
+    RankStatus one = status(rank, working, 100);
+    one.groups = {{"dp", 0, 31, 5, begun, begun}, {"tp", 0, 31, 5, 5, 5}};
+    RankStatus::Group& entry = one.groups[group == "dp" ? 0 : 1];
+    if (seconds > 0)
+      entry.done = entry.begun - 1, entry.seconds = seconds, entry.text = "all_gather of 8 bytes";
+    return one;
+  };
+  CHECK(found_in({with_batch(0, 9, 4), with_batch(1, 0, 3)}).empty());
+  CHECK(has(found_in({with_batch(0, 11, 4), with_batch(1, 0, 3)}),
+            "rank 1 on host `h1` (process 101) lags at step 7, backward: the device of rank 0 waits for it "
+            "in batch "
+            "4 of group `dp` (all_gather of 8 bytes), which its device has not reached"));
+  CHECK(has(found_in({with_batch(0, 11, 6), with_batch(1, 0, 3)}), "which its host has not started"));
+  auto stopped = with_batch(1, 3, 5, "tp");
+  stopped.groups[0].begun = stopped.groups[0].done = 3;
+  // Its device makes progress, unless the process is stopped.
+  CHECK(found_in({with_batch(0, 11, 4), stopped}).empty());
+  stopped.stopped = true;
+  CHECK(has(found_in({with_batch(0, 11, 4), stopped}),
+            "rank 1 on host `h1` (process 101) is stopped at step 7"));
+  // From the rank that waits longest to the one that it waits for, and from there to the one at fault.
+  auto between = with_batch(1, 12, 5, "tp");
+  between.groups[0].begun = between.groups[0].done = 3;
+  auto last = with_batch(2, 0, 4);
+  last.groups[1].begun = last.groups[1].done = 4;
+  const std::string chain = found_in({with_batch(0, 13, 4), between, last});
+  CHECK(has(chain, "rank 2 on host `h2` (process 102) lags"));
+  CHECK(has(chain, "the device of rank 1 waits for it in batch 5 of group `tp`"));
+  CHECK(has(chain,
+            "rank 0 waits for 13.0 s in batch 4 of group `dp` (all_gather of 8 bytes), step 7, backward"));
+  // A device in a batch is no host that has been silent.
+  auto elsewhere = status(2, waiting, 20);
+  elsewhere.groups.clear();
+  CHECK(has(found_in({with_batch(0, 11, 4), with_batch(1, 12, 4), elsewhere}),
+            "batch 4 of group `dp` makes no progress for 12.0 s"));
+  const RankStatus sent = with_batch(3, 1.5, 4);
+  const auto back = parse_line(format_line(sent));
+  REQUIRE(back);
+  CHECK(format_line(*back) == format_line(sent));
+  CHECK(back->groups[0].text == "all_gather of 8 bytes");
+  CHECK(back->groups[0].seconds == doctest::Approx(1.5));
+}
+
 TEST_CASE("the table is shared memory; the first to claim reports") {
   const auto status_table = RankStatusTable::create(2, true);
   const auto same = RankStatusTable::open(status_table->path());

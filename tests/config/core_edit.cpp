@@ -43,7 +43,7 @@ TEST_CASE("fix: names of other tools, near names and spellings, items of lists a
         "train: {title: \"größe\", iters: 5}  # max_steps\n");
 }
 
-TEST_CASE("an entry is cut out, and its comments stay or go with it") {
+TEST_CASE("an entry is removed, with or without its comments") {
   const std::string text =
       "# about the file\n"
       "model:\n"

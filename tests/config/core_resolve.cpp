@@ -121,6 +121,10 @@ TEST_CASE("a recipe that extends a list of others, by name and by path") {
   w.write("two.yaml", "extends: one.yaml\n");
   CHECK(w.text("extends: one.yaml\n").says("`one.yaml` extends itself: one.yaml → two.yaml → one.yaml"));
   CHECK(w.text("extends: [sub/a.yaml, sub/a.yaml]\n").ok());
+  w.write("own.yaml", "train: '@own.yaml'\n");
+  const auto own = w.resolve(w.path("own.yaml"));
+  CHECK(own.codes() == "C0501");
+  CHECK(own.says("own.yaml` includes itself"));
 }
 
 TEST_CASE("extends and @file stay inside the directory of the recipe") {

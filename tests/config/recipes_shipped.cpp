@@ -447,6 +447,12 @@ TEST_CASE("every preset resolves") {
         overrides.push_back("tokenizer.vocab_file=vocab.json");
         overrides.push_back("tokenizer.merge_file=merges.txt");
       }
+      // A recipe that shards parameters takes every number format.
+      if (section.name == "mixed_precision") {
+        const auto sharded = resolved("llama3-8b", overrides);
+        CHECK(sharded.config.ddp.data_parallel_sharding_strategy != ShardingStrategy::no_shard);
+        CHECK_MESSAGE(sharded.ok(), problems(sharded));
+      }
       // Fourteen layers of a model with 88 stay in bf16.
       if (preset.name.starts_with("nemotron_3_super")) overrides.push_back("model.num_layers=88");
       // The canonical ones name the gate and up projections, which GPT-2 does not have.

@@ -185,7 +185,7 @@ TEST_CASE("without a tokenizer, the datasets of a blend must have been prepared 
   CHECK_MESSAGE(error.find("another dataset of the run with \"tok/a.json\"") != std::string::npos, error);
 }
 
-TEST_CASE("the largest token of a file: all of a small one, blocks spread over a large one") {
+TEST_CASE("the largest token of a file: all of a small one, distributed blocks of a large one") {
   const TempDirectory directory;
   const int64_t count = 300'000;
   const auto dataset = counting_dataset(directory / "d", 3, [&](int64_t) { return count / 3; });

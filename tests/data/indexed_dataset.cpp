@@ -173,7 +173,7 @@ TEST_CASE("hostile .idx and .bin: a clear error with file and offset, never a cr
       {"one byte too many", [](std::string& index, std::string&) { index += 'x'; },
        "offset 82: 1 bytes too many"},
       {"half a token", [](std::string&, std::string& bin) { bin += 'x'; },
-       ".bin: 11 bytes are not a whole number of u16"},
+       ".bin: 11 bytes are not a multiple of the size of a u16 token"},
       {"a token too many", [](std::string&, std::string& bin) { bin += "xx"; },
        ".bin: 12 bytes, but the index accounts for 10"},
       {"no tokens", [](std::string&, std::string& bin) { bin.clear(); },
@@ -227,7 +227,7 @@ TEST_CASE("files that are not there or not files") {
   std::filesystem::create_directory(directory / "data");
   write_dataset(directory / "data/corpus_text_document", {{1, 2, 3}});
   CHECK(error_of([&] { IndexedDataset(directory / "dat/corpus"); }) ==
-        "not_found: not found: " + (directory / "dat/corpus") + "\n  help: did you mean `" +
+        "not_found: not found: dataset = " + (directory / "dat/corpus") + "\n  help: did you mean `" +
             (directory / "data/corpus_text_document") + "`?");
   std::filesystem::create_directory(directory / "d.bin");
   CHECK(error_of([&] { IndexedDataset(directory / "d"); }).starts_with("format: "));

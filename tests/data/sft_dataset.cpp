@@ -106,6 +106,10 @@ TEST_CASE("the tokens that count in the loss follow the loss mode") {
   write_text(directory / "c.jsonl", R"({"text": "plain"})");
   options = options_for({directory / "c.jsonl"});
   CHECK(learned(SftLoss::assistant) == "plain$");
+  options.loss = SftLoss::last_turn;
+  const std::string no_turns = error_for(options);
+  CHECK(no_turns.find("text have no turns") != std::string::npos);
+  CHECK(no_turns.find("dataset.loss_mode=all") != std::string::npos);
   // Alpaca has a template of its own, conversations need one.
   write_text(directory / "d.jsonl", R"({"instruction": "Go.", "input": "", "output": "Gone."})");
   options = options_for({directory / "d.jsonl"}, 400);

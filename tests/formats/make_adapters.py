@@ -31,7 +31,7 @@ ADAPTERS = {
                                                 "gate_proj", "up_proj", "down_proj"])),
     "rslora": ("llama", dict(r=3, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj"],
                               rank_pattern={"layers.1.self_attn.q_proj": 2}, alpha_pattern={"v_proj": 7})),
-    # The first pattern that fits counts, not the longest, and ^ stands for the beginning of the whole name.
+    # The first pattern that fits counts, not the longest, and ^ stands for the beginning of the full name.
     "patterns": ("llama", dict(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"],
                                 rank_pattern={"v_proj": 3, "layers.0.self_attn.v_proj": 1},
                                 alpha_pattern={"^self_attn.v_proj": 9, "q_proj": 7,

@@ -84,7 +84,7 @@ def spm():
                         key=lambda p: -model.get_score(ids[p])):
         merges += [[piece[:i], piece[i:]] for i in range(1, len(piece)) if piece[:i] in ids
                    and piece[i:] in ids]
-    whole = {
+    full = {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": [{"id": i, "content": pieces[i], "single_word": False, "lstrip": False,
                           "rstrip": False, "normalized": False, "special": True} for i in special],
@@ -101,10 +101,10 @@ def spm():
         "metaspace_never": (None, {**metaspace, "prepend_scheme": "never"}),
         "gemma": (blank, {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
                           "invert": False})}
-    result = {"tokenizer": whole, "texts": TEXTS, "stages": {}}
+    result = {"tokenizer": full, "texts": TEXTS, "stages": {}}
     for name, (normalizer, pre_tokenizer) in stages.items():
-        whole = {**whole, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(whole))
+        full = {**full, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer}
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(full))
         result["stages"][name] = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
                                   "ids": [tokenizer.encode(text).ids for text in TEXTS]}
     (OUT / "spm.json").write_text(json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n")

@@ -1,4 +1,4 @@
-// Text to prepare from a stranger. The first byte says what it is called and how it is cut: bits 0-2 the
+// Text to prepare from a stranger. The first byte selects its name and how it is split: bits 0-2 the
 // name, bits 3-4 the documents of plain text, bit 5 what happens to bad records, bit 6 small limits.
 #include <pthread.h>
 #include <unistd.h>

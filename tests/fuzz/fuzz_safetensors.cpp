@@ -1,5 +1,5 @@
-// The safetensors header parser on arbitrary bytes: as a whole file, and as a header that is given its length
-// and data, so that mutations reach behind the outer frame.
+// The safetensors header parser on arbitrary bytes: as a complete file, and as a header that is given its
+// length and data, so that mutations reach behind the outer frame.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

@@ -15,12 +15,12 @@ using namespace capstan::data;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static SftRecordParser parser;
   const std::string_view input(reinterpret_cast<const char*>(data), size);
-  const size_t cut = input.find('\0');
+  const size_t separator = input.find('\0');
   fuzz::expect_no_internal_error([&] {
-    const auto chat_template = text::chat::ChatTemplate::parse("template", input.substr(0, cut));
+    const auto chat_template = text::chat::ChatTemplate::parse("template", input.substr(0, separator));
     SftDialogue dialogue;
-    if (cut != std::string_view::npos) {
-      const std::string json = std::string(input.substr(cut + 1)) + std::string(64, '\0');
+    if (separator != std::string_view::npos) {
+      const std::string json = std::string(input.substr(separator + 1)) + std::string(64, '\0');
       auto record = parser.parse(std::string_view(json).substr(0, json.size() - 64), SftFormat::automatic);
       if (auto* found = std::get_if<SftDialogue>(&record.what)) dialogue = std::move(*found);
     }

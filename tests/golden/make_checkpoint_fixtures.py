@@ -47,7 +47,7 @@ def main():
         metadata={"format": "pt"},
     )
     # Types that Capstan lists but does not compute with.
-    save_torch({"mask": torch.tensor([True, False]), "x": torch.ones(1)}, OUT / "foreign.safetensors")
+    save_torch({"mask": torch.tensor([True, False]), "x": torch.ones(1)}, OUT / "external.safetensors")
     save_numpy({"w": ramp((4, 6), np.float32)}, OUT / "plain.safetensors")
     # fp16 values of every kind and what they are in fp32: the conversion's truth.
     halves = torch.arange(0, 65536, 31, dtype=torch.int32).to(torch.uint16).view(torch.float16)

@@ -147,7 +147,7 @@ def orders():
 
 
 def builds():
-    # Whole builds: blends by weight and by size, and a blend for each split.
+    # Full builds: blends by weight and by size, and a blend for each split.
     a, b = str(OUT / "a"), str(OUT / "b")
     cases = []
     for what, sizes, options in (

@@ -262,7 +262,7 @@ def write_bert():
 
 
 def write_byte_level():
-    # Byte level: places cut at spaces (RoBERTa, Llama 3), a normalizer that the fast way has not, no decoder.
+    # Byte level: splits at spaces (RoBERTa, Llama 3), a normalizer that the fast path lacks, no decoder.
     roberta = Tokenizer.from_file(str(ROOT / "gpt2_prefix_added.json"))
     roberta.post_processor = processors.RobertaProcessing(("<|endoftext|>", 0), ("<|endoftext|>", 0),
                                                           trim_offsets=True, add_prefix_space=True)

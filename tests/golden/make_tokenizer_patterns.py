@@ -4,8 +4,8 @@ expressions whose meaning differs between the kinds of regular expressions.
 
     python3 tests/golden/make_tokenizer_patterns.py
 
-"texts" are cut by every expression of "patterns" (Split, behavior Isolated); its value has the lengths of the
-pieces in bytes, for every text.
+"texts" are split by every expression of "patterns" (Split, behavior Isolated); its value has the lengths of
+the pieces in bytes, for every text.
 """
 import json
 import pathlib

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/actions.hpp"
 #include "base/file.hpp"
 #include "importers/import.hpp"
 #include "support/paths.hpp"
@@ -29,11 +30,11 @@ std::string lists(const Imported& result) {
     text += "taken " + std::to_string(one.location.line) + ":" + std::to_string(one.location.column) + " " +
             one.key + " -> " + one.path + ": " + one.value + "\n";
   for (const AssumedValue& one : result.assumed)
-    text += "assumed " + one.path + ": " + one.value + "  # " + one.reason + "\n";
+    text += "assumed " + one.path + ": " + one.value + "  # " + plain_actions(one.reason) + "\n";
   for (const OmittedKey& one : result.omitted) {
     text += std::string(omission_name(one.why)) + " " + std::to_string(one.location.line) + ":" +
             std::to_string(one.location.column) + " " + one.key +
-            (one.value.empty() ? "" : " = " + one.value) + "  # " + one.reason;
+            (one.value.empty() ? "" : " = " + one.value) + "  # " + plain_actions(one.reason);
     for (const std::string& near : one.near) text += " [" + near + "?]";
     text += "\n";
   }

@@ -170,13 +170,14 @@ TEST_CASE("megatron: a branch that depends on a variable is asked about, not tak
   CHECK(omitted(asked, "--num-layers")->reason == "depends on `case $SIZE in`, which is not decided");
   REQUIRE(omitted_as(asked, "case $SIZE in", OmissionReason::to_fill_in));
   CHECK(omitted(asked, "case $SIZE in")->reason ==
-        "not decided: the script does not set `$SIZE`; choose with SIZE=VALUE");
+        "not decided: the script does not set `$SIZE`; choose with {variable}SIZE=VALUE");
   CHECK(omitted(asked, "case $SIZE in")->location.line == 2);
   // A default of the script decides no branch.
   REQUIRE(omitted_as(asked, "if [ \"${BF16:-1}\" = 1 ]", OmissionReason::to_fill_in));
-  CHECK(omitted(asked, "if [ \"${BF16:-1}\" = 1 ]")->reason ==
-        "not decided: the script does not set `$BF16`; choose with BF16=VALUE (the script's default: "
-        "`1`)");
+  CHECK(
+      omitted(asked, "if [ \"${BF16:-1}\" = 1 ]")->reason ==
+      "not decided: the script does not set `$BF16`; choose with {variable}BF16=VALUE (the script's default: "
+      "`1`)");
   // Values that do not depend on them are taken.
   CHECK(value_of(asked, "optimizer.lr") == "0.001");
   CHECK(omitted_as(asked, "if [ -n \"$2\" ]", OmissionReason::to_fill_in));
@@ -296,7 +297,7 @@ TEST_CASE("megatron: a branch that empties or unsets a variable is asked about")
           "depends on `" + std::string(script.branch) + "`, which is not decided");
     REQUIRE(omitted_as(asked, script.branch, OmissionReason::to_fill_in));
     CHECK(omitted(asked, script.branch)->reason ==
-          "not decided: the script does not set `$FP8`; choose with FP8=VALUE");
+          "not decided: the script does not set `$FP8`; choose with {variable}FP8=VALUE");
     CHECK(omitted(asked, "$EXTRA") == nullptr);
     for (const bool one : {true, false}) {
       const Imported chosen = with(script.text, {{"FP8", one ? "1" : "0"}});

@@ -10,7 +10,7 @@ using kernels::PositionSegments;
 
 namespace {
 const kernels::ContextAttention& parts() {
-  return *kernels::cpu_table().context_attention;
+  return *testing::table().context_attention;
 }
 
 // Who holds which positions of the sequence: ranks with up to two segments each, of any lengths.
@@ -106,10 +106,15 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
   };
   const reference::Qkv<double> x{q, columns(kv, 0, a.qk_dim), columns(kv, a.qk_dim, a.v_dim)};
   // The saved output is rounded to the type, whose error each pair's gradient has. Over six seeds of four
-  // ranks it was at most 7.3 units of the last place, in bf16 as in fp16.
-  const double allowed = type == DType::f32 ? 2e-5 : type == DType::f16 ? 8.0 / 2048 : 2 * tolerance(type);
+  // ranks it was at most 7.3 units of the last place, in bf16 as in fp16. Rounded weights have as much again.
+  const bool rounds = type != DType::f32 && rounds_attention_weights();
+  const double allowed = (type == DType::f32   ? 2e-5
+                          : type == DType::f16 ? 8.0 / 2048
+                                               : 2 * tolerance(type)) *
+                         (rounds ? 2 : 1);
   const auto gradient = reference::attention_gradient(a, x, dout, documents, ids);
-  CHECK(error(out, reference::attention(a, x, documents, ids, nullptr)) < 1e-5);
+  CHECK(error(out, reference::attention(a, x, documents, ids, nullptr)) <
+        (rounds ? 2 * tolerance(type) : 1e-5));
   const auto k_sum = columns(dkv_sum, 0, a.qk_dim), v_sum = columns(dkv_sum, a.qk_dim, a.v_dim);
   CHECK(error(reference::joined({dq_sum, k_sum, v_sum}), reference::joined(gradient)) < allowed);
 }
@@ -126,24 +131,29 @@ Shards balanced(int64_t ranks, int64_t seq) {
 TEST_CASE("shards of a sequence give the attention of the full sequence: load-balanced chunks") {
   uint64_t seed = 300;
   for (const DType type : kTypes)
-    for (const auto& [ranks, seq] : {std::array<int64_t, 2>{2, 12}, {2, 300}, {3, 66}, {4, 264}}) {
-      AttentionShape a = attention_shape(2, 3, 20, 2, seq);
-      check_shards(a, type, balanced(ranks, seq), {}, seed++);
+    for (const auto& [ranks, length] : {std::array<int64_t, 2>{2, 12}, {2, 300}, {3, 66}, {4, 264}}) {
+      const int64_t seq = are_simulated() && ranks == 4 ? 40 : length;
+      AttentionShape a = attention_shape(are_simulated() ? 1 : 2, 3, 20, 2, seq);
+      const auto check = [&, ranks = ranks] {
+        if (runs_case(seed, 7)) check_shards(a, type, balanced(ranks, seq), {}, seed);
+        ++seed;
+      };
+      check();
       a.dropout = 0.3f;
       a.head_offset = 7;
-      check_shards(a, type, balanced(ranks, seq), {}, seed++);
+      check();
       a.causal = false;
-      check_shards(a, type, balanced(ranks, seq), {}, seed++);
+      check();
       a.causal = true;
       a.dropout = 0;
       for (const int64_t window : {1, 5, 40}) {
         a.window = window;
-        check_shards(a, type, balanced(ranks, seq), {}, seed++);
+        check();
       }
       a.softcap = 0.8f;
-      check_shards(a, type, balanced(ranks, seq), {}, seed++);
+      check();
       a.v_dim = 11;  // narrower values than keys
-      check_shards(a, type, balanced(ranks, seq), {}, seed++);
+      check();
     }
 }
 
@@ -162,9 +172,13 @@ TEST_CASE(
       AttentionShape a = attention_shape(1, 2, 9, 2, seq);
       a.window = window;
       a.dropout = dropout;
-      check_shards(a, DType::f32, shards, documents, seed++);
-      check_shards(a, DType::f32, shards, documents, seed++, true);
-      check_shards(a, DType::f32, shards, {}, seed++);
-      check_shards(a, DType::bf16, shards, documents, seed++);
+      const auto check = [&](DType type, const Vec<int32_t>& starts, bool cumulative) {
+        if (runs_case(seed, 3)) check_shards(a, type, shards, starts, seed, cumulative);
+        ++seed;
+      };
+      check(DType::f32, documents, false);
+      check(DType::f32, documents, true);
+      check(DType::f32, {}, false);
+      check(DType::bf16, documents, false);
     }
 }

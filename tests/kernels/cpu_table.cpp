@@ -9,6 +9,12 @@ const kernels::Table& table() {
 std::string kernel_folder() {
   return "kernels/cpu/";
 }
+bool are_simulated() {
+  return false;
+}
+bool rounds_attention_weights() {
+  return false;
+}
 void prepare_launch(int) {}
 
 }  // namespace capstan::testing

@@ -32,7 +32,7 @@ constexpr kernels::WorkspaceSize kNeed{100 * sizeof(float), 10 * sizeof(float)};
 
 // y[0] = the first value of the workspace; then fills it, and sums it into y[1]. Needs kNeed.
 void fill_and_sum(kernels::Context& c, float* y, float value) {
-  const kernels::WorkspaceParts parts(c, kNeed);
+  const kernels::LaunchWorkspace parts(c, kNeed);
   if (!parts) return;
   auto* shared = parts.shared<float>();
   y[0] = shared[0];
@@ -168,7 +168,7 @@ TEST_CASE_TEMPLATE("another queue keeps one workspace, which kernels of the comp
   CHECK(device->memory().now == before + 4096);
 }
 
-TEST_CASE_TEMPLATE("a workspace that the system refuses is an error, and there is memory again afterwards", D,
+TEST_CASE_TEMPLATE("a workspace that the system refuses is an error, and there is memory again afterward", D,
                    Cpu, Checked) {
   const auto device = D::make(1);
   const Tensor y = Tensor::zeros(*device, {2});

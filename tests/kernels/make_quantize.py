@@ -81,8 +81,8 @@ def nvfp4(matrix, tensor_scale, height):
     return codes, scale.view(np.uint8)
 
 
-def values_of(random, rows, cols, spread):
-    values = random.normal(size=(rows, cols)) * np.exp(random.normal(size=(rows, cols)) * spread)
+def values_of(random, rows, cols, deviation):
+    values = random.normal(size=(rows, cols)) * np.exp(random.normal(size=(rows, cols)) * deviation)
     values *= np.exp2(random.integers(-12, 6))
     values[random.random((rows, cols)) < 0.02] = 0
     if rows > 40:

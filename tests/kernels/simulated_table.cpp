@@ -11,6 +11,12 @@ const kernels::Table& table() {
 std::string kernel_folder() {
   return "kernels/cuda/";
 }
+bool are_simulated() {
+  return true;
+}
+bool rounds_attention_weights() {
+  return true;
+}
 void prepare_launch(int number) {
   using kernels::simulated::Order;
   const Order orders[] = {{Order::Kind::forward, 0},

@@ -27,8 +27,23 @@ using reference::Vec;
 const kernels::Table& table();
 // The folder of their sources: "kernels/cpu/" or "kernels/cuda/".
 std::string kernel_folder();
+// Whether the kernels are simulated and take a hundred times as long.
+bool are_simulated();
+// Whether kernels of attention round its weights to the type of the heads; those of the CPU do not, or keep
+// their rest as well.
+bool rounds_attention_weights();
 // Before each launch of run_kernel(), `number` from 0: on a simulated device another order of threads.
 void prepare_launch(int number);
+
+// The sizes of a test, of which simulated kernels get a few.
+template <class T>
+std::vector<T> sizes(std::vector<T> all, std::vector<T> few) {
+  return are_simulated() ? few : all;
+}
+// Whether a test with many cases runs this one: simulated kernels get every n-th.
+inline bool runs_case(uint64_t number, uint64_t every) {
+  return !are_simulated() || number % every == 0;
+}
 
 // Values uniform in [-scale, scale); the same for the same seed everywhere.
 inline Vec<double> random_values(int64_t n, uint64_t seed, double scale = 1) {

@@ -175,11 +175,11 @@ void check_op(const std::string& name, OpCase c, Op&& op, Ref&& ref) {
          })))
       d += kGradientBefore;
 
-  OpRun first;
+  FirstResults<OpRun> firsts;
   on_every_device([&](Device& device) {
     const OpRun plain = run_op(device, c, op, Way::plain, upstream);
-    if (first.outputs.empty()) {
-      first = plain;
+    if (!firsts.of(device)) {
+      firsts.of(device) = plain;
       for (size_t i = 0; i < expected.size(); ++i) {
         CAPTURE(i);
         CHECK(testing::error(plain.outputs[i], expected[i]) < c.tolerance);
@@ -193,6 +193,7 @@ void check_op(const std::string& name, OpCase c, Op&& op, Ref&& ref) {
         CHECK(testing::error(plain.parameter_gradients[i], dp[i]) < c.tolerance);
       }
     }
+    const OpRun& first = *firsts.of(device);
     CHECK((plain == first));  // any number of threads
     CHECK((run_op(device, c, op, Way::owned, upstream) == first));
     CHECK((run_op(device, c, op, Way::delayed, upstream) == first));

@@ -2,33 +2,19 @@
 """Updates of PyTorch's optimizers: python3 tests/optim/make_optimizers.py
 
 Writes tests/optim/optimizers.json: the weights `start`, one row of `gradients` and one of `lr` a step, and
-for each case the weights after every step. AdamW, Adam with L2 regularization and SGD are torch.optim's. Lion
-is Algorithm 2 of Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023), with torch operations.
-Needs torch.
+for each case the weights after every step. AdamW, Adam with L2 regularization and SGD are torch.optim's, Lion
+(Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023) is that of the package lion-pytorch.
+Needs torch and lion-pytorch.
 """
 
 import json
 import pathlib
 
 import torch
+from lion_pytorch import Lion
 
 STEPS, SIZE, DECAY = 6, 23, 0.1
 LR = [0.02, 0.03, 0.025, 0.01, 0.005, 0.001]
-
-
-class Lion(torch.optim.Optimizer):
-    def __init__(self, params, lr, betas, weight_decay):
-        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for p in group["params"]:
-                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(torch.sign(beta1 * m + (1 - beta1) * p.grad), alpha=-group["lr"])
-                m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
 
 
 def run(start, gradients, make):

@@ -168,7 +168,7 @@ TEST_CASE_TEMPLATE("pieces of matrices on data-parallel ranks: what one rank com
   const int64_t ranks = world().size();
   const auto config = muon();
   for (const int64_t scale : {1, 3, 7}) {
-    // Buckets of equal slices that cut matrices anywhere, one matrix larger than a slice, and padding.
+    // Buckets of equal slices that split matrices anywhere, one matrix larger than a slice, and padding.
     std::vector<Matrix> matrices{{.global = {3 * scale, 5}},
                                  {.global = {4, 9 * scale}},
                                  {.global = {7 * scale, 8 * scale}},

@@ -1,4 +1,4 @@
-// Schedules carried out by real ranks: what arrives is what the neighbor sent, whatever the order. Any
+// Schedules executed by real ranks: what arrives is what the neighbor sent, whatever the order. Any
 // number of ranks.
 #include "parallel/pipeline.hpp"
 

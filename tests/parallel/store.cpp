@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "kernels/table.hpp"
+#include "support/device_kind.hpp"
 #include "support/devices.hpp"
 #include "support/sanitized.hpp"
 #include "support/step_control.hpp"
@@ -43,7 +44,7 @@ std::string text_of(ShardingStrategy strategy) {
 template <class D>
 config::Config config_of(int64_t ranks, int64_t micro_batches, bool llama = true) {
   config::Config c = capstan::testing::tiny_config(llama, ranks);
-  c.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::checked;
+  c.train.device = test::device_kind(D::type);
   c.model.num_layers = 3;
   c.model.ffn_hidden_size = 70;
   c.optimizer.adam_eps = 1e-4;  // no gradient is so small that its rounding decides the update
@@ -52,8 +53,8 @@ config::Config config_of(int64_t ranks, int64_t micro_batches, bool llama = true
   return c;
 }
 
-// What a run ended with; parameters and moments of all ranks together, by parameter.
-struct Ended {
+// Result of a run: losses, norms, and parameters and moments of all ranks together, by parameter.
+struct StoreRun {
   std::vector<double> losses, norms;
   std::vector<std::vector<double>> values;
 };
@@ -75,27 +76,27 @@ std::vector<std::vector<double>> gathered(comm::Communicator& group, const FlatS
   return all;
 }
 
-Ended run(const config::Config& config, comm::World& in, int steps = 2, TapeObserver* observer = nullptr,
-          bool gather = true) {
+StoreRun run(const config::Config& config, comm::World& in, int steps = 2, TapeObserver* observer = nullptr,
+             bool gather = true) {
   train::StepRunner runner(config, in);
   runner.initialize();
   runner.observe(observer);
   const auto data = train::open_datasets(config, nullptr);
   data::Loader loader(data[0], runner.loader_options());
   train::StepTimers timers;
-  Ended ended;
+  StoreRun result;
   for (int s = 0; s < steps; ++s) {
     timers.start_step();
-    const auto result = runner.train_step(loader, timers);
-    ended.losses.push_back(result.loss);
-    ended.norms.push_back(result.gradient_norm);
+    const auto step = runner.train_step(loader, timers);
+    result.losses.push_back(step.loss);
+    result.norms.push_back(step.gradient_norm);
   }
-  if (!gather) return ended;
-  ended.values = gathered(in.communicator(), runner.store(), nullptr);
+  if (!gather) return result;
+  result.values = gathered(in.communicator(), runner.store(), nullptr);
   for (const auto& state : runner.optimizer().state())
     for (auto& values : gathered(in.communicator(), runner.store(), &state.buffers))
-      ended.values.push_back(std::move(values));
-  return ended;
+      result.values.push_back(std::move(values));
+  return result;
 }
 
 void check_close(const std::vector<double>& a, const std::vector<double>& b, double bound) {
@@ -107,8 +108,9 @@ void check_close(const std::vector<double>& a, const std::vector<double>& b, dou
   }
   CHECK(worst <= bound);
 }
-// bound 0: bit by bit. Norms are sums over the owners' parts: equal but for the order of a sum in double.
-void check_same(const Ended& a, const Ended& b, double bound) {
+// bound 0: bit by bit. Norms are sums over the shards of the ranks: equal but for the order of a sum in
+// double.
+void check_same(const StoreRun& a, const StoreRun& b, double bound) {
   check_close(a.losses, b.losses, bound);
   check_close(a.norms, b.norms, std::max(bound, 1e-12));
   REQUIRE(a.values.size() == b.values.size());
@@ -146,12 +148,12 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
   const int64_t ranks = world().size();
   for (const int64_t micro_batches : {1, 3}) {
     auto config = config_of<D>(ranks, micro_batches);
-    const Ended plain = run(config, world());
+    const StoreRun plain = run(config, world());
     {
       const auto alone = comm::World::single_process();
       auto one = config;
       one.dist.world_size = 1, one.dist.data_parallel_size = 1;
-      const Ended single = run(one, *alone);
+      const StoreRun single = run(one, *alone);
       check_close(plain.losses, single.losses, 1e-5);
       check_close(plain.norms, single.norms, 1e-5);
     }
@@ -180,8 +182,9 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
   }
 }
 
-TEST_CASE_TEMPLATE("parameters in 16 bits, gradients that travel in them, tied embeddings and recomputation",
-                   D, EVERY_DEVICE) {
+TEST_CASE_TEMPLATE(
+    "parameters in 16 bits, gradients that are sent in them, tied embeddings and recomputation", D,
+    EVERY_DEVICE) {
   const int64_t ranks = world().size();
   for (const bool llama : {true, false})  // the other one ties its embeddings
     for (const auto& [precision, narrow_gradients] : {std::pair(config::Precision::bf16, false),
@@ -192,7 +195,7 @@ TEST_CASE_TEMPLATE("parameters in 16 bits, gradients that travel in them, tied e
       config.mixed_precision.grad_reduce_in_fp32 = !narrow_gradients;
       config.mixed_precision.initial_loss_scale = 1024;
       config.ddp.bucket_size = 5000;
-      const Ended plain = run(config, world());
+      const StoreRun plain = run(config, world());
       config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = true;
       for (const auto strategy : kCut) {
         CAPTURE(text_of(strategy));
@@ -218,7 +221,7 @@ TEST_CASE_TEMPLATE("instances of the optimizer (HSDP): sharded within, reduced b
       auto config = config_of<D>(ranks, micro_batches);
       config.mixed_precision.params_dtype = precision;
       config.ddp.bucket_size = 5000;
-      const Ended plain = run(config, world());
+      const StoreRun plain = run(config, world());
       config.ddp.num_distributed_optimizer_instances = 2;
       for (const auto outer : {ShardingStrategy::no_shard, ShardingStrategy::optim})
         for (const auto strategy : kCut) {
@@ -244,7 +247,7 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
       auto one = config;
       one.dist.world_size = 1, one.dist.data_parallel_size = 1;
       const auto alone = comm::World::single_process();
-      const Ended single = run(one, *alone);
+      const StoreRun single = run(one, *alone);
       config.dist.tensor_model_parallel_size = tensor;
       config.dist.data_parallel_size = 4 / tensor;
       config.dist.sequence_parallel = tensor == 2;
@@ -257,9 +260,9 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
         config.ddp.data_parallel_sharding_strategy = strategy;
         config.ddp.overlap_grad_reduce = true;
         config.ddp.overlap_param_gather = strategy != ShardingStrategy::no_shard;
-        const Ended ended = run(config, world(), 2, nullptr, false);
-        check_close(ended.losses, single.losses, 1e-5);
-        check_close(ended.norms, single.norms, 1e-5);
+        const StoreRun result = run(config, world(), 2, nullptr, false);
+        check_close(result.losses, single.losses, 1e-5);
+        check_close(result.norms, single.norms, 1e-5);
       }
     }
 }

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "comm/blocking_channel.hpp"
+#include "comm/nccl_channel.hpp"
 #include "tests/support/worlds.hpp"
 
 namespace capstan::test {
@@ -23,6 +25,24 @@ class WithBlockingChannel {
   ~WithBlockingChannel() { group_.use_channel(nullptr); }
   WithBlockingChannel(const WithBlockingChannel&) = delete;
   WithBlockingChannel& operator=(const WithBlockingChannel&) = delete;
+
+ private:
+  comm::Communicator& group_;
+};
+
+// The same with a channel on the communicators of the device's backend.
+class WithNcclChannel {
+ public:
+  WithNcclChannel(comm::Communicator& group, cuda::CudaDevice& device, double timeout = 60,
+                  std::shared_ptr<comm::TransferWatch> watch = world().transfer_watch())
+      : group_(group) {
+    if (!group.is_single())
+      group.use_channel(comm::make_nccl_channel(
+          group, device, {.world_rank = world().rank(), .timeout = timeout, .watch = std::move(watch)}));
+  }
+  ~WithNcclChannel() { group_.use_channel(nullptr); }
+  WithNcclChannel(const WithNcclChannel&) = delete;
+  WithNcclChannel& operator=(const WithNcclChannel&) = delete;
 
  private:
   comm::Communicator& group_;

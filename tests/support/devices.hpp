@@ -4,33 +4,99 @@
 //     const auto device = D::make(1);
 //     …
 //   }
+//
+// A device is `kSlow` if a test that takes many steps or cases should take few of them on it.
 #pragma once
 
-#include <functional>
-#include <memory>
+#include <doctest/doctest.h>
 
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/simulated/device_table.hpp"
+#include "kernels/simulated/order.hpp"
 #include "kernels/table.hpp"
 #include "tensor/device.hpp"
+#include "tensor/simulated_device.hpp"
 
 namespace capstan::test {
 
 struct Cpu {
   static constexpr DeviceType type = DeviceType::cpu;
+  static constexpr bool kSlow = false;
   static std::unique_ptr<Device> make(int threads) { return make_cpu_device(kernels::cpu_table(), threads); }
 };
 struct Checked {
   static constexpr DeviceType type = DeviceType::checked;
+  static constexpr bool kSlow = false;
   static std::unique_ptr<Device> make(int threads) {
     return make_checked_device(kernels::cpu_table(), threads);
   }
 };
-#define EVERY_DEVICE ::capstan::test::Cpu, ::capstan::test::Checked
+// The CUDA kernels on the host. Its sums are in another order than the CPU's.
+struct Simulated {
+  static constexpr DeviceType type = DeviceType::simulated;
+  static constexpr bool kSlow = true;
+  static std::unique_ptr<Device> make(int threads) { return make({.threads = threads}); }
+  // Each device runs the threads of its kernels in another order.
+  static std::unique_ptr<Device> make(const cuda::SimulatedOptions& options) {
+    using kernels::simulated::Order;
+    constexpr Order orders[] = {
+        {Order::Kind::forward, 0}, {Order::Kind::random, 1}, {Order::Kind::reverse, 0}};
+    static size_t made = 0;
+    kernels::simulated::set_order(orders[made++ % std::size(orders)]);
+    return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_table().kernels, options);
+  }
+};
+// Whether the CPU's kernels stand in for a family that has no CUDA kernels yet.
+inline bool simulated_lacks(std::string_view family) {
+  const auto& missing = kernels::simulated_device_table().cpu_families;
+  return std::ranges::find(missing, family) != missing.end();
+}
+#define EVERY_DEVICE ::capstan::test::Cpu, ::capstan::test::Checked, ::capstan::test::Simulated
 
-// Several of each, the plain CPU first: for bodies that hold all to the bits of the first.
+// The device to whose bits D is held: it has the same kernels.
+template <class D>
+using Reference = std::conditional_t<D::type == DeviceType::simulated, Simulated, Cpu>;
+// Relative differences of losses and gradient norms in fp32 between devices whose kernels sum in other orders.
+inline constexpr double kOtherKernels = 1e-4;
+// Whether numbers of a run on D are those of the CPU: the bits, or what other kernels compute.
+template <class D>
+void check_cpu_numbers(const std::vector<double>& found, const std::vector<double>& of_the_cpu) {
+  if (D::type != DeviceType::simulated) {
+    CHECK(found == of_the_cpu);
+    return;
+  }
+  REQUIRE(found.size() == of_the_cpu.size());
+  for (size_t i = 0; i < found.size(); ++i)
+    CHECK(found[i] == doctest::Approx(of_the_cpu[i]).epsilon(kOtherKernels));
+}
+
+// Several of each, the plain CPU first.
 inline void on_every_device(const std::function<void(Device&)>& body) {
   for (const int threads : {1, 3}) body(*Cpu::make(threads));
   body(*Checked::make(2));
   body(*make_checked_device(kernels::cpu_table(), 1, {.patient = true}));
+  body(*Simulated::make({.threads = 1, .patient = true}));
+  body(*Simulated::make({.threads = 2}));
 }
+
+// The results of the first device with the CPU's kernels and of the first with the CUDA kernels, to whose bits
+// the others are held.
+template <class T>
+class FirstResults {
+ public:
+  // Empty for the first device.
+  std::optional<T>& of(const Device& device) { return firsts_[device.type() == DeviceType::simulated]; }
+
+ private:
+  std::optional<T> firsts_[2];
+};
 
 }  // namespace capstan::test

@@ -1,15 +1,14 @@
-// A CUDA backend without CUDA, for tests of CudaDevice: device memory is memory of the host at a fixed
-// distance from its addresses, which crash host code that uses them; streams are the delayed queues of the
-// checked device. It fails where a test asks for it, and counts what is not released.
+// A CUDA backend without CUDA, for tests of CudaDevice: the simulated runtime, which fails where a test asks
+// for it, and with a count of what is not released.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 
 #include "tensor/cuda_device.hpp"
+#include "tensor/simulated_runtime.hpp"
 
 namespace capstan::test {
 
@@ -36,7 +35,9 @@ FakeCuda& reset_fake_cuda();
 const cuda::Backend& fake_backend();
 
 // Kernels see a device address this much further on.
-std::ptrdiff_t fake_kernel_offset();
+inline std::ptrdiff_t fake_kernel_offset() {
+  return cuda::simulated_kernel_offset();
+}
 template <class T>
 T* fake_kernel_address(T* address) {
   return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(address) +
@@ -48,8 +49,9 @@ void fake_launch(void* stream, std::function<void()> kernel);
 // Runs kernels of the host on the device: each is queued on its stream, at the addresses of the memory.
 class HostKernelCudaDevice final : public cuda::CudaDevice {
  public:
-  explicit HostKernelCudaDevice(const kernels::Table& table, int threads = 1)
-      : CudaDevice(fake_backend(), table, 0, threads) {
+  explicit HostKernelCudaDevice(const kernels::Table& table, int threads = 1,
+                                const cuda::Backend& backend = fake_backend(), int index = 0)
+      : CudaDevice(backend, table, index, threads) {
     launch_mode_ = LaunchMode::queue;
     kernel_offset_ = fake_kernel_offset();
   }

@@ -15,6 +15,15 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+// Whether the address sanitizer ends the program at an access outside of a block.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kAddressSanitized = true;
+#elif defined(__has_feature)
+inline constexpr bool kAddressSanitized = __has_feature(address_sanitizer);
+#else
+inline constexpr bool kAddressSanitized = false;
+#endif
+
 // Every seventh of many cases in a sanitizer build, else all.
 template <class T>
 std::vector<T> sampled(std::vector<T> cases) {

@@ -122,7 +122,7 @@ TEST_CASE("short forms, quotes and null in a sweep file") {
   CHECK(d.limits.per_trial == config::Duration{90});
   CHECK(d.resources.ranks == 2);
   CHECK(read_definition_text(to_yaml(d), "/tmp", "again.yaml").definition.metric.named);
-  // A metric that nobody named is not written: planning chooses it again.
+  // A metric that the definition does not name is not written: planning chooses it again.
   CHECK(to_yaml(read("axes: {optimizer.lr: [1, 2]}").definition).find("metric") == std::string::npos);
 }
 
@@ -245,6 +245,11 @@ TEST_CASE("the command line says the same in Hydra's words") {
   const ParsedDefinition lists = words({"model.window_size=[1,2],null", "dataset.blend={a: 1},{a: 2, b: 3}"});
   REQUIRE(lists.definition.axes.size() == 2);
   CHECK(lists.definition.axes[0].values == std::vector<std::string>{"[1, 2]", "null"});
+
+  const ParsedDefinition quoted = words({"description='a,b','c,d'", "name=\"e,f\",'g'"});
+  REQUIRE(quoted.definition.axes.size() == 2);
+  CHECK(quoted.definition.axes[0].values == std::vector<std::string>{"a,b", "c,d"});
+  CHECK(quoted.definition.axes[1].values == std::vector<std::string>{"e,f", "g"});
 
   // Half-open, whatever the sum of the steps rounds to.
   CHECK(words({"model.hidden_dropout=range(0,0.9,0.3)"}).definition.axes[0].values ==

@@ -48,10 +48,10 @@ TEST_CASE("mean and sample deviation agree with two sums in long double") {
       for (double& value : drawn) sum += value = values(random);
       const long double mean = sum / static_cast<long double>(n);
       for (const double value : drawn) squares += (value - mean) * (value - mean);
-      const SeedStatistics spread = seed_statistics(drawn);
-      CHECK(spread.n == static_cast<int64_t>(n));
-      CHECK(spread.mean == doctest::Approx(static_cast<double>(mean)).epsilon(1e-13));
-      CHECK(*spread.deviation ==
+      const SeedStatistics statistics = seed_statistics(drawn);
+      CHECK(statistics.n == static_cast<int64_t>(n));
+      CHECK(statistics.mean == doctest::Approx(static_cast<double>(mean)).epsilon(1e-13));
+      CHECK(*statistics.deviation ==
             doctest::Approx(static_cast<double>(std::sqrt(squares / static_cast<long double>(n - 1))))
                 .epsilon(1e-9));
     }
@@ -87,10 +87,10 @@ TEST_CASE("one row for each configuration, the best first, the unfinished below"
 
   MadeSweep best_is_most = small();
   best_is_most.results.plan.definition.metric.goal = Metric::Goal::max;
-  const Table turned = make_table(best_is_most.results);
-  CHECK(turned.rows[0].metric.mean == doctest::Approx(8.0 / 3));
-  CHECK(*turned.rows[0].best == 3.5);
-  CHECK(!turned.rows[3].ranked);
+  const Table maximized = make_table(best_is_most.results);
+  CHECK(maximized.rows[0].metric.mean == doctest::Approx(8.0 / 3));
+  CHECK(*maximized.rows[0].best == 3.5);
+  CHECK(!maximized.rows[3].ranked);
 }
 
 TEST_CASE("csv has every digit, and quotes what needs it") {

@@ -1,4 +1,4 @@
-// What the checked device promises: whoever forgets a copy or a wait is found out.
+// The checked device finds every missing copy and wait.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>

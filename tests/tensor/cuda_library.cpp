@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -57,7 +58,21 @@ TEST_CASE("cuda library: the object of this build opens without a driver and say
   const cuda::Library& library = cuda::library();
   REQUIRE_MESSAGE(library.backend, library.reason);
   REQUIRE(library.backend->runtime);
-  CHECK(!library.backend->communicator);
+  if (const cuda::Communicator* const nccl = library.backend->communicator) {
+    int32_t version = 0;
+    const cuda::Status loaded = nccl->load(&version);
+    if (loaded.ok()) {
+      CHECK(version >= 21801);
+      // NCCL needs no GPU for them.
+      cuda::UniqueId first, second;
+      CHECK(nccl->get_unique_id(&first).ok());
+      CHECK(nccl->get_unique_id(&second).ok());
+      CHECK(std::memcmp(first.bytes, second.bytes, sizeof first.bytes) != 0);
+    } else {
+      CHECK(loaded.code == cuda::StatusCode::unavailable);
+      CHECK(contains_text(loaded.text, "NCCL"));
+    }
+  }
   int32_t count = -1;
   const cuda::Status status = library.backend->runtime->count_devices(&count);
   if (fs::exists("/dev/nvidiactl")) {

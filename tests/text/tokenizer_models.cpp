@@ -124,7 +124,7 @@ TEST_CASE("sentencepiece: errors name the problem and its location") {
     }
 }
 
-TEST_CASE("sentencepiece: unused pieces are cut again, user-defined ones always win") {
+TEST_CASE("sentencepiece: unused pieces are split again, user-defined ones always win") {
   for (const uint64_t type : {1, 2}) {
     CAPTURE(type);
     const auto tokenizer = Tokenizer::from_sentencepiece(pieces() + piece("abb", 0, unused) +

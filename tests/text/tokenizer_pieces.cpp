@@ -169,7 +169,7 @@ TEST_CASE("pre-tokenizers: a piece longer than a batch, steps after steps, space
 }
 
 // patterns.json is made by tests/golden/make_tokenizer_patterns.py.
-TEST_CASE("pre-tokenizers: regular expressions cut as those of Hugging Face do") {
+TEST_CASE("pre-tokenizers: regular expressions split as those of Hugging Face do") {
   const auto fixture = capstan::json_of(read_file(tokenizer_fixtures::path("patterns.json")));
   for (const auto& [regex, expected] : fixture["patterns"].items()) {
     CAPTURE(regex);
@@ -308,7 +308,7 @@ TEST_CASE("normalizer: NFC equals utf8proc's") {
 }
 
 TEST_CASE("added tokens: the leftmost, then the longest") {
-  const auto cut = [](std::vector<AddedToken> tokens, std::string_view text, bool as_text = false) {
+  const auto split = [](std::vector<AddedToken> tokens, std::string_view text, bool as_text = false) {
     TokenFinder finder;
     for (size_t i = 0; i < tokens.size(); ++i) {
       tokens[i].id = static_cast<int32_t>(i);
@@ -326,17 +326,17 @@ TEST_CASE("added tokens: the leftmost, then the longest") {
     result.content = content;
     return result;
   };
-  CHECK(cut({token("ab"), token("abc"), token("b")}, "xabcabb") == "(x)[1:abc][0:ab][2:b]");
-  CHECK(cut({token("ab"), token("abcd")}, "abcab") == "[0:ab](c)[0:ab]");
-  CHECK(cut({token("<a>")}, "") == "");
-  CHECK(cut({token("<a>")}, "<a") == "(<a)");
-  CHECK(cut({token("x"), token("yy")}, "yxyyx") == "(y)[0:x][1:yy][0:x]");
+  CHECK(split({token("ab"), token("abc"), token("b")}, "xabcabb") == "(x)[1:abc][0:ab][2:b]");
+  CHECK(split({token("ab"), token("abcd")}, "abcab") == "[0:ab](c)[0:ab]");
+  CHECK(split({token("<a>")}, "") == "");
+  CHECK(split({token("<a>")}, "<a") == "(<a)");
+  CHECK(split({token("x"), token("yy")}, "yxyyx") == "(y)[0:x][1:yy][0:x]");
   AddedToken left = token("L"), right = token("R"), word = token("w"), special = token("S");
   left.lstrip = right.rstrip = word.single_word = special.special = true;
-  CHECK(cut({left, right}, "a  L  R  L b") == "(a)[0:  L](  )[1:R  ][0:L]( b)");
-  CHECK(cut({word}, "w ww w_ -w- éw w") == "[0:w]( ww w_ -)[0:w](- éw )[0:w]");
-  CHECK(cut({special, word}, "aS wS", true) == "(aS wS)");
-  CHECK(cut({special, word}, "aS w S", true) == "(aS )[1:w]( S)");
+  CHECK(split({left, right}, "a  L  R  L b") == "(a)[0:  L](  )[1:R  ][0:L]( b)");
+  CHECK(split({word}, "w ww w_ -w- éw w") == "[0:w]( ww w_ -)[0:w](- éw )[0:w]");
+  CHECK(split({special, word}, "aS wS", true) == "(aS wS)");
+  CHECK(split({special, word}, "aS w S", true) == "(aS )[1:w]( S)");
 
   // In a text that resembles a token at every byte, the automaton finds the same tokens as a simple search.
   PhiloxSequence random(philox_key(8, purpose::test, 6));
@@ -371,10 +371,10 @@ TEST_CASE("added tokens: the leftmost, then the longest") {
       at += tokens[best].content.size();
     }
     if (!plain.empty()) expected += "(" + plain + ")";
-    CHECK(cut(tokens, text) == expected);
+    CHECK(split(tokens, text) == expected);
   }
-  CHECK(cut({token(std::string(1000, 'a').c_str())}, std::string(1, 'b') + std::string(999, 'a')).size() ==
+  CHECK(split({token(std::string(1000, 'a').c_str())}, std::string(1, 'b') + std::string(999, 'a')).size() ==
         1002);
-  CHECK(cut({token((std::string(1000, 'a') + "b").c_str())}, std::string(1'000'000, 'a')).size() ==
+  CHECK(split({token((std::string(1000, 'a') + "b").c_str())}, std::string(1'000'000, 'a')).size() ==
         1'000'002);
 }

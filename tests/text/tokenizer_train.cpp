@@ -52,7 +52,7 @@ TEST_CASE("train_bpe: the number of threads changes nothing, progress ends at th
   for (const int threads : {2, 3, 5}) CHECK(train(samples, options, threads) == one);
 }
 
-TEST_CASE("train_bpe: files are one text each, however they are cut") {
+TEST_CASE("train_bpe: files are one text each, however they are split") {
   const auto directory = std::filesystem::temp_directory_path() / "capstan_tokenizer_train";
   std::filesystem::create_directories(directory);
   const auto samples = fixtures::samples();

@@ -344,7 +344,7 @@ TEST_CASE("spikes: off, warn, skip, rewind; the same on all ranks") {
 }
 
 TEST_CASE(
-    "a suspicious step is computed again: the same bits are the data's, other bits are a machine's, by "
+    "a suspicious step is computed again: the same bits are the data's, other bits are the hardware's, by "
     "rank") {
   for (const auto mode : {config::RerunMode::validate_results, config::RerunMode::report_stats}) {
     auto config = tiny_config(true, world().size());
@@ -377,7 +377,7 @@ TEST_CASE(
           error.message());
     }
     REQUIRE(broken.runner.failure_anomalies().size() == 2);
-    CHECK(text_of(broken.runner.failure_anomalies()[1], "cause") == "machine");
+    CHECK(text_of(broken.runner.failure_anomalies()[1], "cause") == "hardware");
     CHECK(broken.runner.failure_anomalies()[1].numbers.size() ==
           (mode == config::RerunMode::report_stats ? 6 : 2));
     CHECK(broken.parameters() == before);

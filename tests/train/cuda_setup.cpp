@@ -2,8 +2,10 @@
 // training to the bits of the CPU.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "support/tiny.hpp"
 #include "train/setup/cuda.hpp"
 #include "train/setup/device.hpp"
+#include "train/setup/transport.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/step_runner.hpp"
 
@@ -119,6 +122,124 @@ TEST_CASE("train.device: auto and cuda on this machine") {
     CHECK(error.message() == "train.device: cuda: " + here.reason);
     CHECK(error.help() == here.help + "; train.device=cpu trains here");
   }
+}
+
+TEST_CASE("dist.distributed_backend chooses how tensors travel") {
+  using config::DistributedBackend;
+  using train::Transport;
+  const auto choice_of = [](DistributedBackend backend, const std::vector<std::string>& problems,
+                            const std::vector<std::string>& gpus) {
+    try {
+      const train::TransportChoice choice = train::choose_transport(backend, problems, gpus);
+      return (choice.transport == Transport::nccl ? "nccl: " : "host: ") + choice.note;
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::unsupported);
+      return "refused: " + error.message();
+    }
+  };
+  const std::vector<std::string> none, fine{"", ""}, missing{"", "no library"}, two{"a 1", "a 2"},
+      one{"a 1", "a 1"};
+  using enum DistributedBackend;
+  CHECK(choice_of(automatic, none, none) == "host: ");
+  CHECK(choice_of(mpi, fine, two) == "host: ");
+  CHECK(choice_of(automatic, fine, two) == "nccl: transfers between GPUs by NCCL");
+  CHECK(choice_of(nccl, fine, two) == "nccl: transfers between GPUs by NCCL");
+  const std::string automatic_note =
+      "host: dist.distributed_backend=auto: transfers go through host memory, because ";
+  CHECK(choice_of(automatic, fine, one) ==
+        automatic_note + "2 ranks share 1 GPU, and NCCL needs one for each rank");
+  CHECK(choice_of(automatic, missing, two) == automatic_note + "no library (rank 1)");
+  CHECK(choice_of(nccl, none, none) ==
+        "refused: dist.distributed_backend: nccl: the ranks do not train on GPUs, whose memory NCCL "
+        "transfers");
+  CHECK(choice_of(nccl, missing, two) == "refused: dist.distributed_backend: nccl: no library (rank 1)");
+
+  // Of a run that has not begun, also where there is no GPU.
+  config::Config config = testing::tiny_config(true, 2);
+  config.train.device = config::DeviceKind::cpu;
+  CHECK(train::planned_transport(config) == Transport::host);
+  config.train.device = config::DeviceKind::cuda;
+  const bool without = train::cuda_status().built && !train::cuda_status().has_nccl;
+  CHECK(train::planned_transport(config) == (without ? Transport::host : Transport::nccl));
+  config.dist.distributed_backend = mpi;
+  CHECK(train::planned_transport(config) == Transport::host);
+  config.dist.distributed_backend = nccl;
+  CHECK(train::planned_transport(config) == Transport::nccl);
+  // One rank has nothing to transfer, but `nccl` is for GPUs.
+  const auto world = comm::World::single_process();
+  CHECK(train::choose_transport(config, *world, train::RankGpu{}).transport == Transport::host);
+  CHECK_THROWS_AS(train::choose_transport(config, *world, std::nullopt), Error);
+  config.dist.world_size = 1;
+  CHECK(train::planned_transport(config) == Transport::host);
+}
+
+namespace {
+
+// Ranges and marks as an outline: a range indents what lies in it, a mark begins with a dash.
+struct RecordedRanges {
+  std::vector<std::string> lines;
+  size_t depth = 0;
+};
+RecordedRanges recorded;
+void record_range(const char* name) {
+  recorded.lines.push_back(std::string(2 * recorded.depth++, ' ') + name);
+}
+void record_end() {
+  --recorded.depth;
+}
+void record_mark(const char* name) {
+  recorded.lines.push_back(std::string(2 * recorded.depth, ' ') + "- " + name);
+}
+
+// The lines within the first range of this name, without its indentation.
+std::vector<std::string> within(const std::vector<std::string>& lines, const std::string& name) {
+  std::vector<std::string> inner;
+  const auto begin = std::find(lines.begin(), lines.end(), name);
+  REQUIRE(begin != lines.end());
+  for (auto line = begin + 1; line != lines.end() && line->starts_with("  "); ++line)
+    inner.push_back(line->substr(2));
+  return inner;
+}
+// The outermost ranges.
+std::vector<std::string> outermost(const std::vector<std::string>& lines) {
+  std::vector<std::string> names;
+  for (const std::string& line : lines)
+    if (!line.starts_with(" ") && !line.starts_with("- ")) names.push_back(line);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("a profiler sees the step, its passes, layers and operations as nested ranges") {
+  test::reset_fake_cuda();
+  static cuda::Runtime runtime;
+  runtime = *test::fake_backend().runtime;
+  runtime.begin_range = record_range, runtime.end_range = record_end, runtime.mark = record_mark;
+  cuda::Backend backend = test::fake_backend();
+  backend.runtime = &runtime;
+  recorded = {};
+  train_steps(std::make_unique<test::HostKernelCudaDevice>(kernels::cpu_table(), 1, backend), true);
+  CHECK(recorded.depth == 0);
+  CHECK(outermost(recorded.lines) == std::vector<std::string>{"step 1", "step 2", "step 3", "step 4"});
+  const auto step = within(recorded.lines, "step 2");
+  CHECK(outermost(step) == std::vector<std::string>{"forward of micro-batch 0", "backward of micro-batch 0",
+                                                    "forward of micro-batch 1", "backward of micro-batch 1",
+                                                    "reduce gradients", "optimizer", "wait for the step"});
+  const auto forward = within(step, "forward of micro-batch 0"),
+             backward = within(step, "backward of micro-batch 0");
+  CHECK(outermost(forward) == std::vector<std::string>{"layer 0", "layer 1"});
+  CHECK(forward.front() == "- embedding");
+  CHECK(forward.back() == "- linear_cross_entropy");
+  const auto layer = within(forward, "layer 1");
+  for (const char* operation : {"- linear", "- attention", "- bias_activation"})
+    CHECK_MESSAGE(std::count(layer.begin(), layer.end(), operation) > 0, operation);
+  // The backward pass runs the operations in reverse order, and weight gradients within them.
+  std::vector<std::string> expected;
+  for (const std::string& line : forward)
+    if (const size_t mark = line.find("- "); mark != std::string::npos)
+      expected.insert(expected.begin(), line.substr(mark + 2) + " backward");
+  CHECK(outermost(backward) == expected);
+  CHECK(outermost(within(backward, "linear backward")) == std::vector<std::string>{"linear weight gradient"});
 }
 
 TEST_CASE("ranks that share a GPU are counted by the GPU's address and host") {

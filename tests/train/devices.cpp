@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/json.hpp"
+#include "support/device_kind.hpp"
 #include "support/devices.hpp"
 #include "support/tiny.hpp"
 #include "train/inference/evaluate.hpp"
@@ -34,7 +35,7 @@ struct Silent final : ProgressSink {
 
 config::Config small(DeviceType device, bool async_save) {
   auto c = testing::tiny_config(true, 1);
-  c.train.device = device == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::checked;
+  c.train.device = test::device_kind(device);
   c.train.threads = 2;
   c.train.train_iters = 6;
   c.tokenizer.tokenizer_type = config::TokenizerKind::byte;
@@ -126,6 +127,22 @@ TEST_CASE("a run, its resume, its text and its loss are the same on every device
     CHECK(checked.text == cpu.text);
     CHECK(checked.loss == cpu.loss);
   }
+  fs::remove_all(root);
+}
+
+TEST_CASE("the simulated device: a resume, asynchronous saves and generation, near the numbers of the CPU") {
+  const fs::path root = fs::temp_directory_path() / ("capstan-simulated-" + std::to_string(::getpid()));
+  const Result cpu = run_on(DeviceType::cpu, false, root / "cpu");
+  const Result plain = run_on(DeviceType::simulated, false, root / "plain");
+  const Result saving = run_on(DeviceType::simulated, true, root / "async");
+  CHECK(plain.full.size() == cpu.full.size());
+  CHECK(plain.resumed == plain.full);
+  CHECK(saving.full == plain.full);
+  CHECK(saving.resumed == plain.full);
+  CHECK(saving.text == plain.text);
+  CHECK(saving.loss == plain.loss);
+  // Parameters and activations in bf16, after six steps.
+  CHECK(plain.loss == doctest::Approx(cpu.loss).epsilon(5e-3));
   fs::remove_all(root);
 }
 

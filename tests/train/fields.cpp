@@ -1,5 +1,5 @@
 // No setting is ignored: every field of the schema has a proof in fields_table.cpp, and every proof is
-// carried out.
+// executed.
 #include "fields.hpp"
 
 #include <doctest/doctest.h>

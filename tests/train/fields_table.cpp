@@ -176,12 +176,11 @@ void precision() {
           {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16",
            "mixed_precision.fp8_recipe=delayed", "mixed_precision.fp8_amax_history_len=16"});
   changes("mixed_precision.fp8_wgrad", "false", fp8);
-  ruled("mixed_precision.fp8_param_gather", "true", "parameters_are_gathered_in_half",
-        {"mixed_precision.fp8=hybrid", "mixed_precision.params_dtype=bf16", "dist.world_size=2",
-         "ddp.data_parallel_sharding_strategy=optim"});
+  changes("mixed_precision.fp8_param_gather", "true",
+          with(fp8, {"dist.world_size=2", "ddp.data_parallel_sharding_strategy=optim"}), View::memory);
   changes("mixed_precision.fp4", "e2m1", {"mixed_precision.params_dtype=bf16"});
   ruled("mixed_precision.fp4_recipe", "other", "C0207");  // one value so far
-  ruled("mixed_precision.fp4_param_gather", "true", "parameters_are_gathered_in_half",
+  ruled("mixed_precision.fp4_param_gather", "true", "blocks_are_gathered_in_half",
         {"mixed_precision.fp4=e2m1", "mixed_precision.params_dtype=bf16", "dist.world_size=2",
          "ddp.data_parallel_sharding_strategy=optim"});
   changes("mixed_precision.first_last_layers_bf16", "true", fp8);
@@ -215,7 +214,7 @@ void layout() {
   ruled("dist.account_for_loss_in_pipeline_split", "true", "layers_divide_stages", stages);
   changes("dist.microbatch_group_size_per_vp_stage", "4", chunks, View::wiring);
   changes("dist.pipeline_schedule", "gpipe", stages, View::wiring);
-  warned("dist.variable_seq_lengths", "true", "stages_exchange_as_they_are", stages);
+  warned("dist.variable_seq_lengths", "true", "p2p_options_without_effect", stages);
   changes("dist.sequence_parallel", "true", {"dist.world_size=2", "dist.tp=2"}, View::memory);
   changes("dist.cp_comm_type", "a2a", {"dist.world_size=2", "dist.cp=2"}, View::memory);
   changes("dist.hierarchical_context_parallel_sizes", "[4,1]",
@@ -223,7 +222,8 @@ void layout() {
            "dist.hierarchical_context_parallel_sizes=[2,2]", "model.seq_length=16"},
           View::wiring);
   changes("dist.use_tp_pp_dp_mapping", "true", {"dist.world_size=4", "dist.pp=2"}, View::wiring);
-  refused("dist.distributed_backend", "nccl", {"train.device=auto"});
+  // On the CPU it is an error of the run.
+  changes("dist.distributed_backend", "nccl", {"train.device=auto"});
 
   changes("ddp.data_parallel_sharding_strategy", "optim", two, View::memory);
   const Overrides groups = {"dist.world_size=4", "ddp.sharding=optim",
@@ -248,7 +248,7 @@ void layout() {
   changes("comm_overlap.overlap_p2p_comm", "false",
           {"dist.world_size=4", "dist.pp=4", "dist.vpp=2", "model.num_layers=8", "train.micro_batch_size=1"},
           View::wiring);
-  warned("comm_overlap.batch_p2p_comm", "false", "stages_exchange_as_they_are", stages);
+  warned("comm_overlap.batch_p2p_comm", "false", "p2p_options_without_effect", stages);
   refused("comm_overlap.overlap_param_gather_with_optimizer_step", "true",
           {"dist.world_size=4", "dist.pp=2", "dist.vpp=2", "model.num_layers=4", "train.micro_batch_size=1",
            "ddp.sharding=optim", "ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true"});

@@ -103,7 +103,7 @@ TEST_CASE_TEMPLATE("the loss scale falls until fp16 gradients fit; skipped steps
   CHECK(r.runner.state().step == overflows + 13);
 }
 
-TEST_CASE_TEMPLATE("a loss that is not finite ends a run in fp16: no other scale would mend it", D,
+TEST_CASE_TEMPLATE("a loss that is not finite ends a run in fp16: another scale would not change it", D,
                    EVERY_DEVICE) {
   const std::vector<std::string> far = {kScale + "1", "scheduler.lr_warmup_iters=0", "optimizer.lr=100",
                                         "optimizer.weight_decay=1e6", "optimizer.min_lr=0"};
@@ -154,7 +154,7 @@ TEST_CASE("a static loss scale gives the update of scale 1 but for rounding") {
 TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits in fp16", D,
                    EVERY_DEVICE) {
   const std::vector<std::string> base = {kScale + "1024"};
-  const auto expected = run(resolve_preset<test::Cpu>("fp16_mixed", base), 4);
+  const auto expected = run(resolve_preset<test::Reference<D>>("fp16_mixed", base), 4);
   const auto check = [&](const std::vector<std::string>& more, double allowed) {
     std::vector<std::string> overrides = base;
     overrides.insert(overrides.end(), more.begin(), more.end());

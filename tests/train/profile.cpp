@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "config/resolve/resolve.hpp"
+#include "kernels/simulated/device_table.hpp"
 #include "kernels/table.hpp"
 #include "models/registry.hpp"
 #include "support/tiny.hpp"
@@ -162,7 +163,8 @@ TEST_CASE("a step that does not fit is refused with overrides that do") {
   config.train.micro_batch_size = 2;
   CHECK(estimate_step(config).memory.peak < estimate.memory.peak);
   config.resilience.memory_limit = config::Bytes{1000};
-  CHECK_THROWS_WITH_AS(check_fits(config, estimate, 0, 1), doctest::Contains("a smaller model"), Error);
+  CHECK_THROWS_WITH_AS(check_fits(config, estimate, 0, 1), doctest::Contains("choose a smaller model"),
+                       Error);
   config.resilience.memory_limit.reset();
   CHECK_NOTHROW(check_fits(config, estimate, 0, 1));
 }
@@ -278,7 +280,9 @@ static void check_trace(config::DeviceKind device) {
 
 TEST_CASE(
     "the trace holds the step's FLOPs in order, by the host's clock or by events of the compute queue") {
-  for (const auto device : {config::DeviceKind::cpu, config::DeviceKind::checked}) check_trace(device);
+  for (const auto device :
+       {config::DeviceKind::cpu, config::DeviceKind::checked, config::DeviceKind::simulated})
+    check_trace(device);
 }
 
 namespace {
@@ -421,6 +425,11 @@ TEST_CASE("the type of the reference GEMM, and what runs the kernels, are the de
   CHECK(cpu.kernels_text(DType::f32) == features.instruction_set);
   CHECK(cpu.kernels_text(DType::f16) ==
         std::string(features.instruction_set) + ", fp16 GEMMs widened to fp32");
+  const std::string simulated = backend_of(config::DeviceKind::simulated).kernels_text(DType::f32);
+  if (kernels::simulated_device_table().cpu_families.empty())
+    CHECK(simulated.empty());
+  else
+    CHECK(simulated.starts_with("the CPU's kernels for "));
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
     CHECK(accelerator.gemm_type(type) == type);
     CHECK(accelerator.kernels_text(type).empty());

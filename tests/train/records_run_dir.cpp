@@ -99,7 +99,7 @@ TEST_CASE("a run that is not there is named with the runs near it") {
   const std::string near = error_of([&] { require_run(root.path() / "runs/quickstrat"); });
   CHECK(holds(near, "there is no run `"));
   CHECK(holds(near, "quickstart`?"));
-  CHECK(holds(near, "`resume=auto`"));
+  CHECK(holds(near, "start it without resuming"));
   // Killed before its first record: a directory with a lock is no run.
   fs::create_directories(root.path() / "runs/begun");
   CHECK(holds(error_of([&] { require_run(root.path() / "runs/begun"); }), "there is no run"));

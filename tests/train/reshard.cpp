@@ -239,7 +239,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("shares of what several ranks hold: disjoint, complete, and spread") {
+TEST_CASE("shares of regions that several ranks hold: disjoint, complete, and distributed") {
   for (const int64_t count : {int64_t{1}, int64_t{100}, int64_t{16384}, int64_t{100'001}, int64_t{5'000'000}})
     for (const int64_t holders : {1, 2, 3, 7})
       for (const int64_t turn : {0, 1, 5}) {

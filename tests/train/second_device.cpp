@@ -16,13 +16,19 @@
 #include <utility>
 #include <vector>
 
+#include "base/checked.hpp"
+#include "base/clock.hpp"
+#include "base/json.hpp"
 #include "comm/channel.hpp"
 #include "ops/matmul.hpp"
 #include "support/devices.hpp"
+#include "support/files.hpp"
+#include "support/temporary_directory.hpp"
 #include "support/tiny.hpp"
 #include "support/worlds.hpp"
 #include "tensor/checked_queue.hpp"
 #include "train/trainer/data_setup.hpp"
+#include "train/trainer/profile.hpp"
 #include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
@@ -63,6 +69,10 @@ class SlabDevice : public Device {
     kernel_offset_ = kOffset;
     for (Slab& slab : slabs_) slab.reset(static_cast<std::byte*>(std::aligned_alloc(kOffset, kSlab)));
   }
+  ~SlabDevice() override {
+    release_pinned_pool();
+    CHECK(pinned_ == 0);
+  }
   DeviceType type() const override { return DeviceType::cuda; }
   void synchronize() override {}
   void zero(std::byte* data, int64_t bytes) override {
@@ -87,6 +97,14 @@ class SlabDevice : public Device {
   std::byte* place(Pool pool, int64_t offset, int64_t) override {
     return slabs_[static_cast<size_t>(pool)].get() + offset;
   }
+  std::byte* place_pinned(int64_t size) override {
+    ++pinned_;
+    return static_cast<std::byte*>(std::aligned_alloc(kOffset, static_cast<size_t>(round_up(size, kOffset))));
+  }
+  void retire_pinned(std::byte* data) override {
+    --pinned_;
+    std::free(data);
+  }
 
  private:
   static constexpr int64_t kOffset = 4096, kSlab = int64_t{32} << 20;
@@ -97,6 +115,8 @@ class SlabDevice : public Device {
   }
   using Slab = std::unique_ptr<std::byte, decltype(&std::free)>;
   ThreadPool threads_;
+  // Blocks of pinned memory.
+  int64_t pinned_ = 0;
   std::array<Slab, 2> slabs_{Slab(nullptr, std::free), Slab(nullptr, std::free)};
 };
 
@@ -143,6 +163,13 @@ class QueuedSlabDevice : public SlabDevice {
   std::unique_ptr<Event> record(Queue queue) override {
     return std::make_unique<Ticket>(queue_of(queue), host_waits_);
   }
+  std::unique_ptr<Event> record_time(Queue queue) override {
+    const auto time = std::make_shared<std::atomic<double>>(0);
+    push(queue, [time] { time->store(steady_seconds()); });
+    auto event = std::make_unique<Ticket>(queue_of(queue), host_waits_);
+    event->when = time;
+    return event;
+  }
   void wait_for(Queue queue, const Event& event) override {
     const Ticket ticket = dynamic_cast<const Ticket&>(event);
     if (&ticket.queue != &queue_of(queue))
@@ -157,7 +184,8 @@ class QueuedSlabDevice : public SlabDevice {
       ++host_waits;
       queue.wait(number);
     }
-    double time() const override { return 0; }
+    double time() const override { return when->load(); }
+    std::shared_ptr<std::atomic<double>> when;
     CheckedQueue& queue;
     CheckedQueue::Ticket number;
     int64_t& host_waits;
@@ -235,6 +263,37 @@ TEST_CASE("a second device trains a model with the CPU's bits") {
     CHECK(train_on(std::make_unique<CallSlabDevice>(), config) == expected);
     CHECK(gemms > 0);
   }
+}
+
+TEST_CASE("a trace of a second device has the times of its events") {
+  config::Config config = testing::tiny_config(true, test::world().size());
+  config.train.global_batch_size = 4 * test::world().size();
+  train::StepRunner runner(config, test::world(), std::make_unique<QueuedSlabDevice>());
+  runner.initialize();
+  const auto data = train::open_datasets(config, nullptr);
+  data::Loader loader(data[0], runner.loader_options());
+  train::Trace trace(test::world().rank(), false);
+  runner.observe(&trace);
+  train::StepTimers timers;
+  trace.step(1);
+  trace.start_clock();
+  timers.start_step();
+  runner.train_step(loader, timers);
+  trace.finish_step();
+  runner.observe(nullptr);
+  const test::TemporaryDirectory directory;
+  const std::filesystem::path file = directory.path() / "trace.json";
+  trace.write(file);
+  // The first lane is the host's.
+  size_t events = 0;
+  const auto written = json_of(test::slurp(file));
+  for (const auto& event : written["traceEvents"]) {
+    if (event["ph"] != "X" || event["tid"] == 0) continue;
+    CHECK(event["ts"].get<double>() > 0);
+    CHECK(event["dur"].get<double>() >= 0);
+    ++events;
+  }
+  CHECK(events > 20);
 }
 
 TEST_CASE("what a transfer brings stays in host memory until the device has copied it") {

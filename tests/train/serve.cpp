@@ -276,7 +276,7 @@ TEST_CASE("a recipe for many ranks is served on one, and by its tensor and pipel
   refused("dist.pp=1", 4, "2 * 1 = 2 ranks, and there are 4");
   refused("", 2, "the world of 2 ranks is not a multiple of tensor * pipeline * context = 2 * 2 * 1 = 4");
   refused("dist.tp=2", 1, "the world of 1 rank is not a multiple");
-  refused("dist.tp=3 dist.pp=1", 3, "does not divide over 3 tensor-parallel ranks");
+  refused("dist.tp=3 dist.pp=1", 3, "is not divisible by the tensor-parallel size 3");
   refused("dist.tp=1 dist.pp=1 dist.cp=2", 2, "dist.context_parallel_size=2");
   refused("dist.tp=2 dist.pp=1 dist.sp=true", 2, "dist.sequence_parallel=true");
   world().communicator().barrier();

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <tuple>
 
 #include "base/error.hpp"
 #include "comm/collective_errors.hpp"
@@ -35,10 +36,10 @@ void set_micro_batches(config::Config& config, int64_t micro_batches, int64_t da
   config.dist.data_parallel_size = data_parallel;
   config.train.global_batch_size = config.train.micro_batch_size * micro_batches * data_parallel;
 }
-// Three micro-batches on each rank, fewer than there are buffers for them.
-config::Config several_micro_batches(bool llama) {
+// On each rank; each has a buffer (BatchUploader).
+config::Config several_micro_batches(bool llama, int64_t micro_batches = 3) {
   config::Config config = tiny_config(llama, world().size());
-  set_micro_batches(config, 3, world().size());
+  set_micro_batches(config, micro_batches, world().size());
   return config;
 }
 
@@ -121,6 +122,50 @@ TEST_CASE("the host waits for the device once a step under every kind of paralle
   CHECK(waits_of_a_step(on_stand_in(config)) == 1);
 }
 
+TEST_CASE("the host waits for the device once a step, however many micro-batches there are") {
+  for (const int64_t micro_batches : {5, 24}) {
+    config::Config config = several_micro_batches(true, micro_batches);
+    if (world().size() == 1) CHECK(waits_of_a_step(config) == 1);
+    CHECK(waits_of_a_step(on_stand_in(config)) == 1);
+  }
+}
+
+TEST_CASE("with reruns the host waits for the gradients of each bucket too, which it hashes") {
+  config::Config config = several_micro_batches(true, 6);
+  config.resilience.rerun_mode = config::RerunMode::validate_results;
+  config.resilience.loss_spike_action = config::SpikeAction::warn;
+  config.ddp.bucket_size = 5000;
+  const auto buckets = [](const config::Config& c) {
+    Running r(c);
+    return static_cast<int64_t>(r.runner.store().flat_buffers().size());
+  };
+  const config::Config full = on_stand_in(config);
+  const int64_t count = buckets(full);
+  CHECK(count > 3);
+  // Each is smaller than a chunk; the losses of the step; and the values that every step reads.
+  CHECK(waits_of_a_step(full) == count + 2);
+  if (world().size() == 1) return;
+  // The gradients of each micro-batch.
+  config.ddp.data_parallel_sharding_strategy = config::ShardingStrategy::optim_grads;
+  const config::Config sharded = on_stand_in(config);
+  CHECK(waits_of_a_step(sharded) == 6 * buckets(sharded) + 2);
+}
+
+TEST_CASE("a step that is computed again waits for the gradients of both passes and for both decisions") {
+  config::Config config = on_stand_in(several_micro_batches(true, 6));
+  config.resilience.rerun_mode = config::RerunMode::validate_results;
+  config.resilience.loss_spike_action = config::SpikeAction::warn;
+  const int64_t once = waits_of_a_step(config);
+  Running r(config);
+  r.step();
+  r.runner.state().recent_losses.assign(16, 1e-3);
+  const int64_t before = r.runner.device().host_waits();
+  const StepResult result = r.step();
+  REQUIRE(result.events.size() == 2);
+  // After the second pass the update runs, and its result is read.
+  CHECK(r.runner.device().host_waits() - before == 2 * once + 1);
+}
+
 TEST_CASE("the host waits for the device once a step in fp16, whether the loss scale holds or overflows") {
   config::Config config = several_micro_batches(true);
   config.mixed_precision.params_dtype = config::Precision::fp16;
@@ -174,7 +219,6 @@ TEST_CASE(
     configs.back().dist.pipeline_model_parallel_size = configs.back().model.num_layers = size;
     configs.back().dist.data_parallel_size = 1;
   }
-  constexpr int64_t kBuffers = BatchUploader::kBuffers;
   for (config::Config& config : configs) {
     config.train.device = DeviceKind::checked;
     int64_t data_of_one = 0;
@@ -192,28 +236,57 @@ TEST_CASE(
       CHECK(estimate.total() == run.total());
       const int64_t data = run.peak_by_category[static_cast<size_t>(MemoryCategory::data)];
       if (micro_batches == 1) data_of_one = data;
-      CHECK(data == std::min(micro_batches, kBuffers) * data_of_one);
+      CHECK(data == micro_batches * data_of_one);
     }
   }
 }
 
-TEST_CASE("the host waits for a buffer where it is four micro-batches ahead of the device") {
-  const auto device = make_checked_device(kernels::cpu_table(), 1, {.patient = true});
-  BatchUploader uploader(*device, {});
-  data::MicroBatch micro = data::MicroBatch::zeros(2, 16);
-  micro.sample_ids = {0, 1}, micro.cu_seqlens = {{0, 16}, {0, 16}};
-  std::vector<PendingBatch> pending;
-  for (int32_t m = 0; m < 7; ++m) {
-    micro.tokens.assign(32, m);
-    pending.push_back(uploader.start(micro, false, 1));
-    CHECK(device->host_waits() == std::max(0, m - 3));
-    CHECK(device->host_memory().now == std::min(m + 1, 4) * 512);
+TEST_CASE(
+    "there are buffers for all micro-batches of a step up to 16 MiB; with fewer the host waits for them") {
+  // Rows of 131072 tokens of 16 bytes.
+  for (const auto& [rows, seq, buffers] :
+       {std::tuple<int64_t, int64_t, int64_t>{2, 16, 9}, {1, 131072, 8}, {2, 131072, 4}, {3, 131072, 4}}) {
+    CAPTURE(rows);
+    const auto device = make_checked_device(kernels::cpu_table(), 1, {.patient = true});
+    BatchUploader uploader(*device, {});
+    data::MicroBatch micro = data::MicroBatch::zeros(rows, seq);
+    for (int64_t row = 0; row < rows; ++row) {
+      micro.sample_ids.push_back(static_cast<uint64_t>(row));
+      micro.cu_seqlens.push_back({0, static_cast<int32_t>(seq)});
+    }
+    const int64_t bytes = rows * seq * 16;
+    std::vector<PendingBatch> pending;
+    for (int32_t m = 0; m < 9; ++m) {
+      micro.tokens.assign(static_cast<size_t>(rows * seq), m);
+      pending.push_back(uploader.start(micro, false, 1));
+      CHECK(device->host_waits() == std::max<int64_t>(0, m + 1 - buffers));
+      CHECK(device->host_memory().now == std::min<int64_t>(m + 1, buffers) * bytes);
+    }
+    for (int32_t m = 0; m < 9; ++m) {
+      const auto tokens = pending[static_cast<size_t>(m)].get().tokens.to_host<int32_t>();
+      CHECK((tokens.front() == m && tokens.back() == m));
+    }
+    uploader.begin_step();
+    uploader.start(micro, false, 1);
+    CHECK(device->host_memory().now == buffers * bytes);
+    // What the estimate takes.
+    const auto other = make_checked_device(kernels::cpu_table(), 1);
+    BatchUploader reserved(*other, {});
+    reserved.reserve(micro, false, 9);
+    CHECK(other->host_memory().now == buffers * bytes);
   }
-  for (int32_t m = 0; m < 7; ++m)
-    CHECK(pending[static_cast<size_t>(m)].get().tokens.to_host<int32_t>() == std::vector<int32_t>(32, m));
-  uploader.begin_step();
-  uploader.start(micro, false, 1);
-  CHECK(device->host_memory().now == 4 * 512);
+}
+
+TEST_CASE("the estimate counts the sums of the losses of every micro-batch") {
+  config::Config config = several_micro_batches(true);
+  constexpr int64_t kFew = 2000, kMany = 100'000;
+  const auto peak = [&](int64_t micro_batches) {
+    set_micro_batches(config, micro_batches, config.dist.data_parallel_size.value());
+    return estimate_step(config, world().rank(), world().size()).memory.peak;
+  };
+  const int64_t more = peak(kMany) - peak(kFew);
+  CHECK(more >= 8 * (kMany - kFew));
+  CHECK(more <= 8 * (kMany - kFew) + 16384);
 }
 
 TEST_CASE("the bytes that a step copies are estimated, also those of gradients that are hashed") {
@@ -305,6 +378,7 @@ TEST_CASE("micro-batches arrive as they are, from buffers that are free again wh
       pending.clear();
       device->synchronize();
       const int64_t used = device->host_memory().now;
+      uploader.begin_step();
       (void)uploader.start(micro_batch(9, false), false, 1);
       CHECK(device->host_memory().now == used);
     }
@@ -339,7 +413,7 @@ TEST_CASE("statistics of a step are those of another device, and of a step witho
 
 TEST_CASE("a loss scale that is a power of two changes no bit") {
   for (const auto precision : {config::Precision::fp32, config::Precision::bf16})
-    for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::checked}) {
+    for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::checked, DeviceKind::simulated}) {
       config::Config config = several_micro_batches(true);
       config.mixed_precision.params_dtype = precision;
       config.train.device = kind;

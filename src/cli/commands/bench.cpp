@@ -53,7 +53,7 @@ class Bench {
 
   const Arguments& args_;
   const config::Resolution& resolution_;
-  // For each kernel.
+  // Duration of the measurement of a kernel.
   double seconds_;
   Progress progress_;
   std::unique_ptr<Device> device_;

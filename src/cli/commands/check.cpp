@@ -46,7 +46,7 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
   return missing;
 }
 
-// "my: ok (1 rank); --files opens its data too".
+// "my: ok (1 rank). Data files were not checked; `--files` checks them.".
 std::string accepted_text(const config::Resolution& resolution, size_t warnings, bool files) {
   const config::CheckpointConfig& checkpoint = resolution.config.checkpoint;
   const bool data = resolution.config.dataset.kind != config::DatasetKind::mock,
@@ -56,11 +56,10 @@ std::string accepted_text(const config::Resolution& resolution, size_t warnings,
       warnings == 0 ? std::string("ok") : "no errors, " + counted(static_cast<int64_t>(warnings), "warning");
   line += " (" + layout_text(resolution.config.dist) + ")";
   if (!files && (data || weights))
-    line += std::string("; --files opens its ") +
-            (!weights ? "data"
-             : data   ? "data and weights"
-                      : "weights") +
-            " too";
+    line += std::string(!weights ? ". Data files"
+                        : data   ? ". Data files and weights"
+                                 : ". Weights") +
+            " were not checked; `--files` checks them.";
   return line + "\n";
 }
 

@@ -121,9 +121,9 @@ int run_convert(Context& context) {
   const std::string &from = context.args.word(0, "FROM"), &to = context.args.word(1, "TO");
   const bool adapters_in = from.starts_with(kPeft), adapters_out = to.starts_with(kPeft);
   if (!formats::is_external(from) && !formats::is_external(to) && !adapters_in && !adapters_out)
-    fail(ErrorCode::usage, "neither `" + from + "` nor `" + to + "` is external",
-         near_scheme(from) + near_scheme(to) +
-             "write the external one as hf:DIRECTORY, gguf:FILE or peft:DIRECTORY");
+    fail(ErrorCode::usage,
+         "neither `" + from + "` nor `" + to + "` names a model of another program: one of them must",
+         near_scheme(from) + near_scheme(to) + "write it as hf:DIRECTORY, gguf:FILE or peft:DIRECTORY");
   for (const std::string* name : {&from, &to})
     if (*name == kPeft) fail(ErrorCode::usage, "`" + *name + "` names nothing", "peft:DIRECTORY");
   const bool gguf = to.starts_with("gguf:");
@@ -185,9 +185,8 @@ const Command kConvert = {
                 {"shard-size", 0, "SIZE", "maximum size of a safetensors file; default 5GB"},
                 {"json", 0, "", "print what was written as one JSON object"}},
     .details =
-        "FROM and TO are a checkpoint or run, hf:DIRECTORY or gguf:FILE; at least one of them is external. "
-        "Adapters are\n"
-        "converted from or to peft:DIRECTORY.\n"
+        "FROM and TO are a checkpoint or run, hf:DIRECTORY or gguf:FILE; at least one of them is a model of\n"
+        "another program. Adapters are converted from or to peft:DIRECTORY.\n"
         "Nothing is overwritten. `capstan help formats` lists the supported models.\n",
     .max_words = 2,
     .run = run_convert,

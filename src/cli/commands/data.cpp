@@ -191,9 +191,10 @@ int inspect_samples(Context& context, const std::string& file) {
                                           args.integer("sample-tokens", 0, 1'000'000).value_or(512)));
   } catch (const Error& error) {
     constexpr std::string_view kField = "tokenizer.chat_template=";
-    if (!error.help().starts_with(kField)) throw;
+    if (!error.marked_help().starts_with(kField)) throw;
     // Without a recipe, the option has the place of the field in the message.
-    Error with_option(error.code(), error.message(), "--chat-template " + error.help().substr(kField.size()));
+    Error with_option(error.code(), error.message(),
+                      "--chat-template " + error.marked_help().substr(kField.size()));
     for (const std::string& context_line : error.context()) with_option.in(context_line);
     throw with_option;
   }

@@ -93,11 +93,14 @@ config::Resolution recipe_of(const Context& context, const std::string& name, bo
     // A trial of a sweep has its recipe in its directory.
     const std::string inside = name + "/recipe.yaml";
     if (!directory) {
-      const std::string near = near_paths_help(near_runs(name));
-      fail(ErrorCode::not_found, not_found_text("", name), near.empty() ? error.help() : near);
+      const std::string near =
+          near_paths_help(near_runs(name, "runs", [](const std::filesystem::path&) { return true; }));
+      fail(ErrorCode::not_found, not_found_text("recipe, run or checkpoint", name),
+           near.empty() ? error.marked_help() : near);
     }
     fail(ErrorCode::not_found, "`" + name + "` is not a recipe, run or checkpoint",
-         directory && std::filesystem::exists(inside) ? "a recipe is in it: `" + inside + "`" : error.help());
+         directory && std::filesystem::exists(inside) ? "a recipe is in it: `" + inside + "`"
+                                                      : error.marked_help());
   }
 }
 

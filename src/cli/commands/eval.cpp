@@ -36,7 +36,7 @@ int run_eval(Context& context) {
   train::EvalOptions options;
   std::error_code unknown;
   if (file != "-" && !std::filesystem::exists(file, unknown))
-    fail_not_found("", file, "name a file of UTF-8 text, or `-` for standard input");
+    fail_not_found("text file", file, "name a file of UTF-8 text, or `-` for standard input");
   options.text = file == "-" ? standard_input() : read_file(file);
   refuse_lfs_pointer(options.text, file);
   options.stride = args.integer("stride", 1).value_or(0);

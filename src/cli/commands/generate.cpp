@@ -31,7 +31,7 @@ int run_generate(Context& context) {
   options.max_tokens = args.integer("max-tokens", 1).value_or(100);
   options.temperature = args.number("temperature", 0, 1000).value_or(1.0);
   options.top_k = args.integer("top-k", 0).value_or(0);
-  options.top_p = args.number("top-p", 1e-9, 1).value_or(1.0);
+  options.top_p = args.number("top-p", 0, 1, true).value_or(1.0);
   options.seed = static_cast<uint64_t>(args.integer("seed", 0).value_or(1234));
   options.stop_at_eod = !args.has("ignore-eod");
   const bool json = args.has("json");

@@ -63,16 +63,6 @@ std::string location_of(const Imported& imported, const importers::OmittedKey& o
   return omitted.location.known() ? config::location_text(omitted.location, imported.sources) : std::string();
 }
 
-// A reason as the command gives it: variables of a script, too, are chosen by a flag.
-std::string reason_text(const std::string& reason) {
-  std::string text = with_flags(reason);
-  for (size_t at = text.find("choose with "); (at = text.find("=VALUE", at)) != std::string::npos;) {
-    text.insert(text.rfind(' ', at) + 1, "--var ");
-    at += std::string_view("--var =VALUE").size();
-  }
-  return text;
-}
-
 // Lists that hold names only are summarized by their length.
 bool only_counted(OmissionReason why) {
   return why == OmissionReason::off || why == OmissionReason::same;
@@ -88,7 +78,7 @@ std::string summary(const Imported& imported) {
     text += "assumed:\n";
     Table table;
     for (const importers::AssumedValue& one : imported.assumed)
-      table.add({"  " + one.path + ": " + one.value, reason_text(one.reason)});
+      table.add({"  " + one.path + ": " + one.value, with_flags(one.reason)});
     text += table.text();
   }
   for (const OmissionReason why :
@@ -108,7 +98,7 @@ std::string summary(const Imported& imported) {
     Table table;
     for (const importers::OmittedKey& omitted : imported.omitted) {
       if (omitted.why != why) continue;
-      std::string reason = reason_text(omitted.reason);
+      std::string reason = with_flags(omitted.reason);
       for (size_t i = 0; i < omitted.near.size(); ++i)
         reason += (i == 0 ? "; similar: `" : ", `") + omitted.near[i] + "`";
       const std::string location = location_of(imported, omitted);
@@ -140,13 +130,13 @@ OrderedJson as_json(const Imported& imported, const std::string& to) {
   }
   auto& assumed = object["assumed"] = OrderedJson::array();
   for (const importers::AssumedValue& one : imported.assumed)
-    assumed.push_back({{"path", one.path}, {"value", one.value}, {"reason", reason_text(one.reason)}});
+    assumed.push_back({{"path", one.path}, {"value", one.value}, {"reason", with_flags(one.reason)}});
   auto& omitted = object["omitted"] = OrderedJson::array();
   for (const importers::OmittedKey& one : imported.omitted) {
     OrderedJson item = {{"key", one.key},
                         {"value", one.value},
                         {"why", importers::omission_name(one.why)},
-                        {"reason", reason_text(one.reason)}};
+                        {"reason", with_flags(one.reason)}};
     if (!one.near.empty()) item["near"] = one.near;
     put_location(item, one.location);
     omitted.push_back(std::move(item));

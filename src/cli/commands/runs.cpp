@@ -38,7 +38,7 @@ int run_runs_ls(Context& context) {
   const std::string root = context.args.words().empty() ? "runs" : context.args.words()[0];
   std::error_code unknown;
   if (!context.args.words().empty() && !std::filesystem::exists(root, unknown))
-    fail(ErrorCode::not_found, not_found_text("", root), near_paths_help(near_paths(root)));
+    fail(ErrorCode::not_found, not_found_text("directory", root), near_paths_help(near_paths(root)));
   const auto runs = records::list_runs(root);
   if (context.args.has("json")) {
     put(dump_json(
@@ -65,8 +65,8 @@ std::filesystem::path run_named(const std::string& word) {
   if (!records::is_run(path) && records::is_run("runs" / path)) return "runs" / path;
   std::error_code unknown;
   if (!std::filesystem::exists(path, unknown)) {
-    const std::string near = near_paths_help(near_runs(word));
-    fail(ErrorCode::not_found, not_found_text("", word),
+    const std::string near = near_paths_help(near_runs(word, "runs", records::is_run));
+    fail(ErrorCode::not_found, not_found_text("run", word),
          near.empty() ? "name a run directory; `capstan runs ls` lists those in ./runs" : near);
   }
   if (std::filesystem::is_directory(path, unknown) && !records::is_run(path))

@@ -4,6 +4,7 @@
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "cli/commands/commands.hpp"
 #include "cli/grid_text.hpp"
 #include "cli/recipe_input.hpp"
@@ -26,18 +27,20 @@ std::string pipeline_text(const config::Config& config) {
   const parallel::Schedule schedule = parallel::make_schedule(shape);
   const parallel::ScheduleRun run = parallel::simulate(shape, schedule);
   const int64_t work = run.ticks - run.idle[0];
-  std::string text = std::string(shape.chunks > 1          ? "interleaved 1F1B"
-                                 : shape.all_forward_first ? "GPipe"
-                                                           : "1F1B") +
-                     ": " + std::to_string(shape.ranks) + " pipeline ranks, " + std::to_string(shape.chunks) +
-                     (shape.chunks > 1 ? " chunks" : " chunk") + " each, " +
-                     std::to_string(shape.micro_batches) + " micro-batches\n" + std::to_string(run.ticks) +
-                     " ticks, a forward pass 1, a backward pass 2; " + std::to_string(run.idle[0]) +
-                     " of them idle on each rank (bubble " +
-                     fixed(100.0 * static_cast<double>(run.idle[0]) / static_cast<double>(work), 1) +
-                     "% of the work)\nmicro-batches in flight at most, by rank:";
+  std::string text =
+      std::string(shape.chunks > 1          ? "interleaved 1F1B"
+                  : shape.all_forward_first ? "GPipe"
+                                            : "1F1B") +
+      ": " + counted(shape.ranks, "pipeline rank") + ", " + counted(shape.chunks, "chunk") + " on each, " +
+      counted(shape.micro_batches, "micro-batch") + "\n" + std::to_string(run.ticks) +
+      " ticks; a forward pass takes 1, a backward pass 2; each rank is idle for " +
+      std::to_string(run.idle[0]) + " (bubble " +
+      fixed(100.0 * static_cast<double>(run.idle[0]) / static_cast<double>(work), 1) +
+      "% of the work)\nlargest number of " +
+      (shape.chunks > 1 ? "(micro-batch, chunk) pairs" : "micro-batches") + " in flight, from rank 0:";
   for (const int64_t live : run.live) text += " " + std::to_string(live);
-  text += shape.chunks > 1 ? " micro-batches of one chunk\n" : " micro-batches\n";
+  text += "\ndiagram, a column for each tick: 0 is the forward pass of micro-batch 0, [0] its backward pass" +
+          std::string(shape.chunks > 1 ? ", with a letter for the chunk" : "") + "; . is idle\n";
   return text + parallel::draw(shape, schedule, run, std::max<int64_t>(40, terminal_columns() - 10));
 }
 

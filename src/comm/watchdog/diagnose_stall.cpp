@@ -36,6 +36,17 @@ std::string call_text(const RankStatus& status) {
 std::string step_text(const RankStatus& status) {
   return "step " + std::to_string(status.step) + (status.phase.empty() ? "" : ", " + status.phase);
 }
+// "batch 3 of group `dp` (all_gather of 32 bytes)"
+std::string batch_text(const RankStatus::Group& group) {
+  return "batch " + std::to_string(group.begun) + " of group `" + group.name + "` (" + group.text + ")";
+}
+// The batch that the device has been in for the longest time; null: it is in none.
+const RankStatus::Group* longest_batch(const RankStatus& status) {
+  const RankStatus::Group* longest = nullptr;
+  for (const RankStatus::Group& group : status.groups)
+    if (group.in_batch() && (!longest || group.seconds > longest->seconds)) longest = &group;
+  return longest;
+}
 std::string state_text(const RankStatus& status) {
   if (status.state == RankState::waiting) return "in " + call_text(status);
   if (status.state == RankState::ended) return "ended";
@@ -54,10 +65,12 @@ void add_others(Error& error, std::vector<RankStatus> statuses, int except) {
   });
   for (size_t i = 0; i < std::min(statuses.size(), kShownRanks); ++i) {
     const RankStatus& status = statuses[i];
+    const RankStatus::Group* const batch = longest_batch(status);
+    const bool waits = status.state == RankState::waiting;
     error.in("rank " + std::to_string(status.rank) +
-             (status.state == RankState::waiting
-                  ? " waits for " + fixed(status.seconds, 1) + " s in " + call_text(status)
-                  : " is " + state_text(status)) +
+             (waits || batch ? " waits for " + fixed(waits ? status.seconds : batch->seconds, 1) + " s in " +
+                                   (waits ? call_text(status) : batch_text(*batch))
+                             : " is " + state_text(status)) +
              ", " + step_text(status));
   }
   if (statuses.size() > kShownRanks)
@@ -105,7 +118,107 @@ std::optional<Error> find_mismatch(const std::vector<RankStatus>& statuses) {
   return std::nullopt;
 }
 
+// ---- transfers that the devices carry out
+
+// A rank whose device is in a batch.
+struct DeviceWait {
+  const RankStatus* status;
+  const RankStatus::Group* batch;
+};
+
+// The longest one that has lasted for the timeout.
+std::optional<DeviceWait> longest_wait(const std::vector<RankStatus>& statuses, double timeout) {
+  std::optional<DeviceWait> longest;
+  for (const RankStatus& status : statuses) {
+    const RankStatus::Group* const batch = longest_batch(status);
+    if (status.state == RankState::ended || !batch || batch->seconds < timeout) continue;
+    if (!longest || batch->seconds > longest->batch->seconds) longest = {&status, batch};
+  }
+  return longest;
+}
+
+// A member of the group that has not begun the batch, the one that is furthest behind; its status and its
+// entry of the group. Null: all members have begun it.
+DeviceWait missing_member(const DeviceWait& wait, const std::vector<RankStatus>& statuses) {
+  DeviceWait missing{};
+  int64_t fewest = wait.batch->begun;
+  for (const RankStatus& status : statuses)
+    for (const RankStatus::Group& group : status.groups)
+      if (group.name == wait.batch->name && group.first == wait.batch->first && group.begun < fewest)
+        missing = {&status, &group}, fewest = group.begun;
+  return missing;
+}
+
+Error lagging_device(const DeviceWait& wait, const DeviceWait& missing,
+                     const std::vector<RankStatus>& statuses, double timeout) {
+  const RankStatus& status = *missing.status;
+  const bool started = missing.batch->started >= wait.batch->begun;
+  Error error(ErrorCode::rank_failure,
+              rank_text(status) + (status.stopped ? " is stopped" : " lags") + " at " + step_text(status) +
+                  ": the device of rank " + std::to_string(wait.status->rank) + " waits for it in " +
+                  batch_text(*wait.batch) + ", which its " +
+                  (started ? "device has not reached" : "host has not started") + "; it has been " +
+                  state_text(status) + " for " + fixed(status.seconds, 1) + " s (resilience.timeout " +
+                  fixed(timeout, 1) + " s)",
+              status.stopped ? "SIGSTOP, a debugger or a batch system has stopped it"
+                             : "a higher resilience.timeout where such a step is no fault");
+  add_others(error, statuses, status.rank);
+  return error;
+}
+
+// All members have begun the batch.
+Error batch_without_progress(const DeviceWait& wait, const std::vector<RankStatus>& statuses) {
+  std::string members;
+  for (const RankStatus& status : statuses)
+    for (const RankStatus::Group& group : status.groups)
+      if (group.name == wait.batch->name && group.first == wait.batch->first && group.in_batch())
+        members += (members.empty() ? "" : ", ") + rank_text(status) + " in " +
+                   (group.begun == wait.batch->begun ? group.text : batch_text(group));
+  Error error(ErrorCode::rank_failure,
+              "batch " + std::to_string(wait.batch->begun) + " of group `" + wait.batch->name +
+                  "` makes no progress for " + fixed(wait.batch->seconds, 1) + " s at " +
+                  step_text(*wait.status) + " although all its ranks have begun it: " + members,
+              "transfers that do not match wait for ever; matching ones point to the network");
+  add_others(error, statuses, -1);
+  return error;
+}
+
+Error devices_in_a_cycle(const std::vector<DeviceWait>& cycle, const std::vector<RankStatus>& statuses) {
+  std::string text;
+  for (const DeviceWait& wait : cycle)
+    text += (text.empty() ? "" : ", ") + rank_text(*wait.status) + " in " + batch_text(*wait.batch);
+  Error error(ErrorCode::rank_failure, "devices wait for each other: " + text,
+              "each rank starts the batches of two groups in the same order as the others");
+  add_others(error, statuses, -1);
+  return error;
+}
+
+// Follows the device that waits longest to the rank that it waits for, and from there on.
+std::optional<Error> diagnose_device_waits(const std::vector<RankStatus>& statuses, double timeout) {
+  const auto longest = longest_wait(statuses, timeout);
+  if (!longest) return std::nullopt;
+  std::vector<DeviceWait> path{*longest};
+  while (true) {
+    const DeviceWait& wait = path.back();
+    const DeviceWait missing = missing_member(wait, statuses);
+    if (!missing.status) return batch_without_progress(wait, statuses);
+    const RankStatus::Group* const batch = longest_batch(*missing.status);
+    if (!batch || missing.status->stopped) return lagging_device(wait, missing, statuses, timeout);
+    // Its device makes progress.
+    if (batch->seconds < timeout) return std::nullopt;
+    const auto before = std::find_if(path.begin(), path.end(),
+                                     [&](const DeviceWait& w) { return w.status == missing.status; });
+    if (before != path.end()) return devices_in_a_cycle({before, path.end()}, statuses);
+    path.push_back({missing.status, batch});
+  }
+}
+
 }  // namespace
+
+Error transport_error(const RankStatus& status, const std::string& problem) {
+  return {ErrorCode::rank_failure, rank_text(status) + " at " + step_text(status) + ": " + problem,
+          "NCCL_DEBUG=WARN shows what NCCL has seen; a resumed run goes on from the newest checkpoint"};
+}
 
 std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, double timeout) {
   const std::string resume = "a resumed run goes on from the newest checkpoint";
@@ -121,6 +234,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
     return error;
   }
 
+  if (auto error = diagnose_device_waits(statuses, timeout)) return error;
   const RankStatus *waiter = nullptr, *lagging = nullptr;
   bool all_wait = true;
   for (const RankStatus& status : statuses) {

@@ -19,7 +19,7 @@ namespace capstan::comm {
 
 struct alignas(alignof(Slot)) RankStatusTable::Header {
   // Identifies this layout of the memory.
-  static constexpr uint64_t kMagic = 0x626f6172'64303032;
+  static constexpr uint64_t kMagic = 0x626f6172'64303033;
   std::atomic<uint64_t> magic;
   // Claim: 0 free, 1 taken, 2 the report is complete.
   std::atomic<int32_t> ranks, parent, claim;
@@ -43,9 +43,10 @@ void* map_shared(int fd, size_t bytes, const std::filesystem::path& path) {
   if (memory == MAP_FAILED) fail_system("cannot map the rank status table", path);
   return memory;
 }
-struct Closed {
+// Closes the file descriptor at the end of its scope.
+struct FileDescriptor {
   int fd;
-  ~Closed() { ::close(fd); }
+  ~FileDescriptor() { ::close(fd); }
 };
 
 }  // namespace
@@ -82,7 +83,7 @@ std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent)
       ((usable ? shared : std::filesystem::temp_directory_path()) / "capstan-rank-status-XXXXXX").string();
   const int fd = ::mkostemp(name.data(), O_CLOEXEC);
   if (fd < 0) fail_system("cannot create the rank status table", name);
-  const Closed closed{fd};
+  const FileDescriptor descriptor{fd};
   const size_t bytes = sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Slot);
   void* memory = nullptr;
   try {
@@ -106,7 +107,7 @@ std::unique_ptr<RankStatusTable> RankStatusTable::create(int ranks, bool parent)
 std::unique_ptr<RankStatusTable> RankStatusTable::open(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) fail_system("cannot open the rank status table", path);
-  const Closed closed{fd};
+  const FileDescriptor descriptor{fd};
   struct stat status {};
   if (::fstat(fd, &status) != 0) fail_system("cannot look at the rank status table", path);
   const auto bytes = static_cast<size_t>(status.st_size);
@@ -150,7 +151,8 @@ RankStatus RankStatusTable::read(int index, int64_t not_before_ns) const {
   status.rank = slot.rank;
   status.pid = slot.pid;
   status.host = text_of(slot.host);
-  status.seconds = 1e-9 * static_cast<double>(monotonic_ns() - std::max(slot.since.load(), not_before_ns));
+  const int64_t now = monotonic_ns();
+  status.seconds = 1e-9 * static_cast<double>(now - std::max(slot.since.load(), not_before_ns));
   status.heartbeat = slot.heartbeat;
   status.step = slot.step;
   status.phase = text_of(phase_of(slot));
@@ -158,13 +160,23 @@ RankStatus RankStatusTable::read(int index, int64_t not_before_ns) const {
   status.peer = slot.peer;
   status.sequence = slot.sequence;
   status.bytes = slot.bytes;
-  const int group = slot.group;
-  if (group >= 0 && group < static_cast<int>(Slot::kGroups)) {
-    status.group = text_of(slot.groups[static_cast<size_t>(group)].name);
-    status.first = slot.groups[static_cast<size_t>(group)].first;
+  const int current = slot.group;
+  if (current >= 0 && current < static_cast<int>(Slot::kGroups)) {
+    status.group = text_of(slot.groups[static_cast<size_t>(current)].name);
+    status.first = slot.groups[static_cast<size_t>(current)].first;
   }
-  for (const GroupSlot& entry : slot.groups)
-    if (entry.name[0] != '\0') status.groups.push_back({text_of(entry.name), entry.first, entry.sequence});
+  for (const GroupSlot& entry : slot.groups) {
+    if (entry.name[0] == '\0') continue;
+    RankStatus::Group group{text_of(entry.name), entry.first, entry.sequence};
+    const DeviceBatches& batches = entry.batches;
+    group.started = batches.started, group.done = batches.done;
+    group.begun = batches.begun.load(std::memory_order_acquire);
+    if (group.in_batch()) {
+      group.seconds = 1e-9 * static_cast<double>(now - std::max(batches.since.load(), not_before_ns));
+      group.text = text_of(batches.text);
+    }
+    status.groups.push_back(std::move(group));
+  }
   return status;
 }
 
@@ -177,7 +189,7 @@ bool RankStatusTable::report_claimed() const {
 }
 
 void RankStatusTable::write_report(const Error& error) {
-  std::string text = error.message() + kSeparator + error.help();
+  std::string text = error.message() + kSeparator + error.marked_help();
   for (const std::string& line : error.context()) text += kSeparator + line;
   text.resize(std::min(text.size(), header().report.size() - 1));
   std::copy(text.begin(), text.end(), header().report.begin());

@@ -2,9 +2,9 @@
 // a few stores around each collective; the watchdogs of the other ranks read it and name the rank at fault
 // when the world stalls.
 //
-// Only the slot's own rank writes a slot (its main thread; its watchdog writes the heartbeat). Readers load
-// fields one by one without a lock: diagnose_stall() acts only on states that have not changed for a long
-// time.
+// Only the slot's own rank writes a slot (its main thread; its watchdog writes the heartbeat, and what the
+// device has done). Readers load fields one by one without a lock: diagnose_stall() acts only on states that
+// have not changed for a long time.
 #pragma once
 
 #include <array>
@@ -35,6 +35,17 @@ enum class Call : int32_t {
 };
 std::string_view name_of(Call call);
 
+// The batches of a group's channel that the devices carry out without the host (comm/nccl_channel.hpp). They
+// are numbered from 1, and the device works on one at a time.
+struct DeviceBatches {
+  // Batches that the host has started, and those that have begun and are done on the device.
+  std::atomic<int64_t> started, begun, done;
+  // CLOCK_MONOTONIC, ns: when the batch `begun` was first seen to have begun.
+  std::atomic<int64_t> since;
+  // Its transfers, with world ranks: "receive of 32 bytes from rank 1".
+  std::array<char, 96> text;
+};
+
 // The collectives of one group that a rank has entered: their count, and the arguments of the last few.
 struct GroupSlot {
   static constexpr size_t kKeptCalls = 4;
@@ -45,6 +56,8 @@ struct GroupSlot {
   std::atomic<int64_t> sequence;
   // At s % kKeptCalls: encode_arguments() of collective s.
   std::array<std::atomic<int64_t>, kKeptCalls> arguments;
+  // Written by the rank's main thread and its watchdog.
+  DeviceBatches batches;
 };
 // Call and size in one number, which members of a group compare.
 inline int64_t encode_arguments(Call call, int64_t bytes) {
@@ -78,13 +91,14 @@ struct RankStatus {
   int rank = 0, pid = 0;
   std::string host;
   RankState state = RankState::working;
-  // Since `state` began.
+  // Time since `state` began.
   double seconds = 0;
-  // Its process has ended without publishing `ended`, or (on another host) its heartbeat has stopped.
+  // The process of the rank has ended without publishing `ended`, or (on another host) its heartbeat has
+  // stopped.
   bool gone = false;
   // Stopped by a signal such as SIGSTOP.
   bool stopped = false;
-  // On another host.
+  // The rank runs on another host.
   bool remote = false;
   int64_t heartbeat = 0;
   int64_t step = 0;
@@ -98,14 +112,23 @@ struct RankStatus {
     std::string name;
     int first = 0;
     int64_t sequence = 0;
+    // As in DeviceBatches.
+    int64_t started = 0, begun = 0, done = 0;
+    // Since the batch `begun` was seen to have begun, and its transfers; where it is not done.
+    double seconds = 0;
+    std::string text;
+    bool in_batch() const { return begun > done; }
   };
   std::vector<Group> groups;
 };
 
-// Finds a rank whose process has ended, a rank that kept others waiting for `timeout` seconds, or ranks that
-// wait for each other. The error is ErrorCode::rank_failure and names rank, host, step, collective and group;
-// nullopt: no failure.
+// Finds a rank whose process has ended, a rank that kept others or their devices waiting for `timeout`
+// seconds, or ranks that wait for each other. The error is ErrorCode::rank_failure and names rank, host,
+// step, collective and group; nullopt: no failure.
 std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, double timeout);
+// The error of a rank whose transport has failed. problem: "in batch 3 of group `dp` (all_gather of 32
+// bytes), NCCL reports …".
+Error transport_error(const RankStatus& status, const std::string& problem);
 
 class RankStatusTable {
  public:

@@ -16,9 +16,12 @@ namespace {
 constexpr std::string_view kReport = "report";
 constexpr uint64_t kMaxStatusFileBytes = 16 << 20;
 constexpr size_t kNumbers = 11, kTexts = 4;
+// Of a group, between its name and its text.
+constexpr size_t kGroupNumbers = 6;
 }  // namespace
 
-// Tabs between eleven numbers, three texts and the groups ("name:first:sequence", separated by spaces).
+// Tabs between eleven numbers, three texts and the groups, which spaces separate:
+// "name:first:sequence:started:begun:done:milliseconds:text", the text with `+` for its spaces.
 std::string format_line(const RankStatus& status) {
   const std::array<int64_t, kNumbers> numbers{status.rank,
                                               status.pid,
@@ -34,9 +37,33 @@ std::string format_line(const RankStatus& status) {
   std::string line;
   for (const int64_t number : numbers) line += std::to_string(number) + "\t";
   line += status.host + "\t" + status.phase + "\t" + status.group + "\t";
-  for (const RankStatus::Group& group : status.groups)
-    line += group.name + ":" + std::to_string(group.first) + ":" + std::to_string(group.sequence) + " ";
+  for (const RankStatus::Group& group : status.groups) {
+    line += group.name;
+    for (const int64_t number : {int64_t{group.first}, group.sequence, group.started, group.begun, group.done,
+                                 static_cast<int64_t>(group.seconds * 1e3)})
+      line += ":" + std::to_string(number);
+    std::string text = group.text;
+    std::replace(text.begin(), text.end(), ' ', '+');
+    line += ":" + text + " ";
+  }
   return line;
+}
+
+static std::optional<RankStatus::Group> parse_group(std::string_view text) {
+  const auto parts = split(text, ':');
+  if (parts.size() != kGroupNumbers + 2) return std::nullopt;
+  std::array<int64_t, kGroupNumbers> n{};
+  for (size_t i = 0; i < kGroupNumbers; ++i) {
+    const auto value = parse_int(parts[i + 1]);
+    if (!value) return std::nullopt;
+    n[i] = *value;
+  }
+  RankStatus::Group group{std::string(parts[0]), static_cast<int>(n[0]), n[1]};
+  group.started = n[2], group.begun = n[3], group.done = n[4];
+  group.seconds = 1e-3 * static_cast<double>(n[5]);
+  group.text = parts[kGroupNumbers + 1];
+  std::replace(group.text.begin(), group.text.end(), '+', ' ');
+  return group;
 }
 
 std::optional<RankStatus> parse_line(std::string_view line) {
@@ -67,13 +94,8 @@ std::optional<RankStatus> parse_line(std::string_view line) {
   status.host = fields[kNumbers];
   status.phase = fields[kNumbers + 1];
   status.group = fields[kNumbers + 2];
-  for (const std::string_view group : split(fields[kNumbers + 3], ' ')) {
-    const auto parts = split(group, ':');
-    if (parts.size() != 3) continue;
-    const auto first = parse_int(parts[1]), sequence = parse_int(parts[2]);
-    if (first && sequence)
-      status.groups.push_back({std::string(parts[0]), static_cast<int>(*first), *sequence});
-  }
+  for (const std::string_view group : split(fields[kNumbers + 3], ' '))
+    if (auto parsed = parse_group(group)) status.groups.push_back(std::move(*parsed));
   return status;
 }
 
@@ -125,6 +147,7 @@ std::vector<RankStatus> RankStatusFiles::read(double timeout) {
       if (last.heartbeat != status->heartbeat) last = {status->heartbeat, now};
       const double since = 1e-9 * static_cast<double>(now - last.seen_ns);
       status->seconds += since;
+      for (RankStatus::Group& group : status->groups) group.seconds += since;
       status->remote = true;
       status->gone = since >= timeout;
       statuses.push_back(std::move(*status));

@@ -35,7 +35,7 @@ class RankStatusFiles {
   std::filesystem::path directory_;
   int mine_;
   std::vector<int> hosts_;
-  // By world rank.
+  // Last heartbeat of each rank, by world rank.
   std::map<int, LastHeartbeat> heartbeats_;
 };
 

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "base/file.hpp"
@@ -53,6 +54,7 @@ Watchdog::Watchdog(RankStatusTable& status_table, int self, FailureWatch options
 Watchdog::~Watchdog() {
   const uint64_t one = 1;
   if (::write(wake_event_, &one, sizeof one) == sizeof one) thread_.join();
+  if (aborting_.joinable()) aborting_.join();
   ::close(wake_event_);
   for (const int pidfd : pidfds_)
     if (pidfd >= 0) ::close(pidfd);
@@ -99,14 +101,36 @@ void Watchdog::watch() {
     before = now;
     status_table_.slot(self_).heartbeat.fetch_add(1, std::memory_order_relaxed);
     // Another process reports; the launcher ends this one.
-    if (status_table_.report_claimed()) continue;
-    if (const auto error = diagnose_stall(read_statuses(), options_.timeout)) report_failure(*error);
+    if (status_table_.report_claimed()) {
+      abort_transfers(Error(ErrorCode::rank_failure, "another rank has failed, as its report says"));
+      continue;
+    }
+    if (const auto error = find_failure()) report_failure(*error);
   }
+}
+
+std::optional<Error> Watchdog::find_failure() {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  // While the transport has failed, for a short time only a rank that has ended counts.
+  const double patience = std::min(2.0, options_.timeout / 2);
+  const auto problem = transfers_->poll();
+  const std::vector<RankStatus> statuses = read_statuses();
+  if (auto error = diagnose_stall(statuses, problem ? kNever : options_.timeout)) return error;
+  if (!problem) return std::nullopt;
+  const int64_t now = monotonic_ns();
+  if (transport_failed_ns_ == 0) transport_failed_ns_ = now;
+  if (1e-9 * static_cast<double>(now - transport_failed_ns_) < patience) return std::nullopt;
+  return transport_error(statuses[static_cast<size_t>(self_)], *problem);
 }
 
 void Watchdog::watch_other_hosts(std::unique_ptr<RankStatusFiles> other_hosts) {
   const std::lock_guard lock(mutex_);
   other_hosts_ = std::move(other_hosts);
+}
+
+void Watchdog::abort_transfers(const Error& error) {
+  if (!aborting_.joinable())
+    aborting_ = std::thread([transfers = transfers_, error] { transfers->abort(error); });
 }
 
 void Watchdog::report_failure(const Error& error) {
@@ -121,6 +145,7 @@ void Watchdog::report_failure(const Error& error) {
     status_table_.write_report(error);
     if (!status_table_.has_parent() && options_.report) options_.report(error);
   }
+  abort_transfers(error);
   if (options_.after_report) return options_.after_report();
   // Give the launcher time to report the signal of the dead rank and to end this process.
   std::this_thread::sleep_for(std::chrono::seconds(1));

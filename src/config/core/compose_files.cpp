@@ -18,12 +18,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What a directory that is given as a recipe may be meant for.
+// Help for a directory that is given as a recipe: what the directory holds, and how to use it.
 std::string directory_help(const std::string& name) {
   std::error_code ignored;
   if (fs::exists(fs::path(name) / "config.json", ignored))
     return "a Hugging Face model is in that directory: a recipe takes it as model=hf:" + name +
-           "; or begin a recipe from hf:" + name;
+           "; or {new_recipe_from} hf:" + name;
   if (fs::exists(fs::path(name) / "recipe.yaml", ignored))
     return "that is the directory of a run: its recipe is " + (fs::path(name) / "recipe.yaml").string();
   return "that is a directory; a recipe is a file in it, or a name";
@@ -121,7 +121,7 @@ void Composer::read_recipe() {
          "`capstan recipe ls` lists the recipes included with Capstan");
   if (!text_ && (name.starts_with("hf:") || name.starts_with("gguf:")))
     fail(ErrorCode::not_found, not_found_text("recipe", shortened(name)),
-         "this names a model: a recipe takes it as model=" + name + "; or begin a recipe from " + name);
+         "this names a model: a recipe takes it as model=" + name + "; or {new_recipe_from} " + name);
   int source = -1;
   Origin origin;
   origin.given = true;
@@ -400,6 +400,12 @@ void Composer::include(const SectionInfo& section, const std::string& file, Sour
     shown = (fs::path(out_.sources[static_cast<size_t>(location.source)].name).parent_path() / file)
                 .lexically_normal()
                 .string();
+  }
+  const Source& from = out_.sources[static_cast<size_t>(location.source)];
+  if (from.kind == Source::Kind::file && canonical(path) == canonical(from.name)) {
+    error("C0501", "`" + shown + "` includes itself", location)
+        .help("move the fields of `" + section.name + "` into a file of their own, or write them here");
+    return;
   }
   const auto source = read_named(path, shown, location);
   if (!source) return;

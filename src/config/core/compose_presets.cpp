@@ -71,7 +71,7 @@ bool Composer::preset_exists(const SectionInfo& section, const Node& value) {
   std::vector<std::string> names;
   for (const auto& entry : library_.presets(section.name)) names.push_back(entry.name);
   const size_t colon = value.text.find(':');
-  // No name of a preset has one.
+  // Names of presets contain no colon.
   if (colon != std::string::npos && colon > 0) {
     const std::string right = value.text.substr(0, colon) + ": " + value.text.substr(colon + 1);
     out_.unknown_presets[section.index] = true;

@@ -41,9 +41,9 @@ class Composer {
   };
 
   struct Target {
-    // A section.
+    // The section, if the path names one.
     const SectionInfo* section = nullptr;
-    // Or a field, and what is below it.
+    // Otherwise the field, and the rest of the path below it.
     const FieldInfo* field = nullptr;
     std::vector<Segment> rest;
     std::string spelling;

@@ -181,7 +181,7 @@ class Expander {
           format.size() > 64 ? 0 : std::strftime(buffer.data(), buffer.size(), format.c_str(), &parts);
       if (length == 0) {
         error("C0401", "`" + format.substr(0, 80) + "` is not a time format", where)
-            .help("for instance ${now:%Y-%m-%d}");
+            .help("for example, write ${now:%Y-%m-%d}");
         return std::nullopt;
       }
       return Node::scalar(buffer.substr(0, length), where, true);

@@ -23,7 +23,7 @@ struct Decimal {
   std::string digits;
   int64_t exponent = 0;
   std::string_view rest;
-  // As in 017.
+  // The number begins with 0 and another digit: 017.
   bool leading_zero = false;
   // Digits (and underscores) alone: no point, no exponent.
   bool pure = true;
@@ -140,7 +140,7 @@ std::nullopt_t refuse(TextProblem& problem, std::string message, std::string hel
   return std::nullopt;
 }
 
-// There is one way to write what was meant.
+// Refuses a text whose meaning can be written in one way only, `right`, which replaces it.
 std::nullopt_t refuse_for(TextProblem& problem, std::string message, std::string right) {
   problem = {std::move(message), "write " + right, false, right};
   return std::nullopt;

@@ -191,7 +191,7 @@ class ValueParser {
           return failed(at_, at_ + 1, std::string("expected `,` or `") + close + "` here", "");
         ++at_;
         skip();
-        // After a trailing comma.
+        // The list ends with a trailing comma.
         if (at_ < text_.size() && text_[at_] == close) {
           ++at_;
           break;

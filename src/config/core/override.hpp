@@ -31,7 +31,7 @@ struct Segment {
   Kind kind = Kind::name;
   // The name; for `id`, the name of the field.
   std::string name;
-  // For `id`, the value of the field.
+  // The value of the field, for `id`.
   std::string text;
   // The index. A negative index counts from the end.
   long long index = 0;

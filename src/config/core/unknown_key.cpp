@@ -23,7 +23,7 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
   const auto offer = [&](std::string text, const std::string& replacement) {
     if (offered++ < 3) diagnostic.help(std::move(text));
     if (offered == 1 && !replacement.empty()) diagnostic.replace(location, replacement);
-    // Which of them is meant, only the writer knows.
+    // With several suggestions, none can be applied automatically.
     if (offered > 1) {
       for (auto& suggestion : diagnostic.suggestions) suggestion.machine_applicable = false;
       diagnostic.path.clear();
@@ -49,7 +49,7 @@ Diagnostic unknown_key(const Schema& schema, const std::string& section, const s
   for (const FieldInfo* field : schema.fields())
     if (field->name == key && field->section != section)
       offer_field("a field with that name exists: `" + field->path + "`", *field);
-  // Then other names for it in other sections are noise.
+  // If the key is the name of a field, aliases in other sections are not suggested.
   const bool exact = offered > 0;
   for (const FieldInfo* field : schema.fields()) {
     if (field->name == key || (exact && field->section != section)) continue;

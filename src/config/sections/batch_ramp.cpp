@@ -58,7 +58,7 @@ int64_t BatchRamp::size_at(int64_t consumed) const {
 
 int64_t BatchRamp::steps_of_size_at(int64_t consumed) const {
   const int64_t size = size_at(consumed);
-  // After `high` steps more than `samples_` are consumed, and the size is the last one.
+  // After `high` steps, more than `samples_` samples are consumed, and the size is the last one.
   int64_t low = 1, high = (samples_ - consumed) / size + 1;
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;

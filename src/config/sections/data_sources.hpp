@@ -19,8 +19,8 @@ struct WeightedPrefix {
 };
 
 struct DataSources {
-  // One source that `shares` splits by documents (shares set), or one for each split.
-  // Train, validation, test; with shares only the first.
+  // Sources of train, validation and test. If `shares` is set, only the first list is used, and `shares`
+  // splits its documents.
   std::array<std::vector<WeightedPrefix>, 3> splits;
   // Fractions of the splits, which add up to 1.
   std::optional<std::array<double, 3>> shares;

@@ -83,6 +83,7 @@ void describe(Section<DistConfig>& s) {
       .unit("chunks")
       .range(1, 1 << 20)
       .effect(Effect::perf)
+      .alias("vp")
       .alias("vpp")
       .alias("model.virtual_pipeline_model_parallel_size");
   s.field("num_layers_per_virtual_pipeline_stage", &D::num_layers_per_virtual_pipeline_stage)
@@ -170,8 +171,7 @@ void describe(Section<DistConfig>& s) {
       .effect(Effect::perf);
   s.field("distributed_backend", &D::distributed_backend)
       .doc("communication library of the collectives")
-      .effect(Effect::perf)
-      .unsupported("NCCL", [](const Value& v) { return v.text == "nccl"; });
+      .effect(Effect::perf);
 }
 
 }  // namespace capstan::config

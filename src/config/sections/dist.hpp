@@ -41,11 +41,12 @@ struct EnumNames<PipelineSchedule> {
 template <>
 struct EnumNames<DistributedBackend> {
   static constexpr EnumEntry<DistributedBackend> list[] = {
-      {DistributedBackend::automatic, "auto", "mpi on the CPU, nccl on GPUs"},
+      {DistributedBackend::automatic, "auto",
+       "nccl between GPUs of their own, where the library is there; else mpi"},
       {DistributedBackend::mpi, "mpi", "MPI"},
       {DistributedBackend::nccl, "nccl", "NCCL"},
       {DistributedBackend::nccl_stand_in, "nccl_stand_in",
-       "for developers, on the checked device: transfers block and match as NCCL's"},
+       "for developers, on the checked or simulated device: transfers block and match as NCCL's"},
   };
 };
 

@@ -106,14 +106,15 @@ void describe(Section<MixedPrecisionConfig>& s) {
       .used_when<Config>(fp8, has_fp8)
       .used_when<Config>("`peft` is null", trains_all_layers);
   s.field("fp8_param_gather", &M::fp8_param_gather)
-      .doc("all-gather sharded parameters in FP8")
+      .doc("all-gather sharded weights as FP8 codes; with delayed and tensorwise scaling; changes no result")
       .effect(Effect::perf)
       .alias("ddp.fp8_param_gather")
-      .used_when<Config>(fp8, has_fp8);
+      .used_when<Config>(fp8, has_fp8)
+      .used_when<Config>("`peft` is null", trains_all_layers);
   s.field("fp4", &M::fp4).doc("FP4 format of the GEMMs; null: none").alias("model.fp4");
   s.field("fp4_recipe", &M::fp4_recipe).doc("FP4 scaling recipe").used_when<Config>(fp4, has_fp4);
   s.field("fp4_param_gather", &M::fp4_param_gather)
-      .doc("all-gather sharded parameters in FP4")
+      .doc("all-gather sharded weights in FP4; not supported where parameters are sharded")
       .effect(Effect::perf)
       .alias("ddp.fp4_param_gather")
       .used_when<Config>(fp4, has_fp4);

@@ -156,7 +156,8 @@ void describe(Section<OptimizerConfig>& s) {
       .doc("skip updates whose gradient norm exceeds this; null: never")
       .above(0);
   s.field("use_precision_aware_optimizer", &O::use_precision_aware_optimizer)
-      .doc("store main parameters, gradients and moment estimates in the formats of the four fields below");
+      .doc(
+          "store optimizer state in main_grads_dtype, main_params_dtype, exp_avg_dtype and exp_avg_sq_dtype");
   s.field("main_grads_dtype", &O::main_grads_dtype)
       .doc("number format of the gradients that the optimizer reads")
       .unsupported("gradients below fp32", is_bf16);

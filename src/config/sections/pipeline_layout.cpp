@@ -6,7 +6,7 @@ namespace capstan::config {
 
 namespace {
 
-// Of an expanded layout.
+// Limits of an expanded layout, and of the nesting of its parentheses.
 constexpr size_t kMaxItems = 1 << 20;
 constexpr int kMaxNesting = 8;
 

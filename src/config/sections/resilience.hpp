@@ -1,4 +1,4 @@
-// Guards against bad numbers, bad machines and ranks that do not answer.
+// Section `resilience`: detection of anomalies, of faulty hardware and of ranks that do not answer.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct EnumNames<SpikeAction> {
       {SpikeAction::off, "off", "no detection"},
       {SpikeAction::warn, "warn", "a warning and an event in metrics.jsonl"},
       {SpikeAction::skip, "skip", "the update is skipped"},
-      {SpikeAction::rewind, "rewind", "return to the last checkpoint and skip the batch"},
+      {SpikeAction::rewind, "rewind", "load the newest valid checkpoint and skip the batch of the spike"},
   };
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/text.hpp"
+#include "base/wording.hpp"
 #include "config/sections/sections.hpp"
 
 namespace capstan::config {

@@ -106,12 +106,12 @@ RULE("R0204", length_given, "exactly one of train_iters, train_samples and epoch
   }
 }
 
-RULE("R0221", epochs_of_real_data, "a length in passes needs data that has an end", "train.epochs",
+RULE("R0221", epochs_of_real_data, "train.epochs needs a dataset with an end", "train.epochs",
      "dataset.kind") {
   if (c.train.epochs && c.dataset.kind == DatasetKind::mock)
     report.error("`train.epochs` counts passes over data, and generated data has no end")
         .at("train.epochs")
-        .help("for instance train.train_iters=100 train.epochs=null");
+        .help("for example, set train.train_iters=100 train.epochs=null");
 }
 
 RULE("R0222", megatron_order_seed, "Megatron's sample order accepts 32-bit seeds only", "dataset.random_seed",
@@ -122,7 +122,7 @@ RULE("R0222", megatron_order_seed, "Megatron's sample order accepts 32-bit seeds
         .error("`dataset.random_seed` " + to_text(c.dataset.random_seed) +
                " is above 4294967295, the largest seed of Megatron's order")
         .at("dataset.random_seed")
-        .help("a smaller seed, or dataset.sample_order=capstan");
+        .help("choose a smaller seed, or set dataset.sample_order=capstan");
 }
 
 RULE("R0205", length_of_a_step, "a run has at least one step", "train.train_samples",
@@ -153,7 +153,7 @@ RULE("R0224", ramp_sizes_divisible,
   const auto ramp = BatchRamp::of(c.train);
   if (!ramp || !ramp->grows() || !c.dist.data_parallel_size) return;
   const int64_t together = c.train.micro_batch_size * *c.dist.data_parallel_size;
-  // If the first two sizes are multiples, all are.
+  // If the first two sizes are multiples, all sizes are.
   for (const int64_t size : {ramp->size(0), ramp->size(1)}) {
     if (size % together == 0 || size == *c.train.global_batch_size) continue;
     report
@@ -167,7 +167,7 @@ RULE("R0224", ramp_sizes_divisible,
   }
 }
 
-RULE("R0225", ramp_counts_samples, "a run whose batch grows has its length in samples",
+RULE("R0225", ramp_counts_samples, "with rampup_batch_size, train_samples sets the length of the run",
      "train.rampup_batch_size", "train.train_samples") {
   if (c.train.rampup_batch_size.empty() || c.train.train_samples) return;
   report
@@ -199,7 +199,7 @@ RULE("R0206", one_source_of_data,
         .help("keep one of them, for instance with `~dataset.data_path`");
 }
 
-RULE("R0207", data_paths_alternate, "data_path lists prefixes, or a weight before each of them",
+RULE("R0207", data_paths_alternate, "data_path is a list of prefixes, or of weights and prefixes in turn",
      "dataset.data_path") {
   if (c.dataset.kind != DatasetKind::gpt) return;
   if (const std::string problem = data_path_problem(c.dataset.data_path); !problem.empty())
@@ -218,10 +218,10 @@ RULE("R0208", blend_weights_positive, "weights of a blend are positive", "datase
       if (!(weight > 0) || !std::isfinite(weight))
         report.error("the weight of `" + prefix + "` in `" + path + "` is " + to_text(weight))
             .at(path)
-            .help("weights are positive; leave a dataset out to give it none");
+            .help("choose a positive weight; leave a dataset out to give it none");
 }
 
-RULE("R0209", split_with_one_source, "split is for one source; blends for each split replace it",
+RULE("R0209", split_with_one_source, "split divides one source of data; blends for each split replace it",
      "dataset.split", "dataset.train_blend") {
   const auto& d = c.dataset;
   if (d.kind != DatasetKind::gpt) return;
@@ -230,19 +230,20 @@ RULE("R0209", split_with_one_source, "split is for one source; blends for each s
     report.error("`dataset.split` and blends for each split exclude each other").help("unset dataset.split");
 }
 
-RULE("R0210", split_is_three_shares, "split is three proportions, the first above 0", "dataset.split") {
+RULE("R0210", split_is_three_shares, "split consists of three proportions, the first above 0",
+     "dataset.split") {
   if (c.dataset.kind == DatasetKind::mock || !c.dataset.split) return;
   const auto shares = split_shares(*c.dataset.split);
   if (!shares)
     report.error("`dataset.split` " + in_quotes(*c.dataset.split) + " is not three proportions")
-        .help("train, validation, test, as in 969,30,1 or 0.9,0.1,0");
+        .help("write the proportions of train, validation and test: 969,30,1 or 0.9,0.1,0");
   else if ((*shares)[0] <= 0)
     report.error("`dataset.split` " + *c.dataset.split + " leaves no training data")
         .help("the first proportion must be above 0");
 }
 
-RULE("R0211", validation_has_data, "evaluation has data of its own", "validation.eval_interval",
-     "dataset.split", "dataset.valid_blend", "dataset.valid_files") {
+RULE("R0211", validation_has_data, "validation.eval_interval needs validation data",
+     "validation.eval_interval", "dataset.split", "dataset.valid_blend", "dataset.valid_files") {
   const auto& d = c.dataset;
   if (d.kind == DatasetKind::mock || !c.validation.eval_interval) return;
   if (d.split) {
@@ -251,7 +252,7 @@ RULE("R0211", validation_has_data, "evaluation has data of its own", "validation
       report
           .error("`validation.eval_interval` is set, but `dataset.split` " + *d.split +
                  " leaves no validation data")
-          .help("for instance dataset.split=99,1,0, or validation.eval_interval=null");
+          .help("for example, set dataset.split=99,1,0, or validation.eval_interval=null");
   } else if (!d.train_blend.empty() && d.valid_blend.empty()) {
     report.error("`validation.eval_interval` is set, but `dataset.valid_blend` is empty")
         .help("set dataset.valid_blend, or validation.eval_interval=null");
@@ -261,7 +262,7 @@ RULE("R0211", validation_has_data, "evaluation has data of its own", "validation
   }
 }
 
-RULE("R0226", validation_data_is_read, "validation data is read only with validation.eval_interval",
+RULE("R0226", validation_data_is_read, "validation data is read only if validation.eval_interval is set",
      "validation.eval_interval", "dataset.valid_files", "dataset.valid_blend") {
   const auto& d = c.dataset;
   if (c.validation.eval_interval || (d.valid_files.empty() && d.valid_blend.empty())) return;
@@ -272,13 +273,13 @@ RULE("R0226", validation_data_is_read, "validation data is read only with valida
       .help("set validation.eval_interval, or leave out " + field);
 }
 
-RULE("R0217", samples_have_files, "fine-tuning samples come from files", "dataset.train_files") {
+RULE("R0217", samples_have_files, "fine-tuning needs dataset.train_files", "dataset.train_files") {
   if (c.dataset.kind != DatasetKind::sft || !c.dataset.train_files.empty()) return;
   report.error("no data: `dataset.train_files` names no file")
       .help("set dataset.train_files=FILE.jsonl, with a sample on each line");
 }
 
-RULE("R0218", split_or_files, "split is for samples from one list of files; files for each split replace it",
+RULE("R0218", split_or_files, "split divides the samples of train_files; files for each split replace it",
      "dataset.split", "dataset.valid_files", "dataset.test_files") {
   const auto& d = c.dataset;
   if (d.kind != DatasetKind::sft || !d.split || (d.valid_files.empty() && d.test_files.empty())) return;
@@ -292,8 +293,9 @@ RULE("R0219", samples_need_a_tokenizer, "fine-tuning samples are text, which nee
       .help("choose the model's tokenizer, for instance tokenizer=huggingface");
 }
 
-RULE("R0220", samples_learn_something, "samples of format text have no turns, so the loss covers all tokens",
-     "dataset.loss_mode", "dataset.format") {
+RULE("R0220", text_samples_have_no_turns,
+     "samples of format text have no turns, so the loss covers all tokens", "dataset.loss_mode",
+     "dataset.format") {
   const auto& d = c.dataset;
   if (d.kind != DatasetKind::sft || d.format != SampleFormat::text || d.loss_mode != LossMode::last_turn)
     return;

@@ -8,7 +8,7 @@ RULES_OF_FILE(moe_rules)
 
 namespace {
 
-RULE("R0701", expert_parallel_needs_experts, "expert parallelism needs experts",
+RULE("R0701", expert_parallel_needs_experts, "expert parallelism needs a model with experts",
      "dist.expert_model_parallel_size", "model.num_moe_experts") {
   if (c.dist.expert_model_parallel_size == 1 || has_experts(c)) return;
   report
@@ -17,39 +17,41 @@ RULE("R0701", expert_parallel_needs_experts, "expert parallelism needs experts",
       .help("set dist.expert_model_parallel_size=1");
 }
 
-RULE("R0702", experts_divide_ranks, "experts divide over the expert-parallel ranks", "model.num_moe_experts",
-     "dist.expert_model_parallel_size") {
+RULE("R0702", experts_divide_ranks, "num_moe_experts is divisible by the expert-parallel size",
+     "model.num_moe_experts", "dist.expert_model_parallel_size") {
   const int64_t ep = c.dist.expert_model_parallel_size;
   if (!has_experts(c) || *c.model.num_moe_experts % ep == 0) return;
   report
-      .error("`model.num_moe_experts` " + to_text(*c.model.num_moe_experts) + " does not divide over " +
-             to_text(ep) + " expert-parallel ranks")
+      .error("`model.num_moe_experts` " + to_text(*c.model.num_moe_experts) +
+             " is not divisible by the expert-parallel size " + to_text(ep))
       .help("nearest legal dist.expert_model_parallel_size: " +
             nearest_divisors(ep, *c.model.num_moe_experts));
 }
 
-RULE("R0703", expert_width_divides_tensor, "an expert's width divides over its tensor-parallel ranks",
-     "model.moe_ffn_hidden_size", "dist.expert_tensor_parallel_size") {
+RULE("R0703", expert_width_divides_tensor,
+     "moe_ffn_hidden_size is divisible by the expert tensor-parallel size", "model.moe_ffn_hidden_size",
+     "dist.expert_tensor_parallel_size") {
   if (!has_experts(c) || !c.dist.expert_tensor_parallel_size || !c.model.moe_ffn_hidden_size) return;
   const int64_t etp = *c.dist.expert_tensor_parallel_size;
   if (*c.model.moe_ffn_hidden_size % etp == 0) return;
   report
       .error("`model.moe_ffn_hidden_size` " + to_text(*c.model.moe_ffn_hidden_size) +
-             " does not divide over " + to_text(etp) + " expert-tensor-parallel ranks")
+             " is not divisible by the expert tensor-parallel size " + to_text(etp))
       .help("nearest legal moe_ffn_hidden_size: " + nearest_multiples(*c.model.moe_ffn_hidden_size, etp));
 }
 
-RULE("R0704", shared_width_divides_tensor, "the shared expert's width divides over tensor-parallel ranks",
+RULE("R0704", shared_width_divides_tensor,
+     "moe_shared_expert_intermediate_size is divisible by the tensor-parallel size",
      "model.moe_shared_expert_intermediate_size", "dist.tensor_model_parallel_size") {
   const auto width = c.model.moe_shared_expert_intermediate_size;
   if (!has_experts(c) || !width || *width % c.dist.tensor_model_parallel_size == 0) return;
   report
-      .error("`model.moe_shared_expert_intermediate_size` " + to_text(*width) + " does not divide over " +
-             to_text(c.dist.tensor_model_parallel_size) + " tensor-parallel ranks")
+      .error("`model.moe_shared_expert_intermediate_size` " + to_text(*width) +
+             " is not divisible by the tensor-parallel size " + to_text(c.dist.tensor_model_parallel_size))
       .help("nearest legal value: " + nearest_multiples(*width, c.dist.tensor_model_parallel_size));
 }
 
-RULE("R0705", expert_biases_are_unsharded, "experts with biases are not split over ranks",
+RULE("R0705", expert_biases_are_unsharded, "expert tensor parallelism excludes experts with biases",
      "dist.expert_tensor_parallel_size", "model.add_bias_linear") {
   if (!has_experts(c) || !c.model.add_bias_linear || c.dist.expert_tensor_parallel_size.value_or(1) == 1)
     return;
@@ -74,16 +76,16 @@ RULE("R0706", experts_and_tensor_need_sequence,
       .help("set dist.sequence_parallel=true");
 }
 
-RULE("R0707", topk_of_the_experts, "a token goes to no more experts than there are", "model.moe_router_topk",
+RULE("R0707", topk_of_the_experts, "moe_router_topk is at most num_moe_experts", "model.moe_router_topk",
      "model.num_moe_experts") {
   if (!has_experts(c) || c.model.moe_router_topk <= *c.model.num_moe_experts) return;
   report
       .error("`model.moe_router_topk` " + to_text(c.model.moe_router_topk) + " is more than the " +
-             to_text(*c.model.num_moe_experts) + " experts")
-      .help("at most " + to_text(*c.model.num_moe_experts));
+             counted(*c.model.num_moe_experts, "expert"))
+      .help("set it to at most " + to_text(*c.model.num_moe_experts));
 }
 
-RULE("R0708", one_expert_needs_pre_softmax, "top-1 routing computes its weight before the selection",
+RULE("R0708", one_expert_needs_pre_softmax, "top-1 routing with softmax scores needs moe_router_pre_softmax",
      "model.moe_router_pre_softmax", "model.moe_router_topk", "model.moe_router_score_function") {
   const auto& m = c.model;
   if (!has_experts(c) || m.moe_router_topk != 1 || m.moe_router_score_function != RouterScore::softmax ||
@@ -96,7 +98,7 @@ RULE("R0708", one_expert_needs_pre_softmax, "top-1 routing computes its weight b
       .help("set model.moe_router_pre_softmax=true, or model.moe_router_score_function=sigmoid");
 }
 
-RULE("R0709", expert_bias_needs_sigmoid, "balancing by a bias needs sigmoid scores",
+RULE("R0709", expert_bias_needs_sigmoid, "moe_router_enable_expert_bias needs sigmoid scores",
      "model.moe_router_enable_expert_bias", "model.moe_router_score_function") {
   if (!has_experts(c) || !c.model.moe_router_enable_expert_bias ||
       c.model.moe_router_score_function == RouterScore::sigmoid)
@@ -108,7 +110,9 @@ RULE("R0709", expert_bias_needs_sigmoid, "balancing by a bias needs sigmoid scor
       .help("set model.moe_router_score_function=sigmoid");
 }
 
-RULE("R0710", expert_groups_fit, "groups divide the experts, and the chosen ones hold enough of them",
+RULE("R0710", expert_groups_fit,
+     "num_moe_experts is divisible by moe_router_num_groups, and the selected groups hold at least "
+     "moe_router_topk experts",
      "model.moe_router_num_groups", "model.moe_router_group_topk", "model.num_moe_experts",
      "model.moe_router_topk") {
   const auto& m = c.model;
@@ -121,21 +125,24 @@ RULE("R0710", expert_groups_fit, "groups divide the experts, and the chosen ones
   const int64_t groups = *m.moe_router_num_groups, chosen = *m.moe_router_group_topk,
                 all = *m.num_moe_experts;
   if (all % groups != 0)
-    report.error(to_text(all) + " experts do not divide into " + to_text(groups) + " groups")
+    report
+        .error("`model.num_moe_experts` " + to_text(all) +
+               " is not divisible by `model.moe_router_num_groups` " + to_text(groups))
         .help("nearest legal moe_router_num_groups: " + nearest_divisors(groups, all));
   else if (chosen > groups)
     report
-        .error("`model.moe_router_group_topk` " + to_text(chosen) + " is more than the " + to_text(groups) +
-               " groups")
-        .help("at most " + to_text(groups));
+        .error("`model.moe_router_group_topk` " + to_text(chosen) + " is more than the " +
+               counted(groups, "group"))
+        .help("set it to at most " + to_text(groups));
   else if (m.moe_router_topk > chosen * (all / groups))
     report
         .error("`model.moe_router_topk` " + to_text(m.moe_router_topk) + " is more than the " +
-               to_text(chosen * (all / groups)) + " experts of the chosen groups")
-        .help("at most " + to_text(chosen * (all / groups)));
+               counted(chosen * (all / groups), "expert") + " of the chosen groups")
+        .help("set it to at most " + to_text(chosen * (all / groups)));
 }
 
-RULE("R0711", capacity_needs_aux_loss, "a capacity excludes sinkhorn balancing",
+RULE("R0711", capacity_excludes_sinkhorn,
+     "moe_expert_capacity_factor and sinkhorn load balancing exclude each other",
      "model.moe_expert_capacity_factor", "model.moe_router_load_balancing_type") {
   const auto type = c.model.moe_router_load_balancing_type;
   if (!has_experts(c) || !c.model.moe_expert_capacity_factor || type != RouterBalancing::sinkhorn) return;
@@ -143,7 +150,7 @@ RULE("R0711", capacity_needs_aux_loss, "a capacity excludes sinkhorn balancing",
       .help("legal types with a capacity: aux_loss, seq_aux_loss, global_aux_loss, none");
 }
 
-RULE("R0712", padding_needs_capacity, "padding to capacity needs a capacity",
+RULE("R0712", padding_needs_capacity, "moe_pad_expert_input_to_capacity needs moe_expert_capacity_factor",
      "model.moe_pad_expert_input_to_capacity", "model.moe_expert_capacity_factor") {
   if (!has_experts(c) || !c.model.moe_pad_expert_input_to_capacity || c.model.moe_expert_capacity_factor)
     return;
@@ -151,7 +158,7 @@ RULE("R0712", padding_needs_capacity, "padding to capacity needs a capacity",
       .help("set model.moe_expert_capacity_factor=1.0, or model.moe_pad_expert_input_to_capacity=false");
 }
 
-RULE("R0713", shared_overlap_needs_exchange, "overlap of the shared expert needs the alltoall dispatcher",
+RULE("R0713", shared_overlap_needs_exchange, "moe_shared_expert_overlap needs the alltoall dispatcher",
      "model.moe_shared_expert_overlap", "model.moe_token_dispatcher_type") {
   const auto& m = c.model;
   if (!has_experts(c) || !m.moe_shared_expert_overlap ||
@@ -164,7 +171,7 @@ RULE("R0713", shared_overlap_needs_exchange, "overlap of the shared expert needs
       .help("set model.moe_token_dispatcher_type=alltoall");
 }
 
-RULE("R0714", gathered_tokens_have_one_length, "the allgather dispatcher excludes variable lengths",
+RULE("R0714", gathered_tokens_have_one_length, "the allgather dispatcher excludes variable_seq_lengths",
      "model.moe_token_dispatcher_type", "dist.variable_seq_lengths") {
   if (!has_experts(c) || c.model.moe_token_dispatcher_type != TokenDispatcher::allgather ||
       !c.dist.variable_seq_lengths)
@@ -178,18 +185,19 @@ bool has_aux_loss(RouterBalancing type) {
          type == RouterBalancing::global_aux_loss;
 }
 
-RULE("R0715", aux_loss_has_weight, "a balancing loss has a weight", "model.moe_aux_loss_coeff",
-     "model.moe_router_load_balancing_type") {
+RULE("R0715", aux_loss_needs_coefficient, "an auxiliary load-balancing loss needs moe_aux_loss_coeff above 0",
+     "model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type") {
   const auto type = c.model.moe_router_load_balancing_type;
   if (has_experts(c) && has_aux_loss(type) && c.model.moe_aux_loss_coeff == 0)
     report
         .lint("`model.moe_router_load_balancing_type` " + std::string(enum_name(type)) +
               " has no effect with `model.moe_aux_loss_coeff` 0")
-        .help("for instance model.moe_aux_loss_coeff=0.01, or model.moe_router_load_balancing_type=none");
+        .help("for example, set model.moe_aux_loss_coeff=0.01, or model.moe_router_load_balancing_type=none");
 }
 
-RULE("R0718", aux_weight_has_loss, "the weight of a balancing loss has such a loss",
-     "model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type") {
+RULE("R0718", aux_coefficient_needs_loss,
+     "moe_aux_loss_coeff needs a load balancing type with an auxiliary loss", "model.moe_aux_loss_coeff",
+     "model.moe_router_load_balancing_type") {
   const auto type = c.model.moe_router_load_balancing_type;
   if (has_experts(c) && !has_aux_loss(type) && c.model.moe_aux_loss_coeff > 0)
     report
@@ -199,20 +207,20 @@ RULE("R0718", aux_weight_has_loss, "the weight of a balancing loss has such a lo
         .help("set model.moe_router_load_balancing_type=aux_loss, or model.moe_aux_loss_coeff=0");
 }
 
-RULE("R0716", some_layer_has_experts, "a model with experts has them in some layer",
+RULE("R0716", some_layer_has_experts, "at least one layer of a model with experts has experts",
      "model.moe_first_dense_layers", "model.moe_layer_freq", "model.num_layers") {
   if (!has_experts(c)) return;
   const int64_t before = c.model.moe_first_dense_layers, every = c.model.moe_layer_freq;
   if (before < c.model.num_layers && every <= c.model.num_layers) return;
   report
       .error("no layer has experts: moe_first_dense_layers is " + to_text(before) + ", moe_layer_freq " +
-             to_text(every) + ", of " + to_text(c.model.num_layers) + " layers")
-      .help("smaller values, or leave num_moe_experts unset");
+             to_text(every) + ", of " + counted(c.model.num_layers, "layer"))
+      .help("choose smaller values, or leave num_moe_experts unset");
 }
 
 RULE("R0717", expert_exchange_overlaps,
-     "overlapping the exchange between experts needs expert parallelism, the alltoall dispatcher and half "
-     "precision, and excludes some other settings",
+     "overlap_moe_expert_parallel_comm needs expert parallelism, the alltoall dispatcher and bf16 or fp16 "
+     "parameters, and excludes some other settings",
      "comm_overlap.overlap_moe_expert_parallel_comm") {
   if (!c.comm_overlap.overlap_moe_expert_parallel_comm) return;
   const auto refuse = [&](const std::string& why, const char* help) {

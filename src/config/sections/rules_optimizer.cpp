@@ -9,9 +9,8 @@ RULES_OF_FILE(optimizer_rules)
 
 namespace {
 
-RULE("R0601", gather_needs_sharding,
-     "overlapped gathering needs sharding, and overlapped reduction of gradients", "ddp.overlap_param_gather",
-     "ddp.data_parallel_sharding_strategy", "ddp.overlap_grad_reduce") {
+RULE("R0601", gather_needs_sharding, "overlap_param_gather needs sharding and overlap_grad_reduce",
+     "ddp.overlap_param_gather", "ddp.data_parallel_sharding_strategy", "ddp.overlap_grad_reduce") {
   if (!c.ddp.overlap_param_gather) return;
   if (!shards(c))
     report
@@ -25,7 +24,7 @@ RULE("R0601", gather_needs_sharding,
 }
 
 RULE("R0602", gather_with_step_fits,
-     "gathering during the optimizer step needs overlapped gathering and virtual stages",
+     "overlap_param_gather_with_optimizer_step needs overlap_param_gather and virtual stages",
      "comm_overlap.overlap_param_gather_with_optimizer_step", "ddp.overlap_param_gather",
      "dist.virtual_pipeline_model_parallel_size") {
   if (!c.comm_overlap.overlap_param_gather_with_optimizer_step) return;
@@ -37,25 +36,24 @@ RULE("R0602", gather_with_step_fits,
         .help("set dist.virtual_pipeline_model_parallel_size to 2 or more");
 }
 
-RULE("R0603", aligned_gather_overlaps, "aligned gathering is overlapped gathering", "ddp.align_param_gather",
-     "ddp.overlap_param_gather") {
+RULE("R0603", aligned_gather_overlaps, "align_param_gather needs overlap_param_gather",
+     "ddp.align_param_gather", "ddp.overlap_param_gather") {
   if (!c.ddp.align_param_gather || c.ddp.overlap_param_gather) return;
   report.error("`ddp.align_param_gather` needs `ddp.overlap_param_gather`")
       .help("set ddp.overlap_param_gather=true");
 }
 
-RULE("R0604", floor_below_peak, "the smallest learning rate is not above the peak", "optimizer.min_lr",
-     "optimizer.lr") {
+RULE("R0604", floor_below_peak, "min_lr is at most lr", "optimizer.min_lr", "optimizer.lr") {
   const auto& o = c.optimizer;
   if (o.min_lr && *o.min_lr > o.lr)
     report.error("`optimizer.min_lr` " + to_text(*o.min_lr) + " is above `optimizer.lr` " + to_text(o.lr))
-        .help("a min_lr of at most " + to_text(o.lr));
+        .help("set min_lr to at most " + to_text(o.lr));
   if (o.decoupled_lr && o.decoupled_min_lr && *o.decoupled_min_lr > *o.decoupled_lr)
     report
         .error("`optimizer.decoupled_min_lr` " + to_text(*o.decoupled_min_lr) +
                " is above `optimizer.decoupled_lr` " + to_text(*o.decoupled_lr))
         .at("optimizer.decoupled_min_lr")
-        .help("a decoupled_min_lr of at most " + to_text(*o.decoupled_lr));
+        .help("set decoupled_min_lr to at most " + to_text(*o.decoupled_lr));
 }
 
 RULE("R0605", warmup_starts_below_peak, "warm-up starts at or below the peak", "scheduler.lr_warmup_init",
@@ -64,7 +62,7 @@ RULE("R0605", warmup_starts_below_peak, "warm-up starts at or below the peak", "
   report
       .error("`scheduler.lr_warmup_init` " + to_text(c.scheduler.lr_warmup_init) +
              " is above `optimizer.lr` " + to_text(c.optimizer.lr))
-      .help("a lr_warmup_init of at most " + to_text(c.optimizer.lr));
+      .help("set lr_warmup_init to at most " + to_text(c.optimizer.lr));
 }
 
 RULE("R0606", warmup_before_decay, "warm-up ends before the decay does", "scheduler.lr_warmup_iters",
@@ -79,7 +77,7 @@ RULE("R0606", warmup_before_decay, "warm-up ends before the decay does", "schedu
         .at(warmup_path)
         .operand(warmup_path)
         .operand(decay_path)
-        .help("at most " + to_text(*decay - 1) +
+        .help("set it to at most " + to_text(*decay - 1) +
               "; scheduler.lr_warmup_fraction follows the length of the run");
   };
   check("scheduler.lr_warmup_iters", "scheduler.lr_decay_iters", s.lr_warmup_iters, s.lr_decay_iters);
@@ -153,7 +151,7 @@ RULE("R0609", stable_phase_ends, "WSD's final decay has a length that fits after
       .operand(samples ? "scheduler.lr_wsd_decay_samples" : "scheduler.lr_wsd_decay_iters")
       .operand(samples ? "scheduler.lr_warmup_samples" : "scheduler.lr_warmup_iters")
       .operand(samples ? "scheduler.lr_decay_samples" : "scheduler.lr_decay_iters")
-      .help("at most " + to_text(*decay_length - warmup.value_or(0)) + " for the final decay");
+      .help("set the length of the final decay to at most " + to_text(*decay_length - warmup.value_or(0)));
 }
 
 RULE("R0610", one_final_decay, "WSD's final decay is given as a fraction or as a length",
@@ -185,22 +183,22 @@ RULE("R0611", weight_decay_has_one_owner,
       .help("set both, or scheduler.weight_decay_incr_style=constant with optimizer.weight_decay");
 }
 
-RULE("R0612", weight_decay_grows, "the last weight decay is not below the first",
+RULE("R0612", weight_decay_grows, "end_weight_decay is at least start_weight_decay",
      "scheduler.end_weight_decay", "scheduler.start_weight_decay") {
   const auto& s = c.scheduler;
   if (!s.start_weight_decay || !s.end_weight_decay || *s.end_weight_decay >= *s.start_weight_decay) return;
   report
       .error("`scheduler.end_weight_decay` " + to_text(*s.end_weight_decay) +
              " is below `scheduler.start_weight_decay` " + to_text(*s.start_weight_decay))
-      .help("an end_weight_decay of at least " + to_text(*s.start_weight_decay));
+      .help("set end_weight_decay to at least " + to_text(*s.start_weight_decay));
 }
 
 // Values that another choice of the schedule leaves without a reader.
 RULE("R0616", schedule_values_are_read,
-     "every value of the schedule and of weight decay has a use under the styles chosen", "optimizer.min_lr",
+     "every field of the schedule and of weight decay is used by the chosen styles", "optimizer.min_lr",
      "optimizer.min_lr_ratio", "optimizer.decoupled_min_lr", "scheduler.lr_decay_iters",
      "scheduler.lr_decay_samples", "scheduler.lr_warmup_init", "optimizer.weight_decay",
-     "optimizer.apply_wd_to_qk_layernorm", "scheduler.lr_decay_style") {
+     "optimizer.apply_wd_to_qk_layernorm", "optimizer.decoupled_weight_decay", "scheduler.lr_decay_style") {
   const auto& s = c.scheduler;
   const auto& o = c.optimizer;
   const bool constant = s.lr_decay_style == LrDecayStyle::constant;
@@ -232,9 +230,17 @@ RULE("R0616", schedule_values_are_read,
   if (o.apply_wd_to_qk_layernorm && !c.model.qk_layernorm)
     idle("optimizer.apply_wd_to_qk_layernorm", "`model.qk_layernorm` is false",
          "remove it, or set model.qk_layernorm=true");
+  if (o.weight_decay == 0 && !varies) {
+    const char* const why = "`optimizer.weight_decay` is 0";
+    const char* const help = "remove it, or set optimizer.weight_decay above 0";
+    if (o.apply_wd_to_qk_layernorm && c.model.qk_layernorm)
+      idle("optimizer.apply_wd_to_qk_layernorm", why, help);
+    if (!o.decoupled_weight_decay) idle("optimizer.decoupled_weight_decay", why, help);
+  }
 }
 
-RULE("R0613", one_schedule_on_resume, "on resume one schedule wins, the recipe's or the checkpoint's",
+RULE("R0613", one_schedule_on_resume,
+     "on resume, the schedule is either that of the recipe or that of the checkpoint",
      "scheduler.override_opt_param_scheduler", "scheduler.use_checkpoint_opt_param_scheduler") {
   if (!c.scheduler.override_opt_param_scheduler || !c.scheduler.use_checkpoint_opt_param_scheduler) return;
   report
@@ -251,7 +257,7 @@ RULE("R0614", offload_needs_precision_aware, "optimizer offload needs the precis
       .help("set optimizer.use_precision_aware_optimizer=true");
 }
 
-RULE("R0615", iterations_have_coefficients, "Newton-Schulz iterations have coefficients",
+RULE("R0615", newton_schulz_steps_fit, "muon_num_ns_steps fits the iterations of muon_coefficient_type",
      "optimizer.muon_num_ns_steps", "optimizer.muon_coefficient_type", "optimizer.optimizer") {
   const auto& o = c.optimizer;
   if (o.optimizer != OptimizerKind::muon) return;
@@ -267,7 +273,8 @@ RULE("R0615", iterations_have_coefficients, "Newton-Schulz iterations have coeff
         .help("set optimizer.muon_num_ns_steps=8, or optimizer.muon_coefficient_type=simple");
 }
 
-RULE("R0617", copies_of_keys_are_updated_alike, "ranks that hold the same keys and values update them alike",
+RULE("R0617", muon_updates_replicated_heads_alike,
+     "Muon with replicated key/value heads needs muon_split_qkv or muon_tp_mode duplicated",
      "optimizer.muon_tp_mode", "optimizer.muon_split_qkv", "dist.tensor_model_parallel_size",
      "model.num_query_groups", "optimizer.optimizer") {
   const auto& o = c.optimizer;
@@ -278,8 +285,8 @@ RULE("R0617", copies_of_keys_are_updated_alike, "ranks that hold the same keys a
   report
       .error("`optimizer.muon_tp_mode` " + std::string(enum_name(o.muon_tp_mode)) +
              " without `optimizer.muon_split_qkv`: " + to_text(ranks) +
-             " tensor-parallel ranks share the keys and values of " + to_text(*c.model.num_query_groups) +
-             " groups, whose copies would be updated differently")
+             " tensor-parallel ranks share the keys and values of " +
+             counted(*c.model.num_query_groups, "group") + ", whose copies would be updated differently")
       .help("set optimizer.muon_split_qkv=true, or optimizer.muon_tp_mode=duplicated");
 }
 

@@ -24,7 +24,7 @@ int64_t units(const Config& c) {
          (c.dist.account_for_loss_in_pipeline_split ? 1 : 0);
 }
 std::string units_text(const Config& c) {
-  std::string text = to_text(c.model.num_layers) + " layers";
+  std::string text = counted(c.model.num_layers, "layer");
   if (c.dist.account_for_embedding_in_pipeline_split) text += " + 1 for the embedding";
   if (c.dist.account_for_loss_in_pipeline_split) text += " + 1 for the head";
   return text;
@@ -41,7 +41,7 @@ RULE("R0301", virtual_stages_need_pipeline, "virtual stages need pipeline parall
 }
 
 RULE("R0302", layers_divide_stages,
-     "layers divide evenly into pipeline stages, unless a field sets another partition",
+     "num_layers is divisible by the number of pipeline stages, unless a field sets another split",
      "dist.pipeline_model_parallel_size", "model.num_layers", "dist.account_for_embedding_in_pipeline_split",
      "dist.account_for_loss_in_pipeline_split") {
   const int64_t pp = c.dist.pipeline_model_parallel_size;
@@ -60,17 +60,21 @@ RULE("R0302", layers_divide_stages,
     help +=
         "; or give the ends their own sizes with dist.num_layers_in_first_pipeline_stage and "
         "dist.num_layers_in_last_pipeline_stage";
-  report.error(units_text(c) + " do not divide into " + to_text(pp) + " pipeline stages").help(help);
+  report
+      .error("the layers to split, " + units_text(c) + ", are not a multiple of " +
+             counted(pp, "pipeline stage"))
+      .help(help);
 }
 
-RULE("R0303", layers_divide_virtual_stages, "the layers of a stage divide evenly into virtual stages",
+RULE("R0303", layers_divide_virtual_stages,
+     "the number of layers of a stage is divisible by the number of virtual stages",
      "dist.virtual_pipeline_model_parallel_size", "dist.pipeline_model_parallel_size", "model.num_layers") {
   const int64_t pp = c.dist.pipeline_model_parallel_size, vpp = virtual_stages(c);
   if (!has_pipeline(c) || vpp == 1 || uneven_ends(c) || c.dist.pipeline_model_parallel_layout) return;
   if (units(c) % pp != 0 || units(c) / pp % vpp == 0) return;
   report
-      .error("the " + to_text(units(c) / pp) + " layers of a pipeline stage do not divide into " +
-             to_text(vpp) + " virtual stages")
+      .error("a pipeline stage has " + counted(units(c) / pp, "layer") + ", not a multiple of " +
+             counted(vpp, "virtual stage"))
       .operand("layers of a stage", to_text(units(c) / pp))
       .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, units(c) / pp));
 }
@@ -94,8 +98,8 @@ RULE("R0304", virtual_stage_layers_agree,
   if (units(c) % pp != 0) return;
   if (units(c) / pp % *each != 0) {
     report
-        .error("the " + to_text(units(c) / pp) +
-               " layers of a pipeline stage do not divide into virtual stages of " + to_text(*each))
+        .error("a pipeline stage has " + counted(units(c) / pp, "layer") + ", not a multiple of the " +
+               counted(*each, "layer") + " of a virtual stage")
         .help("nearest legal num_layers_per_virtual_pipeline_stage: " +
               nearest_divisors(*each, units(c) / pp));
   } else if (units(c) / pp / *each != virtual_stages(c)) {
@@ -108,8 +112,9 @@ RULE("R0304", virtual_stage_layers_agree,
   }
 }
 
-RULE("R0305", ends_exclude_accounting,
-     "sizes of the first and last stage exclude counting embedding and head as layers",
+RULE("R0305", explicit_ends_exclude_accounting,
+     "num_layers_in_first/last_pipeline_stage and account_for_embedding/loss_in_pipeline_split exclude each "
+     "other",
      "dist.num_layers_in_first_pipeline_stage", "dist.num_layers_in_last_pipeline_stage",
      "dist.account_for_embedding_in_pipeline_split", "dist.account_for_loss_in_pipeline_split") {
   if (!has_pipeline(c) || !uneven_ends(c) || !accounts(c)) return;
@@ -120,7 +125,8 @@ RULE("R0305", ends_exclude_accounting,
       .help("keep one of them");
 }
 
-RULE("R0306", middle_stages_even, "the layers between first and last stage divide evenly",
+RULE("R0306", middle_stages_even,
+     "the layers between the first and last stage are divisible by the number of stages there",
      "dist.num_layers_in_first_pipeline_stage", "dist.num_layers_in_last_pipeline_stage",
      "dist.pipeline_model_parallel_size", "model.num_layers") {
   const auto first = c.dist.num_layers_in_first_pipeline_stage,
@@ -130,20 +136,21 @@ RULE("R0306", middle_stages_even, "the layers between first and last stage divid
   const int64_t stages = c.dist.pipeline_model_parallel_size - (first ? 1 : 0) - (last ? 1 : 0);
   if (layers < 0)
     report
-        .error("the first and last stage take " + to_text(first.value_or(0) + last.value_or(0)) +
-               " layers, the model has " + to_text(c.model.num_layers))
-        .help("smaller dist.num_layers_in_first_pipeline_stage or dist.num_layers_in_last_pipeline_stage");
+        .error("the first and last stage take " + counted(first.value_or(0) + last.value_or(0), "layer") +
+               ", the model has " + to_text(c.model.num_layers))
+        .help("reduce dist.num_layers_in_first_pipeline_stage or dist.num_layers_in_last_pipeline_stage");
   else if (stages == 0 && layers > 0)
-    report.error(to_text(layers) + " layers are left and no stage to hold them")
-        .help("let the first and last stage hold " + to_text(c.model.num_layers) + " layers together");
+    report.error("no stage is left to hold " + counted(layers, "layer"))
+        .help("let the first and last stage hold " + counted(c.model.num_layers, "layer") + " together");
   else if (stages > 0 && (layers == 0 || layers % stages != 0))
     report
-        .error(to_text(layers) + " layers between the first and last stage do not divide into " +
-               to_text(stages) + " stages")
+        .error("the layers between the first and last stage, " + to_text(layers) +
+               ", are not a multiple of the " + counted(stages, "stage") + " there")
         .help("nearest legal number of layers there: " + nearest_multiples(layers, stages));
 }
 
-RULE("R0307", virtual_stages_divide_ends, "first, last and middle stages each divide into virtual stages",
+RULE("R0307", virtual_stages_divide_ends,
+     "the layers of the first, last and middle stages are divisible by the number of virtual stages",
      "dist.virtual_pipeline_model_parallel_size", "dist.num_layers_in_first_pipeline_stage",
      "dist.num_layers_in_last_pipeline_stage", "dist.pipeline_model_parallel_size", "model.num_layers") {
   const int64_t vpp = virtual_stages(c);
@@ -155,8 +162,8 @@ RULE("R0307", virtual_stages_divide_ends, "first, last and middle stages each di
   const auto check = [&](const char* which, int64_t held) {
     if (held % vpp != 0)
       report
-          .error("the " + to_text(held) + " layers of the " + which + " stage do not divide into " +
-                 to_text(vpp) + " virtual stages")
+          .error("the " + std::string(which) + " stage has " + counted(held, "layer") +
+                 ", not a multiple of " + counted(vpp, "virtual stage"))
           .help("nearest legal virtual_pipeline_model_parallel_size: " + nearest_divisors(vpp, held));
   };
   if (first) check("first", *first);
@@ -164,7 +171,7 @@ RULE("R0307", virtual_stages_divide_ends, "first, last and middle stages each di
   if (stages > 0 && layers > 0 && layers % stages == 0) check("middle", layers / stages);
 }
 
-RULE("R0308", layout_reads, "the layout follows its grammar: E first, L last, each once",
+RULE("R0308", layout_is_valid, "the pipeline layout follows its grammar: E comes first, L last, each once",
      "dist.pipeline_model_parallel_layout") {
   if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
   const auto layout = parse_pipeline_layout(*c.dist.pipeline_model_parallel_layout);
@@ -175,7 +182,7 @@ RULE("R0308", layout_reads, "the layout follows its grammar: E first, L last, ea
             "Et*3|(tt|)*29,L");
 }
 
-RULE("R0309", layout_divides_stages, "the layout's stages are pipeline ranks * virtual stages",
+RULE("R0309", layout_divides_stages, "the number of stages of the layout is pipeline ranks * virtual stages",
      "dist.pipeline_model_parallel_layout", "dist.pipeline_model_parallel_size",
      "dist.virtual_pipeline_model_parallel_size") {
   if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
@@ -196,7 +203,8 @@ RULE("R0309", layout_divides_stages, "the layout's stages are pipeline ranks * v
         .help("unset dist.virtual_pipeline_model_parallel_size; it follows from the layout");
 }
 
-RULE("R0310", layout_holds_all_layers, "the layout holds each layer and each predicted token once",
+RULE("R0310", layout_holds_all_layers,
+     "the layout holds num_layers layers (t) and mtp_num_layers predicted tokens (m)",
      "dist.pipeline_model_parallel_layout", "model.num_layers", "model.mtp_num_layers") {
   if (!has_pipeline(c) || !c.dist.pipeline_model_parallel_layout) return;
   const auto layout = parse_pipeline_layout(*c.dist.pipeline_model_parallel_layout);
@@ -218,7 +226,8 @@ RULE("R0310", layout_holds_all_layers, "the layout holds each layer and each pre
         .help("write `m` " + to_text(c.model.mtp_num_layers.value_or(0)) + " times");
 }
 
-RULE("R0311", layout_excludes_split, "a layout excludes the other ways to split layers",
+RULE("R0311", layout_excludes_split,
+     "a pipeline layout excludes the other fields that split layers over stages",
      "dist.pipeline_model_parallel_layout", "dist.num_layers_in_first_pipeline_stage",
      "dist.num_layers_in_last_pipeline_stage", "dist.account_for_embedding_in_pipeline_split",
      "dist.account_for_loss_in_pipeline_split") {
@@ -230,7 +239,7 @@ RULE("R0311", layout_excludes_split, "a layout excludes the other ways to split 
       .help("keep the layout, which already defines the stages");
 }
 
-RULE("R0312", virtual_stages_without_overlap, "virtual stages on two ranks need overlapped exchange",
+RULE("R0312", virtual_stages_without_overlap, "virtual stages on two pipeline ranks need overlap_p2p_comm",
      "comm_overlap.overlap_p2p_comm", "dist.pipeline_model_parallel_size",
      "dist.virtual_pipeline_model_parallel_size") {
   if (c.dist.pipeline_model_parallel_size != 2 || virtual_stages(c) == 1) return;
@@ -242,7 +251,7 @@ RULE("R0312", virtual_stages_without_overlap, "virtual stages on two ranks need 
       .help("set comm_overlap.overlap_p2p_comm=true, or use more than 2 pipeline ranks");
 }
 
-RULE("R0313", exchange_overlaps_or_is_batched, "exchange between stages overlaps or is batched, not both",
+RULE("R0313", overlapped_p2p_excludes_batched, "overlap_p2p_comm and batch_p2p_comm exclude each other",
      "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm") {
   if (!c.comm_overlap.overlap_p2p_comm.value_or(false) || !c.comm_overlap.batch_p2p_comm.value_or(false))
     return;
@@ -266,7 +275,9 @@ std::optional<int64_t> size_that_does_not_fit(const BatchRamp& ramp, int64_t sam
   return std::nullopt;
 }
 
-RULE("R0314", micro_batch_groups_fit, "with virtual stages micro-batches divide into groups of at least PP",
+RULE("R0314", micro_batch_groups_fit,
+     "with virtual stages, micro-batches divide into groups of microbatch_group_size_per_vp_stage, which is "
+     "at least the number of pipeline ranks",
      "dist.microbatch_group_size_per_vp_stage", "train.num_microbatches", "dist.pipeline_model_parallel_size",
      "dist.virtual_pipeline_model_parallel_size", "train.global_batch_size", "train.rampup_batch_size",
      "train.micro_batch_size", "dist.data_parallel_size") {
@@ -306,8 +317,8 @@ RULE("R0314", micro_batch_groups_fit, "with virtual stages micro-batches divide 
   if (divides_into_groups(count, *group, pp)) return;
   const int64_t below = count / *group * *group, above = below == 0 ? *group : below + pp;
   report
-      .error("with virtual stages, " + to_text(count) + " micro-batches do not divide into groups of " +
-             to_text(*group))
+      .error("the number of micro-batches, " + to_text(count) + ", does not divide into groups of " +
+             to_text(*group) + ", which virtual stages need")
       .operand("train.num_microbatches")
       .operand("dist.microbatch_group_size_per_vp_stage")
       .operand("train.global_batch_size")
@@ -321,14 +332,14 @@ RULE("R0315", pipeline_is_filled, "a pipeline has at least as many micro-batches
   const int64_t pp = c.dist.pipeline_model_parallel_size, count = *c.train.num_microbatches;
   if (count >= pp) return;
   report
-      .lint(to_text(count) + " micro-batches leave a pipeline of " + to_text(pp) + " stages empty for " +
-            to_text(100 * (pp - 1) / (count + pp - 1)) + " % of the time")
-      .help("a larger train.global_batch_size, or fewer pipeline stages");
+      .lint("with " + counted(count, "micro-batch") + ", a pipeline of " + counted(pp, "stage") +
+            " is idle for " + to_text(100 * (pp - 1) / (count + pp - 1)) + " % of the time (pipeline bubble)")
+      .help("choose a larger train.global_batch_size, or fewer pipeline stages");
 }
 
 // Fields of Megatron that name a choice which this engine does not have to make.
-RULE("R0319", stages_exchange_as_they_are,
-     "the exchange between stages has neither fixed lengths nor batches to choose",
+RULE("R0319", p2p_options_without_effect,
+     "variable_seq_lengths and batch_p2p_comm do not change how stages exchange tensors",
      "dist.variable_seq_lengths", "comm_overlap.batch_p2p_comm", "dist.pipeline_model_parallel_size",
      "dist.virtual_pipeline_model_parallel_size") {
   if (!has_pipeline(c)) return;
@@ -348,7 +359,7 @@ RULE("R0319", stages_exchange_as_they_are,
         .help("remove it");
 }
 
-RULE("R0316", deferred_embedding_needs_pipeline, "deferring the head's weight gradient needs a pipeline",
+RULE("R0316", deferred_embedding_needs_pipeline, "defer_embedding_wgrad_compute needs pipeline parallelism",
      "comm_overlap.defer_embedding_wgrad_compute", "dist.pipeline_model_parallel_size") {
   if (!c.comm_overlap.defer_embedding_wgrad_compute || has_pipeline(c)) return;
   report

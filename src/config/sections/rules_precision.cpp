@@ -29,7 +29,8 @@ RULE("R0502", low_format_needs_half, "FP8 and FP4 GEMMs need bf16 or fp16 parame
       .help("set mixed_precision.params_dtype=bf16");
 }
 
-RULE("R0503", low_gather_needs_sharding, "gathering in fp8 or fp4 needs parameters that are gathered",
+RULE("R0503", low_gather_needs_sharding,
+     "fp8_param_gather and fp4_param_gather have an effect only with sharded parameters",
      "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
      "ddp.data_parallel_sharding_strategy") {
   if (shards(c)) return;
@@ -47,22 +48,22 @@ RULE("R0503", low_gather_needs_sharding, "gathering in fp8 or fp4 needs paramete
   check("mixed_precision.fp4_param_gather", c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather);
 }
 
-RULE("R0513", parameters_are_gathered_in_half, "parameters are gathered in params_dtype",
-     "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather",
+RULE("R0513", blocks_are_gathered_in_half, "weights with scales of blocks are gathered in params_dtype",
+     "mixed_precision.fp8_param_gather", "mixed_precision.fp4_param_gather", "mixed_precision.fp8_recipe",
      "ddp.data_parallel_sharding_strategy") {
+  const auto& m = c.mixed_precision;
   if (!shards(c)) return;
-  const auto check = [&](const char* path, bool gathers, const char* format) {
-    if (gathers)
-      report
-          .error("`" + std::string(path) + "`: this version does not support gathering of parameters in " +
-                 std::string(format) + " yet, only in `mixed_precision.params_dtype`")
-          .at(path)
-          .help("set " + std::string(path) + "=false, or ddp.data_parallel_sharding_strategy=no_shard");
+  const auto refuse = [&](const char* path, std::string_view recipe) {
+    report
+        .error("`" + std::string(path) + "`: the blocks of " + std::string(recipe) +
+               " cross the shards of a weight, which is gathered in `mixed_precision.params_dtype`")
+        .at(path)
+        .help("set " + std::string(path) + "=false; delayed and tensorwise scaling gather codes");
   };
-  check("mixed_precision.fp8_param_gather", c.mixed_precision.fp8 && c.mixed_precision.fp8_param_gather,
-        "FP8");
-  check("mixed_precision.fp4_param_gather", c.mixed_precision.fp4 && c.mixed_precision.fp4_param_gather,
-        "FP4");
+  if (m.fp8 && m.fp8_param_gather && m.fp8_recipe != Fp8Recipe::delayed &&
+      m.fp8_recipe != Fp8Recipe::tensorwise)
+    refuse("mixed_precision.fp8_param_gather", enum_name(m.fp8_recipe));
+  if (m.fp4 && m.fp4_param_gather) refuse("mixed_precision.fp4_param_gather", enum_name(m.fp4_recipe));
 }
 
 RULE("R0514", low_format_needs_wide_base, "FP8 and FP4 GEMMs exclude weights that are kept in 4 bits",
@@ -98,7 +99,7 @@ RULE("R0505", delayed_scaling_keeps_activations,
           .help("set mixed_precision.fp8_recipe=tensorwise, or leave it out of model.recompute_modules");
 }
 
-RULE("R0506", edge_layers_fit_a_stage, "layers kept in bf16 are layers of the first and last pipeline rank",
+RULE("R0506", edge_layers_fit_a_stage, "layers kept in bf16 lie on the first and last pipeline rank",
      "mixed_precision.num_layers_at_start_in_bf16", "mixed_precision.num_layers_at_end_in_bf16",
      "model.num_layers", "dist.pipeline_model_parallel_size") {
   const auto& m = c.mixed_precision;
@@ -108,10 +109,10 @@ RULE("R0506", edge_layers_fit_a_stage, "layers kept in bf16 are layers of the fi
   const auto check = [&](const char* path, int64_t wanted, int64_t held) {
     if (wanted > held)
       report
-          .error("`" + std::string(path) + "` " + to_text(wanted) + " is more than the " + to_text(held) +
-                 " layers of its pipeline stage")
+          .error("`" + std::string(path) + "` " + to_text(wanted) + " is more than the " +
+                 counted(held, "layer") + " of its pipeline stage")
           .at(path)
-          .help("at most " + to_text(held));
+          .help("set it to at most " + to_text(held));
   };
   const auto pp = static_cast<size_t>(c.dist.pipeline_model_parallel_size);
   int64_t first = 0, last = 0;
@@ -130,7 +131,7 @@ RULE("R0507", fp32_residual_needs_half, "an fp32 residual connection is for bf16
       .help("set model.fp32_residual_connection=false");
 }
 
-RULE("R0508", stages_exchange_the_residual, "stages send the hidden states without loss",
+RULE("R0508", stages_exchange_the_residual, "pipeline_dtype is the data type of the hidden states",
      "mixed_precision.pipeline_dtype", "mixed_precision.params_dtype", "model.fp32_residual_connection") {
   if (!c.mixed_precision.pipeline_dtype) return;
   const Precision residual =
@@ -143,17 +144,18 @@ RULE("R0508", stages_exchange_the_residual, "stages send the hidden states witho
       .help("set mixed_precision.pipeline_dtype=" + name_of(residual));
 }
 
-RULE("R0509", loss_scale_bounds, "the smallest loss scale is not above the first",
+RULE("R0509", loss_scale_bounds, "min_loss_scale is at most initial_loss_scale",
      "mixed_precision.min_loss_scale", "mixed_precision.initial_loss_scale") {
   const auto& m = c.mixed_precision;
   if (m.params_dtype != Precision::fp16 || m.loss_scale || m.min_loss_scale <= m.initial_loss_scale) return;
   report
       .error("`mixed_precision.min_loss_scale` " + to_text(m.min_loss_scale) +
              " is above `mixed_precision.initial_loss_scale` " + to_text(m.initial_loss_scale))
-      .help("a min_loss_scale of at most " + to_text(m.initial_loss_scale));
+      .help("set min_loss_scale to at most " + to_text(m.initial_loss_scale));
 }
 
-RULE("R0510", reduction_format_matters, "the format of reduction matters below fp32 only",
+RULE("R0510", reduction_format_matters,
+     "grad_reduce_in_fp32=false has an effect only with bf16 or fp16 parameters",
      "mixed_precision.grad_reduce_in_fp32", "mixed_precision.params_dtype") {
   if (c.mixed_precision.grad_reduce_in_fp32 || is_half(c.mixed_precision.params_dtype)) return;
   report
@@ -193,7 +195,7 @@ RULE("R0511", state_formats_need_precision_aware,
 }
 
 RULE("R0512", main_params_have_a_format,
-     "main parameters in bf16 are the model's and rounded stochastically; gradients are not fp16",
+     "main_params_dtype bf16 needs bf16 parameters and stochastic rounding; main_grads_dtype is not fp16",
      "optimizer.main_params_dtype", "optimizer.main_grads_dtype", "optimizer.stochastic_rounding",
      "mixed_precision.params_dtype") {
   const auto& o = c.optimizer;
@@ -215,7 +217,8 @@ RULE("R0512", main_params_have_a_format,
         .help("legal values: fp32, bf16");
 }
 
-RULE("R0515", precision_aware_stores_below_fp32, "a precision-aware optimizer stores something below fp32",
+RULE("R0515", precision_aware_stores_below_fp32,
+     "use_precision_aware_optimizer has an effect only if one of its data types is below fp32",
      "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype",
      "optimizer.main_params_dtype", "optimizer.main_grads_dtype", "optimizer.optimizer_cpu_offload") {
   const auto& o = c.optimizer;

@@ -84,7 +84,7 @@ RULE("R0804", recomputed_modules_once, "recompute_modules names each module once
       .help("name it once");
 }
 
-RULE("R0805", recomputed_modules_exist, "recompute_modules names what the model has",
+RULE("R0805", recomputed_modules_exist, "recompute_modules names modules of this model",
      "model.recompute_modules", "model.num_moe_experts", "model.multi_latent_attention") {
   const auto refuse = [&](RecomputeModule module, const char* why) {
     report.error("`model.recompute_modules` names " + std::string(enum_name(module)) + ", but " + why)
@@ -126,7 +126,7 @@ RULE("R0806", saved_activations_distribute,
         .help("set model.recompute_granularity=full");
 }
 
-RULE("R0807", offloaded_layers_fit, "offload moves at least one and not all layers",
+RULE("R0807", offloaded_layers_fit, "cpu_offloading_num_layers is at least 1 and less than num_layers",
      "model.cpu_offloading_num_layers", "model.num_layers") {
   if (!c.model.cpu_offloading) return;
   const int64_t layers = c.model.cpu_offloading_num_layers;
@@ -138,8 +138,8 @@ RULE("R0807", offloaded_layers_fit, "offload moves at least one and not all laye
               to_text(c.model.num_layers - 1) + " can move");
 }
 
-RULE("R0808", offload_excludes, "offload excludes pipelines and recomputation", "model.cpu_offloading",
-     "dist.pipeline_model_parallel_size", "model.recompute_granularity") {
+RULE("R0808", offload_excludes, "cpu_offloading excludes pipeline parallelism and recomputation",
+     "model.cpu_offloading", "dist.pipeline_model_parallel_size", "model.recompute_granularity") {
   if (!c.model.cpu_offloading) return;
   if (c.dist.pipeline_model_parallel_size > 1)
     report.error("`model.cpu_offloading` excludes pipeline parallelism")

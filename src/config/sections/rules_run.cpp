@@ -11,7 +11,7 @@ RULES_OF_FILE(run_rules)
 
 namespace {
 
-// One id for each byte, one for the end of a document.
+// Vocabulary of the byte tokenizer: one id for each byte, and one for the end of a document.
 constexpr int64_t kByteVocabulary = 257;
 
 // With adapters checkpoint.load holds the adapters alone, and checkpoint.pretrained_checkpoint their base.
@@ -25,7 +25,7 @@ RULE("R0901", one_start, "a run continues another or starts from weights, not bo
       .help("keep one of them");
 }
 
-RULE("R0902", retained_are_saved, "checkpoints that are kept for good are among those saved",
+RULE("R0902", retained_are_saved, "save_retain_interval is a multiple of save_interval",
      "checkpoint.save_retain_interval", "checkpoint.save_interval") {
   const auto& k = c.checkpoint;
   if (!k.save_retain_interval) return;
@@ -42,10 +42,12 @@ RULE("R0902", retained_are_saved, "checkpoints that are kept for good are among 
 
 RULE("R0903", some_checkpoint_is_kept, "at least one checkpoint is kept", "checkpoint.most_recent_k") {
   if (c.checkpoint.most_recent_k != 0) return;
-  report.error("`checkpoint.most_recent_k` 0 keeps no checkpoint").help("1 or more, or -1 for all");
+  report.error("`checkpoint.most_recent_k` 0 keeps no checkpoint")
+      .help("set it to 1 or more, or to -1 to keep all checkpoints");
 }
 
-RULE("R0904", adapters_need_a_model, "adapters need the weights of a trained model",
+RULE("R0904", adapters_need_a_model,
+     "adapters need a base model: checkpoint.pretrained_checkpoint, or peft.random_base",
      "checkpoint.pretrained_checkpoint", "peft.random_base") {
   if (!c.peft) return;
   if (c.peft->random_base && c.checkpoint.pretrained_checkpoint)
@@ -58,14 +60,14 @@ RULE("R0904", adapters_need_a_model, "adapters need the weights of a trained mod
       .help("set checkpoint.pretrained_checkpoint to a run or a checkpoint");
 }
 
-RULE("R0905", adapters_have_targets, "adapters have layers to adapt", "peft.target_modules") {
+RULE("R0905", adapters_have_targets, "peft.target_modules is not empty", "peft.target_modules") {
   if (!c.peft || !c.peft->target_modules.empty()) return;
   report.error("`peft.target_modules` is empty")
-      .help("for instance [linear_qkv, linear_proj, linear_fc1, linear_fc2]");
+      .help("for example, set peft.target_modules=[linear_qkv, linear_proj, linear_fc1, linear_fc2]");
 }
 
-RULE("R0912", adapter_targets_exist, "every target of adapters is a layer of the model",
-     "peft.target_modules", "peft.exclude_modules") {
+RULE("R0912", adapter_targets_exist, "every target module is a layer of the model", "peft.target_modules",
+     "peft.exclude_modules") {
   if (!c.peft) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
   if (layers.empty()) return;
@@ -91,7 +93,7 @@ RULE("R0912", adapter_targets_exist, "every target of adapters is a layer of the
   check("peft.exclude_modules", c.peft->exclude_modules);
 }
 
-RULE("R0913", something_is_adapted, "some layer has an adapter", "peft.exclude_modules",
+RULE("R0913", something_is_adapted, "at least one layer has an adapter", "peft.exclude_modules",
      "peft.target_modules") {
   if (!c.peft || c.peft->target_modules.empty()) return;
   const auto layers = adaptable_layers(c.model, c.peft->scheme);
@@ -108,8 +110,9 @@ RULE("R0913", something_is_adapted, "some layer has an adapter", "peft.exclude_m
       .help("exclude less");
 }
 
-RULE("R0920", excluded_modules_are_targets, "what gets no adapter would have got one otherwise",
-     "peft.exclude_modules", "peft.target_modules") {
+RULE("R0920", excluded_modules_are_targets,
+     "each pattern of exclude_modules matches a layer that target_modules matches", "peft.exclude_modules",
+     "peft.target_modules") {
   if (!c.peft || c.peft->target_modules.empty()) return;
   std::vector<std::string> targets = adaptable_layers(c.model, c.peft->scheme);
   std::erase_if(targets, [&](const std::string& layer) {
@@ -127,7 +130,7 @@ RULE("R0920", excluded_modules_are_targets, "what gets no adapter would have got
           .help("remove it");
 }
 
-RULE("R0921", new_adapters_learn, "the gradient of new adapters is not zero", "peft.lora_A_init",
+RULE("R0921", new_adapters_learn, "lora_A_init and lora_B_init are not both zero", "peft.lora_A_init",
      "peft.lora_B_init") {
   if (!c.peft || c.peft->adapter || c.peft->lora_a_init != LoraInit::zero ||
       c.peft->lora_b_init != LoraInit::zero)
@@ -139,8 +142,8 @@ RULE("R0921", new_adapters_learn, "the gradient of new adapters is not zero", "p
       .help("set peft.lora_A_init=xavier");
 }
 
-RULE("R0917", adapters_have_the_models_format, "adapters have the number format of the model",
-     "peft.lora_dtype", "mixed_precision.params_dtype") {
+RULE("R0917", adapters_have_the_models_format, "lora_dtype is the data type of the model", "peft.lora_dtype",
+     "mixed_precision.params_dtype") {
   if (!c.peft || !c.peft->lora_dtype || *c.peft->lora_dtype == c.mixed_precision.params_dtype) return;
   report
       .error("`peft.lora_dtype` " + std::string(enum_name(*c.peft->lora_dtype)) +
@@ -238,7 +241,7 @@ RULE("R0916", quantized_weights_are_unsharded, "quantized weights are not sharde
       .help("set ddp.data_parallel_sharding_strategy=optim_grads");
 }
 
-RULE("R0906", tokenizer_has_files, "a tokenizer has the files of its kind, unless the data are random tokens",
+RULE("R0906", tokenizer_has_files, "a tokenizer has the files of its type, unless the data are random tokens",
      "tokenizer.tokenizer_type") {
   const auto& t = c.tokenizer;
   // Random tokens need no tokenizer.
@@ -255,7 +258,7 @@ RULE("R0906", tokenizer_has_files, "a tokenizer has the files of its kind, unles
         .help("set tokenizer.vocab_file=vocab.json tokenizer.merge_file=merges.txt");
 }
 
-RULE("R0907", bytes_fit_vocabulary, "the byte tokenizer's ids fit the vocabulary", "model.vocab_size",
+RULE("R0907", bytes_fit_vocabulary, "vocab_size covers the ids of the byte tokenizer", "model.vocab_size",
      "tokenizer.tokenizer_type") {
   if (c.tokenizer.tokenizer_type != TokenizerKind::byte || c.model.vocab_size >= kByteVocabulary) return;
   report
@@ -274,14 +277,14 @@ RULE("R0908", trace_has_steps, "a trace has at least one step", "profiling.profi
       .help("set profiling.profile_step_end=" + to_text(p.profile_step_start + 2));
 }
 
-RULE("R0918", traced_steps_exist, "the run has steps to trace", "profiling.profile_step_start",
+RULE("R0918", traced_steps_exist, "the traced steps are steps of the run", "profiling.profile_step_start",
      "train.train_iters") {
   const int64_t start = c.profiling.profile_step_start;
   if (!c.profiling.trace || !c.train.train_iters || start < *c.train.train_iters) return;
   report
       .lint("`profiling.profile_step_start` " + to_text(start) + " is not below `train.train_iters` " +
             to_text(*c.train.train_iters) + ": no step is traced")
-      .help("for instance profiling.profile_step_start=0");
+      .help("for example, set profiling.profile_step_start=0");
 }
 
 RULE("R0909", traced_ranks_exist, "traced ranks are ranks of the world", "profiling.profile_ranks",
@@ -292,7 +295,7 @@ RULE("R0909", traced_ranks_exist, "traced ranks are ranks of the world", "profil
       report
           .error("`profiling.profile_ranks` names rank " + to_text(rank) + " of a world of " +
                  to_text(c.dist.world_size))
-          .help("ranks from 0 to " + to_text(c.dist.world_size - 1));
+          .help("name ranks from 0 to " + to_text(c.dist.world_size - 1));
 }
 
 RULE("R0910", rewind_needs_checkpoints, "rewinding needs checkpoints with optimizer state",
@@ -300,12 +303,12 @@ RULE("R0910", rewind_needs_checkpoints, "rewinding needs checkpoints with optimi
   const bool rewinds = c.resilience.loss_spike_action == SpikeAction::rewind ||
                        c.resilience.grad_norm_spike_action == SpikeAction::rewind;
   if (!rewinds || (c.checkpoint.save_interval && c.checkpoint.save_optim)) return;
-  report.error("rewinding after a spike needs checkpoints to go back to, with optimizer state")
+  report.error("rewinding after a spike needs checkpoints with optimizer state")
       .help("set checkpoint.save_interval, and checkpoint.save_optim=true");
 }
 
-RULE("R0911", checkpoints_can_resume, "checkpoints hold what a resume needs", "checkpoint.save_optim",
-     "checkpoint.save_interval") {
+RULE("R0911", checkpoints_can_resume, "a run continues only from checkpoints with optimizer state",
+     "checkpoint.save_optim", "checkpoint.save_interval") {
   if (!c.checkpoint.load_optim || c.checkpoint.save_optim || !c.checkpoint.save_interval) return;
   report.lint("`checkpoint.save_optim` is false: a run that stops cannot continue from its checkpoints")
       .help("set checkpoint.save_optim=true, unless weights are all that is wanted");

@@ -24,30 +24,30 @@ RULE("R0401", sequence_parallel_needs_tensor, "sequence parallelism needs tensor
       .help("set dist.sequence_parallel=false, or dist.tensor_model_parallel_size to 2 or more");
 }
 
-RULE("R0402", heads_divide_tensor, "attention heads divide over the tensor-parallel ranks",
+RULE("R0402", heads_divide_tensor, "num_attention_heads is divisible by the tensor-parallel size",
      "model.num_attention_heads", "dist.tensor_model_parallel_size") {
   if (c.model.num_attention_heads % tp(c) == 0) return;
   report
       .error("`model.num_attention_heads` " + to_text(c.model.num_attention_heads) +
-             " does not divide over " + to_text(tp(c)) + " tensor-parallel ranks")
+             " is not divisible by the tensor-parallel size " + to_text(tp(c)))
       .help("nearest legal dist.tensor_model_parallel_size: " +
             nearest_divisors(tp(c), c.model.num_attention_heads));
 }
 
 RULE("R0403", groups_divide_tensor,
-     "key/value heads divide over the tensor-parallel ranks, or the ranks over them (replicated)",
+     "num_query_groups is divisible by the tensor-parallel size, or divides it (replicated key/value heads)",
      "model.num_query_groups", "dist.tensor_model_parallel_size") {
   if (!c.model.num_query_groups || c.model.multi_latent_attention) return;
   const int64_t groups = *c.model.num_query_groups;
   if (groups % tp(c) == 0 || tp(c) % groups == 0) return;
   report
-      .error("`model.num_query_groups` " + to_text(groups) + " is neither a multiple nor a divisor of " +
-             to_text(tp(c)) + " tensor-parallel ranks")
+      .error("`model.num_query_groups` " + to_text(groups) +
+             " is neither a multiple nor a divisor of the tensor-parallel size " + to_text(tp(c)))
       .help("nearest legal dist.tensor_model_parallel_size: " + nearest_divisors(tp(c), groups) +
             ", or a multiple of " + to_text(groups));
 }
 
-RULE("R0404", groups_divide_heads, "each key/value head serves the same number of query heads",
+RULE("R0404", groups_divide_heads, "num_attention_heads is divisible by num_query_groups",
      "model.num_query_groups", "model.num_attention_heads") {
   if (!c.model.num_query_groups || c.model.num_attention_heads % *c.model.num_query_groups == 0) return;
   report
@@ -57,8 +57,9 @@ RULE("R0404", groups_divide_heads, "each key/value head serves the same number o
             nearest_divisors(*c.model.num_query_groups, c.model.num_attention_heads));
 }
 
-RULE("R0405", heads_divide_hidden, "the hidden size divides into heads, unless kv_channels is given",
-     "model.hidden_size", "model.num_attention_heads", "model.kv_channels") {
+RULE("R0405", heads_divide_hidden,
+     "hidden_size is divisible by num_attention_heads, unless kv_channels is given", "model.hidden_size",
+     "model.num_attention_heads", "model.kv_channels") {
   if (c.model.kv_channels || c.model.num_attention_heads < 1) return;
   report
       .error("`model.hidden_size` " + to_text(c.model.hidden_size) +
@@ -70,21 +71,22 @@ RULE("R0405", heads_divide_hidden, "the hidden size divides into heads, unless k
           "; or num_attention_heads: " + nearest_divisors(c.model.num_attention_heads, c.model.hidden_size));
 }
 
-RULE("R0406", feed_forward_divides_tensor, "the feed-forward width divides over the tensor-parallel ranks",
+RULE("R0406", feed_forward_divides_tensor, "ffn_hidden_size is divisible by the tensor-parallel size",
      "model.ffn_hidden_size", "dist.tensor_model_parallel_size") {
   if (!c.model.ffn_hidden_size || *c.model.ffn_hidden_size % tp(c) == 0) return;
   report
-      .error("`model.ffn_hidden_size` " + to_text(*c.model.ffn_hidden_size) + " does not divide over " +
-             to_text(tp(c)) + " tensor-parallel ranks")
+      .error("`model.ffn_hidden_size` " + to_text(*c.model.ffn_hidden_size) +
+             " is not divisible by the tensor-parallel size " + to_text(tp(c)))
       .help("nearest legal ffn_hidden_size: " + nearest_multiples(*c.model.ffn_hidden_size, tp(c)));
 }
 
-RULE("R0407", vocabulary_divides_tensor, "the padded vocabulary divides over the tensor-parallel ranks",
-     "model.padded_vocab_size", "model.make_vocab_size_divisible_by", "dist.tensor_model_parallel_size") {
+RULE("R0407", vocabulary_divides_tensor,
+     "the padded vocabulary size is divisible by the tensor-parallel size", "model.padded_vocab_size",
+     "model.make_vocab_size_divisible_by", "dist.tensor_model_parallel_size") {
   if (!c.model.padded_vocab_size || *c.model.padded_vocab_size % tp(c) == 0) return;
   report
-      .error("`model.padded_vocab_size` " + to_text(*c.model.padded_vocab_size) + " does not divide over " +
-             to_text(tp(c)) + " tensor-parallel ranks")
+      .error("`model.padded_vocab_size` " + to_text(*c.model.padded_vocab_size) +
+             " is not divisible by the tensor-parallel size " + to_text(tp(c)))
       .help("set model.make_vocab_size_divisible_by to a multiple of " + to_text(tp(c)));
 }
 
@@ -165,13 +167,13 @@ RULE("R0418", rope_factors_for_pairs,
       report
           .error("`model." + std::string(field) + "` has " + to_text(given) + " values, and RoPE rotates " +
                  to_text(pairs) + " pairs")
-          .help("one factor for each pair, as `rope_scaling` of the model's config.json lists them");
+          .help("give one factor for each pair, as `rope_scaling` of the model's config.json lists them");
     for (const double factor : factors)
       if (!(factor > 0)) {
         report
             .error("`model." + std::string(field) + "` has the factor " + to_text(factor) +
                    ", but wavelengths stay positive")
-            .help("factors above 0");
+            .help("write factors above 0");
         break;
       }
   };
@@ -205,7 +207,7 @@ RULE("R0412", window_below_sequence, "a sliding window is shorter than the seque
   if (!c.model.window_size || *c.model.window_size < c.model.seq_length) return;
   report
       .lint("`model.window_size` " + to_text(*c.model.window_size) + " masks no token in sequences of " +
-            to_text(c.model.seq_length) + " tokens")
+            counted(c.model.seq_length, "token"))
       .help("unset model.window_size, or make it less than " + to_text(c.model.seq_length));
 }
 
@@ -216,7 +218,7 @@ RULE("R0413", qkv_bias_is_extra, "add_qkv_bias is for models without other biase
       .help("unset model.add_qkv_bias");
 }
 
-RULE("R0414", latent_attention_excludes_groups, "latent attention has as many key as query heads",
+RULE("R0414", latent_attention_excludes_groups, "multi-latent attention excludes grouped queries",
      "model.multi_latent_attention", "model.num_query_groups", "model.num_attention_heads") {
   if (!c.model.multi_latent_attention || !c.model.num_query_groups ||
       *c.model.num_query_groups == c.model.num_attention_heads)
@@ -228,7 +230,7 @@ RULE("R0414", latent_attention_excludes_groups, "latent attention has as many ke
       .help("unset model.num_query_groups");
 }
 
-RULE("R0415", latent_attention_rotates_halves, "latent attention does not rotate interleaved",
+RULE("R0415", latent_attention_rotates_halves, "multi-latent attention excludes interleaved RoPE",
      "model.multi_latent_attention", "model.rotary_interleaved") {
   if (!c.model.multi_latent_attention || !c.model.rotary_interleaved) return;
   report.error("`model.multi_latent_attention` and `model.rotary_interleaved` exclude each other")
@@ -247,23 +249,26 @@ int64_t exchanging_ranks(const Config& c) {
   return ranks;
 }
 
-RULE("R0416", heads_divide_exchange, "exchange of heads for sequence needs heads for every rank",
+RULE("R0416", heads_divide_all_to_all,
+     "all-to-all context parallelism (cp_comm_type a2a) needs num_attention_heads divisible by tensor * "
+     "context parallelism",
      "dist.cp_comm_type", "dist.context_parallel_size", "model.num_attention_heads",
      "dist.tensor_model_parallel_size") {
   const int64_t ranks = exchanging_ranks(c);
   const auto needed = product_of({ranks, tp(c)});
   if (ranks == 1 || !needed || c.model.num_attention_heads % *needed == 0) return;
   report
-      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) + " ranks, but the " +
-             to_text(c.model.num_attention_heads) +
-             " heads do not divide over tensor * context = " + product_text({tp(c), ranks}))
+      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) +
+             " ranks, but `model.num_attention_heads` " + to_text(c.model.num_attention_heads) +
+             " is not divisible by tensor * context = " + product_text({tp(c), ranks}))
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides the heads of a rank");
 }
 
 // The groups of a tensor-parallel rank are shared out over the exchange, or each is held by several of its
 // ranks.
-RULE("R0417", groups_divide_exchange,
-     "exchange of heads for sequence: the key/value heads are a multiple or a divisor of the ranks",
+RULE("R0417", groups_divide_all_to_all,
+     "with all-to-all context parallelism (cp_comm_type a2a), the key/value heads of a tensor-parallel rank "
+     "are a multiple or a divisor of the ranks that exchange heads",
      "dist.cp_comm_type", "dist.context_parallel_size", "model.num_query_groups",
      "dist.tensor_model_parallel_size") {
   const int64_t ranks = exchanging_ranks(c);
@@ -271,9 +276,9 @@ RULE("R0417", groups_divide_exchange,
   const int64_t here = std::max<int64_t>(1, *c.model.num_query_groups / tp(c));
   if (here % ranks == 0 || ranks % here == 0) return;
   report
-      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) + " ranks, but the " +
-             to_text(here) +
-             " key/value heads of a tensor-parallel rank are neither a multiple nor a divisor of that")
+      .error("`dist.cp_comm_type` a2a exchanges heads over " + to_text(ranks) +
+             " ranks, but the number of key/value heads of a tensor-parallel rank, " + to_text(here) +
+             ", is neither a multiple nor a divisor of that")
       .help("set dist.cp_comm_type=p2p, or a context_parallel_size that divides model.num_query_groups");
 }
 

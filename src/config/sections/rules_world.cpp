@@ -95,7 +95,7 @@ RULE("R0101", world_divisible,
   auto& found = report.error(message);
   add_grids(c, found);
   std::string help = nearest_worlds(c);
-  if (help.empty()) help = "smaller sizes: no world is as large as their product";
+  if (help.empty()) help = "choose smaller sizes: no world is as large as their product";
   if (d.expert_model_parallel_size > 1) help += "; " + expert_parallelism_is_data_parallelism(c);
   found.help(help);
 }
@@ -115,7 +115,7 @@ RULE("R0102", expert_world_divisible,
       ", though it is one of tensor * pipeline * context = " + to_text(*dense_grid(c).product()));
   add_grids(c, found);
   std::string help = nearest_worlds(c);
-  if (help.empty()) help = "smaller sizes: no world is as large as their product";
+  if (help.empty()) help = "choose smaller sizes: no world is as large as their product";
   const auto layout = try_mul(experts->outer, experts->pipeline);
   if (layout && d.world_size % *layout == 0)
     help += "; or dist.expert_model_parallel_size: " +
@@ -202,11 +202,11 @@ RULE("R0106", hierarchical_sizes_multiply_to_context,
   report
       .error("`dist.hierarchical_context_parallel_sizes` multiply to " + product_text(sizes) +
              ", context parallelism is " + to_text(c.dist.context_parallel_size))
-      .help("two sizes whose product is " + to_text(c.dist.context_parallel_size));
+      .help("give two sizes whose product is " + to_text(c.dist.context_parallel_size));
 }
 
 RULE("R0107", hierarchical_sizes_given,
-     "two hierarchical sizes are given exactly when cp_comm_type has a2a+p2p",
+     "hierarchical_context_parallel_sizes has two sizes if and only if cp_comm_type contains a2a+p2p",
      "dist.hierarchical_context_parallel_sizes", "dist.cp_comm_type") {
   if (c.dist.context_parallel_size == 1) return;
   const size_t given = c.dist.hierarchical_context_parallel_sizes.size();
@@ -217,7 +217,7 @@ RULE("R0107", hierarchical_sizes_given,
               "`dist.cp_comm_type` a2a+p2p needs two sizes in `dist.hierarchical_context_parallel_sizes`, "
               "got " +
               to_text(static_cast<int64_t>(given)))
-          .help("for instance dist.hierarchical_context_parallel_sizes=[2," +
+          .help("for example, set dist.hierarchical_context_parallel_sizes=[2," +
                 to_text(std::max<int64_t>(1, c.dist.context_parallel_size / 2)) + "]");
   } else if (given != 0) {
     report.error("`dist.hierarchical_context_parallel_sizes` is only for `dist.cp_comm_type` a2a+p2p")
@@ -225,7 +225,7 @@ RULE("R0107", hierarchical_sizes_given,
   }
 }
 
-RULE("R0108", context_exchange_for_each_layer, "cp_comm_type has one item, or one for each layer",
+RULE("R0108", context_exchange_for_each_layer, "cp_comm_type has one item, or one item for each layer",
      "dist.cp_comm_type", "model.num_layers") {
   const auto given = static_cast<int64_t>(c.dist.cp_comm_type.size());
   if (given == 1 || given == c.model.num_layers) return;
@@ -253,7 +253,8 @@ RULE("R0109", state_groups_divide_data,
         .help("nearest legal values: " + nearest_divisors(groups, *c.dist.expert_data_parallel_size));
 }
 
-RULE("R0110", state_groups_need_sharding, "groups of optimizer state need optimizer state that is sharded",
+RULE("R0110", state_groups_need_sharding,
+     "num_distributed_optimizer_instances above 1 needs sharded optimizer state",
      "ddp.num_distributed_optimizer_instances", "ddp.data_parallel_sharding_strategy") {
   if (c.ddp.num_distributed_optimizer_instances == 1 || shards(c)) return;
   report
@@ -282,12 +283,12 @@ RULE("R0111", outer_sharding_fits,
 }
 
 RULE("R0112", backend_fits_device,
-     "nccl carries collectives of GPUs only, and its stand-in those of the checked device",
+     "nccl carries collectives of GPUs only, and its stand-in those of the checked and simulated devices",
      "dist.distributed_backend", "train.device") {
   if (c.dist.distributed_backend == DistributedBackend::nccl_stand_in) {
-    if (c.train.device == DeviceKind::checked) return;
+    if (c.train.device == DeviceKind::checked || c.train.device == DeviceKind::simulated) return;
     report
-        .error("`dist.distributed_backend` nccl_stand_in is for `train.device` checked, which is " +
+        .error("`dist.distributed_backend` nccl_stand_in is for `train.device` checked or simulated, which is " +
                std::string(enum_name(c.train.device)))
         .help("set dist.distributed_backend=auto, or train.device=checked");
     return;

@@ -10,7 +10,7 @@
 namespace capstan::config {
 
 // Automatic is spelled auto.
-enum class DeviceKind : uint8_t { automatic, cpu, cuda, checked, meta };
+enum class DeviceKind : uint8_t { automatic, cpu, cuda, checked, simulated, meta };
 
 template <>
 struct EnumNames<DeviceKind> {
@@ -20,6 +20,7 @@ struct EnumNames<DeviceKind> {
       {DeviceKind::cuda, "cuda", "an NVIDIA GPU"},
       {DeviceKind::checked, "checked",
        "an asynchronous device emulated on the CPU, which detects missing synchronization", "guard"},
+      {DeviceKind::simulated, "simulated", "the CUDA kernels, compiled for the CPU and checked while they run"},
       {DeviceKind::meta, "meta", "shapes without data: nothing is computed"},
   };
 };

@@ -15,7 +15,8 @@
   const finished = trials.filter((t) => t.finished);
   const ranking = [...finished].sort((a, b) => (minimize ? a.metric - b.metric : b.metric - a.metric));
   ranking.forEach((trial, i) => (trial.rank = ranking.length > 1 ? i / (ranking.length - 1) : 0));
-  const order = [...trials].sort((a, b) => (b.rank ?? 2) - (a.rank ?? 2));  // the best are drawn last
+  // The best trials are drawn last, on top of the others.
+  const order = [...trials].sort((a, b) => (b.rank ?? 2) - (a.rank ?? 2));
 
   // ---- scales: from a value to 0 … 1
   const scaleOf = (key, k) => {
@@ -59,7 +60,8 @@
   // ---- colors: the strongest for the best, or along an axis
   const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [223, 214, 60]];
   const ramp = (part) => {
-    const t = Charts.dark() ? 1 - 0.85 * part : part;  // on a dark page the bright end is the strongest
+    // On a dark page the bright end of the scale is the strongest.
+    const t = Charts.dark() ? 1 - 0.85 * part : part;
     const at = Math.min(Math.max(t, 0), 1) * (stops.length - 1);
     const i = Math.min(Math.floor(at), stops.length - 2);
     return "rgb(" + stops[i].map((c, k) => Math.round(c + (stops[i + 1][k] - c) * (at - i))).join(",") + ")";

@@ -6,5 +6,7 @@
 namespace capstan::cuda {
 
 const Runtime& cuda_runtime();
+// Makes the device current for this thread.
+Status use_device(const OpenDevice* device);
 
 }  // namespace capstan::cuda

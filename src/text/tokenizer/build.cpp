@@ -65,7 +65,7 @@ void Tokenizer::Pipeline::add_vocabulary(const TokenizerSpec& spec) {
     }
   };
   for (const auto& [token, id] : spec.vocab) {
-    // Of SentencePiece's pieces, only ordinary, user-defined and unused ones are found in text.
+    // Only ordinary, user-defined and unused pieces of SentencePiece are found in text.
     const auto index = static_cast<size_t>(id);
     const bool of_model = index >= spec.kinds.size() || spec.kinds[index] == PieceKind::ordinary ||
                           spec.kinds[index] == PieceKind::user_defined ||

@@ -1,9 +1,12 @@
 #include "train/adapters/adapters.hpp"
 
 #include <cmath>
+#include <filesystem>
 #include <map>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
+#include "config/core/external.hpp"
 #include "config/sections/adapter_targets.hpp"
 #include "ops/adapter.hpp"
 #include "train/adapters/base_model.hpp"
@@ -14,7 +17,12 @@ namespace capstan::train {
 
 BaseModel open_base(const config::Config& config, const std::string& expected, comm::Communicator& ranks) {
   CAPSTAN_ASSERT(config.checkpoint.pretrained_checkpoint, "adapters without a base, which the rules refuse");
-  BaseModel base = BaseModel::open(config.checkpoint.pretrained_checkpoint->resolved);
+  const std::string& name = config.checkpoint.pretrained_checkpoint->resolved;
+  std::error_code unknown;
+  if (!std::filesystem::exists(config::split_scheme(name).path, unknown))
+    fail_not_found("checkpoint.pretrained_checkpoint", name,
+                   "set checkpoint.pretrained_checkpoint to the new place of the base model");
+  BaseModel base = BaseModel::open(name);
   if (expected.empty()) return base;
   base.share_hash(ranks);
   if (base.hash() != expected)

@@ -35,7 +35,7 @@ void store_as(DType type, const std::vector<float>& values, const std::string& n
         fail(ErrorCode::unsupported,
              "the merged `" + name + "` holds " + to_text(value) +
                  ", which exceeds the range of fp16, the type of the base",
-             "convert the base to bf16 or fp32, and merge into that");
+             "{convert_base_to} bf16 or fp32, and merge into that");
   const Region all = full_region({static_cast<int64_t>(values.size())});
   copy_region(all, all, std::as_bytes(std::span(values)).data(), DType::f32, all, to.data(), type);
 }
@@ -266,7 +266,7 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
   } catch (...) {
     writer.abandon();
     std::error_code stays;
-    // Only while nothing is in it.
+    // Removes the directory only if it is empty.
     if (made) std::filesystem::remove(root, stays);
     throw;
   }

@@ -30,7 +30,7 @@ static std::string kind_of(const config::PeftConfig& peft) {
   return "adapters (" + std::string(enum_name(peft.scheme)) + ", rank " + std::to_string(peft.dim) + ")";
 }
 
-// What PEFT's users save beside adapters: the tokenizer and its settings. Empty without a tokenizer.
+// The tokenizer and its settings, which users of PEFT save beside adapters. Empty without a tokenizer.
 static formats::Assets tokenizer_files(formats::Assets files) {
   const auto is_tokenizer = [](const auto& file) { return formats::is_tokenizer_file(file.first); };
   if (std::ranges::none_of(files, is_tokenizer)) return {};

@@ -43,7 +43,7 @@ StoredRecipe recipe_of_run(const std::string& name, const std::vector<config::Ov
   return stored;
 }
 
-constexpr const char* kNameIt = "name the base of the adapters";
+constexpr const char* kNameBase = "{name_base}";
 
 // Looks whether the weights that `field` names are there, before anything is read.
 void require_base(const char* field, const std::string& name, const std::string& otherwise) {
@@ -56,10 +56,10 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
   if (!directory) {
     const StoredRecipe run = recipe_of_run(name, overrides);
     if (const auto& from = run.resolution.config.checkpoint.pretrained_checkpoint) {
-      require_base("checkpoint.pretrained_checkpoint", from->resolved, kNameIt);
+      require_base("checkpoint.pretrained_checkpoint", from->resolved, kNameBase);
       return from->resolved;
     }
-    fail(ErrorCode::usage, "`" + name + "` does not name the base model of its adapters", kNameIt);
+    fail(ErrorCode::usage, "`" + name + "` does not name the base model of its adapters", kNameBase);
   }
   const std::string base_name = formats::read_peft(*directory).config.base_model;
   std::error_code error;
@@ -70,11 +70,11 @@ std::string named_base(const std::string& name, const std::vector<config::Overri
   }
   const std::string file = (*directory / "adapter_config.json").string();
   if (base_name.empty())
-    fail(ErrorCode::usage, "`" + file + "` does not name the base model of its adapters", kNameIt);
+    fail(ErrorCode::usage, "`" + file + "` does not name the base model of its adapters", kNameBase);
   std::string help = near_paths_help(near_paths(base_name));
   if (help.empty()) help = download_help(base_name);
   fail(ErrorCode::not_found, not_found_text("base_model_name_or_path", base_name) + " (of `" + file + "`)",
-       help + (help.empty() ? "" : "; ") + kNameIt);
+       help + (help.empty() ? "" : "; ") + kNameBase);
 }
 
 }  // namespace

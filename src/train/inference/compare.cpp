@@ -143,7 +143,7 @@ void compare_recipes(const fs::path& a, const fs::path& b, Comparison& result) {
   };
   try {
     const config::Resolution first = resolved(a), second = resolved(b);
-    // One of another version: the numbers are compared all the same.
+    // A recipe of another version may have errors; the numbers are compared nevertheless.
     if (first.ok() && second.ok()) result.recipe = config::diff(first, second);
   } catch (const Error& error) {
     result.not_compared.push_back("recipe: " + error.message());

@@ -14,6 +14,7 @@
 #include "train/setup/model.hpp"
 #include "train/setup/state.hpp"
 #include "train/setup/tokenizer.hpp"
+#include "train/setup/transport.hpp"
 #include "train/trainer/agreement.hpp"
 #include "train/trainer/device_batch.hpp"
 
@@ -106,7 +107,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
                             {"the checkpoint", checkpoint.string()},
                             {"the adapters", adapter}});
   require_same_recipe(world, config);
-  // Its contents were verified when it was chosen.
+  // The contents of the checkpoint were verified when it was chosen.
   BaseModel weights = BaseModel::open_verified(checkpoint.string());
   if (const checkpoint::Reader* reader = weights.checkpoint()) {
     config::TokenizerConfig& tokenizer = config_.tokenizer;
@@ -144,7 +145,7 @@ LoadedModel::LoadedModel(const std::filesystem::path& checkpoint, const config::
         checkpoint::Reader::open(adapters->run->checkpoint, checkpoint::Depth::structure), adapter);
   end_tokens_ = end_tokens_of(weights);
   device_ = make_device(config.train.device, config.train.threads.value_or(0), local_rank_of(world));
-  connect(mesh_, config, world, *device_);
+  connect(mesh_, choose_transport(config, world, gpu_of(world, *device_)).transport, config, world, *device_);
   model_ = models::build(config.model, model_shard(config_, mesh_));
   parallel::FlatStore::Options options{.compute = compute_type(config.mixed_precision), .gradients = false};
   if (config_.peft) quantize_base(*config_.peft, config.model, options);

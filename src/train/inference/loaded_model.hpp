@@ -71,7 +71,7 @@ class LoadedModel {
   comm::Mesh mesh_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::FlatStore> store_;
-  // Of all passes: tables such as those of RoPE are uploaded once.
+  // Context of all passes, so that tables such as those of RoPE are uploaded once.
   std::unique_ptr<StepContext> context_;
 };
 

@@ -67,7 +67,7 @@ FileLock::FileLock(const fs::path& directory, std::string_view what) {
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
   const std::string who = "process " + std::to_string(::getpid()) + " on " + host.data() + "\n";
   if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, who.data(), who.size(), 0) < 0) {
-    // Only for the text of an error: the lock itself holds.
+    // The lock holds even if its file does not name the owner, who is named in errors only.
   }
   fd_ = fd;
 }
@@ -92,7 +92,7 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
     fail(ErrorCode::failed,
          "run `" + path.string() + "` exists already (" + std::string(name_of(run.state)) +
              (run.step ? " at step " + std::to_string(*run.step) : std::string()) + ")",
-         "resume it, or give another run directory");
+         "{resume}, or give {other_run_dir}");
   }
   if (!exists && fs::exists(path, error)) {
     if (!fs::is_directory(path, error))
@@ -102,7 +102,7 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
         fail(ErrorCode::failed,
              "`" + path.string() + "` exists and is not a run directory (it has no " + std::string(kRunFile) +
                  ")",
-             "give another run directory");
+             "give {other_run_dir}");
   }
   checkpoint::real_file_system().make_directories(path);
   lock_.emplace(path, "run");
@@ -110,7 +110,7 @@ RunDirectory::RunDirectory(const fs::path& path, bool resume) : path_(path) {
   resumed_ = fs::exists(path / kRunFile, error);
   if (resumed_ && !resume)
     fail(ErrorCode::failed, "run `" + path.string() + "` exists already",
-         "resume it, or give another run directory");
+         "{resume}, or give {other_run_dir}");
   for (const auto& entry : fs::directory_iterator(path, error))
     if (is_temporary(entry.path())) fs::remove(entry.path(), error);
   if (resumed_) {

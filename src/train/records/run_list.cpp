@@ -110,8 +110,7 @@ void require_run(const fs::path& path) {
     if (near.empty() && fs::path(name).filename() == path.filename()) near.push_back(name);
   for (std::string& name : near) name = "`" + name + "`";
   fail(ErrorCode::not_found, "there is no run `" + path.string() + "` to resume",
-       (near.empty() ? "" : "did you mean " + join(near, " or ") + "? ") +
-           "start it without resuming; `resume=auto` starts a run or resumes it");
+       (near.empty() ? "" : "did you mean " + join(near, " or ") + "? ") + "{start}");
 }
 
 fs::path saved_in(const fs::path& path) {

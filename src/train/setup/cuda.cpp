@@ -1,7 +1,6 @@
 #include "train/setup/cuda.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <vector>
 
@@ -9,35 +8,16 @@
 #include "base/text.hpp"
 #include "base/wording.hpp"
 #include "comm/collective_errors.hpp"
+#include "kernels/each_family.hpp"
 #include "tensor/cuda_device.hpp"
 
 namespace capstan::train {
 
 std::string missing_kernels(const kernels::Table& table) {
-  struct Family {
-    const char* name;
-    const void* kernels;
-  };
-  const Family families[] = {{"gemm", table.gemm},
-                             {"norm", table.norm},
-                             {"head_norm", table.head_norm},
-                             {"activation", table.activation},
-                             {"rope", table.rope},
-                             {"attention", table.attention},
-                             {"context_attention", table.context_attention},
-                             {"embedding", table.embedding},
-                             {"cross_entropy", table.cross_entropy},
-                             {"decoding", table.decoding},
-                             {"elementwise", table.elementwise},
-                             {"optimizers", table.optimizers},
-                             {"adapter", table.adapter},
-                             {"quantize", table.quantize},
-                             {"step_control", table.step_control}};
-  static_assert(sizeof(kernels::Table) == std::size(families) * sizeof(void*),
-                "a family without a line above");
   std::vector<std::string> missing;
-  for (const Family& family : families)
-    if (!family.kernels) missing.emplace_back(family.name);
+  kernels::for_each_family([&](const char* name, auto family) {
+    if (!(table.*family)) missing.emplace_back(name);
+  });
   return missing.empty() ? "" : "the kernels " + join(missing, ", ");
 }
 
@@ -47,6 +27,7 @@ CudaStatus cuda_status(const cuda::Library& library) {
   const cuda::Backend& backend = *library.backend;
   const std::string missing = backend.table ? missing_kernels(*backend.table) : "kernels";
   if (missing.empty()) status.table = backend.table;
+  status.has_nccl = backend.communicator != nullptr;
 
   int32_t devices = 0;
   if (const cuda::Status counted = backend.runtime->count_devices(&devices); !counted.ok()) {
@@ -72,13 +53,18 @@ std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_ran
   return cuda::make_cuda_device(*status.usable, *status.table, local_rank % status.devices, threads);
 }
 
-std::string shared_gpus(const std::vector<std::string>& gpus) {
+std::string shared_gpu_count(const std::vector<std::string>& gpus) {
   const auto ranks = std::count_if(gpus.begin(), gpus.end(), [](const auto& gpu) { return !gpu.empty(); });
   std::set<std::string> distinct(gpus.begin(), gpus.end());
   distinct.erase("");
   if (static_cast<size_t>(ranks) == distinct.size()) return "";
-  return counted(ranks, "rank") + " share " + counted(static_cast<int64_t>(distinct.size()), "GPU") +
-         ": their kernels run in turn, and the memory of a GPU is that of all its ranks";
+  return counted(ranks, "rank") + " share " + counted(static_cast<int64_t>(distinct.size()), "GPU");
+}
+
+std::string shared_gpus(const std::vector<std::string>& gpus) {
+  const std::string shared = shared_gpu_count(gpus);
+  if (shared.empty()) return "";
+  return shared + ": their kernels run in turn, and the memory of a GPU is that of all its ranks";
 }
 
 std::string shared_gpus(comm::World& world, const Device& device) {

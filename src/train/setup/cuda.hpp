@@ -17,6 +17,8 @@ struct CudaStatus {
   const cuda::Backend* usable = nullptr;
   // The backend's object is there.
   bool built = false;
+  // The backend was built with NCCL.
+  bool has_nccl = false;
   // All kernels, also where there is no device; null: some are missing.
   const kernels::Table* table = nullptr;
   // Devices that this process sees.
@@ -25,7 +27,7 @@ struct CudaStatus {
   std::string reason, help;
 };
 CudaStatus cuda_status(const cuda::Library& library);
-// That of cuda::library(), found by the first call.
+// The status of cuda::library(), found by the first call.
 const CudaStatus& cuda_status();
 
 // "" or "the kernels gemm, attention": families that are null.
@@ -39,5 +41,7 @@ std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_ran
 std::string shared_gpus(comm::World& world, const Device& device);
 // The same for the names of the ranks' GPUs; empty ones are no GPUs.
 std::string shared_gpus(const std::vector<std::string>& gpus);
+// "4 ranks share 2 GPUs", or empty.
+std::string shared_gpu_count(const std::vector<std::string>& gpus);
 
 }  // namespace capstan::train

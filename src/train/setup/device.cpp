@@ -4,12 +4,12 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "comm/blocking_channel.hpp"
-#include "comm/channel.hpp"
-#include "comm/transfer_status.hpp"
+#include "base/text.hpp"
 #include "kernels/bench/bench.hpp"
+#include "kernels/simulated/device_table.hpp"
 #include "kernels/table.hpp"
 #include "tensor/cuda_device.hpp"
+#include "tensor/simulated_device.hpp"
 #include "train/setup/cuda.hpp"
 
 namespace capstan::train {
@@ -44,7 +44,22 @@ constexpr DeviceBackend kChecked{.table = kernels::cpu_table,
                                  .kernels_text = cpu_kernels_text,
                                  .make = make_checked};
 
-// Where the backend is missing, or some of its kernels, the CPU's stand for them in estimates.
+const kernels::Table& simulated_table() {
+  return kernels::simulated_device_table().table;
+}
+std::string simulated_kernels_text(DType compute) {
+  const std::vector<std::string>& of_the_cpu = kernels::simulated_device_table().cpu_families;
+  return of_the_cpu.empty() ? ""
+                            : "the CPU's kernels for " + join(of_the_cpu, ", ") + " (" +
+                                  cpu_kernels_text(compute) + ")";
+}
+std::unique_ptr<Device> make_simulated(const DeviceRequest& request) {
+  return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_table().kernels,
+                                                 cuda::SimulatedOptions{.threads = request.threads},
+                                                 request.local_rank);
+}
+
+// Without the backend, estimates use the kernels of the CPU.
 const kernels::Table& cuda_table() {
   const kernels::Table* const table = cuda_status().table;
   return table ? *table : kernels::cpu_table();
@@ -59,11 +74,23 @@ std::unique_ptr<Device> make_cuda(const DeviceRequest& request) {
 }
 constexpr DeviceBackend kCuda{.table = cuda_table,
                               .rules = cuda::CudaDevice::rules(),
-                              .transfers_by_nccl = true,
                               .gemm_type = [](DType compute) { return compute; },
                               .kernels_text = [](DType) { return std::string(); },
                               .problem = cuda_problem,
                               .make = make_cuda};
+
+// What the estimate and the device have in common depends on the families that are written.
+const DeviceBackend& simulated_backend() {
+  static const DeviceBackend backend{
+      .table = simulated_table,
+      .rules = cuda::CudaDevice::rules(),
+      .runs_on_host_threads = kernels::simulated_device_table().kernels.of_the_cpu,
+      .lies_in_host_memory = true,
+      .gemm_type = kernels::cpu_gemm_type,
+      .kernels_text = simulated_kernels_text,
+      .make = make_simulated};
+  return backend;
+}
 
 }  // namespace
 
@@ -75,6 +102,7 @@ config::DeviceKind device_kind(config::DeviceKind kind) {
 const DeviceBackend& backend_of(config::DeviceKind kind) {
   kind = device_kind(kind);
   if (kind == config::DeviceKind::checked) return kChecked;
+  if (kind == config::DeviceKind::simulated) return simulated_backend();
   return kind == config::DeviceKind::cuda ? kCuda : kCpu;
 }
 
@@ -110,29 +138,6 @@ std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t th
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank) {
   check_device(kind);
   return backend_of(kind).make({.threads = threads_per_rank(threads, rank.count), .local_rank = rank.index});
-}
-
-void connect(comm::Mesh& mesh, const config::Config& config, comm::World& world, Device& device) {
-  if (config.dist.distributed_backend != config::DistributedBackend::nccl_stand_in || world.size() == 1)
-    return mesh.connect(world.communicator());
-  if (world.local_size() != world.size())
-    fail(ErrorCode::unsupported, "dist.distributed_backend: nccl_stand_in: the ranks are on several hosts",
-         "dist.distributed_backend=auto");
-  const auto status = std::make_shared<comm::TransferStatus>(world.communicator());
-  mesh.connect(world.communicator(),
-               [&](comm::Communicator& group) { return comm::make_blocking_channel(group, device, status); });
-}
-
-bool transfers_without_host(const config::Config& config) {
-  using enum config::DistributedBackend;
-  const config::DistributedBackend chosen = config.dist.distributed_backend;
-  return chosen == nccl || chosen == nccl_stand_in ||
-         (chosen == automatic && backend_of(config.train.device).transfers_by_nccl);
-}
-
-void connect_meta(comm::Mesh& mesh, const config::Config& config) {
-  mesh.connect_meta(transfers_without_host(config) ? comm::make_direct_meta_channel
-                                                   : comm::make_staging_channel);
 }
 
 }  // namespace capstan::train

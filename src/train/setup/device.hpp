@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 
-#include "comm/mesh.hpp"
 #include "comm/world.hpp"
 #include "config/sections/config.hpp"
 #include "tensor/device.hpp"
@@ -29,7 +28,7 @@ struct DeviceProblem {
   std::string reason, help;
 };
 
-// What the trainer knows of a kind of device: all that a further kind adds to (CONTRIBUTING.md).
+// Properties of a kind of device that the trainer uses. "Add a device" in CONTRIBUTING.md begins here.
 struct DeviceBackend {
   const kernels::Table& (*table)() = nullptr;
   AllocatorRules rules;
@@ -40,8 +39,6 @@ struct DeviceBackend {
   // The memory is part of the host's, also where the host does not access it; else its size is unknown
   // without the device.
   bool lies_in_host_memory = false;
-  // dist.distributed_backend: auto transfers by NCCL.
-  bool transfers_by_nccl = false;
   // The type whose GEMM throughput bounds a step that computes in `compute`: another one where the kernels
   // widen the operands.
   DType (*gemm_type)(DType compute) = nullptr;
@@ -70,18 +67,9 @@ void check_device(config::DeviceKind kind);
 std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t threads, int local_ranks);
 
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank = {});
-// On the host of `world`.
+// Local rank on the host of `world`.
 inline LocalRank local_rank_of(const comm::World& world) {
   return {world.local_rank(), world.local_size()};
 }
-
-// Makes the communicators of the mesh, with the channels that dist.distributed_backend chooses for the
-// device, which outlives the mesh. Collective over the world. ErrorCode::unsupported for nccl_stand_in on
-// several hosts.
-void connect(comm::Mesh& mesh, const config::Config& config, comm::World& world, Device& device);
-// The same channels on the meta device, for estimates.
-void connect_meta(comm::Mesh& mesh, const config::Config& config);
-// Whether dist.distributed_backend transfers between devices without the host: by NCCL or its stand-in.
-bool transfers_without_host(const config::Config& config);
 
 }  // namespace capstan::train

@@ -218,6 +218,9 @@ static std::function<std::optional<std::vector<int64_t>>(const Parameter&)> muon
 }
 
 parallel::FlatStore::Options store_options(const config::Config& config) {
+  return store_options(config, planned_transport(config));
+}
+parallel::FlatStore::Options store_options(const config::Config& config, Transport transport) {
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
   if (config.optimizer.main_params_dtype == config::Precision::bf16) options.main = DType::bf16;
@@ -225,7 +228,7 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
   options.sharding = config.ddp.data_parallel_sharding_strategy;
   options.shard_over_replicas = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
   options.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
-  options.reduce_queue = transfers_without_host(config) ? Queue::communication : Queue::compute;
+  options.reduce_queue = runs_without_host(transport) ? Queue::communication : Queue::compute;
   options.overlap_param_gather = config.ddp.overlap_param_gather;
   if (config.optimizer.optimizer == config::OptimizerKind::muon) options.matrix = muon_matrices(config);
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
@@ -234,6 +237,7 @@ parallel::FlatStore::Options store_options(const config::Config& config) {
     options.lora_b_lr_ratio = config.peft->lora_plus_ratio.value_or(1);
     quantize_base(*config.peft, config.model, options);
   }
+  options.gather_codes = config.mixed_precision.fp8 && config.mixed_precision.fp8_param_gather;
   options.low_precision =
       low_precision_options(config.mixed_precision, config.model.num_layers, config.rng.seed);
   if (config.ddp.bucket_size) options.bucket_elements = *config.ddp.bucket_size;

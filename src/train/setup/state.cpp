@@ -139,7 +139,7 @@ StateWriter::StateWriter(comm::World& world, const SavePlan& plan, const TrainSt
        {std::pair{"since_log", state.since_log}, {"since_events", state.since_events}})
     if (means.steps > 0) {
       json[key] = OrderedJson::array({means.steps, means.tokens, means.loss, means.grad_norm});
-      // Else all steps count.
+      // Written only if some steps had no finite norm.
       if (means.norms != means.steps) json[key].push_back(means.norms);
     }
   writer_.add_text(checkpoint::kStateFile, dump_json(json, 2) + "\n");
@@ -220,7 +220,7 @@ bool takes(ParameterSet which, const Parameter& parameter) {
   return which == ParameterSet::all || (which == ParameterSet::adapters) == parameter.spec().adapter;
 }
 
-// How a recipe takes the model that the weights are of.
+// Help: how a recipe uses the model of these weights.
 std::string model_help(const TensorSource& source) {
   std::string path = source.description();
   if (const size_t begin = path.find('`'); begin != std::string::npos)
@@ -232,7 +232,7 @@ std::string model_help(const TensorSource& source) {
            " takes the sizes from the file, but only those that the recipe does not set";
   const bool capstan = std::filesystem::exists(path + "/" + std::string(checkpoint::kManifestFile), unknown);
   if (!capstan && std::filesystem::exists(path + "/config.json", unknown))
-    return "begin a recipe from hf:" + path + " (with the sizes of its config.json); model=hf:" + path +
+    return "{new_recipe_from} hf:" + path + " (with the sizes of its config.json); model=hf:" + path +
            " takes only those that the recipe does not set";
   return "the recipe's model section must be that of the checkpoint" + (capstan ? ours : "");
 }

@@ -36,9 +36,9 @@ struct TrainState {
   // Losses and norms that anomaly detection compares with (anomaly.hpp), oldest first; empty where it is off.
   std::vector<double> recent_losses, recent_norms;
   int64_t rewinds = 0;
-  // With loss scaling, from the first step on.
+  // Dynamic loss scale, from the first step on; nullopt without loss scaling.
   std::optional<optim::LossScale> loss_scale;
-  // Since the last row of metrics.jsonl, and the last TensorBoard event.
+  // Means since the last row of metrics.jsonl, and since the last TensorBoard event.
   StepMeans since_log, since_events;
 };
 
@@ -75,7 +75,7 @@ struct StateTensor {
   Shape shape;
   // The region of this rank.
   Region region;
-  // As stored.
+  // Type in the checkpoint.
   DType dtype;
   // Returns the values in row-major order of `region`, one dimension: a view of the state, or a copy where
   // the checkpoint stores it in another format.

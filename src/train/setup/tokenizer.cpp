@@ -109,8 +109,7 @@ void require_adapter_tokenizer(const config::Config& config, const text::Tokeniz
   fail(ErrorCode::failed,
        "the adapters `" + name + "` were trained with the tokenizer " + data::to_text(*own) +
            ", not with the base's, " + data::to_text(now),
-       "name `" + name +
-           "` as the model in place of the base: it is loaded with its own tokenizer and its base");
+       "name `" + name + "` {as_model}: it is loaded with its own tokenizer and its base");
 }
 
 void require_eod_token(const config::Config& config, const text::Tokenizer& tokenizer) {

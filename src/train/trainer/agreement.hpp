@@ -12,7 +12,7 @@ namespace capstan::train {
 
 // A value that all ranks must have in common.
 struct AgreedValue {
-  // Its name in messages: "the program".
+  // Name of the value in messages: "the program".
   std::string name;
   // Value on this rank.
   std::string value;

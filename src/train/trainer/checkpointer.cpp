@@ -59,51 +59,51 @@ void Checkpointer::save_and_wait() {
 
 void Checkpointer::save_synchronously(bool must_succeed) {
   const int64_t step = runner_.state().step;
-  Saver::Ended ended;
-  ended.step = step;
+  Saver::SaveResult result;
+  result.step = step;
   timers_.enter(Phase::save);
   try {
-    ended.directory =
-        save_state(world_, plan_, runner_.state(), runner_.store(), runner_.optimizer(), &ended.problem);
+    result.directory =
+        save_state(world_, plan_, runner_.state(), runner_.store(), runner_.optimizer(), &result.problem);
   } catch (Error& error) {
     if (must_succeed) throw error.in("while saving step " + std::to_string(step));
-    ended.error = error.message();
+    result.error = error.message();
   }
   timers_.enter(Phase::other);
-  ended.seconds = ended.stall_seconds = timers_.seconds(Phase::save);
-  report(ended);
+  result.seconds = result.stall_seconds = timers_.seconds(Phase::save);
+  report(result);
 }
 
 void Checkpointer::finish() {
   if (!saver_ || !saver_->busy()) return;
   timers_.enter(Phase::save);
-  const auto ended = saver_->finish();
+  const auto result = saver_->finish();
   timers_.enter(Phase::other);
-  if (ended) report(*ended);
+  if (result) report(*result);
 }
 
 void Checkpointer::commit() {
-  if (const auto ended = saver_->advance()) report(*ended);
+  if (const auto result = saver_->advance()) report(*result);
 }
 
-void Checkpointer::report(const Saver::Ended& ended) {
-  const std::string step = "step " + std::to_string(ended.step);
-  publish_saved_step(world_, ended.error.empty() ? ended.step : last_step_);
-  if (!ended.error.empty()) {
-    log_.warning(step + " was not saved: " + ended.error);
-    recorder_.write(records::MetricsRow(ended.step, "save_failed").text("error", ended.error));
+void Checkpointer::report(const Saver::SaveResult& result) {
+  const std::string step = "step " + std::to_string(result.step);
+  publish_saved_step(world_, result.error.empty() ? result.step : last_step_);
+  if (!result.error.empty()) {
+    log_.warning(step + " was not saved: " + result.error);
+    recorder_.write(records::MetricsRow(result.step, "save_failed").text("error", result.error));
     return;
   }
-  last_ = ended.directory;
-  saved_step_ = last_step_ = ended.step;
-  seconds_ = ended.seconds;
-  const bool beside = ended.stall_seconds < ended.seconds;
-  log_.line(step + " | saved " + last_.string() + " in " + human_duration(ended.seconds) +
-            (beside ? ", of which training waited " + human_duration(ended.stall_seconds) : ""));
-  if (!ended.problem.empty()) log_.warning("old checkpoints were not deleted: " + ended.problem);
-  recorder_.write(records::MetricsRow(ended.step, "save")
-                      .number("seconds", ended.seconds)
-                      .number("stall_seconds", ended.stall_seconds)
+  last_ = result.directory;
+  saved_step_ = last_step_ = result.step;
+  seconds_ = result.seconds;
+  const bool beside = result.stall_seconds < result.seconds;
+  log_.line(step + " | saved " + last_.string() + " in " + human_duration(result.seconds) +
+            (beside ? ", of which training waited " + human_duration(result.stall_seconds) : ""));
+  if (!result.problem.empty()) log_.warning("old checkpoints were not deleted: " + result.problem);
+  recorder_.write(records::MetricsRow(result.step, "save")
+                      .number("seconds", result.seconds)
+                      .number("stall_seconds", result.stall_seconds)
                       .integer("resident_bytes", resident_peak()));
 }
 

@@ -37,7 +37,7 @@ class Checkpointer {
   // Collective. Commits the save once rank_is_written() is true on all ranks.
   void commit();
 
-  // Called when the run has returned to `checkpoint`, whose rewind count is lower than that of the current
+  // Called when the run was rewound to `checkpoint`, whose rewind count is lower than that of the current
   // state. The next save() then writes that step again.
   void rewound_to(const std::filesystem::path& checkpoint) {
     saved_step_ = -1, last_ = checkpoint;
@@ -52,7 +52,7 @@ class Checkpointer {
  private:
   bool prepare();
   void save_synchronously(bool must_succeed);
-  void report(const Saver::Ended& ended);
+  void report(const Saver::SaveResult& ended);
 
   const config::Config& config_;
   comm::World& world_;

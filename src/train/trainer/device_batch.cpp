@@ -157,13 +157,33 @@ BatchUploader::~BatchUploader() {
     }
 }
 
-BatchUploader::Slot& BatchUploader::next_slot(int64_t bytes) {
-  Slot& slot = slots_[next_];
-  next_ = (next_ + 1) % slots_.size();
-  if (slot.copied && !slot.copied->done()) slot.copied->wait();
+bool BatchUploader::may_grow(int64_t bytes) const {
+  if (slots_.empty()) return true;
+  return !device_.shares_host_memory() && (slots_.size() < kFewestBuffers || bytes_ + bytes <= kMostBytes);
+}
+
+void BatchUploader::set_size(Slot& slot, int64_t bytes) {
+  if (slot.buffer.bytes() >= bytes) return;
   CategoryScope scope(MemoryCategory::data);
-  if (slot.buffer.bytes() < bytes) slot.buffer = PinnedBuffer(device_, bytes);
+  bytes_ += bytes - slot.buffer.bytes();
+  slot.buffer = PinnedBuffer(device_, bytes);
+}
+
+BatchUploader::Slot& BatchUploader::next_slot(int64_t bytes) {
+  if (next_ == slots_.size() && may_grow(bytes)) slots_.emplace_back();
+  next_ %= slots_.size();
+  Slot& slot = slots_[next_++];
+  if (slot.copied && !slot.copied->done()) slot.copied->wait();
+  set_size(slot, bytes);
   return slot;
+}
+
+void BatchUploader::reserve(const data::MicroBatch& batch, bool dropout_rows, int64_t count) {
+  const int64_t bytes = PackedBatch(batch, shard_, dropout_rows).bytes();
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    if (i == slots_.size() && !may_grow(bytes)) return;
+    set_size(i == slots_.size() ? slots_.emplace_back() : slots_[i], bytes);
+  }
 }
 
 PendingBatch BatchUploader::start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale) {

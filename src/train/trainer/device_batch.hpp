@@ -45,14 +45,15 @@ class PendingBatch {
   std::shared_ptr<const Event> copied_;
 };
 
-// Copies micro-batches on the host-to-device queue, beside the compute queue, from kBuffers pinned buffers in
-// turn. The host waits only where it is as many micro-batches ahead of the device. One buffer where the
-// memory is the host's.
+// Copies micro-batches on the host-to-device queue, beside the compute queue, from pinned buffers: one for
+// each micro-batch of a step, as long as they take no more than kMostBytes together, and at least
+// kFewestBuffers. With more micro-batches the buffers are used in turn, and the host waits where it is as
+// many micro-batches ahead of the device. One buffer where the memory is the host's.
 class BatchUploader {
  public:
-  static constexpr size_t kBuffers = 4;
-  BatchUploader(Device& device, ContextShard shard)
-      : device_(device), shard_(shard), slots_(device.shares_host_memory() ? 1 : kBuffers) {}
+  static constexpr size_t kFewestBuffers = 4;
+  static constexpr int64_t kMostBytes = int64_t{16} << 20;
+  BatchUploader(Device& device, ContextShard shard) : device_(device), shard_(shard) {}
   // Waits for copies that are under way: they read the buffers.
   ~BatchUploader();
   BatchUploader(const BatchUploader&) = delete;
@@ -60,6 +61,8 @@ class BatchUploader {
   // The next micro-batch is the first of a step: it takes the first buffer, so that the number of buffers in
   // use follows from the number of micro-batches.
   void begin_step() { next_ = 0; }
+  // Takes the buffers of a step of `count` micro-batches like this one.
+  void reserve(const data::MicroBatch& batch, bool dropout_rows, int64_t count);
   // loss_scale: multiplies the loss mask.
   PendingBatch start(const data::MicroBatch& batch, bool dropout_rows, double loss_scale);
 
@@ -69,10 +72,16 @@ class BatchUploader {
     std::shared_ptr<Event> copied;
   };
   Slot& next_slot(int64_t bytes);
+  // Whether there may be one more buffer, of this size.
+  bool may_grow(int64_t bytes) const;
+  // Makes the buffer at least this large.
+  void set_size(Slot& slot, int64_t bytes);
 
   Device& device_;
   ContextShard shard_;
   std::vector<Slot> slots_;
+  // Of all buffers.
+  int64_t bytes_ = 0;
   size_t next_ = 0;
 };
 

@@ -24,13 +24,13 @@ class CostSum final : public TapeObserver {
  public:
   void observe(const TapeEvent& event) override {
     executed += event.cost.flops;
-    // What the step needs, not what recomputation adds.
+    // FLOPs of the model, without recomputation.
     if (!event.recomputed) flops += event.cost.flops;
   }
   double flops = 0, executed = 0;
 };
 
-// What a device and the mesh count.
+// Launches, copied bytes and sent bytes of a step, as counted by a device and the mesh.
 struct StepCounts {
   std::map<std::string, int64_t> sent;  // bytes by group
   std::array<int64_t, kQueues> launches{};
@@ -91,13 +91,16 @@ MemoryUse with_held_data(MemoryUse use, int64_t bytes) {
   return use;
 }
 
-StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t held_data) {
+StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t held_data,
+                           std::optional<Transport> transport) {
+  if (!transport) transport = planned_transport(config);
   const auto device =
       make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks);
   comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
-  connect_meta(mesh, config);
+  connect_meta(mesh, *transport);
   const auto model = models::build(config.model, model_shard(config, mesh));
-  parallel::FlatStore store(*device, model->parameters(), store_groups(mesh), store_options(config));
+  parallel::FlatStore store(*device, model->parameters(), store_groups(mesh),
+                            store_options(config, *transport));
   const auto optimizer = make_optimizer(config, *device, store);
   const auto saved_tensors = state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr);
   std::vector<PinnedBuffer> snapshot;
@@ -129,7 +132,12 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   const auto step = [&](int64_t count, TapeObserver* observer) {
     const StepCounts before = counts_of(*device, mesh);
     store.zero_gradients();
-    // The losses live until the end of the step.
+    // The losses live until the end of the step, also those of the micro-batches that are left out here.
+    Tensor other_losses;
+    if (count < all) {
+      CategoryScope scope(MemoryCategory::workspace);
+      other_losses = Tensor::empty(*device, {all - count}, DType::f64);
+    }
     const auto losses =
         runner.forward_backward(count, source_of(config.train.micro_batch_size), timers, observer);
     store.finish_gradients();
@@ -151,20 +159,23 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   // counts are enough.
   if (more > micro_batches)
     counts = counts + (step(more, nullptr) - counts).scaled(all - micro_batches, more - micro_batches);
+  runner.reserve_uploads(source_of(config.train.micro_batch_size)(0), all, true);
   const config::ValidationConfig& validation = config.validation;
   const int64_t eval_rows = validation.eval_micro_batch_size.value_or(config.train.micro_batch_size);
   const int64_t evaluated = validation.eval_iters *
                             validation.eval_global_batch_size.value_or(*config.train.global_batch_size) /
                             (eval_rows * mesh.size(comm::Axis::dp));
-  // Otherwise a training step needs more memory, and as many buffers for micro-batches.
-  if (validation.eval_interval &&
-      (eval_rows > config.train.micro_batch_size || (evaluated > all && !device->shares_host_memory())))
-    runner.forward_only(std::clamp<int64_t>(evaluated, 1, BatchUploader::kBuffers), source_of(eval_rows));
+  if (validation.eval_interval) {
+    // Otherwise a training step needs more memory.
+    if (eval_rows > config.train.micro_batch_size) runner.forward_only(1, source_of(eval_rows));
+    runner.reserve_uploads(source_of(eval_rows)(0), evaluated, false);
+  }
   fingerprint.reset();
   store.on_local_gradients(nullptr);
   // Every run ends with a save that waits.
   state_reader(*device, saved_tensors);
   StepEstimate estimate;
+  estimate.transport = *transport;
   estimate.sent = std::move(counts.sent);
   estimate.launches_by_queue = counts.launches;
   estimate.copied_to_device = counts.copied_to_device;

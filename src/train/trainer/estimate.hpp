@@ -5,10 +5,12 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "config/sections/config.hpp"
 #include "tensor/device.hpp"
+#include "train/setup/transport.hpp"
 
 namespace capstan::train {
 
@@ -27,14 +29,17 @@ struct StepEstimate {
   // Kernels that this rank launches in a step, by queue, and all of them.
   std::array<int64_t, kQueues> launches_by_queue{};
   int64_t launches() const;
+  // That of the estimated ranks.
+  Transport transport = Transport::host;
   // Bytes that a step copies from the host to the device, and back.
   int64_t copied_to_device = 0, copied_to_host = 0;
 };
 // Estimates a step of rank `rank` in the recipe's world (dist.world_size), which need not run. local_ranks:
 // number of ranks on its host, over which the cores are divided if train.threads is not set. held_data: bytes
-// of fine-tuning data that the host holds, known once the files have been read.
+// of fine-tuning data that the host holds, known once the files have been read. transport: nullopt for
+// planned_transport().
 StepEstimate estimate_step(const config::Config& config, int64_t rank = 0, int local_ranks = 1,
-                           int64_t held_data = 0);
+                           int64_t held_data = 0, std::optional<Transport> transport = std::nullopt);
 
 // Adds bytes of data that the host holds for the full run.
 MemoryUse with_held_data(MemoryUse use, int64_t bytes);

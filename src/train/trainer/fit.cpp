@@ -141,18 +141,19 @@ bool has_limit(const config::Config& config) {
 }
 
 // The first limit that a step exceeds.
-struct Excess {
+struct ExceededLimit {
   MemoryKind kind;
   MemoryLimit limit;
 };
 const MemoryUse& use_of(const StepEstimate& estimate, MemoryKind kind) {
   return kind == MemoryKind::device ? estimate.memory : estimate.host_memory;
 }
-std::optional<Excess> excess_of(const config::Config& config, const StepEstimate& estimate, int local_ranks) {
+std::optional<ExceededLimit> exceeded_limit(const config::Config& config, const StepEstimate& estimate,
+                                            int local_ranks) {
   for (const MemoryKind kind : {MemoryKind::device, MemoryKind::host})
     if (const auto limit = memory_limit(config, kind, local_ranks);
         limit && use_of(estimate, kind).total() > limit->bytes)
-      return Excess{kind, *limit};
+      return ExceededLimit{kind, *limit};
   return std::nullopt;
 }
 
@@ -166,19 +167,19 @@ const std::pair<int64_t, StepEstimate>& largest(const RankSteps& steps, MemoryKi
   });
 }
 
-// Which overrides fit, with what they need of the memory that the step exceeds.
-std::string smaller_steps_that_fit(const config::Config& config, const Excess& excess, int64_t needed,
-                                   int local_ranks,
+// Help: overrides whose step fits, each with its need of the memory that the step of the recipe exceeds.
+std::string smaller_steps_that_fit(const config::Config& config, const ExceededLimit& exceeded,
+                                   int64_t needed, int local_ranks,
                                    const std::function<RankSteps(const config::Config&)>& steps_of) {
   std::string help;
   int found = 0;
   int64_t least = needed;
   for (const SmallerStep& step : smaller_steps(config)) {
     const RankSteps steps = steps_of(step.config);
-    const int64_t peak = use_of(largest(steps, excess.kind).second, excess.kind).total();
+    const int64_t peak = use_of(largest(steps, exceeded.kind).second, exceeded.kind).total();
     least = std::min(least, peak);
     if (std::any_of(steps.begin(), steps.end(), [&](const auto& rank_step) {
-          return excess_of(step.config, rank_step.second, local_ranks).has_value();
+          return exceeded_limit(step.config, rank_step.second, local_ranks).has_value();
         }))
       continue;
     help +=
@@ -190,7 +191,7 @@ std::string smaller_steps_that_fit(const config::Config& config, const Excess& e
   return std::string("neither a micro-batch of 1 nor full recomputation ") +
          (saves_asynchronously ? "nor synchronous checkpoints (checkpoint.async_save=false) " : "") +
          "fits (" + human_bytes(static_cast<double>(least)) +
-         "): a smaller model, a shorter sequence or more memory";
+         "); choose a smaller model, a shorter sequence or more memory";
 }
 
 }  // namespace
@@ -202,22 +203,22 @@ void check_fits(const config::Config& config, const StepEstimate& estimate, int6
   const auto steps_of = [&](const config::Config& asked) {
     RankSteps steps;
     for (const int64_t r : all_stages ? pipeline_ranks(asked) : std::vector{rank})
-      steps.emplace_back(r, estimate_step(asked, r, local_ranks, estimate.held_data));
+      steps.emplace_back(r, estimate_step(asked, r, local_ranks, estimate.held_data, estimate.transport));
     return steps;
   };
   const RankSteps steps = all_stages ? steps_of(config) : RankSteps{{rank, estimate}};
-  std::optional<Excess> excess;
+  std::optional<ExceededLimit> exceeded;
   for (const auto& [r, step] : steps)
-    if (!excess) excess = excess_of(config, step, local_ranks);
-  if (!excess) return;
-  const auto& [largest_rank, step] = largest(steps, excess->kind);
-  const MemoryUse& needed = use_of(step, excess->kind);
+    if (!exceeded) exceeded = exceeded_limit(config, step, local_ranks);
+  if (!exceeded) return;
+  const auto& [largest_rank, step] = largest(steps, exceeded->kind);
+  const MemoryUse& needed = use_of(step, exceeded->kind);
   fail(ErrorCode::no_fit,
        "a step needs " + human_bytes(static_cast<double>(needed.total())) +
-           (excess->kind == MemoryKind::host ? " of host memory" : "") +
+           (exceeded->kind == MemoryKind::host ? " of host memory" : "") +
            (all_stages ? " on rank " + std::to_string(largest_rank) : "") + " (" + memory_text(needed) +
-           ") and " + excess->limit.source + " " + human_bytes(static_cast<double>(excess->limit.bytes)),
-       smaller_steps_that_fit(config, *excess, needed.total(), local_ranks, steps_of));
+           ") and " + exceeded->limit.source + " " + human_bytes(static_cast<double>(exceeded->limit.bytes)),
+       smaller_steps_that_fit(config, *exceeded, needed.total(), local_ranks, steps_of));
 }
 
 int ranks_on_one_host(const config::Config& config) {

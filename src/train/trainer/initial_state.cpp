@@ -80,7 +80,7 @@ class Starter {
     const auto damaged = comm::gather_texts(world_.communicator(), join(state_.refused, "\n    "))[0];
     if (!found && !damaged.empty())
       fail(ErrorCode::failed, "no checkpoint of the run is valid:\n    " + damaged,
-           "restore one of them; or move them aside and resume from step 0, or take another run directory");
+           "restore one of them; or move them aside and {resume_at_step_0}, or take {other_run_dir}");
     return found;
   }
 
@@ -167,7 +167,7 @@ class Starter {
 
 struct PretrainedFiles {
   formats::Assets files;
-  // Of a checkpoint; also without its files.
+  // Tokenizer that a checkpoint records, even if the checkpoint has no tokenizer files.
   std::optional<data::TokenizerRecord> tokenizer;
 };
 

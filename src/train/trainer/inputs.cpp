@@ -146,7 +146,7 @@ class Search {
            const std::string& otherwise) {
     for (const MissingFile& one : found_)
       if (one.field == field && one.name == name) return;
-    const std::string elsewhere = std::string(field) + "=PATH names the right one";
+    const std::string elsewhere = std::string(field) + "=PATH names another path";
     found_.push_back({field, name, not_found_text(field, name),
                       !near.empty()        ? near
                       : !otherwise.empty() ? otherwise
@@ -348,7 +348,7 @@ std::vector<MissingFile> unwritable_directories(const config::Config& config, co
   };
   try {
     const fs::path run = run_directory(options);
-    look("name", "run directory", run.string(), run, "give another run directory");
+    look("name", "run directory", run.string(), run, "give {other_run_dir}");
   } catch (const Error& error) {
     found.push_back({"name", options.recipe.name, error.message(), error.help()});
   }

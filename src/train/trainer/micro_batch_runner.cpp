@@ -83,6 +83,11 @@ std::vector<parallel::PipelineAction> MicroBatchRunner::forward_actions() const 
   return steps;
 }
 
+std::string MicroBatchRunner::range_name(const char* pass, int64_t micro_batch, int64_t chunk) const {
+  return std::string(pass) + " of micro-batch " + std::to_string(micro_batch) +
+         (shape_.chunks > 1 ? ", chunk " + std::to_string(chunk) : "");
+}
+
 void MicroBatchRunner::load(int64_t micro_batch) {
   const int64_t last = std::min(micro_batch + 1, shape_.micro_batches - 1);
   for (auto next = static_cast<int64_t>(rows_.size()); next <= last; ++next) {
@@ -104,6 +109,7 @@ Tensor MicroBatchRunner::make_hidden_states(int64_t micro_batch) {
 
 Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tensor& hidden_states) {
   load(micro_batch);
+  const RangeScope range(context_.device, [&] { return range_name("forward", micro_batch, chunk); });
   enter(Phase::forward);
   if (context_.observer) context_.observer->micro_batch(micro_batch);
   const bool training = timers_ != nullptr;
@@ -125,6 +131,7 @@ Tensor MicroBatchRunner::forward(int64_t micro_batch, int64_t chunk, const Tenso
 }
 
 Tensor MicroBatchRunner::backward(int64_t micro_batch, int64_t chunk, const Tensor& gradient) {
+  const RangeScope range(context_.device, [&] { return range_name("backward", micro_batch, chunk); });
   enter(Phase::backward);
   if (context_.observer) context_.observer->micro_batch(micro_batch);
   const auto found = tapes_.find({micro_batch, chunk});

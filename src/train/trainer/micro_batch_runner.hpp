@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,10 @@ class MicroBatchRunner final : private parallel::StageComputation {
 
   // Evaluation: no dropout, no gradients.
   Losses forward_only(int64_t micro_batches, const Source& source);
+  // Takes the host buffers of that many micro-batches like this one, of training steps or of evaluation.
+  void reserve_uploads(const data::MicroBatch& batch, int64_t micro_batches, bool training) {
+    uploader_.reserve(batch, training && dropout_, micro_batches);
+  }
 
  private:
   void begin(int64_t micro_batches, const Source& source, StepTimers* timers, TapeObserver* observer);
@@ -51,6 +56,7 @@ class MicroBatchRunner final : private parallel::StageComputation {
   // Starts the copies of the micro-batches up to this one, and that of the next one, which overlaps with this
   // one's computation.
   void load(int64_t micro_batch);
+  std::string range_name(const char* pass, int64_t micro_batch, int64_t chunk) const;
   void enter(Phase phase) {
     if (timers_) timers_->enter(phase);
   }
@@ -87,7 +93,7 @@ class MicroBatchRunner final : private parallel::StageComputation {
   std::vector<int64_t> rows_;
   // Loaded micro-batches, until their last forward pass on this rank.
   std::map<int64_t, PendingBatch> batches_;
-  // By micro-batch and chunk, from the forward to the backward pass.
+  // Tape of each micro-batch and chunk, from its forward to its backward pass.
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Tape>> tapes_;
 };
 

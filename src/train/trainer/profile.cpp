@@ -4,9 +4,11 @@
 #include <array>
 #include <cstdio>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
+#include "comm/collective_errors.hpp"
 
 namespace capstan::train {
 
@@ -106,23 +108,56 @@ std::string Trace::text_of(const Entry& entry, int rank, double start) {
   return text + entry.arguments + "}}";
 }
 
-void Trace::write(const std::filesystem::path& file) {
+void Trace::start_clock() {
+  start_ = steady_seconds();
+}
+
+std::string Trace::text() {
   finish_step();
   const std::string process = std::to_string(rank_);
-  std::string head =
-      "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" +
-      process + ",\"args\":{\"name\":\"rank " + process + "\"}}";
+  std::string text = "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" + process +
+                     ",\"args\":{\"name\":\"rank " + process + "\"}}";
   for (size_t lane = 0; lane < lanes_.size(); ++lane)
-    head += ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":" + process +
+    text += ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":" + process +
             ",\"tid\":" + std::to_string(lane) + ",\"args\":{\"name\":" + in_quotes(lanes_[lane]) + "}}";
+  const auto first = std::ranges::min_element(entries_, {}, &Entry::begin);
+  for (const Entry& entry : entries_) text += text_of(entry, rank_, start_.value_or(first->begin));
+  return text;
+}
+
+namespace {
+void write_events(const std::filesystem::path& file, const std::string& events) {
   std::error_code problem;
   if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), problem);
   FileWriter writer(file);
-  writer.write(head);
-  const auto first = std::ranges::min_element(entries_, {}, &Entry::begin);
-  for (const Entry& entry : entries_) writer.write(text_of(entry, rank_, first->begin));
+  writer.write("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+  writer.write(events);
   writer.write("\n]}\n");
   writer.finish(false);
+}
+}  // namespace
+
+void Trace::write(const std::filesystem::path& file) {
+  write_events(file, text());
+}
+
+void Trace::write(const std::filesystem::path& file, comm::Communicator& ranks) {
+  std::string all = text();
+  auto bytes = static_cast<int64_t>(all.size());
+  if (ranks.rank() > 0) {
+    ranks.start_send(&bytes, sizeof bytes, 0)->wait();
+    ranks.start_send(all.data(), bytes, 0)->wait();
+  } else {
+    for (int rank = 1; rank < ranks.size(); ++rank) {
+      ranks.start_receive(&bytes, sizeof bytes, rank)->wait();
+      std::string other(static_cast<size_t>(bytes), ' ');
+      ranks.start_receive(other.data(), bytes, rank)->wait();
+      all += ",\n" + other;
+    }
+  }
+  comm::run_collectively(ranks, "writing the trace", [&] {
+    if (ranks.rank() == 0) write_events(file, all);
+  });
 }
 
 }  // namespace capstan::train

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/communicator.hpp"
 #include "ops/tape.hpp"
 #include "train/trainer/timers.hpp"
 
@@ -51,8 +53,12 @@ class Trace final : public TapeObserver {
   // Waits for the events of the observed work, and reads their times. The device must still exist.
   void finish_step();
   size_t events() const { return entries_.size(); }
+  // Times count from now on. Otherwise they count from the first event.
+  void start_clock();
   // Makes the directory; throws ErrorCode::io, and what finish_step() throws.
   void write(const std::filesystem::path& file);
+  // The traces of all ranks in one file, which rank 0 writes; each rank is a process in it. Collective.
+  void write(const std::filesystem::path& file, comm::Communicator& ranks);
 
  private:
   struct Entry {
@@ -64,14 +70,18 @@ class Trace final : public TapeObserver {
     double flops;
     // JSON members, each after a comma.
     std::string arguments;
-    // In place of `begin` and `seconds` until the work is done.
+    // Events that give `begin` and `seconds` once the work is done.
     std::shared_ptr<Event> before, after;
   };
   static std::string text_of(const Entry& entry, int rank, double start);
+  // Begins with the name of this rank's process; without the brackets of the list of events.
+  std::string text();
 
   int rank_;
   bool shapes_;
   int64_t step_ = 0;
+  // Host clock.
+  std::optional<double> start_;
   std::vector<std::string> lanes_;
   std::vector<Entry> entries_;
   // Number of entries that have times.

@@ -47,9 +47,8 @@ void refuse_missing_features(const config::Config& config) {
 }
 void refuse_missing_estimates(const config::Config& config) {
   auto missing = config::missing_features(config::schema(), &config);
-  std::erase_if(missing, [](const config::MissingFeature& feature) {
-    return feature.path == "train.device" || feature.path == "dist.distributed_backend";
-  });
+  std::erase_if(missing,
+                [](const config::MissingFeature& feature) { return feature.path == "train.device"; });
   refuse(missing);
 }
 

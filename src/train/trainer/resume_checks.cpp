@@ -40,7 +40,7 @@ void refuse_unread(const config::Config& config, const std::vector<RecipeChange>
          "the run continues from its own checkpoint, with its optimizer state, and does not read these "
          "fields:" +
              unread,
-         "leave them out, or use them for a new run in another run directory");
+         "leave them out, or use them for a new run in {other_run_dir}");
 }
 
 // Changes that a continued run may have although they would alter a new one.

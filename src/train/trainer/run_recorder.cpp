@@ -19,7 +19,7 @@ fs::path run_directory(const RunOptions& options) {
   const std::string& name = options.recipe.name;
   if (name.find('/') != std::string::npos || name == "." || name == "..")
     fail(ErrorCode::config, "the recipe's name `" + name + "` cannot name a directory in runs/",
-         "a name without `/`, or another run directory");
+         "choose a name without `/`, or {other_run_dir}");
   return fs::path("runs") / name;
 }
 

@@ -34,16 +34,16 @@ std::string number_text(const std::optional<double>& value) {
 
 // A value of the schedule, and the fields of a recipe that decide it. Two values are the same where their
 // texts are.
-struct Item {
-  // The first one names it.
+struct ScheduleValue {
+  // Fields of a recipe that decide the value. The first one is its name in messages.
   std::vector<std::string_view> fields;
-  // Gives it as a share of the decay length; empty: none.
+  // Field that gives the value as a fraction of the decay length; empty: there is none.
   std::string_view fraction_field;
   std::string (*text)(const RunSchedule&, int64_t batch);
   void (*copy)(const RunSchedule& from, RunSchedule& to);
 };
 
-const Item kItems[] = {
+const ScheduleValue kValues[] = {
     {{"scheduler.lr_decay_style"},
      "",
      [](const RunSchedule& s, int64_t) { return std::string(enum_name(s.options.style)); },
@@ -120,16 +120,16 @@ bool holds(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// No curve of this schedule reads it.
-bool is_idle(const Item& item, const RunSchedule& schedule) {
-  const std::string_view field = item.fields.front();
+// True if no curve of this schedule reads the field.
+bool is_idle(const ScheduleValue& value, const RunSchedule& schedule) {
+  const std::string_view field = value.fields.front();
   if (field.starts_with("scheduler.lr_wsd_")) return schedule.options.style != config::LrDecayStyle::wsd;
   return field.starts_with("train.train_iters") &&
          schedule.options.weight_decay_style == config::WeightDecayStyle::constant;
 }
 
-bool is_decay_length(const Item& item) {
-  return item.fields.front() == "scheduler.lr_decay_iters";
+bool is_decay_length(const ScheduleValue& value) {
+  return value.fields.front() == "scheduler.lr_decay_iters";
 }
 
 // Sets a field in the text of a resolved recipe; path: "scheduler.lr_warmup_iters".
@@ -354,51 +354,51 @@ ScheduleChoice choose_schedule(const RunSchedule& stored, const RunSchedule& now
     return schedule.options.max_lr > 0 ? schedule.options.min_lr / schedule.options.max_lr : 0.0;
   };
   const bool other_ratio = std::abs(ratio_of(stored) - ratio_of(now)) > 1e-9;
-  const auto fraction_of = [](const RunSchedule& schedule, const Item& item) {
-    return item.fraction_field == "scheduler.lr_warmup_fraction" ? schedule.lr_warmup_fraction
-                                                                 : schedule.lr_wsd_decay_fraction;
+  const auto fraction_of = [](const RunSchedule& schedule, const ScheduleValue& value) {
+    return value.fraction_field == "scheduler.lr_warmup_fraction" ? schedule.lr_warmup_fraction
+                                                                  : schedule.lr_wsd_decay_fraction;
   };
-  for (const Item& item : kItems) {
-    if (is_idle(item, stored) && is_idle(item, now)) continue;
-    const std::string before = item.text(stored, batch), after = item.text(now, batch);
+  for (const ScheduleValue& value : kValues) {
+    if (is_idle(value, stored) && is_idle(value, now)) continue;
+    const std::string before = value.text(stored, batch), after = value.text(now, batch);
     if (before == after) continue;
-    const std::string name(item.fields.front());
+    const std::string name(value.fields.front());
     if (s.override_opt_param_scheduler) {
       choice.fields_taken.push_back(name + ": " + before + " -> " + after);
       continue;
     }
-    const auto cause = std::find_if(item.fields.begin(), item.fields.end(), [&](std::string_view field) {
+    const auto cause = std::find_if(value.fields.begin(), value.fields.end(), [&](std::string_view field) {
       return is_explicit(field) && (field != "optimizer.min_lr_ratio" || other_ratio);
     });
-    const bool by_fraction = !item.fraction_field.empty() && is_explicit(item.fraction_field) &&
-                             fraction_of(stored, item) != fraction_of(now, item);
-    if (s.use_checkpoint_opt_param_scheduler || (cause == item.fields.end() && !by_fraction)) {
-      const bool overruled = cause != item.fields.end() || by_fraction;
+    const bool by_fraction = !value.fraction_field.empty() && is_explicit(value.fraction_field) &&
+                             fraction_of(stored, value) != fraction_of(now, value);
+    if (s.use_checkpoint_opt_param_scheduler || (cause == value.fields.end() && !by_fraction)) {
+      const bool overruled = cause != value.fields.end() || by_fraction;
       choice.fields_kept.push_back(name + ": the checkpoint's " + before + ", not " + after +
                                    (overruled ? " (scheduler.use_checkpoint_opt_param_scheduler)" : ""));
-      choice.keeps_decay_length |= is_decay_length(item);
+      choice.keeps_decay_length |= is_decay_length(value);
       continue;
     }
-    if (cause != item.fields.end() && cause->starts_with("optimizer.")) {
+    if (cause != value.fields.end() && cause->starts_with("optimizer.")) {
       const std::string by = *cause == name ? "" : " (by `" + std::string(*cause) + "`)";
       const std::string text = name + by + ": " + before + " -> " + after;
       if (!holds(choice.refused, text)) choice.refused.push_back(text);
       continue;
     }
-    item.copy(now, choice.schedule);
+    value.copy(now, choice.schedule);
     // A share of the decay length that is in force.
-    if (cause == item.fields.end()) {
+    if (cause == value.fields.end()) {
       const int64_t decay = choice.schedule.options.decay_samples,
                     unit = batch > 0 && decay % batch == 0 ? batch : 1, units = decay / unit;
-      const int64_t length = std::llround(*fraction_of(now, item) * static_cast<double>(units)) * unit;
-      (item.fraction_field == "scheduler.lr_warmup_fraction" ? choice.schedule.options.warmup_samples
-                                                             : choice.schedule.options.wsd_decay_samples) =
+      const int64_t length = std::llround(*fraction_of(now, value) * static_cast<double>(units)) * unit;
+      (value.fraction_field == "scheduler.lr_warmup_fraction" ? choice.schedule.options.warmup_samples
+                                                              : choice.schedule.options.wsd_decay_samples) =
           length;
     }
-    choice.fields_taken.push_back(std::string(cause == item.fields.end() ? item.fraction_field : *cause) +
-                                  ": " + before + " -> " + item.text(choice.schedule, batch));
+    choice.fields_taken.push_back(std::string(cause == value.fields.end() ? value.fraction_field : *cause) +
+                                  ": " + before + " -> " + value.text(choice.schedule, batch));
     std::erase_if(remembered, [&](const std::string& field) {
-      return std::find(item.fields.begin(), item.fields.end(), field) != item.fields.end();
+      return std::find(value.fields.begin(), value.fields.end(), field) != value.fields.end();
     });
   }
   if (s.use_checkpoint_opt_param_scheduler) return choice;

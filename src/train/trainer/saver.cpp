@@ -75,7 +75,7 @@ void Saver::begin(const SavePlan& plan, const TrainState& state) {
     const Tensor values = tensors_[i].values();
     device_.wait_for(Queue::device_to_host, *device_.record(Queue::compute));
     device_.start_copy_to_host(copies_[i].data(), values.address(), values.bytes(), Queue::device_to_host);
-    // Where they are a copy, its memory is used again after this one.
+    // If `values` is a copy, its memory is reused after this transfer.
     device_.wait_for(Queue::compute, *device_.record(Queue::device_to_host));
   }
   StateWriter writer(world_, plan, state, optimizer_);
@@ -93,18 +93,18 @@ bool Saver::ready() const {
   return !save_ || save_->done.load(std::memory_order_acquire);
 }
 
-Saver::Ended Saver::ended(std::string error) {
-  Ended result{.step = save_->writer.step(),
-               .directory = save_->writer.final_directory(),
-               .error = std::move(error),
-               .problem = save_->writer.problem(),
-               .stall_seconds = save_->stall_seconds,
-               .seconds = seconds_since(save_->begun)};
+Saver::SaveResult Saver::save_result(std::string error) {
+  SaveResult result{.step = save_->writer.step(),
+                    .directory = save_->writer.final_directory(),
+                    .error = std::move(error),
+                    .problem = save_->writer.problem(),
+                    .stall_seconds = save_->stall_seconds,
+                    .seconds = seconds_since(save_->begun)};
   save_.reset();
   return result;
 }
 
-std::optional<Saver::Ended> Saver::advance() {
+std::optional<Saver::SaveResult> Saver::advance() {
   if (!save_) return std::nullopt;
   const auto begun = Clock::now();
   join();
@@ -115,9 +115,10 @@ std::optional<Saver::Ended> Saver::advance() {
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].starts_with('-')) continue;
     if (world_.rank() == 0) save_->writer.abandon();
-    return ended((texts.size() > 1 ? "rank " + std::to_string(rank) + ": " : "") + texts[rank].substr(1));
+    return save_result((texts.size() > 1 ? "rank " + std::to_string(rank) + ": " : "") +
+                       texts[rank].substr(1));
   }
-  if (save_->phase == Save::Phase::committing) return ended({});
+  if (save_->phase == Save::Phase::committing) return save_result({});
   save_->phase = Save::Phase::committing;
   save_->manifest.clear();
   if (world_.rank() == 0) {
@@ -132,9 +133,9 @@ std::optional<Saver::Ended> Saver::advance() {
   return std::nullopt;
 }
 
-std::optional<Saver::Ended> Saver::finish() {
+std::optional<Saver::SaveResult> Saver::finish() {
   const auto begun = Clock::now();
-  std::optional<Ended> result;
+  std::optional<SaveResult> result;
   const double before = save_ ? save_->stall_seconds : 0;
   while (save_) result = advance();
   if (result) result->stall_seconds = before + seconds_since(begun);

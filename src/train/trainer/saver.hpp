@@ -24,7 +24,8 @@ namespace capstan::train {
 
 class Saver {
  public:
-  struct Ended {
+  // Result of a save that has ended.
+  struct SaveResult {
     int64_t step = 0;
     std::filesystem::path directory;
     // If not empty, nothing was committed and the files on disk are unchanged.
@@ -52,15 +53,15 @@ class Saver {
   // Whether this rank's writer is idle. This is also true if no save is in progress.
   bool ready() const;
   // Collective. Continues the save once ready() is true on all ranks.
-  std::optional<Ended> advance();
+  std::optional<SaveResult> advance();
   // Collective. Waits for the save in progress.
-  std::optional<Ended> finish();
+  std::optional<SaveResult> finish();
 
  private:
   struct Save;
   void start(std::function<void()> work);
   void join();
-  Ended ended(std::string error);
+  SaveResult save_result(std::string error);
 
   comm::World& world_;
   const optim::Optimizer& optimizer_;

@@ -86,7 +86,8 @@ int64_t data_bytes_under_limit(const config::Config& config) {
   if (config.dataset.kind != config::DatasetKind::sft || !(limits.memory_limit || limits.memory_limit_host))
     return 0;
   config::Config opened = config;
-  opened.dataset.path_to_cache.reset();  // nothing is written
+  // Without a cache directory, opening the data writes nothing.
+  opened.dataset.path_to_cache.reset();
   try {
     return open_data(opened).bytes_in_memory();
   } catch (const Error&) {

@@ -76,8 +76,9 @@ void StepLogger::report_model(const StepEstimate& estimate, bool measure_gemm) {
                       static_cast<double>(runner_.global_batch_size());
   if (measure_gemm) gemm_peak_.measure();
   log_.line(parameters_text(config_, runner_.mesh()) + ", " + human_flop(flops_per_step) +
-            " a step and rank, about " + human_bytes(static_cast<double>(estimate.memory.total())) +
-            " at the peak; GEMM throughput " + human_flop(gemm_peak_.value()) + "/s");
+            " per step per rank, about " + human_bytes(static_cast<double>(estimate.memory.total())) +
+            " at the peak; GEMM throughput " + human_flop(gemm_peak_.value()) +
+            "/s (measured; MFU is a fraction of it)");
   const int64_t on_host = estimate.host_memory.total();
   log_.line("memory estimated: " + memory_text(estimate.memory) +
             (on_host > 0 ? "; on the host: " + memory_text(estimate.host_memory) : ""));
@@ -158,7 +159,7 @@ Throughput StepLogger::throughput(const IntervalSeconds& seconds) const {
 
 std::string StepLogger::step_text(const StepResult& result, const Throughput& speed) const {
   const TrainState& state = runner_.state();
-  // Of a step, the mean since the last row.
+  // Mean number of samples of a step since the last row.
   const double samples = static_cast<double>(log_seconds_.samples) / static_cast<double>(log_seconds_.steps);
   return "step " + std::to_string(state.step) + "/" + std::to_string(total_steps_) + " | loss " +
          fixed(state.since_log.loss, 4) + " | grad " + fixed(state.since_log.grad_norm, 3) +

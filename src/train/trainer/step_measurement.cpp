@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/checked.hpp"
 #include "base/error.hpp"
+#include "comm/reduce.hpp"
 #include "data/loader.hpp"
 #include "kernels/bench/bench.hpp"
 #include "models/model.hpp"
+#include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/trainer/data_setup.hpp"
 #include "train/trainer/estimate.hpp"
@@ -18,9 +21,14 @@ namespace capstan::train {
 config::Config with_short_step(config::Config config, double gemm_gflops) {
   const double flops = estimate_step(config).flops;
   const double affordable = 10 * gemm_gflops * 1e9 / flops;
-  const int64_t all = *config.train.global_batch_size / config.train.micro_batch_size;
+  const int64_t over_ranks = config.train.micro_batch_size * config.dist.data_parallel_size.value_or(1);
+  const int64_t all = *config.train.global_batch_size / over_ranks;
+  // With virtual stages micro-batches come in groups.
+  const parallel::PipelineShape shape = pipeline_shape(config, all);
+  const int64_t group = shape.chunks > 1 ? shape.group : 1;
+  const int64_t least = std::min(all, shape.ranks);
   const int64_t taken = std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, std::min<int64_t>(all, 4));
-  config.train.global_batch_size = taken * config.train.micro_batch_size;
+  config.train.global_batch_size = round_up(std::max(taken, least), group) * over_ranks;
   config.train.rampup_batch_size.clear();
   return config;
 }
@@ -47,7 +55,7 @@ struct MeasuringObserver final : TapeObserver {
   Trace* trace = nullptr;
   StepTimers* timers = nullptr;
   kernels::PeakMeasurement* peak = nullptr;
-  // By the host's clock, seconds.
+  // Time of the last event by the host's clock, in seconds.
   double last = 0;
 };
 
@@ -55,7 +63,8 @@ struct MeasuringObserver final : TapeObserver {
 
 StepMeasurement measure_step(const config::Config& config, comm::World& world, double gemm_gflops,
                              double seconds, Trace* trace) {
-  if (world.size() > 1) fail(ErrorCode::usage, "measuring runs in one process", "start it without mpirun");
+  if (world.size() > 1 && !trace)
+    fail(ErrorCode::usage, "measuring runs in one process", "start it without mpirun");
   check_memory_limit(config);
   StepRunner runner(config, world);
   runner.initialize();
@@ -85,13 +94,17 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
         observer.peak = &peak.emplace(
             runner.device(), backend_of(config.train.device).gemm_type(compute_type(config.mixed_precision)));
       runner.observe(&observer);
-      if (trace)
+      if (trace) {
         timers.listen([trace](Phase phase, double end, double length) { trace->phase(phase, end, length); });
+        world.communicator().barrier();
+        trace->start_clock();
+      }
     }
     if (trace) trace->step(step + 1);
     timers.start_step();
     runner.train_step(loader, timers);
-    const double now = timers.step_seconds();
+    // The ranks take the same number of steps.
+    const double now = comm::all_reduce(world.communicator(), timers.step_seconds(), comm::ReduceOp::max);
     if (now > 5) warm_up = 1, least = 2;
     if (step < warm_up) continue;
     spent += now;

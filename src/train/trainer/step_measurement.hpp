@@ -11,8 +11,9 @@
 
 namespace capstan::train {
 
-// Reduces the global batch to at most four micro-batches that take about ten seconds at this GEMM throughput,
-// because a step of half a million tokens takes an hour on a CPU.
+// Reduces the global batch to at most four micro-batches on each rank that take about ten seconds at this
+// GEMM throughput, because a step of half a million tokens takes an hour on a CPU. A pipeline has as many
+// micro-batches as its schedule needs.
 config::Config with_short_step(config::Config config, double gemm_gflops);
 
 struct StepMeasurement {
@@ -34,8 +35,9 @@ struct StepMeasurement {
 };
 
 // Runs steps for at least `seconds` after one or two warm-up steps, and returns the median of each number.
-// `trace` records the steps after the warm-up. config: with mock data. ErrorCode::usage if the world has
-// several ranks.
+// `trace` records the steps after the warm-up; its clock starts at the same time on all ranks. config: with
+// mock data, for this world. ErrorCode::usage if the world has several ranks and there is no trace.
+// Collective.
 StepMeasurement measure_step(const config::Config& config, comm::World& world, double gemm_gflops,
                              double seconds, Trace* trace = nullptr);
 

@@ -15,9 +15,10 @@
 namespace capstan::train {
 
 namespace {
-comm::Mesh connected_mesh(const config::Config& config, comm::World& world, Device& device) {
+comm::Mesh connected_mesh(const config::Config& config, Transport transport, comm::World& world,
+                          Device& device) {
   comm::Mesh mesh(mesh_sizes(config, world.size()), world.rank());
-  connect(mesh, config, world, device);
+  connect(mesh, transport, config, world, device);
   return mesh;
 }
 }  // namespace
@@ -28,13 +29,14 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
       device_(device
                   ? std::move(device)
                   : make_device(config.train.device, config.train.threads.value_or(0), local_rank_of(world))),
-      mesh_(connected_mesh(config, world, *device_)),
+      transport_(choose_transport(config, world, gpu_of(world, *device_))),
+      mesh_(connected_mesh(config, transport_.transport, world, *device_)),
       model_(models::build(config.model, model_shard(config, mesh_))),
       schedule_(make_schedule(config, false)),
       decoupled_schedule_(make_schedule(config, config.optimizer.decoupled_lr.has_value())),
       batch_ramp_(config.train) {
   store_ = std::make_unique<parallel::FlatStore>(*device_, model_->parameters(), store_groups(mesh_),
-                                                 store_options(config));
+                                                 store_options(config, transport_.transport));
   optimizer_ = make_optimizer(config, *device_, *store_);
   micro_batch_runner_ = std::make_unique<MicroBatchRunner>(config, mesh_, *device_, *model_, *store_);
   totals_ = std::make_unique<StepTotals>(mesh_, *device_, *store_, *optimizer_);
@@ -61,6 +63,7 @@ int64_t StepRunner::micro_batches() const {
 }
 
 StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
+  const RangeScope range(*device_, [&] { return "step " + std::to_string(state_.step + 1); });
   failure_anomalies_.clear();
   batch_.clear();
   timers.enter(Phase::other);
@@ -76,7 +79,7 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   if (loss_scaler_) result.loss_scale = state_.loss_scale->scale;
   Reduced reduced{{}, reduce_gradients(losses, limits_of_step(), timers)};
   launch_update(result.learning_rate);
-  reduced.values = totals_->read();
+  reduced.values = read_values();
   if (reduced.values.control.skip != 0) optimizer_->set_steps(updates);
 
   const config::SpikeAction action = check_values(reduced.values, result);
@@ -88,7 +91,7 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   if (held) rerun_and_compare(reduced, timers, result.events);
   if (failed) fail_not_finite(reduced.values, result.events);
   // Megatron's rules: only values that are not finite are an overflow, and a step whose update is skipped for
-  // another reason is a clean one. A run that returns to a checkpoint takes the scale from there.
+  // another reason is a clean one. After a rewind, the scale is that of the checkpoint.
   if (loss_scaler_) loss_scaler_->update(*state_.loss_scale, result.overflow);
   if (action == config::SpikeAction::rewind) {
     result.skipped = false;
@@ -97,7 +100,7 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   }
   if (held && !result.skipped) {
     launch_update(result.learning_rate);
-    reduced.values = totals_->read();
+    reduced.values = read_values();
   }
   if (config_.logger.log_params_norm) result.params_norm = std::sqrt(reduced.values.parameter_squares);
   if (!result.skipped) count_update(result);
@@ -106,8 +109,9 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   return result;
 }
 
-// With a dynamic loss scale a norm that is not finite is an overflow. A loss is not: another scale cannot
-// mend it (Megatron's check_for_nan_in_loss_and_grad), unless loss times scale leaves the range of fp32.
+// With a dynamic loss scale, a norm that is not finite is an overflow, and the scale is reduced. A loss that
+// is not finite ends the run, because another scale would not change it (Megatron's
+// check_for_nan_in_loss_and_grad), unless loss times scale leaves the range of fp32.
 bool StepRunner::ends_run(const StepValues& values) const {
   constexpr double kLargestScaleOfLosses = 0x1p64;
   if (!config_.resilience.check_for_nan) return false;
@@ -161,6 +165,7 @@ void StepRunner::begin_gradients() {
 // fingerprint.
 std::string StepRunner::reduce_gradients(const MicroBatchRunner::Losses& losses,
                                          const kernels::StepLimits& limits, StepTimers& timers) {
+  const RangeScope range(*device_, [] { return std::string("reduce gradients"); });
   timers.enter(Phase::reduce);
   store_->finish_gradients();
   std::string fingerprint;
@@ -195,7 +200,13 @@ kernels::StepLimits StepRunner::limits_of_step() const {
   return limits;
 }
 
+kernels::StepValues StepRunner::read_values() {
+  const RangeScope range(*device_, [] { return std::string("wait for the step"); });
+  return totals_->read();
+}
+
 void StepRunner::launch_update(double learning_rate) {
+  const RangeScope range(*device_, [] { return std::string("optimizer"); });
   optim::StepOptions step;
   step.lr = learning_rate;
   step.decoupled_lr = decoupled_schedule_.learning_rate(state_.schedule_samples);
@@ -229,7 +240,7 @@ void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std
   limits.clip = config_.optimizer.clip_grad;
   limits.loss_scale = limits_of_step().loss_scale;
   Reduced again{{}, reduce_gradients(losses, limits, timers)};
-  again.values = totals_->read();
+  again.values = read_values();
   const auto differing = comm::gather_texts(world_, first.fingerprint == again.fingerprint ? "" : "x");
   std::string ranks;
   for (size_t r = 0; r < differing.size(); ++r)
@@ -253,13 +264,13 @@ void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std
   }
   event.text = "step " + step + " gave different bits on rank " + ranks +
                " when computed again: the cause is the hardware";
-  event.texts.insert(event.texts.end(), {{"cause", "machine"}, {"ranks", ranks}});
+  event.texts.insert(event.texts.end(), {{"cause", "hardware"}, {"ranks", ranks}});
   failure_anomalies_ = events;
   failure_anomalies_.push_back(event);
   fail(
       ErrorCode::rank_failure,
       event.text + "; parameters and optimizer state are unchanged since step " + std::to_string(state_.step),
-      "resume the run on another machine: this machine's results cannot be trusted");
+      "{resume_elsewhere} on another machine: this machine's results cannot be trusted");
 }
 
 void StepRunner::fail_not_finite(const StepValues& values, std::vector<Anomaly> events) {

@@ -16,6 +16,7 @@
 #include "optim/schedule.hpp"
 #include "parallel/flat_store.hpp"
 #include "train/setup/state.hpp"
+#include "train/setup/transport.hpp"
 #include "train/trainer/anomaly.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
 #include "train/trainer/step_totals.hpp"
@@ -26,7 +27,7 @@ namespace capstan::train {
 struct StepResult {
   // Mean over the step's loss tokens, the tokens whose loss_mask is set.
   double loss = 0;
-  // Before clipping, of the mean loss.
+  // Gradient norm of the mean loss, before clipping.
   double gradient_norm = 0;
   double learning_rate = 0;
   // Number of loss tokens of all ranks.
@@ -43,7 +44,7 @@ struct StepResult {
   bool skipped = false;
   // The scaled loss or its gradients are not finite.
   bool overflow = false;
-  // A spike requires a return to the last checkpoint. Parameters and counters are those before the step.
+  // A spike requires a rewind to the last checkpoint. Parameters and counters are those before the step.
   bool rewind = false;
   std::vector<Anomaly> events;
 };
@@ -94,6 +95,7 @@ class StepRunner {
   }
 
   Device& device() { return *device_; }
+  const TransportChoice& transport() const { return transport_; }
   const models::Model& model() const { return *model_; }
   parallel::FlatStore& store() { return *store_; }
   optim::Optimizer& optimizer() { return *optimizer_; }
@@ -124,6 +126,8 @@ class StepRunner {
   std::string reduce_gradients(const MicroBatchRunner::Losses& losses, const kernels::StepLimits& limits,
                                StepTimers& timers);
   kernels::StepLimits limits_of_step() const;
+  // Waits for the device.
+  StepValues read_values();
   void launch_update(double learning_rate);
   config::SpikeAction check_values(const StepValues& values, StepResult& result) const;
   // Whether a loss or a norm that is not finite ends the run.
@@ -137,6 +141,7 @@ class StepRunner {
   const config::Config& config_;
   comm::Communicator& world_;
   std::unique_ptr<Device> device_;
+  TransportChoice transport_;
   comm::Mesh mesh_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::FlatStore> store_;

@@ -22,7 +22,8 @@ std::array<struct sigaction, 3> before;
 // Read by the handler.
 std::atomic<ProgressSink*> answer_sink{nullptr};
 std::atomic<const char*> current_phase{nullptr};
-std::atomic<int64_t> current_step{0}, expected_end{0};  // comm::monotonic_ns
+// expected_end: by comm::monotonic_ns().
+std::atomic<int64_t> current_step{0}, expected_end{0};
 // saving_step: -1 while saving_directory changes or no save is under way.
 std::atomic<int64_t> saved_step{-1}, saving_step{-1};
 std::array<char, 4096> saving_directory;
@@ -166,7 +167,8 @@ void StopSignals::publish_expected_end(int64_t encoded) {
 void StopSignals::publish_save(int64_t step, const std::filesystem::path& directory) {
   saving_step = -1;
   const std::string& path = directory.native();
-  if (path.size() >= saving_directory.size()) return;  // no such path can be opened
+  // The system cannot open a longer path.
+  if (path.size() >= saving_directory.size()) return;
   saving_directory[path.copy(saving_directory.data(), path.size())] = '\0';
   saving_step = step;
 }

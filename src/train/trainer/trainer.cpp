@@ -14,6 +14,7 @@
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
 #include "train/setup/tokenizer.hpp"
+#include "train/setup/transport.hpp"
 #include "train/trainer/agreement.hpp"
 #include "train/trainer/checkpoint_root.hpp"
 #include "train/trainer/checkpointer.hpp"
@@ -113,7 +114,8 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
              counted(world_.size(), "rank") + " x " +
              counted(runner_->device().host_threads().size(), "thread") +
              (kernels_text.empty() ? "" : ", " + kernels_text));
-  if (const std::string note = shared_gpus(world_, runner_->device()); !note.empty()) log_->line(note);
+  for (const std::string& note : {shared_gpus(world_, runner_->device()), runner_->transport().note})
+    if (!note.empty()) log_->line(note);
   CheckpointAssets assets;
   if (is_rank0()) assets = find_assets(config_, *data_, *log_);
   initial_ = std::make_unique<InitialState>(start_or_resume(
@@ -141,9 +143,10 @@ void Trainer::check_ranks_agree() {
 
 // Runs a step on the meta device. ErrorCode::no_fit where it needs more memory than this rank has.
 void Trainer::estimate_memory() {
+  const TransportChoice transport = choose_transport(config_, world_, gpu_of_rank(world_, config_));
   comm::run_collectively(world_.communicator(), "estimating the memory", [&] {
-    estimate_ = std::make_unique<StepEstimate>(
-        estimate_step(config_, world_.rank(), world_.local_size(), data_->bytes_in_memory()));
+    estimate_ = std::make_unique<StepEstimate>(estimate_step(config_, world_.rank(), world_.local_size(),
+                                                             data_->bytes_in_memory(), transport.transport));
     check_fits(config_, *estimate_, world_.rank(), world_.local_size());
   });
 }
@@ -266,7 +269,7 @@ bool Trainer::call_on_step(const StepResult& result) {
   return options_.on_step(report);
 }
 
-// Returns to the newest checkpoint and continues with the batch after the spike. False: there is no
+// Rewinds to the newest valid checkpoint and continues with the batch after the spike. False: there is no
 // checkpoint, and the step counts as one whose update was skipped.
 bool Trainer::rewind(StepResult& result) {
   const int64_t spike = step() + 1, rewinds = runner_->state().rewinds;
@@ -287,7 +290,7 @@ bool Trainer::rewind(StepResult& result) {
            "try a lower optimizer.lr, or look at the data around sample " +
                std::to_string(state.consumed_samples));
     }
-    log_->warning("step " + std::to_string(spike) + ": no checkpoint to go back to; update skipped");
+    log_->warning("step " + std::to_string(spike) + ": no checkpoint to rewind to; update skipped");
     runner_->consume_batch();
     result.skipped = true;
     return false;
@@ -303,9 +306,9 @@ bool Trainer::rewind(StepResult& result) {
   state.rewinds = rewinds + 1;
   recorder_->rewind(state.step);
   logger_->reset_intervals();
-  // Their rows have the step from which the run continues, so that a resume keeps them.
+  // The rows of the anomalies have the step from which the run continues, so that a resume keeps them.
   logger_->report_anomalies(spike, result.events, state.step);
-  log_->warning("rolled back to step " + std::to_string(state.step) + "; skipping the batch of step " +
+  log_->warning("rewound to step " + std::to_string(state.step) + "; skipping the batch of step " +
                 std::to_string(spike) + " (rewind " + std::to_string(state.rewinds) + " of " +
                 std::to_string(config_.resilience.max_rewinds) + ")");
   recorder_->write(records::MetricsRow(state.step, "rewind")

@@ -161,7 +161,8 @@ const Charts = (() => {
     for (const [at, text] of xTicks) {
       const x = Math.round(left + at * w) + 0.5, half = c.measureText(text).width / 2;
       c.beginPath(), c.moveTo(x, top), c.lineTo(x, top + h), c.stroke();
-      if (x - half < free) continue;  // would overlap its neighbor
+      // The label would overlap its neighbor.
+      if (x - half < free) continue;
       c.fillText(text, Math.min(x, self.width - half - 1), top + h + 6);
       free = x + half + 8;
     }

@@ -1,0 +1,256 @@
+// FlashAttention-2, forward (Dao, arXiv:2307.08691). A block of threads holds a tile of queries in shared
+// memory and visits the tiles of keys and values that any of them sees; the next tile is copied while the
+// current one is multiplied. A warp holds the scores and the outputs of its rows in registers, with the
+// maximum and the sum of the exponentials so far. Sums are in the order of the keys. Bytes moved:
+// kernels/attention.hpp, and keys and values once for each tile of queries, mostly from the L2 cache.
+//
+// The same kernel decodes: then the heads of a group are rows of one tile, so that they share the keys that a
+// block reads, and several blocks share the keys of one tile of rows (`splits`).
+#pragma once
+
+#include "kernels/cuda/attention_queries.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+// The tiles of a kernel for heads padded to kHead elements. Few: for a handful of queries, one warp.
+template <class T, int kHead, bool kFew>
+struct ForwardTiles {
+  using Element = T;
+  static constexpr int kTerms = Terms<T>::kCount, kHeadSize = kHead, kRowBytes = kHead * 2 * kTerms;
+  // Blocks of 16 rows of a warp: two share the operands that they read, if the registers suffice.
+  static constexpr int kM = !kFew && kTerms == 1 && kHead <= 128 ? 2 : 1;
+  static constexpr int kWarps = kFew ? 1 : kRowBytes > 1024 ? 2 : 4;
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kQueries = 16 * kM * kWarps;
+  static constexpr int kKeys = kRowBytes <= 256 ? 64 : kRowBytes <= 768 ? 32 : 16;
+  static constexpr int kN = kKeys / 8;
+  // Of keys and values: one is copied while one is multiplied. Several terms are not copied but computed.
+  static constexpr int kStages = kTerms == 1 ? 2 : 1;
+  using Queries = Tile<T, kQueries, kHead>;
+  using Keys = Tile<T, kKeys, kHead>;
+  // In shared memory: queries, then keys and values of each stage.
+  static constexpr int kKeysAt = Queries::kSize;
+  static constexpr size_t kSharedBytes = 16 * (size_t{Queries::kSize} + size_t{kStages} * 2 * Keys::kSize);
+  // What a block of sm_86 and sm_89 may have. sm_80 and sm_90 run two such blocks at a time.
+  static_assert(kSharedBytes <= size_t{99} << 10);
+  static_assert(!kFew || kQueries == kFewQueries);
+};
+
+// ---- the state of a warp
+
+template <class C>
+struct ForwardState {
+  static constexpr int kM = C::kM, kColumns = C::kHeadSize / 8;
+  // Not divided yet.
+  float out[kM][kColumns][4] = {};
+  // Of each row: the largest score so far, and this lane's part of the sum of the exponentials.
+  float max[kM][2], sum[kM][2];
+
+  __device__ __forceinline__ ForwardState() {
+    CAPSTAN_UNROLL
+    for (int row = 0; row < 2 * kM; ++row) {
+      max[row / 2][row % 2] = -INFINITY;
+      sum[row / 2][row % 2] = 0;
+    }
+  }
+  // Replaces scores by the exponentials of the logits factor * score, relative to the largest so far, and
+  // corrects what is summed already.
+  __device__ __forceinline__ void add_exponentials(float factor, float (&scores)[kM][C::kN][4]) {
+    const float factor2 = factor * kLog2E;
+    float top[2 * kM];
+    CAPSTAN_UNROLL
+    for (int row = 0; row < 2 * kM; ++row) top[row] = max[row / 2][row % 2];
+    for_sums<kM, C::kN>([&](int m, int n, int i) {
+      float& of_row = top[2 * m + i / 2];
+      of_row = Max()(scores[m][n][i], of_row);
+    });
+    reduce_lanes(top, Max(), 4);
+    float base[2 * kM], correction[2 * kM];
+    CAPSTAN_UNROLL
+    for (int row = 0; row < 2 * kM; ++row) {
+      float &before = max[row / 2][row % 2], &total = sum[row / 2][row % 2];
+      // Of rows that have seen nothing yet, 0.
+      base[row] = top[row] == -INFINITY ? 0.0f : top[row] * factor2;
+      correction[row] = exp2_fast(before * factor2 - base[row]);
+      before = top[row];
+      total *= correction[row];
+    }
+    for_sums<kM, C::kN>([&](int m, int n, int i) {
+      float& score = scores[m][n][i];
+      score = exp2_fast(score * factor2 - base[2 * m + i / 2]);
+      sum[m][i / 2] += score;
+    });
+    for_sums<kM, kColumns>([&](int m, int n, int i) { out[m][n][i] *= correction[2 * m + i / 2]; });
+  }
+};
+
+// One tile of keys for the rows of a warp.
+template <class C>
+__device__ __forceinline__ void attend(const AttentionCall& c, const QueryBlock& q,
+                                       const LaneQueries<C::kM>& queries, const Shared<Bytes16>& memory,
+                                       int keys_at, const KeyTile& tile, ForwardState<C>& state) {
+  using T = typename C::Element;
+  const Logits logits(c);
+  float scores[C::kM][C::kN][4] = {};
+  multiply_rows<typename C::Queries, typename C::Keys>(memory, 0, warp_index() * 16 * C::kM, keys_at, scores);
+  cap_logits<T>(logits, scores);
+  if (!queries.template see_all<C::kKeys>(tile)) queries.hide(tile, -INFINITY, scores);
+  state.add_exponentials(logits.factor, scores);
+  if (c.dropout > 0) {
+    const Dropout dropout(c, q.group * c.heads_per_group + q.head_in_group);
+    const KeptPairs<C::kM, C::kN> kept(c, q, dropout, tile.position);
+    for_sums<C::kM, C::kN>([&](int m, int n, int i) {
+      if (!kept(m, n, i)) scores[m][n][i] = 0;
+    });
+  }
+  const LeftOperand<T, C::kM, C::kN> weights(scores);
+  multiply_columns<typename C::Keys>(memory, keys_at + C::Keys::kSize, weights, state.out);
+}
+
+// ---- results
+
+// Where a query's results lie.
+struct QueryPlace {
+  int64_t out, lse;
+};
+__device__ __forceinline__ QueryPlace place_of(const ForwardCall& f, const QueryBlock& q, int row) {
+  const AttentionCall& c = f.c;
+  const int token = row / f.heads_of_row, head = q.head_in_group + row % f.heads_of_row;
+  const int rows = c.queries.rows(), of_sequence = q.first_token + token;
+  return {q.split * f.out_split + f.out.strides.at(int64_t{q.b} * rows + of_sequence, q.group, head),
+          q.split * f.lse_split + (int64_t{q.b} * c.heads() + q.group * c.heads_per_group + head) * rows +
+              of_sequence};
+}
+
+// How a row of outputs is written: the sums times `mine`, plus what is there times `before`.
+struct RowFactors {
+  float mine = 0, before = 0, lse = -INFINITY;
+  bool writes = true;
+};
+__device__ __forceinline__ RowFactors row_factors(float max, float sum, float factor, float keep) {
+  RowFactors row;
+  if (max == -INFINITY) return row;
+  row.mine = keep / sum;
+  row.lse = max * factor + std::log(sum);
+  return row;
+}
+__device__ __forceinline__ void combine(RowFactors& row, float lse_before) {
+  row.writes = row.lse != -INFINITY;
+  if (!row.writes) return;
+  const float high = Max()(row.lse, lse_before), mine = std::exp(row.lse - high),
+              before = std::exp(lse_before - high), total = mine + before;
+  row.mine *= mine / total;
+  row.before = before / total;
+  row.lse = high + std::log(total);
+}
+
+template <class C>
+__device__ __forceinline__ void store_rows(const ForwardCall& f, const QueryBlock& q,
+                                           ForwardState<C>& state) {
+  const AttentionCall& c = f.c;
+  const Logits logits(c);
+  const float keep = keep_factor(c.dropout);
+  float sums[2 * C::kM], before[2 * C::kM];
+  CAPSTAN_UNROLL
+  for (int i = 0; i < 2 * C::kM; ++i) {
+    sums[i] = state.sum[i / 2][i % 2];
+    const int row = q.first + row_of_lane<C::kM>(i / 2, i % 2);
+    before[i] = f.accumulate && row < q.rows ? f.lse[place_of(f, q, row).lse] : -INFINITY;
+  }
+  reduce_lanes(sums, Sum(), 4);
+  // All lanes of a row have read its lse.
+  sync_warp();
+  CAPSTAN_UNROLL
+  for (int i = 0; i < 2 * C::kM; ++i) {
+    const int m = i / 2, half = i % 2, row = q.first + row_of_lane<C::kM>(m, half);
+    if (row >= q.rows) continue;
+    RowFactors factors = row_factors(state.max[m][half], sums[i], logits.factor, keep);
+    if (f.accumulate) combine(factors, before[i]);
+    if (!factors.writes) continue;
+    const QueryPlace place = place_of(f, q, row);
+    if (f.lse && lane_index() % 4 == 0) f.lse[place.lse] = factors.lse;
+    CAPSTAN_UNROLL
+    for (int n = 0; n < C::kHeadSize / 8; ++n) {
+      const int column = 8 * n + lane_column(), left = c.v_dim - column;
+      float low = state.out[m][n][2 * half] * factors.mine,
+            high = state.out[m][n][2 * half + 1] * factors.mine;
+      if (f.accumulate) {
+        const auto* const there = static_cast<const float*>(f.out.data.data) + place.out + column;
+        if (left > 0) low += factors.before * there[0];
+        if (left > 1) high += factors.before * there[1];
+      }
+      put_pair(f.out.data, place.out + column, left, low, high);
+    }
+  }
+}
+
+// ---- the kernel
+
+template <class C>
+__global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1) attention_forward_kernel(ForwardCall f) {
+  using T = typename C::Element;
+  using Keys = typename C::Keys;
+  CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
+  CAPSTAN_SHARED(int, of_warps, 2 * C::kWarps);
+  const AttentionCall& c = f.c;
+  QueryBlock q = query_block(c, f.heads_of_row, C::kQueries);
+  Segments keys = c.keys;
+  if (f.past) {
+    q.position = *f.past;
+    keys.count0 = q.position + c.queries.count0;
+  }
+  LaneQueries<C::kM> queries;
+  queries.template init<C::kWarps>(c, q, f.heads_of_row, of_warps);
+  const KeyTiles<C::kKeys> tiles(keys, queries.block.min_begin, queries.block.max_end);
+  const auto first = static_cast<int>(int64_t{tiles.count()} * q.split / f.splits),
+             last = static_cast<int>(int64_t{tiles.count()} * (q.split + 1) / f.splits);
+
+  const auto stage_of = [&](int i) { return C::kKeysAt + i % C::kStages * 2 * Keys::kSize; };
+  const auto load_keys = [&](int i) {
+    const KeyTile tile = tiles.at(i);
+    load_tile<Keys, C::kThreads>(memory, stage_of(i), rows_of_keys<T>(c, c.k, c.qk_dim, q.b, q.group, tile));
+    load_tile<Keys, C::kThreads>(memory, stage_of(i) + Keys::kSize,
+                                 rows_of_keys<T>(c, c.v, c.v_dim, q.b, q.group, tile));
+    commit_copies();
+  };
+  if (first < last) {
+    load_tile<typename C::Queries, C::kThreads>(memory, 0,
+                                                rows_of_queries<T>(c, c.q, c.qk_dim, q, f.heads_of_row));
+    if (C::kStages > 1) load_keys(first);
+  }
+  ForwardState<C> state;
+  for (int i = first; i < last; ++i) {
+    // The tile that is loaded now replaces one that all warps have multiplied.
+    if constexpr (C::kStages == 1) {
+      sync_threads();
+      load_keys(i);
+    }
+    wait_for_copies<0>();
+    sync_threads();
+    if (C::kStages > 1 && i + 1 < last) load_keys(i + 1);
+    const KeyTile tile = tiles.at(i);
+    if (queries.warp.sees_any(tile.position, tile.position + C::kKeys))
+      attend<C>(c, q, queries, memory, stage_of(i), tile, state);
+  }
+  store_rows<C>(f, q, state);
+}
+
+template <class C>
+void launch_forward_tiles(Context& context, const ForwardCall& f) {
+  launch(context, {query_blocks(f.c, f.heads_of_row, C::kQueries) * f.splits, C::kThreads, C::kSharedBytes},
+         attention_forward_kernel<C>, f);
+}
+template <class T>
+void launch_forward(Context& context, const ForwardCall& f) {
+  by_head_size<T>(f.c.qk_dim, f.c.v_dim, [&](auto head) {
+    constexpr int kHead = decltype(head)::value;
+    // Memory limits few queries, not the products of the padding.
+    constexpr int kFewHead = kHead <= 64 ? 64 : kHead <= 128 ? 128 : 256;
+    if (f.few)
+      launch_forward_tiles<ForwardTiles<T, kFewHead, true>>(context, f);
+    else
+      launch_forward_tiles<ForwardTiles<T, kHead, false>>(context, f);
+  });
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

@@ -1,0 +1,7 @@
+#include "kernels/cuda/attention_forward.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+template void launch_forward<f16>(Context&, const ForwardCall&);
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

@@ -1,0 +1,223 @@
+// What the attention kernels share: which keys a query sees, the logits, and dropout.
+#pragma once
+
+#include "kernels/common/dropout.hpp"
+#include "kernels/cuda/attention_calls.hpp"
+#include "kernels/cuda/attention_tiles.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr int kNoKey = INT32_MAX;
+
+// The smallest padded head size that a kernel exists for.
+template <class T>
+int padded_head(int64_t qk_dim, int64_t v_dim) {
+  const int64_t most = std::max(qk_dim, v_dim);
+  for (const int size : {32, 64, 96, 128, 192, 256})
+    if (most <= size && (Terms<T>::kCount == 1 || (size != 96 && size != 192))) return size;
+  return 0;
+}
+// body(std::integral_constant<int, padded head size>).
+template <class T, class Body>
+void by_head_size(int64_t qk_dim, int64_t v_dim, const Body& body) {
+  const int size = padded_head<T>(qk_dim, v_dim);
+  if (size == 32) body(std::integral_constant<int, 32>());
+  if (size == 64) body(std::integral_constant<int, 64>());
+  if (size == 128) body(std::integral_constant<int, 128>());
+  if (size == 256) body(std::integral_constant<int, 256>());
+  if constexpr (Terms<T>::kCount == 1) {
+    if (size == 96) body(std::integral_constant<int, 96>());
+    if (size == 192) body(std::integral_constant<int, 192>());
+  }
+}
+
+// ---- visible keys
+
+// The position of the first key that the query in `row` of sequence b sees, and behind the last one.
+struct KeyInterval {
+  int begin, end;
+};
+__device__ inline int document_start(const Documents& d, int batch, int b, int rows, int row, int position) {
+  if (d.start) return d.start[int64_t{b} * rows + row];
+  if (!d.cu_seqlens) return 0;
+  // The last document that begins at this position or before.
+  const int first = b * (d.cu_seqlens[d.count] / batch), at = first + position;
+  int low = 0, high = static_cast<int>(d.count);
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (d.cu_seqlens[middle] <= at ? low : high) = middle;
+  }
+  return d.cu_seqlens[low] - first;
+}
+__device__ inline int end_of_keys(const AttentionCall& c, int position) {
+  return c.causal ? position + 1 : kNoKey;
+}
+__device__ inline KeyInterval visible_keys(const AttentionCall& c, int b, int row, int position) {
+  int begin = document_start(c.documents, c.batch, b, c.queries.rows(), row, position);
+  if (c.window > 0 && begin < position - c.window + 1) begin = position - c.window + 1;
+  return {begin < 0 ? 0 : begin, end_of_keys(c, position)};
+}
+
+// Of several queries: the first and the last of their intervals' begins and ends. Queries that see nothing
+// count as one of which no interval consists.
+struct KeyBounds {
+  int min_begin = kNoKey, max_begin = -1, min_end = kNoKey, max_end = -1;
+  __device__ void add(const KeyInterval& keys) {
+    if (keys.begin < keys.end) {
+      min_begin = keys.begin < min_begin ? keys.begin : min_begin;
+      max_begin = keys.begin > max_begin ? keys.begin : max_begin;
+      min_end = keys.end < min_end ? keys.end : min_end;
+      max_end = keys.end > max_end ? keys.end : max_end;
+    } else {
+      max_begin = kNoKey;
+    }
+  }
+  // Some query sees some of the keys [first, last).
+  __device__ bool sees_any(int first, int last) const { return first < max_end && last > min_begin; }
+  // All queries see all of them.
+  __device__ bool sees_all(int first, int last) const { return first >= max_begin && last <= min_end; }
+};
+struct Larger {
+  __device__ int operator()(int a, int b) const { return a > b ? a : b; }
+};
+// Of the queries of all lanes.
+__device__ __forceinline__ KeyBounds join_lanes(const KeyBounds& bounds, Location at = {}) {
+  int v[4] = {-bounds.min_begin, bounds.max_begin, -bounds.min_end, bounds.max_end};
+  reduce_lanes(v, Larger(), kWarp, at);
+  return {-v[0], v[1], -v[2], v[3]};
+}
+
+// A tile of keys.
+struct KeyTile {
+  // The position of its first key; those of the first key of its segment, and behind the last one.
+  int position, begin, end;
+  // Row of the segment's first key.
+  int first_row;
+};
+// The tiles of kKeys keys that queries with these bounds see. They begin at positions that are multiples of 4
+// from the origin of their segment, so that dropout's blocks of four keys lie in one tile.
+template <int kKeys>
+struct KeyTiles {
+  Segments keys;
+  int first0, count0, first1, count1;
+
+  __device__ KeyTiles(const Segments& k, int begin, int end) : keys(k) {
+    set(0, begin, end, first0, count0);
+    set(1, begin, end, first1, count1);
+  }
+  __device__ int count() const { return count0 + count1; }
+  __device__ KeyTile at(int tile) const {
+    const int segment = tile < count0 ? 0 : 1;
+    const int i = segment == 0 ? first0 + tile : first1 + tile - count0, begin = keys.begin(segment);
+    return {origin(segment) + i * kKeys, begin, begin + keys.count(segment), keys.first_row(segment)};
+  }
+
+ private:
+  __device__ int origin(int segment) const { return keys.begin(segment) & ~3; }
+  __device__ void set(int segment, int begin, int end, int& first, int& count) const {
+    const int from = keys.begin(segment), to = from + keys.count(segment);
+    begin = begin > from ? begin : from;
+    end = end < to ? end : to;
+    first = begin < end ? (begin - origin(segment)) / kKeys : 0;
+    count = begin < end ? (end - origin(segment) + kKeys - 1) / kKeys - first : 0;
+  }
+};
+// Tiles of kKeys keys that cover a segment.
+template <int kKeys>
+__host__ __device__ int tiles_of_segment(const Segments& keys, int segment) {
+  const int count = keys.count(segment);
+  return count > 0 ? (keys.begin(segment) % 4 + count + kKeys - 1) / kKeys : 0;
+}
+
+// ---- logits
+
+// The logit of a sum q k is factor * x, where x is the sum, or tanh(inner * sum) if it is capped.
+struct Logits {
+  float factor, inner;
+  bool capped;
+  __host__ __device__ explicit Logits(const AttentionCall& c)
+      : factor(c.softcap > 0 ? c.softcap : c.scale),
+        inner(c.softcap > 0 ? c.scale / c.softcap : 0.0f),
+        capped(c.softcap > 0) {}
+};
+// 16-bit results need an absolute error, not a relative one.
+template <class T>
+__device__ __forceinline__ float tanh_of(float x) {
+  if constexpr (std::is_same_v<T, float>)
+    return std::tanh(x);
+  else
+    return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(2 * kLog2E * x));
+}
+template <class T, int kM, int kN>
+__device__ __forceinline__ void cap_logits(const Logits& logits, float (&sums)[kM][kN][4]) {
+  if (!logits.capped) return;
+  for_sums<kM, kN>([&](int m, int n, int i) { sums[m][n][i] = tanh_of<T>(logits.inner * sums[m][n][i]); });
+}
+
+// ---- dropout, for a tile of sums whose first key is a multiple of 4
+
+__device__ __forceinline__ float keep_factor(float probability) {
+  return probability > 0 ? 1.0f / (1.0f - probability) : 1.0f;
+}
+struct Dropout {
+  uint32_t threshold;
+  PhiloxKey key;
+  uint64_t head;
+  __device__ Dropout(const AttentionCall& c, int of_head)
+      : threshold(dropout_threshold(c.dropout)),
+        key(c.dropout_key),
+        head(static_cast<uint64_t>(c.head_offset + of_head)) {}
+  // Bit i: the pair of this query and key 4 block + i is kept.
+  __device__ __forceinline__ uint32_t kept(int64_t dropout_row, int block) const {
+    const auto words =
+        philox4x32(key, static_cast<uint64_t>(dropout_row), head << 40 | static_cast<uint64_t>(block));
+    return uint32_t{words[0] >= threshold} | uint32_t{words[1] >= threshold} << 1 |
+           uint32_t{words[2] >= threshold} << 2 | uint32_t{words[3] >= threshold} << 3;
+  }
+};
+// The pairs that a lane keeps of 16 x 8 kN sums whose rows are queries and whose columns are keys from
+// `first_key` on; rows[i] is the dropout row index of its row i of two. Neighboring lanes share the blocks.
+template <int kN>
+struct KeptKeys {
+  static_assert(kN <= 8);
+  uint32_t bits[2];
+  __device__ __forceinline__ void init(const Dropout& dropout, const int64_t (&rows)[2], int first_key,
+                                       Location at = {}) {
+    const int lane = lane_index();
+    uint32_t mine = 0;
+    CAPSTAN_UNROLL
+    for (int n = 0; n < kN; ++n)
+      mine |= dropout.kept(lane % 2 == 0 ? rows[0] : rows[1], first_key / 4 + 2 * n + lane % 4 / 2) << 4 * n;
+    const uint32_t other = shuffle_xor(mine, 1, kAllLanes, at);
+    bits[0] = lane % 2 == 0 ? mine : other;
+    bits[1] = lane % 2 == 0 ? other : mine;
+  }
+  __device__ __forceinline__ bool operator()(int n, int i) const {
+    return (bits[i / 2] >> (4 * n + lane_index() % 2 * 2 + i % 2) & 1) != 0;
+  }
+};
+// The same of sums whose rows are keys and whose columns are queries: row_of(query) is the dropout row index.
+template <int kN>
+struct KeptQueries {
+  static_assert(kN <= 8);
+  uint32_t bits[4] = {};
+  template <class RowOf>
+  __device__ __forceinline__ void init(const Dropout& dropout, const RowOf& row_of, int first_key,
+                                       Location at = {}) {
+    // Four lanes have the same queries and blocks of keys, four pairs of them.
+    const int lane = lane_index(), part = lane / 4 % 4;
+    uint32_t mine = 0;
+    CAPSTAN_UNROLL
+    for (int n = 0; n < kN; ++n)
+      mine |= dropout.kept(row_of(8 * n + lane % 4 * 2 + part % 2), first_key / 4 + lane / 16 + part / 2 * 2)
+              << 4 * n;
+    CAPSTAN_UNROLL
+    for (int i = 0; i < 4; ++i) bits[i] = shuffle(mine, (lane & ~12) | i * 4, kAllLanes, at);
+  }
+  __device__ __forceinline__ bool operator()(int n, int i) const {
+    return (bits[i] >> (4 * n + lane_index() / 4 % 4) & 1) != 0;
+  }
+};
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

@@ -1,0 +1,270 @@
+// Matrices for attention: rows of heads in shared memory, where a warp reads the operands of the tensor cores
+// from, and the products of such tiles. In registers a warp holds sums[m][n][4], blocks of 16 x 8, as
+// intrinsics.hpp describes them; rows are queries or keys.
+#pragma once
+
+#include "kernels/cuda/device.hpp"
+#include "kernels/heads.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+// The tensor cores multiply 16-bit values. An fp32 value is the exact sum of three bf16 terms; the six
+// products of terms that count give the accuracy of fp32.
+template <class T>
+struct Terms {
+  using Type = T;
+  static constexpr int kCount = 1;
+};
+template <>
+struct Terms<float> {
+  using Type = bf16;
+  static constexpr int kCount = 3;
+};
+
+// The terms of two neighbors.
+template <class T>
+__device__ __forceinline__ void pack_terms(float low, float high, uint32_t (&terms)[Terms<T>::kCount]) {
+  terms[0] = pack_pair<typename Terms<T>::Type>(low, high);
+  CAPSTAN_UNROLL
+  for (int i = 1; i < Terms<T>::kCount; ++i) {
+    low -= std::bit_cast<float>(terms[i - 1] << 16);
+    high -= std::bit_cast<float>(terms[i - 1] & 0xFFFF0000);
+    terms[i] = pack_pair<typename Terms<T>::Type>(low, high);
+  }
+}
+
+// kRowCount x kColumnCount values in shared memory, a plane for each term, in chunks of 16 bytes. The chunks
+// of a row are permuted, so that 8 consecutive rows have the same chunk in different banks.
+template <class T, int kRowCount, int kColumnCount>
+struct Tile {
+  using Element = T;
+  static constexpr int kRows = kRowCount, kColumns = kColumnCount, kTerms = Terms<T>::kCount;
+  static constexpr int kChunks = kColumns / 8, kPlane = kRows * kChunks;
+  // Chunks.
+  static constexpr int kSize = kTerms * kPlane;
+  // Chunks of a row, or what divides them, that are permuted.
+  static constexpr int kPermuted = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+  static_assert(kRows % 16 == 0 && kColumns % 32 == 0);
+
+  // A chunk of row first + row; `first` is a multiple of 8.
+  static __device__ __forceinline__ int at(int first, int row, int chunk) {
+    return (first + row) * kChunks + (chunk ^ (row / (8 / kPermuted) % kPermuted));
+  }
+};
+
+// ---- loading
+
+// Rows of one head: row r is row first + r of `count`, and exists if that is in [0, count). `heads` rows
+// belong to a token, of as many heads.
+template <class T>
+struct HeadRows {
+  const T* base;
+  int64_t stride;
+  int first, count;
+  // Elements.
+  int width;
+  // Rows begin at multiples of 16 bytes.
+  bool aligned;
+  int64_t head_stride = 0;
+  int heads = 1;
+  __device__ bool has(int row) const { return first + row >= 0 && first + row < count; }
+  __device__ const T* at(int row) const {
+    const int i = first + row;
+    if (heads == 1) return base + i * stride;
+    return base + i / heads * stride + i % heads * head_stride;
+  }
+};
+
+struct alignas(16) Words4 {
+  uint32_t v[4];
+};
+
+// The first `count` of 8 values, then zeros.
+template <class T>
+__device__ __forceinline__ void load_chunk(const T* from, int count, bool aligned, float (&values)[8]) {
+  const Array<T> array{const_cast<T*>(from)};
+  constexpr int kSize = kGroup<T>;
+  CAPSTAN_UNROLL
+  for (int i = 0; i < 8; i += kSize) {
+    if (aligned && count >= i + kSize) {
+      const auto group = array.load(i, kSize);
+      CAPSTAN_UNROLL
+      for (int k = 0; k < kSize; ++k) values[i + k] = group[k];
+    } else {
+      CAPSTAN_UNROLL
+      for (int k = 0; k < kSize; ++k) values[i + k] = i + k < count ? array.at(i + k) : 0.0f;
+    }
+  }
+}
+
+// Starts to load the rows of a tile at `tile`; missing rows and columns become zeros. Other threads see them
+// after wait_for_copies() and a barrier.
+template <class Tile, int kThreads>
+__device__ __forceinline__ void load_tile(const Shared<Bytes16>& memory, int tile,
+                                          const HeadRows<typename Tile::Element>& rows) {
+  using T = typename Tile::Element;
+  CAPSTAN_UNROLL
+  for (int i = thread_index(); i < Tile::kPlane; i += kThreads) {
+    const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
+    const int to = tile + Tile::at(0, row, chunk), left = rows.width - chunk * 8;
+    const int count = !rows.has(row) || left < 0 ? 0 : left < 8 ? left : 8;
+    const T* const from = count > 0 ? rows.at(row) + chunk * 8 : rows.base;
+    if (Tile::kTerms == 1 && rows.aligned) {
+      copy_part_async<16>(memory, to, reinterpret_cast<const Bytes16*>(from),
+                          count * static_cast<int>(sizeof(T)));
+      continue;
+    }
+    float values[8];
+    load_chunk(from, count, rows.aligned, values);
+    Words4 words[Tile::kTerms];
+    CAPSTAN_UNROLL
+    for (int pair = 0; pair < 4; ++pair) {
+      uint32_t terms[Tile::kTerms];
+      pack_terms<T>(values[2 * pair], values[2 * pair + 1], terms);
+      CAPSTAN_UNROLL
+      for (int term = 0; term < Tile::kTerms; ++term) words[term].v[pair] = terms[term];
+    }
+    CAPSTAN_UNROLL
+    for (int term = 0; term < Tile::kTerms; ++term)
+      memory[to + term * Tile::kPlane] = std::bit_cast<Bytes16>(words[term]);
+  }
+}
+
+// ---- products, by a warp
+
+// body(m, n, i) for the sums of a lane: row 16 m + 8 (i / 2) + lane / 4, column 8 n + 2 (lane % 4) + i % 2.
+template <int kM, int kN, class Body>
+__device__ __forceinline__ void for_sums(const Body& body) {
+  CAPSTAN_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    CAPSTAN_UNROLL
+    for (int n = 0; n < kN; ++n) {
+      CAPSTAN_UNROLL
+      for (int i = 0; i < 4; ++i) body(m, n, i);
+    }
+  }
+}
+// The first of these rows, and the first of these columns.
+__device__ __forceinline__ int lane_row() {
+  return lane_index() / 4;
+}
+__device__ __forceinline__ int lane_column() {
+  return lane_index() % 4 * 2;
+}
+
+// sums += X Y^T for rows [x_row, x_row + 16 kM) of tile x and the first 16 kN rows of tile y.
+template <class X, class Y, int kM, int kN>
+__device__ __forceinline__ void multiply_rows(const Shared<Bytes16>& memory, int x, int x_row, int y,
+                                              float (&sums)[kM][kN][4]) {
+  static_assert(X::kColumns == Y::kColumns && kN % 2 == 0 && kN * 8 <= Y::kRows);
+  constexpr int kTerms = X::kTerms, kBlocks = kN / 2;
+  const int lane = lane_index();
+  CAPSTAN_UNROLL
+  for (int k = 0; k < X::kColumns / 16; ++k) {
+    uint32_t a[kTerms * kM][4], b[kTerms * kBlocks][4];
+    int a_rows[kTerms * kM], b_rows[kTerms * kBlocks];
+    CAPSTAN_UNROLL
+    for (int term = 0; term < kTerms; ++term) {
+      CAPSTAN_UNROLL
+      for (int m = 0; m < kM; ++m)
+        a_rows[term * kM + m] = x + term * X::kPlane + X::at(x_row + 16 * m, lane % 16, 2 * k + lane / 16);
+      CAPSTAN_UNROLL
+      for (int n = 0; n < kBlocks; ++n)
+        b_rows[term * kBlocks + n] =
+            y + term * Y::kPlane + Y::at(16 * n, lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2);
+    }
+    load_matrices<false>(a, memory, a_rows);
+    load_matrices<false>(b, memory, b_rows);
+    multiply_add<typename Terms<typename X::Element>::Type, kTerms>(sums, 0, a, b);
+  }
+}
+
+// Left operands from sums: 16 x 8 kN values for each m.
+template <class T, int kM, int kN>
+struct LeftOperand {
+  static constexpr int kTerms = Terms<T>::kCount, kDepth = kN / 2;
+  // Terms and m of 16 columns.
+  uint32_t v[kDepth][kTerms * kM][4];
+
+  __device__ __forceinline__ explicit LeftOperand(const float (&sums)[kM][kN][4]) {
+    CAPSTAN_UNROLL
+    for (int k = 0; k < kDepth; ++k) {
+      CAPSTAN_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        CAPSTAN_UNROLL
+        for (int quarter = 0; quarter < 4; ++quarter) {
+          const float(&block)[4] = sums[m][2 * k + quarter / 2];
+          uint32_t terms[kTerms];
+          pack_terms<T>(block[quarter % 2 * 2], block[quarter % 2 * 2 + 1], terms);
+          CAPSTAN_UNROLL
+          for (int term = 0; term < kTerms; ++term) v[k][term * kM + m][quarter] = terms[term];
+        }
+      }
+    }
+  }
+};
+
+// Blocks of 16 columns whose operands are in registers at a time.
+template <int kBlocks>
+inline constexpr int kColumnBlocks = kBlocks % 4 == 0   ? 4
+                                     : kBlocks % 3 == 0 ? 3
+                                                        : 2;
+
+// sums += A Y for the first rows of tile y. Of several terms, the sums of one call are added at its end: the
+// tensor cores round towards zero, which would add up over a long sequence.
+template <class Y, class T, int kM, int kN, int kSums>
+__device__ __forceinline__ void multiply_columns(const Shared<Bytes16>& memory, int y,
+                                                 const LeftOperand<T, kM, kN>& left,
+                                                 float (&sums)[kM][kSums][4]) {
+  static_assert(kSums * 8 == Y::kColumns && kN * 8 <= Y::kRows);
+  constexpr int kTerms = Y::kTerms, kBlocks = kColumnBlocks<kSums / 2>;
+  using Term = typename Terms<T>::Type;
+  const int lane = lane_index();
+  CAPSTAN_UNROLL
+  for (int first = 0; first < kSums / 2; first += kBlocks) {
+    float part[kM][2 * kBlocks][4] = {};
+    CAPSTAN_UNROLL
+    for (int k = 0; k < kN / 2; ++k) {
+      uint32_t b[kTerms * kBlocks][4];
+      int rows[kTerms * kBlocks];
+      CAPSTAN_UNROLL
+      for (int term = 0; term < kTerms; ++term) {
+        CAPSTAN_UNROLL
+        for (int n = 0; n < kBlocks; ++n)
+          rows[term * kBlocks + n] =
+              y + term * Y::kPlane + Y::at(16 * k, lane % 16, 2 * (first + n) + lane / 16);
+      }
+      load_matrices<true>(b, memory, rows);
+      if constexpr (kTerms == 1)
+        multiply_add<Term, kTerms>(sums, 2 * first, left.v[k], b);
+      else
+        multiply_add<Term, kTerms>(part, 0, left.v[k], b);
+    }
+    if constexpr (kTerms > 1)
+      for_sums<kM, 2 * kBlocks>([&](int m, int n, int i) { sums[m][2 * first + n][i] += part[m][n][i]; });
+  }
+}
+
+// ---- storing
+
+// Writes the first `count` of two neighbors.
+template <class T>
+__device__ __forceinline__ void put_pair(T* to, int count, float low, float high) {
+  if (sizeof(T) == 2 && count > 1 && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
+    store_4(to, pack_pair<typename Terms<T>::Type>(low, high));
+    return;
+  }
+  if (count > 0) to[0] = from_float<T>(low);
+  if (count > 1) to[1] = from_float<T>(high);
+}
+// Elements `at` and at + 1.
+__device__ __forceinline__ void put_pair(const Out& out, int64_t at, int count, float low, float high) {
+  if (out.dtype == DType::f32)
+    put_pair(static_cast<float*>(out.data) + at, count, low, high);
+  else if (out.dtype == DType::bf16)
+    put_pair(static_cast<bf16*>(out.data) + at, count, low, high);
+  else
+    put_pair(static_cast<f16*>(out.data) + at, count, low, high);
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU

@@ -1,0 +1,32 @@
+// Transfers between GPUs without the host, by the communicators of a CUDA backend (NCCL).
+#pragma once
+
+#include <memory>
+
+#include "comm/channel.hpp"
+#include "comm/watchdog/transfer_watch.hpp"
+#include "tensor/cuda_device.hpp"
+
+namespace capstan::comm {
+
+struct NcclOptions {
+  // This process in the world, for messages.
+  int world_rank = 0;
+  // How long the ranks may take to join the communicator.
+  double timeout = 600;  // seconds
+  // Null: nobody notices an error, or a rank that does not come, before the host waits for ever.
+  std::shared_ptr<TransferWatch> watch = nullptr;
+};
+
+// A channel on a communicator of its own, whose id travels over `group`. A batch is one group of NCCL on a
+// stream of the channel, which has a high priority; it begins after an event of the queue before it, and its
+// end is an event. The host waits in start() for the calls of NCCL only; the first batch also connects the
+// ranks, and waits until its peers start it.
+//
+// Collective over the group, whose ranks have different GPUs. `device` has a communicator and outlives the
+// channel. Errors are ErrorCode::rank_failure: here, in start(), and from the watchdog, which aborts the
+// communicators and makes the host's waits for the device throw.
+std::unique_ptr<TensorChannel> make_nccl_channel(Communicator& group, cuda::CudaDevice& device,
+                                                 const NcclOptions& options);
+
+}  // namespace capstan::comm

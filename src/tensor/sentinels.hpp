@@ -1,0 +1,67 @@
+// Finds kernels that write outside of their blocks. A device that debugs has bytes before and after each
+// block, the sentinels, which nothing may change: they are written when the block is allocated, and checked
+// when it is freed and where the host waits for results. In a build with the address sanitizer an access to
+// them, also a read, is an error of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <unordered_map>
+
+#include "tensor/device.hpp"
+
+namespace capstan {
+
+// Bytes that nothing may change. They are a NaN in every type for kernels that read them.
+void write_sentinel(std::byte* begin, std::byte* end);
+// The first one that was changed; `end`: none.
+const std::byte* changed_sentinel(const std::byte* begin, const std::byte* end);
+// Makes bytes usable that may have been sentinels.
+void remove_sentinel(std::byte* begin, std::byte* end);
+
+// The sentinels of a device's blocks. Each function returns work for the compute queue, in whose order blocks
+// are allocated and freed.
+class Sentinels {
+ public:
+  using Work = std::function<void()>;
+  // Bytes before a block, and at least as many between the end of a tensor and the sentinels of the next
+  // block. Multiples of it keep the alignment of blocks.
+  static constexpr int64_t kBytes = 256;
+
+  // distance: from the addresses of blocks to those that kernels use.
+  explicit Sentinels(std::ptrdiff_t distance) : distance_(distance) {}
+
+  // A block for `bytes` bytes at `data`. The sentinels end at data + end. launches: of the compute queue, so
+  // far, here and below.
+  Work add(std::byte* data, int64_t bytes, int64_t end, MemoryCategory category, int64_t launches);
+  // The block is freed: checks its sentinels.
+  Work remove(std::byte* data, int64_t launches);
+  // Checks those of all blocks, except for workspaces.
+  Work check(int64_t launches);
+
+  // A launch on `queue` gets a workspace, in a block with `block_bytes` after rounding, and has used it. The
+  // queue runs the work. kept: the block stays that of the queue.
+  Work begin_workspace(kernels::Workspace workspace, int64_t block_bytes, bool kept) const;
+  Work end_workspace(kernels::Workspace workspace, int64_t block_bytes, int64_t launch,
+                     std::string queue) const;
+
+ private:
+  struct Block {
+    // As kernels address it.
+    std::byte* data;
+    int64_t bytes, end;
+    MemoryCategory category;
+    // Launches of the compute queue when the sentinels were last seen intact.
+    int64_t launches;
+  };
+  static void write(const Block& block);
+  // Throws where the block's sentinels have changed.
+  static void verify(const Block& block, int64_t launches);
+
+  const std::ptrdiff_t distance_;
+  std::unordered_map<std::byte*, Block> blocks_;
+};
+
+}  // namespace capstan

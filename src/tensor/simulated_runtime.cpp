@@ -1,0 +1,320 @@
+#include "tensor/simulated_runtime.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "base/checked.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "tensor/checked_queue.hpp"
+#include "tensor/double_mapping.hpp"
+
+namespace capstan::cuda {
+
+namespace {
+
+thread_local SimulatedGpu next_gpu;
+
+// Behind an OpenDevice*.
+struct OpenGpu {
+  SimulatedGpu gpu;
+  int64_t mapped = 0;  // bytes
+  uint64_t streams = 0;
+};
+OpenGpu& gpu_at(OpenDevice* device) {
+  return *reinterpret_cast<OpenGpu*>(device);
+}
+
+// The memory of all devices of the process.
+class Arena {
+ public:
+  std::ptrdiff_t distance() const { return mapping_.distance(); }
+  // Null: no addresses are left.
+  std::byte* reserve(int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = free_.find(bytes); found != free_.end()) {
+      std::byte* const begin = found->second;
+      free_.erase(found);
+      return begin;
+    }
+    if (next_ + bytes > mapping_.bytes()) return nullptr;
+    return mapping_.begin() + std::exchange(next_, next_ + bytes);
+  }
+  void release(std::byte* begin, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    free_.emplace(bytes, begin);
+  }
+  bool map(std::byte* address, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (overlaps(address, bytes) || !mapping_.allow(address - mapping_.begin(), bytes)) return false;
+    mapped_.emplace(address, bytes);
+    fill_not_written(address + distance(), bytes);
+    return true;
+  }
+  // Exactly one mapping.
+  bool unmap(std::byte* address, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto found = mapped_.find(address);
+    if (found == mapped_.end() || found->second != bytes) return false;
+    mapped_.erase(found);
+    const int64_t offset = address - mapping_.begin();
+    mapping_.discard(offset, bytes);
+    return mapping_.forbid(offset, bytes);
+  }
+  // Whether all of the range is memory.
+  bool holds(const void* data, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto* address = static_cast<const std::byte*>(data);
+    while (bytes > 0) {
+      auto after = mapped_.upper_bound(const_cast<std::byte*>(address));
+      if (after == mapped_.begin()) return false;
+      --after;
+      const int64_t here = after->first + after->second - address;
+      if (here <= 0) return false;
+      address += here, bytes -= here;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kBytes = int64_t{256} << 30;
+  bool overlaps(std::byte* address, int64_t bytes) const {
+    const auto after = mapped_.lower_bound(address);
+    if (after != mapped_.end() && after->first < address + bytes) return true;
+    return after != mapped_.begin() && std::prev(after)->first + std::prev(after)->second > address;
+  }
+
+  DoubleMapping mapping_{"simulated device", kBytes, false};
+  int64_t next_ = 0;
+  // Ranges by size, to be reserved again.
+  std::multimap<int64_t, std::byte*> free_;
+  // Sizes of the mappings, by address.
+  std::map<std::byte*, int64_t> mapped_;
+  std::mutex mutex_;
+};
+Arena& arena() {
+  static Arena memory;
+  return memory;
+}
+template <class T>
+T* kernel_address(T* address) {
+  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(address) +
+                              static_cast<uintptr_t>(arena().distance()));
+}
+
+struct StreamEvent {
+  CheckedQueue* queue = nullptr;
+  CheckedQueue::Ticket ticket = 0;
+  // Of a timed event.
+  std::shared_ptr<std::atomic<double>> time;
+  bool timed = false;
+};
+
+thread_local char status_text[128];
+Status failed(const char* function, const char* why, StatusCode code = StatusCode::failed) {
+  std::snprintf(status_text, sizeof status_text, "simulated %s: %s", function, why);
+  return {code, status_text};
+}
+
+CheckedQueue& queue_at(void* stream) {
+  return *static_cast<CheckedQueue*>(stream);
+}
+StreamEvent& event_at(void* event) {
+  return *static_cast<StreamEvent*>(event);
+}
+void finish(CheckedQueue& queue, CheckedQueue::Ticket ticket) {
+  CAPSTAN_ASSERT(!queue.wait_for_error(ticket), "work of a stream has thrown");
+}
+
+// ---- devices
+
+Status count_devices(int32_t* count) {
+  *count = 1;
+  return {};
+}
+Status describe_device(int32_t index, DeviceFacts* facts) {
+  std::snprintf(facts->name, sizeof facts->name, "CUDA kernels on the host");
+  std::snprintf(facts->pci_address, sizeof facts->pci_address, "simulated:%d", index);
+  facts->major = 9, facts->minor = 0, facts->multiprocessors = 1, facts->memory = next_gpu.memory;
+  return {};
+}
+Status open_device(int32_t, OpenDevice** device) {
+  *device = reinterpret_cast<OpenDevice*>(new OpenGpu{.gpu = next_gpu});
+  return {};
+}
+Status close_device(OpenDevice* device) {
+  delete &gpu_at(device);
+  return {};
+}
+Status last_error(OpenDevice*) {
+  return {};
+}
+
+// ---- streams
+
+Status create_stream(OpenDevice* device, bool prompt, void** stream) {
+  OpenGpu& open = gpu_at(device);
+  const auto hold = open.gpu.patient ? CheckedQueue::Hold::all
+                    : prompt         ? CheckedQueue::Hold::none
+                                     : CheckedQueue::Hold::some;
+  *stream = new CheckedQueue(open.gpu.seed + ++open.streams, hold);
+  return {};
+}
+Status destroy_stream(OpenDevice*, void* stream) {
+  delete &queue_at(stream);
+  return {};
+}
+Status wait_stream(OpenDevice*, void* stream) {
+  finish(queue_at(stream), queue_at(stream).last());
+  return {};
+}
+Status call_host(OpenDevice*, void* stream, void (*function)(void*), void* argument) {
+  queue_at(stream).push([=] { function(argument); });
+  return {};
+}
+
+// ---- events
+
+Status create_event(OpenDevice*, bool timed, void** event) {
+  *event = new StreamEvent{.timed = timed};
+  return {};
+}
+Status destroy_event(OpenDevice*, void* event) {
+  delete &event_at(event);
+  return {};
+}
+Status record_event(OpenDevice*, void* event, void* stream) {
+  StreamEvent& recorded = event_at(event);
+  recorded.queue = &queue_at(stream);
+  if (recorded.timed) {
+    recorded.time = std::make_shared<std::atomic<double>>(0);
+    recorded.ticket = recorded.queue->push([time = recorded.time] { time->store(steady_seconds()); });
+  } else {
+    recorded.ticket = recorded.queue->last();
+  }
+  return {};
+}
+Status query_event(OpenDevice*, void* event) {
+  const StreamEvent& recorded = event_at(event);
+  if (recorded.queue && !recorded.queue->done(recorded.ticket)) return {StatusCode::not_ready, nullptr};
+  return {};
+}
+Status wait_event(OpenDevice*, void* event) {
+  const StreamEvent& recorded = event_at(event);
+  if (recorded.queue) finish(*recorded.queue, recorded.ticket);
+  return {};
+}
+Status stream_wait_event(OpenDevice*, void* stream, void* event) {
+  const StreamEvent recorded = event_at(event);
+  if (recorded.queue && recorded.queue != &queue_at(stream))
+    queue_at(stream).push([recorded] { finish(*recorded.queue, recorded.ticket); });
+  return {};
+}
+Status elapsed(OpenDevice*, void* from, void* to, double* seconds) {
+  if (!event_at(from).time || !event_at(to).time) return failed("elapsed", "an event without a time");
+  // The precision of CUDA's answer.
+  *seconds = static_cast<double>(static_cast<float>(event_at(to).time->load() - event_at(from).time->load()));
+  return {};
+}
+
+// ---- memory
+
+Status reserve_range(OpenDevice*, int64_t bytes, void** address) {
+  if (bytes % kMappingUnit != 0) return failed("reserve_range", "not a multiple of 2 MiB");
+  *address = arena().reserve(bytes);
+  return *address ? Status() : failed("reserve_range", "no addresses are left");
+}
+Status release_range(OpenDevice*, void* address, int64_t bytes) {
+  arena().release(static_cast<std::byte*>(address), bytes);
+  return {};
+}
+Status map_memory(OpenDevice* device, void* address, int64_t bytes) {
+  OpenGpu& open = gpu_at(device);
+  if (bytes <= 0 || bytes % kMappingUnit != 0) return failed("map_memory", "not a multiple of 2 MiB");
+  if (open.mapped + bytes > open.gpu.memory)
+    return failed("map_memory", "out of memory", StatusCode::out_of_memory);
+  if (!arena().map(static_cast<std::byte*>(address), bytes)) return failed("map_memory", "mapped already");
+  open.mapped += bytes;
+  return {};
+}
+Status unmap_memory(OpenDevice* device, void* address, int64_t bytes) {
+  if (!arena().unmap(static_cast<std::byte*>(address), bytes))
+    return failed("unmap_memory", "not what one call has mapped");
+  gpu_at(device).mapped -= bytes;
+  return {};
+}
+Status allocate_pinned(OpenDevice*, int64_t bytes, void** address) {
+  *address = std::aligned_alloc(64, static_cast<size_t>(round_up(bytes, 64)));
+  return *address ? Status() : failed("allocate_pinned", "out of memory", StatusCode::out_of_memory);
+}
+Status free_pinned(OpenDevice*, void* address) {
+  std::free(address);
+  return {};
+}
+Status copy(OpenDevice*, void* to, const void* from, int64_t bytes, CopyDirection direction, void* stream) {
+  const bool from_device = direction != CopyDirection::host_to_device;
+  const bool to_device = direction != CopyDirection::device_to_host;
+  if ((from_device && !arena().holds(from, bytes)) || (to_device && !arena().holds(to, bytes)))
+    return failed("copy", "not an address of the device");
+  // Early readers find NaN, or -1.
+  if (!to_device) std::memset(to, 0xff, static_cast<size_t>(bytes));
+  if (from_device) from = kernel_address(static_cast<const std::byte*>(from));
+  if (to_device) to = kernel_address(static_cast<std::byte*>(to));
+  queue_at(stream).push([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  return {};
+}
+Status zero(OpenDevice*, void* data, int64_t bytes, void* stream) {
+  if (!arena().holds(data, bytes)) return failed("zero", "not an address of the device");
+  queue_at(stream).push([to = kernel_address(static_cast<std::byte*>(data)), bytes] {
+    std::memset(to, 0, static_cast<size_t>(bytes));
+  });
+  return {};
+}
+
+}  // namespace
+
+void set_simulated_gpu(const SimulatedGpu& gpu) {
+  next_gpu = gpu;
+}
+
+const Runtime& simulated_runtime() {
+  static constexpr Runtime runtime{.count_devices = count_devices,
+                                   .describe_device = describe_device,
+                                   .open_device = open_device,
+                                   .close_device = close_device,
+                                   .last_error = last_error,
+                                   .create_stream = create_stream,
+                                   .destroy_stream = destroy_stream,
+                                   .wait_stream = wait_stream,
+                                   .call_host = call_host,
+                                   .create_event = create_event,
+                                   .destroy_event = destroy_event,
+                                   .record_event = record_event,
+                                   .query_event = query_event,
+                                   .wait_event = wait_event,
+                                   .stream_wait_event = stream_wait_event,
+                                   .elapsed = elapsed,
+                                   .reserve_range = reserve_range,
+                                   .release_range = release_range,
+                                   .map_memory = map_memory,
+                                   .unmap_memory = unmap_memory,
+                                   .allocate_pinned = allocate_pinned,
+                                   .free_pinned = free_pinned,
+                                   .copy = copy,
+                                   .zero = zero};
+  return runtime;
+}
+
+std::ptrdiff_t simulated_kernel_offset() {
+  return arena().distance();
+}
+
+}  // namespace capstan::cuda

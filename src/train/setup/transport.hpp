@@ -1,0 +1,70 @@
+// How tensors travel between the ranks of a recipe: dist.distributed_backend, and what the ranks' devices can
+// do.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/mesh.hpp"
+#include "comm/world.hpp"
+#include "config/sections/config.hpp"
+#include "tensor/device.hpp"
+
+namespace capstan::train {
+
+enum class Transport : uint8_t {
+  // Through host memory and MPI.
+  host,
+  // Between GPUs, without the host.
+  nccl,
+  // What stands in for NCCL on the checked device.
+  nccl_stand_in,
+};
+// Whether transfers run while the host goes on.
+inline bool runs_without_host(Transport transport) {
+  return transport != Transport::host;
+}
+
+// The GPU of a rank.
+struct RankGpu {
+  // Host and PCI address: the same for ranks that share it.
+  std::string address;
+  // Why its backend cannot transfer by NCCL; empty: it can.
+  std::string problem;
+  // "2.28.9", where it can.
+  std::string nccl_version;
+};
+// nullopt: the device is none.
+std::optional<RankGpu> gpu_of(const comm::World& world, const Device& device);
+// That of a rank whose device has not been made.
+std::optional<RankGpu> gpu_of_rank(const comm::World& world, const config::Config& config);
+
+struct TransportChoice {
+  Transport transport = Transport::host;
+  // A line for the log about transfers between GPUs; empty: there are none.
+  std::string note;
+};
+// ErrorCode::unsupported where the recipe asks for a transport that the ranks cannot use: `nccl` without
+// GPUs, with a GPU that ranks share, or without its library; `nccl_stand_in` on several hosts. gpu: this
+// rank's, nullopt on all ranks or on none. Collective over the world.
+TransportChoice choose_transport(const config::Config& config, comm::World& world,
+                                 const std::optional<RankGpu>& gpu);
+// The choice from what every rank says: why its GPU cannot transfer by NCCL (empty: it can), and the GPU's
+// address. Empty lists: there are no GPUs.
+TransportChoice choose_transport(config::DistributedBackend backend, const std::vector<std::string>& problems,
+                                 const std::vector<std::string>& addresses,
+                                 const std::string& nccl_version = "");
+// What a run of the recipe would choose, for estimates of one that has not begun: each rank has a GPU of its
+// own, and NCCL unless the CUDA backend here was built without it.
+Transport planned_transport(const config::Config& config);
+
+// Makes the communicators of the mesh, with channels on the device, which outlives the mesh. Collective over
+// the world.
+void connect(comm::Mesh& mesh, Transport transport, const config::Config& config, comm::World& world,
+             Device& device);
+// The same channels on the meta device, for estimates.
+void connect_meta(comm::Mesh& mesh, Transport transport);
+
+}  // namespace capstan::train

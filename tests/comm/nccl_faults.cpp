@@ -1,0 +1,83 @@
+// Worlds of real processes whose devices transfer by the stand-in for NCCL: a fault ends them with code 4 and
+// one report, which names rank, collective and group.
+#include <doctest/doctest.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+struct Ended {
+  int code;
+  std::string text;
+};
+Ended run_nccl_fault(const std::string& fault) {
+  const std::string command =
+      "timeout 60 mpirun -q -n 2 --oversubscribe --allow-run-as-root '" CAPSTAN_NCCL_RANK_AT_FAULT "' " +
+      fault + " 2>&1 </dev/null";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  REQUIRE(pipe);
+  std::string text;
+  char buffer[4096];
+  while (::fgets(buffer, sizeof buffer, pipe)) text += buffer;
+  const int status = ::pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text};
+}
+int64_t count_of(const std::string& text, const std::string& part) {
+  int64_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("faults of transfers between devices: a world ends by itself and names rank, batch and group") {
+  const Ended fine = run_nccl_fault("none");
+  CHECK_MESSAGE(fine.code == 0, fine.text);
+  CHECK_MESSAGE(count_of(fine.text, "error: ") == 0, fine.text);
+
+  struct Case {
+    const char* fault;
+    std::vector<std::string> named;
+  };
+  const std::string gather = " of group `dp` (all_gather of 32 bytes)";
+  const std::vector<Case> cases{
+      {"late_host",
+       {"rank 1 on host `", " lags at step 4, reduce: the device of rank 0 waits for it in batch 2" + gather,
+        "which its host has not started; it has been working after ", "(resilience.timeout 0.7 s)",
+        " s in batch 2" + gather + ", step 4, reduce"}},
+      {"late_device",
+       {"rank 1 on host `", "waits for it in batch 2" + gather, "which its device has not reached"}},
+      {"receive_first",
+       {"batch 2 of group `dp` makes no progress for 0.",
+        "at step 4, reduce although all its ranks have begun it: ", "in receive of 32 bytes from rank 1",
+        "in receive of 32 bytes from rank 0"}},
+      {"unconnected",
+       {"batch 1 of group `dp` makes no progress", "in receive of 32 bytes from rank 1",
+        "in receive of 32 bytes from rank 0"}},
+      {"another_collective",
+       {"batch 2 of group `dp` makes no progress", "in all_gather of 32 bytes", "in all_to_all of 64 bytes"}},
+      {"crossed_groups",
+       {"devices wait for each other: ", "in batch 2" + gather,
+        "in batch 2 of group `tp` (all_gather of 32 bytes)"}},
+      {"transport",
+       {"rank 1 on host `",
+        "at step 4, reduce: in batch 2" + gather + ", NCCL reports: fake_nccl_get_async_error: ",
+        "remote process exited or there was a network error"}},
+  };
+  for (const auto& [fault, named] : cases) {
+    CAPTURE(fault);
+    const Ended ended = run_nccl_fault(fault);
+    CHECK_MESSAGE(ended.code == 4, ended.text);
+    CHECK_MESSAGE(count_of("\n" + ended.text, "\nerror: ") == 1, ended.text);
+    for (const std::string& part : named) CHECK_MESSAGE(count_of(ended.text, part) > 0, ended.text);
+  }
+  // mpirun ends with the signal.
+  const Ended killed = run_nccl_fault("killed");
+  CHECK_MESSAGE(killed.code == 137, killed.text);
+  CHECK_MESSAGE(count_of(killed.text, "rank 1 on host `") == 1, killed.text);
+  CHECK_MESSAGE(count_of(killed.text, " is gone at step 4, reduce") == 1, killed.text);
+}

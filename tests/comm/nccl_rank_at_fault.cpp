@@ -1,0 +1,90 @@
+// nccl_rank_at_fault FAULT: two ranks whose devices transfer by the stand-in for NCCL, in a world of short
+// patience; something is wrong with rank 1, or with the order of both. Started by nccl_faults.cpp.
+#include <signal.h>
+#include <stdio.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "base/error.hpp"
+#include "comm/nccl_channel.hpp"
+#include "comm/world.hpp"
+#include "kernels/table.hpp"
+#include "tensor/tensor.hpp"
+#include "tests/support/fake_nccl.hpp"
+
+using namespace capstan;
+using namespace capstan::comm;
+using namespace std::chrono_literals;
+
+namespace {
+
+struct Ranks {
+  World& world;
+  cuda::CudaDevice& device;
+  Communicator &dp, &tp;
+  Tensor small, large;
+  int other() const { return 1 - world.rank(); }
+  bool is_faulty() const { return world.rank() == 1; }
+
+  void gather(Communicator& group) const {
+    group.channel().start(TransferBatch().all_gather(small, large)).wait();
+  }
+  void receive(Communicator& group) const {
+    group.channel().start(TransferBatch().receive(small, other())).wait();
+  }
+  void send(Communicator& group) const { group.channel().start(TransferBatch().send(small, other())).wait(); }
+};
+
+void run_fault(const std::string& fault, const Ranks& on) {
+  // Connects the ranks, unless that is the fault.
+  if (fault != "unconnected") {
+    on.dp.channel()
+        .start(TransferBatch().receive(on.small, on.other()).send(on.large.flat_range(0, 8, {8}), on.other()))
+        .wait();
+    on.gather(on.tp);
+    on.device.synchronize();
+  }
+  if (fault == "receive_first" || fault == "unconnected") {
+    on.receive(on.dp);
+    on.send(on.dp);
+  } else if (fault == "another_collective" && on.is_faulty()) {
+    const Tensor received = Tensor::zeros(on.device, {16});
+    on.dp.channel().start(TransferBatch().all_to_all(on.large, received)).wait();
+  } else if (fault == "crossed_groups") {
+    // The compute queue of each rank waits for one group before the other's batch begins.
+    on.gather(on.is_faulty() ? on.tp : on.dp);
+    on.gather(on.is_faulty() ? on.dp : on.tp);
+  } else {
+    if (fault == "late_host" && on.is_faulty()) std::this_thread::sleep_for(60s);
+    if (fault == "late_device" && on.is_faulty())
+      on.device.enqueue(Queue::compute, [] { std::this_thread::sleep_for(60s); });
+    if (fault == "killed" && on.is_faulty()) ::raise(SIGKILL);
+    if (fault == "transport" && on.is_faulty()) test::fake_nccl().fails_at = test::fake_nccl().groups + 1;
+    on.gather(on.dp);
+  }
+  on.device.synchronize();
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  const auto report = [](const Error& error) { ::fprintf(stderr, "error: %s\n", error.what()); };
+  const auto world = World::join({.timeout = 0.7, .report = report});
+  try {
+    world->publish_step(4);
+    world->publish_phase("reduce");
+    test::HostKernelCudaDevice device(kernels::cpu_table(), 1, test::fake_nccl_backend());
+    const auto dp = world->communicator().split(0, world->rank(), "dp"),
+               tp = world->communicator().split(0, world->rank(), "tp");
+    for (Communicator* group : {dp.get(), tp.get()})
+      group->use_channel(make_nccl_channel(
+          *group, device, {.world_rank = world->rank(), .timeout = 20, .watch = world->transfer_watch()}));
+    run_fault(arguments[1],
+              {*world, device, *dp, *tp, Tensor::zeros(device, {8}), Tensor::zeros(device, {16})});
+  } catch (const Error& error) {
+    if (!world->failure_reported()) report(error);
+    world->abort(exit_code_of(error.code()));
+  }
+}
