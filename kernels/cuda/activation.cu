@@ -111,13 +111,16 @@ __global__ void activation_backward_kernel(ActivationRows<T> rows, Array<T> dy, 
 void forward(Context& c, ActivationKind kind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols,
              QuantizedOutput quantized) {
   if (refuse_second_output(c, quantized)) return;
-  if (quantized)
+  if (quantized) {
+    const QuantizeTask task = task_of(quantized, rows, cols);
     return by_type({x, y}, [&](auto type) {
       using T = decltype(type);
       const ActivationRows<T> shape{gated, cols, array_of<T>(x), array_of<Any>(bias)};
-      quantize_source<CodeBits::eight>(c, ActivationSource<T>{kind, shape, array_of<T>(y)},
-                                       task_of(quantized, rows, cols));
+      by_layout_of_output(task, [&]<ScaleLayout kLayout>(Layout<kLayout>) {
+        quantize_source<kLayout>(c, ActivationSource<T>{kind, shape, array_of<T>(y)}, task);
+      });
     });
+  }
   by_kind(kind, [&](auto function) {
     by_type({x, y}, [&](auto type) {
       using T = decltype(type);

@@ -1,7 +1,7 @@
-// Positions and sampling of generation. Bytes moved by a draw from rows of n logits of which k are candidates:
-// 4 n for the largest logit and the check of all; the most likely token is that. Otherwise, by top-k, 4 n and
-// what blocks of 4096 keep of their candidates; without it 16 n for each step of a sort in global memory, of
-// which there are b (b + 3) / 2 + 1 for 2^b blocks; then 32 k.
+// Positions and sampling of generation. Bytes moved by a draw from n logits, k of which are candidates: 4 n
+// for the check of all and the largest, which is the draw at temperature 0. Then for k up to 2048 4 n, in
+// which blocks of 4096 logits keep their first k; otherwise 16 n for each step of a sort in global memory, of
+// which 2^b blocks take b (b + 3) / 2 + 1. Then 32 k for weights and sums.
 #include "kernels/decoding.hpp"
 
 #include "base/philox.hpp"
