@@ -204,9 +204,7 @@ class CudaDevice : public Device {
   // Whether work of enqueue() has failed in these queues.
   bool has_error(QueueSet queues);
   // Of a pool's mapped range, for the blocks that end at `end`.
-  int64_t address_range(int64_t end) const {
-    return end > 0 ? variant_.spacing * end + variant_.first : 0;
-  }
+  int64_t address_range(int64_t end) const { return end > 0 ? variant_.spacing * end + variant_.first : 0; }
   static QueueSet bit_of(size_t queue) { return queue < 64 ? QueueSet{1} << queue : 0; }
   void make_kernel_error_slots();
   void start_copy(void* to, const void* from, int64_t bytes, CopyDirection direction, Queue queue,
