@@ -60,6 +60,8 @@ inline bool simulated_lacks(std::string_view family) {
   return std::ranges::find(missing, family) != missing.end();
 }
 #define EVERY_DEVICE ::capstan::test::Cpu, ::capstan::test::Checked, ::capstan::test::Simulated
+// Devices with the CPU's kernels, for tests of many steps or ranks: the simulation takes minutes for them.
+#define CPU_KERNEL_DEVICES ::capstan::test::Cpu, ::capstan::test::Checked
 
 // The device to whose bits D is held: it has the same kernels.
 template <class D>
