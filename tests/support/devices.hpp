@@ -59,9 +59,14 @@ inline bool simulated_lacks(std::string_view family) {
   const auto& missing = kernels::simulated_device_table().cpu_families;
   return std::ranges::find(missing, family) != missing.end();
 }
-#define EVERY_DEVICE ::capstan::test::Cpu, ::capstan::test::Checked, ::capstan::test::Simulated
 // Devices with the CPU's kernels, for tests of many steps or ranks: the simulation takes minutes for them.
 #define CPU_KERNEL_DEVICES ::capstan::test::Cpu, ::capstan::test::Checked
+// Under sanitizers test_simulated alone runs the CUDA kernels: their switches of stacks are slow there.
+#ifdef CAPSTAN_SANITIZED
+#define EVERY_DEVICE CPU_KERNEL_DEVICES
+#else
+#define EVERY_DEVICE CPU_KERNEL_DEVICES, ::capstan::test::Simulated
+#endif
 
 // The device to whose bits D is held: it has the same kernels.
 template <class D>
@@ -86,8 +91,10 @@ inline void on_every_device(const std::function<void(Device&)>& body) {
   for (const int threads : {1, 3}) body(*Cpu::make(threads));
   body(*Checked::make(2));
   body(*make_checked_device(kernels::cpu_table(), 1, {.patient = true}));
+#ifndef CAPSTAN_SANITIZED
   body(*Simulated::make({.threads = 1, .patient = true}));
   body(*Simulated::make({.threads = 2}));
+#endif
 }
 
 // The results of the first device with the CPU's kernels and of the first with the CUDA kernels, to whose
