@@ -149,8 +149,8 @@ SearchResult find_latest(const fs::path& root, Depth depth, const std::optional<
   return search;
 }
 
-// Whether the path may be meant: a checkpoint, a run, a directory of checkpoints, or the directory of a model,
-// for which no_checkpoint_help() says how to name it.
+// Whether the path may be meant: a checkpoint, a run, a directory of checkpoints, or the directory of a
+// model, for which no_checkpoint_help() says how to name it.
 static bool may_be_meant(const fs::path& path) {
   std::error_code error;
   return fs::exists(path / kManifestFile, error) || fs::is_directory(path / "checkpoints", error) ||
