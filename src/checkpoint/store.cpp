@@ -149,13 +149,12 @@ SearchResult find_latest(const fs::path& root, Depth depth, const std::optional<
   return search;
 }
 
-// Whether the path is a checkpoint, a run or a directory of checkpoints.
-// A directory whose name a user may have meant: also that of a model, whose error says how to name it.
+// Whether the path may be meant: a checkpoint, a run, a directory of checkpoints, or the directory of a
+// model, for which no_checkpoint_help() says how to name it.
 static bool may_be_meant(const fs::path& path) {
   std::error_code error;
-  if (fs::exists(path / "config.json", error)) return true;
   return fs::exists(path / kManifestFile, error) || fs::is_directory(path / "checkpoints", error) ||
-         !list_checkpoints(path).empty();
+         fs::exists(path / "config.json", error) || !list_checkpoints(path).empty();
 }
 
 std::string no_checkpoint_help(const fs::path& path) {

@@ -229,7 +229,7 @@ TEST_CASE("check --files compares a recipe with the checkpoint that it continues
   // The output says which files --files would open in addition.
   std::vector<std::string> words = tiny_recipe({load});
   words.insert(words.begin(), "check");
-  CHECK_MESSAGE(contains(run_in(scratch, words).out, "eights were not checked; `--files` checks them."),
+  CHECK_MESSAGE(contains(run_in(scratch, words).out, ". Weights were not checked; `--files` checks them."),
                 run_in(scratch, words).out);
 }
 
