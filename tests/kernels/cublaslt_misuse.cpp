@@ -8,6 +8,7 @@
 #include "base/thread_pool.hpp"
 #include "kernels/simulated/cublaslt.hpp"
 #include "tensor/dtype.hpp"
+#include "tests/support/simulated_gpu.hpp"
 
 using namespace capstan;
 using namespace capstan::kernels::simulated;
@@ -137,14 +138,6 @@ void check_fails(const Product& p, cublasStatus_t status, const std::string& rea
 constexpr auto kInvalid = CUBLAS_STATUS_INVALID_VALUE;
 constexpr auto kUnsupported = CUBLAS_STATUS_NOT_SUPPORTED;
 
-class OnSimulatedGpu {
- public:
-  explicit OnSimulatedGpu(int capability) { set_compute_capability(capability); }
-  ~OnSimulatedGpu() { set_compute_capability(90); }
-  OnSimulatedGpu(const OnSimulatedGpu&) = delete;
-  OnSimulatedGpu& operator=(const OnSimulatedGpu&) = delete;
-};
-
 }  // namespace
 
 TEST_CASE("cuBLASLt: sizes, types and addresses") {
@@ -213,10 +206,10 @@ TEST_CASE("cuBLASLt: 8-bit and 4-bit matrices and their scales") {
   p.a_type = CUDA_R_16BF;
   check_fails(p, kUnsupported, "no GEMM of CUDA_R_16BF and CUDA_R_8F_E4M3");
   {
-    const OnSimulatedGpu gpu(80);
+    const test::SimulatedGpu gpu(80);
     check_fails(codes(), kUnsupported, "8-bit matrices need compute capability 8.9");
   }
-  const OnSimulatedGpu gpu(89);
+  const test::SimulatedGpu gpu(89);
   check_runs(codes());
 }
 
@@ -235,7 +228,7 @@ TEST_CASE("cuBLASLt: scales of blocks are for the GPUs that have them") {
   p = with_blocks(row, row);
   p.b_scale = at(49156);
   check_fails(p, kInvalid, "the scales of B are not aligned to 16 bytes");
-  const OnSimulatedGpu gpu(100);
+  const test::SimulatedGpu gpu(100);
   check_runs(with_blocks(mx, mx));
   check_runs(with_blocks(nv, nv));
   check_fails(with_blocks(row, row), kUnsupported, "scales of 128 elements need compute capability 9.0");

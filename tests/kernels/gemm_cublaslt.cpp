@@ -5,6 +5,7 @@
 #include "kernels/simulated/cublaslt.hpp"
 #include "tensor/float8.hpp"
 #include "tests/kernels/gemm_check.hpp"
+#include "tests/support/simulated_gpu.hpp"
 
 using namespace capstan;
 using namespace capstan::testing;
@@ -16,15 +17,6 @@ using kernels::ScaleLayout;
 using kernels::ScaleOrder;
 
 namespace {
-
-// A GPU of another compute capability, as long as it lives.
-class OnGpu {
- public:
-  explicit OnGpu(int capability) { kernels::simulated::set_compute_capability(capability); }
-  ~OnGpu() { kernels::simulated::set_compute_capability(90); }
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
-};
 
 // Random codes and scales of a matrix [rows, k], and the values that they stand for.
 class Codes {
@@ -130,7 +122,7 @@ void check_scaled(const ScaledCase& scaled, int64_t m, int64_t n, int64_t k, DTy
                   size_t shift = 0) {
   INFO("m=", m, " n=", n, " k=", k, ", ", text(out), ", scales ", static_cast<int>(scaled.a_scales), " and ",
        static_cast<int>(scaled.b_scales));
-  const OnGpu gpu(scaled.capability);
+  const test::SimulatedGpu gpu(scaled.capability);
   const GemmShape s = scaled_shape(m, n, k);
   const Codes a(scaled.a, scaled.a_scales, m, k, 1, shift), b(scaled.b, scaled.b_scales, n, k, 2);
   const Array c(out, random_values(m * n, 3)), bias(DType::bf16, random_values(n, 4));
@@ -147,7 +139,7 @@ void check_scaled(const ScaledCase& scaled, int64_t m, int64_t n, int64_t k, DTy
 
 // The launch's refusal.
 std::string refusal_of(const ScaledCase& scaled, int capability) {
-  const OnGpu gpu(capability);
+  const test::SimulatedGpu gpu(capability);
   const GemmShape s = scaled_shape(16, 16, 128);
   const Codes a(scaled.a, scaled.a_scales, 16, 128, 1), b(scaled.b, scaled.b_scales, 16, 128, 2);
   Array c = Array::zeros(DType::bf16, 16 * 16);
@@ -200,7 +192,7 @@ TEST_CASE("GEMMs of codes with scales, on tensor cores and where sizes are odd o
 
 TEST_CASE("batches and groups of codes with scales") {
   for (const ScaledCase& scaled : kScaledCases) {
-    const OnGpu gpu(scaled.capability);
+    const test::SimulatedGpu gpu(scaled.capability);
     GemmShape s = scaled_shape(128, 20, 40);
     s.batch = 2, s.stride_a = s.m * s.k, s.stride_c = s.m * s.n;
     const Codes a(scaled.a, scaled.a_scales, s.batch * s.m, s.k, 1),
