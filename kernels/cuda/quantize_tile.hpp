@@ -108,6 +108,7 @@ __device__ void encode_nibbles(const EncodedRows& e, int64_t row, int64_t col, c
   store_codes<kCount / 2>(static_cast<uint8_t*>(e.to.codes) + row * row_bytes + col / 2, words,
                           ceil_div(count, int64_t{2}));
 }
+
 template <int kCount>
 __device__ uint32_t largest_of_values(const float* values) {
   uint32_t largest = 0;
