@@ -9,7 +9,8 @@
 
 namespace capstan::kernels::cuda {
 
-// What cuBLASLt has since 12.9, by its numbers: the sources compile with earlier ones, which refuse it.
+// Constants of cuBLASLt since 12.9, by their numbers: the sources compile with earlier versions, which refuse
+// them.
 inline constexpr bool kHasBlockScales = CUBLAS_VERSION >= 120900;
 inline constexpr auto kFp4Type = static_cast<cudaDataType_t>(33);
 inline constexpr auto kScaleModeOfA = static_cast<cublasLtMatmulDescAttributes_t>(31);
@@ -39,7 +40,7 @@ inline int current_gpu() {
   (void)cudaGetLastError();
   return -1;
 }
-// Of that GPU, for example 90 for 9.0; without a GPU 90, for estimates.
+// Compute capability of current_gpu(), for example 90 for 9.0; without a GPU 90, for estimates.
 inline int compute_capability() {
   const int gpu = current_gpu();
   int major = 9, minor = 0;

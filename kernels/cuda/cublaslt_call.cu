@@ -131,7 +131,7 @@ LtAlgorithm search(cublasLtHandle_t handle, const LtCall& call, const LtPointers
   return result;
 }
 
-// Of the GPU of this thread; null with an error in the slot.
+// The handle for the GPU of this thread; null with an error in the slot.
 cublasLtHandle_t handle_of(Context& c, LtState& state, int gpu) {
   cublasLtHandle_t& handle = state.handles[gpu];
   if (!handle)

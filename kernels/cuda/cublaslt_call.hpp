@@ -22,8 +22,8 @@ struct LtMatrix {
   int64_t rows = 0, cols = 0, ld = 0;
   // Elements between the matrices of a batch.
   int64_t stride = 0;
-  // Of every matrix of the batch, in bytes: a power of two, at most 16. No algorithm is faster with more, and
-  // with the same bound everywhere a matrix gives the same bits wherever it lies in a buffer.
+  // Alignment of every matrix of the batch, in bytes: a power of two, at most 16. No algorithm is faster with
+  // more, and with the same bound everywhere a matrix gives the same bits wherever it lies in a buffer.
   uint32_t alignment = 16;
   auto operator<=>(const LtMatrix&) const = default;
 };

@@ -90,7 +90,7 @@ struct KeptKeys {
   int64_t cols;
   __device__ SortKey key(int64_t row, int64_t i) const { return i < cols ? keys[row * cols + i] : kNoKey; }
 };
-// Of each `count` candidates of a row the first `kept`, in order.
+// Keeps the first `kept` of each `count` candidates of a row, in order.
 template <class From>
 __global__ void keep_first_kernel(From from, int count, int64_t blocks, int64_t kept, SortKey* to) {
   CAPSTAN_SHARED(SortKey, own, kBlockKeys);
@@ -198,7 +198,7 @@ __device__ Prefix find_prefix(const Candidates& c, int64_t row, double limit, bo
 
 __global__ void draw_kernel(Candidates c, SamplingOptions options, const int32_t* position, int32_t* tokens) {
   const int64_t row = block_index();
-  // Its logits are not finite.
+  // The logits of the row are not finite.
   if (tokens[row] < 0) return;
   double total = 0;
   for (int64_t tile = 0; tile < c.tiles; ++tile) total += c.sums[row * c.tiles + tile];

@@ -35,7 +35,7 @@ bool is_scaled(const GemmTypes& t) {
 GemmTypes types_of(const Operand& a, const Operand& b, Out c) {
   return {a.dtype, b.dtype, c.dtype, a.layout, b.layout};
 }
-// Of blocks of 128, which the two operands may have in different shapes.
+// Whether blocks have 128 elements of k. The two operands may have such blocks of different shapes.
 bool is_block_128(ScaleLayout layout) {
   return layout == ScaleLayout::block_1x128 || layout == ScaleLayout::block_128x128;
 }
@@ -111,7 +111,7 @@ struct GemmMemory {
   }
 
  private:
-  // Of cuBLASLt's workspace.
+  // Alignment of cuBLASLt's workspace.
   static constexpr size_t kAlignment = 256;
   static size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 };
@@ -154,7 +154,7 @@ int64_t bits_of(DType type) {
   return type == DType::f4e2m1x2 ? 4 : 8 * size_of(type);
 }
 
-// Of an address and of the distance of a batch's matrices.
+// Alignment of an address and of the distance of a batch's matrices.
 uint32_t alignment_of(const void* data, int64_t stride_bytes) {
   const uint64_t bits = reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(stride_bytes) | 16;
   return uint32_t{1} << std::countr_zero(bits);
@@ -203,8 +203,9 @@ GemmCall gemm_call(const GemmShape& s, const Operand& a, const Operand& b, Out o
 // Whether the tensor cores can read these codes: rows, columns and addresses are aligned to 16 bytes; for
 // blocks of 128, scales of a multiple of 8 rows, and one matrix.
 bool fits_tensor_cores(const GemmShape& s, const Operand& a, const Operand& b, Out out, const LtCall& call) {
-  const auto whole = [](int64_t elements, DType type) { return elements * bits_of(type) % 128 == 0; };
-  if (!whole(s.k, a.dtype) || !whole(s.k, b.dtype) || !whole(s.n, out.dtype) || !whole(s.ldc, out.dtype))
+  const auto aligned_size = [](int64_t elements, DType type) { return elements * bits_of(type) % 128 == 0; };
+  if (!aligned_size(s.k, a.dtype) || !aligned_size(s.k, b.dtype) || !aligned_size(s.n, out.dtype) ||
+      !aligned_size(s.ldc, out.dtype))
     return false;
   if (call.a.alignment < 16 || call.b.alignment < 16 || call.d.alignment < 16) return false;
   if (a.layout == ScaleLayout::tensor) return true;

@@ -8,7 +8,7 @@ namespace capstan::kernels::CAPSTAN_GPU {
 
 // ---- gemm_epilogue.cu
 
-// What C becomes before the epilogue: it keeps what it holds, or becomes values + beta * C.
+// Content of C before the epilogue: C as it is, or values + beta * C.
 struct EpilogueSource {
   bool replaces = false;
   // fp32 [rows of C, n] without gaps; null: zeros.

@@ -77,7 +77,7 @@ __device__ Group<kGroup<T>> finish_group(const EpiloguePass<T>& e, int64_t row, 
   }
   if (e.function == GemmEpilogue::Function::activation) {
     if (e.auxiliary) e.auxiliary.store(at, count, group);
-    // Of the stored pre-activation, which the backward pass reads.
+    // The activation of the stored, rounded pre-activation, which the backward pass reads.
     for (int k = 0; k < kSize; ++k)
       group[k] = activation_at(e.activation, to_float(from_float<T>(group[k]))).value;
   } else if (e.function == GemmEpilogue::Function::derivative) {

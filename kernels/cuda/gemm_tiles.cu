@@ -17,10 +17,10 @@ namespace capstan::kernels::CAPSTAN_GPU {
 namespace {
 
 constexpr int kTile = 128, kDepth = 32, kTileThreads = 256;
-// Of a warp: 64 rows and 32 columns of the tile, in operands of 16 x 16.
+// A warp computes 64 rows and 32 columns of the tile, in operands of 16 x 16.
 constexpr int kWarpRows = 64, kWarpCols = 32, kLefts = kWarpRows / 16, kRights = kWarpCols / 16;
 constexpr int kWarpsAcross = kTile / kWarpCols;
-// Of a tile of A or B in shared memory: groups of eight 16-bit values.
+// A tile of A or B in shared memory consists of groups of eight 16-bit values.
 constexpr int kGroupValues = 8, kTileGroups = kTile * kDepth / kGroupValues;
 
 // ---- operands, as rows (m or n) by k
@@ -68,7 +68,7 @@ struct CodeSource {
   const float* tensor_scale;
   BlockScales scales;
 
-  // Of the block of element k in row `row`.
+  // Scale of the block of element k in row `row`.
   __device__ float scale_at(int64_t row, int64_t k) const {
     const auto* const floats = static_cast<const float*>(scale);
     const auto* const bytes = static_cast<const uint8_t*>(scale);
@@ -95,7 +95,7 @@ struct CodeSource {
   }
 };
 
-// fp32 as three bf16 values, the first the largest, whose sum it is. They are cut off, not rounded, so that
+// fp32 as three bf16 values, the first the largest, whose sum it is. They are truncated, not rounded, so that
 // the first is finite where the value is.
 struct Terms {
   uint16_t bits[3];
@@ -221,13 +221,13 @@ struct TileGemm {
 struct TileTask {
   int64_t group = 0, m = 0, k = 0;
   int64_t row = 0, column = 0;
-  // Of the rows of all groups before it (groups of m), or of their elements of k.
+  // Number of rows of all groups before this one (groups of m), or of their elements of k.
   int64_t first = 0;
   bool exists = false;
 };
 template <class Source>
 __device__ TileTask task_of(const TileGemm<Source>& g) {
-  const auto tiles = [](int64_t n) { return (n + kTile - 1) / kTile; };
+  const auto tiles = [](int64_t n) { return ceil_div(n, kTile); };
   const int64_t across = tiles(g.s.n);
   int64_t down = block_index() / across;
   TileTask task;
@@ -254,7 +254,7 @@ __device__ TileTask task_of(const TileGemm<Source>& g) {
   task.row = down * kTile;
   return task;
 }
-// Of A (or B): which of them a group of m or k moves.
+// Where A (or B) of the task's group begins.
 template <class Source>
 __device__ TileOrigin origin_of(const TileGemm<Source>& g, const TileTask& task, bool is_a) {
   TileOrigin origin;
@@ -309,7 +309,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, (Source::kTerms == 1 ? 2 : 1
             warp_column = warp_index() % kWarpsAcross * kWarpCols;
   // Nothing of C is here.
   const bool idle = task.row + warp_row >= task.m || task.column + warp_column >= g.s.n;
-  const int64_t steps = (task.k + kDepth - 1) / kDepth;
+  const int64_t steps = ceil_div(task.k, kDepth);
 
   const auto fill = [&](int64_t step) {
     if (step < steps) {

@@ -103,7 +103,7 @@ __global__ void norm_forward_kernel(ForwardNorm<T> f, Second second) {
     }
     f.y.store(at + i, cols - i, group);
     if constexpr (Second::kExists) {
-      // Of y as stored.
+      // The second output encodes y as it is stored, after rounding.
       if constexpr (std::is_same_v<T, Any>)
         group = f.y.load(at + i, cols - i);
       else

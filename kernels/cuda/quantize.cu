@@ -14,7 +14,7 @@ namespace {
 template <ScaleLayout kLayout>
 struct FillGap {
   EncodedRows e;
-  // Of the matrix, and padded.
+  // Rows and blocks of the matrix, and blocks of a padded row.
   int64_t rows, blocks, all_blocks;
   __device__ void operator()(int64_t i, int64_t) const {
     const int64_t row = i / all_blocks, block = i % all_blocks;

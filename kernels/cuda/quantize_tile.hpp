@@ -122,7 +122,7 @@ template <ScaleLayout kLayout, int kCount>
 __device__ void encode_row(const EncodedRows& e, int64_t row, int64_t col, const float* values,
                            bool several_rows = false, uint32_t amax = 0, Location at = {}) {
   constexpr bool kBlocks = kLayout != ScaleLayout::tensor;
-  // Of the tensor the block is not looked at.
+  // With one scale for the tensor, the block has no meaning.
   constexpr int kBlock = kBlocks ? static_cast<int>(block_of(kLayout)) : kCount;
   if (kBlocks && !several_rows)
     amax = warp_reduce(largest_of_values<kCount>(values), MaxBits(), kBlock / kCount, at);
@@ -149,7 +149,7 @@ __device__ inline void record_maximum(uint32_t largest, float* amax, Location at
   if (thread_index() == 0) atomic_max(reinterpret_cast<uint32_t*>(amax), largest);
 }
 
-// What a launch computes from a matrix [rows, cols]. No codes, or null: not computed.
+// Results that a launch computes from a matrix [rows, cols]. No codes, or null: not computed.
 struct QuantizeTask {
   EncodedRows rows, columns;
   // Maxima of the elements, and of the transformed columns.
@@ -372,10 +372,10 @@ void quantize_source(Context& c, const Source& source, const QuantizeTask& task)
   fill_scale_gaps(c, task.columns);
 }
 
-// Of an array in memory, with rows `stride` elements apart (quantize.cu).
+// Quantizes an array in memory, with rows `stride` elements apart (quantize.cu).
 void quantize_array(Context& c, In x, int64_t stride, const QuantizeTask& task);
 
-// What a launch computes for a second output of a matrix [rows, cols].
+// The task for a second output of a matrix [rows, cols].
 inline QuantizeTask task_of(const QuantizedOutput& output, int64_t rows, int64_t cols) {
   return {.rows = {output.format, rows, cols, output.tensor_scale, output.rows, {}},
           .columns = {output.format, cols, rows, output.tensor_scale, output.columns, {}},

@@ -23,7 +23,7 @@ namespace {
 std::atomic<int> capability{90};
 std::mutex calls_mutex;
 CublasLtCalls calls;
-// Of the latest call of this thread that failed.
+// Reason of the latest call of this thread that failed.
 thread_local std::string failure;
 
 cublasStatus_t fail_call(cublasStatus_t status, std::string reason) {
@@ -287,7 +287,7 @@ uint64_t digest_of(const Problem& p) {
   }
   return digest;
 }
-// What an algorithm remembers.
+// Content of an algorithm.
 struct AlgorithmData {
   uint64_t digest, workspace, alignment[3];
 };
@@ -354,7 +354,7 @@ GemmEpilogue cpu_epilogue(const Problem& p) {
 // A product and its arrays.
 struct Product {
   Problem problem;
-  // Of the host, or in device memory.
+  // Factors in host memory, or addresses of those in device memory.
   float alpha, beta;
   const void *alpha_in_memory, *beta_in_memory;
   const void *a, *b;

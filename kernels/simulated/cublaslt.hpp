@@ -107,7 +107,7 @@ struct cublasLtMatrixLayoutOpaque_t {
 struct cublasLtMatmulPreferenceOpaque_t {
   uint64_t workspace;
   uint32_t reduction_schemes;
-  // Of A, B, C and D.
+  // Alignment of A, B, C and D.
   uint32_t alignment[4];
 };
 struct cublasLtMatmulAlgo_t {
@@ -184,12 +184,12 @@ std::string text_of(cublasStatus_t status);
 
 // ---- for tests
 
-// The GPU that is simulated: 90 at first. For the whole process.
+// The simulated GPU of the process; 90 at first.
 void set_compute_capability(int capability);
-// Calls of cublasLtMatmul, and searches for an algorithm, of the whole process so far.
+// Calls of cublasLtMatmul, and searches for an algorithm, of the process so far.
 struct CublasLtCalls {
   int64_t products = 0, searches = 0;
-  // Of the latest product.
+  // Types of the latest GEMM.
   cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
 };

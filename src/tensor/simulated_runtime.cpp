@@ -113,7 +113,7 @@ T* kernel_address(T* address) {
 struct StreamEvent {
   CheckedQueue* queue = nullptr;
   CheckedQueue::Ticket ticket = 0;
-  // Of a timed event.
+  // Time of a timed event.
   std::shared_ptr<std::atomic<double>> time;
   bool timed = false;
 };

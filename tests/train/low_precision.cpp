@@ -80,7 +80,7 @@ TEST_CASE("every preset learns as bf16 does") {
 }
 
 TEST_CASE_TEMPLATE("every preset trains as it is shipped, with optimizer state sharded over the ranks", D,
-                   test::Cpu, test::Checked) {
+                   CPU_KERNEL_DEVICES) {
   if (world().size() == 1) return;
   size_t presets = 0;
   for (const auto& preset : config::Library::standard().presets("mixed_precision")) {
@@ -119,9 +119,7 @@ TEST_CASE_TEMPLATE("every preset trains as it is shipped, with optimizer state s
   CHECK(presets == 16);
 }
 
-TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D, EVERY_DEVICE) {
-  // The CUDA kernels write second outputs since they quantize.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("quantize")) return;
+TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D, CPU_KERNEL_DEVICES) {
   for (const Preset& preset : kPresets) {
     INFO(preset.name);
     const test::SimulatedGpu gpu(test::capability_for(preset.name));
@@ -149,9 +147,7 @@ TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep
 }
 
 TEST_CASE_TEMPLATE("a step that is computed again or skipped leaves the scales of delayed scaling", D,
-                   EVERY_DEVICE) {
-  // The CUDA kernels write second outputs since they quantize.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("quantize")) return;
+                   CPU_KERNEL_DEVICES) {
   const char* preset = "bf16_with_fp8_delayed_scaling_mixed";
   Running plain(resolve_preset<D>(preset));
   plain.step(), plain.step();
@@ -180,9 +176,7 @@ TEST_CASE_TEMPLATE("a step that is computed again or skipped leaves the scales o
   }
 }
 
-TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, EVERY_DEVICE) {
-  // The CUDA kernels write second outputs since they quantize.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("quantize")) return;
+TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, CPU_KERNEL_DEVICES) {
   int64_t id = ::getpid();
   world().communicator().broadcast(&id, sizeof id, 0);
   const auto scratch =
@@ -240,9 +234,7 @@ TEST_CASE("layers that stay in bf16 have no scales") {
 }
 
 TEST_CASE_TEMPLATE("adapters read the input in bf16 beside the base layer that reads its codes", D,
-                   EVERY_DEVICE) {
-  // The CUDA kernels write second outputs since they quantize.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("quantize")) return;
+                   CPU_KERNEL_DEVICES) {
   for (const Preset& preset : kPresets) {
     INFO(preset.name);
     const test::SimulatedGpu gpu(test::capability_for(preset.name));

@@ -79,7 +79,7 @@ constexpr DeviceBackend kCuda{.table = cuda_table,
                               .problem = cuda_problem,
                               .make = make_cuda};
 
-// What the estimate and the device have in common depends on the families that are written.
+// The properties that the estimate and the device share depend on the families that are written.
 const DeviceBackend& simulated_backend() {
   static const DeviceBackend backend{
       .table = simulated_table,
