@@ -47,7 +47,8 @@ resources_of() { # LIBRARY
   [ -x "$cuobjdump" ] || { echo "cuda.sh: no cuobjdump; NVIDIA's package is cuda-cuobjdump" >&2; return 1; }
   "$cuobjdump" --dump-resource-usage -arch sm_90a "$1" |
     sed -n 's/^ *Function \(.*\):$/\1/p; s/^ *\(REG:.*\)$/\1/p' | paste - - | c++filt |
-    sed -E 's/_GLOBAL__N__[0-9a-z_]+:://g; s/\(anonymous namespace\):://g; s/capstan::(kernels::)?(cuda::)?//g; s/^void //' |
+    sed -E 's/_GLOBAL__N__[0-9a-z_]+:://g; s/\(anonymous namespace\):://g; s/^void //' |
+    sed -E 's/capstan::(kernels::)?(cuda::)?//g' |
     awk -F'\t' '{
       name = $1
       depth = 0
@@ -100,8 +101,10 @@ case "${1:-}${2:+ $2}" in
     resources=$(resources_of build/cuda/libcapstan_cuda.so)
     toolkit=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     {
-      echo "# Kernels of the CUDA backend for sm_90a: registers of a thread, bytes of stack, bytes of shared memory"
-      echo "# (with the 1024 that the GPU takes, without those of the launch), name. Compiled by CUDA $toolkit."
+      echo "# Kernels of the CUDA backend for sm_90a: registers of a thread, bytes of stack,"
+      echo "# bytes of shared memory"
+      echo "# (with the 1024 that the GPU takes, without those of the launch), name."
+      echo "# Compiled by CUDA $toolkit."
       echo "# Written by scripts/cuda.sh resources --write."
       echo "$resources"
     } >"$list"

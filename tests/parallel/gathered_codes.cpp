@@ -98,7 +98,8 @@ void check_same_steps(config::Config config, bool first_layer_in_bf16 = false) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("gathered codes are those of gathered values, under every strategy", D, EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("gathered codes are those of gathered values, under every strategy", D,
+                   CPU_KERNEL_DEVICES) {
   for (const Fp8Recipe recipe : {Fp8Recipe::delayed, Fp8Recipe::tensorwise})
     for (const ShardingStrategy strategy : kSharded)
       for (const bool overlap : {false, true}) {

@@ -144,7 +144,7 @@ class SentSum final : public TapeObserver {
 }  // namespace
 
 TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of plain data parallelism", D,
-                   EVERY_DEVICE) {
+                   CPU_KERNEL_DEVICES) {
   const int64_t ranks = world().size();
   for (const int64_t micro_batches : {1, 3}) {
     auto config = config_of<D>(ranks, micro_batches);
@@ -184,7 +184,7 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
 
 TEST_CASE_TEMPLATE(
     "parameters in 16 bits, gradients that are sent in them, tied embeddings and recomputation", D,
-    EVERY_DEVICE) {
+    CPU_KERNEL_DEVICES) {
   const int64_t ranks = world().size();
   for (const bool llama : {true, false})  // the other one ties its embeddings
     for (const auto& [precision, narrow_gradients] : {std::pair(config::Precision::bf16, false),
@@ -213,7 +213,7 @@ TEST_CASE_TEMPLATE(
 }
 
 TEST_CASE_TEMPLATE("instances of the optimizer (HSDP): sharded within, reduced between, or sharded over both",
-                   D, EVERY_DEVICE) {
+                   D, CPU_KERNEL_DEVICES) {
   const int64_t ranks = world().size();
   if (ranks != 4) return;
   for (const int64_t micro_batches : {1, 3})
@@ -267,7 +267,8 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
     }
 }
 
-TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp states", D, EVERY_DEVICE) {
+TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp states", D,
+                   CPU_KERNEL_DEVICES) {
   const int64_t ranks = world().size();
   for (const bool half : {false, true})
     for (const bool overlap : {false, true})
@@ -398,7 +399,7 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
 }
 
 TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, gathers before the compute", D,
-                   EVERY_DEVICE) {
+                   CPU_KERNEL_DEVICES) {
   if (world().size() == 1) return;
   for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
                               ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params})
@@ -448,7 +449,7 @@ TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, g
 }
 
 TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and changes nothing for the rest", D,
-                   EVERY_DEVICE) {
+                   CPU_KERNEL_DEVICES) {
   const int64_t ranks = world().size();
   const auto config = config_of<D>(ranks, 1);
   const auto trainable = [](const Parameter& parameter) {
@@ -510,7 +511,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
 }
 
 TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and what has no writer is zero", D,
-                   EVERY_DEVICE) {
+                   CPU_KERNEL_DEVICES) {
   const auto device = D::make(1);
   const auto model = models::build(config_of<D>(world().size(), 1).model);
   const auto fill = [&](const Tensor& t, float value) {

@@ -119,7 +119,8 @@ TEST_CASE_TEMPLATE("every preset trains as it is shipped, with optimizer state s
   CHECK(presets == 16);
 }
 
-TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D, CPU_KERNEL_DEVICES) {
+TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D,
+                   CPU_KERNEL_DEVICES) {
   for (const Preset& preset : kPresets) {
     INFO(preset.name);
     const test::SimulatedGpu gpu(test::capability_for(preset.name));
