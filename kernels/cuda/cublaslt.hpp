@@ -35,7 +35,10 @@ static_assert(int(ScaleMode::block_128x128) == CUBLASLT_MATMUL_MATRIX_SCALE_BLK1
 // The GPU of this thread, which launches and handles belong to. -1: there is none.
 inline int current_gpu() {
   int gpu = -1;
-  return cudaGetDevice(&gpu) == cudaSuccess ? gpu : -1;
+  if (cudaGetDevice(&gpu) == cudaSuccess) return gpu;
+  // Else the error would be the answer of a later call.
+  (void)cudaGetLastError();
+  return -1;
 }
 // Compute capability of current_gpu(), for example 90 for 9.0; without a GPU 90, for estimates.
 inline int compute_capability() {

@@ -223,14 +223,14 @@ GemmEpilogue fuse(const GemmShape& s, const Operand& a, Out out, const GemmEpilo
   // GEMMs of codes take a bias of 16 bits.
   const DType bias_type =
       a.layout == ScaleLayout::tensor && out.dtype == DType::f32 ? DType::bf16 : out.dtype;
-  const bool biased = e.bias && e.bias.dtype == bias_type && alignment_of(e.bias.data, 0) == 16 && s.n > 1;
+  const bool biased = e.bias && e.bias.dtype == bias_type && alignment_of(e.bias.data, 0) == 16;
   if (e.bias && !biased) return rest;
-  const bool tanh = e.function != Function::none && e.activation == ActivationKind::gelu_tanh &&
-                    out.dtype != DType::f32 && a.layout == ScaleLayout::none;
+  const bool has_function = e.function != Function::none && e.activation == ActivationKind::gelu_tanh &&
+                            out.dtype != DType::f32 && a.layout == ScaleLayout::none;
   const bool aux_fits = !e.auxiliary || (s.ldc % 8 == 0 && (s.batch == 1 || s.stride_c % 8 == 0) &&
                                          alignment_of(e.auxiliary.data, 0) == 16);
-  const bool activates = tanh && aux_fits && e.function == Function::activation,
-             derives = tanh && aux_fits && e.function == Function::derivative && !biased;
+  const bool activates = has_function && aux_fits && e.function == Function::activation,
+             derives = has_function && aux_fits && e.function == Function::derivative && !biased;
   if (biased) {
     g.call.bias_type = lt_type(bias_type);
     g.pointers.bias = e.bias.data;

@@ -319,6 +319,37 @@ TEST_CASE("results of a type that cuBLASLt does not offer are converted some row
         before + 2 * static_cast<int64_t>(test::kSanitized ? 1 : std::size(kTestLaunches)));
 }
 
+TEST_CASE("results of every type have the epilogue of the CPU's kernels, batches too") {
+  using Function = GemmEpilogue::Function;
+  GemmShape s{.trans_a = true, .m = 37, .n = 71, .k = 19, .batch = 2};
+  s.lda = s.m, s.ldb = s.n, s.ldc = s.n + 2;
+  s.stride_a = s.m * s.k, s.stride_c = s.m * s.ldc;
+  for (const DType in : kTypes)
+    for (const DType out : kTypes)
+      for (const Function function : {Function::activation, Function::derivative}) {
+        INFO(text(in), " -> ", text(out));
+        const Array a(in, random_values(s.batch * s.stride_a, 1)), b(in, random_values(s.n * s.k, 2)),
+            bias(DType::bf16, random_values(s.n, 3));
+        const Vec<Array> start{Array(out, random_values(s.batch * s.stride_c, 4)),
+                               Array(out, random_values(s.batch * s.stride_c, 5)),
+                               Array(DType::f32, random_values(s.n, 6)), Array::zeros(DType::f32, 1)};
+        const auto run_on = [&](const kernels::Table& device) {
+          return run_kernel(start, [&](kernels::Context& context, Vec<Array>& y) {
+            device.gemm->run(context, s, kernels::In(a), kernels::In(b), y[0].out(), 0.5f, 1.0f,
+                             {.bias = bias,
+                              .function = function,
+                              .activation = kernels::ActivationKind::gelu,
+                              .auxiliary = y[1].out(),
+                              .bias_gradient = y[2].f32(),
+                              .amax = y[3].f32()});
+          });
+        };
+        const Vec<Array> y = run_on(testing::table()), expected = run_on(kernels::cpu_table());
+        for (size_t i = 0; i < y.size(); ++i)
+          CHECK(error(y[i].rounded(), expected[i].rounded()) < tolerance(out));
+      }
+}
+
 TEST_CASE("TF32 is a choice") {
   using namespace kernels::simulated;
   const auto compute = [](DType type) {
