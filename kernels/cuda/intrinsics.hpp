@@ -21,6 +21,8 @@
 #define CAPSTAN_UNROLL _Pragma("unroll")
 // Of a kernel: the threads of its blocks, and how many blocks a multiprocessor runs at least at a time.
 #define CAPSTAN_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+// Before the type of a constant parameter of a kernel that functions take by reference: it is not copied.
+#define CAPSTAN_KERNEL_PARAMETER __grid_constant__
 
 // `name`: count elements of shared memory.
 #define CAPSTAN_SHARED(T, name, count) \
