@@ -37,7 +37,7 @@ struct QueryGradientTiles {
   static constexpr int kDoutAt = Queries::kSize, kKeysAt = 2 * Queries::kSize;
   static constexpr size_t kSharedBytes =
       16 * (size_t{2} * Queries::kSize + size_t{kStages} * 2 * Keys::kSize);
-  static_assert(kSharedBytes <= size_t{99} << 10);
+  static_assert(kSharedBytes <= size_t{98} << 10);
 };
 template <class T, int kHead>
 struct KeyGradientTiles {
@@ -47,9 +47,7 @@ struct KeyGradientTiles {
   static constexpr int kWarps = kRowBytes > 1024 ? 1 : kRowBytes > 512 ? 2 : 4;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kKeys = 16 * kM * kWarps;
-  static constexpr int kQueries = kRowBytes == 512 || kRowBytes > 1024           ? 16
-                                  : kTerms == 1 && (kHead == 96 || kHead == 128) ? 64
-                                                                                 : 32;
+  static constexpr int kQueries = kRowBytes == 512 || kRowBytes > 1024 ? 16 : 32;
   static constexpr int kN = kQueries / 8;
   static constexpr int kStages = kTerms == 1 ? 2 : 1;
   // Both gradients of larger heads do not fit into the registers: then they have blocks of their own.
@@ -108,7 +106,8 @@ struct LaneStatistics {
 // One tile of keys for the rows of a warp.
 template <class C, int kColumns>
 __device__ __forceinline__ void add_query_gradients(const BackwardCall& b, const QueryBlock& q,
-                                                    const LaneQueries<C::kM>& queries,
+                                                    const VisibleKeys<C::kM>& visible,
+                                                    const SharedQueries& shared,
                                                     const LaneStatistics<C::kM>& statistics,
                                                     const Shared<Bytes16>& memory, int keys_at,
                                                     const KeyTile& tile, float (&dq)[C::kM][kColumns][4]) {
@@ -123,7 +122,7 @@ __device__ __forceinline__ void add_query_gradients(const BackwardCall& b, const
   cap_logits<T>(logits, p);
   for_sums<kM, kN>(
       [&](int m, int n, int i) { p[m][n][i] = exp2_fast(p[m][n][i] * factor2 - statistics.lse2[m][i / 2]); });
-  if (!queries.template see_all<C::kKeys>(tile)) queries.hide(tile, 0.0f, p);
+  if (!visible.template see_all<C::kKeys>(tile)) hide(c, q, 1, shared, tile, 0.0f, p);
   multiply_rows<typename C::Queries, typename C::Keys>(memory, C::kDoutAt, first_row,
                                                        keys_at + C::Keys::kSize, ds);
   if (c.dropout > 0) {
@@ -143,18 +142,21 @@ __device__ __forceinline__ void add_query_gradients(const BackwardCall& b, const
 }
 
 template <class C>
-__global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1) attention_query_gradient_kernel(BackwardCall b) {
+__global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
+    attention_query_gradient_kernel(const CAPSTAN_KERNEL_PARAMETER BackwardCall b) {
   using T = typename C::Element;
   using Keys = typename C::Keys;
   constexpr int kColumns = C::kHeadSize / 8;
   CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
+  CAPSTAN_SHARED(int, begins, C::kQueries);
   CAPSTAN_SHARED(int, of_warps, 2 * C::kWarps);
+  const SharedQueries shared{begins, of_warps};
   const AttentionCall& c = b.c;
   const QueryBlock q = query_block(c, 1, C::kQueries);
-  LaneQueries<C::kM> queries;
-  queries.template init<C::kWarps>(c, q, 1, of_warps);
+  VisibleKeys<C::kM> visible;
+  visible.template init<C::kWarps>(c, q, 1, shared);
   const LaneStatistics<C::kM> statistics(b, q);
-  const KeyTiles<C::kKeys> tiles(c.keys, queries.block.min_begin, queries.block.max_end);
+  const KeyTiles<C::kKeys> tiles(c.keys, visible.block.min_begin, visible.block.max_end);
   const int count = tiles.count();
 
   const auto stage_of = [&](int i) { return C::kKeysAt + i % C::kStages * 2 * Keys::kSize; };
@@ -182,8 +184,8 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1) attention_query_gradient_k
     sync_threads();
     if (C::kStages > 1 && i + 1 < count) load_keys(i + 1);
     const KeyTile tile = tiles.at(i);
-    if (queries.warp.sees_any(tile.position, tile.position + C::kKeys))
-      add_query_gradients<C>(b, q, queries, statistics, memory, stage_of(i), tile, dq);
+    if (visible.warp.sees_any(tile.position, tile.position + C::kKeys))
+      add_query_gradients<C>(b, q, visible, shared, statistics, memory, stage_of(i), tile, dq);
   }
   // Nothing to add.
   if (b.add_dq && count == 0) return;
@@ -242,54 +244,59 @@ __device__ __forceinline__ KeyBlock key_block(const AttentionCall& c) {
   return block;
 }
 
-// The tiles of queries, head by head, that see some keys of a block.
-struct QueryLoop {
-  const KeyBounds* bounds;
-  int first_key, last_key, first, last, heads;
-  int head = 0, tile = 0;
-
-  // Searches the range of tiles by all threads of the block.
-  template <int kThreads>
-  __device__ __forceinline__ void init(const KeyBounds* of_tiles, int tiles, const KeyTile& keys, int kKeys,
-                                       int of_heads, const Shared<int>& of_warps) {
-    bounds = of_tiles;
-    first_key = keys.position > keys.begin ? keys.position : keys.begin;
-    last_key = keys.position + kKeys < keys.end ? keys.position + kKeys : keys.end;
-    heads = of_heads;
-    int range[2] = {-tiles, -1};
-    for (int i = thread_index(); i < tiles; i += kThreads)
-      if (sees(i)) {
-        range[0] = Larger()(range[0], -i);
-        range[1] = i;
-      }
-    reduce_lanes(range, Larger(), kWarp);
-    if constexpr (kThreads > kWarp) {
-      if (lane_index() == 0) {
-        of_warps[2 * warp_index()] = range[0];
-        of_warps[2 * warp_index() + 1] = range[1];
-      }
-      sync_threads();
-      for (int i = 0; i < kThreads / kWarp; ++i) {
-        range[0] = Larger()(range[0], of_warps[2 * i]);
-        range[1] = Larger()(range[1], of_warps[2 * i + 1]);
-      }
-    }
-    first = -range[0];
-    last = range[1];
-    if (first > last) heads = 0;
-    tile = first;
-  }
-  __device__ bool sees(int i) const { return bounds[i].sees_any(first_key, last_key); }
-  __device__ bool has_tile() const { return head < heads; }
-  __device__ void next() {
-    do {
-      if (++tile > last) {
-        tile = first;
-        ++head;
-      }
-    } while (head < heads && !sees(tile));
-  }
+// The tiles of queries that a block visits, head by head: those from `first` to `last` that see any of its
+// keys.
+struct QueryRange {
+  int first, last;
 };
+struct QueryStep {
+  int head, tile;
+};
+__device__ __forceinline__ const KeyBounds& bounds_of(const BackwardCall& b, const KeyBlock& k, int tiles,
+                                                      int tile) {
+  return b.statistics.tiles[k.b * tiles + tile];
+}
+template <int kKeys>
+__device__ __forceinline__ bool sees_block(const KeyBounds& queries, const KeyBlock& k) {
+  const KeyTile& keys = k.tile;
+  return queries.sees_any(keys.position > keys.begin ? keys.position : keys.begin,
+                          keys.position + kKeys < keys.end ? keys.position + kKeys : keys.end);
+}
+// All threads of the block search.
+template <class C>
+__device__ __forceinline__ QueryRange query_range(const BackwardCall& b, const KeyBlock& k, int tiles,
+                                                  const Shared<int>& of_warps) {
+  int range[2] = {-tiles, -1};
+  for (int i = thread_index(); i < tiles; i += C::kThreads)
+    if (sees_block<C::kKeys>(bounds_of(b, k, tiles, i), k)) {
+      range[0] = Larger()(range[0], -i);
+      range[1] = i;
+    }
+  reduce_lanes(range, Larger(), kWarp);
+  if (C::kWarps > 1) {
+    if (lane_index() == 0) {
+      of_warps[2 * warp_index()] = range[0];
+      of_warps[2 * warp_index() + 1] = range[1];
+    }
+    sync_threads();
+    for (int i = 0; i < C::kWarps; ++i) {
+      range[0] = Larger()(range[0], of_warps[2 * i]);
+      range[1] = Larger()(range[1], of_warps[2 * i + 1]);
+    }
+  }
+  return {-range[0], range[1]};
+}
+template <class C>
+__device__ __forceinline__ QueryStep next_step(const BackwardCall& b, const KeyBlock& k, int tiles,
+                                               const QueryRange& range, QueryStep step) {
+  do {
+    if (++step.tile > range.last) {
+      step.tile = range.first;
+      ++step.head;
+    }
+  } while (step.head < b.c.heads_per_group && !sees_block<C::kKeys>(bounds_of(b, k, tiles, step.tile), k));
+  return step;
+}
 
 // The statistics of the queries in shared memory, of each stage.
 struct SharedStatistics {
@@ -319,9 +326,10 @@ __device__ __forceinline__ void hide_queries(const AttentionCall& c, const Query
 // One tile of queries for the keys of a warp. `stage`: of the statistics.
 template <class C>
 __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const KeyBlock& k,
-                                                  const QueryLoop& loop, const Shared<Bytes16>& memory,
-                                                  int queries_at, const SharedStatistics& statistics,
-                                                  int stage, KeyGradients<C>& gradients) {
+                                                  const KeyBounds& bounds, const QueryStep& step,
+                                                  const Shared<Bytes16>& memory, int queries_at,
+                                                  const SharedStatistics& statistics, int stage,
+                                                  KeyGradients<C>& gradients) {
   using T = typename C::Element;
   using Keys = typename C::Keys;
   using Queries = typename C::Queries;
@@ -329,10 +337,9 @@ __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const K
   const AttentionCall& c = b.c;
   const int first_row = warp_index() * 16 * kM, first_key = k.tile.position + first_row,
             last_key = first_key + 16 * kM;
-  const KeyBounds& bounds = loop.bounds[loop.tile];
   if (!bounds.sees_any(first_key, last_key) || first_key >= k.tile.end) return;
 
-  const QueryTile queries = query_tile<C::kQueries>(c.queries, loop.tile);
+  const QueryTile queries = query_tile<C::kQueries>(c.queries, step.tile);
   const Logits logits(c);
   const float factor2 = logits.factor * kLog2E;
   const auto lse2_of = [&](int n, int i) {
@@ -349,7 +356,7 @@ __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const K
   const bool drops = c.dropout > 0;
   KeptQueries<kN> kept[kM];
   if (drops) {
-    const Dropout dropout(c, k.group * c.heads_per_group + loop.head);
+    const Dropout dropout(c, k.group * c.heads_per_group + step.head);
     const int64_t* const rows =
         c.dropout_rows + int64_t{k.b} * c.queries.rows() + queries.first_token + queries.first;
     const auto row_of = [&](int query) { return queries.first + query < queries.rows ? rows[query] : 0; };
@@ -380,20 +387,20 @@ __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const K
 
 // Starts to load a tile of queries and dout with their statistics.
 template <class C>
-__device__ __forceinline__ void load_queries(const BackwardCall& b, const KeyBlock& k, const QueryLoop& loop,
+__device__ __forceinline__ void load_queries(const BackwardCall& b, const KeyBlock& k, const QueryStep& step,
                                              const Shared<Bytes16>& memory, int queries_at,
                                              const SharedStatistics& statistics, int stage) {
   using T = typename C::Element;
   using Queries = typename C::Queries;
   const AttentionCall& c = b.c;
-  const QueryTile tile = query_tile<C::kQueries>(c.queries, loop.tile);
+  const QueryTile tile = query_tile<C::kQueries>(c.queries, step.tile);
   const int rows = c.queries.rows();
-  const QueryBlock q{k.b, k.group, loop.head, 0, tile.position, tile.first_token, tile.rows, tile.first};
+  const QueryBlock q{k.b, k.group, step.head, 0, tile.position, tile.first_token, tile.rows, tile.first};
   load_tile<Queries, C::kThreads>(memory, queries_at, rows_of_queries<T>(c, c.q, c.qk_dim, q, 1));
   load_tile<Queries, C::kThreads>(memory, queries_at + Queries::kSize,
                                   rows_of_queries<T>(c, b.dout, c.v_dim, q, 1));
   const int64_t of_token = int64_t{k.b} * rows + tile.first_token,
-                of_head = (int64_t{k.b} * c.heads() + k.group * c.heads_per_group + loop.head) * rows +
+                of_head = (int64_t{k.b} * c.heads() + k.group * c.heads_per_group + step.head) * rows +
                           tile.first_token;
   for (int i = thread_index(); i < C::kQueries; i += C::kThreads) {
     const bool there = tile.first + i < tile.rows;
@@ -424,7 +431,8 @@ __device__ __forceinline__ void store_key_gradients(const BackwardCall& b, const
 }
 
 template <class C>
-__global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1) attention_key_gradient_kernel(BackwardCall b) {
+__global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
+    attention_key_gradient_kernel(const CAPSTAN_KERNEL_PARAMETER BackwardCall b) {
   using T = typename C::Element;
   CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
   CAPSTAN_SHARED(int, of_warps, 2 * C::kWarps);
@@ -435,36 +443,35 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1) attention_key_gradient_ker
   const AttentionCall& c = b.c;
   const KeyBlock k = key_block<C::kKeys, C::kBlocks>(c);
   const int tiles = query_tiles(c.queries, 1, C::kQueries, 0) + query_tiles(c.queries, 1, C::kQueries, 1);
-  QueryLoop loop;
-  loop.init<C::kThreads>(b.statistics.tiles + int64_t{k.b} * tiles, tiles, k.tile, C::kKeys,
-                         c.heads_per_group, of_warps);
+  const QueryRange range = query_range<C>(b, k, tiles, of_warps);
 
   const auto stage_of = [&](int i) { return C::kQueriesAt + i % C::kStages * 2 * C::Queries::kSize; };
-  const auto load = [&](const QueryLoop& at, int i) {
-    load_queries<C>(b, k, at, memory, stage_of(i), statistics, i % C::kStages * C::kQueries);
+  const auto load = [&](const QueryStep& step, int i) {
+    load_queries<C>(b, k, step, memory, stage_of(i), statistics, i % C::kStages * C::kQueries);
   };
-  if (loop.has_tile()) {
+  const auto is_step = [&](const QueryStep& step) { return step.head < c.heads_per_group; };
+  QueryStep step{range.first <= range.last ? 0 : c.heads_per_group, range.first};
+  if (is_step(step)) {
     load_tile<typename C::Keys, C::kThreads>(memory, 0,
                                              rows_of_keys<T>(c, c.k, c.qk_dim, k.b, k.group, k.tile));
     load_tile<typename C::Keys, C::kThreads>(memory, C::kValuesAt,
                                              rows_of_keys<T>(c, c.v, c.v_dim, k.b, k.group, k.tile));
-    if (C::kStages > 1) load(loop, 0);
+    if (C::kStages > 1) load(step, 0);
   }
   KeyGradients<C> gradients;
-  for (int i = 0; loop.has_tile(); ++i) {
-    QueryLoop next = loop;
-    next.next();
+  for (int i = 0; is_step(step); ++i) {
+    const QueryStep next = next_step<C>(b, k, tiles, range, step);
     // The tile that is loaded now replaces one that all warps have multiplied.
     if constexpr (C::kStages == 1) {
       sync_threads();
-      load(loop, i);
+      load(step, i);
     }
     wait_for_copies<0>();
     sync_threads();
-    if (C::kStages > 1 && next.has_tile()) load(next, i + 1);
-    add_key_gradients<C>(b, k, loop, memory, stage_of(i), statistics, i % C::kStages * C::kQueries,
-                         gradients);
-    loop = next;
+    if (C::kStages > 1 && is_step(next)) load(next, i + 1);
+    add_key_gradients<C>(b, k, bounds_of(b, k, tiles, step.tile), step, memory, stage_of(i), statistics,
+                         i % C::kStages * C::kQueries, gradients);
+    step = next;
   }
   store_key_gradients<C>(b, k, gradients);
 }

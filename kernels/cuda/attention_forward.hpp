@@ -1,8 +1,9 @@
 // FlashAttention-2, forward (Dao, arXiv:2307.08691). A block of threads holds a tile of queries in shared
 // memory and visits the tiles of keys and values that any of them sees; the next tile is copied while the
 // current one is multiplied. A warp holds the scores and the outputs of its rows in registers, with the
-// maximum and the sum of the exponentials so far. Sums are in the order of the keys. Bytes moved:
-// kernels/attention.hpp, and keys and values once for each tile of queries, mostly from the L2 cache.
+// maximum and the sum of the exponentials so far. Sums are in the order of the keys. The weights are rounded
+// to the type of 16-bit heads, which is an operand of the tensor cores. Bytes moved: kernels/attention.hpp,
+// and keys and values once for each tile of queries, mostly from the L2 cache.
 //
 // The same kernel decodes: then the heads of a group are rows of one tile, so that they share the keys that a
 // block reads, and several blocks share the keys of one tile of rows (`splits`).
@@ -22,7 +23,10 @@ struct ForwardTiles {
   static constexpr int kWarps = kFew ? 1 : kRowBytes > 1024 ? 2 : 4;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kQueries = 16 * kM * kWarps;
-  static constexpr int kKeys = kRowBytes <= 256 ? 64 : kRowBytes <= 768 ? 32 : 16;
+  // Few queries wait for memory: more blocks have smaller tiles.
+  static constexpr int kKeys = kRowBytes <= (kFew ? 128 : 256)   ? 64
+                               : kRowBytes <= (kFew ? 384 : 768) ? 32
+                                                                 : 16;
   static constexpr int kN = kKeys / 8;
   // Stages of keys and values: one is copied while the other is multiplied. Several terms are not copied but
   // computed.
@@ -32,8 +36,9 @@ struct ForwardTiles {
   // In shared memory: queries, then keys and values of each stage.
   static constexpr int kKeysAt = Queries::kSize;
   static constexpr size_t kSharedBytes = 16 * (size_t{Queries::kSize} + size_t{kStages} * 2 * Keys::kSize);
-  // Shared memory that a block of sm_86 and sm_89 may have. sm_80 and sm_90 run two such blocks at a time.
-  static_assert(kSharedBytes <= size_t{99} << 10);
+  // A block of sm_86 and sm_89 may have 99 KiB, of which 1 KiB is left for small arrays. sm_80 and sm_90 run
+  // two such blocks at a time.
+  static_assert(kSharedBytes <= size_t{98} << 10);
   static_assert(!kFew || kQueries == kFewQueries);
 };
 
@@ -87,15 +92,17 @@ struct ForwardState {
 
 // One tile of keys for the rows of a warp.
 template <class C>
-__device__ __forceinline__ void attend(const AttentionCall& c, const QueryBlock& q,
-                                       const LaneQueries<C::kM>& queries, const Shared<Bytes16>& memory,
-                                       int keys_at, const KeyTile& tile, ForwardState<C>& state) {
+__device__ __forceinline__ void attend(const ForwardCall& f, const QueryBlock& q,
+                                       const VisibleKeys<C::kM>& visible, const SharedQueries& shared,
+                                       const Shared<Bytes16>& memory, int keys_at, const KeyTile& tile,
+                                       ForwardState<C>& state) {
   using T = typename C::Element;
+  const AttentionCall& c = f.c;
   const Logits logits(c);
   float scores[C::kM][C::kN][4] = {};
   multiply_rows<typename C::Queries, typename C::Keys>(memory, 0, warp_index() * 16 * C::kM, keys_at, scores);
   cap_logits<T>(logits, scores);
-  if (!queries.template see_all<C::kKeys>(tile)) queries.hide(tile, -INFINITY, scores);
+  if (!visible.template see_all<C::kKeys>(tile)) hide(c, q, f.heads_of_row, shared, tile, -INFINITY, scores);
   state.add_exponentials(logits.factor, scores);
   if (c.dropout > 0) {
     const Dropout dropout(c, q.group * c.heads_per_group + q.head_in_group);
@@ -188,11 +195,14 @@ __device__ __forceinline__ void store_rows(const ForwardCall& f, const QueryBloc
 // ---- the kernel
 
 template <class C>
-__global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1) attention_forward_kernel(ForwardCall f) {
+__global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
+    attention_forward_kernel(const CAPSTAN_KERNEL_PARAMETER ForwardCall f) {
   using T = typename C::Element;
   using Keys = typename C::Keys;
   CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
+  CAPSTAN_SHARED(int, begins, C::kQueries);
   CAPSTAN_SHARED(int, of_warps, 2 * C::kWarps);
+  const SharedQueries shared{begins, of_warps};
   const AttentionCall& c = f.c;
   QueryBlock q = query_block(c, f.heads_of_row, C::kQueries);
   Segments keys = c.keys;
@@ -200,9 +210,9 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1) attention_forward_kernel(F
     q.position = *f.past;
     keys.count0 = q.position + c.queries.count0;
   }
-  LaneQueries<C::kM> queries;
-  queries.template init<C::kWarps>(c, q, f.heads_of_row, of_warps);
-  const KeyTiles<C::kKeys> tiles(keys, queries.block.min_begin, queries.block.max_end);
+  VisibleKeys<C::kM> visible;
+  visible.template init<C::kWarps>(c, q, f.heads_of_row, shared);
+  const KeyTiles<C::kKeys> tiles(keys, visible.block.min_begin, visible.block.max_end);
   const auto first = static_cast<int>(int64_t{tiles.count()} * q.split / f.splits),
              last = static_cast<int>(int64_t{tiles.count()} * (q.split + 1) / f.splits);
 
@@ -230,8 +240,8 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1) attention_forward_kernel(F
     sync_threads();
     if (C::kStages > 1 && i + 1 < last) load_keys(i + 1);
     const KeyTile tile = tiles.at(i);
-    if (queries.warp.sees_any(tile.position, tile.position + C::kKeys))
-      attend<C>(c, q, queries, memory, stage_of(i), tile, state);
+    if (visible.warp.sees_any(tile.position, tile.position + C::kKeys))
+      attend<C>(f, q, visible, shared, memory, stage_of(i), tile, state);
   }
   store_rows<C>(f, q, state);
 }

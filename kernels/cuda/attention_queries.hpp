@@ -76,40 +76,49 @@ __device__ __forceinline__ int row_of_lane(int m, int i) {
   return 16 * (warp_index() * kM + m) + 8 * i + lane_row();
 }
 
-// The keys that the queries of a lane see: [m][i] is the query of row_of_lane(m, i).
+// The keys that the queries of a block see. Shared memory keeps the first ones of each query, because only
+// tiles that some queries do not see need them.
+struct SharedQueries {
+  Shared<int> begins;
+  // The lowest begin and the highest end of each warp.
+  Shared<int> of_warps;
+};
 template <int kM>
-struct LaneQueries {
-  KeyInterval keys[kM][2];
+struct VisibleKeys {
   // Bounds over all queries of the warp, and of the block.
   KeyBounds warp, block;
 
   template <int kWarps>
   __device__ __forceinline__ void init(const AttentionCall& c, const QueryBlock& q, int heads_of_row,
-                                       const Shared<int>& of_warps) {
+                                       const SharedQueries& shared) {
     CAPSTAN_UNROLL
     for (int m = 0; m < kM; ++m) {
       CAPSTAN_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const int row = q.first + row_of_lane<kM>(m, i);
-        keys[m][i] = {0, 0};
-        if (row >= q.rows) continue;
-        const int token = heads_of_row == 1 ? row : row / heads_of_row;
-        keys[m][i] = visible_keys(c, q.b, q.first_token + token, q.position + token);
-        warp.add(keys[m][i]);
+        const int of_block = row_of_lane<kM>(m, i), row = q.first + of_block;
+        KeyInterval keys{kNoKey, 0};
+        if (row < q.rows) {
+          const int token = heads_of_row == 1 ? row : row / heads_of_row;
+          keys = visible_keys(c, q.b, q.first_token + token, q.position + token);
+          warp.add(keys);
+        }
+        if (lane_index() % 4 == 0) shared.begins[of_block] = keys.begin;
       }
     }
     block = warp = join_lanes(warp);
-    if constexpr (kWarps > 1) {
-      if (lane_index() == 0) {
-        of_warps[warp_index() * 2] = warp.min_begin;
-        of_warps[warp_index() * 2 + 1] = warp.max_end;
-      }
-      sync_threads();
-      for (int i = 0; i < kWarps; ++i) {
-        const int begin = of_warps[2 * i], end = of_warps[2 * i + 1];
-        if (begin < block.min_begin) block.min_begin = begin;
-        if (end > block.max_end) block.max_end = end;
-      }
+    if (kWarps == 1) {
+      sync_warp();
+      return;
+    }
+    if (lane_index() == 0) {
+      shared.of_warps[warp_index() * 2] = warp.min_begin;
+      shared.of_warps[warp_index() * 2 + 1] = warp.max_end;
+    }
+    sync_threads();
+    for (int i = 0; i < kWarps; ++i) {
+      const int begin = shared.of_warps[2 * i], end = shared.of_warps[2 * i + 1];
+      if (begin < block.min_begin) block.min_begin = begin;
+      if (end > block.max_end) block.max_end = end;
     }
   }
   // Whether all queries of the warp see all keys of the tile.
@@ -118,23 +127,26 @@ struct LaneQueries {
     return tile.position >= tile.begin && tile.position + kKeys <= tile.end &&
            warp.sees_all(tile.position, tile.position + kKeys);
   }
-  // Replaces the sums of pairs that do not see each other.
-  template <int kN>
-  __device__ __forceinline__ void hide(const KeyTile& tile, float value, float (&sums)[kM][kN][4]) const {
-    KeyInterval visible[kM][2];
-    CAPSTAN_UNROLL
-    for (int row = 0; row < 2 * kM; ++row) {
-      const KeyInterval& of_row = keys[row / 2][row % 2];
-      visible[row / 2][row % 2] = {of_row.begin > tile.begin ? of_row.begin : tile.begin,
-                                   of_row.end < tile.end ? of_row.end : tile.end};
-    }
-    for_sums<kM, kN>([&](int m, int n, int i) {
-      const int key = tile.position + 8 * n + lane_column() + i % 2;
-      const KeyInterval& seen = visible[m][i / 2];
-      if (key < seen.begin || key >= seen.end) sums[m][n][i] = value;
-    });
-  }
 };
+// Replaces the sums of pairs that do not see each other.
+template <int kM, int kN>
+__device__ __forceinline__ void hide(const AttentionCall& c, const QueryBlock& q, int heads_of_row,
+                                     const SharedQueries& shared, const KeyTile& tile, float value,
+                                     float (&sums)[kM][kN][4]) {
+  CAPSTAN_UNROLL
+  for (int row = 0; row < 2 * kM; ++row) {
+    const int m = row / 2, half = row % 2, of_block = row_of_lane<kM>(m, half);
+    const int token = heads_of_row == 1 ? q.first + of_block : (q.first + of_block) / heads_of_row;
+    int begin = shared.begins[of_block], end = end_of_keys(c, q.position + token);
+    begin = begin > tile.begin ? begin : tile.begin;
+    end = end < tile.end ? end : tile.end;
+    CAPSTAN_UNROLL
+    for (int i = 0; i < 2 * kN; ++i) {
+      const int key = tile.position + 8 * (i / 2) + lane_column() + i % 2;
+      if (key < begin || key >= end) sums[m][i / 2][2 * half + i % 2] = value;
+    }
+  }
+}
 
 // The pairs that dropout keeps of the sums of a lane.
 template <int kM, int kN>

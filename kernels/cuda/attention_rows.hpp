@@ -59,8 +59,8 @@ __device__ inline KeyInterval visible_keys(const AttentionCall& c, int b, int ro
   return {begin < 0 ? 0 : begin, end_of_keys(c, position)};
 }
 
-// The smallest and the largest begin and end of the intervals of several queries. A query that sees no key
-// counts as an interval that contains no key.
+// The smallest and the largest begin and end of the intervals of several queries. Where one sees no key,
+// sees_all() is false.
 struct KeyBounds {
   int min_begin = kNoKey, max_begin = -1, min_end = kNoKey, max_end = -1;
   __device__ void add(const KeyInterval& keys) {
@@ -95,8 +95,8 @@ struct KeyTile {
   // Row of the segment's first key.
   int first_row;
 };
-// The tiles of kKeys keys that queries with these bounds see. They begin at positions that are multiples of 4
-// from the origin of their segment, so that dropout's blocks of four keys lie in one tile.
+// The tiles of kKeys keys that queries see whose intervals lie in [begin, end). Their first positions are
+// multiples of 4, so that dropout's blocks of four keys lie in one tile.
 template <int kKeys>
 struct KeyTiles {
   Segments keys;

@@ -97,36 +97,48 @@ __device__ __forceinline__ void load_chunk(const T* from, int count, bool aligne
   }
 }
 
+// Computes and stores the terms of a chunk of a tile.
+template <class Tile>
+__device__ __forceinline__ void store_chunk(const Shared<Bytes16>& memory, int to, const float (&values)[8]) {
+  Words4 words[Tile::kTerms];
+  CAPSTAN_UNROLL
+  for (int pair = 0; pair < 4; ++pair) {
+    uint32_t terms[Tile::kTerms];
+    pack_terms<typename Tile::Element>(values[2 * pair], values[2 * pair + 1], terms);
+    CAPSTAN_UNROLL
+    for (int term = 0; term < Tile::kTerms; ++term) words[term].v[pair] = terms[term];
+  }
+  CAPSTAN_UNROLL
+  for (int term = 0; term < Tile::kTerms; ++term)
+    memory[to + term * Tile::kPlane] = std::bit_cast<Bytes16>(words[term]);
+}
 // Starts to load the rows of a tile at `tile`; missing rows and columns become zeros. Other threads see them
 // after wait_for_copies() and a barrier.
 template <class Tile, int kThreads>
 __device__ __forceinline__ void load_tile(const Shared<Bytes16>& memory, int tile,
                                           const HeadRows<typename Tile::Element>& rows) {
   using T = typename Tile::Element;
-  CAPSTAN_UNROLL
-  for (int i = thread_index(); i < Tile::kPlane; i += kThreads) {
-    const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
-    const int to = tile + Tile::at(0, row, chunk), left = rows.width - chunk * 8;
-    const int count = !rows.has(row) || left < 0 ? 0 : left < 8 ? left : 8;
-    const T* const from = count > 0 ? rows.at(row) + chunk * 8 : rows.base;
-    if (Tile::kTerms == 1 && rows.aligned) {
-      copy_part_async<16>(memory, to, reinterpret_cast<const Bytes16*>(from),
+  const auto count_of = [&](int row, int chunk) {
+    const int left = rows.width - chunk * 8;
+    return !rows.has(row) || left < 0 ? 0 : left < 8 ? left : 8;
+  };
+  if (Tile::kTerms == 1 && rows.aligned) {
+    CAPSTAN_UNROLL
+    for (int first = 0; first < Tile::kPlane; first += kThreads) {
+      const int i = first + thread_index(), row = i / Tile::kChunks, chunk = i % Tile::kChunks;
+      if (Tile::kPlane % kThreads != 0 && i >= Tile::kPlane) break;
+      const int count = count_of(row, chunk);
+      const T* const from = count > 0 ? rows.at(row) + chunk * 8 : rows.base;
+      copy_part_async<16>(memory, tile + Tile::at(0, row, chunk), reinterpret_cast<const Bytes16*>(from),
                           count * static_cast<int>(sizeof(T)));
-      continue;
     }
+    return;
+  }
+  for (int i = thread_index(); i < Tile::kPlane; i += kThreads) {
+    const int row = i / Tile::kChunks, chunk = i % Tile::kChunks, count = count_of(row, chunk);
     float values[8];
-    load_chunk(from, count, rows.aligned, values);
-    Words4 words[Tile::kTerms];
-    CAPSTAN_UNROLL
-    for (int pair = 0; pair < 4; ++pair) {
-      uint32_t terms[Tile::kTerms];
-      pack_terms<T>(values[2 * pair], values[2 * pair + 1], terms);
-      CAPSTAN_UNROLL
-      for (int term = 0; term < Tile::kTerms; ++term) words[term].v[pair] = terms[term];
-    }
-    CAPSTAN_UNROLL
-    for (int term = 0; term < Tile::kTerms; ++term)
-      memory[to + term * Tile::kPlane] = std::bit_cast<Bytes16>(words[term]);
+    load_chunk(count > 0 ? rows.at(row) + chunk * 8 : rows.base, count, rows.aligned, values);
+    store_chunk<Tile>(memory, tile + Tile::at(0, row, chunk), values);
   }
 }
 

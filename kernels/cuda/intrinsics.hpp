@@ -22,6 +22,8 @@
 #define CAPSTAN_UNROLL _Pragma("unroll")
 // Bounds of a kernel: the threads of its blocks, and the least number of blocks that a multiprocessor runs.
 #define CAPSTAN_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+// Before the type of a constant parameter of a kernel that functions take by reference: it is not copied.
+#define CAPSTAN_KERNEL_PARAMETER __grid_constant__
 
 // `name`: count elements of shared memory.
 #define CAPSTAN_SHARED(T, name, count) \

@@ -25,6 +25,7 @@
 
 #define CAPSTAN_UNROLL
 #define CAPSTAN_LAUNCH_BOUNDS(threads, blocks)
+#define CAPSTAN_KERNEL_PARAMETER
 
 // `name`: count elements of shared memory.
 #define CAPSTAN_SHARED(T, name, count)                                                                 \
