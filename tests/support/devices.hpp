@@ -22,6 +22,7 @@
 #include "kernels/simulated/device_table.hpp"
 #include "kernels/simulated/order.hpp"
 #include "kernels/table.hpp"
+#include "support/sanitized.hpp"
 #include "tensor/device.hpp"
 #include "tensor/simulated_device.hpp"
 
@@ -83,8 +84,8 @@ inline void on_every_device(const std::function<void(Device&)>& body) {
   for (const int threads : {1, 3}) body(*Cpu::make(threads));
   body(*Checked::make(2));
   body(*make_checked_device(kernels::cpu_table(), 1, {.patient = true}));
-  body(*Simulated::make({.threads = 1, .patient = true}));
-  body(*Simulated::make({.threads = 2}));
+  body(*Simulated::make({.threads = 2, .patient = true}));
+  if (!kSanitized) body(*Simulated::make({.threads = 1}));
 }
 
 // The results of the first device with the CPU's kernels and of the first with the CUDA kernels, to whose bits
