@@ -2,6 +2,7 @@
 // (Table::scale_order): `quantize` writes the scales there, and GEMMs read them.
 #pragma once
 
+#include "base/checked.hpp"
 #include "base/host_device.hpp"
 #include "kernels/operand.hpp"
 
@@ -33,34 +34,31 @@ struct BlockScales {
   ScaleOrder order = ScaleOrder::row_major;
   int64_t rows = 0, cols = 0;
 
-  // Of k, in a row.
-  CAPSTAN_HOST_DEVICE constexpr int64_t blocks() const { return tiles(cols, block_of(layout)); }
+  // Blocks of k in a row.
+  CAPSTAN_HOST_DEVICE constexpr int64_t blocks() const { return ceil_div(cols, block_of(layout)); }
   // Rows of scales.
   CAPSTAN_HOST_DEVICE constexpr int64_t scale_rows() const {
-    return layout == ScaleLayout::block_128x128 ? tiles(rows, 128) : rows;
+    return layout == ScaleLayout::block_128x128 ? ceil_div(rows, 128) : rows;
   }
-  // Of the array, with its gaps.
+  // Elements of the array of scales, with its gaps.
   CAPSTAN_HOST_DEVICE constexpr int64_t elements() const {
     if (order == ScaleOrder::row_major) return scale_rows() * blocks();
-    if (layout == ScaleLayout::block_1x128) return blocks() * tiles(rows, 4) * 4;
-    if (layout == ScaleLayout::block_128x128) return scale_rows() * tiles(blocks(), 4) * 4;
-    return tiles(rows, 128) * tiles(blocks(), 4) * kTile;
+    if (layout == ScaleLayout::block_1x128) return blocks() * ceil_div(rows, 4) * 4;
+    if (layout == ScaleLayout::block_128x128) return scale_rows() * ceil_div(blocks(), 4) * 4;
+    return ceil_div(rows, 128) * ceil_div(blocks(), 4) * kTile;
   }
   // The element that is the scale of block `block` of row `row`, both of scales: for block_128x128 `row` is
   // that of the matrix divided by 128.
   CAPSTAN_HOST_DEVICE constexpr int64_t index(int64_t row, int64_t block) const {
     if (order == ScaleOrder::row_major) return row * blocks() + block;
-    if (layout == ScaleLayout::block_1x128) return block * tiles(rows, 4) * 4 + row;
-    if (layout == ScaleLayout::block_128x128) return row * tiles(blocks(), 4) * 4 + block;
-    const int64_t tile = row / 128 * tiles(blocks(), 4) + block / 4;
+    if (layout == ScaleLayout::block_1x128) return block * ceil_div(rows, 4) * 4 + row;
+    if (layout == ScaleLayout::block_128x128) return row * ceil_div(blocks(), 4) * 4 + block;
+    const int64_t tile = row / 128 * ceil_div(blocks(), 4) + block / 4;
     return tile * kTile + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
   }
 
  private:
   static constexpr int64_t kTile = 512;
-  static CAPSTAN_HOST_DEVICE constexpr int64_t tiles(int64_t value, int64_t unit) {
-    return (value + unit - 1) / unit;
-  }
 };
 
 }  // namespace capstan::kernels

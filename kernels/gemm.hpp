@@ -44,6 +44,12 @@ struct GemmEpilogue {
 // group is multiplied by its own B. k: the dimension that is summed over; each group has its own C.
 enum class GemmGroups : uint8_t { m, k };
 
+// The types of a GEMM, on which its workspace depends besides the shape.
+struct GemmTypes {
+  DType a = DType::f32, b = DType::f32, c = DType::f32;
+  ScaleLayout a_scales = ScaleLayout::none, b_scales = ScaleLayout::none;
+};
+
 struct Gemm {
   // C[m,n] = alpha * op(A)[m,k] op(B)[k,n] + beta * C, then the epilogue. Sums in fp32. 2mnk FLOPs. C: fp32,
   // bf16 or fp16. A, B: one of them, both the same; or both with scales, each in its own type of 8 or 4 bits,
@@ -60,10 +66,13 @@ struct Gemm {
   // out[n] (+)= sum over rows of x[m,n]: bias gradients. out is fp32.
   void (*column_sum)(Context&, In x, float* out, int64_t rows, int64_t cols, int64_t row_stride,
                      bool accumulate);
-  // Workspaces, for the arguments of the launch.
-  WorkspaceSize (*run_workspace)(GemmShape, DType a, DType c, float alpha, float beta);
+  // Workspaces, for the arguments of the launch. `reduces`: the epilogue has a bias gradient or a maximum.
+  WorkspaceSize (*run_workspace)(GemmShape, GemmTypes, float alpha, float beta, bool reduces);
   WorkspaceSize (*run_grouped_workspace)(GemmShape, GemmGroups, int64_t count, DType c);
   WorkspaceSize (*column_sum_workspace)(int64_t rows, int64_t cols);
+  // Whether GEMMs of fp32 round A and B to TF32, with 10 bits of mantissa, from the next launch on: a choice
+  // for the process, at first false. Null on devices that lack TF32.
+  void (*use_tf32)(bool) = nullptr;
 };
 
 }  // namespace capstan::kernels

@@ -36,7 +36,7 @@ struct RoundingPosition {
 // Codes and scales of a matrix. codes null: not computed.
 struct Quantized {
   void* codes = nullptr;
-  // Block scales: all elements of BlockScales, in the order of the device.
+  // Block scales: all elements of BlockScales (block_scales.hpp), in the device's order, its gaps 0.
   void* scale = nullptr;
 };
 

@@ -37,8 +37,7 @@ case "$what" in build | cuda) ;; *) wanted+=("${quickstart[@]}") ;; esac
 [ "$what" != everything ] || wanted+=("${full[@]}")
 
 # Checks what the CUDA backend is built with; fails where the compiler or the runtime is missing. NCCL is for
-# several GPUs: its header for the build, its library (libnccl2) where ranks train. cuBLAS is for GEMMs, which
-# are not written yet.
+# several GPUs: its header for the build, its library (libnccl2) where ranks train.
 check_cuda() {
   [ "$what" = cuda ] || return 0
   local nvcc root version major minor missing=no
@@ -65,7 +64,7 @@ check_cuda() {
     done
     return 1
   }
-  for part in "runtime cuda_runtime_api.h cuda-cudart-dev yes" "cuBLAS cublasLt.h libcublas-dev later" \
+  for part in "runtime cuda_runtime_api.h cuda-cudart-dev yes" "cuBLAS cublasLt.h libcublas-dev yes" \
     "NCCL nccl.h libnccl-dev ranks"; do
     read -r name header package needed <<<"$part"
     if place=$(has_header "$header"); then
@@ -73,10 +72,8 @@ check_cuda() {
     elif [ "$needed" = yes ]; then
       echo "install.sh: no $header beside $nvcc; NVIDIA's package is $package-${major}-$minor" >&2
       missing=yes
-    elif [ "$needed" = ranks ]; then
-      echo "install: no $header ($name): ranks would transfer through host memory; the package is $package"
     else
-      echo "install: no $header ($name): not needed yet; NVIDIA's package is $package"
+      echo "install: no $header ($name): ranks would transfer through host memory; the package is $package"
     fi
   done
   [ "$missing" = no ]

@@ -59,8 +59,9 @@ void PeakMeasurement::run() {
   const double start = steady_seconds();
   const GemmShape shape{false, false, kSide, kSide, kSide, kSide, kSide, kSide};
   const Gemm& kernel = *device_->table().gemm;
-  launch(*device_, kernel.run_workspace(shape, input_.dtype(), result_.dtype(), 1.0f, 0.0f), kernel.run,
-         shape, input_, input_, result_, 1.0f, 0.0f, GemmEpilogueTensors{});
+  const GemmTypes types{input_.dtype(), input_.dtype(), result_.dtype()};
+  launch(*device_, kernel.run_workspace(shape, types, 1.0f, 0.0f, false), kernel.run, shape, input_, input_,
+         result_, 1.0f, 0.0f, GemmEpilogueTensors{});
   device_->synchronize();
   const double middle = steady_seconds();
   if (!host_.empty()) {

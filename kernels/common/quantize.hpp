@@ -33,7 +33,7 @@ CAPSTAN_HOST_DEVICE inline void set_tensor_scale(float scale, float* to) {
 
 // The scale of a block.
 struct BlockScale {
-  // Of its values, before they are encoded.
+  // Factor of the block's values before they are encoded.
   float factor = 1;
   // As stored: the bits of an fp32, or a code of 8 bits.
   uint32_t stored = 0;

@@ -378,7 +378,8 @@ bool native_types(DType a, DType c, float alpha, float beta) {
   return a == DType::bf16 && c != DType::f16 && alpha == 1.0f && (beta == 0.0f || beta == 1.0f);
 }
 
-WorkspaceSize run_workspace(GemmShape s, DType a, DType c, float alpha, float beta) {
+WorkspaceSize run_workspace(GemmShape s, GemmTypes types, float alpha, float beta, bool) {
+  const DType a = types.a, c = types.c;
   const bool narrow = c != DType::f32;
   if (s.m <= 0 || s.n <= 0 || s.k <= 0 || has_few_rows(s, a)) return {};
   if (a == DType::f32 && c == DType::f32 && is_skinny_n(s)) return skinny_n_workspace(s);

@@ -2,53 +2,13 @@
 // 12, backward 20. A second output adds its codes, since y is encoded in tiles as it is computed.
 #include "kernels/activation.hpp"
 
+#include "kernels/cuda/activation_functions.hpp"
 #include "kernels/cuda/families.hpp"
 #include "kernels/cuda/quantize_tile.hpp"
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
 namespace {
-
-struct Value {
-  float value, derivative;
-};
-
-// Each function gives its value and its derivative.
-struct Gelu {
-  static __device__ Value of(float x) {
-    // erfc keeps the lower tail right relative to itself.
-    const float cumulative = 0.5f * std::erfc(-0.70710678118654752f * x);
-    const float density = 0.3989422804014327f * std::exp(-0.5f * x * x);
-    return {x * cumulative, x * density + cumulative};
-  }
-};
-// (1 + tanh u) / 2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x³).
-struct GeluTanh {
-  static __device__ Value of(float x) {
-    constexpr float kTwoC = 2 * 0.7978845608028654f, kCubic = 0.044715f;
-    const float s = 1.0f / (1.0f + std::exp(-kTwoC * x * (1.0f + kCubic * x * x))), y = x * s;
-    const float inner = kTwoC * (1.0f + 3 * kCubic * x * x);
-    // Beyond the range in which 1 - s is not 0, `inner` may be infinite.
-    const float rest = s < 1.0f && s > 0.0f ? y * (1.0f - s) * inner : x != x ? x : 0.0f;
-    return {y, s + rest};
-  }
-};
-struct Silu {
-  static __device__ Value of(float x) {
-    const float s = 1.0f / (1.0f + std::exp(-x)), y = x * s;
-    return {y, s + y * (1.0f - s)};
-  }
-};
-// x < 0 ? 0 : x keeps NaN.
-struct Relu {
-  static __device__ Value of(float x) { return {x < 0 ? 0.0f : x, x > 0 ? 1.0f : 0.0f}; }
-};
-struct SquaredRelu {
-  static __device__ Value of(float x) {
-    const float r = x < 0 ? 0.0f : x;
-    return {r * r, r + r};
-  }
-};
 
 template <class T>
 struct ActivationRows {
@@ -139,7 +99,7 @@ __global__ void activation_backward_kernel(ActivationRows<T> rows, Array<T> dy, 
     auto up = d;
     if (rows.gated) up = rows.load(row, cols + i, cols - i);
     for (int k = 0; k < kSize; ++k) {
-      const Value f = F::of(gate[k]);
+      const ActivationValue f = F::of(gate[k]);
       gate[k] = (rows.gated ? d[k] * up[k] : d[k]) * f.derivative;
       up[k] = d[k] * f.value;
     }
@@ -148,33 +108,19 @@ __global__ void activation_backward_kernel(ActivationRows<T> rows, Array<T> dy, 
   }
 }
 
-// body(F{}) with the function of `kind`.
-template <class Body>
-void by_kind(ActivationKind kind, const Body& body) {
-  switch (kind) {
-    case ActivationKind::gelu:
-      return body(Gelu{});
-    case ActivationKind::gelu_tanh:
-      return body(GeluTanh{});
-    case ActivationKind::silu:
-      return body(Silu{});
-    case ActivationKind::relu:
-      return body(Relu{});
-    case ActivationKind::squared_relu:
-      return body(SquaredRelu{});
-  }
-}
-
 void forward(Context& c, ActivationKind kind, bool gated, In x, In bias, Out y, int64_t rows, int64_t cols,
              QuantizedOutput quantized) {
   if (refuse_second_output(c, quantized)) return;
-  if (quantized)
+  if (quantized) {
+    const QuantizeTask task = task_of(quantized, rows, cols);
     return by_type({x, y}, [&](auto type) {
       using T = decltype(type);
       const ActivationRows<T> shape{gated, cols, array_of<T>(x), array_of<Any>(bias)};
-      quantize_source<CodeBits::eight>(c, ActivationSource<T>{kind, shape, array_of<T>(y)},
-                                       task_of(quantized, rows, cols));
+      by_layout_of_output(task, [&]<ScaleLayout kLayout>(Layout<kLayout>) {
+        quantize_source<kLayout>(c, ActivationSource<T>{kind, shape, array_of<T>(y)}, task);
+      });
     });
+  }
   by_kind(kind, [&](auto function) {
     by_type({x, y}, [&](auto type) {
       using T = decltype(type);

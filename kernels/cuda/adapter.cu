@@ -93,37 +93,46 @@ void scale_columns(Context& c, In u, In m, const float* n2, Out y, int64_t rows,
   });
 }
 
-// A block to 32 columns: its warps take rows in turn, and their sums are added in order.
+// A block to 32 columns. A few lanes read a row of them; they and the others of the warp, and then the warps,
+// add their sums in an order that the shape gives.
 template <class T>
-__global__ void magnitude_gradient_kernel(Array<T> dy, Array<T> u, const float* n2, float* dm, int64_t rows,
-                                          int64_t columns) {
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kWarp* kWarp, 1)
+    magnitude_gradient_kernel(Array<T> dy, Array<T> u, const float* n2, float* dm, int64_t rows,
+                              int64_t columns) {
   CAPSTAN_SHARED(double, sums, kWarp* kWarp);
+  constexpr int kSize = kGroup<T>, kLanes = kWarp / kSize;
   // Products in an fp32 sum.
   constexpr int kMostProducts = 64;
-  const int64_t j = block_index() * kWarp + lane_index();
-  const int warps = block_threads() / kWarp;
-  double total = 0;
-  float products = 0;
+  const int64_t first = block_index() * kWarp, j = first + thread_index() % kLanes * kSize;
+  double totals[kSize] = {};
+  Group<kSize> products = {};
+  const auto flush = [&] {
+    for (int k = 0; k < kSize; ++k) totals[k] += static_cast<double>(products[k]);
+    products = {};
+  };
   int count = 0;
-  for (int64_t r = warp_index(); j < columns && r < rows; r += warps) {
-    products += dy.at(r * columns + j) * u.at(r * columns + j);
-    if (++count == kMostProducts) {
-      total += static_cast<double>(products);
-      products = 0;
-      count = 0;
-    }
+  for (int64_t r = thread_index() / kLanes; j < columns && r < rows; r += block_threads() / kLanes) {
+    const auto a = dy.load(r * columns + j, columns - j), b = u.load(r * columns + j, columns - j);
+    for (int k = 0; k < kSize; ++k) products[k] += a[k] * b[k];
+    if (++count % kMostProducts == 0) flush();
   }
-  sums[thread_index()] = total + static_cast<double>(products);
+  flush();
+  for (int k = 0; k < kSize; ++k) {
+    for (int distance = kLanes; distance < kWarp; distance *= 2)
+      totals[k] += shuffle_xor(totals[k], distance);
+    if (lane_index() < kLanes) sums[warp_index() * kWarp + lane_index() * kSize + k] = totals[k];
+  }
   sync_threads();
-  if (warp_index() != 0 || j >= columns) return;
-  total = 0;
-  for (int warp = 0; warp < warps; ++warp) total += sums[warp * kWarp + lane_index()];
-  dm[j] += static_cast<float>(total / std::sqrt(static_cast<double>(n2[j])));
+  const int64_t column = first + thread_index();
+  if (thread_index() >= kWarp || column >= columns) return;
+  double total = 0;
+  for (int warp = 0; warp < block_threads() / kWarp; ++warp) total += sums[warp * kWarp + thread_index()];
+  dm[column] += static_cast<float>(total / std::sqrt(static_cast<double>(n2[column])));
 }
 void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int64_t rows, int64_t columns) {
   by_type({dy, u}, [&](auto type) {
     using T = decltype(type);
-    const int threads = threads_for(rows * kWarp, 4, kWarp * kWarp);
+    const int threads = threads_for(rows * (kWarp / kGroup<T>), 4, kWarp * kWarp);
     launch(c, {ceil_div(columns, int64_t{kWarp}), threads}, magnitude_gradient_kernel<T>, array_of<T>(dy),
            array_of<T>(u), n2, dm, rows, columns);
   });
@@ -142,6 +151,7 @@ struct Nf4 {
   static __device__ float value(int code) {
     constexpr auto kValues = nf4_values();
     float value = 0;
+    CAPSTAN_UNROLL
     for (int i = 0; i < 16; ++i)
       if (i == code) value = kValues[static_cast<size_t>(i)];
     return value;

@@ -140,7 +140,7 @@ __global__ void query_bounds_kernel(AttentionCall c, int tile_rows, QueryStatist
 struct StatisticsBytes {
   size_t dots, begins, tiles;
   explicit StatisticsBytes(const AttentionBlock& a) {
-    // Of the smallest tile.
+    // Rows of the smallest tile.
     constexpr int64_t kTileRows = 16;
     int64_t count = 0;
     for (const PositionSegment& segment : a.queries.segments) count += ceil_div(segment.count, kTileRows);

@@ -300,7 +300,7 @@ struct SharedStatistics {
 template <class C>
 struct KeyGradients {
   static constexpr int kColumns = C::kHeadSize / 8;
-  // Of values, then of keys; or one of both.
+  // Sums of the gradients of values, then of keys; or of one of the two.
   float sums[C::kResults][C::kM][kColumns][4] = {};
 };
 

@@ -1,4 +1,4 @@
-// What the operations on attention ask of the kernels (attention_forward.hpp, attention_backward.hpp).
+// Arguments of the attention kernels (attention_forward.hpp, attention_backward.hpp).
 // Positions are those in the full sequence; the rows of a call are up to two segments of them.
 #pragma once
 
@@ -39,7 +39,7 @@ struct HeadsArray {
 struct AttentionCall {
   int batch, groups, heads_per_group, qk_dim, v_dim;
   Segments queries, keys;
-  // Of the arrays of keys: tokens from one sequence to the next.
+  // Tokens from one sequence to the next in the arrays of keys.
   int64_t key_stride;
   float scale, softcap, dropout;
   int window;
@@ -100,7 +100,7 @@ struct ForwardCall {
 // The rows of a tile of few queries.
 inline constexpr int kFewQueries = 16;
 
-// What prepares the backward pass, in its workspace.
+// Statistics that the backward pass computes first, in its workspace.
 struct KeyBounds;
 struct QueryStatistics {
   // [batch, heads, rows]: the sum of dout * out of each query.

@@ -24,14 +24,15 @@ struct ForwardTiles {
   static constexpr int kQueries = 16 * kM * kWarps;
   static constexpr int kKeys = kRowBytes <= 256 ? 64 : kRowBytes <= 768 ? 32 : 16;
   static constexpr int kN = kKeys / 8;
-  // Of keys and values: one is copied while one is multiplied. Several terms are not copied but computed.
+  // Stages of keys and values: one is copied while the other is multiplied. Several terms are not copied but
+  // computed.
   static constexpr int kStages = kTerms == 1 ? 2 : 1;
   using Queries = Tile<T, kQueries, kHead>;
   using Keys = Tile<T, kKeys, kHead>;
   // In shared memory: queries, then keys and values of each stage.
   static constexpr int kKeysAt = Queries::kSize;
   static constexpr size_t kSharedBytes = 16 * (size_t{Queries::kSize} + size_t{kStages} * 2 * Keys::kSize);
-  // What a block of sm_86 and sm_89 may have. sm_80 and sm_90 run two such blocks at a time.
+  // Shared memory that a block of sm_86 and sm_89 may have. sm_80 and sm_90 run two such blocks at a time.
   static_assert(kSharedBytes <= size_t{99} << 10);
   static_assert(!kFew || kQueries == kFewQueries);
 };
@@ -43,7 +44,7 @@ struct ForwardState {
   static constexpr int kM = C::kM, kColumns = C::kHeadSize / 8;
   // Not divided yet.
   float out[kM][kColumns][4] = {};
-  // Of each row: the largest score so far, and this lane's part of the sum of the exponentials.
+  // Largest score of each row so far, and this lane's part of the sum of the exponentials.
   float max[kM][2], sum[kM][2];
 
   __device__ __forceinline__ ForwardState() {
@@ -69,7 +70,7 @@ struct ForwardState {
     CAPSTAN_UNROLL
     for (int row = 0; row < 2 * kM; ++row) {
       float &before = max[row / 2][row % 2], &total = sum[row / 2][row % 2];
-      // Of rows that have seen nothing yet, 0.
+      // Rows that have seen no key yet have base 0.
       base[row] = top[row] == -INFINITY ? 0.0f : top[row] * factor2;
       correction[row] = exp2_fast(before * factor2 - base[row]);
       before = top[row];

@@ -8,7 +8,7 @@ namespace capstan::kernels::CAPSTAN_GPU {
 // The queries of a block.
 struct QueryBlock {
   int b, group, head_in_group, split;
-  // Of the segment: the position and the row of its first token, and its rows of queries.
+  // Position and row of the first token of the segment, and its rows of queries.
   int position, first_token, rows;
   // The first row of the block.
   int first;
@@ -80,7 +80,7 @@ __device__ __forceinline__ int row_of_lane(int m, int i) {
 template <int kM>
 struct LaneQueries {
   KeyInterval keys[kM][2];
-  // Of all queries of the warp, and of the block.
+  // Bounds over all queries of the warp, and of the block.
   KeyBounds warp, block;
 
   template <int kWarps>

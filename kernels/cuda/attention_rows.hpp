@@ -1,4 +1,4 @@
-// What the attention kernels share: which keys a query sees, the logits, and dropout.
+// Functions that the attention kernels share: the keys that a query sees, the logits, and dropout.
 #pragma once
 
 #include "kernels/common/dropout.hpp"
@@ -59,8 +59,8 @@ __device__ inline KeyInterval visible_keys(const AttentionCall& c, int b, int ro
   return {begin < 0 ? 0 : begin, end_of_keys(c, position)};
 }
 
-// Of several queries: the first and the last of their intervals' begins and ends. Queries that see nothing
-// count as one of which no interval consists.
+// The smallest and the largest begin and end of the intervals of several queries. A query that sees no key
+// counts as an interval that contains no key.
 struct KeyBounds {
   int min_begin = kNoKey, max_begin = -1, min_end = kNoKey, max_end = -1;
   __device__ void add(const KeyInterval& keys) {
@@ -81,7 +81,7 @@ struct KeyBounds {
 struct Larger {
   __device__ int operator()(int a, int b) const { return a > b ? a : b; }
 };
-// Of the queries of all lanes.
+// Bounds over the queries of all lanes.
 __device__ __forceinline__ KeyBounds join_lanes(const KeyBounds& bounds, Location at = {}) {
   int v[4] = {-bounds.min_begin, bounds.max_begin, -bounds.min_end, bounds.max_end};
   reduce_lanes(v, Larger(), kWarp, at);

@@ -1,7 +1,7 @@
-// Positions and sampling of generation. Bytes moved by a draw from rows of n logits of which k are candidates:
-// 4 n for the largest logit and the check of all; the most likely token is that. Otherwise, by top-k, 4 n and
-// what blocks of 4096 keep of their candidates; without it 16 n for each step of a sort in global memory, of
-// which there are b (b + 3) / 2 + 1 for 2^b blocks; then 32 k.
+// Positions and sampling of generation. Bytes moved by a draw from n logits, k of which are candidates: 4 n
+// for the check of all and the largest, which is the draw at temperature 0. Then for k up to 2048 4 n, in
+// which blocks of 4096 logits keep their first k; otherwise 16 n for each step of a sort in global memory, of
+// which 2^b blocks take b (b + 3) / 2 + 1. Then 32 k for weights and sums.
 #include "kernels/decoding.hpp"
 
 #include "base/philox.hpp"
@@ -90,7 +90,7 @@ struct KeptKeys {
   int64_t cols;
   __device__ SortKey key(int64_t row, int64_t i) const { return i < cols ? keys[row * cols + i] : kNoKey; }
 };
-// Of each `count` candidates of a row the first `kept`, in order.
+// Keeps the first `kept` of each `count` candidates of a row, in order.
 template <class From>
 __global__ void keep_first_kernel(From from, int count, int64_t blocks, int64_t kept, SortKey* to) {
   CAPSTAN_SHARED(SortKey, own, kBlockKeys);
@@ -198,7 +198,7 @@ __device__ Prefix find_prefix(const Candidates& c, int64_t row, double limit, bo
 
 __global__ void draw_kernel(Candidates c, SamplingOptions options, const int32_t* position, int32_t* tokens) {
   const int64_t row = block_index();
-  // Its logits are not finite.
+  // The logits of the row are not finite.
   if (tokens[row] < 0) return;
   double total = 0;
   for (int64_t tile = 0; tile < c.tiles; ++tile) total += c.sums[row * c.tiles + tile];

@@ -6,6 +6,7 @@
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
+const Gemm& gemm_family();
 const Elementwise& elementwise_family();
 const Norm& norm_family();
 const Activation& activation_family();
@@ -23,7 +24,7 @@ const Quantize& quantize_family();
 
 // All of them. Families that are not written yet are null.
 inline const Table& table_of_families() {
-  static const Table table{.gemm = nullptr,
+  static const Table table{.gemm = &gemm_family(),
                            .norm = &norm_family(),
                            .head_norm = &head_norm_family(),
                            .activation = &activation_family(),

@@ -15,21 +15,21 @@ constexpr int64_t kRowFloats = (int64_t{224} << 10) / static_cast<int64_t>(sizeo
 // Partial rows of the gradients of gamma, at most.
 constexpr int64_t kMostGradientBlocks = 256;
 
-enum class QkvPart : uint8_t { queries, key, value };
-// What an element of a row belongs to, and its place in the gamma of all queries or of all keys.
-struct QkvPlace {
-  QkvPart part;
+enum class QkvSlice : uint8_t { queries, key, value };
+// The slice of packed QKV to which an element belongs, and its index in the gamma of all queries or keys.
+struct QkvIndex {
+  QkvSlice slice;
   uint32_t gamma;
 };
 struct QkvRow {
   uint32_t width, head_dim, heads_per_group;
-  __device__ QkvPlace place(int64_t i) const {
+  __device__ QkvIndex index_of(int64_t i) const {
     const auto at = static_cast<uint32_t>(i);
     const uint32_t head = at / head_dim, slots = heads_per_group + 2, group = head / slots,
                    slot = head % slots, within = at % head_dim;
     if (slot < heads_per_group)
-      return {QkvPart::queries, (group * heads_per_group + slot) * head_dim + within};
-    return {slot == heads_per_group ? QkvPart::key : QkvPart::value, group * head_dim + within};
+      return {QkvSlice::queries, (group * heads_per_group + slot) * head_dim + within};
+    return {slot == heads_per_group ? QkvSlice::key : QkvSlice::value, group * head_dim + within};
   }
 };
 QkvRow row_of(const QkvLayout& qkv) {
@@ -37,26 +37,26 @@ QkvRow row_of(const QkvLayout& qkv) {
           static_cast<uint32_t>(qkv.heads_per_group)};
 }
 
-// body(k, place) for the elements i + k of a row, k < kSize. Where no group crosses heads, only the first
-// place is computed.
+// body(k, index) for the elements i + k of a row, k < kSize. Where no group crosses heads, only the first
+// index is computed.
 template <int kSize, class Body>
-__device__ void for_places(const QkvRow& row, int64_t i, const Body& body) {
+__device__ void for_elements(const QkvRow& row, int64_t i, const Body& body) {
   const bool one_head = row.head_dim % kSize == 0;
-  QkvPlace place = row.place(i);
+  QkvIndex index = row.index_of(i);
   for (int k = 0; k < kSize && i + k < row.width; ++k) {
-    body(k, place);
-    ++place.gamma;
-    if (!one_head) place = row.place(i + k + 1);
+    body(k, index);
+    ++index.gamma;
+    if (!one_head) index = row.index_of(i + k + 1);
   }
 }
 
-// Of the queries and of the keys.
+// A value for the queries, and one for the keys.
 struct QkvPair {
   float queries, keys;
-  __device__ float of(QkvPart part) const { return part == QkvPart::key ? keys : queries; }
-  __device__ void add(QkvPart part, float value) {
-    if (part == QkvPart::queries) queries += value;
-    if (part == QkvPart::key) keys += value;
+  __device__ float of(QkvSlice slice) const { return slice == QkvSlice::key ? keys : queries; }
+  __device__ void add(QkvSlice slice, float value) {
+    if (slice == QkvSlice::queries) queries += value;
+    if (slice == QkvSlice::key) keys += value;
   }
 };
 struct RowStatistics {
@@ -75,8 +75,8 @@ RowStatistics statistics_of(const HeadNormShape& s, const float* squares) {
 struct QkvGamma {
   Array<Any> queries, keys;
   float offset;
-  __device__ float at(const QkvPlace& place) const {
-    return (place.part == QkvPart::key ? keys.at(place.gamma) : queries.at(place.gamma)) + offset;
+  __device__ float at(const QkvIndex& index) const {
+    return (index.slice == QkvSlice::key ? keys.at(index.gamma) : queries.at(index.gamma)) + offset;
   }
 };
 QkvGamma gamma_of(const HeadNormShape& s, In queries, In keys) {
@@ -89,7 +89,7 @@ __global__ void head_squares_kernel(QkvRow row, Array<T> x, bool counts_keys, fl
   QkvPair sums{0, 0};
   for (int64_t i = int64_t{thread_index()} * kSize; i < row.width; i += block_threads() * kSize) {
     const auto group = x.load(block_index() * row.width + i, row.width - i);
-    for_places<kSize>(row, i, [&](int k, QkvPlace place) { sums.add(place.part, group[k] * group[k]); });
+    for_elements<kSize>(row, i, [&](int k, QkvIndex index) { sums.add(index.slice, group[k] * group[k]); });
   }
   sums = {block_sum(sums.queries), block_sum(sums.keys)};
   if (thread_index() != 0) return;
@@ -112,8 +112,8 @@ __global__ void head_norm_forward_kernel(QkvRow row, Array<T> x, RowStatistics s
   const QkvPair rstd = statistics.rstd(block_index());
   for (int64_t i = int64_t{thread_index()} * kSize; i < row.width; i += block_threads() * kSize) {
     auto group = x.load(at + i, row.width - i);
-    for_places<kSize>(row, i, [&](int k, QkvPlace place) {
-      if (place.part != QkvPart::value) group[k] = group[k] * rstd.of(place.part) * gamma.at(place);
+    for_elements<kSize>(row, i, [&](int k, QkvIndex index) {
+      if (index.slice != QkvSlice::value) group[k] = group[k] * rstd.of(index.slice) * gamma.at(index);
     });
     y.store(at + i, row.width - i, group);
   }
@@ -134,8 +134,8 @@ __global__ void head_dots_kernel(QkvRow row, Array<T> dy, Array<T> x, RowStatist
   QkvPair sums{0, 0};
   for (int64_t i = int64_t{thread_index()} * kSize; i < row.width; i += block_threads() * kSize) {
     const auto d = dy.load(at + i, row.width - i), v = x.load(at + i, row.width - i);
-    for_places<kSize>(row, i, [&](int k, QkvPlace place) {
-      if (place.part != QkvPart::value) sums.add(place.part, d[k] * gamma.at(place) * v[k]);
+    for_elements<kSize>(row, i, [&](int k, QkvIndex index) {
+      if (index.slice != QkvSlice::value) sums.add(index.slice, d[k] * gamma.at(index) * v[k]);
     });
   }
   sums = {block_sum(sums.queries), block_sum(sums.keys)};
@@ -183,11 +183,11 @@ __global__ void head_norm_backward_kernel(HeadNormBackward<T> b) {
     for (int64_t i = int64_t{thread_index()} * kSize; i < width; i += block_threads() * kSize) {
       auto d = b.dy.load(r * width + i, width - i);
       const auto x = b.x.load(r * width + i, width - i);
-      for_places<kSize>(b.row, i, [&](int k, QkvPlace place) {
-        if (place.part == QkvPart::value) return;
-        const float factor = rstd.of(place.part), hat = x[k] * factor;
+      for_elements<kSize>(b.row, i, [&](int k, QkvIndex index) {
+        if (index.slice == QkvSlice::value) return;
+        const float factor = rstd.of(index.slice), hat = x[k] * factor;
         if (b.partials) sums[i + k] = (r == begin ? 0.0f : sums[i + k]) + d[k] * hat;
-        d[k] = factor * (d[k] * b.gamma.at(place) - hat * mean.of(place.part));
+        d[k] = factor * (d[k] * b.gamma.at(index) - hat * mean.of(index.slice));
       });
       b.dx.store(r * width + i, width - i, d);
     }
@@ -195,8 +195,8 @@ __global__ void head_norm_backward_kernel(HeadNormBackward<T> b) {
   if (!b.partials) return;
   float* mine = b.partials + block_index() * width;
   for (int64_t i = int64_t{thread_index()} * kSize; i < width; i += block_threads() * kSize)
-    for_places<kSize>(b.row, i, [&](int k, QkvPlace place) {
-      if (place.part != QkvPart::value) mine[i + k] = sums[i + k];
+    for_elements<kSize>(b.row, i, [&](int k, QkvIndex index) {
+      if (index.slice != QkvSlice::value) mine[i + k] = sums[i + k];
     });
 }
 
@@ -205,12 +205,12 @@ __global__ void head_gamma_kernel(QkvRow row, const float* partials, int64_t blo
                                   float* dkey_gamma) {
   const int64_t i = global_thread();
   if (i >= row.width) return;
-  const QkvPlace place = row.place(i);
-  float* to = place.part == QkvPart::key ? dkey_gamma : dquery_gamma;
-  if (place.part == QkvPart::value || !to) return;
+  const QkvIndex index = row.index_of(i);
+  float* to = index.slice == QkvSlice::key ? dkey_gamma : dquery_gamma;
+  if (index.slice == QkvSlice::value || !to) return;
   float sum = 0;
   for (int64_t block = 0; block < blocks; ++block) sum += partials[block * row.width + i];
-  to[place.gamma] += sum;
+  to[index.gamma] += sum;
 }
 
 int64_t gradient_block(const HeadNormShape& s) {

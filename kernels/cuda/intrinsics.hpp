@@ -20,7 +20,7 @@
 
 // Before a loop whose arrays have to stay in registers.
 #define CAPSTAN_UNROLL _Pragma("unroll")
-// Of a kernel: the threads of its blocks, and how many blocks a multiprocessor runs at least at a time.
+// Bounds of a kernel: the threads of its blocks, and the least number of blocks that a multiprocessor runs.
 #define CAPSTAN_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 
 // `name`: count elements of shared memory.

@@ -34,8 +34,17 @@ struct ForwardNorm {
   float *mean, *rstd;
 };
 
-// In the place of a QuantizeTask.
-struct NoSecondOutput {};
+// A second output whose codes have a layout, or none.
+template <ScaleLayout kLayout>
+struct SecondOutput {
+  static constexpr bool kExists = true;
+  static constexpr ScaleLayout kCodes = kLayout;
+  EncodedRows rows;
+  float* amax;
+};
+struct NoSecondOutput {
+  static constexpr bool kExists = false;
+};
 
 // Each thread reads and writes the same columns in every pass: no barrier but those of the sums.
 template <class T, class Second>
@@ -93,17 +102,17 @@ __global__ void norm_forward_kernel(ForwardNorm<T> f, Second second) {
       for (int k = 0; k < kSize; ++k) group[k] += beta[k];
     }
     f.y.store(at + i, cols - i, group);
-    if constexpr (std::is_same_v<Second, QuantizeTask>) {
-      // Of y as stored.
+    if constexpr (Second::kExists) {
+      // The second output encodes y as it is stored, after rounding.
       if constexpr (std::is_same_v<T, Any>)
         group = f.y.load(at + i, cols - i);
       else
         for (int k = 0; k < kSize; ++k) group[k] = to_float(from_float<T>(group[k]));
       largest = MaxBits()(largest_of_values<kSize>(group.v), largest);
-      if (second.rows.to.codes) encode_row<CodeBits::eight, kSize>(second.rows, block_index(), i, group.v);
+      if (second.rows.to.codes) encode_row<Second::kCodes, kSize>(second.rows, block_index(), i, group.v);
     }
   }
-  if constexpr (std::is_same_v<Second, QuantizeTask>)
+  if constexpr (Second::kExists)
     if (second.amax) record_maximum(largest, second.amax);
 }
 
@@ -133,7 +142,10 @@ void forward(Context& c, bool rms, NormRows rows, In x, In residual, Out sum, In
     const Grid grid{rows.rows, threads_for(rows.cols, kGroup<T>),
                     static_cast<size_t>(cached) * sizeof(float)};
     if (quantized)
-      launch(c, grid, norm_forward_kernel<T, QuantizeTask>, f, second);
+      by_layout_of_output(second, [&]<ScaleLayout kLayout>(Layout<kLayout>) {
+        using Second = SecondOutput<kLayout>;
+        launch(c, grid, norm_forward_kernel<T, Second>, f, Second{second.rows, second.amax});
+      });
     else
       launch(c, grid, norm_forward_kernel<T, NoSecondOutput>, f, NoSecondOutput());
   });

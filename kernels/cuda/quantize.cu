@@ -11,13 +11,14 @@ namespace capstan::kernels::CAPSTAN_GPU {
 namespace {
 
 // Writes 0 to the scale that a place in padded rows and blocks would have, unless it is one of the matrix.
+template <ScaleLayout kLayout>
 struct FillGap {
   EncodedRows e;
-  int64_t blocks;
+  // Rows and blocks of the matrix, and blocks of a padded row.
+  int64_t rows, blocks, all_blocks;
   __device__ void operator()(int64_t i, int64_t) const {
-    const int64_t row = i / blocks, block = i % blocks;
-    const BlockScales scales = scales_of(e);
-    if (row >= scales.scale_rows() || block >= scales.blocks()) put_scale(e, row, block, 0);
+    const int64_t row = i / all_blocks, block = i % all_blocks;
+    if (row >= rows || block >= blocks) store_scale<kLayout>(e, row, block, 0);
   }
 };
 
@@ -83,6 +84,9 @@ void delayed_scale(Context& c, In control, float* amax, float* history, float* s
 void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const float* row_tensor_scale,
               Quantized rows, const float* column_tensor_scale, Quantized columns, float* amax,
               RoundingPosition random) {
+  if ((rows.codes || columns.codes) &&
+      (format.codes == DType::f4e2m1x2) != (format.layout == ScaleLayout::block_1x16))
+    return refuse(c, "codes of 4 bits have scales of blocks of 16, and codes of 8 bits have others");
   const RoundingPosition of_columns{random.key, random.call | uint64_t{1} << 63};
   const QuantizeTask task{.rows = {format, s.rows, s.cols, row_tensor_scale, rows, random},
                           .columns = {format, s.cols, s.rows, column_tensor_scale, columns, of_columns},
@@ -91,38 +95,64 @@ void quantize(Context& c, QuantizeFormat format, QuantizeShape s, In x, const fl
   quantize_array(c, x, s.stride, task);
 }
 
+// A tile goes through shared memory, so that reads and writes are of consecutive bytes. The pitch puts the
+// codes of a column into different banks.
+constexpr int kCodeTile = 128, kCodePitch = kCodeTile + 4, kTransposeThreads = 256;
+__global__ void transpose_codes_kernel(const uint8_t* x, uint8_t* y, int64_t rows, int64_t cols) {
+  CAPSTAN_SHARED(uint8_t, tile, kCodeTile * kCodePitch);
+  const int64_t across = ceil_div(cols, int64_t{kCodeTile});
+  const int64_t row = block_index() / across * kCodeTile, col = block_index() % across * kCodeTile;
+  for (int i = thread_index(); i < kCodeTile * kCodeTile; i += kTransposeThreads) {
+    const int r = i / kCodeTile, c = i % kCodeTile;
+    if (row + r < rows && col + c < cols) tile[r * kCodePitch + c] = x[(row + r) * cols + col + c];
+  }
+  sync_threads();
+  for (int i = thread_index(); i < kCodeTile * kCodeTile; i += kTransposeThreads) {
+    const int c = i / kCodeTile, r = i % kCodeTile;
+    if (row + r < rows && col + c < cols) y[(col + c) * rows + row + r] = tile[r * kCodePitch + c];
+  }
+}
+void transpose_codes(Context& c, In x, Out y, int64_t rows, int64_t cols) {
+  const int64_t tiles = ceil_div(rows, int64_t{kCodeTile}) * ceil_div(cols, int64_t{kCodeTile});
+  launch(c, {tiles, kTransposeThreads}, transpose_codes_kernel, x.as<uint8_t>(), y.as<uint8_t>(), rows, cols);
+}
+
 }  // namespace
 
 void fill_scale_gaps(Context& c, const EncodedRows& e) {
-  if (!e.to.codes || e.format.layout == ScaleLayout::tensor) return;
-  const BlockScales scales = scales_of(e);
-  const int64_t places = scales.elements();
-  if (places == scales.scale_rows() * scales.blocks()) return;
-  const bool rounds_blocks = e.format.layout != ScaleLayout::block_1x128;
-  map<1>(c, places, FillGap{e, rounds_blocks ? round_up(scales.blocks(), 4) : scales.blocks()});
+  QuantizeTask task;
+  task.rows = e;
+  by_layout(task, [&]<ScaleLayout kLayout>(Layout<kLayout>) {
+    if constexpr (kLayout != ScaleLayout::tensor) {
+      const BlockScales scales{kLayout, kScaleOrder, e.rows, e.cols};
+      const int64_t all = scales.elements(), rows = scales.scale_rows(), blocks = scales.blocks();
+      if (all == rows * blocks) return;
+      const int64_t all_blocks = kLayout == ScaleLayout::block_1x128 ? blocks : round_up(blocks, 4);
+      map<1>(c, all, FillGap<kLayout>{e, rows, blocks, all_blocks});
+    }
+  });
 }
 
 void quantize_array(Context& c, In x, int64_t stride, const QuantizeTask& task) {
-  const auto run = [&]<class T>(T) {
-    const MatrixSource<T> source{array_of<T>(x), stride};
-    if (task.rows.format.codes == DType::f4e2m1x2)
-      quantize_source<CodeBits::four>(c, source, task);
+  by_layout(task, [&]<ScaleLayout kLayout>(Layout<kLayout>) {
+    const auto run = [&]<class T>(T) {
+      quantize_source<kLayout>(c, MatrixSource<T>{array_of<T>(x), stride}, task);
+    };
+    if (x.dtype == DType::f32)
+      run(float{});
+    else if (x.dtype == DType::bf16)
+      run(bf16{});
     else
-      quantize_source<CodeBits::eight>(c, source, task);
-  };
-  if (x.dtype == DType::f32)
-    run(float{});
-  else if (x.dtype == DType::bf16)
-    run(bf16{});
-  else
-    run(f16{});
+      run(f16{});
+  });
 }
 
 const Quantize& quantize_family() {
   static const Quantize family{.absolute_maximum = absolute_maximum,
                                .current_scale = current_scale,
                                .delayed_scale = delayed_scale,
-                               .quantize = quantize};
+                               .quantize = quantize,
+                               .transpose_codes = transpose_codes};
   return family;
 }
 

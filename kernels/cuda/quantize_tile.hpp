@@ -23,7 +23,8 @@ struct MaxBits {
   __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a > b ? a : b; }
 };
 
-// Codes and scales of the rows of a matrix, or of the rows of its transpose, with `cols` elements each.
+// Codes and scales of the rows of a matrix, or of the rows of its transpose, with `cols` elements each. The
+// layout of the scales, and with it the bits of codes (4 for block_1x16), is known at compile time.
 struct EncodedRows {
   QuantizeFormat format;
   int64_t rows = 0, cols = 0;
@@ -33,23 +34,14 @@ struct EncodedRows {
   RoundingPosition random;
 };
 
-// Where the scales of blocks lie.
-__host__ __device__ inline BlockScales scales_of(const EncodedRows& e) {
-  return {e.format.layout, kScaleOrder, e.rows, e.cols};
-}
-// stored: as of a BlockScale.
-__device__ inline void put_scale(const EncodedRows& e, int64_t row, int64_t block, uint32_t stored) {
-  const ScaleLayout layout = e.format.layout;
-  const int64_t at = scales_of(e).index(row, block);
-  if (layout == ScaleLayout::block_1x128 || layout == ScaleLayout::block_128x128)
+// Writes the scale of block `block` of row `row` of scales. stored: as of a BlockScale.
+template <ScaleLayout kLayout>
+__device__ void store_scale(const EncodedRows& e, int64_t row, int64_t block, uint32_t stored) {
+  const int64_t at = BlockScales{kLayout, kScaleOrder, e.rows, e.cols}.index(row, block);
+  if constexpr (block_scale_type(kLayout) == DType::f32)
     static_cast<float*>(e.to.scale)[at] = std::bit_cast<float>(stored);
   else
     static_cast<uint8_t*>(e.to.scale)[at] = static_cast<uint8_t>(stored);
-}
-// That of the block of element (row, col).
-__device__ inline void store_scale(const EncodedRows& e, int64_t row, int64_t col, const BlockScale& scale) {
-  put_scale(e, e.format.layout == ScaleLayout::block_128x128 ? row / 128 : row,
-            col / block_of(e.format.layout), scale.stored);
 }
 
 // The random words of consecutive elements.
@@ -116,19 +108,6 @@ __device__ void encode_nibbles(const EncodedRows& e, int64_t row, int64_t col, c
   store_codes<kCount / 2>(static_cast<uint8_t*>(e.to.codes) + row * row_bytes + col / 2, words,
                           ceil_div(count, int64_t{2}));
 }
-// The bits of the codes that a kernel writes are known at compile time.
-enum class CodeBits { four, eight };
-template <CodeBits bits, int kCount>
-__device__ void encode_values(const EncodedRows& e, int64_t row, int64_t col, const float* values,
-                              float factor) {
-  if constexpr (bits == CodeBits::four)
-    encode_nibbles<kCount>(e, row, col, values, factor);
-  else if (e.format.codes == DType::f8e4m3)
-    encode_bytes<kE4m3, kCount>(e, row, col, values, factor);
-  else
-    encode_bytes<kE5m2, kCount>(e, row, col, values, factor);
-}
-
 template <int kCount>
 __device__ uint32_t largest_of_values(const float* values) {
   uint32_t largest = 0;
@@ -139,17 +118,29 @@ __device__ uint32_t largest_of_values(const float* values) {
 // Encodes kCount elements from (row, col) on, which may lie outside and are 0 there. All lanes of a warp call
 // it, neighbors with neighboring elements of a row, so that those of a block with one scale stand together.
 // several_rows: the block consists of several rows, and its maximum is `amax`.
-template <CodeBits bits, int kCount>
+template <ScaleLayout kLayout, int kCount>
 __device__ void encode_row(const EncodedRows& e, int64_t row, int64_t col, const float* values,
                            bool several_rows = false, uint32_t amax = 0, Location at = {}) {
-  const int64_t size = block_of(e.format.layout);
-  if (!several_rows && size > 0)
-    amax = warp_reduce(largest_of_values<kCount>(values), MaxBits(), static_cast<int>(size / kCount), at);
+  constexpr bool kBlocks = kLayout != ScaleLayout::tensor;
+  // With one scale for the tensor, the block has no meaning.
+  constexpr int kBlock = kBlocks ? static_cast<int>(block_of(kLayout)) : kCount;
+  if (kBlocks && !several_rows)
+    amax = warp_reduce(largest_of_values<kCount>(values), MaxBits(), kBlock / kCount, at);
   if (row >= e.rows || col >= e.cols) return;
-  const BlockScale scale = block_scale(e.format, std::bit_cast<float>(amax), e.tensor_scale);
-  const bool stores = e.format.layout == ScaleLayout::block_128x128 ? row % 128 == 0 : size > 0;
-  if (stores && col % size == 0) store_scale(e, row, col, scale);
-  encode_values<bits, kCount>(e, row, col, values, scale.factor);
+  QuantizeFormat format = e.format;
+  format.layout = kLayout;
+  const BlockScale scale = block_scale(format, std::bit_cast<float>(amax), e.tensor_scale);
+  if constexpr (kLayout == ScaleLayout::block_128x128) {
+    if (row % 128 == 0 && col % kBlock == 0) store_scale<kLayout>(e, row / 128, col / kBlock, scale.stored);
+  } else if constexpr (kBlocks) {
+    if (col % kBlock == 0) store_scale<kLayout>(e, row, col / kBlock, scale.stored);
+  }
+  if constexpr (kLayout == ScaleLayout::block_1x16)
+    encode_nibbles<kCount>(e, row, col, values, scale.factor);
+  else if (format.codes == DType::f8e4m3)
+    encode_bytes<kE4m3, kCount>(e, row, col, values, scale.factor);
+  else
+    encode_bytes<kE5m2, kCount>(e, row, col, values, scale.factor);
 }
 
 // *amax = the maximum of it and `largest` of all threads of the block.
@@ -158,7 +149,7 @@ __device__ inline void record_maximum(uint32_t largest, float* amax, Location at
   if (thread_index() == 0) atomic_max(reinterpret_cast<uint32_t*>(amax), largest);
 }
 
-// What a launch computes from a matrix [rows, cols]. No codes, or null: not computed.
+// Results that a launch computes from a matrix [rows, cols]. No codes, or null: not computed.
 struct QuantizeTask {
   EncodedRows rows, columns;
   // Maxima of the elements, and of the transformed columns.
@@ -222,12 +213,11 @@ struct Tile {
 __device__ inline uint32_t block_at(int row, int col) {
   return static_cast<uint32_t>(row / kRun * (kTile / kRun) + col / kRun);
 }
-template <class T>
-__device__ void find_block_maxima(const Tile<T>& tile, ScaleLayout layout, uint32_t largest,
-                                  const Shared<uint32_t>& maxima) {
+template <ScaleLayout kLayout, class T>
+__device__ void find_block_maxima(const Tile<T>& tile, uint32_t largest, const Shared<uint32_t>& maxima) {
   static_assert(kTileThreads == 4 * (kTile / kRun) * (kTile / kRun));
   const int block = thread_index() / 4, quarter = thread_index() % 4;
-  if (layout == ScaleLayout::block_128x128) {
+  if constexpr (kLayout == ScaleLayout::block_128x128) {
     largest = block_reduce(largest, uint32_t{0}, MaxBits());
   } else {
     sync_threads();
@@ -283,20 +273,20 @@ __device__ uint32_t read_tile(const Source& source, const QuantizeTask& task, co
 }
 
 // The groups that read_tile() has stored by the same thread.
-template <CodeBits bits, class T>
+template <ScaleLayout kLayout, class T>
 __device__ void encode_rows_of_tile(const Tile<T>& tile, const EncodedRows& rows,
                                     const Shared<uint32_t>& maxima, bool several_rows) {
   for_groups<T>([&](int row, int col) {
     const auto group = tile.load(row, col);
     const uint32_t amax = several_rows ? static_cast<uint32_t>(maxima[block_at(row, col)]) : 0;
-    encode_row<bits, kGroup<T>>(rows, tile.first_row + row, tile.first_col + col, group.v, several_rows,
-                                amax);
+    encode_row<kLayout, kGroup<T>>(rows, tile.first_row + row, tile.first_col + col, group.v, several_rows,
+                                   amax);
   });
 }
 
 // A thread takes a run of a column, and its neighbors the others of the column. Returns the maximum of the
 // thread's values, which are transformed first if the format says so.
-template <CodeBits bits, class T>
+template <ScaleLayout kLayout, class T>
 __device__ uint32_t encode_columns_of_tile(const Tile<T>& tile, const EncodedRows& columns,
                                            const Shared<uint32_t>& maxima, bool several_rows) {
   constexpr int kRuns = kTile / kRun;
@@ -311,13 +301,13 @@ __device__ uint32_t encode_columns_of_tile(const Tile<T>& tile, const EncodedRow
     largest = MaxBits()(largest_of_values<kRun>(values), largest);
     if (!columns.to.codes) continue;
     const uint32_t amax = several_rows ? static_cast<uint32_t>(maxima[block_at(row, col)]) : 0;
-    encode_row<bits, kRun>(columns, tile.first_col + col, first, values, several_rows, amax);
+    encode_row<kLayout, kRun>(columns, tile.first_col + col, first, values, several_rows, amax);
   }
   return largest;
 }
 
-template <CodeBits bits, class Source>
-__global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, bits == CodeBits::four ? 2 : 3)
+template <ScaleLayout kLayout, class Source>
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, kLayout == ScaleLayout::block_1x16 ? 2 : 3)
     quantize_kernel(Source source, QuantizeTask task) {
   using T = typename Source::Stored;
   CAPSTAN_DYNAMIC_SHARED(T, values);
@@ -327,34 +317,65 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, bits == CodeBits::four ? 2 :
   const uint32_t largest = read_tile(source, task, tile);
   if (task.amax) record_maximum(largest, task.amax);
   if (!task.reads_tile()) return;
-  const QuantizeFormat& format = task.rows.format;
-  const bool several_rows = format.layout == ScaleLayout::block_128x128 || format.square;
-  if (several_rows) find_block_maxima(tile, format.layout, largest, maxima);
-  if (task.rows.to.codes) encode_rows_of_tile<bits>(tile, task.rows, maxima, several_rows);
+  const bool several_rows = kLayout == ScaleLayout::block_128x128 ||
+                            (kLayout == ScaleLayout::block_1x16 && task.rows.format.square);
+  if (several_rows) find_block_maxima<kLayout>(tile, largest, maxima);
+  if (task.rows.to.codes) encode_rows_of_tile<kLayout>(tile, task.rows, maxima, several_rows);
   if (!task.columns.to.codes && !task.transformed_amax) return;
   sync_threads();
-  const uint32_t transformed = encode_columns_of_tile<bits>(tile, task.columns, maxima, several_rows);
+  const uint32_t transformed = encode_columns_of_tile<kLayout>(tile, task.columns, maxima, several_rows);
   if (task.transformed_amax) record_maximum(transformed, task.transformed_amax);
 }
 
 // Writes 0 between the scales of blocks, where the sizes of the matrix leave gaps (quantize.cu).
 void fill_scale_gaps(Context& c, const EncodedRows& e);
 
+// body(layout), with the layout as a type: that of the codes of a task, or `tensor` where it has none.
+template <ScaleLayout kLayout>
+struct Layout {
+  static constexpr ScaleLayout value = kLayout;
+};
+template <class Body>
+void by_layout(const QuantizeTask& task, const Body& body) {
+  const bool has_codes = task.rows.to.codes || task.columns.to.codes;
+  switch (has_codes ? task.rows.format.layout : ScaleLayout::tensor) {
+    case ScaleLayout::block_1x128:
+      return body(Layout<ScaleLayout::block_1x128>());
+    case ScaleLayout::block_128x128:
+      return body(Layout<ScaleLayout::block_128x128>());
+    case ScaleLayout::block_1x32:
+      return body(Layout<ScaleLayout::block_1x32>());
+    case ScaleLayout::block_1x16:
+      return body(Layout<ScaleLayout::block_1x16>());
+    case ScaleLayout::tensor:
+    case ScaleLayout::none:
+      break;
+  }
+  return body(Layout<ScaleLayout::tensor>());
+}
+// The same for a second output, which has fewer layouts.
+template <class Body>
+void by_layout_of_output(const QuantizeTask& task, const Body& body) {
+  by_layout(task, [&]<ScaleLayout kLayout>(Layout<kLayout> layout) {
+    if constexpr (kLayout != ScaleLayout::block_128x128 && kLayout != ScaleLayout::block_1x16) body(layout);
+  });
+}
+
 // Computes the task of a matrix that `source` reads or computes.
-template <CodeBits bits, class Source>
+template <ScaleLayout kLayout, class Source>
 void quantize_source(Context& c, const Source& source, const QuantizeTask& task) {
   using T = typename Source::Stored;
   const int64_t tiles = ceil_div(task.rows.rows, int64_t{kTile}) * ceil_div(task.rows.cols, int64_t{kTile});
   const size_t shared = Source::kCopies || task.reads_tile() ? sizeof(T) * kTile * kTile : 0;
-  launch(c, {tiles, kTileThreads, shared}, quantize_kernel<bits, Source>, source, task);
+  launch(c, {tiles, kTileThreads, shared}, quantize_kernel<kLayout, Source>, source, task);
   fill_scale_gaps(c, task.rows);
   fill_scale_gaps(c, task.columns);
 }
 
-// Of an array in memory, with rows `stride` elements apart (quantize.cu).
+// Quantizes an array in memory, with rows `stride` elements apart (quantize.cu).
 void quantize_array(Context& c, In x, int64_t stride, const QuantizeTask& task);
 
-// What a launch computes for a second output of a matrix [rows, cols].
+// The task for a second output of a matrix [rows, cols].
 inline QuantizeTask task_of(const QuantizedOutput& output, int64_t rows, int64_t cols) {
   return {.rows = {output.format, rows, cols, output.tensor_scale, output.rows, {}},
           .columns = {output.format, cols, rows, output.tensor_scale, output.columns, {}},

@@ -179,7 +179,7 @@ class Block {
   Fiber* running_fiber_ = nullptr;
 
   SharedMemory memory_;
-  // Of each thread.
+  // Asynchronous copies of each thread.
   std::array<std::vector<Copy>, kMostThreads> copies_;
   std::array<int, kMostThreads> committed_{};
 };

@@ -150,8 +150,10 @@ SearchResult find_latest(const fs::path& root, Depth depth, const std::optional<
 }
 
 // Whether the path is a checkpoint, a run or a directory of checkpoints.
-static bool holds_checkpoints(const fs::path& path) {
+// A directory whose name a user may have meant: also that of a model, whose error says how to name it.
+static bool may_be_meant(const fs::path& path) {
   std::error_code error;
+  if (fs::exists(path / "config.json", error)) return true;
   return fs::exists(path / kManifestFile, error) || fs::is_directory(path / "checkpoints", error) ||
          !list_checkpoints(path).empty();
 }
@@ -171,7 +173,7 @@ std::string no_checkpoint_help(const fs::path& path) {
 Checkpoint resolve_checkpoint(const fs::path& path, std::vector<std::string>* refused) {
   std::error_code error;
   if (!fs::exists(path, error)) {
-    const std::string near = near_paths_help(near_runs(path.string(), "runs", holds_checkpoints));
+    const std::string near = near_paths_help(near_runs(path.string(), "runs", may_be_meant));
     fail(ErrorCode::not_found, not_found_text("run or checkpoint", path.string()),
          near.empty() ? kNameOne : near);
   }

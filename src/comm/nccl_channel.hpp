@@ -14,7 +14,7 @@ struct NcclOptions {
   int world_rank = 0;
   // How long the ranks may take to join the communicator.
   double timeout = 600;  // seconds
-  // Null: nobody notices an error, or a rank that does not come, before the host waits for ever.
+  // Null: an error, or a missing rank, is not noticed before the host waits for it, perhaps for ever.
   std::shared_ptr<TransferWatch> watch = nullptr;
 };
 

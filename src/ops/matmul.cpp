@@ -18,8 +18,10 @@ void check(bool fits, const GemmOperand& a, const GemmOperand& b, const Tensor& 
 void launch_gemm(const kernels::GemmShape& shape, const GemmOperand& a, const GemmOperand& b, const Tensor& c,
                  float alpha, float beta, const GemmEpilogueTensors& epilogue) {
   const kernels::Gemm& gemm = *c.device().table().gemm;
-  launch(c.device(), gemm.run_workspace(shape, a.values.dtype(), c.dtype(), alpha, beta), gemm.run, shape, a,
-         b, c, alpha, beta, epilogue);
+  const kernels::GemmTypes types{a.values.dtype(), b.values.dtype(), c.dtype(), a.layout, b.layout};
+  const bool reduces = epilogue.bias_gradient.defined() || epilogue.amax.defined();
+  launch(c.device(), gemm.run_workspace(shape, types, alpha, beta, reduces), gemm.run, shape, a, b, c, alpha,
+         beta, epilogue);
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ void Tape::note(TapeEvent event, const Moment& started, double nested_seconds) {
 }
 
 std::vector<Var> Tape::record(Record record) {
-  // Its kernels are queued: the end of the operation.
+  // The kernels of the operation are queued, so that it ends here.
   if (device().has_ranges()) device().mark(record.name);
   std::vector<Var> results;
   bool trainable = false;

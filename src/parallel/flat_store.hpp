@@ -337,7 +337,7 @@ class FlatStore final : public ParamStore {
   enum class Changed : uint8_t { trained, all };
   void gather_parameters(Changed changed, bool wait);
   void measure_weights(Changed changed);
-  // Of the elements that this rank owns.
+  // Encodes the elements that this rank owns.
   void encode_owned(const Bucket& bucket);
   // The values or codes of the bucket's parameters, gathered until the matching release().
   const Tensor& gathered(const Parameter& parameter);

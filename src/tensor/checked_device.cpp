@@ -1,5 +1,5 @@
-// The checked device keeps its memory in a DoubleMapping. `launch` and the copies below are the only code that
-// adds the distance. They also declare what they access, so that AccessOrder finds missing waits.
+// The checked device keeps its memory in a DoubleMapping. `launch` and the copies below are the only code
+// that adds the distance. They also declare what they access, so that AccessOrder finds missing waits.
 #include <unistd.h>
 
 #include <algorithm>

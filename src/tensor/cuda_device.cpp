@@ -411,11 +411,11 @@ void run_queued_work(void* argument) {
 }  // namespace
 
 void CudaDevice::call_host(StreamQueue& queue, std::function<void()> work) {
-  auto queued = std::make_unique<QueuedWork>(
-      QueuedWork{std::move(work), [this, &queue](std::exception_ptr error) {
-                   const std::lock_guard lock(error_mutex_);
-                   if (!queue.error) queue.error = std::move(error);
-                 }});
+  auto queued =
+      std::make_unique<QueuedWork>(QueuedWork{std::move(work), [this, &queue](std::exception_ptr error) {
+                                                const std::lock_guard lock(error_mutex_);
+                                                if (!queue.error) queue.error = std::move(error);
+                                              }});
   context_.check(context_.runtime.call_host(context_.device, queue.stream, run_queued_work, queued.get()),
                  "queue work of the host");
   (void)queued.release();

@@ -163,7 +163,7 @@ class CudaDevice : public Device {
     return rules;
   }
 
-  // What a device on another runtime than CUDA's has of its own.
+  // Differences of a device on another runtime than CUDA's.
   struct Variant {
     const char* name = "cuda";
     // The block at offset x of a pool lies at spacing * x + first of its addresses: other than 1 and 0 leave
@@ -203,10 +203,8 @@ class CudaDevice : public Device {
   void call_host(StreamQueue& queue, std::function<void()> work);
   // Whether work of enqueue() has failed in these queues.
   bool has_error(QueueSet queues);
-  // Of a pool's mapped range, for the blocks that end at `end`.
-  int64_t address_range(int64_t end) const {
-    return end > 0 ? variant_.spacing * end + variant_.first : 0;
-  }
+  // Addresses of a pool's mapped range for blocks that end at `end`.
+  int64_t address_range(int64_t end) const { return end > 0 ? variant_.spacing * end + variant_.first : 0; }
   static QueueSet bit_of(size_t queue) { return queue < 64 ? QueueSet{1} << queue : 0; }
   void make_kernel_error_slots();
   void start_copy(void* to, const void* from, int64_t bytes, CopyDirection direction, Queue queue,

@@ -231,7 +231,7 @@ class Device {
   const std::function<void(const QueueSpan&)>& listener() const { return listener_; }
   // Whether profilers see the ranges of RangeScope.
   virtual bool has_ranges() const { return false; }
-  // Of this thread. Ranges nest, and a mark is a moment within them.
+  // Ranges of this thread. They nest, and a mark is a moment within them.
   virtual void begin_range(const std::string& /*name*/) {}
   virtual void end_range() {}
   virtual void mark(const std::string& /*name*/) {}
@@ -257,7 +257,7 @@ class Device {
     require_kernel_queue(queue);
     return {kernel_threads(), stream_of(queue), {}, kernel_errors_ + static_cast<size_t>(queue)};
   }
-  // Of the kernel with this address.
+  // How the kernel with this address is launched.
   virtual LaunchMode launch_mode(const void* /*kernel*/) const { return launch_mode_; }
   void count_launch(Queue queue) {
     require_kernel_queue(queue);

@@ -9,7 +9,7 @@
 
 namespace capstan {
 
-// What host code reads of device memory before it is written, and after it was freed: a NaN as bf16, fp16,
+// Content of device memory before it is written, and after it was freed: a NaN as bf16, fp16,
 // fp32 and fp64, and an index out of every range as an integer.
 inline constexpr uint16_t kNotWritten = 0x7FF4;
 void fill_not_written(std::byte* begin, int64_t bytes);
@@ -23,16 +23,16 @@ class DoubleMapping {
   DoubleMapping(const DoubleMapping&) = delete;
   DoubleMapping& operator=(const DoubleMapping&) = delete;
 
-  // Of the first mapping.
+  // Begin of the first mapping.
   std::byte* begin() const { return front_; }
   int64_t bytes() const { return bytes_; }
   // From the first mapping to the second one.
   std::ptrdiff_t distance() const { return back_ - front_; }
 
-  // Whether kernels can use these bytes of whole pages; false: the system refuses.
+  // Lets kernels use these bytes, which are full pages; false: the system refuses.
   bool allow(int64_t offset, int64_t bytes);
   bool forbid(int64_t offset, int64_t bytes);
-  // Returns the memory of whole pages to the system.
+  // Returns the memory of full pages to the system.
   void discard(int64_t offset, int64_t bytes);
 
  private:

@@ -17,8 +17,7 @@ const Backend& simulated_backend() {
 
 // Between two blocks lies as much memory as the first one has, at least the 512 bytes of the smallest: the
 // sentinels of both.
-constexpr CudaDevice::Variant kVariant{
-    .name = "simulated", .spacing = 2, .first = 2 * Sentinels::kBytes};
+constexpr CudaDevice::Variant kVariant{.name = "simulated", .spacing = 2, .first = 2 * Sentinels::kBytes};
 static_assert(AllocatorRules().small_rounding >= 2 * Sentinels::kBytes);
 
 const kernels::Table& prepare(const SimulatedKernels& kernels, const SimulatedOptions& options) {
@@ -65,8 +64,7 @@ void SimulatedDevice::end_workspace(Queue queue, kernels::Workspace workspace) {
                                           std::string(name_of(queue))));
 }
 void SimulatedDevice::occupy(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) {
-  enqueue_always(Queue::compute,
-                 sentinels_.add(data, bytes, size + Sentinels::kBytes, category, launches()));
+  enqueue_always(Queue::compute, sentinels_.add(data, bytes, size + Sentinels::kBytes, category, launches()));
 }
 void SimulatedDevice::retire(std::byte* data, int64_t size) {
   enqueue_always(Queue::compute, sentinels_.remove(data, launches()));

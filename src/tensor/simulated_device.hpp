@@ -19,14 +19,14 @@ namespace capstan::cuda {
 // The kernels of a simulated device, which they outlive.
 struct SimulatedKernels {
   const kernels::Table* table = nullptr;
-  // Those that enqueue themselves, as CUDA kernels do; the device queues all others.
+  // Kernels that enqueue themselves, as CUDA kernels do; the device queues all others.
   std::unordered_set<const void*> stream_kernels;
   // Some are the CPU's, which take a part of the workspace for each thread.
   bool of_the_cpu = false;
 };
 
 struct SimulatedOptions {
-  // Of the host.
+  // Threads of the host.
   int threads = 1;
   // Seed of the delays.
   uint64_t seed = 1;

@@ -113,7 +113,7 @@ T* kernel_address(T* address) {
 struct StreamEvent {
   CheckedQueue* queue = nullptr;
   CheckedQueue::Ticket ticket = 0;
-  // Of a timed event.
+  // Time of a timed event.
   std::shared_ptr<std::atomic<double>> time;
   bool timed = false;
 };
@@ -162,9 +162,10 @@ Status last_error(OpenDevice*) {
 
 Status create_stream(OpenDevice* device, bool prompt, void** stream) {
   OpenGpu& open = gpu_at(device);
-  const auto hold = open.gpu.patient ? CheckedQueue::Hold::all
-                    : prompt         ? CheckedQueue::Hold::none
-                                     : CheckedQueue::Hold::some;
+  // Other ranks wait for the work of a prompt stream.
+  const auto hold = prompt             ? CheckedQueue::Hold::none
+                    : open.gpu.patient ? CheckedQueue::Hold::all
+                                       : CheckedQueue::Hold::some;
   *stream = new CheckedQueue(open.gpu.seed + ++open.streams, hold);
   return {};
 }

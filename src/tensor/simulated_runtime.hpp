@@ -1,6 +1,6 @@
 // The runtime of a CUDA backend (cuda_backend.hpp) without CUDA, on every machine: device memory is a
-// DoubleMapping, and streams are the delayed queues of the checked device. The device `simulated` uses it, and
-// tests of CudaDevice with errors that they plan (tests/support/fake_cuda.hpp).
+// DoubleMapping, and streams are the delayed queues of the checked device. The device `simulated` uses it,
+// and tests of CudaDevice with errors that they plan (tests/support/fake_cuda.hpp).
 #pragma once
 
 #include <cstddef>

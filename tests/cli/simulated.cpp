@@ -78,8 +78,7 @@ TEST_CASE("train.device=simulated: the CPU's losses, the estimated memory, and a
   const std::string log = train_quickstart(scratch, "full", {"train.device=simulated"});
   CHECK_MESSAGE(contains(log, " on simulated 0 (CUDA kernels on the host, compute capability 9.0): 1 rank"),
                 log);
-  CHECK(between(log, "memory measured: ", ";") + "; on" ==
-        between(log, "memory estimated: ", " the host:"));
+  CHECK(between(log, "memory measured: ", ";") + "; on" == between(log, "memory estimated: ", " the host:"));
   const auto full = numbers_of(scratch, "full");
   check_near(full, numbers_of(scratch, "cpu"));
 

@@ -450,7 +450,7 @@ const std::vector<RuleCase>& model_cases() {
        {"model.num_moe_experts=8", "model.moe_router_num_groups=4", "model.moe_router_group_topk=1"}},
       {"expert_groups_fit",
        {"model.num_moe_experts=8", "model.moe_router_num_groups=8", "model.moe_router_group_topk=1"},
-       "`model.moe_router_topk` 2 is more than the 1 experts of the chosen groups",
+       "`model.moe_router_topk` 2 is more than the 1 expert of the chosen groups",
        "at most 1",
        {}},
       {"expert_groups_fit",

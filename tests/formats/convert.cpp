@@ -247,7 +247,7 @@ TEST_CASE("a key that config.json lacks has the value that Transformers' class g
                     "`" + key + "` is missing"));
         less[key] = nlohmann::json::array({"no"});
         CHECK(holds(error_of([&] { read_hf_config(capstan::dump_json(less), "config.json"); }),
-                    "`" + key + "` is not a " + (key == "model_type" ? "string" : "n integer from 1 to ")));
+                    "`" + key + "` is not a" + (key == "model_type" ? " string" : "n integer from 1 to ")));
         CHECK(holds(error_of([&] { read_hf_config(capstan::dump_json(less), "config.json"); }),
                     "but [\"no\"]"));
         continue;

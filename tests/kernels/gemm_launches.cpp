@@ -33,8 +33,9 @@ Vec<double> part_of(const Vec<double>& values, int64_t begin, int64_t count) {
 void launch_run(Device& device, const GemmShape& s, const Tensor& a, const Tensor& b, const Tensor& c,
                 float beta, const GemmEpilogueTensors& epilogue) {
   const kernels::Gemm& gemm = *device.table().gemm;
-  launch(device, gemm.run_workspace(s, a.dtype(), c.dtype(), 1.0f, beta), gemm.run, s, a, b, c, 1.0f, beta,
-         epilogue);
+  const bool reduces = epilogue.bias_gradient.defined() || epilogue.amax.defined();
+  launch(device, gemm.run_workspace(s, {a.dtype(), b.dtype(), c.dtype()}, 1.0f, beta, reduces), gemm.run, s,
+         a, b, c, 1.0f, beta, epilogue);
 }
 
 double silu_derivative(double x) {

@@ -12,7 +12,7 @@ using kernels::GemmShape;
 namespace {
 
 const kernels::Gemm& gemm() {
-  return *kernels::cpu_table().gemm;
+  return *testing::table().gemm;
 }
 
 Vec<double> part(const Vec<double>& values, int64_t begin, int64_t count) {

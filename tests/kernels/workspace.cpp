@@ -43,7 +43,7 @@ void add_gemms(std::vector<Case>& cases) {
           for (int t = 0; t < 4; ++t) {
             kernels::GemmShape s{(t & 1) != 0, (t & 2) != 0, m, n, k};
             s.lda = s.trans_a ? m : k, s.ldb = s.trans_b ? k : n, s.ldc = n;
-            const WorkspaceSize need = gemm.run_workspace(s, in, out, alpha, 1.0f);
+            const WorkspaceSize need = gemm.run_workspace(s, {in, in, out}, alpha, 1.0f, false);
             if (need.total(1) == 0) continue;
             cases.push_back({"gemm",
                              need,

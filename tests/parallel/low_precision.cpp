@@ -12,6 +12,7 @@
 #include "ops/matmul.hpp"
 #include "parallel/flat_store.hpp"
 #include "support/devices.hpp"
+#include "support/simulated_gpu.hpp"
 #include "tensor/float8.hpp"
 #include "tensor/launch.hpp"
 
@@ -88,7 +89,8 @@ std::vector<uint8_t> raw_bytes(const Tensor& t) {
 // By the definition of ScaleLayout.
 Matrix decoded(const GemmOperand& x) {
   const int64_t rows = x.values.size(0), k = x.k, block = kernels::block_of(x.layout),
-                blocks = block > 0 ? (k + block - 1) / block : 0, row_bytes = x.values.size(1);
+                row_bytes = x.values.size(1);
+  const kernels::BlockScales scales{x.layout, x.values.device().table().scale_order, rows, k};
   const auto codes = raw_bytes(x.values);
   std::vector<float> wide;
   std::vector<uint8_t> narrow;
@@ -108,8 +110,8 @@ Matrix decoded(const GemmOperand& x) {
         value = decode<kE4m3>(codes[static_cast<size_t>(r * row_bytes + i)]);
       else
         value = decode<kE5m2>(codes[static_cast<size_t>(r * row_bytes + i)]);
-      const auto at = static_cast<size_t>((x.layout == ScaleLayout::block_128x128 ? r / 128 : r) * blocks +
-                                          (block > 0 ? i / block : 0));
+      const int64_t scale_row = x.layout == ScaleLayout::block_128x128 ? r / 128 : r;
+      const auto at = static_cast<size_t>(block > 0 ? scales.index(scale_row, i / block) : 0);
       if (x.layout == ScaleLayout::tensor) scale = wide[0];
       if (x.layout == ScaleLayout::block_1x128 || x.layout == ScaleLayout::block_128x128) scale = wide[at];
       if (x.layout == ScaleLayout::block_1x32) scale = decode_e8m0(narrow[at]);
@@ -211,6 +213,7 @@ TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVE
         for (const auto [m, n, k] :
              {std::array<int64_t, 3>{1, 1, 1}, {5, 300, 40}, {37, 65, 131}, {130, 9, 1030}}) {
           INFO(name_of(recipe), ": ", m, " x ", n, " x ", k);
+          const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
           const LowPrecision format = format_of(recipe, hybrid);
           const Matrix a = random_matrix(m, k, seed++, 3), b = random_matrix(n, k, seed++, 0.02);
           const Tensor ones = Tensor::from_host<float>(*device, {3, 2}, std::vector<float>(6, 1.0f));
@@ -247,6 +250,7 @@ TEST_CASE_TEMPLATE("GEMMs with scales have the epilogues of others", D, EVERY_DE
   for (const ScalingRecipe recipe : kRecipes)
     for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 3, 5}, {37, 65, 131}}) {
       INFO(name_of(recipe), ": ", m, " x ", n, " x ", k);
+      const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
       const LowPrecision format = format_of(recipe, false);
       const Tensor ones = Tensor::from_host<float>(*device, {3, 2}, std::vector<float>(6, 1.0f));
       const LayerScaling scaling{&format, ones, {}};
@@ -302,6 +306,7 @@ TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
   for (const ScalingRecipe recipe : kRecipes)
     for (const bool weight_gradient : {true, false}) {
       INFO(name_of(recipe), weight_gradient ? "" : ", weight gradient in bf16");
+      const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
       LowPrecision format = format_of(recipe, true);
       format.weight_gradient = weight_gradient;
       const Matrix w = random_matrix(72, 136, 5, 0.3), x = random_matrix(50, 136, 6, 2),
@@ -365,6 +370,7 @@ TEST_CASE_TEMPLATE("a frozen weight has its values after an update of the scales
                dy = random_matrix(50, 72, 7, 3);
   for (const ScalingRecipe recipe : kRecipes) {
     INFO(name_of(recipe));
+    const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
     Layer layer(*device, w, format_of(recipe, true), 1, false);
     layer.store->zero_gradients();
     StepContext context{*device, *layer.store};
@@ -460,6 +466,7 @@ TEST_CASE_TEMPLATE("an input that its activation quantizes has the bits of one q
       for (const bool trains : {true, false})
         for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 3, 5}, {37, 65, 131}, {261, 40, 72}}) {
           INFO(name_of(recipe), ": ", m, " x ", n, " x ", k, " ", weight_gradient, trains);
+          const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
           LowPrecision format = format_of(recipe, true);
           format.weight_gradient = weight_gradient;
           const Matrix w = random_matrix(n, k, seed++, 0.3), x = random_matrix(m, k, seed++, 2),

@@ -61,11 +61,14 @@ inline bool simulated_lacks(std::string_view family) {
   return std::ranges::find(missing, family) != missing.end();
 }
 #define EVERY_DEVICE ::capstan::test::Cpu, ::capstan::test::Checked, ::capstan::test::Simulated
+// Devices with the CPU's kernels, for tests of many steps or ranks: the simulation takes minutes for them.
+#define CPU_KERNEL_DEVICES ::capstan::test::Cpu, ::capstan::test::Checked
 
 // The device to whose bits D is held: it has the same kernels.
 template <class D>
 using Reference = std::conditional_t<D::type == DeviceType::simulated, Simulated, Cpu>;
-// Relative differences of losses and gradient norms in fp32 between devices whose kernels sum in other orders.
+// Relative differences of losses and gradient norms in fp32 between devices whose kernels sum in other
+// orders.
 inline constexpr double kOtherKernels = 1e-4;
 // Whether numbers of a run on D are those of the CPU: the bits, or what other kernels compute.
 template <class D>
@@ -88,8 +91,8 @@ inline void on_every_device(const std::function<void(Device&)>& body) {
   if (!kSanitized) body(*Simulated::make({.threads = 1}));
 }
 
-// The results of the first device with the CPU's kernels and of the first with the CUDA kernels, to whose bits
-// the others are held.
+// The results of the first device with the CPU's kernels and of the first with the CUDA kernels, to whose
+// bits the others are held.
 template <class T>
 class FirstResults {
  public:

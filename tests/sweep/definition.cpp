@@ -248,8 +248,8 @@ TEST_CASE("the command line says the same in Hydra's words") {
 
   const ParsedDefinition quoted = words({"description='a,b','c,d'", "name=\"e,f\",'g'"});
   REQUIRE(quoted.definition.axes.size() == 2);
-  CHECK(quoted.definition.axes[0].values == std::vector<std::string>{"a,b", "c,d"});
-  CHECK(quoted.definition.axes[1].values == std::vector<std::string>{"e,f", "g"});
+  CHECK(quoted.definition.axes[0].values == std::vector<std::string>{"\"a,b\"", "\"c,d\""});
+  CHECK(quoted.definition.axes[1].values == std::vector<std::string>{"\"e,f\"", "\"g\""});
 
   // Half-open, whatever the sum of the steps rounds to.
   CHECK(words({"model.hidden_dropout=range(0,0.9,0.3)"}).definition.axes[0].values ==

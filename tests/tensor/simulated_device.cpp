@@ -49,10 +49,11 @@ void add_two(kernels::Context& c, float* x, int64_t n) {
 }
 
 std::unique_ptr<Device> simulated_device(bool patient, uint64_t seed = 1) {
-  static const cuda::SimulatedKernels kernels{.table = &empty_table(),
-                                              .stream_kernels = {reinterpret_cast<const void*>(&triple_later),
-                                                                 reinterpret_cast<const void*>(&fail_later),
-                                                                 reinterpret_cast<const void*>(&refuse_at_once)}};
+  static const cuda::SimulatedKernels kernels{
+      .table = &empty_table(),
+      .stream_kernels = {reinterpret_cast<const void*>(&triple_later),
+                         reinterpret_cast<const void*>(&fail_later),
+                         reinterpret_cast<const void*>(&refuse_at_once)}};
   return std::make_unique<cuda::SimulatedDevice>(
       kernels, cuda::SimulatedOptions{.threads = 2, .seed = seed, .patient = patient});
 }
@@ -81,8 +82,7 @@ TEST_CASE("simulated device: kernels run in the order of their calls, whoever qu
   for (uint64_t seed = 0; seed < 6; ++seed) {
     const auto device = simulated_device(seed == 0, seed);
     CHECK(device->type() == DeviceType::simulated);
-    CHECK(device->description() ==
-          "simulated 0 (CUDA kernels on the host, compute capability 9.0)");
+    CHECK(device->description() == "simulated 0 (CUDA kernels on the host, compute capability 9.0)");
     const int64_t n = 500;
     for (const Queue queue : kKernelQueues) {
       const Tensor x = Tensor::from_host<float>(*device, {n}, ones(n));

@@ -128,7 +128,7 @@ TEST_CASE("directories that a run cannot write are found, and none is made") {
   const std::string file = files.path("file").resolved, link = files.path("link").resolved;
   const std::vector<std::array<std::string, 3>> expected = {
       {"name", "not writable: run directory = " + options.run_dir.string() + ": `" + file + "` is a file",
-       "give another run directory"},
+       "give {other_run_dir}"},
       {"checkpoint.save", "not writable: checkpoint.save = file: `" + file + "` is a file, not a directory",
        "checkpoint.save=PATH names another one"},
       {"dataset.path_to_cache", "`" + link + "` is a link whose target does not exist",

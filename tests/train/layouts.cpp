@@ -50,6 +50,7 @@ struct Layout {
 #define FP16 "mixed_precision=fp16_mixed mixed_precision.initial_loss_scale=1024"
 // FP8 and FP4 GEMMs; sums in another order move values over the formats' coarse steps.
 #define FP8(recipe) "mixed_precision=bf16_mixed mixed_precision.fp8=hybrid mixed_precision.fp8_recipe=" recipe
+#define CODES " mixed_precision.fp8_param_gather=true"
 #define FP4 "mixed_precision=bf16_mixed mixed_precision.fp4=e2m1"
 #define HYBRID "ddp.num_distributed_optimizer_instances=2 "
 #define SGD "~optimizer.adam_eps optimizer.optimizer=sgd optimizer.lr=0.05 optimizer.min_lr=0.005"
@@ -197,11 +198,16 @@ constexpr Layout kLayouts[] = {
     {2, false, "llama",
      SHARD
      "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " FP8("tensorwise")},
+    {2, true, "llama", SHARD "optim " FP8("delayed") CODES},
+    {2, false, "llama",
+     SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true " FP8("tensorwise")
+         CODES STAND_IN},
+    {3, false, "gpt", SHARD "optim_grads " FP8("tensorwise") CODES},
     {3, false, "gpt", SHARD "optim_grads_params " FP4},
     {4, false, "llama", "dist.tp=2 dist.pp=2 " FP4},
     {4, false, "llama", "dist.cp=2 " SHARD "optim_grads " FP8("mxfp8")},
     {4, false, "llama",
-     HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim " FP8("delayed")},
+     HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim " FP8("delayed") CODES},
     {8, false, "llama", "dist.tp=2 dist.pp=2 dist.sp=true " SHARD "optim " FP8("tensorwise")},
     // The other optimizer.
     {2, true, "gpt", SHARD "optim " SGD},
@@ -228,6 +234,7 @@ constexpr Layout kLayouts[] = {
     {3, false, "moments", SHARD "optim_grads_params"},
     {4, false, "moments", "dist.pp=2 " SHARD "optim_grads"},
     {2, true, "moments_fp8", SHARD "optim"},
+    {3, false, "moments_fp8", SHARD "optim_grads"},
     {4, false, "moments_fp8", HYBRID SHARD "optim_grads_params ddp.outer_dp_sharding_strategy=optim"},
     // Transfers that block their queue until all ranks have come to them, and match by order alone.
     {2, true, "llama", "dist.pp=2 dist.vpp=2" STAND_IN},
@@ -374,28 +381,18 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
       CHECK(std::abs(bytes - before.at(group) - plan.sent.at(group)) <= plan.sent.at(group) / 50 + kScalars);
     }
   }
-  const MemoryUse estimated = estimate_step(config, on.rank()).memory, used = runner.device().memory();
+  const StepEstimate estimate = estimate_step(config, on.rank());
+  const MemoryUse &estimated = estimate.memory, used = runner.device().memory();
   INFO("estimated: ", memory_text(estimated));
   INFO("used: ", memory_text(used));
-  // Hidden states and their gradients that a slower neighbor has not received yet come on top: one of each,
-  // or several where the forward passes of many micro-batches follow one another.
-  const int64_t waiting = config.dist.pipeline_model_parallel_size == 1                      ? 0
-                          : config.dist.pipeline_schedule == config::PipelineSchedule::gpipe ? 4
-                                                                                             : 2;
-  const int64_t hidden_states =
-      config.train.micro_batch_size * config.model.seq_length * config.model.hidden_size * 4;
-  const auto slack = static_cast<double>(waiting * hidden_states);
-  CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(estimated.peak) + slack);
+  CHECK(static_cast<double>(used.peak) <= 1.02 * static_cast<double>(estimated.peak));
   CHECK(static_cast<double>(used.peak) >= 0.98 * static_cast<double>(estimated.peak));
-  CHECK(static_cast<double>(used.reserved) <= 1.02 * static_cast<double>(estimated.reserved) + slack);
+  CHECK(static_cast<double>(used.reserved) <= 1.02 * static_cast<double>(estimated.reserved));
   CHECK(static_cast<double>(used.reserved) >= 0.98 * static_cast<double>(estimated.reserved));
-  // Buffers that wait for a neighbor may also move the peak to another moment, at which memory is divided
-  // differently among the categories.
-  const bool same_moment = waiting == 0 || used.peak == estimated.peak;
-  for (size_t category = 0; same_moment && category < kMemoryCategories; ++category) {
+  for (size_t category = 0; category < kMemoryCategories; ++category) {
     const auto apart =
         static_cast<double>(used.peak_by_category[category] - estimated.peak_by_category[category]);
-    CHECK_MESSAGE(std::abs(apart) <= 0.02 * static_cast<double>(estimated.peak) + slack,
+    CHECK_MESSAGE(std::abs(apart) <= 0.02 * static_cast<double>(estimated.peak),
                   name_of(static_cast<MemoryCategory>(category)));
   }
   SavePlan plan;
@@ -403,6 +400,10 @@ Run train_steps(const config::Config& config, comm::World& on, const std::string
   if (on.rank() == 0) fs::create_directories(plan.root);
   on.communicator().barrier();
   run.checkpoint = save_state(on, plan, runner.state(), runner.store(), runner.optimizer());
+  // Buffers of micro-batches, of transfers and of the save.
+  const MemoryUse pinned = runner.device().memory(MemoryKind::host);
+  CHECK(pinned.total() == estimate.host_memory.total());
+  CHECK(pinned.peak_by_category == estimate.host_memory.peak_by_category);
   return run;
 }
 using Tensors = std::map<std::string, std::vector<float>>;
@@ -569,6 +570,8 @@ TEST_CASE(
       {1, true, "", ""},
       {2, false, "", "dist.tp=2 dist.sp=true"},
       {2, false, "", "dist.pp=2 dist.vpp=2"},
+      {2, false, "", "ddp.overlap_grad_reduce=true"},
+      {2, false, "", SHARD "optim_grads"},
       {2, true, "", SHARD "optim ddp.bucket_size=2000"},
       {4, false, "", "dist.tp=4"},
       {4, true, "", "dist.tp=2 dist.pp=2"},
@@ -612,7 +615,7 @@ TEST_CASE(
       return trace;
     };
     for (size_t from = 0; from < layouts.size(); ++from) {
-      if (few && !layouts[from].fast) continue;
+      if (few && !layouts[from].fast && (!kAll || recipe == "dora")) continue;
       const fs::path root = scratch() / ("from-" + recipe + std::to_string(from));
       Tensors saved;
       std::vector<double> expected;
@@ -627,7 +630,8 @@ TEST_CASE(
       });
       for (size_t to = 0; to < layouts.size(); ++to) {
         if (!kAll && to != from && !(layouts[from].fast && layouts[to].fast)) continue;
-        if (few && (!layouts[to].fast || ((!kAll || same_layout) && to != from))) continue;
+        const bool both_fast = layouts[from].fast && layouts[to].fast;
+        if (few && to != from && (!kAll || same_layout || !both_fast)) continue;
         INFO(recipe, " from [", layouts[from].overrides, "] to [", layouts[to].overrides, "]");
         on(layouts[to], [&](comm::World& members) {
           const config::Config config = resolve(recipe, layouts[to].overrides, members.size());

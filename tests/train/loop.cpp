@@ -92,8 +92,8 @@ TEST_CASE_TEMPLATE("optimizer.decoupled_lr moves embedding and head at a rate of
 }
 
 TEST_CASE_TEMPLATE(
-    "the same run twice, on the plain device, and with 2 and 3 threads or other workers, gives the same bits", D,
-    EVERY_DEVICE) {
+    "the same run twice, on the plain device, and with 2 and 3 threads or other workers, gives the same bits",
+    D, EVERY_DEVICE) {
   auto config = tiny_config<D>(true, world().size());
   const auto expected = run(config, 8);
   CHECK(run(config, 8) == expected);

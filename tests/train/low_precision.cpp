@@ -11,6 +11,7 @@
 #include "support/preset_recipe.hpp"
 #include "support/running.hpp"
 #include "support/sanitized.hpp"
+#include "support/simulated_gpu.hpp"
 #include "support/worlds.hpp"
 #include "train/setup/state.hpp"
 #include "train/setup/tokenizer.hpp"
@@ -79,11 +80,12 @@ TEST_CASE("every preset learns as bf16 does") {
 }
 
 TEST_CASE_TEMPLATE("every preset trains as it is shipped, with optimizer state sharded over the ranks", D,
-                   test::Cpu, test::Checked) {
+                   CPU_KERNEL_DEVICES) {
   if (world().size() == 1) return;
   size_t presets = 0;
   for (const auto& preset : config::Library::standard().presets("mixed_precision")) {
     INFO(preset.name);
+    const test::SimulatedGpu gpu(test::capability_for(preset.name));
     // One more than the layers at the ends that stay in bf16.
     const int64_t layers = preset.name.starts_with("nemotron_3_super") ? 15 : 5;
     Running r(resolve_preset<D>(preset.name, {"ddp=zero1"}, layers));
@@ -117,11 +119,11 @@ TEST_CASE_TEMPLATE("every preset trains as it is shipped, with optimizer state s
   CHECK(presets == 16);
 }
 
-TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D, EVERY_DEVICE) {
-  // The CPU's GEMM reads the scales of blocks in another order than CUDA kernels write them.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("gemm")) return;
+TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep the bits", D,
+                   CPU_KERNEL_DEVICES) {
   for (const Preset& preset : kPresets) {
     INFO(preset.name);
+    const test::SimulatedGpu gpu(test::capability_for(preset.name));
     const auto expected = run(resolve_preset<test::Reference<D>>(preset.name), 4);
     const std::vector<const char*> strategies{"optim_grads_params", "no_shard", "optim", "optim_grads"};
     for (const char* strategy : test::sampled(strategies))
@@ -146,9 +148,7 @@ TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep
 }
 
 TEST_CASE_TEMPLATE("a step that is computed again or skipped leaves the scales of delayed scaling", D,
-                   EVERY_DEVICE) {
-  // The CPU's GEMM reads the scales of blocks in another order than CUDA kernels write them.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("gemm")) return;
+                   CPU_KERNEL_DEVICES) {
   const char* preset = "bf16_with_fp8_delayed_scaling_mixed";
   Running plain(resolve_preset<D>(preset));
   plain.step(), plain.step();
@@ -177,15 +177,14 @@ TEST_CASE_TEMPLATE("a step that is computed again or skipped leaves the scales o
   }
 }
 
-TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, EVERY_DEVICE) {
-  // The CPU's GEMM reads the scales of blocks in another order than CUDA kernels write them.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("gemm")) return;
+TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run", D, CPU_KERNEL_DEVICES) {
   int64_t id = ::getpid();
   world().communicator().broadcast(&id, sizeof id, 0);
   const auto scratch =
       std::filesystem::temp_directory_path() / ("capstan-low-precision-" + std::to_string(id));
   for (const char* preset : {"bf16_with_fp8_delayed_scaling_mixed", "bf16_with_nvfp4_mixed"}) {
     INFO(preset);
+    const test::SimulatedGpu gpu(test::capability_for(preset));
     const bool delayed = std::string(preset).find("delayed") != std::string::npos;
     const config::Config config =
         resolve_preset<D>(preset, delayed ? std::vector<std::string>{"mixed_precision.fp8_amax_history_len=3"}
@@ -236,11 +235,10 @@ TEST_CASE("layers that stay in bf16 have no scales") {
 }
 
 TEST_CASE_TEMPLATE("adapters read the input in bf16 beside the base layer that reads its codes", D,
-                   EVERY_DEVICE) {
-  // The CPU's GEMM reads the scales of blocks in another order than CUDA kernels write them.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("gemm")) return;
+                   CPU_KERNEL_DEVICES) {
   for (const Preset& preset : kPresets) {
     INFO(preset.name);
+    const test::SimulatedGpu gpu(test::capability_for(preset.name));
     const std::vector<std::string> adapted = {"peft.random_base=true", "peft.dim=4"};
     std::vector<std::string> recomputed = adapted;
     recomputed.insert(recomputed.end(),

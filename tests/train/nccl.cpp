@@ -1,5 +1,5 @@
-// Training over NCCL's channels on a backend without CUDA: the bits of transfers through the host, under every
-// kind of parallelism, and what the ranks choose. Two and four ranks, with a GPU each.
+// Training over NCCL's channels on a backend without CUDA: the bits of transfers through the host, under
+// every kind of parallelism, and what the ranks choose. Two and four ranks, with a GPU each.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -94,7 +94,7 @@ std::vector<Layout> layouts() {
              }},
             {"four stages", [](config::Config& c) {
                c.dist.pipeline_model_parallel_size = c.model.num_layers = 4;
-               set_batch(c, 6);
+               set_batch(c, 4);
              }}};
   return {{"tensor",
            [](config::Config& c) {

@@ -285,8 +285,8 @@ TEST_CASE("the estimate counts the sums of the losses of every micro-batch") {
     return estimate_step(config, world().rank(), world().size()).memory.peak;
   };
   const int64_t more = peak(kMany) - peak(kFew);
-  CHECK(more >= 8 * (kMany - kFew));
-  CHECK(more <= 8 * (kMany - kFew) + 16384);
+  // Sizes are rounded up, by less than 16 KiB.
+  CHECK(std::abs(more - 8 * (kMany - kFew)) < 16384);
 }
 
 TEST_CASE("the bytes that a step copies are estimated, also those of gradients that are hashed") {

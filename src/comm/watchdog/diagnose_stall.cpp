@@ -204,7 +204,7 @@ std::optional<Error> diagnose_device_waits(const std::vector<RankStatus>& status
     if (!missing.status) return batch_without_progress(wait, statuses);
     const RankStatus::Group* const batch = longest_batch(*missing.status);
     if (!batch || missing.status->stopped) return lagging_device(wait, missing, statuses, timeout);
-    // Its device makes progress.
+    // The device of that rank makes progress.
     if (batch->seconds < timeout) return std::nullopt;
     const auto before = std::find_if(path.begin(), path.end(),
                                      [&](const DeviceWait& w) { return w.status == missing.status; });

@@ -42,7 +42,7 @@ struct DeviceBatches {
   std::atomic<int64_t> started, begun, done;
   // CLOCK_MONOTONIC, ns: when the batch `begun` was first seen to have begun.
   std::atomic<int64_t> since;
-  // Its transfers, with world ranks: "receive of 32 bytes from rank 1".
+  // Transfers of the batch, with world ranks: "receive of 32 bytes from rank 1".
   std::array<char, 96> text;
 };
 

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kReport = "report";
 constexpr uint64_t kMaxStatusFileBytes = 16 << 20;
 constexpr size_t kNumbers = 11, kTexts = 4;
-// Of a group, between its name and its text.
+// Numbers of a group, between its name and its text.
 constexpr size_t kGroupNumbers = 6;
 }  // namespace
 

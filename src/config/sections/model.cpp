@@ -292,9 +292,8 @@ void block_fields(Section<ModelConfig>& s) {
       .below(1);
   s.field("init_method_std", &M::init_method_std)
       .doc(
-          "standard deviation of the normal weight initialization; output projections of a block: this / "
-          "sqrt(2 num_layers). Weights that are loaded keep their values; exports record it as "
-          "initializer_range")
+          "standard deviation of initial weights; output projections: this / sqrt(2 num_layers); exports "
+          "record it as initializer_range")
       .above(0)
       .known_as("initializer_range");
   s.field("embedding_init_method_std", &M::embedding_init_method_std)

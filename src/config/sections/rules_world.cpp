@@ -288,8 +288,9 @@ RULE("R0112", backend_fits_device,
   if (c.dist.distributed_backend == DistributedBackend::nccl_stand_in) {
     if (c.train.device == DeviceKind::checked || c.train.device == DeviceKind::simulated) return;
     report
-        .error("`dist.distributed_backend` nccl_stand_in is for `train.device` checked or simulated, which is " +
-               std::string(enum_name(c.train.device)))
+        .error(
+            "`dist.distributed_backend` nccl_stand_in is for `train.device` checked or simulated, which is " +
+            std::string(enum_name(c.train.device)))
         .help("set dist.distributed_backend=auto, or train.device=checked");
     return;
   }

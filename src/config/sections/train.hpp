@@ -20,7 +20,8 @@ struct EnumNames<DeviceKind> {
       {DeviceKind::cuda, "cuda", "an NVIDIA GPU"},
       {DeviceKind::checked, "checked",
        "an asynchronous device emulated on the CPU, which detects missing synchronization", "guard"},
-      {DeviceKind::simulated, "simulated", "the CUDA kernels, compiled for the CPU and checked while they run"},
+      {DeviceKind::simulated, "simulated",
+       "the CUDA kernels, compiled for the CPU and checked while they run"},
       {DeviceKind::meta, "meta", "shapes without data: nothing is computed"},
   };
 };

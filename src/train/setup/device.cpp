@@ -49,9 +49,9 @@ const kernels::Table& simulated_table() {
 }
 std::string simulated_kernels_text(DType compute) {
   const std::vector<std::string>& of_the_cpu = kernels::simulated_device_table().cpu_families;
-  return of_the_cpu.empty() ? ""
-                            : "the CPU's kernels for " + join(of_the_cpu, ", ") + " (" +
-                                  cpu_kernels_text(compute) + ")";
+  return of_the_cpu.empty()
+             ? ""
+             : "the CPU's kernels for " + join(of_the_cpu, ", ") + " (" + cpu_kernels_text(compute) + ")";
 }
 std::unique_ptr<Device> make_simulated(const DeviceRequest& request) {
   return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_table().kernels,
@@ -79,7 +79,7 @@ constexpr DeviceBackend kCuda{.table = cuda_table,
                               .problem = cuda_problem,
                               .make = make_cuda};
 
-// What the estimate and the device have in common depends on the families that are written.
+// The properties that the estimate and the device share depend on the families that are written.
 const DeviceBackend& simulated_backend() {
   static const DeviceBackend backend{
       .table = simulated_table,

@@ -115,7 +115,7 @@ Transport planned_transport(const config::Config& config) {
 
 namespace {
 
-// Of a group over which the ranks exchange no tensors, so that it needs no communicator.
+// Channel of a group over which the ranks exchange no tensors, so that it needs no communicator.
 class NoTensors final : public comm::TensorChannel {
  public:
   explicit NoTensors(comm::Communicator& group) : TensorChannel(group) {}

@@ -19,7 +19,7 @@ enum class Transport : uint8_t {
   host,
   // Between GPUs, without the host.
   nccl,
-  // What stands in for NCCL on the checked device.
+  // The stand-in for NCCL on the checked device.
   nccl_stand_in,
 };
 // Whether transfers run while the host goes on.
@@ -56,8 +56,8 @@ TransportChoice choose_transport(const config::Config& config, comm::World& worl
 TransportChoice choose_transport(config::DistributedBackend backend, const std::vector<std::string>& problems,
                                  const std::vector<std::string>& addresses,
                                  const std::string& nccl_version = "");
-// What a run of the recipe would choose, for estimates of one that has not begun: each rank has a GPU of its
-// own, and NCCL unless the CUDA backend here was built without it.
+// The choice of a run of the recipe that has not begun, for estimates: each rank has a GPU of its own, and
+// NCCL unless the CUDA backend here was built without it.
 Transport planned_transport(const config::Config& config);
 
 // Makes the communicators of the mesh, with channels on the device, which outlives the mesh. Collective over

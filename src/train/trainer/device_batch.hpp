@@ -80,7 +80,7 @@ class BatchUploader {
   Device& device_;
   ContextShard shard_;
   std::vector<Slot> slots_;
-  // Of all buffers.
+  // Bytes of all buffers.
   int64_t bytes_ = 0;
   size_t next_ = 0;
 };

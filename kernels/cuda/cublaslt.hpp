@@ -1,0 +1,64 @@
+// cuBLASLt for nvcc; kernels/simulated/cublaslt.hpp has the same names for the host compiler.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <string>
+
+#include "kernels/cuda/intrinsics.hpp"
+
+namespace capstan::kernels::cuda {
+
+// Constants of cuBLASLt since 12.9, by their numbers: the sources compile with earlier versions, which refuse
+// them.
+inline constexpr bool kHasBlockScales = CUBLAS_VERSION >= 120900;
+inline constexpr auto kFp4Type = static_cast<cudaDataType_t>(33);
+inline constexpr auto kScaleModeOfA = static_cast<cublasLtMatmulDescAttributes_t>(31);
+inline constexpr auto kScaleModeOfB = static_cast<cublasLtMatmulDescAttributes_t>(32);
+enum class ScaleMode : int32_t {
+  tensor = 0,
+  block_1x16 = 1,
+  block_1x32 = 2,
+  block_1x128 = 4,
+  block_128x128 = 5
+};
+#if CUBLAS_VERSION >= 120900
+static_assert(kFp4Type == CUDA_R_4F_E2M1);
+static_assert(kScaleModeOfA == CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
+static_assert(kScaleModeOfB == CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
+static_assert(int(ScaleMode::block_1x16) == CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3);
+static_assert(int(ScaleMode::block_1x32) == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0);
+static_assert(int(ScaleMode::block_1x128) == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+static_assert(int(ScaleMode::block_128x128) == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+#endif
+
+// The GPU of this thread, which launches and handles belong to. -1: there is none.
+inline int current_gpu() {
+  int gpu = -1;
+  return cudaGetDevice(&gpu) == cudaSuccess ? gpu : -1;
+}
+// Compute capability of current_gpu(), for example 90 for 9.0; without a GPU 90, for estimates.
+inline int compute_capability() {
+  const int gpu = current_gpu();
+  int major = 9, minor = 0;
+  if (gpu < 0 || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu) != cudaSuccess)
+    return 90;
+  return 10 * major + minor;
+}
+
+// The workspace of a call, as NVIDIA recommends it: enough for every algorithm that is fast.
+inline size_t cublaslt_workspace_bytes() {
+  return size_t{compute_capability() >= 90 ? 32u : 4u} << 20;
+}
+// fp32 results that are converted to another type (at least one row).
+inline constexpr size_t kSumBytes = size_t{16} << 20;
+
+inline cudaStream_t stream_of(Context& c) {
+  return static_cast<cudaStream_t>(c.stream);
+}
+inline std::string text_of(cublasStatus_t status) {
+  return cublasLtGetStatusString(status);
+}
+
+}  // namespace capstan::kernels::cuda

@@ -1,0 +1,401 @@
+// GEMMs whose sizes are in device memory (groups), and GEMMs of codes that tensor cores cannot read in place.
+// A block computes a tile of 128 x 128 of C in steps of 32 of k, by the matrix operations of its eight warps;
+// tiles of A and B pass through shared memory, in three stages of asynchronous copies where 16-bit values are
+// aligned. Values of fp32, and codes times their scales, are the sums of three bf16 terms, which hold all
+// their bits: six products of terms replace one, and the three smallest, below the last bit of fp32, are left
+// out. Bytes moved: A once for each 128 columns of C, B once for each 128 rows of a group, mostly from the L2
+// cache; C once, twice with beta. Sums over k run in one sequence.
+#include <array>
+
+#include "kernels/block_scales.hpp"
+#include "kernels/cuda/device.hpp"
+#include "kernels/cuda/gemm.hpp"
+#include "tensor/float8.hpp"
+
+namespace capstan::kernels::CAPSTAN_GPU {
+
+namespace {
+
+constexpr int kTile = 128, kDepth = 32, kTileThreads = 256;
+// A warp computes 64 rows and 32 columns of the tile, in operands of 16 x 16.
+constexpr int kWarpRows = 64, kWarpCols = 32, kLefts = kWarpRows / 16, kRights = kWarpCols / 16;
+constexpr int kWarpsAcross = kTile / kWarpCols;
+// A tile of A or B in shared memory consists of groups of eight 16-bit values.
+constexpr int kGroupValues = 8, kTileGroups = kTile * kDepth / kGroupValues;
+
+// ---- operands, as rows (m or n) by k
+
+// Where the matrix of a group or batch begins: elements of memory, row, and element of k.
+struct TileOrigin {
+  int64_t elements = 0, row = 0, k = 0;
+};
+
+// The place of a group in a tile of shared memory: row `row` and eight of k, or with `by_k` eight rows of one
+// k. Groups are permuted, so that the rows of a matrix operation lie in different banks.
+__device__ inline int tile_slot(bool by_k, int row, int k) {
+  return by_k ? k * (kTile / kGroupValues) + ((row / kGroupValues) ^ (k % 8))
+              : row * (kDepth / kGroupValues) + ((k / kGroupValues) ^ (row / 2 % 4));
+}
+
+struct alignas(16) HalfGroup {
+  uint16_t bits[kGroupValues];
+};
+
+// fp32, bf16 or fp16.
+template <class T>
+struct FloatSource {
+  static constexpr int kTerms = std::is_same_v<T, float> ? 3 : 1;
+  using Term = std::conditional_t<std::is_same_v<T, float>, bf16, T>;
+  const T* data;
+  int64_t ld;
+  // Rows are contiguous, not elements of k.
+  bool by_k;
+
+  __device__ const T* at(const TileOrigin& origin, int64_t row, int64_t k) const {
+    row += origin.row;
+    k += origin.k;
+    return data + origin.elements + (by_k ? k * ld + row : row * ld + k);
+  }
+};
+// Codes with scales, [rows, k]; k contiguous.
+struct CodeSource {
+  static constexpr int kTerms = 3;
+  using Term = bf16;
+  static constexpr bool by_k = false;
+  const uint8_t* codes;
+  DType type;
+  const void* scale;
+  const float* tensor_scale;
+  BlockScales scales;
+
+  // Scale of the block of element k in row `row`.
+  __device__ float scale_at(int64_t row, int64_t k) const {
+    const auto* const floats = static_cast<const float*>(scale);
+    const auto* const bytes = static_cast<const uint8_t*>(scale);
+    switch (scales.layout) {
+      case ScaleLayout::block_1x128:
+        return floats[scales.index(row, k / 128)];
+      case ScaleLayout::block_128x128:
+        return floats[scales.index(row / 128, k / 128)];
+      case ScaleLayout::block_1x32:
+        return decode_e8m0(bytes[scales.index(row, k / 32)]);
+      case ScaleLayout::block_1x16:
+        return *tensor_scale * decode<kE4m3>(bytes[scales.index(row, k / 16)]);
+      case ScaleLayout::none:
+      case ScaleLayout::tensor:
+        break;
+    }
+    return *floats;
+  }
+  __device__ float code_at(int64_t row, int64_t k) const {
+    if (type == DType::f4e2m1x2)
+      return decode<kE2m1>(codes[row * ((scales.cols + 1) / 2) + k / 2] >> (k % 2 * 4) & 0xFu);
+    const uint8_t code = codes[row * scales.cols + k];
+    return type == DType::f8e4m3 ? decode<kE4m3>(code) : decode<kE5m2>(code);
+  }
+};
+
+// fp32 as three bf16 values, the first the largest, whose sum it is. They are truncated, not rounded, so that
+// the first is finite where the value is.
+struct Terms {
+  uint16_t bits[3];
+};
+__device__ inline Terms terms_of(float x) {
+  Terms terms;
+  for (int i = 0; i < 3; ++i) {
+    bf16 term;
+    // The upper half of a NaN may be that of an infinity.
+    term.bits = x != x ? uint16_t{0x7FC0} : static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+    terms.bits[i] = term.bits;
+    const float value = to_float(term);
+    x = std::isfinite(value) ? x - value : 0.0f;
+  }
+  return terms;
+}
+// Writes eight fp32 values to slot `slot` of each term.
+__device__ inline void store_terms(const float (&values)[kGroupValues], const Shared<Bytes16>& memory,
+                                   int slot) {
+  HalfGroup groups[3];
+  for (int i = 0; i < kGroupValues; ++i) {
+    const Terms terms = terms_of(values[i]);
+    for (int term = 0; term < 3; ++term) groups[term].bits[i] = terms.bits[term];
+  }
+  for (int term = 0; term < 3; ++term)
+    memory[slot + term * kTileGroups] = std::bit_cast<Bytes16>(groups[term]);
+}
+
+// Writes one group, of which `count` values are there, from row `row` and element `k` of the group's matrix.
+template <class T>
+__device__ void fill_group(const FloatSource<T>& source, const TileOrigin& origin, int64_t row, int64_t k,
+                           int count, const Shared<Bytes16>& memory, int slot) {
+  const T* const from = source.at(origin, row, k);
+  if constexpr (std::is_same_v<T, float>) {
+    float values[kGroupValues];
+    for (int i = 0; i < kGroupValues; ++i) values[i] = i < count ? from[i] : 0.0f;
+    store_terms(values, memory, slot);
+  } else if (count > 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+    copy_part_async<16>(memory, slot, reinterpret_cast<const Bytes16*>(from),
+                        count * static_cast<int>(sizeof(T)));
+  } else {
+    HalfGroup group;
+    for (int i = 0; i < kGroupValues; ++i) group.bits[i] = i < count ? from[i].bits : uint16_t{0};
+    memory[slot] = std::bit_cast<Bytes16>(group);
+  }
+}
+__device__ inline void fill_group(const CodeSource& source, const TileOrigin& origin, int64_t row, int64_t k,
+                                  int count, const Shared<Bytes16>& memory, int slot) {
+  row += origin.row;
+  k += origin.k;
+  float values[kGroupValues] = {};
+  if (count > 0) {
+    // A group lies in one block.
+    const float scale = source.scale_at(row, k);
+    for (int i = 0; i < kGroupValues && i < count; ++i) values[i] = source.code_at(row, k + i) * scale;
+  }
+  store_terms(values, memory, slot);
+}
+
+// Rows [row, row + 128) and elements [k, k + 32) of a matrix of `rows` rows and `depth` elements of k; beyond
+// them zeros. `first`: of the tile in shared memory.
+template <class Source>
+__device__ void fill_tile(const Source& source, const TileOrigin& origin, int64_t row, int64_t rows,
+                          int64_t k, int64_t depth, const Shared<Bytes16>& memory, int first) {
+  const auto left = [](int64_t end, int64_t begin) {
+    return static_cast<int>(end - begin < kGroupValues ? end - begin : kGroupValues);
+  };
+  for (int i = thread_index(); i < kTileGroups; i += kTileThreads) {
+    if (source.by_k) {
+      const int at_k = i / (kTile / kGroupValues), at_row = i % (kTile / kGroupValues) * kGroupValues;
+      const int count = k + at_k < depth ? left(rows, row + at_row) : 0;
+      fill_group(source, origin, row + at_row, k + at_k, count, memory,
+                 first + tile_slot(true, at_row, at_k));
+    } else {
+      const int at_row = i / (kDepth / kGroupValues), at_k = i % (kDepth / kGroupValues) * kGroupValues;
+      const int count = row + at_row < rows ? left(depth, k + at_k) : 0;
+      fill_group(source, origin, row + at_row, k + at_k, count, memory,
+                 first + tile_slot(false, at_row, at_k));
+    }
+  }
+}
+
+// ---- operands of matrix operations
+
+// The terms of kCount operands of 16 x 16, from row `row` of the tile and element k on. Of the 8 x 8 matrices
+// of a left operand the halves of rows come first, of a right one the halves of k.
+template <bool kIsLeft, int kTerms, int kCount>
+__device__ void load_operands(bool by_k, int row, int k, const Shared<Bytes16>& memory, int first,
+                              uint32_t (&to)[kTerms * kCount][4]) {
+  const int matrix = lane_index() / 8, line = lane_index() % 8;
+  const int row_half = kIsLeft ? matrix % 2 : matrix / 2, k_half = kIsLeft ? matrix / 2 : matrix % 2;
+  int rows[kTerms * kCount];
+  CAPSTAN_UNROLL
+  for (int i = 0; i < kTerms * kCount; ++i) {
+    const int at_row = row + 16 * (i % kCount) + 8 * row_half, at_k = k + 8 * k_half;
+    rows[i] = first + i / kCount * kTileGroups +
+              (by_k ? tile_slot(true, at_row, at_k + line) : tile_slot(false, at_row + line, at_k));
+  }
+  if (by_k)
+    load_matrices<true>(to, memory, rows);
+  else
+    load_matrices<false>(to, memory, rows);
+}
+
+// ---- groups
+
+enum class TileGroups : uint8_t { batch, m, k };
+
+template <class Source>
+struct TileGemm {
+  GemmShape s;
+  TileGroups groups;
+  const int64_t* sizes;
+  int64_t count;
+  Source a, b;
+  Array<Any> c;
+  float alpha, beta;
+  // [count, n]; null: none.
+  Array<Any> bias;
+};
+
+// The tile of a block: its group, the sizes of that GEMM, and the corner of the tile.
+struct TileTask {
+  int64_t group = 0, m = 0, k = 0;
+  int64_t row = 0, column = 0;
+  // Number of rows of all groups before this one (groups of m), or of their elements of k.
+  int64_t first = 0;
+  bool exists = false;
+};
+template <class Source>
+__device__ TileTask task_of(const TileGemm<Source>& g) {
+  const auto tiles = [](int64_t n) { return ceil_div(n, kTile); };
+  const int64_t across = tiles(g.s.n);
+  int64_t down = block_index() / across;
+  TileTask task;
+  task.column = block_index() % across * kTile;
+  task.m = g.s.m;
+  task.k = g.s.k;
+  if (g.groups == TileGroups::m) {
+    // Each group has its own tiles of rows; the grid has blocks for all that there can be.
+    for (; task.group < g.count && down >= tiles(g.sizes[task.group]); ++task.group) {
+      down -= tiles(g.sizes[task.group]);
+      task.first += g.sizes[task.group];
+    }
+    task.exists = task.group < g.count;
+    if (task.exists) task.m = g.sizes[task.group];
+  } else {
+    task.group = down / tiles(g.s.m);
+    down %= tiles(g.s.m);
+    task.exists = true;
+    if (g.groups == TileGroups::k) {
+      for (int64_t i = 0; i < task.group; ++i) task.first += g.sizes[i];
+      task.k = g.sizes[task.group];
+    }
+  }
+  task.row = down * kTile;
+  return task;
+}
+// Where A (or B) of the task's group begins.
+template <class Source>
+__device__ TileOrigin origin_of(const TileGemm<Source>& g, const TileTask& task, bool is_a) {
+  TileOrigin origin;
+  if (g.groups == TileGroups::k)
+    origin.k = task.first;
+  else if (g.groups == TileGroups::m && is_a)
+    origin.row = task.first;
+  else
+    origin.elements = task.group * (is_a ? g.s.stride_a : g.s.stride_b);
+  if constexpr (std::is_same_v<Source, CodeSource>) {
+    origin.row += origin.elements / (is_a ? g.a : g.b).scales.cols;
+    origin.elements = 0;
+  }
+  return origin;
+}
+
+template <class Source>
+__device__ void store_tile(const TileGemm<Source>& g, const TileTask& task, int warp_row, int warp_column,
+                           const float (&sums)[kLefts][2 * kRights][4]) {
+  const int64_t matrix = g.groups == TileGroups::m ? task.first * g.s.ldc : task.group * g.s.stride_c;
+  CAPSTAN_UNROLL
+  for (int m = 0; m < kLefts; ++m) CAPSTAN_UNROLL
+  for (int n = 0; n < 2 * kRights; ++n) CAPSTAN_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const int64_t row = task.row + warp_row + 16 * m + lane_index() / 4 + i / 2 * 8;
+    const int64_t column = task.column + warp_column + 8 * n + lane_index() % 4 * 2 + i % 2;
+    if (row >= task.m || column >= g.s.n) continue;
+    const int64_t at = matrix + row * g.s.ldc + column;
+    float value = g.alpha * sums[m][n][i];
+    if (g.beta != 0) value += g.beta * g.c.at(at);
+    if (g.bias) value += g.bias.at(task.group * g.s.n + column);
+    g.c.put(at, value);
+  }
+}
+
+template <class Source>
+inline constexpr int kTileStages = Source::kTerms == 1 ? 3 : 2;
+// Groups of a stage: A's terms, then B's.
+template <class Source>
+inline constexpr int kStageGroups = 2 * Source::kTerms* kTileGroups;
+
+template <class Source>
+__global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, (Source::kTerms == 1 ? 2 : 1))
+    tile_kernel(TileGemm<Source> g) {
+  constexpr int kStages = kTileStages<Source>, kTerms = Source::kTerms;
+  CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
+  const TileTask task = task_of(g);
+  // Blocks beyond the last group.
+  if (!task.exists) return;
+  const TileOrigin a_origin = origin_of(g, task, true), b_origin = origin_of(g, task, false);
+  const int warp_row = warp_index() / kWarpsAcross * kWarpRows,
+            warp_column = warp_index() % kWarpsAcross * kWarpCols;
+  // Nothing of C is here.
+  const bool idle = task.row + warp_row >= task.m || task.column + warp_column >= g.s.n;
+  const int64_t steps = ceil_div(task.k, kDepth);
+
+  const auto fill = [&](int64_t step) {
+    if (step < steps) {
+      const int first = static_cast<int>(step % kStages) * kStageGroups<Source>;
+      fill_tile(g.a, a_origin, task.row, task.m, step * kDepth, task.k, memory, first);
+      fill_tile(g.b, b_origin, task.column, g.s.n, step * kDepth, task.k, memory,
+                first + kTerms * kTileGroups);
+    }
+    commit_copies();
+  };
+  for (int64_t step = 0; step < kStages - 1; ++step) fill(step);
+
+  float sums[kLefts][2 * kRights][4] = {};
+  for (int64_t step = 0; step < steps; ++step) {
+    wait_for_copies<kStages - 2>();
+    // The stage of this step is there, and all warps have left the one that is filled next.
+    sync_threads();
+    fill(step + kStages - 1);
+    if (idle) continue;
+    const int first = static_cast<int>(step % kStages) * kStageGroups<Source>;
+    for (int k = 0; k < kDepth; k += 16) {
+      uint32_t left[kTerms * kLefts][4], right[kTerms * kRights][4];
+      load_operands<true, kTerms, kLefts>(g.a.by_k, warp_row, k, memory, first, left);
+      load_operands<false, kTerms, kRights>(g.b.by_k, warp_column, k, memory, first + kTerms * kTileGroups,
+                                            right);
+      multiply_add<typename Source::Term, kTerms>(sums, 0, left, right);
+    }
+  }
+  wait_for_copies<0>();
+  if (!idle) store_tile(g, task, warp_row, warp_column, sums);
+}
+
+// ---- launches
+
+template <class Source>
+void launch_tiles(Context& c, const TileGemm<Source>& g) {
+  const int64_t across = ceil_div(g.s.n, int64_t{kTile});
+  const int64_t down = g.groups == TileGroups::m ? ceil_div(g.s.m, int64_t{kTile}) + g.count
+                                                 : g.count * ceil_div(g.s.m, int64_t{kTile});
+  const Grid grid{across * down, kTileThreads,
+                  size_t{kTileStages<Source>} * kStageGroups<Source> * sizeof(Bytes16)};
+  launch(c, grid, tile_kernel<Source>, g);
+}
+
+// All rows of a matrix with scales: those of the groups or of the batch lie one after the other.
+CodeSource code_source(const Operand& x, int64_t rows, int64_t k) {
+  return {static_cast<const uint8_t*>(x.data),
+          x.dtype,
+          x.scale,
+          x.tensor_scale,
+          {x.layout, ScaleOrder::tensor_core, rows, k}};
+}
+
+void launch_problem(Context& c, const GemmShape& s, TileGroups groups, const int64_t* sizes, int64_t count,
+                    const Operand& a, const Operand& b, Out out, float alpha, float beta, In bias) {
+  if (a.layout != ScaleLayout::none) {
+    const bool many_a = groups == TileGroups::batch && s.stride_a != 0,
+               many_b = groups != TileGroups::k && s.stride_b != 0;
+    launch_tiles(
+        c, TileGemm<CodeSource>{s, groups, sizes, count, code_source(a, many_a ? count * s.m : s.m, s.k),
+                                code_source(b, many_b ? count * s.n : s.n, s.k), array_of<Any>(out), alpha,
+                                beta, array_of<Any>(bias)});
+    return;
+  }
+  by_type({In{a.data, a.dtype}}, [&](auto type) {
+    using T = decltype(type);
+    if constexpr (!std::is_same_v<T, Any>)
+      launch_tiles(c,
+                   TileGemm<FloatSource<T>>{s, groups, sizes, count,
+                                            FloatSource<T>{static_cast<const T*>(a.data), s.lda, s.trans_a},
+                                            FloatSource<T>{static_cast<const T*>(b.data), s.ldb, !s.trans_b},
+                                            array_of<Any>(out), alpha, beta, array_of<Any>(bias)});
+  });
+}
+
+}  // namespace
+
+void run_tiles(Context& c, const GemmShape& s, const Operand& a, const Operand& b, Out out, float alpha,
+               float beta) {
+  launch_problem(c, s, TileGroups::batch, nullptr, s.batch, a, b, out, alpha, beta, {});
+}
+
+void run_grouped_tiles(Context& c, GemmShape s, GemmGroups groups, const int64_t* sizes, int64_t count,
+                       Operand a, Operand b, Out out, float alpha, float beta, In bias) {
+  launch_problem(c, s, groups == GemmGroups::m ? TileGroups::m : TileGroups::k, sizes, count, a, b, out,
+                 alpha, beta, bias);
+}
+
+}  // namespace capstan::kernels::CAPSTAN_GPU
