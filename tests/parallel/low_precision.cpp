@@ -203,8 +203,6 @@ Products run(Device& device, Layer& layer, const Matrix& x, const Matrix& dy) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVERY_DEVICE) {
-  // The CPU's GEMM reads the scales of blocks in another order than CUDA kernels write them.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("gemm")) return;
   for (const int threads : {1, 3}) {
     const auto device = D::make(threads);
     uint32_t seed = 1;
@@ -238,8 +236,6 @@ TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVE
 }
 
 TEST_CASE_TEMPLATE("GEMMs with scales have the epilogues of others", D, EVERY_DEVICE) {
-  // The CPU's GEMM reads the scales of blocks in another order than CUDA kernels write them.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("gemm")) return;
   const auto device = D::make(2);
   uint32_t seed = 1;
   const auto silu = [](double x) { return x / (1 + std::exp(-x)); };
@@ -300,8 +296,6 @@ TEST_CASE_TEMPLATE("GEMMs with scales have the epilogues of others", D, EVERY_DE
 }
 
 TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
-  // The CPU's GEMM reads the scales of blocks in another order than CUDA kernels write them.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("gemm")) return;
   const auto device = D::make(2);
   for (const ScalingRecipe recipe : kRecipes)
     for (const bool weight_gradient : {true, false}) {
@@ -457,8 +451,6 @@ ActivatedProducts run_activated(Device& device, Layer& layer, const Matrix& x, c
 
 TEST_CASE_TEMPLATE("an input that its activation quantizes has the bits of one quantized by itself", D,
                    EVERY_DEVICE) {
-  // The CPU's GEMM reads the scales of blocks in another order than CUDA kernels write them.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("gemm")) return;
   const auto device = D::make(2);
   uint32_t seed = 1;
   for (const ScalingRecipe recipe : kRecipes)
