@@ -21,8 +21,6 @@ struct SimulatedKernels {
   const kernels::Table* table = nullptr;
   // Kernels that enqueue themselves, as CUDA kernels do; the device queues all others.
   std::unordered_set<const void*> stream_kernels;
-  // Some are the CPU's, which take a part of the workspace for each thread.
-  bool of_the_cpu = false;
 };
 
 struct SimulatedOptions {
@@ -52,7 +50,6 @@ class SimulatedDevice final : public CudaDevice {
   void copy_to_host(void* to_host, const std::byte* from, int64_t bytes) override;
 
  protected:
-  int workers() const override { return kernels_.of_the_cpu ? host_threads_->size() : 0; }
   ThreadPool* kernel_threads() override { return host_threads_; }
   void* stream_of(Queue queue) override { return &streams_[static_cast<size_t>(queue)]; }
   void begin_workspace(Queue queue, kernels::Workspace workspace) override;

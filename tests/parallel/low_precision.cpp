@@ -451,8 +451,6 @@ ActivatedProducts run_activated(Device& device, Layer& layer, const Matrix& x, c
 
 TEST_CASE_TEMPLATE("an input that its activation quantizes has the bits of one quantized by itself", D,
                    EVERY_DEVICE) {
-  // The CUDA kernels write second outputs since they quantize.
-  if (D::type == DeviceType::simulated && test::simulated_lacks("quantize")) return;
   const auto device = D::make(2);
   uint32_t seed = 1;
   for (const ScalingRecipe recipe : kRecipes)

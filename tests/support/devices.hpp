@@ -10,18 +10,17 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <type_traits>
 #include <vector>
 
-#include "kernels/simulated/device_table.hpp"
+#include "kernels/simulated/device_kernels.hpp"
 #include "kernels/simulated/order.hpp"
 #include "kernels/table.hpp"
+#include "support/sanitized.hpp"
 #include "tensor/device.hpp"
 #include "tensor/simulated_device.hpp"
 
@@ -51,14 +50,9 @@ struct Simulated {
         {Order::Kind::forward, 0}, {Order::Kind::random, 1}, {Order::Kind::reverse, 0}};
     static size_t made = 0;
     kernels::simulated::set_order(orders[made++ % std::size(orders)]);
-    return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_table().kernels, options);
+    return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_kernels(), options);
   }
 };
-// Whether the CPU's kernels stand in for a family that has no CUDA kernels yet.
-inline bool simulated_lacks(std::string_view family) {
-  const auto& missing = kernels::simulated_device_table().cpu_families;
-  return std::ranges::find(missing, family) != missing.end();
-}
 // Devices with the CPU's kernels, for tests of many steps or ranks: the simulation takes minutes for them.
 #define CPU_KERNEL_DEVICES ::capstan::test::Cpu, ::capstan::test::Checked
 // Under sanitizers test_simulated alone runs the CUDA kernels: their switches of stacks are slow there.
@@ -92,8 +86,8 @@ inline void on_every_device(const std::function<void(Device&)>& body) {
   body(*Checked::make(2));
   body(*make_checked_device(kernels::cpu_table(), 1, {.patient = true}));
 #ifndef CAPSTAN_SANITIZED
-  body(*Simulated::make({.threads = 1, .patient = true}));
-  body(*Simulated::make({.threads = 2}));
+  body(*Simulated::make({.threads = 2, .patient = true}));
+  body(*Simulated::make({.threads = 1}));
 #endif
 }
 

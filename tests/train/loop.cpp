@@ -50,9 +50,10 @@ TEST_CASE_TEMPLATE("the loss starts at the logarithm of the vocabulary and falls
                    D, EVERY_DEVICE) {
   for (const bool llama : {false, true}) {
     const auto config = tiny_config<D>(llama, world().size());
-    const auto trace = run(config, 30);
+    constexpr size_t kSteps = D::kSlow ? 5 : 30;
+    const auto trace = run(config, kSteps);
     CHECK(trace[0] == doctest::Approx(std::log(61.0)).epsilon(0.02));
-    CHECK(trace[58] < 0.75 * trace[0]);
+    CHECK(trace[2 * kSteps - 2] < (D::kSlow ? 1 : 0.75) * trace[0]);
   }
   StepTimers timers;
   timers.enter(Phase::data), timers.enter(Phase::forward);
@@ -66,10 +67,11 @@ TEST_CASE_TEMPLATE("optimizer.decoupled_lr moves embedding and head at a rate of
                    D, EVERY_DEVICE) {
   auto config = tiny_config<D>(true, world().size());
   config.optimizer.weight_decay = 0;
-  const auto expected = run(config, 6);
+  constexpr int64_t kSteps = D::kSlow ? 2 : 6;
+  const auto expected = run(config, kSteps);
   config.optimizer.decoupled_lr = config.optimizer.lr;
   config.optimizer.decoupled_min_lr = config.optimizer.min_lr;
-  CHECK(run(config, 6) == expected);
+  CHECK(run(config, kSteps) == expected);
   config.optimizer.decoupled_lr = 1e-30;
   config.optimizer.decoupled_min_lr = 0;
   StepRunner before(config, world()), after(config, world());
@@ -95,22 +97,24 @@ TEST_CASE_TEMPLATE(
     "the same run twice, on the plain device, and with 2 and 3 threads or other workers, gives the same bits",
     D, EVERY_DEVICE) {
   auto config = tiny_config<D>(true, world().size());
-  const auto expected = run(config, 8);
-  CHECK(run(config, 8) == expected);
-  test::check_cpu_numbers<D>(expected, run(tiny_config<test::Cpu>(true, world().size()), 8));
+  constexpr int64_t kSteps = D::kSlow ? 3 : 8;
+  const auto expected = run(config, kSteps);
+  CHECK(run(config, kSteps) == expected);
+  test::check_cpu_numbers<D>(expected, run(tiny_config<test::Cpu>(true, world().size()), kSteps));
   for (int64_t threads : {2, 3}) {
     config.train.threads = threads;
     config.dataset.num_workers = threads - 2;
-    CHECK(run(config, 8) == expected);
+    CHECK(run(config, kSteps) == expected);
   }
 }
 
 TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss by rounding only", D,
                    EVERY_DEVICE) {
   auto config = tiny_config<D>(true, world().size());
-  const auto expected = run(config, 8);
+  constexpr int64_t kSteps = D::kSlow ? 2 : 8;
+  const auto expected = run(config, kSteps);
   config.train.micro_batch_size = 1;
-  const auto other = run(config, 8);
+  const auto other = run(config, kSteps);
   for (size_t i = 0; i < expected.size(); ++i) CHECK(other[i] == doctest::Approx(expected[i]).epsilon(1e-5));
   // The same on one rank: rank 0 runs it alone and broadcasts the result.
   const auto alone = comm::World::single_process();
@@ -120,10 +124,10 @@ TEST_CASE_TEMPLATE("micro-batch size, and the number of ranks, change the loss b
        {std::pair(config::Precision::fp32, 1e-6), {config::Precision::bf16, 5e-5}}) {
     auto single = tiny_config<D>(true, 1), several = tiny_config<D>(true, world().size());
     single.mixed_precision.params_dtype = several.mixed_precision.params_dtype = precision;
-    const auto all_ranks = run(several, 8);
+    const auto all_ranks = run(several, kSteps);
     StepRunner runner(single, *alone);
     runner.initialize();
-    const auto one_rank = run_until(runner, single, 8);
+    const auto one_rank = run_until(runner, single, kSteps);
     for (size_t i = 0; i < all_ranks.size(); i += 2)  // losses; gradient norms are between them
       CHECK(std::abs(one_rank[i] - all_ranks[i]) <= bound * (std::abs(all_ranks[i]) + 1));
     if (precision == config::Precision::fp32)
@@ -136,16 +140,17 @@ TEST_CASE_TEMPLATE("dropout does not depend on micro-batches or ranks; recomputa
                    EVERY_DEVICE) {
   auto config = tiny_config<D>(false, world().size());
   config.model.hidden_dropout = config.model.attention_dropout = 0.1;
-  const auto expected = run(config, 4);
+  constexpr int64_t kSteps = D::kSlow ? 2 : 4;
+  const auto expected = run(config, kSteps);
   auto other = config;
   other.train.micro_batch_size = 1;
-  const auto split = run(other, 4);
+  const auto split = run(other, kSteps);
   for (size_t i = 0; i < expected.size(); ++i) CHECK(split[i] == doctest::Approx(expected[i]).epsilon(1e-5));
   other = config;
   other.model.recompute_granularity = config::RecomputeGranularity::full;
   other.model.recompute_method = config::RecomputeMethod::uniform;
   other.model.recompute_num_layers = 1;
-  CHECK(run(other, 4) == expected);
+  CHECK(run(other, kSteps) == expected);
 }
 
 TEST_CASE_TEMPLATE("weight decay of SGD through the runner: w loses lr * decay * w, vectors lose nothing", D,
@@ -171,7 +176,7 @@ TEST_CASE_TEMPLATE("weight decay of SGD through the runner: w loses lr * decay *
     start = values();
     run_until(runner, config, 1);
     after.push_back(values());
-    traces.push_back(run_until(runner, config, 4));
+    traces.push_back(run_until(runner, config, D::kSlow ? 2 : 4));
   }
   StepRunner names(config, world());
   for (size_t p = 0; p < start.size(); ++p) {
@@ -242,11 +247,12 @@ TEST_CASE_TEMPLATE("params_norm and num_zeros are those of the full model under 
 }
 
 TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in every precision", D, EVERY_DEVICE) {
+  constexpr int64_t kSteps = D::kSlow ? 4 : 9, kSaved = D::kSlow ? 2 : 5;
   for (const auto precision : {config::Precision::fp32, config::Precision::bf16, config::Precision::fp16}) {
     auto config = tiny_config<D>(true, world().size());
     config.mixed_precision.params_dtype = precision;
     config.mixed_precision.initial_loss_scale = 1024;
-    const auto full = run(config, 9);
+    const auto full = run(config, kSteps);
     const auto root = scratch() / std::string(config::enum_name(precision));
     SavePlan plan;
     plan.root = root;
@@ -254,19 +260,19 @@ TEST_CASE_TEMPLATE("resume is bitwise equal to the uninterrupted run, in every p
     {
       StepRunner runner(config, world());
       runner.initialize();
-      run_until(runner, config, 5);
+      run_until(runner, config, kSaved);
       save_state(world(), plan, runner.state(), runner.store(), runner.optimizer());
     }
     std::vector<std::string> refused;
     const auto found = find_checkpoint(world(), root, refused);
     REQUIRE(found);
-    CHECK(found->step == 5);
+    CHECK(found->step == kSaved);
     StepRunner runner(config, world());
     runner.initialize();
     auto reader = checkpoint::Reader::open(found->path, checkpoint::Depth::structure);
     runner.state() = load_state(reader, runner.store(), &runner.optimizer());
-    const auto rest = run_until(runner, config, 9);
-    CHECK(std::vector<double>(full.begin() + 10, full.end()) == rest);
+    const auto rest = run_until(runner, config, kSteps);
+    CHECK(std::vector<double>(full.begin() + 2 * kSaved, full.end()) == rest);
   }
   world().communicator().barrier();
   if (world().rank() == 0)

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "base/text.hpp"
 #include "kernels/bench/bench.hpp"
-#include "kernels/simulated/device_table.hpp"
+#include "kernels/simulated/device_kernels.hpp"
+#include "kernels/simulated/table.hpp"
 #include "kernels/table.hpp"
 #include "tensor/cuda_device.hpp"
 #include "tensor/simulated_device.hpp"
@@ -44,17 +44,8 @@ constexpr DeviceBackend kChecked{.table = kernels::cpu_table,
                                  .kernels_text = cpu_kernels_text,
                                  .make = make_checked};
 
-const kernels::Table& simulated_table() {
-  return kernels::simulated_device_table().table;
-}
-std::string simulated_kernels_text(DType compute) {
-  const std::vector<std::string>& of_the_cpu = kernels::simulated_device_table().cpu_families;
-  return of_the_cpu.empty()
-             ? ""
-             : "the CPU's kernels for " + join(of_the_cpu, ", ") + " (" + cpu_kernels_text(compute) + ")";
-}
 std::unique_ptr<Device> make_simulated(const DeviceRequest& request) {
-  return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_table().kernels,
+  return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_kernels(),
                                                  cuda::SimulatedOptions{.threads = request.threads},
                                                  request.local_rank);
 }
@@ -79,18 +70,12 @@ constexpr DeviceBackend kCuda{.table = cuda_table,
                               .problem = cuda_problem,
                               .make = make_cuda};
 
-// The properties that the estimate and the device share depend on the families that are written.
-const DeviceBackend& simulated_backend() {
-  static const DeviceBackend backend{
-      .table = simulated_table,
-      .rules = cuda::CudaDevice::rules(),
-      .runs_on_host_threads = kernels::simulated_device_table().kernels.of_the_cpu,
-      .lies_in_host_memory = true,
-      .gemm_type = kernels::cpu_gemm_type,
-      .kernels_text = simulated_kernels_text,
-      .make = make_simulated};
-  return backend;
-}
+constexpr DeviceBackend kSimulated{.table = kernels::simulated_table,
+                                   .rules = cuda::CudaDevice::rules(),
+                                   .lies_in_host_memory = true,
+                                   .gemm_type = kernels::cpu_gemm_type,
+                                   .kernels_text = [](DType) { return std::string(); },
+                                   .make = make_simulated};
 
 }  // namespace
 
@@ -102,7 +87,7 @@ config::DeviceKind device_kind(config::DeviceKind kind) {
 const DeviceBackend& backend_of(config::DeviceKind kind) {
   kind = device_kind(kind);
   if (kind == config::DeviceKind::checked) return kChecked;
-  if (kind == config::DeviceKind::simulated) return simulated_backend();
+  if (kind == config::DeviceKind::simulated) return kSimulated;
   return kind == config::DeviceKind::cuda ? kCuda : kCpu;
 }
 

@@ -46,7 +46,8 @@ std::string nccl_problem(const std::vector<std::string>& problems,
 
 std::optional<RankGpu> gpu_of(const comm::World& world, const Device& device) {
   const auto* const gpu = dynamic_cast<const cuda::CudaDevice*>(&device);
-  if (!gpu) return std::nullopt;
+  // The simulated device is none.
+  if (!gpu || device.type() != DeviceType::cuda) return std::nullopt;
   return rank_gpu(world, gpu->facts(), gpu->communicator());
 }
 

@@ -19,7 +19,7 @@ enum class Transport : uint8_t {
   host,
   // Between GPUs, without the host.
   nccl,
-  // The stand-in for NCCL on the checked device.
+  // The stand-in for NCCL on the checked and simulated devices.
   nccl_stand_in,
 };
 // Whether transfers run while the host goes on.
