@@ -1,5 +1,5 @@
-// Training over NCCL's channels on a backend without CUDA: the bits of transfers through the host, under every
-// kind of parallelism, and what the ranks choose. Two and four ranks, with a GPU each.
+// Training over NCCL's channels on a backend without CUDA: the bits of transfers through the host, under
+// every kind of parallelism, and what the ranks choose. Two and four ranks, with a GPU each.
 #include <doctest/doctest.h>
 
 #include <functional>
