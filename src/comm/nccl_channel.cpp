@@ -45,7 +45,8 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
       if (communicator_) (void)nccl_.abort(communicator_);
       throw;
     }
-    if (options_.watch) options_.watch->add(*this);
+    watched_ = options_.watch != nullptr;
+    if (watched_) options_.watch->add(*this);
   }
   ~NcclChannel() override {
     // Batches use the members. An error is reported where the host waits for the device.
@@ -53,7 +54,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
       if (!is_failing()) device_.record(queue_)->wait();
     } catch (...) {
     }
-    if (options_.watch) options_.watch->remove(*this);
+    if (std::exchange(watched_, false)) options_.watch->remove(*this);
     leave();
   }
 
@@ -175,13 +176,14 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
     constexpr int kBusyPolls = 2000;
     const auto start = std::chrono::steady_clock::now();
     for (int polls = 0;; ++polls) {
+      Status status;
       {
         const std::lock_guard lock(calls_mutex_);
         throw_failure();
-        const Status status = nccl_.get_async_error(communicator_);
-        check(status, action);
-        if (status.ok()) return;
+        status = nccl_.get_async_error(communicator_);
       }
+      if (status.ok()) return;
+      if (status.code != StatusCode::not_ready) fail_transport(action, text_of(status));
       if (polls < kBusyPolls)
         std::this_thread::yield();
       else
@@ -202,6 +204,16 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
                   "rank " + std::to_string(options_.world_rank) + ", group `" + name_ + "`: NCCL cannot " +
                       action + ": " + problem,
                   "NCCL_DEBUG=WARN shows what NCCL has seen (docs/multi-node.md)");
+  }
+  // A rank that has ended makes the transports of the others fail: where there is a watchdog, it has the
+  // better explanation soon, or reports this error.
+  [[noreturn]] void fail_transport(const std::string& action, const std::string& problem) {
+    constexpr int kLongest = 5'000;  // ms
+    for (int waited = 0; watched_ && waited < kLongest; waited += 10) {
+      throw_failure();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    fail_call(action, problem);
   }
   void throw_failure() {
     const std::lock_guard lock(failure_mutex_);
@@ -305,6 +317,8 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
   DeviceBatches* const published_;
   const Queue queue_;
 
+  // Whether the watchdog knows this channel.
+  bool watched_ = false;
   // Held during each call of NCCL on the communicator, which is null once it was aborted.
   std::timed_mutex calls_mutex_;
   OpenCommunicator* communicator_ = nullptr;

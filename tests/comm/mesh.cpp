@@ -68,6 +68,15 @@ TEST_CASE("a group that repeats another one has its ranks") {
   CHECK(repeating == 1);
 }
 
+TEST_CASE("links between stages, and groups without tensors") {
+  CHECK(Mesh::is_link("pp-forward-0"));
+  CHECK(Mesh::is_link("pp-backward-2"));
+  CHECK_FALSE(Mesh::is_link("pp"));
+  for (const char* name : {"tp", "cp", "dp-cp", "pp", "shard", "tp-gradients", "embedding", "pp-forward-1"})
+    CHECK_MESSAGE(Mesh::carries_tensors(name), name);
+  for (const char* name : {"dp", "tp-cp", "ep"}) CHECK_FALSE_MESSAGE(Mesh::carries_tensors(name), name);
+}
+
 TEST_CASE("the other order of axes: pipeline stages are neighbors, data replicas apart") {
   const MeshSizes sizes{.world = 16, .tp = 2, .pp = 2, .pp_before_dp = true};
   CHECK(groups_of(sizes, "tp").front() == std::vector<int64_t>{0, 1});

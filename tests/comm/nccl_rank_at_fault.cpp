@@ -71,7 +71,7 @@ void run_fault(const std::string& fault, const Ranks& on) {
 
 int main(int, char** arguments) {
   const auto report = [](const Error& error) { ::fprintf(stderr, "error: %s\n", error.what()); };
-  const auto world = World::join({.timeout = 0.7, .report = report});
+  const auto world = World::join({.timeout = 1.5, .report = report});
   try {
     world->publish_step(4);
     world->publish_phase("reduce");

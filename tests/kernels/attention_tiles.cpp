@@ -1,5 +1,5 @@
-// The tiles of CUDA's attention on the simulated device: products at every head size, banks, masks of dropout,
-// and defects around the matrix operations of a warp, which are named with their place.
+// The tiles of attention on the simulated device: products at every head size, banks, masks of dropout, and
+// defects around the matrix operations of a warp, which are named with their place.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kRows = 32;
 
-// X Y^T, and the product of its left half with Y, of the rows of a warp; `shift` elements make rows unaligned.
+// X Y^T, and the product of its left half with Y, of the rows of a warp.
 template <class T, int kHead>
 __global__ void tile_products(const T* x, const T* y, int rows, int width, int64_t stride, bool aligned,
                               float* scores, float* outs) {
@@ -60,11 +60,12 @@ void check_products(int rows, int width, bool aligned) {
   }
   std::vector<float> scores(size_t{kRows} * kRows, NAN), outs(size_t{kRows} * kHead, NAN);
   const size_t bytes = 2 * 16 * Tile<T, kRows, kHead>::kSize;
-  launch(LaunchContext{}, {1, kWarp, bytes}, tile_products<T, kHead>, arrays[0], arrays[1], rows, width, stride,
-         aligned, scores.data(), outs.data());
+  launch(LaunchContext{}, {1, kWarp, bytes}, tile_products<T, kHead>, arrays[0], arrays[1], rows, width,
+         stride, aligned, scores.data(), outs.data());
   const auto at = [&](int i, int row, int column) {
-    return row < rows && column < width ? static_cast<double>(static_cast<float>(arrays[i][row * stride + column]))
-                                        : 0.0;
+    return row < rows && column < width
+               ? static_cast<double>(static_cast<float>(arrays[i][row * stride + column]))
+               : 0.0;
   };
   double worst_score = 0, worst_out = 0;
   for (int row = 0; row < kRows; ++row) {
@@ -111,13 +112,15 @@ bool has_no_conflict() {
   return true;
 }
 
-__global__ void kept_pairs(AttentionCall c, int first_key, const int64_t* rows, int* of_keys, int* of_queries) {
+__global__ void kept_pairs(AttentionCall c, int first_key, const int64_t* rows, int* of_keys,
+                           int* of_queries) {
   const Dropout dropout(c, 2);
   KeptKeys<8> keys;
   const int64_t mine[2] = {rows[lane_row()], rows[lane_row() + 8]};
   keys.init(dropout, mine, first_key);
   KeptQueries<8> queries;
-  queries.init(dropout, [&](int query) { return rows[query]; }, first_key);
+  queries.init(
+      dropout, [&](int query) { return rows[query]; }, first_key);
   for_sums<1, 8>([&](int, int n, int i) {
     const int row = 8 * (i / 2) + lane_row(), column = 8 * n + lane_column() + i % 2;
     of_keys[row * 64 + column] = keys(n, i) ? 1 : 0;
@@ -214,10 +217,12 @@ TEST_CASE("tiles of attention: lanes that share random numbers drop the pairs of
   for (int64_t i = 0; i < 64; ++i) rows.push_back((int64_t{1} << 35) + 3 * i);
   std::vector<int> of_keys(16 * 64), of_queries(16 * 64);
   const int first_key = 1236;
-  launch(LaunchContext{}, {1, kWarp}, kept_pairs, c, first_key, rows.data(), of_keys.data(), of_queries.data());
+  launch(LaunchContext{}, {1, kWarp}, kept_pairs, c, first_key, rows.data(), of_keys.data(),
+         of_queries.data());
   const uint32_t threshold = kernels::dropout_threshold(c.dropout);
   const auto kept = [&](int query, int key) {
-    return kernels::keep_attention(c.dropout_key, rows[static_cast<size_t>(query)], 7, first_key + key, threshold)
+    return kernels::keep_attention(c.dropout_key, rows[static_cast<size_t>(query)], 7, first_key + key,
+                                   threshold)
                ? 1
                : 0;
   };
@@ -230,9 +235,7 @@ TEST_CASE("tiles of attention: lanes that share random numbers drop the pairs of
 }
 
 TEST_CASE("simulated kernels: defects of matrix operations are named") {
-  const auto place = [](int line) {
-    return "tests/kernels/attention_tiles.cpp:" + std::to_string(line);
-  };
+  const auto place = [](int line) { return "tests/kernels/attention_tiles.cpp:" + std::to_string(line); };
   const std::string past = defect({1, 32}, matrix_past_the_end);
   CHECK(past.find(place(kAtPastTheEnd)) != std::string::npos);
   CHECK(past.find("reads rows[31], which has 31 elements") != std::string::npos);

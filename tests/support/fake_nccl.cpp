@@ -130,7 +130,7 @@ class Rank {
       ++self->running_;
       for (int milliseconds = 0; !self->aborted_.load(); ++milliseconds) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        if (milliseconds == 50) self->error_ = "remote process exited or there was a network error";
+        if (milliseconds == 300) self->error_ = "remote process exited or there was a network error";
       }
       --self->running_;
     });

@@ -129,6 +129,13 @@ class NoTensors final : public comm::TensorChannel {
   }
 };
 
+comm::Mesh::ChannelFactory for_groups_with_tensors(comm::Mesh::ChannelFactory make_channel) {
+  return [make_channel](comm::Communicator& group) -> std::unique_ptr<comm::TensorChannel> {
+    if (comm::Mesh::carries_tensors(group.name())) return make_channel(group);
+    return std::make_unique<NoTensors>(group);
+  };
+}
+
 // The first transfer over a link connects its ranks, for which their hosts wait: better here, where all come
 // to it, than in a schedule in which a stage receives ahead.
 void connect_link(comm::Communicator& group, Device& device) {
@@ -147,10 +154,9 @@ void connect_by_nccl(comm::Mesh& mesh, const config::Config& config, comm::World
   const comm::NcclOptions options{.world_rank = world.rank(),
                                   .timeout = config.resilience.timeout.seconds,
                                   .watch = world.transfer_watch()};
-  mesh.connect(world.communicator(), [&](comm::Communicator& group) -> std::unique_ptr<comm::TensorChannel> {
-    if (comm::Mesh::carries_tensors(group.name())) return comm::make_nccl_channel(group, device, options);
-    return std::make_unique<NoTensors>(group);
-  });
+  mesh.connect(world.communicator(), for_groups_with_tensors([&](comm::Communicator& group) {
+                 return comm::make_nccl_channel(group, device, options);
+               }));
   for (const std::string& name : mesh.group_names())
     if (comm::Mesh::is_link(name) && !mesh.group(name).is_single()) connect_link(mesh.group(name), device);
 }
@@ -166,8 +172,9 @@ void connect(comm::Mesh& mesh, Transport transport, const config::Config& config
     return connect_by_nccl(mesh, config, world, *gpu);
   }
   const auto status = std::make_shared<comm::TransferStatus>(world.communicator());
-  mesh.connect(world.communicator(),
-               [&](comm::Communicator& group) { return comm::make_blocking_channel(group, device, status); });
+  mesh.connect(world.communicator(), for_groups_with_tensors([&](comm::Communicator& group) {
+                 return comm::make_blocking_channel(group, device, status);
+               }));
 }
 
 void connect_meta(comm::Mesh& mesh, Transport transport) {
