@@ -213,7 +213,9 @@ TEST_CASE("invalid trials are listed with their reason, which is said once") {
   CHECK(planned.out.find("R0604") == planned.out.rfind("R0604"));
   CHECK(contains(planned.out, "\n7 trials, 7 invalid; "));
   // Names that are near.
-  std::filesystem::create_directories(scratch.file("sweeps/lr"));
+  std::filesystem::create_directories(scratch.file("sweeps/lr/trials"));
+  CHECK_FALSE(contains(run_in(scratch, {"sweep", "status", "lr"}).err, "did you mean"));
+  std::filesystem::copy(scratch.file("s/plan.json"), scratch.file("sweeps/lr/plan.json"));
   CHECK(contains(run_in(scratch, {"sweep", "status", "lr"}).err, "did you mean `sweeps/lr`?"));
   CHECK(contains(plan(scratch, "t", 4, {"optimzer.lr=1e-5,1e-3"}).err,
                  "a field with that name exists: `optimizer.lr`"));

@@ -78,6 +78,107 @@ int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
   return std::min(step.micro_batches, 2 * std::max(step.ranks, step.group));
 }
 
+// What a trainer of a rank has, on `meta`, and the step that it takes there.
+class MetaTrainer {
+ public:
+  MetaTrainer(const config::Config& config, int64_t rank, int local_ranks, Transport transport)
+      : config_(config),
+        device_(make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks)),
+        mesh_(mesh_sizes(config, config.dist.world_size), rank),
+        model_((connect_meta(mesh_, transport), models::build(config.model, model_shard(config, mesh_)))),
+        store_(*device_, model_->parameters(), store_groups(mesh_), store_options(config, transport)),
+        optimizer_(make_optimizer(config, *device_, store_)),
+        saved_(state_tensors(store_, config.checkpoint.save_optim ? optimizer_.get() : nullptr)),
+        snapshot_(config.checkpoint.async_save && config.checkpoint.save_interval
+                      ? snapshot_buffers(*device_, saved_)
+                      : std::vector<PinnedBuffer>()),
+        runner_(config, mesh_, *device_, *model_, store_),
+        totals_(mesh_, *device_, store_, *optimizer_),
+        micro_batches_(micro_batches_of(config, mesh_)) {
+    hash_gradients(true);
+    store_.after_load();
+  }
+
+  const Device& device() const { return *device_; }
+  // Of a step.
+  int64_t micro_batches() const { return micro_batches_; }
+
+  // Copies gradients and losses to the host, where resilience.rerun_mode compares their hashes.
+  void hash_gradients(bool on) {
+    fingerprint_.reset();
+    store_.on_local_gradients(nullptr);
+    if (!on || config_.resilience.rerun_mode == config::RerunMode::disabled) return;
+    fingerprint_.emplace(*device_);
+    store_.on_local_gradients([this](const Tensor& tensor) { hash(tensor); });
+  }
+
+  // A step of `count` micro-batches; `observer` may be null.
+  StepCounts step(int64_t count, TapeObserver* observer) {
+    const StepCounts before = counts_of(*device_, mesh_);
+    store_.zero_gradients();
+    // The losses live until the end of the step, also those of the micro-batches that are left out here.
+    Tensor other_losses;
+    if (count < micro_batches_) {
+      CategoryScope scope(MemoryCategory::workspace);
+      other_losses = Tensor::empty(*device_, {micro_batches_ - count}, DType::f64);
+    }
+    StepTimers timers;
+    const auto losses =
+        runner_.forward_backward(count, source_of(config_.train.micro_batch_size), timers, observer);
+    store_.finish_gradients();
+    if (losses.sums.defined()) hash(losses.sums);
+    totals_.sum_losses(losses);
+    totals_.sum_gradients(config_.logger.log_num_zeros_in_grad);
+    totals_.decide({});
+    optimizer_->step({}, totals_.control());
+    store_.after_update(totals_.control());
+    if (config_.logger.log_params_norm) totals_.sum_parameters();
+    return counts_of(*device_, mesh_) - before;
+  }
+
+  // Buffers of a complete step and of evaluations.
+  void reserve_uploads() {
+    runner_.reserve_uploads(source_of(config_.train.micro_batch_size)(0), micro_batches_, true);
+    const config::ValidationConfig& validation = config_.validation;
+    if (!validation.eval_interval) return;
+    const int64_t rows = validation.eval_micro_batch_size.value_or(config_.train.micro_batch_size);
+    const int64_t evaluated = validation.eval_iters *
+                              validation.eval_global_batch_size.value_or(*config_.train.global_batch_size) /
+                              (rows * mesh_.size(comm::Axis::dp));
+    // Otherwise a training step needs more memory.
+    if (rows > config_.train.micro_batch_size) runner_.forward_only(1, source_of(rows));
+    runner_.reserve_uploads(source_of(rows)(0), evaluated, false);
+  }
+  // Every run ends with a save that waits.
+  void save() { state_reader(*device_, saved_); }
+
+ private:
+  // The copies of ChunkReader::read().
+  void hash(const Tensor& tensor) {
+    if (fingerprint_ && !device_->shares_host_memory())
+      device_->start_copy_to_host(nullptr, tensor.address(), tensor.bytes(), Queue::device_to_host);
+  }
+  MicroBatchRunner::Source source_of(int64_t rows) const {
+    const bool documents =
+        config_.dataset.kind == config::DatasetKind::sft || config_.dataset.reset_attention_mask;
+    return [batch = shape_only(rows, config_.model.seq_length, documents)](
+               int64_t) -> const data::MicroBatch& { return batch; };
+  }
+
+  const config::Config& config_;
+  const std::unique_ptr<Device> device_;
+  comm::Mesh mesh_;
+  const std::unique_ptr<models::Model> model_;
+  parallel::FlatStore store_;
+  const std::unique_ptr<optim::Optimizer> optimizer_;
+  const std::vector<StateTensor> saved_;
+  const std::vector<PinnedBuffer> snapshot_;
+  MicroBatchRunner runner_;
+  StepTotals totals_;
+  std::optional<Fingerprint> fingerprint_;
+  const int64_t micro_batches_;
+};
+
 }  // namespace
 
 int64_t StepEstimate::launches() const {
@@ -94,97 +195,35 @@ MemoryUse with_held_data(MemoryUse use, int64_t bytes) {
 StepEstimate estimate_step(const config::Config& config, int64_t rank, int local_ranks, int64_t held_data,
                            std::optional<Transport> transport) {
   if (!transport) transport = planned_transport(config);
-  const auto device =
-      make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks);
-  comm::Mesh mesh(mesh_sizes(config, config.dist.world_size), rank);
-  connect_meta(mesh, *transport);
-  const auto model = models::build(config.model, model_shard(config, mesh));
-  parallel::FlatStore store(*device, model->parameters(), store_groups(mesh),
-                            store_options(config, *transport));
-  const auto optimizer = make_optimizer(config, *device, store);
-  const auto saved_tensors = state_tensors(store, config.checkpoint.save_optim ? optimizer.get() : nullptr);
-  std::vector<PinnedBuffer> snapshot;
-  if (config.checkpoint.async_save && config.checkpoint.save_interval)
-    snapshot = snapshot_buffers(*device, saved_tensors);
-  MicroBatchRunner runner(config, mesh, *device, *model, store);
-  StepTotals totals(mesh, *device, store, *optimizer);
-  std::optional<Fingerprint> fingerprint;
-  // The copies of ChunkReader::read().
-  const auto hash = [&](const Tensor& tensor) {
-    if (fingerprint && !device->shares_host_memory())
-      device->start_copy_to_host(nullptr, tensor.address(), tensor.bytes(), Queue::device_to_host);
-  };
-  if (config.resilience.rerun_mode != config::RerunMode::disabled) {
-    fingerprint.emplace(*device);
-    store.on_local_gradients(hash);
-  }
-  const auto source_of = [&](int64_t rows) {
-    const bool documents =
-        config.dataset.kind == config::DatasetKind::sft || config.dataset.reset_attention_mask;
-    return [batch = shape_only(rows, config.model.seq_length, documents)](
-               int64_t) -> const data::MicroBatch& { return batch; };
-  };
-
-  const int64_t all = micro_batches_of(config, mesh);
-  const int64_t micro_batches = micro_batches_to_estimate(pipeline_shape(config, all));
+  MetaTrainer trainer(config, rank, local_ranks, *transport);
+  const int64_t all = trainer.micro_batches();
+  const int64_t fewer = micro_batches_to_estimate(pipeline_shape(config, all));
+  const int64_t more = std::min(all, 4 * fewer);
   CostSum cost;
-  StepTimers timers;
-  const auto step = [&](int64_t count, TapeObserver* observer) {
-    const StepCounts before = counts_of(*device, mesh);
-    store.zero_gradients();
-    // The losses live until the end of the step, also those of the micro-batches that are left out here.
-    Tensor other_losses;
-    if (count < all) {
-      CategoryScope scope(MemoryCategory::workspace);
-      other_losses = Tensor::empty(*device, {all - count}, DType::f64);
-    }
-    const auto losses =
-        runner.forward_backward(count, source_of(config.train.micro_batch_size), timers, observer);
-    store.finish_gradients();
-    if (losses.sums.defined()) hash(losses.sums);
-    totals.sum_losses(losses);
-    totals.sum_gradients(config.logger.log_num_zeros_in_grad);
-    totals.decide({});
-    optimizer->step({}, totals.control());
-    store.after_update(totals.control());
-    if (config.logger.log_params_norm) totals.sum_parameters();
-    return counts_of(*device, mesh) - before;
-  };
-  const int64_t more = std::min(all, 4 * micro_batches);
-  store.after_load();
   // The next step begins with what the first one leaves, such as a block of parameters that was gathered.
-  step(more, nullptr);
-  StepCounts counts = step(micro_batches, &cost);
-  // Every further micro-batch sends and copies the same number of bytes and launches the same kernels: two
-  // counts are enough.
-  if (more > micro_batches)
-    counts = counts + (step(more, nullptr) - counts).scaled(all - micro_batches, more - micro_batches);
-  runner.reserve_uploads(source_of(config.train.micro_batch_size)(0), all, true);
-  const config::ValidationConfig& validation = config.validation;
-  const int64_t eval_rows = validation.eval_micro_batch_size.value_or(config.train.micro_batch_size);
-  const int64_t evaluated = validation.eval_iters *
-                            validation.eval_global_batch_size.value_or(*config.train.global_batch_size) /
-                            (eval_rows * mesh.size(comm::Axis::dp));
-  if (validation.eval_interval) {
-    // Otherwise a training step needs more memory.
-    if (eval_rows > config.train.micro_batch_size) runner.forward_only(1, source_of(eval_rows));
-    runner.reserve_uploads(source_of(eval_rows)(0), evaluated, false);
-  }
-  fingerprint.reset();
-  store.on_local_gradients(nullptr);
-  // Every run ends with a save that waits.
-  state_reader(*device, saved_tensors);
+  trainer.step(more, nullptr);
+  StepCounts counts = trainer.step(more, &cost);
+  trainer.reserve_uploads();
+  trainer.hash_gradients(false);
+  trainer.save();
   StepEstimate estimate;
   estimate.transport = *transport;
+  estimate.memory = trainer.device().memory();
+  estimate.host_memory = trainer.device().memory(MemoryKind::host);
+  // Every further micro-batch sends and copies the same number of bytes and launches the same kernels: two
+  // counts are enough. The shorter step comes after the memory was read, because blocks of other sizes leave
+  // gaps that a run does not have.
+  if (more < all) {
+    trainer.hash_gradients(true);
+    counts = counts + (counts - trainer.step(fewer, nullptr)).scaled(all - more, more - fewer);
+  }
   estimate.sent = std::move(counts.sent);
   estimate.launches_by_queue = counts.launches;
   estimate.copied_to_device = counts.copied_to_device;
   // The host reads these values once, in StepTotals::read().
   estimate.copied_to_host = counts.copied_to_host + static_cast<int64_t>(sizeof(kernels::StepValues));
-  estimate.flops = cost.flops / static_cast<double>(micro_batches);
-  estimate.executed_flops = cost.executed / static_cast<double>(micro_batches);
-  estimate.memory = device->memory();
-  estimate.host_memory = device->memory(MemoryKind::host);
+  estimate.flops = cost.flops / static_cast<double>(more);
+  estimate.executed_flops = cost.executed / static_cast<double>(more);
   estimate.held_data = held_data;
   MemoryUse& host =
       backend_of(config.train.device).shares_host_memory ? estimate.memory : estimate.host_memory;
