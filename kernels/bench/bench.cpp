@@ -282,7 +282,7 @@ class KernelBench {
     const Tensor logits = noise(device_, rows * m.vocabulary),
                  labels = Tensor::zeros(device_, {rows}, DType::i32), losses = Tensor::zeros(device_, {rows}),
                  weight = noise(device_, rows), none;
-    // In place, as in the head: reads logits, writes gradients.
+    // The gradients overwrite the logits, as in the model's head.
     bound_by_memory(prefix + "cross-entropy and gradient (256 rows)", 8 * rows * m.vocabulary, [&] {
       launch(device_, device_.table().cross_entropy->full, logits, labels, weight, rows, m.vocabulary,
              m.vocabulary, 0.0f, losses, logits, m.vocabulary);

@@ -35,10 +35,11 @@ CAPSTAN_HOST_DEVICE inline void set_tensor_scale(float scale, float* to) {
 struct BlockScale {
   // Factor of the block's values before they are encoded.
   float factor = 1;
-  // As stored: the bits of an fp32, or a code of 8 bits.
+  // The stored scale: the bits of an fp32 value, or an 8-bit code.
   uint32_t stored = 0;
 };
-// From the maximum of the block (Quantize::quantize). With `tensor` it is that of the tensor, and not stored.
+// Computes a block's scale from its maximum (Quantize::quantize). With `tensor` the scale is that of the
+// tensor and is not stored.
 CAPSTAN_HOST_DEVICE inline BlockScale block_scale(const QuantizeFormat& format, float amax,
                                                   const float* tensor_scale) {
   const float largest = largest_of(format.codes);
@@ -47,7 +48,7 @@ CAPSTAN_HOST_DEVICE inline BlockScale block_scale(const QuantizeFormat& format, 
     case ScaleLayout::block_128x128: {
       int exponent = 0;
       if (usable(amax)) {
-        // A normal number.
+        // A finite quotient, whose exponent can be read from its bits.
         const float most = std::min(largest / amax, FLT_MAX);
         exponent = std::clamp(static_cast<int>(std::bit_cast<uint32_t>(most) >> 23) - 127, -126, 126);
       }

@@ -23,11 +23,11 @@ struct RowLengths {
   float* n2;
   int64_t in, rank;
 };
-// A block to a row.
+// One block for each row.
 template <class T>
 __global__ void row_lengths_kernel(RowLengths<T> l) {
   constexpr int kSize = kGroup<T>;
-  // Squares in an fp32 sum.
+  // Number of squares that are summed in fp32 before they are added to the double sum.
   constexpr int kMostSquares = 64;
   const int64_t j = block_index(), step = block_threads() * kSize, begin = j * l.rank;
   double total = 0;
@@ -43,7 +43,7 @@ __global__ void row_lengths_kernel(RowLengths<T> l) {
     }
   }
   total += static_cast<double>(squares);
-  // A thread takes columns of G.
+  // Each thread sums some columns of G.
   double linear = 0, quadratic = 0;
   for (int64_t column = thread_index(); column < l.rank; column += block_threads()) {
     const auto own = static_cast<double>(l.b.at(begin + column));
@@ -66,7 +66,7 @@ void row_lengths(Context& c, In w, const float* p, In b, const float* g, float s
   });
 }
 
-// Rows for which a thread keeps its factors.
+// Rows for which a thread reuses the factors of its columns.
 constexpr int64_t kScaledRows = 16;
 template <class T>
 __global__ void scale_columns_kernel(Array<T> u, Array<Any> m, const float* n2, Array<T> y, int64_t rows,
@@ -93,15 +93,15 @@ void scale_columns(Context& c, In u, In m, const float* n2, Out y, int64_t rows,
   });
 }
 
-// A block to 32 columns. A few lanes read a row of them; they and the others of the warp, and then the warps,
-// add their sums in an order that the shape gives.
+// One block for each 32 columns. A few lanes read a row; the lanes of a warp, and then the warps, add their
+// sums in an order that depends on the shape alone.
 template <class T>
 __global__ void CAPSTAN_LAUNCH_BOUNDS(kWarp* kWarp, 1)
     magnitude_gradient_kernel(Array<T> dy, Array<T> u, const float* n2, float* dm, int64_t rows,
                               int64_t columns) {
   CAPSTAN_SHARED(double, sums, kWarp* kWarp);
   constexpr int kSize = kGroup<T>, kLanes = kWarp / kSize;
-  // Products in an fp32 sum.
+  // Number of products that are summed in fp32 before they are added to the double sum.
   constexpr int kMostProducts = 64;
   const int64_t first = block_index() * kWarp, j = first + thread_index() % kLanes * kSize;
   double totals[kSize] = {};
@@ -140,7 +140,7 @@ void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int
 
 // ---- NF4
 
-// Limits of codes and values of codes, as constants of the code.
+// Decision boundaries and values of the NF4 codes, as compile-time constants.
 struct Nf4 {
   static __device__ uint32_t code(float fraction) {
     constexpr auto kLimits = nf4_limits();
@@ -158,13 +158,13 @@ struct Nf4 {
   }
 };
 
-// A warp to a block with one scale: a lane takes pairs of elements, which share a byte.
+// One warp for each quantization block. A lane encodes pairs of elements, which share a byte.
 __global__ void nf4_quantize_kernel(const float* x, int64_t n, int64_t block, uint8_t* codes, float* scales) {
   const int64_t i = block_index() * (block_threads() / kWarp) + warp_index(), first = i * block;
   if (first >= n) return;
   const int64_t last = n < first + block ? n : first + block;
   float largest = 0;
-  // NaN does not count.
+  // Ignores NaN.
   const auto larger = [](float a, float b) { return a < b ? b : a; };
   for (int64_t j = first + lane_index(); j < last; j += kWarp) largest = larger(largest, std::fabs(x[j]));
   largest = warp_reduce(largest, larger);
@@ -172,7 +172,7 @@ __global__ void nf4_quantize_kernel(const float* x, int64_t n, int64_t block, ui
   // Avoids a division by 0 for a block of zeros.
   const float inverse = 1.0f / larger(largest, 1e-38f);
   for (int64_t j = first + 2 * lane_index(); j < last; j += 2 * kWarp) {
-    // Zero, pads an odd count.
+    // Code 7 is zero; it pads an odd count.
     const uint32_t second = j + 1 < last ? Nf4::code(x[j + 1] * inverse) : 7;
     codes[j / 2] = static_cast<uint8_t>(Nf4::code(x[j] * inverse) << 4 | second);
   }

@@ -15,7 +15,7 @@ namespace {
 
 // ---- what is supported
 
-// Whether the call can run; else the reason is reported.
+// Returns whether the call is supported; otherwise reports the reason in the context's error slot.
 bool supports(Context& c, const AttentionShape& s, std::initializer_list<In> of_one_type) {
   const DType type = of_one_type.begin()->dtype;
   const auto same = [&](const In& x) { return x.dtype == type; };
@@ -36,7 +36,7 @@ void by_query_type(DType type, const Body& body) {
   if (type == DType::bf16) body(bf16{});
   if (type == DType::f16) body(f16{});
 }
-// All rows of a sequence.
+// Segments that cover all rows of a sequence.
 AttentionBlock full_block(const AttentionShape& s) {
   AttentionBlock block;
   block.shape = s;
@@ -117,7 +117,7 @@ void launch_query_dots(Context& c, const AttentionCall& call, const HeadsIn& out
   });
 }
 
-// A warp to a tile of queries.
+// One warp for each tile of queries.
 __global__ void query_bounds_kernel(AttentionCall c, int tile_rows, QueryStatistics statistics) {
   const int before = (c.queries.count0 + tile_rows - 1) / tile_rows,
             tiles = before + (c.queries.count1 + tile_rows - 1) / tile_rows;
@@ -136,11 +136,11 @@ __global__ void query_bounds_kernel(AttentionCall c, int tile_rows, QueryStatist
   if (lane_index() == 0) statistics.tiles[index] = bounds;
 }
 
-// Bytes of the statistics, each from a multiple of 64 bytes on.
+// Byte offsets of the statistics, multiples of 64.
 struct StatisticsBytes {
   size_t dots, begins, tiles;
   explicit StatisticsBytes(const AttentionBlock& a) {
-    // Rows of the smallest tile.
+    // Query rows of the smallest tile.
     constexpr int64_t kTileRows = 16;
     int64_t count = 0;
     for (const PositionSegment& segment : a.queries.segments) count += ceil_div(segment.count, kTileRows);
@@ -222,7 +222,7 @@ void append(Context& c, const HeadsIn& from, const Out& cache, const int32_t* pa
                            capacity, width});
 }
 
-// Joins the outputs of the splits of a query, a warp to a query.
+// Combines the outputs of the splits by their lse. One warp for each query.
 template <class T>
 struct JoinSplits {
   // [splits, tokens, heads, width] and [splits, batch, heads, seq]
@@ -253,10 +253,10 @@ __global__ void join_splits_kernel(JoinSplits<T> j) {
   }
 }
 
-// Blocks that share a cache are as many as fill a large GPU, and see at least this many keys each of a full
-// one. Their number depends on the shape alone.
+// Number of splits: enough blocks to fill a large GPU, with at least this many keys of a full cache each. It
+// depends on the shape alone.
 constexpr int64_t kDecodeBlocks = 512, kFewestKeysOfSplit = 64;
-// Few rows have tiles of their own; more are like a sequence.
+// Returns whether the step uses tiles for few queries: it has at most four such tiles for a group of heads.
 bool decodes_few(const AttentionShape& s) {
   return s.seq * s.heads_per_group <= 4 * kFewQueries;
 }

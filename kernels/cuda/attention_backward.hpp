@@ -7,7 +7,7 @@
 //   dS = P (dP - D), dQ = scale dS K, dK = scale dS^T Q; with capped logits L = c tanh(scale q k^T / c) in
 //   place of scale q k^T, dS also times 1 - (L / c)^2
 //
-// The price of the two kernels is that P and dP are computed twice: seven products in the place of five.
+// Both kernels compute P and dP: seven matrix products instead of five.
 // Bytes moved: kernels/attention.hpp, and keys and values once for each tile of queries, queries and dout
 // once for each tile of keys, mostly from the L2 cache.
 //
@@ -50,7 +50,8 @@ struct KeyGradientTiles {
   static constexpr int kQueries = kRowBytes == 512 || kRowBytes > 1024 ? 16 : 32;
   static constexpr int kN = kQueries / 8;
   static constexpr int kStages = kTerms == 1 ? 2 : 1;
-  // Both gradients of larger heads do not fit into the registers: then they have blocks of their own.
+  // For larger heads the gradients of keys and of values do not both fit into registers; separate blocks
+  // compute them.
   static constexpr int kResults = kHead <= 128 ? 2 : 1, kBlocks = 2 / kResults;
   using Keys = Tile<T, kKeys, kHead>;
   using Queries = Tile<T, kQueries, kHead>;
@@ -58,17 +59,18 @@ struct KeyGradientTiles {
   static constexpr int kValuesAt = Keys::kSize, kQueriesAt = 2 * Keys::kSize;
   static constexpr size_t kSharedBytes =
       16 * (size_t{2} * Keys::kSize + size_t{kStages} * 2 * Queries::kSize);
-  // 3 KiB are left for the statistics of queries.
+  // Leaves 3 KiB for the statistics of the queries.
   static_assert(kSharedBytes <= size_t{96} << 10);
 };
 
-// The slope of a capped logit, from its exponential: log2(p) is the logit in this unit minus `lse2`.
+// Derivative of the logit soft cap, computed from the probability p: the capped logit in units of log2 is
+// log2(p) + lse2.
 __device__ __forceinline__ float capped_slope(float p, float lse2, float factor2) {
   const float x = (std::log2(p) + lse2) / factor2;
   return p > 0 ? 1.0f - x * x : 0.0f;
 }
 
-// Elements of `width` of a head: the lane's sums times `factor`.
+// Writes the lane's sums times `factor` to a row of a head with `width` elements.
 template <int kColumns>
 __device__ __forceinline__ void put_row(const Out& out, int64_t at, int width, float factor, int half,
                                         const float (&sums)[kColumns][4]) {
@@ -83,7 +85,7 @@ __device__ __forceinline__ void put_row(const Out& out, int64_t at, int width, f
 
 template <int kM>
 struct LaneStatistics {
-  // In units of exponents of two.
+  // Log-sum-exp of the lane's rows, in units of log2.
   float lse2[kM][2];
   float dots[kM][2];
   __device__ __forceinline__ LaneStatistics(const BackwardCall& b, const QueryBlock& q) {
@@ -103,7 +105,7 @@ struct LaneStatistics {
   }
 };
 
-// One tile of keys for the rows of a warp.
+// Adds the contribution of one tile of keys to the query gradients of a warp.
 template <class C, int kColumns>
 __device__ __forceinline__ void add_query_gradients(const BackwardCall& b, const QueryBlock& q,
                                                     const VisibleKeys<C::kM>& visible,
@@ -175,7 +177,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
   }
   float dq[C::kM][kColumns][4] = {};
   for (int i = 0; i < count; ++i) {
-    // The tile that is loaded now replaces one that all warps have multiplied.
+    // The load overwrites the stage, so all warps must have finished multiplying its previous tile.
     if constexpr (C::kStages == 1) {
       sync_threads();
       load_keys(i);
@@ -210,9 +212,9 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
 
 // ---- the gradients of keys and values
 
-// A tile of queries of all sequences' rows.
+// A tile of query rows, the same for each sequence.
 struct QueryTile {
-  // Rows of the segment; the first of the tile; the position and the row of the segment's first query.
+  // Rows of the segment, first row of the tile, and position and row of the first query of the segment.
   int rows, first, position, first_token;
 };
 template <int kRows>
@@ -222,7 +224,7 @@ __device__ __forceinline__ QueryTile query_tile(const Segments& queries, int til
           queries.first_row(segment)};
 }
 
-// The keys of a block.
+// The key tile of a block of threads.
 struct KeyBlock {
   int b, group, part;
   KeyTile tile;
@@ -236,7 +238,7 @@ __device__ __forceinline__ KeyBlock key_block(const AttentionCall& c) {
   i /= kParts;
   block.group = i % c.groups;
   i /= c.groups;
-  // Earlier keys, which more queries see, run first.
+  // Earlier keys, to which more queries attend, run first.
   const int tile = i % tiles, segment = tile < before ? 0 : 1, begin = c.keys.begin(segment);
   block.b = i / tiles;
   block.tile = {(begin & ~3) + (segment == 0 ? tile : tile - before) * kKeys, begin,
@@ -244,8 +246,7 @@ __device__ __forceinline__ KeyBlock key_block(const AttentionCall& c) {
   return block;
 }
 
-// The tiles of queries that a block visits, head by head: those from `first` to `last` that see any of its
-// keys.
+// Query tiles that a block visits for each head: those from `first` to `last` that attend to any of its keys.
 struct QueryRange {
   int first, last;
 };
@@ -262,7 +263,7 @@ __device__ __forceinline__ bool sees_block(const KeyBounds& queries, const KeyBl
   return queries.sees_any(keys.position > keys.begin ? keys.position : keys.begin,
                           keys.position + kKeys < keys.end ? keys.position + kKeys : keys.end);
 }
-// All threads of the block search.
+// Called by all threads of the block, which search together.
 template <class C>
 __device__ __forceinline__ QueryRange query_range(const BackwardCall& b, const KeyBlock& k, int tiles,
                                                   const Shared<int>& of_warps) {
@@ -298,7 +299,7 @@ __device__ __forceinline__ QueryStep next_step(const BackwardCall& b, const KeyB
   return step;
 }
 
-// The statistics of the queries in shared memory, of each stage.
+// Statistics of the queries of each pipeline stage, in shared memory.
 struct SharedStatistics {
   Shared<float> lse, dots;
   Shared<int> begins;
@@ -311,7 +312,7 @@ struct KeyGradients {
   float sums[C::kResults][C::kM][kColumns][4] = {};
 };
 
-// Whether the queries of a column see the keys of a row: hides those of a tile that do not.
+// Masks scores whose rows are keys and whose columns are queries.
 template <class C>
 __device__ __forceinline__ void hide_queries(const AttentionCall& c, const QueryTile& queries,
                                              const KeyTile& keys, int first_key, const Shared<int>& begins,
@@ -323,7 +324,8 @@ __device__ __forceinline__ void hide_queries(const AttentionCall& c, const Query
   });
 }
 
-// One tile of queries for the keys of a warp. `stage`: of the statistics.
+// Adds the contribution of one query tile to the gradients of a warp's keys and values. stage: pipeline stage
+// of the statistics.
 template <class C>
 __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const KeyBlock& k,
                                                   const KeyBounds& bounds, const QueryStep& step,
@@ -461,7 +463,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
   KeyGradients<C> gradients;
   for (int i = 0; is_step(step); ++i) {
     const QueryStep next = next_step<C>(b, k, tiles, range, step);
-    // The tile that is loaded now replaces one that all warps have multiplied.
+    // The load overwrites the stage, so all warps must have finished multiplying its previous tile.
     if constexpr (C::kStages == 1) {
       sync_threads();
       load(step, i);

@@ -20,7 +20,7 @@ inline Segments segments_of(const PositionSegments& s) {
           static_cast<int>(s.segments[1].begin), static_cast<int>(s.segments[1].count)};
 }
 
-// Heads that kernels read in tiles.
+// A tensor of heads (q, k, v or dout) that the kernels load in tiles.
 struct HeadsArray {
   const void* data = nullptr;
   HeadStrides strides;
@@ -35,11 +35,11 @@ struct HeadsArray {
   }
 };
 
-// One call of a kernel.
+// Arguments of the forward and the backward kernels.
 struct AttentionCall {
   int batch, groups, heads_per_group, qk_dim, v_dim;
   Segments queries, keys;
-  // Tokens from one sequence to the next in the arrays of keys.
+  // Distance of two sequences in the arrays of keys, in tokens.
   int64_t key_stride;
   float scale, softcap, dropout;
   int window;
@@ -77,27 +77,28 @@ inline AttentionCall call_of(const AttentionBlock& a, const HeadsIn& q, const He
           .v = HeadsArray(v)};
 }
 
-// The largest padded head.
+// Largest supported head size.
 inline constexpr int64_t kMostHeadSize = 256;
 
 struct ForwardCall {
   AttentionCall c;
-  // Heads of a token that are rows of one tile: 1, or all of the group.
+  // Query heads of one token that share a tile of queries: 1, or all heads of the key/value group.
   int heads_of_row = 1;
-  // Few rows of queries: tiles for one warp.
+  // True for few query rows, as in generation: a tile has the rows of one warp.
   bool few = false;
-  // Blocks that share the keys of a tile of queries. Of more than one, each has its own output and lse.
+  // Number of blocks among which the keys of a query tile are divided (split-KV, Flash-Decoding). With more
+  // than one split, each has its own output and lse.
   int splits = 1;
-  // New tokens follow *past cached ones; null: positions are those of the segments.
+  // Generation: number of cached tokens before the new ones. Null: the segments give the positions.
   const int32_t* past = nullptr;
   HeadsOut out;
   float* lse = nullptr;
   // Elements from one split to the next.
   int64_t out_split = 0, lse_split = 0;
-  // Combines with what `out`, in fp32, and `lse` hold.
+  // Combines the result with the fp32 values that `out` and `lse` hold.
   bool accumulate = false;
 };
-// The rows of a tile of few queries.
+// Rows of a query tile if ForwardCall::few is set.
 inline constexpr int kFewQueries = 16;
 
 // Statistics that the backward pass computes first, in its workspace.
@@ -116,17 +117,18 @@ struct BackwardCall {
   const float* lse;
   QueryStatistics statistics;
   HeadsOut dq, dk, dv;
-  // Adds to dq, in fp32.
+  // Adds to dq, which is fp32, instead of overwriting it.
   bool add_dq;
 };
 
-// T: the type of queries, keys, values and dout. The backward pass finds the dots in the statistics, and
-// computes the rest of them.
+// T: the type of queries, keys, values and dout. launch_backward() reads QueryStatistics::dots, which the
+// caller has computed, and computes the other statistics.
 template <class T>
 void launch_forward(Context& context, const ForwardCall& call);
 template <class T>
 void launch_backward(Context& context, const BackwardCall& call);
-// The first visible key of each query, and the bounds of each tile of tile_rows of them (attention.cu).
+// Computes the first visible key of each query, and the key bounds of each tile of tile_rows queries
+// (attention.cu).
 void launch_query_bounds(Context& context, const AttentionCall& c, int tile_rows,
                          const QueryStatistics& statistics);
 

@@ -5,31 +5,31 @@
 // to the type of 16-bit heads, which is an operand of the tensor cores. Bytes moved: kernels/attention.hpp,
 // and keys and values once for each tile of queries, mostly from the L2 cache.
 //
-// The same kernel decodes: then the heads of a group are rows of one tile, so that they share the keys that a
-// block reads, and several blocks share the keys of one tile of rows (`splits`).
+// The same kernel serves generation (Flash-Decoding): the query heads of a group are rows of one tile, so
+// that they share the keys that a block reads, and several blocks divide the keys of a tile (`splits`).
 #pragma once
 
 #include "kernels/cuda/attention_queries.hpp"
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
-// The tiles of a kernel for heads padded to kHead elements. Few: for a handful of queries, one warp.
+// Tile sizes of the kernel for heads padded to kHead elements. kFew: one warp, for at most kFewQueries rows.
 template <class T, int kHead, bool kFew>
 struct ForwardTiles {
   using Element = T;
   static constexpr int kTerms = Terms<T>::kCount, kHeadSize = kHead, kRowBytes = kHead * 2 * kTerms;
-  // Blocks of 16 rows of a warp: two share the operands that they read, if the registers suffice.
+  // Number of 16-row fragments of a warp. Two share the keys and values in registers, where these suffice.
   static constexpr int kM = !kFew && kTerms == 1 && kHead <= 128 ? 2 : 1;
   static constexpr int kWarps = kFew ? 1 : kRowBytes > 1024 ? 2 : 4;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kQueries = 16 * kM * kWarps;
-  // Few queries wait for memory: more blocks have smaller tiles.
+  // Kernels with few queries are bound by memory latency; smaller tiles let more blocks run at a time.
   static constexpr int kKeys = kRowBytes <= (kFew ? 128 : 256)   ? 64
                                : kRowBytes <= (kFew ? 384 : 768) ? 32
                                                                  : 16;
   static constexpr int kN = kKeys / 8;
-  // Stages of keys and values: one is copied while the other is multiplied. Several terms are not copied but
-  // computed.
+  // Pipeline stages of keys and values: one is copied while the other is multiplied. fp32 has one stage,
+  // because its bf16 terms are computed while the tile is stored.
   static constexpr int kStages = kTerms == 1 ? 2 : 1;
   using Queries = Tile<T, kQueries, kHead>;
   using Keys = Tile<T, kKeys, kHead>;
@@ -47,7 +47,7 @@ struct ForwardTiles {
 template <class C>
 struct ForwardState {
   static constexpr int kM = C::kM, kColumns = C::kHeadSize / 8;
-  // Not divided yet.
+  // Output sums, not yet divided by the sum of the exponentials.
   float out[kM][kColumns][4] = {};
   // Largest score of each row so far, and this lane's part of the sum of the exponentials.
   float max[kM][2], sum[kM][2];
@@ -59,8 +59,8 @@ struct ForwardState {
       sum[row / 2][row % 2] = 0;
     }
   }
-  // Replaces scores by the exponentials of the logits factor * score, relative to the largest so far, and
-  // corrects what is summed already.
+  // Online softmax: replaces scores by exp(factor * (score - max)), with the largest score so far, and
+  // rescales the sums of earlier tiles.
   __device__ __forceinline__ void add_exponentials(float factor, float (&scores)[kM][C::kN][4]) {
     const float factor2 = factor * kLog2E;
     float top[2 * kM];
@@ -75,7 +75,7 @@ struct ForwardState {
     CAPSTAN_UNROLL
     for (int row = 0; row < 2 * kM; ++row) {
       float &before = max[row / 2][row % 2], &total = sum[row / 2][row % 2];
-      // Rows that have seen no key yet have base 0.
+      // The base is 0 for rows that have attended to no key yet.
       base[row] = top[row] == -INFINITY ? 0.0f : top[row] * factor2;
       correction[row] = exp2_fast(before * factor2 - base[row]);
       before = top[row];
@@ -90,7 +90,7 @@ struct ForwardState {
   }
 };
 
-// One tile of keys for the rows of a warp.
+// Adds the attention over one tile of keys to the state of a warp.
 template <class C>
 __device__ __forceinline__ void attend(const ForwardCall& f, const QueryBlock& q,
                                        const VisibleKeys<C::kM>& visible, const SharedQueries& shared,
@@ -117,7 +117,7 @@ __device__ __forceinline__ void attend(const ForwardCall& f, const QueryBlock& q
 
 // ---- results
 
-// Where a query's results lie.
+// Offsets of the output and lse of a query.
 struct QueryPlace {
   int64_t out, lse;
 };
@@ -130,7 +130,7 @@ __device__ __forceinline__ QueryPlace place_of(const ForwardCall& f, const Query
               of_sequence};
 }
 
-// How a row of outputs is written: the sums times `mine`, plus what is there times `before`.
+// Factors of a row of outputs: new value = sums * mine + old value * before.
 struct RowFactors {
   float mine = 0, before = 0, lse = -INFINITY;
   bool writes = true;
@@ -166,7 +166,7 @@ __device__ __forceinline__ void store_rows(const ForwardCall& f, const QueryBloc
     before[i] = f.accumulate && row < q.rows ? f.lse[place_of(f, q, row).lse] : -INFINITY;
   }
   reduce_lanes(sums, Sum(), 4);
-  // All lanes of a row have read its lse.
+  // Orders the reads of lse above before the writes below.
   sync_warp();
   CAPSTAN_UNROLL
   for (int i = 0; i < 2 * C::kM; ++i) {
@@ -231,7 +231,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
   }
   ForwardState<C> state;
   for (int i = first; i < last; ++i) {
-    // The tile that is loaded now replaces one that all warps have multiplied.
+    // The load overwrites the stage, so all warps must have finished multiplying its previous tile.
     if constexpr (C::kStages == 1) {
       sync_threads();
       load_keys(i);
@@ -255,7 +255,7 @@ template <class T>
 void launch_forward(Context& context, const ForwardCall& f) {
   by_head_size<T>(f.c.qk_dim, f.c.v_dim, [&](auto head) {
     constexpr int kHead = decltype(head)::value;
-    // Memory limits few queries, not the products of the padding.
+    // With few queries the kernel is bound by memory, so that padded head sizes cost nothing.
     constexpr int kFewHead = kHead <= 64 ? 64 : kHead <= 128 ? 128 : 256;
     if (f.few)
       launch_forward_tiles<ForwardTiles<T, kFewHead, true>>(context, f);

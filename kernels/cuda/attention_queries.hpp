@@ -1,19 +1,19 @@
-// A tile of queries and the rows of it that a lane has: for the kernels whose sums have queries as rows.
+// Query tiles of the attention kernels whose accumulators have queries as rows, and the rows of a lane.
 #pragma once
 
 #include "kernels/cuda/attention_rows.hpp"
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
-// The queries of a block.
+// The query tile of a block of threads.
 struct QueryBlock {
   int b, group, head_in_group, split;
-  // Position and row of the first token of the segment, and its rows of queries.
+  // Position and row of the first token of the segment, and number of query rows of the segment.
   int position, first_token, rows;
   // The first row of the block.
   int first;
 };
-// heads_of_row: heads of a token that are rows of one tile, 1 or all of the group.
+// heads_of_row: query heads of one token that share a tile, 1 or all heads of the key/value group.
 __host__ __device__ inline int query_tiles(const Segments& queries, int heads_of_row, int tile_rows,
                                            int segment) {
   return (queries.count(segment) * heads_of_row + tile_rows - 1) / tile_rows;
@@ -23,8 +23,8 @@ inline int64_t query_blocks(const AttentionCall& c, int heads_of_row, int tile_r
          (query_tiles(c.queries, heads_of_row, tile_rows, 0) +
           query_tiles(c.queries, heads_of_row, tile_rows, 1));
 }
-// Heads change first from block to block, because those of a group share keys; later queries, which see more
-// keys, run first.
+// Consecutive blocks have different heads, because the heads of a group share keys. Later queries, which
+// attend to more keys, run first.
 __device__ inline QueryBlock query_block(const AttentionCall& c, int heads_of_row, int tile_rows) {
   const int before = query_tiles(c.queries, heads_of_row, tile_rows, 0),
             tiles = before + query_tiles(c.queries, heads_of_row, tile_rows, 1);
@@ -70,17 +70,17 @@ __device__ __forceinline__ HeadRows<T> rows_of_keys(const AttentionCall& c, cons
           x.aligned};
 }
 
-// The row of a block that a lane has sums of; i is 0 or 1.
+// Row i (0 or 1) of this lane's accumulators within the query tile.
 template <int kM>
 __device__ __forceinline__ int row_of_lane(int m, int i) {
   return 16 * (warp_index() * kM + m) + 8 * i + lane_row();
 }
 
-// The keys that the queries of a block see. Shared memory keeps the first ones of each query, because only
-// tiles that some queries do not see need them.
+// Key intervals of the queries of a block. The first key of each query is in shared memory, because only
+// tiles that need a mask read it.
 struct SharedQueries {
   Shared<int> begins;
-  // The lowest begin and the highest end of each warp.
+  // Smallest begin and largest end of each warp's queries.
   Shared<int> of_warps;
 };
 template <int kM>
@@ -121,14 +121,14 @@ struct VisibleKeys {
       if (end > block.max_end) block.max_end = end;
     }
   }
-  // Whether all queries of the warp see all keys of the tile.
+  // True if all queries of the warp attend to all keys of the tile, so that no mask is needed.
   template <int kKeys>
   __device__ bool see_all(const KeyTile& tile) const {
     return tile.position >= tile.begin && tile.position + kKeys <= tile.end &&
            warp.sees_all(tile.position, tile.position + kKeys);
   }
 };
-// Replaces the sums of pairs that do not see each other.
+// Masks scores: writes `value` where the query does not attend to the key.
 template <int kM, int kN>
 __device__ __forceinline__ void hide(const AttentionCall& c, const QueryBlock& q, int heads_of_row,
                                      const SharedQueries& shared, const KeyTile& tile, float value,
@@ -148,7 +148,7 @@ __device__ __forceinline__ void hide(const AttentionCall& c, const QueryBlock& q
   }
 }
 
-// The pairs that dropout keeps of the sums of a lane.
+// Dropout mask of the scores of a lane.
 template <int kM, int kN>
 struct KeptPairs {
   KeptKeys<kN> of_block[kM];

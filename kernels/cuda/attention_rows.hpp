@@ -10,7 +10,7 @@ namespace capstan::kernels::CAPSTAN_GPU {
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr int kNoKey = INT32_MAX;
 
-// The smallest padded head size that a kernel exists for.
+// Returns the smallest head size of a compiled kernel that holds both sizes; 0: there is none.
 template <class T>
 int padded_head(int64_t qk_dim, int64_t v_dim) {
   const int64_t most = std::max(qk_dim, v_dim);
@@ -34,14 +34,14 @@ void by_head_size(int64_t qk_dim, int64_t v_dim, const Body& body) {
 
 // ---- visible keys
 
-// The position of the first key that the query in `row` of sequence b sees, and behind the last one.
+// Positions [begin, end) of the keys that a query attends to.
 struct KeyInterval {
   int begin, end;
 };
 __device__ inline int document_start(const Documents& d, int batch, int b, int rows, int row, int position) {
   if (d.start) return d.start[int64_t{b} * rows + row];
   if (!d.cu_seqlens) return 0;
-  // The last document that begins at this position or before.
+  // Searches for the last document that begins at or before this position.
   const int first = b * (d.cu_seqlens[d.count] / batch), at = first + position;
   int low = 0, high = static_cast<int>(d.count);
   while (high - low > 1) {
@@ -59,7 +59,7 @@ __device__ inline KeyInterval visible_keys(const AttentionCall& c, int b, int ro
   return {begin < 0 ? 0 : begin, end_of_keys(c, position)};
 }
 
-// The smallest and the largest begin and end of the intervals of several queries. Where one sees no key,
+// Smallest and largest begin and end of the key intervals of several queries. If a query attends to no key,
 // sees_all() is false.
 struct KeyBounds {
   int min_begin = kNoKey, max_begin = -1, min_end = kNoKey, max_end = -1;
@@ -73,9 +73,9 @@ struct KeyBounds {
       max_begin = kNoKey;
     }
   }
-  // Some query sees some of the keys [first, last).
+  // True if some query may attend to one of the keys [first, last).
   __device__ bool sees_any(int first, int last) const { return first < max_end && last > min_begin; }
-  // All queries see all of them.
+  // True if all queries attend to all keys [first, last).
   __device__ bool sees_all(int first, int last) const { return first >= max_begin && last <= min_end; }
 };
 struct Larger {
@@ -90,13 +90,13 @@ __device__ __forceinline__ KeyBounds join_lanes(const KeyBounds& bounds, Locatio
 
 // A tile of keys.
 struct KeyTile {
-  // The position of its first key; those of the first key of its segment, and behind the last one.
+  // Position of the first key of the tile, and positions [begin, end) of the keys of its segment.
   int position, begin, end;
-  // Row of the segment's first key.
+  // Row of the first key of the segment.
   int first_row;
 };
-// The tiles of kKeys keys that queries see whose intervals lie in [begin, end). Their first positions are
-// multiples of 4, so that dropout's blocks of four keys lie in one tile.
+// Tiles of kKeys keys that cover the positions [begin, end) in both segments. Their first positions are
+// multiples of 4, so that each dropout block of four keys lies in one tile.
 template <int kKeys>
 struct KeyTiles {
   Segments keys;
@@ -123,7 +123,7 @@ struct KeyTiles {
     count = begin < end ? (end - origin(segment) + kKeys - 1) / kKeys - first : 0;
   }
 };
-// Tiles of kKeys keys that cover a segment.
+// Returns the number of tiles of kKeys keys that cover a segment.
 template <int kKeys>
 __host__ __device__ int tiles_of_segment(const Segments& keys, int segment) {
   const int count = keys.count(segment);
@@ -132,7 +132,8 @@ __host__ __device__ int tiles_of_segment(const Segments& keys, int segment) {
 
 // ---- logits
 
-// The logit of a sum q k is factor * x, where x is the sum, or tanh(inner * sum) if it is capped.
+// Computes logits from dot products of queries and keys: factor * q k, or with a logit soft cap
+// factor * tanh(inner * q k).
 struct Logits {
   float factor, inner;
   bool capped;
@@ -141,7 +142,7 @@ struct Logits {
         inner(c.softcap > 0 ? c.scale / c.softcap : 0.0f),
         capped(c.softcap > 0) {}
 };
-// 16-bit results need an absolute error, not a relative one.
+// A small absolute error suffices where results are 16-bit; fp32 results need a small relative error.
 template <class T>
 __device__ __forceinline__ float tanh_of(float x) {
   if constexpr (std::is_same_v<T, float>)
@@ -168,7 +169,7 @@ struct Dropout {
       : threshold(dropout_threshold(c.dropout)),
         key(c.dropout_key),
         head(static_cast<uint64_t>(c.head_offset + of_head)) {}
-  // Bit i: the pair of this query and key 4 block + i is kept.
+  // Bit i is 1 if dropout keeps the pair of this query and key 4 * block + i.
   __device__ __forceinline__ uint32_t kept(int64_t dropout_row, int block) const {
     const auto words =
         philox4x32(key, static_cast<uint64_t>(dropout_row), head << 40 | static_cast<uint64_t>(block));
@@ -176,8 +177,9 @@ struct Dropout {
            uint32_t{words[2] >= threshold} << 2 | uint32_t{words[3] >= threshold} << 3;
   }
 };
-// The pairs that a lane keeps of 16 x 8 kN sums whose rows are queries and whose columns are keys from
-// `first_key` on; rows[i] is the dropout row index of its row i of two. Neighboring lanes share the blocks.
+// Dropout mask of a lane's scores in a 16 x (8 kN) block whose rows are queries and whose columns are keys
+// from `first_key` on. rows[i]: dropout row index of the lane's row i of two. Neighboring lanes compute the
+// random blocks together.
 template <int kN>
 struct KeptKeys {
   static_assert(kN <= 8);
@@ -197,7 +199,7 @@ struct KeptKeys {
     return (bits[i / 2] >> (4 * n + lane_index() % 2 * 2 + i % 2) & 1) != 0;
   }
 };
-// The same of sums whose rows are keys and whose columns are queries: row_of(query) is the dropout row index.
+// Dropout mask where rows are keys and columns are queries. row_of(query) is the dropout row index.
 template <int kN>
 struct KeptQueries {
   static_assert(kN <= 8);
@@ -205,7 +207,7 @@ struct KeptQueries {
   template <class RowOf>
   __device__ __forceinline__ void init(const Dropout& dropout, const RowOf& row_of, int first_key,
                                        Location at = {}) {
-    // Four lanes have the same queries and blocks of keys, four pairs of them.
+    // Four lanes have the same four pairs of a query and a block of keys; each lane computes one pair.
     const int lane = lane_index(), part = lane / 4 % 4;
     uint32_t mine = 0;
     CAPSTAN_UNROLL

@@ -8,8 +8,8 @@
 
 namespace capstan::kernels::CAPSTAN_GPU {
 
-// The tensor cores multiply 16-bit values. An fp32 value is the exact sum of three bf16 terms; the six
-// products of terms that count give the accuracy of fp32.
+// Tensor cores multiply 16-bit values. An fp32 value is the exact sum of three bf16 terms (bf16x3); the six
+// largest products of terms give the accuracy of fp32.
 template <class T>
 struct Terms {
   using Type = T;
@@ -21,7 +21,7 @@ struct Terms<float> {
   static constexpr int kCount = 3;
 };
 
-// The terms of two neighbors.
+// Packs each term of two neighboring values into a register.
 template <class T>
 __device__ __forceinline__ void pack_terms(float low, float high, uint32_t (&terms)[Terms<T>::kCount]) {
   terms[0] = pack_pair<typename Terms<T>::Type>(low, high);
@@ -40,13 +40,13 @@ struct Tile {
   using Element = T;
   static constexpr int kRows = kRowCount, kColumns = kColumnCount, kTerms = Terms<T>::kCount;
   static constexpr int kChunks = kColumns / 8, kPlane = kRows * kChunks;
-  // Chunks.
+  // Size of the tile, in chunks.
   static constexpr int kSize = kTerms * kPlane;
-  // Chunks of a row, or what divides them, that are permuted.
+  // Chunks are permuted within runs of this many: a divisor of the chunks of a row.
   static constexpr int kPermuted = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
   static_assert(kRows % 16 == 0 && kColumns % 32 == 0);
 
-  // A chunk of row first + row; `first` is a multiple of 8.
+  // Index of a chunk of row first + row; `first` must be a multiple of 8.
   static __device__ __forceinline__ int at(int first, int row, int chunk) {
     return (first + row) * kChunks + (chunk ^ (row / (8 / kPermuted) % kPermuted));
   }
@@ -61,7 +61,7 @@ struct HeadRows {
   const T* base;
   int64_t stride;
   int first, count;
-  // Elements.
+  // Elements of a row.
   int width;
   // Rows begin at multiples of 16 bytes.
   bool aligned;
@@ -79,7 +79,7 @@ struct alignas(16) Words4 {
   uint32_t v[4];
 };
 
-// The first `count` of 8 values, then zeros.
+// Loads the first `count` of 8 values; the others become 0.
 template <class T>
 __device__ __forceinline__ void load_chunk(const T* from, int count, bool aligned, float (&values)[8]) {
   const Array<T> array{const_cast<T*>(from)};
@@ -156,7 +156,7 @@ __device__ __forceinline__ void for_sums(const Body& body) {
     }
   }
 }
-// The first of these rows, and the first of these columns.
+// Row and column of this lane's first accumulator.
 __device__ __forceinline__ int lane_row() {
   return lane_index() / 4;
 }
@@ -191,11 +191,11 @@ __device__ __forceinline__ void multiply_rows(const Shared<Bytes16>& memory, int
   }
 }
 
-// Left operands from sums: 16 x 8 kN values for each m.
+// Converts accumulators to left operands: 16 x (8 kN) values for each m.
 template <class T, int kM, int kN>
 struct LeftOperand {
   static constexpr int kTerms = Terms<T>::kCount, kDepth = kN / 2;
-  // Terms and m of 16 columns.
+  // [terms][m], for each 16 columns
   uint32_t v[kDepth][kTerms * kM][4];
 
   __device__ __forceinline__ explicit LeftOperand(const float (&sums)[kM][kN][4]) {
@@ -223,7 +223,7 @@ inline constexpr int kColumnBlocks = kBlocks % 4 == 0   ? 4
                                                         : 2;
 
 // sums += A Y for the first rows of tile y. Of several terms, the sums of one call are added at its end: the
-// tensor cores round towards zero, which would add up over a long sequence.
+// tensor cores round toward zero, and the error would grow with the length of the sequence.
 template <class Y, class T, int kM, int kN, int kSums>
 __device__ __forceinline__ void multiply_columns(const Shared<Bytes16>& memory, int y,
                                                  const LeftOperand<T, kM, kN>& left,
@@ -259,7 +259,7 @@ __device__ __forceinline__ void multiply_columns(const Shared<Bytes16>& memory, 
 
 // ---- storing
 
-// Writes the first `count` of two neighbors.
+// Writes the first `count` of two neighboring values.
 template <class T>
 __device__ __forceinline__ void put_pair(T* to, int count, float low, float high) {
   if (sizeof(T) == 2 && count > 1 && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
@@ -269,7 +269,7 @@ __device__ __forceinline__ void put_pair(T* to, int count, float low, float high
   if (count > 0) to[0] = from_float<T>(low);
   if (count > 1) to[1] = from_float<T>(high);
 }
-// Elements `at` and at + 1.
+// Writes elements `at` and at + 1.
 __device__ __forceinline__ void put_pair(const Out& out, int64_t at, int count, float low, float high) {
   if (out.dtype == DType::f32)
     put_pair(static_cast<float*>(out.data) + at, count, low, high);

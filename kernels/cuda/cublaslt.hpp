@@ -32,11 +32,11 @@ static_assert(int(ScaleMode::block_1x128) == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128
 static_assert(int(ScaleMode::block_128x128) == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
 #endif
 
-// The GPU of this thread, which launches and handles belong to. -1: there is none.
+// Index of the current GPU of this thread, to which launches and handles belong. -1: there is none.
 inline int current_gpu() {
   int gpu = -1;
   if (cudaGetDevice(&gpu) == cudaSuccess) return gpu;
-  // Else the error would be the answer of a later call.
+  // Clears the error; otherwise a later call would return it.
   (void)cudaGetLastError();
   return -1;
 }

@@ -21,7 +21,8 @@ struct LtAlgorithm {
   std::string reason;
 };
 
-// Handles and algorithms. They are never destroyed: at the end of a process the driver may be gone before.
+// Handles and algorithms. They are never destroyed, because the driver may be unloaded before them at the end
+// of a process.
 struct LtState {
   std::mutex mutex;
   std::map<int, cublasLtHandle_t> handles;
@@ -55,7 +56,7 @@ class LtDescriptors {
     if (call.has_scales) {
       set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.a_scale);
       set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.b_scale);
-      // A scale of the tensor is what earlier versions expect without a word.
+      // One scale for the tensor is the default, and the only mode of versions before 12.9.
       if (call.a_scales != ScaleMode::tensor) set(kScaleModeOfA, call.a_scales);
       if (call.b_scales != ScaleMode::tensor) set(kScaleModeOfB, call.b_scales);
     }

@@ -50,7 +50,7 @@ struct LtPointers {
   const void *a_scale = nullptr, *b_scale = nullptr;
   const void* bias = nullptr;
   void* auxiliary = nullptr;
-  // fp32, where the call's pointer mode says.
+  // fp32 factors, in host or device memory according to LtCall::pointer_mode.
   const void *alpha = nullptr, *beta = nullptr;
   // cublaslt_workspace_bytes(), aligned to 256 bytes.
   void* workspace = nullptr;
@@ -59,7 +59,7 @@ struct LtPointers {
 // Enqueues the call. False if cuBLASLt has no algorithm for it, and nothing was enqueued; an error is
 // reported in the context's slot. Algorithms are kept for the process, by GPU and call.
 bool enqueue(Context& c, const LtCall& call, const LtPointers& pointers);
-// Why the latest search of this thread found nothing.
+// Reason why the latest search of this thread has found no algorithm.
 const std::string& missing_algorithm();
 
 // The text of an error that is reported in a slot: it lives as long as the process.

@@ -1,7 +1,9 @@
-// Positions and sampling of generation. Bytes moved by a draw from n logits, k of which are candidates: 4 n
-// for the check of all and the largest, which is the draw at temperature 0. Then for k up to 2048 4 n, in
-// which blocks of 4096 logits keep their first k; otherwise 16 n for each step of a sort in global memory, of
-// which 2^b blocks take b (b + 3) / 2 + 1. Then 32 k for weights and sums.
+// Positions and token sampling of generation. Bytes moved to sample one token from n logits with k candidates
+// (top-k):
+//   4 n             the check for NaN and infinity, and the argmax, which is the token at temperature 0
+//   4 n             k up to 2048: each block of 4096 logits keeps its k largest
+//   16 n per step   larger k: a sort in global memory, with b (b + 3) / 2 + 1 steps for 2^b blocks
+//   32 k            weights and their sums
 #include "kernels/decoding.hpp"
 
 #include "base/philox.hpp"
@@ -30,10 +32,10 @@ void advance(Context& c, int32_t* past, int64_t tokens) {
   launch(c, {1, kWarp}, advance_kernel, past, static_cast<int32_t>(tokens));
 }
 
-// ---- candidates as keys, ascending: falling logits, equal ones by rising ids
+// ---- sort keys of candidates: ascending keys are descending logits, then ascending token ids
 
 __device__ SortKey candidate_key(float logit, int64_t id) {
-  // Zeros of both signs are equal.
+  // -0 and 0 have the same key.
   const uint32_t bits = logit == 0 ? 0 : std::bit_cast<uint32_t>(logit);
   const uint32_t rising = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
   return static_cast<SortKey>(~rising) << 32 | static_cast<SortKey>(id);
@@ -60,7 +62,7 @@ struct Logits {
   }
 };
 
-// tokens[r] = the most likely one of row r, or -1.
+// tokens[r] = the most likely token of row r; -1 if a logit of the row is not finite.
 __global__ void most_likely_kernel(Logits logits, int32_t* tokens) {
   constexpr int kSize = kGroup<float>;
   SortKey first = kNoKey;
@@ -84,13 +86,13 @@ struct MakeCandidates {
   }
 };
 
-// The keys of an earlier round.
+// Input of a later round: the keys that the blocks of the round before have kept.
 struct KeptKeys {
   const SortKey* keys;
   int64_t cols;
   __device__ SortKey key(int64_t row, int64_t i) const { return i < cols ? keys[row * cols + i] : kNoKey; }
 };
-// Keeps the first `kept` of each `count` candidates of a row, in order.
+// Sorts each `count` candidates of a row and keeps the first `kept`.
 template <class From>
 __global__ void keep_first_kernel(From from, int count, int64_t blocks, int64_t kept, SortKey* to) {
   CAPSTAN_SHARED(SortKey, own, kBlockKeys);
@@ -101,16 +103,16 @@ __global__ void keep_first_kernel(From from, int count, int64_t blocks, int64_t 
   for (int64_t i = thread_index(); i < kept; i += block_threads()) to[block_index() * kept + i] = own[i];
 }
 
-// ---- weights of the candidates, and the draw
+// ---- weights of the candidates, and sampling
 
-// Candidates whose weights a thread adds; those of a block are a tile.
+// Number of candidates whose weights a thread adds. The candidates of a block are a tile.
 constexpr int kSumEach = 4;
 
 struct Candidates {
-  // [rows, row_keys], of which the first `count` of each row are the candidates.
+  // [rows, row_keys]; the first `count` keys of a row are its candidates.
   const SortKey* keys;
   int64_t row_keys, count, tiles;
-  // [rows, count], and the sums of its tiles [rows, tiles].
+  // Weights [rows, count], and their sums by tile [rows, tiles].
   double *weights, *sums;
   // The first candidate of this thread in a tile, and the end of the tile.
   __device__ int64_t first_in(int64_t tile) const {
@@ -137,7 +139,7 @@ __global__ void weights_kernel(Candidates c, double temperature) {
   if (thread_index() == 0) c.sums[row * c.tiles + tile] = sum;
 }
 
-// The sum of the values of all threads before this one.
+// Exclusive prefix sum over the threads of the block.
 __device__ double block_prefix(double value) {
   CAPSTAN_SHARED(double, of_warps, kWarp);
   double inclusive = value;
@@ -151,13 +153,14 @@ __device__ double block_prefix(double value) {
   sync_threads();
   double earlier = 0;
   for (int warp = 0; warp < warp_index(); ++warp) earlier += of_warps[warp];
-  // Before the next call writes its values.
+  // The next call overwrites of_warps.
   sync_threads();
   return earlier + before;
 }
 
-// The first candidate with which the sum of weights is above `limit`, or reaches it, and that sum; the last
-// candidate if there is none. All threads of the block call it.
+// The shortest prefix of the candidates whose sum of weights is above `limit` (`reaches`: at least `limit`):
+// its last candidate and its sum; all candidates if there is none. All threads of the block call
+// find_prefix() together.
 struct Prefix {
   int64_t candidate;
   double sum;
@@ -186,19 +189,19 @@ __device__ Prefix find_prefix(const Candidates& c, int64_t row, double limit, bo
   for (int k = kSumEach - 1; k >= 0; --k)
     if (first + k < end && enough(sum_with(k))) found = static_cast<SortKey>(first + k);
   found = block_reduce(found, kNoKey, First());
-  // The last one of the tile also where rounding leaves its sum below.
+  // Rounding may leave the sum of the tile below the limit; then its last candidate is taken.
   const int64_t candidate = found == kNoKey ? end - 1 : static_cast<int64_t>(found);
   if (candidate / kSumEach == first / kSumEach) sum_there[0] = sum_with(candidate % kSumEach);
   sync_threads();
   const double sum = sum_there[0];
-  // Before the next call writes its value.
+  // The next call overwrites sum_there.
   sync_threads();
   return {candidate, sum};
 }
 
 __global__ void draw_kernel(Candidates c, SamplingOptions options, const int32_t* position, int32_t* tokens) {
   const int64_t row = block_index();
-  // The logits of the row are not finite.
+  // most_likely_kernel() has found a logit that is not finite.
   if (tokens[row] < 0) return;
   double total = 0;
   for (int64_t tile = 0; tile < c.tiles; ++tile) total += c.sums[row * c.tiles + tile];
@@ -211,16 +214,16 @@ __global__ void draw_kernel(Candidates c, SamplingOptions options, const int32_t
     tokens[row] = id_of(c.keys[row * c.row_keys + (drawn < last.candidate ? drawn : last.candidate)]);
 }
 
-// ---- the steps of a draw
+// ---- the steps of sampling
 
 // Sizes of one row.
 struct SamplePlan {
   int64_t kept;
   int threads;
   int64_t tiles;
-  // A sort of all candidates, or rounds in which blocks keep the first `kept`.
+  // True: one sort of all candidates. False: rounds in which each block keeps its first `kept`.
   bool sorts;
-  // Keys after the sort or the first round, and after the second round.
+  // Number of keys after the sort or the first round, and after the second round.
   int64_t keys, later_keys;
 
   SamplePlan(const SamplingOptions& options, int64_t cols)

@@ -70,7 +70,7 @@ const char* refusal(const GemmTypes& t, int capability) {
   return t.a == t.b && is_float(t.a) ? nullptr : "A and B are both fp32, bf16 or fp16, or have scales";
 }
 
-// Whether cuBLASLt stores C for these A and B.
+// True if cuBLASLt can store C in this type for these A and B.
 bool has_result_type(const GemmTypes& t) {
   return is_scaled(t) || t.c == DType::f32 || t.c == t.a;
 }
@@ -98,7 +98,7 @@ struct GemmMemory {
     const size_t bytes = aligned(shared) + scalars + sums;
     return {bytes == 0 ? 0 : bytes + kAlignment, 0};
   }
-  // The parts in a workspace.
+  // Addresses of the buffers in a workspace.
   struct Parts {
     std::byte* shared = nullptr;
     float *scalars = nullptr, *sums = nullptr;
@@ -300,7 +300,7 @@ GemmEpilogue multiply(Context& c, const GemmShape& s, const Operand& a, const Op
   GemmCall fused = g;
   const GemmEpilogue rest = fuse(s, a, out, epilogue, fused);
   if (enqueue(c, fused.call, fused.pointers)) return rest;
-  // A GPU may lack the epilogue.
+  // cuBLASLt may have no algorithm with this epilogue; then the GEMM runs without it.
   if (fused.call.epilogue == CUBLASLT_EPILOGUE_DEFAULT || !enqueue(c, g.call, g.pointers))
     refuse(c, keep_text("cuBLASLt has no algorithm for " + call_text(s, types_of(a, b, out)) + ": " +
                         missing_algorithm()));
@@ -314,7 +314,7 @@ Out from_element(Out x, int64_t element) {
   return {x.as<std::byte>() + element * size_of(x.dtype), x.dtype};
 }
 
-// For C of a type that cuBLASLt does not store: some rows at a time.
+// GEMM whose C has a type that cuBLASLt does not store: computes fp32 results for some rows at a time.
 void multiply_and_convert(Context& c, const GemmShape& s, const Operand& a, const Operand& b, Out out,
                           Scalars scalars, const GemmEpilogue& epilogue, const GemmMemory& sizes,
                           const GemmMemory::Parts& memory) {

@@ -12,7 +12,7 @@ namespace capstan::kernels::CAPSTAN_GPU {
 namespace {
 
 constexpr int kEpilogueThreads = 256, kEpilogueWarps = kEpilogueThreads / kWarp;
-// Rows of a block, at least, and blocks of rows, at most, which bounds the partial sums.
+// Smallest number of rows of a block, and largest number of blocks of rows, which limits the partial sums.
 constexpr int64_t kEpilogueRows = 64, kEpilogueRowBlocks = 256;
 
 // Blocks of C, of which the columns of one group of each lane belong to a block.
@@ -31,7 +31,7 @@ struct EpiloguePass {
   int64_t batch = 1, m = 0, n = 0, ldc = 0, stride_c = 0;
   int64_t rows_each = 0, across = 0;
   Array<T> c{};
-  // Whether C changes.
+  // True if the pass writes C.
   bool writes = false;
   EpilogueSource source{};
   Array<Any> bias{};
@@ -58,7 +58,8 @@ __device__ inline ActivationValue activation_at(ActivationKind kind, float x) {
   return SquaredRelu::of(x);
 }
 
-// `count` values of row `row` of all batches, from `column` on: the new ones, which it stores.
+// Computes, stores and returns the new values of `count` elements of a row, from `column` on. row: counted
+// over all batches.
 template <class T>
 __device__ Group<kGroup<T>> finish_group(const EpiloguePass<T>& e, int64_t row, int64_t column) {
   constexpr int kSize = kGroup<T>;

@@ -25,13 +25,13 @@ constexpr int kGroupValues = 8, kTileGroups = kTile * kDepth / kGroupValues;
 
 // ---- operands, as rows (m or n) by k
 
-// Where the matrix of a group or batch begins: elements of memory, row, and element of k.
+// Origin of the matrix of a group or batch: offset in elements, first row and first k.
 struct TileOrigin {
   int64_t elements = 0, row = 0, k = 0;
 };
 
-// The place of a group in a tile of shared memory: row `row` and eight of k, or with `by_k` eight rows of one
-// k. Groups are permuted, so that the rows of a matrix operation lie in different banks.
+// Index of a group in a tile of shared memory: eight elements of k of one row, or with `by_k` eight rows of
+// one k. Groups are permuted (swizzled), so that the rows of a matrix operation lie in different banks.
 __device__ inline int tile_slot(bool by_k, int row, int k) {
   return by_k ? k * (kTile / kGroupValues) + ((row / kGroupValues) ^ (k % 8))
               : row * (kDepth / kGroupValues) + ((k / kGroupValues) ^ (row / 2 % 4));
@@ -95,8 +95,8 @@ struct CodeSource {
   }
 };
 
-// fp32 as three bf16 values, the first the largest, whose sum it is. They are truncated, not rounded, so that
-// the first is finite where the value is.
+// An fp32 value as the sum of three bf16 terms (bf16x3), the largest first. Terms are truncated, not rounded,
+// so that the first one is finite if the value is.
 struct Terms {
   uint16_t bits[3];
 };
@@ -104,7 +104,7 @@ __device__ inline Terms terms_of(float x) {
   Terms terms;
   for (int i = 0; i < 3; ++i) {
     bf16 term;
-    // The upper half of a NaN may be that of an infinity.
+    // Truncating a NaN could give an infinity.
     term.bits = x != x ? uint16_t{0x7FC0} : static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
     terms.bits[i] = term.bits;
     const float value = to_float(term);
@@ -148,7 +148,7 @@ __device__ inline void fill_group(const CodeSource& source, const TileOrigin& or
   k += origin.k;
   float values[kGroupValues] = {};
   if (count > 0) {
-    // A group lies in one block.
+    // All elements of a group lie in one quantization block.
     const float scale = source.scale_at(row, k);
     for (int i = 0; i < kGroupValues && i < count; ++i) values[i] = source.code_at(row, k + i) * scale;
   }
@@ -254,7 +254,7 @@ __device__ TileTask task_of(const TileGemm<Source>& g) {
   task.row = down * kTile;
   return task;
 }
-// Where A (or B) of the task's group begins.
+// Origin of A (or B) of the task's group.
 template <class Source>
 __device__ TileOrigin origin_of(const TileGemm<Source>& g, const TileTask& task, bool is_a) {
   TileOrigin origin;
@@ -302,12 +302,12 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, (Source::kTerms == 1 ? 2 : 1
   constexpr int kStages = kTileStages<Source>, kTerms = Source::kTerms;
   CAPSTAN_DYNAMIC_SHARED(Bytes16, memory);
   const TileTask task = task_of(g);
-  // Blocks beyond the last group.
+  // The grid may have more blocks than the groups have tiles.
   if (!task.exists) return;
   const TileOrigin a_origin = origin_of(g, task, true), b_origin = origin_of(g, task, false);
   const int warp_row = warp_index() / kWarpsAcross * kWarpRows,
             warp_column = warp_index() % kWarpsAcross * kWarpCols;
-  // Nothing of C is here.
+  // This lane has no elements of C.
   const bool idle = task.row + warp_row >= task.m || task.column + warp_column >= g.s.n;
   const int64_t steps = ceil_div(task.k, kDepth);
 
@@ -325,7 +325,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, (Source::kTerms == 1 ? 2 : 1
   float sums[kLefts][2 * kRights][4] = {};
   for (int64_t step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();
-    // The stage of this step is there, and all warps have left the one that is filled next.
+    // After the barrier the stage of this step is loaded, and no warp reads the stage that fill() writes.
     sync_threads();
     fill(step + kStages - 1);
     if (idle) continue;

@@ -10,9 +10,9 @@ namespace capstan::kernels::CAPSTAN_GPU {
 
 namespace {
 
-// Floats of shared memory that a block may use, with some left for reductions.
+// Largest number of floats of shared memory for the gradients of gamma; the rest is for reductions.
 constexpr int64_t kRowFloats = (int64_t{224} << 10) / static_cast<int64_t>(sizeof(float));
-// Partial rows of the gradients of gamma, at most.
+// Largest number of partial rows of the gradients of gamma.
 constexpr int64_t kMostGradientBlocks = 256;
 
 enum class QkvSlice : uint8_t { queries, key, value };
@@ -50,7 +50,7 @@ __device__ void for_elements(const QkvRow& row, int64_t i, const Body& body) {
   }
 }
 
-// A value for the queries, and one for the keys.
+// One value for the queries and one for the keys.
 struct QkvPair {
   float queries, keys;
   __device__ float of(QkvSlice slice) const { return slice == QkvSlice::key ? keys : queries; }
@@ -231,7 +231,7 @@ void backward(Context& c, HeadNormShape s, In dy, In qkv, const float* squares, 
                   "fit into shared memory");
   auto* partials = gradients ? workspace_of<float>(c, backward_workspace(s, true)) : nullptr;
   if (gradients && !partials) return;
-  // Rows without gradients of the weights need not share a block.
+  // Without weight gradients each row has its own block.
   const int64_t block = gradients ? gradient_block(s) : 1, blocks = ceil_div(s.rows, block);
   by_type({dy, qkv, dx}, [&](auto type) {
     using T = decltype(type);

@@ -1,4 +1,4 @@
-// CUDA's words for nvcc; kernels/simulated/intrinsics.hpp has the same names for the host compiler.
+// CUDA intrinsics for nvcc; kernels/simulated/intrinsics.hpp has the same names for the host compiler.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@
 // The namespace of all that is compiled for this device.
 #define CAPSTAN_GPU cuda
 
-// Before a loop whose arrays have to stay in registers.
+// Unrolls the loop that follows, whose arrays have to stay in registers.
 #define CAPSTAN_UNROLL _Pragma("unroll")
 // Bounds of a kernel: the threads of its blocks, and the least number of blocks that a multiprocessor runs.
 #define CAPSTAN_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
@@ -101,7 +101,7 @@ __device__ T warp_reduce(T value, Join&& join, int lanes = kWarp, Location = {})
   return value;
 }
 
-// Joins the values of groups of `lanes` lanes, a power of two, one after the other.
+// Reduces each of the values over groups of `lanes` lanes. lanes: a power of two.
 template <int kCount, class T, class Join>
 __device__ __forceinline__ void reduce_lanes(T (&values)[kCount], Join&& join, int lanes, Location = {}) {
   CAPSTAN_UNROLL
@@ -120,7 +120,7 @@ __device__ inline Bytes16 load_16(const void* p) {
 __device__ inline void store_16(void* p, const Bytes16& value) {
   *static_cast<uint4*>(p) = value.words;
 }
-// To a multiple of 4.
+// Stores 4 bytes at an address that is a multiple of 4.
 __device__ inline void store_4(void* p, uint32_t value) {
   *static_cast<uint32_t*>(p) = value;
 }
@@ -191,14 +191,15 @@ __device__ void wait_for_copies() {
 
 // ---- tensor cores, from sm_80 on
 //
-// A warp multiplies matrices whose elements are in the registers of its lanes, two 16-bit values to a
-// register. Lane l has of a matrix of 8 x 8 the elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1), of a
-// left operand of 16 x 16 those of its quarters (0, 0), (1, 0), (0, 1), (1, 1), of a right operand of 16 x 8,
-// transposed, those of its halves, and of 16 x 8 fp32 sums rows l / 4 and l / 4 + 8, columns 2 (l % 4) and
-// 2 (l % 4) + 1.
+// A warp multiplies matrices whose elements are in the registers of its lanes, two 16-bit values in each
+// (fragments of mma.m16n8k16). Lane l holds
+//   of an 8 x 8 matrix                    the elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1)
+//   of a 16 x 16 left operand (A)         those elements of the quarters (0, 0), (1, 0), (0, 1), (1, 1)
+//   of a 16 x 8 right operand (B)         those elements of the halves of its transpose
+//   of 16 x 8 fp32 sums (accumulators)    rows l / 4 and l / 4 + 8, columns 2 (l % 4) and 2 (l % 4) + 1
 
-// Loads groups of four 8 x 8 matrices. Lane l names the row l % 8 of matrix l / 8 of each group by its
-// element of shared memory. Transposed: the lanes get the elements of the transposed matrices.
+// Loads groups of four 8 x 8 matrices (ldmatrix). Lane l gives the index in shared memory of row l % 8 of
+// matrix l / 8 of each group. kTransposed: lanes get the elements of the transposed matrices.
 template <bool kTransposed, int kCount>
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from,
                                               const int (&rows)[kCount], Location = {}) {

@@ -21,7 +21,7 @@ constexpr int64_t kTile = int64_t{2} * kThreads * kEach;
 static_assert(kTile % kMomentBlock == 0);
 // Blocks of an update: several for each multiprocessor of the largest GPUs.
 constexpr int64_t kUpdateBlocks = 1024;
-// Blocks of a sum. Each writes a partial result, so that their number determines the order of summation.
+// Number of blocks of a sum. Each writes a partial result, so the number determines the order of summation.
 constexpr int64_t kSumBlocks = 256;
 
 // ---- tiles

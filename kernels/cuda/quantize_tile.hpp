@@ -16,7 +16,7 @@ inline constexpr int kTileThreads = 256;
 inline constexpr int kRun = 16;
 static_assert(kRun == kHadamard);
 
-// That of this device's GEMMs.
+// Order of block scales that the GEMMs of this device read.
 inline constexpr ScaleOrder kScaleOrder = ScaleOrder::tensor_core;
 
 struct MaxBits {
@@ -28,7 +28,7 @@ struct MaxBits {
 struct EncodedRows {
   QuantizeFormat format;
   int64_t rows = 0, cols = 0;
-  // With `tensor` and block_1x16.
+  // Scale of the tensor, for `tensor` and block_1x16.
   const float* tensor_scale = nullptr;
   Quantized to;
   RoundingPosition random;
@@ -44,7 +44,7 @@ __device__ void store_scale(const EncodedRows& e, int64_t row, int64_t block, ui
     static_cast<uint8_t*>(e.to.scale)[at] = static_cast<uint8_t>(stored);
 }
 
-// The random words of consecutive elements.
+// Random words of consecutive elements, for stochastic rounding.
 struct CodeWords {
   RoundingPosition random;
   uint64_t block = ~uint64_t{0};
@@ -56,7 +56,7 @@ struct CodeWords {
       const auto next = philox4x32(random.key, block, random.call);
       for (int i = 0; i < 4; ++i) words[i] = next[static_cast<size_t>(i)];
     }
-    // Without an index that is known only at run time.
+    // Indexes with constants only, so that the array stays in registers.
     const uint32_t lower = (element & 1) != 0 ? words[1] : words[0],
                    upper = (element & 1) != 0 ? words[3] : words[2];
     return (element & 2) != 0 ? upper : lower;
@@ -74,7 +74,7 @@ __device__ void store_codes(uint8_t* to, const uint32_t* words, int64_t count) {
     if (k < count) to[k] = static_cast<uint8_t>(words[k / 4] >> (k % 4 * 8));
 }
 
-// values * factor as codes of 8 bits, from element (row, col) on.
+// Stores values * factor as 8-bit codes, from element (row, col) on.
 template <SmallFloat F, int kCount>
 __device__ void encode_bytes(const EncodedRows& e, int64_t row, int64_t col, const float* values,
                              float factor) {
@@ -83,7 +83,7 @@ __device__ void encode_bytes(const EncodedRows& e, int64_t row, int64_t col, con
     words[k / 4] |= encode_pair<F>(values[k] * factor, values[k + 1] * factor) << (k % 4 * 8);
   store_codes<kCount>(static_cast<uint8_t*>(e.to.codes) + row * e.cols + col, words, e.cols - col);
 }
-// The same of 4 bits. The last byte of a row with an odd number of elements has one code.
+// Stores values * factor as 4-bit codes. In rows with an odd number of elements the last byte holds one code.
 template <int kCount>
 __device__ void encode_nibbles(const EncodedRows& e, int64_t row, int64_t col, const float* values,
                                float factor) {
@@ -123,7 +123,7 @@ template <ScaleLayout kLayout, int kCount>
 __device__ void encode_row(const EncodedRows& e, int64_t row, int64_t col, const float* values,
                            bool several_rows = false, uint32_t amax = 0, Location at = {}) {
   constexpr bool kBlocks = kLayout != ScaleLayout::tensor;
-  // With one scale for the tensor, the block has no meaning.
+  // The block is unused if the tensor has one scale.
   constexpr int kBlock = kBlocks ? static_cast<int>(block_of(kLayout)) : kCount;
   if (kBlocks && !several_rows)
     amax = warp_reduce(largest_of_values<kCount>(values), MaxBits(), kBlock / kCount, at);
@@ -156,7 +156,7 @@ struct QuantizeTask {
   // Maxima of the elements, and of the transformed columns.
   float *amax = nullptr, *transformed_amax = nullptr;
 
-  // Whether more is computed than the maximum of the elements.
+  // True if more than the maximum of the elements is computed.
   __host__ __device__ bool reads_tile() const {
     return rows.to.codes || columns.to.codes || transformed_amax;
   }
@@ -354,7 +354,7 @@ void by_layout(const QuantizeTask& task, const Body& body) {
   }
   return body(Layout<ScaleLayout::tensor>());
 }
-// The same for a second output, which has fewer layouts.
+// As above for a second output, which supports fewer layouts.
 template <class Body>
 void by_layout_of_output(const QuantizeTask& task, const Body& body) {
   by_layout(task, [&]<ScaleLayout kLayout>(Layout<kLayout> layout) {
@@ -383,7 +383,7 @@ inline QuantizeTask task_of(const QuantizedOutput& output, int64_t rows, int64_t
           .amax = output.amax,
           .transformed_amax = nullptr};
 }
-// Reports codes that a second output does not have. Returns whether it did.
+// Reports an error if a second output does not support this layout of codes. Returns whether it did.
 inline bool refuse_second_output(Context& c, const QuantizedOutput& output,
                                  const char* file = __builtin_FILE(),
                                  const char* function = __builtin_FUNCTION()) {

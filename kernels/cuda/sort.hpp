@@ -7,22 +7,23 @@
 namespace capstan::kernels::CAPSTAN_GPU {
 
 using SortKey = uint64_t;
-// Fills a row up; greater than every key.
+// Pads a row; it is greater than every key.
 inline constexpr SortKey kNoKey = ~SortKey{0};
-// Keys that a block sorts in shared memory, at most, and its threads.
+// Largest number of keys that a block sorts in shared memory, and number of threads of the block.
 inline constexpr int kBlockKeys = 4096;
 inline constexpr int kSortThreads = 512;
 
-// Keys of a row that holds `count` of them: a power of two, and enough for two of each lane.
+// Padded number of keys of a row with `count` keys: a power of two, at least two for each lane.
 inline int64_t sorted_keys(int64_t count) {
   return std::max<int64_t>(2 * kWarp, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count))));
 }
 
-// The first of the two keys of pair `pair`, which are `distance` apart, a power of two.
+// Index of the first key of pair `pair`, whose keys are `distance` apart. distance: a power of two.
 __device__ inline int64_t first_of_pair(int64_t pair, int64_t distance) {
   return 2 * pair - (pair & (distance - 1));
 }
-// Orders two keys; ascending within a run of `length` keys with an even number in its row.
+// Compares and swaps keys i and i + distance: ascending in runs of `length` keys with an even index in their
+// row, descending in the others.
 template <class Keys>
 __device__ void order_pair(const Keys& keys, int64_t i, int64_t distance, int64_t place, int64_t length) {
   const SortKey a = keys[i], b = keys[i + distance];

@@ -23,7 +23,7 @@ namespace {
 std::atomic<int> capability{90};
 std::mutex calls_mutex;
 CublasLtCalls calls;
-// Reason of the latest call of this thread that failed.
+// Reason why the latest failed call of this thread has failed.
 thread_local std::string failure;
 
 cublasStatus_t fail_call(cublasStatus_t status, std::string reason) {
@@ -211,7 +211,7 @@ cublasStatus_t check_narrow(const Problem& p) {
   if (is_blocks_128(o.a_scale_mode) && (p.m() % 4 != 0 || p.n() % 4 != 0))
     return unsupported("with scales of 128 elements m and n have to be multiples of 4");
   if (p.a.batch > 1 && o.a_scale_mode != 0) return unsupported("block scales of a batch have no layout");
-  // Of this simulation.
+  // A limit of this simulation, not of cuBLASLt.
   if (p.a.ld != static_cast<int64_t>(p.a.rows) || p.b.ld != static_cast<int64_t>(p.b.rows) ||
       o.trans_a != CUBLAS_OP_T || o.trans_b != CUBLAS_OP_N)
     return unsupported("8-bit matrices are read in the TN format, without gaps");
@@ -237,7 +237,7 @@ cublasStatus_t check_auxiliary(const Problem& p) {
                    " of the auxiliary matrix is no multiple of 8 of at least its rows");
   if (p.d.batch > 1 && o.auxiliary_stride % 8 != 0)
     return invalid("the stride of the auxiliary matrices is no multiple of 8");
-  // Of this simulation.
+  // A limit of this simulation, not of cuBLASLt.
   if (o.auxiliary_ld != p.d.ld || (p.d.batch > 1 && o.auxiliary_stride != p.d.stride))
     return unsupported("the auxiliary matrix does not lie as D does");
   return CUBLAS_STATUS_SUCCESS;
@@ -270,7 +270,7 @@ cublasStatus_t check_problem(const Problem& p) {
 
 // ---- algorithms
 
-// Distinguishes problems, by all of them but the addresses.
+// Identifies a problem; it covers everything but the addresses.
 uint64_t digest_of(const Problem& p) {
   uint64_t digest = 0xCBF29CE484222325;
   const auto add = [&](auto value) {
@@ -377,7 +377,7 @@ GemmShape row_major_shape(const Problem& p) {
 void multiply(const Product& x, Context& c) {
   const Problem& p = x.problem;
   const cublasLtMatmulDescOpaque_t& o = p.operation;
-  // An algorithm may write all of it.
+  // An algorithm may write the full workspace.
   if (x.workspace_bytes > 0) std::memset(x.workspace, 0xA5, x.workspace_bytes);
   const bool in_memory = o.pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
   const float alpha = in_memory ? *static_cast<const float*>(x.alpha_in_memory) : x.alpha;
@@ -584,7 +584,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     return invalid("a product without all of its arguments");
   const Problem problem{*operation, *a_layout, *b_layout, *d_layout};
   if (const cublasStatus_t status = check_problem(problem); status != CUBLAS_STATUS_SUCCESS) return status;
-  // Of this simulation.
+  // A limit of this simulation, not of cuBLASLt.
   if (c != d || !algorithm) return unsupported("this simulation wants an algorithm, and C in the place of D");
   AlgorithmData data;
   std::memcpy(&data, algorithm, sizeof data);

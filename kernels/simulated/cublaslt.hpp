@@ -1,9 +1,9 @@
 // cuBLASLt for the host compiler: the names of cublasLt.h that the kernels use. It checks each call as
 // cuBLASLt documents its restrictions (types, scales, epilogues, leading dimensions, alignment, workspace),
 // and computes with the CPU's GEMM. A call that the library would not run returns the library's status, and
-// text_of() gives the reason. Where the library would compute nonsense without a word it is stricter:
+// text_of() gives the reason. It is stricter than the library where that would silently give wrong results:
 //   - a matrix of codes needs a scale
-//   - a call's pointers are aligned as the search for its algorithm was told
+//   - the pointers of a call have the alignment that was given to the search for its algorithm
 //   - an algorithm runs only the call for which it was found
 #pragma once
 
@@ -171,7 +171,7 @@ int compute_capability();
 inline int current_gpu() {
   return compute_capability();
 }
-// Small: tests fill the workspace of every launch.
+// The size is small, because tests fill the workspace of every launch.
 inline size_t cublaslt_workspace_bytes() {
   return size_t{16} << 10;
 }
@@ -179,7 +179,7 @@ inline constexpr size_t kSumBytes = size_t{1} << 20;
 inline cudaStream_t stream_of(Context& c) {
   return &c;
 }
-// With the reason of the latest call of this thread that failed.
+// Text of a status, with the reason of the latest failed call of this thread.
 std::string text_of(cublasStatus_t status);
 
 // ---- for tests

@@ -131,7 +131,7 @@ T warp_reduce(T value, Join&& join, int lanes = kWarp, Location at = {}) {
   });
 }
 
-// Joins the values of groups of `lanes` lanes, a power of two, one after the other; all wait only once.
+// Reduces each of the values over groups of `lanes` lanes, with one wait for all. lanes: a power of two.
 template <int kCount, class T, class Join>
 void reduce_lanes(T (&values)[kCount], Join&& join, int lanes, Location at = {}) {
   T* mine = values;
@@ -161,7 +161,7 @@ inline void store_16(void* p, const Bytes16& value, Location at = {}) {
   check_alignment(p, at);
   std::memcpy(p, &value, 16);
 }
-// To a multiple of 4.
+// Stores 4 bytes at an address that is a multiple of 4.
 inline void store_4(void* p, uint32_t value, Location at = {}) {
   check_alignment(p, at, 4);
   std::memcpy(p, &value, 4);
@@ -220,8 +220,8 @@ void wait_for_copies() {
 
 // ---- tensor cores: kernels/cuda/intrinsics.hpp says which elements a lane has
 
-// Loads groups of four 8 x 8 matrices. Lane l names the row l % 8 of matrix l / 8 of each group by its
-// element of shared memory. Transposed: the lanes get the elements of the transposed matrices.
+// Loads groups of four 8 x 8 matrices (ldmatrix). Lane l gives the index in shared memory of row l % 8 of
+// matrix l / 8 of each group. kTransposed: lanes get the elements of the transposed matrices.
 template <bool kTransposed, int kCount>
 void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from, const int (&rows)[kCount],
                    Location at = {}) {

@@ -79,7 +79,7 @@ void report_first_signal() {
   print_answer(train::stop_notice(buffer, phase.data(), step, expected_end, comm::monotonic_ns()));
 }
 
-// After the ranks have ended: prints which checkpoint the run goes on from.
+// Prints the checkpoint from which the run can resume; called after the ranks have ended.
 void report_second_signal() {
   std::array<char, 192> buffer;
   const comm::Slot* slot = rank0_slot();

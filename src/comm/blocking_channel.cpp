@@ -143,7 +143,7 @@ class BlockingChannel final : public TensorChannel {
     const int64_t part = transfer.to.bytes() / size_, own = rank_ * part;
     if (transfer.kind != TransferBatch::Kind::all_gather || transfer.from.address() != to + own)
       return declare(queues_->deliver, transfer.to, true, by);
-    // In place: this rank's part stays as it is.
+    // In-place all-gather: this rank's part needs no copy.
     device_.declare_access(queues_->deliver, {to, own}, true, by);
     device_.declare_access(queues_->deliver, {to + own + part, transfer.to.bytes() - own - part}, true, by);
   }

@@ -69,7 +69,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
       where = batches_.empty() ? "after batch " + std::to_string(retired_) + " of group `" + name_ + "`"
                                : "in " + describe(batches_.front());
     }
-    // The main thread may be in a call, and finds the error itself.
+    // If the main thread holds the lock, it is in a call of NCCL and finds the error itself.
     const std::unique_lock lock(calls_mutex_, std::try_to_lock);
     if (!lock || !communicator_) return std::nullopt;
     const Status status = nccl_.get_async_error(communicator_);
@@ -82,7 +82,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
     if (!failure_) failure_ = error;
   }
   void abort() noexcept override {
-    // A call that does not return keeps its communicator; the process ends all the same.
+    // A communicator whose call of NCCL does not return is not aborted; the watchdog ends the process anyway.
     std::unique_lock lock(calls_mutex_, kLongestCall);
     if (!lock) return;
     OpenCommunicator* const communicator = std::exchange(communicator_, nullptr);
@@ -131,7 +131,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
   // A batch that the host has started.
   struct Batch {
     int64_t number;
-    // With world ranks.
+    // Description of the transfers, with world ranks.
     std::string transfers;
     // `done` is null while the host is in the calls of NCCL.
     std::shared_ptr<Event> ready, done;
@@ -151,7 +151,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
     });
     wait_until_ready(action, options_.timeout);
   }
-  // An error elsewhere ends this program: other ranks may not come to the end of the communicator.
+  // True after an error: the other ranks may then not finalize the communicator.
   bool is_failing() {
     const std::lock_guard lock(failure_mutex_);
     return failure_ || std::uncaught_exceptions() > 0;
@@ -171,7 +171,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
     if (communicator_) (void)nccl_.abort(std::exchange(communicator_, nullptr));
   }
 
-  // Until the calls before are complete; `limit`: for so many seconds at most.
+  // Waits until earlier calls are complete. limit: largest wait in seconds.
   void wait_until_ready(const std::string& action, std::optional<double> limit) {
     constexpr int kBusyPolls = 2000;
     const auto start = std::chrono::steady_clock::now();
@@ -195,7 +195,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
   }
 
   static std::string text_of(const Status& status) { return status.text ? status.text : "no reason given"; }
-  // Throws unless the call is complete or has begun.
+  // Throws unless the call is complete or in progress.
   void check(const Status& status, const std::string& action) const {
     if (!status.ok() && status.code != StatusCode::not_ready) fail_call(action, text_of(status));
   }
@@ -205,8 +205,8 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
                       action + ": " + problem,
                   "NCCL_DEBUG=WARN shows what NCCL has seen (docs/multi-node.md)");
   }
-  // A rank that has ended makes the transports of the others fail: where there is a watchdog, it has the
-  // better explanation soon, or reports this error.
+  // Waits a few seconds before it throws: if a rank has ended, the transports of all others fail, and the
+  // error of the watchdog names that rank.
   [[noreturn]] void fail_transport(const std::string& action, const std::string& problem) {
     constexpr int kLongest = 5'000;  // ms
     for (int waited = 0; watched_ && waited < kLongest; waited += 10) {
@@ -295,7 +295,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
     if (published_->begun.load() < retired_) published_->begun.store(retired_);
     if (batches_.empty()) return;
     const Batch& first = batches_.front();
-    // It begins when the work before it is done, or when the host waits for the peers to connect.
+    // A batch begins when the work before it is done, or when the host waits for the peers to connect.
     const bool begun = !first.done || first.ready->done();
     if (!begun || published_->begun.load() == first.number) return;
     published_->text.fill('\0');
@@ -306,7 +306,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
 
   static constexpr std::chrono::seconds kLongestCall{5};
 
-  // The queue outlives what is derived from Communicator.
+  // Copied from the group, because queued work outlives objects derived from Communicator.
   const int rank_, size_;
   const std::string name_;
   cuda::CudaDevice& device_;
@@ -325,7 +325,7 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
   std::mutex failure_mutex_;
   std::optional<Error> failure_;
   std::mutex batches_mutex_;
-  // Not known to be done, in their order.
+  // Batches that are not known to be done, in the order of their start.
   std::deque<Batch> batches_;
   int64_t started_ = 0, retired_ = 0;
 };

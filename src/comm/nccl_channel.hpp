@@ -14,13 +14,13 @@ struct NcclOptions {
   int world_rank = 0;
   // How long the ranks may take to join the communicator.
   double timeout = 600;  // seconds
-  // Null: an error, or a missing rank, is not noticed before the host waits for it, perhaps for ever.
+  // Detects errors and missing ranks. Null: the host notices them only when it waits, possibly forever.
   std::shared_ptr<TransferWatch> watch = nullptr;
 };
 
-// A channel on a communicator of its own, whose id travels over `group`. A batch is one group of NCCL on a
-// stream of the channel, which has a high priority; it begins after an event of the queue before it, and its
-// end is an event. The host waits in start() for the calls of NCCL only; the first batch also connects the
+// A channel on its own NCCL communicator, whose unique id is broadcast over `group`. A batch is one group
+// call of NCCL on a high-priority stream of the channel. It begins after an event of the preceding queue, and
+// an event marks its end. start() waits only for NCCL's calls to return; the first batch also connects the
 // ranks, and waits until its peers start it.
 //
 // Collective over the group, whose ranks have different GPUs. `device` has a communicator and outlives the

@@ -29,7 +29,7 @@ class LossScaler {
 
   bool is_dynamic() const { return !config_.loss_scale.has_value(); }
   LossScale initial() const;
-  // To be called after each step.
+  // Updates the scale; called after each step.
   void update(LossScale& state, bool overflow) const;
 
  private:

@@ -18,7 +18,7 @@ class CheckedQueue {
   // The number of the work item, from 1; 0 is always done.
   using Ticket = uint64_t;
 
-  // Which items are held until a wait needs them or kMaxHeld items follow.
+  // Selects the items that are held until a wait needs them or kMaxHeld items follow.
   enum class Hold : uint8_t { none, some, all };
   // Delays work: some items by up to a millisecond, and those that are held. `seed` selects which.
   CheckedQueue(uint64_t seed, Hold hold);
@@ -27,7 +27,7 @@ class CheckedQueue {
   CheckedQueue(const CheckedQueue&) = delete;
   CheckedQueue& operator=(const CheckedQueue&) = delete;
 
-  // always: also after an error, in whose place its own does not come.
+  // always: runs also after an error, which it does not replace.
   Ticket push(std::function<void()> work, bool always = false);
   Ticket last() const;
   bool done(Ticket ticket) const;

@@ -108,7 +108,7 @@ struct Runtime {
   // Begins a range of this thread, within those that have begun and not ended.
   void (*begin_range)(const char* name) = nullptr;
   void (*end_range)() = nullptr;
-  // A moment within the range.
+  // Marks a moment within the range.
   void (*mark)(const char* name) = nullptr;
 };
 
@@ -139,7 +139,8 @@ struct Communicator {
 
   // ---- transfers
 
-  // The transfers of this thread between the two calls begin together. Without them each is a group.
+  // The transfers between the two calls of a thread are one group and begin together. A transfer outside of
+  // such a pair is a group by itself.
   Status (*group_start)();
   Status (*group_end)();
   Status (*send)(OpenCommunicator* communicator, const void* data, int64_t bytes, int32_t peer, void* stream);
@@ -154,7 +155,7 @@ struct Communicator {
   Status (*get_async_error)(OpenCommunicator* communicator);
   // Begins to end the transfers; collective. After it only get_async_error, destroy and abort.
   Status (*finalize)(OpenCommunicator* communicator);
-  // After finalize is complete.
+  // Frees the communicator; allowed after finalize is complete.
   Status (*destroy)(OpenCommunicator* communicator);
   // Ends transfers that are under way, whose results are undefined, and destroys the communicator. May take
   // as long as the kernels need to notice.

@@ -163,7 +163,7 @@ class CudaDevice : public Device {
     return rules;
   }
 
-  // Differences of a device on another runtime than CUDA's.
+  // Options of a device on a runtime other than CUDA's.
   struct Variant {
     const char* name = "cuda";
     // The block at offset x of a pool lies at spacing * x + first of its addresses: other than 1 and 0 leave
@@ -174,7 +174,7 @@ class CudaDevice : public Device {
  protected:
   CudaDevice(const Backend& backend, const kernels::Table& table, int index, int threads,
              const Variant& variant);
-  // As enqueue(), also after an error, which stays the first one.
+  // Like enqueue(), but runs also after an error. The first error is kept.
   void enqueue_always(Queue queue, std::function<void()> work);
   int workers() const override { return 0; }
   void* stream_of(Queue queue) override { return queue_of(queue).stream; }

@@ -280,7 +280,7 @@ class AddressRanges {
     // Blocks may lie apart: twice the memory.
     bytes_ = round_up(2 * memory, 16 * kHugePage);
     void* mapped = map();
-    // Where addresses are limited (RLIMIT_AS): at most half of what there is.
+    // If the address space is limited (RLIMIT_AS), takes at most half of it.
     while (mapped == MAP_FAILED && bytes_ > 64 * kHugePage) {
       bytes_ = round_up(bytes_ / 2, 16 * kHugePage);
       mapped = map();

@@ -55,7 +55,7 @@ class CategoryScope {
   MemoryCategory before_;
 };
 
-// Where memory lies. A device whose memory is the host's has one kind only, `device`.
+// Location of memory. A device that uses the host's memory has only the kind `device`.
 enum class MemoryKind : uint8_t { device, host };
 inline constexpr size_t kMemoryKinds = 2;
 

@@ -103,7 +103,7 @@ void launch(Device& device, Queue queue, kernels::WorkspaceSize workspace,
                          KernelArgument<P>::from(device, std::forward<A>(arguments))...);
     case LaunchMode::queue: {
       kernels::LaunchContext context = temporary.context();
-      // It runs where it is called, which is in the order of the queue.
+      // With a null stream the kernel runs immediately when the queue reaches this work.
       context.stream = nullptr;
       return enqueue_kernel(device, queue, context, kernel,
                             KernelArgument<P>::from(device, std::forward<A>(arguments))...);

@@ -16,9 +16,9 @@ namespace capstan {
 
 // Bytes that nothing may change. They are a NaN in every type for kernels that read them.
 void write_sentinel(std::byte* begin, std::byte* end);
-// The first one that was changed; `end`: none.
+// Returns the first changed byte; `end` if there is none.
 const std::byte* changed_sentinel(const std::byte* begin, const std::byte* end);
-// Makes bytes usable that may have been sentinels.
+// Lets kernels use bytes that may have been sentinels.
 void remove_sentinel(std::byte* begin, std::byte* end);
 
 // The sentinels of a device's blocks. Each function returns work for the compute queue, in whose order blocks
@@ -33,12 +33,12 @@ class Sentinels {
   // distance: from the addresses of blocks to those that kernels use.
   explicit Sentinels(std::ptrdiff_t distance) : distance_(distance) {}
 
-  // A block for `bytes` bytes at `data`. The sentinels end at data + end. launches: of the compute queue, so
-  // far, here and below.
+  // Writes the sentinels of a block for `bytes` bytes at `data`; they end at data + end. launches, also
+  // below: number of launches on the compute queue so far.
   Work add(std::byte* data, int64_t bytes, int64_t end, MemoryCategory category, int64_t launches);
-  // The block is freed: checks its sentinels.
+  // Checks the sentinels of a block that is freed.
   Work remove(std::byte* data, int64_t launches);
-  // Checks those of all blocks, except for workspaces.
+  // Checks the sentinels of all blocks except workspaces.
   Work check(int64_t launches);
 
   // A launch on `queue` gets a workspace, in a block with `block_bytes` after rounding, and has used it. The
@@ -49,7 +49,7 @@ class Sentinels {
 
  private:
   struct Block {
-    // As kernels address it.
+    // Address of the block as kernels see it.
     std::byte* data;
     int64_t bytes, end;
     MemoryCategory category;

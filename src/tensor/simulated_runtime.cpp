@@ -23,7 +23,7 @@ namespace {
 
 thread_local SimulatedGpu next_gpu;
 
-// Behind an OpenDevice*.
+// The object to which an OpenDevice* of this runtime points.
 struct OpenGpu {
   SimulatedGpu gpu;
   int64_t mapped = 0;  // bytes
@@ -59,7 +59,7 @@ class Arena {
     fill_not_written(address + distance(), bytes);
     return true;
   }
-  // Exactly one mapping.
+  // Unmaps one mapping; false if address and size are not those of a mapping.
   bool unmap(std::byte* address, int64_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto found = mapped_.find(address);
@@ -265,7 +265,7 @@ Status copy(OpenDevice*, void* to, const void* from, int64_t bytes, CopyDirectio
   const bool to_device = direction != CopyDirection::device_to_host;
   if ((from_device && !arena().holds(from, bytes)) || (to_device && !arena().holds(to, bytes)))
     return failed("copy", "not an address of the device");
-  // Early readers find NaN, or -1.
+  // Reads before the first write give NaN, or -1 as an integer.
   if (!to_device) std::memset(to, 0xff, static_cast<size_t>(bytes));
   if (from_device) from = kernel_address(static_cast<const std::byte*>(from));
   if (to_device) to = kernel_address(static_cast<std::byte*>(to));

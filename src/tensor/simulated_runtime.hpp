@@ -14,9 +14,9 @@ namespace capstan::cuda {
 struct SimulatedGpu {
   // Bytes that can be mapped.
   int64_t memory = int64_t{32} << 30;
-  // Which work of streams is delayed, and how long.
+  // Seed of the delays of streams.
   uint64_t seed = 1;
-  // No work of a stream runs until a wait needs it. Else that of prompt streams is not delayed.
+  // Runs no work of a stream until a wait needs it. Otherwise the work of prompt streams is not delayed.
   bool patient = false;
 };
 void set_simulated_gpu(const SimulatedGpu& gpu);
@@ -25,7 +25,7 @@ void set_simulated_gpu(const SimulatedGpu& gpu);
 // no exceptions.
 const Runtime& simulated_runtime();
 
-// Kernels see device memory this much further on than tensors.
+// Distance from the addresses of tensors to those that kernels use, in bytes.
 std::ptrdiff_t simulated_kernel_offset();
 
 }  // namespace capstan::cuda

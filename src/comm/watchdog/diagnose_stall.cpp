@@ -126,7 +126,7 @@ struct DeviceWait {
   const RankStatus::Group* batch;
 };
 
-// The longest one that has lasted for the timeout.
+// The longest wait of a device that has reached the timeout; nullopt: there is none.
 std::optional<DeviceWait> longest_wait(const std::vector<RankStatus>& statuses, double timeout) {
   std::optional<DeviceWait> longest;
   for (const RankStatus& status : statuses) {
@@ -166,7 +166,7 @@ Error lagging_device(const DeviceWait& wait, const DeviceWait& missing,
   return error;
 }
 
-// All members have begun the batch.
+// The error if all members have begun the batch and none completes it.
 Error batch_without_progress(const DeviceWait& wait, const std::vector<RankStatus>& statuses) {
   std::string members;
   for (const RankStatus& status : statuses)
@@ -193,7 +193,8 @@ Error devices_in_a_cycle(const std::vector<DeviceWait>& cycle, const std::vector
   return error;
 }
 
-// Follows the device that waits longest to the rank that it waits for, and from there on.
+// Begins with the device that has waited longest, goes to the rank that it waits for, and repeats this until
+// it reaches a rank that has not begun its batch, a cycle, or a batch without progress.
 std::optional<Error> diagnose_device_waits(const std::vector<RankStatus>& statuses, double timeout) {
   const auto longest = longest_wait(statuses, timeout);
   if (!longest) return std::nullopt;
@@ -204,7 +205,7 @@ std::optional<Error> diagnose_device_waits(const std::vector<RankStatus>& status
     if (!missing.status) return batch_without_progress(wait, statuses);
     const RankStatus::Group* const batch = longest_batch(*missing.status);
     if (!batch || missing.status->stopped) return lagging_device(wait, missing, statuses, timeout);
-    // The device of that rank makes progress.
+    // The device of the missing rank makes progress, so this is no stall.
     if (batch->seconds < timeout) return std::nullopt;
     const auto before = std::find_if(path.begin(), path.end(),
                                      [&](const DeviceWait& w) { return w.status == missing.status; });

@@ -1,4 +1,4 @@
-// Which layers `peft` gives an adapter, and of which scale.
+// Selects the layers that get an adapter from `peft`, and its scale.
 #pragma once
 
 #include <string>

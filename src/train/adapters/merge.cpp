@@ -26,7 +26,7 @@ namespace {
 
 using checkpoint::TensorSource;
 
-// Values of a weight in the type of the file.
+// Stores the values of a merged weight in the data type of the file.
 void store_as(DType type, const std::vector<float>& values, const std::string& name,
               std::span<std::byte> to) {
   if (type == DType::f16)
@@ -77,7 +77,7 @@ Tensor read_matrix(Device& device, TensorSource& source, const std::string& name
   return Tensor::from_host<float>(device, shape, values);
 }
 
-// Each row scaled to its magnitude.
+// Scales each row to its magnitude (L2 norm).
 void scale_rows(std::vector<float>& values, int64_t columns, const config::LayerSlice& rows,
                 const std::vector<float>& magnitudes) {
   const int64_t all = static_cast<int64_t>(values.size()) / columns, width = all / rows.groups;
@@ -93,7 +93,7 @@ void scale_rows(std::vector<float>& values, int64_t columns, const config::Layer
   }
 }
 
-// The base's matrix as a run computes with it: with `peft.base_quantization` what its 4 bits give back.
+// The base matrix as training uses it: with `peft.base_quantization`, quantized to 4 bits and dequantized.
 Tensor base_matrix(Device& device, TensorSource& base, const std::string& name,
                    const StoredAdapters& adapters, bool quantized) {
   Tensor w = read_matrix(device, base, name);
@@ -109,7 +109,7 @@ Tensor base_matrix(Device& device, TensorSource& base, const std::string& name,
   return Tensor::from_host<float>(device, w.shape(), kept.expand(compute).to_floats());
 }
 
-// w + s B A, or with magnitudes its rows scaled to them. Takes w.
+// Returns w + s B A; with magnitudes (DoRA) its rows are scaled to them. Overwrites w.
 std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAdapters& adapters,
                                  const std::vector<Branch>& branches) {
   const double scale = config::adapter_scale(adapters.peft);
@@ -141,8 +141,8 @@ std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAd
 
 namespace {
 
-// The base's recipe with what the adapters' run has set otherwise: lengths of sequences, and how its texts
-// end and chats are written.
+// The recipe of the base, with the sequence length, EOD token and chat template of the adapters' run where
+// they differ.
 std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base) {
   const checkpoint::Reader* stored = base.weights.checkpoint();
   const config::Resolution& resolution = base.recipe.resolution;
@@ -173,7 +173,7 @@ std::string merged_recipe(const StoredAdapters& adapters, const StoredBase& base
   return config::resolved_recipe(merged);
 }
 
-// The tokenizer, settings and templates of the run, and those of the base that the run has none of.
+// The assets of the run, and those of the base that the run lacks.
 std::map<std::string, std::string> merged_files(const std::optional<checkpoint::Reader>& run,
                                                 const StoredBase& base) {
   std::map<std::string, std::string> files;
@@ -204,7 +204,8 @@ checkpoint::SaveInfo merged_info(const std::optional<checkpoint::Reader>& run, c
   return info;
 }
 
-// The counters of `from`, null: of a start. The optimizer state, which is of the adapters alone, is left out.
+// Training state of the merged checkpoint: the counters of `from`, or initial ones if `from` is null. It has
+// no optimizer state, because that belongs to the adapters.
 std::string merged_state(const checkpoint::Reader* from) {
   if (!from) return formats::first_state("");
   auto state = ordered_json_of(from->read_text(checkpoint::kStateFile));

@@ -75,7 +75,7 @@ struct StateTensor {
   Shape shape;
   // The region of this rank.
   Region region;
-  // Type in the checkpoint.
+  // Data type in the checkpoint.
   DType dtype;
   // Returns the values in row-major order of `region`, one dimension: a view of the state, or a copy where
   // the checkpoint stores it in another format.

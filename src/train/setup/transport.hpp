@@ -1,5 +1,5 @@
-// How tensors travel between the ranks of a recipe: dist.distributed_backend, and what the ranks' devices can
-// do.
+// Chooses how the ranks of a recipe transfer tensors, from dist.distributed_backend and the capabilities of
+// their devices.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ enum class Transport : uint8_t {
   // The stand-in for NCCL on the checked and simulated devices.
   nccl_stand_in,
 };
-// Whether transfers run while the host goes on.
+// True if transfers run without the host.
 inline bool runs_without_host(Transport transport) {
   return transport != Transport::host;
 }
@@ -33,12 +33,12 @@ struct RankGpu {
   std::string address;
   // Why its backend cannot transfer by NCCL; empty: it can.
   std::string problem;
-  // "2.28.9", where it can.
+  // Version of NCCL, for example "2.28.9"; empty if `problem` is set.
   std::string nccl_version;
 };
-// nullopt: the device is none.
+// The GPU of a device; nullopt: the device is no GPU.
 std::optional<RankGpu> gpu_of(const comm::World& world, const Device& device);
-// That of a rank whose device has not been made.
+// The GPU of a rank whose device has not been created yet.
 std::optional<RankGpu> gpu_of_rank(const comm::World& world, const config::Config& config);
 
 struct TransportChoice {
@@ -51,13 +51,12 @@ struct TransportChoice {
 // rank's, nullopt on all ranks or on none. Collective over the world.
 TransportChoice choose_transport(const config::Config& config, comm::World& world,
                                  const std::optional<RankGpu>& gpu);
-// The choice from what every rank says: why its GPU cannot transfer by NCCL (empty: it can), and the GPU's
-// address. Empty lists: there are no GPUs.
+// Chooses from RankGpu::problem and RankGpu::address of all ranks. Empty lists: there are no GPUs.
 TransportChoice choose_transport(config::DistributedBackend backend, const std::vector<std::string>& problems,
                                  const std::vector<std::string>& addresses,
                                  const std::string& nccl_version = "");
-// The choice of a run of the recipe that has not begun, for estimates: each rank has a GPU of its own, and
-// NCCL unless the CUDA backend here was built without it.
+// The transport for estimates: assumes that each rank has its own GPU, and NCCL unless the CUDA backend of
+// this machine was built without it.
 Transport planned_transport(const config::Config& config);
 
 // Makes the communicators of the mesh, with channels on the device, which outlives the mesh. Collective over

@@ -61,7 +61,7 @@ StepCounts counts_of(const Device& device, const comm::Mesh& mesh) {
   return counts;
 }
 
-// A micro-batch without contents. documents: with the starts of documents, which take memory too.
+// A micro-batch of zeros. documents: includes the starts of documents, which need memory too.
 data::MicroBatch shape_only(int64_t rows, int64_t seq, bool documents) {
   data::MicroBatch shape = data::MicroBatch::zeros(rows, seq);
   shape.sample_ids.resize(static_cast<size_t>(rows));
@@ -78,7 +78,7 @@ int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
   return std::min(step.micro_batches, 2 * std::max(step.ranks, step.group));
 }
 
-// What a trainer of a rank has, on `meta`, and the step that it takes there.
+// The objects of a rank's trainer on the `meta` device, and a training step on them.
 class MetaTrainer {
  public:
   MetaTrainer(const config::Config& config, int64_t rank, int local_ranks, Transport transport)
@@ -100,7 +100,7 @@ class MetaTrainer {
   }
 
   const Device& device() const { return *device_; }
-  // Of a step.
+  // Number of micro-batches of a step.
   int64_t micro_batches() const { return micro_batches_; }
 
   // Copies gradients and losses to the host, where resilience.rerun_mode compares their hashes.
@@ -145,11 +145,11 @@ class MetaTrainer {
     const int64_t evaluated = validation.eval_iters *
                               validation.eval_global_batch_size.value_or(*config_.train.global_batch_size) /
                               (rows * mesh_.size(comm::Axis::dp));
-    // Otherwise a training step needs more memory.
+    // An evaluation with at most as many rows needs less memory than a training step.
     if (rows > config_.train.micro_batch_size) runner_.forward_only(1, source_of(rows));
     runner_.reserve_uploads(source_of(rows)(0), evaluated, false);
   }
-  // Every run ends with a save that waits.
+  // The synchronous save at the end of every run.
   void save() { state_reader(*device_, saved_); }
 
  private:

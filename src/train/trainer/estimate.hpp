@@ -29,7 +29,7 @@ struct StepEstimate {
   // Kernels that this rank launches in a step, by queue, and all of them.
   std::array<int64_t, kQueues> launches_by_queue{};
   int64_t launches() const;
-  // That of the estimated ranks.
+  // Transport of the estimated ranks.
   Transport transport = Transport::host;
   // Bytes that a step copies from the host to the device, and back.
   int64_t copied_to_device = 0, copied_to_host = 0;
