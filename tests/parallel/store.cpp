@@ -5,117 +5,23 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cmath>
 #include <functional>
-#include <limits>
-#include <mutex>
-#include <thread>
 
 #include "kernels/table.hpp"
-#include "support/device_kind.hpp"
 #include "support/devices.hpp"
 #include "support/sanitized.hpp"
 #include "support/step_control.hpp"
-#include "support/tiny.hpp"
-#include "support/worlds.hpp"
 #include "tensor/launch.hpp"
+#include "tests/parallel/store_run.hpp"
 #include "train/setup/model.hpp"
-#include "train/trainer/data_setup.hpp"
 #include "train/trainer/device_batch.hpp"
-#include "train/trainer/step_runner.hpp"
 
 using namespace capstan;
+using namespace capstan::test;
 using config::ShardingStrategy;
 using parallel::FlatStore;
 
 namespace {
-
-constexpr ShardingStrategy kCut[] = {ShardingStrategy::optim, ShardingStrategy::optim_grads,
-                                     ShardingStrategy::optim_grads_params};
-
-using test::world;
-
-std::string text_of(ShardingStrategy strategy) {
-  return std::string(config::enum_name(strategy));
-}
-
-template <class D>
-config::Config config_of(int64_t ranks, int64_t micro_batches, bool llama = true) {
-  config::Config c = capstan::testing::tiny_config(llama, ranks);
-  c.train.device = test::device_kind(D::type);
-  c.model.num_layers = 3;
-  c.model.ffn_hidden_size = 70;
-  c.optimizer.adam_eps = 1e-4;  // no gradient is so small that its rounding decides the update
-  c.train.micro_batch_size = 1;
-  c.train.global_batch_size = ranks * micro_batches;
-  return c;
-}
-
-// Result of a run: losses, norms, and parameters and moments of all ranks together, by parameter.
-struct StoreRun {
-  std::vector<double> losses, norms;
-  std::vector<std::vector<double>> values;
-};
-
-// The full values of each parameter, or of a state tensor, from the shards of all ranks.
-std::vector<std::vector<double>> gathered(comm::Communicator& group, const FlatStore& store,
-                                          const std::vector<Tensor>* buffers) {
-  std::vector<std::vector<double>> all;
-  for (const auto& parameter : store.parameters())
-    all.emplace_back(static_cast<size_t>(parameter->shape().elements()),
-                     -std::numeric_limits<double>::infinity());
-  for (const auto& piece : store.parameter_shards()) {
-    const auto values =
-        (buffers ? FlatStore::range_of(piece, piece.range, *buffers) : piece.values).to_floats();
-    std::copy(values.begin(), values.end(),
-              all[static_cast<size_t>(piece.parameter->index())].begin() + piece.range.begin);
-  }
-  for (auto& values : all) comm::all_reduce(group, values, comm::ReduceOp::max);
-  return all;
-}
-
-StoreRun run(const config::Config& config, comm::World& in, int steps = 2, TapeObserver* observer = nullptr,
-             bool gather = true) {
-  train::StepRunner runner(config, in);
-  runner.initialize();
-  runner.observe(observer);
-  const auto data = train::open_datasets(config, nullptr);
-  data::Loader loader(data[0], runner.loader_options());
-  train::StepTimers timers;
-  StoreRun result;
-  for (int s = 0; s < steps; ++s) {
-    timers.start_step();
-    const auto step = runner.train_step(loader, timers);
-    result.losses.push_back(step.loss);
-    result.norms.push_back(step.gradient_norm);
-  }
-  if (!gather) return result;
-  result.values = gathered(in.communicator(), runner.store(), nullptr);
-  for (const auto& state : runner.optimizer().state())
-    for (auto& values : gathered(in.communicator(), runner.store(), &state.buffers))
-      result.values.push_back(std::move(values));
-  return result;
-}
-
-void check_close(const std::vector<double>& a, const std::vector<double>& b, double bound) {
-  REQUIRE(a.size() == b.size());
-  double worst = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double distance = std::abs(a[i] - b[i]) / (std::abs(b[i]) + 1);
-    if (!(distance <= worst)) worst = distance;
-  }
-  CHECK(worst <= bound);
-}
-// bound 0: bit by bit. Norms are sums over the shards of the ranks: equal but for the order of a sum in
-// double.
-void check_same(const StoreRun& a, const StoreRun& b, double bound) {
-  check_close(a.losses, b.losses, bound);
-  check_close(a.norms, b.norms, std::max(bound, 1e-12));
-  REQUIRE(a.values.size() == b.values.size());
-  for (size_t i = 0; i < a.values.size(); ++i) check_close(a.values[i], b.values[i], bound);
-}
 
 // Everything that was observed, and the most memory of two categories at any of those moments.
 class Events final : public TapeObserver {
@@ -134,7 +40,7 @@ class Events final : public TapeObserver {
   std::array<int64_t, kMemoryCategories> most{};
 };
 
-// What the events of the store's collectives say of the bytes that this rank sends.
+// Bytes that this rank sends, from the events of the store's collectives.
 class SentSum final : public TapeObserver {
  public:
   void observe(const TapeEvent& event) override { bytes += event.cost.sent_bytes; }
@@ -147,13 +53,13 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
                    CPU_KERNEL_DEVICES) {
   const int64_t ranks = world().size();
   for (const int64_t micro_batches : {1, 3}) {
-    auto config = config_of<D>(ranks, micro_batches);
-    const StoreRun plain = run(config, world());
+    auto config = store_config<D>(ranks, micro_batches);
+    const StoreRun plain = run_store(config, world());
     {
       const auto alone = comm::World::single_process();
       auto one = config;
       one.dist.world_size = 1, one.dist.data_parallel_size = 1;
-      const StoreRun single = run(one, *alone);
+      const StoreRun single = run_store(one, *alone);
       check_close(plain.losses, single.losses, 1e-5);
       check_close(plain.norms, single.norms, 1e-5);
     }
@@ -169,14 +75,14 @@ TEST_CASE_TEMPLATE("every strategy, bucket size and overlap gives the numbers of
         CAPTURE(micro_batches);
         CAPTURE(overlap);
         CAPTURE(bucket);
-        check_same(run(config, world()), plain, 0);
+        check_same(run_store(config, world()), plain, 0);
         config.ddp.overlap_param_gather = overlap;
-        for (const auto strategy : kCut) {
+        for (const auto strategy : kShardedStrategies) {
           CAPTURE(text_of(strategy));
           config.ddp.data_parallel_sharding_strategy = strategy;
           // Sharded gradients are summed over ranks first, then over micro-batches.
           const bool same_order = micro_batches == 1 || strategy == ShardingStrategy::optim || ranks == 1;
-          check_same(run(config, world()), plain, same_order ? 0 : 1e-6);
+          check_same(run_store(config, world()), plain, same_order ? 0 : 1e-6);
         }
       }
   }
@@ -190,24 +96,24 @@ TEST_CASE_TEMPLATE(
     for (const auto& [precision, narrow_gradients] : {std::pair(config::Precision::bf16, false),
                                                       {config::Precision::bf16, true},
                                                       {config::Precision::fp16, true}}) {
-      auto config = config_of<D>(ranks, 1, llama);
+      auto config = store_config<D>(ranks, 1, llama);
       config.mixed_precision.params_dtype = precision;
       config.mixed_precision.grad_reduce_in_fp32 = !narrow_gradients;
       config.mixed_precision.initial_loss_scale = 1024;
       config.ddp.bucket_size = 5000;
-      const StoreRun plain = run(config, world());
+      const StoreRun plain = run_store(config, world());
       config.ddp.overlap_grad_reduce = config.ddp.overlap_param_gather = true;
-      for (const auto strategy : kCut) {
+      for (const auto strategy : kShardedStrategies) {
         CAPTURE(text_of(strategy));
         CAPTURE(llama);
         CAPTURE(narrow_gradients);
         config.ddp.data_parallel_sharding_strategy = strategy;
-        check_same(run(config, world()), plain, 0);
+        check_same(run_store(config, world()), plain, 0);
         auto again = config;
         again.model.recompute_granularity = config::RecomputeGranularity::full;
         again.model.recompute_method = config::RecomputeMethod::uniform;
         again.model.recompute_num_layers = 2;
-        check_same(run(again, world()), plain, 0);
+        check_same(run_store(again, world()), plain, 0);
       }
     }
 }
@@ -218,18 +124,18 @@ TEST_CASE_TEMPLATE("instances of the optimizer (HSDP): sharded within, reduced b
   if (ranks != 4) return;
   for (const int64_t micro_batches : {1, 3})
     for (const auto precision : {config::Precision::fp32, config::Precision::bf16}) {
-      auto config = config_of<D>(ranks, micro_batches);
+      auto config = store_config<D>(ranks, micro_batches);
       config.mixed_precision.params_dtype = precision;
       config.ddp.bucket_size = 5000;
-      const StoreRun plain = run(config, world());
+      const StoreRun plain = run_store(config, world());
       config.ddp.num_distributed_optimizer_instances = 2;
       for (const auto outer : {ShardingStrategy::no_shard, ShardingStrategy::optim})
-        for (const auto strategy : kCut) {
+        for (const auto strategy : kShardedStrategies) {
           CAPTURE(text_of(strategy));
           CAPTURE(text_of(outer));
           config.ddp.outer_dp_sharding_strategy = outer;
           config.ddp.data_parallel_sharding_strategy = strategy;
-          check_same(run(config, world()), plain, precision == config::Precision::fp32 ? 1e-6 : 2e-2);
+          check_same(run_store(config, world()), plain, precision == config::Precision::fp32 ? 1e-6 : 2e-2);
         }
     }
 }
@@ -238,7 +144,7 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
   if (world().size() != 4) return;
   for (const bool llama : {true, false})
     for (const int64_t tensor : {2, 4}) {
-      auto config = config_of<test::Cpu>(4, 1, llama);
+      auto config = store_config<test::Cpu>(4, 1, llama);
       config.model.num_layers = 4;
       config.model.ffn_hidden_size = 72;
       config.model.num_attention_heads = 8;
@@ -247,7 +153,7 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
       auto one = config;
       one.dist.world_size = 1, one.dist.data_parallel_size = 1;
       const auto alone = comm::World::single_process();
-      const StoreRun single = run(one, *alone);
+      const StoreRun single = run_store(one, *alone);
       config.dist.tensor_model_parallel_size = tensor;
       config.dist.data_parallel_size = 4 / tensor;
       config.dist.sequence_parallel = tensor == 2;
@@ -260,7 +166,7 @@ TEST_CASE("under tensor-parallel ranks every strategy gives the numbers of one r
         config.ddp.data_parallel_sharding_strategy = strategy;
         config.ddp.overlap_grad_reduce = true;
         config.ddp.overlap_param_gather = strategy != ShardingStrategy::no_shard;
-        const StoreRun result = run(config, world(), 2, nullptr, false);
+        const StoreRun result = run_store(config, world(), 2, nullptr, false);
         check_close(result.losses, single.losses, 1e-5);
         check_close(result.norms, single.norms, 1e-5);
       }
@@ -278,7 +184,7 @@ TEST_CASE_TEMPLATE("a rank holds the memory of each category that flat_store.hpp
         CAPTURE(half);
         CAPTURE(overlap);
         CAPTURE(ranks);
-        auto config = config_of<D>(ranks, 2);
+        auto config = store_config<D>(ranks, 2);
         config.model.hidden_size = 192, config.model.kv_channels = 32, config.model.ffn_hidden_size = 384;
         config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
         config.ddp.data_parallel_sharding_strategy = strategy;
@@ -344,7 +250,7 @@ TEST_CASE("a step sends the bytes that flat_store.hpp says") {
           CAPTURE(half);
           CAPTURE(micro_batches);
           CAPTURE(overlap);
-          auto config = config_of<test::Cpu>(ranks, micro_batches);
+          auto config = store_config<test::Cpu>(ranks, micro_batches);
           config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
           config.mixed_precision.grad_reduce_in_fp32 = !half;
           config.ddp.data_parallel_sharding_strategy = strategy;
@@ -406,7 +312,7 @@ TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, g
     for (const bool recompute : {false, true}) {
       CAPTURE(text_of(strategy));
       CAPTURE(recompute);
-      auto config = config_of<D>(world().size(), 1);
+      auto config = store_config<D>(world().size(), 1);
       if (recompute) {
         config.model.recompute_granularity = config::RecomputeGranularity::full;
         config.model.recompute_method = config::RecomputeMethod::uniform;
@@ -417,7 +323,7 @@ TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, g
       config.ddp.overlap_grad_reduce = true;
       config.ddp.overlap_param_gather = strategy != ShardingStrategy::no_shard;
       Events events;
-      run(config, world(), 1, &events);
+      run_store(config, world(), 1, &events);
       // Bucket 0 holds the last layers: its sum starts while earlier layers' backward is still to come, and
       // nothing waits for it before that.
       const size_t start = events.first("C start reduce bucket 0"),
@@ -451,7 +357,7 @@ TEST_CASE_TEMPLATE("what must start before what: sums under the backward pass, g
 TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and changes nothing for the rest", D,
                    CPU_KERNEL_DEVICES) {
   const int64_t ranks = world().size();
-  const auto config = config_of<D>(ranks, 1);
+  const auto config = store_config<D>(ranks, 1);
   const auto trainable = [](const Parameter& parameter) {
     return parameter.spec().name.find("mlp") == std::string::npos;
   };
@@ -493,7 +399,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
     const auto [all, all_state] = step(ShardingStrategy::no_shard, compute, false);
     const auto [plain, plain_state] = step(ShardingStrategy::no_shard, compute, true);
     CHECK(plain_state < all_state);
-    for (const auto strategy : kCut) {
+    for (const auto strategy : kShardedStrategies) {
       CAPTURE(text_of(strategy));
       const auto [values, state] = step(strategy, compute, true);
       CHECK(values == plain);
@@ -513,7 +419,7 @@ TEST_CASE_TEMPLATE("what does not train keeps its values, has no state, and chan
 TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and what has no writer is zero", D,
                    CPU_KERNEL_DEVICES) {
   const auto device = D::make(1);
-  const auto model = models::build(config_of<D>(world().size(), 1).model);
+  const auto model = models::build(store_config<D>(world().size(), 1).model);
   const auto fill = [&](const Tensor& t, float value) {
     launch(*device, device->table().elementwise->fill, t, value, t.elements());
   };
@@ -560,243 +466,4 @@ TEST_CASE_TEMPLATE("what a GEMM sets is not zeroed first, what is added to and w
     CHECK(others > 0);
     if (!sharded) CHECK(threes == parameters[0]->shape().elements());
   }
-}
-
-// What the queues did during some training steps, by the times of their events.
-struct Timeline {
-  struct Interval {
-    std::string queue, name;
-    double begin, end;  // seconds
-  };
-  int64_t spans_on(const std::string& queue) const {
-    return std::ranges::count_if(others, [&](const Interval& one) { return one.queue == queue; });
-  }
-  // Seconds that both a kernel and another queue's work took. The queue's name begins with `queue`, and the
-  // description of its work with `work`.
-  double overlap(const std::string& queue = "", const std::string& work = "") const {
-    double seconds = 0;
-    for (const Interval& a : kernels)
-      for (const Interval& b : others)
-        if (b.queue.starts_with(queue) && b.name.starts_with(work))
-          seconds += std::max(0.0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
-    return seconds;
-  }
-  // Kernels of the compute queue that wait for nothing: weight gradients, blocks of ring attention.
-  std::vector<Interval> kernels;
-  // Work of the other queues.
-  std::vector<Interval> others;
-  std::vector<double> losses;
-};
-
-class SpanCollector final : public TapeObserver {
- public:
-  bool waits() const override { return false; }
-  void observe(const TapeEvent& event) override {
-    const bool is_block = event.nested && event.name.find("block") != std::string::npos;
-    if (event.phase == 'W' || is_block) kernels.push_back({"compute", event.name, event.before, event.after});
-  }
-  void queue_span(const QueueSpan& span) override {
-    if (!span.queue.starts_with("delivery")) others.push_back(span);
-  }
-  std::vector<QueueSpan> kernels, others;
-};
-
-// Of training steps on the stand-in for NCCL.
-Timeline timeline_of(config::Config config, int steps) {
-  config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
-  train::StepRunner runner(config, world());
-  runner.initialize();
-  SpanCollector spans;
-  runner.observe(&spans);
-  const auto data = train::open_datasets(config, nullptr);
-  data::Loader loader(data[0], runner.loader_options());
-  train::StepTimers timers;
-  Timeline timeline;
-  for (int i = 0; i < steps; ++i) {
-    timers.start_step();
-    timeline.losses.push_back(runner.train_step(loader, timers).loss);
-  }
-  runner.observe(nullptr);
-  runner.device().synchronize();
-  const auto add = [](const std::vector<QueueSpan>& from, std::vector<Timeline::Interval>& to) {
-    for (const QueueSpan& span : from)
-      to.push_back({span.queue, span.name, span.before->time(), span.after->time()});
-  };
-  add(spans.kernels, timeline.kernels);
-  add(spans.others, timeline.others);
-  return timeline;
-}
-
-TEST_CASE("buckets are summed beside the backward pass: events of the queues show it, and cost no bits") {
-  const int ranks = world().size();
-  if (ranks == 1) return;
-  auto config = config_of<capstan::test::Checked>(ranks, 1);
-  config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim;
-  config.ddp.bucket_size = 2000;
-  for (const bool overlap : {true, false}) {
-    CAPTURE(overlap);
-    config.ddp.overlap_grad_reduce = overlap;
-    const Timeline timeline = timeline_of(config, 1);
-    CHECK(timeline.losses == run(config, world(), 1).losses);
-    CHECK(timeline.kernels.size() > 20);
-    CHECK(timeline.spans_on("transfers of `shard`") > 10);
-    CHECK(timeline.spans_on("communication") > 5);
-    if (overlap)
-      CHECK(timeline.overlap() > 0);
-    else
-      CHECK(timeline.overlap() == 0);
-  }
-}
-
-// Holds the communication queue during a training step until `goal` reduce-scatters over `shard` are
-// complete, or for `most` milliseconds. Returns the number that were complete.
-int64_t transfers_beside_held_sums(const config::Config& config, int64_t goal, int most) {
-  train::StepRunner runner(config, world());
-  runner.initialize();
-  const auto data = train::open_datasets(config, nullptr);
-  data::Loader loader(data[0], runner.loader_options());
-  train::StepTimers timers;
-  std::mutex mutex;
-  std::vector<QueueSpan> spans;
-  runner.device().listen([&](const QueueSpan& span) {
-    if (span.queue != "transfers of `shard`" || !span.name.starts_with("all_to_all")) return;
-    const std::lock_guard lock(mutex);
-    spans.push_back(span);
-  });
-  std::atomic<int64_t> complete{0};
-  runner.device().enqueue(Queue::communication, [&] {
-    for (int i = 0; i < most && complete.load() < goal; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      const std::lock_guard lock(mutex);
-      complete.store(std::ranges::count_if(spans, [](const QueueSpan& span) { return span.after->done(); }));
-    }
-  });
-  timers.start_step();
-  runner.train_step(loader, timers);
-  runner.device().synchronize();
-  runner.device().listen(nullptr);
-  return complete.load();
-}
-
-TEST_CASE("several buckets are sent before the first is summed; a bucket waits for no earlier sum") {
-  const int64_t ranks = world().size();
-  if (ranks == 1) return;
-  auto config = config_of<capstan::test::Checked>(ranks, 1);
-  config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
-  config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim;
-  config.ddp.bucket_size = 2000;
-  config.ddp.overlap_grad_reduce = true;
-  constexpr auto kMost = static_cast<int64_t>(FlatStore::kPendingReductions);
-  CHECK(transfers_beside_held_sums(config, kMost, 20'000) == kMost);
-  // No more are sent: their memory is limited.
-  CHECK(transfers_beside_held_sums(config, kMost + 1, 300) == kMost);
-  // The queue is held that is seen to be free above: without overlap no transfer passes the sum before it.
-  config.ddp.overlap_grad_reduce = false;
-  CHECK(transfers_beside_held_sums(config, 2, 300) <= 1);
-
-  // Gradients that the communication queue casts, or sums over tensor-parallel ranks, before they are sent:
-  // that of the next bucket is queued there before the sum of the first.
-  for (const bool tensor : {false, true}) {
-    if (tensor && ranks % 2 != 0) continue;
-    for (const bool overlap : {true, false}) {
-      config.ddp.overlap_grad_reduce = overlap;
-      config.mixed_precision.params_dtype = tensor ? config::Precision::fp32 : config::Precision::bf16;
-      config.mixed_precision.grad_reduce_in_fp32 = tensor;
-      config.dist.tensor_model_parallel_size = tensor ? 2 : 1;
-      config.dist.sequence_parallel = tensor;
-      if (tensor && ranks == 2) continue;  // no rank to send to
-      std::string order;
-      train::StepRunner runner(config, world());
-      runner.initialize();
-      runner.device().listen([&](const QueueSpan& span) {
-        if (span.queue == "transfers of `shard`" && span.name.starts_with("all_to_all")) order += 'T';
-        if (span.queue == "communication" && span.name.ends_with("over `shard`")) order += 'S';
-      });
-      const auto data = train::open_datasets(config, nullptr);
-      data::Loader loader(data[0], runner.loader_options());
-      train::StepTimers timers;
-      timers.start_step();
-      runner.train_step(loader, timers);
-      runner.device().listen(nullptr);
-      CAPTURE(order);
-      CHECK(order.starts_with(overlap ? "TTSTS" : "TSTSTS"));
-    }
-  }
-}
-
-TEST_CASE("transfers run beside kernels: gathers of parameters, pipelines, rings, sums over tensor ranks") {
-  const int ranks = world().size();
-  if (ranks == 1) return;
-  const auto base = config_of<capstan::test::Checked>(ranks, 2);
-  // A rank that waits for slower ones has no kernel to run meanwhile: one rank with overlap is enough.
-  const auto overlap_of = [](const config::Config& config, const char* queue, const char* work = "") {
-    return comm::all_reduce(world().communicator(), timeline_of(config, 2).overlap(queue, work));
-  };
-  {
-    auto config = base;
-    config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim_grads_params;
-    config.ddp.overlap_param_gather = true;
-    CHECK(overlap_of(config, "transfers of `shard`", "all_gather") > 0);
-  }
-  if (ranks % 2 != 0) return;
-  const int64_t pairs = ranks / 2;
-  {
-    auto config = base;
-    config.model.num_layers = 2;
-    config.dist.pipeline_model_parallel_size = 2;
-    config.train.global_batch_size = 4 * pairs;
-    CHECK(overlap_of(config, "transfers of `pp-") > 0);
-  }
-  {
-    auto config = base;
-    config.dist.context_parallel_size = 2;
-    config.train.global_batch_size = 2 * pairs;
-    CHECK(overlap_of(config, "transfers of `cp`") > 0);
-  }
-  {
-    auto config = base;
-    config.dist.tensor_model_parallel_size = 2;
-    config.dist.sequence_parallel = true;
-    config.train.global_batch_size = 2 * pairs;
-    config.ddp.bucket_size = 2000;
-    config.ddp.overlap_grad_reduce = true;
-    CHECK(overlap_of(config, "transfers of `tp-gradients`") > 0);
-  }
-}
-
-TEST_CASE("sums on the communication queue give the bits of those on the compute queue") {
-  const int64_t ranks = world().size();
-  if (ranks == 1) return;
-  const auto compare = [](const config::Config& on_compute) {
-    config::Config on_communication = on_compute;
-    on_communication.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
-    check_same(run(on_communication, world()), run(on_compute, world()), 0);
-  };
-  for (const bool half : {false, true})
-    for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
-                                ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
-      CAPTURE(text_of(strategy));
-      CAPTURE(half);
-      auto config = config_of<capstan::test::Checked>(ranks, 2);
-      config.ddp.data_parallel_sharding_strategy = strategy;
-      config.ddp.bucket_size = 2000;
-      config.ddp.overlap_grad_reduce = true;
-      config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
-      config.mixed_precision.grad_reduce_in_fp32 = !half;
-      compare(config);
-      if (half && strategy == ShardingStrategy::optim_grads) continue;  // nothing that the others lack
-      if (ranks % 2 != 0) continue;
-      // Norm weights whose gradients are sums over the tensor-parallel ranks.
-      auto tensor = config;
-      tensor.dist.tensor_model_parallel_size = 2;
-      tensor.dist.sequence_parallel = true;
-      tensor.train.global_batch_size = ranks;
-      compare(tensor);
-      // Sums over the instances of the optimizer.
-      config.ddp.num_distributed_optimizer_instances = 2;
-      compare(config);
-      if (strategy == ShardingStrategy::no_shard) continue;
-      config.ddp.outer_dp_sharding_strategy = ShardingStrategy::optim;
-      compare(config);
-    }
 }

@@ -1,0 +1,259 @@
+// Overlap of the sharded store: transfers and sums of gradients run beside kernels, by the times of the
+// queues' events, and give the same bits.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "support/devices.hpp"
+#include "tests/parallel/store_run.hpp"
+
+using namespace capstan;
+using namespace capstan::test;
+using config::ShardingStrategy;
+
+namespace {
+
+// Work of the queues during some training steps, with the times of its events.
+struct Timeline {
+  struct Interval {
+    std::string queue, name;
+    double begin, end;  // seconds
+  };
+  int64_t spans_on(const std::string& queue) const {
+    return std::ranges::count_if(others, [&](const Interval& one) { return one.queue == queue; });
+  }
+  // Seconds that both a kernel and another queue's work took. The queue's name begins with `queue`, and the
+  // description of its work with `work`.
+  double overlap(const std::string& queue = "", const std::string& work = "") const {
+    double seconds = 0;
+    for (const Interval& a : kernels)
+      for (const Interval& b : others)
+        if (b.queue.starts_with(queue) && b.name.starts_with(work))
+          seconds += std::max(0.0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
+    return seconds;
+  }
+  // Kernels of the compute queue that wait for nothing: weight gradients, blocks of ring attention.
+  std::vector<Interval> kernels;
+  // Work of the other queues.
+  std::vector<Interval> others;
+  std::vector<double> losses;
+};
+
+class SpanCollector final : public TapeObserver {
+ public:
+  bool waits() const override { return false; }
+  void observe(const TapeEvent& event) override {
+    const bool is_block = event.nested && event.name.find("block") != std::string::npos;
+    if (event.phase == 'W' || is_block) kernels.push_back({"compute", event.name, event.before, event.after});
+  }
+  void queue_span(const QueueSpan& span) override {
+    if (!span.queue.starts_with("delivery")) others.push_back(span);
+  }
+  std::vector<QueueSpan> kernels, others;
+};
+
+// The timeline of training steps on the stand-in for NCCL.
+Timeline timeline_of(config::Config config, int steps) {
+  config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+  train::StepRunner runner(config, world());
+  runner.initialize();
+  SpanCollector spans;
+  runner.observe(&spans);
+  const auto data = train::open_datasets(config, nullptr);
+  data::Loader loader(data[0], runner.loader_options());
+  train::StepTimers timers;
+  Timeline timeline;
+  for (int i = 0; i < steps; ++i) {
+    timers.start_step();
+    timeline.losses.push_back(runner.train_step(loader, timers).loss);
+  }
+  runner.observe(nullptr);
+  runner.device().synchronize();
+  const auto add = [](const std::vector<QueueSpan>& from, std::vector<Timeline::Interval>& to) {
+    for (const QueueSpan& span : from)
+      to.push_back({span.queue, span.name, span.before->time(), span.after->time()});
+  };
+  add(spans.kernels, timeline.kernels);
+  add(spans.others, timeline.others);
+  return timeline;
+}
+
+// Holds the communication queue during a training step until `goal` reduce-scatters over `shard` are
+// complete, or for `most` milliseconds. Returns the number that were complete.
+int64_t transfers_beside_held_sums(const config::Config& config, int64_t goal, int most) {
+  train::StepRunner runner(config, world());
+  runner.initialize();
+  const auto data = train::open_datasets(config, nullptr);
+  data::Loader loader(data[0], runner.loader_options());
+  train::StepTimers timers;
+  std::mutex mutex;
+  std::vector<QueueSpan> spans;
+  runner.device().listen([&](const QueueSpan& span) {
+    if (span.queue != "transfers of `shard`" || !span.name.starts_with("all_to_all")) return;
+    const std::lock_guard lock(mutex);
+    spans.push_back(span);
+  });
+  std::atomic<int64_t> complete{0};
+  runner.device().enqueue(Queue::communication, [&] {
+    for (int i = 0; i < most && complete.load() < goal; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const std::lock_guard lock(mutex);
+      complete.store(std::ranges::count_if(spans, [](const QueueSpan& span) { return span.after->done(); }));
+    }
+  });
+  timers.start_step();
+  runner.train_step(loader, timers);
+  runner.device().synchronize();
+  runner.device().listen(nullptr);
+  return complete.load();
+}
+
+}  // namespace
+
+TEST_CASE("buckets are summed beside the backward pass: events of the queues show it, and cost no bits") {
+  const int ranks = world().size();
+  if (ranks == 1) return;
+  auto config = store_config<test::Checked>(ranks, 1);
+  config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim;
+  config.ddp.bucket_size = 2000;
+  for (const bool overlap : {true, false}) {
+    CAPTURE(overlap);
+    config.ddp.overlap_grad_reduce = overlap;
+    const Timeline timeline = timeline_of(config, 1);
+    CHECK(timeline.losses == run_store(config, world(), 1).losses);
+    CHECK(timeline.kernels.size() > 20);
+    CHECK(timeline.spans_on("transfers of `shard`") > 10);
+    CHECK(timeline.spans_on("communication") > 5);
+    if (overlap)
+      CHECK(timeline.overlap() > 0);
+    else
+      CHECK(timeline.overlap() == 0);
+  }
+}
+
+TEST_CASE("several buckets are sent before the first is summed; a bucket waits for no earlier sum") {
+  const int64_t ranks = world().size();
+  if (ranks == 1) return;
+  auto config = store_config<test::Checked>(ranks, 1);
+  config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+  config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim;
+  config.ddp.bucket_size = 2000;
+  config.ddp.overlap_grad_reduce = true;
+  constexpr auto kMost = static_cast<int64_t>(parallel::FlatStore::kPendingReductions);
+  CHECK(transfers_beside_held_sums(config, kMost, 20'000) == kMost);
+  // No more are sent: their memory is limited.
+  CHECK(transfers_beside_held_sums(config, kMost + 1, 300) == kMost);
+  // The queue is held that is seen to be free above: without overlap no transfer passes the sum before it.
+  config.ddp.overlap_grad_reduce = false;
+  CHECK(transfers_beside_held_sums(config, 2, 300) <= 1);
+
+  // Gradients that the communication queue casts, or sums over tensor-parallel ranks, before they are sent:
+  // that of the next bucket is queued there before the sum of the first.
+  for (const bool tensor : {false, true}) {
+    if (tensor && ranks % 2 != 0) continue;
+    for (const bool overlap : {true, false}) {
+      config.ddp.overlap_grad_reduce = overlap;
+      config.mixed_precision.params_dtype = tensor ? config::Precision::fp32 : config::Precision::bf16;
+      config.mixed_precision.grad_reduce_in_fp32 = tensor;
+      config.dist.tensor_model_parallel_size = tensor ? 2 : 1;
+      config.dist.sequence_parallel = tensor;
+      if (tensor && ranks == 2) continue;  // no rank to send to
+      std::string order;
+      train::StepRunner runner(config, world());
+      runner.initialize();
+      runner.device().listen([&](const QueueSpan& span) {
+        if (span.queue == "transfers of `shard`" && span.name.starts_with("all_to_all")) order += 'T';
+        if (span.queue == "communication" && span.name.ends_with("over `shard`")) order += 'S';
+      });
+      const auto data = train::open_datasets(config, nullptr);
+      data::Loader loader(data[0], runner.loader_options());
+      train::StepTimers timers;
+      timers.start_step();
+      runner.train_step(loader, timers);
+      runner.device().listen(nullptr);
+      CAPTURE(order);
+      CHECK(order.starts_with(overlap ? "TTSTS" : "TSTSTS"));
+    }
+  }
+}
+
+TEST_CASE("transfers run beside kernels: gathers of parameters, pipelines, rings, sums over tensor ranks") {
+  const int ranks = world().size();
+  if (ranks == 1) return;
+  const auto base = store_config<test::Checked>(ranks, 2);
+  // A rank that waits for slower ones has no kernel to run meanwhile: one rank with overlap is enough.
+  const auto overlap_of = [](const config::Config& config, const char* queue, const char* work = "") {
+    return comm::all_reduce(world().communicator(), timeline_of(config, 2).overlap(queue, work));
+  };
+  {
+    auto config = base;
+    config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim_grads_params;
+    config.ddp.overlap_param_gather = true;
+    CHECK(overlap_of(config, "transfers of `shard`", "all_gather") > 0);
+  }
+  if (ranks % 2 != 0) return;
+  const int64_t pairs = ranks / 2;
+  {
+    auto config = base;
+    config.model.num_layers = 2;
+    config.dist.pipeline_model_parallel_size = 2;
+    config.train.global_batch_size = 4 * pairs;
+    CHECK(overlap_of(config, "transfers of `pp-") > 0);
+  }
+  {
+    auto config = base;
+    config.dist.context_parallel_size = 2;
+    config.train.global_batch_size = 2 * pairs;
+    CHECK(overlap_of(config, "transfers of `cp`") > 0);
+  }
+  {
+    auto config = base;
+    config.dist.tensor_model_parallel_size = 2;
+    config.dist.sequence_parallel = true;
+    config.train.global_batch_size = 2 * pairs;
+    config.ddp.bucket_size = 2000;
+    config.ddp.overlap_grad_reduce = true;
+    CHECK(overlap_of(config, "transfers of `tp-gradients`") > 0);
+  }
+}
+
+TEST_CASE("sums on the communication queue give the bits of those on the compute queue") {
+  const int64_t ranks = world().size();
+  if (ranks == 1) return;
+  const auto compare = [](const config::Config& on_compute) {
+    config::Config on_communication = on_compute;
+    on_communication.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+    check_same(run_store(on_communication, world()), run_store(on_compute, world()), 0);
+  };
+  for (const bool half : {false, true})
+    for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
+                                ShardingStrategy::optim_grads, ShardingStrategy::optim_grads_params}) {
+      CAPTURE(text_of(strategy));
+      CAPTURE(half);
+      auto config = store_config<test::Checked>(ranks, 2);
+      config.ddp.data_parallel_sharding_strategy = strategy;
+      config.ddp.bucket_size = 2000;
+      config.ddp.overlap_grad_reduce = true;
+      config.mixed_precision.params_dtype = half ? config::Precision::bf16 : config::Precision::fp32;
+      config.mixed_precision.grad_reduce_in_fp32 = !half;
+      compare(config);
+      if (half && strategy == ShardingStrategy::optim_grads) continue;  // nothing that the others lack
+      if (ranks % 2 != 0) continue;
+      // Norm weights whose gradients are sums over the tensor-parallel ranks.
+      auto tensor = config;
+      tensor.dist.tensor_model_parallel_size = 2;
+      tensor.dist.sequence_parallel = true;
+      tensor.train.global_batch_size = ranks;
+      compare(tensor);
+      // Sums over the instances of the optimizer.
+      config.ddp.num_distributed_optimizer_instances = 2;
+      compare(config);
+      if (strategy == ShardingStrategy::no_shard) continue;
+      config.ddp.outer_dp_sharding_strategy = ShardingStrategy::optim;
+      compare(config);
+    }
+}
