@@ -307,7 +307,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, (Source::kTerms == 1 ? 2 : 1
   const TileOrigin a_origin = origin_of(g, task, true), b_origin = origin_of(g, task, false);
   const int warp_row = warp_index() / kWarpsAcross * kWarpRows,
             warp_column = warp_index() % kWarpsAcross * kWarpCols;
-  // This lane has no elements of C.
+  // This warp has no elements of C.
   const bool idle = task.row + warp_row >= task.m || task.column + warp_column >= g.s.n;
   const int64_t steps = ceil_div(task.k, kDepth);
 

@@ -263,7 +263,7 @@ class BlockingChannel final : public TensorChannel {
       // The sender stays in this batch until the data is taken.
       if (!transfer.sends)
         if (const auto text = status_->different_order(slot_, ranks_[static_cast<size_t>(transfer.peer)]))
-          report(*text + "; NCCL may then wait for ever");
+          report(*text + "; NCCL may then wait forever");
       transfer.matched = true;
       if (index < ChannelSlot::kTransfers) slot_.transfers[index].matched = 1;
       return true;

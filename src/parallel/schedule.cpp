@@ -150,7 +150,7 @@ ScheduleRun simulate(const PipelineShape& s, const Schedule& schedule, ActionTic
   }
   for (size_t rank = 0; rank < ranks && run.problem.empty(); ++rank)
     if (next[rank] < schedule[rank].size())
-      run.problem = action_text(rank, schedule[rank][next[rank]]) + " waits for ever";
+      run.problem = action_text(rank, schedule[rank][next[rank]]) + " waits forever";
   for (size_t i = 0; i < forward.size() && run.problem.empty(); ++i)
     if (forward[i] == kNever || backward[i] == kNever)
       run.problem = "micro-batch " + std::to_string(static_cast<int64_t>(i) % s.micro_batches) +

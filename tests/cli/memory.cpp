@@ -105,7 +105,7 @@ TEST_CASE(
     const Finished trained = in(scratch, "train", words, {"--run-dir", "r"});
     REQUIRE_MESSAGE(trained.code == 0, trained.err);
     check_resident(trained.resident_mib, estimated);
-    // What the allocator has reserved in the first step; it takes more only for an evaluation of more.
+    // The memory that the allocator has reserved in the first step. Only a larger evaluation needs more.
     const size_t measured = trained.err.find("memory measured: ");
     REQUIRE_MESSAGE(measured != std::string::npos, trained.err);
     const std::string text = trained.err.substr(measured, trained.err.find('\n', measured) - measured);

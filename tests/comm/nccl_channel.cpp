@@ -205,7 +205,7 @@ TEST_CASE(
     aborting.join();
     CHECK(test::fake_nccl().aborted == 2);
     CHECK(test::fake_nccl().open == 0);
-    // What follows fails with the same error, and so do channels made later.
+    // Later calls fail with the same error, and so do channels made later.
     CHECK(message_of([&] { device->synchronize(); }) == "the network is down");
     CHECK(message_of([&] { other->channel().start(TransferBatch().all_gather(mine, all)).wait(); }) ==
           "the network is down");

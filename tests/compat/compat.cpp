@@ -1,4 +1,4 @@
-// What an earlier version wrote still loads, and is continued with its numbers (make_fixtures.sh).
+// Runs and checkpoints of earlier versions still load, and continue with the same numbers (make_fixtures.sh).
 #include <doctest/doctest.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // An indexed dataset from a stranger: two bytes give the length of the .idx part, the rest is the .bin file.
-// What opens is inspected, read and put in both orders.
+// A dataset that opens is inspected, read and put in both orders.
 #include <unistd.h>
 
 #include <algorithm>

@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::expect_named_error([&] { parse_manifest(input, "input"); });
   fuzz::expect_named_error([&] {
     const Manifest manifest = parse_manifest(seal_manifest(input), "input");
-    // What was accepted can be written and read again, and then stays as it is.
+    // An accepted manifest can be written and read again, and its text does not change.
     const std::string text = manifest_text(manifest);
     if (manifest_text(parse_manifest(text, "rewritten")) != text) std::abort();
   });

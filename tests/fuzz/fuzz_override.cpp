@@ -16,7 +16,7 @@ static void check(const config::Request& request) {
   fuzz::expect_no_internal_error([&] {
     const auto answer = fuzz::resolve<Space>(request);
     config::render(answer.diagnostics, answer.sources);
-    // What is shown reads back as the same recipe: fuzz_recipe.
+    // fuzz_recipe checks that the shown recipe reads back as the same recipe.
     if (answer.ok() && answer.recipe().empty()) std::abort();
   });
 }

@@ -15,7 +15,7 @@ static void parse(const std::string& file) {
   try {
     const auto bytes = std::as_bytes(std::span(file.data(), file.size()));
     const SafetensorsHeader header = parse_safetensors(bytes, "input");
-    // What was accepted describes the file exactly.
+    // An accepted header describes the file exactly.
     int64_t at = header.data_begin;
     for (const auto& entry : header.entries) {
       if (header.data_begin + entry.begin != at || entry.end < entry.begin) std::abort();

@@ -1,5 +1,5 @@
-// What a fuzz target asks of code that reads strangers' bytes: it takes them, or throws an error that says
-// what is wrong with them.
+// Checks of the fuzz targets: code that reads untrusted bytes accepts them, or throws an error that says what
+// is wrong with them.
 #pragma once
 
 #include <cstdlib>

@@ -1,7 +1,7 @@
-// What the recipe targets resolve against. Each input goes against a small schema that has every kind of
-// field, with a small library (tests/config/core_support.hpp); an execution then is mostly the reading of the
-// input. One input of sixteen, chosen by its bytes, also goes against the shipped schema, which settles and
-// checks some hundred fields each time.
+// Schemas against which the recipe targets resolve. Each input goes against a small schema that has every
+// kind of field, with a small library (tests/config/core_support.hpp); an execution then is mostly the
+// reading of the input. One input of sixteen, chosen by its bytes, also goes against the shipped schema,
+// which settles and checks some hundred fields each time.
 #pragma once
 
 #include <cstdint>

@@ -114,7 +114,7 @@ def blends():
 
 def orders():
     # Indices and samples of one split of one dataset. (No split may be without tokens: Megatron would look
-    # for the number of its epochs for ever.)
+    # for the number of its epochs forever.)
     cases = []
     for name, split, part, seq, seed, samples in (
         ("a", "1", 0, 8, 1234, None),

@@ -1,4 +1,4 @@
-// What an import has made of a key or a field.
+// Looks up the result of an import by key or field.
 #pragma once
 
 #include <string>

@@ -194,7 +194,7 @@ TEST_CASE("branches: one that empties or unsets a variable marks the text that i
   CHECK(last("[ $A ] && unset B; run $B ok") == "[run][$B]?[ok]");
   CHECK(last("unset -v B; B() { :; }; B=1; unset -f B; run $B") == "[run][1]");
   CHECK(last("L=(); run \"${L[@]}\" x\"${L[@]}\" \"${L[*]}\" \"\"") == "[run][x][][]");
-  // What a command reads into the variable stays unknown.
+  // A value that a command reads into the variable stays unknown.
   CHECK(last("B=; if [ $A ]; then B=1; read B; fi; run $B") == "[run][$B]?");
   // A condition that reads the variable depends on the same variables from outside.
   const ShellScript after = read_shell("B=x; [ $A ] && B=; if [ \"$B\" ]; then C=1; fi; run $C");

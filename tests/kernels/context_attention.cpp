@@ -13,7 +13,7 @@ const kernels::ContextAttention& parts() {
   return *testing::table().context_attention;
 }
 
-// Who holds which positions of the sequence: ranks with up to two segments each, of any lengths.
+// The positions of the sequence that each rank holds: up to two segments of any lengths.
 using Shards = Vec<PositionSegments>;
 
 // Values of x[batch * seq][width] in the rows of `segments`, sequence by sequence.

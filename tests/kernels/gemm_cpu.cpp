@@ -1,4 +1,4 @@
-// What the CPU's GEMM does by the size: tiles, chunks, oneDNN.
+// The CPU's GEMM at sizes that choose its different paths: tiles, chunks, oneDNN.
 #include "kernels/cpu/onednn.hpp"
 #include "tests/kernels/gemm_check.hpp"
 

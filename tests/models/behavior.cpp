@@ -1,5 +1,5 @@
-// What models promise beside the right numbers: recomputation, dropout, documents, generation, tied
-// parameters, planning.
+// Features of models other than the numbers of a plain forward and backward pass: recomputation, dropout,
+// documents, generation, tied parameters, planning.
 #include <doctest/doctest.h>
 
 #include <chrono>

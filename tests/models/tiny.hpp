@@ -72,7 +72,7 @@ inline config::ModelConfig tiny_llama_variant() {
   return c;
 }
 
-// What the families of Hugging Face have beyond these, each in small sizes.
+// The further features of the families of Hugging Face, each in small sizes.
 inline config::ModelConfig tiny_family(int64_t heads, int64_t groups, int64_t head_dim) {
   config::ModelConfig c = with_head(tiny_llama(), groups, head_dim);
   c.num_attention_heads = heads;

@@ -29,7 +29,7 @@ inline Value random_value(Shape shape, uint64_t seed, double scale = 1) {
   return {shape, testing::random_values(shape.elements(), seed, scale)};
 }
 
-// What the operation reads, as doubles.
+// Rounds values to the type that the operation reads, and returns them as doubles.
 inline Vec<double> rounded(const Vec<double>& values, DType type) {
   Vec<double> result;
   for (const double v : values) {

@@ -64,7 +64,7 @@ void check_close(const std::vector<float>& got, const std::vector<float>& expect
   CHECK(apart < 2e-4);
 }
 
-// What one rank makes of a matrix.
+// The result of one rank that holds the full matrix.
 template <class D>
 std::vector<float> alone(const config::OptimizerConfig& config, Matrix matrix,
                          const std::vector<float>& momentum) {

@@ -105,10 +105,10 @@ TEST_CASE("the check sees what is wrong with a schedule") {
   // Rank 0 wants the first micro-batch back before it has sent the second, rank 1 wants the second first.
   Schedule waits = good;
   std::swap(waits[1][0], waits[1][1]);
-  CHECK(simulate(shape, waits).problem == "backward of micro-batch 0, chunk 0 on rank 0 waits for ever");
+  CHECK(simulate(shape, waits).problem == "backward of micro-batch 0, chunk 0 on rank 0 waits forever");
   Schedule missing = good;
   missing[1].pop_back();
-  CHECK(simulate(shape, missing).problem == "backward of micro-batch 2, chunk 0 on rank 0 waits for ever");
+  CHECK(simulate(shape, missing).problem == "backward of micro-batch 2, chunk 0 on rank 0 waits forever");
   missing = good;
   missing[0].pop_back();
   CHECK(simulate(shape, missing).problem == "micro-batch 2 never passes stage 0");

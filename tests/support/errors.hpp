@@ -1,4 +1,4 @@
-// What an action throws, as text that a test can look into.
+// Returns the text of the error that an action throws.
 #pragma once
 
 #include <doctest/doctest.h>

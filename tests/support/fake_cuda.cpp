@@ -24,7 +24,7 @@ Status failed(const char* function, const char* why, StatusCode code) {
   return {code, status_text};
 }
 
-// What a function takes or releases.
+// Counts the resource that a function takes or releases.
 void count(std::string_view function) {
   struct Change {
     const char* function;

@@ -13,7 +13,7 @@
 namespace capstan::test {
 
 struct FakeCuda {
-  // What the next device is.
+  // Properties of the next device.
   int32_t devices = 1;
   int64_t memory = int64_t{256} << 20;  // bytes
   // No work runs until a wait needs it.

@@ -38,7 +38,7 @@ constexpr int64_t kChunk = int64_t{16} << 10;  // bytes
 
 enum class Kind : int32_t { point_to_point, all_gather };
 
-// What one rank sends to another: at most one chunk at a time.
+// The transfers from one rank to another: at most one chunk at a time.
 struct alignas(64) Mailbox {
   // Whether the sender's and the receiver's host have called a transfer.
   std::atomic<int32_t> sender_connects, receiver_connects;

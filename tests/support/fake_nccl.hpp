@@ -3,9 +3,10 @@
 //
 // It behaves as NCCL where programs can tell. Nothing is buffered: a transfer blocks its stream until the
 // peer has come to it and takes the data. Sends and receives of two ranks, and collectives, are matched by
-// order alone; what does not match waits for ever. The transfers of a group begin together. No call waits for
-// other ranks: the first transfer between two ranks connects them, and is not on the stream until both have
-// called it. Each rank has a GPU of its own. An error of the transport leaves streams blocked until abort.
+// order alone; transfers that do not match wait forever. The transfers of a group begin together. No call
+// waits for other ranks: the first transfer between two ranks connects them, and is not on the stream until
+// both have called it. Each rank has a GPU of its own. An error of the transport leaves streams blocked until
+// abort.
 #pragma once
 
 #include <cstdint>

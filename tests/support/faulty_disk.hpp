@@ -96,9 +96,9 @@ class FailingDisk final : public FileSystem {
   std::atomic<int64_t>& done_;
 };
 
-// What a power cut may leave: file contents and directory entries reach the disk when they are synced, and
-// otherwise in part, in any order. The disk model keeps, for each directory, the entries that are durable and
-// the changes since.
+// The possible contents after a power failure: file contents and directory entries reach the disk when they
+// are synced, and otherwise in part, in any order. The disk model keeps, for each directory, the entries that
+// are durable and the changes since.
 class ForgetfulDisk final : public FileSystem {
  public:
   struct Node {

@@ -169,7 +169,7 @@ TEST_CASE("a canceled task saves and does not come back") {
   CHECK(!holds(said, "scontrol"));
 }
 
-TEST_CASE("a task does not come back for ever") {
+TEST_CASE("a task does not come back forever") {
   ::setenv("SLURM_RESTART_COUNT", "5", 1);
   CHECK(!holds(played("exit 75", ""), "scontrol"));
   ::setenv("SLURM_RESTART_COUNT", "4", 1);

@@ -56,7 +56,7 @@ f16 half_of_code(uint32_t code) {
   h.bits = static_cast<uint16_t>(code);
   return h;
 }
-// What IEEE 754 says about a code that is a number.
+// The value of a code that is a number, by IEEE 754.
 double value_of_code(uint32_t code) {
   const int exponent = static_cast<int>(code >> 10 & 31);
   const double fraction = static_cast<double>(code & 0x3FFu) / 1024;

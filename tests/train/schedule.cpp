@@ -1,5 +1,5 @@
-// What a resumed run takes from its recipe: the schedule is the checkpoint's, unless the recipe says
-// otherwise; fields that say where a run begins are refused.
+// Fields that a resumed run takes from its recipe: the schedule is the checkpoint's, unless the recipe sets
+// it; fields that say where a run begins are refused.
 #include <doctest/doctest.h>
 
 #include <fstream>

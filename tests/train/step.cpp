@@ -269,7 +269,7 @@ TEST_CASE(
     uploader.begin_step();
     uploader.start(micro, false, 1);
     CHECK(device->host_memory().now == buffers * bytes);
-    // What the estimate takes.
+    // The estimate reserves the same host memory.
     const auto other = make_checked_device(kernels::cpu_table(), 1);
     BatchUploader reserved(*other, {});
     reserved.reserve(micro, false, 9);

@@ -178,7 +178,7 @@ Error batch_without_progress(const DeviceWait& wait, const std::vector<RankStatu
               "batch " + std::to_string(wait.batch->begun) + " of group `" + wait.batch->name +
                   "` makes no progress for " + fixed(wait.batch->seconds, 1) + " s at " +
                   step_text(*wait.status) + " although all its ranks have begun it: " + members,
-              "transfers that do not match wait for ever; matching ones point to the network");
+              "transfers that do not match wait forever; matching ones point to the network");
   add_others(error, statuses, -1);
   return error;
 }

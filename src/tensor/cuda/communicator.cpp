@@ -122,7 +122,7 @@ Status init_rank(OpenDevice* device, int32_t ranks, const UniqueId* id, int32_t 
   if (!opened) return {StatusCode::out_of_memory, "no memory of the host"};
   ncclUniqueId given;
   std::memcpy(given.internal, id->bytes, sizeof given.internal);
-  // No call waits for other ranks: a rank that has failed would keep the caller for ever.
+  // No call waits for other ranks: a rank that has failed would keep the caller forever.
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   const Status status =
