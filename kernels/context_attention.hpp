@@ -27,16 +27,16 @@ struct AttentionBlock {
   PositionSegments queries, keys;
 
   // True where causality and window let any of these queries attend to any of these keys.
-  bool sees(PositionSegment q, PositionSegment k) const {
+  bool attends_to(PositionSegment q, PositionSegment k) const {
     if (q.count == 0 || k.count == 0) return false;
     const bool future = shape.causal && k.begin >= q.end();
     const bool past = shape.window > 0 && k.end() <= q.begin - shape.window + 1;
     return !future && !past;
   }
-  bool sees_anything() const {
+  bool attends_to_any() const {
     return std::any_of(queries.segments.begin(), queries.segments.end(), [&](PositionSegment q) {
       return std::any_of(keys.segments.begin(), keys.segments.end(),
-                         [&](PositionSegment k) { return sees(q, k); });
+                         [&](PositionSegment k) { return attends_to(q, k); });
     });
   }
 };

@@ -21,10 +21,10 @@ struct Decoding {
   void (*positions)(Context&, const int32_t* past, int64_t batch, int64_t tokens, int32_t* positions);
   // *past += tokens.
   void (*advance)(Context&, int32_t* past, int64_t tokens);
-  // tokens[r] = one draw from columns [0, cols) of row r of fp32 logits, or -1 where their sum is not finite.
-  // The random number of row r is the one of counter block r of the sequence (seed, purpose::sampling,
-  // *position). Candidates are in the order of falling logits, equal ones of rising ids; probabilities are
-  // computed and summed in double, in this order. Reads 4 rows cols bytes.
+  // tokens[r] = one token sampled from columns [0, cols) of row r of fp32 logits, or -1 where their sum is
+  // not finite. The random number of row r is the one of counter block r of the sequence (seed,
+  // purpose::sampling, *position). Candidates are in the order of falling logits, equal ones of rising ids;
+  // probabilities are computed and summed in double, in this order. Reads 4 rows cols bytes.
   void (*sample)(Context&, SamplingOptions, const float* logits, int64_t rows, int64_t cols,
                  int64_t row_stride, const int32_t* position, int32_t* tokens);
 

@@ -157,11 +157,11 @@ struct Block {
     }
     return from < to;
   }
-  // Queries that see any of the keys [j, j + n).
+  // Queries that attend to any of the keys [j, j + n).
   HWY_INLINE bool queries_of(int64_t j, int64_t n, int64_t& from, int64_t& to) const {
-    auto sees = [&](int64_t i) { return low[i] - k0 < j + n && high[i] - k0 > j; };
-    for (from = 0; from < nq && !sees(from);) ++from;
-    for (to = nq; to > from && !sees(to - 1);) --to;
+    auto attends = [&](int64_t i) { return low[i] - k0 < j + n && high[i] - k0 > j; };
+    for (from = 0; from < nq && !attends(from);) ++from;
+    for (to = nq; to > from && !attends(to - 1);) --to;
     return from < to;
   }
 };
@@ -477,8 +477,8 @@ struct Tiles {
     }
     for (int64_t j = 0; j < b.nk; j += 32)
       for (int64_t from = 0, to; from < b.nq; from = to + 32) {
-        const auto sees = [&](int64_t i) { return i < b.nq && first[i / 32] <= j && j < last[i / 32]; };
-        for (to = from; sees(to);) to += 32;
+        const auto attends = [&](int64_t i) { return i < b.nq && first[i / 32] <= j && j < last[i / 32]; };
+        for (to = from; attends(to);) to += 32;
         if (from == to) continue;
         const int64_t at = j / 32 * kPanelValues + from * 32, other = (b.q0 + from) * 32, key = b.k0 + j;
         add_columns(p_columns + at, p_rest + at, s.dout_other + other, to - from, queries, d.v,

@@ -25,7 +25,7 @@ HWY_INLINE int64_t first_row(const PositionSegments& rows, int segment) {
   return segment == 0 ? 0 : rows.segments[0].count;
 }
 HWY_INLINE bool is_visible(const AttentionBlock& a, PositionSegment keys) {
-  return a.sees(a.queries.segments[0], keys) || a.sees(a.queries.segments[1], keys);
+  return a.attends_to(a.queries.segments[0], keys) || a.attends_to(a.queries.segments[1], keys);
 }
 // Mask for queries of sequence b whose first row is `first_query`.
 HWY_INLINE Mask mask_of(const AttentionBlock& a, PositionSegment keys, const Documents& documents, int64_t b,
@@ -118,7 +118,7 @@ void forward(Context& c, AttentionBlock a, HeadsIn q_heads, HeadsIn k, HeadsIn v
     Vectors::LeftOperand q{nullptr, 0};
     for (int r = 0; r < 2; ++r) {
       const PositionSegment segment = a.keys.segments[static_cast<size_t>(r)];
-      if (!a.sees({queries.begin + q0, n}, segment)) continue;
+      if (!a.attends_to({queries.begin + q0, n}, segment)) continue;
       Block<Vectors> scores(mask_of(a, segment, documents, b, first_query), 0, n, queries.begin + q0);
       if (scores.begin >= scores.end) continue;
       if (!q.at) {
@@ -206,7 +206,7 @@ void backward(Context& c, AttentionBlock a, HeadsIn q, HeadsIn k, HeadsIn v, Hea
       for (int64_t h = 0; h < per_group; ++h)
         for (int query_segment = 0; query_segment < 2; ++query_segment) {
           const PositionSegment queries = a.queries.segments[static_cast<size_t>(query_segment)];
-          if (!a.sees(queries, segment)) continue;
+          if (!a.attends_to(queries, segment)) continue;
           const int64_t head = group * per_group + h, first = first_row(a.queries, query_segment),
                         first_query = b * seq + first;
           const QueryRows rows{

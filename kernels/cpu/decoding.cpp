@@ -24,7 +24,7 @@ void advance(Context&, int32_t* past, int64_t tokens) {
   *past += static_cast<int32_t>(tokens);
 }
 
-// Number of tokens of a row among which one is drawn. The workspace of a row holds their weights, then the
+// Number of tokens of a row among which one is sampled. The workspace of a row holds their weights, then the
 // ids of all columns.
 int64_t candidates_of(const SamplingOptions& options, int64_t cols) {
   return options.top_k > 0 ? std::min(options.top_k, cols) : cols;
@@ -35,13 +35,13 @@ WorkspaceSize sample_workspace(SamplingOptions options, int64_t, int64_t cols) {
                  static_cast<size_t>(cols) * sizeof(int32_t)};
 }
 
-int32_t most_likely(std::span<const float> logits) {
+int32_t argmax(std::span<const float> logits) {
   return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
 // weights, ids: memory for candidates_of() and for all columns.
-int32_t draw(std::span<const float> logits, const SamplingOptions& options, PhiloxSequence random,
-             double* weights, int32_t* ids) {
+int32_t sample_row(std::span<const float> logits, const SamplingOptions& options, PhiloxSequence random,
+                   double* weights, int32_t* ids) {
   const auto cols = static_cast<int64_t>(logits.size()), kept = candidates_of(options, cols);
   const auto logit = [&](int32_t id) { return logits[static_cast<size_t>(id)]; };
   std::iota(ids, ids + cols, 0);
@@ -75,11 +75,11 @@ void sample(Context& c, SamplingOptions options, const float* logits, int64_t ro
     if (!std::isfinite(std::accumulate(here.begin(), here.end(), 0.0))) {
       tokens[row] = -1;
     } else if (options.temperature <= 0) {
-      tokens[row] = most_likely(here);
+      tokens[row] = argmax(here);
     } else {
       auto* weights = workspace.worker<double>(worker);
       auto* ids = reinterpret_cast<int32_t*>(weights + candidates_of(options, cols));
-      tokens[row] = draw(here, options, PhiloxSequence(key, static_cast<uint64_t>(row)), weights, ids);
+      tokens[row] = sample_row(here, options, PhiloxSequence(key, static_cast<uint64_t>(row)), weights, ids);
     }
   });
 }

@@ -225,9 +225,9 @@ HWY_INLINE int64_t elements_of(const RopeShape& s) {
   return s.groups * (s.heads_per_group + 1) * s.head_dim;
 }
 
-// Queries or keys.
+// Arrays and weights of the queries, or of the keys.
 template <class T>
-struct ForwardSide {
+struct ForwardHeads {
   HeadArray<T> in, out;
   Weights<T> weights;
   bool in_place = in == out;
@@ -241,17 +241,17 @@ void forward(Context& c, RopeShape s, HeadsIn q, HeadsIn k, RopeAngles angles, Q
             using Heads = HeadArray<decltype(type)>;
             parallel_blocks(
                 c, s.rows, rows_per_block(elements_of(s)), [&](int64_t begin, int64_t end, int) HWY_ATTR {
-                  const ForwardSide<decltype(type)> sides[2] = {
+                  const ForwardHeads<decltype(type)> queries_and_keys[2] = {
                       {Heads(q), Heads(q_out), {weights.q_gamma, weights.q_beta, s.gamma_offset}},
                       {Heads(k), Heads(k_out), {weights.k_gamma, weights.k_beta, s.gamma_offset}}};
                   for (int64_t r = begin; r < end; ++r) {
                     const Angles turn = angles_of(s, angles, r, false);
                     for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
-                      const auto& side = sides[which()];
-                      const auto y = side.out.head(r, g, h);
-                      if (s.norm != QkNorm::none) normalize(side.in.head(r, g, h), y, s, side.weights);
-                      const bool in_place = side.in_place || s.norm != QkNorm::none;
-                      rotate(in_place ? y : side.in.head(r, g, h), y, s, turn, in_place);
+                      const auto& heads = queries_and_keys[which()];
+                      const auto y = heads.out.head(r, g, h);
+                      if (s.norm != QkNorm::none) normalize(heads.in.head(r, g, h), y, s, heads.weights);
+                      const bool in_place = heads.in_place || s.norm != QkNorm::none;
+                      rotate(in_place ? y : heads.in.head(r, g, h), y, s, turn, in_place);
                     });
                   }
                 });
@@ -289,7 +289,7 @@ void add_partials(const RopeShape& s, const QkNormGradients& gradients, const fl
 }
 
 template <class T>
-struct BackwardSide {
+struct BackwardHeads {
   HeadArray<T> dy, x, dx;
   Weights<T> weights;
   bool in_place = dy == dx;
@@ -307,7 +307,7 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
           [&](auto type) HWY_ATTR {
             using Heads = HeadArray<decltype(type)>;
             parallel_blocks(c, s.rows, block, [&](int64_t begin, int64_t end, int) HWY_ATTR {
-              const BackwardSide<decltype(type)> sides[2] = {
+              const BackwardHeads<decltype(type)> queries_and_keys[2] = {
                   {Heads(dq), Heads(q), Heads(dq_in), {weights.q_gamma, weights.q_beta, s.gamma_offset}},
                   {Heads(dk), Heads(k), Heads(dk_in), {weights.k_gamma, weights.k_beta, s.gamma_offset}}};
               float* partial = partials ? partials + begin / block * size : nullptr;
@@ -315,12 +315,12 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
               for (int64_t r = begin; r < end; ++r) {
                 const Angles turn = angles_of(s, angles, r, true);
                 for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
-                  const auto& side = sides[which()];
-                  const auto dx = side.dx.head(r, g, h);
-                  rotate(side.dy.head(r, g, h), dx, s, turn, side.in_place);
+                  const auto& heads = queries_and_keys[which()];
+                  const auto dx = heads.dx.head(r, g, h);
+                  rotate(heads.dy.head(r, g, h), dx, s, turn, heads.in_place);
                   if (s.norm == QkNorm::none) return;
                   float* dgamma = partial ? partial + static_cast<int64_t>(which()) * 2 * width : nullptr;
-                  normalize_backward(dx, side.x.head(r, g, h), s, side.weights, dgamma,
+                  normalize_backward(dx, heads.x.head(r, g, h), s, heads.weights, dgamma,
                                      dgamma ? dgamma + width : nullptr);
                 });
               }

@@ -1,8 +1,8 @@
 // Attention: the families, and the small kernels around those of attention_forward.hpp and
 // attention_backward.hpp. Bytes moved, for e-byte elements and T tokens: the sums of dout * out read
 // 2 e T heads * v_dim and write 4 T heads, the bounds of queries 8 T; a step of decode copies 2 e
-// groups * (qk_dim + v_dim) of each new token, and with S > 1 splits of the cache writes and reads
-// 4 S heads * (v_dim + 1) of it.
+// groups * (qk_dim + v_dim) of each new token, and with split-KV (S > 1 splits of the cache) writes
+// and reads 4 S heads * (v_dim + 1) of it.
 #include "kernels/attention.hpp"
 
 #include "kernels/context_attention.hpp"
@@ -224,7 +224,7 @@ void append(Context& c, const HeadsIn& from, const Out& cache, const int32_t* pa
 
 // Combines the outputs of the splits by their lse. One warp for each query.
 template <class T>
-struct JoinSplits {
+struct CombineSplits {
   // [splits, tokens, heads, width] and [splits, batch, heads, seq]
   const float *outs, *lses;
   Array<T> out;
@@ -232,7 +232,7 @@ struct JoinSplits {
   int64_t splits, groups, heads_per_group, seq, queries, width;
 };
 template <class T>
-__global__ void join_splits_kernel(JoinSplits<T> j) {
+__global__ void combine_splits_kernel(CombineSplits<T> j) {
   const int64_t i = global_thread() / kWarp, heads = j.groups * j.heads_per_group;
   if (i >= j.queries) return;
   const int64_t token = i / heads, head = i % heads,
@@ -282,10 +282,10 @@ void decode_with(Context& c, const AttentionShape& s, ForwardCall f, const Heads
   f.out_split = queries * s.v_dim;
   f.lse_split = queries;
   launch_forward<T>(c, f);
-  const JoinSplits<T> join{partials, lses,     array_of<T>(out.data), out.strides,
-                           f.splits, s.groups, s.heads_per_group,     s.seq,
-                           queries,  s.v_dim};
-  launch(c, {ceil_div(queries * kWarp, int64_t{128}), 128}, join_splits_kernel<T>, join);
+  const CombineSplits<T> combine{partials, lses,     array_of<T>(out.data), out.strides,
+                                 f.splits, s.groups, s.heads_per_group,     s.seq,
+                                 queries,  s.v_dim};
+  launch(c, {ceil_div(queries * kWarp, int64_t{128}), 128}, combine_splits_kernel<T>, combine);
 }
 void decode(Context& c, AttentionShape s, HeadsIn q, HeadsIn k, HeadsIn v, Out k_cache, Out v_cache,
             const int32_t* past, int64_t capacity, HeadsOut out) {

@@ -11,7 +11,7 @@
 // Bytes moved: kernels/attention.hpp, and keys and values once for each tile of queries, queries and dout
 // once for each tile of keys, mostly from the L2 cache.
 //
-// In the second kernel keys are the rows of P^T and dS^T, so that these stay in registers as operands.
+// In the second kernel keys are the rows of P^T and dS^T, so that these stay in registers as A fragments.
 #pragma once
 
 #include "kernels/cuda/attention_queries.hpp"
@@ -70,14 +70,15 @@ __device__ __forceinline__ float capped_slope(float p, float lse2, float factor2
   return p > 0 ? 1.0f - x * x : 0.0f;
 }
 
-// Writes the lane's sums times `factor` to a row of a head with `width` elements.
+// Writes the lane's accumulators times `factor` to a row of a head with `width` elements.
 template <int kColumns>
 __device__ __forceinline__ void put_row(const Out& out, int64_t at, int width, float factor, int half,
-                                        const float (&sums)[kColumns][4]) {
+                                        const float (&accumulators)[kColumns][4]) {
   CAPSTAN_UNROLL
   for (int n = 0; n < kColumns; ++n) {
     const int column = 8 * n + lane_column();
-    put_pair(out, at + column, width - column, sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
+    put_pair(out, at + column, width - column, accumulators[n][2 * half] * factor,
+             accumulators[n][2 * half + 1] * factor);
   }
 }
 
@@ -122,24 +123,25 @@ __device__ __forceinline__ void add_query_gradients(const BackwardCall& b, const
   float p[kM][kN][4] = {}, ds[kM][kN][4] = {};
   multiply_rows<typename C::Queries, typename C::Keys>(memory, 0, first_row, keys_at, p);
   cap_logits<T>(logits, p);
-  for_sums<kM, kN>(
+  for_accumulators<kM, kN>(
       [&](int m, int n, int i) { p[m][n][i] = exp2_fast(p[m][n][i] * factor2 - statistics.lse2[m][i / 2]); });
-  if (!visible.template see_all<C::kKeys>(tile)) hide(c, q, 1, shared, tile, 0.0f, p);
+  if (!visible.template attends_to_all<C::kKeys>(tile)) mask_scores(c, q, 1, shared, tile, 0.0f, p);
   multiply_rows<typename C::Queries, typename C::Keys>(memory, C::kDoutAt, first_row,
                                                        keys_at + C::Keys::kSize, ds);
   if (c.dropout > 0) {
     const Dropout dropout(c, q.group * c.heads_per_group + q.head_in_group);
     const KeptPairs<kM, kN> kept(c, q, dropout, tile.position);
     const float keep = keep_factor(c.dropout);
-    for_sums<kM, kN>([&](int m, int n, int i) { ds[m][n][i] = kept(m, n, i) ? ds[m][n][i] * keep : 0.0f; });
+    for_accumulators<kM, kN>(
+        [&](int m, int n, int i) { ds[m][n][i] = kept(m, n, i) ? ds[m][n][i] * keep : 0.0f; });
   }
-  for_sums<kM, kN>(
+  for_accumulators<kM, kN>(
       [&](int m, int n, int i) { ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - statistics.dots[m][i / 2]); });
   if (logits.capped)
-    for_sums<kM, kN>([&](int m, int n, int i) {
+    for_accumulators<kM, kN>([&](int m, int n, int i) {
       ds[m][n][i] *= capped_slope(p[m][n][i], statistics.lse2[m][i / 2], factor2);
     });
-  const LeftOperand<T, kM, kN> weights(ds);
+  const AFragments<T, kM, kN> weights(ds);
   multiply_columns<typename C::Keys>(memory, keys_at, weights, dq);
 }
 
@@ -186,7 +188,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
     sync_threads();
     if (C::kStages > 1 && i + 1 < count) load_keys(i + 1);
     const KeyTile tile = tiles.at(i);
-    if (visible.warp.sees_any(tile.position, tile.position + C::kKeys))
+    if (visible.warp.attends_to_any(tile.position, tile.position + C::kKeys))
       add_query_gradients<C>(b, q, visible, shared, statistics, memory, stage_of(i), tile, dq);
   }
   // Nothing to add.
@@ -258,10 +260,10 @@ __device__ __forceinline__ const KeyBounds& bounds_of(const BackwardCall& b, con
   return b.statistics.tiles[k.b * tiles + tile];
 }
 template <int kKeys>
-__device__ __forceinline__ bool sees_block(const KeyBounds& queries, const KeyBlock& k) {
+__device__ __forceinline__ bool attends_to_block(const KeyBounds& queries, const KeyBlock& k) {
   const KeyTile& keys = k.tile;
-  return queries.sees_any(keys.position > keys.begin ? keys.position : keys.begin,
-                          keys.position + kKeys < keys.end ? keys.position + kKeys : keys.end);
+  return queries.attends_to_any(keys.position > keys.begin ? keys.position : keys.begin,
+                                keys.position + kKeys < keys.end ? keys.position + kKeys : keys.end);
 }
 // Called by all threads of the block, which search together.
 template <class C>
@@ -269,11 +271,11 @@ __device__ __forceinline__ QueryRange query_range(const BackwardCall& b, const K
                                                   const Shared<int>& of_warps) {
   int range[2] = {-tiles, -1};
   for (int i = thread_index(); i < tiles; i += C::kThreads)
-    if (sees_block<C::kKeys>(bounds_of(b, k, tiles, i), k)) {
-      range[0] = Larger()(range[0], -i);
+    if (attends_to_block<C::kKeys>(bounds_of(b, k, tiles, i), k)) {
+      range[0] = IntMax()(range[0], -i);
       range[1] = i;
     }
-  reduce_lanes(range, Larger(), kWarp);
+  reduce_lanes(range, IntMax(), kWarp);
   if (C::kWarps > 1) {
     if (lane_index() == 0) {
       of_warps[2 * warp_index()] = range[0];
@@ -281,8 +283,8 @@ __device__ __forceinline__ QueryRange query_range(const BackwardCall& b, const K
     }
     sync_threads();
     for (int i = 0; i < C::kWarps; ++i) {
-      range[0] = Larger()(range[0], of_warps[2 * i]);
-      range[1] = Larger()(range[1], of_warps[2 * i + 1]);
+      range[0] = IntMax()(range[0], of_warps[2 * i]);
+      range[1] = IntMax()(range[1], of_warps[2 * i + 1]);
     }
   }
   return {-range[0], range[1]};
@@ -295,7 +297,8 @@ __device__ __forceinline__ QueryStep next_step(const BackwardCall& b, const KeyB
       step.tile = range.first;
       ++step.head;
     }
-  } while (step.head < b.c.heads_per_group && !sees_block<C::kKeys>(bounds_of(b, k, tiles, step.tile), k));
+  } while (step.head < b.c.heads_per_group &&
+           !attends_to_block<C::kKeys>(bounds_of(b, k, tiles, step.tile), k));
   return step;
 }
 
@@ -308,16 +311,17 @@ struct SharedStatistics {
 template <class C>
 struct KeyGradients {
   static constexpr int kColumns = C::kHeadSize / 8;
-  // Sums of the gradients of values, then of keys; or of one of the two.
-  float sums[C::kResults][C::kM][kColumns][4] = {};
+  // Accumulators of the gradients of values, then of keys; or of one of the two.
+  float accumulators[C::kResults][C::kM][kColumns][4] = {};
 };
 
 // Masks scores whose rows are keys and whose columns are queries.
 template <class C>
-__device__ __forceinline__ void hide_queries(const AttentionCall& c, const QueryTile& queries,
-                                             const KeyTile& keys, int first_key, const Shared<int>& begins,
-                                             int stage, float (&p)[C::kM][C::kN][4]) {
-  for_sums<C::kM, C::kN>([&](int m, int n, int i) {
+__device__ __forceinline__ void mask_transposed_scores(const AttentionCall& c, const QueryTile& queries,
+                                                       const KeyTile& keys, int first_key,
+                                                       const Shared<int>& begins, int stage,
+                                                       float (&p)[C::kM][C::kN][4]) {
+  for_accumulators<C::kM, C::kN>([&](int m, int n, int i) {
     const int query = 8 * n + lane_column() + i % 2, key = first_key + 16 * m + 8 * (i / 2) + lane_row();
     const int begin = begins[stage + query], end = end_of_keys(c, queries.position + queries.first + query);
     if (key < begin || key >= end || key < keys.begin || key >= keys.end) p[m][n][i] = 0;
@@ -339,7 +343,7 @@ __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const K
   const AttentionCall& c = b.c;
   const int first_row = warp_index() * 16 * kM, first_key = k.tile.position + first_row,
             last_key = first_key + 16 * kM;
-  if (!bounds.sees_any(first_key, last_key) || first_key >= k.tile.end) return;
+  if (!bounds.attends_to_any(first_key, last_key) || first_key >= k.tile.end) return;
 
   const QueryTile queries = query_tile<C::kQueries>(c.queries, step.tile);
   const Logits logits(c);
@@ -350,10 +354,10 @@ __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const K
   float p[kM][kN][4] = {};
   multiply_rows<Keys, Queries>(memory, 0, first_row, queries_at, p);
   cap_logits<T>(logits, p);
-  for_sums<kM, kN>(
+  for_accumulators<kM, kN>(
       [&](int m, int n, int i) { p[m][n][i] = exp2_fast(p[m][n][i] * factor2 - lse2_of(n, i)); });
-  if (first_key < k.tile.begin || last_key > k.tile.end || !bounds.sees_all(first_key, last_key))
-    hide_queries<C>(c, queries, k.tile, first_key, statistics.begins, stage, p);
+  if (first_key < k.tile.begin || last_key > k.tile.end || !bounds.attends_to_all(first_key, last_key))
+    mask_transposed_scores<C>(c, queries, k.tile, first_key, statistics.begins, stage, p);
 
   const bool drops = c.dropout > 0;
   KeptQueries<kN> kept[kM];
@@ -367,24 +371,24 @@ __device__ __forceinline__ void add_key_gradients(const BackwardCall& b, const K
   }
   if (C::kResults == 2 || k.part == 0) {
     float weights[kM][kN][4];
-    for_sums<kM, kN>(
+    for_accumulators<kM, kN>(
         [&](int m, int n, int i) { weights[m][n][i] = drops && !kept[m](n, i) ? 0.0f : p[m][n][i]; });
-    const LeftOperand<T, kM, kN> left(weights);
-    multiply_columns<Queries>(memory, queries_at + Queries::kSize, left, gradients.sums[0]);
+    const AFragments<T, kM, kN> a(weights);
+    multiply_columns<Queries>(memory, queries_at + Queries::kSize, a, gradients.accumulators[0]);
   }
   if (C::kResults == 1 && k.part == 0) return;
   float ds[kM][kN][4] = {};
   multiply_rows<Keys, Queries>(memory, C::kValuesAt, first_row, queries_at + Queries::kSize, ds);
   const float keep = keep_factor(c.dropout);
-  for_sums<kM, kN>([&](int m, int n, int i) {
+  for_accumulators<kM, kN>([&](int m, int n, int i) {
     const float dp = drops ? (kept[m](n, i) ? ds[m][n][i] * keep : 0.0f) : ds[m][n][i];
     ds[m][n][i] = p[m][n][i] * (dp - statistics.dots[stage + 8 * n + lane_column() + i % 2]);
   });
   if (logits.capped)
-    for_sums<kM, kN>(
+    for_accumulators<kM, kN>(
         [&](int m, int n, int i) { ds[m][n][i] *= capped_slope(p[m][n][i], lse2_of(n, i), factor2); });
-  const LeftOperand<T, kM, kN> left(ds);
-  multiply_columns<Queries>(memory, queries_at, left, gradients.sums[C::kResults - 1]);
+  const AFragments<T, kM, kN> a(ds);
+  multiply_columns<Queries>(memory, queries_at, a, gradients.accumulators[C::kResults - 1]);
 }
 
 // Starts to load a tile of queries and dout with their statistics.
@@ -425,10 +429,10 @@ __device__ __forceinline__ void store_key_gradients(const BackwardCall& b, const
     const int64_t token = int64_t{k.b} * c.keys.rows() + k.tile.first_row + key - k.tile.begin;
     if (C::kResults == 2 || k.part == 0)
       put_row(b.dv.data, b.dv.strides.at(token, k.group), c.v_dim, keep_factor(c.dropout), half,
-              gradients.sums[0][m]);
+              gradients.accumulators[0][m]);
     if (C::kResults == 2 || k.part == 1)
       put_row(b.dk.data, b.dk.strides.at(token, k.group), c.qk_dim, c.scale, half,
-              gradients.sums[C::kResults - 1][m]);
+              gradients.accumulators[C::kResults - 1][m]);
   }
 }
 

@@ -1,6 +1,6 @@
 // FlashAttention-2, forward (Dao, arXiv:2307.08691). A block of threads holds a tile of queries in shared
-// memory and visits the tiles of keys and values that any of them sees; the next tile is copied while the
-// current one is multiplied. A warp holds the scores and the outputs of its rows in registers, with the
+// memory and visits the tiles of keys and values to which any of them attends; the next tile is copied while
+// the current one is multiplied. A warp holds the scores and the outputs of its rows in registers, with the
 // maximum and the sum of the exponentials so far. Sums are in the order of the keys. The weights are rounded
 // to the type of 16-bit heads, which is an operand of the tensor cores. Bytes moved: kernels/attention.hpp,
 // and keys and values once for each tile of queries, mostly from the L2 cache.
@@ -66,7 +66,7 @@ struct ForwardState {
     float top[2 * kM];
     CAPSTAN_UNROLL
     for (int row = 0; row < 2 * kM; ++row) top[row] = max[row / 2][row % 2];
-    for_sums<kM, C::kN>([&](int m, int n, int i) {
+    for_accumulators<kM, C::kN>([&](int m, int n, int i) {
       float& of_row = top[2 * m + i / 2];
       of_row = Max()(scores[m][n][i], of_row);
     });
@@ -81,12 +81,12 @@ struct ForwardState {
       before = top[row];
       total *= correction[row];
     }
-    for_sums<kM, C::kN>([&](int m, int n, int i) {
+    for_accumulators<kM, C::kN>([&](int m, int n, int i) {
       float& score = scores[m][n][i];
       score = exp2_fast(score * factor2 - base[2 * m + i / 2]);
       sum[m][i / 2] += score;
     });
-    for_sums<kM, kColumns>([&](int m, int n, int i) { out[m][n][i] *= correction[2 * m + i / 2]; });
+    for_accumulators<kM, kColumns>([&](int m, int n, int i) { out[m][n][i] *= correction[2 * m + i / 2]; });
   }
 };
 
@@ -102,26 +102,27 @@ __device__ __forceinline__ void attend(const ForwardCall& f, const QueryBlock& q
   float scores[C::kM][C::kN][4] = {};
   multiply_rows<typename C::Queries, typename C::Keys>(memory, 0, warp_index() * 16 * C::kM, keys_at, scores);
   cap_logits<T>(logits, scores);
-  if (!visible.template see_all<C::kKeys>(tile)) hide(c, q, f.heads_of_row, shared, tile, -INFINITY, scores);
+  if (!visible.template attends_to_all<C::kKeys>(tile))
+    mask_scores(c, q, f.heads_of_row, shared, tile, -INFINITY, scores);
   state.add_exponentials(logits.factor, scores);
   if (c.dropout > 0) {
     const Dropout dropout(c, q.group * c.heads_per_group + q.head_in_group);
     const KeptPairs<C::kM, C::kN> kept(c, q, dropout, tile.position);
-    for_sums<C::kM, C::kN>([&](int m, int n, int i) {
+    for_accumulators<C::kM, C::kN>([&](int m, int n, int i) {
       if (!kept(m, n, i)) scores[m][n][i] = 0;
     });
   }
-  const LeftOperand<T, C::kM, C::kN> weights(scores);
+  const AFragments<T, C::kM, C::kN> weights(scores);
   multiply_columns<typename C::Keys>(memory, keys_at + C::Keys::kSize, weights, state.out);
 }
 
 // ---- results
 
 // Offsets of the output and lse of a query.
-struct QueryPlace {
+struct QueryOffsets {
   int64_t out, lse;
 };
-__device__ __forceinline__ QueryPlace place_of(const ForwardCall& f, const QueryBlock& q, int row) {
+__device__ __forceinline__ QueryOffsets offsets_of(const ForwardCall& f, const QueryBlock& q, int row) {
   const AttentionCall& c = f.c;
   const int token = row / f.heads_of_row, head = q.head_in_group + row % f.heads_of_row;
   const int rows = c.queries.rows(), of_sequence = q.first_token + token;
@@ -163,7 +164,7 @@ __device__ __forceinline__ void store_rows(const ForwardCall& f, const QueryBloc
   for (int i = 0; i < 2 * C::kM; ++i) {
     sums[i] = state.sum[i / 2][i % 2];
     const int row = q.first + row_of_lane<C::kM>(i / 2, i % 2);
-    before[i] = f.accumulate && row < q.rows ? f.lse[place_of(f, q, row).lse] : -INFINITY;
+    before[i] = f.accumulate && row < q.rows ? f.lse[offsets_of(f, q, row).lse] : -INFINITY;
   }
   reduce_lanes(sums, Sum(), 4);
   // Orders the reads of lse above before the writes below.
@@ -175,19 +176,19 @@ __device__ __forceinline__ void store_rows(const ForwardCall& f, const QueryBloc
     RowFactors factors = row_factors(state.max[m][half], sums[i], logits.factor, keep);
     if (f.accumulate) combine(factors, before[i]);
     if (!factors.writes) continue;
-    const QueryPlace place = place_of(f, q, row);
-    if (f.lse && lane_index() % 4 == 0) f.lse[place.lse] = factors.lse;
+    const QueryOffsets offsets = offsets_of(f, q, row);
+    if (f.lse && lane_index() % 4 == 0) f.lse[offsets.lse] = factors.lse;
     CAPSTAN_UNROLL
     for (int n = 0; n < C::kHeadSize / 8; ++n) {
       const int column = 8 * n + lane_column(), left = c.v_dim - column;
       float low = state.out[m][n][2 * half] * factors.mine,
             high = state.out[m][n][2 * half + 1] * factors.mine;
       if (f.accumulate) {
-        const auto* const there = static_cast<const float*>(f.out.data.data) + place.out + column;
+        const auto* const there = static_cast<const float*>(f.out.data.data) + offsets.out + column;
         if (left > 0) low += factors.before * there[0];
         if (left > 1) high += factors.before * there[1];
       }
-      put_pair(f.out.data, place.out + column, left, low, high);
+      put_pair(f.out.data, offsets.out + column, left, low, high);
     }
   }
 }
@@ -240,7 +241,7 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
     sync_threads();
     if (C::kStages > 1 && i + 1 < last) load_keys(i + 1);
     const KeyTile tile = tiles.at(i);
-    if (visible.warp.sees_any(tile.position, tile.position + C::kKeys))
+    if (visible.warp.attends_to_any(tile.position, tile.position + C::kKeys))
       attend<C>(f, q, visible, shared, memory, stage_of(i), tile, state);
   }
   store_rows<C>(f, q, state);

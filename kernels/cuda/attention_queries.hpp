@@ -123,16 +123,16 @@ struct VisibleKeys {
   }
   // True if all queries of the warp attend to all keys of the tile, so that no mask is needed.
   template <int kKeys>
-  __device__ bool see_all(const KeyTile& tile) const {
+  __device__ bool attends_to_all(const KeyTile& tile) const {
     return tile.position >= tile.begin && tile.position + kKeys <= tile.end &&
-           warp.sees_all(tile.position, tile.position + kKeys);
+           warp.attends_to_all(tile.position, tile.position + kKeys);
   }
 };
 // Masks scores: writes `value` where the query does not attend to the key.
 template <int kM, int kN>
-__device__ __forceinline__ void hide(const AttentionCall& c, const QueryBlock& q, int heads_of_row,
-                                     const SharedQueries& shared, const KeyTile& tile, float value,
-                                     float (&sums)[kM][kN][4]) {
+__device__ __forceinline__ void mask_scores(const AttentionCall& c, const QueryBlock& q, int heads_of_row,
+                                            const SharedQueries& shared, const KeyTile& tile, float value,
+                                            float (&scores)[kM][kN][4]) {
   CAPSTAN_UNROLL
   for (int row = 0; row < 2 * kM; ++row) {
     const int m = row / 2, half = row % 2, of_block = row_of_lane<kM>(m, half);
@@ -143,7 +143,7 @@ __device__ __forceinline__ void hide(const AttentionCall& c, const QueryBlock& q
     CAPSTAN_UNROLL
     for (int i = 0; i < 2 * kN; ++i) {
       const int key = tile.position + 8 * (i / 2) + lane_column() + i % 2;
-      if (key < begin || key >= end) sums[m][i / 2][2 * half + i % 2] = value;
+      if (key < begin || key >= end) scores[m][i / 2][2 * half + i % 2] = value;
     }
   }
 }

@@ -1,4 +1,4 @@
-// Functions that the attention kernels share: the keys that a query sees, the logits, and dropout.
+// Functions that the attention kernels share: the keys that a query attends to, the logits, and dropout.
 #pragma once
 
 #include "kernels/common/dropout.hpp"
@@ -60,7 +60,7 @@ __device__ inline KeyInterval visible_keys(const AttentionCall& c, int b, int ro
 }
 
 // Smallest and largest begin and end of the key intervals of several queries. If a query attends to no key,
-// sees_all() is false.
+// attends_to_all() is false.
 struct KeyBounds {
   int min_begin = kNoKey, max_begin = -1, min_end = kNoKey, max_end = -1;
   __device__ void add(const KeyInterval& keys) {
@@ -74,17 +74,17 @@ struct KeyBounds {
     }
   }
   // True if some query may attend to one of the keys [first, last).
-  __device__ bool sees_any(int first, int last) const { return first < max_end && last > min_begin; }
+  __device__ bool attends_to_any(int first, int last) const { return first < max_end && last > min_begin; }
   // True if all queries attend to all keys [first, last).
-  __device__ bool sees_all(int first, int last) const { return first >= max_begin && last <= min_end; }
+  __device__ bool attends_to_all(int first, int last) const { return first >= max_begin && last <= min_end; }
 };
-struct Larger {
+struct IntMax {
   __device__ int operator()(int a, int b) const { return a > b ? a : b; }
 };
 // Bounds over the queries of all lanes.
 __device__ __forceinline__ KeyBounds join_lanes(const KeyBounds& bounds, Location at = {}) {
   int v[4] = {-bounds.min_begin, bounds.max_begin, -bounds.min_end, bounds.max_end};
-  reduce_lanes(v, Larger(), kWarp, at);
+  reduce_lanes(v, IntMax(), kWarp, at);
   return {-v[0], v[1], -v[2], v[3]};
 }
 
@@ -151,12 +151,13 @@ __device__ __forceinline__ float tanh_of(float x) {
     return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(2 * kLog2E * x));
 }
 template <class T, int kM, int kN>
-__device__ __forceinline__ void cap_logits(const Logits& logits, float (&sums)[kM][kN][4]) {
+__device__ __forceinline__ void cap_logits(const Logits& logits, float (&scores)[kM][kN][4]) {
   if (!logits.capped) return;
-  for_sums<kM, kN>([&](int m, int n, int i) { sums[m][n][i] = tanh_of<T>(logits.inner * sums[m][n][i]); });
+  for_accumulators<kM, kN>(
+      [&](int m, int n, int i) { scores[m][n][i] = tanh_of<T>(logits.inner * scores[m][n][i]); });
 }
 
-// ---- dropout, for a tile of sums whose first key is a multiple of 4
+// ---- dropout, for a tile of scores whose first key is a multiple of 4
 
 __device__ __forceinline__ float keep_factor(float probability) {
   return probability > 0 ? 1.0f / (1.0f - probability) : 1.0f;

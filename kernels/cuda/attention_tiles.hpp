@@ -1,5 +1,5 @@
-// Matrices for attention: rows of heads in shared memory, where a warp reads the operands of the tensor cores
-// from, and the products of such tiles. In registers a warp holds sums[m][n][4], blocks of 16 x 8, as
+// Matrices for attention: tiles of head rows in shared memory, from which a warp loads A and B fragments, and
+// the products of such tiles. In registers a warp holds accumulators[m][n][4], blocks of 16 x 8, as
 // intrinsics.hpp describes them; rows are queries or keys.
 #pragma once
 
@@ -34,7 +34,7 @@ __device__ __forceinline__ void pack_terms(float low, float high, uint32_t (&ter
 }
 
 // kRowCount x kColumnCount values in shared memory, a plane for each term, in chunks of 16 bytes. The chunks
-// of a row are permuted, so that 8 consecutive rows have the same chunk in different banks.
+// of a row are swizzled, so that 8 consecutive rows have the same chunk in different banks.
 template <class T, int kRowCount, int kColumnCount>
 struct Tile {
   using Element = T;
@@ -42,13 +42,13 @@ struct Tile {
   static constexpr int kChunks = kColumns / 8, kPlane = kRows * kChunks;
   // Size of the tile, in chunks.
   static constexpr int kSize = kTerms * kPlane;
-  // Chunks are permuted within runs of this many: a divisor of the chunks of a row.
-  static constexpr int kPermuted = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
+  // Chunks are swizzled within runs of this many: a divisor of the chunks of a row.
+  static constexpr int kSwizzled = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
   static_assert(kRows % 16 == 0 && kColumns % 32 == 0);
 
   // Index of a chunk of row first + row; `first` must be a multiple of 8.
   static __device__ __forceinline__ int at(int first, int row, int chunk) {
-    return (first + row) * kChunks + (chunk ^ (row / (8 / kPermuted) % kPermuted));
+    return (first + row) * kChunks + (chunk ^ (row / (8 / kSwizzled) % kSwizzled));
   }
 };
 
@@ -144,9 +144,10 @@ __device__ __forceinline__ void load_tile(const Shared<Bytes16>& memory, int til
 
 // ---- products, by a warp
 
-// body(m, n, i) for the sums of a lane: row 16 m + 8 (i / 2) + lane / 4, column 8 n + 2 (lane % 4) + i % 2.
+// body(m, n, i) for the accumulators of a lane:
+// row 16 m + 8 (i / 2) + lane / 4, column 8 n + 2 (lane % 4) + i % 2.
 template <int kM, int kN, class Body>
-__device__ __forceinline__ void for_sums(const Body& body) {
+__device__ __forceinline__ void for_accumulators(const Body& body) {
   CAPSTAN_UNROLL
   for (int m = 0; m < kM; ++m) {
     CAPSTAN_UNROLL
@@ -164,10 +165,10 @@ __device__ __forceinline__ int lane_column() {
   return lane_index() % 4 * 2;
 }
 
-// sums += X Y^T for rows [x_row, x_row + 16 kM) of tile x and the first 16 kN rows of tile y.
+// accumulators += X Y^T for rows [x_row, x_row + 16 kM) of tile x and the first 16 kN rows of tile y.
 template <class X, class Y, int kM, int kN>
 __device__ __forceinline__ void multiply_rows(const Shared<Bytes16>& memory, int x, int x_row, int y,
-                                              float (&sums)[kM][kN][4]) {
+                                              float (&accumulators)[kM][kN][4]) {
   static_assert(X::kColumns == Y::kColumns && kN % 2 == 0 && kN * 8 <= Y::kRows);
   constexpr int kTerms = X::kTerms, kBlocks = kN / 2;
   const int lane = lane_index();
@@ -187,25 +188,25 @@ __device__ __forceinline__ void multiply_rows(const Shared<Bytes16>& memory, int
     }
     load_matrices<false>(a, memory, a_rows);
     load_matrices<false>(b, memory, b_rows);
-    multiply_add<typename Terms<typename X::Element>::Type, kTerms>(sums, 0, a, b);
+    multiply_add<typename Terms<typename X::Element>::Type, kTerms>(accumulators, 0, a, b);
   }
 }
 
-// Converts accumulators to left operands: 16 x (8 kN) values for each m.
+// Converts accumulators to A fragments: 16 x (8 kN) values for each m.
 template <class T, int kM, int kN>
-struct LeftOperand {
+struct AFragments {
   static constexpr int kTerms = Terms<T>::kCount, kDepth = kN / 2;
   // [terms][m], for each 16 columns
   uint32_t v[kDepth][kTerms * kM][4];
 
-  __device__ __forceinline__ explicit LeftOperand(const float (&sums)[kM][kN][4]) {
+  __device__ __forceinline__ explicit AFragments(const float (&accumulators)[kM][kN][4]) {
     CAPSTAN_UNROLL
     for (int k = 0; k < kDepth; ++k) {
       CAPSTAN_UNROLL
       for (int m = 0; m < kM; ++m) {
         CAPSTAN_UNROLL
         for (int quarter = 0; quarter < 4; ++quarter) {
-          const float(&block)[4] = sums[m][2 * k + quarter / 2];
+          const float(&block)[4] = accumulators[m][2 * k + quarter / 2];
           uint32_t terms[kTerms];
           pack_terms<T>(block[quarter % 2 * 2], block[quarter % 2 * 2 + 1], terms);
           CAPSTAN_UNROLL
@@ -216,24 +217,24 @@ struct LeftOperand {
   }
 };
 
-// Blocks of 16 columns whose operands are in registers at a time.
+// Blocks of 16 columns whose B fragments are in registers at a time.
 template <int kBlocks>
 inline constexpr int kColumnBlocks = kBlocks % 4 == 0   ? 4
                                      : kBlocks % 3 == 0 ? 3
                                                         : 2;
 
-// sums += A Y for the first rows of tile y. Of several terms, the sums of one call are added at its end: the
-// tensor cores round toward zero, and the error would grow with the length of the sequence.
-template <class Y, class T, int kM, int kN, int kSums>
+// accumulators += A Y for the first rows of tile y. With several terms, the products of one call are added at
+// its end: tensor cores round toward zero, and the error would grow with the length of the sequence.
+template <class Y, class T, int kM, int kN, int kAccumulators>
 __device__ __forceinline__ void multiply_columns(const Shared<Bytes16>& memory, int y,
-                                                 const LeftOperand<T, kM, kN>& left,
-                                                 float (&sums)[kM][kSums][4]) {
-  static_assert(kSums * 8 == Y::kColumns && kN * 8 <= Y::kRows);
-  constexpr int kTerms = Y::kTerms, kBlocks = kColumnBlocks<kSums / 2>;
+                                                 const AFragments<T, kM, kN>& a,
+                                                 float (&accumulators)[kM][kAccumulators][4]) {
+  static_assert(kAccumulators * 8 == Y::kColumns && kN * 8 <= Y::kRows);
+  constexpr int kTerms = Y::kTerms, kBlocks = kColumnBlocks<kAccumulators / 2>;
   using Term = typename Terms<T>::Type;
   const int lane = lane_index();
   CAPSTAN_UNROLL
-  for (int first = 0; first < kSums / 2; first += kBlocks) {
+  for (int first = 0; first < kAccumulators / 2; first += kBlocks) {
     float part[kM][2 * kBlocks][4] = {};
     CAPSTAN_UNROLL
     for (int k = 0; k < kN / 2; ++k) {
@@ -248,12 +249,13 @@ __device__ __forceinline__ void multiply_columns(const Shared<Bytes16>& memory, 
       }
       load_matrices<true>(b, memory, rows);
       if constexpr (kTerms == 1)
-        multiply_add<Term, kTerms>(sums, 2 * first, left.v[k], b);
+        multiply_add<Term, kTerms>(accumulators, 2 * first, a.v[k], b);
       else
-        multiply_add<Term, kTerms>(part, 0, left.v[k], b);
+        multiply_add<Term, kTerms>(part, 0, a.v[k], b);
     }
     if constexpr (kTerms > 1)
-      for_sums<kM, 2 * kBlocks>([&](int m, int n, int i) { sums[m][2 * first + n][i] += part[m][n][i]; });
+      for_accumulators<kM, 2 * kBlocks>(
+          [&](int m, int n, int i) { accumulators[m][2 * first + n][i] += part[m][n][i]; });
   }
 }
 

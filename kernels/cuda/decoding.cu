@@ -48,37 +48,37 @@ __device__ int32_t id_of(SortKey key) {
   return static_cast<int32_t>(key & 0xFFFFFFFF);
 }
 
-struct First {
+struct SmallerKey {
   __device__ SortKey operator()(SortKey a, SortKey b) const { return a < b ? a : b; }
 };
 // Smaller than the key of every finite logit.
 constexpr SortKey kNotFinite = 0;
 
-struct Logits {
+struct LogitRows {
   Array<float> x;
   int64_t cols, row_stride;
   __device__ SortKey key(int64_t row, int64_t i) const {
-    return i < cols ? candidate_key(x.at(row * row_stride + i), i) : kNoKey;
+    return i < cols ? candidate_key(x.at(row * row_stride + i), i) : kPaddingKey;
   }
 };
 
 // tokens[r] = the most likely token of row r; -1 if a logit of the row is not finite.
-__global__ void most_likely_kernel(Logits logits, int32_t* tokens) {
+__global__ void argmax_kernel(LogitRows logits, int32_t* tokens) {
   constexpr int kSize = kGroup<float>;
-  SortKey first = kNoKey;
+  SortKey first = kPaddingKey;
   for (int64_t i = int64_t{thread_index()} * kSize; i < logits.cols; i += block_threads() * kSize) {
     const auto group = logits.x.load(block_index() * logits.row_stride + i, logits.cols - i);
     for (int k = 0; k < kSize && i + k < logits.cols; ++k) {
       const bool finite = std::fabs(group[k]) < INFINITY;
-      first = First()(finite ? candidate_key(group[k], i + k) : kNotFinite, first);
+      first = SmallerKey()(finite ? candidate_key(group[k], i + k) : kNotFinite, first);
     }
   }
-  first = block_reduce(first, kNoKey, First());
+  first = block_reduce(first, kPaddingKey, SmallerKey());
   if (thread_index() == 0) tokens[block_index()] = first == kNotFinite ? -1 : id_of(first);
 }
 
 struct MakeCandidates {
-  Logits logits;
+  LogitRows logits;
   int64_t row_keys;
   SortKey* keys;
   __device__ void operator()(int64_t i, int64_t) const {
@@ -87,10 +87,12 @@ struct MakeCandidates {
 };
 
 // Input of a later round: the keys that the blocks of the round before have kept.
-struct KeptKeys {
+struct KeptCandidates {
   const SortKey* keys;
   int64_t cols;
-  __device__ SortKey key(int64_t row, int64_t i) const { return i < cols ? keys[row * cols + i] : kNoKey; }
+  __device__ SortKey key(int64_t row, int64_t i) const {
+    return i < cols ? keys[row * cols + i] : kPaddingKey;
+  }
 };
 // Sorts each `count` candidates of a row and keeps the first `kept`.
 template <class From>
@@ -185,12 +187,12 @@ __device__ Prefix find_prefix(const Candidates& c, int64_t row, double limit, bo
     for (int i = 0; i < kSumEach; ++i) sum += i <= k ? weights[i] : 0.0;
     return sum;
   };
-  SortKey found = kNoKey;
+  SortKey found = kPaddingKey;
   for (int k = kSumEach - 1; k >= 0; --k)
     if (first + k < end && enough(sum_with(k))) found = static_cast<SortKey>(first + k);
-  found = block_reduce(found, kNoKey, First());
+  found = block_reduce(found, kPaddingKey, SmallerKey());
   // Rounding may leave the sum of the tile below the limit; then its last candidate is taken.
-  const int64_t candidate = found == kNoKey ? end - 1 : static_cast<int64_t>(found);
+  const int64_t candidate = found == kPaddingKey ? end - 1 : static_cast<int64_t>(found);
   if (candidate / kSumEach == first / kSumEach) sum_there[0] = sum_with(candidate % kSumEach);
   sync_threads();
   const double sum = sum_there[0];
@@ -199,9 +201,10 @@ __device__ Prefix find_prefix(const Candidates& c, int64_t row, double limit, bo
   return {candidate, sum};
 }
 
-__global__ void draw_kernel(Candidates c, SamplingOptions options, const int32_t* position, int32_t* tokens) {
+__global__ void sample_kernel(Candidates c, SamplingOptions options, const int32_t* position,
+                              int32_t* tokens) {
   const int64_t row = block_index();
-  // most_likely_kernel() has found a logit that is not finite.
+  // argmax_kernel() has found a logit that is not finite.
   if (tokens[row] < 0) return;
   double total = 0;
   for (int64_t tile = 0; tile < c.tiles; ++tile) total += c.sums[row * c.tiles + tile];
@@ -209,9 +212,9 @@ __global__ void draw_kernel(Candidates c, SamplingOptions options, const int32_t
   if (options.top_p < 1.0) last = find_prefix(c, row, options.top_p * total, true);
   const PhiloxKey key = philox_key(options.seed, purpose::sampling, static_cast<uint64_t>(*position));
   const double limit = uniform_at(key, static_cast<uint64_t>(row)) * last.sum;
-  const int64_t drawn = find_prefix(c, row, limit, false).candidate;
+  const int64_t sampled = find_prefix(c, row, limit, false).candidate;
   if (thread_index() == 0)
-    tokens[row] = id_of(c.keys[row * c.row_keys + (drawn < last.candidate ? drawn : last.candidate)]);
+    tokens[row] = id_of(c.keys[row * c.row_keys + (sampled < last.candidate ? sampled : last.candidate)]);
 }
 
 // ---- the steps of sampling
@@ -251,7 +254,7 @@ void keep_first(Context& c, const From& from, int64_t rows, int64_t kept, SortKe
   launch(c, {rows * blocks, sort_threads(count)}, keep_first_kernel<From>, from, count, blocks, kept, to);
 }
 // Returns the keys [rows, row_keys] whose first ones are the candidates in order.
-const SortKey* order_candidates(Context& c, const Logits& logits, int64_t rows, const SamplePlan& plan,
+const SortKey* order_candidates(Context& c, const LogitRows& logits, int64_t rows, const SamplePlan& plan,
                                 SortKey* keys, int64_t& row_keys) {
   if (plan.sorts) {
     row_keys = plan.keys;
@@ -262,7 +265,7 @@ const SortKey* order_candidates(Context& c, const Logits& logits, int64_t rows, 
   keep_first(c, logits, rows, plan.kept, keys);
   SortKey* other = keys + rows * plan.keys;
   for (row_keys = plan.keys; row_keys > plan.kept; row_keys = plan.after_round(row_keys)) {
-    keep_first(c, KeptKeys{keys, row_keys}, rows, plan.kept, other);
+    keep_first(c, KeptCandidates{keys, row_keys}, rows, plan.kept, other);
     std::swap(keys, other);
   }
   return keys;
@@ -271,12 +274,12 @@ const SortKey* order_candidates(Context& c, const Logits& logits, int64_t rows, 
 void sample(Context& c, SamplingOptions options, const float* logits, int64_t rows, int64_t cols,
             int64_t row_stride, const int32_t* position, int32_t* tokens) {
   if (rows <= 0 || cols <= 0) return;
-  const bool draws = options.temperature > 0;
-  auto* workspace = draws ? workspace_of<SortKey>(c, sample_workspace(options, rows, cols)) : nullptr;
-  if (draws && !workspace) return;
-  const Logits all{array_of<float>(In{logits, DType::f32}), cols, row_stride};
-  launch(c, {rows, threads_for(cols, kGroup<float>, 1024)}, most_likely_kernel, all, tokens);
-  if (!draws) return;
+  const bool samples = options.temperature > 0;
+  auto* workspace = samples ? workspace_of<SortKey>(c, sample_workspace(options, rows, cols)) : nullptr;
+  if (samples && !workspace) return;
+  const LogitRows all{array_of<float>(In{logits, DType::f32}), cols, row_stride};
+  launch(c, {rows, threads_for(cols, kGroup<float>, 1024)}, argmax_kernel, all, tokens);
+  if (!samples) return;
   const SamplePlan plan(options, cols);
   Candidates candidates;
   candidates.count = plan.kept;
@@ -285,7 +288,7 @@ void sample(Context& c, SamplingOptions options, const float* logits, int64_t ro
   candidates.weights = reinterpret_cast<double*>(workspace + rows * (plan.keys + plan.later_keys));
   candidates.sums = candidates.weights + rows * plan.kept;
   launch(c, {rows * plan.tiles, plan.threads}, weights_kernel, candidates, options.temperature);
-  launch(c, {rows, plan.threads}, draw_kernel, candidates, options, position, tokens);
+  launch(c, {rows, plan.threads}, sample_kernel, candidates, options, position, tokens);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The functions of kernel sources. Each `.cu` file is compiled twice: by nvcc for the GPU, and by the host
 // compiler for the device `simulated` (kernels/simulated/), where every kernel runs on machines without a GPU
 // and its barriers, masks and shared memory are checked. Kernels therefore launch by launch(), declare shared
-// memory by CAPSTAN_SHARED and use the functions below in the place of CUDA's own.
+// memory by CAPSTAN_SHARED and use the functions below in place of CUDA's own.
 #pragma once
 
 #ifdef __CUDACC__

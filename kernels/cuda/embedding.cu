@@ -53,7 +53,7 @@ struct MakeKeys {
   int64_t rows, first_row, rows_here;
   SortKey* keys;
   __device__ void operator()(int64_t i, int64_t) const {
-    keys[i] = kNoKey;
+    keys[i] = kPaddingKey;
     if (i >= rows) return;
     const int64_t id = ids[i] - first_row;
     if (id >= 0 && id < rows_here) keys[i] = static_cast<SortKey>(id) << 32 | static_cast<SortKey>(i);
@@ -66,7 +66,7 @@ template <class T>
 __global__ void embedding_backward_kernel(Array<T> dout, const SortKey* keys, int64_t rows,
                                           Array<float> dtable, int64_t cols, int64_t slices) {
   const int64_t first = block_index() / slices, slice = block_index() % slices;
-  if (keys[first] == kNoKey) return;
+  if (keys[first] == kPaddingKey) return;
   const SortKey id = keys[first] >> 32;
   if (first > 0 && keys[first - 1] >> 32 == id) return;
   const int64_t i = (slice * block_threads() + thread_index()) * kGroup<float>, count = cols - i;

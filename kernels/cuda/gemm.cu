@@ -99,11 +99,11 @@ struct GemmMemory {
     return {bytes == 0 ? 0 : bytes + kAlignment, 0};
   }
   // Addresses of the buffers in a workspace.
-  struct Parts {
+  struct Buffers {
     std::byte* shared = nullptr;
     float *scalars = nullptr, *sums = nullptr;
   };
-  Parts place(std::byte* memory) const {
+  Buffers buffers_in(std::byte* memory) const {
     if (!memory) return {};
     auto* const first = reinterpret_cast<std::byte*>(aligned(reinterpret_cast<uintptr_t>(memory)));
     return {first, reinterpret_cast<float*>(first + aligned(shared)),
@@ -282,7 +282,7 @@ std::string call_text(const GemmShape& s, const GemmTypes& t) {
 
 // Enqueues the product, and returns what remains of the epilogue.
 GemmEpilogue multiply(Context& c, const GemmShape& s, const Operand& a, const Operand& b, Out out,
-                      Scalars scalars, const GemmEpilogue& epilogue, const GemmMemory::Parts& memory) {
+                      Scalars scalars, const GemmEpilogue& epilogue, const GemmMemory::Buffers& memory) {
   GemmCall g = gemm_call(s, a, b, out);
   if (g.call.has_scales && !fits_tensor_cores(s, a, b, out, g.call)) {
     run_tiles(c, s, a, b, out, scalars.alpha, scalars.beta);
@@ -317,7 +317,7 @@ Out from_element(Out x, int64_t element) {
 // GEMM whose C has a type that cuBLASLt does not store: computes fp32 results for some rows at a time.
 void multiply_and_convert(Context& c, const GemmShape& s, const Operand& a, const Operand& b, Out out,
                           Scalars scalars, const GemmEpilogue& epilogue, const GemmMemory& sizes,
-                          const GemmMemory::Parts& memory) {
+                          const GemmMemory::Buffers& memory) {
   GemmEpilogue of_rows = epilogue;
   of_rows.bias_gradient = of_rows.amax = nullptr;
   for (int64_t i = 0; i < s.batch; ++i)
@@ -348,7 +348,7 @@ void run(Context& c, GemmShape s, Operand a, Operand b, Out out, float alpha, fl
   const WorkspaceSize need = sizes.need();
   auto* const workspace = workspace_of<std::byte>(c, need);
   if (!workspace && need.shared > 0) return;
-  const GemmMemory::Parts memory = sizes.place(workspace);
+  const GemmMemory::Buffers memory = sizes.buffers_in(workspace);
   auto* const partials = reinterpret_cast<float*>(memory.shared);
   if (s.k <= 0) return run_epilogue(c, s, out, {true, nullptr, beta}, e, partials);
   GemmEpilogue rest;

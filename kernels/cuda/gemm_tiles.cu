@@ -1,10 +1,10 @@
 // GEMMs whose sizes are in device memory (groups), and GEMMs of codes that tensor cores cannot read in place.
 // A block computes a tile of 128 x 128 of C in steps of 32 of k, by the matrix operations of its eight warps;
 // tiles of A and B pass through shared memory, in three stages of asynchronous copies where 16-bit values are
-// aligned. Values of fp32, and codes times their scales, are the sums of three bf16 terms, which hold all
-// their bits: six products of terms replace one, and the three smallest, below the last bit of fp32, are left
-// out. Bytes moved: A once for each 128 columns of C, B once for each 128 rows of a group, mostly from the L2
-// cache; C once, twice with beta. Sums over k run in one sequence.
+// aligned. Values of fp32, and codes times their scales, are the sums of three bf16 terms (bf16x3), which
+// hold all their bits: six products of terms replace one, and the three smallest, below the last bit of fp32,
+// are left out. Bytes moved: A once for each 128 columns of C, B once for each 128 rows of a group, mostly
+// from the L2 cache; C once, twice with beta. Sums over k run in one sequence.
 #include <array>
 
 #include "kernels/block_scales.hpp"
@@ -17,11 +17,11 @@ namespace capstan::kernels::CAPSTAN_GPU {
 namespace {
 
 constexpr int kTile = 128, kDepth = 32, kTileThreads = 256;
-// A warp computes 64 rows and 32 columns of the tile, in operands of 16 x 16.
-constexpr int kWarpRows = 64, kWarpCols = 32, kLefts = kWarpRows / 16, kRights = kWarpCols / 16;
+// A warp computes 64 rows and 32 columns of the tile, in fragments of 16 x 16.
+constexpr int kWarpRows = 64, kWarpCols = 32, kAFragments = kWarpRows / 16, kBFragments = kWarpCols / 16;
 constexpr int kWarpsAcross = kTile / kWarpCols;
-// A tile of A or B in shared memory consists of groups of eight 16-bit values.
-constexpr int kGroupValues = 8, kTileGroups = kTile * kDepth / kGroupValues;
+// A tile of A or B in shared memory consists of chunks of eight 16-bit values.
+constexpr int kChunkValues = 8, kTileChunks = kTile * kDepth / kChunkValues;
 
 // ---- operands, as rows (m or n) by k
 
@@ -30,15 +30,15 @@ struct TileOrigin {
   int64_t elements = 0, row = 0, k = 0;
 };
 
-// Index of a group in a tile of shared memory: eight elements of k of one row, or with `by_k` eight rows of
-// one k. Groups are permuted (swizzled), so that the rows of a matrix operation lie in different banks.
+// Index of a chunk in a tile of shared memory: eight elements of k of one row, or with `by_k` eight rows of
+// one k. Chunks are swizzled, so that the rows of a matrix operation lie in different banks.
 __device__ inline int tile_slot(bool by_k, int row, int k) {
-  return by_k ? k * (kTile / kGroupValues) + ((row / kGroupValues) ^ (k % 8))
-              : row * (kDepth / kGroupValues) + ((k / kGroupValues) ^ (row / 2 % 4));
+  return by_k ? k * (kTile / kChunkValues) + ((row / kChunkValues) ^ (k % 8))
+              : row * (kDepth / kChunkValues) + ((k / kChunkValues) ^ (row / 2 % 4));
 }
 
-struct alignas(16) HalfGroup {
-  uint16_t bits[kGroupValues];
+struct alignas(16) HalfChunk {
+  uint16_t bits[kChunkValues];
 };
 
 // fp32, bf16 or fp16.
@@ -113,44 +113,45 @@ __device__ inline Terms terms_of(float x) {
   return terms;
 }
 // Writes eight fp32 values to slot `slot` of each term.
-__device__ inline void store_terms(const float (&values)[kGroupValues], const Shared<Bytes16>& memory,
+__device__ inline void store_terms(const float (&values)[kChunkValues], const Shared<Bytes16>& memory,
                                    int slot) {
-  HalfGroup groups[3];
-  for (int i = 0; i < kGroupValues; ++i) {
+  HalfChunk groups[3];
+  for (int i = 0; i < kChunkValues; ++i) {
     const Terms terms = terms_of(values[i]);
     for (int term = 0; term < 3; ++term) groups[term].bits[i] = terms.bits[term];
   }
   for (int term = 0; term < 3; ++term)
-    memory[slot + term * kTileGroups] = std::bit_cast<Bytes16>(groups[term]);
+    memory[slot + term * kTileChunks] = std::bit_cast<Bytes16>(groups[term]);
 }
 
-// Writes one group, of which `count` values are there, from row `row` and element `k` of the group's matrix.
+// Writes one chunk with the first `count` values from row `row` and element `k` of the matrix of a group, and
+// zeros.
 template <class T>
-__device__ void fill_group(const FloatSource<T>& source, const TileOrigin& origin, int64_t row, int64_t k,
+__device__ void fill_chunk(const FloatSource<T>& source, const TileOrigin& origin, int64_t row, int64_t k,
                            int count, const Shared<Bytes16>& memory, int slot) {
   const T* const from = source.at(origin, row, k);
   if constexpr (std::is_same_v<T, float>) {
-    float values[kGroupValues];
-    for (int i = 0; i < kGroupValues; ++i) values[i] = i < count ? from[i] : 0.0f;
+    float values[kChunkValues];
+    for (int i = 0; i < kChunkValues; ++i) values[i] = i < count ? from[i] : 0.0f;
     store_terms(values, memory, slot);
   } else if (count > 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
     copy_part_async<16>(memory, slot, reinterpret_cast<const Bytes16*>(from),
                         count * static_cast<int>(sizeof(T)));
   } else {
-    HalfGroup group;
-    for (int i = 0; i < kGroupValues; ++i) group.bits[i] = i < count ? from[i].bits : uint16_t{0};
-    memory[slot] = std::bit_cast<Bytes16>(group);
+    HalfChunk chunk;
+    for (int i = 0; i < kChunkValues; ++i) chunk.bits[i] = i < count ? from[i].bits : uint16_t{0};
+    memory[slot] = std::bit_cast<Bytes16>(chunk);
   }
 }
-__device__ inline void fill_group(const CodeSource& source, const TileOrigin& origin, int64_t row, int64_t k,
+__device__ inline void fill_chunk(const CodeSource& source, const TileOrigin& origin, int64_t row, int64_t k,
                                   int count, const Shared<Bytes16>& memory, int slot) {
   row += origin.row;
   k += origin.k;
-  float values[kGroupValues] = {};
+  float values[kChunkValues] = {};
   if (count > 0) {
-    // All elements of a group lie in one quantization block.
+    // All elements of a chunk lie in one quantization block.
     const float scale = source.scale_at(row, k);
-    for (int i = 0; i < kGroupValues && i < count; ++i) values[i] = source.code_at(row, k + i) * scale;
+    for (int i = 0; i < kChunkValues && i < count; ++i) values[i] = source.code_at(row, k + i) * scale;
   }
   store_terms(values, memory, slot);
 }
@@ -161,37 +162,37 @@ template <class Source>
 __device__ void fill_tile(const Source& source, const TileOrigin& origin, int64_t row, int64_t rows,
                           int64_t k, int64_t depth, const Shared<Bytes16>& memory, int first) {
   const auto left = [](int64_t end, int64_t begin) {
-    return static_cast<int>(end - begin < kGroupValues ? end - begin : kGroupValues);
+    return static_cast<int>(end - begin < kChunkValues ? end - begin : kChunkValues);
   };
-  for (int i = thread_index(); i < kTileGroups; i += kTileThreads) {
+  for (int i = thread_index(); i < kTileChunks; i += kTileThreads) {
     if (source.by_k) {
-      const int at_k = i / (kTile / kGroupValues), at_row = i % (kTile / kGroupValues) * kGroupValues;
+      const int at_k = i / (kTile / kChunkValues), at_row = i % (kTile / kChunkValues) * kChunkValues;
       const int count = k + at_k < depth ? left(rows, row + at_row) : 0;
-      fill_group(source, origin, row + at_row, k + at_k, count, memory,
+      fill_chunk(source, origin, row + at_row, k + at_k, count, memory,
                  first + tile_slot(true, at_row, at_k));
     } else {
-      const int at_row = i / (kDepth / kGroupValues), at_k = i % (kDepth / kGroupValues) * kGroupValues;
+      const int at_row = i / (kDepth / kChunkValues), at_k = i % (kDepth / kChunkValues) * kChunkValues;
       const int count = row + at_row < rows ? left(depth, k + at_k) : 0;
-      fill_group(source, origin, row + at_row, k + at_k, count, memory,
+      fill_chunk(source, origin, row + at_row, k + at_k, count, memory,
                  first + tile_slot(false, at_row, at_k));
     }
   }
 }
 
-// ---- operands of matrix operations
+// ---- fragments
 
-// The terms of kCount operands of 16 x 16, from row `row` of the tile and element k on. Of the 8 x 8 matrices
-// of a left operand the halves of rows come first, of a right one the halves of k.
-template <bool kIsLeft, int kTerms, int kCount>
-__device__ void load_operands(bool by_k, int row, int k, const Shared<Bytes16>& memory, int first,
-                              uint32_t (&to)[kTerms * kCount][4]) {
+// Loads the terms of kCount fragments of 16 x 16, from row `row` of the tile and element k on. Of the 8 x 8
+// matrices of a fragment of A the halves of rows come first, of B the halves of k.
+template <bool kIsA, int kTerms, int kCount>
+__device__ void load_fragments(bool by_k, int row, int k, const Shared<Bytes16>& memory, int first,
+                               uint32_t (&to)[kTerms * kCount][4]) {
   const int matrix = lane_index() / 8, line = lane_index() % 8;
-  const int row_half = kIsLeft ? matrix % 2 : matrix / 2, k_half = kIsLeft ? matrix / 2 : matrix % 2;
+  const int row_half = kIsA ? matrix % 2 : matrix / 2, k_half = kIsA ? matrix / 2 : matrix % 2;
   int rows[kTerms * kCount];
   CAPSTAN_UNROLL
   for (int i = 0; i < kTerms * kCount; ++i) {
     const int at_row = row + 16 * (i % kCount) + 8 * row_half, at_k = k + 8 * k_half;
-    rows[i] = first + i / kCount * kTileGroups +
+    rows[i] = first + i / kCount * kTileChunks +
               (by_k ? tile_slot(true, at_row, at_k + line) : tile_slot(false, at_row + line, at_k));
   }
   if (by_k)
@@ -273,17 +274,17 @@ __device__ TileOrigin origin_of(const TileGemm<Source>& g, const TileTask& task,
 
 template <class Source>
 __device__ void store_tile(const TileGemm<Source>& g, const TileTask& task, int warp_row, int warp_column,
-                           const float (&sums)[kLefts][2 * kRights][4]) {
+                           const float (&accumulators)[kAFragments][2 * kBFragments][4]) {
   const int64_t matrix = g.groups == TileGroups::m ? task.first * g.s.ldc : task.group * g.s.stride_c;
   CAPSTAN_UNROLL
-  for (int m = 0; m < kLefts; ++m) CAPSTAN_UNROLL
-  for (int n = 0; n < 2 * kRights; ++n) CAPSTAN_UNROLL
+  for (int m = 0; m < kAFragments; ++m) CAPSTAN_UNROLL
+  for (int n = 0; n < 2 * kBFragments; ++n) CAPSTAN_UNROLL
   for (int i = 0; i < 4; ++i) {
     const int64_t row = task.row + warp_row + 16 * m + lane_index() / 4 + i / 2 * 8;
     const int64_t column = task.column + warp_column + 8 * n + lane_index() % 4 * 2 + i % 2;
     if (row >= task.m || column >= g.s.n) continue;
     const int64_t at = matrix + row * g.s.ldc + column;
-    float value = g.alpha * sums[m][n][i];
+    float value = g.alpha * accumulators[m][n][i];
     if (g.beta != 0) value += g.beta * g.c.at(at);
     if (g.bias) value += g.bias.at(task.group * g.s.n + column);
     g.c.put(at, value);
@@ -292,9 +293,9 @@ __device__ void store_tile(const TileGemm<Source>& g, const TileTask& task, int 
 
 template <class Source>
 inline constexpr int kTileStages = Source::kTerms == 1 ? 3 : 2;
-// Groups of a stage: A's terms, then B's.
+// Chunks of a stage: A's terms, then B's.
 template <class Source>
-inline constexpr int kStageGroups = 2 * Source::kTerms* kTileGroups;
+inline constexpr int kStageChunks = 2 * Source::kTerms* kTileChunks;
 
 template <class Source>
 __global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, (Source::kTerms == 1 ? 2 : 1))
@@ -313,33 +314,33 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(kTileThreads, (Source::kTerms == 1 ? 2 : 1
 
   const auto fill = [&](int64_t step) {
     if (step < steps) {
-      const int first = static_cast<int>(step % kStages) * kStageGroups<Source>;
+      const int first = static_cast<int>(step % kStages) * kStageChunks<Source>;
       fill_tile(g.a, a_origin, task.row, task.m, step * kDepth, task.k, memory, first);
       fill_tile(g.b, b_origin, task.column, g.s.n, step * kDepth, task.k, memory,
-                first + kTerms * kTileGroups);
+                first + kTerms * kTileChunks);
     }
     commit_copies();
   };
   for (int64_t step = 0; step < kStages - 1; ++step) fill(step);
 
-  float sums[kLefts][2 * kRights][4] = {};
+  float accumulators[kAFragments][2 * kBFragments][4] = {};
   for (int64_t step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();
     // After the barrier the stage of this step is loaded, and no warp reads the stage that fill() writes.
     sync_threads();
     fill(step + kStages - 1);
     if (idle) continue;
-    const int first = static_cast<int>(step % kStages) * kStageGroups<Source>;
+    const int first = static_cast<int>(step % kStages) * kStageChunks<Source>;
     for (int k = 0; k < kDepth; k += 16) {
-      uint32_t left[kTerms * kLefts][4], right[kTerms * kRights][4];
-      load_operands<true, kTerms, kLefts>(g.a.by_k, warp_row, k, memory, first, left);
-      load_operands<false, kTerms, kRights>(g.b.by_k, warp_column, k, memory, first + kTerms * kTileGroups,
-                                            right);
-      multiply_add<typename Source::Term, kTerms>(sums, 0, left, right);
+      uint32_t a[kTerms * kAFragments][4], b[kTerms * kBFragments][4];
+      load_fragments<true, kTerms, kAFragments>(g.a.by_k, warp_row, k, memory, first, a);
+      load_fragments<false, kTerms, kBFragments>(g.b.by_k, warp_column, k, memory,
+                                                 first + kTerms * kTileChunks, b);
+      multiply_add<typename Source::Term, kTerms>(accumulators, 0, a, b);
     }
   }
   wait_for_copies<0>();
-  if (!idle) store_tile(g, task, warp_row, warp_column, sums);
+  if (!idle) store_tile(g, task, warp_row, warp_column, accumulators);
 }
 
 // ---- launches
@@ -350,7 +351,7 @@ void launch_tiles(Context& c, const TileGemm<Source>& g) {
   const int64_t down = g.groups == TileGroups::m ? ceil_div(g.s.m, int64_t{kTile}) + g.count
                                                  : g.count * ceil_div(g.s.m, int64_t{kTile});
   const Grid grid{across * down, kTileThreads,
-                  size_t{kTileStages<Source>} * kStageGroups<Source> * sizeof(Bytes16)};
+                  size_t{kTileStages<Source>} * kStageChunks<Source> * sizeof(Bytes16)};
   launch(c, grid, tile_kernel<Source>, g);
 }
 

@@ -194,9 +194,9 @@ __device__ void wait_for_copies() {
 // A warp multiplies matrices whose elements are in the registers of its lanes, two 16-bit values in each
 // (fragments of mma.m16n8k16). Lane l holds
 //   of an 8 x 8 matrix                    the elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1)
-//   of a 16 x 16 left operand (A)         those elements of the quarters (0, 0), (1, 0), (0, 1), (1, 1)
-//   of a 16 x 8 right operand (B)         those elements of the halves of its transpose
-//   of 16 x 8 fp32 sums (accumulators)    rows l / 4 and l / 4 + 8, columns 2 (l % 4) and 2 (l % 4) + 1
+//   of a 16 x 16 fragment of A            those elements of the quarters (0, 0), (1, 0), (0, 1), (1, 1)
+//   of a 16 x 8 fragment of B             those elements of the halves of its transpose
+//   of 16 x 8 fp32 accumulators           rows l / 4 and l / 4 + 8, columns 2 (l % 4) and 2 (l % 4) + 1
 
 // Loads groups of four 8 x 8 matrices (ldmatrix). Lane l gives the index in shared memory of row l % 8 of
 // matrix l / 8 of each group. kTransposed: lanes get the elements of the transposed matrices.
@@ -218,28 +218,28 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[kCount][4], const S
                    : "r"(address));
   }
 }
-// sums += a b for a left operand and 8 columns of a right one.
+// accumulators += a b for a fragment of A and 8 columns of B.
 template <class T>
-__device__ __forceinline__ void multiply_add_8(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
+__device__ __forceinline__ void multiply_add_8(float (&accumulators)[4], const uint32_t (&a)[4], uint32_t b0,
                                                uint32_t b1) {
   if constexpr (std::is_same_v<T, bf16>)
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "+f"(accumulators[0]), "+f"(accumulators[1]), "+f"(accumulators[2]), "+f"(accumulators[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   else
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "+f"(accumulators[0]), "+f"(accumulators[1]), "+f"(accumulators[2]), "+f"(accumulators[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// sums[m][first + n] += a[m] b[n] for kM left operands of 16 x 16 and right ones of 16 x 16, which are two of
-// 16 x 8. Operands are the sums of kTerms terms, the largest first: all left operands of the first term, then
-// those of the second. Products of terms i and j with i + j >= kTerms are left out.
-template <class T, int kTerms, int kM, int kSums, int kA, int kB>
-__device__ __forceinline__ void multiply_add(float (&sums)[kM][kSums][4], int first,
+// accumulators[m][first + n] += a[m] b[n] for kM A fragments and for B fragments of 16 x 16, which are two of
+// 16 x 8. Values are the sums of kTerms terms, the largest first (kernels/cuda/bf16x3.hpp): all fragments of
+// the first term, then those of the second. Products of terms i and j with i + j >= kTerms are left out.
+template <class T, int kTerms, int kM, int kAccumulators, int kA, int kB>
+__device__ __forceinline__ void multiply_add(float (&accumulators)[kM][kAccumulators][4], int first,
                                              const uint32_t (&a)[kA][4], const uint32_t (&b)[kB][4],
                                              Location = {}) {
   static_assert(kA == kTerms * kM && kB % kTerms == 0);
@@ -253,8 +253,8 @@ __device__ __forceinline__ void multiply_add(float (&sums)[kM][kSums][4], int fi
         const uint32_t(&right)[4] = b[(order - i) * kN + n];
         CAPSTAN_UNROLL
         for (int m = 0; m < kM; ++m) {
-          multiply_add_8<T>(sums[m][first + 2 * n], a[i * kM + m], right[0], right[1]);
-          multiply_add_8<T>(sums[m][first + 2 * n + 1], a[i * kM + m], right[2], right[3]);
+          multiply_add_8<T>(accumulators[m][first + 2 * n], a[i * kM + m], right[0], right[1]);
+          multiply_add_8<T>(accumulators[m][first + 2 * n + 1], a[i * kM + m], right[2], right[3]);
         }
       }
     }

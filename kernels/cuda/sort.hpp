@@ -8,7 +8,7 @@ namespace capstan::kernels::CAPSTAN_GPU {
 
 using SortKey = uint64_t;
 // Pads a row; it is greater than every key.
-inline constexpr SortKey kNoKey = ~SortKey{0};
+inline constexpr SortKey kPaddingKey = ~SortKey{0};
 // Largest number of keys that a block sorts in shared memory, and number of threads of the block.
 inline constexpr int kBlockKeys = 4096;
 inline constexpr int kSortThreads = 512;
@@ -23,25 +23,25 @@ __device__ inline int64_t first_of_pair(int64_t pair, int64_t distance) {
   return 2 * pair - (pair & (distance - 1));
 }
 // Compares and swaps keys i and i + distance: ascending in runs of `length` keys with an even index in their
-// row, descending in the others.
+// row, descending in the others. first: index of key i in its row.
 template <class Keys>
-__device__ void order_pair(const Keys& keys, int64_t i, int64_t distance, int64_t place, int64_t length) {
+__device__ void order_pair(const Keys& keys, int64_t i, int64_t distance, int64_t first, int64_t length) {
   const SortKey a = keys[i], b = keys[i + distance];
-  if ((a > b) == ((place & length) == 0)) {
+  if ((a > b) == ((first & length) == 0)) {
     keys[i] = b;
     keys[i + distance] = a;
   }
 }
 
 // The steps of runs of `shortest` to `longest` keys whose pairs lie within `count` keys, which the block has
-// in shared memory. place: of its first key in the row.
-__device__ inline void sort_shared(const Shared<SortKey>& own, int count, int64_t place, int64_t shortest,
+// in shared memory. first: index of its first key in the row.
+__device__ inline void sort_shared(const Shared<SortKey>& own, int count, int64_t first, int64_t shortest,
                                    int64_t longest) {
   for (int64_t length = shortest; length <= longest; length *= 2)
     for (int64_t distance = length / 2 < count / 2 ? length / 2 : count / 2; distance > 0; distance /= 2) {
       for (int64_t pair = thread_index(); pair < count / 2; pair += block_threads()) {
         const int64_t i = first_of_pair(pair, distance);
-        order_pair(own, i, distance, place + i, length);
+        order_pair(own, i, distance, first + i, length);
       }
       sync_threads();
     }

@@ -300,7 +300,7 @@ cublasStatus_t check_alignment(const char* name, const void* data, const cublasL
   if (reinterpret_cast<uintptr_t>(data) % alignment != 0 ||
       static_cast<uint64_t>(std::abs(apart)) % alignment != 0)
     return invalid(std::string("matrix ") + name + " is not aligned to " + std::to_string(alignment) +
-                   " bytes, as the search for the algorithm was told");
+                   " bytes, as given to the search for the algorithm");
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -585,7 +585,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   const Problem problem{*operation, *a_layout, *b_layout, *d_layout};
   if (const cublasStatus_t status = check_problem(problem); status != CUBLAS_STATUS_SUCCESS) return status;
   // A limit of this simulation, not of cuBLASLt.
-  if (c != d || !algorithm) return unsupported("this simulation wants an algorithm, and C in the place of D");
+  if (c != d || !algorithm) return unsupported("this simulation wants an algorithm, and C in place of D");
   AlgorithmData data;
   std::memcpy(&data, algorithm, sizeof data);
   if (data.digest != digest_of(problem)) return invalid("the algorithm was found for another problem");

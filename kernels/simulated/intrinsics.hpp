@@ -241,14 +241,14 @@ void load_matrices(uint32_t (&to)[kCount][4], const Shared<Bytes16>& from, const
       }
   });
 }
-// sums[m][first + n] += a[m] b[n] for kM left operands of 16 x 16 and right ones of 16 x 16, which are two of
-// 16 x 8. Operands are the sums of kTerms terms, the largest first: all left operands of the first term, then
-// those of the second. Products of terms i and j with i + j >= kTerms are left out.
-template <class T, int kTerms, int kM, int kSums, int kA, int kB>
-void multiply_add(float (&sums)[kM][kSums][4], int first, const uint32_t (&a)[kA][4],
+// accumulators[m][first + n] += a[m] b[n] for kM A fragments and for B fragments of 16 x 16, which are two of
+// 16 x 8. Values are the sums of kTerms terms, the largest first (kernels/cuda/bf16x3.hpp): all fragments of
+// the first term, then those of the second. Products of terms i and j with i + j >= kTerms are left out.
+template <class T, int kTerms, int kM, int kAccumulators, int kA, int kB>
+void multiply_add(float (&accumulators)[kM][kAccumulators][4], int first, const uint32_t (&a)[kA][4],
                   const uint32_t (&b)[kB][4], Location at = {}) {
   static_assert(kA == kTerms * kM && kB % kTerms == 0);
-  const MatrixOperands mine{&sums[0][first][0], kSums * 4, &a[0][0], &b[0][0]};
+  const MatrixOperands mine{&accumulators[0][first][0], kAccumulators * 4, &a[0][0], &b[0][0]};
   const MatrixOperands* lane = &mine;
   running_block->exchange(at, kAllLanes, lane, [&](const MatrixOperands** lanes) {
     multiply_matrices<T>(lanes, kTerms, kM, kB / kTerms);

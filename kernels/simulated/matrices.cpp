@@ -8,7 +8,7 @@ namespace capstan::kernels::simulated {
 
 namespace {
 constexpr int kLanes = 32, kDepth = 16;
-// Columns of the right operand that a call takes at most.
+// Largest number of columns of B in one call.
 constexpr int kMostColumns = 256;
 
 template <class T>
@@ -18,20 +18,20 @@ float lower_value(uint32_t pair) {
   return static_cast<float>(value);
 }
 
-// The left operand of 16 x 16, row by row.
+// Gathers a 16 x 16 fragment of A, row by row.
 template <class T>
-void gather_left(const MatrixOperands* const* lanes, int at, float* to) {
+void gather_a(const MatrixOperands* const* lanes, int at, float* to) {
   for (int lane = 0; lane < kLanes; ++lane)
     for (int quarter = 0; quarter < 4; ++quarter) {
       const uint32_t pair = lanes[lane]->a[at + quarter];
-      float* const place = to + (lane / 4 + quarter % 2 * 8) * kDepth + quarter / 2 * 8 + lane % 4 * 2;
-      place[0] = lower_value<T>(pair);
-      place[1] = lower_value<T>(pair >> 16);
+      float* const first = to + (lane / 4 + quarter % 2 * 8) * kDepth + quarter / 2 * 8 + lane % 4 * 2;
+      first[0] = lower_value<T>(pair);
+      first[1] = lower_value<T>(pair >> 16);
     }
 }
-// The right operand of 16 x 16 n, row by row. Whether all of its values are finite.
+// Gathers 16 x 16 n values of B, row by row. Returns whether all of them are finite.
 template <class T>
-bool gather_right(const MatrixOperands* const* lanes, int at, int n, float* to) {
+bool gather_b(const MatrixOperands* const* lanes, int at, int n, float* to) {
   const int columns = n * 16;
   float zero = 0;
   for (int block = 0; block < n; ++block)
@@ -39,10 +39,10 @@ bool gather_right(const MatrixOperands* const* lanes, int at, int n, float* to) 
       for (int half = 0; half < 4; ++half) {
         const uint32_t pair = lanes[lane]->b[at + block * 4 + half];
         const float low = lower_value<T>(pair), high = lower_value<T>(pair >> 16);
-        float* const place =
+        float* const first =
             to + (half % 2 * 8 + lane % 4 * 2) * columns + block * 16 + half / 2 * 8 + lane / 4;
-        place[0] = low;
-        place[columns] = high;
+        first[0] = low;
+        first[columns] = high;
         zero += low * 0 + high * 0;
       }
   return zero == 0;
@@ -52,7 +52,7 @@ template <class Move>
 void for_row(const MatrixOperands* const* lanes, int m, int row, int columns, const Move& move) {
   for (int column = 0; column < columns; column += 2) {
     const MatrixOperands& lane = *lanes[row % 8 * 4 + column % 8 / 2];
-    move(lane.sums + m * lane.stride + column / 8 * 4 + row / 8 * 2, column);
+    move(lane.accumulators + m * lane.stride + column / 8 * 4 + row / 8 * 2, column);
   }
 }
 }  // namespace
@@ -64,9 +64,9 @@ void multiply_matrices(const MatrixOperands* const* lanes, int terms, int m, int
   for (int order = terms - 1; order >= 0; --order)
     for (int i = 0; i <= order; ++i) {
       // A product by zero changes no sum unless the other factor is not finite.
-      const bool finite = gather_right<T>(lanes, (order - i) * n * 4, n, right);
+      const bool finite = gather_b<T>(lanes, (order - i) * n * 4, n, right);
       for (int block = 0; block < m; ++block) {
-        gather_left<T>(lanes, (i * m + block) * 4, left);
+        gather_a<T>(lanes, (i * m + block) * 4, left);
         for (int row = 0; row < 16; ++row) {
           const float* const factors = left + row * kDepth;
           if (finite && std::all_of(factors, factors + kDepth, [](float x) { return x == 0; })) continue;

@@ -30,14 +30,14 @@ uint32_t pair_of_matrix(const Bytes16 (&rows)[8], int lane) {
 
 // The operands of one lane of multiply_add().
 struct MatrixOperands {
-  // sums[m * stride + 4 n + i]
-  float* sums;
+  // accumulators[m * stride + 4 n + i]
+  float* accumulators;
   int stride;
   // [terms][m][4], [terms][n][4]
   const uint32_t *a, *b;
 };
-// sums += a b, as kernels/cuda/intrinsics.hpp describes multiply_add(). Each sum adds its products in the
-// order of the columns of `a`, in fp32.
+// accumulators += a b, as kernels/cuda/intrinsics.hpp describes multiply_add(). Each accumulator adds its
+// products in the order of the columns of `a`, in fp32.
 template <class T>
 void multiply_matrices(const MatrixOperands* const* lanes, int terms, int m, int n);
 

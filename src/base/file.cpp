@@ -202,7 +202,7 @@ void sync_directory(const fs::path& path) {
 }
 
 void write_file_durably(const fs::path& path, std::string_view content) {
-  // A rename would put a file in the place of /dev/stdout.
+  // A rename would put a file in place of /dev/stdout.
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
     fail(ErrorCode::format,

@@ -235,7 +235,7 @@ static bool is_html_page(std::string_view content) {
 void refuse_placeholder(std::string_view content, const std::string& file) {
   refuse_lfs_pointer(content, file);
   if (is_html_page(content))
-    fail(ErrorCode::format, "`" + file + "` is an HTML page: a web page was saved in the place of the file",
+    fail(ErrorCode::format, "`" + file + "` is an HTML page: a web page was saved in place of the file",
          "download the file itself, with hf download ORG/NAME, or by a link with /resolve/ in place of "
          "/blob/");
 }

@@ -114,7 +114,7 @@ void forward(StepContext& context, const Plan& plan, const Tensor& qkv, const Do
   const kernels::ContextAttention& kernel = *device.table().context_attention;
   for_each_block(context, plan, qkv, [&](int step, int source, const Tensor& kv) {
     const kernels::AttentionBlock part = plan.part(source);
-    if (step > 0 && !part.sees_anything()) return;
+    if (step > 0 && !part.attends_to_any()) return;
     TraceScope traced(context, 'F', "context_attention block");
     const QkvHeads x = packed_heads(qkv, plan.layout()), keys = packed_heads(kv, plan.kv_layout());
     launch(device, kernel.forward_workspace(part, documents.count()), kernel.forward, part, x.q, keys.k,
@@ -186,7 +186,7 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
     const kernels::AttentionBlock part = plan.part(source);
     const Tensor dkv = plan.gather ? all.slice(0, source * plan.rows(), plan.rows()) : in_flight.part(step);
     TraceScope traced(context, 'B', "context_attention block");
-    if (part.sees_anything()) {
+    if (part.attends_to_any()) {
       const QkvHeads x = packed_heads(qkv, plan.layout()), keys = packed_heads(kv, plan.kv_layout()),
                      dx = packed_heads(dqkv, plan.layout()), dkeys = packed_heads(dkv, plan.kv_layout());
       launch(device, kernel.backward_workspace(part, documents.count()), kernel.backward, part, x.q, keys.k,
@@ -212,17 +212,17 @@ Tensor backward(StepContext& context, const Plan& plan, const Tensor& qkv, const
   return dqkv;
 }
 
-struct Sent {
+struct SentBytes {
   double forward = 0, backward = 0;
 };
 // The traffic formulas of the header.
-Sent sent_bytes(const Plan& plan, const AttentionOptions& options, DType type) {
+SentBytes sent_bytes(const Plan& plan, const AttentionOptions& options, DType type) {
   const auto bytes = static_cast<double>(size_of(type));
   const double rows = static_cast<double>(options.shape.batch * options.shape.seq),
                others = static_cast<double>(plan.heads.ranks() - 1);
   const auto row = static_cast<double>(plan.layout().row()),
              out = static_cast<double>(plan.layout().heads() * plan.layout().head_dim);
-  Sent sent;
+  SentBytes sent;
   sent.forward = others * rows *
                  ((row + out) * bytes + (options.documents.start.defined() ? 4 : 0) +
                   (options.shape.dropout > 0 ? 8 : 0));
@@ -310,7 +310,7 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
   const auto touched = static_cast<double>(qkv.value.bytes() + out.bytes());
   const double prepared = options.transform.cost(options.layout, qkv.value.bytes()).bytes,
                undone = options.transform.backward_cost(options.layout, qkv.value.bytes()).bytes;
-  const Sent sent = sent_bytes(plan, options, type);
+  const SentBytes sent = sent_bytes(plan, options, type);
   return tape.record(
       {.name = "context_attention",
        .inputs = {std::move(qkv)},
@@ -321,22 +321,23 @@ Var context_attention(Tape& tape, Var qkv, const AttentionOptions& options, cons
        .saved = {packed, attended, lse, document_start, dropout_rows, before},
        .backward = [plan, options](BackwardContext& ctx) {
          Device& dev = ctx.device();
-         const Tensor &kept = ctx.saved(0), &starts = ctx.saved(3), &ids = ctx.saved(4);
+         const Tensor &kept = ctx.saved(0), &starts = ctx.saved(3), &rows_of_dropout = ctx.saved(4);
          const DType compute = kept.dtype();
          const Tensor dout = plan.heads.heads_of_output(ctx.output_gradient());
          const Documents packing{starts, options.documents.cu_seqlens, options.documents.max_seqlen};
          const DType wanted = plan.heads.replicates() ? DType::f32 : compute;
          Tensor dqkv;
          if (plan.keys) {
-           dqkv = converted(
-               backward(ctx.context(), plan, kept, ctx.saved(1), ctx.saved(2), dout, packing, ids), wanted);
+           dqkv = converted(backward(ctx.context(), plan, kept, ctx.saved(1), ctx.saved(2), dout, packing,
+                                     rows_of_dropout),
+                            wanted);
          } else {
            dqkv = Tensor::empty(dev, kept.shape(), wanted);
            const QkvHeads x = packed_heads(kept, plan.layout()), dx = packed_heads(dqkv, plan.layout());
            const kernels::Attention& kernel = *dev.table().attention;
            launch(dev, kernel.backward_workspace(plan.shape, kept.dtype(), packing.count()), kernel.backward,
                   plan.shape, x.q, x.k, x.v, plan.outputs(ctx.saved(1)), ctx.saved(2), plan.outputs(dout),
-                  packing, ids, dx.q, dx.k, dx.v);
+                  packing, rows_of_dropout, dx.q, dx.k, dx.v);
          }
          const Tensor mine = plan.heads.rows_of(dqkv, compute);
          options.transform.backward(ctx, options.layout, ctx.saved(5), mine);

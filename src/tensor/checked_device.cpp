@@ -108,7 +108,7 @@ class CheckedDevice final : public Device {
   CheckedDevice(const kernels::Table& table, int threads, const CheckedOptions& options)
       : pool_(threads),
         seed_(options.seed),
-        hold_(options.patient ? CheckedQueue::Hold::all : CheckedQueue::Hold::some) {
+        hold_(options.patient ? CheckedQueue::HeldItems::all : CheckedQueue::HeldItems::some) {
     for (size_t i = 0; i < kQueues; ++i) queues_.emplace_back(seed_ + i, hold_);
     table_ = &table;
     host_threads_ = &pool_;
@@ -206,7 +206,7 @@ class CheckedDevice final : public Device {
   Queue add_queue(bool prompt, std::string name) override {
     CAPSTAN_ASSERT(queues_.size() < 255, "more queues than a device has");
     added_.push_back(std::move(name));
-    queues_.emplace_back(seed_ + queues_.size(), prompt ? CheckedQueue::Hold::none : hold_);
+    queues_.emplace_back(seed_ + queues_.size(), prompt ? CheckedQueue::HeldItems::none : hold_);
     return static_cast<Queue>(queues_.size() - 1);
   }
   std::string queue_name(Queue queue) const override {
@@ -293,7 +293,7 @@ class CheckedDevice final : public Device {
   // Bytes queued for the device since the host last waited.
   int64_t staged_ = 0;
   const uint64_t seed_;
-  const CheckedQueue::Hold hold_;
+  const CheckedQueue::HeldItems hold_;
   // Names of the queues after the first kQueues.
   std::vector<std::string> added_;
   // Declared last: the threads of the queues use the members above, so they must end first.

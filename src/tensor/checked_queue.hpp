@@ -19,9 +19,9 @@ class CheckedQueue {
   using Ticket = uint64_t;
 
   // Selects the items that are held until a wait needs them or kMaxHeld items follow.
-  enum class Hold : uint8_t { none, some, all };
+  enum class HeldItems : uint8_t { none, some, all };
   // Delays work: some items by up to a millisecond, and those that are held. `seed` selects which.
-  CheckedQueue(uint64_t seed, Hold hold);
+  CheckedQueue(uint64_t seed, HeldItems hold);
   // Runs the remaining work.
   ~CheckedQueue();
   CheckedQueue(const CheckedQueue&) = delete;
@@ -54,7 +54,7 @@ class CheckedQueue {
   std::exception_ptr error_;
   Ticket failed_ = 0;
   bool stop_ = false;
-  const Hold hold_;
+  const HeldItems hold_;
   PhiloxSequence random_;
   // Declared last: the thread uses the members above, so it must end first.
   std::thread thread_;

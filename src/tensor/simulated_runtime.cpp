@@ -163,9 +163,9 @@ Status last_error(OpenDevice*) {
 Status create_stream(OpenDevice* device, bool prompt, void** stream) {
   OpenGpu& open = gpu_at(device);
   // Other ranks wait for the work of a prompt stream.
-  const auto hold = prompt             ? CheckedQueue::Hold::none
-                    : open.gpu.patient ? CheckedQueue::Hold::all
-                                       : CheckedQueue::Hold::some;
+  const auto hold = prompt             ? CheckedQueue::HeldItems::none
+                    : open.gpu.patient ? CheckedQueue::HeldItems::all
+                                       : CheckedQueue::HeldItems::some;
   *stream = new CheckedQueue(open.gpu.seed + ++open.streams, hold);
   return {};
 }

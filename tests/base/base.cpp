@@ -295,7 +295,7 @@ TEST_CASE("a name of the Hub comes with the command that downloads it") {
     CHECK_MESSAGE(download_help(name).empty(), name);
 }
 
-TEST_CASE("what a download leaves in the place of a file is called what it is") {
+TEST_CASE("what a download leaves in place of a file is called what it is") {
   const auto of = [](std::string_view content) {
     return test::error_of([&] { refuse_placeholder(content, "m.safetensors"); });
   };

@@ -176,7 +176,7 @@ TEST_CASE("capped logits: masks, documents, dropout, caps that bind and caps tha
   check_attention(a, DType::f32, {}, 7, 0.5);
 }
 
-TEST_CASE("queries that see nothing give zero and no gradient") {
+TEST_CASE("queries that attend to no key give zero and no gradient") {
   AttentionShape a = attention_shape(1, 2, 16, 1, 70);
   Vec<int32_t> documents(70, 0);
   for (size_t i = 20; i < 30; ++i) documents[i] = 1000;  // "starts later than this token": no key is left

@@ -31,12 +31,12 @@ __global__ void tile_products(const T* x, const T* y, int rows, int width, int64
   sync_threads();
   float sums[2][kRows / 8][4] = {}, out[2][kHead / 8][4] = {};
   multiply_rows<Rows, Rows>(memory, 0, 0, Rows::kSize, sums);
-  multiply_columns<Rows>(memory, Rows::kSize, LeftOperand<T, 2, kRows / 8>(sums), out);
+  multiply_columns<Rows>(memory, Rows::kSize, AFragments<T, 2, kRows / 8>(sums), out);
   const auto put = [&](float* to, int columns, int m, int n, int i, float value) {
     to[(16 * m + 8 * (i / 2) + lane_row()) * columns + 8 * n + lane_column() + i % 2] = value;
   };
-  for_sums<2, kRows / 8>([&](int m, int n, int i) { put(scores, kRows, m, n, i, sums[m][n][i]); });
-  for_sums<2, kHead / 8>([&](int m, int n, int i) { put(outs, kHead, m, n, i, out[m][n][i]); });
+  for_accumulators<2, kRows / 8>([&](int m, int n, int i) { put(scores, kRows, m, n, i, sums[m][n][i]); });
+  for_accumulators<2, kHead / 8>([&](int m, int n, int i) { put(outs, kHead, m, n, i, out[m][n][i]); });
 }
 
 template <class T, int kHead>
@@ -121,7 +121,7 @@ __global__ void kept_pairs(AttentionCall c, int first_key, const int64_t* rows, 
   KeptQueries<8> queries;
   queries.init(
       dropout, [&](int query) { return rows[query]; }, first_key);
-  for_sums<1, 8>([&](int, int n, int i) {
+  for_accumulators<1, 8>([&](int, int n, int i) {
     const int row = 8 * (i / 2) + lane_row(), column = 8 * n + lane_column() + i % 2;
     of_keys[row * 64 + column] = keys(n, i) ? 1 : 0;
     of_queries[row * 64 + column] = queries(n, i) ? 1 : 0;

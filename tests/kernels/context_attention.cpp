@@ -67,7 +67,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
     for (size_t step = 0; step < shards.size(); ++step) {
       part.keys = shards[(rank + shards.size() - step) % shards.size()];
       const Array from(type, rows_of(kv, a, part.keys, kv_row));
-      if (step > 0 && !part.sees_anything()) continue;
+      if (step > 0 && !part.attends_to_any()) continue;
       y = run_kernel(y, [&](kernels::Context& c, Vec<Array>& o) {
         parts().forward(c, part, view_of(my_q, queries), view_of(from, keys_values),
                         view_of(from, keys_values, a.qk_dim), packing, dropout_row, step > 0,
@@ -90,7 +90,7 @@ void check_shards(const AttentionShape& a, DType type, const Shards& shards, con
           });
       dq = g[0];
       const auto dkv = g[1].rounded();
-      if (!part.sees_anything()) CHECK(std::all_of(dkv.begin(), dkv.end(), [](double v) { return v == 0; }));
+      if (!part.attends_to_any()) CHECK(std::all_of(dkv.begin(), dkv.end(), [](double v) { return v == 0; }));
       put_rows(dkv_sum, dkv, a, keys, kv_row);
     }
     put_rows(dq_sum, dq.rounded(), a, shards[rank], row);

@@ -14,9 +14,9 @@ const kernels::Decoding& decoding() {
   return *testing::table().decoding;
 }
 
-// The draws of rows of logits with the same bits on any number of threads.
-Vec<int32_t> draws(const Vec<double>& logits, int64_t rows, int64_t cols, const SamplingOptions& options,
-                   int32_t position) {
+// The tokens sampled from rows of logits with the same bits on any number of threads.
+Vec<int32_t> sampled(const Vec<double>& logits, int64_t rows, int64_t cols, const SamplingOptions& options,
+                     int32_t position) {
   Array x(DType::f32, logits);
   Vec<int32_t> first;
   for (int threads = 1; threads <= 3; ++threads) {
@@ -30,8 +30,8 @@ Vec<int32_t> draws(const Vec<double>& logits, int64_t rows, int64_t cols, const 
   }
   return first;
 }
-int32_t draw(const Vec<double>& logits, const SamplingOptions& options, int32_t position) {
-  return draws(logits, 1, static_cast<int64_t>(logits.size()), options, position)[0];
+int32_t sampled_token(const Vec<double>& logits, const SamplingOptions& options, int32_t position) {
+  return sampled(logits, 1, static_cast<int64_t>(logits.size()), options, position)[0];
 }
 
 Vec<double> logits_of(int64_t n, uint64_t seed) {
@@ -39,7 +39,7 @@ Vec<double> logits_of(int64_t n, uint64_t seed) {
 }
 }  // namespace
 
-TEST_CASE("a draw is the one of the sorted distribution: temperature, top-k, top-p") {
+TEST_CASE("a sampled token is that of the sorted distribution: temperature, top-k, top-p") {
   uint64_t seed = 1;
   for (const int64_t cols : {1, 2, 17, 300, 1001})
     for (const double temperature : {0.0, 0.3, 1.0, 2.5})
@@ -49,7 +49,8 @@ TEST_CASE("a draw is the one of the sorted distribution: temperature, top-k, top
           for (int32_t position : {0, 3, 1 << 20}) {
             const auto logits = logits_of(cols, seed++);
             INFO("cols=", cols, " temperature=", temperature, " top_k=", top_k, " top_p=", top_p);
-            CHECK(draw(logits, options, position) == reference::draw(logits, options, position));
+            CHECK(sampled_token(logits, options, position) ==
+                  reference::sampled_token(logits, options, position));
           }
         }
 }
@@ -65,22 +66,23 @@ TEST_CASE("large vocabularies: candidates of several blocks, with equal logits i
     for (const int64_t top_k : {0, 50, 2000, 5000}) {
       INFO("top_k=", top_k);
       const SamplingOptions options{.top_k = top_k, .top_p = top_k == 0 ? 0.9 : 1.0, .seed = 3};
-      CHECK(draw(logits, options, 11) == reference::draw(logits, options, 11));
+      CHECK(sampled_token(logits, options, 11) == reference::sampled_token(logits, options, 11));
     }
 }
 
 TEST_CASE("equal logits: the first token, and top-k keeps the first ones") {
   const Vec<double> logits(9, 0.5);
-  CHECK(draw(logits, {.temperature = 0}, 4) == 0);
-  for (int32_t position = 0; position < 50; ++position) CHECK(draw(logits, {.top_k = 3}, position) < 3);
+  CHECK(sampled_token(logits, {.temperature = 0}, 4) == 0);
+  for (int32_t position = 0; position < 50; ++position)
+    CHECK(sampled_token(logits, {.top_k = 3}, position) < 3);
 }
 
-TEST_CASE("draws follow the softmax, and rows have random numbers of their own") {
+TEST_CASE("sampled tokens follow the softmax, and rows have random numbers of their own") {
   const Vec<double> one{1.0, -0.5, 2.0, 0.0};
   const int64_t rows = 4000;
   Vec<double> logits, counts(4), expected;
   for (int64_t r = 0; r < rows; ++r) logits.insert(logits.end(), one.begin(), one.end());
-  for (const int32_t id : draws(logits, rows, 4, {.temperature = 1.5, .seed = 9}, 77))
+  for (const int32_t id : sampled(logits, rows, 4, {.temperature = 1.5, .seed = 9}, 77))
     counts[static_cast<size_t>(id)] += 1.0 / static_cast<double>(rows);
   double sum = 0;
   for (const double l : one) sum += expected.emplace_back(std::exp(l / 1.5));
@@ -92,12 +94,12 @@ TEST_CASE("columns beyond `cols` are not read; logits that are no numbers give -
   for (int64_t r = 0; r < 3; ++r)
     for (int64_t i = 15; i < 20; ++i) logits[static_cast<size_t>(r * 20 + i)] = NAN;
   for (const double temperature : {0.0, 1.0}) {
-    auto ids = draws(logits, 3, 15, {.temperature = temperature}, 5);
+    auto ids = sampled(logits, 3, 15, {.temperature = temperature}, 5);
     CHECK(*std::min_element(ids.begin(), ids.end()) >= 0);
     CHECK(*std::max_element(ids.begin(), ids.end()) < 15);
     auto broken = logits;
     broken[20] = temperature == 0 ? NAN : INFINITY;
-    const auto now = draws(broken, 3, 15, {.temperature = temperature}, 5);
+    const auto now = sampled(broken, 3, 15, {.temperature = temperature}, 5);
     CHECK(now == Vec<int32_t>{ids[0], -1, ids[2]});
   }
 }

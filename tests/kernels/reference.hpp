@@ -347,9 +347,10 @@ Vec<S> cross_entropy(const Vec<S>& logits, const Vec<int32_t>& labels, int64_t c
   return loss;
 }
 
-// ---- sampling: one draw by a full sort and the definition of the distribution function
+// ---- sampling: one token by a full sort and the definition of the distribution function
 
-inline int32_t draw(const Vec<double>& logits, const kernels::SamplingOptions& options, int64_t position) {
+inline int32_t sampled_token(const Vec<double>& logits, const kernels::SamplingOptions& options,
+                             int64_t position) {
   Vec<size_t> order(logits.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });

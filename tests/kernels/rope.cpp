@@ -117,7 +117,7 @@ void check_forward(const RopeCase& c, DType type, uint64_t seed) {
           x.rounded()[static_cast<size_t>(l.value(g))]);
 }
 
-// Also with dx in the place of dy, and without the gradients of the weights.
+// Also with dx in place of dy, and without the gradients of the weights.
 void check_backward(const RopeCase& c, DType type, uint64_t seed) {
   const QkvLayout& l = c.layout;
   INFO("groups=", l.groups, " heads/group=", l.heads_per_group, " d=", l.head_dim,

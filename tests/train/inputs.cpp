@@ -116,7 +116,7 @@ TEST_CASE("directories that a run cannot write are found, and none is made") {
   CHECK(unwritable_directories(c, options).empty());
   CHECK_NOTHROW(require_writable({}));
 
-  // A file in the place of a parent, of the directory itself, and a link to nothing.
+  // A file in place of a parent, of the directory itself, and a link to nothing.
   std::filesystem::create_symlink("gone", files.directory.path() / "link");
   options.run_dir = files.path("file/runs/a").resolved;
   c.checkpoint.save = files.path("file");
@@ -155,7 +155,7 @@ TEST_CASE("directories that a run cannot write are found, and none is made") {
   CHECK(holds(unwritable_directories(c, options)[0].message, "`a/b` cannot name a directory in runs/"));
 }
 
-TEST_CASE("what lies in the place of data or of a directory is called what it is") {
+TEST_CASE("what lies in place of data or of a directory is called what it is") {
   const Files files{"x"};
   REQUIRE(::mkfifo(files.path("pipe").resolved.c_str(), 0600) == 0);
   config::Config c;
@@ -214,7 +214,7 @@ TEST_CASE("files below a directory that may not be entered are not called missin
   CHECK(of_chats[2].message == "not readable: dataset.train_files = closed/a.jsonl: Permission denied");
 }
 
-TEST_CASE("names of the Hugging Face Hub in the place of data: how to download a data set") {
+TEST_CASE("names of the Hugging Face Hub in place of data: how to download a data set") {
   const Files files{"x"};
   config::Config c;
   c.tokenizer.tokenizer_type = config::TokenizerKind::byte;

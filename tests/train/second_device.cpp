@@ -125,7 +125,7 @@ class QueuedSlabDevice : public SlabDevice {
  public:
   QueuedSlabDevice() {
     launch_mode_ = LaunchMode::queue;
-    for (uint64_t seed = 0; seed < kQueues; ++seed) queues_.emplace_back(seed, CheckedQueue::Hold::some);
+    for (uint64_t seed = 0; seed < kQueues; ++seed) queues_.emplace_back(seed, CheckedQueue::HeldItems::some);
   }
   ~QueuedSlabDevice() override { QueuedSlabDevice::synchronize(); }
   bool queues_work() const override { return true; }
