@@ -119,8 +119,8 @@ void launch_query_dots(Context& c, const AttentionCall& call, const HeadsIn& out
 
 // One warp for each tile of queries.
 __global__ void query_bounds_kernel(AttentionCall c, int tile_rows, QueryStatistics statistics) {
-  const int before = (c.queries.count0 + tile_rows - 1) / tile_rows,
-            tiles = before + (c.queries.count1 + tile_rows - 1) / tile_rows;
+  const int before = static_cast<int>(ceil_div(c.queries.count0, tile_rows)),
+            tiles = before + static_cast<int>(ceil_div(c.queries.count1, tile_rows));
   const auto index = static_cast<int>(block_index());
   const int b = index / tiles, tile = index % tiles, segment = tile < before ? 0 : 1;
   const int first = (segment == 0 ? tile : tile - before) * tile_rows;
@@ -206,7 +206,7 @@ struct Append {
   int64_t groups, tokens, capacity, width;
   __device__ void operator()(int64_t i, int64_t) const {
     // Groups of elements of a row, whose last one is shorter.
-    const int64_t of_row = (width + kGroup<T> - 1) / kGroup<T>, row = i / kGroup<T> / of_row,
+    const int64_t of_row = ceil_div(width, kGroup<T>), row = i / kGroup<T> / of_row,
                   column = i / kGroup<T> % of_row * kGroup<T>, token = row / groups, group = row % groups,
                   b = token / tokens, to = (b * groups + group) * capacity + *past + token % tokens;
     const auto values = from.load(strides.at(token, group) + column, width - column);

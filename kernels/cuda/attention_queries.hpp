@@ -16,7 +16,7 @@ struct QueryBlock {
 // heads_of_row: query heads of one token that share a tile, 1 or all heads of the key/value group.
 __host__ __device__ inline int query_tiles(const Segments& queries, int heads_of_row, int tile_rows,
                                            int segment) {
-  return (queries.count(segment) * heads_of_row + tile_rows - 1) / tile_rows;
+  return static_cast<int>(ceil_div(queries.count(segment) * heads_of_row, tile_rows));
 }
 inline int64_t query_blocks(const AttentionCall& c, int heads_of_row, int tile_rows) {
   return int64_t{c.batch} * c.groups * (c.heads_per_group / heads_of_row) *

@@ -120,14 +120,14 @@ struct KeyTiles {
     begin = begin > from ? begin : from;
     end = end < to ? end : to;
     first = begin < end ? (begin - origin(segment)) / kKeys : 0;
-    count = begin < end ? (end - origin(segment) + kKeys - 1) / kKeys - first : 0;
+    count = begin < end ? static_cast<int>(ceil_div(end - origin(segment), kKeys)) - first : 0;
   }
 };
 // Returns the number of tiles of kKeys keys that cover a segment.
 template <int kKeys>
 __host__ __device__ int tiles_of_segment(const Segments& keys, int segment) {
   const int count = keys.count(segment);
-  return count > 0 ? (keys.begin(segment) % 4 + count + kKeys - 1) / kKeys : 0;
+  return count > 0 ? static_cast<int>(ceil_div(keys.begin(segment) % 4 + count, kKeys)) : 0;
 }
 
 // ---- logits

@@ -3,35 +3,11 @@
 // intrinsics.hpp describes them; rows are queries or keys.
 #pragma once
 
+#include "kernels/cuda/bf16x3.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/heads.hpp"
 
 namespace capstan::kernels::CAPSTAN_GPU {
-
-// Tensor cores multiply 16-bit values. An fp32 value is the exact sum of three bf16 terms (bf16x3); the six
-// largest products of terms give the accuracy of fp32.
-template <class T>
-struct Terms {
-  using Type = T;
-  static constexpr int kCount = 1;
-};
-template <>
-struct Terms<float> {
-  using Type = bf16;
-  static constexpr int kCount = 3;
-};
-
-// Packs each term of two neighboring values into a register.
-template <class T>
-__device__ __forceinline__ void pack_terms(float low, float high, uint32_t (&terms)[Terms<T>::kCount]) {
-  terms[0] = pack_pair<typename Terms<T>::Type>(low, high);
-  CAPSTAN_UNROLL
-  for (int i = 1; i < Terms<T>::kCount; ++i) {
-    low -= std::bit_cast<float>(terms[i - 1] << 16);
-    high -= std::bit_cast<float>(terms[i - 1] & 0xFFFF0000);
-    terms[i] = pack_pair<typename Terms<T>::Type>(low, high);
-  }
-}
 
 // kRowCount x kColumnCount values in shared memory, a plane for each term, in chunks of 16 bytes. The chunks
 // of a row are swizzled, so that 8 consecutive rows have the same chunk in different banks.
@@ -75,10 +51,6 @@ struct HeadRows {
   }
 };
 
-struct alignas(16) Words4 {
-  uint32_t v[4];
-};
-
 // Loads the first `count` of 8 values; the others become 0.
 template <class T>
 __device__ __forceinline__ void load_chunk(const T* from, int count, bool aligned, float (&values)[8]) {
@@ -97,21 +69,6 @@ __device__ __forceinline__ void load_chunk(const T* from, int count, bool aligne
   }
 }
 
-// Computes and stores the terms of a chunk of a tile.
-template <class Tile>
-__device__ __forceinline__ void store_chunk(const Shared<Bytes16>& memory, int to, const float (&values)[8]) {
-  Words4 words[Tile::kTerms];
-  CAPSTAN_UNROLL
-  for (int pair = 0; pair < 4; ++pair) {
-    uint32_t terms[Tile::kTerms];
-    pack_terms<typename Tile::Element>(values[2 * pair], values[2 * pair + 1], terms);
-    CAPSTAN_UNROLL
-    for (int term = 0; term < Tile::kTerms; ++term) words[term].v[pair] = terms[term];
-  }
-  CAPSTAN_UNROLL
-  for (int term = 0; term < Tile::kTerms; ++term)
-    memory[to + term * Tile::kPlane] = std::bit_cast<Bytes16>(words[term]);
-}
 // Starts to load the rows of a tile at `tile`; missing rows and columns become zeros. Other threads see them
 // after wait_for_copies() and a barrier.
 template <class Tile, int kThreads>
@@ -138,7 +95,7 @@ __device__ __forceinline__ void load_tile(const Shared<Bytes16>& memory, int til
     const int row = i / Tile::kChunks, chunk = i % Tile::kChunks, count = count_of(row, chunk);
     float values[8];
     load_chunk(count > 0 ? rows.at(row) + chunk * 8 : rows.base, count, rows.aligned, values);
-    store_chunk<Tile>(memory, tile + Tile::at(0, row, chunk), values);
+    store_terms<T>(values, memory, tile + Tile::at(0, row, chunk), Tile::kPlane);
   }
 }
 

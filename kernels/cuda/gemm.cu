@@ -113,7 +113,9 @@ struct GemmMemory {
  private:
   // Alignment of cuBLASLt's workspace.
   static constexpr size_t kAlignment = 256;
-  static size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+  static size_t aligned(size_t bytes) {
+    return static_cast<size_t>(round_up(static_cast<int64_t>(bytes), int64_t{kAlignment}));
+  }
 };
 
 // ---- calls

@@ -8,6 +8,7 @@
 #include <array>
 
 #include "kernels/block_scales.hpp"
+#include "kernels/cuda/bf16x3.hpp"
 #include "kernels/cuda/device.hpp"
 #include "kernels/cuda/gemm.hpp"
 #include "tensor/float8.hpp"
@@ -44,8 +45,8 @@ struct alignas(16) HalfChunk {
 // fp32, bf16 or fp16.
 template <class T>
 struct FloatSource {
-  static constexpr int kTerms = std::is_same_v<T, float> ? 3 : 1;
-  using Term = std::conditional_t<std::is_same_v<T, float>, bf16, T>;
+  static constexpr int kTerms = Terms<T>::kCount;
+  using Term = typename Terms<T>::Type;
   const T* data;
   int64_t ld;
   // Rows are contiguous, not elements of k.
@@ -59,8 +60,8 @@ struct FloatSource {
 };
 // Codes with scales, [rows, k]; k contiguous.
 struct CodeSource {
-  static constexpr int kTerms = 3;
-  using Term = bf16;
+  static constexpr int kTerms = Terms<float>::kCount;
+  using Term = Terms<float>::Type;
   static constexpr bool by_k = false;
   const uint8_t* codes;
   DType type;
@@ -89,40 +90,11 @@ struct CodeSource {
   }
   __device__ float code_at(int64_t row, int64_t k) const {
     if (type == DType::f4e2m1x2)
-      return decode<kE2m1>(codes[row * ((scales.cols + 1) / 2) + k / 2] >> (k % 2 * 4) & 0xFu);
+      return decode<kE2m1>(codes[row * ceil_div(scales.cols, 2) + k / 2] >> (k % 2 * 4) & 0xFu);
     const uint8_t code = codes[row * scales.cols + k];
     return type == DType::f8e4m3 ? decode<kE4m3>(code) : decode<kE5m2>(code);
   }
 };
-
-// An fp32 value as the sum of three bf16 terms (bf16x3), the largest first. Terms are truncated, not rounded,
-// so that the first one is finite if the value is.
-struct Terms {
-  uint16_t bits[3];
-};
-__device__ inline Terms terms_of(float x) {
-  Terms terms;
-  for (int i = 0; i < 3; ++i) {
-    bf16 term;
-    // Truncating a NaN could give an infinity.
-    term.bits = x != x ? uint16_t{0x7FC0} : static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
-    terms.bits[i] = term.bits;
-    const float value = to_float(term);
-    x = std::isfinite(value) ? x - value : 0.0f;
-  }
-  return terms;
-}
-// Writes eight fp32 values to slot `slot` of each term.
-__device__ inline void store_terms(const float (&values)[kChunkValues], const Shared<Bytes16>& memory,
-                                   int slot) {
-  HalfChunk groups[3];
-  for (int i = 0; i < kChunkValues; ++i) {
-    const Terms terms = terms_of(values[i]);
-    for (int term = 0; term < 3; ++term) groups[term].bits[i] = terms.bits[term];
-  }
-  for (int term = 0; term < 3; ++term)
-    memory[slot + term * kTileChunks] = std::bit_cast<Bytes16>(groups[term]);
-}
 
 // Writes one chunk with the first `count` values from row `row` and element `k` of the matrix of a group, and
 // zeros.
@@ -133,7 +105,7 @@ __device__ void fill_chunk(const FloatSource<T>& source, const TileOrigin& origi
   if constexpr (std::is_same_v<T, float>) {
     float values[kChunkValues];
     for (int i = 0; i < kChunkValues; ++i) values[i] = i < count ? from[i] : 0.0f;
-    store_terms(values, memory, slot);
+    store_terms<float>(values, memory, slot, kTileChunks);
   } else if (count > 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
     copy_part_async<16>(memory, slot, reinterpret_cast<const Bytes16*>(from),
                         count * static_cast<int>(sizeof(T)));
@@ -153,7 +125,7 @@ __device__ inline void fill_chunk(const CodeSource& source, const TileOrigin& or
     const float scale = source.scale_at(row, k);
     for (int i = 0; i < kChunkValues && i < count; ++i) values[i] = source.code_at(row, k + i) * scale;
   }
-  store_terms(values, memory, slot);
+  store_terms<float>(values, memory, slot, kTileChunks);
 }
 
 // Rows [row, row + 128) and elements [k, k + 32) of a matrix of `rows` rows and `depth` elements of k; beyond

@@ -183,6 +183,31 @@ TEST_CASE("queries that attend to no key give zero and no gradient") {
   check_attention(a, DType::f32, documents, 8);
 }
 
+TEST_CASE("infinite and largest values give infinite and large outputs to all queries") {
+  AttentionShape a = attention_shape(1, 2, 16, 1, 70);
+  a.causal = false;
+  const QkvLayout layout = packed_layout(a);
+  Vec<double> values = random_values(a.seq * layout.row(), 9);
+  const auto value_at = [&](int64_t token, int64_t column) -> double& {
+    return values[static_cast<size_t>(token * layout.row() + layout.value(0) + column)];
+  };
+  value_at(20, 5) = INFINITY;
+  value_at(33, 6) = -INFINITY;
+  value_at(40, 7) = 3.4e38;
+  const Array qkv(DType::f32, values);
+  const auto y =
+      run_kernel({Array::zeros(DType::f32, a.seq * a.heads() * a.v_dim, NAN),
+                  Array::zeros(DType::f32, a.heads() * a.seq, NAN)},
+                 [&](kernels::Context& c, Vec<Array>& out) {
+                   const PackedViews x(qkv, layout);
+                   attention().forward(
+                       c, a, x.q, x.k, x.v, {}, nullptr,
+                       view_of(out[0], contiguous_heads(a.groups, a.heads_per_group, a.v_dim)), out[1].f32());
+                 });
+  check_extreme(y[0].rounded(), reference::attention(a, qkv.rounded(), {}, dropout_rows(a.seq), nullptr),
+                1e-5);
+}
+
 // The same attention in 16 bits and in fp32 on its widened inputs: only rounding may be between them.
 void check_narrow(DType half, const AttentionShape& a, const Vec<int32_t>& documents, uint64_t seed) {
   INFO("groups=", a.groups, " heads/group=", a.heads_per_group, " d=", a.qk_dim, " batch=", a.batch,

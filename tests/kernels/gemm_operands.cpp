@@ -1,4 +1,6 @@
 // Batches, groups and epilogues of GEMMs. Operands with scales: tests/parallel/low_precision.cpp.
+#include <cfloat>
+#include <cmath>
 #include <numeric>
 
 #include "tests/kernels/support.hpp"
@@ -115,6 +117,38 @@ TEST_CASE("groups of rows and of the summed dimension, empty ones too") {
         check_groups(s, GemmGroups::m, sizes, type, t % 2 == 0);
         check_groups(s, GemmGroups::k, sizes, type, false);
       }
+    }
+}
+
+TEST_CASE("infinite, undefined and largest operands of a group give what they give in double") {
+  for (int t = 0; t < 4; ++t)
+    for (const GemmGroups kind : {GemmGroups::m, GemmGroups::k}) {
+      GemmShape s{.trans_a = (t & 1) != 0, .trans_b = (t & 2) != 0, .m = 6, .n = 21, .k = 45};
+      s.lda = s.trans_a ? s.m : s.k, s.ldb = s.trans_b ? s.k : s.n, s.ldc = s.n;
+      s.stride_b = s.n * s.k, s.stride_c = s.m * s.n;
+      Vec<double> values_a = random_values(s.m * s.k, 31), values_b = random_values(s.n * s.k, 32);
+      const auto a_at = [&](int64_t row, int64_t k) -> double& {
+        return values_a[static_cast<size_t>(s.trans_a ? k * s.lda + row : row * s.lda + k)];
+      };
+      const auto b_at = [&](int64_t k, int64_t column) -> double& {
+        return values_b[static_cast<size_t>(s.trans_b ? column * s.ldb + k : k * s.ldb + column)];
+      };
+      a_at(0, 3) = a_at(2, 3) = INFINITY;
+      a_at(1, 3) = a_at(2, 4) = -INFINITY;
+      a_at(3, 7) = NAN;
+      a_at(4, 9) = FLT_MAX;
+      // 1 has no bits beyond the first bf16 term.
+      b_at(3, 0) = 1, b_at(3, 1) = 0, b_at(3, 2) = INFINITY, b_at(3, 3) = -INFINITY;
+      b_at(8, 5) = -FLT_MAX, b_at(9, 5) = 0;
+      const Array a(DType::f32, values_a), b(DType::f32, values_b), c = Array::zeros(DType::f32, s.m * s.n);
+      const int64_t size = kind == GemmGroups::m ? s.m : s.k;
+      const auto y = run_kernel({c}, [&](kernels::Context& context, Vec<Array>& out) {
+        gemm().run_grouped(context, s, kind, &size, 1, kernels::In(a), kernels::In(b), out[0].out(), 1.0f,
+                           0.0f, {});
+      });
+      INFO("groups of ", kind == GemmGroups::m ? "m" : "k", ", ta=", s.trans_a, " tb=", s.trans_b);
+      check_extreme(y[0].rounded(), reference::gemm<double>(s, a.rounded(), b.rounded(), c.rounded(), 1, 0),
+                    1e-5);
     }
 }
 

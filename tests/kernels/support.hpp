@@ -231,6 +231,21 @@ inline double error(const Vec<double>& value, const Vec<double>& expected) {
   return worst;
 }
 
+// Checks values that may be infinite or NaN, which must be the expected ones. tolerance: of the others,
+// relative.
+inline void check_extreme(const Vec<double>& values, const Vec<double>& expected, double tolerance) {
+  REQUIRE(values.size() == expected.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    INFO("element ", i, ": ", values[i], ", expected ", expected[i]);
+    if (std::isnan(expected[i]))
+      CHECK(std::isnan(values[i]));
+    else if (std::isinf(expected[i]))
+      CHECK(values[i] == expected[i]);
+    else
+      CHECK(std::abs(values[i] - expected[i]) <= tolerance * (1 + std::abs(expected[i])));
+  }
+}
+
 inline kernels::AttentionShape attention_shape(int64_t groups, int64_t per_group, int64_t head_dim,
                                                int64_t batch, int64_t seq) {
   kernels::AttentionShape a;
