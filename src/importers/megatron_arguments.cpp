@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "base/utf8.hpp"
+#include "config/core/text_lines.hpp"
 #include "importers/format_readers.hpp"
 #include "importers/reasons.hpp"
 #include "importers/shell_words.hpp"
@@ -314,36 +314,6 @@ size_t most_values(std::string_view option) {
 // Maximum number of words of a command, because the lookup of options takes linear time.
 constexpr size_t kMaxWords = 10'000;
 
-// Converts byte offsets to locations.
-class Lines {
- public:
-  explicit Lines(std::string_view text) : text_(text) {
-    begins_.push_back(0);
-    for (size_t i = 0; i < text.size(); ++i)
-      if (text[i] == '\n') begins_.push_back(i + 1);
-  }
-  config::SourceLocation location(size_t offset) const {
-    const auto line = std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin();
-    const size_t begin = begins_[static_cast<size_t>(line - 1)];
-    // Continues counting from the last location on the same line, because a script may have a line of
-    // megabytes.
-    if (last_ < begin || last_ > offset) last_ = begin, characters_ = 0;
-    characters_ += count_code_points(text_.substr(last_, offset - last_));
-    last_ = offset;
-    config::SourceLocation location;
-    location.source = 0;
-    location.line = static_cast<int>(line);
-    location.column = static_cast<int>(characters_) + 1;
-    return location;
-  }
-
- private:
-  std::string_view text_;
-  std::vector<size_t> begins_;
-  // Offset of the last location, and the number of characters before it on its line.
-  mutable size_t last_ = 0, characters_ = 0;
-};
-
 std::string program_of(const std::string& word) {
   const std::string name = word.substr(word.rfind('/') + 1);
   return name.ends_with(".py") && name.find("pretrain") != std::string::npos ? name : std::string();
@@ -381,7 +351,7 @@ ShellCommand split_quoted(const ShellCommand& command) {
 // Reads the number of ranks from the launcher's words before the program.
 class Launcher {
  public:
-  Launcher(Draft& draft, const Lines& lines) : draft_(draft), lines_(lines) {}
+  Launcher(Draft& draft, const config::TextLines& lines) : draft_(draft), lines_(lines) {}
 
   // Returns true if the word belongs to the launcher.
   void read(const ShellCommand& command, size_t program, MegatronLaunch& launch) {
@@ -424,7 +394,7 @@ class Launcher {
                 OmissionReason::no_effect, "the launcher's; " + std::string(kRanks));
   }
   Draft& draft_;
-  const Lines& lines_;
+  const config::TextLines& lines_;
   int64_t ranks_ = 1;
   bool known_ = false, unclear_ = false;
   SourceKey first_;
@@ -434,7 +404,7 @@ class Launcher {
 class CommandLine {
  public:
   using Alternatives = std::map<uint32_t, std::vector<ShellAlternative>>;
-  CommandLine(Draft& draft, const Lines& lines, const Alternatives& alternatives)
+  CommandLine(Draft& draft, const config::TextLines& lines, const Alternatives& alternatives)
       : draft_(draft), lines_(lines), alternatives_(alternatives) {
     root_.kind = Node::Kind::map;
   }
@@ -553,14 +523,14 @@ class CommandLine {
   }
 
   Draft& draft_;
-  const Lines& lines_;
+  const config::TextLines& lines_;
   const Alternatives& alternatives_;
   Node root_;
 };
 
 // Lists the undecided branches and loops on which the command depends.
 void report_branches(Draft& draft, const ShellScript& script, const ShellCommand& options, size_t around,
-                     const Lines& lines) {
+                     const config::TextLines& lines) {
   std::set<size_t> used;
   if (around > 0) used.insert(around);
   for (const ShellWord& word : options)
@@ -597,7 +567,7 @@ std::span<const Rule> megatron_rules() {
 void read_megatron(Draft& draft, const config::Source& source,
                    const std::map<std::string, std::string>& variables) {
   const ShellScript script = read_shell(source.text, variables);
-  const Lines lines(source.text);
+  const config::TextLines lines(0, source.text);
   MegatronLaunch launch;
   CommandLine options(draft, lines, script.alternatives);
   Launcher launcher(draft, lines);

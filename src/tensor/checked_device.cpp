@@ -261,15 +261,10 @@ class CheckedDevice final : public Device {
   }
 
   void begin_workspace(Queue queue, kernels::Workspace workspace) override {
-    queue_of(queue).push(
-        sentinels_.begin_workspace(workspace, block_bytes(workspace), queue != Queue::compute));
+    queue_of(queue).push(sentinels_.begin_workspace(workspace, queue != Queue::compute));
   }
   void end_workspace(Queue queue, kernels::Workspace workspace) override {
-    queue_of(queue).push(sentinels_.end_workspace(workspace, block_bytes(workspace), launches(queue),
-                                                  std::string(name_of(queue))));
-  }
-  int64_t block_bytes(kernels::Workspace workspace) const {
-    return allocator_rules().round(static_cast<int64_t>(workspace.bytes));
+    queue_of(queue).push(sentinels_.end_workspace(workspace, launches(queue), std::string(name_of(queue))));
   }
   void check_sentinels() { compute().push(sentinels_.check(launches())); }
 
@@ -285,7 +280,7 @@ class CheckedDevice final : public Device {
   CheckedQueue& compute() { return queue_of(Queue::compute); }
 
   BlockPages memory_;
-  Sentinels sentinels_{memory_.distance()};
+  Sentinels sentinels_{memory_.distance(), allocator_rules()};
   AccessOrder order_;
   // Free blocks by size.
   std::map<int64_t, std::vector<std::byte*>> free_blocks_;

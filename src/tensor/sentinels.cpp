@@ -103,22 +103,21 @@ Sentinels::Work Sentinels::check(int64_t launches) {
   };
 }
 
-Sentinels::Work Sentinels::begin_workspace(kernels::Workspace workspace, int64_t block_bytes,
-                                           bool kept) const {
-  return
-      [begin = workspace.data + distance_, bytes = static_cast<int64_t>(workspace.bytes), block_bytes, kept] {
-        remove_sentinel(begin, begin + bytes);
-        // A block of the compute queue holds NaNs since it was freed.
-        if (kept) fill_not_written(begin, bytes);
-        write_sentinel(begin + bytes, begin + block_bytes);
-      };
+Sentinels::Work Sentinels::begin_workspace(kernels::Workspace workspace, bool kept) const {
+  return [begin = workspace.data + distance_, bytes = static_cast<int64_t>(workspace.bytes),
+          rounded = block_bytes(workspace), kept] {
+    remove_sentinel(begin, begin + bytes);
+    // A block of the compute queue holds NaNs since it was freed.
+    if (kept) fill_not_written(begin, bytes);
+    write_sentinel(begin + bytes, begin + rounded);
+  };
 }
 
-Sentinels::Work Sentinels::end_workspace(kernels::Workspace workspace, int64_t block_bytes, int64_t launch,
+Sentinels::Work Sentinels::end_workspace(kernels::Workspace workspace, int64_t launch,
                                          std::string queue) const {
-  return [begin = workspace.data + distance_, bytes = static_cast<int64_t>(workspace.bytes), block_bytes,
-          launch, queue = std::move(queue)] {
-    const std::byte* const end = begin + block_bytes;
+  return [begin = workspace.data + distance_, bytes = static_cast<int64_t>(workspace.bytes),
+          rounded = block_bytes(workspace), launch, queue = std::move(queue)] {
+    const std::byte* const end = begin + rounded;
     const std::byte* const at = changed_sentinel(begin + bytes, end);
     if (at != end)
       fail(ErrorCode::internal, "internal error: kernel " + std::to_string(launch) + " of the queue " +

@@ -30,8 +30,9 @@ class Sentinels {
   // block. Multiples of it keep the alignment of blocks.
   static constexpr int64_t kBytes = 256;
 
-  // distance: from the addresses of blocks to those that kernels use.
-  explicit Sentinels(std::ptrdiff_t distance) : distance_(distance) {}
+  // distance: from the addresses of blocks to those that kernels use. rules: those of the device's allocator,
+  // which rounds the sizes of blocks.
+  Sentinels(std::ptrdiff_t distance, const AllocatorRules& rules) : distance_(distance), rules_(rules) {}
 
   // Writes the sentinels of a block for `bytes` bytes at `data`; they end at data + end. launches, also
   // below: number of launches on the compute queue so far.
@@ -41,11 +42,10 @@ class Sentinels {
   // Checks the sentinels of all blocks except workspaces.
   Work check(int64_t launches);
 
-  // A launch on `queue` gets a workspace, in a block with `block_bytes` after rounding, and has used it. The
-  // queue runs the work. kept: the block stays that of the queue.
-  Work begin_workspace(kernels::Workspace workspace, int64_t block_bytes, bool kept) const;
-  Work end_workspace(kernels::Workspace workspace, int64_t block_bytes, int64_t launch,
-                     std::string queue) const;
+  // Writes the sentinels after the workspace of a launch, before it, and checks them, after it. The queue of
+  // the launch runs the work. kept: the block stays that of the queue.
+  Work begin_workspace(kernels::Workspace workspace, bool kept) const;
+  Work end_workspace(kernels::Workspace workspace, int64_t launch, std::string queue) const;
 
  private:
   struct Block {
@@ -57,10 +57,14 @@ class Sentinels {
     int64_t launches;
   };
   static void write(const Block& block);
+  int64_t block_bytes(kernels::Workspace workspace) const {
+    return rules_.round(static_cast<int64_t>(workspace.bytes));
+  }
   // Throws where the block's sentinels have changed.
   static void verify(const Block& block, int64_t launches);
 
   const std::ptrdiff_t distance_;
+  const AllocatorRules rules_;
   std::unordered_map<std::byte*, Block> blocks_;
 };
 

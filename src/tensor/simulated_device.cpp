@@ -34,7 +34,7 @@ SimulatedDevice::SimulatedDevice(const Backend& backend, const SimulatedKernels&
                                  const SimulatedOptions& options, int index)
     : CudaDevice(backend, prepare(kernels, options), index, options.threads, kVariant),
       kernels_(kernels),
-      sentinels_(simulated_kernel_offset()) {
+      sentinels_(simulated_kernel_offset(), allocator_rules()) {
   kernel_offset_ = simulated_kernel_offset();
   for (size_t queue = 0; queue < kQueues; ++queue) {
     streams_[queue].device = this;
@@ -57,11 +57,10 @@ void SimulatedDevice::check_sentinels() {
 }
 
 void SimulatedDevice::begin_workspace(Queue queue, kernels::Workspace workspace) {
-  enqueue(queue, sentinels_.begin_workspace(workspace, block_bytes(workspace), queue != Queue::compute));
+  enqueue(queue, sentinels_.begin_workspace(workspace, queue != Queue::compute));
 }
 void SimulatedDevice::end_workspace(Queue queue, kernels::Workspace workspace) {
-  enqueue(queue, sentinels_.end_workspace(workspace, block_bytes(workspace), launches(queue),
-                                          std::string(name_of(queue))));
+  enqueue(queue, sentinels_.end_workspace(workspace, launches(queue), std::string(name_of(queue))));
 }
 void SimulatedDevice::occupy(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) {
   enqueue_always(Queue::compute, sentinels_.add(data, bytes, size + Sentinels::kBytes, category, launches()));

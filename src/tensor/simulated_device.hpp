@@ -65,9 +65,6 @@ class SimulatedDevice final : public CudaDevice {
     void enqueue(std::function<void()> work) override { device->enqueue(queue, std::move(work)); }
   };
   void check_sentinels();
-  int64_t block_bytes(kernels::Workspace workspace) const {
-    return allocator_rules().round(static_cast<int64_t>(workspace.bytes));
-  }
 
   const SimulatedKernels& kernels_;
   std::array<Stream, kQueues> streams_;

@@ -16,6 +16,7 @@
 #include "base/text.hpp"
 #include "base/utf8.hpp"
 #include "config/core/prescan.hpp"
+#include "config/core/text_lines.hpp"
 
 namespace capstan::config {
 
@@ -64,54 +65,11 @@ namespace {
 // The tree cannot be built; the reason is among the diagnostics.
 struct Abort {};
 
-// Converts byte offsets and yaml-cpp's marks (zero-based line, byte column) to locations.
-class Lines {
- public:
-  Lines(int source, std::string_view text) : source_(source), text_(text) {
-    begins_.push_back(0);
-    for (size_t i = 0; i < text.size(); ++i)
-      if (text[i] == '\n') begins_.push_back(i + 1);
-  }
-  size_t offset(const YAML::Mark& mark) const {
-    if (mark.line < 0) return 0;
-    const auto line = static_cast<size_t>(mark.line);
-    if (line >= begins_.size()) return text_.size();
-    return std::min(text_.size(), begins_[line] + static_cast<size_t>(std::max(0, mark.column)));
-  }
-  SourceLocation location(size_t offset, size_t bytes = 1) const {
-    const size_t line = line_of(offset);
-    // Locations are asked for in the order of the text, so that characters are counted from the last one.
-    if (line != last_line_ || offset < last_offset_) {
-      last_line_ = line;
-      last_offset_ = begins_[line];
-      last_column_ = 1;
-    }
-    last_column_ += static_cast<int>(count_code_points(text_.substr(last_offset_, offset - last_offset_)));
-    last_offset_ = offset;
-    std::string_view covered = text_.substr(std::min(offset, text_.size()), bytes);
-    covered = covered.substr(0, covered.find('\n'));
-    return {source_, static_cast<int>(line) + 1, last_column_,
-            std::max(1, static_cast<int>(count_code_points(covered)))};
-  }
-  std::string_view text() const { return text_; }
-  // Lines are counted from 0.
-  std::string_view line(size_t number) const {
-    if (number >= begins_.size()) return {};
-    return text_.substr(begins_[number], text_.find('\n', begins_[number]) - begins_[number]);
-  }
-  size_t line_of(size_t offset) const {
-    return static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), offset) - begins_.begin()) -
-           1;
-  }
-  size_t begin_of(size_t number) const { return begins_[number]; }
-
- private:
-  int source_;
-  std::string_view text_;
-  std::vector<size_t> begins_;
-  mutable size_t last_line_ = static_cast<size_t>(-1), last_offset_ = 0;
-  mutable int last_column_ = 1;
-};
+// Returns the offset of a mark of yaml-cpp (line and byte column, counted from 0).
+size_t offset_of(const TextLines& lines, const YAML::Mark& mark) {
+  if (mark.line < 0) return 0;
+  return lines.offset(static_cast<size_t>(mark.line), static_cast<size_t>(std::max(0, mark.column)));
+}
 
 // Past `&anchor` and `!tag` in front of a value.
 size_t skip_properties(std::string_view text, size_t at) {
@@ -140,14 +98,14 @@ std::optional<size_t> quoted_length(std::string_view text, size_t at) {
 
 class Builder : public YAML::EventHandler {
  public:
-  Builder(const Lines& lines, std::vector<Diagnostic>& diagnostics)
+  Builder(const TextLines& lines, std::vector<Diagnostic>& diagnostics)
       : lines_(lines), diagnostics_(diagnostics) {}
 
   std::optional<Node> root;
 
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (++documents_ < 2) return;
-    const size_t at = lines_.offset(mark);
+    const size_t at = offset_of(lines_, mark);
     const std::string_view line = lines_.line(lines_.line_of(at));
     if (line.starts_with("---"))
       error("C0010", "more than one document", lines_.location(at, 3), "a second document starts here")
@@ -160,14 +118,14 @@ class Builder : public YAML::EventHandler {
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    const size_t at = skip_properties(lines_.text(), lines_.offset(mark));
+    const size_t at = skip_properties(lines_.text(), offset_of(lines_, mark));
     Node node;
     node.location = lines_.location(at);
     const std::string_view word = null_word(at);
     node.empty = word.empty();
     if (node.empty && !stack_.empty() && stack_.back().has_key) {
       node.location = stack_.back().key_location;
-      if (lines_.offset(mark) == stack_.back().key_offset && !colon_follows()) {
+      if (offset_of(lines_, mark) == stack_.back().key_offset && !colon_follows()) {
         error("C0002", "missing `:` after `" + shortened(stack_.back().key) + "`", node.location, "");
         stack_.back().drop = true;
       }
@@ -179,7 +137,7 @@ class Builder : public YAML::EventHandler {
   }
 
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    const size_t at = lines_.offset(mark);
+    const size_t at = offset_of(lines_, mark);
     size_t end = at + 1;
     while (end < lines_.text().size() && !is_blank(lines_.text()[end]) &&
            std::string_view(",[]{}").find(lines_.text()[end]) == std::string_view::npos)
@@ -205,7 +163,7 @@ class Builder : public YAML::EventHandler {
 
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& text) override {
-    const size_t at = skip_properties(lines_.text(), lines_.offset(mark));
+    const size_t at = skip_properties(lines_.text(), offset_of(lines_, mark));
     bool quoted = check_tag(tag, mark) || tag == "!";
     size_t bytes = text.size();
     const char first = at < lines_.text().size() ? lines_.text()[at] : '\0';
@@ -309,7 +267,7 @@ class Builder : public YAML::EventHandler {
       for (const std::string_view known : {"int", "float", "bool", "null", "map", "seq"})
         if (name == known) return false;
     }
-    size_t at = lines_.offset(mark);
+    size_t at = offset_of(lines_, mark);
     if (at < lines_.text().size() && lines_.text()[at] == '&') {
       while (at < lines_.text().size() && lines_.text()[at] != '!') ++at;
     }
@@ -348,7 +306,7 @@ class Builder : public YAML::EventHandler {
   }
 
   void open(Node::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
-    const size_t at = lines_.offset(mark);
+    const size_t at = offset_of(lines_, mark);
     check_tag(tag, mark);
     if (is_key()) {
       error("C0012",
@@ -432,7 +390,7 @@ class Builder : public YAML::EventHandler {
     frame.node.add(std::move(frame.key), frame.key_location, std::move(node));
   }
 
-  const Lines& lines_;
+  const TextLines& lines_;
   std::vector<Diagnostic>& diagnostics_;
   std::vector<Frame> stack_;
   std::map<YAML::anchor_t, std::pair<Node, int64_t>> anchors_;
@@ -454,11 +412,11 @@ std::optional<std::pair<size_t, size_t>> missing_space(std::string_view line) {
 }
 
 // yaml-cpp's message in our words, with the hints that the text around the error allows.
-void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Prescan& scan,
+void explain_syntax(const YAML::Exception& problem, const TextLines& lines, const Prescan& scan,
                     std::vector<Diagnostic>& diagnostics) {
   Diagnostic diagnostic;
   diagnostic.code = "C0002";
-  size_t at = std::min(lines.offset(problem.mark), lines.text().empty() ? 0 : lines.text().size() - 1);
+  size_t at = std::min(offset_of(lines, problem.mark), lines.text().empty() ? 0 : lines.text().size() - 1);
   const char found = at < lines.text().size() ? lines.text()[at] : '\0';
   const std::string_view message = problem.msg;
   diagnostic.location = lines.location(at);
@@ -535,7 +493,7 @@ void explain_syntax(const YAML::Exception& problem, const Lines& lines, const Pr
   diagnostics.push_back(std::move(diagnostic));
 }
 
-bool prescan_failed(const Prescan& scan, const Lines& lines, std::vector<Diagnostic>& diagnostics) {
+bool prescan_failed(const Prescan& scan, const TextLines& lines, std::vector<Diagnostic>& diagnostics) {
   if (!scan.problem) return false;
   Diagnostic diagnostic;
   const size_t at = scan.problem->offset;
@@ -591,11 +549,11 @@ std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources,
     return std::nullopt;
   };
   if (const auto invalid = first_invalid_utf8(text)) {
-    const Lines lines(source, std::string_view(text).substr(0, *invalid));
+    const TextLines lines(source, std::string_view(text).substr(0, *invalid));
     return simple("C0004", "invalid UTF-8 at byte " + std::to_string(*invalid), lines.location(*invalid),
                   "save the file as UTF-8");
   }
-  const Lines lines(source, text);
+  const TextLines lines(source, text);
   const Prescan scan = prescan(text);
   if (prescan_failed(scan, lines, diagnostics)) return std::nullopt;
 
