@@ -41,24 +41,24 @@ void store_as(DType type, const std::vector<float>& values, const std::string& n
 }
 
 // Rows of a weight that have an adapter.
-struct Branch {
+struct AdaptedRows {
   // "decoder.layers.0.self_attention.linear_q.adapter.".
   std::string prefix;
   config::LayerSlice rows;
 };
 
-std::vector<Branch> branches_of(const config::ModelConfig& model, const TensorSource& adapters,
-                                const std::string& weight, int64_t rows) {
+std::vector<AdaptedRows> adapted_rows_of(const config::ModelConfig& model, const TensorSource& adapters,
+                                         const std::string& weight, int64_t rows) {
   const std::string layer = weight.substr(0, weight.rfind('.'));
-  std::vector<Branch> branches;
+  std::vector<AdaptedRows> adapted;
   const auto add = [&](const config::LayerSlice& part) {
     if (adapters.find(part.path + ".adapter.linear_in.weight"))
-      branches.push_back({part.path + ".adapter.", part});
+      adapted.push_back({part.path + ".adapter.", part});
   };
   const auto parts = config::layer_slices(model, layer, rows);
   if (parts.size() > 1) add({layer, 1, 0, rows});
   for (const config::LayerSlice& part : parts) add(part);
-  return branches;
+  return adapted;
 }
 
 Tensor read_matrix(Device& device, TensorSource& source, const std::string& name,
@@ -111,14 +111,14 @@ Tensor base_matrix(Device& device, TensorSource& base, const std::string& name,
 
 // Returns w + s B A; with magnitudes (DoRA) its rows are scaled to them. Overwrites w.
 std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAdapters& adapters,
-                                 const std::vector<Branch>& branches) {
+                                 const std::vector<AdaptedRows>& adapted) {
   const double scale = config::adapter_scale(adapters.peft);
   TensorSource& from = *adapters.tensors;
-  for (const Branch& branch : branches) {
-    const auto& [path, groups, begin, count] = branch.rows;
+  for (const AdaptedRows& one : adapted) {
+    const auto& [path, groups, begin, count] = one.rows;
     const int64_t rank = adapters.peft.dim;
-    const Tensor a = read_matrix(device, from, branch.prefix + "linear_in.weight", {rank, w.size(1)});
-    Tensor b = read_matrix(device, from, branch.prefix + "linear_out.weight", {groups * count, rank});
+    const Tensor a = read_matrix(device, from, one.prefix + "linear_in.weight", {rank, w.size(1)});
+    Tensor b = read_matrix(device, from, one.prefix + "linear_out.weight", {groups * count, rank});
     auto scaled = b.to_host<float>();
     for (float& value : scaled) value = static_cast<float>(scale * static_cast<double>(value));
     b = Tensor::from_host<float>(device, b.shape(), scaled);
@@ -128,18 +128,13 @@ std::vector<float> merged_weight(Device& device, const Tensor& w, const StoredAd
                   w.slice(0, g * width + begin, count), 1);
   }
   std::vector<float> values = w.to_host<float>();
-  for (const Branch& branch : branches)
+  for (const AdaptedRows& one : adapted)
     if (config::has_magnitudes(adapters.peft.scheme))
-      scale_rows(
-          values, w.size(1), branch.rows,
-          read_matrix(device, from, branch.prefix + "magnitude", {branch.rows.groups * branch.rows.count})
-              .to_host<float>());
+      scale_rows(values, w.size(1), one.rows,
+                 read_matrix(device, from, one.prefix + "magnitude", {one.rows.groups * one.rows.count})
+                     .to_host<float>());
   return values;
 }
-
-}  // namespace
-
-namespace {
 
 // The recipe of the base, with the sequence length, EOD token and chat template of the adapters' run where
 // they differ.
@@ -240,21 +235,21 @@ Merged merge_adapters(const StoredAdapters& adapters, StoredBase& base, const st
   for (const std::string& name : weights.names()) {
     if (name.starts_with("optimizer.")) continue;
     const checkpoint::TensorInfo& stored = weights.at(name);
-    const std::vector<Branch> branches =
-        stored.shape.size() == 2 ? branches_of(config.model, *adapters.tensors, name, stored.shape[0])
-                                 : std::vector<Branch>{};
-    if (!branches.empty()) ++result.layers;
+    const std::vector<AdaptedRows> adapted =
+        stored.shape.size() == 2 ? adapted_rows_of(config.model, *adapters.tensors, name, stored.shape[0])
+                                 : std::vector<AdaptedRows>{};
+    if (!adapted.empty()) ++result.layers;
     const bool in_4_bits = quantized && quantized(name);
     const Region all = full_region(stored.shape);
-    if (branches.empty() && !in_4_bits) {
+    if (adapted.empty() && !in_4_bits) {
       writer.add(name, stored.dtype, stored.shape, all, checkpoint::source_of(weights, name, stored.dtype));
       continue;
     }
     writer.add(name, stored.dtype, stored.shape, all,
-               [&, name = name, type = stored.dtype, branches, in_4_bits](const checkpoint::ByteSink& sink) {
+               [&, name = name, type = stored.dtype, adapted, in_4_bits](const checkpoint::ByteSink& sink) {
                  const Tensor w = base_matrix(*device, weights, name, adapters, in_4_bits);
                  std::vector<std::byte> bytes(static_cast<size_t>(w.elements() * size_of(type)));
-                 store_as(type, merged_weight(*device, w, adapters, branches), name, bytes);
+                 store_as(type, merged_weight(*device, w, adapters, adapted), name, bytes);
                  sink(bytes);
                });
   }
