@@ -20,7 +20,7 @@ bool supports(Context& c, const AttentionShape& s, std::initializer_list<In> of_
   const DType type = of_one_type.begin()->dtype;
   const auto same = [&](const In& x) { return x.dtype == type; };
   if (!std::all_of(of_one_type.begin(), of_one_type.end(), same)) {
-    refuse(c, "attention between arrays of several types");
+    refuse(c, "attention needs q, k and v of one type");
     return false;
   }
   if (std::max(s.qk_dim, s.v_dim) > kMostHeadSize) {

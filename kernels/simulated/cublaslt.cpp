@@ -439,14 +439,14 @@ std::string text_of(cublasStatus_t status) {
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   static cublasLtContext context;
-  if (!handle) return invalid("no place for the handle");
+  if (!handle) return invalid("the address of the handle is null");
   *handle = &context;
   return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t operation, cublasComputeType_t compute,
                                       cudaDataType_t scale_type) {
-  if (!operation) return invalid("no place for the description");
+  if (!operation) return invalid("the address of the description is null");
   *operation = {.compute = compute,
                 .scale_type = scale_type,
                 .pointer_mode = CUBLASLT_POINTER_MODE_HOST,
@@ -501,7 +501,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
 
 cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType_t type, uint64_t rows,
                                         uint64_t cols, int64_t ld) {
-  if (!layout) return invalid("no place for the layout");
+  if (!layout) return invalid("the address of the layout is null");
   *layout = {.type = type, .rows = rows, .cols = cols, .ld = ld, .batch = 1, .stride = 0};
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -519,7 +519,7 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
 }
 
 cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t preference) {
-  if (!preference) return invalid("no place for the preferences");
+  if (!preference) return invalid("the address of the preferences is null");
   *preference = {.workspace = 0, .reduction_schemes = 7, .alignment = {256, 256, 256, 256}};
   return CUBLAS_STATUS_SUCCESS;
 }

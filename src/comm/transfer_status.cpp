@@ -59,8 +59,8 @@ void TransferStatus::publish_order(ChannelSlot& mine, const StartOrder& order) {
 
 std::string TransferStatus::batch_text(int rank, int64_t id, int64_t number) const {
   const ChannelSlot* const channel = find(rank, id);
-  if (!channel) return "batch " + std::to_string(number) + " of a group that has ended";
-  std::string text = "batch " + std::to_string(number) + " of group `" + channel->group.data() + "`";
+  if (!channel) return "transfer batch " + std::to_string(number) + " of a group that has ended";
+  std::string text = "transfer batch " + std::to_string(number) + " of group `" + channel->group.data() + "`";
   const int64_t last = channel->started.load();
   if (number > last - static_cast<int64_t>(ChannelSlot::kKeptTexts) && number <= last)
     text += " (" + std::string(channel->texts[static_cast<size_t>(number) % ChannelSlot::kKeptTexts].data()) +

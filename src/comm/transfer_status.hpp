@@ -114,7 +114,7 @@ class TransferStatus {
   struct Search;
   RankSlot& slot(int rank) const { return reinterpret_cast<RankSlot*>(memory_.data())[rank]; }
   ChannelSlot* find(int rank, int64_t id) const;
-  // "batch 3 of group `dp` (all_gather of 32 bytes)", a batch that this rank has started.
+  // "transfer batch 3 of group `dp` (all_gather of 32 bytes)", a batch that this rank has started.
   std::string batch_text(int rank, int64_t id, int64_t number) const;
   bool blocked(Search& search, int rank, int64_t id) const;
   bool compute_blocked(Search& search, int rank) const;

@@ -32,7 +32,7 @@ class HeaderReader {
       : cursor_(bytes, file), file_(file), total_(bytes.size()) {}
 
   GgufHeader read() {
-    if (cursor_.take_text(4, "the magic") != "GGUF") refuse("it does not begin with GGUF");
+    if (cursor_.take_text(4, "the magic") != "GGUF") refuse(0, "the file does not begin with `GGUF`");
     if (const auto version = cursor_.read<uint32_t>("the version"); version != 3)
       fail(ErrorCode::unsupported, file_ + ": GGUF version " + std::to_string(version) + "; only 3 is read");
     const auto tensors = cursor_.read<uint64_t>("the number of tensors");
@@ -63,8 +63,10 @@ class HeaderReader {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& what) const {
-    fail(ErrorCode::format, file_ + ": offset " + std::to_string(cursor_.offset()) + ": " + what);
+  [[noreturn]] void refuse(const std::string& what) const { refuse(cursor_.offset(), what); }
+  template <class Offset>
+  [[noreturn]] void refuse(Offset offset, const std::string& what) const {
+    fail(ErrorCode::format, file_ + ": offset " + std::to_string(offset) + ": " + what);
   }
   void at_most(uint64_t count, uint64_t least_bytes, const char* what) const {
     if (count > cursor_.remaining() / least_bytes)

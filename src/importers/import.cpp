@@ -177,7 +177,8 @@ bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
     const bool unread = diagnostic.name == "no_effect" || diagnostic.name == "unused_value";
     // Fields of a section preset that is not selected, recomputation of activations that Capstan never
     // stores, and validation data without validation.
-    const bool idle = diagnostic.code == "C0110" || diagnostic.name == "selective_recomputes_more" ||
+    const bool idle = diagnostic.code == "C0110" ||
+                      diagnostic.name == "selective_names_more_than_core_attn" ||
                       diagnostic.name == "validation_data_is_read";
     if ((!unread && !idle) || !draft.has(diagnostic.path)) continue;
     draft.withdraw(diagnostic.path, OmissionReason::no_effect,

@@ -28,6 +28,10 @@ TEST_CASE("tokenizer: encode gives a JSON line for each line, decode the very te
   CHECK(contains(located.out, "],\"offsets\":[["));
   CHECK(p.in({"tokenizer", "encode", "lines.txt"}).code == 2);
   CHECK(p.in({"tokenizer", "encode", "missing.txt", "--tokenizer", "tokenizer.json"}).code == 2);
+  const Finished unknown = p.in({"tokenizer", "encode", "lines.txt", "--tokenizer", "nope"});
+  CHECK(unknown.code == 2);
+  CHECK_MESSAGE(contains(unknown.err, "not found: tokenizer = nope\n  = help: name a tokenizer.json"),
+                unknown.err);
 }
 
 TEST_CASE("data inspect takes the prefix that data prepare was given") {

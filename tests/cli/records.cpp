@@ -419,6 +419,12 @@ TEST_CASE("runs show says what the log says: validation, data, seed, layout, tok
                                               "validation.eval_iters=1", "rng.seed=77", "--run-dir", "r"});
   REQUIRE_MESSAGE(trained.code == 0, trained.err);
   const std::string shown = run_in(scratch, {"runs", "show", "r"}).out;
+  const Finished no_run = run_in(scratch, {"runs", "show", "."});
+  CHECK(no_run.code == 2);
+  CHECK_MESSAGE(contains(no_run.err, "`.` is a directory of runs, not a run"), no_run.err);
+  std::filesystem::create_directory(scratch.file("empty"));
+  const std::string empty = run_in(scratch, {"runs", "show", "empty"}).err;
+  CHECK_MESSAGE(contains(empty, "`empty` is no run directory: it has no run.json"), empty);
   const auto rows = logged_rows(scratch.file("r"));
   for (const char* text : {"mock data", "77", "dp1, 1 rank"}) CHECK_MESSAGE(contains(shown, text), shown);
   // "step 3 | validation loss 4.1234 | perplexity 61.77" and "| 1.2 MiB |" of the last step.

@@ -112,6 +112,7 @@ TEST_CASE("a recipe that extends a list of others, by name and by path") {
   CHECK(out.config.train.global_batch == 16);
   CHECK(out.origin("optimizer.beta").text == w.path("sub/a.yaml") + ":1:22");
   CHECK(w.text("extends: nope\n").codes() == "C0501");
+  CHECK(w.text("extends: nope\n").says("`capstan recipe ls` lists the names"));
   CHECK(w.text("extends: bas\n").says("did you mean `base`?"));
   CHECK(w.text("extends: nope.yaml\n").codes() == "C0001");
   CHECK(w.text("extends: {a: 1}\n").codes() == "C0501");

@@ -133,6 +133,7 @@ TEST_CASE("syntax errors: own words, exact place, a way out") {
       {"o:\n  a: 1\n  lr:1e-4\n  wd: 3\n", "r.yaml:3:3", "missing space after `:`", "write `lr: 1e-4`"},
       {"a: [x, y\nb: 1\n", "r.yaml:1:4", "the list is not closed: `]` is missing", ""},
       {"a: {x: 1\nb: [1]\n", "r.yaml:1:4", "the mapping is not closed: `}` is missing", ""},
+      {"{\"a\":", "r.yaml:1:1", "the mapping is not closed: `}` is missing", ""},
       {"a: @x\n", "r.yaml:1:4", "a value cannot start with `@`", "quotes"},
       {"a: `x`\n", "r.yaml:1:4", "a value cannot start with ``", "quotes"},
       {"a: ]\n", "r.yaml:1:4", "`]` closes nothing", ""},

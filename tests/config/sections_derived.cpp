@@ -157,8 +157,8 @@ TEST_CASE("a world that does not fit is answered once, with both grids") {
   has(neither.second,
       "the world of 10 ranks is not a multiple of tensor * pipeline * context = 4 * 1 * 1 = 4, nor of expert "
       "tensor * expert * pipeline = 1 * 3 * 1 = 3");
-  has(neither.second, "note: `dense grid TP * CP * DP * PP` = 4 * 1 * DP * 1 = 4 * DP\n");
-  has(neither.second, "note: `expert grid ETP * EP * EDP * PP` = 1 * 3 * EDP * 1 = 3 * EDP\n");
+  has(neither.second, "note: dense grid TP * CP * DP * PP = 4 * 1 * DP * 1 = 4 * DP\n");
+  has(neither.second, "note: expert grid ETP * EP * EDP * PP = 1 * 3 * EDP * 1 = 3 * EDP\n");
   has(neither.second, "nearest legal dist.world_size: 12;");
   has(neither.second,
       "expert parallelism (3) is a part of data parallelism and does not multiply into the world");
@@ -167,15 +167,15 @@ TEST_CASE("a world that does not fit is answered once, with both grids") {
   const auto experts = world(6, {"dist.tp=2", "dist.sp=true", "dist.etp=1", "dist.ep=4"});
   CHECK(experts.first == "R0102 ");
   has(experts.second, "= 1 * 4 * 1 = 4, though it is one of tensor * pipeline * context = 2\n");
-  has(experts.second, "note: `dense grid TP * CP * DP * PP` = 2 * 1 * 3 * 1 = 6\n");
-  has(experts.second, "note: `expert grid ETP * EP * EDP * PP` = 1 * 4 * EDP * 1 = 4 * EDP\n");
+  has(experts.second, "note: dense grid TP * CP * DP * PP = 2 * 1 * 3 * 1 = 6\n");
+  has(experts.second, "note: expert grid ETP * EP * EDP * PP = 1 * 4 * EDP * 1 = 4 * EDP\n");
   has(experts.second, "nearest legal dist.world_size: 4 or 8; or dist.expert_model_parallel_size: 3 or 6");
   // A user who multiplied TP * DP * EP into the world.
   const auto multiplied =
       world(16, {"dist.tp=2", "dist.sp=true", "dist.etp=1", "dist.ep=4", "dist.dp=2", "dist.edp=2"});
   CHECK(multiplied.first == "R0103 ");
-  has(multiplied.second, "note: `dense grid TP * CP * DP * PP` = 2 * 1 * 2 * 1 = 4\n");
-  has(multiplied.second, "note: `expert grid ETP * EP * EDP * PP` = 1 * 4 * 2 * 1 = 8\n");
+  has(multiplied.second, "note: dense grid TP * CP * DP * PP = 2 * 1 * 2 * 1 = 4\n");
+  has(multiplied.second, "note: expert grid ETP * EP * EDP * PP = 1 * 4 * 2 * 1 = 8\n");
   has(multiplied.second,
       "expert parallelism (4) is a part of data parallelism and does not multiply into the world: set "
       "dist.world_size=4, or leave dist.data_parallel_size unset");

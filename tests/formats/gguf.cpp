@@ -300,7 +300,7 @@ TEST_CASE("a GGUF file of an activation function that its architecture does not 
 }
 
 TEST_CASE("a malformed GGUF file is refused with the location") {
-  CHECK(holds(Bytes{"GGML"}.error(), "does not begin with GGUF"));
+  CHECK(holds(Bytes{"GGML"}.error(), "offset 0: the file does not begin with `GGUF`"));
   CHECK(holds(head(0, 0, 2).error(), "version 2"));
   CHECK(head(0, 0).error().empty());
   CHECK(holds(head(0, uint64_t{1} << 60).error(), "do not fit"));

@@ -110,7 +110,7 @@ void Bench::check_names() const {
       continue;
     const std::string near = did_you_mean(given, known);
     fail(ErrorCode::usage, "no kernel has `" + given + "` in its name",
-         near.empty() ? "the names: " + join(known, ", ") : near);
+         near.empty() ? "the names:\n    " + join(known, "\n    ") : near);
   }
 }
 

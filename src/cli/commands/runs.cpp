@@ -74,6 +74,9 @@ std::filesystem::path run_named(const std::string& word) {
       fail(ErrorCode::not_found, "`" + word + "` is a directory of runs, not a run",
            "name one of them, such as `" + runs.front().path.string() + "`; `capstan runs ls " + word +
                "` lists them");
+  if (!records::is_run(path))
+    fail(ErrorCode::not_found, "`" + word + "` is no run directory: it has no run.json",
+         "`capstan runs ls` lists those in ./runs");
   return path;
 }
 

@@ -36,9 +36,10 @@ std::string call_text(const RankStatus& status) {
 std::string step_text(const RankStatus& status) {
   return "step " + std::to_string(status.step) + (status.phase.empty() ? "" : ", " + status.phase);
 }
-// "batch 3 of group `dp` (all_gather of 32 bytes)"
+// "transfer batch 3 of group `dp` (all_gather of 32 bytes)"
 std::string batch_text(const RankStatus::Group& group) {
-  return "batch " + std::to_string(group.begun) + " of group `" + group.name + "` (" + group.text + ")";
+  return "transfer batch " + std::to_string(group.begun) + " of group `" + group.name + "` (" + group.text +
+         ")";
 }
 // The batch that the device has been in for the longest time; null: it is in none.
 const RankStatus::Group* longest_batch(const RankStatus& status) {
@@ -161,7 +162,7 @@ Error lagging_device(const DeviceWait& wait, const DeviceWait& missing,
                   state_text(status) + " for " + fixed(status.seconds, 1) + " s (resilience.timeout " +
                   fixed(timeout, 1) + " s)",
               status.stopped ? "SIGSTOP, a debugger or a batch system has stopped it"
-                             : "a higher resilience.timeout where such a step is no fault");
+                             : "raise resilience.timeout if such a step is normal");
   add_others(error, statuses, status.rank);
   return error;
 }
@@ -175,10 +176,10 @@ Error batch_without_progress(const DeviceWait& wait, const std::vector<RankStatu
         members += (members.empty() ? "" : ", ") + rank_text(status) + " in " +
                    (group.begun == wait.batch->begun ? group.text : batch_text(group));
   Error error(ErrorCode::rank_failure,
-              "batch " + std::to_string(wait.batch->begun) + " of group `" + wait.batch->name +
+              "transfer batch " + std::to_string(wait.batch->begun) + " of group `" + wait.batch->name +
                   "` makes no progress for " + fixed(wait.batch->seconds, 1) + " s at " +
                   step_text(*wait.status) + " although all its ranks have begun it: " + members,
-              "transfers that do not match wait forever; matching ones point to the network");
+              "if the transfers do not match, they wait forever; if they match, check the network");
   add_others(error, statuses, -1);
   return error;
 }
@@ -188,7 +189,7 @@ Error devices_in_a_cycle(const std::vector<DeviceWait>& cycle, const std::vector
   for (const DeviceWait& wait : cycle)
     text += (text.empty() ? "" : ", ") + rank_text(*wait.status) + " in " + batch_text(*wait.batch);
   Error error(ErrorCode::rank_failure, "devices wait for each other: " + text,
-              "each rank starts the batches of two groups in the same order as the others");
+              "all ranks must start the batches of two groups in the same order");
   add_others(error, statuses, -1);
   return error;
 }
@@ -263,7 +264,7 @@ std::optional<Error> diagnose_stall(const std::vector<RankStatus>& statuses, dou
                     fixed(lagging->seconds, 1) + " s, and the others wait (resilience.timeout " +
                     fixed(timeout, 1) + " s)",
                 lagging->stopped ? "SIGSTOP, a debugger or a batch system has stopped it; " + resume
-                                 : "a higher resilience.timeout where such a step is no fault; " + resume);
+                                 : "raise resilience.timeout if such a step is normal; " + resume);
     add_others(error, statuses, lagging->rank);
     return error;
   }

@@ -307,6 +307,7 @@ void Composer::extend(const Node& item, int source, const Origin& origin,
       std::error_code ignored;
       if (!origin.root.empty() && fs::exists(fs::path(origin.root) / (item.text + ".yaml"), ignored))
         problem.help("for the file write `" + item.text + ".yaml`");
+      if (problem.helps.empty()) problem.help("`capstan recipe ls` lists the names");
       return;
     }
     identity = found->file.empty() ? found->name : canonical(found->file);

@@ -71,6 +71,10 @@ size_t offset_of(const TextLines& lines, const YAML::Mark& mark) {
   return lines.offset(static_cast<size_t>(mark.line), static_cast<size_t>(std::max(0, mark.column)));
 }
 
+std::string unclosed_text(bool list) {
+  return list ? "the list is not closed: `]` is missing" : "the mapping is not closed: `}` is missing";
+}
+
 // Past `&anchor` and `!tag` in front of a value.
 size_t skip_properties(std::string_view text, size_t at) {
   while (at < text.size() && (text[at] == '&' || text[at] == '!')) {
@@ -98,8 +102,9 @@ std::optional<size_t> quoted_length(std::string_view text, size_t at) {
 
 class Builder : public YAML::EventHandler {
  public:
-  Builder(const TextLines& lines, std::vector<Diagnostic>& diagnostics)
-      : lines_(lines), diagnostics_(diagnostics) {}
+  // unclosed: offset of the last bracket or brace that is never closed.
+  Builder(const TextLines& lines, std::optional<size_t> unclosed, std::vector<Diagnostic>& diagnostics)
+      : lines_(lines), unclosed_(unclosed), diagnostics_(diagnostics) {}
 
   std::optional<Node> root;
 
@@ -308,6 +313,10 @@ class Builder : public YAML::EventHandler {
   void open(Node::Kind kind, const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor) {
     const size_t at = offset_of(lines_, mark);
     check_tag(tag, mark);
+    if (is_key() && unclosed_ == at) {
+      error("C0002", unclosed_text(kind == Node::Kind::list), lines_.location(at), "opened here");
+      throw Abort{};
+    }
     if (is_key()) {
       error("C0012",
             std::string("a key must be plain text, not a ") + (kind == Node::Kind::map ? "mapping" : "list"),
@@ -391,6 +400,7 @@ class Builder : public YAML::EventHandler {
   }
 
   const TextLines& lines_;
+  const std::optional<size_t> unclosed_;
   std::vector<Diagnostic>& diagnostics_;
   std::vector<Frame> stack_;
   std::map<YAML::anchor_t, std::pair<Node, int64_t>> anchors_;
@@ -435,8 +445,7 @@ void explain_syntax(const YAML::Exception& problem, const TextLines& lines, cons
     if (scan.unclosed) at = *scan.unclosed;
     const bool list = scan.unclosed ? lines.text()[at] == '[' : message == YAML::ErrorMsg::END_OF_SEQ_FLOW;
     diagnostic.location = lines.location(at);
-    diagnostic.message =
-        list ? "the list is not closed: `]` is missing" : "the mapping is not closed: `}` is missing";
+    diagnostic.message = unclosed_text(list);
     diagnostic.label = scan.unclosed ? "opened here" : "";
   } else if (message == YAML::ErrorMsg::UNKNOWN_TOKEN) {
     diagnostic.message = std::string("a value cannot start with `") + found + "`";
@@ -557,7 +566,7 @@ std::optional<Node> parse_yaml(int source, const std::vector<Source>& sources,
   const Prescan scan = prescan(text);
   if (prescan_failed(scan, lines, diagnostics)) return std::nullopt;
 
-  Builder builder(lines, diagnostics);
+  Builder builder(lines, scan.unclosed, diagnostics);
   try {
     std::istringstream in(text);
     YAML::Parser parser(in);

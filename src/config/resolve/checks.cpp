@@ -105,7 +105,7 @@ void Resolver::check_rules() {
       }
       for (const auto& operand : operands)
         problem.note(operand.is_path && entry_of(operand.name) ? operand_note(operand.name)
-                                                               : "`" + operand.name + "` = " + operand.value);
+                                                               : operand.name + " = " + operand.value);
       problem.help(violation.help_text);
     }
   }

@@ -273,7 +273,7 @@ RULE("R0226", validation_data_is_read, "validation data is read only if validati
       .help("set validation.eval_interval, or leave out " + field);
 }
 
-RULE("R0217", samples_have_files, "fine-tuning needs dataset.train_files", "dataset.train_files") {
+RULE("R0217", fine_tuning_needs_train_files, "fine-tuning needs dataset.train_files", "dataset.train_files") {
   if (c.dataset.kind != DatasetKind::sft || !c.dataset.train_files.empty()) return;
   report.error("no data: `dataset.train_files` names no file")
       .help("set dataset.train_files=FILE.jsonl, with a sample on each line");

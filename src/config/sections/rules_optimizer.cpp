@@ -43,7 +43,7 @@ RULE("R0603", aligned_gather_overlaps, "align_param_gather needs overlap_param_g
       .help("set ddp.overlap_param_gather=true");
 }
 
-RULE("R0604", floor_below_peak, "min_lr is at most lr", "optimizer.min_lr", "optimizer.lr") {
+RULE("R0604", min_lr_at_most_lr, "min_lr is at most lr", "optimizer.min_lr", "optimizer.lr") {
   const auto& o = c.optimizer;
   if (o.min_lr && *o.min_lr > o.lr)
     report.error("`optimizer.min_lr` " + to_text(*o.min_lr) + " is above `optimizer.lr` " + to_text(o.lr))
@@ -169,7 +169,7 @@ RULE("R0610", one_final_decay, "WSD's final decay is given as a fraction or as a
       .help("give one of the two, and set the other to null");
 }
 
-RULE("R0611", weight_decay_has_one_owner,
+RULE("R0611", varying_weight_decay_has_start_and_end,
      "a weight decay that varies has a start and an end; a constant one is optimizer.weight_decay",
      "scheduler.weight_decay_incr_style", "scheduler.start_weight_decay", "scheduler.end_weight_decay") {
   const auto& s = c.scheduler;

@@ -60,10 +60,7 @@ RULE("R0302", layers_divide_stages,
     help +=
         "; or give the ends their own sizes with dist.num_layers_in_first_pipeline_stage and "
         "dist.num_layers_in_last_pipeline_stage";
-  report
-      .error("the layers to split, " + units_text(c) + ", are not a multiple of " +
-             counted(pp, "pipeline stage"))
-      .help(help);
+  report.error(units_text(c) + " do not divide into " + counted(pp, "pipeline stage")).help(help);
 }
 
 RULE("R0303", layers_divide_virtual_stages,

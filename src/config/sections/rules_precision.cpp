@@ -22,7 +22,7 @@ RULE("R0501", one_low_format, "fp8 and fp4 exclude each other", "mixed_precision
       .help("set one of them to null");
 }
 
-RULE("R0502", low_format_needs_half, "FP8 and FP4 GEMMs need bf16 or fp16 parameters",
+RULE("R0502", low_precision_gemms_need_16_bit_parameters, "FP8 and FP4 GEMMs need bf16 or fp16 parameters",
      "mixed_precision.params_dtype", "mixed_precision.fp8", "mixed_precision.fp4") {
   if (!low(c) || is_half(c.mixed_precision.params_dtype)) return;
   report.error("FP8 and FP4 GEMMs need bf16 or fp16 parameters, but `mixed_precision.params_dtype` is fp32")
@@ -99,7 +99,8 @@ RULE("R0505", delayed_scaling_keeps_activations,
           .help("set mixed_precision.fp8_recipe=tensorwise, or leave it out of model.recompute_modules");
 }
 
-RULE("R0506", edge_layers_fit_a_stage, "layers kept in bf16 lie on the first and last pipeline rank",
+RULE("R0506", bf16_layers_on_first_and_last_stage,
+     "layers kept in bf16 lie on the first and last pipeline rank",
      "mixed_precision.num_layers_at_start_in_bf16", "mixed_precision.num_layers_at_end_in_bf16",
      "model.num_layers", "dist.pipeline_model_parallel_size") {
   const auto& m = c.mixed_precision;

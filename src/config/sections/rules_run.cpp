@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kByteVocabulary = 257;
 
 // With adapters checkpoint.load holds the adapters alone, and checkpoint.pretrained_checkpoint their base.
-RULE("R0901", one_start, "a run continues another or starts from weights, not both", "checkpoint.load",
-     "checkpoint.pretrained_checkpoint") {
+RULE("R0901", resume_excludes_initial_weights, "a run continues another or starts from weights, not both",
+     "checkpoint.load", "checkpoint.pretrained_checkpoint") {
   if (!c.checkpoint.load || !c.checkpoint.pretrained_checkpoint || c.peft) return;
   report
       .error(
@@ -54,9 +54,7 @@ RULE("R0904", adapters_need_a_model,
     report.error("`peft.random_base` and `checkpoint.pretrained_checkpoint` exclude each other")
         .help("keep the checkpoint, unless the recipe is only tried out");
   if (c.peft->random_base || c.checkpoint.pretrained_checkpoint) return;
-  report
-      .error(
-          "`peft` trains adapters beside frozen weights, but `checkpoint.pretrained_checkpoint` names none")
+  report.error("`peft` needs a base model, and `checkpoint.pretrained_checkpoint` is not set")
       .help("set checkpoint.pretrained_checkpoint to a run or a checkpoint");
 }
 

@@ -283,7 +283,7 @@ RULE("R0111", outer_sharding_fits,
 }
 
 RULE("R0112", backend_fits_device,
-     "nccl carries collectives of GPUs only, and its stand-in those of the checked and simulated devices",
+     "nccl transfers between GPUs only, and nccl_stand_in between checked or simulated devices only",
      "dist.distributed_backend", "train.device") {
   if (c.dist.distributed_backend == DistributedBackend::nccl_stand_in) {
     if (c.train.device == DeviceKind::checked || c.train.device == DeviceKind::simulated) return;

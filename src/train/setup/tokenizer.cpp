@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "base/missing.hpp"
 #include "checkpoint/store.hpp"
 #include "data/sft_encode.hpp"
 #include "formats/external_model.hpp"
@@ -32,7 +33,14 @@ std::shared_ptr<const text::Tokenizer> load_tokenizer_files(const std::string& n
   // The checkpoints of a run have its tokenizer.
   if (records::is_run(name))
     return text::Tokenizer::load(checkpoint::resolve_checkpoint(records::saved_in(name)).path.string());
-  if (!formats::is_external(name)) return text::Tokenizer::load(name);
+  if (!formats::is_external(name)) {
+    std::error_code unknown;
+    if (name != "bytes" && !std::filesystem::exists(name, unknown) && !unknown)
+      fail_not_found("tokenizer", name,
+                     "name a tokenizer.json, a SentencePiece .model, the directory of a model or run, or the "
+                     "word `bytes`");
+    return text::Tokenizer::load(name);
+  }
   const auto files = formats::ExternalModel::open(name)->assets();
   if (std::none_of(files.begin(), files.end(),
                    [](const auto& file) { return file.first == "tokenizer.json"; }))
