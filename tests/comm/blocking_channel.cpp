@@ -121,8 +121,8 @@ TEST_CASE("ranks that start the batches of two groups in different orders are na
     CHECK(error.empty() == (order != Order::crossed));
     if (order != Order::crossed) continue;
     // Of whichever of the two batches meets first.
-    const std::string of_tp = "batch 2 of group `tp` (all_gather of 32 bytes)",
-                      of_dp = "batch 2 of group `dp` (all_gather of 32 bytes)";
+    const std::string of_tp = "transfer batch 2 of group `tp` (all_gather of 32 bytes)",
+                      of_dp = "transfer batch 2 of group `dp` (all_gather of 32 bytes)";
     CHECK((has(error, "rank 0 starts " + of_tp + " before " + of_dp + ", rank 1 after it") ||
            has(error, "rank 1 starts " + of_dp + " before " + of_tp + ", rank 0 after it")));
     // Errors of both groups.

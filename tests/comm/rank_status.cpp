@@ -152,14 +152,15 @@ TEST_CASE("who is to blame where devices wait for each other without the host") 
   last.groups[1].begun = last.groups[1].done = 4;
   const std::string chain = found_in({with_batch(0, 13, 4), between, last});
   CHECK(has(chain, "rank 2 on host `h2` (process 102) lags"));
-  CHECK(has(chain, "the device of rank 1 waits for it in batch 5 of group `tp`"));
-  CHECK(has(chain,
-            "rank 0 waits for 13.0 s in batch 4 of group `dp` (all_gather of 8 bytes), step 7, backward"));
+  CHECK(has(chain, "the device of rank 1 waits for it in transfer batch 5 of group `tp`"));
+  CHECK(has(
+      chain,
+      "rank 0 waits for 13.0 s in transfer batch 4 of group `dp` (all_gather of 8 bytes), step 7, backward"));
   // A device in a batch is no host that has been silent.
   auto elsewhere = status(2, waiting, 20);
   elsewhere.groups.clear();
   CHECK(has(found_in({with_batch(0, 11, 4), with_batch(1, 12, 4), elsewhere}),
-            "batch 4 of group `dp` makes no progress for 12.0 s"));
+            "transfer batch 4 of group `dp` makes no progress for 12.0 s"));
   const RankStatus sent = with_batch(3, 1.5, 4);
   const auto back = parse_line(format_line(sent));
   REQUIRE(back);
