@@ -135,8 +135,7 @@ TEST_CASE("who is to blame where devices wait for each other without the host") 
   CHECK(found_in({with_batch(0, 9, 4), with_batch(1, 0, 3)}).empty());
   CHECK(has(found_in({with_batch(0, 11, 4), with_batch(1, 0, 3)}),
             "rank 1 on host `h1` (process 101) lags at step 7, backward: the device of rank 0 waits for it "
-            "in batch "
-            "4 of group `dp` (all_gather of 8 bytes), which its device has not reached"));
+            "in transfer batch 4 of group `dp` (all_gather of 8 bytes), which its device has not reached"));
   CHECK(has(found_in({with_batch(0, 11, 6), with_batch(1, 0, 3)}), "which its host has not started"));
   auto stopped = with_batch(1, 3, 5, "tp");
   stopped.groups[0].begun = stopped.groups[0].done = 3;

@@ -310,7 +310,7 @@ TEST_CASE("rules name the operands, their values and where they were set; cascad
   CHECK(out.says("help: nearest legal values: 4 and 8"));
   out = w.text("train: {global_batch: 10, micro_batch: 4}\n", {"dist.world_size=2"});
   CHECK(out.codes() == "T0002");
-  CHECK(out.says("`micro_batch * data_parallel_size` = 8"));
+  CHECK(out.says("micro_batch * data_parallel_size = 8"));
   CHECK(out.says("`dist.data_parallel_size` = 2 (derived: dist.world_size / dist.tensor_parallel_size)"));
   CHECK(w.text("model: {num_heads: 0}\n").codes() == "C0202");
   CHECK(w.text("dist: {tp: x}\ntrain: {global_batch: 3, micro_batch: 2}\n").codes() == "C0201");
