@@ -24,6 +24,8 @@ struct StepValues {
   double gradient_squares = 0;
   int64_t zero_gradients = 0;
   double parameter_squares = 0;
+  // Sum of StepControlKernels::add_fingerprint, of this rank alone.
+  int64_t fingerprint = 0;
   // Set by `control`: the mean loss, the L2 norm of its gradient before clipping.
   double loss = 0, norm = 0;
   StepControl control;
@@ -48,6 +50,10 @@ struct StepControlKernels {
   // sum[i] = parts[0][i] + parts[1][i] + …, in this order; fp64 or i64. The parts are consecutive arrays of
   // n elements.
   void (*sum_ranks)(Context&, In parts, int64_t ranks, Out sum, int64_t n);
+  // *sum += the hash of each 32-bit word of `data` with its index and `salt`, modulo 2^64, which does not
+  // depend on the order: equal for equal bits, and for others with a probability of 2^-64. The last 1 to 3
+  // bytes are a word too. Reads each byte once.
+  void (*add_fingerprint)(Context&, In data, int64_t bytes, int64_t salt, int64_t* sum);
   // Computes loss, norm and control from the sums. `values`: one StepValues.
   void (*control)(Context&, StepLimits limits, Out values);
 };

@@ -1,7 +1,10 @@
-// Gradient clipping and the decision at the end of a step, for all devices.
+// Gradient clipping, the decision at the end of a step, and the hash of a fingerprint, for all devices.
 #pragma once
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 #include "base/host_device.hpp"
 #include "kernels/step_control.hpp"
@@ -25,6 +28,25 @@ CAPSTAN_HOST_DEVICE inline void control_step(const StepLimits& limits, StepValue
                     (finite_norm && v.norm > limits.norm_spike) || v.norm > limits.largest_norm;
   v.control.gradient = static_cast<float>(scale * clip_factor(v.norm, limits.clip) * unscale);
   v.control.skip = skip ? 1 : 0;
+}
+
+inline constexpr int64_t kFingerprintWord = 4;  // bytes
+// Hash of word `index` of `data`: for given index and salt, different words have different hashes (the
+// finalizer of SplitMix64, which is a bijection). Bytes behind the end are 0. `data` is aligned to words.
+CAPSTAN_HOST_DEVICE inline uint64_t word_hash(const std::byte* data, int64_t bytes, int64_t index,
+                                              int64_t salt) {
+  const int64_t at = index * kFingerprintWord;
+  uint32_t word = 0;
+  if (at + kFingerprintWord <= bytes) {
+    std::memcpy(&word, data + at, sizeof(word));
+  } else {
+    for (int64_t i = at; i < bytes; ++i) word |= static_cast<uint32_t>(data[i]) << 8 * (i - at);
+  }
+  uint64_t h = (static_cast<uint64_t>(salt) << 40) + static_cast<uint64_t>(index + 1);
+  h = (h * 0x9E3779B97F4A7C15u) ^ (uint64_t{word} * 0xD1B54A32D192ED03u);
+  h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9u;
+  h = (h ^ (h >> 27)) * 0x94D049BB133111EBu;
+  return h ^ (h >> 31);
 }
 
 }  // namespace capstan::kernels

@@ -152,6 +152,12 @@ __device__ inline void atomic_max(uint32_t* target, uint32_t value) {
   atomicMax(target, value);
 }
 
+// *target += value: integers have the same sum in every order of threads.
+__device__ inline void atomic_add(uint64_t* target, uint64_t value) {
+  static_assert(sizeof(uint64_t) == sizeof(unsigned long long));
+  atomicAdd(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(value));
+}
+
 // Starts an asynchronous copy of kBytes (4, 8 or 16) to the elements of shared memory from `first` on, both
 // aligned to that size.
 template <int kBytes, class T>

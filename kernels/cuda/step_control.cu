@@ -1,4 +1,5 @@
-// Scalar work at the end of a step: a few numbers, in a fixed order.
+// Work at the end of a step: a few numbers, in a fixed order, and the fingerprint of gradients, whose sum of
+// integers is the same in any order.
 #include "kernels/step_control.hpp"
 
 #include "kernels/common/step_control.hpp"
@@ -37,6 +38,22 @@ void sum_ranks(Context& c, In parts, int64_t ranks, Out sum, int64_t n) {
     launch(c, grid, sum_ranks_kernel<double>, parts.as<double>(), ranks, sum.as<double>(), n);
 }
 
+constexpr int kHashThreads = 256;
+constexpr int64_t kHashBlocks = 1024;
+__global__ void fingerprint_kernel(const std::byte* data, int64_t bytes, int64_t salt, uint64_t* sum) {
+  const int64_t words = ceil_div(bytes, kFingerprintWord);
+  uint64_t own = 0;
+  for (int64_t i = global_thread(); i < words; i += grid_blocks() * kHashThreads)
+    own += word_hash(data, bytes, i, salt);
+  own = block_sum(own);
+  if (thread_index() == 0) atomic_add(sum, own);
+}
+void add_fingerprint(Context& c, In data, int64_t bytes, int64_t salt, int64_t* sum) {
+  const int64_t blocks = ceil_div(ceil_div(bytes, kFingerprintWord), int64_t{kHashThreads});
+  launch(c, {blocks < kHashBlocks ? blocks : kHashBlocks, kHashThreads}, fingerprint_kernel,
+         data.as<std::byte>(), bytes, salt, reinterpret_cast<uint64_t*>(sum));
+}
+
 __global__ void control_kernel(StepLimits limits, StepValues* values) {
   if (thread_index() == 0) control_step(limits, *values);
 }
@@ -47,8 +64,10 @@ void control(Context& c, StepLimits limits, Out values) {
 }  // namespace
 
 const StepControlKernels& step_control_family() {
-  static const StepControlKernels family{
-      .sum_losses = sum_losses, .sum_ranks = sum_ranks, .control = control};
+  static const StepControlKernels family{.sum_losses = sum_losses,
+                                         .sum_ranks = sum_ranks,
+                                         .add_fingerprint = add_fingerprint,
+                                         .control = control};
   return family;
 }
 

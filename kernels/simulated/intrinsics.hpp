@@ -195,6 +195,11 @@ inline void atomic_max(uint32_t* target, uint32_t value) {
   }
 }
 
+// *target += value: integers have the same sum in every order of threads.
+inline void atomic_add(uint64_t* target, uint64_t value) {
+  std::atomic_ref<uint64_t>(*target).fetch_add(value, std::memory_order_relaxed);
+}
+
 // Starts an asynchronous copy of kBytes (4, 8 or 16) to the elements of shared memory from `first` on, both
 // aligned to that size.
 template <int kBytes, class T>

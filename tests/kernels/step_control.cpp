@@ -1,6 +1,7 @@
 // The end of a training step: sums in their order, and the decision from them.
 #include "kernels/step_control.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include "tests/kernels/support.hpp"
@@ -51,6 +52,48 @@ TEST_CASE("losses and sums of ranks are added in their order") {
       step.sum_losses(c, values.data(), 0, 0, total);
       CHECK((total[0] == 0 && total[1] == 0));
     }
+  }
+}
+
+TEST_CASE("a fingerprint is the sum of the hashes of words, and shows every change") {
+  const auto& step = *table().step_control;
+  for (const int64_t bytes : {1, 3, 4, 7, 1030, 300'001}) {
+    Vec<uint8_t> data(static_cast<size_t>(bytes));
+    for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(i * i % 251);
+    const auto fingerprint = [&](int64_t salt) {
+      const Launch launch(2);
+      int64_t sum = 17;
+      step.add_fingerprint(launch.context(), {data.data(), DType::u8}, bytes, salt, &sum);
+      return sum;
+    };
+    // The definition, of words in little-endian order.
+    uint64_t expected = 17;
+    for (int64_t word = 0; 4 * word < bytes; ++word) {
+      uint64_t value = 0;
+      for (int64_t i = 4 * word; i < std::min(bytes, 4 * word + 4); ++i)
+        value += uint64_t{data[static_cast<size_t>(i)]} << 8 * (i % 4);
+      uint64_t h = (uint64_t{5} << 40) + static_cast<uint64_t>(word + 1);
+      h = h * 0x9E3779B97F4A7C15u ^ value * 0xD1B54A32D192ED03u;
+      h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9u;
+      h = (h ^ h >> 27) * 0x94D049BB133111EBu;
+      expected += h ^ h >> 31;
+    }
+    const int64_t first = fingerprint(5);
+    CHECK(first == static_cast<int64_t>(expected));
+    for (int number = 0; number < 4; ++number) {
+      prepare_launch(number);
+      CHECK(fingerprint(5) == first);
+    }
+    CHECK(fingerprint(6) != first);
+    // One bit, and two words that change places.
+    for (const size_t at : {size_t{0}, data.size() / 2, data.size() - 1}) {
+      data[at] ^= 16;
+      CHECK(fingerprint(5) != first);
+      data[at] ^= 16;
+    }
+    if (bytes < 1000) continue;
+    std::swap_ranges(data.begin(), data.begin() + 4, data.begin() + 400);
+    CHECK(fingerprint(5) != first);
   }
 }
 

@@ -497,6 +497,8 @@ static bool silent_by_nature(const std::string& setting, const std::string& fiel
   if (setting.starts_with("adapters") && field.starts_with("model.add_")) return true;
   // The signs of Lion's update do not depend on a factor that all steps have.
   if (setting == "Lion" && field == "optimizer.clip_grad") return true;
+  // Exports record it (initializer_range), whatever the weights began with.
+  if (setting == "pretrained weights" && field == "model.init_method_std") return true;
   // These few steps have no spike or overflow.
   return (setting.starts_with("adapters with ") && field.starts_with("resilience.loss_spike")) ||
          (setting == "fp16" && field == "mixed_precision.hysteresis");
@@ -512,6 +514,7 @@ TEST_CASE("no setting is ignored beside other choices") {
       {"adapters with magnitudes", {"peft.random_base=true", "peft.dim=4", "peft.scheme=dora"}},
       {"Lion", {"optimizer.optimizer=lion"}},
       {"SGD", {"optimizer.optimizer=sgd"}},
+      {"pretrained weights", {"checkpoint.pretrained_checkpoint=begun"}},
       {"adapters with Muon", {"peft.random_base=true", "peft.dim=4", "optimizer.optimizer=muon"}},
       {"a constant schedule", {"scheduler.lr_decay_style=constant", "optimizer.min_lr=0"}},
       {"recomputation",

@@ -298,7 +298,9 @@ void block_fields(Section<ModelConfig>& s) {
       .known_as("initializer_range");
   s.field("embedding_init_method_std", &M::embedding_init_method_std)
       .doc("standard deviation of the embedding initialization")
-      .above(0);
+      .above(0)
+      .used_when<Config>("`checkpoint.pretrained_checkpoint` is not set",
+                         [](const Config& c) { return !c.checkpoint.pretrained_checkpoint; });
 }
 
 void recompute_fields(Section<ModelConfig>& s) {

@@ -115,13 +115,4 @@ const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store) {
   return nullptr;
 }
 
-Fingerprint::Fingerprint(Device& device) : reader_(reader(device)) {}
-ChunkReader Fingerprint::reader(Device& device) {
-  CategoryScope scope(MemoryCategory::workspace);
-  return ChunkReader(device, kChunk);
-}
-void Fingerprint::take(const Tensor& tensor) {
-  reader_.read(tensor, [&](std::span<const std::byte> bytes) { hasher_.update(bytes); });
-}
-
 }  // namespace capstan::train

@@ -7,12 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/hash.hpp"
 #include "comm/communicator.hpp"
 #include "config/sections/config.hpp"
 #include "ops/tape.hpp"
 #include "parallel/flat_store.hpp"
-#include "tensor/host_view.hpp"
 #include "train/setup/state.hpp"
 
 namespace capstan::train {
@@ -73,22 +71,5 @@ bool all_finite(const Tensor& tensor);
 // finite.
 const Parameter* first_nonfinite_parameter(const parallel::FlatStore& store);
 const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store);
-
-// Hash of a rank's losses and gradients of a step before they are reduced. A correct machine computes the
-// same hash when it repeats the step.
-class Fingerprint {
- public:
-  // Takes host buffers for the copies, where the device has memory of its own.
-  explicit Fingerprint(Device& device);
-  // Adds the bytes of a contiguous tensor. Waits for the device.
-  void take(const Tensor& tensor);
-  std::string finish() { return hasher_.finish().full; }
-
- private:
-  static constexpr int64_t kChunk = int64_t{1} << 20;  // bytes
-  static ChunkReader reader(Device& device);
-  checkpoint::Hasher hasher_;
-  ChunkReader reader_;
-};
 
 }  // namespace capstan::train

@@ -11,7 +11,6 @@
 #include "parallel/flat_store.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
-#include "train/trainer/anomaly.hpp"
 #include "train/trainer/micro_batch_runner.hpp"
 #include "train/trainer/saver.hpp"
 #include "train/trainer/step_totals.hpp"
@@ -78,7 +77,7 @@ int64_t micro_batches_to_estimate(const parallel::PipelineShape& step) {
   return std::min(step.micro_batches, 2 * std::max(step.ranks, step.group));
 }
 
-// The objects of a rank's trainer on the `meta` device, and a training step on them.
+// The trainer of one rank on the `meta` device: the same objects and the same step, without memory.
 class MetaTrainer {
  public:
   MetaTrainer(const config::Config& config, int64_t rank, int local_ranks, Transport transport)
@@ -95,22 +94,14 @@ class MetaTrainer {
         runner_(config, mesh_, *device_, *model_, store_),
         totals_(mesh_, *device_, store_, *optimizer_),
         micro_batches_(micro_batches_of(config, mesh_)) {
-    hash_gradients(true);
+    if (reruns())
+      store_.on_local_gradients([this](const Tensor& gradients) { totals_.add_to_fingerprint(gradients); });
     store_.after_load();
   }
 
   const Device& device() const { return *device_; }
   // Number of micro-batches of a step.
   int64_t micro_batches() const { return micro_batches_; }
-
-  // Copies gradients and losses to the host, where resilience.rerun_mode compares their hashes.
-  void hash_gradients(bool on) {
-    fingerprint_.reset();
-    store_.on_local_gradients(nullptr);
-    if (!on || config_.resilience.rerun_mode == config::RerunMode::disabled) return;
-    fingerprint_.emplace(*device_);
-    store_.on_local_gradients([this](const Tensor& tensor) { hash(tensor); });
-  }
 
   // A step of `count` micro-batches; `observer` may be null.
   StepCounts step(int64_t count, TapeObserver* observer) {
@@ -126,7 +117,7 @@ class MetaTrainer {
     const auto losses =
         runner_.forward_backward(count, source_of(config_.train.micro_batch_size), timers, observer);
     store_.finish_gradients();
-    if (losses.sums.defined()) hash(losses.sums);
+    if (reruns() && losses.sums.defined()) totals_.add_to_fingerprint(losses.sums);
     totals_.sum_losses(losses);
     totals_.sum_gradients(config_.logger.log_num_zeros_in_grad);
     totals_.decide({});
@@ -153,11 +144,7 @@ class MetaTrainer {
   void save() { state_reader(*device_, saved_); }
 
  private:
-  // The copies of ChunkReader::read().
-  void hash(const Tensor& tensor) {
-    if (fingerprint_ && !device_->shares_host_memory())
-      device_->start_copy_to_host(nullptr, tensor.address(), tensor.bytes(), Queue::device_to_host);
-  }
+  bool reruns() const { return config_.resilience.rerun_mode != config::RerunMode::disabled; }
   MicroBatchRunner::Source source_of(int64_t rows) const {
     const bool documents =
         config_.dataset.kind == config::DatasetKind::sft || config_.dataset.reset_attention_mask;
@@ -175,7 +162,6 @@ class MetaTrainer {
   const std::vector<PinnedBuffer> snapshot_;
   MicroBatchRunner runner_;
   StepTotals totals_;
-  std::optional<Fingerprint> fingerprint_;
   const int64_t micro_batches_;
 };
 
@@ -204,7 +190,6 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   trainer.step(more, nullptr);
   StepCounts counts = trainer.step(more, &cost);
   trainer.reserve_uploads();
-  trainer.hash_gradients(false);
   trainer.save();
   StepEstimate estimate;
   estimate.transport = *transport;
@@ -213,10 +198,7 @@ StepEstimate estimate_step(const config::Config& config, int64_t rank, int local
   // Every further micro-batch sends and copies the same number of bytes and launches the same kernels: two
   // counts are enough. The shorter step comes after the memory was read, because blocks of other sizes leave
   // gaps that a run does not have.
-  if (more < all) {
-    trainer.hash_gradients(true);
-    counts = counts + (counts - trainer.step(fewer, nullptr)).scaled(all - more, more - fewer);
-  }
+  if (more < all) counts = counts + (counts - trainer.step(fewer, nullptr)).scaled(all - more, more - fewer);
   estimate.sent = std::move(counts.sent);
   estimate.launches_by_queue = counts.launches;
   estimate.copied_to_device = counts.copied_to_device;

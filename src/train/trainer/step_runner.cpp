@@ -40,6 +40,8 @@ StepRunner::StepRunner(const config::Config& config, comm::World& world, std::un
   optimizer_ = make_optimizer(config, *device_, *store_);
   micro_batch_runner_ = std::make_unique<MicroBatchRunner>(config, mesh_, *device_, *model_, *store_);
   totals_ = std::make_unique<StepTotals>(mesh_, *device_, *store_, *optimizer_);
+  if (reruns())
+    store_->on_local_gradients([this](const Tensor& gradients) { totals_->add_to_fingerprint(gradients); });
   if (config.mixed_precision.params_dtype == config::Precision::fp16) scale_loss(config.mixed_precision);
 }
 
@@ -77,19 +79,19 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   result.global_batch_size = global_batch_size();
   result.learning_rate = schedule_.learning_rate(state_.schedule_samples);
   if (loss_scaler_) result.loss_scale = state_.loss_scale->scale;
-  Reduced reduced{{}, reduce_gradients(losses, limits_of_step(), timers)};
+  reduce_gradients(losses, limits_of_step(), timers);
   launch_update(result.learning_rate);
-  reduced.values = read_values();
-  if (reduced.values.control.skip != 0) optimizer_->set_steps(updates);
+  StepValues values = read_values();
+  if (values.control.skip != 0) optimizer_->set_steps(updates);
 
-  const config::SpikeAction action = check_values(reduced.values, result);
-  const bool failed = ends_run(reduced.values);
+  const config::SpikeAction action = check_values(values, result);
+  const bool failed = ends_run(values);
   // A rerun comes before the update.
   const bool held = reruns() && (failed || !result.events.empty());
-  CAPSTAN_ASSERT((reduced.values.control.skip != 0) == (failed || result.skipped || held),
+  CAPSTAN_ASSERT((values.control.skip != 0) == (failed || result.skipped || held),
                  "the device and the host decide differently about an update");
-  if (held) rerun_and_compare(reduced, timers, result.events);
-  if (failed) fail_not_finite(reduced.values, result.events);
+  if (held) rerun_and_compare(values, timers, result.events);
+  if (failed) fail_not_finite(values, result.events);
   // Megatron's rules: only values that are not finite are an overflow, and a step whose update is skipped for
   // another reason is a clean one. After a rewind, the scale is that of the checkpoint.
   if (loss_scaler_) loss_scaler_->update(*state_.loss_scale, result.overflow);
@@ -100,9 +102,9 @@ StepResult StepRunner::train_step(data::Loader& loader, StepTimers& timers) {
   }
   if (held && !result.skipped) {
     launch_update(result.learning_rate);
-    reduced.values = read_values();
+    values = read_values();
   }
-  if (config_.logger.log_params_norm) result.params_norm = std::sqrt(reduced.values.parameter_squares);
+  if (config_.logger.log_params_norm) result.params_norm = std::sqrt(values.parameter_squares);
   if (!result.skipped) count_update(result);
   consume_batch();
   timers.enter(Phase::other);
@@ -152,34 +154,23 @@ double StepRunner::scale_of_sums() const {
   return state_.loss_scale->scale / static_cast<double>(std::bit_ceil(tokens));
 }
 
-// Zeroes the gradients. With resilience.rerun_mode it also begins to hash the gradients of this rank.
+// Zeroes the gradients and the fingerprint of the step.
 void StepRunner::begin_gradients() {
-  if (reruns()) {
-    fingerprint_.emplace(*device_);
-    store_->on_local_gradients([this](const Tensor& gradients) { fingerprint_->take(gradients); });
-  }
+  if (reruns()) totals_->clear_fingerprint();
   store_->zero_gradients(state_.step);
 }
 
-// Reduces gradients and losses over the ranks and decides on the update, on the device. Returns the
-// fingerprint.
-std::string StepRunner::reduce_gradients(const MicroBatchRunner::Losses& losses,
-                                         const kernels::StepLimits& limits, StepTimers& timers) {
+// Reduces gradients and losses over the ranks and decides on the update, on the device.
+void StepRunner::reduce_gradients(const MicroBatchRunner::Losses& losses, const kernels::StepLimits& limits,
+                                  StepTimers& timers) {
   const RangeScope range(*device_, [] { return std::string("reduce gradients"); });
   timers.enter(Phase::reduce);
   store_->finish_gradients();
-  std::string fingerprint;
-  if (fingerprint_) {
-    if (losses.sums.defined()) fingerprint_->take(losses.sums);
-    fingerprint = fingerprint_->finish();
-    store_->on_local_gradients(nullptr);
-    fingerprint_.reset();
-  }
+  if (reruns() && losses.sums.defined()) totals_->add_to_fingerprint(losses.sums);
   totals_->sum_losses(losses);
   timers.enter(Phase::optimizer);
   totals_->sum_gradients(config_.logger.log_num_zeros_in_grad);
   totals_->decide(limits);
-  return fingerprint;
 }
 
 // The limits above which the update of this step is skipped. With reruns also those above which it waits
@@ -231,7 +222,8 @@ MicroBatchRunner::Losses StepRunner::rerun_batch(StepTimers& timers, TapeObserve
 }
 
 // Computes the same batch again from the same parameters. Healthy hardware gives the same bits.
-void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std::vector<Anomaly>& events) {
+void StepRunner::rerun_and_compare(const StepValues& first, StepTimers& timers,
+                                   std::vector<Anomaly>& events) {
   timers.enter(Phase::other);
   begin_gradients();
   const MicroBatchRunner::Losses losses = rerun_batch(timers, observer_);
@@ -239,20 +231,19 @@ void StepRunner::rerun_and_compare(const Reduced& first, StepTimers& timers, std
   kernels::StepLimits limits;
   limits.clip = config_.optimizer.clip_grad;
   limits.loss_scale = limits_of_step().loss_scale;
-  Reduced again{{}, reduce_gradients(losses, limits, timers)};
-  again.values = read_values();
+  reduce_gradients(losses, limits, timers);
+  const StepValues again = read_values();
   const auto differing = comm::gather_texts(world_, first.fingerprint == again.fingerprint ? "" : "x");
   std::string ranks;
   for (size_t r = 0; r < differing.size(); ++r)
     if (!differing[r].empty()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
   const std::string step = std::to_string(state_.step + 1);
-  Anomaly event{"rerun", "", "", {{"loss", first.values.loss}, {"loss_again", again.values.loss}}, {}};
+  Anomaly event{"rerun", "", "", {{"loss", first.loss}, {"loss_again", again.loss}}, {}};
   if (config_.resilience.rerun_mode == config::RerunMode::report_stats) {
-    event.numbers.insert(event.numbers.end(),
-                         {{"grad_norm", first.values.norm},
-                          {"grad_norm_again", again.values.norm},
-                          {"loss_difference", again.values.loss - first.values.loss},
-                          {"grad_norm_difference", again.values.norm - first.values.norm}});
+    event.numbers.insert(event.numbers.end(), {{"grad_norm", first.norm},
+                                               {"grad_norm_again", again.norm},
+                                               {"loss_difference", again.loss - first.loss},
+                                               {"grad_norm_difference", again.norm - first.norm}});
   }
   if (ranks.empty()) {
     event.text =

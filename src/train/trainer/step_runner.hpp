@@ -110,12 +110,6 @@ class StepRunner {
 
  private:
   using StepValues = kernels::StepValues;
-  // The values of a step after all reductions, and with resilience.rerun_mode the hash of this rank's own
-  // gradients and losses before them.
-  struct Reduced {
-    StepValues values;
-    std::string fingerprint;
-  };
   bool reruns() const { return config_.resilience.rerun_mode != config::RerunMode::disabled; }
   void begin_loss_scale();
   // The factor of the sums of losses, and so of their gradients. The loss scale is that of the mean loss, as
@@ -123,8 +117,8 @@ class StepRunner {
   double scale_of_sums() const;
   void begin_gradients();
   MicroBatchRunner::Losses rerun_batch(StepTimers& timers, TapeObserver* observer);
-  std::string reduce_gradients(const MicroBatchRunner::Losses& losses, const kernels::StepLimits& limits,
-                               StepTimers& timers);
+  void reduce_gradients(const MicroBatchRunner::Losses& losses, const kernels::StepLimits& limits,
+                        StepTimers& timers);
   kernels::StepLimits limits_of_step() const;
   // Waits for the device.
   StepValues read_values();
@@ -134,7 +128,7 @@ class StepRunner {
   bool ends_run(const StepValues& values) const;
   static bool is_finite(const StepValues& values);
   void count_update(const StepResult& result);
-  void rerun_and_compare(const Reduced& first, StepTimers& timers, std::vector<Anomaly>& events);
+  void rerun_and_compare(const StepValues& first, StepTimers& timers, std::vector<Anomaly>& events);
   [[noreturn]] void fail_not_finite(const StepValues& values, std::vector<Anomaly> events);
   Anomaly locate_not_finite(const StepValues& values);
 
@@ -154,7 +148,6 @@ class StepRunner {
   std::optional<optim::LossScaler> loss_scaler_;
   // Micro-batches of the current step, which a rerun uses again.
   std::vector<data::MicroBatch> batch_;
-  std::optional<Fingerprint> fingerprint_;
   std::vector<Anomaly> failure_anomalies_;
   TapeObserver* observer_ = nullptr;
 };

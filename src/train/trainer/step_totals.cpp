@@ -25,7 +25,18 @@ StepTotals::StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatSto
   gradient_squares_ = field(offsetof(StepValues, gradient_squares), 1, DType::f64);
   zero_gradients_ = field(offsetof(StepValues, zero_gradients), 1, DType::i64);
   parameter_squares_ = field(offsetof(StepValues, parameter_squares), 1, DType::f64);
+  fingerprint_ = field(offsetof(StepValues, fingerprint), 1, DType::i64);
   control_ = field(offsetof(StepValues, control), sizeof(kernels::StepControl), DType::u8);
+}
+
+void StepTotals::clear_fingerprint() {
+  device_.zero(fingerprint_.address(), fingerprint_.bytes());
+  fingerprinted_ = 0;
+}
+
+void StepTotals::add_to_fingerprint(const Tensor& tensor) {
+  launch(device_, device_.table().step_control->add_fingerprint, tensor, tensor.bytes(), fingerprinted_++,
+         fingerprint_);
 }
 
 void StepTotals::sum_losses(const MicroBatchRunner::Losses& losses) {

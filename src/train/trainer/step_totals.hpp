@@ -10,14 +10,18 @@
 
 namespace capstan::train {
 
-// Every rank of the mesh calls the same methods in the same order; all but control() and read() are
-// collective.
+// Every rank of the mesh calls the same methods in the same order; all but control(), read() and
+// those of the fingerprint are collective.
 class StepTotals {
  public:
   // All arguments outlive the object.
   StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatStore& store,
              const optim::Optimizer& optimizer);
 
+  // The fingerprint of this rank's values: 0, and a contiguous tensor more. Equal bits in the same calls give
+  // equal fingerprints.
+  void clear_fingerprint();
+  void add_to_fingerprint(const Tensor& tensor);
   // Sums the losses and their weights over all ranks. Only the last pipeline stage has losses.
   void sum_losses(const MicroBatchRunner::Losses& losses);
   // Sums the squares of the gradients; with count_zeros also counts the gradients that are zero.
@@ -40,7 +44,9 @@ class StepTotals {
   parallel::FlatStore& store_;
   const optim::Optimizer& optimizer_;
   // kernels::StepValues in bytes, and views of its members.
-  Tensor values_, losses_, gradient_squares_, zero_gradients_, parameter_squares_, control_;
+  Tensor values_, losses_, gradient_squares_, zero_gradients_, parameter_squares_, fingerprint_, control_;
+  // Tensors in the fingerprint.
+  int64_t fingerprinted_ = 0;
 };
 
 }  // namespace capstan::train
