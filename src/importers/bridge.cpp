@@ -221,7 +221,9 @@ constexpr Rule kTable[] = {
               "model.clone_scatter_output_in_embedding model.scatter_embedding_sequence_parallel "
               "model.parallel_output model.tp_comm_* model.async_tensor_model_parallel_allreduce",
               kLayout),
-    no_effect("model.cpu_offloading_*", "see model.cpu_offloading"),
+    unsupported("model.cpu_offloading_weights", "weights in host memory"),
+    no_effect("model.cpu_offloading_activations", "see model.cpu_offloading"),
+    no_effect("model.cpu_offloading_double_buffering", "offload always has two buffers"),
     no_effect("model.perform_initialization", "weights are initialized unless a checkpoint provides them"),
     no_effect("model.barrier_with_L1_time", kLog),
     no_effect("model.inference_*", "this is a recipe for training"),

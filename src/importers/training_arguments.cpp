@@ -58,7 +58,8 @@ constexpr Rule kTable[] = {
     no_effect("fp16_opt_level half_precision_backend fp16_backend tf32", kKernels),
     deferred("gradient_checkpointing"),
     no_effect("gradient_checkpointing_kwargs", "recomputation has one implementation"),
-    unsupported("activation_offloading", "saved activations in host memory"),
+    unsupported("activation_offloading",
+                "saved activations of all layers in host memory; see model.cpu_offloading_num_layers"),
     no_effect(
         "torch_compile* jit_mode_eval use_liger_kernel liger_kernel_config use_ipex torch_empty_cache_steps",
         kKernels),

@@ -34,7 +34,6 @@ void refuse_unsupported(const ModelConfig& c) {
   refuse(c.fp32_residual_connection, "fp32_residual_connection=true");
   refuse(!c.attention_softmax_in_fp32, "attention_softmax_in_fp32=false");
   refuse(c.distribute_saved_activations, "distribute_saved_activations=true");
-  refuse(c.cpu_offloading, "cpu_offloading=true");
   if (c.recompute_granularity == config::RecomputeGranularity::selective)
     for (const auto module : c.recompute_modules)
       refuse(module != config::RecomputeModule::core_attn && module != config::RecomputeModule::mlp,
@@ -204,6 +203,7 @@ GptModel::GptModel(const ModelConfig& config, const ModelShard& shard)
     recomputed_layers_ = block ? number : config.num_layers;
     region_layers_ = block ? 1 : number;
   }
+  if (config.cpu_offloading) offloaded_layers_ = config.cpu_offloading_num_layers;
 }
 
 nn::TransformerLayer::Options GptModel::layer_options(const ModelConfig& c, int64_t layer) const {
@@ -289,8 +289,10 @@ nn::HiddenStates GptModel::forward_layers(Tape& tape, const Stage& stage, nn::Hi
   const int64_t recomputed =
       recompute ? std::min(last, stage.first_layer + recomputed_layers_) : stage.first_layer;
   for (int64_t first = stage.first_layer; first < last;) {
+    const bool offloads = first - stage.first_layer < offloaded_layers_;
     if (first >= recomputed) {
-      hidden_states = forward_layer(tape, std::move(hidden_states), first++);
+      hidden_states = forward_layer(tape, std::move(hidden_states), first);
+      tape.end_layer("layer " + std::to_string(first++), offloads);
       continue;
     }
     const int64_t end = std::min(first + region_layers_, recomputed);
@@ -300,9 +302,9 @@ nn::HiddenStates GptModel::forward_layers(Tape& tape, const Stage& stage, nn::Hi
       for (int64_t i = first; i < end; ++i) s = forward_layer(inner, std::move(s), i);
       return std::vector<Var>{nn::materialize(inner, std::move(s))};
     };
-    hidden_states = {tape.recompute("layers " + std::to_string(first) + "-" + std::to_string(end - 1),
-                                    {std::move(x)}, region)[0],
-                     {}};
+    const std::string name = "layers " + std::to_string(first) + "-" + std::to_string(end - 1);
+    hidden_states = {tape.recompute(name, {std::move(x)}, region)[0], {}};
+    tape.end_layer(name, offloads);
     first = end;
   }
   return hidden_states;

@@ -50,6 +50,8 @@ class GptModel final : public Model {
   float final_softcap_ = 0;
   // Full recomputation: the first recomputed_layers_ layers of each stage in regions of region_layers_.
   int64_t recomputed_layers_ = 0, region_layers_ = 1;
+  // The first layers of each stage whose saved activations are offloaded.
+  int64_t offloaded_layers_ = 0;
 
   std::vector<Stage> stages_;
   nn::Parallel parallel_;

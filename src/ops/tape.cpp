@@ -115,7 +115,7 @@ Var Tape::input(const std::string& name, Tensor value, bool needs_gradient) {
     var.slot = static_cast<int>(gradients_.size());
     gradients_.emplace_back();
   }
-  inputs_[name] = var;
+  inputs_[name] = var.slot;
   return var;
 }
 
@@ -256,8 +256,8 @@ void Tape::backward(const std::map<std::string, Tensor>& output_gradients, Backw
   }
   outputs_.clear();
   run_backward(options);
-  for (auto& [name, var] : inputs_)
-    if (var.slot >= 0) input_gradients_[name] = gradients_[static_cast<size_t>(var.slot)];
+  for (const auto& [name, slot] : inputs_)
+    if (slot >= 0) input_gradients_[name] = gradients_[static_cast<size_t>(slot)];
   inputs_.clear();
   gradients_.clear();
 }
@@ -266,6 +266,7 @@ void Tape::run_backward(BackwardOptions options) {
   delay_weight_gradients_ = options.delay_weight_gradients;
   context_.store.set_direction(ParamStore::PassDirection::backward);
   while (!entries_.empty()) {
+    while (!layers_.empty() && layers_.back().entries == entries_.size()) enter_last_layer();
     const size_t index = entries_.size() - 1;
     Entry& entry = entries_[index];
     const RangeScope range(device(), [&] { return entry.name + " backward"; });
@@ -291,6 +292,31 @@ void Tape::run_backward(BackwardOptions options) {
     if (context_.observer) note(std::move(event), started, inner_seconds_);
     entries_.pop_back();
   }
+}
+
+// ---- offload ----------------------------------------------------------------------------------------------
+
+void Tape::end_layer(const std::string& name, bool offloads) {
+  if (!context_.offload || !recording()) return;
+  const size_t begin = layers_.empty() ? 0 : layers_.back().entries;
+  layers_.push_back({entries_.size(), nullptr});
+  if (!offloads || begin == entries_.size()) return context_.offload->free_copied();
+  ActivationOffload::SavedTensors saved;
+  for (size_t i = begin; i < entries_.size(); ++i) saved.push_back(std::move(entries_[i].saved));
+  layers_.back().offloaded = context_.offload->start_offload(name, std::move(saved));
+}
+
+void Tape::enter_last_layer() {
+  // The copies of another micro-batch's layer overlap with the first layer of this backward pass.
+  if (std::exchange(in_layer_, true)) context_.offload->free_copied();
+  const LayerEnd layer = std::move(layers_.back());
+  layers_.pop_back();
+  if (layer.offloaded) {
+    auto saved = context_.offload->take(*layer.offloaded);
+    const size_t begin = layer.entries - saved.size();
+    for (size_t i = 0; i < saved.size(); ++i) entries_[begin + i].saved = std::move(saved[i]);
+  }
+  if (!layers_.empty() && layers_.back().offloaded) context_.offload->start_fetch(*layers_.back().offloaded);
 }
 
 // ---- recomputation ----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/activation_offload.hpp"
 #include "ops/parameter.hpp"
 #include "tensor/tensor.hpp"
 
@@ -89,6 +90,8 @@ struct StepContext {
   Device& device;
   ParamStore& store;
   TapeObserver* observer = nullptr;
+  // Null: saved tensors stay on the device.
+  ActivationOffload* offload = nullptr;
   // Tensors that are uploaded once and live as long as the context, by a number of the object that made them
   // (unique in the process).
   std::map<uint64_t, std::vector<Tensor>> constants = {};
@@ -206,6 +209,10 @@ class Tape {
   // its arguments, parameters and captured constants only.
   using Body = std::function<std::vector<Var>(Tape&, std::span<const Var>)>;
   std::vector<Var> recompute(const std::string& name, std::vector<Var> inputs, Body body);
+  // Ends a layer, or a region of layers: the operations recorded since the end of the one before. offloads:
+  // its saved tensors are moved to host memory (StepContext::offload) and fetched one layer ahead of the
+  // backward pass. name: "layer 3", for traces.
+  void end_layer(const std::string& name, bool offloads);
   // A discrete choice (routing, a split): computed in the first pass, replayed when the region is recomputed.
   Tensor choice(const std::function<Tensor()>& compute);
 
@@ -243,7 +250,17 @@ class Tape {
     BackwardContext::WeightFunction run;
     GemmOperand x, dy;
   };
+  // The end of a layer, where its backward pass begins.
+  struct LayerEnd {
+    // Number of entries on the tape.
+    size_t entries;
+    // Null: its saved tensors are in the entries.
+    std::shared_ptr<OffloadedLayer> offloaded;
+  };
   void accumulate(int slot, Tensor gradient);
+  // Puts the saved tensors of the last layer back into its entries, and starts to fetch those of the layer
+  // before it.
+  void enter_last_layer();
   void run_backward(BackwardOptions options);
   void add_weight_gradient(WeightGradient work);
   void run_weight_gradient(WeightGradient& work);
@@ -265,12 +282,18 @@ class Tape {
   bool repeated_ = false;
   bool delay_weight_gradients_ = false;
   std::vector<Entry> entries_;
+  // Empty without StepContext::offload.
+  std::vector<LayerEnd> layers_;
+  // True once the backward pass has come to the layers.
+  bool in_layer_ = false;
   // Gradient of each slot.
   std::vector<Tensor> gradients_;
   std::vector<WeightGradient> weight_gradients_;
   // Shared with recomputed regions.
   std::shared_ptr<PendingUses> uses_left_ = std::make_shared<PendingUses>();
-  std::map<std::string, Var> inputs_, outputs_;
+  // Slots of the inputs.
+  std::map<std::string, int> inputs_;
+  std::map<std::string, Var> outputs_;
   std::map<std::string, Tensor> input_gradients_;
   // The choices of the outermost recomputed region.
   std::shared_ptr<std::vector<Tensor>> choices_;

@@ -89,6 +89,16 @@ std::optional<std::string> AccessOrder::remove_block(std::byte* data) {
   return missing;
 }
 
+bool AccessOrder::is_idle(std::byte* data) const {
+  auto found = blocks_.upper_bound(data);
+  if (found == blocks_.begin()) return true;
+  --found;
+  const Block& block = found->second;
+  return data >= found->first + block.bytes ||
+         std::all_of(block.accesses.begin(), block.accesses.end(),
+                     [&](const Access& access) { return access.number <= at(host_, access.queue); });
+}
+
 std::optional<std::string> AccessOrder::access(Queue queue, const ByteRows& memory, bool writes,
                                                const std::string& by) {
   auto found = blocks_.upper_bound(memory.begin);

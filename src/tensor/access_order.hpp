@@ -38,6 +38,11 @@ class AccessOrder {
   std::optional<std::string> access(Queue queue, const ByteRows& memory, bool writes, const std::string& by);
   void add_block(std::byte* data, int64_t bytes);
   std::optional<std::string> remove_block(std::byte* data);
+  // A block of host memory that queues copy from and to. The host adds and removes it.
+  void add_host_block(std::byte* data, int64_t bytes) { blocks_[data] = {bytes, {}}; }
+  void remove_host_block(std::byte* data) { blocks_.erase(data); }
+  // Whether the host has waited for all accesses to the block that contains `data`; true outside of blocks.
+  bool is_idle(std::byte* data) const;
 
  private:
   struct Access {
@@ -61,7 +66,7 @@ class AccessOrder {
 
   std::vector<Clock> clocks_;
   Clock host_;
-  // Blocks by address.
+  // Blocks by address, of the device and of the host.
   std::map<std::byte*, Block> blocks_;
 };
 

@@ -108,7 +108,8 @@ class CheckedDevice final : public Device {
   CheckedDevice(const kernels::Table& table, int threads, const CheckedOptions& options)
       : pool_(threads),
         seed_(options.seed),
-        hold_(options.patient ? CheckedQueue::HeldItems::all : CheckedQueue::HeldItems::some) {
+        hold_(options.patient ? CheckedQueue::HeldItems::all : CheckedQueue::HeldItems::some),
+        ignored_wait_(options.ignored_wait) {
     for (size_t i = 0; i < kQueues; ++i) queues_.emplace_back(seed_ + i, hold_);
     table_ = &table;
     host_threads_ = &pool_;
@@ -116,7 +117,10 @@ class CheckedDevice final : public Device {
     kernel_offset_ = memory_.distance();
     declares_accesses_ = true;
   }
-  ~CheckedDevice() override { finish(); }
+  ~CheckedDevice() override {
+    finish();
+    release_pinned_pool();
+  }
   DeviceType type() const override { return DeviceType::checked; }
 
   void synchronize() override {
@@ -176,6 +180,8 @@ class CheckedDevice final : public Device {
   void start_copy_to_device(std::byte* to, const void* from, int64_t bytes, Queue queue) override {
     if (bytes <= 0) return;
     count_copy(Queue::host_to_device, bytes);
+    declare_copy(queue, static_cast<std::byte*>(const_cast<void*>(from)), bytes, false,
+                 "a copy from the host");
     declare_copy(queue, to, bytes, true, "a copy from the host");
     queue_of(queue).push(
         [to = kernel_address(to), from, bytes] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
@@ -183,8 +189,10 @@ class CheckedDevice final : public Device {
   void start_copy_to_host(void* to, const std::byte* from, int64_t bytes, Queue queue) override {
     if (bytes <= 0) return;
     count_copy(Queue::device_to_host, bytes);
-    // Early readers find NaN, or -1.
-    std::memset(to, 0xff, static_cast<size_t>(bytes));
+    // Early readers find NaN, or -1. A pinned buffer that a queue still uses changes in queue order only.
+    auto* const target = static_cast<std::byte*>(to);
+    if (order_.is_idle(target)) std::memset(to, 0xff, static_cast<size_t>(bytes));
+    declare_copy(queue, target, bytes, true, "a copy to the host");
     push_copy(to, from, bytes, queue);
   }
   std::unique_ptr<Event> record(Queue queue) override {
@@ -199,6 +207,7 @@ class CheckedDevice final : public Device {
   }
   bool queues_work() const override { return true; }
   void wait_for(Queue queue, const Event& event) override {
+    if (waits_++ == ignored_wait_) return;
     const auto& checked = dynamic_cast<const CheckedEvent&>(event);
     checked.follow(queue_of(queue));
     order_.wait(queue, checked.clock());
@@ -228,6 +237,15 @@ class CheckedDevice final : public Device {
     std::byte* data = take_block(size);
     if (data) order_.add_block(data, size);
     return data;
+  }
+  std::byte* place_pinned(int64_t size) override {
+    std::byte* data = Device::place_pinned(size);
+    if (data) order_.add_host_block(data, size);
+    return data;
+  }
+  void retire_pinned(std::byte* data) override {
+    order_.remove_host_block(data);
+    Device::retire_pinned(data);
   }
   void occupy(std::byte* data, int64_t bytes, int64_t size, MemoryCategory category) override {
     compute().push(sentinels_.add(data, bytes, size, category, launches()), true);
@@ -289,6 +307,9 @@ class CheckedDevice final : public Device {
   int64_t staged_ = 0;
   const uint64_t seed_;
   const CheckedQueue::HeldItems hold_;
+  // Calls of wait_for().
+  int64_t waits_ = 0;
+  const int64_t ignored_wait_;
   // Names of the queues after the first kQueues.
   std::vector<std::string> added_;
   // Declared last: the threads of the queues use the members above, so they must end first.

@@ -65,7 +65,7 @@ class PinnedPool {
     }
     Returned first = std::move(returned.front());
     returned.pop_front();
-    if (first.last_use && !first.last_use->done()) first.last_use->wait();
+    if (first.last_use) first.last_use->wait();
     return std::move(first.buffer);
   }
   // last_use: null where the buffer is not in use any more.

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "base/checked.hpp"
 #include "base/clock.hpp"
@@ -28,6 +29,24 @@ struct OpenGpu {
   SimulatedGpu gpu;
   int64_t mapped = 0;  // bytes
   uint64_t streams = 0;
+  // Copies from host memory that may not have run.
+  struct HostRead {
+    const std::byte *begin, *end;
+    CheckedQueue* queue;
+    CheckedQueue::Ticket ticket;
+  };
+  std::vector<HostRead> host_reads = {};
+
+  void add_read(const HostRead& read) {
+    std::erase_if(host_reads, [](const HostRead& earlier) { return earlier.queue->done(earlier.ticket); });
+    host_reads.push_back(read);
+  }
+  bool reads(const void* memory, int64_t bytes) const {
+    const auto* const begin = static_cast<const std::byte*>(memory);
+    return std::ranges::any_of(host_reads, [&](const HostRead& read) {
+      return read.begin < begin + bytes && begin < read.end && !read.queue->done(read.ticket);
+    });
+  }
 };
 OpenGpu& gpu_at(OpenDevice* device) {
   return *reinterpret_cast<OpenGpu*>(device);
@@ -169,7 +188,9 @@ Status create_stream(OpenDevice* device, bool prompt, void** stream) {
   *stream = new CheckedQueue(open.gpu.seed + ++open.streams, hold);
   return {};
 }
-Status destroy_stream(OpenDevice*, void* stream) {
+Status destroy_stream(OpenDevice* device, void* stream) {
+  std::erase_if(gpu_at(device).host_reads,
+                [&](const OpenGpu::HostRead& read) { return read.queue == &queue_at(stream); });
   delete &queue_at(stream);
   return {};
 }
@@ -260,16 +281,24 @@ Status free_pinned(OpenDevice*, void* address) {
   std::free(address);
   return {};
 }
-Status copy(OpenDevice*, void* to, const void* from, int64_t bytes, CopyDirection direction, void* stream) {
+Status copy(OpenDevice* device, void* to, const void* from, int64_t bytes, CopyDirection direction,
+            void* stream) {
   const bool from_device = direction != CopyDirection::host_to_device;
   const bool to_device = direction != CopyDirection::device_to_host;
   if ((from_device && !arena().holds(from, bytes)) || (to_device && !arena().holds(to, bytes)))
     return failed("copy", "not an address of the device");
-  // Reads before the first write give NaN, or -1 as an integer.
-  if (!to_device) std::memset(to, 0xff, static_cast<size_t>(bytes));
+  // Reads before the first write give NaN, or -1 as an integer. A pinned buffer that another copy still reads
+  // changes in stream order only.
+  OpenGpu& open = gpu_at(device);
+  if (!to_device && !open.reads(to, bytes)) std::memset(to, 0xff, static_cast<size_t>(bytes));
   if (from_device) from = kernel_address(static_cast<const std::byte*>(from));
   if (to_device) to = kernel_address(static_cast<std::byte*>(to));
-  queue_at(stream).push([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  const CheckedQueue::Ticket ticket =
+      queue_at(stream).push([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  if (!from_device) {
+    const auto* const begin = static_cast<const std::byte*>(from);
+    open.add_read({begin, begin + bytes, &queue_at(stream), ticket});
+  }
   return {};
 }
 Status zero(OpenDevice*, void* data, int64_t bytes, void* stream) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/function_ref.hpp"
@@ -25,6 +26,7 @@ class Storage {
   // A device address; use it only in launch() and copies.
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  MemoryCategory category() const { return category_; }
 
  private:
   Device& device_;
@@ -66,6 +68,13 @@ class Tensor {
   // No other tensor shares the storage.
   bool unique() const { return storage_.use_count() == 1; }
   bool shares_storage_with(const Tensor& other) const { return storage_ == other.storage_; }
+  const std::shared_ptr<Storage>& storage() const { return storage_; }
+  // The same view of other memory of the same size; null: a view without memory, which is not defined().
+  Tensor with_storage(std::shared_ptr<Storage> storage) const {
+    Tensor result = *this;
+    result.storage_ = std::move(storage);
+    return result;
+  }
 
   // Views, without a copy. view() needs a contiguous tensor and the same number of elements.
   Tensor view(const Shape& shape) const;

@@ -560,11 +560,6 @@ const std::vector<RuleCase>& model_cases() {
        "8 is not between 1 and 7",
        "at most 7",
        {"model.cpu_offloading=true", "model.cpu_offloading_num_layers=7"}},
-      {"offload_excludes",
-       {"model.cpu_offloading=true", "model.cpu_offloading_num_layers=4", "model.recompute_granularity=full"},
-       "exclude each other",
-       "recompute_granularity=null",
-       {"model.cpu_offloading=true", "model.cpu_offloading_num_layers=4"}},
       // ---- run ----
       {"resume_excludes_initial_weights",
        {"checkpoint.load=a", "checkpoint.pretrained_checkpoint=b"},

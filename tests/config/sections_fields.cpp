@@ -332,7 +332,6 @@ TEST_CASE("train refuses by name what the engine cannot do, and nothing that it 
       {{"model.mtp_num_layers=1"}, "model.mtp_num_layers"},
       {{"model.recompute_granularity=selective", "model.recompute_modules=[layernorm]"},
        "model.recompute_modules"},
-      {{"model.cpu_offloading=true"}, "model.cpu_offloading"},
       {{"optimizer.use_precision_aware_optimizer=true", "optimizer.main_grads_dtype=bf16"},
        "optimizer.main_grads_dtype"},
       {{"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=fp16"},

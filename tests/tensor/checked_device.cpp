@@ -18,6 +18,7 @@
 #include "tensor/access_order.hpp"
 #include "tensor/host_view.hpp"
 #include "tensor/launch.hpp"
+#include "tensor/pinned_buffer.hpp"
 
 using namespace capstan;
 
@@ -437,6 +438,43 @@ TEST_CASE("checked device: a missing wait between the host and a queue is found 
       arrived->wait();
     }
   }
+}
+
+TEST_CASE("checked device: a missing wait for a pinned buffer is found, and its contents change in order") {
+  const int64_t n = 32;
+  for (const bool reads_wait : {true, false})
+    for (const bool writes_wait : {true, false}) {
+      CAPTURE(reads_wait);
+      CAPTURE(writes_wait);
+      const auto device = patient_checked();
+      const Tensor x = Tensor::from_host<float>(*device, {n}, counting(n)), y = Tensor::zeros(*device, {n}),
+                   z = Tensor::zeros(*device, {n});
+      device->synchronize();
+      PinnedBuffer buffer(*device, x.bytes());
+      const auto follow = [&](Queue queue, Queue earlier, bool waits) {
+        if (waits) device->wait_for(queue, *device->record(earlier));
+      };
+      device->start_copy_to_host(buffer.data(), x.address(), x.bytes(), Queue::device_to_host);
+      // Nothing has been copied yet: the host finds NaN.
+      CHECK(std::isnan(*reinterpret_cast<const float*>(buffer.data())));
+      follow(Queue::host_to_device, Queue::device_to_host, reads_wait);
+      device->start_copy_to_device(y.address(), buffer.data(), y.bytes(), Queue::host_to_device);
+      follow(Queue::device_to_host, Queue::host_to_device, writes_wait);
+      // The copy before this one has not run, and still finds the first contents.
+      device->start_copy_to_host(buffer.data(), z.address(), z.bytes(), Queue::device_to_host);
+      const std::string error = error_of([&] { device->synchronize(); });
+      if (!reads_wait)
+        CHECK(error.find(
+                  "missing wait: a copy from the host on the queue host to device reads 128 bytes that a "
+                  "copy to the host on the queue device to host writes") != std::string::npos);
+      else if (!writes_wait)
+        CHECK(
+            error.find("missing wait: a copy to the host on the queue device to host writes 128 bytes that a "
+                       "copy from the host on the queue host to device reads") != std::string::npos);
+      else
+        CHECK(error == "");
+      if (reads_wait && writes_wait) CHECK(y.to_host<float>() == counting(n));
+    }
 }
 
 TEST_CASE("checked device: memory freed while another queue uses it is found") {

@@ -103,8 +103,10 @@ void model() {
   changes("model.recompute_modules", "[mlp]", {"model.recompute_granularity=selective"}, View::memory);
   refused("model.distribute_saved_activations", "true",
           {"model.recompute_granularity=full", "dist.world_size=2", "dist.tp=2"});
-  refused("model.cpu_offloading", "true", {"model.cpu_offloading_num_layers=1"});
-  idle("model.cpu_offloading_num_layers", "1", {"model.cpu_offloading=true"});
+  const Overrides offload = {"model.num_layers=4", "model.cpu_offloading_num_layers=1",
+                             "train.device=checked"};
+  changes("model.cpu_offloading", "true", offload, View::memory);
+  changes("model.cpu_offloading_num_layers", "2", with(offload, {"model.cpu_offloading=true"}), View::memory);
 }
 
 void experts() {

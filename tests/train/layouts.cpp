@@ -56,6 +56,7 @@ struct Layout {
 #define SGD "~optimizer.adam_eps optimizer.optimizer=sgd optimizer.lr=0.05 optimizer.min_lr=0.005"
 #define FIRST "dist.num_layers_in_first_pipeline_stage="
 #define LAST "dist.num_layers_in_last_pipeline_stage="
+#define OFFLOAD(layers) " model.cpu_offloading=true model.cpu_offloading_num_layers=" layers
 #define STAND_IN " train.device=checked dist.distributed_backend=nccl_stand_in"
 #define SIMULATED " train.device=simulated dist.distributed_backend=nccl_stand_in"
 constexpr Layout kLayouts[] = {
@@ -267,9 +268,20 @@ constexpr Layout kLayouts[] = {
      "dist.tp=2 dist.sp=true ddp.overlap_grad_reduce=true ddp.bucket_size=2000 " SHARD
      "optim_grads" STAND_IN},
     {4, false, "gpt", HYBRID SHARD "optim ddp.overlap_grad_reduce=true ddp.bucket_size=2000" STAND_IN},
+    // Saved activations in host memory, of several micro-batches at a time.
+    {2, true, "llama", "dist.pp=2" STAND_IN OFFLOAD("1")},
+    {2, true, "llama", "dist.pp=2 dist.vpp=2 " FULL STAND_IN OFFLOAD("3")},
+    {2, false, "gpt", "dist.tp=2 dist.sp=true " BF16 " train.device=checked" OFFLOAD("3")},
+    {2, false, "lora", "dist.cp=2" STAND_IN OFFLOAD("3")},
+    {2, false, "qlora", "dist.pp=2 train.device=checked" OFFLOAD("2")},
+    {2, false, "llama",
+     SHARD
+     "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" STAND_IN OFFLOAD("2")},
+    {4, false, "gpt", "dist.pp=4 dist.pipeline_schedule=gpipe " DROP STAND_IN OFFLOAD("1")},
+    {4, true, "llama", "dist.tp=2 dist.pp=2 " FP16 STAND_IN OFFLOAD("2")},
     // The CUDA kernels on the host; the single rank runs the CPU's.
     {2, true, "gpt", "dist.tp=2" SIMULATED},
-    {2, true, "llama", "dist.pp=2 dist.vpp=2" SIMULATED},
+    {2, true, "llama", "dist.pp=2 dist.vpp=2" SIMULATED OFFLOAD("1")},
     {2, true, "llama",
      SHARD "optim_grads_params ddp.overlap_param_gather=true ddp.overlap_grad_reduce=true" SIMULATED},
     {2, false, "llama", "dist.cp=2" SIMULATED},

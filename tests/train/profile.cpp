@@ -141,6 +141,41 @@ TEST_CASE("the memory of an 8B step is estimated in a moment") {
 #endif
 }
 
+TEST_CASE("8B parameters with 16-bit moments take 14 bytes each, and a step fits one GPU of 141 GB") {
+  const auto estimated = [](const std::vector<std::string>& overrides) {
+    config::Request request;
+    request.recipe = "llama3-8b";
+    for (const char* text : {"dist.context_parallel_size=1", "dist.world_size=1", "train.global_batch_size=2",
+                             "train.device=cuda", "model.cpu_offloading=true",
+                             "model.cpu_offloading_num_layers=31", "model.recompute_granularity=full",
+                             "model.recompute_method=uniform", "model.recompute_num_layers=1",
+                             "optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=bf16",
+                             "optimizer.exp_avg_sq_dtype=bf16", "optimizer.stochastic_rounding=true"})
+      request.overrides.push_back(config::Override::token(text));
+    for (const std::string& text : overrides) request.overrides.push_back(config::Override::token(text));
+    const config::Resolution resolution = config::resolve(request);
+    REQUIRE(resolution.ok());
+    REQUIRE(resolution.config.mixed_precision.params_dtype == config::Precision::bf16);
+    return estimate_step(resolution.config);
+  };
+  constexpr int64_t kParameters = 8'030'261'248;
+  const auto state_bytes = [](const StepEstimate& estimate) {
+    int64_t bytes = 0;
+    for (const auto category : {MemoryCategory::parameters, MemoryCategory::gradients,
+                                MemoryCategory::main_parameters, MemoryCategory::moments})
+      bytes += estimate.memory.peak_by_category[static_cast<size_t>(category)];
+    return bytes;
+  };
+  const StepEstimate estimate = estimated({});
+  MESSAGE(memory_text(estimate.memory));
+  CHECK(state_bytes(estimate) <= 14 * kParameters);
+  // bf16 parameters, fp32 gradients.
+  CHECK(estimate.memory.peak_by_category[size_t(MemoryCategory::parameters)] == 2 * kParameters);
+  CHECK(estimate.memory.peak_by_category[size_t(MemoryCategory::gradients)] == 4 * kParameters);
+  CHECK(estimate.memory.total() < 141'000'000'000);
+  CHECK(state_bytes(estimated({"optimizer.main_params_dtype=bf16"})) <= 10 * kParameters);
+}
+
 TEST_CASE("a step that does not fit is refused with overrides that do") {
   config::Config config = tiny_config(true);
   config.model.num_layers = 5;

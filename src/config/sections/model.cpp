@@ -336,11 +336,12 @@ void recompute_fields(Section<ModelConfig>& s) {
       .unsupported("distributed saved activations")
       .used_when<Config>(set, recomputes);
   s.field("cpu_offloading", &M::cpu_offloading)
-      .doc("offload activations to host memory between the forward and backward pass")
-      .effect(Effect::memory)
-      .unsupported("activation offload");
+      .doc(
+          "keep saved activations in host memory between the forward and the backward pass; no effect on the "
+          "CPU")
+      .effect(Effect::memory);
   s.field("cpu_offloading_num_layers", &M::cpu_offloading_num_layers)
-      .doc("layers whose activations are offloaded")
+      .doc("first layers of each pipeline stage whose saved activations are offloaded")
       .unit("layers")
       .range(0, 1 << 20)
       .effect(Effect::memory)

@@ -138,17 +138,6 @@ RULE("R0807", offloaded_layers_fit, "cpu_offloading_num_layers is at least 1 and
               to_text(c.model.num_layers - 1) + " can move");
 }
 
-RULE("R0808", offload_excludes, "cpu_offloading excludes pipeline parallelism and recomputation",
-     "model.cpu_offloading", "dist.pipeline_model_parallel_size", "model.recompute_granularity") {
-  if (!c.model.cpu_offloading) return;
-  if (c.dist.pipeline_model_parallel_size > 1)
-    report.error("`model.cpu_offloading` excludes pipeline parallelism")
-        .help("set model.cpu_offloading=false");
-  if (c.model.recompute_granularity)
-    report.error("`model.cpu_offloading` and `model.recompute_granularity` exclude each other")
-        .help("set model.recompute_granularity=null, or model.cpu_offloading=false");
-}
-
 }  // namespace
 
 }  // namespace capstan::config

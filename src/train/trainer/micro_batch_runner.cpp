@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "train/setup/model.hpp"
+#include "train/setup/offload.hpp"
 
 namespace capstan::train {
 
@@ -12,7 +13,8 @@ MicroBatchRunner::MicroBatchRunner(const config::Config& config, const comm::Mes
     : config_(config),
       model_(model),
       store_(store),
-      context_{device, store},
+      offload_(offloads_activations(config, device) ? std::make_unique<ActivationOffload>(device) : nullptr),
+      context_{device, store, nullptr, offload_.get()},
       shape_(pipeline_shape(config, 0)),
       context_shard_{mesh.size(comm::Axis::cp), mesh.index(comm::Axis::cp)},
       uploader_(device, context_shard_) {

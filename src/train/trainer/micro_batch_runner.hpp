@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,6 +69,8 @@ class MicroBatchRunner final : private parallel::StageComputation {
   const config::Config& config_;
   const models::Model& model_;
   ParamStore& store_;
+  // Null: saved activations stay where they are.
+  const std::unique_ptr<ActivationOffload> offload_;
   StepContext context_;
   parallel::PipelineShape shape_;
   parallel::PipelineComm links_;

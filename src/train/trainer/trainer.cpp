@@ -13,6 +13,7 @@
 #include "train/setup/cuda.hpp"
 #include "train/setup/device.hpp"
 #include "train/setup/model.hpp"
+#include "train/setup/offload.hpp"
 #include "train/setup/tokenizer.hpp"
 #include "train/setup/transport.hpp"
 #include "train/trainer/agreement.hpp"
@@ -114,7 +115,8 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
              counted(world_.size(), "rank") + " x " +
              counted(runner_->device().host_threads().size(), "thread") +
              (kernels_text.empty() ? "" : ", " + kernels_text));
-  for (const std::string& note : {shared_gpus(world_, runner_->device()), runner_->transport().note})
+  for (const std::string& note : {shared_gpus(world_, runner_->device()), runner_->transport().note,
+                                  offload_note(config_, runner_->device())})
     if (!note.empty()) log_->line(note);
   CheckpointAssets assets;
   if (is_rank0()) assets = find_assets(config_, *data_, *log_);
