@@ -22,7 +22,7 @@ const Decoding& decoding_family();
 const Adapter& adapter_family();
 const Quantize& quantize_family();
 
-// All of them. Families that are not written yet are null.
+// All of them.
 inline const Table& table_of_families() {
   static const Table table{.gemm = &gemm_family(),
                            .norm = &norm_family(),
