@@ -50,6 +50,8 @@ instead() { # COMMAND
       else
         echo "${1/build\/release/$build}$prefix"
       fi ;;
+    # Tests of the preset `cuda`.
+    "ctest -L cuda") grep -q 'LABELS cuda' "$repository/cmake/Module.cmake" && echo true ;;
     "ctest "*)
       if [ -f "$build/CTestTestfile.cmake" ]; then
         printf 'listed %q\n' "$1"

@@ -18,13 +18,15 @@
 # DIR/STAGE.txt holds what a stage has printed, DIR/summary.txt a line for each, DIR/machine.txt GPU, driver,
 # toolkit and commit, without which no figure is given.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+script=$(realpath "$0")
+cd "$(dirname "$script")/.." || exit 1
 
 all=(build tests memcheck racecheck synccheck training bench recipes)
-out=build/gpu-check arch='' stages=()
+out=build/gpu-check arch='' inside='' stages=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --out) out=$2; shift ;;
+    --inside) inside=$2; shift ;;
     --arch) arch=$2; shift ;;
     -h | --help) sed -n '2,22s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *)
@@ -44,7 +46,7 @@ if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
   echo "gpu_check.sh: not run: nvidia-smi shows no GPU" >&2
   exit 77
 fi
-{
+[ -n "$inside" ] || {
   nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv
   "${CUDACXX:-/usr/local/cuda/bin/nvcc}" --version 2>/dev/null | tail -n 2
   echo "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
@@ -60,21 +62,20 @@ stage_tests() { ctest --test-dir build/cuda -L cuda --output-on-failure --no-tes
 
 # Family by family; those that are done are left out when the stage is run again.
 sanitize() { # TOOL
-  local source family status=0
+  local family status=0
   command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer in PATH"; return 1; }
-  for source in tests/kernels/{adapter,attention,context_attention,cross_entropy,decoding,elementwise}.cpp \
-    tests/kernels/{embedding,gemm,gemm_operands,head_norm,norm_activation,optimizers,rope,step_control}.cpp; do
-    family=$(basename "$source" .cpp)
+  for family in adapter attention context_attention cross_entropy decoding elementwise embedding gemm \
+    gemm_operands head_norm norm_activation optimizers rope step_control; do
     [ ! -e "$out/$1.$family.passed" ] || continue
     echo "== $1: $family"
     if CAPSTAN_TEST_SMALL=1 compute-sanitizer --tool "$1" --error-exitcode 9 \
-      build/cuda/test_kernels_gpu --source-file="*/$family.cpp"; then
+      build/cuda/test_cuda_kernels --source-file="*/$family.cpp"; then
       touch "$out/$1.$family.passed"
     else
       status=1
     fi
   done
-  return $status
+  return "$status"
 }
 stage_memcheck() { sanitize memcheck; }
 stage_racecheck() { sanitize racecheck; }
@@ -97,7 +98,7 @@ stage_training() {
   paste <(losses "$runs/cpu") <(losses "$runs/gpu") |
     awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d }
          END { print "largest relative difference: " worst; exit worst < 1e-3 ? 0 : 1 }' || status=1
-  return $status
+  return "$status"
 }
 
 stage_bench() {
@@ -117,26 +118,32 @@ throughput() { # NAME RECIPE [OVERRIDES]
     logger.log_interval=4 validation.eval_interval=null checkpoint.save_interval=null \
     --run-dir "$out/runs/$name" 2>&1 | tail -n 12
 }
-one_gpu=(dist.world_size=1 dist.tp=1 dist.cp=1 dist.pp=1 ddp=no_shard train.micro_batch_size=1)
+one_gpu=(dist.world_size=1 dist.tp=1 dist.cp=1 dist.pp=1 ddp=no_shard)
+# 14 bytes per parameter of state: 16-bit moments.
+small_moments=(optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16
+  optimizer.exp_avg_sq_dtype=bf16)
 stage_recipes() {
-  local status=0
-  throughput full-8b llama3.1-8b "${one_gpu[@]}" model.seq_length=4096 train.global_batch_size=8 || status=1
-  throughput full-8b-fp8 llama3.1-8b "${one_gpu[@]}" model.seq_length=4096 train.global_batch_size=8 \
-    mixed_precision=bf16_with_fp8_current_scaling_mixed || status=1
+  local status=0 full=(llama3.1-8b "${one_gpu[@]}" "${small_moments[@]}" model.seq_length=4096
+    train.micro_batch_size=1 train.global_batch_size=8 model.recompute_granularity=null)
+  throughput full-8b "${full[@]}" || status=1
+  throughput full-8b-fp8 "${full[@]}" mixed_precision=bf16_with_fp8_current_scaling_mixed || status=1
+  throughput lora-8b lora model=llama3-8b peft.random_base=true checkpoint.pretrained_checkpoint=null \
+    "${one_gpu[@]}" model.seq_length=4096 train.micro_batch_size=1 train.global_batch_size=8 || status=1
   throughput full-0.5b qwen2.5-0.5b "${one_gpu[@]}" model.seq_length=1024 train.micro_batch_size=16 \
     train.global_batch_size=64 || status=1
-  return $status
+  return "$status"
 }
 
+if [ -n "$inside" ]; then
+  "stage_$inside"
+  exit
+fi
 failed=0
 for stage in "${stages[@]}"; do
   begun=$SECONDS
   echo "== $stage (at most $((limit / 60)) minutes), into $out/$stage.txt"
-  # In a process group of its own, which the limit ends as a whole.
-  export -f "stage_$stage" sanitize losses throughput
-  export out program arch
-  one_gpu_words=${one_gpu[*]} timeout "$limit" bash -c \
-    "read -ra one_gpu <<<\"\$one_gpu_words\"; stage_$stage" >"$out/$stage.txt" 2>&1
+  # The script itself again, in a process group that the limit ends as a whole.
+  timeout "$limit" "$script" --inside "$stage" --out "$out" ${arch:+--arch "$arch"} >"$out/$stage.txt" 2>&1
   status=$?
   case $status in
     0) line="passed" ;;

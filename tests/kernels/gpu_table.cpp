@@ -1,6 +1,6 @@
-// The kernel tests on the CUDA kernels of a GPU. The tests pass addresses of the host's memory to the kernels:
-// here the heap and the stack of the tests lie in pinned memory, which a GPU reads and writes at the same
-// addresses, and a launch returns after its kernel has run.
+// The kernel tests on the CUDA kernels of a GPU. The tests pass addresses of the host's memory to the
+// kernels: here the heap and the stack of the tests lie in pinned memory, which a GPU reads and writes at the
+// same addresses, and a launch returns after its kernel has run.
 #include <pthread.h>
 
 #include <algorithm>
@@ -66,7 +66,7 @@ constinit PinnedHeap heap;
 
 void* allocate(size_t bytes, size_t alignment) {
   if (heap.is_open()) return heap.allocate(bytes, alignment);
-  void* const data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment + alignment);
+  void* const data = std::aligned_alloc(alignment, (bytes / alignment + 1) * alignment);
   if (!data) throw std::bad_alloc();
   return data;
 }
