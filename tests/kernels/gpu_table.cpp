@@ -3,7 +3,6 @@
 // same addresses, and a launch returns after its kernel has run.
 #include <pthread.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +24,7 @@ class PinnedHeap {
   bool is_open() const { return first_ != nullptr; }
   bool owns(const void* block) const { return block >= first_ && block < end_; }
   void* allocate(size_t bytes, size_t alignment) {
-    const size_t size = std::bit_ceil(std::max({bytes + sizeof(Header), 2 * alignment, size_t{128}}));
+    const size_t size = std::bit_ceil(bytes + alignment + sizeof(Header));
     const std::lock_guard lock(mutex_);
     std::byte* block = free_[std::countr_zero(size)];
     if (block) {
@@ -38,10 +37,10 @@ class PinnedHeap {
       block = next_;
       next_ += size;
     }
-    const size_t skipped = std::max(alignment, sizeof(Header));
-    auto* const header = reinterpret_cast<Header*>(block + skipped) - 1;
-    *header = {block, size};
-    return block + skipped;
+    const auto after = reinterpret_cast<uintptr_t>(block) + sizeof(Header);
+    auto* const data = reinterpret_cast<Header*>((after + alignment - 1) / alignment * alignment);
+    data[-1] = {block, size};
+    return data;
   }
   void free(void* data) {
     const Header header = static_cast<Header*>(data)[-1];
@@ -52,8 +51,8 @@ class PinnedHeap {
   }
 
  private:
-  // Before each block.
-  struct alignas(32) Header {
+  // Before each block's data.
+  struct Header {
     std::byte* block;
     size_t size;
   };

@@ -253,7 +253,10 @@ const Command kBench = {
                 {"json", 0, "", "print one JSON object"}},
     .details =
         "GEMM and attention are compared with the measured peak GEMM throughput, other kernels with the copy "
-        "bandwidth.\n",
+        "bandwidth.\n"
+        "On a GPU (`-r RECIPE train.device=cuda`) GEMM and attention are measured in the recipe's compute "
+        "type, by\n"
+        "events of the device.\n",
     .overrides = true,
     .max_words = SIZE_MAX,
     .run = run_bench,

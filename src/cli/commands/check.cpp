@@ -47,8 +47,10 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
   return missing;
 }
 
-// A recipe for GPUs is valid on every machine. A note where this one cannot train it.
+// A recipe for GPUs is valid on every machine. A note where this one cannot train it; `auto` can be trained
+// everywhere, and opening the CUDA backend would take longer than the check.
 void add_device_note(config::Resolution& resolution) {
+  if (resolution.config.train.device == config::DeviceKind::automatic) return;
   try {
     train::check_device(resolution.config, 0);
   } catch (const Error& error) {
