@@ -52,7 +52,7 @@ function(capstan_module name)
 endfunction()
 
 # capstan_test(NAME SOURCES … USES … [LIBRARIES …] [RANKS N …] [CPU_LEVELS LEVEL …] [LABELS …] [TIMEOUT S]
-#              [PROCESSORS N] [SERIAL] [OPTIMIZED] [PROCESS])
+#              [PROCESSORS N] [SERIAL] [OPTIMIZED] [PROCESS] [GPU])
 #   One doctest program test_NAME, registered with CTest. The tests of a module share one program: doctest's
 #   main is compiled once into capstan_test_main. RANKS N runs it under mpirun with N ranks (label `ranks`), 1
 #   without mpirun; of several N all but 1 make the tests NAME_ranksN of the one program; sanitizers see one
@@ -61,9 +61,11 @@ endfunction()
 #   without sanitizers. SERIAL: it measures time, nothing runs beside it. OPTIMIZED: its references compute
 #   much, on one thread; sanitizer builds optimize them, and the thread sanitizer leaves them out.
 #   PROCESS: it starts the program and compares texts; release builds do not optimize it, which saves a fifth
-#   of the time to compile.
+#   of the time to compile. GPU: all of its cases are of a GPU. In a build with the CUDA backend, programs
+#   with cases of EVERY_DEVICE make a test NAME_gpu besides. Both have the label `cuda`, and are reported as
+#   skipped where there is no GPU.
 function(capstan_test name)
-  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED;PROCESS" "TIMEOUT;PROCESSORS"
+  cmake_parse_arguments(TEST "SERIAL;OPTIMIZED;PROCESS;GPU" "TIMEOUT;PROCESSORS"
     "SOURCES;USES;LIBRARIES;LABELS;RANKS;CPU_LEVELS" ${ARGN})
   if(CAPSTAN_SANITIZE AND "slow" IN_LIST TEST_LABELS)
     return()
@@ -98,6 +100,29 @@ function(capstan_test name)
   endif()
   capstan_precompile(test_${name} ${kind})
   capstan_unity(test_${name})
+  set(TEST_HAS_GPU FALSE)
+  if(CAPSTAN_CUDA AND NOT TEST_GPU)
+    foreach(source ${TEST_SOURCES})
+      if(source MATCHES "[.]cpp$")
+        file(STRINGS ${source} found REGEX "EVERY_DEVICE|on_every_device" LIMIT_COUNT 1)
+        if(found)
+          set(TEST_HAS_GPU TRUE)
+        endif()
+      endif()
+    endforeach()
+  endif()
+  if(TEST_HAS_GPU)
+    # Once more on a GPU (tests/support/devices.hpp): NAME_gpu.
+    target_sources(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/gpu.cpp)
+    target_compile_definitions(test_${name} PRIVATE CAPSTAN_TEST_GPU=1)
+  endif()
+  if(TEST_HAS_GPU OR TEST_GPU)
+    add_dependencies(test_${name} capstan_cuda)
+    if(NOT TARGET gpu_tests)
+      add_custom_target(gpu_tests)  # scripts/gpu_check.sh
+    endif()
+    add_dependencies(gpu_tests test_${name})
+  endif()
   if(NOT TEST_RANKS)
     set(TEST_RANKS 1)
   endif()
@@ -135,6 +160,10 @@ function(capstan_register_test test name ranks)
     set(command ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
       ${MPIEXEC_NUMPROC_FLAG} ${ranks} ${command})
   endif()
+  if(TEST_GPU)
+    capstan_register_gpu_test(${test} ${ranks} "${command}")
+    return()
+  endif()
   set(timeout ${TEST_TIMEOUT})
   if(NOT timeout AND "slow" IN_LIST labels)
     set(timeout 1200)
@@ -152,6 +181,9 @@ function(capstan_register_test test name ranks)
     add_test(NAME ${test} COMMAND ${command})
     set(tests ${test})
   endif()
+  if(TEST_HAS_GPU)
+    capstan_register_gpu_test(${test}_gpu ${ranks} "${command}")
+  endif()
   foreach(level ${levels})
     add_test(NAME ${test}_${level} COMMAND ${command})
     # 77: tests/main.cpp, where the processor lacks the level.
@@ -164,4 +196,11 @@ function(capstan_register_test test name ranks)
   endif()
   set_tests_properties(${tests} PROPERTIES
     LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${processors} RUN_SERIAL ${serial})
+endfunction()
+
+# The CTest entry of a command whose program runs on a GPU. 77: tests/main.cpp, where there is none.
+function(capstan_register_gpu_test test ranks command)
+  add_test(NAME ${test} COMMAND ${command})
+  set_tests_properties(${test} PROPERTIES ENVIRONMENT CAPSTAN_TEST_DEVICE=cuda SKIP_RETURN_CODE 77
+    LABELS cuda TIMEOUT 540 PROCESSORS ${ranks} RESOURCE_LOCK gpu)
 endfunction()

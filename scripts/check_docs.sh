@@ -50,6 +50,8 @@ instead() { # COMMAND
       else
         echo "${1/build\/release/$build}$prefix"
       fi ;;
+    # Tests of the preset `cuda`.
+    "ctest -L cuda") grep -q 'LABELS cuda' "$repository/cmake/Module.cmake" && echo true ;;
     "ctest "*)
       if [ -f "$build/CTestTestfile.cmake" ]; then
         printf 'listed %q\n' "$1"
@@ -61,6 +63,11 @@ instead() { # COMMAND
       printf 'named %q\n' "$1" ;;
     # Debian's fortune cookies may be missing here; other texts stand for them.
     *"/usr/share/games/fortunes/"*) echo "${1//\/usr\/share\/games\/fortunes/$files/fortunes}" ;;
+    # Without a GPU it is refused.
+    "capstan check "*) ;;
+    "capstan "*train.device=cuda*) echo "$1 || [ \$? = 1 ]" ;;
+    # An image that the reader makes.
+    "docker run "*" IMAGE "*) echo "${1#* IMAGE }" ;;
     # Measures for minutes.
     "capstan bench") echo "$1 --seconds 0.01" ;;
     "capstan bench step"*)

@@ -12,6 +12,12 @@
 
 namespace capstan::test {
 
+// tests/support/gpu.cpp, in programs that have cases of the GPU.
+[[gnu::weak]] bool runs_on_gpu();
+[[gnu::weak]] std::string gpu_problem();
+// tests/kernels/gpu_table.cpp, all of whose cases are of the GPU.
+[[gnu::weak]] int run_cases(doctest::Context& context);
+
 constinit const char* const kSourceDirectory = CAPSTAN_SOURCE_DIR;
 constinit const char* const kBinaryDirectory = CAPSTAN_BINARY_DIR;
 
@@ -47,5 +53,16 @@ int main(int argc, char** argv) {
                 std::getenv("CAPSTAN_CPU"));
     return 77;
   }
-  return doctest::Context(argc, argv).run();
+  doctest::Context context(argc, argv);
+  if (capstan::test::runs_on_gpu) {
+    const bool on_gpu = capstan::test::runs_on_gpu();
+    if (const std::string problem = on_gpu ? capstan::test::gpu_problem() : ""; !problem.empty()) {
+      std::printf("not run: %s\n", problem.c_str());
+      return 77;
+    }
+    if (capstan::test::run_cases) return capstan::test::run_cases(context);
+    if (on_gpu) context.addFilter("test-case", "*<capstan::test::Cuda>*,*every device*");
+    if (!on_gpu) context.addFilter("test-case-exclude", "*<capstan::test::Cuda>*");
+  }
+  return context.run();
 }

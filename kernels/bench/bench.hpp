@@ -15,11 +15,19 @@ namespace capstan::kernels {
 // The type in which the CPU's kernels multiply operands of type `compute`: fp32 where they are widened.
 DType cpu_gemm_type(DType compute);
 
+// Time of `work` on the device, which it ends: between two events of the compute queue where the device has
+// queues.
+double seconds_on(Device& device, const std::function<void()>& work);
+
+// Whether this is the GEMM throughput of an accelerator, which needs larger GEMMs for its peak.
+bool is_accelerator(double gflops);
+
 // GEMM throughput of that type in GFLOP/s (2mnk FLOPs each): the best of a few medium shapes, in about 0.3 s.
 // The reference of a training step's `gemm%`.
 double measured_gemm_gflops(Device& device, DType type = DType::f32);
 
-// The rate of a copy of 64 MiB, bytes read plus bytes written, in GB/s: the best within about 0.1 s.
+// The rate of a copy of 64 MiB (of 1 GiB on a GPU, whose cache is larger), bytes read plus bytes written, in
+// GB/s: the best within about 0.1 s.
 double measured_copy_gbps(Device& device);
 
 enum class Peak : uint8_t { gemm, copy };
@@ -33,9 +41,10 @@ struct KernelRate {
   double fraction_of_peak = 0;
 };
 // One row for each kernel whose name is `wanted`, at the shapes of a model: GPT-2 124M at 4 x 1024 tokens and
-// the `quickstart` recipe. Causal attention counts half of the square. Each takes about `seconds`.
+// the `quickstart` recipe. Causal attention counts half of the square; it computes in
+// `type`, whose GEMM throughput is gemm_gflops, all others in fp32. Each takes about `seconds`.
 std::vector<KernelRate> measure_kernels(
-    Device& device, double gemm_gflops, double copy_gbps, double seconds = 0.3,
+    Device& device, DType type, double gemm_gflops, double copy_gbps, double seconds = 0.3,
     const std::function<bool(std::string_view)>& wanted = [](std::string_view) { return true; });
 // Names of the kernels that measure_kernels() knows, without running them.
 std::vector<std::string> kernel_names();
@@ -45,6 +54,7 @@ struct NamedGemm {
   bool trans_a, trans_b;
   int64_t m, n, k;
 };
+inline constexpr NamedGemm kAcceleratorGemm{"", false, true, 8192, 8192, 8192};
 // The GEMMs of a training step of the two models: forward, input gradient, weight gradient.
 const std::vector<NamedGemm>& named_gemms();
 double gemm_gflops(Device& device, const NamedGemm& shape, DType dtype, double seconds);
@@ -52,10 +62,12 @@ double gemm_gflops(Device& device, const NamedGemm& shape, DType dtype, double s
 // The same fp32 GEMM by oneDNN on this host with as many threads, for comparison.
 double onednn_gemm_gflops(const NamedGemm& shape, int threads, double seconds);
 
-// Measures a 2048 x 2048 x 2048 GEMM by Capstan and by oneDNN (bf16: Capstan only), about 0.2 s per run.
-// Interleave runs with the measured work, so that other programs on the same cores slow down both.
+// Measures a 2048 x 2048 x 2048 GEMM by Capstan and by oneDNN (bf16, and devices whose kernels do not run on
+// the host's threads: Capstan only), about 0.2 s per run; 8192 x 8192 x 8192 on an accelerator. Interleave
+// runs with the measured work, so that other programs on the same cores slow down both.
 struct PeakMeasurement {
-  explicit PeakMeasurement(Device& on, DType type = DType::f32);
+  // peak_gflops: roughly that of the device.
+  explicit PeakMeasurement(Device& on, DType type = DType::f32, double peak_gflops = 0);
   void run();
   // The faster one's mean over all runs.
   double gflops() const;
@@ -63,6 +75,7 @@ struct PeakMeasurement {
 
  private:
   Device* device_;
+  const int64_t side_;
   Tensor input_, result_;
   // Operands and result of oneDNN's GEMM.
   std::vector<float> host_, host_result_;

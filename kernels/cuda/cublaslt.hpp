@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "kernels/cuda/cublaslt_sizes.hpp"
 #include "kernels/cuda/intrinsics.hpp"
 
 namespace capstan::kernels::cuda {
@@ -50,12 +51,12 @@ inline int compute_capability() {
   return 10 * major + minor;
 }
 
-// The workspace of a call, as NVIDIA recommends it: enough for every algorithm that is fast.
 inline size_t cublaslt_workspace_bytes() {
-  return size_t{compute_capability() >= 90 ? 32u : 4u} << 20;
+  return cublaslt_workspace_of(compute_capability());
 }
-// fp32 results that are converted to another type (at least one row).
-inline constexpr size_t kSumBytes = size_t{16} << 20;
+inline size_t sum_bytes() {
+  return kSumBytesOfGpu;
+}
 
 inline cudaStream_t stream_of(Context& c) {
   return static_cast<cudaStream_t>(c.stream);

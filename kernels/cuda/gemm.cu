@@ -90,7 +90,7 @@ struct GemmMemory {
     if (s.k > 0 && t.a_scales == ScaleLayout::block_1x16) scalars = kAlignment;
     if (s.k > 0 && !has_result_type(t)) {
       const int64_t row = s.n * static_cast<int64_t>(sizeof(float));
-      sum_rows = std::clamp<int64_t>(static_cast<int64_t>(kSumBytes) / row, 1, s.m);
+      sum_rows = std::clamp<int64_t>(static_cast<int64_t>(sum_bytes()) / row, 1, s.m);
       sums = static_cast<size_t>(sum_rows * row);
     }
   }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/cuda/cublaslt_sizes.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels::simulated {
@@ -171,11 +172,22 @@ int compute_capability();
 inline int current_gpu() {
   return compute_capability();
 }
-// The size is small, because tests fill the workspace of every launch.
+// As long as it lives, kernels of this thread declare the workspace of a GPU of compute capability 9.0.
+class SizesOfGpu {
+ public:
+  SizesOfGpu() { active = true; }
+  ~SizesOfGpu() { active = false; }
+  SizesOfGpu(const SizesOfGpu&) = delete;
+  SizesOfGpu& operator=(const SizesOfGpu&) = delete;
+  inline static thread_local bool active = false;
+};
+// Without SizesOfGpu the size is small, because tests fill the workspace of every launch.
 inline size_t cublaslt_workspace_bytes() {
-  return size_t{16} << 10;
+  return SizesOfGpu::active ? cublaslt_workspace_of(90) : size_t{16} << 10;
 }
-inline constexpr size_t kSumBytes = size_t{1} << 20;
+inline size_t sum_bytes() {
+  return SizesOfGpu::active ? kSumBytesOfGpu : size_t{1} << 20;
+}
 inline cudaStream_t stream_of(Context& c) {
   return &c;
 }

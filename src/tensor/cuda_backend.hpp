@@ -169,7 +169,6 @@ struct Backend {
   const Runtime* runtime = nullptr;
   // Null: the object was built without NCCL.
   const Communicator* communicator = nullptr;
-  // Null: the object was built without kernels. A family that is not written yet is null.
   const kernels::Table* table = nullptr;
 };
 

@@ -95,3 +95,45 @@ TEST_CASE("train.device=simulated: two ranks with transfers that block and match
                     "dist.tp=2", "dist.sp=true"});
   check_near(numbers_of(scratch, "ranks"), numbers_of(scratch, "cpu"));
 }
+
+TEST_CASE("bench and trace on a device with queues take its times") {
+  const ScratchDirectory scratch;
+  const auto on_device = [&](std::vector<std::string> arguments) {
+    Launch launch;
+    launch.directory = scratch.path();
+    for (const char* more :
+         {"train.device=simulated", "dataset=mock", "tokenizer=none", "model.num_layers=1",
+          "model.hidden_size=32", "model.ffn_hidden_size=88", "model.num_attention_heads=4",
+          "model.num_query_groups=2", "model.seq_length=32", "model.vocab_size=96", "train.threads=1",
+          "train.micro_batch_size=1", "train.global_batch_size=1", "mixed_precision=bf16_mixed"})
+      arguments.emplace_back(more);
+    launch.arguments = std::move(arguments);
+    const Finished finished = run(launch);
+    REQUIRE_MESSAGE(finished.code == 0, finished.err);
+    return finished.out;
+  };
+  const auto bench =
+      capstan::json_of(on_device({"bench", "step", "quickstart norm forward", "quickstart qkv forward",
+                                  "--seconds", "0.01", "--json", "-r", "quickstart"}));
+  CHECK(bench["device"].get<std::string>().starts_with("simulated 0 ("));
+  CHECK(bench["gemm_gflops"].get<double>() > 0);
+  CHECK(bench["step_gemm_gflops"].get<double>() > 0);
+  CHECK(bench["copy_gbps"].get<double>() > 0);
+  REQUIRE(bench["kernels"].size() == 2);
+  for (const auto& kernel : bench["kernels"]) {
+    CHECK(kernel["rate"].get<double>() > 0);
+    CHECK(kernel["fraction_of_peak"].get<double>() > 0);
+    // A peak of the host is none of the device.
+    CHECK(!kernel.contains("onednn_rate"));
+  }
+  CHECK(bench["step"]["tokens_per_second"].get<double>() > 0);
+  CHECK(bench["step"]["fraction_of_peak"].get<double>() > 0);
+  CHECK(bench["step"]["operations"].size() > 10);
+
+  CHECK(contains(on_device({"trace", "quickstart", "-o", "trace.json"}), "trace.json: "));
+  const auto trace = capstan::json_of(read_text(scratch.file("trace.json")));
+  double linear = 0;
+  for (const auto& event : trace["traceEvents"])
+    if (event["name"] == "linear" && event["ph"] == "X") linear += event["dur"].get<double>();
+  CHECK(linear > 0);
+}

@@ -15,6 +15,9 @@ bool are_simulated() {
 bool rounds_attention_weights() {
   return false;
 }
+size_t workspace_bytes() {
+  return size_t{8} << 20;
+}
 void prepare_launch(int) {}
 
 }  // namespace capstan::testing

@@ -17,6 +17,9 @@ bool are_simulated() {
 bool rounds_attention_weights() {
   return true;
 }
+size_t workspace_bytes() {
+  return size_t{8} << 20;
+}
 void prepare_launch(int number) {
   using kernels::simulated::Order;
   const Order orders[] = {{Order::Kind::forward, 0},

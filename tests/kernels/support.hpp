@@ -22,8 +22,8 @@ namespace capstan::testing {
 
 using reference::Vec;
 
-// The kernels that a program tests: the CPU's (cpu_table.cpp), or those of the simulated device
-// (simulated_table.cpp).
+// The kernels that a program tests: the CPU's (cpu_table.cpp), those of the simulated device
+// (simulated_table.cpp) or those of a GPU (gpu_table.cpp).
 const kernels::Table& table();
 // The folder of their sources: "kernels/cpu/" or "kernels/cuda/".
 std::string kernel_folder();
@@ -32,6 +32,8 @@ bool are_simulated();
 // Whether kernels of attention round its weights to the type of the heads; those of the CPU do not, or keep
 // their rest as well.
 bool rounds_attention_weights();
+// More than any launch of a test needs.
+size_t workspace_bytes();
 // Before each launch of run_kernel(), `number` from 0: on a simulated device another order of threads.
 void prepare_launch(int number);
 
@@ -130,11 +132,11 @@ class Array {
   Bytes bytes_;
 };
 
-// The launch of a kernel: threads, and a workspace of `bytes`, by default more than any test needs,
-// with guard bytes after it. Fails the test if a kernel reports an error and the test does not take it.
+// The launch of a kernel: threads, and a workspace of `bytes`, with guard bytes after it. Fails the test if a
+// kernel reports an error and the test does not take it.
 class Launch {
  public:
-  explicit Launch(int threads, size_t bytes = size_t{8} << 20)
+  explicit Launch(int threads, size_t bytes = workspace_bytes())
       : pool_(threads), bytes_(bytes), memory_(take_memory(bytes + kGuard)) {
     spoil(0xff);
     std::memset(memory_.data() + bytes, kMark, kGuard);

@@ -211,6 +211,7 @@ TEST_CASE_TEMPLATE("GEMMs with scales are those of the decoded operands", D, EVE
         for (const auto [m, n, k] :
              {std::array<int64_t, 3>{1, 1, 1}, {5, 300, 40}, {37, 65, 131}, {130, 9, 1030}}) {
           INFO(name_of(recipe), ": ", m, " x ", n, " x ", k);
+          if (!test::multiplies<D>(name_of(recipe))) continue;
           const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
           const LowPrecision format = format_of(recipe, hybrid);
           const Matrix a = random_matrix(m, k, seed++, 3), b = random_matrix(n, k, seed++, 0.02);
@@ -246,6 +247,7 @@ TEST_CASE_TEMPLATE("GEMMs with scales have the epilogues of others", D, EVERY_DE
   for (const ScalingRecipe recipe : kRecipes)
     for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 3, 5}, {37, 65, 131}}) {
       INFO(name_of(recipe), ": ", m, " x ", n, " x ", k);
+      if (!test::multiplies<D>(name_of(recipe))) continue;
       const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
       const LowPrecision format = format_of(recipe, false);
       const Tensor ones = Tensor::from_host<float>(*device, {3, 2}, std::vector<float>(6, 1.0f));
@@ -300,6 +302,7 @@ TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
   for (const ScalingRecipe recipe : kRecipes)
     for (const bool weight_gradient : {true, false}) {
       INFO(name_of(recipe), weight_gradient ? "" : ", weight gradient in bf16");
+      if (!test::multiplies<D>(name_of(recipe))) continue;
       const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
       LowPrecision format = format_of(recipe, true);
       format.weight_gradient = weight_gradient;
@@ -322,6 +325,7 @@ TEST_CASE_TEMPLATE("a linear layer in every recipe", D, EVERY_DEVICE) {
 }
 
 TEST_CASE_TEMPLATE("a weight is quantized once until the parameters change", D, EVERY_DEVICE) {
+  if (!test::multiplies<D>("tensorwise")) return;
   const auto device = D::make(1);
   Layer layer(*device, random_matrix(40, 24, 9, 1), format_of(ScalingRecipe::tensorwise, true));
   ParamStore& store = *layer.store;
@@ -339,6 +343,7 @@ TEST_CASE_TEMPLATE("a weight is quantized once until the parameters change", D, 
 }
 
 TEST_CASE_TEMPLATE("a frozen weight is quantized again only after it is loaded", D, EVERY_DEVICE) {
+  if (!test::multiplies<D>("tensorwise")) return;
   const auto device = D::make(1);
   Layer layer(*device, random_matrix(40, 24, 9, 1), format_of(ScalingRecipe::tensorwise, true), 1, false);
   const auto codes = [&] {
@@ -364,6 +369,7 @@ TEST_CASE_TEMPLATE("a frozen weight has its values after an update of the scales
                dy = random_matrix(50, 72, 7, 3);
   for (const ScalingRecipe recipe : kRecipes) {
     INFO(name_of(recipe));
+    if (!test::multiplies<D>(name_of(recipe))) continue;
     const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
     Layer layer(*device, w, format_of(recipe, true), 1, false);
     layer.store->zero_gradients();
@@ -381,6 +387,7 @@ TEST_CASE_TEMPLATE("a frozen weight has its values after an update of the scales
 }
 
 TEST_CASE_TEMPLATE("delayed scaling: the maxima of a step make the scales of the next", D, EVERY_DEVICE) {
+  if (!test::multiplies<D>("tensorwise")) return;
   const auto device = D::make(2);
   Layer layer(*device, random_matrix(40, 24, 1, 0.1), format_of(ScalingRecipe::delayed, true), 3);
   const Matrix x = random_matrix(30, 24, 2, 50), dy = random_matrix(30, 40, 3, 1e-3);
@@ -458,6 +465,7 @@ TEST_CASE_TEMPLATE("an input that its activation quantizes has the bits of one q
       for (const bool trains : {true, false})
         for (const auto [m, n, k] : {std::array<int64_t, 3>{1, 3, 5}, {37, 65, 131}, {261, 40, 72}}) {
           INFO(name_of(recipe), ": ", m, " x ", n, " x ", k, " ", weight_gradient, trains);
+          if (!test::multiplies<D>(name_of(recipe))) continue;
           const test::SimulatedGpu gpu(test::capability_for(name_of(recipe)));
           LowPrecision format = format_of(recipe, true);
           format.weight_gradient = weight_gradient;

@@ -14,6 +14,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -53,25 +54,58 @@ struct Simulated {
     return std::make_unique<cuda::SimulatedDevice>(kernels::simulated_device_kernels(), options);
   }
 };
+#ifdef CAPSTAN_TEST_GPU
+// A GPU of this machine (gpu.cpp), in programs of the preset `cuda`. The tests NAME_gpu of CTest, with the
+// label `cuda`, run its cases and no others (main.cpp).
+std::unique_ptr<Device> make_gpu_device(int threads);
+// 90 for 9.0.
+int gpu_capability();
+// Whether this is the run of such a test.
+bool runs_on_gpu();
+struct Cuda {
+  static constexpr DeviceType type = DeviceType::cuda;
+  static constexpr bool kSlow = false;
+  static std::unique_ptr<Device> make(int threads) { return make_gpu_device(threads); }
+};
+#define GPU_DEVICES , ::capstan::test::Cuda
+#else
+#define GPU_DEVICES
+#endif
+// Whether D multiplies in the precision whose name this is, or is a part of it. The CPU and the simulation
+// do; a GPU refuses what its tensor cores lack.
+template <class D>
+bool multiplies([[maybe_unused]] std::string_view precision) {
+#ifdef CAPSTAN_TEST_GPU
+  if (D::type != DeviceType::cuda) return true;
+  const auto names = [&](const char* part) { return precision.find(part) != std::string_view::npos; };
+  if (names("mxfp8") || names("nvfp4")) return gpu_capability() >= 100;
+  return names("blockwise") ? gpu_capability() == 90 : gpu_capability() >= 89;
+#else
+  return true;
+#endif
+}
 // Devices with the CPU's kernels, for tests of many steps or ranks: the simulation takes minutes for them.
 #define CPU_KERNEL_DEVICES ::capstan::test::Cpu, ::capstan::test::Checked
 // Under sanitizers test_simulated alone runs the CUDA kernels: their switches of stacks are slow there.
 #ifdef CAPSTAN_SANITIZED
-#define EVERY_DEVICE CPU_KERNEL_DEVICES
+#define EVERY_DEVICE CPU_KERNEL_DEVICES GPU_DEVICES
 #else
-#define EVERY_DEVICE CPU_KERNEL_DEVICES, ::capstan::test::Simulated
+#define EVERY_DEVICE CPU_KERNEL_DEVICES, ::capstan::test::Simulated GPU_DEVICES
 #endif
 
+constexpr bool has_cuda_kernels(DeviceType type) {
+  return type == DeviceType::simulated || type == DeviceType::cuda;
+}
 // The device to whose bits D is held: it has the same kernels.
 template <class D>
-using Reference = std::conditional_t<D::type == DeviceType::simulated, Simulated, Cpu>;
+using Reference = std::conditional_t<has_cuda_kernels(D::type), D, Cpu>;
 // Relative differences of losses and gradient norms in fp32 between devices whose kernels sum in other
 // orders.
 inline constexpr double kOtherKernels = 1e-4;
 // Whether numbers of a run on D are those of the CPU: the bits, or what other kernels compute.
 template <class D>
 void check_cpu_numbers(const std::vector<double>& found, const std::vector<double>& of_the_cpu) {
-  if (D::type != DeviceType::simulated) {
+  if (!has_cuda_kernels(D::type)) {
     CHECK(found == of_the_cpu);
     return;
   }
@@ -80,8 +114,11 @@ void check_cpu_numbers(const std::vector<double>& found, const std::vector<doubl
     CHECK(found[i] == doctest::Approx(of_the_cpu[i]).epsilon(kOtherKernels));
 }
 
-// Several of each, the plain CPU first.
+// Several of each, the plain CPU first. Cases with "every device" in their name are those of the GPU too.
 inline void on_every_device(const std::function<void(Device&)>& body) {
+#ifdef CAPSTAN_TEST_GPU
+  if (runs_on_gpu()) return body(*Cuda::make(2));
+#endif
   for (const int threads : {1, 3}) body(*Cpu::make(threads));
   body(*Checked::make(2));
   body(*make_checked_device(kernels::cpu_table(), 1, {.patient = true}));
@@ -97,10 +134,12 @@ template <class T>
 class FirstResults {
  public:
   // Empty for the first device.
-  std::optional<T>& of(const Device& device) { return firsts_[device.type() == DeviceType::simulated]; }
+  std::optional<T>& of(const Device& device) {
+    return firsts_[device.type() == DeviceType::cuda ? 2 : device.type() == DeviceType::simulated ? 1 : 0];
+  }
 
  private:
-  std::optional<T> firsts_[2];
+  std::optional<T> firsts_[3];
 };
 
 }  // namespace capstan::test

@@ -78,6 +78,7 @@ Status describe_device(int32_t index, cuda::DeviceFacts* facts) {
   if (index < 0 || index >= state.devices)
     return failed("describe_device", "no such device", StatusCode::failed);
   std::snprintf(facts->name, sizeof facts->name, "fake GPU");
+  facts->major = state.capability / 10, facts->minor = state.capability % 10;
   return status;
 }
 Status open_device(int32_t index, OpenDevice** device) {

@@ -16,6 +16,7 @@ struct FakeCuda {
   // Properties of the next device.
   int32_t devices = 1;
   int64_t memory = int64_t{256} << 20;  // bytes
+  int32_t capability = 90;
   // No work runs until a wait needs it.
   bool patient = false;
   // The name of the function of cuda::Runtime that fails; empty: none does.

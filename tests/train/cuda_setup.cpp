@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "comm/world.hpp"
+#include "kernels/simulated/table.hpp"
 #include "support/devices.hpp"
 #include "support/fake_cuda.hpp"
+#include "support/simulated_gpu.hpp"
 #include "support/tiny.hpp"
 #include "train/setup/cuda.hpp"
 #include "train/setup/device.hpp"
@@ -73,7 +75,7 @@ TEST_CASE("a model trains on the cuda device with the CPU's bits, and the host w
     }
 }
 
-TEST_CASE("the CUDA backend can be used where it sees a device and has all kernels") {
+TEST_CASE("the CUDA backend can be used where it sees devices of compute capability 8.0 or newer") {
   test::FakeCuda& fake = test::reset_fake_cuda();
   fake.devices = 3;
   const train::CudaStatus usable = status_with(&kernels::cpu_table());
@@ -85,15 +87,17 @@ TEST_CASE("the CUDA backend can be used where it sees a device and has all kerne
   CHECK(train::make_cuda_device(usable, 2, 1)->description().starts_with("cuda 2 (fake GPU"));
   CHECK(train::make_cuda_device(usable, 4, 1)->description().starts_with("cuda 1 (fake GPU"));
 
-  const train::CudaStatus no_kernels = status_with(nullptr);
-  CHECK(!no_kernels.usable);
-  CHECK(!no_kernels.table);
-  CHECK(no_kernels.built);
-  CHECK(no_kernels.reason == "the CUDA backend has no kernels");
-  kernels::Table table = kernels::cpu_table();
-  table.gemm = nullptr, table.step_control = nullptr;
-  CHECK(status_with(&table).reason == "the CUDA backend lacks the kernels gemm, step_control");
-  CHECK(!status_with(&table).table);
+  for (const int capability : {70, 75, 80, 86, 120}) {
+    CAPTURE(capability);
+    fake.capability = capability;
+    const train::CudaStatus status = status_with(&kernels::cpu_table());
+    CHECK(bool(status.usable) == (capability >= 80));
+    CHECK(status.reason ==
+          (capability >= 80 ? ""
+                            : "GPU 0 (fake GPU) has compute capability 7." + std::to_string(capability - 70) +
+                                  ", and the kernels need 8.0 or newer"));
+    if (status.usable) CHECK(train::facts_of_rank(status, 4).major == capability / 10);
+  }
 
   fake.failing = "count_devices", fake.code = cuda::StatusCode::unavailable;
   const train::CudaStatus no_driver = status_with(&kernels::cpu_table());
@@ -101,6 +105,78 @@ TEST_CASE("the CUDA backend can be used where it sees a device and has all kerne
   CHECK(no_driver.reason == "fake_count_devices: planted error");
   // Estimates use the kernels also where there is no device.
   CHECK(no_driver.table == &kernels::cpu_table());
+}
+
+TEST_CASE("without a backend, estimates of a GPU have the workspaces of its kernels") {
+  if (train::cuda_status().table) return;
+  const auto device = train::make_meta_device_for(config::DeviceKind::cuda, 3, 1);
+  const kernels::Table& table = device->table();
+  const kernels::Table& simulated = kernels::simulated_table();
+  CHECK(table.attention == simulated.attention);
+  CHECK(table.optimizers == simulated.optimizers);
+  const kernels::GemmShape shape{false, false, 64, 48, 32, 32, 48, 48};
+  const auto bytes = [&](const kernels::Table& of, DType c) {
+    return of.gemm->run_workspace(shape, {DType::bf16, DType::bf16, c}, 1, 0, false).total(0);
+  };
+  CHECK(bytes(table, DType::f32) == (size_t{32} << 20) + 256);
+  // fp32 rows, which become fp16.
+  CHECK(bytes(table, DType::f16) == bytes(table, DType::f32) + 64 * 48 * 4);
+  // The sizes of the simulation are as before.
+  CHECK(bytes(simulated, DType::f32) == (size_t{16} << 10) + 256);
+}
+
+TEST_CASE("low-precision GEMMs are refused by name on a GPU that does not have them") {
+  using config::Fp8Recipe;
+  const auto refusal = [](const config::MixedPrecisionConfig& precision, int capability) -> std::string {
+    try {
+      train::check_precision(precision, {"a GPU", capability});
+      return "";
+    } catch (const Error& error) {
+      CHECK(error.code() == ErrorCode::unsupported);
+      CHECK(error.help().find("mixed_precision=bf16_mixed") == 0);
+      return error.message();
+    }
+  };
+  config::MixedPrecisionConfig plain, fp8, fp4;
+  fp8.fp8 = config::Fp8Format::hybrid;
+  fp4.fp4 = config::Fp4Format::e2m1;
+  for (const int capability : {80, 86, 89, 90, 100, 103, 120}) {
+    CAPTURE(capability);
+    CHECK(refusal(plain, capability).empty());
+    CHECK(refusal(fp4, capability).empty() == (capability >= 100));
+    for (const auto& [recipe, fits] :
+         {std::pair(Fp8Recipe::delayed, capability >= 89), std::pair(Fp8Recipe::tensorwise, capability >= 89),
+          std::pair(Fp8Recipe::blockwise, capability == 90),
+          std::pair(Fp8Recipe::mxfp8, capability >= 100)}) {
+      fp8.fp8_recipe = recipe;
+      CAPTURE(config::enum_name(recipe));
+      CHECK(refusal(fp8, capability).empty() == fits);
+    }
+  }
+  fp8.fp8_recipe = Fp8Recipe::mxfp8;
+  CHECK(refusal(fp8, 90) ==
+        "mixed_precision.fp8_recipe: mxfp8 needs a GPU of compute capability 10.0 or newer, and this one (a "
+        "GPU) has 9.0");
+  CHECK(refusal(fp4, 89) ==
+        "mixed_precision.fp4_recipe: nvfp4 needs a GPU of compute capability 10.0 or newer, and this one (a "
+        "GPU) has 8.9");
+
+  // Of a device of this machine: before a training step, and before its device is made.
+  config::Config config = testing::tiny_config(true);
+  config.train.device = config::DeviceKind::simulated;
+  config.mixed_precision = fp8;
+  const auto refused = [&] {
+    try {
+      const auto world = comm::World::single_process();
+      train::StepRunner runner(config, *world);
+      return std::string();
+    } catch (const Error& error) {
+      return error.message();
+    }
+  };
+  CHECK(refused().find("mixed_precision.fp8_recipe: mxfp8 needs a GPU of compute capability 10.0") == 0);
+  const test::SimulatedGpu newer(100);
+  CHECK(refused().empty());
 }
 
 TEST_CASE("train.device: auto and cuda on this machine") {

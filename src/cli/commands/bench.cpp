@@ -42,6 +42,9 @@ class Bench {
   const OrderedJson& json() const { return json_; }
 
  private:
+  // GEMMs and attention: on the host in fp32, of which oneDNN's are the peak; elsewhere in the step's type.
+  DType kernel_type() const { return on_host_ ? DType::f32 : type_; }
+  double kernel_gemm() const { return on_host_ ? gemm_ : step_gemm_; }
   void add_gemm(const kernels::NamedGemm& shape, Table& table);
   std::string phases_text(const train::StepMeasurement& step);
   std::string operations_text(const train::StepMeasurement& step);
@@ -57,7 +60,11 @@ class Bench {
   double seconds_;
   Progress progress_;
   std::unique_ptr<Device> device_;
-  // GFLOP/s in fp32, and in the compute type of the step.
+  // Whether threads of this host run the kernels.
+  const bool on_host_;
+  // The compute type of the step.
+  const DType type_;
+  // GFLOP/s in fp32, and in that type.
   double gemm_ = 0, step_gemm_ = 0;
   double copy_ = 0;  // GB/s
   OrderedJson json_ = {{"schema", "capstan.bench/1"}};
@@ -68,8 +75,10 @@ Bench::Bench(Context& context, const config::Resolution& resolution)
       resolution_(resolution),
       seconds_(args_.number("seconds", 0.01, 60).value_or(0.2)),
       progress_(!context.quiet() && !args_.has("json"), context.color_err),
-      device_(
-          train::make_device(resolution.config.train.device, resolution.config.train.threads.value_or(0))) {}
+      device_(train::make_device(resolution.config, {})),
+      on_host_(train::backend_of(resolution.config.train.device).runs_on_host_threads),
+      type_(train::backend_of(resolution.config.train.device)
+                .gemm_type(train::compute_type(resolution.config.mixed_precision))) {}
 
 bool Bench::wanted(std::string_view name) const {
   const auto& names = args_.words();
@@ -84,20 +93,20 @@ void Bench::measure_machine() {
                       {"threads", device_->host_threads().size()},
                       {"instruction_set", features.instruction_set},
                       {"native_bf16", features.native_bf16_gemm}};
+  json_["device"] = device_->description();
   print("machine: " + std::to_string(available_cores()) + " cores, " + std::string(features.instruction_set) +
         (features.native_bf16_gemm ? ", native bf16 GEMM" : ", bf16 GEMM computed in fp32") + "\n");
+  if (!on_host_) print("device:  " + device_->description() + "\n");
   gemm_ = kernels::peak_gemm_gflops(*device_);
-  const config::Config& config = resolution_.config;
-  const DType type =
-      train::backend_of(config.train.device).gemm_type(train::compute_type(config.mixed_precision));
-  step_gemm_ = type == DType::f32 ? gemm_ : kernels::peak_gemm_gflops(*device_, type);
+  step_gemm_ = type_ == DType::f32 ? gemm_ : kernels::peak_gemm_gflops(*device_, type_);
   copy_ = kernels::measured_copy_gbps(*device_);
   json_["gemm_gflops"] = gemm_;
   json_["step_gemm_gflops"] = step_gemm_;
   json_["copy_gbps"] = copy_;
   json_["kernels"] = OrderedJson::array();
-  print("gemm:    " + fixed(gemm_, 1) + " GFLOP/s fp32 (peak: the best of this program and oneDNN)" +
-        (type == DType::bf16 ? ", " + fixed(step_gemm_, 1) + " GFLOP/s bf16" : "") +
+  print("gemm:    " + fixed(gemm_, 1) + " GFLOP/s fp32 (" +
+        (on_host_ ? "peak: the best of this program and oneDNN" : "without TF32") + ")" +
+        (type_ == DType::f32 ? "" : ", " + fixed(step_gemm_, 1) + " GFLOP/s " + std::string(name_of(type_))) +
         "\ncopy:    " + fixed(copy_, 1) + " GB/s read and written\n");
 }
 
@@ -115,15 +124,18 @@ void Bench::check_names() const {
 }
 
 void Bench::add_gemm(const kernels::NamedGemm& shape, Table& table) {
-  const double rate = kernels::gemm_gflops(*device_, shape, DType::f32, seconds_);
-  const double onednn = kernels::onednn_gemm_gflops(shape, device_->host_threads().size(), seconds_);
-  json_["kernels"].push_back({{"name", shape.name},
-                              {"rate", rate},
-                              {"unit", "GFLOP/s"},
-                              {"fraction_of_peak", rate / gemm_},
-                              {"onednn_rate", onednn}});
-  table.add({shape.name, fixed(rate, 1) + " GFLOP/s", fixed(100 * rate / gemm_, 0) + "%",
-             "oneDNN " + fixed(onednn, 1)});
+  const double rate = kernels::gemm_gflops(*device_, shape, kernel_type(), seconds_),
+               fraction = rate / kernel_gemm();
+  OrderedJson row = {
+      {"name", shape.name}, {"rate", rate}, {"unit", "GFLOP/s"}, {"fraction_of_peak", fraction}};
+  std::vector<std::string> cells = {shape.name, fixed(rate, 1) + " GFLOP/s", fixed(100 * fraction, 0) + "%"};
+  if (on_host_) {
+    const double onednn = kernels::onednn_gemm_gflops(shape, device_->host_threads().size(), seconds_);
+    row["onednn_rate"] = onednn;
+    cells.push_back("oneDNN " + fixed(onednn, 1));
+  }
+  json_["kernels"].push_back(std::move(row));
+  table.add(std::move(cells));
 }
 
 void Bench::measure_kernels() {
@@ -131,8 +143,9 @@ void Bench::measure_kernels() {
   Table table;
   for (const kernels::NamedGemm& shape : kernels::named_gemms())
     if (wanted(shape.name)) add_gemm(shape, table);
-  for (const kernels::KernelRate& kernel : kernels::measure_kernels(
-           *device_, gemm_, copy_, seconds_, [&](std::string_view name) { return wanted(name); })) {
+  for (const kernels::KernelRate& kernel :
+       kernels::measure_kernels(*device_, kernel_type(), kernel_gemm(), copy_, seconds_,
+                                [&](std::string_view name) { return wanted(name); })) {
     const char* unit = kernel.peak == kernels::Peak::gemm ? "GFLOP/s" : "GB/s";
     json_["kernels"].push_back({{"name", kernel.name},
                                 {"rate", kernel.rate},
@@ -141,7 +154,8 @@ void Bench::measure_kernels() {
     table.add(
         {kernel.name, fixed(kernel.rate, 1) + " " + unit, fixed(100 * kernel.fraction_of_peak, 0) + "%"});
   }
-  print("\nkernels, as % of the peak GEMM throughput or of the copy bandwidth:\n" + table.text());
+  print("\nkernels" + (on_host_ ? "" : ", GEMMs and attention in " + std::string(name_of(type_))) +
+        ", as % of the peak GEMM throughput or of the copy bandwidth:\n" + table.text());
 }
 
 std::string Bench::phases_text(const train::StepMeasurement& step) {
@@ -239,7 +253,10 @@ const Command kBench = {
                 {"json", 0, "", "print one JSON object"}},
     .details =
         "GEMM and attention are compared with the measured peak GEMM throughput, other kernels with the copy "
-        "bandwidth.\n",
+        "bandwidth.\n"
+        "On a GPU (`-r RECIPE train.device=cuda`) GEMM and attention are measured in the recipe's compute "
+        "type, by\n"
+        "events of the device.\n",
     .overrides = true,
     .max_words = SIZE_MAX,
     .run = run_bench,

@@ -10,6 +10,7 @@
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
 #include "config/core/field.hpp"
+#include "train/setup/device.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/recipe.hpp"
 #include "train/trainer/start_checks.hpp"
@@ -46,6 +47,26 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
   return missing;
 }
 
+// A recipe for GPUs is valid on every machine. A note where this one cannot train it; `auto` can be trained
+// everywhere, and opening the CUDA backend would take longer than the check.
+void add_device_note(config::Resolution& resolution) {
+  if (resolution.config.train.device == config::DeviceKind::automatic) return;
+  try {
+    train::check_device(resolution.config, 0);
+  } catch (const Error& error) {
+    config::Diagnostic note;
+    note.level = config::Level::note;
+    note.code = "C0805";
+    note.name = "device_not_here";
+    note.message = "the recipe cannot be trained on this machine: " + error.message();
+    note.path = "train.device";
+    note.location = resolution.origin(note.path).location;
+    note.help(error.help());
+    resolution.diagnostics.push_back(std::move(note));
+    config::sort_diagnostics(resolution.diagnostics);
+  }
+}
+
 // "my: ok (1 rank). Data files were not checked; `--files` checks them.".
 std::string accepted_text(const config::Resolution& resolution, size_t warnings, bool files) {
   const config::CheckpointConfig& checkpoint = resolution.config.checkpoint;
@@ -72,7 +93,10 @@ int run_check(Context& context) {
   const size_t errors = count(resolution.diagnostics, config::Level::error);
   const size_t warnings = count(resolution.diagnostics, config::Level::warning);
   std::vector<config::MissingFeature> missing;
-  if (resolution.ok()) missing = config::missing_features(config::schema(), &resolution.config);
+  if (resolution.ok()) {
+    missing = config::missing_features(config::schema(), &resolution.config);
+    if (missing.empty()) add_device_note(resolution);
+  }
 
   // Why `train` refuses the recipe.
   std::optional<Error> refused;

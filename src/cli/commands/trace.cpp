@@ -6,6 +6,7 @@
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
+#include "train/setup/device.hpp"
 #include "train/trainer/recipe.hpp"
 #include "train/trainer/step_measurement.hpp"
 
@@ -25,9 +26,12 @@ int run_trace(Context& context) {
   if (nproc > 1) return launch_ranks(context, nproc, false);
   const std::string file = args.value("output").value_or("trace.json");
   return run_in_world(context, resolution.config.resilience.timeout.seconds, [&](comm::World& world) {
+    // Roughly that of the device: the steps are of seconds.
+    const double gflops =
+        train::device_kind(resolution.config.train.device) == config::DeviceKind::cuda ? 1e5 : 100;
     train::Trace trace(world.rank(), resolution.config.profiling.record_shapes);
     const train::StepMeasurement step =
-        train::measure_step(train::with_short_step(resolution.config, 100), world, 1, 0, &trace);
+        train::measure_step(train::with_short_step(resolution.config, gflops), world, 1, 0, &trace);
     trace.write(file, world.communicator());
     const std::string ranks = world.size() > 1 ? " on each of " + counted(world.size(), "rank") : "";
     if (is_rank0)

@@ -10,6 +10,7 @@
 #include "cli/launch.hpp"
 #include "cli/recipe_input.hpp"
 #include "cli/terminal.hpp"
+#include "train/setup/device.hpp"
 #include "train/trainer/recipe.hpp"
 #include "train/trainer/trainer.hpp"
 
@@ -68,6 +69,9 @@ int run_train(Context& context) {
   if (is_rank0 && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
+  // One error, and not one of each rank; `auto` has none.
+  const bool named_device = resolution.config.train.device != config::DeviceKind::automatic;
+  if (nproc && *nproc > 1 && named_device) train::check_device(resolution.config, 0);
   if (nproc && *nproc > 1) return launch_ranks(context, *nproc, resolution.config.train.exit_signal_handler);
 
   Progress progress(is_rank0 && !context.quiet(), context.color_err);

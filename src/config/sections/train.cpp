@@ -71,7 +71,6 @@ void describe(Section<TrainConfig>& s) {
       .effect(Effect::io);
   s.field("device", &T::device)
       .doc("device that runs the model")
-      .unsupported("CUDA, some of whose kernels are missing", [](const Value& v) { return v.text == "cuda"; })
       .unsupported("training on a device that has shapes and no memory",
                    [](const Value& v) { return v.text == "meta"; })
       .effect(Effect::perf);

@@ -76,6 +76,7 @@ const std::vector<CodeInfo>& diagnostic_codes() {
       {"C0802", "unusable_file: a file that the recipe names, that is there, and that training cannot use"},
       {"C0803", "unwritable_directory: a directory that the run writes, and that cannot be made or written"},
       {"C0804", "occupied_directory: a directory that the run would write, and that another run has written"},
+      {"C0805", "device_not_here: a device of the recipe that this machine does not have"},
   };
   return codes;
 }

@@ -8,34 +8,48 @@
 #include "base/text.hpp"
 #include "base/wording.hpp"
 #include "comm/collective_errors.hpp"
-#include "kernels/each_family.hpp"
 #include "tensor/cuda_device.hpp"
 
 namespace capstan::train {
 
-std::string missing_kernels(const kernels::Table& table) {
-  std::vector<std::string> missing;
-  kernels::for_each_family([&](const char* name, auto family) {
-    if (!(table.*family)) missing.emplace_back(name);
-  });
-  return missing.empty() ? "" : "the kernels " + join(missing, ", ");
+std::string capability_text(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
+static cuda::DeviceFacts facts_of(const cuda::Backend& backend, int device) {
+  cuda::DeviceFacts facts;
+  const cuda::Status described = backend.runtime->describe_device(device, &facts);
+  if (!described.ok())
+    fail(ErrorCode::failed, std::string("cannot read the properties of the device: ") +
+                                (described.text ? described.text : "the CUDA backend gives no reason"));
+  return facts;
+}
+
+// Why the kernels do not run on one of the devices; empty: they run on all of them.
+static std::string old_device(const cuda::Backend& backend, int devices) {
+  for (int device = 0; device < devices; ++device) {
+    const cuda::DeviceFacts facts = facts_of(backend, device);
+    if (const int capability = 10 * facts.major + facts.minor; capability < kLeastCapability)
+      return "GPU " + std::to_string(device) + " (" + facts.name + ") has compute capability " +
+             capability_text(capability) + ", and the kernels need " + capability_text(kLeastCapability) +
+             " or newer";
+  }
+  return "";
 }
 
 CudaStatus cuda_status(const cuda::Library& library) {
   CudaStatus status{.built = library.found, .reason = library.reason, .help = library.help};
   if (!library.backend) return status;
   const cuda::Backend& backend = *library.backend;
-  const std::string missing = backend.table ? missing_kernels(*backend.table) : "kernels";
-  if (missing.empty()) status.table = backend.table;
+  status.table = backend.table;
   status.has_nccl = backend.communicator != nullptr;
 
   int32_t devices = 0;
   if (const cuda::Status counted = backend.runtime->count_devices(&devices); !counted.ok()) {
     status.reason = counted.text ? counted.text : "the CUDA backend finds no device";
     status.help = "`nvidia-smi` shows the driver and its GPUs; CUDA_VISIBLE_DEVICES hides GPUs";
-  } else if (!missing.empty()) {
-    status.reason = backend.table ? "the CUDA backend lacks " + missing : "the CUDA backend has no kernels";
-    status.help = "this version does not train on GPUs yet (docs/gpu.md)";
+  } else if (status.reason = old_device(backend, devices); !status.reason.empty()) {
+    status.help = "CUDA_VISIBLE_DEVICES hides GPUs that are not to be used";
   } else {
     status.usable = &backend;
     status.devices = devices;
@@ -46,6 +60,11 @@ CudaStatus cuda_status(const cuda::Library& library) {
 const CudaStatus& cuda_status() {
   static const CudaStatus status = cuda_status(cuda::library());
   return status;
+}
+
+cuda::DeviceFacts facts_of_rank(const CudaStatus& status, int local_rank) {
+  CAPSTAN_ASSERT(status.usable, "a device of a backend that cannot be used");
+  return facts_of(*status.usable, local_rank % status.devices);
 }
 
 std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_rank, int threads) {

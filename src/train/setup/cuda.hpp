@@ -13,13 +13,13 @@
 namespace capstan::train {
 
 struct CudaStatus {
-  // Null unless a device can be used: the backend is there, with all kernels, and sees a device.
+  // Null unless a device can be used: the backend is there, and sees devices on which its kernels run.
   const cuda::Backend* usable = nullptr;
   // The backend's object is there.
   bool built = false;
   // The backend was built with NCCL.
   bool has_nccl = false;
-  // All kernels, also where there is no device; null: some are missing.
+  // The backend's kernels, also where there is no device; null: there is no backend.
   const kernels::Table* table = nullptr;
   // Devices that this process sees.
   int devices = 0;
@@ -30,8 +30,13 @@ CudaStatus cuda_status(const cuda::Library& library);
 // The status of cuda::library(), found by the first call.
 const CudaStatus& cuda_status();
 
-// "" or "the kernels gemm, attention": families that are null.
-std::string missing_kernels(const kernels::Table& table);
+// The least compute capability on which the kernels run, 80 for 8.0: they multiply by instructions of sm_80.
+inline constexpr int kLeastCapability = 80;
+// "8.0".
+std::string capability_text(int capability);
+
+// The GPU that a local rank takes. status: of a backend that can be used.
+cuda::DeviceFacts facts_of_rank(const CudaStatus& status, int local_rank);
 
 // Makes the device of a rank. Ranks of a host that see the same devices take them in turn.
 std::unique_ptr<Device> make_cuda_device(const CudaStatus& status, int local_rank, int threads);

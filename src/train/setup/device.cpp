@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "kernels/bench/bench.hpp"
+#include "kernels/simulated/cublaslt.hpp"
 #include "kernels/simulated/device_kernels.hpp"
 #include "kernels/simulated/table.hpp"
 #include "kernels/table.hpp"
@@ -50,10 +51,10 @@ std::unique_ptr<Device> make_simulated(const DeviceRequest& request) {
                                                  request.local_rank);
 }
 
-// Without the backend, estimates use the kernels of the CPU.
+// Without the backend, estimates use what the same sources declare when they are compiled for the host.
 const kernels::Table& cuda_table() {
   const kernels::Table* const table = cuda_status().table;
-  return table ? *table : kernels::cpu_table();
+  return table ? *table : kernels::gpu_estimate_table();
 }
 std::optional<DeviceProblem> cuda_problem() {
   const CudaStatus& status = cuda_status();
@@ -63,11 +64,19 @@ std::optional<DeviceProblem> cuda_problem() {
 std::unique_ptr<Device> make_cuda(const DeviceRequest& request) {
   return make_cuda_device(cuda_status(), request.local_rank, request.threads);
 }
+GpuFormats cuda_formats(int local_rank) {
+  const cuda::DeviceFacts facts = facts_of_rank(cuda_status(), local_rank);
+  return {facts.name, 10 * facts.major + facts.minor};
+}
+GpuFormats simulated_formats(int) {
+  return {"simulated", kernels::simulated::compute_capability()};
+}
 constexpr DeviceBackend kCuda{.table = cuda_table,
                               .rules = cuda::CudaDevice::rules(),
                               .gemm_type = [](DType compute) { return compute; },
                               .kernels_text = [](DType) { return std::string(); },
                               .problem = cuda_problem,
+                              .formats = cuda_formats,
                               .make = make_cuda};
 
 constexpr DeviceBackend kSimulated{.table = kernels::simulated_table,
@@ -75,6 +84,7 @@ constexpr DeviceBackend kSimulated{.table = kernels::simulated_table,
                                    .lies_in_host_memory = true,
                                    .gemm_type = kernels::cpu_gemm_type,
                                    .kernels_text = [](DType) { return std::string(); },
+                                   .formats = simulated_formats,
                                    .make = make_simulated};
 
 }  // namespace
@@ -109,6 +119,33 @@ void check_device(config::DeviceKind kind) {
          "train.device=cpu");
 }
 
+void check_precision(const config::MixedPrecisionConfig& precision, const GpuFormats& gpu) {
+  using config::Fp8Recipe;
+  const auto refuse = [&](const char* field, std::string_view value, const std::string& needed) {
+    fail(ErrorCode::unsupported,
+         "mixed_precision." + std::string(field) + ": " + std::string(value) +
+             " needs a GPU of compute capability " + needed + ", and this one (" + gpu.name + ") has " +
+             capability_text(gpu.capability),
+         gpu.capability < 89 ? "mixed_precision=bf16_mixed trains on it"
+                             : "mixed_precision=bf16_mixed trains on it, and so does FP8 with "
+                               "mixed_precision.fp8_recipe=tensorwise");
+  };
+  if (precision.fp4 && gpu.capability < 100)
+    refuse("fp4_recipe", config::enum_name(precision.fp4_recipe), "10.0 or newer");
+  if (!precision.fp8) return;
+  const std::string_view name = config::enum_name(precision.fp8_recipe);
+  if (gpu.capability < 89) refuse("fp8_recipe", name, "8.9 or newer");
+  if (precision.fp8_recipe == Fp8Recipe::blockwise && gpu.capability != 90) refuse("fp8_recipe", name, "9.0");
+  if (precision.fp8_recipe == Fp8Recipe::mxfp8 && gpu.capability < 100)
+    refuse("fp8_recipe", name, "10.0 or newer");
+}
+
+void check_device(const config::Config& config, int local_rank) {
+  check_device(config.train.device);
+  const DeviceBackend& backend = backend_of(config.train.device);
+  if (backend.formats) check_precision(config.mixed_precision, backend.formats(local_rank));
+}
+
 static int threads_per_rank(int64_t threads, int local_ranks) {
   return threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / local_ranks);
 }
@@ -123,6 +160,11 @@ std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t th
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank) {
   check_device(kind);
   return backend_of(kind).make({.threads = threads_per_rank(threads, rank.count), .local_rank = rank.index});
+}
+
+std::unique_ptr<Device> make_device(const config::Config& config, LocalRank rank) {
+  check_device(config, rank.index);
+  return make_device(config.train.device, config.train.threads.value_or(0), rank);
 }
 
 }  // namespace capstan::train

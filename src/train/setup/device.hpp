@@ -28,6 +28,16 @@ struct DeviceProblem {
   std::string reason, help;
 };
 
+// A GPU whose compute capability limits the number formats of GEMMs.
+struct GpuFormats {
+  std::string name;
+  // 90 for 9.0.
+  int capability = 0;
+};
+// ErrorCode::unsupported, with field and value, for low-precision GEMMs that the tensor cores of this GPU do
+// not have.
+void check_precision(const config::MixedPrecisionConfig& precision, const GpuFormats& gpu);
+
 // Properties of a kind of device that the trainer uses. "Add a device" in CONTRIBUTING.md begins here.
 struct DeviceBackend {
   const kernels::Table& (*table)() = nullptr;
@@ -47,6 +57,8 @@ struct DeviceBackend {
   std::string (*kernels_text)(DType compute) = nullptr;
   // Null: it can be used everywhere.
   std::optional<DeviceProblem> (*problem)() = nullptr;
+  // The GPU of a local rank, of a device that can be used. Null: every format is computed.
+  GpuFormats (*formats)(int local_rank) = nullptr;
   std::unique_ptr<Device> (*make)(const DeviceRequest&) = nullptr;
 };
 const DeviceBackend& backend_of(config::DeviceKind kind);
@@ -60,6 +72,8 @@ std::string device_note(config::DeviceKind kind);
 
 // ErrorCode::unsupported for a device that cannot be used here.
 void check_device(config::DeviceKind kind);
+// The same, and check_precision() on the GPU of a local rank.
+void check_device(const config::Config& config, int local_rank);
 
 // The device `meta` that stands for the recipe's device: its kernels with their workspaces, the rounding and
 // growth of its allocator, and memory of its own or the host's. threads 0, here and below: the cores of this
@@ -67,6 +81,8 @@ void check_device(config::DeviceKind kind);
 std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t threads, int local_ranks);
 
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank = {});
+// For training, after check_device().
+std::unique_ptr<Device> make_device(const config::Config& config, LocalRank rank);
 // Local rank on the host of `world`.
 inline LocalRank local_rank_of(const comm::World& world) {
   return {world.local_rank(), world.local_size()};

@@ -54,13 +54,7 @@ std::optional<RankGpu> gpu_of(const comm::World& world, const Device& device) {
 std::optional<RankGpu> gpu_of_rank(const comm::World& world, const config::Config& config) {
   const CudaStatus& status = cuda_status();
   if (device_kind(config.train.device) != config::DeviceKind::cuda || !status.usable) return std::nullopt;
-  cuda::DeviceFacts facts;
-  const cuda::Status described =
-      status.usable->runtime->describe_device(world.local_rank() % status.devices, &facts);
-  if (!described.ok())
-    fail(ErrorCode::failed, std::string("cannot read the properties of the device: ") +
-                                (described.text ? described.text : "the CUDA backend gives no reason"));
-  return rank_gpu(world, facts, status.usable->communicator);
+  return rank_gpu(world, facts_of_rank(status, world.local_rank()), status.usable->communicator);
 }
 
 TransportChoice choose_transport(DistributedBackend backend, const std::vector<std::string>& problems,

@@ -92,7 +92,8 @@ StepMeasurement measure_step(const config::Config& config, comm::World& world, d
       // A lower throughput is that of a sanitizer.
       if (!trace && gemm_gflops > 3)
         observer.peak = &peak.emplace(
-            runner.device(), backend_of(config.train.device).gemm_type(compute_type(config.mixed_precision)));
+            runner.device(), backend_of(config.train.device).gemm_type(compute_type(config.mixed_precision)),
+            gemm_gflops);
       runner.observe(&observer);
       if (trace) {
         timers.listen([trace](Phase phase, double end, double length) { trace->phase(phase, end, length); });

@@ -26,9 +26,7 @@ comm::Mesh connected_mesh(const config::Config& config, Transport transport, com
 StepRunner::StepRunner(const config::Config& config, comm::World& world, std::unique_ptr<Device> device)
     : config_(config),
       world_(world.communicator()),
-      device_(device
-                  ? std::move(device)
-                  : make_device(config.train.device, config.train.threads.value_or(0), local_rank_of(world))),
+      device_(device ? std::move(device) : make_device(config, local_rank_of(world))),
       transport_(choose_transport(config, world, gpu_of(world, *device_))),
       mesh_(connected_mesh(config, transport_.transport, world, *device_)),
       model_(models::build(config.model, model_shard(config, mesh_))),

@@ -91,7 +91,7 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
   // Missing files, directories that cannot be written, unsupported features and a lack of memory are found
   // before anything is allocated or written.
   comm::run_collectively(world_.communicator(), "opening the device",
-                         [&] { check_device(config_.train.device); });
+                         [&] { check_device(config_, world_.local_rank()); });
   check_ranks_agree();
   if (const std::string note = device_note(config_.train.device); !note.empty()) log_->line(note);
   recorder_ = std::make_unique<RunRecorder>(config_, world_, options_, *log_);
