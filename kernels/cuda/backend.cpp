@@ -5,11 +5,6 @@
 #include "tensor/cuda/communicator.hpp"
 #include "tensor/cuda/runtime.hpp"
 
-namespace capstan::cuda {
-// Weak: null in an object that was built without NCCL's header.
-[[gnu::weak]] const Communicator& nccl_communicator();
-}  // namespace capstan::cuda
-
 extern "C" [[gnu::visibility("default")]] const capstan::cuda::Backend* capstan_cuda_backend() {
   static const capstan::cuda::Backend backend{
       .interface = CAPSTAN_CUDA_INTERFACE,

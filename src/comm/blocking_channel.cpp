@@ -86,8 +86,9 @@ class BlockingChannel final : public TensorChannel {
     if (!queues_)
       queues_ = {.transfer = device_.add_queue(true, "transfers of `" + name_ + "`"),
                  .deliver = device_.add_queue(false, "delivery of `" + name_ + "`")};
-    const auto ready = device_.record(after);
     const int64_t number = ++started_;
+    device_.enqueue(after, [this, number] { slot_.ready.store(number); });
+    const auto ready = device_.record(after);
     const TransferStatus::StartOrder order = status_->start(slot_, text_of(batch));
     const auto transfers = std::make_shared<std::vector<PairTransfer>>(transfers_of(batch));
     for (const PairTransfer& transfer : *transfers)

@@ -30,6 +30,7 @@ ChannelSlot& TransferStatus::add(Communicator& group) {
   group.name().copy(mine->group.data(), mine->group.size() - 1);
   mine->state = static_cast<int32_t>(ChannelState::idle);
   mine->count = 0;
+  mine->ready = 0;
   mine->deadlock_found_by = 0;
   mine->started = 0;
   mine->ordered = mine->group[0] != '\0' && Mesh::is_link(mine->group.data()) ? 0 : 1;
@@ -134,10 +135,14 @@ bool TransferStatus::blocked(Search& search, int rank, int64_t id) const {
                             "`, batch " + std::to_string(channel->batch.load()) + ": ";
   if (state == ChannelState::idle) return false;
   if (state == ChannelState::waits_for_compute) {
+    const auto is_ready = [&] { return channel->ready.load() >= channel->batch.load(); };
+    if (is_ready()) return false;
+    const auto depth = static_cast<std::ptrdiff_t>(search.path.size());
     search.path.push_back(
         {rank, id, where + "waits for the compute queue, which waits for an earlier transfer"});
-    if (compute_blocked(search, rank)) return true;
-    search.path.pop_back();
+    // The compute queue may have gone on meanwhile, and wait for this batch.
+    if (compute_blocked(search, rank) && !is_ready()) return true;
+    search.path.erase(search.path.begin() + depth, search.path.end());
     return false;
   }
   const auto transfers = [](const ChannelSlot& of) {

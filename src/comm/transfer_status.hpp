@@ -28,7 +28,7 @@ struct TransferSlot {
 
 enum class ChannelState : int32_t {
   idle,
-  // The first batch waits for work that was queued before it.
+  // The first batch waits for work that was queued before it, unless ChannelSlot::ready says that this is done.
   waits_for_compute,
   transfers,
 };
@@ -48,6 +48,9 @@ struct ChannelSlot {
   // The number of the batch, from 1, and its transfers.
   std::atomic<int64_t> batch;
   std::atomic<int32_t> count;
+  // The last batch before which the work is done, as the queue of that work says: a busy machine may keep the
+  // thread of the transfers from running for long.
+  std::atomic<int64_t> ready;
   std::array<TransferSlot, kTransfers> transfers;
   // The world rank that found this channel in a deadlock, plus 1; 0: none.
   std::atomic<int32_t> deadlock_found_by;

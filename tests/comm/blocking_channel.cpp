@@ -73,6 +73,28 @@ TEST_CASE("a cycle through the compute queue and two channels is found") {
   CHECK(has(error, "waits for the compute queue"));
 }
 
+TEST_CASE("a batch whose work is done is in no deadlock, however late its thread runs") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  TransferStatus status(group);
+  ChannelSlot& mine = status.add(group);
+  mine.batch = 5;
+  if (group.rank() == 1) {
+    // The compute queue has gone on to wait for the batch, and the queue of the transfers has not seen it.
+    mine.state = static_cast<int32_t>(ChannelState::waits_for_compute);
+    mine.ready = 5;
+    status.compute_waits(mine.id, 5);
+  } else {
+    mine.transfers[0].kind = static_cast<int32_t>(TransferBatch::Kind::receive);
+    mine.transfers[0].peer = 1;
+    mine.count = 1;
+    mine.state = static_cast<int32_t>(ChannelState::transfers);
+  }
+  group.barrier();
+  CHECK(!status.deadlock(mine));
+  group.barrier();
+}
+
 TEST_CASE("ranks that start different collectives are named with both") {
   Communicator& group = world().communicator();
   if (group.size() != 2) return;

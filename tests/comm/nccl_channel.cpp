@@ -3,8 +3,10 @@
 #include "comm/nccl_channel.hpp"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -75,6 +77,17 @@ TEST_CASE("nccl: a batch follows the work of its queue, and other work waits for
   }
   CHECK(test::fake_nccl().open == 0);
   CHECK(test::fake_nccl().aborted == 0);
+}
+
+TEST_CASE("nccl: the stand-in's memory has no name once all ranks have joined, so that a kill leaves none") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  const auto device = fresh_device();
+  const test::WithNcclChannel with(group, *device);
+  group.barrier();
+  const std::string prefix = "capstan-fake-nccl-" + std::to_string(::getpid()) + "-";
+  for (const auto& file : std::filesystem::directory_iterator("/dev/shm"))
+    CHECK(!file.path().filename().string().starts_with(prefix));
 }
 
 TEST_CASE("nccl: the host does not wait for peers that are connected") {

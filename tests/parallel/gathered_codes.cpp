@@ -6,6 +6,7 @@
 
 #include "comm/reduce.hpp"
 #include "parallel/flat_store.hpp"
+#include "support/device_kind.hpp"
 #include "support/devices.hpp"
 #include "support/running.hpp"
 #include "support/tiny.hpp"
@@ -25,7 +26,7 @@ constexpr ShardingStrategy kSharded[] = {ShardingStrategy::optim, ShardingStrate
 template <class D>
 config::Config config_of(Fp8Recipe recipe, ShardingStrategy strategy) {
   config::Config c = capstan::testing::tiny_config(true, world().size());
-  c.train.device = D::type == DeviceType::cpu ? config::DeviceKind::cpu : config::DeviceKind::checked;
+  c.train.device = test::device_kind(D::type);
   c.model.num_layers = 3;
   // Weights whose shards end within rows.
   c.model.ffn_hidden_size = 70;

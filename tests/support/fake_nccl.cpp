@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -81,11 +82,13 @@ class Rank {
     CAPSTAN_ASSERT(memory_ != MAP_FAILED, "mmap");
     ::close(file);
     shared().gpus[static_cast<size_t>(rank)] = planted.gpu >= 0 ? planted.gpu + 1 : 0;
-    shared().joined.fetch_add(1);
+    // The memory lives until the last process unmaps it: processes that are killed leave no file.
+    if (shared().joined.fetch_add(1) + 1 == ranks) ::unlink(name_.c_str());
   }
   ~Rank() {
-    ::munmap(memory_, bytes_);
+    // Of ranks that have not all joined.
     ::unlink(name_.c_str());
+    ::munmap(memory_, bytes_);
   }
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -280,9 +283,12 @@ Status load(int32_t* version) {
 
 Status get_unique_id(cuda::UniqueId* id) {
   FAKE_NCCL_FUNCTION("get_unique_id");
-  static std::atomic<int> made = 0;
+  // The number of a process is used again, and a file of the same name would bring the counts of an earlier
+  // communicator, with which transfers wait for ever.
+  static std::random_device random;
   *id = {};
-  std::snprintf(id->bytes, sizeof id->bytes, "/dev/shm/capstan-fake-nccl-%d-%d", ::getpid(), ++made);
+  std::snprintf(id->bytes, sizeof id->bytes, "/dev/shm/capstan-fake-nccl-%d-%08x%08x", ::getpid(), random(),
+                random());
   return {};
 }
 

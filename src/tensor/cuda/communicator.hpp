@@ -5,6 +5,7 @@
 
 namespace capstan::cuda {
 
-const Communicator& nccl_communicator();
+// Weak: null in an object that was built without NCCL's header.
+[[gnu::weak]] const Communicator& nccl_communicator();
 
 }  // namespace capstan::cuda
