@@ -66,8 +66,9 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
       const std::lock_guard lock(batches_mutex_);
       retire_batches();
       publish_batch();
-      where = batches_.empty() ? "after batch " + std::to_string(retired_) + " of group `" + name_ + "`"
-                               : "in " + describe(batches_.front());
+      where = batches_.empty()
+                  ? "after transfer batch " + std::to_string(retired_) + " of group `" + name_ + "`"
+                  : "in " + describe(batches_.front());
     }
     // If the main thread holds the lock, it is in a call of NCCL and finds the error itself.
     const std::unique_lock lock(calls_mutex_, std::try_to_lock);
@@ -281,7 +282,8 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
     return describe(batches_.back());
   }
   std::string describe(const Batch& batch) const {
-    return "batch " + std::to_string(batch.number) + " of group `" + name_ + "` (" + batch.transfers + ")";
+    return "transfer batch " + std::to_string(batch.number) + " of group `" + name_ + "` (" +
+           batch.transfers + ")";
   }
   void retire_batches() {
     while (!batches_.empty() && batches_.front().done && batches_.front().done->done()) {

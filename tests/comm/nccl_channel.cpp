@@ -143,9 +143,9 @@ TEST_CASE("nccl: an error of each call names rank, group and call") {
        {Case{"get_unique_id", "make the id of the communicator"},
         {"init_rank", "join the communicator of 2 ranks"},
         {"get_async_error", "join the communicator of 2 ranks"},
-        {"group_start", "begin batch 1 of group `world` (all_gather of 32 bytes)"},
-        {"group_end", "start batch 1 of group `world` (all_gather of 32 bytes)"},
-        {"all_gather", "queue batch 1 of group `world` (all_gather of 32 bytes)"}}) {
+        {"group_start", "begin transfer batch 1 of group `world` (all_gather of 32 bytes)"},
+        {"group_end", "start transfer batch 1 of group `world` (all_gather of 32 bytes)"},
+        {"all_gather", "queue transfer batch 1 of group `world` (all_gather of 32 bytes)"}}) {
     CAPTURE(function);
     const auto device = fresh_device();
     test::fake_nccl().failing = function;
@@ -207,7 +207,8 @@ TEST_CASE(
     std::optional<std::string> problem;
     wait_for([&] { return (problem = watch->poll()).has_value(); });
     CHECK(*problem ==
-          "in batch 2 of group `world` (all_gather of 32 bytes), NCCL reports: fake_nccl_get_async_error: "
+          "in transfer batch 2 of group `world` (all_gather of 32 bytes), NCCL reports: "
+          "fake_nccl_get_async_error: "
           "remote process exited or there was a network error");
     // As the watchdog's thread does, while the host waits.
     std::thread aborting([&] {

@@ -67,7 +67,7 @@ TEST_CASE("faults of transfers between devices: a world ends by itself and names
         "in transfer batch 2 of group `tp` (all_gather of 32 bytes)"}},
       {"transport",
        {"rank 1 on host `",
-        "at step 4, reduce: in batch 2" + gather + ", NCCL reports: fake_nccl_get_async_error: ",
+        "at step 4, reduce: in transfer batch 2" + gather + ", NCCL reports: fake_nccl_get_async_error: ",
         "remote process exited or there was a network error"}},
   };
   for (const auto& [fault, named] : cases) {
