@@ -108,9 +108,9 @@ void check_draws(LoadedModel& model, const GenerateOptions& options, const std::
   auto cache = model.make_cache(static_cast<int64_t>(next.size() + drawn.size()));
   for (const int32_t id : drawn) {
     const auto logits = model.next_logits(next, cache);
-    CHECK(id == reference::draw({logits.begin(), logits.end()},
-                                {options.temperature, options.top_k, options.top_p, options.seed},
-                                cache.past));
+    CHECK(id == reference::sampled_token({logits.begin(), logits.end()},
+                                         {options.temperature, options.top_k, options.top_p, options.seed},
+                                         cache.past));
     next = {id};
   }
 }
