@@ -3,9 +3,10 @@
 #
 #   scripts/test.sh           fast: release build with warnings as errors, all tests but those labeled `slow`
 #   scripts/test.sh --full    also the form of the sources, the slow tests, clang-tidy of what changed,
-#                             installation, the quickstart, one build with address and undefined-behavior
-#                             sanitizers, the tests labeled `threaded` under the thread sanitizer, and each
-#                             fuzz target for a while; the time of each stage at the end
+#                             installation, the quickstart, the tests of a GPU where there is one, one build
+#                             with address and undefined-behavior sanitizers, the tests labeled `threaded`
+#                             under the thread sanitizer, and each fuzz target for a while; the time of each
+#                             stage at the end
 #   -j N                      compile and test jobs; default: the cores
 #   --no-install              take the installed packages as they are
 #
@@ -23,7 +24,7 @@ while [ $# -gt 0 ]; do
     --full) full=yes ;;
     --no-install) install=no ;;
     -j) jobs=$2; shift ;;
-    -h|--help) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "test.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
   esac
   shift
@@ -161,6 +162,15 @@ if [ "$full" = yes ]; then
     >"$logs/quickstart.txt" 2>&1 || status=$?
   [ "$status" -eq 0 ] || tail -n 20 "$logs/quickstart.txt"
   result "quickstart (see $logs/quickstart.txt)" "$status"
+
+  stage "tests on a GPU"
+  if nvidia-smi -L >/dev/null 2>&1; then
+    status=0
+    scripts/gpu_check.sh build tests || status=$?
+    result "scripts/gpu_check.sh build tests (see build/gpu-check)" "$status"
+  else
+    not_run+=("cuda: ctest -L cuda: this machine has no NVIDIA GPU")
+  fi
 
   # Leaks: Open MPI and the loader keep some memory until the end; scripts/lsan.supp names them. Threads: Open
   # MPI and libgomp synchronize in ways that the sanitizer cannot see; scripts/tsan.supp names them.
