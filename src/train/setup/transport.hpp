@@ -56,6 +56,9 @@ TransportChoice choose_transport(const config::Config& config, comm::World& worl
 TransportChoice choose_transport(config::DistributedBackend backend, const std::vector<std::string>& problems,
                                  const std::vector<std::string>& addresses,
                                  const std::string& nccl_version = "");
+// A line for the log where the transport hides few of the transfers that comm_overlap.tp_comm_overlap runs
+// beside GEMMs; empty: there is nothing to say.
+std::string tensor_overlap_note(const config::Config& config, Transport transport);
 // The choice of a run of the recipe that has not begun, for estimates: each rank has a GPU of its own, and
 // NCCL unless the CUDA backend here was built without it.
 Transport planned_transport(const config::Config& config);
