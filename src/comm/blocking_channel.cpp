@@ -18,6 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kChunk = int64_t{32} << 10;  // bytes
+// A time, not a number of polls: on a busy machine a thread that yields waits for a turn of all others.
+constexpr auto kBusyWait = std::chrono::microseconds(50);
 
 // Shared memory through which one rank sends to another, one chunk at a time.
 struct alignas(64) Mailbox {
@@ -288,12 +290,11 @@ class BlockingChannel final : public TensorChannel {
 
   // Counts how long a batch has made no progress, and when to search for a deadlock next.
   struct StallTimer {
-    int idle = 0;
-    Clock::time_point next = Clock::now() + std::chrono::milliseconds(200);
+    Clock::time_point begin = Clock::now(), next = begin + std::chrono::milliseconds(200);
     std::string suspected;
   };
   void wait(StallTimer& timer) {
-    if (++timer.idle < 64) return std::this_thread::yield();
+    if (Clock::now() - timer.begin < kBusyWait) return std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (header().failed.load() == 2) fail(ErrorCode::rank_failure, header().text.data());
     if (Clock::now() < timer.next) return;

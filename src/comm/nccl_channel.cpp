@@ -174,9 +174,10 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
 
   // Waits until earlier calls are complete. limit: largest wait in seconds.
   void wait_until_ready(const std::string& action, std::optional<double> limit) {
-    constexpr int kBusyPolls = 2000;
+    // A time, not a number of polls: on a busy machine a thread that yields waits for a turn of all others.
+    constexpr Seconds kBusyPolling = std::chrono::microseconds(500);
     const auto start = std::chrono::steady_clock::now();
-    for (int polls = 0;; ++polls) {
+    for (;;) {
       Status status;
       {
         const std::lock_guard lock(calls_mutex_);
@@ -185,11 +186,12 @@ class NcclChannel final : public TensorChannel, public WatchedTransfers {
       }
       if (status.ok()) return;
       if (status.code != StatusCode::not_ready) fail_transport(action, text_of(status));
-      if (polls < kBusyPolls)
+      const Seconds waited = std::chrono::steady_clock::now() - start;
+      if (waited < kBusyPolling)
         std::this_thread::yield();
       else
         std::this_thread::sleep_for(std::chrono::microseconds(100));
-      if (limit && Seconds(std::chrono::steady_clock::now() - start).count() > *limit)
+      if (limit && waited.count() > *limit)
         fail_call(action,
                   "not all ranks have come to it within " + fixed(*limit, 1) + " s (resilience.timeout)");
     }

@@ -28,7 +28,7 @@ struct TransferSlot {
 
 enum class ChannelState : int32_t {
   idle,
-  // The first batch waits for work that was queued before it, unless ChannelSlot::ready says that it is done.
+  // The first batch waits for work that was queued before it, until ChannelSlot::ready has its number.
   waits_for_compute,
   transfers,
 };

@@ -115,6 +115,65 @@ Tensor gemm_of_gathered(StepContext& context, const Tensor& mine, int64_t column
   return y;
 }
 
+// Gathers the rows of a row-sharded tensor block by block to their places among all rows, for readers of all
+// of them: sends and receives, because an all-gather would put the parts of a block beside each other.
+class GatherToPlaces {
+ public:
+  GatherToPlaces(StepContext& context, const Tensor& mine, const TensorParallel& parallel)
+      : context_(context), mine_(mine), parallel_(parallel) {
+    CategoryScope scope(MemoryCategory::workspace);
+    all_ = Tensor::empty(mine.device(), {parallel.size() * mine.size(0), mine.size(1)}, mine.dtype());
+    copy_matrix(mine, rows_of(all_, part_of(parallel.rank(), {0, mine.size(0)})));
+  }
+  // The rows of a block that a rank has.
+  RowRange part_of(int rank, RowRange range) const {
+    return {rank * mine_.size(0) + range.begin, range.count};
+  }
+  const Tensor& all() const { return all_; }
+  // Starts the transfer of a block.
+  void start(RowRange range) {
+    comm::TransferBatch batch;
+    const int ranks = parallel_.size();
+    for (int shift = 1; shift < ranks; ++shift) {
+      const int to = (parallel_.rank() + shift) % ranks, from = (parallel_.rank() + ranks - shift) % ranks;
+      batch.send(rows_of(mine_, range), to).receive(rows_of(all_, part_of(from, range)), from);
+    }
+    traced(context_, 'C', "start gather of rows",
+           [&] { blocks_.push_back(parallel_.group->channel().start(std::move(batch))); });
+  }
+  // For the oldest block whose transfer was started.
+  void wait() {
+    traced(context_, 'C', "wait for gather of rows", [&] { blocks_.front().wait(); });
+    blocks_.pop_front();
+  }
+
+ private:
+  StepContext& context_;
+  Tensor mine_, all_;
+  const TensorParallel& parallel_;
+  std::deque<comm::PendingTransfers> blocks_;
+};
+
+// Returns all rows of a row-sharded dy, and computes dx = op(dy) of each block while the next one arrives.
+template <class Gemm>
+Tensor gather_beside_gemms(StepContext& context, const Tensor& dy, const Tensor& dx,
+                           const TensorParallel& parallel, Gemm&& gemm) {
+  const auto chunks = chunks_of(dy.size(0), parallel.splits);
+  GatherToPlaces gather(context, dy, parallel);
+  gather.start(chunks[0]);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (i + 1 < chunks.size()) gather.start(chunks[i + 1]);
+    gather.wait();
+    traced(context, 'F', "GEMM of a chunk", [&] {
+      for (int r = 0; r < parallel.size(); ++r) {
+        const RowRange part = gather.part_of(r, chunks[i]);
+        gemm(rows_of(gather.all(), part), rows_of(dx, part));
+      }
+    });
+  }
+  return gather.all();
+}
+
 // The sum over ranks of op(x): the sum of each block overlaps with the GEMM of the next. With `sequence`, the
 // result is sharded by rows.
 template <class Gemm>
@@ -290,16 +349,23 @@ Var row_linear(Tape& tape, const Var& x, const Parameter& weight, const TensorPa
     GemmOperand dy_of_weight;
     {
       const LinearWeight w(ctx, weight);
-      // Both GEMMs need all rows of dy; gather them once.
-      if (trainable && parallel.shards_rows()) dy = gathered(ctx.context(), dy, parallel);
-      if (ctx.needs(0) && (trainable || !parallel.shards_rows())) {
+      const auto gemm = [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); };
+      // Both GEMMs need all rows of dy; gather them once. The codes of all rows serve both.
+      const bool gathers = trainable && parallel.shards_rows();
+      const bool in_chunks = chunks_of(dy.size(0), parallel.splits).size() > 1;
+      if (gathers && in_chunks && ctx.needs(0) && !ctx.context().store.scaling(weight)) {
+        const Tensor dx = Tensor::empty(ctx.device(), {dy.size(0) * parallel.size(), in}, dy.dtype());
+        dy = gather_beside_gemms(ctx.context(), dy, dx, parallel, gemm);
+        ctx.accumulate_gradient(0, dx);
+      } else if (ctx.needs(0) && (trainable || !parallel.shards_rows())) {
+        if (gathers) dy = gathered(ctx.context(), dy, parallel);
         const Tensor dx = Tensor::empty(ctx.device(), {dy.size(0), in}, dy.dtype());
         dy_of_weight = w.multiply(dy, dx, trainable);
         ctx.accumulate_gradient(0, dx);
       } else if (ctx.needs(0)) {
-        ctx.accumulate_gradient(
-            0, gemm_of_gathered(ctx.context(), dy, in, parallel,
-                                [&](const Tensor& from, const Tensor& to) { w.multiply(from, to); }));
+        ctx.accumulate_gradient(0, gemm_of_gathered(ctx.context(), dy, in, parallel, gemm));
+      } else if (gathers) {
+        dy = gathered(ctx.context(), dy, parallel);
       }
     }
     if (!trainable) return;

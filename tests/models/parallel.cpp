@@ -286,7 +286,10 @@ TEST_CASE("what travels is started before what runs beside it") {
   CHECK(before("F column_linear", 9) == Names{start, start, wait, gemm, start, wait, gemm, wait, gemm});
   const std::string sum = "start sum of a chunk", summed = "wait for sum of a chunk";
   CHECK(before("F row_linear", 9) == Names{gemm, sum, gemm, summed, sum, gemm, summed, sum, summed});
-  // Backward: the gather of x overlaps with the GEMM of dx, the sum of dx with the weight gradient.
+  // Backward: the gather of dy overlaps with the GEMM of dx, and so does that of x; the sum of dx with the
+  // weight gradient.
+  CHECK(before("B row_linear", 10) ==
+        Names{start, start, wait, gemm, start, wait, gemm, wait, gemm, "weight gradient"});
   CHECK(before("B column_linear", 12) ==
         Names{start, gemm, sum, gemm, summed, sum, gemm, summed, sum, wait, "weight gradient", summed});
 }

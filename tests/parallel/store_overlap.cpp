@@ -26,17 +26,19 @@ struct Timeline {
   int64_t spans_on(const std::string& queue) const {
     return std::ranges::count_if(others, [&](const Interval& one) { return one.queue == queue; });
   }
-  // Seconds that both a kernel and another queue's work took. The queue's name begins with `queue`, and the
-  // description of its work with `work`.
-  double overlap(const std::string& queue = "", const std::string& work = "") const {
+  // Seconds that both a kernel and another queue's work took. The queue's name begins with `queue`, the
+  // description of its work with `work`, and that of the kernel with `kernel`.
+  double overlap(const std::string& queue = "", const std::string& work = "",
+                 const std::string& kernel = "") const {
     double seconds = 0;
     for (const Interval& a : kernels)
       for (const Interval& b : others)
-        if (b.queue.starts_with(queue) && b.name.starts_with(work))
+        if (b.queue.starts_with(queue) && b.name.starts_with(work) && a.name.starts_with(kernel))
           seconds += std::max(0.0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
     return seconds;
   }
-  // Kernels of the compute queue that wait for nothing: weight gradients, blocks of ring attention.
+  // Kernels of the compute queue that wait for nothing: weight gradients, blocks of ring attention, chunks of
+  // tensor-parallel GEMMs.
   std::vector<Interval> kernels;
   // Work of the other queues.
   std::vector<Interval> others;
@@ -47,8 +49,9 @@ class SpanCollector final : public TapeObserver {
  public:
   bool waits() const override { return false; }
   void observe(const TapeEvent& event) override {
-    const bool is_block = event.nested && event.name.find("block") != std::string::npos;
-    if (event.phase == 'W' || is_block) kernels.push_back({"compute", event.name, event.before, event.after});
+    const bool is_part =
+        event.nested && (event.name.find("block") != std::string::npos || event.name == "GEMM of a chunk");
+    if (event.phase == 'W' || is_part) kernels.push_back({"compute", event.name, event.before, event.after});
   }
   void queue_span(const QueueSpan& span) override {
     if (!span.queue.starts_with("delivery")) others.push_back(span);
@@ -186,8 +189,9 @@ TEST_CASE("transfers run beside kernels: gathers of parameters, pipelines, rings
   if (ranks == 1) return;
   const auto base = store_config<test::Checked>(ranks, 2);
   // A rank that waits for slower ones has no kernel to run meanwhile: one rank with overlap is enough.
-  const auto overlap_of = [](const config::Config& config, const char* queue, const char* work = "") {
-    return comm::all_reduce(world().communicator(), timeline_of(config, 2).overlap(queue, work));
+  const auto total = [](double seconds) { return comm::all_reduce(world().communicator(), seconds); };
+  const auto overlap_of = [&](const config::Config& config, const char* queue, const char* work = "") {
+    return total(timeline_of(config, 2).overlap(queue, work));
   };
   {
     auto config = base;
@@ -218,6 +222,15 @@ TEST_CASE("transfers run beside kernels: gathers of parameters, pipelines, rings
     config.ddp.bucket_size = 2000;
     config.ddp.overlap_grad_reduce = true;
     CHECK(overlap_of(config, "transfers of `tp-gradients`") > 0);
+    config.comm_overlap.tp_comm_overlap = true;
+    config.comm_overlap.tp_comm_num_splits = 3;
+    const Timeline timeline = timeline_of(config, 2);
+    // The rows of column-parallel layers, the sums of both kinds, and in the backward pass the rows of
+    // row-parallel ones.
+    for (const char* const work : {"all_gather", "all_to_all", "send"}) {
+      CAPTURE(work);
+      CHECK(total(timeline.overlap("transfers of `tp`", work, "GEMM of a chunk")) > 0);
+    }
   }
 }
 

@@ -125,7 +125,7 @@ class Rank {
   void abort() {
     aborted_ = true;
     waiting_ = {};
-    while (running_.load() > 0) std::this_thread::yield();
+    while (running_.load() > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   // Blocks its stream, and has an error some time after that.
   void break_down(void* stream, const std::shared_ptr<Rank>& self) {
@@ -167,18 +167,23 @@ class Rank {
     copy_own(transfers);
     for (FakeTransfer& transfer : transfers)
       transfer.number = ++(transfer.sends ? sends_ : receives_)[static_cast<size_t>(transfer.peer)];
-    for (size_t open = transfers.size(), idle = 0; open > 0 && !aborted_.load();) {
+    // Busy for a time, not for a number of polls: on a busy machine a thread that yields waits for a turn of
+    // all others.
+    using Clock = std::chrono::steady_clock;
+    auto idle_since = Clock::now();
+    for (size_t open = transfers.size(); open > 0 && !aborted_.load();) {
       bool progress = false;
       open = 0;
       for (size_t i = 0; i < transfers.size(); ++i) {
         if (!transfers[i].finished) progress |= advance(transfers, i);
         open += transfers[i].finished ? 0 : 1;
       }
-      idle = progress ? 0 : idle + 1;
-      if (idle > 64)
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      else if (idle > 0)
+      if (progress)
+        idle_since = Clock::now();
+      else if (Clock::now() - idle_since < std::chrono::microseconds(50))
         std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     --running_;
   }
@@ -322,7 +327,8 @@ Status group_end() {
   }
   rank->start(ended.transfers, ended.stream, rank);
   if (rank->queue_connected()) return {};
-  while (planted.blocking && !rank->queue_connected()) std::this_thread::yield();
+  while (planted.blocking && !rank->queue_connected())
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   return {planted.blocking ? StatusCode::ok : StatusCode::not_ready, nullptr};
 }
 

@@ -249,6 +249,21 @@ TEST_CASE("dist.distributed_backend chooses how tensors travel") {
   CHECK(train::planned_transport(config) == Transport::host);
 }
 
+TEST_CASE("overlap of tensor-parallel transfers is said to hide little where they go through the host") {
+  using train::Transport;
+  config::Config config = testing::tiny_config(true, 2);
+  config.dist.tensor_model_parallel_size = 2;
+  config.dist.sequence_parallel = true;
+  CHECK(train::tensor_overlap_note(config, Transport::host).empty());
+  config.comm_overlap.tp_comm_overlap = true;
+  CHECK(train::tensor_overlap_note(config, Transport::host)
+            .starts_with("comm_overlap.tp_comm_overlap: transfers go through host memory"));
+  for (const Transport transport : {Transport::nccl, Transport::nccl_stand_in})
+    CHECK(train::tensor_overlap_note(config, transport).empty());
+  config.dist.tensor_model_parallel_size = 1;
+  CHECK(train::tensor_overlap_note(config, Transport::host).empty());
+}
+
 namespace {
 
 // Ranges and marks as an outline: a range indents what lies in it, a mark begins with a dash.

@@ -95,6 +95,13 @@ TransportChoice choose_transport(const config::Config& config, comm::World& worl
                           comm::gather_texts(world.communicator(), gpu->address), gpu->nccl_version);
 }
 
+std::string tensor_overlap_note(const config::Config& config, Transport transport) {
+  const bool overlaps = config.comm_overlap.tp_comm_overlap && config.dist.tensor_model_parallel_size > 1;
+  if (!overlaps || runs_without_host(transport)) return "";
+  return "comm_overlap.tp_comm_overlap: transfers go through host memory, and the host waits for each part "
+         "before it sends it: few of them run beside GEMMs";
+}
+
 Transport planned_transport(const config::Config& config) {
   const DistributedBackend backend = config.dist.distributed_backend;
   if (config.dist.world_size == 1) return Transport::host;

@@ -55,6 +55,9 @@ TransportChoice choose_transport(const config::Config& config, comm::World& worl
 TransportChoice choose_transport(config::DistributedBackend backend, const std::vector<std::string>& problems,
                                  const std::vector<std::string>& addresses,
                                  const std::string& nccl_version = "");
+// A line for the log where the transport hides few of the transfers that comm_overlap.tp_comm_overlap runs
+// beside GEMMs; empty: there is nothing to say.
+std::string tensor_overlap_note(const config::Config& config, Transport transport);
 // The transport for estimates: assumes that each rank has its own GPU, and NCCL unless the CUDA backend of
 // this machine was built without it.
 Transport planned_transport(const config::Config& config);

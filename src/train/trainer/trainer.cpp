@@ -115,8 +115,10 @@ Trainer::Trainer(const config::Config& config, comm::World& world, const RunOpti
              counted(world_.size(), "rank") + " x " +
              counted(runner_->device().host_threads().size(), "thread") +
              (kernels_text.empty() ? "" : ", " + kernels_text));
-  for (const std::string& note : {shared_gpus(world_, runner_->device()), runner_->transport().note,
-                                  offload_note(config_, runner_->device())})
+  const TransportChoice& transport = runner_->transport();
+  for (const std::string& note :
+       {shared_gpus(world_, runner_->device()), transport.note,
+        tensor_overlap_note(config_, transport.transport), offload_note(config_, runner_->device())})
     if (!note.empty()) log_->line(note);
   CheckpointAssets assets;
   if (is_rank0()) assets = find_assets(config_, *data_, *log_);
