@@ -310,12 +310,11 @@ TEST_CASE("a misspelled directory is named with what is near, component by compo
   CHECK_MESSAGE(contains(files.err, "did you mean `data/corpus_text_document`?"), files.err);
 }
 
-TEST_CASE("check refuses devices on which this version cannot train") {
-  for (const char* device : {"cuda", "meta"}) {
-    const Finished refused = run({"check", "quickstart", std::string("train.device=") + device});
-    CHECK(refused.code == 1);
-    CHECK_MESSAGE(contains(refused.err, "this version cannot train it:\n    train.device: "), refused.err);
-  }
+TEST_CASE("check refuses a device that cannot train, and accepts one that is not here") {
+  const Finished refused = run({"check", "quickstart", "train.device=meta"});
+  CHECK(refused.code == 1);
+  CHECK_MESSAGE(contains(refused.err, "this version cannot train it:\n    train.device: "), refused.err);
+  CHECK(run({"check", "quickstart", "train.device=cuda"}).code == 0);
 }
 
 TEST_CASE("a wrong preset hides no other mistake") {
