@@ -1,5 +1,5 @@
-// Linear layers over tensor-parallel ranks, with integers: every sum is exact in fp32, so that the bits do not
-// depend on chunks, ranks and channels. 2 to 4 ranks.
+// Linear layers over tensor-parallel ranks, with integers: every sum is exact in fp32, so that the bits do
+// not depend on chunks, ranks and channels. 2 to 4 ranks.
 #include "ops/tensor_parallel.hpp"
 
 #include <doctest/doctest.h>
