@@ -269,6 +269,15 @@ TEST_CASE("the first line of train appears at once; what is missing is reported 
       CHECK(contains(gpu.err, "train.device=cpu trains here"));
     }
   }
+  // `auto` trains on the CPU where there is no GPU, which NCCL cannot.
+  const std::string nccl = "dist.distributed_backend=nccl";
+  const Finished transport = p.in({"check", "./tiny.yaml", nccl});
+  CHECK(transport.code == 0);
+  if (contains(transport.err, "note[C0805]: the recipe cannot be trained on this machine: ")) {
+    const std::string reason = "dist.distributed_backend: nccl: the ranks do not train on GPUs";
+    CHECK(contains(transport.err, reason));
+    CHECK(contains(p.in({"train", "./tiny.yaml", nccl, "--run-dir", "never"}).err, reason));
+  }
   const Finished grid = p.in({"train", "llama3-70b", "dataset=mock", "--run-dir", "never"});
   CHECK(grid.code != 0);
   CHECK_FALSE(fs::exists(p.file("never")));

@@ -11,6 +11,7 @@
 #include "cli/terminal.hpp"
 #include "config/core/field.hpp"
 #include "train/setup/device.hpp"
+#include "train/setup/transport.hpp"
 #include "train/trainer/fit.hpp"
 #include "train/trainer/recipe.hpp"
 #include "train/trainer/start_checks.hpp"
@@ -47,19 +48,28 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
   return missing;
 }
 
-// A recipe for GPUs is valid on every machine. A note where this one cannot train it; `auto` can be trained
-// everywhere, and opening the CUDA backend would take longer than the check.
+// Throws the error with which a run on this machine refuses the recipe's device, or NCCL without GPUs. `path`:
+// the field. `auto` can be trained everywhere, and opening the CUDA backend would take longer than the check,
+// so that it is opened for NCCL alone.
+void check_device_here(const config::Config& config, std::string& path) {
+  const bool nccl = config.dist.distributed_backend == config::DistributedBackend::nccl;
+  path = "train.device";
+  if (config.train.device != config::DeviceKind::automatic) train::check_device(config, 0);
+  path = "dist.distributed_backend";
+  if (nccl && train::device_kind(config.train.device) != config::DeviceKind::cuda)
+    train::choose_transport(config.dist.distributed_backend, {}, {});
+}
+
+// A recipe for GPUs is valid on every machine. A note where this one cannot train it.
 void add_device_note(config::Resolution& resolution) {
-  if (resolution.config.train.device == config::DeviceKind::automatic) return;
+  config::Diagnostic note;
   try {
-    train::check_device(resolution.config, 0);
+    check_device_here(resolution.config, note.path);
   } catch (const Error& error) {
-    config::Diagnostic note;
     note.level = config::Level::note;
     note.code = "C0805";
     note.name = "device_not_here";
     note.message = "the recipe cannot be trained on this machine: " + error.message();
-    note.path = "train.device";
     note.location = resolution.origin(note.path).location;
     note.help(error.help());
     resolution.diagnostics.push_back(std::move(note));
