@@ -49,8 +49,8 @@ std::vector<config::Diagnostic> add_missing_files(const Context& context, config
 }
 
 // Throws the error with which a run on this machine refuses the device of the recipe, or NCCL without GPUs.
-// `path` is set to the field. `auto` can be trained everywhere, and opening the CUDA backend would take longer
-// than the check, so that it is opened for NCCL alone.
+// `path` is set to the field. `auto` can be trained everywhere, and opening the CUDA backend would take
+// longer than the check, so that it is opened for NCCL alone.
 void check_device_here(const config::Config& config, std::string& path) {
   const bool nccl = config.dist.distributed_backend == config::DistributedBackend::nccl;
   path = "train.device";
