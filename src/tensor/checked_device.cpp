@@ -41,6 +41,13 @@ class BlockPages {
                  std::min(2 * static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * page_, int64_t{256} << 30),
                  true),
         next_(page_) {}
+  // Workspaces that queues keep still have their sentinels, whose addresses the next mapping may use.
+  ~BlockPages() {
+    std::byte* const begin = mapping_.begin() + distance();
+    remove_sentinel(begin, begin + next_);
+  }
+  BlockPages(const BlockPages&) = delete;
+  BlockPages& operator=(const BlockPages&) = delete;
   std::ptrdiff_t distance() const { return mapping_.distance(); }
 
   // The block ends at a page boundary, and kernels cannot access the next page. Sentinels fit before it.
