@@ -84,14 +84,14 @@ Sentinels::Work Sentinels::remove(std::byte* data, int64_t launches) {
   const Block block = found->second;
   blocks_.erase(found);
   return [block, launches] {
-    const auto let_go = [&] { remove_sentinel(block.data - kBytes, block.data + block.end); };
+    const auto remove_both = [&] { remove_sentinel(block.data - kBytes, block.data + block.end); };
     try {
       verify(block, launches);
     } catch (...) {
-      let_go();
+      remove_both();
       throw;
     }
-    let_go();
+    remove_both();
   };
 }
 

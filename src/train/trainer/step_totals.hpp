@@ -10,16 +10,17 @@
 
 namespace capstan::train {
 
-// Every rank of the mesh calls the same methods in the same order; all but control(), read() and
-// those of the fingerprint are collective.
+// Every rank of the mesh calls the same methods in the same order; all but control(), read()
+// and those of the fingerprint are collective.
 class StepTotals {
  public:
   // All arguments outlive the object.
   StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatStore& store,
              const optim::Optimizer& optimizer);
 
-  // The fingerprint of this rank's values: 0, and a contiguous tensor more. Equal bits in the same calls give
-  // equal fingerprints.
+  // The fingerprint of a step: a hash of this rank's gradients and losses before they are reduced.
+  // clear_fingerprint() begins a step; add_to_fingerprint() adds a contiguous tensor, on the compute queue.
+  // The same calls with the same bits give the same fingerprint.
   void clear_fingerprint();
   void add_to_fingerprint(const Tensor& tensor);
   // Sums the losses and their weights over all ranks. Only the last pipeline stage has losses.
