@@ -68,7 +68,7 @@ build() { # PRESET [--target TARGET…]
 
 # Runs ctest and adds its counts to the totals; a failing test does not stop the rest.
 tests() { # PRESET [ctest arguments]
-  local preset=$1 log="$logs/ctest-$1.txt" total=0 bad=0
+  local preset=$1 log="$logs/ctest-$1.txt" total=0 bad=0 errors
   shift
   ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error "$@" 2>&1 |
     tee "$log" || true
@@ -90,8 +90,17 @@ tests() { # PRESET [ctest arguments]
     esac
   done < <(sed -nE 's/^.*Test +#[0-9]+: ([^ ]+) \.*\*\*\*Skipped.*$/\1/p' "$log")
   while read -r name; do
-    failures+=("$preset: $name")
+    errors=$(first_errors "$log" "$name")
+    failures+=("$preset: $name${errors:+$'\n'$errors}")
   done < <(sed -nE '/\(Skipped\)$/d; s/^[[:space:]]+[0-9]+ - ([^ ]+) \(.*$/\1/p' "$log")
+}
+
+# The first errors that a failed test printed.
+first_errors() { # LOG NAME
+  awk -v name="$2" '
+    /^ *[0-9]+\/[0-9]+ Test +#|^ +Start +[0-9]+:/ { within = index($0, " " name " ") && /\*\*\*/; next }
+    within && /ERROR|FATAL|  values: |  logged: |SUMMARY|terminate/ && ++lines <= 12 { print "        " $0 }
+  ' "$1"
 }
 
 result() { # NAME STATUS

@@ -43,7 +43,7 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 }  // namespace
 
 TEST_CASE("fp16 learns as fp32 does, with FP8 GEMMs too") {
-  constexpr int64_t kSteps = test::kSanitized ? 10 : 60;
+  constexpr int64_t kSteps = test::kSanitized ? 10 : 60;  // ten are the least of last_losses
   const std::vector<std::string> wide = {"model.hidden_size=64", "model.ffn_hidden_size=160",
                                          "model.kv_channels=16", "train.train_iters=60", kScale + "4096"};
   const auto expected =
@@ -60,10 +60,16 @@ TEST_CASE("fp16 learns as fp32 does, with FP8 GEMMs too") {
           last_losses(expected));
   CHECK(apart < 4e-3);
   CHECK(std::abs(last_losses(trace) - last_losses(expected)) < 2e-3);
-  for (const char* preset : {"fp16_with_fp8_delayed_scaling_mixed", "fp16_with_fp8_current_scaling_mixed",
-                             "fp16_with_fp8_subchannel_scaling_mixed", "fp16_with_mxfp8_mixed"}) {
-    const double last = last_losses(run(resolve_preset<test::Cpu>(preset, wide), kSteps));
-    CHECK_MESSAGE(std::abs(last - last_losses(expected)) < 0.01, preset, ": ", last);
+  for (const std::string preset :
+       {"fp16_with_fp8_delayed_scaling_mixed", "fp16_with_fp8_current_scaling_mixed",
+        "fp16_with_fp8_subchannel_scaling_mixed", "fp16_with_mxfp8_mixed"}) {
+    const auto rounded = run(resolve_preset<test::Cpu>(preset, wide), kSteps);
+    // Roundings grow while the losses fall fast, and vanish where they have fallen.
+    for (size_t i = 0; i < 8; i += 2)
+      CHECK_MESSAGE(std::abs(rounded[i] - expected[i]) < 0.02, preset, ": step ", i / 2, ": ", rounded[i]);
+    if (!test::kSanitized)
+      CHECK_MESSAGE(std::abs(last_losses(rounded) - last_losses(expected)) < 0.01, preset, ": ",
+                    last_losses(rounded));
   }
 }
 
