@@ -73,7 +73,8 @@ TEST_CASE("check looks at the files of a recipe: notes, or errors with --files")
       "tokenizer.json\n");
   const Finished note = run_in(scratch, {"check", "my.yaml"});
   CHECK(note.code == 0);
-  CHECK(note.out == "my: ok (1 rank). Data files were not checked; `--files` checks them.\n");
+  CHECK(note.out ==
+        "my: ok (1 rank). Files that cannot be read here are notes; with `--files` they are errors.\n");
   CHECK_MESSAGE(contains(note.err, "note[C0801]: not found: dataset.data_path = corpus\n"), note.err);
   CHECK_MESSAGE(contains(note.err, "corpus_text_document"), note.err);  // the near name
   CHECK(run_in(scratch, {"check", "my.yaml", "-q"}).err.empty());

@@ -1,4 +1,5 @@
 // capstan check
+#include <algorithm>
 #include <optional>
 
 #include "base/error.hpp"
@@ -86,7 +87,12 @@ std::string accepted_text(const config::Resolution& resolution, size_t warnings,
   line +=
       warnings == 0 ? std::string("ok") : "no errors, " + counted(static_cast<int64_t>(warnings), "warning");
   line += " (" + layout_text(resolution.config.dist) + ")";
-  if (!files && (data || weights))
+  const bool noted = std::ranges::any_of(resolution.diagnostics, [](const config::Diagnostic& one) {
+    return one.level == config::Level::note && (one.code == "C0801" || one.code == "C0802");
+  });
+  if (noted)
+    line += ". Files that cannot be read here are notes; with `--files` they are errors.";
+  else if (!files && (data || weights))
     line += std::string(!weights ? ". Data files"
                         : data   ? ". Data files and weights"
                                  : ". Weights") +
