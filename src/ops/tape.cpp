@@ -136,7 +136,8 @@ Tape::Moment Tape::moment_of(const StepContext& context) {
   if (context.observer) moment.seconds = end_of_work(context.device, *context.observer, moment.event);
   return moment;
 }
-void Tape::note(TapeEvent event, const Moment& started, double nested_seconds) {
+// started: a copy, for it may be last_.
+void Tape::note(TapeEvent event, Moment started, double nested_seconds) {
   // A region's gradients are computed once.
   event.recomputed = repeated_ && event.phase == 'F';
   event.before = started.event;

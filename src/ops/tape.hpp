@@ -272,7 +272,7 @@ class Tape {
     std::shared_ptr<Event> event;
   };
   static Moment moment_of(const StepContext& context);
-  void note(TapeEvent event, const Moment& started, double nested_seconds);
+  void note(TapeEvent event, Moment started, double nested_seconds);
 
   StepContext& context_;
   Mode mode_;

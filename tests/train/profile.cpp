@@ -260,10 +260,15 @@ TEST_CASE("operations add up to the step's FLOPs") {
   runner.observe(&table);
   steps(runner, config, 1, timers);
   double flops = 0, seconds = 0;
-  for (const auto& row : table.by_time()) flops += row.cost.flops, seconds += row.seconds;
+  for (const auto& row : table.by_time()) {
+    flops += row.cost.flops, seconds += row.seconds;
+    CHECK_MESSAGE(row.seconds > 0, row.name, " ", row.phase);
+  }
   const double expected = estimate_step(config).flops * static_cast<double>(runner.micro_batches());
   CHECK(flops == doctest::Approx(expected));
-  CHECK(seconds > 0);
+  const double passes = timers.seconds(Phase::forward) + timers.seconds(Phase::backward);
+  CHECK(seconds > 0.5 * passes);
+  CHECK(seconds < 1.01 * passes);
   for (config::Config again : variants()) {  // what recomputation adds is not what the step needs
     const double needed = estimate_step(again).flops;
     again.model.recompute_granularity.reset();
