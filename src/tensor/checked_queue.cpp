@@ -20,12 +20,14 @@ CheckedQueue::~CheckedQueue() {
 
 CheckedQueue::Ticket CheckedQueue::push(std::function<void()> work, bool always) {
   Ticket ticket = 0;
+  bool needed = false;
   {
     std::lock_guard lock(mutex_);
     pending_.push_back({std::move(work), always});
     ticket = ++pushed_;
+    needed = waits_for_items_ || (holds_item_ && pending_.size() >= kMaxHeld);
   }
-  work_.notify_one();
+  if (needed) work_.notify_one();
   return ticket;
 }
 
@@ -42,8 +44,12 @@ bool CheckedQueue::done(Ticket ticket) const {
 std::exception_ptr CheckedQueue::wait_for_error(Ticket ticket) {
   std::unique_lock lock(mutex_);
   demanded_ = std::max(demanded_, ticket);
-  work_.notify_all();
-  finished_.wait(lock, [&] { return finished_up_to_ >= ticket; });
+  if (finished_up_to_ < ticket) {
+    if (holds_item_) work_.notify_one();
+    const auto awaited = awaited_.insert(ticket);
+    finished_.wait(lock, [&] { return finished_up_to_ >= ticket; });
+    awaited_.erase(awaited);
+  }
   return error_ && failed_ <= ticket ? error_ : nullptr;
 }
 
@@ -60,8 +66,11 @@ void CheckedQueue::wait(Ticket ticket) {
 void CheckedQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket) {
   constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 64, kLongestDelay = 1000;  // microseconds
   if (demanded_ < ticket &&
-      (hold_ == HeldItems::all || (hold_ == HeldItems::some && random_.below(kHoldOneIn) == 0)))
+      (hold_ == HeldItems::all || (hold_ == HeldItems::some && random_.below(kHoldOneIn) == 0))) {
+    holds_item_ = true;
     work_.wait(lock, [&] { return stop_ || demanded_ >= ticket || pending_.size() >= kMaxHeld; });
+    holds_item_ = false;
+  }
   if (hold_ == HeldItems::all || random_.below(kDelayOneIn) != 0) return;
   const std::chrono::microseconds delay(1 + random_.below(kLongestDelay));
   lock.unlock();
@@ -72,7 +81,9 @@ void CheckedQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket tick
 void CheckedQueue::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
+    waits_for_items_ = true;
     work_.wait(lock, [&] { return stop_ || !pending_.empty(); });
+    waits_for_items_ = false;
     if (pending_.empty()) return;
     hold_or_delay(lock, finished_up_to_ + 1);
     const bool left_out = error_ != nullptr;
@@ -90,7 +101,11 @@ void CheckedQueue::run() {
     lock.lock();
     ++finished_up_to_;
     if (error && !error_) error_ = error, failed_ = finished_up_to_;
+    if (awaited_.empty() || *awaited_.begin() > finished_up_to_) continue;
+    // A thread that wakes up while the lock is held waits again at once.
+    lock.unlock();
     finished_.notify_all();
+    lock.lock();
   }
 }
 

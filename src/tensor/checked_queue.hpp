@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "base/philox.hpp"
@@ -53,6 +54,10 @@ class CheckedQueue {
   Ticket pushed_ = 0, finished_up_to_ = 0, demanded_ = 0;
   std::exception_ptr error_;
   Ticket failed_ = 0;
+  // The tickets for which threads wait. Only their ends are announced: a queue has an item for each kernel.
+  std::multiset<Ticket> awaited_;
+  // What the thread waits for on work_, so that it is not woken for each item of a queue that has thousands.
+  bool waits_for_items_ = false, holds_item_ = false;
   bool stop_ = false;
   const HeldItems hold_;
   PhiloxSequence random_;

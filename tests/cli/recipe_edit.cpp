@@ -5,6 +5,7 @@
 
 #include "base/json.hpp"
 #include "process.hpp"
+#include "support/sanitized.hpp"
 
 using namespace capstan::test;
 
@@ -148,7 +149,8 @@ TEST_CASE("trim: what the base says goes with its comments, the meaning and the 
   CHECK(contains(run({"recipe", "trim", file}).out, "nothing to change"));
   // Every recipe that comes with the program keeps its meaning.
   const auto listed = capstan::json_of(run({"recipe", "ls", "--json"}).out);
-  for (const auto& recipe : listed["recipes"]) {
+  for (const nlohmann::json& recipe :
+       sampled(std::vector<nlohmann::json>(listed["recipes"].begin(), listed["recipes"].end()))) {
     const std::string name = recipe["name"], copy = scratch.file(name + ".yaml");
     CAPTURE(name);
     REQUIRE(run({"recipe", "cp", name, copy}).code == 0);

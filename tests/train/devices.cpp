@@ -12,6 +12,7 @@
 #include "base/json.hpp"
 #include "support/device_kind.hpp"
 #include "support/devices.hpp"
+#include "support/sanitized.hpp"
 #include "support/tiny.hpp"
 #include "train/inference/evaluate.hpp"
 #include "train/inference/generate.hpp"
@@ -130,7 +131,8 @@ TEST_CASE("a run, its resume, its text and its loss are the same on every device
   fs::remove_all(root);
 }
 
-TEST_CASE("the simulated device: a resume, asynchronous saves and generation, near the numbers of the CPU") {
+TEST_CASE("the simulated device: a resume, asynchronous saves and generation, near the numbers of the CPU" *
+          doctest::skip(test::kSanitized)) {
   const fs::path root = fs::temp_directory_path() / ("capstan-simulated-" + std::to_string(::getpid()));
   const Result cpu = run_on(DeviceType::cpu, false, root / "cpu");
   const Result plain = run_on(DeviceType::simulated, false, root / "plain");

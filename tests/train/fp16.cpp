@@ -184,8 +184,10 @@ TEST_CASE_TEMPLATE("sharding, recomputation, threads and the checked device keep
 
 TEST_CASE_TEMPLATE("a run in fp16 resumes bitwise, amid overflows and after them", D, CPU_KERNEL_DEVICES) {
   const config::Config config = resolve_preset<D>("fp16_mixed", {kScale + "16777216"});
-  const auto full = run(config, 30);
+  constexpr int64_t kSteps = test::kSanitized ? 6 : 30;
+  const auto full = run(config, kSteps);
   for (const int64_t saved : {3, 20}) {
+    if (saved >= kSteps) continue;
     CAPTURE(saved);
     const test::TemporaryDirectory mine;
     // One directory for all ranks.
@@ -206,7 +208,7 @@ TEST_CASE_TEMPLATE("a run in fp16 resumes bitwise, amid overflows and after them
     REQUIRE(resumed.state().loss_scale);
     CHECK(*resumed.state().loss_scale == *runner.state().loss_scale);
     CHECK((resumed.optimizer().steps() < saved) == (resumed.state().loss_scale->scale < 16777216.0));
-    const auto rest = run_until(resumed, config, 30);
+    const auto rest = run_until(resumed, config, kSteps);
     const std::vector<double> same(full.begin() + 2 * saved, full.end());
     REQUIRE(rest.size() == same.size());
     for (size_t i = 0; i < rest.size(); ++i)
