@@ -60,7 +60,7 @@ done <<'LAYOUTS'
 4|dist.tp=2 dist.pp=2
 4|dist.tp=2 dist.sp=true ddp.sharding=optim_grads_params
 4|dist.cp=2 dist.pp=2
-4|ddp.num_distributed_optimizer_instances=2 ddp.sharding=optim_grads_params ddp.outer_dp_sharding_strategy=optim
+4|ddp.num_distributed_optimizer_instances=2 ddp.sharding=optim ddp.outer_dp_sharding_strategy=optim
 4|dist.pp=4 dist.pipeline_schedule=gpipe
 LAYOUTS
 exit $different

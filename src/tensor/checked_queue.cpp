@@ -64,7 +64,7 @@ void CheckedQueue::wait(Ticket ticket) {
 }
 
 void CheckedQueue::hold_or_delay(std::unique_lock<std::mutex>& lock, Ticket ticket) {
-  constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 64, kLongestDelay = 1000;  // microseconds
+  constexpr uint64_t kHoldOneIn = 16, kDelayOneIn = 256, kLongestDelay = 1000;  // microseconds
   if (demanded_ < ticket &&
       (hold_ == HeldItems::all || (hold_ == HeldItems::some && random_.below(kHoldOneIn) == 0))) {
     holds_item_ = true;
