@@ -68,7 +68,8 @@ class HostDevice final : public Device {
   void enqueue(Queue, std::function<void()> work) override { device_.enqueue(queue_, std::move(work)); }
 
  protected:
-  // The kernels that run here have no workspace for each thread, so that the number counts for nothing.
+  // Beside the meta device there are no threads. The kernels of updates have no workspace for each thread, so
+  // that estimates do not depend on their number.
   int workers() const override { return host_threads_ ? host_threads_->size() : 1; }
   bool grow(Pool, int64_t, int64_t) override { return true; }
   void shrink(Pool pool, int64_t end, int64_t bytes) override;
