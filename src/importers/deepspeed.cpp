@@ -277,8 +277,6 @@ void optimizer(Reader& r) {
       draft.omit(from, *device, *device == "none" ? OmissionReason::off : OmissionReason::unsupported,
                  "optimizer state on NVMe");
   }
-  if (draft.text("optimizer.optimizer_cpu_offload") == "true")
-    draft.assume("optimizer.use_precision_aware_optimizer", "true", "offload needs it");
   if (!type) return;
   const SourceKey from = r.from("optimizer.type");
   const bool adamw =

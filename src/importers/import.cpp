@@ -176,9 +176,11 @@ bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
   for (const config::Diagnostic& diagnostic : resolution.diagnostics) {
     const bool unread = diagnostic.name == "no_effect" || diagnostic.name == "unused_value";
     // Fields of a section preset that is not selected, recomputation of activations that Capstan never
-    // stores, and validation data without validation.
+    // stores, the precision-aware optimizer that Megatron's offload needs, and validation data without
+    // validation.
     const bool idle = diagnostic.code == "C0110" ||
                       diagnostic.name == "selective_names_more_than_core_attn" ||
+                      diagnostic.name == "precision_aware_stores_below_fp32" ||
                       diagnostic.name == "validation_data_is_read";
     if ((!unread && !idle) || !draft.has(diagnostic.path)) continue;
     draft.withdraw(diagnostic.path, OmissionReason::no_effect,
@@ -186,15 +188,6 @@ bool withdraw_unused(Draft& draft, const config::Resolution& resolution) {
     changed = true;
   }
   return changed;
-}
-
-std::vector<std::string> hints_for(const config::Resolution& resolution) {
-  std::vector<std::string> hints;
-  if (!resolution.ok()) return hints;
-  for (const auto& feature : config::missing_features(config::schema(), &resolution.config))
-    if (feature.path == "optimizer.optimizer_cpu_offload")
-      hints.push_back("optimizer.optimizer_cpu_offload=false optimizer.use_precision_aware_optimizer=false");
-  return hints;
 }
 
 void read(Format format, Draft& draft, const std::vector<config::Source>& sources, const Node& root,
@@ -306,7 +299,6 @@ Imported import_recipe(std::string text, const std::string& file_name, const Opt
   result.taken = draft.taken();
   result.assumed = draft.assumed();
   result.omitted = draft.omitted();
-  result.hints = hints_for(result.resolution);
   return result;
 }
 

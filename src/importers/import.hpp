@@ -107,8 +107,6 @@ struct Imported {
   std::string recipe;
   // The resolved recipe, which has errors if a value must be filled in.
   config::Resolution resolution;
-  // Overrides that replace settings which `train` of this version refuses.
-  std::vector<std::string> hints;
   // True if a branch or loop of the script was omitted because its condition is unknown.
   bool undecided = false;
 };

@@ -185,6 +185,9 @@ constexpr Rule kTable[] = {
     copy("--muon-nesterov", "optimizer.muon_use_nesterov"),
     set_if_present("--muon-no-split-qkv", "optimizer.muon_split_qkv", "false"),
     no_effect("--muon-fp32-matmul-prec", "the iterations compute in fp32"),
+    no_effect("--overlap-cpu-optimizer-d2h-h2d", "copies of an offloaded optimizer always overlap"),
+    no_effect("--no-pin-cpu-grads --no-pin-cpu-params", kLayout),
+    no_effect("--use-torch-optimizer-for-cpu-offload", kKernels),
 
     // training
     copy("--batch-size", "train.micro_batch_size"),

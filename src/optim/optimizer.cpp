@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "comm/reduce.hpp"
 #include "kernels/table.hpp"
+#include "optim/host_updates.hpp"
 #include "optim/muon.hpp"
 #include "tensor/launch.hpp"
 
@@ -20,7 +21,8 @@ std::vector<FlatBuffer> with_range_tables(Device& device, std::vector<FlatBuffer
       block += ceil_div(range.count, kernels::kMomentBlock);
     }
     const auto bytes = std::as_bytes(std::span(buffer.ranges));
-    buffer.table = Tensor::empty(device, {static_cast<int64_t>(bytes.size())}, DType::u8);
+    Device& home = buffer.host ? *buffer.host : device;
+    buffer.table = Tensor::empty(home, {static_cast<int64_t>(bytes.size())}, DType::u8);
     buffer.table.copy_from_host_bytes(bytes);
   }
   return buffers;
@@ -72,9 +74,10 @@ class Adam : public Optimizer {
         .bias_correction2 = static_cast<float>(1.0 - std::pow(config_.adam_beta2, t)),
         .rounding = {config_.stochastic_rounding, key(0), key(1), key(2)}};
     const FlatBuffer& buffer = buffers_[b];
-    const kernels::Optimizers& kernel = *device_.table().optimizers;
+    Device& device = device_of(b);
+    const kernels::Optimizers& kernel = *device.table().optimizers;
     const State &m = state_[0], &v = state_[1];
-    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.adam, step, control, buffer.table,
+    launch(device, kernel.update_workspace(range_count(buffer)), kernel.adam, step, control, buffer.table,
            range_count(buffer), buffer.gradients, buffer.main, m.buffers[b], m.scales[b], v.buffers[b],
            v.scales[b], buffer.model);
   }
@@ -94,8 +97,9 @@ class Sgd final : public Optimizer {
   void update(size_t b, const kernels::StepScale& scale, const Tensor& control) override {
     const kernels::SgdStep step{.scale = scale, .momentum = static_cast<float>(config_.sgd_momentum)};
     const FlatBuffer& buffer = buffers_[b];
-    const kernels::Optimizers& kernel = *device_.table().optimizers;
-    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.sgd, step, control, buffer.table,
+    Device& device = device_of(b);
+    const kernels::Optimizers& kernel = *device.table().optimizers;
+    launch(device, kernel.update_workspace(range_count(buffer)), kernel.sgd, step, control, buffer.table,
            range_count(buffer), buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
   }
 };
@@ -113,8 +117,9 @@ class Lion final : public Optimizer {
                                  .beta1 = static_cast<float>(config_.lion_beta1),
                                  .beta2 = static_cast<float>(config_.lion_beta2)};
     const FlatBuffer& buffer = buffers_[b];
-    const kernels::Optimizers& kernel = *device_.table().optimizers;
-    launch(device_, kernel.update_workspace(range_count(buffer)), kernel.lion, step, control, buffer.table,
+    Device& device = device_of(b);
+    const kernels::Optimizers& kernel = *device.table().optimizers;
+    launch(device, kernel.update_workspace(range_count(buffer)), kernel.lion, step, control, buffer.table,
            range_count(buffer), buffer.gradients, buffer.main, state_[0].buffers[b], buffer.model);
   }
 };
@@ -152,22 +157,27 @@ class Muon final : public Adam {
 }  // namespace
 
 Optimizer::Optimizer(const config::OptimizerConfig& config, Device& device, std::vector<FlatBuffer> buffers)
-    : device_(device), config_(config), buffers_(with_range_tables(device, std::move(buffers))) {}
+    : device_(device),
+      config_(config),
+      host_updates_(HostUpdates::of(buffers)),
+      buffers_(with_range_tables(device, std::move(buffers))) {}
+Optimizer::~Optimizer() = default;
 
 void Optimizer::add_state(const char* name, Applies applies, DType type, bool square_root) {
   CategoryScope scope(MemoryCategory::moments);
   State& state = state_.emplace_back(
       State{.name = name, .square_root = square_root, .stored = type == DType::u8 ? DType::f32 : type});
-  for (const FlatBuffer& buffer : buffers_) {
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    const FlatBuffer& buffer = buffers_[b];
     Tensor& values = state.buffers.emplace_back();
     Tensor& scales = state.scales.emplace_back();
     if (applies != Applies::to_all && buffer.matrices.empty() != (applies == Applies::to_others)) continue;
-    values = Tensor::zeros(device_, buffer.main.shape(), type);
+    values = Tensor::zeros(device_of(b), buffer.main.shape(), type);
     if (type != DType::u8) continue;
     int64_t blocks = 0;
     for (const kernels::UpdateRange& range : buffer.ranges)
       blocks += ceil_div(range.count, kernels::kMomentBlock);
-    scales = Tensor::zeros(device_, {blocks});
+    scales = Tensor::zeros(device_of(b), {blocks});
   }
 }
 
@@ -175,8 +185,9 @@ Tensor Optimizer::values(const State& state, int buffer, int64_t begin, int64_t 
   const auto b = static_cast<size_t>(buffer);
   if (!state.scales[b].defined()) return state.buffers[b].flat_range(begin, count, {count});
   CategoryScope scope(MemoryCategory::workspace);
-  Tensor values = Tensor::empty(device_, {count});
-  launch(device_, device_.table().optimizers->decode_moment, buffers_[b].table, range_count(buffers_[b]),
+  Device& device = device_of(b);
+  Tensor values = Tensor::empty(device, {count});
+  launch(device, device.table().optimizers->decode_moment, buffers_[b].table, range_count(buffers_[b]),
          state.square_root, state.buffers[b], state.scales[b], begin, count, values);
   return values;
 }
@@ -184,11 +195,12 @@ Tensor Optimizer::values(const State& state, int buffer, int64_t begin, int64_t 
 void Optimizer::set_values(const State& state, int buffer, int64_t begin, const Tensor& values) {
   const auto b = static_cast<size_t>(buffer);
   const int64_t count = values.elements();
+  Device& device = device_of(b);
   if (state.scales[b].defined())
-    launch(device_, device_.table().optimizers->encode_moment, buffers_[b].table, range_count(buffers_[b]),
+    launch(device, device.table().optimizers->encode_moment, buffers_[b].table, range_count(buffers_[b]),
            state.square_root, values, begin, count, state.buffers[b], state.scales[b]);
   else if (!values.shares_storage_with(state.buffers[b]))
-    launch(device_, device_.table().elementwise->cast, values,
+    launch(device, device.table().elementwise->cast, values,
            state.buffers[b].flat_range(begin, count, {count}), count);
 }
 
@@ -198,8 +210,16 @@ void Optimizer::step(const StepOptions& options, const Tensor& control) {
                                  .decoupled_lr = options.decoupled_lr,
                                  .weight_decay = static_cast<float>(options.weight_decay),
                                  .decoupled_decay = config_.decoupled_weight_decay};
+  // The CPU's updates begin first and run beside those of the device.
+  if (host_updates_) host_updates_->begin(control);
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    if (!buffers_[b].host) continue;
+    host_updates_->run(buffers_[b], [&](const Tensor& host_control) { update(b, scale, host_control); });
+  }
   for (size_t b = 0; b < buffers_.size(); ++b)
-    if (!buffers_[b].ranges.empty() || !buffers_[b].matrices.empty()) update(b, scale, control);
+    if (!buffers_[b].host && (!buffers_[b].ranges.empty() || !buffers_[b].matrices.empty()))
+      update(b, scale, control);
+  if (host_updates_) host_updates_->finish();
 }
 
 std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& device,
@@ -217,14 +237,15 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
   return std::make_unique<Muon>(config, device, std::move(buffers), groups, seed);
 }
 
-void sum_of_squares(const std::vector<FlatBuffer>& buffers, const Tensor& sum, Tensor FlatBuffer::*which) {
+void sum_of_squares(const std::vector<FlatBuffer>& buffers, const Tensor& sum, Tensor FlatBuffer::*which,
+                    bool accumulate) {
   Device& device = sum.device();
   const kernels::Optimizers& kernel = *device.table().optimizers;
-  if (buffers.empty()) device.zero(sum.address(), sum.bytes());
+  if (buffers.empty() && !accumulate) device.zero(sum.address(), sum.bytes());
   for (const FlatBuffer& buffer : buffers)
     launch(device, kernel.sum_of_squares_workspace(range_count(buffer), (buffer.*which).elements()),
            kernel.sum_of_squares, buffer.table, range_count(buffer), buffer.*which, sum,
-           &buffer != buffers.data());
+           accumulate || &buffer != buffers.data());
 }
 
 void count_zeros(const std::vector<FlatBuffer>& buffers, const Tensor& count) {

@@ -12,6 +12,7 @@
 #include "config/sections/optimizer.hpp"
 #include "kernels/optimizers.hpp"
 #include "ops/shard.hpp"
+#include "tensor/host_device.hpp"
 #include "tensor/tensor.hpp"
 
 namespace capstan::optim {
@@ -45,8 +46,15 @@ struct FlatBuffer {
   // divide them, `gradients` is a slice of this tensor; else both are the same tensor. These tensors of all
   // ranks of MuonGroups::shard, in rank order, are the bucket's gradients.
   Tensor slice = {};
+  // Index of the bucket, for traces.
+  size_t bucket = 0;
+  // Offloaded state: the tensors above and the moments lie in host memory, where the CPU updates them
+  // (host_updates.hpp, which sets `gradients`). Null: they lie on the device that computes the gradients.
+  HostDevice* host = nullptr;
+  // With `host`, on the device: the reduced gradients, fp32 [n], and the parameters in the compute type [n].
+  Tensor device_gradients = {}, device_parameters = {};
 };
-// Uploads the tables of `ranges`.
+// Uploads the tables of `ranges`, to the device of the buffer: `device`, or FlatBuffer::host.
 std::vector<FlatBuffer> with_range_tables(Device& device, std::vector<FlatBuffer> buffers);
 
 struct StepOptions {
@@ -63,15 +71,17 @@ struct MuonGroups {
   comm::Communicator* tensor = nullptr;
 };
 
+class HostUpdates;
+
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
   // One update: one launch for each buffer that is updated element by element. It may overwrite the
   // gradients. With matrices collective over the groups. control: one kernels::StepControl in bytes, in
   // device memory. The update counts in steps() even if `control` skips it, which the caller takes back with
-  // set_steps().
+  // set_steps(). The compute queue waits for the updates of offloaded buffers, the host does not.
   void step(const StepOptions& options, const Tensor& control);
   // State by name ("exp_avg", "exp_avg_sq"), one tensor [n] for each buffer; undefined: the buffer has none.
   struct State {
@@ -101,11 +111,15 @@ class Optimizer {
   // Allocates zeros for the buffers with matrices, or for those without.
   enum class Applies : uint8_t { to_all, to_matrices, to_others };
   void add_state(const char* name, Applies applies, DType type = DType::f32, bool square_root = false);
-  // Updates buffers_[b].
+  // The device that updates buffers_[b].
+  Device& device_of(size_t b) const { return buffers_[b].host ? *buffers_[b].host : device_; }
+  // Updates buffers_[b]; `control` is on its device.
   virtual void update(size_t b, const kernels::StepScale& scale, const Tensor& control) = 0;
 
   Device& device_;
   const config::OptimizerConfig config_;
+  // Null: no buffer is offloaded.
+  const std::unique_ptr<HostUpdates> host_updates_;
   std::vector<FlatBuffer> buffers_;
   std::vector<State> state_;
   int64_t steps_ = 0;
@@ -119,9 +133,9 @@ std::unique_ptr<Optimizer> build(const config::OptimizerConfig& config, Device& 
 // Statistics over the counted ranges of buffers with range tables, into device memory; the caller sums over
 // ranks.
 // Sums the squares of the gradients, or of FlatBuffer::main, in double. The sum is not finite if a value is
-// not. sum: fp64 [1].
+// not. sum: fp64 [1], on the device of the buffers. accumulate: adds to its value.
 void sum_of_squares(const std::vector<FlatBuffer>& buffers, const Tensor& sum,
-                    Tensor FlatBuffer::*which = &FlatBuffer::gradients);
+                    Tensor FlatBuffer::*which = &FlatBuffer::gradients, bool accumulate = false);
 // The number of gradients that are zero. count: i64 [1].
 void count_zeros(const std::vector<FlatBuffer>& buffers, const Tensor& count);
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "base/error.hpp"
 #include "base/philox.hpp"
+#include "kernels/table.hpp"
+#include "tensor/launch.hpp"
 
 namespace capstan::parallel {
 
@@ -46,6 +49,8 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
                          return options.gather_codes && sharded && options.low_precision.covers(parameter);
                        },
                    .excluded = options.quantized});
+  if (options.gradients && options.offload_fraction > 0 && !device.shares_host_memory())
+    host_ = std::make_unique<HostDevice>(device, kernels::cpu_table());
   block_buckets_.resize(layout_.blocks.size());
   pins_.assign(layout_.blocks.size(), 0);
   unwritten_.assign(parameters.size(), 0);
@@ -77,17 +82,14 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
       bucket.codes = Tensor::zeros(device_, {shards_parameters_ ? mine.count : all.count},
                                    options_.low_precision.format.forward);
   }
-  if (!has_main_params()) {
-    bucket.main = owned_values(bucket);
-  } else if (plan.trainable) {
-    CategoryScope scope(MemoryCategory::main_parameters);
-    bucket.main = Tensor::zeros(device_, {bucket.owned.count}, options_.main);
-  }
+  if (host_ && plan.trainable) bucket.offloaded = offloaded_elements(bucket);
+  make_main_parameters(bucket);
   if (plan.trainable) {
     CategoryScope scope(MemoryCategory::gradients);
     (shards_gradients_ ? bucket.sum : bucket.gradients) =
         Tensor::zeros(device_, {shards_gradients_ ? mine.count : all.count});
-    bucket.buffer = buffers_++;
+    bucket.buffer = buffers_;
+    buffers_ += kept(bucket).count > 0 && bucket.offloaded.count > 0 ? 2 : 1;
     for (size_t i = 0; i < plan.parameters.size(); ++i) {
       const Parameter& parameter = *plan.parameters[i];
       if (parameter.spec().partial_over_tensor)
@@ -101,6 +103,37 @@ void FlatStore::make_bucket(const BucketPlan& plan) {
   }
   block_buckets_[plan.block].push_back(buckets_.size());
   buckets_.push_back(std::move(bucket));
+}
+
+void FlatStore::make_main_parameters(Bucket& bucket) {
+  const FlatRange on_device = kept(bucket);
+  CategoryScope scope(MemoryCategory::main_parameters);
+  if (on_device.count > 0) {
+    if (!has_main_params())
+      bucket.main = values_of(bucket, on_device);
+    else if (bucket.plan->trainable)
+      bucket.main = Tensor::zeros(device_, {on_device.count}, options_.main);
+  }
+  if (bucket.offloaded.count == 0) return;
+  bucket.host_main = Tensor::zeros(*host_, {bucket.offloaded.count}, options_.main);
+  if (!has_main_params()) return;
+  CategoryScope parameters(MemoryCategory::parameters);
+  bucket.host_model = Tensor::zeros(*host_, {bucket.offloaded.count}, options_.compute);
+}
+
+// From the beginning of a block of fp8 moments on, so that they have the same scales as without offload.
+FlatRange FlatStore::offloaded_elements(const Bucket& bucket) const {
+  const int64_t count = bucket.owned.count;
+  int64_t begin = count - std::llround(options_.offload_fraction * static_cast<double>(count));
+  // Behind the last parameter there is padding.
+  int64_t end = 0;
+  for (const kernels::UpdateRange& range : update_ranges(bucket, bucket.owned)) {
+    end = std::max(end, range.begin + range.count);
+    if (range.begin < begin && begin < range.begin + range.count)
+      begin = range.begin + (begin - range.begin) / kernels::kMomentBlock * kernels::kMomentBlock;
+  }
+  if (begin >= end) begin = count;
+  return {bucket.owned.begin + begin, count - begin};
 }
 
 void FlatStore::make_quantized() {
@@ -137,26 +170,39 @@ void FlatStore::make_parameter_shards() {
     if (quantized(*parameter)) continue;
     const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter->index())];
     const Bucket& bucket = buckets_[index];
-    const FlatRange here = intersection({begin, parameter->shape().elements()}, bucket.owned);
-    if (here.count == 0) continue;
-    ParameterShard shard{parameter.get(), {here.begin - begin, here.count}, {}, {}, bucket.buffer, 0};
-    shard.begin = here.begin - bucket.owned.begin;
-    shard.values = (bucket.main.defined() ? bucket.main : owned_values(bucket))
-                       .flat_range(shard.begin, here.count, {here.count});
-    // The ranks that hold the same elements share the work of writing them.
-    int64_t holders = 1, holder = 0;
-    const auto add_replica_group = [&](const comm::Communicator* group) {
-      holders *= comm::ranks_of(group);
-      holder = holder * comm::ranks_of(group) + comm::rank_in(group);
-    };
-    if (!(bucket.plan->trainable ? shards_state_ : shards_parameters_)) add_replica_group(groups_.shard);
-    if (!(bucket.plan->trainable && shards_over_replicas_)) add_replica_group(groups_.replica);
-    if (full_on_tensor_ranks(*parameter)) add_replica_group(groups_.tensor);
-    shard.write = parameter->spec().tied == ParamSpec::Tied::copy
-                      ? FlatRange{shard.range.begin, 0}
-                      : share_of(shard.range, holder, holders, parameter->index());
-    parameter_shards_.push_back(std::move(shard));
+    const FlatRange owned = intersection({begin, parameter->shape().elements()}, bucket.owned);
+    if (owned.count == 0) continue;
+    const FlatRange write = written_by_this_rank(*parameter, bucket, {owned.begin - begin, owned.count});
+    int buffer = bucket.buffer;
+    for (const bool offloaded : {false, true}) {
+      const FlatRange part = offloaded ? bucket.offloaded : kept(bucket);
+      const FlatRange here = intersection(owned, part);
+      if (offloaded && kept(bucket).count > 0) ++buffer;
+      if (here.count == 0) continue;
+      ParameterShard shard{parameter.get(), {here.begin - begin, here.count}, {}, {}, buffer, 0};
+      shard.begin = here.begin - part.begin;
+      const Tensor& main = offloaded ? bucket.host_main : bucket.main;
+      shard.values =
+          (main.defined() ? main : values_of(bucket, part)).flat_range(shard.begin, here.count, {here.count});
+      shard.write = intersection(write, shard.range);
+      parameter_shards_.push_back(std::move(shard));
+    }
   }
+}
+
+// The ranks that hold the same elements share the work of writing them.
+FlatRange FlatStore::written_by_this_rank(const Parameter& parameter, const Bucket& bucket,
+                                          const FlatRange& owned) const {
+  if (parameter.spec().tied == ParamSpec::Tied::copy) return {owned.begin, 0};
+  int64_t holders = 1, holder = 0;
+  const auto add_replica_group = [&](const comm::Communicator* group) {
+    holders *= comm::ranks_of(group);
+    holder = holder * comm::ranks_of(group) + comm::rank_in(group);
+  };
+  if (!(bucket.plan->trainable ? shards_state_ : shards_parameters_)) add_replica_group(groups_.shard);
+  if (!(bucket.plan->trainable && shards_over_replicas_)) add_replica_group(groups_.replica);
+  if (full_on_tensor_ranks(parameter)) add_replica_group(groups_.tensor);
+  return share_of(owned, holder, holders, parameter.index());
 }
 
 Tensor FlatStore::range_of(const ParameterShard& shard, const FlatRange& range,
@@ -181,31 +227,37 @@ Tensor FlatStore::view(const Tensor& flat, const Parameter& parameter) const {
   return flat.flat_range(layout_.positions[static_cast<size_t>(parameter.index())].begin, shape.elements(),
                          shape);
 }
-Tensor FlatStore::owned_values(const Bucket& bucket) const {
-  return bucket.values.flat_range(bucket.owned.begin - bucket.held.begin, bucket.owned.count,
-                                  {bucket.owned.count});
+Tensor FlatStore::values_of(const Bucket& bucket, const FlatRange& elements) const {
+  return bucket.values.flat_range(elements.begin - bucket.held.begin, elements.count, {elements.count});
 }
 Tensor FlatStore::owned_values(const Parameter& parameter) const {
   const auto& [index, begin] = layout_.positions[static_cast<size_t>(parameter.index())];
   const Bucket& bucket = buckets_[index];
   const FlatRange here = intersection({begin, parameter.shape().elements()}, bucket.owned);
   if (here.count == 0) return {};
-  return owned_values(bucket).flat_range(here.begin - bucket.owned.begin, here.count, {here.count});
+  return values_of(bucket, here);
 }
 Tensor FlatStore::slice_gradients(const Bucket& bucket) const {
   if (shards_gradients_ || !shards_state_) return shards_gradients_ ? bucket.sum : bucket.gradients;
   const FlatRange mine = slice_of(*bucket.plan);
   return bucket.gradients.flat_range(mine.begin, mine.count, {mine.count});
 }
-Tensor FlatStore::owned_gradients(const Bucket& bucket) const {
+Tensor FlatStore::gradients_of(const Bucket& bucket, const FlatRange& elements) const {
   const int64_t begin = shards_state_ ? slice_of(*bucket.plan).begin : 0;
-  return slice_gradients(bucket).flat_range(bucket.owned.begin - begin, bucket.owned.count,
-                                            {bucket.owned.count});
+  return slice_gradients(bucket).flat_range(elements.begin - begin, elements.count, {elements.count});
 }
 
-// The ranges of a bucket's parameter that this rank owns, one for each segment of its shard that is
-// contiguous.
-void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer& buffer) const {
+std::vector<kernels::UpdateRange> FlatStore::update_ranges(const Bucket& bucket,
+                                                           const FlatRange& elements) const {
+  std::vector<kernels::UpdateRange> ranges;
+  for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) add_ranges(bucket, i, elements, ranges);
+  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  return ranges;
+}
+
+// The ranges of one of a bucket's parameters, one for each segment of its shard that is contiguous.
+void FlatStore::add_ranges(const Bucket& bucket, size_t index, const FlatRange& elements,
+                           std::vector<kernels::UpdateRange>& ranges) const {
   const Parameter& parameter = *bucket.plan->parameters[index];
   const ParamSpec& spec = parameter.spec();
   const bool qk_norm = spec.name.find(".q_layernorm.") != std::string::npos ||
@@ -219,14 +271,14 @@ void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer
   const bool counts = spec.tied != ParamSpec::Tied::copy &&
                       !(full_on_tensor_ranks(parameter) && comm::rank_in(groups_.tensor) > 0);
   // Elements of the shard, which lie in the global parameter as `place` says.
-  const auto add = [&](const FlatRange& elements, bool owned, kernels::UpdateRange place) {
-    const int64_t begin = bucket.plan->begins[index] + elements.begin;
-    const FlatRange here = intersection({begin, elements.count}, bucket.owned);
+  const auto add = [&](const FlatRange& part, bool owned, kernels::UpdateRange place) {
+    const int64_t begin = bucket.plan->begins[index] + part.begin;
+    const FlatRange here = intersection({begin, part.count}, elements);
     if (here.count == 0) return;
-    place.begin = here.begin - bucket.owned.begin, place.count = here.count;
+    place.begin = here.begin - elements.begin, place.count = here.count;
     place.counted = counts && owned;
     (place.columns > 0 ? place.column : place.origin) += here.begin - begin;
-    buffer.ranges.push_back(place);
+    ranges.push_back(place);
   };
   const Shard& shard = parameter.shard();
   if (shard.segments.empty()) return add({0, parameter.shape().elements()}, true, range);
@@ -242,8 +294,8 @@ void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer
       add({0, parameter.shape().elements()}, segment.owned(), range);
       continue;
     }
-    for (const FlatRange& elements : elements_of_segment(shard, r)) {
-      add(elements, segment.owned(), range);
+    for (const FlatRange& part : elements_of_segment(shard, r)) {
+      add(part, segment.owned(), range);
       range.origin += row;
     }
   }
@@ -251,24 +303,46 @@ void FlatStore::add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer
 
 std::vector<optim::FlatBuffer> FlatStore::flat_buffers() const {
   std::vector<optim::FlatBuffer> buffers;
-  for (const Bucket& bucket : buckets_) {
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    const Bucket& bucket = buckets_[index];
     if (!bucket.plan->trainable) continue;
-    optim::FlatBuffer buffer{bucket.main, owned_gradients(bucket), {}, {}};
-    if (has_main_params()) buffer.model = owned_values(bucket);
-    for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) {
-      add_ranges(bucket, i, buffer);
-      if (!bucket.plan->matrices) continue;
-      const Parameter& parameter = *bucket.plan->parameters[i];
-      buffer.matrices.push_back({.begin = bucket.plan->begins[i],
-                                 .global = parameter.spec().shape,
-                                 .sharding = parameter.spec().sharding,
-                                 .split = *options_.matrix(parameter)});
+    if (const FlatRange elements = kept(bucket); elements.count > 0) {
+      optim::FlatBuffer buffer{bucket.main, gradients_of(bucket, elements), {}, {}};
+      if (has_main_params()) buffer.model = values_of(bucket, elements);
+      buffer.ranges = update_ranges(bucket, elements);
+      if (bucket.plan->matrices) add_matrices(bucket, buffer);
+      buffer.bucket = index;
+      buffers.push_back(std::move(buffer));
     }
-    if (bucket.plan->matrices) buffer.slice = slice_gradients(bucket);
-    std::sort(buffer.ranges.begin(), buffer.ranges.end(),
-              [](const auto& a, const auto& b) { return a.begin < b.begin; });
-    buffers.push_back(std::move(buffer));
+    if (const FlatRange& elements = bucket.offloaded; elements.count > 0) {
+      optim::FlatBuffer buffer{bucket.host_main, {}, bucket.host_model, update_ranges(bucket, elements)};
+      buffer.bucket = index;
+      buffer.host = host_.get();
+      buffer.device_gradients = gradients_of(bucket, elements);
+      buffer.device_parameters = values_of(bucket, elements);
+      buffers.push_back(std::move(buffer));
+    }
   }
+  return buffers;
+}
+
+void FlatStore::add_matrices(const Bucket& bucket, optim::FlatBuffer& buffer) const {
+  CAPSTAN_ASSERT(bucket.offloaded.count == 0, "offloaded matrices, which the rules refuse");
+  for (size_t i = 0; i < bucket.plan->parameters.size(); ++i) {
+    const Parameter& parameter = *bucket.plan->parameters[i];
+    buffer.matrices.push_back({.begin = bucket.plan->begins[i],
+                               .global = parameter.spec().shape,
+                               .sharding = parameter.spec().sharding,
+                               .split = *options_.matrix(parameter)});
+  }
+  buffer.slice = slice_gradients(bucket);
+}
+
+std::vector<optim::FlatBuffer> FlatStore::gradient_buffers() const {
+  std::vector<optim::FlatBuffer> buffers;
+  for (const Bucket& bucket : buckets_)
+    if (bucket.plan->trainable)
+      buffers.push_back({{}, gradients_of(bucket, bucket.owned), {}, update_ranges(bucket, bucket.owned)});
   return buffers;
 }
 
@@ -443,8 +517,23 @@ void FlatStore::before_load() {
 void FlatStore::after_load() {
   if (has_main_params())
     for (const Bucket& bucket : buckets_)
-      if (bucket.main.defined()) cast(bucket.main, owned_values(bucket), Queue::compute);
+      if (bucket.main.defined()) cast(bucket.main, values_of(bucket, kept(bucket)), Queue::compute);
+  if (host_) upload_parameters();
   gather_parameters(Changed::all, true);
+}
+
+void FlatStore::upload_parameters() {
+  host_->wait_for(Queue::compute, *device_.record(Queue::compute));
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    const Bucket& bucket = buckets_[index];
+    if (bucket.offloaded.count == 0) continue;
+    if (has_main_params())
+      launch(*host_, host_->table().elementwise->cast, bucket.host_main, bucket.host_model,
+             bucket.offloaded.count);
+    host_->start_upload(has_main_params() ? bucket.host_model : bucket.host_main,
+                        values_of(bucket, bucket.offloaded), "parameters of bucket " + std::to_string(index));
+  }
+  host_->finish_uploads();
 }
 
 }  // namespace capstan::parallel

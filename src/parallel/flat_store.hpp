@@ -11,6 +11,9 @@
 //   optim_grads_params    P b / S + gathered  4 b / S             4 b / S + wgrad    8 b / S
 //
 //   *         Zero if Options::main equals Options::compute: the model computes with the main parameters.
+//             Of the fraction Options::offload_fraction, main parameters and moments lie in host memory
+//             instead, in any case 4 bytes (or P) and 8 an element, and P more if Options::main differs from
+//             Options::compute: the parameters that return to the device.
 //   gathered  P b while the bucket's block is gathered: the block that is computed and, with
 //             overlap_param_gather, the one that is prefetched.
 //   wgrad     4 b while weight gradients of the bucket are computed and, with overlap_grad_reduce, while they
@@ -67,6 +70,7 @@
 #include "parallel/bucket.hpp"
 #include "parallel/low_precision.hpp"
 #include "parallel/nf4_weight.hpp"
+#include "tensor/host_device.hpp"
 
 namespace capstan::parallel {
 
@@ -142,6 +146,10 @@ class FlatStore final : public ParamStore {
     std::function<std::optional<std::vector<int64_t>>(const Parameter&)> matrix;
     // LoRA+: ratio of the learning rate of B (ParamSpec::is_lora_b) to that of the other parameters.
     double lora_b_lr_ratio = 1;
+    // The last part of the elements that this rank updates in each bucket, whose main parameters and moments
+    // lie in host memory, where the CPU updates them. Not for matrices. No effect on a device whose memory is
+    // the host's.
+    double offload_fraction = 0;
   };
 
   FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters, const StoreGroups& groups,
@@ -184,10 +192,14 @@ class FlatStore final : public ParamStore {
   }
   void set_quantized(const Parameter& parameter, std::span<const float> values);
 
-  // The buffers that the optimizer of this rank updates, one for each trainable bucket.
+  // The buffers that the optimizer of this rank updates: one for each trainable bucket, or two, of which the
+  // second is offloaded.
   std::vector<optim::FlatBuffer> flat_buffers() const;
-  // Index in flat_buffers() of the bucket that holds the parameter, even if other ranks own its elements; -1:
-  // the parameter is frozen.
+  // The reduced gradients of flat_buffers() with their ranges, one buffer for each trainable bucket. Their
+  // sums do not depend on what is offloaded.
+  std::vector<optim::FlatBuffer> gradient_buffers() const;
+  // Index in flat_buffers() of the first buffer of the bucket that holds the parameter, even if other ranks
+  // own its elements; -1: the parameter is frozen.
   int buffer_of(const Parameter& parameter) const {
     return quantized(parameter) ? -1 : bucket_of(parameter).buffer;
   }
@@ -203,7 +215,7 @@ class FlatStore final : public ParamStore {
   void all_reduce_statistics(const Tensor& values);
 
   // The shard of a parameter that this rank holds between steps, and that is initialized, checked, saved and
-  // loaded.
+  // loaded. A parameter has two of them if a part of its shard is offloaded.
   struct ParameterShard {
     const Parameter* parameter;
     // Elements of the local shard (Parameter::shape(), row-major).
@@ -258,8 +270,13 @@ class FlatStore final : public ParamStore {
     FlatRange owned;
     // Compute type [held.count].
     Tensor values;
-    // Main parameters [owned.count]; a view of `values` if the model computes with them.
+    // The last elements of `owned`, whose main parameters and moments lie in host memory.
+    FlatRange offloaded;
+    // Main parameters of the other elements of `owned`; a view of `values` if the model computes with them.
+    // Undefined: there are none.
     Tensor main;
+    // In host memory: main parameters [offloaded.count], and what returns to `values` if it has another type.
+    Tensor host_main, host_model;
     // BucketPlan::codes: with optim_grads_params those of this rank's slice, else of all elements.
     Tensor codes;
     // optim_grads_params: the gathered parameters, compute type or codes [elements]; undefined while not
@@ -317,16 +334,32 @@ class FlatStore final : public ParamStore {
   Tensor view(const Tensor& flat, const Parameter& parameter) const;
   // The elements of a bucket that belong to this rank of `shard` (1 / S of them).
   FlatRange slice_of(const BucketPlan& plan) const;
-  Tensor owned_values(const Bucket& bucket) const;
-  Tensor owned_gradients(const Bucket& bucket) const;
+  // The elements of `owned` whose main parameters and moments lie on the device.
+  static FlatRange kept(const Bucket& bucket) {
+    return {bucket.owned.begin, bucket.owned.count - bucket.offloaded.count};
+  }
+  FlatRange offloaded_elements(const Bucket& bucket) const;
+  // Elements of a bucket that this rank owns.
+  Tensor values_of(const Bucket& bucket, const FlatRange& elements) const;
+  Tensor gradients_of(const Bucket& bucket, const FlatRange& elements) const;
   // The reduced gradients of slice_of() or, without sharding, of the bucket.
   Tensor slice_gradients(const Bucket& bucket) const;
   bool has_main_params() const { return options_.main != options_.compute; }
-  void add_ranges(const Bucket& bucket, size_t index, optim::FlatBuffer& buffer) const;
+  // The ranges of the parameters in `elements`, which this rank owns, relative to their beginning.
+  std::vector<kernels::UpdateRange> update_ranges(const Bucket& bucket, const FlatRange& elements) const;
+  void add_ranges(const Bucket& bucket, size_t index, const FlatRange& elements,
+                  std::vector<kernels::UpdateRange>& ranges) const;
+  void add_matrices(const Bucket& bucket, optim::FlatBuffer& buffer) const;
   void make_bucket(const BucketPlan& plan);
+  void make_main_parameters(Bucket& bucket);
   void make_quantized();
   void make_low_precision();
   void make_parameter_shards();
+  // The part of a parameter's elements `owned` that this rank writes to a checkpoint.
+  FlatRange written_by_this_rank(const Parameter& parameter, const Bucket& bucket,
+                                 const FlatRange& owned) const;
+  // Copies the main parameters in host memory to the parameters on the device.
+  void upload_parameters();
   // Report to the observer the start of a collective over `shard`, whose full tensor has `bytes`, and the
   // time that is spent in waiting for it.
   void trace_start(const std::string& what, int64_t bytes) const;
@@ -381,6 +414,8 @@ class FlatStore final : public ParamStore {
   std::vector<char> unwritten_;
   StoreGroups groups_;
   Options options_;
+  // Null: nothing is offloaded.
+  std::unique_ptr<HostDevice> host_;
   // S and R: numbers of ranks of `shard` and of `replica`.
   int64_t shards_, replicas_;
   // Whether optimizer state, gradients and parameters are sharded over `shard`.

@@ -249,7 +249,7 @@ void FlatStore::finish_gradients() {
   if (comm::ranks_of(groups_.embedding) > 1)
     for (const Bucket& bucket : buckets_)
       if (bucket.plan->trainable && bucket.plan->parameters.front()->spec().tied != ParamSpec::Tied::no)
-        comm::all_reduce_sum_any(*groups_.embedding, owned_gradients(bucket));
+        comm::all_reduce_sum_any(*groups_.embedding, gradients_of(bucket, bucket.owned));
 }
 
 // Zeroes the gradients of buckets that no micro-batch has reduced, and reduces all buckets over `replica`.

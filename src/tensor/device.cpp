@@ -152,8 +152,10 @@ std::byte* Device::allocate_pinned(int64_t bytes, MemoryCategory category) {
     fail(ErrorCode::no_fit,
          "out of memory: " + human_bytes(static_cast<double>(size)) + " of pinned host memory for " +
              std::string(name_of(category)),
-         category == MemoryCategory::snapshot ? "checkpoint.async_save=false needs no copy of the state"
-                                              : "a smaller train.micro_batch_size needs less");
+         category == MemoryCategory::snapshot      ? "checkpoint.async_save=false needs no copy of the state"
+         : category == MemoryCategory::activations ? "a smaller train.micro_batch_size needs less"
+                                                   : "a smaller optimizer.optimizer_offload_fraction needs "
+                                                     "less, where the optimizer is offloaded");
   count_host_memory(size, category);
   return data;
 }

@@ -242,6 +242,30 @@ TEST_CASE("check, show --step and train refuse alike what a limit of host memory
   CHECK(in(scratch, "check", words).code == 0);
 }
 
+TEST_CASE("limits of device and host count optimizer state where it lies") {
+  const ScratchDirectory scratch;
+  const Words offload = {"optimizer.optimizer_cpu_offload=true"};
+  const Words on_host = tiny_recipe(
+      {"train.threads=1", "train.device=checked", "resilience.memory_limit_host=100KiB", offload[0]});
+  for (const Finished& refused :
+       {in(scratch, "check", on_host), in(scratch, "train", on_host, {"--run-dir", "r"})}) {
+    CHECK_MESSAGE(refused.code == 3, refused.err);
+    CHECK_MESSAGE(contains(refused.err, " of host memory ("), refused.err);
+    CHECK(contains(refused.err, "moments "));
+    CHECK(contains(refused.err, "optimizer.optimizer_cpu_offload=false ("));
+  }
+  CHECK(in(scratch, "check", on_host, {"optimizer.optimizer_cpu_offload=false"}).code == 0);
+  // A limit between the device's needs with and without offload.
+  const Words words = recipe({"train.device=checked"});
+  const double all = estimated_mib(scratch, words, {"--step"}),
+               less = estimated_mib(scratch, words, {"--step", offload[0]});
+  CHECK(less < all);
+  const std::string limit =
+      "resilience.memory_limit=" + std::to_string(std::lround(1024 * (all + less) / 2)) + "KiB";
+  CHECK(in(scratch, "check", words, {limit}).code == 3);
+  CHECK(in(scratch, "check", words, {limit, offload[0]}).code == 0);
+}
+
 namespace {
 
 // The parts of a line between `separator`s, without the blanks around them.

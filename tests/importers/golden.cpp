@@ -40,7 +40,6 @@ std::string lists(const Imported& result) {
   }
   text += config::render(result.resolution.diagnostics, result.resolution.sources,
                          {config::DiagnosticFormat::compact, false});
-  for (const std::string& hint : result.hints) text += "hint " + hint + "\n";
   return text;
 }
 

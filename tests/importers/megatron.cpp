@@ -112,6 +112,29 @@ TEST_CASE("megatron: Muon and moments in fp8") {
                 config::render(moments.resolution.diagnostics, moments.resolution.sources));
 }
 
+TEST_CASE("megatron and deepspeed: optimizer state in host memory") {
+  const Imported file = command(
+      "--bf16 --use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5 "
+      "--overlap-cpu-optimizer-d2h-h2d --use-torch-optimizer-for-cpu-offload --no-pin-cpu-grads");
+  CHECK(value_of(file, "optimizer.optimizer_cpu_offload") == "true");
+  CHECK(value_of(file, "optimizer.optimizer_offload_fraction") == "0.5");
+  for (const char* option : {"--use-precision-aware-optimizer", "--overlap-cpu-optimizer-d2h-h2d",
+                             "--use-torch-optimizer-for-cpu-offload", "--no-pin-cpu-grads"})
+    CHECK_MESSAGE(omitted_as(file, option, OmissionReason::no_effect), option);
+  CHECK(file.resolution.ok());
+  CHECK(config::missing_features(config::schema(), &file.resolution.config).empty());
+
+  Options options;
+  options.base = "quickstart";
+  const Imported other = import_recipe(
+      R"({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu", "ratio": 0.25}}})",
+      "d.json", options);
+  CHECK(value_of(other, "optimizer.optimizer_cpu_offload") == "true");
+  CHECK(value_of(other, "optimizer.optimizer_offload_fraction") == "0.25");
+  CHECK(other.resolution.ok());
+  CHECK(config::missing_features(config::schema(), &other.resolution.config).empty());
+}
+
 TEST_CASE("megatron: positions that are drawn out, SentencePiece, fine-tuning") {
   const Imported far = command("--position-embedding-type rope --rotary-seq-len-interpolation-factor 4");
   CHECK(value_of(far, "model.rope_scaling") == "true");

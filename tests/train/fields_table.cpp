@@ -312,9 +312,10 @@ void training() {
   changes("optimizer.exp_avg_dtype", "bf16", precision_aware);
   changes("optimizer.exp_avg_sq_dtype", "fp8", precision_aware);
   changes("optimizer.stochastic_rounding", "true", with(precision_aware, {"optimizer.exp_avg_dtype=bf16"}));
-  refused("optimizer.optimizer_cpu_offload", "true", {"optimizer.use_precision_aware_optimizer=true"});
-  idle("optimizer.optimizer_offload_fraction", "0.5",
-       {"optimizer.optimizer_cpu_offload=true", "optimizer.use_precision_aware_optimizer=true"});
+  const Overrides checked = {"train.device=checked"};
+  changes("optimizer.optimizer_cpu_offload", "true", checked, View::memory);
+  changes("optimizer.optimizer_offload_fraction", "0.5",
+          with(checked, {"optimizer.optimizer_cpu_offload=true"}), View::memory);
 
   changes("scheduler.lr_decay_style", "linear");
   const Overrides wsd = {"scheduler.lr_decay_style=WSD", "scheduler.lr_wsd_decay_iters=4"};

@@ -149,23 +149,16 @@ OrderedJson as_json(const Imported& imported, const std::string& to) {
   if (resolution.ok())
     for (const auto& feature : config::missing_features(config::schema(), &resolution.config))
       object["refused_by_train"].push_back({{"path", feature.path}, {"reason", feature.reason}});
-  object["hints"] = imported.hints;
   return object;
 }
 
-// Shows the features that `train` lacks, and overrides that avoid them.
-void show_refusals(const Imported& imported, const std::string& to) {
+// Shows the features that `train` lacks.
+void show_refusals(const Imported& imported) {
   if (!imported.resolution.ok()) return;
   const auto missing = config::missing_features(config::schema(), &imported.resolution.config);
   if (missing.empty()) return;
   std::string text = "note: the recipe is valid, but this version cannot train it:\n";
   for (const auto& feature : missing) text += "  " + feature.path + ": " + feature.reason + "\n";
-  if (!imported.hints.empty()) {
-    text +=
-        "help: the nearest recipe that trains: capstan train " + (to.empty() ? "RECIPE" : shell_quoted(to));
-    for (const std::string& hint : imported.hints) text += " " + hint;
-    text += "\n";
-  }
   print_stderr(text);
 }
 
@@ -185,7 +178,7 @@ int run_recipe_import(Context& context) {
     if (to.empty()) put(imported.recipe);
     if (!context.quiet()) print_stderr(summary(imported));
     show_diagnostics(context, imported.resolution);
-    if (!context.quiet()) show_refusals(imported, to);
+    if (!context.quiet()) show_refusals(imported);
   }
   return imported.resolution.ok() && !imported.undecided ? 0 : 1;
 }

@@ -178,11 +178,12 @@ void describe(Section<OptimizerConfig>& s) {
           "with them")
       .used_when<Config>("a moment or the main parameters are stored below fp32", stores_below_fp32);
   s.field("optimizer_cpu_offload", &O::optimizer_cpu_offload)
-      .doc("keep the optimizer state in host memory and update it on the CPU")
-      .effect(Effect::memory)
-      .unsupported("optimizer offload");
+      .doc(
+          "keep main parameters and moments in host memory and update them on the CPU; no effect where the "
+          "device's memory is the host's")
+      .effect(Effect::memory);
   s.field("optimizer_offload_fraction", &O::optimizer_offload_fraction)
-      .doc("fraction of the optimizer state that is offloaded")
+      .doc("offloaded fraction of the optimizer state: the last elements of each bucket that a rank updates")
       .fraction()
       .effect(Effect::memory)
       .used_when<Config>("`optimizer.optimizer_cpu_offload` is true",

@@ -250,11 +250,14 @@ RULE("R0613", one_schedule_on_resume,
       .help("set one of them to false");
 }
 
-RULE("R0614", offload_needs_precision_aware, "optimizer offload needs the precision-aware optimizer",
-     "optimizer.optimizer_cpu_offload", "optimizer.use_precision_aware_optimizer") {
-  if (!c.optimizer.optimizer_cpu_offload || c.optimizer.use_precision_aware_optimizer) return;
-  report.error("`optimizer.optimizer_cpu_offload` needs `optimizer.use_precision_aware_optimizer`")
-      .help("set optimizer.use_precision_aware_optimizer=true");
+// Muon orthogonalizes full matrices, with GEMMs that take a CPU many times as long as an element-wise update.
+RULE("R0618", offloaded_updates_are_element_wise,
+     "optimizer offload is for element-wise updates, not for Muon", "optimizer.optimizer_cpu_offload",
+     "optimizer.optimizer") {
+  if (!c.optimizer.optimizer_cpu_offload || c.optimizer.optimizer != OptimizerKind::muon) return;
+  report.error("`optimizer.optimizer_cpu_offload` does not support `optimizer.optimizer` muon")
+      .operand("optimizer.optimizer")
+      .help("set optimizer.optimizer=adam, or optimizer.optimizer_cpu_offload=false");
 }
 
 RULE("R0615", newton_schulz_steps_fit, "muon_num_ns_steps fits the iterations of muon_coefficient_type",

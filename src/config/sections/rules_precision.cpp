@@ -221,9 +221,9 @@ RULE("R0512", main_params_have_a_format,
 RULE("R0515", precision_aware_stores_below_fp32,
      "use_precision_aware_optimizer has an effect only if one of its data types is below fp32",
      "optimizer.use_precision_aware_optimizer", "optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype",
-     "optimizer.main_params_dtype", "optimizer.main_grads_dtype", "optimizer.optimizer_cpu_offload") {
+     "optimizer.main_params_dtype", "optimizer.main_grads_dtype") {
   const auto& o = c.optimizer;
-  if (!o.use_precision_aware_optimizer || o.optimizer_cpu_offload || o.exp_avg_dtype != MomentType::fp32 ||
+  if (!o.use_precision_aware_optimizer || o.exp_avg_dtype != MomentType::fp32 ||
       o.exp_avg_sq_dtype != MomentType::fp32 || o.main_params_dtype != Precision::fp32 ||
       o.main_grads_dtype != Precision::fp32)
     return;

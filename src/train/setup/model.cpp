@@ -232,6 +232,8 @@ parallel::FlatStore::Options store_options(const config::Config& config, Transpo
   options.overlap_param_gather = config.ddp.overlap_param_gather;
   if (config.optimizer.optimizer == config::OptimizerKind::muon) options.matrix = muon_matrices(config);
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;
+  if (config.optimizer.optimizer_cpu_offload)
+    options.offload_fraction = config.optimizer.optimizer_offload_fraction;
   if (config.peft) {
     options.trainable = [](const Parameter& parameter) { return parameter.spec().adapter; };
     options.lora_b_lr_ratio = config.peft->lora_plus_ratio.value_or(1);

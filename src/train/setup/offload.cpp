@@ -7,9 +7,12 @@ bool offloads_activations(const config::Config& config, const Device& device) {
 }
 
 std::string offload_note(const config::Config& config, const Device& device) {
-  if (!config.model.cpu_offloading || !device.shares_host_memory()) return {};
-  return "model.cpu_offloading: nothing is offloaded, because the memory of the device " +
-         std::string(device.name()) + " is the host's";
+  const bool activations = config.model.cpu_offloading, optimizer = config.optimizer.optimizer_cpu_offload;
+  if (!(activations || optimizer) || !device.shares_host_memory()) return {};
+  return std::string(activations ? "model.cpu_offloading" : "") + (activations && optimizer ? " and " : "") +
+         (optimizer ? "optimizer.optimizer_cpu_offload" : "") +
+         ": nothing is offloaded, because the memory of the device " + std::string(device.name()) +
+         " is the host's";
 }
 
 }  // namespace capstan::train

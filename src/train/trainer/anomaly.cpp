@@ -107,7 +107,8 @@ const Parameter* first_nonfinite_parameter(const parallel::FlatStore& store) {
 
 const Parameter* first_nonfinite_gradient(const parallel::FlatStore& store) {
   std::vector<Tensor> gradients;
-  for (const auto& buffer : store.flat_buffers()) gradients.push_back(buffer.gradients);
+  for (const auto& buffer : store.flat_buffers())
+    gradients.push_back(buffer.host ? buffer.device_gradients : buffer.gradients);
   const auto& parameter_shards = store.parameter_shards();
   for (auto shard = parameter_shards.rbegin(); shard != parameter_shards.rend(); ++shard)
     if (shard->buffer >= 0 && !all_finite(parallel::FlatStore::range_of(*shard, shard->range, gradients)))

@@ -73,6 +73,13 @@ std::vector<SmallerStep> smaller_steps(const config::Config& config) {
       synchronous.config.checkpoint.async_save = false;
       bases.push_back(std::move(synchronous));
     }
+  if (config.optimizer.optimizer_cpu_offload && !backend_of(config.train.device).shares_host_memory)
+    for (size_t i = 0, count = bases.size(); i < count; ++i) {
+      SmallerStep on_device = bases[i];
+      on_device.overrides += " optimizer.optimizer_cpu_offload=false";
+      on_device.config.optimizer.optimizer_cpu_offload = false;
+      bases.push_back(std::move(on_device));
+    }
   for (const SmallerStep& base : bases)
     for (int64_t micro = config.train.micro_batch_size; micro >= 1; micro /= 2) {
       if (config.train.micro_batch_size % micro != 0) break;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
 
 #include "base/error.hpp"
 #include "checkpoint/writer.hpp"
@@ -71,15 +72,20 @@ void Saver::join() {
 void Saver::begin(const SavePlan& plan, const TrainState& state) {
   CAPSTAN_ASSERT(!busy(), "one save at a time");
   const auto begun = Clock::now();
+  // Offloaded state is on another device than the rest.
+  std::map<Device*, std::unique_ptr<Event>> copied;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const Tensor values = tensors_[i].values();
-    device_.wait_for(Queue::device_to_host, *device_.record(Queue::compute));
-    device_.start_copy_to_host(copies_[i].data(), values.address(), values.bytes(), Queue::device_to_host);
+    Device& device = values.device();
+    device.wait_for(Queue::device_to_host, *device.record(Queue::compute));
+    device.start_copy_to_host(copies_[i].data(), values.address(), values.bytes(), Queue::device_to_host);
     // If `values` is a copy, its memory is reused after this transfer.
-    device_.wait_for(Queue::compute, *device_.record(Queue::device_to_host));
+    std::unique_ptr<Event>& last = copied[&device];
+    last = device.record(Queue::device_to_host);
+    device.wait_for(Queue::compute, *last);
   }
   StateWriter writer(world_, plan, state, optimizer_);
-  device_.record(Queue::device_to_host)->wait();
+  for (const auto& [device, last] : copied) last->wait();
   for (size_t i = 0; i < tensors_.size(); ++i)
     writer.add(tensors_[i],
                std::span<const std::byte>(copies_[i].data(), static_cast<size_t>(tensors_[i].bytes())));

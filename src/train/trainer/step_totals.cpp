@@ -17,7 +17,7 @@ Tensor StepTotals::field(size_t offset, int64_t count, DType dtype) const {
 
 StepTotals::StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatStore& store,
                        const optim::Optimizer& optimizer)
-    : mesh_(mesh), device_(device), store_(store), optimizer_(optimizer) {
+    : mesh_(mesh), device_(device), store_(store) {
   static_assert(offsetof(StepValues, loss_tokens) == offsetof(StepValues, loss_sum) + sizeof(double));
   CategoryScope scope(MemoryCategory::workspace);
   values_ = Tensor::zeros(device, {sizeof(StepValues)}, DType::u8);
@@ -27,6 +27,10 @@ StepTotals::StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatSto
   parameter_squares_ = field(offsetof(StepValues, parameter_squares), 1, DType::f64);
   fingerprint_ = field(offsetof(StepValues, fingerprint), 1, DType::i64);
   control_ = field(offsetof(StepValues, control), sizeof(kernels::StepControl), DType::u8);
+  for (const optim::FlatBuffer& buffer : optimizer.buffers())
+    (buffer.host ? on_host_ : on_device_).push_back(buffer);
+  gradients_ = on_host_.empty() ? on_device_ : with_range_tables(device, store.gradient_buffers());
+  if (!on_host_.empty()) host_squares_ = Tensor::empty(*on_host_[0].host, {1}, DType::f64);
 }
 
 void StepTotals::clear_fingerprint() {
@@ -47,10 +51,10 @@ void StepTotals::sum_losses(const MicroBatchRunner::Losses& losses) {
 }
 
 void StepTotals::sum_gradients(bool count_zeros) {
-  optim::sum_of_squares(optimizer_.buffers(), gradient_squares_);
+  optim::sum_of_squares(gradients_, gradient_squares_);
   store_.all_reduce_statistics(gradient_squares_);
   if (!count_zeros) return;
-  optim::count_zeros(optimizer_.buffers(), zero_gradients_);
+  optim::count_zeros(gradients_, zero_gradients_);
   store_.all_reduce_statistics(zero_gradients_);
 }
 
@@ -59,7 +63,14 @@ void StepTotals::decide(const kernels::StepLimits& limits) {
 }
 
 void StepTotals::sum_parameters() {
-  optim::sum_of_squares(optimizer_.buffers(), parameter_squares_, &optim::FlatBuffer::main);
+  CategoryScope scope(MemoryCategory::workspace);
+  if (host_squares_.defined()) {
+    HostDevice& host = *on_host_[0].host;
+    optim::sum_of_squares(on_host_, host_squares_, &optim::FlatBuffer::main);
+    host.start_upload(host_squares_, parameter_squares_, "sum over main parameters");
+    host.finish_uploads();
+  }
+  optim::sum_of_squares(on_device_, parameter_squares_, &optim::FlatBuffer::main, host_squares_.defined());
   store_.all_reduce_statistics(parameter_squares_);
 }
 

@@ -2,6 +2,8 @@
 // the update that follows from them. The host reads them once, at the end of the step.
 #pragma once
 
+#include <vector>
+
 #include "comm/mesh.hpp"
 #include "kernels/step_control.hpp"
 #include "optim/optimizer.hpp"
@@ -14,7 +16,7 @@ namespace capstan::train {
 // and those of the fingerprint are collective.
 class StepTotals {
  public:
-  // All arguments outlive the object.
+  // All arguments but the optimizer outlive the object.
   StepTotals(const comm::Mesh& mesh, Device& device, parallel::FlatStore& store,
              const optim::Optimizer& optimizer);
 
@@ -43,9 +45,12 @@ class StepTotals {
   const comm::Mesh& mesh_;
   Device& device_;
   parallel::FlatStore& store_;
-  const optim::Optimizer& optimizer_;
+  // Gradients of this rank, and main parameters on the device and in host memory.
+  std::vector<optim::FlatBuffer> gradients_, on_device_, on_host_;
   // kernels::StepValues in bytes, and views of its members.
   Tensor values_, losses_, gradient_squares_, zero_gradients_, parameter_squares_, fingerprint_, control_;
+  // Sum over the main parameters in host memory, fp64 [1]; undefined: there are none.
+  Tensor host_squares_;
   // Tensors in the fingerprint.
   int64_t fingerprinted_ = 0;
 };
