@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "comm/shared_memory.hpp"
+#include "comm/watchdog/rank_status.hpp"
 
 namespace capstan::comm {
 
@@ -71,8 +72,11 @@ class BlockingChannel final : public TensorChannel {
         slot_(status_->add(group)),
         ranks_(TransferStatus::world_ranks(group, status_->rank())),
         memory_(group, sizeof(Header) + sizeof(Mailbox) * ranks_.size() * ranks_.size()),
+        published_(group.device_batches()),
         sends_(ranks_.size()),
-        receives_(ranks_.size()) {}
+        receives_(ranks_.size()) {
+    clear_published();
+  }
   ~BlockingChannel() override {
     // Batches use the members. An error is reported where the host waits for the device.
     try {
@@ -80,6 +84,7 @@ class BlockingChannel final : public TensorChannel {
     } catch (...) {
     }
     slot_.id.store(0);
+    clear_published();
   }
 
  protected:
@@ -89,6 +94,7 @@ class BlockingChannel final : public TensorChannel {
       queues_ = {.transfer = device_.add_queue(true, "transfers of `" + name_ + "`"),
                  .deliver = device_.add_queue(false, "delivery of `" + name_ + "`")};
     const int64_t number = ++started_;
+    if (published_) published_->started.store(number);
     device_.enqueue(after, [this, number] { slot_.ready.store(number); });
     const auto ready = device_.record(after);
     const TransferStatus::StartOrder order = status_->start(slot_, text_of(batch));
@@ -102,7 +108,11 @@ class BlockingChannel final : public TensorChannel {
     for (const TransferBatch::Transfer& transfer : batch.transfers())
       if (transfer.from.defined()) declare(queues_->transfer, transfer.from, false, by);
     QueueScope traced(device_, queues_->transfer);
-    device_.enqueue(queues_->transfer, [this, number, transfers, order] { run(number, *transfers, order); });
+    device_.enqueue(queues_->transfer, [this, number, transfers, order, text = comm::text_of(batch, ranks_)] {
+      publish_begin(number, text);
+      run(number, *transfers, order);
+      if (published_) published_->done.store(number);
+    });
     traced.end(text_of(batch));
     // Received data arrives late: kernels that do not wait for it read old values.
     device_.wait_for(queues_->deliver, *device_.record(queues_->transfer));
@@ -199,6 +209,23 @@ class BlockingChannel final : public TensorChannel {
     }
     slot_.count.store(static_cast<int32_t>(count), std::memory_order_release);
     publish(ChannelState::transfers, number);
+  }
+
+  // ---- for the watchdog
+
+  void publish_begin(int64_t number, const std::string& text) {
+    if (!published_) return;
+    published_->text.fill('\0');
+    text.copy(published_->text.data(), published_->text.size() - 1);
+    published_->since.store(monotonic_ns());
+    published_->begun.store(number, std::memory_order_release);
+  }
+  // No batch is under way: a batch that has failed is never done.
+  void clear_published() {
+    if (!published_) return;
+    published_->begun.store(0);
+    published_->done.store(0);
+    published_->started.store(0);
   }
 
   // Work on the transfer queue of the channel: makes all transfers of a batch.
@@ -343,6 +370,7 @@ class BlockingChannel final : public TensorChannel {
   // World ranks, by rank in the group.
   std::vector<int> ranks_;
   SharedMemory memory_;
+  DeviceBatches* const published_;
   int64_t started_ = 0;
   // Number of messages to and from each peer so far; used on the transfer queue only.
   std::vector<int64_t> sends_, receives_;

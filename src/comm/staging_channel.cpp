@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "comm/channel.hpp"
+#include "tensor/flat_range.hpp"
 #include "tensor/pinned_buffer.hpp"
 
 namespace capstan::comm {
@@ -31,18 +32,33 @@ class StagingBuffers {
   std::vector<PinnedBuffer> buffers_;
 };
 
+// The bytes of a received tensor that the transfer changes. An all-gather in place leaves this rank's part,
+// which other queues may read meanwhile.
+std::vector<FlatRange> changed_bytes(const TransferBatch::Transfer& transfer, int rank) {
+  const FlatRange all{0, transfer.to.bytes()};
+  if (transfer.kind != TransferBatch::Kind::all_gather) return {all};
+  const int64_t part = transfer.from.bytes();
+  const FlatRange before{0, rank * part}, after{(rank + 1) * part, all.count - (rank + 1) * part};
+  if (transfer.from.address() != transfer.to.address() + before.count) return {all};
+  if (before.count == 0) return {after};
+  return after.count == 0 ? std::vector{before} : std::vector{before, after};
+}
+
 // Counts the copies of a batch, and holds its buffers as long as StagedBatch does.
 class MetaStagedBatch final : public Completion {
  public:
-  explicit MetaStagedBatch(const TransferBatch& batch) : buffers_(batch.device()) {
+  MetaStagedBatch(const TransferBatch& batch, int rank) : buffers_(batch.device()) {
     Device& device = batch.device();
     for (const TransferBatch::Transfer& transfer : batch.transfers()) {
       if (const Tensor& from = transfer.from; from.defined())
         device.start_copy_to_host(buffers_.take(from.bytes()), from.address(), from.bytes(),
                                   Queue::device_to_host);
-      if (const Tensor& to = transfer.to; to.defined())
-        device.start_copy_to_device(to.address(), buffers_.take(to.bytes()), to.bytes(),
-                                    Queue::communication);
+      if (const Tensor& to = transfer.to; to.defined()) {
+        const std::byte* const buffer = buffers_.take(to.bytes());
+        for (const FlatRange& range : changed_bytes(transfer, rank))
+          device.start_copy_to_device(to.address() + range.begin, buffer + range.begin, range.count,
+                                      Queue::communication);
+      }
     }
   }
   void wait(Queue) override { buffers_.give_back(nullptr); }
@@ -89,17 +105,17 @@ class StagedBatch final : public Completion {
     // Receives first: MPI need not buffer a message that is expected.
     for (const TransferBatch::Transfer& transfer : batch.transfers())
       if (transfer.kind == TransferBatch::Kind::receive)
-        works_.push_back(group.start_receive(target(transfer.to), transfer.to.bytes(), transfer.peer));
+        works_.push_back(group.start_receive(target(transfer, group), transfer.to.bytes(), transfer.peer));
     for (const TransferBatch::Transfer& transfer : batch.transfers()) {
       if (transfer.kind == TransferBatch::Kind::receive) continue;
       const std::byte* from = sources_[source++];
       if (transfer.kind == TransferBatch::Kind::send)
         works_.push_back(group.start_send(from, transfer.from.bytes(), transfer.peer));
       else if (transfer.kind == TransferBatch::Kind::all_gather)
-        works_.push_back(group.start_all_gather(from, target(transfer.to), transfer.from.bytes()));
+        works_.push_back(group.start_all_gather(from, target(transfer, group), transfer.from.bytes()));
       else
         works_.push_back(
-            group.start_all_to_all(from, target(transfer.to), transfer.from.bytes() / group.size()));
+            group.start_all_to_all(from, target(transfer, group), transfer.from.bytes() / group.size()));
     }
   }
 
@@ -112,11 +128,13 @@ class StagedBatch final : public Completion {
   struct Received {
     Tensor to;
     const std::byte* buffer;
+    std::vector<FlatRange> changed;
   };
-  std::byte* target(const Tensor& tensor) {
-    if (std::byte* address = device_.host_address(tensor.address())) return address;
-    std::byte* const buffer = buffers_.take(tensor.bytes());
-    received_.push_back({tensor, buffer});
+  // Where the host receives a transfer.
+  std::byte* target(const TransferBatch::Transfer& transfer, const Communicator& group) {
+    if (std::byte* address = device_.host_address(transfer.to.address())) return address;
+    std::byte* const buffer = buffers_.take(transfer.to.bytes());
+    received_.push_back({transfer.to, buffer, changed_bytes(transfer, group.rank())});
     return buffer;
   }
   void finish() {
@@ -126,7 +144,9 @@ class StagedBatch final : public Completion {
     if (!received_.empty()) device_.wait_for(Queue::communication, *ready_);
     QueueScope traced(device_, Queue::communication);
     for (const Received& one : received_)
-      device_.start_copy_to_device(one.to.address(), one.buffer, one.to.bytes(), Queue::communication);
+      for (const FlatRange& range : one.changed)
+        device_.start_copy_to_device(one.to.address() + range.begin, one.buffer + range.begin, range.count,
+                                     Queue::communication);
     if (!received_.empty()) traced.end("copy of what has arrived");
     complete_ = device_.record(Queue::communication);
     buffers_.give_back(complete_);
@@ -156,7 +176,7 @@ class StagingChannel final : public TensorChannel {
   }
   std::unique_ptr<Completion> begin_on_meta(const TransferBatch& batch) override {
     if (batch.device().shares_host_memory()) return TensorChannel::begin_on_meta(batch);
-    return std::make_unique<MetaStagedBatch>(batch);
+    return std::make_unique<MetaStagedBatch>(batch, group_.rank());
   }
 };
 

@@ -1,8 +1,8 @@
 #include "parallel/flat_store.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <deque>
 
 #include "base/error.hpp"
 #include "base/philox.hpp"
@@ -17,6 +17,14 @@ namespace {
 bool full_on_tensor_ranks(const Parameter& parameter) {
   return parameter.spec().sharding.axis != ShardingAxis::tensor;
 }
+// The queue of gradient reductions. Nothing is reduced where no group has several ranks.
+Queue reduce_queue_of(const Device& device, const StoreGroups& groups) {
+  bool reduces = false;
+  for (const comm::Communicator* group :
+       {groups.shard, groups.replica, groups.tensor, groups.kv_replicas, groups.embedding})
+    reduces = reduces || comm::ranks_of(group) > 1;
+  return reduces && device.queues_work() ? Queue::communication : Queue::compute;
+}
 }  // namespace
 
 FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>> parameters,
@@ -25,6 +33,7 @@ FlatStore::FlatStore(Device& device, std::span<const std::unique_ptr<Parameter>>
       parameters_(parameters),
       groups_(groups),
       options_(options),
+      reduce_queue_(reduce_queue_of(device, groups)),
       shards_(comm::ranks_of(groups.shard)),
       replicas_(comm::ranks_of(groups.replica)),
       shards_state_(options.sharding != ShardingStrategy::no_shard && shards_ > 1),
@@ -428,7 +437,8 @@ void FlatStore::start_gather(int block) {
     CategoryScope scope(MemoryCategory::parameters);
     const Tensor& mine = bucket.plan->codes ? bucket.codes : bucket.values;
     bucket.full = Tensor::empty(device_, {bucket.plan->elements}, mine.dtype());
-    bucket.gather = groups_.shard->channel().start(comm::TransferBatch().all_gather(mine, bucket.full));
+    bucket.gather = groups_.shard->channel().start(comm::TransferBatch().all_gather(mine, bucket.full),
+                                                   follow_replica_gather(bucket));
     bytes += bucket.full.bytes();
     started = true;
   }
@@ -437,18 +447,22 @@ void FlatStore::start_gather(int block) {
 
 void FlatStore::finish_gather(size_t index) {
   Bucket& bucket = buckets_[index];
-  if (!bucket.gather) return;
+  if (!bucket.replica_gather && !bucket.gather) return;
   TraceScope traced = trace_wait("gather " + (shards_parameters_ ? layout_.blocks[bucket.plan->block]
                                                                  : "bucket " + std::to_string(index)));
-  bucket.gather->wait();
-  bucket.gather.reset();
+  for (auto* const gather : {&bucket.replica_gather, &bucket.gather}) {
+    if (!*gather) continue;
+    (*gather)->wait();
+    gather->reset();
+  }
   traced.end();
 }
 
 void FlatStore::release_block(int block) {
   for (const size_t index : block_buckets_[static_cast<size_t>(block)]) {
     Bucket& bucket = buckets_[index];
-    finish_gather(index);
+    // A block that was not gathered since the update may still be under way over `replica`.
+    if (bucket.full.defined()) finish_gather(index);
     CAPSTAN_ASSERT(
         !bucket.full.defined() || bucket.full.unique(),
         "an operation keeps a gathered parameter of `" + layout_.blocks[static_cast<size_t>(block)] + "`");
@@ -477,6 +491,36 @@ void FlatStore::encode_owned(const Bucket& bucket) {
   }
 }
 
+Tensor FlatStore::gathered_slice(const Bucket& bucket) const {
+  const Tensor& sent = bucket.plan->codes ? bucket.codes : bucket.values;
+  if (shards_parameters_ || !shards_state_) return sent;
+  const FlatRange mine = slice_of(*bucket.plan);
+  return sent.flat_range(mine.begin, mine.count, {mine.count});
+}
+
+void FlatStore::start_replica_gather(Bucket& bucket) {
+  const Tensor slice = gathered_slice(bucket);
+  const FlatRange mine{comm::rank_in(groups_.replica) * (slice.elements() / replicas_),
+                       slice.elements() / replicas_};
+  bucket.replica_gather = groups_.replica->channel().start(
+      comm::TransferBatch().all_gather(slice.flat_range(mine.begin, mine.count, {mine.count}), slice));
+}
+
+Queue FlatStore::follow_replica_gather(Bucket& bucket) {
+  if (!bucket.replica_gather) return Queue::compute;
+  device_.wait_for(Queue::communication, *device_.record(Queue::compute));
+  bucket.replica_gather->wait(Queue::communication);
+  return Queue::communication;
+}
+
+void FlatStore::start_shard_gather(size_t index) {
+  Bucket& bucket = buckets_[index];
+  const Tensor& all = bucket.plan->codes ? bucket.codes : bucket.values;
+  bucket.gather = groups_.shard->channel().start(
+      comm::TransferBatch().all_gather(gathered_slice(bucket), all), follow_replica_gather(bucket));
+  trace_start("gather bucket " + std::to_string(index), all.bytes());
+}
+
 void FlatStore::gather_parameters(Changed changed, bool wait) {
   if (shards_parameters_) {
     for (size_t block = 0; block < pins_.size(); ++block) {
@@ -488,20 +532,27 @@ void FlatStore::gather_parameters(Changed changed, bool wait) {
   }
   before_load();
   measure_weights(changed);
+  // Buckets that are still under way over `replica`.
+  std::deque<size_t> over_replicas;
+  const auto gather_oldest = [&] {
+    const size_t index = over_replicas.front();
+    over_replicas.pop_front();
+    if (shards_state_ && !shards_parameters_)
+      start_shard_gather(index);
+    else if (auto& gather = buckets_[index].replica_gather)
+      gather->wait(Queue::communication);
+    if (wait) finish_gather(index);
+  };
   // The forward pass uses the last bucket first.
   for (size_t index = buckets_.size(); index-- > 0;) {
     Bucket& bucket = buckets_[index];
     if (!bucket.plan->trainable) continue;
-    const FlatRange mine = shards_state_ ? slice_of(*bucket.plan) : FlatRange{0, bucket.plan->elements};
     if (bucket.plan->codes) encode_owned(bucket);
-    const Tensor& sent = bucket.plan->codes ? bucket.codes : bucket.values;
-    const Tensor slice = sent.flat_range(shards_parameters_ ? 0 : mine.begin, mine.count, {mine.count});
-    if (shards_over_replicas_) comm::all_gather_slices(*groups_.replica, slice);
-    if (!shards_state_ || shards_parameters_) continue;
-    bucket.gather = groups_.shard->channel().start(comm::TransferBatch().all_gather(slice, sent));
-    trace_start("gather bucket " + std::to_string(index), sent.bytes());
-    if (wait) finish_gather(index);
+    if (shards_over_replicas_) start_replica_gather(bucket);
+    over_replicas.push_back(index);
+    if (!shards_over_replicas_ || over_replicas.size() == kPendingReplicaGathers) gather_oldest();
   }
+  while (!over_replicas.empty()) gather_oldest();
   if (shards_parameters_ && !wait) start_gather(0);
 }
 

@@ -17,7 +17,8 @@
 //   gathered  P b while the bucket's block is gathered: the block that is computed and, with
 //             overlap_param_gather, the one that is prefetched.
 //   wgrad     4 b while weight gradients of the bucket are computed and, with overlap_grad_reduce, while they
-//             are reduced (one bucket at a time, two on the communication queue).
+//             are reduced: kPendingReductions buckets at a time where they are reduced on the communication
+//             queue, else one.
 //   With shard_over_replicas main parameters and moments take 1 / (S R) of those without sharding.
 //
 // With gather_codes the ranks gather the codes of weights whose GEMMs are in 8 bits: P = 1 in `gathered`, in
@@ -45,6 +46,10 @@
 // elements over `shard` and `replica`, then tied parameters over `embedding`. With optim_grads and
 // optim_grads_params the gradients of each micro-batch are reduced over `shard` before they are added. The
 // optimizer divides by the token count.
+//
+// Where the device runs its queues at the same time (Device::queues_work), all of this runs on the
+// communication queue, whatever carries the tensors; the compute queue waits for the sums at the end of the
+// step. On the CPU, where a call returns when its work is done, it runs on the compute queue.
 //
 // Every rank of a group calls the non-const methods in the same order. These start collectives: acquire()
 // with optim_grads_params, note_weight_gradient() of ParamStore (reduces a bucket after its last weight
@@ -99,6 +104,9 @@ class FlatStore final : public ParamStore {
   // a second is sent, and a third waits to be sent. Each holds the buffer that it receives, with sharded
   // gradients the gradients of its bucket, and a copy of these if they are sent in another type.
   static constexpr size_t kPendingReductions = 3;
+  // Largest number of buckets whose updated slices are under way over `replica` before the first of them is
+  // gathered over `shard`, where transfers through host memory hold buffers of it.
+  static constexpr size_t kPendingReplicaGathers = 3;
 
   struct Options {
     // Type of the parameters that the model computes with.
@@ -115,11 +123,6 @@ class FlatStore final : public ParamStore {
     bool shard_over_replicas = false;
     // Overlaps the reduction of a bucket's gradients with the backward pass.
     bool overlap_grad_reduce = false;
-    // The queue of gradient reductions. communication: up to kPendingReductions buckets are reduced at a
-    // time, concurrently with the compute queue; for channels that run without the host (NCCL). The gradients
-    // of tied parameters are summed over `embedding` on the compute queue in either case, at the end of the
-    // step.
-    Queue reduce_queue = Queue::compute;
     // Ranks gather weights that train and whose GEMMs are in 8 bits as codes, with the same numbers as if
     // they were gathered in the compute type and quantized. Needs a scaling recipe with one scale for a
     // tensor. No effect with no_shard.
@@ -293,7 +296,9 @@ class FlatStore final : public ParamStore {
     int waiting = 0;
     // The reduction of this step was started; sharded gradients: `sum` holds gradients of this step.
     bool reduced = false;
-    // Pending all-gather into `values`, `codes` or `full`.
+    // Pending all-gather over `replica` into this rank's slice of `values` or `codes`.
+    std::optional<comm::PendingTransfers> replica_gather;
+    // Pending all-gather over `shard` into `values`, `codes` or `full`.
     std::optional<comm::PendingTransfers> gather;
     // Pending all-gather of the reduced gradients.
     std::optional<comm::PendingTransfers> gradient_gather;
@@ -311,7 +316,8 @@ class FlatStore final : public ParamStore {
   // A reduction of the gradients of a bucket that was started and is not finished.
   struct PendingReduction {
     size_t bucket;
-    // The gradients to reduce, fp32 [elements]; undefined if only the sums over `replica` remain.
+    // The gradients to reduce over `shard`, fp32 [elements]; undefined if that is done, and only sums over
+    // `replica` or `embedding` remain.
     Tensor gradients;
     // The buffer that is sent over `shard`, and this rank's slice of its sum, in Options::reduce.
     Tensor in_flight, sum;
@@ -376,6 +382,15 @@ class FlatStore final : public ParamStore {
   const Tensor& gathered(const Parameter& parameter);
   // The owned elements of a parameter, compute type; undefined: none.
   Tensor owned_values(const Parameter& parameter) const;
+  // This rank's slice of what is gathered of a bucket: of `values` or `codes`.
+  Tensor gathered_slice(const Bucket& bucket) const;
+  void start_replica_gather(Bucket& bucket);
+  // Starts the all-gather of a bucket over `shard` after that over `replica`.
+  void start_shard_gather(size_t bucket);
+  // The queue after which this rank's slice is complete: communication while the gather over `replica` is
+  // pending, which then waits for it and for the present work of the compute queue.
+  Queue follow_replica_gather(Bucket& bucket);
+  // The compute queue waits for the bucket's pending gathers.
   void finish_gather(size_t bucket);
   void gather_block(int block);
   void start_gather(int block);
@@ -390,8 +405,16 @@ class FlatStore final : public ParamStore {
   void start_sums(PendingReduction& pending);
   void finish_oldest_reduction();
   void finish_reductions();
+  // Queues all that remains of the pending reductions: on the compute queue, finishes them.
+  void start_pending_sums();
+  // Marks a reduction of which all is queued.
+  void end_reduction(PendingReduction& pending);
   void finish_bucket(PendingReduction& pending);
-  void finish_sharded_gradients();
+  void reduce_over_replicas();
+  // Sums the gradients of tied parameters over `embedding`, after all other sums of them. Only after the last
+  // backward pass: the last stage has these gradients long before the first stage, which waits for what the
+  // last stage still has to send.
+  void reduce_tied();
   // Reduces a slice of the gradients over `replica`, in place.
   void sum_over_replicas(PendingReduction& pending, const Tensor& slice);
   void start_gradient_all_gather(size_t bucket);
@@ -416,6 +439,8 @@ class FlatStore final : public ParamStore {
   Options options_;
   // Null: nothing is offloaded.
   std::unique_ptr<HostDevice> host_;
+  // The queue of gradient reductions.
+  Queue reduce_queue_;
   // S and R: numbers of ranks of `shard` and of `replica`.
   int64_t shards_, replicas_;
   // Whether optimizer state, gradients and parameters are sharded over `shard`.

@@ -72,26 +72,25 @@ void FlatStore::cast(const Tensor& from, const Tensor& to, Queue queue) {
   launch(device_, queue, device_.table().elementwise->cast, from, to, from.elements());
 }
 void FlatStore::follow_compute() {
-  if (options_.reduce_queue != Queue::compute)
-    device_.wait_for(options_.reduce_queue, *device_.record(Queue::compute));
+  if (reduce_queue_ != Queue::compute) device_.wait_for(reduce_queue_, *device_.record(Queue::compute));
 }
 Tensor FlatStore::reduce_buffer(PendingReduction& pending, int64_t elements, DType type) {
   CategoryScope scope(MemoryCategory::workspace);
   Tensor buffer = Tensor::empty(device_, {elements}, type);
   // The memory may have been used by earlier work of the compute queue.
   follow_compute();
-  if (options_.reduce_queue != Queue::compute) pending.buffers.push_back(buffer);
+  if (reduce_queue_ != Queue::compute) pending.buffers.push_back(buffer);
   return buffer;
 }
 void FlatStore::add_reduction(PendingReduction& pending, comm::Reduction reduction) {
-  if (options_.reduce_queue == Queue::compute) return reduction.finish();
+  if (reduce_queue_ == Queue::compute) return reduction.finish();
   reduction.start_sum();
   pending.reductions.push_back(std::move(reduction));
 }
 
 // Limits the buffers of pending reductions, and adds a new one.
 FlatStore::PendingReduction& FlatStore::add_pending(size_t index) {
-  const size_t most = options_.reduce_queue == Queue::compute ? 1 : kPendingReductions;
+  const size_t most = reduce_queue_ == Queue::compute ? 1 : kPendingReductions;
   while (pending_reductions_.size() >= most) finish_oldest_reduction();
   PendingReduction& pending = pending_reductions_.emplace_back();
   pending.bucket = index;
@@ -115,7 +114,7 @@ void FlatStore::start_reduce(size_t index) {
   for (PendingReduction& earlier : pending_reductions_)
     if (&earlier != &pending) start_sums(earlier);
   if (shards_ > 1) trace_start("reduce bucket " + std::to_string(index), pending.in_flight.bytes());
-  const bool done = options_.reduce_queue == Queue::compute && shards_ == 1;
+  const bool done = reduce_queue_ == Queue::compute && shards_ == 1;
   if (!options_.overlap_grad_reduce || done) finish_oldest_reduction();
 }
 
@@ -123,28 +122,28 @@ void FlatStore::start_reduce_scatter(PendingReduction& pending) {
   pending.in_flight = pending.gradients;
   if (options_.reduce != DType::f32) {
     pending.in_flight = reduce_buffer(pending, pending.gradients.elements(), options_.reduce);
-    cast(pending.gradients, pending.in_flight, options_.reduce_queue);
+    cast(pending.gradients, pending.in_flight, reduce_queue_);
   }
   const FlatRange mine = slice_of(*buckets_[pending.bucket].plan);
   pending.sum = pending.in_flight.flat_range(mine.begin, mine.count, {mine.count});
   // Without earlier work on the reduce queue, the bucket only waits for the compute queue.
-  const Queue written_on = pending.buffers.empty() ? Queue::compute : options_.reduce_queue;
+  const Queue written_on = pending.buffers.empty() ? Queue::compute : reduce_queue_;
   pending.over_shard.emplace(comm::Reduction::reduce_scatter(*groups_.shard, pending.in_flight, pending.sum,
-                                                             options_.reduce_queue, written_on));
+                                                             reduce_queue_, written_on));
 }
 
 // Queues all that remains of the reduction on the communication queue.
 void FlatStore::start_sums(PendingReduction& pending) {
-  if (options_.reduce_queue == Queue::compute || pending.complete) return;
+  if (reduce_queue_ == Queue::compute || pending.complete) return;
   if (pending.over_shard) pending.over_shard->start_sum();
   add_sum(pending);
   if (!shards_gradients_) finish_bucket(pending);
-  pending.complete = device_.record(options_.reduce_queue);
+  pending.complete = device_.record(reduce_queue_);
 }
 
 void FlatStore::add_sum(const PendingReduction& pending) {
   if (!pending.over_shard) return;
-  const Queue queue = options_.reduce_queue;
+  const Queue queue = reduce_queue_;
   Bucket& bucket = buckets_[pending.bucket];
   const FlatRange mine = slice_of(*bucket.plan);
   const Tensor slice = pending.gradients.flat_range(mine.begin, mine.count, {mine.count});
@@ -171,8 +170,8 @@ void FlatStore::finish_oldest_reduction() {
 }
 FlatStore::~FlatStore() {
   // An error may have left the last pending reduction without its event `complete`.
-  if (!pending_reductions_.empty() && options_.reduce_queue != Queue::compute)
-    device_.wait_for(Queue::compute, *device_.record(options_.reduce_queue));
+  if (!pending_reductions_.empty() && reduce_queue_ != Queue::compute)
+    device_.wait_for(Queue::compute, *device_.record(reduce_queue_));
 }
 void FlatStore::finish_reductions() {
   while (!pending_reductions_.empty()) finish_oldest_reduction();
@@ -189,7 +188,7 @@ void FlatStore::finish_bucket(PendingReduction& pending) {
 }
 
 void FlatStore::sum_over_replicas(PendingReduction& pending, const Tensor& slice) {
-  const Queue queue = options_.reduce_queue;
+  const Queue queue = reduce_queue_;
   Tensor in_flight = slice;
   if (options_.reduce != DType::f32) {
     in_flight = reduce_buffer(pending, slice.elements(), options_.reduce);
@@ -214,12 +213,12 @@ void FlatStore::start_gradient_all_gather(size_t index) {
     bucket.in_flight = Tensor::empty(device_, bucket.gradients.shape(), options_.reduce);
     follow_compute();
     cast(bucket.gradients.flat_range(mine.begin, mine.count, {mine.count}),
-         bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), options_.reduce_queue);
+         bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}), reduce_queue_);
   }
   bucket.gradient_gather = groups_.shard->channel().start(
       comm::TransferBatch().all_gather(bucket.in_flight.flat_range(mine.begin, mine.count, {mine.count}),
                                        bucket.in_flight),
-      options_.reduce_queue);
+      reduce_queue_);
   trace_start("all_gather gradients, bucket " + std::to_string(index), bucket.in_flight.bytes());
 }
 
@@ -227,10 +226,14 @@ void FlatStore::finish_gradient_all_gather(size_t index) {
   Bucket& bucket = buckets_[index];
   if (!bucket.gradient_gather) return;
   TraceScope traced = trace_wait("all_gather gradients, bucket " + std::to_string(index));
+  if (options_.reduce != DType::f32) {
+    bucket.gradient_gather->wait(reduce_queue_);
+    cast(bucket.in_flight, bucket.gradients, reduce_queue_);
+    if (reduce_queue_ != Queue::compute) device_.wait_for(Queue::compute, *device_.record(reduce_queue_));
+  }
   bucket.gradient_gather->wait();
-  traced.end();
   bucket.gradient_gather.reset();
-  if (options_.reduce != DType::f32) cast(bucket.in_flight, bucket.gradients, Queue::compute);
+  traced.end();
   bucket.in_flight = Tensor();
 }
 
@@ -242,18 +245,29 @@ void FlatStore::finish_gradients() {
     if (bucket.plan->trainable && (shards_gradients_ ? bucket.gradients.defined() : !bucket.reduced))
       start_reduce(index);
   }
+  start_pending_sums();
+  if (shards_gradients_) reduce_over_replicas();
+  reduce_tied();
   finish_reductions();
-  if (shards_gradients_) finish_sharded_gradients();
   for (size_t index = 0; index < buckets_.size(); ++index)
     if (buckets_[index].plan->trainable) finish_gradient_all_gather(index);
-  if (comm::ranks_of(groups_.embedding) > 1)
-    for (const Bucket& bucket : buckets_)
-      if (bucket.plan->trainable && bucket.plan->parameters.front()->spec().tied != ParamSpec::Tied::no)
-        comm::all_reduce_sum_any(*groups_.embedding, gradients_of(bucket, bucket.owned));
 }
 
-// Zeroes the gradients of buckets that no micro-batch has reduced, and reduces all buckets over `replica`.
-void FlatStore::finish_sharded_gradients() {
+void FlatStore::start_pending_sums() {
+  if (reduce_queue_ == Queue::compute) return finish_reductions();
+  for (PendingReduction& pending : pending_reductions_) start_sums(pending);
+}
+
+void FlatStore::end_reduction(PendingReduction& pending) {
+  if (reduce_queue_ == Queue::compute)
+    pending_reductions_.pop_back();
+  else
+    pending.complete = device_.record(reduce_queue_);
+}
+
+// Sharded gradients: zeroes those of buckets that no micro-batch has reduced, and reduces all buckets over
+// `replica`.
+void FlatStore::reduce_over_replicas() {
   for (size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
     if (!bucket.plan->trainable) continue;
@@ -262,19 +276,29 @@ void FlatStore::finish_sharded_gradients() {
     if (replicas_ == 1) continue;
     PendingReduction& pending = add_pending(index);
     sum_over_replicas(pending, bucket.sum);
-    if (options_.reduce_queue == Queue::compute)
-      pending_reductions_.pop_back();
-    else
-      pending.complete = device_.record(options_.reduce_queue);
+    end_reduction(pending);
   }
-  finish_reductions();
+}
+
+void FlatStore::reduce_tied() {
+  if (comm::ranks_of(groups_.embedding) == 1) return;
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    const Bucket& bucket = buckets_[index];
+    if (!bucket.plan->trainable || bucket.plan->parameters.front()->spec().tied == ParamSpec::Tied::no)
+      continue;
+    finish_gradient_all_gather(index);
+    PendingReduction& pending = add_pending(index);
+    add_reduction(pending, comm::Reduction::all_reduce(*groups_.embedding, gradients_of(bucket, bucket.owned),
+                                                       reduce_queue_, reduce_queue_));
+    end_reduction(pending);
+  }
 }
 
 // All-reduces the elements of all ranges over a group, in one reduction of a contiguous copy.
 void FlatStore::all_reduce_ranges(comm::Communicator* group, PendingReduction& pending,
                                   const std::vector<FlatRange>& ranges) {
   if (comm::ranks_of(group) == 1 || ranges.empty()) return;
-  const Queue queue = options_.reduce_queue;
+  const Queue queue = reduce_queue_;
   int64_t total = 0;
   for (const FlatRange& range : ranges) total += range.count;
   const int64_t padded = round_up(total, group->size());

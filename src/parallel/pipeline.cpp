@@ -1,5 +1,6 @@
 #include "parallel/pipeline.hpp"
 
+#include <deque>
 #include <map>
 #include <optional>
 #include <tuple>
@@ -28,8 +29,9 @@ class Runner {
                                 : stages_.backward(action.micro_batch, action.chunk, input);
       send_on(action, output);
     }
-    sent_forward_.wait();
-    sent_backward_.wait();
+    // In the order of their start.
+    for (auto* const sent : {&sent_forward_, &sent_backward_})
+      for (comm::PendingTransfers& one : *sent) one.wait();
   }
 
  private:
@@ -129,11 +131,14 @@ class Runner {
       const int64_t rows = hidden_states.size(0) / links_.tensor.size();
       shard = hidden_states.slice(0, links_.tensor.rank() * rows, rows);
     }
-    comm::PendingTransfers& sent = action.kind == ActionKind::forward ? sent_forward_ : sent_backward_;
-    sent.wait();
+    auto& sent = action.kind == ActionKind::forward ? sent_forward_ : sent_backward_;
+    if (sent.size() == kPendingSends) {
+      sent.front().wait();
+      sent.pop_front();
+    }
     traced("send", action, [&] {
-      sent =
-          links(action).out->channel().start(comm::TransferBatch().send(shard, comm::StageLinks::kReceiver));
+      sent.push_back(
+          links(action).out->channel().start(comm::TransferBatch().send(shard, comm::StageLinks::kReceiver)));
     });
   }
 
@@ -143,8 +148,8 @@ class Runner {
   int64_t rank_;
   std::map<Key, Incoming> incoming_;
   std::map<Key, Tensor> own_;
-  // The last one of each direction.
-  comm::PendingTransfers sent_forward_, sent_backward_;
+  // The last tensors sent in each direction.
+  std::deque<comm::PendingTransfers> sent_forward_, sent_backward_;
 };
 
 }  // namespace

@@ -37,9 +37,12 @@ struct PipelineComm {
 
 PipelineComm pipeline_comm(const comm::Mesh& mesh, const ops::TensorParallel& tensor);
 
-// An action sends its output as soon as it is computed. The last tensor sent in each direction is kept until
-// the next one is sent, which first waits for it. For each micro-batch and direction, the tensor ranks of a
-// stage together send the bytes of the hidden states.
+inline constexpr size_t kPendingSends = 2;
+
+// An action sends its output as soon as it is computed. Up to kPendingSends tensors are under way in each
+// direction, so that a stage computes on while the next one has not received yet; a further send first waits
+// for the oldest. For each micro-batch and direction, the tensor ranks of a stage together send the bytes of
+// the hidden states.
 void run_actions(const PipelineShape& shape, const std::vector<PipelineAction>& actions,
                  const PipelineComm& links, StageComputation& stages);
 

@@ -214,7 +214,7 @@ class CheckedDevice final : public Device {
   }
   bool queues_work() const override { return true; }
   void wait_for(Queue queue, const Event& event) override {
-    if (waits_++ == ignored_wait_) return;
+    if (static_cast<size_t>(queue) < kQueues && waits_++ == ignored_wait_) return;
     const auto& checked = dynamic_cast<const CheckedEvent&>(event);
     checked.follow(queue_of(queue));
     order_.wait(queue, checked.clock());
@@ -314,7 +314,7 @@ class CheckedDevice final : public Device {
   int64_t staged_ = 0;
   const uint64_t seed_;
   const CheckedQueue::HeldItems hold_;
-  // Calls of wait_for().
+  // Calls of wait_for() for the first kQueues queues.
   int64_t waits_ = 0;
   const int64_t ignored_wait_;
   // Names of the queues after the first kQueues.

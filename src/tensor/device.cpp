@@ -391,14 +391,16 @@ class CpuDevice final : public Device {
 // Shapes without memory: addresses are never dereferenced, and every block counts its size on a real device.
 class MetaDevice final : public Device {
  public:
-  MetaDevice(const kernels::Table& table, int workers, const AllocatorRules& rules, bool shares_host_memory)
-      : Device(rules), workers_(workers), shares_host_memory_(shares_host_memory) {
+  MetaDevice(const kernels::Table& table, int workers, const AllocatorRules& rules, bool shares_host_memory,
+             bool queues_work)
+      : Device(rules), workers_(workers), shares_host_memory_(shares_host_memory), queues_work_(queues_work) {
     table_ = &table;
     launch_mode_ = LaunchMode::none;
   }
   ~MetaDevice() override { release_pinned_pool(); }
   DeviceType type() const override { return DeviceType::meta; }
   bool shares_host_memory() const override { return shares_host_memory_; }
+  bool queues_work() const override { return queues_work_; }
   void synchronize() override {}
   std::byte* host_address(std::byte*) override { return nullptr; }
   void zero(std::byte*, int64_t) override {}
@@ -427,7 +429,7 @@ class MetaDevice final : public Device {
 
  private:
   const int workers_;
-  const bool shares_host_memory_;
+  const bool shares_host_memory_, queues_work_;
 };
 
 }  // namespace
@@ -436,8 +438,9 @@ std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads
   return std::make_unique<CpuDevice>(table, threads);
 }
 std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers,
-                                         const AllocatorRules& rules, bool shares_host_memory) {
-  return std::make_unique<MetaDevice>(table, workers, rules, shares_host_memory);
+                                         const AllocatorRules& rules, bool shares_host_memory,
+                                         bool queues_work) {
+  return std::make_unique<MetaDevice>(table, workers, rules, shares_host_memory, queues_work);
 }
 
 }  // namespace capstan

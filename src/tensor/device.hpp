@@ -220,7 +220,8 @@ class Device {
   virtual std::unique_ptr<Event> record(Queue queue);
   // An event with a time. Recording it may be slower than record().
   virtual std::unique_ptr<Event> record_time(Queue queue);
-  // Whether calls return before their work is done.
+  // Whether calls return before their work is done, and queues run at the same time; on the meta device,
+  // those of the device that it stands for.
   virtual bool queues_work() const { return false; }
   // A further queue, for copies and `enqueue` only: a launch on it is an internal error. prompt: its work
   // begins as soon as it can, because other processes wait for it.
@@ -375,10 +376,11 @@ class RangeScope {
 
 // threads: as in ThreadPool.
 std::unique_ptr<Device> make_cpu_device(const kernels::Table& table, int threads = 0);
-// Stands for a device with these kernels, run by `workers` threads (0: an accelerator), this allocator, and
-// memory of its own or the host's.
+// Stands for a device with these kernels, run by `workers` threads (0: an accelerator), this allocator,
+// memory of its own or the host's, and Device::queues_work().
 std::unique_ptr<Device> make_meta_device(const kernels::Table& table, int workers = 1,
-                                         const AllocatorRules& rules = {}, bool shares_host_memory = true);
+                                         const AllocatorRules& rules = {}, bool shares_host_memory = true,
+                                         bool queues_work = false);
 
 // Throws the error that a kernel reported as an internal error, and empties the slot.
 [[noreturn]] void throw_kernel_error(kernels::KernelError& slot);
@@ -393,7 +395,8 @@ struct CheckedOptions {
   uint64_t seed = 1;
   // No work runs until a wait needs it: finds every missing wait.
   bool patient = false;
-  // The index of a call of wait_for() that is ignored; -1: none. A test plants a missing wait with it.
+  // The index of a call of wait_for() that is ignored, without those for queues that add_queue() has made; -1:
+  // none. A test plants a missing wait with it.
   int64_t ignored_wait = -1;
 };
 std::unique_ptr<Device> make_checked_device(const kernels::Table& table, int threads = 0,

@@ -14,6 +14,7 @@ struct Ended {
   int code;
   std::string text;
 };
+// fault: the arguments of nccl_rank_at_fault.
 Ended run_nccl_fault(const std::string& fault) {
   const std::string command =
       "timeout 60 mpirun -q -n 2 --oversubscribe --allow-run-as-root '" CAPSTAN_NCCL_RANK_AT_FAULT "' " +
@@ -73,6 +74,16 @@ TEST_CASE("faults of transfers between devices: a world ends by itself and names
   for (const auto& [fault, named] : cases) {
     CAPTURE(fault);
     const Ended ended = run_nccl_fault(fault);
+    CHECK_MESSAGE(ended.code == 4, ended.text);
+    CHECK_MESSAGE(count_of("\n" + ended.text, "\nerror: ") == 1, ended.text);
+    for (const std::string& part : named) CHECK_MESSAGE(count_of(ended.text, part) > 0, ended.text);
+  }
+  // On the blocking channels of the checked device the others are found by the channels themselves.
+  CHECK(run_nccl_fault("none blocking").code == 0);
+  for (const auto& [fault, named] : cases) {
+    if (std::string(fault) != "late_host" && std::string(fault) != "late_device") continue;
+    CAPTURE(fault);
+    const Ended ended = run_nccl_fault(fault + std::string(" blocking"));
     CHECK_MESSAGE(ended.code == 4, ended.text);
     CHECK_MESSAGE(count_of("\n" + ended.text, "\nerror: ") == 1, ended.text);
     for (const std::string& part : named) CHECK_MESSAGE(count_of(ended.text, part) > 0, ended.text);

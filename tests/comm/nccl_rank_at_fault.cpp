@@ -1,5 +1,6 @@
-// nccl_rank_at_fault FAULT: two ranks whose devices transfer by the stand-in for NCCL, in a world of short
-// patience; something is wrong with rank 1, or with the order of both. Started by nccl_faults.cpp.
+// nccl_rank_at_fault FAULT [blocking]: two ranks whose devices transfer by NCCL's channels on a backend
+// without CUDA, or by the blocking channels of the checked device, in a world of short patience; something is
+// wrong with rank 1, or with the order of both. Started by nccl_faults.cpp.
 #include <signal.h>
 #include <stdio.h>
 
@@ -8,6 +9,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "comm/blocking_channel.hpp"
 #include "comm/nccl_channel.hpp"
 #include "comm/world.hpp"
 #include "kernels/table.hpp"
@@ -22,7 +24,7 @@ namespace {
 
 struct Ranks {
   World& world;
-  cuda::CudaDevice& device;
+  Device& device;
   Communicator &dp, &tp;
   Tensor small, large;
   int other() const { return 1 - world.rank(); }
@@ -69,18 +71,25 @@ void run_fault(const std::string& fault, const Ranks& on) {
 
 }  // namespace
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
   const auto report = [](const Error& error) { ::fprintf(stderr, "error: %s\n", error.what()); };
   const auto world = World::join({.timeout = 1.5, .report = report});
   try {
     world->publish_step(4);
     world->publish_phase("reduce");
-    test::HostKernelCudaDevice device(kernels::cpu_table(), 1, test::fake_nccl_backend());
+    const bool blocking = count > 2;
+    test::HostKernelCudaDevice gpu(kernels::cpu_table(), 1, test::fake_nccl_backend());
+    const auto checked = make_checked_device(kernels::cpu_table(), 1);
+    Device& device = blocking ? *checked : gpu;
+    const auto status = std::make_shared<TransferStatus>(world->communicator());
     const auto dp = world->communicator().split(0, world->rank(), "dp"),
                tp = world->communicator().split(0, world->rank(), "tp");
     for (Communicator* group : {dp.get(), tp.get()})
-      group->use_channel(make_nccl_channel(
-          *group, device, {.world_rank = world->rank(), .timeout = 20, .watch = world->transfer_watch()}));
+      group->use_channel(
+          blocking ? make_blocking_channel(*group, device, status)
+                   : make_nccl_channel(
+                         *group, gpu,
+                         {.world_rank = world->rank(), .timeout = 20, .watch = world->transfer_watch()}));
     run_fault(arguments[1],
               {*world, device, *dp, *tp, Tensor::zeros(device, {8}), Tensor::zeros(device, {16})});
   } catch (const Error& error) {

@@ -4,8 +4,12 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
 
+#include "kernels/table.hpp"
+#include "tensor/launch.hpp"
 #include "tests/support/channels.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/simple_store.hpp"
@@ -108,6 +112,47 @@ TEST_CASE("every schedule runs on channels that buffer nothing") {
   run_every_schedule(*device, connected_mesh(1, [&](comm::Communicator& group) {
     return comm::make_blocking_channel(group, *device, transfer_status());
   }));
+}
+
+TEST_CASE("a stage computes on while two tensors that it has sent are not received") {
+  comm::Communicator& stages = world().communicator();
+  if (stages.size() != 2) return;
+  // The first stage computes its third micro-batch before the second stage receives anything.
+  struct Ahead final : StageComputation {
+    Ahead(Counting& counting, Device& on, comm::Communicator& all) : work(counting), device(on), group(all) {}
+    Tensor make_hidden_states(int64_t m) override { return work.make_hidden_states(m); }
+    Tensor forward(int64_t m, int64_t c, const Tensor& hidden_states) override {
+      const Tensor sent = work.forward(m, c, hidden_states);
+      if (group.rank() == 0 && m == static_cast<int64_t>(kPendingSends)) {
+        const auto computed = device.record(Queue::compute);
+        // The queue holds work that nothing waits for, until there is much of it.
+        const Tensor other = Tensor::zeros(device, {8});
+        for (int i = 0; i < 1'000'000 && !computed->done(); ++i) {
+          launch(device, device.table().elementwise->fill, other, 1.0f, 8);
+          if (i % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        CHECK(computed->done());
+        group.barrier();
+      }
+      return sent;
+    }
+    Tensor backward(int64_t m, int64_t c, const Tensor& gradient) override {
+      return work.backward(m, c, gradient);
+    }
+    Counting& work;
+    Device& device;
+    comm::Communicator& group;
+  };
+  const auto device = Checked::make(1);
+  const comm::Mesh mesh = connected_mesh(1, [&](comm::Communicator& group) {
+    return comm::make_blocking_channel(group, *device, transfer_status());
+  });
+  const PipelineShape shape{.ranks = 2, .micro_batches = 4, .all_forward_first = true};
+  Counting counting(*device, shape, stages.rank(), 6);
+  Ahead work(counting, *device, stages);
+  if (stages.rank() == 1) stages.barrier();
+  run_actions(shape, make_schedule(shape)[static_cast<size_t>(stages.rank())], pipeline_comm(mesh, {}), work);
+  CHECK(counting.backwards == 4);
 }
 
 TEST_CASE_TEMPLATE("tensor ranks send a share each and gather what arrives", D, EVERY_DEVICE) {

@@ -13,6 +13,7 @@
 
 using namespace capstan;
 using namespace capstan::test;
+using config::DistributedBackend;
 using config::ShardingStrategy;
 
 namespace {
@@ -59,9 +60,10 @@ class SpanCollector final : public TapeObserver {
   std::vector<QueueSpan> kernels, others;
 };
 
-// The timeline of training steps on the stand-in for NCCL.
-Timeline timeline_of(config::Config config, int steps) {
-  config.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
+// The timeline of training steps; backend: the stand-in for NCCL, or transfers through host memory.
+Timeline timeline_of(config::Config config, int steps,
+                     DistributedBackend backend = DistributedBackend::nccl_stand_in) {
+  config.dist.distributed_backend = backend;
   train::StepRunner runner(config, world());
   runner.initialize();
   SpanCollector spans;
@@ -85,9 +87,12 @@ Timeline timeline_of(config::Config config, int steps) {
   return timeline;
 }
 
-// Holds the communication queue during a training step until `goal` reduce-scatters over `shard` are
-// complete, or for `most` milliseconds. Returns the number that were complete.
+// Holds the communication queue during a training step until the gradients of `goal` buckets were sent over
+// `shard`, or for `most` milliseconds. Returns how many were sent.
 int64_t transfers_beside_held_sums(const config::Config& config, int64_t goal, int most) {
+  const bool stand_in = config.dist.distributed_backend == DistributedBackend::nccl_stand_in;
+  const std::string queue = stand_in ? "transfers of `shard`" : std::string(name_of(Queue::device_to_host)),
+                    work = stand_in ? "all_to_all" : "copy for all_to_all";
   train::StepRunner runner(config, world());
   runner.initialize();
   const auto data = train::open_datasets(config, nullptr);
@@ -96,7 +101,7 @@ int64_t transfers_beside_held_sums(const config::Config& config, int64_t goal, i
   std::mutex mutex;
   std::vector<QueueSpan> spans;
   runner.device().listen([&](const QueueSpan& span) {
-    if (span.queue != "transfers of `shard`" || !span.name.starts_with("all_to_all")) return;
+    if (span.queue != queue || !span.name.starts_with(work)) return;
     const std::lock_guard lock(mutex);
     spans.push_back(span);
   });
@@ -123,18 +128,42 @@ TEST_CASE("buckets are summed beside the backward pass: events of the queues sho
   auto config = store_config<test::Checked>(ranks, 1);
   config.ddp.data_parallel_sharding_strategy = ShardingStrategy::optim;
   config.ddp.bucket_size = 2000;
-  for (const bool overlap : {true, false}) {
-    CAPTURE(overlap);
-    config.ddp.overlap_grad_reduce = overlap;
-    const Timeline timeline = timeline_of(config, 1);
-    CHECK(timeline.losses == run_store(config, world(), 1).losses);
-    CHECK(timeline.kernels.size() > 20);
-    CHECK(timeline.spans_on("transfers of `shard`") > 10);
-    CHECK(timeline.spans_on("communication") > 5);
-    if (overlap)
-      CHECK(timeline.overlap() > 0);
-    else
-      CHECK(timeline.overlap() == 0);
+  auto on_compute = config;
+  on_compute.train.device = config::DeviceKind::cpu;
+  const std::vector<double> losses = run_store(on_compute, world(), 1).losses;
+  for (const auto backend : {DistributedBackend::nccl_stand_in, DistributedBackend::mpi})
+    for (const bool overlap : {true, false}) {
+      CAPTURE(static_cast<int>(backend));
+      CAPTURE(overlap);
+      config.ddp.overlap_grad_reduce = overlap;
+      const Timeline timeline = timeline_of(config, 1, backend);
+      CHECK(timeline.losses == losses);
+      CHECK(timeline.kernels.size() > 20);
+      CHECK(std::ranges::count_if(timeline.others, [](const Timeline::Interval& one) {
+              return one.queue == "communication" && one.name.ends_with("over `shard`");
+            }) > 5);
+      if (backend == DistributedBackend::nccl_stand_in) CHECK(timeline.spans_on("transfers of `shard`") > 10);
+      if (overlap)
+        CHECK(timeline.overlap() > 0);
+      else
+        CHECK(timeline.overlap() == 0);
+    }
+}
+
+TEST_CASE("gradients of tied parameters are summed on the communication queue") {
+  const int ranks = world().size();
+  if (ranks != 2) return;
+  auto config = store_config<test::Checked>(ranks, 2, false);
+  config.model.num_layers = 2;
+  config.dist.pipeline_model_parallel_size = 2;
+  config.dist.data_parallel_size = 1;
+  config.train.global_batch_size = 4;
+  for (const auto backend : {DistributedBackend::nccl_stand_in, DistributedBackend::mpi}) {
+    CAPTURE(static_cast<int>(backend));
+    const Timeline timeline = timeline_of(config, 1, backend);
+    CHECK(std::ranges::count_if(timeline.others, [](const Timeline::Interval& one) {
+            return one.queue == "communication" && one.name.ends_with("over `embedding`");
+          }) == 1);
   }
 }
 
@@ -150,9 +179,14 @@ TEST_CASE("several buckets are sent before the first is summed; a bucket waits f
   CHECK(transfers_beside_held_sums(config, kMost, 20'000) == kMost);
   // No more are sent: their memory is limited.
   CHECK(transfers_beside_held_sums(config, kMost + 1, 300) == kMost);
+  // Through host memory a third one may need the host's buffer of the first.
+  auto by_host = config;
+  by_host.dist.distributed_backend = DistributedBackend::mpi;
+  CHECK(transfers_beside_held_sums(by_host, 2, 20'000) >= 2);
   // The queue is held that is seen to be free above: without overlap no transfer passes the sum before it.
-  config.ddp.overlap_grad_reduce = false;
+  config.ddp.overlap_grad_reduce = by_host.ddp.overlap_grad_reduce = false;
   CHECK(transfers_beside_held_sums(config, 2, 300) <= 1);
+  CHECK(transfers_beside_held_sums(by_host, 2, 300) <= 1);
 
   // Gradients that the communication queue casts, or sums over tensor-parallel ranks, before they are sent:
   // that of the next bucket is queued there before the sum of the first.
@@ -237,10 +271,17 @@ TEST_CASE("transfers run beside kernels: gathers of parameters, pipelines, rings
 TEST_CASE("sums on the communication queue give the bits of those on the compute queue") {
   const int64_t ranks = world().size();
   if (ranks == 1) return;
-  const auto compare = [](const config::Config& on_compute) {
-    config::Config on_communication = on_compute;
-    on_communication.dist.distributed_backend = config::DistributedBackend::nccl_stand_in;
-    check_same(run_store(on_communication, world()), run_store(on_compute, world()), 0);
+  // The stages of a pipeline have other parameters.
+  const auto compare = [](const config::Config& on_communication, bool stages = false) {
+    config::Config on_compute = on_communication;
+    on_compute.train.device = config::DeviceKind::cpu;
+    const StoreRun expected = run_store(on_compute, world(), 2, nullptr, !stages);
+    for (const auto backend : {DistributedBackend::mpi, DistributedBackend::nccl_stand_in}) {
+      CAPTURE(static_cast<int>(backend));
+      config::Config found = on_communication;
+      found.dist.distributed_backend = backend;
+      check_same(run_store(found, world(), 2, nullptr, !stages), expected, 0);
+    }
   };
   for (const bool half : {false, true})
     for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::optim,
@@ -262,6 +303,13 @@ TEST_CASE("sums on the communication queue give the bits of those on the compute
       tensor.dist.sequence_parallel = true;
       tensor.train.global_batch_size = ranks;
       compare(tensor);
+      // Embeddings that the first and the last stage tie.
+      auto tied = store_config<test::Checked>(ranks, 2, false);
+      tied.ddp = config.ddp, tied.mixed_precision = config.mixed_precision;
+      tied.model.num_layers = 4;
+      tied.dist.pipeline_model_parallel_size = 2;
+      tied.dist.data_parallel_size = ranks / 2;
+      compare(tied, true);
       // Sums over the instances of the optimizer.
       config.ddp.num_distributed_optimizer_instances = 2;
       compare(config);

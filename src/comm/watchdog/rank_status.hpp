@@ -2,9 +2,9 @@
 // a few stores around each collective; the watchdogs of the other ranks read it and name the rank at fault
 // when the world stalls.
 //
-// Only the slot's own rank writes a slot (its main thread; its watchdog writes the heartbeat, and what the
-// device has done). Readers load fields one by one without a lock: diagnose_stall() acts only on states that
-// have not changed for a long time.
+// Only the slot's own rank writes a slot: its main thread; its watchdog, which writes the heartbeat; and its
+// watchdog or the queues of its device, which write what the device has done. Readers load fields one by one
+// without a lock: diagnose_stall() acts only on states that have not changed for a long time.
 #pragma once
 
 #include <array>
@@ -35,8 +35,8 @@ enum class Call : int32_t {
 };
 std::string_view name_of(Call call);
 
-// The batches of a group's channel that the devices carry out without the host (comm/nccl_channel.hpp). They
-// are numbered from 1, and the device works on one at a time.
+// The batches of a group's channel that the devices carry out without the host (comm/nccl_channel.hpp and its
+// stand-in comm/blocking_channel.hpp). They are numbered from 1, and the device works on one at a time.
 struct DeviceBatches {
   // Batches that the host has started, and those that have begun and are done on the device.
   std::atomic<int64_t> started, begun, done;
@@ -56,7 +56,7 @@ struct GroupSlot {
   std::atomic<int64_t> sequence;
   // At s % kKeptCalls: encode_arguments() of collective s.
   std::array<std::atomic<int64_t>, kKeptCalls> arguments;
-  // Written by the rank's main thread and its watchdog.
+  // Written by the rank's main thread and by its watchdog or the device's queues.
   DeviceBatches batches;
 };
 // Call and size in one number, which members of a group compare.

@@ -41,6 +41,7 @@ constexpr DeviceBackend kCpu{.table = kernels::cpu_table,
 constexpr DeviceBackend kChecked{.table = kernels::cpu_table,
                                  .runs_on_host_threads = true,
                                  .lies_in_host_memory = true,
+                                 .queues_work = true,
                                  .gemm_type = kernels::cpu_gemm_type,
                                  .kernels_text = cpu_kernels_text,
                                  .make = make_checked};
@@ -73,6 +74,7 @@ GpuFormats simulated_formats(int) {
 }
 constexpr DeviceBackend kCuda{.table = cuda_table,
                               .rules = cuda::CudaDevice::rules(),
+                              .queues_work = true,
                               .gemm_type = [](DType compute) { return compute; },
                               .kernels_text = [](DType) { return std::string(); },
                               .problem = cuda_problem,
@@ -82,6 +84,7 @@ constexpr DeviceBackend kCuda{.table = cuda_table,
 constexpr DeviceBackend kSimulated{.table = kernels::simulated_table,
                                    .rules = cuda::CudaDevice::rules(),
                                    .lies_in_host_memory = true,
+                                   .queues_work = true,
                                    .gemm_type = kernels::cpu_gemm_type,
                                    .kernels_text = [](DType) { return std::string(); },
                                    .formats = simulated_formats,
@@ -154,7 +157,7 @@ std::unique_ptr<Device> make_meta_device_for(config::DeviceKind kind, int64_t th
   const DeviceBackend& backend = backend_of(kind);
   return make_meta_device(backend.table(),
                           backend.runs_on_host_threads ? threads_per_rank(threads, local_ranks) : 0,
-                          backend.rules, backend.shares_host_memory);
+                          backend.rules, backend.shares_host_memory, backend.queues_work);
 }
 
 std::unique_ptr<Device> make_device(config::DeviceKind kind, int64_t threads, LocalRank rank) {

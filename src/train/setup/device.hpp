@@ -49,6 +49,8 @@ struct DeviceBackend {
   // The memory is part of the host's, also where the host does not access it; else its size is unknown
   // without the device.
   bool lies_in_host_memory = false;
+  // Device::queues_work().
+  bool queues_work = false;
   // The type whose GEMM throughput bounds a step that computes in `compute`: another one where the kernels
   // widen the operands.
   DType (*gemm_type)(DType compute) = nullptr;

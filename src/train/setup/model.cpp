@@ -218,9 +218,6 @@ static std::function<std::optional<std::vector<int64_t>>(const Parameter&)> muon
 }
 
 parallel::FlatStore::Options store_options(const config::Config& config) {
-  return store_options(config, planned_transport(config));
-}
-parallel::FlatStore::Options store_options(const config::Config& config, Transport transport) {
   parallel::FlatStore::Options options;
   options.compute = compute_type(config.mixed_precision);
   if (config.optimizer.main_params_dtype == config::Precision::bf16) options.main = DType::bf16;
@@ -228,7 +225,6 @@ parallel::FlatStore::Options store_options(const config::Config& config, Transpo
   options.sharding = config.ddp.data_parallel_sharding_strategy;
   options.shard_over_replicas = config.ddp.outer_dp_sharding_strategy != config::ShardingStrategy::no_shard;
   options.overlap_grad_reduce = config.ddp.overlap_grad_reduce;
-  options.reduce_queue = runs_without_host(transport) ? Queue::communication : Queue::compute;
   options.overlap_param_gather = config.ddp.overlap_param_gather;
   if (config.optimizer.optimizer == config::OptimizerKind::muon) options.matrix = muon_matrices(config);
   options.decay_qk_norm = config.optimizer.apply_wd_to_qk_layernorm;

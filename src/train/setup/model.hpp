@@ -11,7 +11,6 @@
 #include "models/registry.hpp"
 #include "parallel/flat_store.hpp"
 #include "parallel/schedule.hpp"
-#include "train/setup/transport.hpp"
 
 namespace capstan::train {
 
@@ -35,8 +34,7 @@ int64_t micro_batches_of(const config::Config& config, const comm::Mesh& mesh);
 parallel::PipelineShape pipeline_shape(const config::Config& config, int64_t micro_batches);
 
 // Options of the parameter store from `ddp`, `mixed_precision` and `optimizer`, and the groups that it works
-// with. `mesh` must be connected. Without a transport, planned_transport().
-parallel::FlatStore::Options store_options(const config::Config& config, Transport transport);
+// with. `mesh` must be connected.
 parallel::FlatStore::Options store_options(const config::Config& config);
 parallel::StoreGroups store_groups(const comm::Mesh& mesh);
 // The optimizer of the store's buffers.

@@ -85,7 +85,7 @@ class MetaTrainer {
         device_(make_meta_device_for(config.train.device, config.train.threads.value_or(0), local_ranks)),
         mesh_(mesh_sizes(config, config.dist.world_size), rank),
         model_((connect_meta(mesh_, transport), models::build(config.model, model_shard(config, mesh_)))),
-        store_(*device_, model_->parameters(), store_groups(mesh_), store_options(config, transport)),
+        store_(*device_, model_->parameters(), store_groups(mesh_), store_options(config)),
         optimizer_(make_optimizer(config, *device_, store_)),
         saved_(state_tensors(store_, config.checkpoint.save_optim ? optimizer_.get() : nullptr)),
         snapshot_(config.checkpoint.async_save && config.checkpoint.save_interval
