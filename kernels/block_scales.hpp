@@ -11,7 +11,7 @@ namespace capstan::kernels {
 enum class ScaleOrder : uint8_t {
   // [rows, blocks of k], or for block_128x128 [blocks of rows, blocks of k]; row-major, without gaps.
   row_major,
-  // As cuBLASLt reads them. What the sizes round up are gaps, into which `quantize` writes 0; the array
+  // As cuBLASLt reads them. Rounding up leaves gaps, into which `quantize` writes 0; the array
   // begins at a multiple of 16 bytes.
   //   block_1x128              [blocks of k, rows rounded up to 4]
   //   block_128x128            [blocks of rows, blocks of k rounded up to 4]

@@ -51,8 +51,8 @@ struct StepControlKernels {
   // n elements.
   void (*sum_ranks)(Context&, In parts, int64_t ranks, Out sum, int64_t n);
   // *sum += the hash of each 32-bit word of `data` with its index and `salt`, modulo 2^64, which does not
-  // depend on the order: equal for equal bits, and for others with a probability of 2^-64. The last 1 to 3
-  // bytes are a word too. Reads each byte once.
+  // depend on the order. Equal data give equal sums; different data give equal sums with a probability of
+  // about 2^-64. The last 1 to 3 bytes are a word too. Reads each byte once.
   void (*add_fingerprint)(Context&, In data, int64_t bytes, int64_t salt, int64_t* sum);
   // Computes loss, norm and control from the sums. `values`: one StepValues.
   void (*control)(Context&, StepLimits limits, Out values);

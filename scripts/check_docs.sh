@@ -451,9 +451,9 @@ commands_of_page() { # FILE
     END { flush(); emit(0, "") }' "$1"
 }
 
-# Without the explanation behind it: two blanks or more, or a comment, outside of quotes.
+# Without the comment behind it, outside of quotes: a line can be pasted into a shell as it is.
 without_explanation() {
-  sed -E "s/^(( ?([^ #'\"]|'[^']*'|\"[^\"]*\")|[^ '\"]#)*)( {2,}| +#).*\$/\1/"
+  sed -E "s/^((( *)([^ #'\"]|'[^']*'|\"[^\"]*\")|[^ '\"]#)*) +#.*\$/\1/"
 }
 
 commands_of_manual() { # FILE

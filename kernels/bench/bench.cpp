@@ -103,7 +103,7 @@ double measured_gemm_gflops(Device& device, DType type) {
   for (const NamedGemm& shape :
        {NamedGemm{"", false, true, 1024, 768, 768}, NamedGemm{"", false, false, 1024, 1024, 1024}})
     best = std::max(best, gemm_gflops(device, shape, type, 0.12));
-  // Beside a run that fills the memory of a GPU: not the largest of kAcceleratorGemm.
+  // Smaller than the largest of kAcceleratorGemm, because a training run may fill the memory of the GPU.
   if (is_accelerator(best))
     best = std::max(best, gemm_gflops(device, NamedGemm{"", false, true, 4096, 4096, 4096}, type, 0.12));
   return best;
@@ -433,7 +433,7 @@ class KernelBench {
   }
 
   Device& device_;
-  // Of attention.
+  // Data type of the attention kernels.
   const DType type_;
   double gemm_gflops_, copy_gbps_, seconds_;
   const std::function<bool(std::string_view)>& wanted_;

@@ -32,7 +32,7 @@ CAPSTAN_HOST_DEVICE inline void control_step(const StepLimits& limits, StepValue
 
 inline constexpr int64_t kFingerprintWord = 4;  // bytes
 // Hash of word `index` of `data`: for given index and salt, different words have different hashes (the
-// finalizer of SplitMix64, which is a bijection). Bytes behind the end are 0. `data` is aligned to words.
+// finalizer of SplitMix64, which is a bijection). Bytes after the end count as 0. `data` is aligned to words.
 CAPSTAN_HOST_DEVICE inline uint64_t word_hash(const std::byte* data, int64_t bytes, int64_t index,
                                               int64_t salt) {
   const int64_t at = index * kFingerprintWord;

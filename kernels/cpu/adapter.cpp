@@ -111,7 +111,7 @@ void magnitude_gradient(Context& c, In dy, In u, const float* n2, float* dm, int
       auto* total = workspace.worker<double>(worker);
       float* part = reinterpret_cast<float*>(total + kColumns);
       std::fill(total, total + n, 0.0);
-      // fp32 sums of so many rows.
+      // Number of rows that are summed in fp32.
       constexpr int64_t kRows = 64;
       for (int64_t first = 0; first < rows; first += kRows) {
         std::fill(part, part + n, 0.0f);
@@ -159,7 +159,7 @@ void nf4_quantize(Context& c, const float* x, int64_t n, int64_t block, uint8_t*
             count, [&](int64_t j) HWY_ATTR { store(code_of(load(x + at + j)), found + j); },
             [&](int64_t j, int64_t k)
                 HWY_ATTR { store_part(code_of(load_part(x + at + j, k)), found + j, k); });
-        // Zero, pads an odd count.
+        // Code 7 is zero; it pads an odd count.
         found[count] = 7;
         for (int64_t j = 0; j < count; j += 2)
           codes[(at + j) / 2] =

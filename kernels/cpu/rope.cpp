@@ -245,13 +245,13 @@ void forward(Context& c, RopeShape s, HeadsIn q, HeadsIn k, RopeAngles angles, Q
                       {Heads(q), Heads(q_out), {weights.q_gamma, weights.q_beta, s.gamma_offset}},
                       {Heads(k), Heads(k_out), {weights.k_gamma, weights.k_beta, s.gamma_offset}}};
                   for (int64_t r = begin; r < end; ++r) {
-                    const Angles turn = angles_of(s, angles, r, false);
+                    const Angles rotation = angles_of(s, angles, r, false);
                     for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
                       const auto& heads = queries_and_keys[which()];
                       const auto y = heads.out.head(r, g, h);
                       if (s.norm != QkNorm::none) normalize(heads.in.head(r, g, h), y, s, heads.weights);
                       const bool in_place = heads.in_place || s.norm != QkNorm::none;
-                      rotate(in_place ? y : heads.in.head(r, g, h), y, s, turn, in_place);
+                      rotate(in_place ? y : heads.in.head(r, g, h), y, s, rotation, in_place);
                     });
                   }
                 });
@@ -313,11 +313,11 @@ void backward(Context& c, RopeShape s, HeadsIn dq, HeadsIn dk, HeadsIn q, HeadsI
               float* partial = partials ? partials + begin / block * size : nullptr;
               if (partial) std::memset(partial, 0, static_cast<size_t>(size) * sizeof(float));
               for (int64_t r = begin; r < end; ++r) {
-                const Angles turn = angles_of(s, angles, r, true);
+                const Angles rotation = angles_of(s, angles, r, true);
                 for_heads(s, [&](auto which, int64_t g, int64_t h) HWY_ATTR {
                   const auto& heads = queries_and_keys[which()];
                   const auto dx = heads.dx.head(r, g, h);
-                  rotate(heads.dy.head(r, g, h), dx, s, turn, heads.in_place);
+                  rotate(heads.dy.head(r, g, h), dx, s, rotation, heads.in_place);
                   if (s.norm == QkNorm::none) return;
                   float* dgamma = partial ? partial + static_cast<int64_t>(which()) * 2 * width : nullptr;
                   normalize_backward(dx, heads.x.head(r, g, h), s, heads.weights, dgamma,

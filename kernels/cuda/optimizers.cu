@@ -40,7 +40,7 @@ struct Tile {
 
 __device__ Tile tile_at(const Tiles& tiles, int64_t tile) {
   int64_t low = 0, high = tiles.count;
-  // The last range whose first tile is not behind `tile`; ranges without tiles lie before it.
+  // The last range whose first tile is at or before `tile`; ranges without tiles precede it.
   while (low < high) {
     const int64_t middle = (low + high) / 2;
     if (tiles.first[middle + 1] <= tile)

@@ -86,7 +86,7 @@ class ShellBlocks : protected ShellReader {
   bool in_condition() const { return !blocks_.empty() && blocks_.back().condition; }
 
   Block& open_block(Block::Kind kind, size_t begin);
-  // `end`: offset behind the commands of the block.
+  // `end`: offset after the commands of the block.
   void close_block(size_t end);
   // A variable that the branch leaves empty or unset gets the value back that it had before.
   void end_branch(Block& block);

@@ -20,7 +20,7 @@ Truth either(Truth a, Truth b);
 // `!`. Returns Truth::unknown for all other commands, which would have to be executed, and for tests of
 // files.
 Truth truth_of(const ShellCommand& command);
-// Whether `command` succeeds before `&&` and `||`: as truth_of(), and commands that prepare for those behind
+// Whether `command` succeeds before `&&` and `||`: as truth_of(), and commands that prepare for those after
 // them (`cd`, `echo`, `mkdir` …) succeed.
 Truth success_of(const ShellCommand& command);
 // Whether `command` is a test that truth_of() knows.

@@ -232,7 +232,7 @@ class Script : ShellBlocks {
     list_.runs = in_condition() ? Truth::yes : runs;
   }
 
-  // The offset behind the operands of a `((…))` that begins here; 0: none begins here.
+  // The offset after the operands of a `((…))` that begins here; 0: none begins here.
   size_t end_of_arithmetic() {
     if (!text_.substr(at_).starts_with("((")) return 0;
     const size_t opened = at_;
@@ -328,7 +328,7 @@ class Script : ShellBlocks {
       keep(name, locals);
       variables_[name] = i < command.size() ? Words{command[i]} : Words{};
     }
-    const size_t behind = std::exchange(at_, begin);
+    const size_t after = std::exchange(at_, begin);
     const std::string_view text = std::exchange(text_, script_.substr(0, end));
     const size_t depth = blocks_.size();
     open_block(Block::Kind::group, begin);
@@ -336,7 +336,7 @@ class Script : ShellBlocks {
     closed_ = {Truth::unknown, begin};
     while (blocks_.size() > depth) close_block(end);
     text_ = text;
-    at_ = behind;
+    at_ = after;
     locals_ = outer;
     for (auto& [name, before] : locals) restore(name, std::move(before));
     active_.erase(command[0].text);

@@ -136,7 +136,7 @@ Tape::Moment Tape::moment_of(const StepContext& context) {
   if (context.observer) moment.seconds = end_of_work(context.device, *context.observer, moment.event);
   return moment;
 }
-// started: a copy, for it may be last_.
+// started: passed by value, because the argument may be last_, which this function overwrites.
 void Tape::note(TapeEvent event, Moment started, double nested_seconds) {
   // A region's gradients are computed once.
   event.recomputed = repeated_ && event.phase == 'F';

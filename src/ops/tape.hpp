@@ -284,7 +284,7 @@ class Tape {
   std::vector<Entry> entries_;
   // Empty without StepContext::offload.
   std::vector<LayerEnd> layers_;
-  // True once the backward pass has come to the layers.
+  // True after the backward pass has reached the last layer.
   bool in_layer_ = false;
   // Gradient of each slot.
   std::vector<Tensor> gradients_;

@@ -115,11 +115,11 @@ Tensor gemm_of_gathered(StepContext& context, const Tensor& mine, int64_t column
   return y;
 }
 
-// Gathers the rows of a row-sharded tensor block by block to their places among all rows, for readers of all
-// of them: sends and receives, because an all-gather would put the parts of a block beside each other.
-class GatherToPlaces {
+// Gathers the rows of a row-sharded tensor, block by block, into one tensor in global order. Uses sends and
+// receives, because an all-gather would store the parts of a block side by side.
+class RowGather {
  public:
-  GatherToPlaces(StepContext& context, const Tensor& mine, const TensorParallel& parallel)
+  RowGather(StepContext& context, const Tensor& mine, const TensorParallel& parallel)
       : context_(context), mine_(mine), parallel_(parallel) {
     CategoryScope scope(MemoryCategory::workspace);
     all_ = Tensor::empty(mine.device(), {parallel.size() * mine.size(0), mine.size(1)}, mine.dtype());
@@ -141,7 +141,7 @@ class GatherToPlaces {
     traced(context_, 'C', "start gather of rows",
            [&] { blocks_.push_back(parallel_.group->channel().start(std::move(batch))); });
   }
-  // For the oldest block whose transfer was started.
+  // Waits for the oldest block whose transfer was started.
   void wait() {
     traced(context_, 'C', "wait for gather of rows", [&] { blocks_.front().wait(); });
     blocks_.pop_front();
@@ -159,7 +159,7 @@ template <class Gemm>
 Tensor gather_beside_gemms(StepContext& context, const Tensor& dy, const Tensor& dx,
                            const TensorParallel& parallel, Gemm&& gemm) {
   const auto chunks = chunks_of(dy.size(0), parallel.splits);
-  GatherToPlaces gather(context, dy, parallel);
+  RowGather gather(context, dy, parallel);
   gather.start(chunks[0]);
   for (size_t i = 0; i < chunks.size(); ++i) {
     if (i + 1 < chunks.size()) gather.start(chunks[i + 1]);

@@ -61,7 +61,7 @@ void check_device_here(const config::Config& config, std::string& path) {
     train::choose_transport(config.dist.distributed_backend, {}, {});
 }
 
-// A recipe for GPUs is valid on every machine. A note where this one cannot train it.
+// Adds a note if this machine cannot train on the device of the recipe; the recipe is valid all the same.
 void add_device_note(config::Resolution& resolution) {
   config::Diagnostic note;
   try {

@@ -26,9 +26,8 @@ int run_trace(Context& context) {
   if (nproc > 1) return launch_ranks(context, nproc, false);
   const std::string file = args.value("output").value_or("trace.json");
   return run_in_world(context, resolution.config.resilience.timeout.seconds, [&](comm::World& world) {
-    // Roughly that of the device: the steps are of seconds.
-    const double gflops =
-        train::device_kind(resolution.config.train.device) == config::DeviceKind::cuda ? 1e5 : 100;
+    // A traced step takes seconds.
+    const double gflops = train::backend_of(resolution.config.train.device).gemm_gflops;
     train::Trace trace(world.rank(), resolution.config.profiling.record_shapes);
     const train::StepMeasurement step =
         train::measure_step(train::with_short_step(resolution.config, gflops), world, 1, 0, &trace);

@@ -69,7 +69,7 @@ int run_train(Context& context) {
   if (is_rank0 && (!has_parent() || !resolution.ok())) show_diagnostics(context, resolution);
   if (!resolution.ok()) throw Exit{exit_code_of(ErrorCode::config)};
   train::refuse_missing_features(resolution.config);
-  // One error, and not one of each rank; `auto` has none.
+  // Checks a named device before the ranks start, so that the error is reported once and not by each rank.
   const bool named_device = resolution.config.train.device != config::DeviceKind::automatic;
   if (nproc && *nproc > 1 && named_device) train::check_device(resolution.config, 0);
   if (nproc && *nproc > 1) return launch_ranks(context, *nproc, resolution.config.train.exit_signal_handler);

@@ -67,8 +67,8 @@ void describe(Section<ResilienceConfig>& s) {
       .used_when<Config>("one of the spike actions is rewind", rewinds);
   s.field("rerun_mode", &R::rerun_mode)
       .doc(
-          "recompute a suspicious step to distinguish faulty hardware from bad data; each step waits until "
-          "the host has hashed its gradients")
+          "recompute a suspicious step to distinguish faulty hardware from bad data; costs one more read of "
+          "the gradients per step")
       .effect(Effect::perf)
       .used_when<Config>("`resilience.check_for_nan` or a spike action is on", [](const Config& c) {
         return c.resilience.check_for_nan || c.resilience.loss_spike_action != SpikeAction::off ||

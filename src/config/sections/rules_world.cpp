@@ -298,7 +298,7 @@ RULE("R0112", backend_fits_device,
       c.train.device == DeviceKind::cuda)
     return;
   report
-      .error("`dist.distributed_backend` nccl carries GPU memory only, but `train.device` is " +
+      .error("`dist.distributed_backend` nccl transfers between GPUs only, but `train.device` is " +
              std::string(enum_name(c.train.device)))
       .help("set dist.distributed_backend=auto");
 }

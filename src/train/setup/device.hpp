@@ -54,6 +54,8 @@ struct DeviceBackend {
   // The type whose GEMM throughput bounds a step that computes in `compute`: another one where the kernels
   // widen the operands.
   DType (*gemm_type)(DType compute) = nullptr;
+  // The order of magnitude of its GEMM throughput in GFLOP/s, where it is not measured.
+  double gemm_gflops = 100;
   // For the log, what runs the kernels: "avx2, fp16 GEMMs widened to fp32". Empty: the name of the device
   // says it.
   std::string (*kernels_text)(DType compute) = nullptr;
