@@ -278,6 +278,25 @@ TEST_CASE("an all-gather in place leaves this rank's part readable, and no other
   transfers.wait();
 }
 
+TEST_CASE("through host memory too, an all-gather in place leaves this rank's part readable, and no other") {
+  Communicator& group = world().communicator();
+  if (group.size() != 2) return;
+  for (const bool own : {true, false}) {
+    const auto device = make_checked_device(kernels::cpu_table(), 1);
+    const Tensor all = Tensor::zeros(*device, {16}), other = Tensor::zeros(*device, {8});
+    const auto part = [&](int rank) { return all.flat_range(8 * rank, 8, {8}); };
+    PendingTransfers transfers = group.channel().start(TransferBatch().all_gather(part(group.rank()), all));
+    launch(*device, kernels::cpu_table().elementwise->cast, part(own ? group.rank() : 1 - group.rank()),
+           other, 8);
+    transfers.wait(Queue::communication);
+    if (own)
+      CHECK_NOTHROW(device->synchronize());
+    else
+      CHECK_THROWS_WITH_AS(device->synchronize(), doctest::Contains("missing wait"), Error);
+    transfers.wait();
+  }
+}
+
 TEST_CASE("what a batch brings is there for kernels that wait for it") {
   Communicator& group = world().communicator();
   if (group.size() != 2) return;
