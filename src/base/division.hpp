@@ -1,5 +1,5 @@
-// Rounded division of sizes. Apart from checked.hpp, because the sources of kernels need no more than this: the
-// headers of errors and strings are half of what nvcc reads.
+// Rounded division of sizes. Apart from checked.hpp, because the sources of kernels need no more than this:
+// the headers of errors and strings are half of what nvcc reads.
 #pragma once
 
 #include <cstdint>
