@@ -2,7 +2,7 @@
 // (Table::scale_order): `quantize` writes the scales there, and GEMMs read them.
 #pragma once
 
-#include "base/checked.hpp"
+#include "base/division.hpp"
 #include "base/host_device.hpp"
 #include "kernels/operand.hpp"
 

@@ -3,10 +3,10 @@
 #
 #   scripts/test.sh           fast: release build with warnings as errors, all tests but those labeled `slow`
 #   scripts/test.sh --full    also the form of the sources, the slow tests, clang-tidy of what changed,
-#                             installation, the quickstart, the tests of a GPU where there is one, one build
-#                             with address and undefined-behavior sanitizers, the tests labeled `threaded`
-#                             under the thread sanitizer, and each fuzz target for a while; the time of each
-#                             stage at the end
+#                             installation, the quickstart, the tests of a GPU where there is one, the CUDA
+#                             backend for one architecture where there is a toolkit, one build with address
+#                             and undefined-behavior sanitizers, the tests labeled `threaded` under the thread
+#                             sanitizer, and each fuzz target for a while; the time of each stage at the end
 #   -j N                      compile and test jobs; default: the cores
 #   --no-install              take the installed packages as they are
 #
@@ -179,6 +179,19 @@ if [ "$full" = yes ]; then
     result "scripts/gpu_check.sh build tests (see build/gpu-check)" "$status"
   else
     not_run+=("cuda: ctest -L cuda: this machine has no NVIDIA GPU")
+  fi
+
+  # Debian has no toolkit that compiles the kernels, and scripts/install.sh installs none: the stage is of
+  # machines that have one. Every other architecture: scripts/cuda.sh all.
+  stage "cuda: build for one architecture, resources of the kernels"
+  status=0
+  { CAPSTAN_JOBS=$jobs scripts/cuda.sh build && scripts/cuda.sh resources; } >"$logs/cuda.txt" 2>&1 ||
+    status=$?
+  if [ "$status" -eq 77 ]; then
+    not_run+=("cuda: no CUDA toolkit compiles the kernels here (docs/gpu.md)")
+  else
+    tail -n "$([ "$status" -eq 0 ] && echo 3 || echo 40)" "$logs/cuda.txt"
+    result "scripts/cuda.sh build, resources (see $logs/cuda.txt)" "$status"
   fi
 
   # Leaks: Open MPI and the loader keep some memory until the end; scripts/lsan.supp names them. Threads: Open

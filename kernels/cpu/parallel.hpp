@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/checked.hpp"
+#include "base/thread_pool.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels {

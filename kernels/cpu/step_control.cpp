@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "base/checked.hpp"
+#include "base/thread_pool.hpp"
 #include "kernels/common/step_control.hpp"
 #include "kernels/cpu/families.hpp"
 

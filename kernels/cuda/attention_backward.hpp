@@ -47,7 +47,8 @@ struct KeyGradientTiles {
   static constexpr int kWarps = kRowBytes > 1024 ? 1 : kRowBytes > 512 ? 2 : 4;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kKeys = 16 * kM * kWarps;
-  static constexpr int kQueries = kRowBytes == 512 || kRowBytes > 1024 ? 16 : 32;
+  // Beside the gradients of two tensors, scores of 32 queries of fp32 do not fit into registers.
+  static constexpr int kQueries = kRowBytes >= 512 ? 16 : 32;
   static constexpr int kN = kQueries / 8;
   static constexpr int kStages = kTerms == 1 ? 2 : 1;
   // For larger heads the gradients of keys and of values do not both fit into registers; separate blocks
@@ -68,18 +69,6 @@ struct KeyGradientTiles {
 __device__ __forceinline__ float capped_slope(float p, float lse2, float factor2) {
   const float x = (std::log2(p) + lse2) / factor2;
   return p > 0 ? 1.0f - x * x : 0.0f;
-}
-
-// Writes the lane's accumulators times `factor` to a row of a head with `width` elements.
-template <int kColumns>
-__device__ __forceinline__ void put_row(const Out& out, int64_t at, int width, float factor, int half,
-                                        const float (&accumulators)[kColumns][4]) {
-  CAPSTAN_UNROLL
-  for (int n = 0; n < kColumns; ++n) {
-    const int column = 8 * n + lane_column();
-    put_pair(out, at + column, width - column, accumulators[n][2 * half] * factor,
-             accumulators[n][2 * half + 1] * factor);
-  }
 }
 
 // ---- the gradient of queries
@@ -172,9 +161,9 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
     commit_copies();
   };
   if (count > 0) {
-    load_tile<typename C::Queries, C::kThreads>(memory, 0, rows_of_queries<T>(c, c.q, c.qk_dim, q, 1));
-    load_tile<typename C::Queries, C::kThreads>(memory, C::kDoutAt,
-                                                rows_of_queries<T>(c, b.dout, c.v_dim, q, 1));
+    using Queries = typename C::Queries;
+    load_tile<Queries, C::kThreads, true>(memory, 0, rows_of_queries<T>(c, c.q, c.qk_dim, q, 1));
+    load_tile<Queries, C::kThreads, true>(memory, C::kDoutAt, rows_of_queries<T>(c, b.dout, c.v_dim, q, 1));
     if (C::kStages > 1) load_keys(0);
   }
   float dq[C::kM][kColumns][4] = {};
@@ -199,16 +188,11 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
     if (in_segment >= q.rows) continue;
     const int64_t token = int64_t{q.b} * c.queries.rows() + q.first_token + in_segment,
                   at = b.dq.strides.at(token, q.group, q.head_in_group);
-    if (!b.add_dq) {
-      put_row(b.dq.data, at, c.qk_dim, c.scale, half, dq[m]);
-      continue;
-    }
-    auto* const to = static_cast<float*>(b.dq.data.data) + at;
-    CAPSTAN_UNROLL
-    for (int i = 0; i < 2 * kColumns; ++i) {
-      const int column = i / 2 * 8 + lane_column() + i % 2;
-      if (column < c.qk_dim) to[column] += dq[m][i / 2][2 * half + i % 2] * c.scale;
-    }
+    const auto value = [&](int n, int i) { return dq[m][n][2 * half + i] * c.scale; };
+    if (b.add_dq)
+      add_to_row<kColumns>(static_cast<float*>(b.dq.data.data) + at, c.qk_dim, 1.0f, value);
+    else
+      put_row<kColumns>(b.dq.data, at, c.qk_dim, value);
   }
 }
 
@@ -427,12 +411,15 @@ __device__ __forceinline__ void store_key_gradients(const BackwardCall& b, const
     const int m = row / 2, half = row % 2, key = k.tile.position + row_of_lane<C::kM>(m, half);
     if (key < k.tile.begin || key >= k.tile.end) continue;
     const int64_t token = int64_t{k.b} * c.keys.rows() + k.tile.first_row + key - k.tile.begin;
+    constexpr int kColumns = KeyGradients<C>::kColumns;
+    const float keep = keep_factor(c.dropout);
     if (C::kResults == 2 || k.part == 0)
-      put_row(b.dv.data, b.dv.strides.at(token, k.group), c.v_dim, keep_factor(c.dropout), half,
-              gradients.accumulators[0][m]);
+      put_row<kColumns>(b.dv.data, b.dv.strides.at(token, k.group), c.v_dim,
+                        [&](int n, int i) { return gradients.accumulators[0][m][n][2 * half + i] * keep; });
     if (C::kResults == 2 || k.part == 1)
-      put_row(b.dk.data, b.dk.strides.at(token, k.group), c.qk_dim, c.scale, half,
-              gradients.accumulators[C::kResults - 1][m]);
+      put_row<kColumns>(b.dk.data, b.dk.strides.at(token, k.group), c.qk_dim, [&](int n, int i) {
+        return gradients.accumulators[C::kResults - 1][m][n][2 * half + i] * c.scale;
+      });
   }
 }
 
@@ -458,10 +445,10 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
   const auto is_step = [&](const QueryStep& step) { return step.head < c.heads_per_group; };
   QueryStep step{range.first <= range.last ? 0 : c.heads_per_group, range.first};
   if (is_step(step)) {
-    load_tile<typename C::Keys, C::kThreads>(memory, 0,
-                                             rows_of_keys<T>(c, c.k, c.qk_dim, k.b, k.group, k.tile));
-    load_tile<typename C::Keys, C::kThreads>(memory, C::kValuesAt,
-                                             rows_of_keys<T>(c, c.v, c.v_dim, k.b, k.group, k.tile));
+    using Keys = typename C::Keys;
+    load_tile<Keys, C::kThreads, true>(memory, 0, rows_of_keys<T>(c, c.k, c.qk_dim, k.b, k.group, k.tile));
+    load_tile<Keys, C::kThreads, true>(memory, C::kValuesAt,
+                                       rows_of_keys<T>(c, c.v, c.v_dim, k.b, k.group, k.tile));
     if (C::kStages > 1) load(step, 0);
   }
   KeyGradients<C> gradients;

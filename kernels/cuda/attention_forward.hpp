@@ -178,18 +178,12 @@ __device__ __forceinline__ void store_rows(const ForwardCall& f, const QueryBloc
     if (!factors.writes) continue;
     const QueryOffsets offsets = offsets_of(f, q, row);
     if (f.lse && lane_index() % 4 == 0) f.lse[offsets.lse] = factors.lse;
-    CAPSTAN_UNROLL
-    for (int n = 0; n < C::kHeadSize / 8; ++n) {
-      const int column = 8 * n + lane_column(), left = c.v_dim - column;
-      float low = state.out[m][n][2 * half] * factors.mine,
-            high = state.out[m][n][2 * half + 1] * factors.mine;
-      if (f.accumulate) {
-        const auto* const there = static_cast<const float*>(f.out.data.data) + offsets.out + column;
-        if (left > 0) low += factors.before * there[0];
-        if (left > 1) high += factors.before * there[1];
-      }
-      put_pair(f.out.data, offsets.out + column, left, low, high);
-    }
+    const auto value = [&](int n, int element) { return state.out[m][n][2 * half + element] * factors.mine; };
+    if (f.accumulate)
+      add_to_row<ForwardState<C>::kColumns>(static_cast<float*>(f.out.data.data) + offsets.out, c.v_dim,
+                                            factors.before, value);
+    else
+      put_row<ForwardState<C>::kColumns>(f.out.data, offsets.out, c.v_dim, value);
   }
 }
 
@@ -226,8 +220,8 @@ __global__ void CAPSTAN_LAUNCH_BOUNDS(C::kThreads, 1)
     commit_copies();
   };
   if (first < last) {
-    load_tile<typename C::Queries, C::kThreads>(memory, 0,
-                                                rows_of_queries<T>(c, c.q, c.qk_dim, q, f.heads_of_row));
+    load_tile<typename C::Queries, C::kThreads, true>(
+        memory, 0, rows_of_queries<T>(c, c.q, c.qk_dim, q, f.heads_of_row));
     if (C::kStages > 1) load_keys(first);
   }
   ForwardState<C> state;

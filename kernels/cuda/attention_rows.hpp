@@ -189,7 +189,7 @@ struct KeptKeys {
                                        Location at = {}) {
     const int lane = lane_index();
     uint32_t mine = 0;
-    CAPSTAN_UNROLL
+    CAPSTAN_UNROLL_TWICE
     for (int n = 0; n < kN; ++n)
       mine |= dropout.kept(lane % 2 == 0 ? rows[0] : rows[1], first_key / 4 + 2 * n + lane % 4 / 2) << 4 * n;
     const uint32_t other = shuffle_xor(mine, 1, kAllLanes, at);
@@ -211,7 +211,7 @@ struct KeptQueries {
     // Four lanes have the same four pairs of a query and a block of keys; each lane computes one pair.
     const int lane = lane_index(), part = lane / 4 % 4;
     uint32_t mine = 0;
-    CAPSTAN_UNROLL
+    CAPSTAN_UNROLL_TWICE
     for (int n = 0; n < kN; ++n)
       mine |= dropout.kept(row_of(8 * n + lane % 4 * 2 + part % 2), first_key / 4 + lane / 16 + part / 2 * 2)
               << 4 * n;

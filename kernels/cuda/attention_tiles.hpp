@@ -70,8 +70,8 @@ __device__ __forceinline__ void load_chunk(const T* from, int count, bool aligne
 }
 
 // Starts to load the rows of a tile at `tile`; missing rows and columns become zeros. Other threads see them
-// after wait_for_copies() and a barrier.
-template <class Tile, int kThreads>
+// after wait_for_copies() and a barrier. kOnce: not in the loop of a kernel, so that short code is better.
+template <class Tile, int kThreads, bool kOnce = false>
 __device__ __forceinline__ void load_tile(const Shared<Bytes16>& memory, int tile,
                                           const HeadRows<typename Tile::Element>& rows) {
   using T = typename Tile::Element;
@@ -79,15 +79,22 @@ __device__ __forceinline__ void load_tile(const Shared<Bytes16>& memory, int til
     const int left = rows.width - chunk * 8;
     return !rows.has(row) || left < 0 ? 0 : left < 8 ? left : 8;
   };
+  const auto copy_chunk = [&](int i) {
+    const int row = i / Tile::kChunks, chunk = i % Tile::kChunks, count = count_of(row, chunk);
+    const T* const from = count > 0 ? rows.at(row) + chunk * 8 : rows.base;
+    copy_part_async<16>(memory, tile + Tile::at(0, row, chunk), reinterpret_cast<const Bytes16*>(from),
+                        count * static_cast<int>(sizeof(T)));
+  };
   if (Tile::kTerms == 1 && rows.aligned) {
-    CAPSTAN_UNROLL
-    for (int first = 0; first < Tile::kPlane; first += kThreads) {
-      const int i = first + thread_index(), row = i / Tile::kChunks, chunk = i % Tile::kChunks;
-      if (Tile::kPlane % kThreads != 0 && i >= Tile::kPlane) break;
-      const int count = count_of(row, chunk);
-      const T* const from = count > 0 ? rows.at(row) + chunk * 8 : rows.base;
-      copy_part_async<16>(memory, tile + Tile::at(0, row, chunk), reinterpret_cast<const Bytes16*>(from),
-                          count * static_cast<int>(sizeof(T)));
+    if constexpr (kOnce) {
+      CAPSTAN_UNROLL_TWICE
+      for (int i = thread_index(); i < Tile::kPlane; i += kThreads) copy_chunk(i);
+    } else {
+      CAPSTAN_UNROLL
+      for (int first = 0; first < Tile::kPlane; first += kThreads) {
+        const int i = first + thread_index();
+        if (Tile::kPlane % kThreads == 0 || i < Tile::kPlane) copy_chunk(i);
+      }
     }
     return;
   }
@@ -174,11 +181,13 @@ struct AFragments {
   }
 };
 
-// Blocks of 16 columns whose B fragments are in registers at a time.
-template <int kBlocks>
-inline constexpr int kColumnBlocks = kBlocks % 4 == 0   ? 4
-                                     : kBlocks % 3 == 0 ? 3
-                                                        : 2;
+// Blocks of 16 columns whose B fragments are in registers at a time; two of a head size for which more do not
+// fit beside the accumulators of all columns.
+template <int kBlocks, int kTerms, int kM>
+inline constexpr int kColumnBlocks = kTerms > 1 || kM* kBlocks >= 16 ? 2
+                                     : kBlocks % 4 == 0              ? 4
+                                     : kBlocks % 3 == 0              ? 3
+                                                                     : 2;
 
 // accumulators += A Y for the first rows of tile y. With several terms, the products of one call are added at
 // its end: tensor cores round toward zero, and the error would grow with the length of the sequence.
@@ -187,7 +196,7 @@ __device__ __forceinline__ void multiply_columns(const Shared<Bytes16>& memory, 
                                                  const AFragments<T, kM, kN>& a,
                                                  float (&accumulators)[kM][kAccumulators][4]) {
   static_assert(kAccumulators * 8 == Y::kColumns && kN * 8 <= Y::kRows);
-  constexpr int kTerms = Y::kTerms, kBlocks = kColumnBlocks<kAccumulators / 2>;
+  constexpr int kTerms = Y::kTerms, kBlocks = kColumnBlocks<kAccumulators / 2, kTerms, kM>;
   using Term = typename Terms<T>::Type;
   const int lane = lane_index();
   CAPSTAN_UNROLL
@@ -217,25 +226,50 @@ __device__ __forceinline__ void multiply_columns(const Shared<Bytes16>& memory, 
 }
 
 // ---- storing
+//
+// A row of 8 kColumns elements goes to a head of `width` elements. value(n, i) is the lane's value of column
+// 8 n + lane_column() + i. The code of a kernel is to a large part these stores: a row looks at types and
+// alignment once, addresses have constant offsets, and nothing but a store depends on the width.
 
-// Writes the first `count` of two neighboring values.
-template <class T>
-__device__ __forceinline__ void put_pair(T* to, int count, float low, float high) {
-  if (sizeof(T) == 2 && count > 1 && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
-    store_4(to, pack_pair<typename Terms<T>::Type>(low, high));
+// body(n, 8 n < left, 8 n + 1 < left) for the pairs of columns of a lane.
+template <int kColumns, class Body>
+__device__ __forceinline__ void for_pairs_of_columns(int width, const Body& body) {
+  const int left = width - lane_column();
+  CAPSTAN_UNROLL
+  for (int n = 0; n < kColumns; ++n) body(n, 8 * n < left, 8 * n + 1 < left);
+}
+// Writes a row of fp32, bf16 or fp16.
+template <int kColumns, class Value>
+__device__ __forceinline__ void put_row(const Out& out, int64_t at, int width, const Value& value) {
+  at += lane_column();
+  if (out.dtype == DType::f32) {
+    float* const to = static_cast<float*>(out.data) + at;
+    for_pairs_of_columns<kColumns>(width, [&](int n, bool has_low, bool has_high) {
+      const float low = value(n, 0), high = value(n, 1);
+      if (has_low) to[8 * n] = low;
+      if (has_high) to[8 * n + 1] = high;
+    });
     return;
   }
-  if (count > 0) to[0] = from_float<T>(low);
-  if (count > 1) to[1] = from_float<T>(high);
+  uint16_t* const to = static_cast<uint16_t*>(out.data) + at;
+  const bool is_bf16 = out.dtype == DType::bf16,
+             pairs = width % 2 == 0 && reinterpret_cast<uintptr_t>(to) % 4 == 0;
+  for_pairs_of_columns<kColumns>(width, [&](int n, bool has_low, bool has_high) {
+    const float low = value(n, 0), high = value(n, 1);
+    const uint32_t pair = is_bf16 ? pack_pair<bf16>(low, high) : pack_pair<f16>(low, high);
+    if (pairs && has_low) store_4(to + 8 * n, pair);
+    if (!pairs && has_low) to[8 * n] = static_cast<uint16_t>(pair);
+    if (!pairs && has_high) to[8 * n + 1] = static_cast<uint16_t>(pair >> 16);
+  });
 }
-// Writes elements `at` and at + 1.
-__device__ __forceinline__ void put_pair(const Out& out, int64_t at, int count, float low, float high) {
-  if (out.dtype == DType::f32)
-    put_pair(static_cast<float*>(out.data) + at, count, low, high);
-  else if (out.dtype == DType::bf16)
-    put_pair(static_cast<bf16*>(out.data) + at, count, low, high);
-  else
-    put_pair(static_cast<f16*>(out.data) + at, count, low, high);
+// to[column] = value + before * to[column].
+template <int kColumns, class Value>
+__device__ __forceinline__ void add_to_row(float* to, int width, float before, const Value& value) {
+  to += lane_column();
+  for_pairs_of_columns<kColumns>(width, [&](int n, bool has_low, bool has_high) {
+    if (has_low) to[8 * n] = value(n, 0) + before * to[8 * n];
+    if (has_high) to[8 * n + 1] = value(n, 1) + before * to[8 * n + 1];
+  });
 }
 
 }  // namespace capstan::kernels::CAPSTAN_GPU

@@ -11,10 +11,12 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <initializer_list>
 
-#include "base/checked.hpp"
+#include "base/division.hpp"
+#include "base/philox.hpp"
 #include "tensor/dtype.hpp"
 #include "tensor/kernel_context.hpp"
 
@@ -210,6 +212,28 @@ void by_type(std::initializer_list<In> arrays, const Body& body) {
   else
     body(Any{});
 }
+
+// ---- random numbers
+
+// The last block of random words that a thread has drawn: the words of four consecutive elements.
+struct RandomBlock {
+  uint64_t block = ~uint64_t{0};
+  uint32_t words[4] = {};
+
+  // Word of an element. draw(i): words of elements 4 i to 4 i + 3, by philox4x32().
+  template <class Draw>
+  __device__ uint32_t word_of(uint64_t element, const Draw& draw) {
+    if (element / 4 != block) {
+      block = element / 4;
+      const std::array<uint32_t, 4> next = draw(block);
+      for (int i = 0; i < 4; ++i) words[i] = next[static_cast<size_t>(i)];
+    }
+    // Indexes with constants only, so that the array stays in registers.
+    const uint32_t lower = (element & 1) != 0 ? words[1] : words[0],
+                   upper = (element & 1) != 0 ? words[3] : words[2];
+    return (element & 2) != 0 ? upper : lower;
+  }
+};
 
 // ---- launches
 

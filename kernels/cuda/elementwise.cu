@@ -180,16 +180,14 @@ struct DropoutMask {
   PhiloxKey key;
   uint32_t threshold;
   float factor;
-  uint64_t row, block = ~uint64_t{0};
-  std::array<uint32_t, 4> words = {};
+  uint64_t row;
+  RandomBlock last = {};
 
   // The value at `column` after dropout.
   __device__ float operator()(float value, int64_t column) {
-    if (const uint64_t needed = static_cast<uint64_t>(column) >> 2; needed != block) {
-      block = needed;
-      words = philox4x32(key, row, block);
-    }
-    return words[column & 3] >= threshold ? value * factor : 0.0f;
+    const uint32_t word = last.word_of(static_cast<uint64_t>(column),
+                                       [&](uint64_t block) { return philox4x32(key, row, block); });
+    return word >= threshold ? value * factor : 0.0f;
   }
 };
 struct DropoutShape {

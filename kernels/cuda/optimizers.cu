@@ -100,19 +100,16 @@ Tiles make_tiles(Context& c, In ranges, int64_t count, bool counted_only, int64_
 // Random words for the elements of a range, by their positions in the global parameter.
 struct RoundingWords {
   PhiloxKey key;
-  uint64_t parameter, block = ~uint64_t{0};
-  std::array<uint32_t, 4> words = {};
+  uint64_t parameter;
+  RandomBlock last = {};
 
   __device__ uint32_t at(const UpdateRange& range, int64_t i) {
     const int64_t offset = i - range.begin, j = range.column + offset;
     const int64_t position = range.columns == 0
                                  ? range.origin + offset
                                  : range.origin + j / range.columns * range.row_stride + j % range.columns;
-    if (const uint64_t needed = static_cast<uint64_t>(position) / 4; needed != block) {
-      block = needed;
-      words = philox4x32(key, parameter, block);
-    }
-    return words[static_cast<size_t>(position & 3)];
+    return last.word_of(static_cast<uint64_t>(position),
+                        [&](uint64_t block) { return philox4x32(key, parameter, block); });
   }
 };
 
@@ -123,8 +120,41 @@ __device__ bf16 round_stochastically(float value, uint32_t random) {
   return result;
 }
 
-// fp32, bf16, fp16, or an fp8 moment (u8 with scales). All lanes of a warp load and store together, with a
-// `count` that may be 0 or negative.
+// The arrays of an update. All lanes of a warp load and store together, with a `count` that may be 0 or
+// negative.
+struct FloatArray {
+  float* data;
+
+  __device__ Group<kEach> load(const UpdateRange&, int64_t i, int64_t count) const {
+    const Array<float> values{data};
+    const auto lower = values.load(i, count), upper = values.load(i + 4, count - 4);
+    Group<kEach> result;
+    for (int k = 0; k < 4; ++k) result[k] = lower[k], result[4 + k] = upper[k];
+    return result;
+  }
+  __device__ void store(const UpdateRange&, int64_t i, int64_t count, const Group<kEach>& group) const {
+    const Array<float> values{data};
+    Group<4> lower, upper;
+    for (int k = 0; k < 4; ++k) lower[k] = group[k], upper[k] = group[4 + k];
+    values.store(i, count, lower);
+    values.store(i + 4, count - 4, upper);
+  }
+};
+// fp32, bf16 or fp16.
+struct ModelArray {
+  void* data;
+  DType dtype;
+
+  __device__ void store(const UpdateRange& range, int64_t i, int64_t count, const Group<kEach>& group) const {
+    if (dtype == DType::bf16)
+      Array<bf16>{static_cast<bf16*>(data)}.store(i, count, group);
+    else if (dtype == DType::f16)
+      Array<f16>{static_cast<f16*>(data)}.store(i, count, group);
+    else
+      FloatArray{static_cast<float*>(data)}.store(range, i, count, group);
+  }
+};
+// fp32, bf16, fp16, or an fp8 moment (u8 with scales).
 struct StateArray {
   void* data;
   DType dtype;
@@ -136,28 +166,15 @@ struct StateArray {
     if (dtype == DType::bf16) return Array<bf16>{static_cast<bf16*>(data)}.load(i, count);
     if (dtype == DType::f16) return Array<f16>{static_cast<f16*>(data)}.load(i, count);
     if (dtype == DType::u8) return decode(range, i, count);
-    const Array<float> values{static_cast<float*>(data)};
-    const auto lower = values.load(i, count), upper = values.load(i + 4, count - 4);
-    Group<kEach> result;
-    for (int k = 0; k < 4; ++k) result[k] = lower[k], result[4 + k] = upper[k];
-    return result;
+    return FloatArray{static_cast<float*>(data)}.load(range, i, count);
   }
   __device__ void store(const UpdateRange& range, int64_t i, int64_t count, const Group<kEach>& group) const {
     if (dtype == DType::u8) return encode(range, i, count, group);
-    if (dtype == DType::f16) return Array<f16>{static_cast<f16*>(data)}.store(i, count, group);
-    if (dtype == DType::bf16) {
-      auto* to = static_cast<bf16*>(data);
-      if (!stochastic) return Array<bf16>{to}.store(i, count, group);
-      RoundingWords words{key, range.parameter};
-      for (int k = 0; k < kEach && k < count; ++k)
-        to[i + k] = round_stochastically(group[k], words.at(range, i + k));
-      return;
-    }
-    const Array<float> values{static_cast<float*>(data)};
-    Group<4> lower, upper;
-    for (int k = 0; k < 4; ++k) lower[k] = group[k], upper[k] = group[4 + k];
-    values.store(i, count, lower);
-    values.store(i + 4, count - 4, upper);
+    if (dtype != DType::bf16 || !stochastic) return ModelArray{data, dtype}.store(range, i, count, group);
+    auto* to = static_cast<bf16*>(data);
+    RoundingWords words{key, range.parameter};
+    for (int k = 0; k < kEach && k < count; ++k)
+      to[i + k] = round_stochastically(group[k], words.at(range, i + k));
   }
 
  private:
@@ -197,9 +214,6 @@ StateArray state_array(Out data, float* scales, bool root, const StochasticRound
                        PhiloxKey key) {
   return {data.data, data.dtype, scales, root, rounding.enabled, key};
 }
-StateArray plain_array(Out data) {
-  return {data.data, data.dtype, nullptr, false, false, {}};
-}
 
 // ---- updates
 
@@ -211,9 +225,12 @@ struct Element {
 struct RangeScale {
   float lr, decay;
 };
+// State: of main parameters and moments.
+template <class State>
 struct UpdateArrays {
-  const float* gradient;
-  StateArray main, m, v, model;
+  FloatArray gradient;
+  State main, m, v;
+  ModelArray model;
 };
 __device__ RangeScale scale_of(const StepScale& step, const UpdateRange& range) {
   const double lr = range.decoupled_lr != 0 ? step.decoupled_lr : step.lr;
@@ -228,6 +245,7 @@ __device__ void decay(const StepScale& step, const RangeScale& scale, Element& e
 }
 
 struct AdamRule {
+  using State = StateArray;
   static constexpr int kStates = 2;
   AdamStep s;
   __device__ void operator()(const RangeScale& scale, Element& e) const {
@@ -242,6 +260,7 @@ struct AdamRule {
 };
 template <bool kMomentum>
 struct SgdRule {
+  using State = FloatArray;
   static constexpr int kStates = kMomentum ? 1 : 0;
   SgdStep s;
   __device__ void operator()(const RangeScale& scale, Element& e) const {
@@ -252,6 +271,7 @@ struct SgdRule {
   }
 };
 struct LionRule {
+  using State = FloatArray;
   static constexpr int kStates = 1;
   LionStep s;
   __device__ void operator()(const RangeScale& scale, Element& e) const {
@@ -263,6 +283,7 @@ struct LionRule {
   }
 };
 struct MuonUpdateRule {
+  using State = FloatArray;
   static constexpr int kStates = 0;
   StepScale scale_of_step;
   __device__ void operator()(const RangeScale& scale, Element& e) const {
@@ -274,16 +295,15 @@ struct MuonUpdateRule {
 // scaled: the gradient is multiplied by that of the control.
 template <class Rule>
 __global__ void update_kernel(Rule rule, StepScale step, const StepControl* control, bool scaled, Tiles tiles,
-                              UpdateArrays arrays) {
+                              UpdateArrays<typename Rule::State> arrays) {
   if (control->skip != 0) return;
   const float factor = scaled ? control->gradient : 1.0f;
-  const StateArray gradient{const_cast<float*>(arrays.gradient), DType::f32, nullptr, false, false, {}};
   for (int64_t t = block_index(); t < tiles.first[tiles.count]; t += grid_blocks()) {
     const Tile tile = tile_at(tiles, t);
     const RangeScale scale = scale_of(step, tile.range);
     for (int64_t base = tile.begin; base < tile.end; base += kThreads * kEach) {
       const int64_t i = base + thread_index() * kEach, count = tile.end - i;
-      const auto g = gradient.load(tile.range, i, count);
+      const auto g = arrays.gradient.load(tile.range, i, count);
       auto w = arrays.main.load(tile.range, i, count);
       Group<kEach> m = {}, v = {};
       if constexpr (Rule::kStates > 0) m = arrays.m.load(tile.range, i, count);
@@ -302,7 +322,7 @@ __global__ void update_kernel(Rule rule, StepScale step, const StepControl* cont
 }
 template <class Rule>
 void update_ranges(Context& c, const Rule& rule, const StepScale& step, In control, bool scaled, In ranges,
-                   int64_t range_count, const UpdateArrays& arrays) {
+                   int64_t range_count, const UpdateArrays<typename Rule::State>& arrays) {
   auto* first = workspace_of<int64_t>(c, update_workspace(range_count));
   if (!first) return;
   const Tiles tiles = make_tiles(c, ranges, range_count, false, first);
@@ -313,19 +333,20 @@ void update_ranges(Context& c, const Rule& rule, const StepScale& step, In contr
 void adam(Context& c, AdamStep s, In control, In ranges, int64_t range_count, const float* gradient, Out main,
           Out m, float* m_scales, Out v, float* v_scales, Out model) {
   const StochasticRounding& r = s.rounding;
-  const UpdateArrays arrays{gradient, state_array(main, nullptr, false, r, r.main),
-                            state_array(m, m_scales, false, r, r.exp_avg),
-                            state_array(v, v_scales, true, r, r.exp_avg_sq), plain_array(model)};
+  const UpdateArrays<StateArray> arrays{{const_cast<float*>(gradient)},
+                                        state_array(main, nullptr, false, r, r.main),
+                                        state_array(m, m_scales, false, r, r.exp_avg),
+                                        state_array(v, v_scales, true, r, r.exp_avg_sq),
+                                        {model.data, model.dtype}};
   update_ranges(c, AdamRule{s}, s.scale, control, true, ranges, range_count, arrays);
 }
 // With the fp32 arrays of the other rules.
-UpdateArrays update_arrays(const float* gradient, float* main, float* m, Out model) {
-  return {gradient, plain_array({main, DType::f32}), plain_array({m, DType::f32}),
-          plain_array({nullptr, DType::f32}), plain_array(model)};
+UpdateArrays<FloatArray> update_arrays(const float* gradient, float* main, float* m, Out model) {
+  return {{const_cast<float*>(gradient)}, {main}, {m}, {nullptr}, {model.data, model.dtype}};
 }
 void sgd(Context& c, SgdStep s, In control, In ranges, int64_t range_count, const float* gradient,
          float* main, float* buffer, Out model) {
-  const UpdateArrays arrays = update_arrays(gradient, main, buffer, model);
+  const UpdateArrays<FloatArray> arrays = update_arrays(gradient, main, buffer, model);
   if (s.momentum != 0)
     update_ranges(c, SgdRule<true>{s}, s.scale, control, true, ranges, range_count, arrays);
   else

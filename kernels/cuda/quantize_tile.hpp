@@ -47,19 +47,10 @@ __device__ void store_scale(const EncodedRows& e, int64_t row, int64_t block, ui
 // Random words of consecutive elements, for stochastic rounding.
 struct CodeWords {
   RoundingPosition random;
-  uint64_t block = ~uint64_t{0};
-  uint32_t words[4] = {};
+  RandomBlock last = {};
 
   __device__ uint32_t of(uint64_t element) {
-    if (element / 4 != block) {
-      block = element / 4;
-      const auto next = philox4x32(random.key, block, random.call);
-      for (int i = 0; i < 4; ++i) words[i] = next[static_cast<size_t>(i)];
-    }
-    // Indexes with constants only, so that the array stays in registers.
-    const uint32_t lower = (element & 1) != 0 ? words[1] : words[0],
-                   upper = (element & 1) != 0 ? words[3] : words[2];
-    return (element & 2) != 0 ? upper : lower;
+    return last.word_of(element, [&](uint64_t block) { return philox4x32(random.key, block, random.call); });
   }
 };
 

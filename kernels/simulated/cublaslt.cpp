@@ -10,6 +10,7 @@
 
 #include "base/checked.hpp"
 #include "base/error.hpp"
+#include "base/thread_pool.hpp"
 #include "kernels/block_scales.hpp"
 #include "kernels/simulated/enqueue.hpp"
 #include "kernels/table.hpp"

@@ -24,6 +24,7 @@
 #define CAPSTAN_GPU simulated
 
 #define CAPSTAN_UNROLL
+#define CAPSTAN_UNROLL_TWICE
 #define CAPSTAN_LAUNCH_BOUNDS(threads, blocks)
 #define CAPSTAN_KERNEL_PARAMETER
 

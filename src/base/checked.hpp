@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include "base/division.hpp"
 #include "base/error.hpp"
 
 namespace capstan {
@@ -35,12 +36,6 @@ To checked_cast(From value) {
   if (static_cast<From>(result) != value || ((result < To{}) != (value < From{})))
     fail(ErrorCode::format, "value " + std::to_string(value) + " does not fit its field");
   return result;
-}
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-constexpr int64_t round_up(int64_t a, int64_t b) {
-  return ceil_div(a, b) * b;
 }
 
 }  // namespace capstan

@@ -6,8 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/thread_pool.hpp"
 #include "tensor/dtype.hpp"
+
+namespace capstan {
+class ThreadPool;
+}
 
 namespace capstan::kernels {
 
