@@ -43,16 +43,16 @@ struct BlockScales {
   // Elements of the array of scales, with its gaps.
   CAPSTAN_HOST_DEVICE constexpr int64_t elements() const {
     if (order == ScaleOrder::row_major) return scale_rows() * blocks();
-    if (layout == ScaleLayout::block_1x128) return blocks() * ceil_div(rows, 4) * 4;
-    if (layout == ScaleLayout::block_128x128) return scale_rows() * ceil_div(blocks(), 4) * 4;
+    if (layout == ScaleLayout::block_1x128) return blocks() * round_up(rows, 4);
+    if (layout == ScaleLayout::block_128x128) return scale_rows() * round_up(blocks(), 4);
     return ceil_div(rows, 128) * ceil_div(blocks(), 4) * kTile;
   }
   // The element that is the scale of block `block` of row `row`, both of scales: for block_128x128 `row` is
   // that of the matrix divided by 128.
   CAPSTAN_HOST_DEVICE constexpr int64_t index(int64_t row, int64_t block) const {
     if (order == ScaleOrder::row_major) return row * blocks() + block;
-    if (layout == ScaleLayout::block_1x128) return block * ceil_div(rows, 4) * 4 + row;
-    if (layout == ScaleLayout::block_128x128) return row * ceil_div(blocks(), 4) * 4 + block;
+    if (layout == ScaleLayout::block_1x128) return block * round_up(rows, 4) + row;
+    if (layout == ScaleLayout::block_128x128) return row * round_up(blocks(), 4) + block;
     const int64_t tile = row / 128 * ceil_div(blocks(), 4) + block / 4;
     return tile * kTile + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
   }

@@ -138,7 +138,7 @@ HWY_NOINLINE void panel_gemm(int64_t k, const float* HWY_RESTRICT a, int64_t ste
   if constexpr (kFetch) {
     // Prefetches the lines of C, which are needed at the end.
     // Number of cache lines in a row of C.
-    constexpr int64_t kLines = (NV * kStep + 15) / 16;
+    constexpr int64_t kLines = ceil_div(NV * kStep, 16);
     const int64_t c_lines = m * kLines, each = ceil_div(c_lines, std::max<int64_t>(1, k / kFetchDepth));
     int64_t line = 0;
     const float* next = ahead->next;

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "kernels/cuda/cublaslt_sizes.hpp"
+#include "kernels/common/cublaslt_sizes.hpp"
 #include "kernels/cuda/intrinsics.hpp"
 
 namespace capstan::kernels::cuda {

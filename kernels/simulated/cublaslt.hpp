@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/cuda/cublaslt_sizes.hpp"
+#include "kernels/common/cublaslt_sizes.hpp"
 #include "tensor/kernel_context.hpp"
 
 namespace capstan::kernels::simulated {
