@@ -395,8 +395,8 @@ struct CheckedOptions {
   uint64_t seed = 1;
   // No work runs until a wait needs it: finds every missing wait.
   bool patient = false;
-  // The index of a call of wait_for() that is ignored, not counting those for queues that add_queue() has
-  // made; -1: none. A test plants a missing wait with it.
+  // The index of a call of wait_for() that is ignored, not counting those for the queues of channels; -1:
+  // none. A test plants a missing wait with it.
   int64_t ignored_wait = -1;
 };
 std::unique_ptr<Device> make_checked_device(const kernels::Table& table, int threads = 0,

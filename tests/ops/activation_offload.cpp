@@ -11,7 +11,7 @@
 
 #include "kernels/table.hpp"
 #include "support/devices.hpp"
-#include "support/errors.hpp"
+#include "support/planted_waits.hpp"
 #include "tensor/launch.hpp"
 
 using namespace capstan;
@@ -174,21 +174,6 @@ TEST_CASE("the compute queue runs on beside the copies of an offload, and the ho
 
 TEST_CASE("every wait of an offload is needed: the checked device finds each one that is missing") {
   const auto expected = two_layers(*test::Cpu::make(1), 3);
-  int64_t found = 0;
-  for (int64_t ignored = 0;; ++ignored) {
-    const auto device =
-        make_checked_device(kernels::cpu_table(), 1, {.patient = true, .ignored_wait = ignored});
-    std::vector<float> values;
-    const std::string error = test::error_of([&] { values = two_layers(*device, 3); });
-    CAPTURE(ignored);
-    // There is no such wait.
-    if (error.empty()) {
-      CHECK(values == expected);
-      break;
-    }
-    CHECK(error.find("missing wait: ") != std::string::npos);
-    ++found;
-  }
   // Eight in each step.
-  CHECK(found == 24);
+  CHECK(test::find_missing_waits([](Device& device) { return two_layers(device, 3); }, expected) == 24);
 }

@@ -8,7 +8,7 @@
 
 #include "kernels/table.hpp"
 #include "support/devices.hpp"
-#include "support/errors.hpp"
+#include "support/planted_waits.hpp"
 #include "support/step_control.hpp"
 #include "tensor/launch.hpp"
 
@@ -130,25 +130,11 @@ TEST_CASE("updates in host memory run beside the CUDA kernels") {
 TEST_CASE("every wait of offloaded updates is needed: the checked device finds each one that is missing") {
   const auto config = config_of(config::OptimizerKind::adam, config::MomentType::fp32);
   const auto expected = trained(*test::Cpu::make(1), false, config, DType::bf16, 2);
-  int64_t found = 0;
-  for (int64_t ignored = 0;; ++ignored) {
-    const auto device =
-        make_checked_device(kernels::cpu_table(), 1, {.patient = true, .ignored_wait = ignored});
-    std::vector<float> values;
-    const std::string error =
-        test::error_of([&] { values = trained(*device, true, config, DType::bf16, 2); });
-    CAPTURE(ignored);
-    // There is no such wait.
-    if (error.empty()) {
-      CHECK(values == expected);
-      break;
-    }
-    CHECK(error.find("missing wait: ") != std::string::npos);
-    ++found;
-  }
   // In each step: one for the device, three for gradients, one for a buffer of gradients that is used again,
   // three for parameters, and one of the compute queue.
-  CHECK(found == 2 * 9);
+  CHECK(test::find_missing_waits(
+            [&](Device& device) { return trained(device, true, config, DType::bf16, 2); }, expected) ==
+        2 * 9);
 }
 
 TEST_CASE("memory of offloaded tensors is pinned memory, by category, also in estimates") {
